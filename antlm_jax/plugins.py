@@ -2,7 +2,7 @@
 
     antlm train --plugin=my_optimizer.py --config.optimizer.name=mine ...
 
-`--plugin` may come more than once, before or after the command's name.
+`--plugin` may be given more than once, before or after the command's name.
 `ANTLM_PLUGINS` lists further files, as `PATH` does folders. From Python, import
 the file.
 """

@@ -8,7 +8,7 @@ _GAP = "  "
 def text(
   rows: Iterable[Sequence], head: Sequence[str] = (), align: str = "<"
 ) -> str:
-  """Lays out rows in columns as wide as what they hold.
+  """Lays out rows in columns as wide as their cells.
 
   None is shown as a dash, and short rows are filled up. `align` is `<` or `>`
   for each column, the last for all further ones.

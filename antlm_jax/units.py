@@ -21,7 +21,7 @@ def milliseconds(seconds: float) -> str:
 def quantity(number: float, unit: str = "") -> str:
   """Writes a number in three digits: 950, 12.3k, 4.56M; or 4.56 MB."""
   prefix, size = next(
-    # What rounds to 1000 is 1 of the next prefix.
+    # A value that rounds to 1000 becomes 1 of the next prefix.
     ((p, s) for p, s in _PREFIXES.items() if number >= 0.9995 * s),
     ("", 1.0),
   )

@@ -18,9 +18,9 @@ Where each setting is from:
   and </s>, a tenth of them short, spans of masks with one 80/10/10 draw each,
   LAMB at 1e-2 with its decay, warmup and cosine to a tenth, clipping at 2. Its
   last span passes the count drawn for 15 %: 16.1 % are met.
-- Ours: batches of 1,024 rows (LTG-BERT's are 32,768: an epoch of 10M words has
-  three), rows filled up with further texts, one schedule over the run, the
-  optimizer's state kept at a switch.
+- Different here: batches have 1,024 rows, because an epoch of 10M words has
+  only three of LTG-BERT's 32,768. Rows are filled up with further texts. One
+  schedule spans the run, and a switch keeps the optimizer's state.
 """
 
 from antlm_jax import config as config_lib

@@ -16,7 +16,7 @@ def get_config(arg: str = ""):
   arg = config_lib.parse_arg(arg, curriculum="800C+2200M+510C steps")
   config = config_lib.default()
   config.curriculum = arg.curriculum
-  # Many masks teach fast, few are what the held-out loss is measured at.
+  # Many masks teach fast; the held-out loss is measured with few.
   config.objectives.M.update(mask_ratio=0.3, mask_ratio_end=0.15)
   config.model.update(
     layers=4,

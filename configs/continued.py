@@ -6,14 +6,14 @@
       --config=continued:model=FOLDER,curriculum=2000M
 
 The encoder is the model's. As arXiv 2507.00994 (section 5) continues a CLM
-model with MLM: 40 % masked, all by <mask>. It does not say which learning rate,
-warmup and optimizer state; here they are a third of its peak rate, a short
-warmup and a new one.
+model with MLM: 40 % masked, all by <mask>. It does not give the learning rate,
+warmup and optimizer state. Here the rate is a third of its peak, the warmup is
+short and the optimizer state is new.
 
 The argument takes
-- `model`: a run, one of its steps, or what `antlm import` takes: a folder of
-  transformers, or a name on the Hub;
-- `curriculum`: `2000M` by default; `12000M` and `22000M` are the paper's too;
+- `model`: a run, one of its steps, a folder of transformers or a name on
+  the Hub;
+- `curriculum`: `2000M` by default (the paper also has `12000M` and `22000M`);
 - `mask_ratio`: 0.4 by default.
 
 With `shrink` the encoder stays; only steps and batches are small.

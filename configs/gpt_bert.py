@@ -1,4 +1,4 @@
-"""GPT-BERT (arXiv 2410.24159): one causal row to fifteen masked ones.
+"""GPT-BERT (arXiv 2410.24159): one causal row to fifteen masked rows.
 
     antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=8192 --seq_len=128 --boundary=bos
@@ -16,9 +16,9 @@ Where each setting is from:
   each piece of a text after <s>, batches growing linearly from one to four
   million tokens, LAMB with 1.41e-2 (1e-2) to a tenth and then to zero, z-loss,
   weights averaged.
-- Ours: a text's tokens take turns in being masked rather than being counted;
-  rows are cut from a stream, at another place at every visit; all text from one
-  corpus (theirs is a third BabyLM).
+- Different here: a text's tokens take turns in being masked; the original
+  counts them. Rows are cut from a stream, at another place at every visit. All
+  text is from one corpus (a third of the original's is BabyLM).
 """
 
 from antlm_jax import config as config_lib

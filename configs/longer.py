@@ -17,7 +17,7 @@ configs/continued.py does, and
 - `tokens`: tokens of the longest row, 8192 by default;
 - `base`: RoPE's base, 160000 by default.
 
-docs/curricula.md changes the base within a run instead.
+docs/how_to/longer_rows.md changes the base within a run instead.
 """
 
 from antlm_jax import config as config_lib

@@ -1,4 +1,4 @@
-"""AdamW, LAMB and Muon: what the optimizer is worth, at a size for a CPU.
+"""AdamW, LAMB and Muon compared, at a size for a CPU.
 
 To train all rows with eight seeds and report them, run
 
@@ -52,7 +52,7 @@ were 1e-2 (AdamW, of 5e-3 to 2e-2), 2e-2 (LAMB, of 1e-2 to 8e-2) and 2e-2 (Muon,
 of 5e-3 to 4e-2). A run of 480 steps takes 30 to 45 seconds on one core that it
 shares.
 
-What came of it: docs/optimizers.md.
+The results are in docs/appendix/optimizers.md.
 """
 
 from antlm_jax import config as config_lib

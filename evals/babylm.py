@@ -3,15 +3,16 @@
   antlm eval babylm --checkpoint=RUN --data=evaluation_data --mode=causal \\
     --output=results/NAME
 
-The data are those of babylm-org/babylm-eval. The newest checkpoint is scored on
-full_eval/ and fine-tuned on its glue_filtered/ (--preset=2026), and each kept
-step of checkpoint.words is scored on fast_eval/. Tasks without data are left
-out, and results that exist are kept. OUTPUT is a model's folder as
+The data are those of babylm-org/babylm-eval. full_eval/ scores the newest
+checkpoint, and its glue_filtered/ fine-tunes it (--preset=2026). fast_eval/
+scores each kept step of checkpoint.words. Tasks without data are left out, and
+existing results are kept. OUTPUT is a model's folder as
 `collate_preds.py` of that repository reads it: REVISION/zero_shot/MODE/... and
 main/finetune/....
 
 The table has the leaderboard's nine columns, in percent, and their mean, in
-which a missing one counts as 0. GlobalPIQA and reading are means of two.
+which a missing column counts as 0. GlobalPIQA and reading are means of two
+scores.
 """
 
 import pathlib
@@ -55,7 +56,7 @@ _PLACES = {
   "reading": "reading",
   "aoa": "AoA_word",
 }
-# What the leaderboard averages in each column: main figures by folder of data.
+# Main figures that the leaderboard averages in each column, by data folder.
 _COLUMNS = {
   "BLiMP": ("blimp_filtered",),
   "BLiMP supplement": ("supplement_filtered",),
@@ -96,6 +97,7 @@ def submission(
     UserError: The run kept no steps by words, or an argument or file is wrong.
   """
   data, output, found = pathlib.Path(data), pathlib.Path(output), {}
+  absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
     loaded = model_lib.opened(model)
     mode = mode or framing.trained_modes(loaded.config)[0]
@@ -106,7 +108,7 @@ def submission(
       for name, task in tasks.items():
         where = data / f"{kind}_eval" / name
         if not where.is_dir():
-          progress.say(f"left out: there is no {where}")
+          absent.setdefault(where)
           continue
         place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
         to = output / revision / "zero_shot" / mode / place
@@ -114,6 +116,8 @@ def submission(
         result = evaluate(one, task, where, **how)
         if revision == "main":
           found |= result.summary | {name: result.score}
+    for folder in absent:
+      progress.say(f"left out: there is no {folder}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
       found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
   if not found:

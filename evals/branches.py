@@ -1,9 +1,9 @@
 """Finds trainings that begin in the same way, to train their start only once.
 
-Order, masks and dropout are functions of the seed and the step. So two runs
-are the same, bit for bit, up to the step where their curricula or learning
-rates differ, and the longer one can continue a checkpoint of the other: a trunk
-is trained once, and every budget adds its decay (arXiv 2507.00994, 3.2).
+Order, masks and dropout are functions of the seed and the step. So two runs are
+the same, bit for bit, up to the step where their curricula or learning rates
+differ. The longer run can continue a checkpoint of the other. A trunk is
+trained once, and every budget adds its decay (arXiv 2507.00994, 3.2).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Branch(NamedTuple):
 def plan(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
   """Returns the branch that saves most steps, or None, for each run.
 
-  Runs are trained in the given order. One may branch only from runs before it,
+  Runs are trained in the given order. A run branches only from runs before it,
   at a step that these train themselves.
   """
   out: dict[str, Branch | None] = {}
@@ -68,7 +68,7 @@ def shared(one: Config, other: Config) -> int:
 def steps_of(config: Config) -> Curriculum | None:
   """Returns a config's curriculum, or None if only the data say its length."""
   names, train = list(config.known_objectives), config.train
-  # Phases in steps have the same length whatever an epoch is.
+  # Phases in steps have the same length with any epoch.
   short, long = (
     curriculum_lib.parse(
       config.curriculum,

@@ -2,9 +2,10 @@
 
   antlm compare runs/first runs/other
 
-Prints the table, and writes it with the picture and the settings in which the
-runs differ: report.md, curves.png, runs.csv, settings.csv, table.json. The
-table shows a run at its last step, or with `eval.watch` at its best one.
+Prints the table, and writes report.md, curves.png, runs.csv, settings.csv (the
+settings that differ) and table.json. The table shows each run at its last step,
+or with `eval.watch` at its best step. Losses compare only between runs with the
+same held-out tokens: the table marks all others.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ class Ranking:
   )
   x: str | None = setting(
     None,
-    "The picture's x axis; by default step, or share (in % of each run) if the"
-    " longest run has over twice the steps of the shortest",
+    "X axis of the picture, share in % of each run; by default share if the"
+    " longest run has over twice the steps of the shortest, else step",
     choices=tuple(trainings.AXES),
   )
   output: str | None = setting(
@@ -56,8 +57,8 @@ def compare(
     runs: Paths to the runs' folders.
     output: Folder for the report, a picture of the losses and tables.
     by: Objectives whose losses rank the runs, such as `mlm`; all by default.
-    x: The picture's x axis: `step`, `tokens` or `share`; by default steps, or
-      shares if the longest run has over twice the steps of the shortest.
+    x: X axis of the picture, `step`, `tokens` or `share`; by default `share`
+      if the longest run has over twice the steps of the shortest.
 
   Raises:
     UserError: A folder is no run, or a run has not measured one of the losses.

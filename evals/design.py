@@ -1,8 +1,8 @@
 """A study as a value: its rows, its scales, and its trainings at one scale.
 
-A study is a config file with `ROWS` (by name), `SCALES` (by name) and a
-`get_config` whose argument takes `row`, `scale` and `seed`: see
-configs/antlm_table.py and configs/clm_or_mlm.py. `evals.study` makes it.
+A study is a config file with `ROWS` and `SCALES` by name, and a `get_config`
+whose argument takes `row`, `scale` and `seed`. configs/antlm_table.py and
+configs/clm_or_mlm.py are studies. `evals.study` makes them.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ class Row:
     attention: Attention for fine-tuning.
     after: The row at whose end it begins, "" for none.
     looks: Steps whose checkpoints are kept and evaluated as well, by scale.
-    against: Rows that it should beat, each in its own objectives.
+    against: Rows that it should beat, each in its `measured` objectives.
+    measured: Objectives whose losses compare it; by default, those it trains.
   """
 
   family: str
@@ -49,6 +50,7 @@ class Row:
   after: str = ""
   looks: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
   against: tuple[str, ...] = ()
+  measured: tuple[str, ...] = ()
 
   @property
   def modes(self) -> tuple[str, str]:
@@ -87,7 +89,7 @@ class Evaluation:
       {attention} the row's attention, and {mode} one of its two modes: then the
       command runs once for each.
     seeds: Number of a row's seeds to evaluate; 0 for all.
-    looks: Evaluate the checkpoints of `Row.looks` instead of the last one.
+    looks: Evaluate the checkpoints of `Row.looks` instead of the last.
   """
 
   about: str

@@ -3,8 +3,8 @@
   antlm eval finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
 Trains one run for each learning rate and seed, as many at once as is fastest,
-and evaluates each epoch. A run stops if it diverges or no longer improves; its
-best epoch counts.
+and evaluates each epoch. A run stops if it diverges or no longer improves; the
+score is that of its best epoch.
 
 --preset chooses the tasks and their settings. Arguments override the preset.
 The defaults shown below are those of 2024.
@@ -14,14 +14,14 @@ The defaults shown below are those of 2024.
 BabyLM's validation sets are also its test sets: 2024 and 2026 choose the epoch
 on the scores that they report. The other presets have a dev set for it.
 
---epochs=0 evaluates a model as it is, such as one that --save saved. A file of
-your own is then the test set. The same happens if a set has nothing to train
-on. The results are in RUN/evals/untrained.
+--epochs=0 evaluates a model without training it, such as a model that --save
+wrote. Your own file is then the test set. A set without training examples is
+also only evaluated. The results are in RUN/evals/untrained.
 
-Writes summary.json and items.jsonl (each run's prediction of each example) for
-each task, and the best run's predictions in the pipeline's format. With --save
-also writes the best run's model, a checkpoint with the task's head. Does not
-repeat a task that was done before with the same arguments.
+For each task, writes summary.json, items.jsonl (each run's prediction of each
+example) and the best run's predictions in the pipeline's format. With --save,
+also writes the best run's model, a checkpoint with the task's head. A task that
+was done before with the same arguments is not repeated.
 """
 
 import argparse
@@ -63,23 +63,24 @@ UNTRAINED = "untrained"  # folder of the results of models as they are
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-  """The tasks, and what becomes of them."""
+  """Tasks, and the folder of their results."""
 
-  preset: str = setting("2024", "kind of task; see above", choices=PRESETS)
+  preset: str = setting("2024", "Kind of task, see above", choices=PRESETS)
   task: str = setting(
-    "all", "all tasks of the preset, or the names of some, with commas"
+    "all",
+    "Names of tasks, separated by commas; all for every task of the preset",
   )
   output: str | None = setting(
     None,
-    "folder of the results, TASK/STEP-ATTENTION in it (default: in RUN/evals,"
-    " by preset one of"
-    f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))})",
+    "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
+    " with a NAME for each preset,"
+    f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))}",
     read=cli.here,
   )
   save: bool = setting(
-    False, f"save the best run's model as TASK/STEP-ATTENTION/{MODEL}"
+    False, f"Save the best run's model as TASK/STEP-ATTENTION/{MODEL}"
   )
-  overwrite: bool = setting(False, "replace existing results")
+  overwrite: bool = setting(False, "Replace existing results")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +88,18 @@ class Grid:
   """The runs of a task."""
 
   lrs: tuple[float, ...] = setting(
-    (5e-5,), "peak learning rates, with commas", over=0
+    (5e-5,), "Peak learning rates, separated by commas", over=0
   )
   seeds: tuple[int, ...] = setting(
-    (12,), "random seeds, with commas", least=0, most=2**32 - 1
+    (12,), "Random seeds, separated by commas", least=0, most=2**32 - 1
   )
   limit: int = setting(
-    0, "largest number of training examples, a random part; 0 for all", least=0
+    0, "Number of training examples, drawn at random; 0 for all", least=0
   )
   runs_at_once: int = setting(
     0,
-    "runs that train together; 0 for one on a CPU, and for as many as fit in"
-    " memory on other devices",
+    "Number of runs that train together; 0 for one on a CPU, or as many as fit"
+    " in memory on other devices",
     least=0,
   )
 
@@ -221,8 +222,8 @@ def plan(
     own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
     raise UserError(
       f"preset {tasks.preset} reads a folder of files"
-      f"{f', not {data}' * bool(file)}; for your own examples, choose one of"
-      f" the presets {own}, such as --preset=classification"
+      f"{f', not {data}' * bool(file)}; for your own examples, choose a"
+      f" preset ({own}), such as --preset=classification"
     )
   names = suite.named(tasks.task)
   folder = isinstance(data, str) and os.path.isdir(data)
@@ -369,7 +370,7 @@ def _parser() -> cli.Parser:
   )
   parser = cli.Parser(description=__doc__.format(presets=presets))
   add_arguments(parser)
-  about = "folder, or file, of the tasks' examples"
+  about = "Path to the folder or file of the tasks' examples"
   parser.add_argument("--data", required=True, help=about)
   for section in _sections():
     settings_lib.add_arguments(parser, section)

@@ -1,6 +1,6 @@
 """Commands that make something together, each of them run once.
 
-Their results are the record of what is done. A command's module has
+Their results are the record of finished jobs. A command's module has
 `done(argv)`, which looks for its results without loading a model. So the same
 list of jobs resumes after any interruption, wherever its jobs were run before.
 """
@@ -10,12 +10,15 @@ import dataclasses
 import importlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
 
+from antlm_jax import cli
 from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files, progress
@@ -33,7 +36,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A command, and what to say of it."""
+  """A command with its description."""
 
   about: str
   command: str  # of `antlm`, or a module to run
@@ -47,14 +50,53 @@ class Job:
     command = ["antlm_jax", *self.command.split()] if own else [self.command]
     return [*command, *self.arguments]
 
+  def _found(self) -> tuple[types.ModuleType, tuple[str, ...]]:
+    """Returns its command's module, and the arguments for it."""
+    module, *first = COMMANDS.get(self.command, self.command).split()
+    return importlib.import_module(module), (*first, *self.arguments)
+
   @property
   def done(self) -> bool:
     """Whether its results exist; False if its command cannot tell."""
-    module, *first = COMMANDS.get(self.command, self.command).split()
-    command, words = importlib.import_module(module), (*first, *self.arguments)
+    command, words = self._found()
     with contextlib.suppress(UserError):  # which the command itself reports
       return hasattr(command, "done") and command.done(words)
     return False
+
+  def run_here(self) -> None:
+    """Runs it in this process."""
+    command, words = self._found()
+    command.main(list(words))
+
+
+def joined(todo: Sequence[Job], most: int) -> list[Job]:
+  """Returns jobs that each run up to `most` of the jobs in one process."""
+  out = []
+  for first in range(0, len(todo), most):
+    some = todo[first : first + most]
+    lines = tuple(shlex.join((j.command, *j.arguments)) for j in some)
+    about = "; ".join(job.about for job in some)
+    out.append(Job(about, "antlm_jax.evals.jobs", lines, some[0].folder))
+  return out
+
+
+def _split(lines: Sequence[str]) -> Iterator[Job]:
+  """Yields the jobs that `joined` has combined."""
+  for line in lines:
+    command, *words = shlex.split(line)
+    yield Job(line, command, tuple(words), pathlib.Path())
+
+
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether all jobs of a process are done; see `joined`."""
+  return all(job.done for job in _split(argv))
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the jobs of a process that are not done; see `joined`."""
+  for job in _split(argv):
+    if not job.done:
+      job.run_here()
 
 
 def run(
@@ -148,3 +190,7 @@ def call(job: Job, seconds: float | None = None) -> None:
       f"{job.about} failed (status {status}): see above; it was"
       f" {' '.join(command)}"
     )
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -4,9 +4,9 @@
     --data=reviews.csv --text_column=review --output=labels.jsonl
   antlm predict --checkpoint=MODEL --text "Who sat?" "Tom sat near the hills."
 
-MODEL is what `antlm eval finetune --save` saves. Without --output, prints a
-line of JSON for each text: `label` and `probabilities` of a classifier,
-`labels` of words and `entities` of a tagger, `answer` of a question.
+`antlm eval finetune --save` writes MODEL. Without --output, prints a line of
+JSON for each text. A classifier gives `label` and `probabilities`, a tagger
+`labels` of words and `entities`, and an answering model `answer`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import retrieval, saved, sets
+from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
 from antlm_jax.evals.finetuning.task import Prediction
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
@@ -32,8 +32,9 @@ class Predicting:
 
   text_column: tuple[str, ...] = setting(
     (),
-    "Columns of a file's records: text, or several as A,B that are read"
-    " together; question,context of an answering model",
+    "Columns of a file's records: text, several as A,B that are read together,"
+    " or question,context for an answering model. For a tagger the column may"
+    " hold lists of words",
   )
   max_length: int = setting(
     0,
@@ -41,7 +42,9 @@ class Predicting:
     least=0,
   )
   batch_size: int = setting(
-    Hyperparameters.batch_size, "Rows that are computed together", least=1
+    Hyperparameters.batch_size,
+    "Number of rows that are computed together",
+    least=1,
   )
 
 
@@ -60,11 +63,11 @@ def predict(
       predict(model, [("Who sat?", "Tom sat near the hills.")])[0].answer
 
   Args:
-    model: Fine-tuned model, or the path to one, which `finetune(save=True)`
-      saves.
-    texts: A text for each prediction, or several that are read together, such
-      as a question and its context; for a tagger, a sentence whose words spaces
-      divide, or its words. Or the path to a file of lines or records.
+    model: Fine-tuned model from `finetune(save=True)`, or the path to it.
+    texts: A text for each prediction, or several texts that are read together,
+      such as a question and its context. For a tagger, a sentence whose words
+      spaces divide, or its words. Or the path to a file of lines or records,
+      whose words for a tagger may be a list.
     text_column: Columns of a file's records, by default `text`, or `question`
       and `context`.
     max_length: Largest number of tokens in a row; 0 for the longest row that
@@ -85,7 +88,8 @@ def predict(
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if isinstance(texts, str | os.PathLike):
       columns = asked.text_column or head.columns
-      texts = sets.texts(os.fspath(texts), columns)
+      words = isinstance(head, tagging.Tagger)
+      texts = sets.texts(os.fspath(texts), columns, words)
     examples = list(texts)
     if not examples:
       return []
@@ -100,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
   add_arguments(parser)
   either = parser.add_mutually_exclusive_group(required=True)
   either.add_argument("--data", help="File of lines, or of records")
-  about = "A text, or several that are read together"
+  about = "A text, or several texts that are read together"
   either.add_argument("--text", nargs="+", help=about)
   settings_lib.add_arguments(parser, Predicting)
   results.add_output(parser, ".jsonl", ".parquet")

@@ -2,9 +2,9 @@
 
   antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
-`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
-each the folder of a training run with what the evaluations wrote into its
-`evals/`. The report lists what is missing.
+`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`).
+Each is the folder of a training run, with evaluations in its `evals/`. The
+report lists missing results.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
 same numbers, as shares). Needs the extra `evals`: pip install
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(
         f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
       )
-  # Only here: they need what the extra installs.
+  # Imported here, because they need the extra's packages.
   from antlm_jax.evals.reporting import (
     controls,
     encoders,

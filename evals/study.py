@@ -7,13 +7,15 @@ with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
 2412.03275). Trainings that begin in the same way share that part, which is
 trained once (`evals.branches`). Jobs whose results exist are skipped, so the
 same command resumes after any interruption. --minutes stops the study by
-itself, with exit status 75. --dry_run prints what the trainings take, and
-writes nothing.
+itself, with exit status 75. --together=N puts up to N trainings of a row, or N
+evaluations, into one process, which saves their start. --dry_run prints what
+the trainings take, and writes nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
 """
 
+import collections
 import dataclasses
 import pathlib
 import shlex
@@ -25,9 +27,10 @@ import numpy as np
 from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.commands import train as training
 from antlm_jax.data import prepared_folder
 from antlm_jax.errors import UserError
-from antlm_jax.evals import branches, design
+from antlm_jax.evals import branches, design, sweep
 from antlm_jax.evals import jobs as jobs_lib
 from antlm_jax.evals.design import Study
 from antlm_jax.evals.jobs import Job
@@ -66,6 +69,9 @@ class StudyArguments:
     least=0,
   )
   minutes: float | None = setting(None, "Time limit, in minutes", over=0)
+  together: int = setting(
+    1, "Number of trainings or evaluations in one process", least=1, most=256
+  )
   dry_run: bool = setting(
     False, "Print steps, tokens and chip-hours of each row, and write nothing"
   )
@@ -126,7 +132,7 @@ def jobs(
     elif not output.is_dir():
       raise UserError(f"{output} is not there yet: give --text")
   for seed in range(max(map(study.seeds, study.rows))):
-    # All rows of a seed before the next seed, so that finished ones compare.
+    # All rows of a seed before the next seed, so that finished rows compare.
     names = [name for name in study.rows if seed < study.seeds(name)]
     for name in names:
       yield _training(study, runs, name, seed)
@@ -135,7 +141,7 @@ def jobs(
 
 
 def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
-  # Families with the same options share data, named after the first one.
+  # Families with the same options share data, named after the first family.
   options = study.scale.prepare
   same = [name for name in options if options[name] == options[family]]
   return runs / "data" / same[0].lower()
@@ -198,11 +204,29 @@ def _evaluations(
         yield Job(about, evaluation.command, arguments, run)
 
 
+def _joined(todo: Sequence[Job], most: int) -> list[Job]:
+  """Returns the jobs with up to `most` of a kind in each process.
+
+  Trainings that begin at another one's checkpoint wait until it exists.
+  """
+  kinds = collections.defaultdict(list)
+  for job in todo:
+    kinds[job.command].append(job)
+  prepared, trained = kinds.pop("prepare", []), kinds.pop("train", [])
+  configs = {job: training.read(job.arguments)[0] for job in trained}
+  later = [job for job in trained if configs[job].init.checkpoint]
+  first = {job: configs[job] for job in trained if job not in later}
+  scored = [
+    part for some in kinds.values() for part in jobs_lib.joined(some, most)
+  ]
+  return [*prepared, *sweep.joined(first, most), *later, *scored]
+
+
 # ------------------------------------------------------------------- the cost
 
 
 def costs(study: Study, runs: pathlib.Path) -> str:
-  """Lays out what a study's trainings take, and what shared steps save.
+  """Lays out the cost of a study's trainings, and the savings by shared steps.
 
   Epochs are those of the data in `runs`, or else of `Text.rows`.
   """
@@ -277,6 +301,8 @@ def main(argv: Sequence[str]) -> None:
     return
   data = _found(study, settings.data)
   todo = list(jobs(study, runs, settings.text, data))
+  if settings.together > 1:
+    todo = _joined(todo, settings.together)
   if settings.commands:
     for job in todo:
       print(shlex.join(["python", "-m", *job.words]))

@@ -4,10 +4,10 @@
     --grid="schedule.peak_lr=1e-3,3e-3;seed=1,2" \\
     -- --config=quickstart --config.data.path=runs/data
 
-After -- come the arguments of `antlm train`, without --workdir. Each run is a
-run like any other, in OUTPUT/SETTINGS. At the end, OUTPUT/comparison has what
-`antlm compare` writes. Runs that differ in their seed alone share a line, with
-their mean and standard deviation.
+Put the arguments of `antlm train` after --, without --workdir. Each run is a
+run like any other, in OUTPUT/SETTINGS. At the end, OUTPUT/comparison has the
+files of `antlm compare`. Runs that differ in their seed alone share a line,
+with their mean and standard deviation.
 
 The same command resumes an interrupted sweep, also with a larger grid. If a run
 fails, for example at a loss that is not finite, the sweep names it and trains
@@ -123,7 +123,7 @@ def sweep(
   with progress.quietly(quiet):
     left = {j: training.read(j.arguments)[0] for j in todo if not j.done}
     _check([*left.values()], asked.by)
-    jobs.run(_joined(left, asked.together), folder, go_on=True)
+    jobs.run(joined(left, asked.together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
     runs = _read(folder, points)
     if not runs:
@@ -150,8 +150,11 @@ def _jobs(
   return out
 
 
-def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
-  """Returns jobs that each train up to `most` of the runs."""
+def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
+  """Returns jobs that each train up to `most` of the runs in one process.
+
+  Runs of a process differ in their seed and schedule alone.
+  """
   if most == 1:
     return [*todo]
   groups = collections.defaultdict(list)
@@ -211,7 +214,7 @@ def _points(grid: Mapping[str, Sequence[Setting]]) -> list[_Point]:
 
 
 def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
-  """Builds the runs that are left, before the first one is trained.
+  """Builds the runs that are left, before the first is trained.
 
   Raises a UserError of the first run whose settings or data are wrong, or that
   does not measure an objective of `by`.
@@ -267,7 +270,7 @@ def main(argv: Sequence[str]) -> None:
     folder = pathlib.Path(args.output).absolute()
     todo = _jobs(_points(grid), folder, base.config, dict(pairs))
     configs = {job: training.read(job.arguments)[0] for job in todo}
-    for job in _joined(configs, args.together):
+    for job in joined(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
   options = {"by": args.by, "together": args.together}

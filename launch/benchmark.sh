@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Measures this library beside its peers, on this machine: half an hour on two
-# cores. Leave the machine alone meanwhile; what disturbs a turn is noticed, and
-# the turn done again.
+# Compares the speed of antlm_jax and its peers on this machine, in half an hour
+# on two cores. Leave the machine idle: the benchmark detects disturbed turns
+# and repeats them.
 #
 #   ./launch/benchmark.sh [--output=FOLDER] [--pairs=FOLDER] [--text=PATH] ...
 #
 # Installs PyTorch, transformers, lm-eval and minicons. Arguments go to
-# evals.benchmarks.peers. On a GPU, attention and train steps come after it
-# (launch/gpu_check.sh).
+# evals.benchmarks.peers. If there is a GPU, launch/gpu_check.sh then times
+# attention and train steps.
 set -euo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
 launch/setup.sh hf
-# Large pages, for ours and theirs alike (docs/speed.md).
+# Large pages for all libraries (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 export TF_CPP_MIN_LOG_LEVEL=2 TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 .venv/bin/python -m evals.benchmarks.peers "$@"

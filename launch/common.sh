@@ -1,11 +1,11 @@
-# Shared by the launchers: options, errors, dry runs, waiting.
+# Options, errors, dry runs and waiting for the launchers.
 #
-# A launcher fills `option` with its options and their defaults ("no" for one
-# without a value) and calls `parse "$@"`. Then `option` holds what was asked
-# for, `words` the arguments without dashes, and `rest` those after `--`.
+# A launcher fills `option` with its options and their defaults ("no" if an
+# option takes no value) and calls `parse "$@"`. Then `option` holds the values,
+# `words` the arguments without dashes, and `rest` those after `--`.
 # shellcheck shell=bash
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  echo "error: bash $BASH_VERSION is too old: take 4.4 or later (macOS: brew" \
+  echo "error: bash $BASH_VERSION is too old: use 4.4 or later (macOS: brew" \
     "install bash)" >&2
   exit 2
 fi
@@ -14,7 +14,7 @@ declare -A option
 words=()
 rest=()
 
-# Ends with one line and status 2: bad input.
+# Ends with one line and status 2, which means bad input.
 fail() { # MESSAGE
   echo "error: $1" >&2
   exit 2
@@ -53,7 +53,7 @@ parse() { # ARGUMENT...
   done
 }
 
-# Fails unless options hold whole numbers of at least 1 (or another least).
+# Fails unless options are whole numbers of at least LEAST.
 numbers() { # LEAST NAME...
   local name
   for name in "${@:2}"; do
@@ -70,7 +70,7 @@ need() { # PROGRAM WHERE_TO_GET_IT
     fail "$1 is not installed: $2"
 }
 
-# Prints words so that a shell reads them back as they are.
+# Prints words quoted for a shell.
 quote() { # WORD...
   local word line=""
   for word in "$@"; do
@@ -83,7 +83,7 @@ quote() { # WORD...
   printf '%s' "${line# }"
 }
 
-# Runs a command; in a dry run prints it instead, as one line to be pasted.
+# Runs a command. In a dry run, prints it as a line that a shell can run.
 run() { # COMMAND...
   if [ "${option[dry_run]}" = yes ]; then
     printf '%s\n' "$(quote "$@")" >&3
@@ -92,7 +92,7 @@ run() { # COMMAND...
   fi
 }
 
-# Fails unless `rest` is what training needs.
+# Fails unless `rest` has the options that training needs.
 check_training() {
   local name
   for name in config workdir; do
@@ -102,22 +102,22 @@ after --: ... -- --config=configs/X.py --workdir=..."
   [[ " ${rest[*]} " != *" --dry_run "* ]] || fail "--dry_run belongs before --"
 }
 
-# Warns if the machine's end would delete the run.
+# Warns if the workdir is lost with the machine.
 check_workdir() {
   [[ " ${rest[*]}" == *" --workdir=gs://"* ]] ||
     note "the workdir is not gs://...: it will be lost with the machine"
 }
 
-# Packs what a machine needs of the checkout to install and train.
+# Packs the files that a machine needs to install antlm_jax and train.
 pack() { # ROOT FILE
   run mkdir -p "$(dirname "$2")"
   run tar -C "$1" --exclude=__pycache__ -czf "$2" antlm_jax configs evals \
     launch tests LICENSE README.md pyproject.toml setup.py
 }
 
-# Waits for a background process to end, whatever traps run meanwhile, and sets
-# `status` to its exit status. (A `wait` that a trap interrupts may lose it.)
-# shellcheck disable=SC2034 # it is the caller's
+# Waits for a background process and sets `status` to its exit status. Traps may
+# run meanwhile. (A `wait` that a trap interrupts may lose the status.)
+# shellcheck disable=SC2034 # the caller uses it
 await() { # PID
   while kill -0 "$1"; do
     sleep 0.1 || true
@@ -126,7 +126,7 @@ await() { # PID
   wait "$1" 2> /dev/null || status=$?
 }
 
-# Prints a process and all processes below it.
+# Prints a process and its descendants.
 family() { # PID
   local pid parent
   echo "$1"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on TPUs of a GKE cluster (v4 to tpu7x), using gcluster of Google's
-# Cluster Toolkit (v1.103.0 or later). launch/guides/gke.md makes the cluster.
+# Cluster Toolkit (v1.103.0 or later). docs/how_to/gke.md makes the cluster.
 #
 #   ./launch/gke.sh run NAME --cluster=C --type=v5litepod-256 -- \
 #     --config=configs/X.py --workdir=gs://...
@@ -19,9 +19,9 @@
 #                         tpu7x-4x4x4 (only v4-8 counts cores)
 #   --slices=1            number of slices, joined over the network
 #   --cluster, --location, --project      default: gcluster job config's
-#   --base_image=python:3.12, --image=IMAGE
+#   --base_image=python:3.12, --image=IMAGE         see above
 #   --max_restarts=20     includes restarts after preemptions
-#   --grace=120           seconds that a container has to save before it ends
+#   --grace=120           seconds in which a container can save before it ends
 #   --submit_args='...'   more arguments for gcluster job submit
 #   --node=0, --worker=0  slice and worker whose log to print
 #   --dry_run             print the commands and do not run them
@@ -37,7 +37,7 @@ option=([cluster]="" [type]="" [slices]=1 [location]="" [project]=""
   [base_image]=python:3.12 [image]="" [max_restarts]=20 [grace]=120
   [submit_args]="" [node]=0 [worker]=0 [follow]=no [dry_run]=no)
 
-# Runs a command of gcluster job with the arguments that all of them take.
+# Runs a command of gcluster job with the common arguments.
 job() { # COMMAND WORD...
   run gcluster job "$1" "${place[@]}" "${@:2}"
 }
@@ -100,7 +100,7 @@ logs() {
 parse "$@"
 [ "${#words[@]}" -eq 2 ] || fail "give a command and a name (see --help)"
 name="${words[1]}"
-# What gcluster takes; Kubernetes makes longer names of it.
+# The limit of gcluster, because Kubernetes derives longer names.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,26}[a-z0-9])?$ ]] ||
   fail "$name: a name has at most 28 small letters, digits and dashes"
 numbers 1 slices

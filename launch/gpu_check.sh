@@ -3,15 +3,15 @@
 #
 #   ./launch/gpu_check.sh [FOLDER]
 #
-# Tests our attention kernel and times it against cuDNN, tokamax if it is
-# installed, and plain XLA; then runs the other tests of GPUs and times whole
-# train steps. Figures go to FOLDER, by default evals/benchmarks/results. Takes
-# .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12
-# with jax 0.11.2 or 0.12 for CUDA, flax, optax and orbax-checkpoint, and no
-# more. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
+# Tests our attention kernel and times it against cuDNN, plain XLA and, if it is
+# installed, tokamax. Then runs the other GPU tests and times whole train steps.
+# Writes the numbers to FOLDER (default: evals/benchmarks/results). Needs Python
+# 3.12 with jax 0.11.2 or 0.12 for CUDA, flax, optax and orbax-checkpoint:
+# .venv/bin/python if it exists, else $PYTHON, else python3. Exit status: 1 if a
+# part failed, 2 if JAX sees no GPU.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 folder="$(realpath -m -- "${1:-$(dirname "$0")/../evals/benchmarks/results}")"
 cd "$(dirname "$0")/.."
@@ -32,10 +32,10 @@ fi
 mkdir -p "$folder"
 begun="$(mktemp)"
 trap 'rm -f "$begun"' EXIT
-trap 'exit 130' INT # not on to the next part
+trap 'exit 130' INT # otherwise the next part would start
 failed=()
 
-# Runs a part for at most some seconds; whatever becomes of it, goes on.
+# Runs a part with a time limit. A failure does not end the script.
 part() { # NAME SECONDS COMMAND...
   local name="$1" seconds="$2"
   shift 2
@@ -55,14 +55,14 @@ part() { # NAME SECONDS COMMAND...
 part "our kernel" 120 "$python" -m tests.test_gpu our_kernel
 without=
 case "$status" in
-  124 | 137) without=--without=mosaic ;; # it hangs: its peers are timed
+  124 | 137) without=--without=mosaic ;; # it hangs, so time only its peers
 esac
 part attention 200 "$python" -m evals.benchmarks.attention \
   ${without:+"$without"} \
   --shapes=610M,wide,97M --masks=packed,mixed,causal,full --rounds=10 \
   --output="$folder"
 part tests 140 "$python" -m tests.test_gpu '^test_(?!our_kernel)'
-# What is left of 10 minutes; what it has timed by then is written.
+# Uses the rest of the 10 minutes, and writes each number at once.
 part step $((580 - SECONDS)) "$python" -m evals.benchmarks.train_step \
   --seconds=1 --output="$folder"
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs a command as N processes that train together on the CPU of this machine.
+# Runs a command as N processes that train together on this machine's CPU.
 #
 #   ./launch/local.sh N [--devices=D] -- COMMAND...
 #
 # Each process gets D devices (default 1) and the variables
-# JAX_COORDINATOR_ADDRESS (a free port of the loopback, or --port),
-# JAX_NUM_PROCESSES and JAX_PROCESS_ID. Its number precedes each line it prints.
-# SIGTERM and SIGINT go on to the processes (SIGHUP as SIGTERM). If one process
-# fails, the others have --grace=30 seconds to end. Then they get SIGTERM, and
-# SIGKILL after the same time.
+# JAX_COORDINATOR_ADDRESS (a free port on loopback, or --port),
+# JAX_NUM_PROCESSES and JAX_PROCESS_ID. Each line of output begins with the
+# number of its process. local.sh passes SIGTERM and SIGINT to the processes,
+# and SIGHUP as SIGTERM. If a process fails, the others have --grace=30 seconds
+# to end. Then they get SIGTERM and, after the same time, SIGKILL.
 #
-# Exit status: 0 if all processes end with 0; 75 (run me again) if one ends with
-# 75 and none crashes; else the status of the first that fails. --dry_run prints
-# the commands.
+# The exit status is 0 if all processes end with 0. It is 75 (run me again) if a
+# process ends with 75 and none crashes. Otherwise it is the status of the first
+# failure. --dry_run prints the commands.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
@@ -27,7 +27,7 @@ numbers 0 port grace
 count="${words[0]}"
 port="${option[port]}"
 
-# A port that nobody listens on, below those that the system gives out itself.
+# Finds a free port below those that the system assigns.
 while [ "$port" -eq 0 ]; do
   port=$((20000 + RANDOM % 12000))
   if (exec 5<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then
@@ -58,7 +58,7 @@ pass() { # SIGNAL
   done
 }
 
-# Ends all, with what they started in whatever group.
+# Signals all processes and their descendants in any process group.
 end() { # SIGNAL
   local pid member
   for pid in "${pids[@]}"; do
@@ -79,8 +79,8 @@ print_lines() { # NUMBER
 for ((i = 0; i < count; i++)); do
   mkfifo "$scratch/$i"
 done
-exec 2> /dev/null # bash's own words on those that get killed
-set -m            # each in a group of its own, in which SIGINT is not ignored
+exec 2> /dev/null # hides bash's messages about killed processes
+set -m            # separate process groups, which do not ignore SIGINT
 for ((i = 0; i < count; i++)); do
   print_lines "$i" < "$scratch/$i" &
   printers+=($!)
@@ -88,9 +88,9 @@ for ((i = 0; i < count; i++)); do
     < /dev/null 3>&- 4>&- &
   pids+=($!)
 done
-[ -z "$sent" ] || pass "$sent" # it came before all were there
+[ -z "$sent" ] || pass "$sent" # a signal before all had started
 
-# Told to end, a process is not to blame for how it ends.
+# A failure does not count after the process was told to end.
 left="$count" crashed=0 saved=no told="" deadline=""
 while ((left > 0)); do
   sleep 0.1
@@ -121,7 +121,7 @@ while ((left > 0)); do
   fi
 done
 
-# What they printed last; not for ever, as something may have outlived them.
+# Waits for the last output, at most 2 s, because a descendant may live on.
 deadline=$((SECONDS + 2))
 for pid in "${printers[@]}"; do
   while kill -0 "$pid" 2> /dev/null && ((SECONDS < deadline)); do

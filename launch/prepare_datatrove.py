@@ -1,10 +1,10 @@
-"""Filter and deduplicate text with datatrove, then prepare what is left.
+"""Filter and deduplicate text with datatrove, then prepare the rest.
 
 python launch/prepare_datatrove.py --text raw/ --output=data/crawl \\
   --work=work --tasks=100 --vocab_size=32000 --seq_len=512
 
-It reads the jsonl or parquet files of a folder. Copy it to change FILTERS. If
-it is interrupted, the same command resumes it.
+It reads the jsonl or parquet files of a folder. To use other filters, copy the
+script and change FILTERS. The same command resumes an interrupted run.
 """
 
 import dataclasses
@@ -32,35 +32,35 @@ EXECUTORS = "local", "slurm", "ray"
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-  """Where datatrove works, and how."""
+  """Settings of datatrove."""
 
   work: str = setting("work", "Path to a folder for datatrove's own results")
   executor: str = setting("local", "Executor of datatrove", choices=EXECUTORS)
   option: tuple[str, ...] = setting(
-    (), "Arguments of the executor, such as workers=8,partition=cpu"
+    (), "Arguments of the executor, e.g. workers=8,partition=cpu"
   )
 
 
 def pack(asked: dict, data, rank: int, world_size: int) -> None:
-  """Runs one task of `antlm prepare`, as a step of a pipeline."""
-  # Slurm's nodes get this function without the imports of its file.
+  """Runs a task of `antlm prepare` as a step of a pipeline."""
+  # datatrove sends this function to nodes without the file's imports.
   from antlm_jax.commands import prepare
 
   prepare.prepare(**asked | {"tasks": world_size, "task": rank})
 
 
 def run(asked: Preparation, where: Where) -> None:
-  """Runs all stages, each after the one before it."""
+  """Runs all stages in order."""
   if len(asked.text or ()) != 1:
     raise UserError("give --text one folder of jsonl or parquet files")
   (text,), tasks = asked.text, asked.tasks or os.cpu_count()
-  # The number of tasks decides which documents a task has.
+  # Results depend on the number of tasks, which assigns documents to tasks.
   work = Path(where.work, f"{tasks}-tasks")
   names = "kept", "signatures", "pairs", "removed", "clean"
   kept, signatures, pairs, removed, clean = (str(work / n) for n in names)
   reader = ParquetReader if [*Path(text).rglob("*.parquet")] else JsonlReader
   read = reader(text, text_key=asked.column)
-  # Not compressed: several tasks may then read parts of one file.
+  # Several tasks can read parts of an uncompressed file.
   write = JsonlWriter(clean, compression=None)
   changes = {"text": clean, "column": "text", "dev": [*map(Path, asked.dev)]}
   stages = {

@@ -12,7 +12,7 @@ esac
 text="${1:+$(realpath -m -- "$1")}"
 cd "$(dirname "$0")/.."
 launch/setup.sh
-# On a CPU a step maps its memory anew: in large pages (docs/speed.md).
+# On a CPU a step maps its memory anew: in large pages (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 python=.venv/bin/python
 run="${RUNS:-runs}/quickstart${text:+-$(basename -- "$text")}"

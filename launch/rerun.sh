@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command again after crashes, and when it asks for that.
+# Runs a command, and runs it again after a crash or after exit status 75.
 #
 #   ./launch/rerun.sh [--tries=5] [--pause=10] [--end_on_75] COMMAND...
 #
@@ -10,8 +10,8 @@
 #   others      crash: rerun.sh runs the command again, at most --tries times,
 #               after pauses that double from --pause seconds to five minutes
 #
-# SIGTERM and SIGINT go on to the command, which does not run again (SIGHUP does
-# the same as SIGTERM). After SIGUSR1 the command runs on, but not again.
+# After SIGTERM, SIGHUP or SIGINT, rerun.sh signals the command and does not run
+# it again. After SIGUSR1 the command continues, but does not run again.
 # --dry_run prints the command.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -31,7 +31,7 @@ if [ "${option[dry_run]}" = yes ]; then
   exit 0
 fi
 
-set -m # the command in a group of its own, in which SIGINT is not ignored
+set -m # a separate process group, which does not ignore SIGINT
 again=yes child="" sent=""
 leave() { # SIGNAL
   again=no sent="$1"
@@ -43,7 +43,7 @@ trap 'leave TERM' TERM HUP
 trap 'leave INT' INT
 trap 'again=no' USR1
 
-# In short sleeps: a signal ends the pause.
+# Sleeps for short times, so that a signal ends the pause.
 pause() { # SECONDS
   local end=$((SECONDS + $1))
   while [ "$again" = yes ] && ((SECONDS < end)); do
@@ -55,7 +55,7 @@ crashes=0 pause="${option[pause]}"
 while :; do
   "$@" < /dev/null 3>&- 4>&- &
   child=$!
-  [ -z "$sent" ] || leave "$sent" # it came just before
+  [ -z "$sent" ] || leave "$sent" # a signal just before the start
   await "$child"
   child=""
   case "$status" in

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs antlm_jax into .venv/, unless it is up to date.
-# Needs only python3 (3.11 or later).
+# Installs antlm_jax into .venv/, unless it is up to date. Needs only Python,
+# 3.11 or later.
 #
 #   launch/setup.sh [EXTRA,...]   extras of setup.py: test, evals, hf, notebook,
 #                                 tpu, cuda, gcs, datatrove
@@ -22,10 +22,10 @@ stamp=".venv/installed"
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "error: $("$python" --version) is too old: antlm_jax needs Python 3.11" \
-    "or later; set PYTHON to one" >&2
+    "or later; set PYTHON to a newer Python" >&2
   exit 2
 }
-# Extras add up: what was installed for the tests stays for the quickstart.
+# Extras accumulate: a later call without an extra does not uninstall it.
 wanted="$(cksum setup.py) $extras"
 if ! grep -qsxF "$wanted" "$stamp"; then
   echo "installing into .venv/ (a few minutes, once)"
@@ -38,8 +38,8 @@ if ! grep -qsxF "$wanted" "$stamp"; then
     --editable ".${extras:+[$extras]}"
   echo "$wanted" >> "$stamp"
 fi
-# Beside the packages, not among them: in their midst, every command of a
-# machine without a TPU or a GPU would look for one.
+# Compilers have separate folders. In site-packages, they would make every
+# command look for a TPU or a GPU.
 for name in $compilers; do
   case "$name" in
     libtpu) file=libtpu/libtpu.so size="700 MB" ;;

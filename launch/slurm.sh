@@ -9,9 +9,9 @@
 #   ./launch/slurm.sh stop NAME         lets training save and end for good
 #   ./launch/slurm.sh delete NAME       cancels the job, waiting or running
 #
-# Before its time is over, the job saves and queues itself again. It does this
-# after status 75, too, and Slurm does it when a node fails. After a crash it
-# runs again in place, at most --tries times. After status 2 it ends.
+# Before its time limit, the job saves and queues itself again. It does the same
+# after status 75, and Slurm does so after a node fails. After a crash, training
+# starts again within the job, at most --tries times. Status 2 ends the job.
 #
 #   --nodes=1, --gpus=8   number of nodes, and of GPUs per node
 #   --time=HH:MM:SS       time limit of the job, default: the partition's
@@ -30,9 +30,9 @@ option=([nodes]=1 [gpus]=8 [time]="" [leave]=300 [partition]="" [account]=""
   [sbatch_args]="" [tries]=3 [follow]=no [dry_run]=no)
 logs="$root/runs/slurm"
 
-# One task per GPU, all of which see all GPUs of their node: what JAX takes
-# Slurm to do, each process then choosing the GPU of its number. (A GPU bound
-# to its task, as by --gpus-per-task, would be number 0 for every one.)
+# JAX expects a task per GPU, and each task to see all GPUs of its node. Each
+# process then uses the GPU of its own number. (With --gpus-per-task, each task
+# would see only a GPU 0.)
 do_run() {
   check_training
   need sbatch "run this on a login node of the cluster"
@@ -49,7 +49,7 @@ do_run() {
     "${option[tries]}" "${rest[@]}"
 }
 
-# The newest log of the name, or the pattern of all in a dry run.
+# Sets `log` to the newest log of the name, or to a pattern in a dry run.
 find_log() {
   local path
   log=""

@@ -3,10 +3,10 @@
 #
 #   launch/slurm_job.sh TRIES TRAINING_ARGUMENT...
 #
-# Slurm sends it SIGUSR1 some minutes before its time is over, and SIGTERM to
-# end it for good.
+# Slurm sends SIGUSR1 some minutes before the time limit, and SIGTERM to stop
+# the job.
 set -euo pipefail
-# Slurm runs a copy of this file, elsewhere; it is in the checkout by --chdir.
+# Slurm runs a copy of this file; --chdir makes the checkout its folder.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . launch/common.sh
 # shellcheck source-path=SCRIPTDIR source=flags.sh
@@ -14,11 +14,11 @@ set -euo pipefail
 
 tries="$1"
 leaving=no cancelled=no child=""
-# Has training save and end, and not run again in this stay.
+# Lets training save and end. It does not run again within this job.
 # shellcheck disable=SC2329 # the traps call it
 leave() {
   [ -z "$child" ] || kill -USR1 "$child" || true
-  # Sent to the tasks alone: at a SIGTERM to itself, srun kills them.
+  # Signals only the tasks, because srun kills them after a SIGTERM to itself.
   scancel --signal=TERM "$SLURM_JOB_ID" || true
 }
 trap 'leaving=yes; leave' USR1
@@ -29,8 +29,8 @@ export PYTHONUNBUFFERED=1 "${environment?}"
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
   export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun does not inherit it
 fi
-# When the first task has ended, the others have five minutes, to end their
-# save or to notice that a peer has died.
+# After the first task ends, the others have five minutes to finish saving, or
+# to notice that a peer has died.
 launch/rerun.sh "--tries=$tries" --end_on_75 srun --kill-on-bad-exit=0 \
   --wait=300 .venv/bin/python -m antlm_jax.train "${@:2}" &
 child=$!

@@ -18,6 +18,6 @@ case " $* " in
     } ;;
   *) "$root/launch/setup.sh" evals ;; # the extra that reports need
 esac
-# On a CPU a step maps its memory anew: in large pages (docs/speed.md).
+# On a CPU a step maps its memory anew: in large pages (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 exec "$python" -m antlm_jax study "$@"

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Runs the tests, on a machine with only python3.
+# Runs the tests on a machine with only python3.
 #
-#   ./launch/test.sh            what a change should pass, 9 minutes on 2 cores
-#   ./launch/test.sh --all      the slow ones too, half an hour; installs the
-#                               compilers for TPUs and GPUs, PyTorch and what
-#                               runs notebooks
-#   ./launch/test.sh --nightly  the longest as well: more ways to disturb several
-#                               processes, the quickstart whole
-#   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
-#                               compiled for an H100, with jax 0.11 and 0.12;
-#                               no GPU, but Python 3.12 ($PYTHON, or
-#                               python3.12), 1 GB, an hour
+#   ./launch/test.sh            tests to pass before a commit: 9 minutes on 2
+#                               cores
+#   ./launch/test.sh --all      also slow tests: half an hour; installs PyTorch,
+#                               Jupyter and the compilers for TPUs and GPUs
+#   ./launch/test.sh --nightly  also the longest tests: more disturbances of
+#                               several processes, the whole quickstart
+#   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted and
+#                               compiled for an H100, with jax 0.11 and 0.12: an
+#                               hour; needs 1 GB and Python 3.12 ($PYTHON, or
+#                               python3.12), but no GPU
 #
-# Further arguments go to pytest.
+# More arguments go to pytest.
 set -euo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = --mosaic ]; then
-  # Environments of their own: they have a later JAX than .venv, only what these
-  # tests import, and beside the packages what compiles for a GPU.
+  # These environments have a later JAX than .venv, the few packages that these
+  # tests import, and the compiler for GPUs.
   for jax in 0.11 0.12; do
     venv=.venv/mosaic-$jax
     if [ ! -e "$venv/installed" ]; then
@@ -36,13 +36,13 @@ if [ "${1:-}" = --mosaic ]; then
         nvidia-cuda-nvdisasm
       touch "$venv/installed"
     fi
-    # Not conftest: it imports what is not installed there.
+    # conftest imports packages that are not installed there.
     JAX_PLATFORMS=cpu "$venv/bin/python" -m pytest --noconftest \
       tests/test_mosaic.py "${@:2}"
   done
   exit
 fi
-extras="test,hf,notebook,wandb,datatrove,libtpu,cuda-compiler"
+extras="test,hf,notebook,wandb,datatrove,docs,libtpu,cuda-compiler"
 case "${1:-}" in
   --nightly) select=() && shift ;;
   --all) select=(-m "not nightly") && shift ;;

@@ -11,21 +11,21 @@
 #   ./launch/tpu_vm.sh stop NAME        lets training save and end
 #   ./launch/tpu_vm.sh delete NAME      deletes the TPUs; asks first
 #
-# run starts training in the background of all workers. With --follow it prints
-# the log of the first worker. With --rerun it also waits until training ends.
-# After a preemption it requests the resource again, sets it up and resumes;
-# give it the options of create again. Ctrl-C ends only the watching.
+# run starts training in the background on all workers. With --follow it prints
+# the first worker's log. With --rerun it also waits until training ends. After
+# a preemption it requests the resource again, sets it up and resumes, so it
+# needs the options of create. Ctrl-C stops only the watching.
 #
-#   --type=TYPE           TPU of one slice, in gcloud's terms, e.g. v5p-256
+#   --type=TYPE           TPU of one slice as gcloud calls it, e.g. v5p-256
 #   --slices=1            number of slices, joined over the network
-#   --spot, --reserved    cheap and preemptible; from your reservation
-#   --zone, --project     default: gcloud's own
-#   --runtime=VERSION     TPU software, default: the one for this generation
-#   --iap                 no external addresses; ssh uses IAP
+#   --spot, --reserved    cheap and preemptible, or from your reservation
+#   --zone, --project     default: those of gcloud
+#   --runtime=VERSION     TPU software, default: the generation's
+#   --iap                 use no external addresses, and IAP for ssh
 #   --create_args='...'   more arguments for gcloud's create
 #   --node=0, --worker=0  slice and worker whose log to print
 #   --tries=5             number of runs after crashes
-#   --poll=30             seconds between two looks at the state
+#   --poll=30             seconds between checks of the state
 #   --yes                 delete without asking
 #   --dry_run             print the commands and do not run them
 set -euo pipefail
@@ -40,14 +40,14 @@ option=([type]="" [slices]=1 [spot]=no [reserved]=no [zone]="" [project]=""
   [runtime]="" [iap]=no [create_args]="" [node]=0 [worker]=0 [tries]=5
   [poll]=30 [follow]=no [rerun]=no [yes]=no [dry_run]=no)
 
-# What gcloud's commands on the queued resource have in common.
+# Runs a gcloud command on the queued resource.
 qr() { # VERB ARGUMENT...
   run gcloud compute tpus queued-resources "$1" "$name" "${place[@]}" "${@:2}"
 }
 
 # Runs a command line on workers.
 remote() { # NODE WORKER COMMAND_LINE
-  # A dead connection is to be noticed: one to a preempted TPU hangs.
+  # A connection to a preempted TPU hangs unless ssh checks it.
   qr ssh "${via[@]}" "--node=$1" "--worker=$2" "--command=$3" \
     "--ssh-flag=-o ServerAliveInterval=30"
 }
@@ -58,8 +58,8 @@ generation() {
     v5litepod-*) echo v5e ;;
     v5p-*) echo v5p ;;
     v6e-*) echo v6e ;;
-    tpu7x*) fail "--type=${option[type]}: Google's TPU VMs end with v6e; take \
-launch/gke.sh" ;;
+    tpu7x*) fail "--type=${option[type]}: TPU VMs have v4 to v6e; for tpu7x \
+use launch/gke.sh" ;;
     "") fail "which TPU? --type=v5litepod-16, v4-32, v5p-256, v6e-256, ..." ;;
     *) fail "--type=${option[type]}: must be v4-N, v5litepod-N, v5p-N or \
 v6e-N" ;;
@@ -75,7 +75,7 @@ runtime() { # GENERATION
   esac
 }
 
-# The arguments of gcloud's create, in `request`.
+# Sets `request` to the arguments of gcloud's create.
 plan_request() {
   local kind
   kind="$(generation)"
@@ -96,7 +96,7 @@ plan_request() {
   request+=("${more[@]}")
 }
 
-# Sets `state`: of the queued resource, NOT_FOUND, or UNKNOWN.
+# Sets `state` to the queued resource's state, NOT_FOUND or UNKNOWN.
 look() {
   local told
   state=ACTIVE # a dry run's
@@ -128,8 +128,8 @@ wait_until_active() {
   done
 }
 
-# Runs a command line on all workers, and counts those that answer as they
-# should: gcloud passes over slices that it cannot reach.
+# Runs a command line on all workers and counts the expected answers, because
+# gcloud ignores slices that it cannot reach.
 everywhere() { # ANSWER COMMAND_LINE
   local answers line
   answers="$(remote all all "$2" | while IFS= read -r line; do
@@ -142,8 +142,8 @@ everywhere() { # ANSWER COMMAND_LINE
   [ "$answers" -ge "${option[slices]}" ] || exit 1
 }
 
-# Waits, copies and installs: the checkout as it is, or with "again" as it was
-# when it was last set up, so that a run ends with the code that it began with.
+# Waits until the TPUs are active, then copies and installs the checkout. With
+# "again" it uses the last copy, so that the code of a run does not change.
 do_setup() { # [again]
   local archive="$root/build/$name.tar.gz"
   wait_until_active
@@ -157,9 +157,9 @@ do_setup() { # [again]
 antlm_jax && antlm_jax/launch/tpu_worker.sh setup"
 }
 
-# Starts training where it is not running already.
+# Starts training on the workers on which it is not running.
 do_start() {
-  # Of the ports that JAX has used, the firewall of TPU VMs opens this one.
+  # The firewall of TPU VMs opens this port.
   local command=(env JAX_COORDINATOR_PORT=8476)
   command+=("$(flags "$(generation)" "${option[slices]}")")
   command+=(launch/rerun.sh "--tries=${option[tries]}"
@@ -172,7 +172,7 @@ follow_first() {
   remote 0 0 "antlm_jax/launch/tpu_worker.sh log --follow"
 }
 
-# Sets `answer`: what the first worker says of its command, or nothing.
+# Sets `answer` to the first worker's status, or to nothing.
 ask_first() {
   answer="$(remote 0 0 "antlm_jax/launch/tpu_worker.sh status" 2> /dev/null)" ||
     answer=""
@@ -180,7 +180,7 @@ ask_first() {
   answer="${answer#*: }"
 }
 
-# These may fail, by another preemption: then the state is looked at again.
+# Another preemption may make these fail. Then `watch` checks the state again.
 request_anew() {
   qr delete --force --quiet || return
   run "$launch/rerun.sh" "--tries=${option[tries]}" gcloud compute tpus \
@@ -192,8 +192,8 @@ start_anew() {
   (do_setup again) && (do_start)
 }
 
-# Follows the first worker until training has ended. All processes of a run end
-# together, so the first speaks for all.
+# Follows the first worker until training ends. One worker is enough, because
+# all processes of a run end together.
 watch() {
   while :; do
     follow_first || true
@@ -203,7 +203,7 @@ watch() {
       ended* | stopped*)
         note "training has $answer; the TPUs are still there: tpu_vm.sh delete"
         exit "${answer##* }" ;;
-      *) answer="" ;; # it could not be asked
+      *) answer="" ;; # no answer
     esac
     look
     case "$answer $state" in
@@ -224,7 +224,7 @@ watch() {
   done
 }
 
-# The same in a dry run: once, and what would follow a preemption.
+# Prints the commands of `watch`, including those after a preemption.
 watch_dry() {
   follow_first
   ask_first

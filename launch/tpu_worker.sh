@@ -6,11 +6,11 @@
 #                                           unless it is already running
 #   launch/tpu_worker.sh status             prints none, running, lost,
 #                                           stopped STATUS or ended STATUS
-#   launch/tpu_worker.sh log [--follow]     prints its last lines
+#   launch/tpu_worker.sh log [--follow]     prints the log's last lines
 #   launch/tpu_worker.sh stop               sends SIGTERM and waits for the end
 #
-# A command is "lost" if it ended without a status, such as when the machine
-# restarted.
+# A command is "lost" if it ended without a status, e.g. by a restart of the
+# machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -27,7 +27,7 @@ running() {
   [ -n "$pid" ] && grep -qs tpu_worker "/proc/$pid/cmdline"
 }
 
-# A Python that antlm_jax is tested with; the workers' own may be too old.
+# Finds or installs a supported Python, because the workers' may be too old.
 find_python() {
   local python
   for python in python3.12 python3.11; do
@@ -41,10 +41,10 @@ find_python() {
   .uv/bin/uv python find --managed-python 3.12
 }
 
-# What goes on in the background: the command, and its status when it has ended.
+# Runs the command in the background, and writes its status at the end.
 keep() { # COMMAND...
   local status
-  trap : TERM # comes to the whole group; the command answers it
+  trap : TERM # the whole group receives it; the command handles it
   "$@" &
   await $!
   echo "$status" > "$state/status"
@@ -69,7 +69,7 @@ case "${1:-}" in
     rm -f "$state/status" "$state/stopped"
     printf '%s\n' "$wanted" > "$state/command"
     printf '== %s: %s\n' "$(date -u '+%F %T')" "$wanted" >> "$state/log"
-    # It keeps nothing of ssh open, which would wait for that.
+    # ssh would wait for open files.
     PYTHONUNBUFFERED=1 setsid nohup launch/tpu_worker.sh keep "$@" \
       >> "$state/log" 2>&1 < /dev/null 3>&- 4>&- &
     echo $! > "$state/pid"

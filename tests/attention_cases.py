@@ -71,9 +71,9 @@ def position_terms(shape, edges=EDGES, seed=0, dtype=np.float32):
 
 
 def attend(q, k, v, mask, g, implementation, terms=(), edges=EDGES, **options):
-  """Returns the output and the gradients by q, k, v and the terms, if any.
+  """Returns the output and the gradients by q, k, v and any position terms.
 
-  A number as `implementation` means chunks of so many queries.
+  An integer `implementation` is the number of queries in a chunk.
   """
 
   def run(q, k, v, *terms):
@@ -93,7 +93,7 @@ def attend(q, k, v, mask, g, implementation, terms=(), edges=EDGES, **options):
 
 
 def expected(shape, mask, arrays, terms=(), edges=EDGES, dropout=None, **scale):
-  """The same by `reference.attention`, with what cancels in each."""
+  """Returns the same by `reference.attention`, with its error floors."""
   batch, queries, keys, heads, *_ = shape
   relative = kept = None
   if dropout is not None:
@@ -111,7 +111,7 @@ def expected(shape, mask, arrays, terms=(), edges=EDGES, dropout=None, **scale):
 
 
 def check_kernel(case):
-  """Compares a case of `kernel_cases` with float64."""
+  """Compares a case of `kernel_cases` with the float64 reference."""
   shape, mask, sizes, rate, dtype, seed, edges = case
   arrays = inputs(shape, seed, dtype)
   terms = () if edges is None else position_terms(shape, edges, seed, dtype)
@@ -122,7 +122,7 @@ def check_kernel(case):
   with pytest.MonkeyPatch.context() as patch:
     for name, size in sizes.items():
       patch.setattr(kernel, name, size)
-    # A fresh function: jit's cache does not depend on the sizes.
+    # A new function, because jit's cache does not depend on the sizes.
     *qkv, g = arrays
     run = jax.jit(lambda *args: attend(*args[:5], "pallas", args[5], **options))
     found = run(*qkv, mask, g, terms)
@@ -161,7 +161,7 @@ def check_leaks(mode, implementation, dtype, patch, edges=None, heads=(2, 1)):
 
 
 def long_mask(mode, batch, queries, keys, seed):
-  """Masks of training; each made for queries = keys, and cut to the keys."""
+  """Returns a mask as in training, made for queries = keys and then cut."""
   draw = np.random.default_rng(seed)
   at = np.arange(queries, dtype=np.int32)[None].repeat(batch, 0)
   if mode in MODES:
@@ -191,16 +191,16 @@ def long_mask(mode, batch, queries, keys, seed):
 
 @st.composite
 def kernel_cases(draw):
-  """A shape, a mask, sizes of the kernel, a dropout rate, a dtype, a seed.
+  """Draws arguments of `check_kernel`.
 
-  And the edges of position terms, which need as many key as query heads.
+  Position terms need as many key heads as query heads.
   """
   edges = st.lists(st.integers(-420, 420), max_size=62, unique=True)
   edges = edges.map(lambda found: tuple(sorted(found)))
   edges = draw(st.none() | st.just(LTG_BERTS) | edges)
   group = 3 if edges is None else 1
   batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, group))
-  # Small blocks, and gradients in one kernel or in two.
+  # Small blocks; `_ROW` chooses one or two kernels for the gradients.
   sizes = {
     "_BLOCK": draw(st.sampled_from([128, 256])),
     "_ROW": draw(st.sampled_from([0, kernel._ROW])),

@@ -15,29 +15,28 @@ from antlm_jax.runtime import files
 
 
 def pytest_configure(config):
-  """Code that exported folders bring is copied where no one else looks.
+  """Gives each worker a folder for the remote code of exported models.
 
-  transformers imports it from one folder for all processes of a user, and
-  remembers what it saw there: each worker of the tests gets its own, before it
-  imports transformers, which reads the variable once.
+  transformers otherwise shares and caches one folder for all processes of a
+  user. It reads the variable once, when it is imported.
   """
   modules = tempfile.TemporaryDirectory(prefix="antlm_modules_")
   config.add_cleanup(modules.cleanup)
   os.environ["HF_MODULES_CACHE"] = modules.name
-  # Begun in the background, we would have all that the tests start ignore it.
+  # A background job ignores SIGINT, and so would the processes of the tests.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files whose programs are those of users, or for TPUs and GPUs.
+# Test files that need programs compiled as for users, or for TPUs and GPUs.
 OPTIMIZED = "aot colab docs gpu package peers plan plan_gpus quickstart slurm"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
-  """XLA spares most of its work: tiny models compile longer than they run.
+  """Disables most of XLA's optimizations, here and in processes of tests.
 
-  Here, and in the processes that tests start.
+  Compiling tiny models takes longer than running them.
   """
   of = request.path.stem.removeprefix("test_")
   spared, name = of not in OPTIMIZED.split(), "JAX_DISABLE_MOST_OPTIMIZATIONS"
@@ -47,9 +46,9 @@ def optimizations(request):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Leaves `sample(k)` cases of a test in the fast ones; the others are slow.
+  """Marks all but k cases of a test with `sample(k)` as slow.
 
-  They are spread over the cases so that those of each parameter differ.
+  The fast cases are spread so that each parameter takes several values.
   """
   cases = collections.defaultdict(list)
   for item in items:
@@ -117,7 +116,7 @@ def loaded(run):
 
 @pytest.fixture
 def offline(monkeypatch):
-  """For this process, which has read the environment, and those it starts."""
+  """Keeps this process and those it starts from using the network."""
   monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
   for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
     monkeypatch.setenv(name, "1")

@@ -1,8 +1,8 @@
-"""A bucket in memory, with the part of Cloud Storage's JSON API that we use.
+"""An in-memory bucket with the part of Cloud Storage's JSON API that we use.
 
 gcsfs and Google's client find it by STORAGE_EMULATOR_HOST, tensorstore by
-TENSORSTORE_GCS_HTTP_URL; `Emulator.environment` has both. Other requests get
-status 501.
+TENSORSTORE_GCS_HTTP_URL. `Emulator.environment` has both. Other requests are
+answered with status 501.
 """
 
 import base64
@@ -30,14 +30,14 @@ class Refused(Exception):
 
 
 class Emulator:
-  """A server of buckets on a loopback port, in threads of its own.
+  """A threaded server of buckets on a loopback port.
 
   Attributes:
     buckets: `{bucket: {name: (bytes, generation)}}`.
-    forbid: Called with the method and the object's name, or /BUCKET; tells
-      whether that is forbidden.
+    forbid: Function of the method and the object's name, or /BUCKET, that
+      returns whether to refuse the request.
     log: Every request, as `METHOD path`.
-    sent: Bytes of objects that were sent.
+    sent: Number of bytes sent of objects.
   """
 
   def __init__(self, *buckets: str):
@@ -58,39 +58,35 @@ class Emulator:
 
   @property
   def environment(self) -> dict[str, str]:
-    """Variables that lead the clients here, and nowhere else."""
+    """Environment variables that make clients use this server."""
     return {
       "STORAGE_EMULATOR_HOST": self.url,
       "TENSORSTORE_GCS_HTTP_URL": self.url,
       "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # tensorstore's
-      "NO_GCE_CHECK": "true",  # no look for who we are
-      # Asks by gRPC, which is not emulated, what kind of bucket it is.
+      "NO_GCE_CHECK": "true",
+      # Otherwise gcsfs asks for the bucket's kind by gRPC.
       "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
     }
 
   def close(self) -> None:
-    """Ends the server."""
+    """Stops the server."""
     self.server.shutdown()
     self.server.server_close()
     self.thread.join()
 
   def names(self, bucket: str) -> list[str]:
-    """The names of a bucket's objects."""
+    """Returns the names of a bucket's objects."""
     with self.lock:
       return sorted(self.buckets[bucket])
 
   def objects(self, bucket: str) -> dict:
-    """A bucket's objects.
-
-    Raises:
-      Refused: if there is no such bucket.
-    """
+    """Returns a bucket's objects, or raises `Refused` for an unknown bucket."""
     if bucket not in self.buckets:
       raise Refused(404, "The specified bucket does not exist.")
     return self.buckets[bucket]
 
   def put(self, bucket: str, name: str, data: bytes, query) -> dict:
-    """Stores an object, if its generation is the one asked for."""
+    """Stores an object if its generation is as the request expects."""
     there = self.objects(bucket)
     expected = query.get("ifGenerationMatch")
     found = there[name][1] if name in there else 0
@@ -100,7 +96,7 @@ class Emulator:
     return self.about(bucket, name)
 
   def about(self, bucket: str, name: str) -> dict:
-    """An object's metadata, as the API gives it."""
+    """Returns an object's metadata in the API's form."""
     data, generation = self.objects(bucket)[name]
     stamp = "2026-01-01T00:00:00.000Z"
     return {
@@ -120,7 +116,7 @@ class Emulator:
     }
 
   def listing(self, bucket: str, query) -> dict:
-    """A page of names: those with a prefix, up to a delimiter if given."""
+    """Returns a page of names with a prefix, cut at a delimiter if given."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
     start = max(query.get("startOffset", ""), query.get("pageToken", ""))
     end = query.get("endOffset")
@@ -144,7 +140,7 @@ class _Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
   def handle_error(self, request, client_address):
-    """Says nothing of clients that are gone."""
+    """Ignores clients that have disconnected."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -156,7 +152,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.connection.setsockopt(6, 1, 1)  # TCP_NODELAY
 
   def log_message(self, *args):
-    """Says nothing: `Emulator.log` has it."""
+    """Prints nothing, because `Emulator.log` has the requests."""
 
   def handle_any(self):
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -1,4 +1,4 @@
-"""Small models, rows and sources that several tests build on."""
+"""Small models, rows and sources that several test files use."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ from antlm_jax.training.step import (
 )
 
 PAD, BOS, EOS, MASK = range(4)
-SPECIAL = 4  # ids under this are special
+SPECIAL = 4  # ids below this are special
 VOCAB = 64
 TINY = {
   "name": "llama",
@@ -40,14 +40,17 @@ TINY = {
 
 
 def vocabulary() -> Vocabulary:
-  """64 tokens: 4 special ones, then every other one begins a word."""
+  """Returns a vocabulary of 64 tokens, of which 4 are special.
+
+  Of the others, every second token begins a word.
+  """
   ids = np.arange(VOCAB)
   starts = (ids >= SPECIAL) & (ids % 2 == 0)
   return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, starts, rank=ids / VOCAB)
 
 
 def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):
-  """Random rows, a share `special` of their tokens special (never mask)."""
+  """Returns random rows; a share `special` of tokens is special, never mask."""
   draw = np.random.default_rng(seed)
   ordinary = draw.integers(SPECIAL, VOCAB, (n, length))
   out = np.where(
@@ -59,7 +62,7 @@ def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):
 
 
 def starts(n: int, length: int, seed: int = 0, share: float = 0.1):
-  """Random first tokens of segments, bool `[n, T]`."""
+  """Returns which tokens begin a segment, at random, bool `[n, T]`."""
   out = np.random.default_rng(seed + 1).random((n, length)) < share
   out[:, 0] = True
   return out
@@ -70,7 +73,7 @@ def segments(n: int, length: int, seed: int = 0) -> Segments:
 
 
 class FakeRows:
-  """Rows in memory, read as `antlm_jax.data.rows.Rows` are."""
+  """Rows in memory with the interface of `antlm_jax.data.rows.Rows`."""
 
   def __init__(self, n=24, length=16, packed=False, seed=0, special=0.1):
     self.tokens = tokens(n, length, seed, special)
@@ -86,7 +89,7 @@ class FakeRows:
 
 
 class CountingRows(FakeRows):
-  """Each token is the one before it plus one: easily learnt."""
+  """Easy rows, in which each token is its predecessor plus 1."""
 
   def __init__(self, n=24, length=16):
     super().__init__(n, length)
@@ -106,7 +109,7 @@ def source(
   shuffle=True,
   **changes,
 ) -> Source:
-  """A source over fake rows; `text` is its curriculum."""
+  """Returns a source over fake rows; `text` is its curriculum."""
   rows = FakeRows() if rows is None else rows
   layout = layout or Layout(batch_size=8)
   objectives = OBJECTIVES | (objectives or {})
@@ -140,7 +143,7 @@ def ltg_bert(**changes) -> models.Model:
 
 
 def random_params(of: models.Model, seed: int = 0) -> models.Params:
-  """Parameters far from their first values, so that everything matters."""
+  """Returns parameters far from the initial values, so that all matter."""
   draw = np.random.default_rng(seed)
   out = {}
   for path, shape in of.shapes.items():
@@ -150,12 +153,12 @@ def random_params(of: models.Model, seed: int = 0) -> models.Params:
 
 
 def settings(**groups) -> config.Config:
-  """The default config with changes by group."""
+  """Returns the default config with changes by group."""
   return config.typed(config.default().to_dict() | groups)
 
 
 def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
-  """A step at a constant rate; by default gradient descent on one block."""
+  """Returns a train step with a constant rate; by default SGD, one layer."""
   return TrainStep(
     model=of or model(layers=1),
     optimizer=optimizer or optax.identity(),
@@ -166,7 +169,7 @@ def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
 
 
 def begin(of: TrainStep) -> TrainState:
-  """A first state with random parameters, without compiling an init."""
+  """Returns an initial state with random parameters, without compiling."""
   params = random_params(of.model)
   return TrainState(
     step=jnp.int32(0),
@@ -177,7 +180,7 @@ def begin(of: TrainStep) -> TrainState:
 
 
 def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
-  """Trains four steps on a mesh; returns losses, and how parameters lie."""
+  """Trains four steps on a mesh; returns losses and parameter shardings."""
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
   mesh = sharding.Mesh(**shape).build(jax.devices()[: max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
@@ -208,12 +211,12 @@ def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
 
 
 def check_leaks(run, seen, places=None) -> None:
-  """Asserts, bit for bit, that a changed token changes those that see it.
+  """Asserts, bit for bit, that a changed token changes only its observers.
 
   Args:
     run: Maps tokens `[2, T]` to their states or scores `[2, T, ...]`.
     seen: Which tokens each token sees, in both rows, bool `[T, T]`.
-    places: Tokens to be changed; by default all.
+    places: Positions to change; by default all.
   """
   length = len(seen)
   before = tokens(2, length, special=0)
@@ -227,10 +230,10 @@ def check_leaks(run, seen, places=None) -> None:
 
 
 def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
-  """Puts a batch back in the order of the batch's rows.
+  """Returns a batch in the order of its rows.
 
   Returns:
-    Its inputs `[rows, T]` and, by row and token, (target, weight, kind).
+    Inputs by row, and (target, weight, objective) by row and position.
   """
   length = batch.inputs.shape[-1]
   inputs = batch.inputs.reshape(-1, length)
@@ -246,7 +249,7 @@ def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
 
 
 def equal(a, b) -> bool:
-  """Whether two trees have the same structure and the same bits."""
+  """Returns whether two trees have the same structure and the same bits."""
   leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
   return jax.tree.structure(a) == jax.tree.structure(b) and all(
     np.array_equal(x, y) for x, y in zip(leaves, others, strict=True)
@@ -254,7 +257,7 @@ def equal(a, b) -> bool:
 
 
 def closest(tree, other) -> float:
-  """Largest difference of two trees, relative to the other's largest."""
+  """Returns the largest difference of leaves, relative to `other`'s largest."""
   worst = 0.0
   for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -263,7 +266,7 @@ def closest(tree, other) -> float:
 
 
 def target_scores(of: models.Model, params, batch: Batch):
-  """Of a batch of one list of targets: log-partitions and scores, float64."""
+  """Returns log-partitions and target scores of a batch's one target list."""
   mask = jax.tree.map(lambda bound: bound[0], batch.mask)
   row = batch.inputs[0], batch.positions[0], mask
   logits = np.float64(of.logits(params, of.encode(params, *row)))
@@ -284,12 +287,12 @@ def _forward(model_config):
 
 
 def logits(loaded, tokens, mask=BIDIRECTIONAL):
-  """Logits `[n, V]` of one row `[n]`, alone and without padding, in float64."""
+  """Returns float64 logits `[n, V]` of one unpadded row `[n]`."""
   row = np.array(tokens, np.int32)[None]
   forward = _forward(loaded.model.config)
   return np.asarray(forward(loaded.params, row, mask), np.float64)
 
 
 def log_softmax(logits):
-  """Log-probabilities of logits `[..., V]`."""
+  """Returns log-probabilities of logits `[..., V]`."""
   return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Helpers of tests that open folders in transformers, or push them."""
+"""Helpers for tests that open folders in transformers, or push them."""
 
 import types
 from typing import ClassVar
@@ -9,7 +9,7 @@ import pytest
 MARKS = [
   pytest.mark.slow,
   pytest.mark.usefixtures("offline"),
-  # Theirs, about their own parts.
+  # transformers and its dependencies warn about their own code.
   pytest.mark.filterwarnings("ignore::DeprecationWarning"),
   pytest.mark.filterwarnings("ignore::FutureWarning"),
   pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -17,7 +17,7 @@ MARKS = [
 
 
 def opened(path, form, **options):
-  """Opens a folder as a language model; every weight must be expected."""
+  """Opens a folder as a language model; all weights must match."""
   import transformers
 
   auto = {
@@ -32,7 +32,7 @@ def opened(path, form, **options):
 
 
 def drawn(kind, **settings):
-  """Returns a random model of transformers that tells texts apart."""
+  """Returns a random model of transformers whose scores differ clearly."""
   import torch
   import transformers
 
@@ -54,7 +54,7 @@ def drawn(kind, **settings):
   head = "MaskedLM" if kind in ("EuroBert", "ModernBert") else "CausalLM"
   model = getattr(transformers, f"{kind.removesuffix('Text')}For{head}")(config)
   for value in model.parameters():
-    if value.ndim == 1:  # biases and norms begin as zeros and ones
+    if value.ndim == 1:  # biases are zeros, norms are 1
       torch.nn.init.normal_(value, float(value[0]), 0.3)
   return model.eval()
 
@@ -68,9 +68,9 @@ def our_logits(loaded, ids, mask, positions=None):
 
 
 def log_probability(model, ids, places, shift=1, mask_id=None) -> float:
-  """Sums log-probabilities of tokens, each by the logits `shift` before it.
+  """Sums log-probabilities of tokens, from the logits `shift` positions before.
 
-  With `mask_id`, each token is masked in a row of its own.
+  With `mask_id`, each token is scored in a separate row that masks it.
   """
   import torch
 
@@ -86,7 +86,7 @@ def log_probability(model, ids, places, shift=1, mask_id=None) -> float:
 
 
 class FakeHub:
-  """Remembers what is asked of the Hub; refuses where there is no token."""
+  """Records requests to the Hub; with `refuses`, fails as without a token."""
 
   calls: ClassVar[list] = []
   refuses = False

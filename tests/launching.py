@@ -1,4 +1,4 @@
-"""Running the launchers, for their tests."""
+"""Helpers that run the launchers."""
 
 import os
 import pathlib
@@ -38,14 +38,14 @@ def launch(script: str, *words, **kwargs) -> subprocess.CompletedProcess:
 
 
 def ends_with_error(done: subprocess.CompletedProcess, part: str) -> None:
-  """Asserts one line, with status 2 and nothing printed."""
+  """Asserts one line on stderr, an empty stdout and status 2."""
   assert (done.returncode, done.stdout) == (2, ""), done.stderr
   assert done.stderr.startswith("error: ") and part in done.stderr
   assert done.stderr.count("\n") == 1, done.stderr
 
 
 def write_script(path: pathlib.Path, text: str) -> pathlib.Path:
-  """Writes a bash script that can be run."""
+  """Writes an executable bash script."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(f"#!/usr/bin/env bash\n{text}")
   path.chmod(0o755)

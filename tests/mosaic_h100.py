@@ -1,6 +1,6 @@
-"""Compiles the kernels for an H100 that need not be there: WIDTH RATE.
+"""Compiles the kernels for an absent H100: arguments WIDTH RATE.
 
-What they became is printed by the compiler, as its environment asks for.
+The compiler prints its results if its environment variables say so.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Training by real processes on this machine, which tests watch and end."""
+"""Training by real processes on this machine, which tests watch and stop."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ from antlm_jax.training import metrics
 from tests import runs
 from tests.launching import LAUNCH
 
-# Each process leaves its number, and becomes the command.
+# Each process writes its PID to a file, then executes the command.
 TELL = (
   'echo $$ > "$0.$JAX_PROCESS_ID.tmp" &&'
   ' mv "$0.$JAX_PROCESS_ID.tmp" "$0.$JAX_PROCESS_ID"'
@@ -41,12 +41,12 @@ class Training:
   """A command that runs as `count` processes, by launch/local.sh.
 
   Args:
-    command: Its words.
-    pids: A path; what each process is known by is written beside it.
+    command: The command's words.
+    pids: Path prefix of the files that hold the processes' PIDs.
     count: Number of processes.
-    devices: Devices of each.
-    own: What bash does in each process before, such as `set -- "$@" --word`.
-    cache: Where compiled programs are kept; the next run has them at once.
+    devices: Number of devices of each process.
+    own: Bash code that each process runs first, e.g. `set -- "$@" --word`.
+    cache: Folder of compiled programs, which later runs reuse.
   """
 
   def __init__(self, command, pids, count=1, devices=1, own=":", cache=None):
@@ -70,7 +70,7 @@ class Training:
     return self._pids.with_name(f"{self._pids.name}.{i}")
 
   def running(self) -> bool:
-    """Whether it has not ended."""
+    """Returns whether the command is still running."""
     return self._process.poll() is None
 
   def send(self, number: signal.Signals, *to: int) -> None:
@@ -81,11 +81,11 @@ class Training:
       os.kill(int(self._pid_file(i).read_text()), number)
 
   def read_to(self, text: str) -> None:
-    """Reads what is printed, up to a line with this text."""
+    """Reads the output up to a line with this text."""
     assert any(text in line for line in self._process.stdout), "it has ended"
 
   def end(self, seconds: float = 300) -> tuple[int, str]:
-    """Waits for the end; returns the status and all that was printed."""
+    """Waits for the end; returns the status and the remaining output."""
     try:
       out, _ = self._process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -96,7 +96,7 @@ class Training:
 
 
 def caching(folder) -> dict[str, str]:
-  """An environment that keeps programs."""
+  """Returns the environment that caches compiled programs in a folder."""
   return {
     "JAX_COMPILATION_CACHE_DIR": str(folder or ""),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -105,32 +105,32 @@ def caching(folder) -> dict[str, str]:
 
 
 def training(workdir, data, *overrides: str, **options) -> Training:
-  """Begins to train the small model; `options` are those of `Training`."""
+  """Starts to train the small model; `options` are those of `Training`."""
   args = runs.train_args(workdir, data, *SMALL, *overrides)
   command = runs.command("antlm_jax.train", *args)
   return Training(command, f"{workdir}.pid", **options)
 
 
 def train(workdir, data, *overrides: str, **options) -> str:
-  """Trains to the end, which must be a good one; returns what was printed."""
+  """Trains to the end and asserts success; returns the output."""
   status, out = training(workdir, data, *overrides, **options).end()
   assert status == 0, out
   return out
 
 
 def losses(workdir) -> dict[tuple[int, str], float]:
-  """The losses of a run by step and name, in training and held out."""
+  """Returns training and held-out losses by step and name."""
   found = {}
   for record in metrics.read_records(workdir):
     for name, value in record.items():
       if name.endswith("/loss"):
-        assert (record["step"], name) not in found, "each once"
+        assert (record["step"], name) not in found
         found[record["step"], name] = value
   return found
 
 
 def errors(out: str) -> list[str]:
-  """The lines of errors, behind the processes' numbers."""
+  """Returns the lines that are errors of a process."""
   return [line for line in out.splitlines() if "] error: " in line]
 
 
@@ -142,7 +142,7 @@ def _drop(key):
   q = jnp.zeros((rows, length, 4, length))
   q = sharding.constrain(q, "batch", "seq", "heads", None)
   k = sharding.constrain(q[:, :, :2], "batch", "seq", "kv_heads", None)
-  # All weights are equal, and each is shown where its key stands.
+  # All weights are equal, and the output at a key's index is its weight.
   v = jnp.broadcast_to(jnp.eye(length)[:, None], k.shape)
   dropped = layers.attention_dropout(0.5, key, rows)
   weights = attention.attend(q, k, v, AttentionMask(False), dropout=dropped)
@@ -150,7 +150,7 @@ def _drop(key):
 
 
 def drawn(mesh=None) -> list[str]:
-  """Hashes of the bits that dropout draws, for states and attention."""
+  """Returns hashes of dropout's masks for states and for attention."""
   with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
     arrays = _drop(jax.random.key(5))
   if mesh:

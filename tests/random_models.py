@@ -1,4 +1,4 @@
-"""Checkpoints of random models, for the tests of what reads them."""
+"""Checkpoints of random models."""
 
 import dataclasses
 import json
@@ -21,18 +21,18 @@ STEP = 7
 
 
 def with_curriculum(loaded: Loaded, text) -> Loaded:
-  """The same model, as if trained by another curriculum."""
+  """Returns the same model, as if another curriculum had trained it."""
   changed = dataclasses.replace(loaded.config, curriculum=text)
   return dataclasses.replace(loaded, config=changed)
 
 
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
-  """A tokenizer of a little generated English."""
+  """Trains a tokenizer on a little generated English."""
   return Tokenizer.train(toy_english.sentences(0, 500), vocab_size, kind)
 
 
 def without_mask(text: str) -> str:
-  """A tokenizer's JSON whose mask is a word."""
+  """Returns a tokenizer's JSON with the mask turned into a word."""
   spec = json.loads(text)
   spec["added_tokens"] = [
     token for token in spec["added_tokens"] if token["content"] != "<mask>"
@@ -42,7 +42,7 @@ def without_mask(text: str) -> str:
   return json.dumps(spec)
 
 
-# A large init_std: the scores must tell sentences apart.
+# With a large init_std, the scores of sentences differ clearly.
 _SHAPES = {
   "llama": {"kv_heads": 1, "init_std": 0.3},
   "gemma": {"kv_heads": 1, "init_std": 0.3, "windows": (5, 0)},
@@ -54,7 +54,7 @@ _SHAPES = {
 def save(
   folder, tokenizer: Tokenizer, encoder: str = "llama", **changes
 ) -> pathlib.Path:
-  """Saves a random model as a run's step 7; `changes` are of its shape."""
+  """Saves a random model as step 7 of a run; `changes` are model settings."""
   shape = {"layers": 2, "width": 32, "heads": 2, "mlp_width": 48}
   shape |= {"max_seq_len": 48, **_SHAPES[encoder], **changes}
   settings = config.Config(model=models.ENCODERS[encoder](**shape))
@@ -71,9 +71,10 @@ def save(
 
 
 def run(**changes):
-  """A fixture: the folder of a run of a random model; `loaded` opens it.
+  """Returns a fixture with the folder of a random model's run.
 
-  A test file names it `run`; `changes` are those of `save`.
+  A test file calls it `run`, and the fixture `loaded` opens it. `changes` are
+  those of `save`.
   """
 
   def saved(tmp_path_factory):

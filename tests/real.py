@@ -1,4 +1,4 @@
-"""Real data, of ../shared/data where a checkout has it."""
+"""Real data from ../shared/data, if the checkout has it."""
 
 import pathlib
 import tarfile
@@ -11,17 +11,12 @@ DATA = runs.ROOT.parent / "shared/data"
 
 
 def unpacked(name: str, folder: pathlib.Path) -> pathlib.Path:
-  """Unpacks an archive into a folder, or skips the test; returns the folder.
-
-  Args:
-    name: The archive's, without its endings.
-    folder: Receives what is in it.
-  """
+  """Unpacks NAME.tar.xz into a folder, which it returns, or skips the test."""
   path = DATA / f"{name}.tar.xz"
   if not path.exists():
     pytest.skip(f"{path} is absent")
   with tarfile.open(path) as archive:
-    # The first releases of Python 3.11 have no filters.
+    # Early releases of Python 3.11 have no filters.
     archive.extraction_filter = getattr(tarfile, "data_filter", None)
     archive.extractall(folder)
   return folder

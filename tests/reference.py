@@ -1,4 +1,4 @@
-"""Attention by definition, in NumPy and float64; needs nothing of ours."""
+"""Attention by definition in float64 NumPy, independent of antlm_jax."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def visible(mask, batch, queries, keys):
-  """Which keys each query sees, bool `[B, T, S]`."""
+  """Returns which keys each query sees, bool `[B, T, S]`."""
   i, j = np.arange(queries)[:, None], np.arange(keys)
   seen = (j <= i) | (not mask.causal)
   start = 0 if mask.k_start is None else np.asarray(mask.k_start)[..., None]
@@ -18,7 +18,7 @@ def visible(mask, batch, queries, keys):
 class Attended(NamedTuple):
   """Attention's output and its gradients for an upstream gradient.
 
-  Those of the position terms, `query` and `key`, are None without them.
+  `dquery` and `dkey` are the gradients by the position terms, if any.
   """
 
   out: np.ndarray
@@ -30,7 +30,7 @@ class Attended(NamedTuple):
 
 
 def attention(q, k, v, seen, g, kept=None, relative=None, scale=None):
-  """Attention and its gradients.
+  """Computes attention and its gradients.
 
   Args:
     q: Queries `[B, T, N, H]`.
@@ -38,15 +38,15 @@ def attention(q, k, v, seen, g, kept=None, relative=None, scale=None):
     v: Values `[B, S, K, H]`.
     seen: Which keys each query sees, bool `[B, T, S]`.
     g: Gradient of the output, `[B, T, N, H]`.
-    kept: What the attention weights are multiplied by, `[B, N, T, S]`.
+    kept: Factors of the attention weights (dropout), `[B, N, T, S]`.
     relative: Terms of the queries `[B, T, N, C]` and keys `[B, S, N, C]`, and
-      which of the C each pair takes, `[T, S]`.
-    scale: Multiplies the scores; None for H ** -0.5.
+      the index into C of each pair, `[T, S]`.
+    scale: Factor of the scores; None for H ** -0.5.
 
   Returns:
-    The results, and the norm of what cancels in each of them: the size below
-    which a result is the rounding of its terms (a query that sees one key has
-    a gradient of zero, the difference of two equal products).
+    The results, and for each result the norm of its cancelling terms. A smaller
+    result is rounding error: a query that sees one key has a gradient of zero,
+    the difference of two equal products.
   """
   q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
   results = [np.zeros_like(x) for x in (q, q, k, v)]
@@ -90,9 +90,6 @@ def _softmax(scores, seen):
 
 
 def relative_error(x, y, floor=0.0) -> float:
-  """||x - y|| / ||y||, or over the floor where that is larger.
-
-  Where both are zero, so must x be.
-  """
+  """Returns ||x - y|| / max(||y||, floor)."""
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor, 1e-30)

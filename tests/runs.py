@@ -1,4 +1,4 @@
-"""Real commands on a little generated English, for the tests of journeys."""
+"""Helpers that run real commands on a little generated English."""
 
 import contextlib
 import importlib
@@ -23,7 +23,7 @@ QUICK = "configs/quickstart.py:shrink"
 
 
 def command(module: str, *args: str) -> list[str]:
-  """The words that run `python -m module args`, or a command's module."""
+  """Returns the words that run a module, or the command of this module."""
   names = {home: name for name, home in COMMANDS.items()}
   if module in names:
     module, args = "antlm_jax", (names[module], *args)
@@ -33,12 +33,12 @@ def command(module: str, *args: str) -> list[str]:
 def run(
   module: str, *args: str, devices: int = 1
 ) -> subprocess.CompletedProcess:
-  """Runs a command to its end, on so many CPU devices."""
+  """Runs a command to its end on `devices` CPU devices."""
   return run_words(command(module, *args), devices)
 
 
 def run_code(code: str, *args: str, devices: int) -> str:
-  """Runs Python code to its end on CPU devices; returns its last line."""
+  """Runs Python code on CPU devices; returns the last line it prints."""
   done = run_words([sys.executable, "-W", "error", "-c", code, *args], devices)
   assert done.returncode == 0, done.stderr
   return done.stdout.splitlines()[-1] if done.stdout else ""
@@ -47,7 +47,7 @@ def run_code(code: str, *args: str, devices: int) -> str:
 def run_words(
   words: list[str], devices: int = 1
 ) -> subprocess.CompletedProcess:
-  """Runs a program of the checkout to its end, on so many CPU devices."""
+  """Runs a program in the checkout to its end on `devices` CPU devices."""
   flags = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.run(
     words,
@@ -60,12 +60,12 @@ def run_words(
 
 
 def main(module: str, *args: str) -> None:
-  """Runs a command in this process, which raises its errors."""
+  """Runs a command in this process; its errors are raised."""
   importlib.import_module(module).main([str(arg) for arg in args])
 
 
 def told(call, *args) -> str:
-  """The one line of the user's error that a call ends in."""
+  """Returns the message of the `UserError` that a call must raise."""
   with pytest.raises(UserError) as caught:
     call(*args)
   line = str(caught.value)
@@ -74,12 +74,12 @@ def told(call, *args) -> str:
 
 
 def refused(module: str, *args: str) -> str:
-  """The one line that a command, run in this process, says of bad input."""
+  """Returns the `UserError` message of a command run in this process."""
   return told(main, module, *args)
 
 
 def train_args(workdir, data, *overrides: str) -> list[str]:
-  """Arguments of a training run of seconds."""
+  """Returns the arguments of a training run that takes seconds."""
   return [
     f"--config={QUICK}",
     f"--workdir={workdir}",
@@ -96,16 +96,16 @@ def score(run, data, output: pathlib.Path, *options: str, task: str) -> dict:
 
 
 def settings(data, *overrides: str) -> config.Config:
-  """The configuration of such a run."""
+  """Returns the configuration of the run of `train_args`."""
   return config.load(QUICK, train_args("unused", data, *overrides)[2:])
 
 
 def train(
   workdir, data, *overrides: str, devices: int = 0
 ) -> subprocess.CompletedProcess:
-  """Trains to the end, which must be a good one.
+  """Trains to the end and asserts success.
 
-  In this process, or in a new one on `devices` CPU devices.
+  Runs in this process, or in a new process with `devices` CPU devices.
   """
   args = train_args(workdir, data, *overrides)
   if not devices:
@@ -118,7 +118,7 @@ def train(
 
 
 def error_of(done: subprocess.CompletedProcess) -> str:
-  """The one line that a command says of bad input."""
+  """Returns a command's only line on stderr, an error of status 2."""
   assert done.returncode == 2, (done.returncode, done.stderr)
   lines = done.stderr.strip().splitlines()
   assert len(lines) == 1, done.stderr
@@ -127,7 +127,7 @@ def error_of(done: subprocess.CompletedProcess) -> str:
 
 
 def summary(workdir: pathlib.Path) -> dict:
-  """The summary that a run leaves."""
+  """Returns a run's summary."""
   return json.loads((workdir / "summary.json").read_text())
 
 
@@ -139,19 +139,19 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
 
 
 def logged(workdir: pathlib.Path, name: str) -> dict[int, float]:
-  """All that a run has recorded under a name, by step."""
+  """Returns a run's recorded values of a name by step."""
   records = metrics.read_records(workdir)
   return {r["step"]: r[name] for r in records if name in r}
 
 
 def same_params(a, b) -> bool:
-  """Whether two runs ended with the same parameters, bit for bit."""
+  """Returns whether two runs' parameters are equal bit for bit."""
   a, b = load(a).params, load(b).params
   assert a.keys() == b.keys()
   return all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def largest_file(folder: pathlib.Path) -> pathlib.Path:
-  """The largest file in a folder, such as an array's."""
+  """Returns the largest file in a folder, such as an array's."""
   files = (path for path in folder.rglob("*") if path.is_file())
   return max(files, key=lambda path: path.stat().st_size)

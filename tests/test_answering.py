@@ -134,7 +134,7 @@ def test_what_must_have_an_answer_says_something(loaded):
   assert head.decode(np.zeros((*rows.tokens.shape, 2)), rows) == [""]
 
 
-# SQuAD's rules, stated anew
+# SQuAD's rules, reimplemented
 
 
 def official(found: str, answers: list[str]) -> tuple[float, float]:
@@ -178,7 +178,7 @@ def test_a_question_without_its_text_is_told(loaded):
 
 def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
   asked = Example(("Who?", "Tom"), [["Tom", 0]])
-  labels = np.zeros((2, 4), np.int32)  # outside, all that was kept
+  labels = np.zeros((2, 4), np.int32)  # the cut text has no answer token
   about = [asked, asked._replace(label=[])]
   rows = Rows(labels, np.array([4, 4]), labels, True, about)
   found = Inside().decode(np.zeros((2, 4), np.int32), rows)
@@ -187,7 +187,7 @@ def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
 
 
 def squad_task(folder, train, dev, **options):
-  """The task of files of so many questions."""
+  """Returns the task of files with `train` and `dev` questions."""
   for name, count in (("train", train), ("dev", dev)):
     draw, paragraphs = np.random.default_rng(count), []
     for i in range(count):
@@ -205,7 +205,7 @@ def squad_task(folder, train, dev, **options):
 def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
   task = squad_task(tmp_path, 45, 7)
   train, dev, test = map(task.load, ("train", *task.evaluations))
-  # 95 % rounded down, of numpy's default generator by seed 42.
+  # 95 %, rounded down, in the order of NumPy's generator with seed 42.
   order = np.random.default_rng(42).permutation(45)
   assert [e.id for e in dev] == [str(i) for i in order[:3]]
   assert [e.id for e in train] == [str(i) for i in order[3:]]
@@ -213,12 +213,12 @@ def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
 
 
 def paragraph(question):
-  """A file of one question."""
+  """Returns the text of a file with one question."""
   one = {"context": "Tom sat", "qas": [question]}
   return json.dumps({"data": [{"paragraphs": [one]}]})
 
 
-LOST = {"id": 0, "question": "Who?"}  # whose answer is one letter before
+LOST = {"id": 0, "question": "Who?"}  # with an answer_start off by one
 LOST["answers"] = [{"text": "sat", "answer_start": 5}]
 
 
@@ -242,13 +242,13 @@ def test_bad_files_are_told(tmp_path, text, words):
 
 
 def test_tokens_inside_become_the_texts_words(loaded):
-  """The longest run of tokens, in the text's own characters."""
+  """Decoding takes the longest run of tokens and returns the text itself."""
   text = "Tom sat near the hills"
   label = [["near the", text.index("near")]]
   for question in ("who", "who sat near the dogs"):
     rows = Inside().encode(loaded, [Example((question, text), label)], 48)
     marks = rows.labels.copy()
-    marks[0, np.flatnonzero(marks[0] == 1)[0] - 2] = 1  # another, alone
+    marks[0, np.flatnonzero(marks[0] == 1)[0] - 2] = 1  # a lone token
     outputs = np.eye(2)[np.maximum(marks, 0)]
     (found,) = Inside().predictions(outputs, rows)
     assert found.answer == "near the"
@@ -257,7 +257,7 @@ def test_tokens_inside_become_the_texts_words(loaded):
 
 
 def test_own_files_and_records(tmp_path):
-  """Catches a text whose questions are in train and in dev, and no-answers."""
+  """Catches a text that is in train and dev, and lost empty answers."""
   squad_task(tmp_path, 45, 7)
   (tmp_path / "train-v1.1.json").rename(tmp_path / "my.json")
   path, options = str(tmp_path / "my.json"), answering.Options()
@@ -285,13 +285,13 @@ def test_own_files_and_records(tmp_path):
 @pytest.mark.parametrize("answers_by", ["spans", "inside"])
 def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
   task = squad_task(tmp_path, 200, 24, answers=answers_by)
-  assert loop.read(loaded, task, 48).train.cut == 0  # an answer is to be found
+  assert loop.read(loaded, task, 48).train.cut == 0
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
   (outcome,) = tuned.trained(loaded, task, [Run(1e-2, 0)], tmp_path, **how)
   assert outcome.best["squad-test"][task.main_metric] > 0.9
   model, examples = load(tmp_path / "model"), task.load("squad-test")
   found = predict(model, [e.texts for e in examples], max_length=48)
-  # The saved model on another file, as XQuAD is published: a test set alone.
+  # Evaluate the saved model on a file with a test set only, as XQuAD is.
   paragraphs = []
   for e in examples:
     answers = [{"text": text, "answer_start": at} for text, at in e.label]

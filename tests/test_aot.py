@@ -1,4 +1,4 @@
-"""The hot path compiled for TPUs that are not there."""
+"""The hot path, compiled for absent TPUs."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ needs_libtpu = pytest.mark.skipif(
   compilers.libtpu() is None,
   reason="libtpu is not installed: launch/setup.sh libtpu (700 MB)",
 )
-GENERATIONS = {  # of TPUs, a small slice of each
+GENERATIONS = {  # a small slice of each TPU generation
   "v4": "v4:2x2x1",
   "v5e": "v5e:2x2",
   "v5p": "v5p:2x2x1",
@@ -39,7 +39,7 @@ IN_TWO = ["key_gradients", "output", "query_gradient"]
 
 
 def kernels(compiled) -> list[str]:
-  """The attention kernels that a program calls, each as often as it does."""
+  """Returns the names of a program's calls of attention kernels."""
   calls = re.findall(
     r"%(\S+) = \S.* custom-call\(.*tpu_custom_call", compiled.as_text()
   )
@@ -69,8 +69,8 @@ def test_the_kernels_compile(width):
   assert kernels(compiled) == FUSED
 
 
-# In full for one generation, that of the least vector memory; for the others in
-# one shape.
+# The generation with the least vector memory compiles every shape; the others
+# compile one shape.
 FULLY = "v4"
 SHAPES = (
   (Shape(2, 2048, 4, 4, 64), "causal"),
@@ -78,7 +78,7 @@ SHAPES = (
   (Shape(2, 2048, 6, 2, 64), "mixed"),
   (Shape(2, 1100, 8, 1, 64), "packed causal"),  # no block divides it
   (Shape(8, 128, 12, 12, 64), "packed"),
-  (Shape(1, 1536, 4, 1, 128), "packed"),  # as much as one kernel takes
+  (Shape(1, 1536, 4, 1, 128), "packed"),  # the largest row of one kernel
   (Shape(1, 32768, 1, 1, 64), "packed"),
 )
 
@@ -117,7 +117,7 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
       argnums=(0, 1),
     )(q, k)
 
-  # The largest that the kernel takes, by heads, width or group.
+  # The kernel's largest shapes by number of heads, width or group.
   cases = (
     (2, 1024, 4, 4, 256, jnp.float32),
     (2, 1024, 4, 2, 128, jnp.float32),
@@ -132,17 +132,12 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
     k = jax.ShapeDtypeStruct((rows, length, kv_heads, width), dtype)
     keys = jax.ShapeDtypeStruct((rows,), jnp.uint32)
     compiled = common.compile_for(device, run, q, k, keys)
-    # The choice on TPU, without being asked.
+    # A TPU chooses the kernel by default.
     assert kernels(compiled) in (FUSED, IN_TWO)
 
 
-def head_kernels(compiled) -> list[str]:
-  calls = re.findall(f"%({head_kernel.NAMES})", compiled.as_text())
-  return sorted({name for name, _ in calls})
-
-
 def compile_head(device, targets, tokens, width, dtype, biased):
-  """Compiles the head's loss, by the implementation that a TPU chooses."""
+  """Compiles the head's loss with a TPU's default implementation."""
 
   def run(hidden, kernel, bias, targets, weights):
     def loss(hidden, kernel, bias):
@@ -173,14 +168,15 @@ def test_the_heads_kernels_compile_for_every_generation(generation):
   device = topology.devices(GENERATIONS[generation])[0]
   cases = (
     (2048, 128_256, 1152, jnp.bfloat16, False),
-    (1000, 50_368, 768, jnp.bfloat16, True),  # beyond the ends
+    (1000, 50_368, 768, jnp.bfloat16, True),  # no block divides these
     (300, 6_144, 384, jnp.float32, True),
     (2048, 32_768, 4096, jnp.bfloat16, False),  # the smallest blocks of v4
   )
   for case in cases if generation in ("v4", "v5e") else cases[:2]:
     compiled = compile_head(device, *case)
-    assert len(head_kernels(compiled)) == 3, case
-    # No scores: the largest arrays are the kernel and its gradient.
+    calls = re.findall(f"%({head_kernel.NAMES})", compiled.as_text())
+    assert len({name for name, _ in calls}) == 3, case
+    # The largest arrays are the kernel and its gradient, not the scores.
     scores = case[0] * case[1] * 4
     kernel = case[1] * case[2] * 4
     print(f"{generation} {case}: temp {temp(compiled):,} B")
@@ -204,7 +200,7 @@ def test_position_terms_compile_for_later_generations(generation, width):
   sizes = ((2, 512), (8, 128), (1, 2048))
   for rows, length in sizes if generation == "v5e" else sizes[:1]:
     shape = Shape(rows, length, 4, 4, width, buckets=63)
-    # The choice on TPU, without being asked.
+    # A TPU chooses the kernel by default.
     assert kernels(compile_with_terms(device, shape)) == FUSED, shape
 
 
@@ -227,7 +223,7 @@ def test_position_terms_take_memory_linear_in_the_length():
   device = topology.devices(GENERATIONS["v5e"])[0]
   compiled = compile_with_terms(device, Shape(1, 65536, 2, 2, 64, buckets=63))
   assert kernels(compiled) == IN_TWO
-  # One T x T matrix of bytes would be 4 GiB a head; the terms are 16 MiB.
+  # One T x T matrix of bytes has 4 GiB per head; the terms have 16 MiB.
   print(f"temp at 65,536: {temp(compiled):,} B")
   assert temp(compiled) < 2**28
   shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
@@ -243,8 +239,8 @@ def test_memory_is_linear_in_the_length():
     shape = Shape(1, length, 12, 12, 64)
     mask = benchmark.make_mask("packed", 1, length)
     found[length] = temp(compile_attention(device, shape, mask))
-  # Log-sum-exps, deltas and tables; q, k, v and the gradients are arguments
-  # and results, and one T x T matrix of bytes would be 1 GiB.
+  # Temporary arrays are log-sum-exps, deltas and tables: q, k, v and the
+  # gradients are arguments and results. A T x T matrix of bytes has 1 GiB.
   assert found[32768] <= 4 * found[8192] + 2**20
   assert found[32768] < 2**25
   print(f"temp at 8,192: {found[8192]:,} B, at 32,768: {found[32768]:,} B")
@@ -254,7 +250,7 @@ def test_memory_is_linear_in_the_length():
 @needs_libtpu
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_layers_memory_is_at_most_with_splash_attention(width):
-  # With its projections: arrays alone would be laid out as one kernel likes.
+  # With projections, because bare arrays get the layout that a kernel prefers.
   device = topology.devices(GENERATIONS["v5e"])[0]
   shape = Shape(8, 2048, 12, 12, width)
   for name in ("causal", "packed"):
@@ -272,7 +268,7 @@ def test_a_layers_memory_is_at_most_with_splash_attention(width):
 
 
 def step_example(rows, length, mask) -> Batch:
-  """A batch of random numbers' shapes, a fifth of its positions targets."""
+  """Returns a batch with targets at a fifth of its positions."""
   targets = np.zeros((1, 1, rows * length // 5), np.int32)
   tokens = np.zeros((1, rows, length), np.int32)
   return Batch(
@@ -302,7 +298,7 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   model = models.from_config(
     llama.LlamaConfig(
       vocab_size=16_000,
-      **llama.SHAPES[size] | {"layers": 2},  # they run as a loop
+      **llama.SHAPES[size] | {"layers": 2},
       scan_layers="yes",
       tied=size == "97M",
       dtype="bfloat16",
@@ -314,7 +310,7 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   example = step_example(4, length, benchmark.make_mask(mode, 4, length))
   lowered = topology.lower(train_step, mesh, example)
   compiled = topology.compile_lowered(lowered)
-  # In the loop over layers; unless the block is recomputed, forward but once.
+  # The loop over layers has one forward kernel, as no block is recomputed.
   assert kernels(compiled) == FUSED
   shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
   assert any(str(length) in shape.split(",") for shape in shapes)
@@ -324,7 +320,7 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
 
 @needs_libtpu
 def test_a_program_for_an_absent_device_is_not_kept(monkeypatch):
-  """What is kept of it can be read on the device alone, and is warned of."""
+  """Only the device can read such a cache entry; others warn."""
   monkeypatch.setattr(compilation_cache, "put_executable_and_time", None)
   device = topology.devices(GENERATIONS["v5e"])[0]
   mesh = jax.sharding.Mesh([device], ("x",))

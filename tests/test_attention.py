@@ -1,4 +1,4 @@
-"""Every implementation of attention against float64 NumPy; what it visits."""
+"""Implementations of attention against float64 NumPy; blocks they visit."""
 
 import functools
 import itertools
@@ -37,7 +37,7 @@ from tests.reference import relative_error
 IMPLEMENTATIONS = ("reference", "pallas")
 
 
-# Small rows, every implementation
+# Small rows
 
 
 @pytest.mark.sample(16)
@@ -47,7 +47,7 @@ IMPLEMENTATIONS = ("reference", "pallas")
 )
 @pytest.mark.parametrize("case", CASES)
 def test_it_and_its_gradients_are_exact(case, implementation, mode):
-  """A number as implementation means chunks of so many queries."""
+  """An integer implementation is the number of queries in a chunk."""
   shape = batch, queries, keys, *_ = CASES[case]
   arrays = q, k, v, g = inputs(shape)
   mask = make_mask(mode, batch, queries, keys)
@@ -75,9 +75,9 @@ def test_chunks_add_up_gradients_in_float32():
 
 @pytest.fixture(params=["reference", "pallas", "pallas with terms"])
 def small(request):
-  """Attention on small rows: q, k, v, g and perhaps terms, and a function.
+  """Returns small arrays (q, k, v, g and perhaps position terms) and `run`.
 
-  It takes them and a mask; it returns the output, and the gradients by all.
+  `run(mask, *arrays)` returns the output and the gradients.
   """
   implementation, *with_terms = request.param.split()
   shape = (3, 7, 7, 2, 2, 4) if with_terms else CASES["grouped"]
@@ -103,7 +103,7 @@ def test_query_that_sees_nothing_is_zero_with_zero_gradients(small):
     assert x[0, 1].any()
   by_key = dk, dv, *d_terms[1:]
   assert not any(x[1].any() for x in by_key)
-  # Its own upstream gradient must not reach the keys of others either.
+  # The upstream gradient of such a query must not reach any key.
   arrays[3] = arrays[3].at[0, 2].set(1e3)
   _, _, dk, dv, *d_terms = run(mask, *arrays)
   for x, y in zip(by_key, (dk, dv, *d_terms[1:]), strict=True):
@@ -129,7 +129,7 @@ def test_bounds_outside_the_row_mean_its_ends(implementation):
   start[0, 1], end[0, 1] = keys + 1, keys + 2  # sees nothing
   start[0, 2], end[0, 2] = 4, 2  # nor does this
   mask = AttentionMask(False, start, end)
-  # Compiled, since bounds that are constants are checked.
+  # Compiled, because constant bounds are checked and refused.
   run = jax.jit(functools.partial(attend, implementation=implementation))
   found = run(q, k, v, mask, g)
   check_errors(found, expected(shape, mask, arrays), 1e-6)
@@ -154,7 +154,7 @@ def test_bfloat16_rounds_only_in_and_out(mode):
   check_errors(found, expected(shape, mask, arrays), 1e-2)
 
 
-# The kernel, by properties
+# The kernel
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_nothing_leaks_from_block_to_block(
   [("reference", 0), ("pallas", 0), ("pallas", kernel._ROW)],
 )
 def test_rotation_and_its_gradients_are_exact(implementation, row, monkeypatch):
-  """Blocks beyond the end, and gradients in one kernel or in two."""
+  """Covers blocks beyond the end, and gradients in one or two kernels."""
   monkeypatch.setattr(kernel, "_BLOCK", 128)
   monkeypatch.setattr(kernel, "_ROW", row)
   shape = 2, 300, 300, 4, 2, 16
@@ -240,23 +240,11 @@ def _mix32(x):
   return x ^ x >> 15
 
 
-def test_dropout_is_as_likely_everywhere_and_independent():
-  dropout = attention.Dropout(0.1, jnp.arange(64, dtype=jnp.uint32))
-  kept = np.asarray(dropout.kept(4, np.arange(64), np.arange(64)))
-  assert kept.mean() == pytest.approx(0.9, abs=0.001)
-  dropped = ~kept - 0.1
-  for axis in range(4):
-    other = np.moveaxis(dropped, axis, 0)
-    for step in (1, 2):
-      together = (other[step:] * other[:-step]).mean() / 0.09
-      assert abs(together) < 0.01, axis
-
-
-# What is visited
+# Visited blocks
 
 
 def kernel_visits(patch, mask, shape, block, row):
-  """The blocks (row, q, k) that each kernel's own index maps go through."""
+  """Returns the blocks (row, q, k) that each kernel's index maps visit."""
   calls = []
 
   def record(body, *, grid_spec, out_shape, name, **_):
@@ -312,14 +300,14 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
   shape = batch, length, length, 1, 1, 8
   visits = kernel_visits(monkeypatch, mask, shape, block, 0)
   visits |= kernel_visits(monkeypatch, mask, shape, block, 2**23)
-  assert len(visits) == 4  # forward, and gradients in two kernels or in one
+  assert len(visits) == 4  # forward, and gradients in two or one kernels
   blocks = Blocks.of(length, length, block)
   needed = needed_blocks(mask, batch, length, blocks)
   assert mode == "full" or len(needed) < batch * blocks.q_count**2
   for name, steps in visits.items():
     assert len(steps) / len(needed) == 1.0, name
     assert set(steps) == needed, name
-    # An output block is finished before the next is begun.
+    # An output block is complete before the next begins.
     by_key = name in ("attention_key_gradients", "attention_gradients")
     owners = [(row, k if by_key else q) for row, q, k in steps]
     changes = 1 + sum(a != b for a, b in itertools.pairwise(owners))
@@ -357,7 +345,7 @@ def test_plain_masks_need_no_table():
   assert len(jax.tree.leaves(made.schedules)) == 4
 
 
-# The choice, and what is refused
+# Choice of implementation, and errors
 
 
 def test_the_choice_on_cpu_is_by_length():
@@ -415,7 +403,7 @@ SHAPES = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}
 
 
 def bounds(start, end):
-  """A mask of 2 rows of 8; each bound is of a shape, or all of a value."""
+  """Returns a mask of 2 rows of 8; a bound is a shape or a constant."""
   bounds = (
     np.zeros(x, np.int32) if isinstance(x, tuple) else np.full((2, 8), x, "i4")
     for x in (start, end)
@@ -442,18 +430,18 @@ ZERO = np.uint32(0)
 @pytest.mark.parametrize(
   "words, changes",
   [
-    (r"takes q \[B, T, N, H\]", {"q": (2, 8, 4)}),
+    (r"needs q \[B, T, N, H\]", {"q": (2, 8, 4)}),
     ("k and v differ in shape", {"v": (2, 9, 2, 4)}),
     ("differ in rows or head width", {"q": (3, 8, 4, 4)}),
     ("differ in rows or head width", {"q": (2, 8, 4, 8)}),
-    ("5 query heads over 2", {"q": (2, 8, 5, 4)}),
-    ("nothing to attend to", dict.fromkeys("qkv", (0, 8, 2, 4))),
-    ("all float32, all bf", {"q": np.ones(SHAPES["q"], jnp.bfloat16)}),
-    ("all float32, all bf", dict.fromkeys("qkv", np.ones((2, 8, 2, 4), int))),
+    ("5 query heads are not a multiple of 2", {"q": (2, 8, 5, 4)}),
+    ("at least one query and key", dict.fromkeys("qkv", (0, 8, 2, 4))),
+    ("share a dtype", {"q": np.ones(SHAPES["q"], jnp.bfloat16)}),
+    ("share a dtype", dict.fromkeys("qkv", np.ones((2, 8, 2, 4), int))),
     (r"k_start is int32\[2, 7\], not int32\[2, 8\]", bounds((2, 7), (2, 8))),
     (r"k_end is int32\[8\], not int32\[2, 8\]", bounds((2, 8), (8,))),
-    (r"k_start goes from -1 to -1, outside \[0, 8\]", bounds(-1, 8)),
-    (r"k_end goes from 9 to 9, outside \[0, 8\]", bounds(0, 9)),
+    (r"k_start ranges from -1 to -1, outside \[0, 8\]", bounds(-1, 8)),
+    (r"k_end ranges from 9 to 9, outside \[0, 8\]", bounds(0, 9)),
     ("k_start > k_end at row 0, query 0", bounds(5, 4)),
     (r"1.0 is not in \[0, 1\)", dropout(1.0, ZERO, ZERO)),
     (r"is uint32\[1\], not uint32\[2\]", dropout(0.1, ZERO)),
@@ -494,7 +482,7 @@ def test_bounds_may_be_constants_of_a_program():
     mask = AttentionMask(False, None, bound)
     out = jax.jit(lambda q, mask=mask: attention.attend(q, k, v, mask))(q)
     assert closest(out, attention.attend(q, k, v, mask)) < 1e-6
-  with pytest.raises(ValueError, match="k_end goes from 40 to 40"):
+  with pytest.raises(ValueError, match="k_end ranges from 40 to 40"):
     jax.jit(
       lambda q: attention.attend(q, k, v, AttentionMask(False, None, 10 * end))
     )(q)

@@ -1,4 +1,4 @@
-"""Trainings that begin alike: how long, and what begins in which."""
+"""Trainings with equal first steps: how many, and which run shares which."""
 
 import hypothesis
 import numpy as np
@@ -14,7 +14,7 @@ CONFIGS = runs.ROOT / "configs"
 
 
 def make(text, ratio=0.15, warmup=0, decay=0, **settings):
-  """A config of phases by WSD, with further settings by key."""
+  """Returns a config of phases with WSD, with more settings by key."""
   out = config_lib.default()
   out.curriculum = text
   out.objectives.M.mask_ratio = ratio
@@ -27,7 +27,7 @@ def make(text, ratio=0.15, warmup=0, decay=0, **settings):
 
 @st.composite
 def runs_of(draw):
-  """A run's phases (objective, steps), and its ratio, warm-up and decay."""
+  """Draws a run's phases (objective, steps), mask ratio, warm-up and decay."""
   phase = st.tuples(st.sampled_from("CM"), st.integers(1, 9))
   phases = draw(st.lists(phase, min_size=1, max_size=3))
   total = sum(steps for _, steps in phases)
@@ -43,7 +43,7 @@ def config(run):
 
 
 def by_step(run):
-  """What each step trains, by the definition of warm-up, stable and decay."""
+  """Returns (objective, ratio, rate) of each step, by WSD's definition."""
   phases, ratio, warmup, decay = run
   names = [name for name, steps in phases for _ in range(steps)]
   done = np.arange(len(names)) + 1
@@ -91,8 +91,7 @@ def test_a_plan_spares_all_that_was_trained_before(those):
   assert spared < sum(len(by_step(run)) for run in those)
 
 
-# A key of every kind that training depends on, and one of every kind that it
-# does not.
+# Settings of every kind, with and without an influence on training.
 @pytest.mark.parametrize(
   "changes, steps",
   [
@@ -102,7 +101,7 @@ def test_a_plan_spares_all_that_was_trained_before(those):
     ({"optimizer.b1": 0.8}, 0),
     ({"train.batch_size": 64}, 0),
     ({"init.optimizer": "reset"}, 0),
-    # They compute the same, but round otherwise.
+    # These compute the same with other rounding.
     ({"mesh.fsdp": 2}, 0),
     ({"model.attention": "reference"}, 0),
     ({"data.path": "elsewhere"}, 11),
@@ -128,7 +127,7 @@ def test_settings_that_differ_end_what_is_shared(changes, steps):
     ("9C:M", "9M:C", 0),  # other rows of a batch
     ("4C+9C:M", "4C+9C:M+1C", 13),
     ("4C+9C:M", "3C:M+9C", 0),
-    # Rows are dealt out from the phase's start on.
+    # Rows are dealt from the start of the phase.
     ("4C:M+9C:M", "13C:M", 4),
     ("2C+7C", "9C+3M", 8),
     ("9M", "9M", 8),
@@ -195,7 +194,7 @@ def test_the_papers_models_share_what_they_do():
   assert len(steps) == 38 and sum(map(found.seeds, found.rows)) == 38
   assert sum(steps.values()) == 1_166_000
   assert sum(spared.values()) == 354_000
-  # What it says in 3.2: every budget adds its decay.
+  # Section 3.2 of the paper: each budget adds a decay.
   assert found.plan["610m_mlm40_12"] == ("610m_mlm40_42", 10_000)
   assert found.plan["610m_clm40_mlm20_42"] == ("610m_clm_42", 40_000)
 

@@ -1,4 +1,4 @@
-"""Runs, data and checkpoints in a bucket: an emulated one, on loopback."""
+"""Runs, data and checkpoints in an emulated bucket on loopback."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ARGS = ("curriculum=10C+10M steps", "checkpoint.every=4")
 
 @pytest.fixture(scope="module")
 def gcs(tmp_path_factory):
-  """The emulator, with a bucket; this process and its children use it."""
+  """An emulator with a bucket, for this process and its children."""
   with pytest.MonkeyPatch.context() as patch:
     emulator = Emulator("bucket")
     for name, value in emulator.environment.items():
@@ -41,7 +41,7 @@ def gcs(tmp_path_factory):
 
 @pytest.fixture
 def allowed(gcs):
-  """The emulator; what a test forbids is allowed again after it."""
+  """The emulator; after the test, all requests are allowed again."""
   yield gcs
   gcs.forbid = lambda method, name: False
 
@@ -58,14 +58,14 @@ def data(gcs, prepared):
 
 @pytest.fixture(scope="module")
 def whole(prepared, tmp_path_factory):
-  """The run on this machine."""
+  """The run on the local disk."""
   workdir = tmp_path_factory.mktemp("whole")
   runs.train(workdir, prepared, *ARGS)
   return workdir
 
 
 def ended(workdir, data, moment) -> tuple[int, str, str]:
-  """Starts a run, ends it by SIGTERM when `moment()` says so."""
+  """Starts a run and stops it by SIGTERM once `moment()` is true."""
   args = runs.train_args(workdir, data, *ARGS)
   process = subprocess.Popen(
     runs.command("antlm_jax.train", *args),
@@ -83,7 +83,7 @@ def ended(workdir, data, moment) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def finished(gcs, data, tmp_path_factory):
-  """The same run in the bucket, ended once and gone on with."""
+  """The same run in the bucket, stopped once and resumed."""
   scratch = tmp_path_factory.mktemp("scratch")
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("TMPDIR", str(scratch))
@@ -97,7 +97,7 @@ def finished(gcs, data, tmp_path_factory):
     assert 8 <= saved < 20
     gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})
     before = max(step for step in checkpoint.steps(url) if step < saved)
-    # What a kill in the middle of the next save would leave.
+    # A kill in the middle of the next save leaves such a file.
     due = 4 * (saved // 4 + 1)
     gcs.put("bucket", f"run/checkpoints/{due}/meta/metadata", b"{", {})
     done = runs.train(url, data, *ARGS, devices=1)
@@ -142,7 +142,7 @@ def test_commands_read_a_run_in_a_bucket(
   assert "written to runs/run/evals/pairs/20-mlm" in capsys.readouterr().out
   export.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
   card = (tmp_path / "out" / "README.md").read_text()
-  assert "held-out loss, mlm" in card and "pairs, mlm, a part" in card
+  assert ": loss (mlm, nats)" in card and "pairs: accuracy (mlm, " in card
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
     gcs.sent = 0
     np.testing.assert_equal(remote.read(rows), found)
     assert gcs.sent == 0
-  every = np.arange(len(remote))  # neighbours: a request for each shard
+  every = np.arange(len(remote))  # neighbours share requests
   before = len(gcs.log)
   np.testing.assert_equal(remote.read(every), shards.train.read(every))
   assert len(gcs.log) - before < 200

@@ -1,4 +1,4 @@
-"""Rows that grow with a cache, beside the same rows encoded whole."""
+"""Rows that grow with a cache, compared with the same rows encoded whole."""
 
 import functools
 
@@ -25,11 +25,11 @@ def test_rows_grow_as_they_are_encoded_whole(name):
   params, tokens = helpers.random_params(of), helpers.tokens(3, SLOTS)
   positions = np.broadcast_to(np.arange(SLOTS), tokens.shape)
   whole = np.asarray(jax.jit(of.encode)(params, tokens, positions, CAUSAL))
-  # Rows that begin with unlike lengths, behind which tokens not theirs stand.
+  # Prompts have unequal lengths; other tokens fill the rest of their rows.
   begin = np.array([9, 1, 16], np.int32)
   filled = np.where(positions < begin[:, None], tokens, 5)
   extend = jax.jit(of.extend)
-  # Neither those are seen, nor what the slots held before.
+  # No query may see these tokens, or the earlier contents of the slots.
   cache = jax.tree.map(lambda x: x + 7, of.cache(3, SLOTS))
   found = np.zeros_like(whole)
   rows, new = np.arange(3)[:, None], np.arange(NEW)

@@ -1,4 +1,4 @@
-"""What all commands do alike with arguments and errors."""
+"""Arguments and errors, which all commands treat in the same way."""
 
 import contextlib
 import errno
@@ -52,7 +52,7 @@ def test_an_override_is_a_word_or_two():
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-  """Writes a plugin; the environment names none, and forgets it again."""
+  """Returns a function that writes a plugin; the environment names none."""
   monkeypatch.setenv(plugins.VARIABLE, "")
   monkeypatch.chdir(tmp_path)
 
@@ -169,7 +169,7 @@ def test_configs_lists_each_with_its_size_and_length(capsys):
   for name, words in {
     "antlm_babyllama": ("llama", "24 epochs"),
     "gpt_bert": ("ltg_bert", "7,812 steps"),
-    "continued": ("Continues a model",),  # which it needs to be counted
+    "continued": ("Continues a model",),  # its size depends on that model
   }.items():
     assert all(word in rows[name] for word in words), rows[name]
 
@@ -194,4 +194,4 @@ def test_doctor_names_what_is_missing(capsys, monkeypatch):
   assert "problem: optax is missing: pip install 'optax>=" in said
   assert "problem: grain 0.1: pip install 'grain>=" in said
   (line,) = (x for x in said.splitlines() if x.startswith("antlm_jax[evals]"))
-  assert "needs jinja2" in line  # an extra is no problem
+  assert "needs jinja2" in line  # a missing extra is not a problem

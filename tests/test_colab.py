@@ -1,4 +1,4 @@
-"""The notebook: what it installs, what is stored, and a run of all of it."""
+"""The notebook: its installation, its stored outputs, and a complete run."""
 
 import base64
 import importlib.metadata
@@ -17,7 +17,7 @@ NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
 
 
 def install(monkeypatch, source: str) -> list[str]:
-  """Runs the cell that installs; returns what it asks of IPython."""
+  """Runs the installing cell; returns its pip command."""
   transform = pytest.importorskip("IPython.core.inputtransformer2")
   cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
   texts = map("".join, (cell["source"] for cell in cells))
@@ -61,7 +61,7 @@ def test_without_a_checkout_it_says_what_to_do(tmp_path, monkeypatch):
 
 
 class Stream(io.StringIO):
-  """A notebook's stdout, as its module tells."""
+  """A notebook's stdout, recognized by its module."""
 
 
 Stream.__module__ = "ipykernel.iostream"
@@ -76,7 +76,7 @@ def test_progress_in_a_notebook_is_one_bar_under_the_lines(monkeypatch):
     progress.say(f"line {step}")
   shown.close()
   drawn = sys.stdout.getvalue().split("\n")
-  # A carriage return writes over what stands in its line.
+  # A carriage return overwrites the line.
   lines = [line.rstrip("\r").split("\r")[-1] for line in drawn]
   assert lines[:3] == ["line 1", "line 2", "line 3"]
   assert len(lines) == 5 and lines[4] == ""
@@ -87,7 +87,7 @@ def test_what_it_shows_is_stored_for_its_readers():
   cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
   code = [cell for cell in cells if cell["cell_type"] == "code"]
   counts = [cell["execution_count"] for cell in code]
-  assert counts == list(range(1, len(code) + 1))  # all, from top to bottom
+  assert counts == list(range(1, len(code) + 1))
   outputs = [output for cell in code for output in cell["outputs"]]
   assert not [o for o in outputs if o["output_type"] == "error"]
   (picture,) = (o for o in outputs if "image/png" in o.get("data", {}))
@@ -99,7 +99,7 @@ def test_what_it_shows_is_stored_for_its_readers():
 
 @pytest.mark.slow
 def test_training_shows_a_bar_and_the_curves(tmp_path):
-  """All cells run, in the notebook's short form."""
+  """Runs all cells, in the notebook's short form."""
   nbclient = pytest.importorskip("nbclient", reason="runs notebooks")
   for name in ("ipykernel", "torch", "transformers.models.eurobert"):
     pytest.importorskip(name, reason="the notebook needs it")

@@ -1,4 +1,4 @@
-"""The configuration: files, overrides, and what may differ."""
+"""The configuration: files, overrides and differences."""
 
 import dataclasses
 import json
@@ -45,14 +45,14 @@ ARGUMENTS["encoders"] += ["size=610M,curriculum=10000C+32000M,mask_ratio=0.2"]
 
 @pytest.fixture(scope="module")
 def required(tmp_path_factory):
-  """The arguments that a config cannot do without, by its name."""
+  """Required arguments by the config's name."""
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, random_models.tokenizer())
   return dict.fromkeys(("continued", "detour", "longer"), f"model={run}")
 
 
 def spec(path, *arguments):
-  """A config file with arguments, as the command line takes it."""
+  """Returns a config file with arguments, as on the command line."""
   return f"{path}:{','.join(filter(None, arguments))}"
 
 
@@ -123,7 +123,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("model=llama", "not a group of settings (attention, attention_dropout"),
     ("seed", "give a value, --config.seed=VALUE"),
     ("zzzzzzzzz=1", "--help"),
-    # Values out of their range.
+    # Values out of range.
     ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
     ("optimizer.decay_scope=x", "is not one of all, matrices, hidden"),
     ("optimizer.eps=1e300", "optimizer.eps=1e+300 is not finite in float32"),
@@ -176,7 +176,7 @@ def test_every_config_loads_with_its_arguments_and_shrinks(path, required):
 
 
 def check_shrunk(whole, small):
-  """A shrunk run keeps its phases, in about 12 small steps."""
+  """Asserts that a shrunk run has the same phases in about 12 small steps."""
   names = list(whole.known_objectives)
   long = curriculum.parse(whole.curriculum, names, 1000, 1000)
   short = curriculum.parse(small.curriculum, names, 1, None)
@@ -229,7 +229,7 @@ def test_encoders_take_the_papers_mask_ratio():
 
 
 def test_an_objective_of_old_json_keeps_its_meaning():
-  """Until 0.2, fill-in-the-middle was a setting of every objective."""
+  """Up to 0.2, fill-in-the-middle was a setting of every objective."""
   stored = json.loads(config.to_json(config.typed(config.default())))
   rates = {"C": 0.0, "F": 0.25, "M": 0.0}
   stored["objectives"] = {
@@ -328,7 +328,7 @@ def test_json_gives_the_config_back(path, required):
   chosen = spec(path, "shrink", required.get(path.stem, ""))
   loaded = config.load(chosen, ["--config.eval.objectives=N"])
   again = config.from_json(config.to_json(loaded))
-  assert repr(again) == repr(loaded)  # of equal types, too
+  assert repr(again) == repr(loaded)  # repr shows types
   assert config.differences(loaded, again) == []
 
 
@@ -390,16 +390,6 @@ def test_an_objective_that_is_not_used_is_no_difference():
   new.curriculum = "4X"
   (line,) = config.differences(pair[0], config.typed(new))
   assert line.startswith("curriculum was")
-
-
-def test_an_objective_is_added_by_settings():
-  settings = config.default()
-  assert config.typed(settings).objectives == OBJECTIVES
-  new = Objective("new", attention="prefix", predict="suffix", weight=2.0)
-  settings.objectives.X = dataclasses.asdict(new)
-  made = config.typed(settings)
-  assert made.objectives["X"] == new
-  assert config.from_json(config.to_json(made)) == made
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Own text: its files, its documents, and what of them is held out."""
+"""A user's own text: its files, its documents, and the held-out set."""
 
 import bz2
 import csv
@@ -43,7 +43,7 @@ ENGLISH = ("the", "cat", "sees", "a", "dog")
 
 
 def make_text(count: int, words=ENGLISH, end=".") -> str:
-  """Paragraphs of one line, of unequal lengths."""
+  """Returns paragraphs of one line, of unequal lengths."""
   draw = np.random.default_rng(0)
   lines = (draw.choice(list(words), n) for n in draw.integers(5, 40, count))
   return "".join(f"{' '.join(line)} {end}\n\n" for line in lines)
@@ -57,7 +57,7 @@ def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
 
 
 def joined(pieces) -> list[str]:
-  """The documents of pieces, with a mark where they were cut."""
+  """Returns the documents of pieces, with a mark at each cut."""
   found = []
   for piece in pieces:
     if piece.begins:
@@ -73,7 +73,7 @@ def test_where_documents_end(tmp_path):
   lines = b"a b\n\nc\n  \nd e"
   assert documents(tmp_path, lines, "line") == ["a b", "c", "d e"]
   assert documents(tmp_path, lines, "file") == [lines.decode()]
-  # Blank pieces do not hide where a document begins.
+  # Blank pieces do not hide the start of a document.
   blanks = b"a\n" + b" " * (3 << 20) + b"b\nc\n"
   assert documents(tmp_path, blanks, "line") == ["a", "b", "c"]
 
@@ -87,7 +87,7 @@ def test_an_article_is_a_document(tmp_path):
   babylm = b"i\n\nj\n= = = T = = =\nc\n\nd\n= = = U = = =\ne"
   expected = ["i", "j", "= = = T = = =\nc\n\nd", "= = = U = = =\ne"]
   assert documents(tmp_path, babylm) == expected
-  # Begun within an article, whose sections come before any article.
+  # A file may begin within an article, with sections only.
   part = documents(tmp_path, (sections + wikitext).encode())
   assert len(part) == 3 and part[1:] == found
 
@@ -101,7 +101,7 @@ def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
 @pytest.mark.parametrize("rule", readers.RULES)
 @pytest.mark.parametrize("word", ["wörd ", "猫在看狗", "é"])
 def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
-  line = word * (3_000_000 // len(word))  # more than is read at once
+  line = word * (3_000_000 // len(word))  # longer than one read
   (found,) = documents(tmp_path, b"\n\n" + line.encode() + b"\n", rule)
   pieces = found.split("|")
   assert len(pieces) >= 3 and max(map(len, pieces)) <= 1 << 18
@@ -119,7 +119,7 @@ def names(sources) -> set[str]:
   return {os.path.basename(source) for source in sources}
 
 
-LAYOUTS = [  # files, what is train, what is dev
+LAYOUTS = [  # files, train, dev
   ("x.train sub/y.train.txt x.dev y.dev.txt list.txt x.test", "x y", "x y"),
   ("wiki.train.tokens wiki.valid.tokens wiki.test.tokens", "wiki", "wiki"),
   ("train-0-of-2.parquet train-1-of-2.parquet README.md"
@@ -143,7 +143,7 @@ def test_names_make_the_splits(tmp_path, files, train, dev):
     stems = [{n.partition(".")[0] for n in names(s)}
              for s in (corpus.train, corpus.dev)]  # fmt: skip
     assert stems == [set(train.split()), set(dev.split())]
-    # Each is told of once, used or not.
+    # Each file is listed once, used or not.
     told = [*corpus.train, *corpus.dev]
     told += itertools.chain.from_iterable(corpus.unused.values())
     visible = [f for f in files if not f.startswith(".")]
@@ -163,7 +163,7 @@ def test_dev_paths_and_files_given_by_themselves(tmp_path):
   assert found(["*.txt"], ["d.test"]) == ({"a.txt", "b.txt"}, {"d.test"})
   assert found(["?.txt"], ["sub"]) == ({"a.txt", "b.txt"}, {"valid.txt"})
   assert found(["a.txt", "c.dev", "d.test"]) == ({"a.txt"}, {"c.dev"})
-  assert found(["c.dev"]) == ({"c.dev"}, set())  # it is meant
+  assert found(["c.dev"]) == ({"c.dev"}, set())  # named by the user
   assert found(["d.test"]) == ({"d.test"}, set())
   with pytest.raises(errors.UserError, match=r"to train on.*dev: valid\.txt"):
     found(["sub/v*"])
@@ -188,7 +188,7 @@ def jsonl(records, column="text") -> str:
 
 
 def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
-  """Writes documents in every kind of file; returns their paths."""
+  """Writes documents as files of every kind; returns the paths."""
   lines, txt = jsonl(records, column).encode(), "\n\n".join(records).encode()
   zst = pa.BufferOutputStream()
   with pa.CompressedOutputStream(zst, "zstd") as file:
@@ -236,7 +236,7 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   of_files = prepared(tmp_path, [str(folder)], "files", column="body")
   tokens = [r.train.read(range(9))[0] for r in (of_hub, of_files)]
   assert np.array_equal(*tokens)
-  assert find([f"{source}::validation"]).train == corpus.dev  # it is meant
+  assert find([f"{source}::validation"]).train == corpus.dev
   with pytest.raises(errors.UserError, match="has no split other but train"):
     next(find([f"{source}::other"]).pieces("train"))
   with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
@@ -287,7 +287,7 @@ def test_the_held_out_share_is_near(sizes, share):
   assert (held >= 0).all() and (begins >= 0).all()
   most = min(2 * wanted, sizes.sum() / 2 + wanted / 2)
   assert wanted / 2 - 1 <= held.sum() <= most + 1  # a byte cannot be cut
-  # At most one is cut, and only where none of them is small enough.
+  # At most one document is cut, and only if no document is small enough.
   cut = (begins > 0) & (held > 0)
   assert cut.sum() == 0 or (cut.sum() == 1 and (sizes[cut] > wanted).all())
 
@@ -309,7 +309,7 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   assert sorted("".join(train + dev)) == sorted("".join(texts))
   some = hold_out.divide(whole, share, 0.3)[0].read()
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
-  # Of any ten in a row, as many as of all, give or take one.
+  # Ten consecutive documents have the same share as all, within 1.
   taken = np.isin(train, some)
   windows = np.convolve(taken, np.ones(10), "valid") if n > 20 else [3]
   assert np.abs(np.array(windows) - 3).max() <= 1 + 1e-6
@@ -365,13 +365,13 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   folder = tmp_path / "in"
   for file, content in CORPORA[name].items():
     write(folder, **{file: content})
-  one = len(CORPORA[name]) == 1  # so that a name that says dev is meant
+  one = len(CORPORA[name]) == 1  # a single file may be called dev
   paths = [str(folder / next(iter(CORPORA[name])) if one else folder)]
   opened = prepared(tmp_path, paths, dev_share=share)
   of = opened.manifest.splits
   held = of["dev"].tokens / (of["train"].tokens + of["dev"].tokens)
   assert share / 2 <= held <= 2 * share
-  # Nothing is lost, and nothing there twice.
+  # No text is lost or repeated.
   whole = sum(len(p.text.encode()) for p in find(paths).pieces("train"))
   texts = sum(split.text_bytes for split in of.values())
   assert whole - 2 <= texts <= whole

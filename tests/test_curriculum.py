@@ -15,7 +15,7 @@ NAMES = ("C", "M", "N", "Xy_2")
 
 
 C, M, X, HALF = {"C": 1.0}, {"M": 1.0}, {"Xy_2": 1.0}, {"C": 0.5, "M": 0.5}
-FORMS = {  # where each phase ends, and its shares
+FORMS = {  # the end and the shares of each phase
   "4C+16M+4C": [(40, C), (200, M), (240, C)],
   "10000C+32000M": [(10_000, C), (42_000, M)],
   "1000C": [(1000, C)],
@@ -51,7 +51,7 @@ def test_a_repeated_phase_is_no_switch():
 
 @st.composite
 def texts(draw):
-  """Curricula in epochs, with fractions, repetitions and mixtures."""
+  """Draws curricula in epochs, with fractions, repetitions and mixtures."""
 
   def phase():
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
@@ -127,7 +127,7 @@ def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
 
 def test_rows_of_an_objective_are_spread_over_the_batch():
   rows = parse("C:M", NAMES, 1, 100).at(0).rows(0, 64)
-  for part in rows.reshape(8, 8):  # as over eight microbatches or shards
+  for part in rows.reshape(8, 8):  # eight microbatches or shards
     assert 3 <= part.sum() <= 5
 
 

@@ -1,4 +1,4 @@
-"""Data: text, documents, tokenizer, packing, rows, and the command."""
+"""Data: text, documents, tokenizer, packing, rows and `antlm prepare`."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def make(corpus, output, **changes) -> Manifest:
 
 
 def told(message: str, begin, *args, **kwargs) -> str:
-  """The one line that a call fails with."""
+  """Returns the error line of a call, which must match `message`."""
   line = runs.told(functools.partial(begin, **kwargs), *args)
   assert re.search(message, line), line
   return line
@@ -123,7 +123,7 @@ def test_wordpiece_is_understood(tmp_path):
 
 @st.composite
 def sequences(draw) -> list[np.ndarray]:
-  """Documents of distinct tokens, so that each can be told by its place."""
+  """Draws documents whose tokens are all distinct."""
   lengths = draw(st.lists(st.integers(1, 90), min_size=1, max_size=40))
   tokens = np.arange(2, 2 + sum(lengths), dtype=np.int32)
   return np.split(tokens, np.cumsum(lengths)[:-1])
@@ -139,7 +139,7 @@ def joined(blocks, seq_len: int) -> packing.Block:
 
 @pytest.fixture(autouse=True, scope="module")
 def small_windows():
-  """Makes tiny texts cross the packers' windows."""
+  """Shortens the packers' windows, so that tiny texts cross them."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(packing, "_WINDOW", 200)
     yield
@@ -247,7 +247,7 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
-  """A prepared folder, to be damaged in copies of it."""
+  """A prepared folder, whose copies are damaged."""
   folder = tmp_path_factory.mktemp("whole")
   (folder / "a.txt").write_text(make_text(2000), "utf-8")
   make(folder / "a.txt", folder / "out")
@@ -322,7 +322,7 @@ def test_a_flipped_bit_is_found(copy):
   told("not as it was prepared", opened.verify)
   flip(path, at)
   Prepared.open(copy).verify()
-  flip(path, 3)  # a byte that no row needs
+  flip(path, 3)  # a byte outside the rows
   told("not as it was prepared", Prepared.open(copy).verify)
 
 
@@ -416,14 +416,14 @@ def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
 
 
 def counted(folder) -> dict:
-  """A manifest's counts and hashes, without the files they are in."""
+  """Returns a manifest's counts and hashes, without its shards."""
   splits = Manifest.load(folder).splits.items()
   return {name: dataclasses.replace(of, shards=()) for name, of in splits}
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> pathlib.Path:
-  """Text of several spans, in small files and in a large one of each kind."""
+  """Text of several spans: small files, and a large file of each kind."""
   folder = tmp_path_factory.mktemp("large") / "text"
   folder.mkdir()
   texts = make_text(60_000).split("\n\n")[:-1]
@@ -455,7 +455,7 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
 ):
   whole, args = Prepared.open(in_one_task), ["--packing=chunks", "--tasks=3"]
   prepare.main(large_args(large, tmp_path / "here", *args))
-  # As on other machines, in any order.
+  # Separate tasks may run in any order.
   for task in (2, 0, 1):
     alone = large_args(large, tmp_path / "apart", *args, f"--task={task}")
     prepare.main(alone)
@@ -471,7 +471,7 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
     documents = list(document_store.read(made.folder, "train"))
     assert documents == list(document_store.read(in_one_task, "train"))
     assert not list(made.folder.glob("preparing*"))
-  # All documents are there, once.
+  # Every document is kept once.
   own = [t for name in SPLITS for t in document_store.read(in_one_task, name)]
   texts = make_text(60_000).split("\n\n")[:-1]
   assert sorted(own) == sorted(texts)
@@ -485,7 +485,7 @@ def test_a_preparation_goes_on_after_its_end(
 ):
   output = tmp_path / "out"
   args = large_args(large, output, "--packing=chunks", "--tasks=4")
-  # A background job of a shell, as these tests may be, ignores Ctrl-C.
+  # Background jobs of a shell ignore SIGINT.
   line = ["env", "--default-signal=INT"]
   line += runs.command("antlm_jax.commands.prepare", *args)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -504,7 +504,7 @@ def test_a_preparation_goes_on_after_its_end(
     prepare.main,
     [*args, "--seq_len=64"],
   )
-  time.sleep(1)  # tasks of the killed process end when they have no reader
+  time.sleep(1)  # tasks of the killed process end without a reader
   prepare.main(args)
   assert counted(output) == counted(in_one_task)
 

@@ -1,4 +1,4 @@
-"""datatrove's filters and deduplication before `prepare`, by its executor."""
+"""datatrove's filters and deduplication before `prepare`."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ COMMON = ["the", "be", "to", "of", "and", "that", "have", "with"]
 
 
 def document(seed: int) -> str:
-  """Returns lines of made-up words that all filters let through."""
+  """Returns lines of made-up words that pass all filters."""
   draw = np.random.default_rng(seed)
   letters = draw.integers(97, 123, (40, 6)).astype(np.uint8)
   rare = [bytes(word).decode() for word in letters]
@@ -35,7 +35,7 @@ def raw(tmp_path_factory):
   """Text in three files, and the documents that are good, once each."""
   folder = tmp_path_factory.mktemp("raw")
   good = [document(seed) for seed in range(300)]
-  # A copy whose last word differs is a duplicate as well.
+  # A copy with another last word is a duplicate, too.
   copies = [*good[:40], *(f"{text[:-1]} others." for text in good[40:60])]
   bad = ["too short", "word " * 100, "# $ % & " * 50]
   every = np.random.default_rng(0).permutation([*good, *copies, *bad * 10])
@@ -70,7 +70,7 @@ def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, tmp_path):
   made.verify()
   assert len(made.manifest.splits["train"].shards) == TASKS
   kept = [t for s in SPLITS for t in document_store.read(made.folder, s)]
-  # Of a document and its near copy, either may stay.
+  # Deduplication may keep a document or its near copy.
   assert len(kept) == len(good)
   assert {t.split(".")[0] for t in kept} == {t.split(".")[0] for t in good}
 

@@ -1,4 +1,4 @@
-"""Several processes train the run of one: real ones, over the loopback."""
+"""Several real processes over loopback train the same run as one process."""
 
 import glob
 import importlib.util
@@ -22,7 +22,7 @@ from antlm_jax.runtime import processes
 from antlm_jax.training import checkpoint, experiment
 from tests import helpers, pods, runs
 
-# Crosses a change of objective, and is evaluated before, at it and after.
+# The run crosses a change of objective, with evaluations around it.
 CURRICULUM = "curriculum=15C+15M steps"
 SETTINGS = (CURRICULUM, "checkpoint.every=10", "checkpoint.keep_last=3")
 SETTINGS += ("eval.rows=8", "eval.every=0")
@@ -30,7 +30,7 @@ SETTINGS += ("eval.rows=8", "eval.every=0")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-  """Compiled programs: each mesh is run several times."""
+  """A folder of compiled programs, since each mesh runs several times."""
   return tmp_path_factory.mktemp("cache")
 
 
@@ -44,14 +44,14 @@ def mesh(data=1, fsdp=1, tensor=1) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(prepared, cache, tmp_path_factory):
-  """The run of one process on one device."""
+  """The run with one process on one device."""
   workdir = tmp_path_factory.mktemp("whole") / "run"
   pods.train(workdir, prepared, *SETTINGS, cache=cache)
   return workdir
 
 
 def assert_same_run(workdir, whole, what: str) -> None:
-  """Asserts equal losses to 1e-5 at every step, and says how equal."""
+  """Asserts losses within 1e-5 at every step, and prints the difference."""
   found, expected = pods.losses(workdir), pods.losses(whole)
   assert found.keys() == expected.keys()
   assert {step for step, _ in found} == set(range(31))
@@ -60,8 +60,8 @@ def assert_same_run(workdir, whole, what: str) -> None:
   assert worst < 1e-5
 
 
-# Two processes share each part of a batch over tensor=4, hold one each over
-# data=2, and two each over four.
+# With two processes and tensor=4, both read the whole batch. In the other
+# meshes, each process reads a part of it.
 MESHES = {
   "2 processes, data": (2, mesh(data=4)),
   "2 processes, fsdp": (2, mesh(fsdp=4)),
@@ -70,14 +70,14 @@ MESHES = {
   "4 processes, data": (4, mesh(data=8)),
   "4 processes, mixed": (4, mesh(data=2, fsdp=2, tensor=2)),
 }
-# Every axis at once; the axes alone are tried nightly.
+# Mixed meshes use every axis; nightly tests use one axis alone.
 MIXED = ("2 processes, mixed", "4 processes, mixed")
 MIXED_AND_NIGHTLY = [n if n in MIXED else nightly(n) for n in MESHES]
 
 
 @pytest.fixture(scope="module")
 def trained(prepared, cache, tmp_path_factory):
-  """Trains under a mesh, once; returns the run's folder."""
+  """Returns a function that trains once on a mesh and returns the workdir."""
   done = {}
 
   def folder(name):
@@ -139,7 +139,7 @@ def test_a_checkpoint_goes_on_with_other_processes(
 def test_a_disturbed_run_ends_with_the_same_bits(
   sent, damaged, trained, prepared, cache, tmp_path
 ):
-  """One of two processes ends; `test_train` disturbs a run of one process."""
+  """Stops one of two processes; `test_train` disturbs a single process."""
   count, sizes = MESHES[MIXED[0]]
   words = tmp_path / "run", prepared, *SETTINGS, *sizes
   options = {"count": count, "devices": 2, "cache": cache}
@@ -163,7 +163,7 @@ def test_a_disturbed_run_ends_with_the_same_bits(
   assert runs.same_params(words[0], trained(MIXED[0]))
 
 
-# What each process reads, masks and drops.
+# Rows, masks and dropout of each process
 
 ROWS = """
 import json, pathlib, sys
@@ -198,8 +198,8 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   name, prepared, tmp_path
 ):
   count, sizes = MESHES[name]
-  # A curriculum that mixes objectives in a batch, and a part of it per step.
-  # The data change in the last of them.
+  # A curriculum that mixes objectives within a batch, in two microbatches. The
+  # data mix changes before the last step.
   settings = ("curriculum=15C:M=1:3+15M steps", "train.microbatches=2")
   settings += ("data.mix=16a:b=1:2+14b steps",)
   of = [f"--config.data.path=a={prepared},b={prepared}"]
@@ -230,7 +230,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
 
 
 def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
-  """Trains with two processes of which one is other; returns their errors."""
+  """Trains with two processes, the second after `own`; returns the errors."""
   begun = time.monotonic()
   own = f'[ "$JAX_PROCESS_ID" = 0 ] || {own}'
   working = pods.training(workdir, prepared, *overrides, count=2, own=own)
@@ -244,9 +244,9 @@ def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
   "word, why",
   [
-    # Bad input of one process.
+    # Bad input to one process.
     ("--config.trian.steps=3", "did you mean 'train.steps'"),
-    # Processes that do not fit together.
+    # Processes with different settings.
     ("--config.schedule.peak_lr=0.5", "different settings"),
     ("--workdir={}/other", "another folder for process 1"),
   ],
@@ -271,7 +271,7 @@ def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
   seal = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
   own = f"set -- unshare -m bash -c '{seal}' {workdir} \"$@\""
   told = refused(workdir, prepared, own, CURRICULUM, "checkpoint.every=5")
-  # The system refuses to make the folder if the other process has not yet.
+  # The system cannot create the folder unless the other process did so.
   assert told and all("cannot write step 5 under" in x for x in told), told
 
 
@@ -287,11 +287,11 @@ def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   begun = time.monotonic()
   status, out = working.end(100)
   print(f"ended {time.monotonic() - begun:.1f} s after process {dead} died")
-  assert status == 137, "that of the first that failed"
+  assert status == 137  # the first failure's
   assert "Traceback" not in out
-  # Mostly the computation fails, and our line says so. With process 0 goes what
-  # that line would be told by, and now and then gloo does not hear of the end:
-  # then JAX ends the process, as no sign of the other comes.
+  # Usually the computation fails and we print one error line. Without process 0
+  # there is no coordinator, and sometimes gloo does not notice the death. Then
+  # JAX ends the process for want of heartbeats.
   told = pods.errors(out) if dead == 1 else []
   assert len(told) == 1 or "another task died" in out, out
 
@@ -313,8 +313,8 @@ def addresses(*values: str) -> dict[str, str]:
   return dict(zip(processes.EXPLICIT, values, strict=False))
 
 
-# Waits for its peers for 3 s; with an argument, gets SIGTERM after a second, in
-# a thread that is not the one that waits.
+# Waits for its peers for 3 s. With an argument, a thread other than the main
+# thread receives SIGTERM after a second.
 JOIN = """
 import signal, sys, threading, time
 from antlm_jax import cli
@@ -333,7 +333,7 @@ cli.run(main)
 
 
 def join(address, process=1, *argv: str) -> subprocess.CompletedProcess:
-  """Lets a process wait for its peers, for a short while."""
+  """Runs a process that waits for its peers for a short time."""
   return subprocess.run(
     [sys.executable, "-W", "error", "-c", JOIN, *argv],
     cwd=runs.ROOT,
@@ -346,7 +346,7 @@ def join(address, process=1, *argv: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def free():
-  """An address of this machine at which nobody listens."""
+  """An address of this machine with no listener."""
   with socket.create_server(("", 0)) as server:
     return f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -373,7 +373,7 @@ def test_a_signal_ends_a_process_that_waits_for_its_peers(free):
 
 @pytest.fixture
 def joined(monkeypatch):
-  """The words that JAX is joined with, in an environment of none."""
+  """Arguments of calls of JAX's `initialize`, in an empty environment."""
   calls = []
   monkeypatch.setattr(
     jax.distributed, "initialize", lambda **k: calls.append(k)
@@ -398,7 +398,7 @@ OWN = ("coordinator_address", "num_processes", "process_id")
     (addresses("a:1", "2", "1"), dict(zip(OWN, ("a:1", 2, 1), strict=True))),
     (SLURM | {"SLURM_NTASKS": "1"}, None),
     (SLURM | {"SLURM_NTASKS": "2"}, {}),
-    ({"SLURM_JOB_ID": "7"}, None),  # a job's own script, not a task
+    ({"SLURM_JOB_ID": "7"}, None),  # the job's script, not a task
   ],
 )
 def test_the_environment_says_who_belongs_together(

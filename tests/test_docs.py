@@ -1,21 +1,33 @@
-"""The commands and code of README and docs/ run as written."""
+"""The commands and code of README and docs/ run as written, and links hold."""
 
+import ast
+import importlib.util
 import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from antlm_jax import config
+import antlm_jax
+from antlm_jax import config, settings
 from antlm_jax.commands import COMMANDS
 from antlm_jax.objectives import curriculum
 from tests import runs
 
-README = runs.ROOT / "README.md"
-PAGES = sorted((runs.ROOT / "docs").glob("*.md"))
+README, DOCS = runs.ROOT / "README.md", runs.ROOT / "docs"
+FIRST = DOCS / "index.md"  # its commands make the data and the run of others
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+URL = re.search('URL = "(.*)"', (runs.ROOT / "setup.py").read_text())[1]
+SITE = "https://{}.github.io/{}/".format(*URL.split("/")[-2:])
+RAW = URL.replace("github.com", "raw.githubusercontent.com")
+
+
+def _name(page: pathlib.Path) -> str:
+  return str(page.relative_to(runs.ROOT))
 
 
 def blocks(page: pathlib.Path, *languages: str) -> list[tuple[str, str]]:
@@ -24,13 +36,18 @@ def blocks(page: pathlib.Path, *languages: str) -> list[tuple[str, str]]:
   return [block for block in found if block[0] in languages]
 
 
+RUN = [page for page in PAGES if blocks(page, "bash", "python")]
+
+
 @pytest.fixture(scope="module")
-def readme(tmp_path_factory):
-  """A folder with what the README's commands leave, and what they print."""
+def first(tmp_path_factory):
+  """A folder with the results of the home page's commands."""
   folder = tmp_path_factory.mktemp("docs")
   for name in ("configs", "docs", "launch", ".venv"):
     (folder / name).symlink_to(runs.ROOT / name)
-  return folder, in_folder(README, folder)
+  printed = in_folder(FIRST, folder)
+  assert "the dogs near" in printed and "mean over UIDs" in printed
+  return folder
 
 
 def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
@@ -62,51 +79,155 @@ def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_readmes_commands_by_hand_and_its_code(readme):
-  _, printed = readme
-  assert "the dogs near" in printed and "mean over UIDs" in printed
+@pytest.mark.parametrize("page", RUN, ids=_name)
+def test_the_commands_and_code_of_a_page(page, first, tmp_path):
+  """Catches a page whose blocks fail, or need another page than the first."""
+  if page != FIRST:
+    folder = shutil.copytree(first, tmp_path / "page", symlinks=True)
+    assert in_folder(page, folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_and_code_of_a_page(page, readme):
-  folder, _ = readme
-  assert in_folder(page, folder) or not blocks(page, "bash", "python")
-
-
-@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_file_and_command_that_a_page_names_exists(page):
   text = page.read_text()
   ours = "configs|antlm_jax|launch|tests"
   for name in re.findall(rf"`((?:{ours})/[\w/.]+)", text):
     assert (runs.ROOT / name).exists(), name
-  for link in re.findall(r"\]\((?!http)([^)#]+)", text):
-    assert (page.parent / link).exists(), link
+  for link in re.findall(r"\]\(([^)#\s]+)", text):
+    assert _target(page, link).exists(), link
   for module in re.findall(r"python -m ([\w.]+)", text):
     path = runs.ROOT / module.replace(".", "/")
     known = path.with_suffix(".py"), path / "__main__.py"
     assert any(file.exists() for file in known), module
   for name, second in re.findall(r"(?:`|^)antlm (\w+)(?: (\w+))?", text, re.M):
-    assert {name, f"{name} {second}"} & COMMANDS.keys(), (name, second)
+    assert {name, f"{name} {second}"} & {*COMMANDS, "COMMAND"}, (name, second)
 
 
-def test_the_readme_lists_every_config_once():
-  listed = re.findall(r"^\| `configs/(\w+)\.py`", README.read_text(), re.M)
+def _target(page: pathlib.Path, link: str) -> pathlib.Path:
+  """Returns the file of a link; the page itself for links to elsewhere."""
+  if link.startswith(SITE):
+    name = link.removeprefix(SITE).rstrip("/")
+    return DOCS / (f"{name}.md" if name else "index.md")
+  for prefix in (f"{URL}/blob/main/", f"{RAW}/main/"):
+    if link.startswith(prefix):
+      return runs.ROOT / link.removeprefix(prefix)
+  return page if "://" in link else page.parent / link
+
+
+def test_the_readme_reads_the_same_on_a_package_index():
+  """Catches a relative link or picture, another address, an old version."""
+  text = README.read_text()
+  assert len(text.splitlines()) <= 150
+  links = re.findall(r"\]\(([^)]+)\)", text)
+  assert all(link.startswith("https://") for link in links)
+  ours = [link for link in links if "antlm" in link]
+  assert all(link.startswith((URL, SITE, RAW)) for link in ours)
+  assert f"version = {{{antlm_jax.__version__}}}" in text
+  site = (runs.ROOT / "mkdocs.yml").read_text()
+  assert f"site_url: {SITE}\nrepo_url: {URL}\n" in site
+
+
+def test_the_settings_page_lists_every_config_once():
+  text = (DOCS / "reference/settings.md").read_text()
+  listed = re.findall(r"^\| `configs/(\w+)\.py`", text, re.M)
   assert sorted(listed) == sorted(p.stem for p in config.CONFIGS.glob("*.py"))
 
 
-def test_every_page_is_in_the_readme():
-  for page in PAGES:
-    assert f"(docs/{page.name})" in README.read_text()
-
-
-@pytest.mark.parametrize(
-  ("page", "least"), [(README, 8), (runs.ROOT / "docs/curricula.md", 10)]
-)
-def test_every_curriculum_that_a_page_names_parses(page, least):
+def test_every_curriculum_of_the_reference_parses():
+  page = DOCS / "reference/curriculum.md"
   table = page.read_text().split("| curriculum |")[1].split("\n\n")[0]
   strings = re.findall(r"`([^`]*[A-Z][^`]*)`", table.split("|---|---|")[1])
-  assert len(strings) >= least
+  assert len(strings) >= 10
   for text in strings:
     known = config.Config(curriculum=text).known_objectives
     assert curriculum.parse(text, known, 100, 5000).steps > 0
+
+
+@pytest.fixture(scope="module")
+def hooks():
+  """The module that generates the reference."""
+  spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_every_setting_has_a_help_text_and_is_in_the_reference(hooks):
+  """Catches a setting without help or default, and a group without a place."""
+  page = hooks.filled((DOCS / "reference/settings.md").read_text())
+  for group, sections in hooks.groups().items():
+    assert f"\n## {group or 'Run'}\n" in page
+    for section in sections.values():
+      for field in settings.fields(section):
+        key = ".".join(filter(None, (group, field.name)))
+        if key == "objectives.name":
+          continue  # the name of an objective
+        key = key.replace("objectives.", "objectives.NAME.")
+        assert field.metadata["help"] and hasattr(section, field.name), key
+        assert page.count(f"{{ #{key} }}") == 1, key
+
+
+def test_the_reference_has_every_command_objective_and_name(hooks):
+  """Catches a part that is added to the package and not to its page."""
+  pages = {
+    name: hooks.filled((DOCS / f"reference/{name}.md").read_text())
+    for name in ("commands", "objectives", "python")
+  }
+  for command in COMMANDS:
+    assert f"\n## antlm {command}\n" in pages["commands"]
+  for name, made in config.OBJECTIVES.items():
+    assert (
+      f"| `objectives.{name}.name` | `{made.name}` |" in pages["objectives"]
+    )
+  for name in {*dir(antlm_jax)} - {"__version__"}:
+    assert re.search(rf"\bax\.{name}\b", pages["python"]), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_setting_that_a_page_changes_exists(page, hooks):
+  """Catches a renamed setting, and an example with a value that is refused."""
+  known = {
+    f"{group}.{field.name}".removeprefix(".")
+    for group, sections in hooks.groups().items()
+    for section in sections.values()
+    for field in settings.fields(section)
+  } | {"model.name", "optimizer.name", "schedule.name", "KEY"}
+  for key in re.findall(r"--config\.([\w.]+)[=`]", page.read_text()):
+    key = re.sub(r"^objectives\.\w+\.(KEY$)?", r"objectives.", key)
+    assert key in {*known, "objectives."}, key
+  for _, text in blocks(page, "text"):
+    if text.startswith("--config."):
+      config.load("quickstart", text.split())
+
+
+def test_the_messages_of_the_faq_exist():
+  """Catches a message that is worded differently than its question."""
+  strings = []
+  for path in (runs.ROOT / "antlm_jax").rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        strings.append(node.value)
+  titles = re.findall(
+    r"^### `([a-z][^`]+)`", (DOCS / "faq.md").read_text(), re.M
+  )
+  assert len(titles) >= 10
+  for title in titles:
+    assert any(title in text for text in strings), title
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_its_links_and_anchors_hold(tmp_path):
+  """Catches a warning of mkdocs, such as a link to a missing heading."""
+  pytest.importorskip("mkdocs")
+  words = "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"
+  done = subprocess.run(
+    [sys.executable, *words],
+    cwd=runs.ROOT,
+    env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  page = (tmp_path / "site/reference/settings/index.html").read_text()
+  assert 'id="train.batch_size"' in page

@@ -1,4 +1,4 @@
-"""A folder of transformers in, a detour, SimCSE, pairs; both libraries out."""
+"""From a folder of transformers by detour, SimCSE and pairs to an embedder."""
 
 import json
 
@@ -21,7 +21,7 @@ pytestmark = hub.MARKS
 
 
 def begun(tmp_path):
-  """A folder of transformers with a random Llama that knows no mask."""
+  """Writes a folder of transformers: a random Llama without a mask token."""
   tokenizer = random_models.tokenizer()
   shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 32}
   shape |= {"intermediate_size": 48, "num_hidden_layers": 2}
@@ -66,7 +66,7 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   (path,) = export.export(loaded, tmp_path / "out")
   model = sbert.SentenceTransformer(str(path), device="cpu")
   texts = sentences[-20:]
-  # Longer rows than in pretraining were learnt from, and are read.
+  # Fine-tuning and inference use longer rows than pretraining.
   assert model.max_seq_length == loaded.longest_row > 16
   asks = [Example((t,), {}) for t in texts]
   queries = outputs(loaded, asks)

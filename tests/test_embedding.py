@@ -1,6 +1,4 @@
-"""Embedders of own texts: the loss, files, and a journey to their libraries."""
-
-import json
+"""Embedders of a user's own texts: losses, files and training."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,17 +16,17 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from tests import random_models
+from tests import random_models, runs
 
 OPTIONS = retrieval.Options(), embedding.Options()
-WEIGHTS = np.float32([1, 1, 1, 0])  # of rows; 0 is an empty place
+WEIGHTS = np.float32([1, 1, 1, 0])  # 0 marks an empty row
 run = random_models.run()
 
 
 def test_infonce_with_negatives_is_its_definition():
-  """Those of other queries count as well, those of empty places do not."""
+  """Negatives of other queries count; those of empty rows do not."""
   draw = np.random.default_rng(0)
-  x = draw.normal(size=(5, 4, 8))  # a query, what it is to find, two others
+  x = draw.normal(size=(5, 4, 8))  # query, positive, two negatives
   x /= np.linalg.norm(x, axis=-1, keepdims=True)
   weights = np.array([1.0, 1, 1, 1, 0])
   nats = []
@@ -40,7 +38,7 @@ def test_infonce_with_negatives_is_its_definition():
 
 
 def test_max_similarity_is_its_definition():
-  """Padding of either side, even with larger cosines, does not count."""
+  """Padding does not count, even with larger cosines."""
   draw = np.random.default_rng(0)
   hidden = draw.normal(size=(8, 3, 6))  # four queries, then four documents
   lengths = np.array([3, 1, 2, 3, 2, 3, 1, 3])
@@ -55,7 +53,7 @@ def test_max_similarity_is_its_definition():
   ]
   scores = head.similarity(found[:4], found[4:])
   np.testing.assert_allclose(scores, expected, atol=1e-6)
-  # InfoNCE is the same as of single vectors, of these scores.
+  # InfoNCE of these scores is the same as with single vectors.
   each = np.exp(np.array(expected[:3]) / 0.1)[:, :3]
   nats = np.mean(np.log(each.sum(axis=1)) - np.log(np.diagonal(each)))
   loss = head.loss(found.reshape(2, 4, 3, 4).swapaxes(0, 1), None, WEIGHTS)
@@ -63,10 +61,10 @@ def test_max_similarity_is_its_definition():
 
 
 def test_late_interaction_learns_to_find(loaded):
-  """Its gradient reaches encoder and projection, and decoding ranks by it."""
+  """Gradients reach encoder and projection; decoding ranks by the scores."""
   halves = [s.split() for s in toy_english.sentences(0, 150)]
   records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
-  # It has to find pairs that it has seen: few examples decide that.
+  # The held-out pairs are training pairs, so that few examples suffice.
   sets = {"train": records, "dev": records[:40]}
   task = pairs(sets, embedding.Options(token_size=8))
   settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)
@@ -91,11 +89,6 @@ def test_prompts_stand_before_queries_and_others(loaded):
     assert np.array_equal(found.tokens, expected.tokens)
 
 
-def write(path, rows):
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return str(path)
-
-
 def pairs(data, options):
   ranking = retrieval.Options()
   return embedding.pairs(data, "own", "bidirectional", ranking, options)
@@ -113,7 +106,7 @@ def test_files_of_pairs(tmp_path):
     for i in range(20)
   ]
   options = embedding.Options(negative_column=("no",))
-  data = write(tmp_path / "my.jsonl", rows)
+  data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   task = pairs(data, options)
   (dev,) = task.evaluations
   train, asked = task.load("train"), task.load(dev)
@@ -121,7 +114,7 @@ def test_files_of_pairs(tmp_path):
   assert all(e.texts[2:] == (f"n{e.texts[1][1:]}", "n") for e in train)
   queries = [e for e in asked if e.label is not None]
   assert len(queries) == 2 and len(asked) == 2 + 2 + 3  # "n" is one document
-  # One query in two records asks for both.
+  # A query in two records asks for both documents.
   both = embedding._asked([embedding.Example(("q", text)) for text in "ab"])
   assert both[0].label == {"d0": 1.0, "d1": 1.0} and len(both) == 3
 
@@ -133,17 +126,14 @@ def test_files_of_pairs(tmp_path):
     ({"positive": ["b", "c"]}, {}, "not one query and one"),
     ({}, {}, "choose one with --positive_column"),
     ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in --negati"),
-    (
-      {"positive": "b"},
-      {"positive": "query"},
-      "query_column=query, --positive_",
-    ),
+    ({"positive": "b"}, {"positive": "query"}, "query, --positive_"),
     ({"positive": "b"}, {"negative": "positive"}, "=positive must differ"),
   ],
 )
 def test_bad_pairs_are_told(tmp_path, row, columns, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
-  data = write(tmp_path / "my.jsonl", [{"query": "a"} | row, fine])
+  rows = [{"query": "a"} | row, fine]
+  data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   options = embedding.Options(
     positive_column=columns.get("positive", "positive"),
     negative_column=tuple(filter(None, [columns.get("negative")])),
@@ -164,7 +154,7 @@ def test_texts_alone_are_their_own_pairs(tmp_path):
 
 
 def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
-  """Only so do two readings of one text differ."""
+  """Only dropout makes two encodings of a text differ."""
   (tmp_path / "a.txt").write_text("\n".join(toy_english.sentences(0, 40)))
   task = simcse(tmp_path)
   data = loop.read(loaded, task, 16)

@@ -26,7 +26,7 @@ def sentences():
 
 
 def laid_out(loaded, context, text, mode, pipeline):
-  """What stands before a text, its tokens, and what stands after."""
+  """Returns the tokens before a text, its own tokens, and those after it."""
   t = loaded.tokenizer
   before, after = {
     "bos_eos": ([t.bos_id], [t.eos_id]),
@@ -46,7 +46,7 @@ def laid_out(loaded, context, text, mode, pipeline):
 
 
 def slow_score(loaded, text, mode, t=1.0, shift=0, context="", pipeline="ours"):
-  """Scores a sentence token by token; returns (sum, number of tokens)."""
+  """Scores a sentence token by token; returns the sum and the token count."""
   before, ids, after = laid_out(loaded, context, text, mode, pipeline)
   tokens = np.array(before + ids + after)
   shift = {"mlm": 0, "mntp": 1, "causal": 1}.get(mode, shift)
@@ -87,7 +87,7 @@ def test_scores_equal_a_slow_loop(loaded, sentences, mode, boundary):
   ("pipeline", "mode", "boundary"),
   [
     *((p, m, "bos_eos") for p, of in pipelines.PIPELINES.items() for m in of),
-    # Where the rows held no special tokens, the 2024 pipeline adds its own.
+    # The 2024 pipeline adds special tokens even if training rows had none.
     ("2024", "causal", "none"),
     ("2024", "mlm", "none"),
   ],
@@ -108,7 +108,7 @@ def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode, boundary):
   got = score(loaded, texts, mode, **options)
   mean = (pipeline, mode) == ("2024", "mlm")
   np.testing.assert_allclose(got, sums / expected[:, 1] if mean else sums)
-  # The same text after another context is another choice.
+  # A text after another context has another score.
   assert len(set(np.round(sums, 3))) == len(texts)
 
 
@@ -182,13 +182,12 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
   bare = dataclasses.replace(loaded, boundary="none")
-  with pytest.raises(UserError, match="no token for an empty context"):
+  with pytest.raises(UserError, match="lacks the token that this pipeline"):
     score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
 
 
 NAMED = "--checkpoint=nowhere"
 PROMPT = (NAMED, "--prompt=Tom")
-PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
 
 
 @pytest.mark.parametrize(
@@ -196,23 +195,16 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
   [
     ("generate", PROMPT, "nowhere holds no checkpoint"),
     ("generate", (NAMED,), "required: --prompt"),
-    ("generate", ("--checkpoint=", "--prompt=Tom"), "--checkpoint is empty"),
-    ("generate", (*PROMPT, "--step=x"), "--step"),
-    ("generate", (*PROMPT, "--temperature=nan"), "=nan is not finite"),
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
     ("generate", (*PROMPT, "--steps=2"), "--steps=2"),
     ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
     ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: give --tokens"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
-    ("ewok", (*PAIRS, "--temperature=nan"), "is not finite"),
   ],
 )
 def test_bad_input_is_told(name, args, told):
-  module = f"antlm_jax.commands.{name}"
-  if name in ("blimp", "ewok"):
-    module, args = "evals.score", (f"--task={name}", *args)
-  line = runs.refused(module, *args)
+  line = runs.refused(f"antlm_jax.commands.{name}", *args)
   assert told in line and line.isascii()
 
 
@@ -220,7 +212,7 @@ PROMPTS = ("Tom sat", "", "the dogs near the hills often rested and Tom")
 
 
 def encoded_whole(loaded, prompt, count):
-  """Continues a prompt by the likeliest tokens, encoding it all for each."""
+  """Continues a prompt by the likeliest tokens, encoding it anew for each."""
   t = loaded.tokenizer
   tokens = np.zeros(48, np.int32)
   start = [t.bos_id, *t.encode(prompt)]
@@ -285,7 +277,7 @@ def test_a_stream_is_the_text_as_it_grows(loaded):
 
 
 def test_special_tokens_are_never_sampled(loaded, monkeypatch):
-  """At a temperature that makes all tokens as likely."""
+  """A high temperature makes all tokens about equally likely."""
   seen = []
   monkeypatch.setattr(loaded.tokenizer, "decode", seen.append)
   generate(loaded, "Tom", tokens=40, temperature=1e6, count=40)
@@ -348,7 +340,7 @@ def test_one_step_shows_the_top_of_the_softmax(loaded, curriculum, shift):
 
 
 def test_masks_stand_like_words(loaded):
-  """The text around a mask is encoded as around a word."""
+  """The text around a mask is encoded as that around a word."""
   t = loaded.tokenizer
   assert len(t.encode("the")) == 1
   for before, masks, after in (

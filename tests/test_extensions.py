@@ -1,6 +1,6 @@
-"""Parts added from outside: each is one file of plugins/, and touches nothing.
+"""Plugins: each part is one file of tests/plugins, without other changes.
 
-Commands get the files by --plugin, and Python imports them.
+Commands load the files by --plugin, and Python imports them.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ REGISTRIES = {
   "finetuning_task": presets.PRESETS,
   "zero_shot_task": TASKS,
 }
-# A run with all that trains.
+# Plugins and settings of one training run
 TRAINS = ("optimizer", "schedule", "objective", "encoder", "writer", "hook")
 SETTINGS = {
   "optimizer.name": "lion",
@@ -58,7 +58,7 @@ run = random_models.run(layers=1)
 
 @contextlib.contextmanager
 def forgetting():
-  """Forgets what its block registers."""
+  """Undoes the registrations of its block."""
   before = {name: dict(registry) for name, registry in REGISTRIES.items()}
   try:
     yield
@@ -70,14 +70,14 @@ def forgetting():
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-  """No test has the plugins of another."""
+  """Keeps a test's plugins from other tests."""
   monkeypatch.setenv(plugins.VARIABLE, "")
   with forgetting():
     yield
 
 
 def plugin(name: str) -> str:
-  """The argument that loads a file."""
+  """Returns the argument that loads a file."""
   return f"--plugin={FOLDER / name}.py"
 
 
@@ -93,7 +93,7 @@ def command(name: str, *words: str) -> None:
 
 @pytest.fixture(scope="session")
 def trained(shared, prepared):
-  """Two runs: 0 of the command in a process of its own, and 1 from Python."""
+  """Two runs: 0 by the command in a new process, 1 from Python."""
 
   def train(folder):
     folder.mkdir()
@@ -116,7 +116,7 @@ def trained(shared, prepared):
   return shared("extended", train)
 
 
-# It is also a study's, for the report.
+# The config is also a study, for the report.
 TOY = """
 from antlm_jax import config
 from antlm_jax.evals.design import Row, Scale, Text
@@ -139,7 +139,7 @@ def test_the_command_and_python_train_the_same(trained):
   imported(*TRAINS)
   assert runs.same_params(trained / "toy/0", trained / "toy/1")
   page = (trained / "toy/0/README.md").read_text()
-  assert all(plugin(name) in page for name in TRAINS)  # to run it again
+  assert all(plugin(name) in page for name in TRAINS)
 
 
 @pytest.mark.parametrize("name", ["optimizer", "schedule", "objective"])
@@ -298,7 +298,7 @@ def test_a_fine_tuning_task(run, tmp_path, capsys):
   model = ax.load(folder / "model")
   found = ax.predict(model, module.load("toy"), max_length=16)
   assert [one.value for one in found] == expected
-  texts = [example.texts for example in module.load("toy")]  # without labels
+  texts = [example.texts for example in module.load("toy")]
   assert ax.predict(model, texts, max_length=16) == found
   (hf,) = export.export(model, tmp_path / "hf")
   described = json.loads((hf / "config.json").read_text())
@@ -332,8 +332,8 @@ def test_a_zero_shot_task_that_the_report_shows(trained, tmp_path, capsys):
   summary = json.loads((folder / "summary.json").read_text())
   share = f"{summary['accuracy']:.1%}"
   assert capsys.readouterr().out == (
-    f"3 items of {data}, mode causal\nfigure    value\naccuracy  {share}\n"
-    f"written to {folder}\n"
+    f"3 items of {data}, mode causal\nfigure      value\n"
+    f"accuracy  {share}\nwritten to {folder}\n"
   )
   lines = map(json.loads, (folder / "items.jsonl").read_text().splitlines())
   assert [line["text"] for line in lines] == texts

@@ -1,4 +1,4 @@
-"""Reading files with clear errors, writing them whole, locks, tables, units."""
+"""Reading and writing of files, locks, tables and units."""
 
 import contextlib
 import csv

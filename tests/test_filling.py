@@ -1,4 +1,4 @@
-"""Filling of masks, and sampling of masked diffusion, on random models."""
+"""Mask filling and sampling from masked diffusion, on random models."""
 
 import dataclasses
 import functools
@@ -24,21 +24,14 @@ run = random_models.run()
 
 @pytest.fixture(scope="module")
 def diffusion(loaded):
-  """The same random model, as if trained by masked diffusion."""
+  """The random model, as if trained by masked diffusion."""
   return random_models.with_curriculum(loaded, "1D")
 
 
 def in_blocks(loaded):
-  """The same again, with attention in blocks of eight tokens."""
+  """Returns the model with attention in blocks of eight tokens."""
   blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
   return dataclasses.replace(loaded, config=config.given(loaded.config, blocks))
-
-
-def in_blocks_of(length, tokens):
-  """What each token of a row sees, with attention in blocks."""
-  end = (np.arange(len(tokens)) // length + 1) * length
-  k_end = np.minimum(end, len(tokens)).astype(np.int32)[None]
-  return AttentionMask(k_end=k_end)
 
 
 WORDS = ("<pad>", "<s>", "</s>", "<mask>", "a", "b", "c")
@@ -64,18 +57,18 @@ def toy():
 
 
 def texts_of(*args, **how) -> list[str]:
-  """The texts of `fill`."""
+  """Returns the texts of `fill`."""
   return [filled.text for filled in fill(*args, **how)]
 
 
 def law(toy, order, steps, block_length=5):
-  """Probabilities of what becomes of `a <mask> <mask> <mask>`, in float64.
+  """Returns the probability of each filling of `a <mask> <mask> <mask>`.
 
-  By all orders in which, and tokens by which, the masks may be filled.
+  Sums over all orders of filling and all tokens, in float64.
   """
 
   @functools.cache
-  def predicted(row):  # of each place, `[n, 3]`
+  def predicted(row):  # probabilities `[n, 3]`
     p = np.exp(helpers.log_softmax(helpers.logits(toy, row)[:, ORDINARY]))
     return np.roll(p, SHIFT, axis=0)
 
@@ -88,7 +81,7 @@ def law(toy, order, steps, block_length=5):
     left = left or steps or len(masks)
     out = Counter()
     for chosen, weight in subsets(masks, left):
-      # The next block has steps of its own.
+      # The step count starts again with the next block.
       after = left - 1 if len(chosen) < len(masks) else 0
       for words in itertools.product(ORDINARY, repeat=len(chosen)):
         filled = dict(zip(chosen, words, strict=True))
@@ -113,7 +106,7 @@ def law(toy, order, steps, block_length=5):
 
 
 def surprise(texts, expected) -> float:
-  """The p-value of texts under a law, by a chi-square test."""
+  """Returns the p-value of texts under a law, by a chi-square test."""
   counts = Counter(texts)
   assert set(counts) <= set(expected)
   found = np.array([counts[name] for name in expected])
@@ -143,21 +136,23 @@ def test_texts_follow_the_law_by_enumeration(toy, how):
     how |= {"temperature": 1, "count": 4096, "top": 0, "seed": seed}
     texts += texts_of(toy, "a <mask> <mask> <mask>", **how)
   assert surprise(texts, expected) > 1e-3
-  # That is not the law of all masks at once.
+  # The law of filling all masks at once differs.
   assert surprise(texts, law(toy, "random", 1)) < 1e-6
 
 
 def slow_fill(loaded, seen, text, tokens, shift, steps, block_length):
-  """Fills a text by the likeliest tokens, the surest first."""
+  """Fills a text with the likeliest tokens, the most probable first."""
   t = loaded.tokenizer
   row = framing.encode(loaded, text, tokens)
   banned = t.special.copy()
-  banned[t.eos_id] = not tokens  # behind a prompt, a text may end early
+  banned[t.eos_id] = not tokens  # a continuation may end early
   canvas = np.flatnonzero(row == t.mask_id)
+  ends = (np.arange(len(row)) // seen + 1) * seen  # of blocks that are seen
+  mask = AttentionMask(k_end=np.minimum(ends, len(row)).astype(np.int32)[None])
   for block in range(-(-len(row) // block_length)):
     masks = [i for i in canvas if i // block_length == block]
     for left in range(steps or len(masks), 0, -1):
-      logits = helpers.logits(loaded, row, in_blocks_of(seen, row))
+      logits = helpers.logits(loaded, row, mask)
       p = np.exp(helpers.log_softmax(np.where(banned, -np.inf, logits)))
       sure = sorted(masks, key=lambda i: -p[i - shift].max())
       for i in sure[: math.ceil(len(masks) / left)]:
@@ -195,7 +190,7 @@ def test_a_stream_is_the_text_as_it_is_filled(diffusion):
   assert whole == fill(diffusion, TEXT, **SAMPLED)
   assert [one.text.count("<mask>") for one, _ in growing] == [1]
   for (early, _), (late, _) in zip(growing, [whole], strict=True):
-    assert early.masks[0] in late.masks  # as at the step that filled it
+    assert early.masks[0] in late.masks
   assert len(list(filling.stream(diffusion, "Tom", how))) == 4
   for one in whole:
     text = one.text
@@ -206,7 +201,7 @@ def test_a_block_does_not_depend_on_those_behind_it(diffusion):
   def first_block(model, tokens):
     how = {"tokens": tokens, "block_length": 8}
     (text,) = texts_of(model, "Tom sat", **how)
-    return model.tokenizer.encode(text)[:7].tolist()  # and one before them
+    return model.tokenizer.encode(text)[:7].tolist()  # after BOS
 
   blocks = in_blocks(diffusion)
   assert first_block(blocks, 9) == first_block(blocks, 20)
@@ -214,7 +209,7 @@ def test_a_block_does_not_depend_on_those_behind_it(diffusion):
 
 
 def test_special_tokens_are_never_drawn(diffusion):
-  """At a temperature that makes all tokens as likely."""
+  """A high temperature makes all tokens about equally likely."""
   t = diffusion.tokenizer
   special = {t.decode([i], False) for i in np.flatnonzero(t.special)}
   how = {"temperature": 1e6, "count": 40, "steps": 1, "top": 0}
@@ -231,7 +226,7 @@ def test_special_tokens_are_never_drawn(diffusion):
 
 
 def test_candidates_are_those_of_the_step_that_filled_the_mask(diffusion):
-  """The second mask is predicted with the first one filled."""
+  """The model predicts the second mask with the first already filled."""
   t = diffusion.tokenizer
   tokens = framing.encode(diffusion, TEXT)
   (early,), (late,) = filling.stream(diffusion, TEXT, Filling(top=4))
@@ -252,8 +247,8 @@ def test_fill_refuses(loaded, diffusion):
   causal = random_models.with_curriculum(loaded, "1C")
   bare = dataclasses.replace(diffusion, boundary="none")
   for model, text, options, message in (
-    (causal, "Tom", {}, "left to right alone .curriculum=1C"),
-    (bare, "<mask> sat", {}, "nothing stands before"),
+    (causal, "Tom", {}, "only left to right .curriculum=1C"),
+    (bare, "<mask> sat", {}, "put a word before"),
     (diffusion, [], {}, "no text"),
     (diffusion, "Tom sat .", {}, "'Tom sat .' holds no <mask>"),
     (diffusion, "Tom " * 60 + "<mask>", {}, "max_seq_len=48"),

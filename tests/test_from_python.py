@@ -1,4 +1,4 @@
-"""Preparing and training from Python, with data that are in memory."""
+"""Preparing and training from Python, with data in memory."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def train(folder, data, **more):
 
 
 def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
-  """The same documents give the same rows, wherever they come from."""
+  """The same documents give the same rows from every source."""
   path = tmp_path / "lines.txt"
   path.write_text("\n".join(lines))
   made = [
@@ -45,7 +45,7 @@ def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
     np.testing.assert_array_equal(found, wanted)
   assert repr(made[0]).startswith(f"<prepared data: {len(rows):,} rows of 16")
   assert capfd.readouterr() == ("", "")  # quiet
-  # A folder is opened, not made again, also from a list of documents.
+  # With a list of documents, too, an existing folder is reused.
   for output in (tmp_path / "new", tmp_path / "new"):
     ax.prepare(lines, output, **PACKED)
   assert "is already prepared with these settings" in capfd.readouterr().out
@@ -72,7 +72,7 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   first, *others = (run.load().params for run in found)
   for params in others[:2]:
     assert helpers.equal(params, first)
-  # Nothing is left to train, and the run is recognised.
+  # The run is complete, and is recognized with its data in a folder.
   assert train(tmp_path / "c", folder).losses == found[2].losses
 
 
@@ -82,11 +82,11 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   model = run.load()
   assert model.tokenizer.decode([3, 39]) == "3 39"
   assert model.tokenizer.vocab_size == 41  # with the mask
-  # A mode may have the name that logs give it, and a model be a path.
+  # "clm" names the causal mode, too, and a model may be a path.
   scores = ax.score(model, "1 2 3", mode="clm")
   for path in (run.workdir, str(run.workdir), run):
     np.testing.assert_array_equal(scores, ax.score(path, ["1 2 3"]))
-  # Other rows are other data: the run refuses to go on with them.
+  # A run refuses to resume on other rows.
   with pytest.raises(UserError, match="on other rows"):
     train(tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0})
 
@@ -107,7 +107,7 @@ def test_bad_rows_are_one_line(rows, told):
 
 
 def test_a_config_is_a_name_or_a_value():
-  """Settings that are given change each of them in the same way."""
+  """Settings change a config given by name, as a value or as a dict."""
   changes = {"optimizer.name": "muon", "train.steps": 5, "eval.watch": ("clm",)}
   by_name = config.given("quickstart", changes)
   assert isinstance(by_name.optimizer, ax.Muon)

@@ -1,6 +1,6 @@
-"""What a Gemma 3's config.json says, as transformers 4 and 5 write it.
+"""Gemma 3's config.json as transformers 4 and 5 write it.
 
-Its equations are in test_llama, its weights and texts in test_imported.
+test_llama has its equations, test_imported its weights and texts.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ SHAPE = {
 
 
 def written(form, **changes):
-  """The fields of a model's config.json."""
+  """Returns the fields of a model's config.json."""
   model = helpers.model(**SHAPE | changes)
   target = GEMMA.target(model.config, form, 0)
   return config.config(model, {"mask": None}, GEMMA, target, "float32")
@@ -36,7 +36,7 @@ def read(fields):
 @pytest.mark.parametrize("form", ["causal", "bidirectional"])
 def test_a_window_reads_back_the_same_both_ways(form):
   fields = written(form)
-  # Reading both ways transformers takes half of it, and one.
+  # Bidirectional attention of transformers uses sliding_window / 2 + 1.
   assert fields["sliding_window"] == {"causal": 9, "bidirectional": 16}[form]
   described = read(fields)
   assert described.settings["windows"] == (9, 0)

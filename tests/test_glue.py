@@ -1,4 +1,4 @@
-"""Tasks: their metrics, their head, and GLUE's files."""
+"""GLUE: metrics, heads, presets and files."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
-from tests import random_models, real, tuned
+from tests import random_models, real, runs, tuned
 
 run = random_models.run(layers=1)
 
@@ -87,7 +87,7 @@ def test_a_heads_first_values(head, std):
   labels = tuple(map(str, range(64)))
   params = head(labels, "first").init(jax.random.key(0), 64)
   for name, value in params.items():
-    # A normal cut at two deviations has 0.88 of its deviation.
+    # Truncation at two deviations leaves 0.88 of a normal's deviation.
     expected = 0.88 * std if "kernel" in name else 0
     assert np.std(value) == pytest.approx(expected, rel=0.05)
 
@@ -102,7 +102,7 @@ def test_empty_places_weigh_nothing():
 
 
 PAIR = {"sentence1": "a", "sentence2": "b"}
-LINES = {  # fields of a line, and the texts that they make
+LINES = {  # fields of a line, and the resulting texts
   "boolq": ({"question": "q", "passage": "p"}, ("q", "p")),
   "cola": ({"sentence": "s"}, ("s",)),
   "mnli": ({"premise": "p", "hypothesis": "h"}, ("p", "h")),
@@ -123,12 +123,12 @@ LINES = {  # fields of a line, and the texts that they make
 
 
 def line(name, label):
-  """A line of a task's file."""
+  """Returns a line of a task's file."""
   return json.dumps(LINES[name][0] | {"label": label, "idx": 9}) + "\n"
 
 
 def asked(folder, *more):
-  """All tasks of a folder with their settings, as the command finds them."""
+  """Returns a folder's tasks and settings, as the command reads them."""
   jobs = tuned.planned(f"--data={folder}", "--task=all", *more)
   return [(vars(job.grid) | vars(job.how), job.task) for job in jobs]
 
@@ -192,7 +192,7 @@ IN_2026 = IN_2024 | {
   **{"drop_last": True, "max_length": 512, "warmup": 0.06, "decay": "cosine"},
   **{"floor": 0.1, "weight_decay": 0.01, "decay_scope": "all", "clip": 0},
 }
-OWN = {  # what 2026 has of its own for a task, and what chooses the epoch
+OWN = {  # settings of a task in 2026, and the metric that selects the epoch
   "boolq": ({"batch_size": 16}, "accuracy"),
   "mnli": ({"limit": 10_000}, "accuracy"),
   "mrpc": ({}, "f1"),
@@ -275,7 +275,7 @@ def test_other_forms_of_training_sets(tmp_path):
     Example(("\u2028b",), 0, "train_1"),
   ]
   assert sst2.load("sst2") == [Example(("c",), 1, "sst2_0")]
-  assert mnli.evaluations == ("mnli",)  # that train set has seen mnli-mm
+  assert mnli.evaluations == ("mnli",)  # this training set contains mnli-mm
   assert mnli.load("mnli")[0].label == 2
   tsv.write_text("sentence\tlabel\na\t1\tb\n")
   with pytest.raises(UserError, match="line 2: more columns than the first"):
@@ -326,7 +326,7 @@ def test_bad_files(tmp_path, text, message):
 
 
 def test_absent_files_are_all_named(tmp_path):
-  """Catches an error that names only one of the places of a set."""
+  """Catches an error that names only one of a set's possible places."""
   with pytest.raises(UserError, match="nowhere: no such folder"):
     glue.find(tmp_path / "nowhere", "cola", glue.FORMATS["cola"])
   (tmp_path / "rte.train.jsonl").write_text("")
@@ -342,7 +342,7 @@ def test_absent_files_are_all_named(tmp_path):
 
 MULTIRC = {"question": "q", "answers": [{"text": "a", "label": 1}]}
 MULTIRC["answers"] += [{"text": "b", "label": 0}]
-SUPERGLUE = {  # a line as it is published, and the examples that it makes
+SUPERGLUE = {  # a published line, and its examples
   "BoolQ": (
     {"question": "q", "passage": "p", "idx": 0, "label": True},
     [(("q", "p"), 1)],
@@ -392,12 +392,10 @@ SUPERGLUE = {  # a line as it is published, and the examples that it makes
 
 
 def test_superglues_own_files(tmp_path):
-  """Catches nested, renamed and boolean fields that are not understood."""
+  """Catches nested, renamed and boolean fields that are misread."""
   for folder, (record, _) in SUPERGLUE.items():
-    (tmp_path / folder).mkdir()
     for split in ("train", "val"):
-      text = json.dumps(record) + "\n"
-      (tmp_path / folder / f"{split}.jsonl").write_text(text)
+      runs.write_lines(tmp_path / folder / f"{split}.jsonl", [record])
   tasks = {task.name: task for task in every(tmp_path, "--preset=superglue")}
   for folder, (_, expected) in SUPERGLUE.items():
     task = tasks.pop(folder.lower())

@@ -1,9 +1,9 @@
-"""What only a GPU can show: its attention, and that it trains as a CPU does.
+"""Tests that need a GPU: attention, and training compared with a CPU.
 
-    python -m tests.test_gpu
+    python -m tests.test_gpu [PATTERN]
 
-runs them without pytest and most of antlm_jax's dependencies: it needs only
-jax, flax, optax and orbax. A pattern may choose among them, as `our_kernel`.
+runs these tests, or those whose names match a pattern such as `our_kernel`. It
+needs no pytest and few of antlm_jax's dependencies: jax, flax, optax, orbax.
 """
 
 import re
@@ -36,7 +36,7 @@ else:
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"),
   ]
 
-# More keys than one chunk holds, and not a multiple of it.
+# More keys than one chunk, and not a multiple of it.
 ROWS, LENGTH, HEADS, KV_HEADS, WIDTH = 2, 320, 4, 2, 64
 SHAPE = ROWS, LENGTH
 AT = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), SHAPE)
@@ -48,14 +48,14 @@ DROPOUT = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
 
 
 def packed(causal: bool) -> AttentionMask:
-  """Rows of about six documents."""
+  """Returns a mask of rows of about six documents."""
   starts = np.random.default_rng(0).random(SHAPE) < 6 / LENGTH
   segments = Segments.of(starts | (AT == 0))
   return AttentionMask(causal, segments.start, None if causal else segments.end)
 
 
 def mixed() -> AttentionMask:
-  """A causal row, then a bidirectional one."""
+  """Returns a mask of a causal and a bidirectional row."""
   end = AT + 1
   end[1] = LENGTH
   return AttentionMask(False, None, end)
@@ -72,7 +72,7 @@ def inputs(dtype, width: int = WIDTH):
 
 @jax.jit(static_argnames="implementation")
 def attend(q, k, v, g, mask, dropout, implementation):
-  """Returns the output, and the gradients by q, k and v for g of it."""
+  """Returns the output, and the gradients for its upstream gradient g."""
 
   def run(q, k, v):
     return attention.attend(
@@ -86,7 +86,7 @@ def attend(q, k, v, g, mask, dropout, implementation):
 def check(mask, dtype, implementation, dropout=None, width=WIDTH):
   """Compares attention and its gradients with the reference."""
   arrays = inputs(dtype, width)
-  # Without this a GPU multiplies float32 in TF32, 10 bits of it.
+  # By default a GPU multiplies float32 in TF32, which has 10 bits.
   with jax.default_matmul_precision("highest"):
     found = attend(*arrays, mask, dropout, implementation)
   *arrays, g = arrays
@@ -103,7 +103,7 @@ def check(mask, dtype, implementation, dropout=None, width=WIDTH):
 
 
 def need_mosaic():
-  """Skips where our kernel for Hopper cannot run."""
+  """Skips the test if our kernel for Hopper cannot run."""
   q, k = inputs(jnp.bfloat16)[:2]
   try:
     attention.choose(CAUSAL, q, k, "mosaic")
@@ -112,7 +112,7 @@ def need_mosaic():
 
 
 def need_cudnn():
-  """Skips on a GPU that is too old for cuDNN's fused attention."""
+  """Skips the test if the GPU is too old for cuDNN's fused attention."""
   capability = jax.devices("gpu")[0].compute_capability
   if float(capability) < 8:
     raise unittest.SkipTest(f"compute capability {capability} is under 8.0")
@@ -127,7 +127,7 @@ def test_our_kernel_in_every_width():
 
 
 def test_our_kernel_on_a_whole_gpu():
-  """Thousands of thread blocks at once, against chunks in float32."""
+  """Thousands of thread blocks, compared with chunks in float32."""
   need_mosaic()
   draw = np.random.default_rng(1)
   rows, length = 4, 2048
@@ -183,7 +183,7 @@ def test_our_kernel_gives_zeros_where_nothing_is_seen():
 
 
 def check_zeros(dtype, implementation):
-  """Has queries see nothing, some of a row and a whole row."""
+  """Checks queries that see no key, in a part of a row and in a whole row."""
   start, end = AT * 0, AT * 0 + LENGTH
   start[0, 7:300] = end[0, 7:300] = 40  # empty intervals
   end[1] = 0  # a whole row
@@ -213,7 +213,7 @@ def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
 
 
 def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
-  """Returns the losses of some steps on the same batch."""
+  """Returns the losses of some steps on one batch."""
   config = LlamaConfig(
     vocab_size=64,
     layers=2,
@@ -237,7 +237,7 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
 
 
 def check_training(batch: str):
-  """Trains on the GPU and on the CPU."""
+  """Trains on the GPU and on the CPU, and compares the losses."""
   on_gpu = losses(batch, jax.devices()[0])
   on_cpu = losses(batch, jax.devices("cpu")[0])
   assert on_gpu[-1] < 0.9 * on_gpu[0], on_gpu
@@ -264,7 +264,7 @@ def test_mixed_rows_train_as_on_the_cpu():
 def main(argv) -> None:
   """Runs the tests, and prints a line for each."""
   parser = cli.Parser(prog="test_gpu", description=__doc__)
-  parser.add_argument("pattern", nargs="?", default="", help="of tests' names")
+  parser.add_argument("pattern", nargs="?", default="", help="Names to run")
   pattern = parser.parse_args(argv).pattern
   if jax.default_backend() != "gpu":
     raise errors.UserError(f"JAX sees no GPU, only {jax.default_backend()}")

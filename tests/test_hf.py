@@ -62,7 +62,7 @@ def loaded(request, tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama(tokenizer, tmp_path_factory):
-  """A llama, and it exported read causally."""
+  """A llama, and its export as a causal model."""
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, tokenizer, tied=False)
   loaded = load(run)
@@ -72,7 +72,7 @@ def llama(tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def foreign(llama, tmp_path):
-  """The folder as others write it: nothing of ours beside the model."""
+  """The folder as others write it, without our own file."""
   path = tmp_path / "foreign"
   shutil.copytree(llama[1], path)
   (path / NATIVE).unlink()
@@ -116,18 +116,10 @@ def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
     assert contents(tmp_path / f"again-{form}") == contents(tmp_path / "hf")
 
 
-def test_every_parameter_has_one_name(loaded):
-  name = loaded.config.model.name
-  table = {path: ARCHITECTURES[name].weights[path] for path in loaded.params}
-  # But for q, k, v and gate, up, of which ModernBERT has one each.
-  joined = 3 * (name == "modernbert")
-  assert len(set(table.values())) == len(table) - joined
-
-
 def test_both_forms_are_the_same_file(loaded, tmp_path):
   paths = export.export(loaded, tmp_path / "hf", ATTENTIONS)
   inodes = {(path / folders.SINGLE).stat().st_ino for path in paths}
-  # But for ModernBERT, whose decoder calls its tensors otherwise.
+  # ModernBERT's decoder has other names of tensors.
   assert len(inodes) == 1 + (loaded.config.model.name == "modernbert")
 
 
@@ -139,13 +131,13 @@ def test_shards_hold_the_same(llama, tmp_path):
   files = sorted(path.glob("*.safetensors"))
   assert len(files) > 2
   assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
-  # A tensor larger than a shard has one of its own.
+  # A tensor larger than a shard has a separate file.
   assert all(
     f.stat().st_size < 60_000 or len(safetensors.numpy.load_file(f)) == 1
     for f in files
   )
   assert helpers.equal(import_.read(path).params, import_.read(whole).params)
-  # As readable as the other files, which follow the umask.
+  # All files follow the umask.
   assert {f.stat().st_mode for f in path.iterdir()} == {
     (path / "README.md").stat().st_mode
   }
@@ -179,7 +171,7 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   changed = config_lib.given(blocks.config, {"objectives.D.attention": "block"})
   blocks = dataclasses.replace(blocks, config=changed)
   assert blocks.mask_shift == 1
-  with pytest.raises(UserError, match="attention in blocks alone"):
+  with pytest.raises(UserError, match="only with attention in blocks"):
     export.trained_attentions(blocks)
 
 
@@ -192,8 +184,10 @@ def test_generation_draws_no_special_token_but_the_end(llama):
 
 
 def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
+  """Catches results that the card, or the Hub's model-index, lacks."""
   run = random_models.save(tmp_path / "run", tokenizer)
   record = {"step": random_models.STEP, "eval/mlm/loss": 3.25}
+  record |= {"eval/clm/perplexity": 20.0, "eval/clm/b/loss": 3.0}
   (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
   pairs = run / "evals" / "blimp" / f"{random_models.STEP}-mlm"
   pairs.mkdir(parents=True)
@@ -219,23 +213,34 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     front = huggingface_hub.ModelCard(text).data
     assert (front.license, front.language) == ("mit", ["en", "de"])
     assert front.base_model == "me/base"
-    for row in "began from | base", "longest row | 32 tokens":
+    for row in "Initial checkpoint | base", "Longest row | 32 tokens":
       assert f"| {row} |" in text
-    assert "| data | a=data,b=b |" in text
-    # Of this machine, nothing.
+    assert "| Data | a=data,b=b |" in text
+    # No file contains a path of this machine.
     for file in contents(path).values():
       assert str(tmp_path).encode() not in file
     tokenizer_config = json.loads((path / "tokenizer_config.json").read_text())
     assert tokenizer_config["model_max_length"] == 32
     assert "`4C+16M+4C` (clm, mlm)" in text
-    assert "| held-out loss, mlm | 3.250 nats |" in text
-    assert "| blimp, mlm | 71.2 % of 1,000 pairs |" in text
+    own = "held-out text of a=data,b=b"
+    assert f"| {own}: loss (mlm, nats) | 3.250 |" in text
+    assert "| blimp: accuracy (mlm, 1,000 pairs) | 71.2 % |" in text
+    found = {
+      (r.task_type, r.dataset_name, r.metric_type): r.metric_value
+      for r in front.eval_results
+    }
+    assert found == {
+      ("fill-mask", own, "loss"): 3.25,
+      ("text-generation", own, "perplexity"): 20.0,
+      ("text-generation", "held-out text of b", "loss"): 3.0,
+      ("fill-mask", "blimp", "accuracy"): 0.7123,
+    }
   assert "AutoModelForCausalLM" in (paths[0] / "README.md").read_text()
   assert "AutoModelForMaskedLM" in (paths[1] / "README.md").read_text()
 
 
 def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
-  def fail(*args):  # as it says of a full disk
+  def fail(*args):  # the error of a full disk
     raise safetensors.SafetensorError("I/O error: No space left on device")
 
   monkeypatch.setattr(safetensors.numpy, "save_file", fail)
@@ -245,7 +250,7 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
 
 
 def cached(foreign, cache, repo):
-  """Puts a folder where huggingface_hub keeps a repository's."""
+  """Copies a folder into huggingface_hub's cache as a repository."""
   there = cache / f"models--{repo.replace('/', '--')}"
   snapshot = there / "snapshots" / "a1b2"
   shutil.copytree(foreign, snapshot)
@@ -254,7 +259,7 @@ def cached(foreign, cache, repo):
 
 
 def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
-  """By what its cache has; without a network it says what to do."""
+  """A cached model is read; otherwise the error names a command."""
   cache = tmp_path / "cache"
   monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
   monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
@@ -286,7 +291,7 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
     assert ("upload", name, form, f"step-{step}") in FakeHub.calls
   monkeypatch.setattr(FakeHub, "refuses", True)
   with pytest.raises(
-    UserError, match=r"to it failed: Token is required; .* is"
+    UserError, match=r"to it failed \(Token is required\), but .* is"
   ):
     export_command.main(
       [words[0], f"--output={tmp_path / 'b'}", "--repo=it", "--as=causal"]
@@ -295,7 +300,7 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
 
 
 def sentence_piece(normalizer=None, pre_tokenizer=None):
-  """A tokenizer that writes spaces as SentencePiece does."""
+  """Returns a tokenizer that writes spaces as SentencePiece does."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = metaspace("always")  # no token spans two words
   trainer = tokenizers.trainers.BpeTrainer(
@@ -319,7 +324,7 @@ def llama_2():
 
 
 def plain_bytes():
-  """As SmolLM2's: no space is put before a text."""
+  """Returns a tokenizer like SmolLM2's, which adds no space before a text."""
   backend, of = random_models.tokenizer()._backend, tokenizers.pre_tokenizers
   backend.pre_tokenizer = of.ByteLevel(add_prefix_space=False)
   return backend
@@ -367,7 +372,7 @@ def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):
 
 
 def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
-  """With the config as transformers 4 wrote it, leaving out what it may."""
+  """Reads a config of transformers 4 without the optional fields."""
   config = json.loads((foreign / "config.json").read_text())
   for name in ("rope_parameters", "head_dim", "attention_bias", "mlp_bias"):
     del config[name]
@@ -397,7 +402,7 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   assert imported.meta.config.curriculum == expected
   again = import_.write(imported, tmp_path / "run")
   export.export(load(again), tmp_path / "b", [form])
-  assert "trained elsewhere" in (tmp_path / "b/README.md").read_text()
+  assert "imported its weights" in (tmp_path / "b/README.md").read_text()
 
 
 def test_our_file_and_their_config_must_agree(llama, tmp_path):
@@ -414,7 +419,7 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
 
 
 def framed(tokenizer, single):
-  """Lets a tokenizer add special tokens by itself, as in `<s> $A`."""
+  """Returns a tokenizer that adds special tokens itself, e.g. `<s> $A`."""
   backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
   ids = [(t, backend.token_to_id(t)) for t in single.split() if t != "$A"]
   backend.post_processor = tokenizers.processors.TemplateProcessing(
@@ -430,14 +435,14 @@ def framed(tokenizer, single):
 def test_the_frame_is_what_the_tokenizer_adds(
   single, before, after, llama, foreign, tmp_path
 ):
-  """And it goes out again as it came in."""
+  """The frame is also exported again unchanged."""
   own = framed(llama[0].tokenizer, single)
   (foreign / "tokenizer.json").write_text(own.to_json())
   imported = import_.read(foreign)
   path = import_.write(imported, tmp_path / "run")
   loaded = load(path)
   assert [x.tolist() for x in loaded.frame] == [before, after]
-  assert "framed by its tokenizer" in imported.notes[0]
+  assert "its tokenizer adds" in imported.notes[0]
   assert len(imported.notes) == 1
   (out,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
   again = Tokenizer.load(out / "tokenizer.json")
@@ -449,17 +454,17 @@ def test_the_frame_is_what_the_tokenizer_adds(
 
 
 def without_mask(path):
-  """Takes the mask from a tokenizer's file; its id becomes a word."""
+  """Turns the mask of a tokenizer's file into a word."""
   path.write_text(random_models.without_mask(path.read_text()))
 
 
 def test_a_tokenizer_without_a_mask_stays_so(llama, foreign):
-  """No score has a token more before one is trained that needs it."""
+  """The vocabulary does not grow before training needs a mask."""
   without_mask(foreign / "tokenizer.json")
   imported = import_.read(foreign)
   assert imported.meta.tokenizer.mask_id is None
   assert imported.params["head/kernel"].shape == (32, 400)
-  assert "has no <mask>: training that needs one adds it" in imported.notes[-1]
+  assert "has no <mask>; training that needs it adds it" in imported.notes[-1]
 
 
 def test_rows_without_a_token_get_one(llama, foreign):
@@ -494,7 +499,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
     ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type is ['linear']"),
     ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is {"),
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
-    ({"hidden_size": None}, "does not say hidden_size"),
+    ({"hidden_size": None}, "hidden_size is missing"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' is not of type float"),
     ({"num_attention_heads": 0}, "config.json: model.heads=0 is not at least"),
     ({"model_type": ["llama"]}, "model_type=['llama'] is not one of"),
@@ -522,7 +527,7 @@ def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
     ("norm", None, "weights are missing: model.norm.weight"),
     ("layers.0.x", np.ones(1), "no place for model.layers.0.x.weight"),
     ("norm", np.ones(32, np.int8), "quantized .* read: model.norm.weight"),
-    ("norm", np.full(32, np.nan), "model.norm.weight holds NaN"),
+    ("norm", np.full(32, np.nan), "model.norm.weight has NaN"),
     ("norm", np.full(32, 1e300), "infinity or numbers too large"),
   ],
 )
@@ -549,7 +554,7 @@ def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
 
 
 def test_weights_of_an_encoder_alone_are_read(foreign):
-  """As transformers' AutoModel writes them."""
+  """transformers' AutoModel writes such weights."""
   rows = import_.read(foreign).params["embedding"]
 
   def bare(tensors):
@@ -606,7 +611,7 @@ def test_a_full_disk_leaves_room_for_the_same_command(
 
 
 class Runs:
-  """What runs when it is unpickled."""
+  """An object that runs code when it is unpickled."""
 
   def __reduce__(self):
     return print, ("it ran",)
@@ -618,11 +623,11 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   (foreign / folders.SINGLE).unlink()
   path = foreign / "pytorch_model.bin"
   path.write_bytes(b"not whole")
-  with pytest.raises(UserError, match=r"model.bin cannot be read as weights"):
+  with pytest.raises(UserError, match=r"cannot read .*model.bin as weights"):
     import_.read(foreign)
   state = {name: torch.tensor(value) for name, value in tensors.items()}
   torch.save(state | {"more": Runs()}, path)
-  with pytest.raises(UserError, match=r"alone: Unsupported .*print was not"):
+  with pytest.raises(UserError, match=r"only: Unsupported .*print was not"):
     import_.read(foreign)
   assert "it ran" not in capsys.readouterr().out
   torch.save(state, path)
@@ -662,7 +667,7 @@ def test_the_commands(llama, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
-  """The study's "start from an existing CLM model", from end to end."""
+  """The study's "start from an existing CLM model" from start to end."""
   random_models.save(tmp_path / "old", tokenizer)
   (path,) = export.export(load(tmp_path / "old"), tmp_path / "hf", ["causal"])
   (path / NATIVE).unlink()
@@ -673,14 +678,14 @@ def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
   runs.main("antlm_jax.commands.prepare", *words.split())
   config = "configs/detour.py:shrink,model="
   words = (
-    f"--config={config}{path}",  # which need not be imported before
+    f"--config={config}{path}",  # not imported before
     f"--workdir={tmp_path / 'new'}",
     f"--config.data.path={tmp_path / 'data'}",
   )
   keep = "--config.init.optimizer=keep"
   kept = runs.refused("antlm_jax.train", *words, keep)
   assert "init.optimizer=reset" in kept
-  # At a rate of 0 nothing moves: what is new is the mask, which has the mean.
+  # A rate of 0 changes no parameter. The mask's new embedding is the mean.
   runs.main("antlm_jax.train", *words, "--config.schedule.peak_lr=0")
   assert f"starting from {path}" in capsys.readouterr().out
   new, old = (load(tmp_path / name) for name in ("new", "run"))

@@ -1,4 +1,4 @@
-"""The PyTorch LTG-BERT that an exported folder brings along, beside ours."""
+"""The PyTorch LTG-BERT of exported folders, compared with ours."""
 
 import ast
 import functools
@@ -41,13 +41,13 @@ OURS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
 KERNELS = ("eager", "sdpa")
 T = 24  # over helpers.ltg_bert's longest distance, 20
 LONG = 60
-LENGTHS = (T, 15)  # of two rows, where one is padded
+LENGTHS = (T, 15)  # of two rows; the second is padded
 IDS = {"pad": PAD, "bos": BOS, "eos": EOS, "mask": MASK}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-  """For tensors as small as these, more of them only wait for each other."""
+  """Uses a single torch thread, which is fastest for tiny tensors."""
   before = torch.get_num_threads()
   torch.set_num_threads(1)
   yield
@@ -55,7 +55,7 @@ def one_thread():
 
 
 class Exported:
-  """A random model of ours, and the folder that opens it in transformers."""
+  """A random model of ours, and its exported folder."""
 
   def __init__(self, path, changes):
     self.path = path
@@ -71,7 +71,7 @@ class Exported:
     folder.write(path, self.tensors, 10**9)
 
   def of_torch(self, tree):
-    """Parameters or their gradients, as transformers calls them."""
+    """Returns parameters or gradients under the names of transformers."""
     return folder.tensors(tree, LTG_BERT.weights, "float32")
 
   def open(self, auto, **settings):
@@ -82,15 +82,15 @@ class Exported:
     return found.eval()
 
   def hidden(self, tokens, mask):
-    """Ours, float32 `[B, T, D]`."""
+    """Returns our states, float32 `[B, T, D]`."""
     return self._run(tokens, mask)[0]
 
   def logits(self, tokens, mask):
-    """Ours, float32 `[B, T, V]`."""
+    """Returns our logits, float32 `[B, T, V]`."""
     return self._run(tokens, mask)[1]
 
   def _run(self, tokens, mask):
-    """Runs one or two rows of any length and mask by one of two programs."""
+    """Runs one or two padded rows by one of two compiled programs."""
     rows, length = np.shape(tokens)
     size = T if length <= T else LONG
     padded, start, end = np.zeros((3, 2, size), np.int32)
@@ -134,7 +134,7 @@ def run(model, tokens, *args, **options):
 
 
 def close(found, expected, limit=1e-4):
-  assert np.ptp(expected) > 1  # something is told apart
+  assert np.ptp(expected) > 1
   assert np.abs(found - expected).max() < limit
 
 
@@ -161,7 +161,7 @@ def test_the_defaults_are_ours(gpt_bert):
   for name, theirs in LTG_BERT.settings.items():
     assert getattr(found, theirs) == getattr(ours, name), name
   assert found.mask_token_id is None
-  # Every field of a folder's config is one that the class declares.
+  # The class declares every field of a folder's config.
   fields = set(gpt_bert.config) - {"architectures", "auto_map", "torch_dtype"}
   assert fields <= set(found.to_dict()) | {"model_type", "dtype"}
   for size in (4, 6, 16, 32, 64):
@@ -188,7 +188,7 @@ def test_fresh_weights_are_drawn_as_ours(gpt_bert):
   model = transformers.AutoModelForMaskedLM.from_config(
     config, trust_remote_code=True
   )
-  # At first each sublayer reads the last one of the n outputs before it.
+  # Initially each sublayer reads only the output before it.
   begin = 0
   for n in range(2, 2 * 4 + 2):
     weights = model.model.depth_weights[begin : begin + n].tolist()
@@ -288,7 +288,7 @@ def test_bfloat16(exported):
 
 
 def test_losses_and_gradients(exported):
-  """Of next-token prediction, beside ours; every parameter has some."""
+  """Next-token prediction, compared with ours, for every parameter."""
   tokens = helpers.tokens(2, T)
   labels = np.where(np.arange(T) % 5 == 3, -100, tokens)
   model = exported.open("AutoModelForCausalLM")
@@ -323,20 +323,17 @@ def test_dropout(exported):
     assert torch.equal(model(tokens).logits, model(tokens).logits)
 
 
-def continued(exported, tokens, new):
-  """Greedily by our model, one row."""
-  out = list(tokens)
-  for _ in range(new):
-    out.append(int(exported.logits([out], CAUSAL)[0, -1].argmax()))
-  return out[len(tokens) :]
-
-
 def test_greedy_generation(exported):
   model = exported.open("AutoModelForCausalLM")
   model.generation_config.eos_token_id = None
   new, tokens = 12, helpers.tokens(2, T, special=0)
   prompts = [tokens[i, :length] for i, length in enumerate((10, 6))]
-  expected = [continued(exported, prompt, new) for prompt in prompts]
+  expected = []
+  for prompt in prompts:
+    out = list(prompt)
+    for _ in range(new):
+      out.append(int(exported.logits([out], CAUSAL)[0, -1].argmax()))
+    expected.append(out[len(prompt) :])
   settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": PAD}
   for prompt, wanted in zip(prompts, expected, strict=True):
     found = model.generate(tensor([prompt]), **settings)
@@ -392,7 +389,7 @@ def test_another_vocabulary(gpt_bert, tmp_path):
 
 
 def drawn_head(model, classes):
-  """Random parameters of ours, put into the model."""
+  """Copies random parameters of our head into the model; returns them."""
   draw = np.random.default_rng(1)
   width = model.config.hidden_size
   params = {}
@@ -425,7 +422,7 @@ def test_classified_texts(gpt_bert, form, pool, norms):
   expected = np.asarray(head(params, hidden, jnp.asarray(lengths)))
   real = (np.arange(T) < lengths[:, None]).astype(np.int64)
   close(run(model, tokens, tensor(real)), expected)
-  # On the left, and alone.
+  # Padded on the left, and as a single row.
   tokens[1], real[1] = np.roll(tokens[1], T - 15), np.roll(real[1], T - 15)
   close(run(model, tokens, tensor(real)), expected)
   close(run(model, tokens[1:, -15:]), expected[1:])

@@ -1,4 +1,4 @@
-"""Hooks and step metrics, each added in one place: here."""
+"""Hooks and metrics of the train step."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from antlm_jax.training import checkpoint, experiment, hooks, loop, metrics
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
 
-# One program for all: the objective stays, and so do the lists' lengths.
+# All runs share one compiled program: same objective, same shapes.
 SMALL = "model.layers=1 log.every=5 eval.objectives=C eval.every=4"
 SMALL += " checkpoint.every=4 log.writers="
 SMALL = ("curriculum=12C steps", *SMALL.split())
@@ -44,7 +44,7 @@ class Largest(hooks.Evaluator):
 
 
 class Seen(hooks.Hook):
-  """Remembers what it is called with, and has SIGTERM sent after a step."""
+  """Records its calls, and sends SIGTERM after a step."""
 
   def __init__(self, ends_after=-1):
     self.ends_after, self.calls = ends_after, []
@@ -74,7 +74,7 @@ class Seen(hooks.Hook):
 
 @pytest.fixture(scope="module")
 def whole(train, tmp_path_factory):
-  """A run with a hook, an evaluator and a metric, and what the hook saw."""
+  """A run with a hook, an evaluator and a metric, and the hook's calls."""
   workdir, seen = tmp_path_factory.mktemp("whole") / "run", Seen()
   update = TrainStep.update
 
@@ -94,7 +94,7 @@ def test_a_hook_is_called_around_the_steps(whole):
   assert calls[0] == ("start", 0) and calls[-1] == ("end",)
   assert [c[1] for c in calls if c[0] == "after"] == list(range(1, 13))
   assert [c[1] for c in calls if c[0] == "run"] == [5, 10]
-  # Where it is due, the results of the step before are known.
+  # A due hook runs after the results of its step are known.
   for step in (5, 10):
     assert calls.index(("run", step)) == calls.index(("after", step)) + 1
 
@@ -127,7 +127,7 @@ def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
     train(tmp_path / "run", ended)
   assert stopped.value.saved and stopped.value.status == 75
   (step,) = (call[1] for call in ended.calls if call[0] == "stop")
-  assert step in (8, 9)  # the device was a step ahead of what was looked at
+  assert step in (8, 9)  # the device is a step ahead of the host
   assert list(runs.logged(tmp_path / "run", "train/clm/loss")) == [5]
   train(tmp_path / "run")
   ours, theirs = tmp_path / "run", whole[0]
@@ -151,7 +151,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
 
   summary, printed = train(3)
   end, best = summary["steps"], summary["best"]["step"]
-  # Half of the held-out rows choose the step; its loss is on the other half.
+  # Half of the held-out rows selects the step, the other half gives its loss.
   every, losses, others = (
     runs.logged(run, f"eval/clm/loss{half}")
     for half in ("", "/choose", "/report")
@@ -160,7 +160,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   for step, loss in every.items():
     low, high = sorted((losses[step], others[step]))
     assert low < loss < high
-  # Independently: three in a row that are no new lowest.
+  # The run ends after three losses in a row without a new minimum.
   lowest = [min(list(losses.values())[: i + 1]) for i in range(len(losses))]
   assert lowest[-4] == lowest[-1] == losses[best] != lowest[-5]
   assert end == max(losses) < 60 and best == end - 12
@@ -168,7 +168,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert f"ended after step {end}: clm has not improved in 3" in printed
   rows = {row["step"] for row in summary["held_out"]}
   assert rows == {0, 8, best, end}
-  # The same command ends there again; with more patience it goes on.
+  # The same command ends there again; with more patience, training continues.
   again, printed = train(3)
   assert again == summary and f"ended after step {end}" in printed
   longer, _ = train(5)
@@ -178,7 +178,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
 
 def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings = "curriculum=10C:D=1:1 steps", "eval.objectives=C,D"
-  settings += ("train.z_loss=0.1",)  # which is no part of it
+  settings += ("train.z_loss=0.1",)  # not a part of held-out losses
   command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
   loaded = load(tmp_path)
   source = experiment.build(loaded.config).evaluations["diffusion"][""]
@@ -188,7 +188,7 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
     scores = helpers.target_scores(loaded.model, loaded.params, batch)
     lost += (batch.weights * np.subtract(*scores)).sum()
     weights += batch.weights.sum()
-  assert len(np.unique(batch.weights)) > 2  # they differ
+  assert len(np.unique(batch.weights)) > 2
   *_, found = runs.logged(tmp_path, "eval/diffusion/loss").values()
   assert found == pytest.approx(lost / weights, rel=1e-5)
 
@@ -210,7 +210,7 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
   workdir = tmp_path / "run"
   settings = (f"eval.pairs={english / 'pairs'}", "curriculum=4C+4M steps")
   command.main(runs.train_args(workdir, prepared, *SMALL, *settings))
-  # As of the checkpoint that was saved after the same step.
+  # The checkpoint of the same step gives the same scores.
   loaded, read = load(workdir), minimal_pairs(english / "pairs")
   row = runs.summary(workdir)["held_out"][-1]
   for mode in ("causal", "mlm"):

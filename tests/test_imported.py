@@ -1,7 +1,7 @@
-"""Imported models beside transformers: scores, greedy texts, gradients.
+"""Imported models compared with transformers: scores, texts and gradients.
 
-Random models of seven families, with the tokenizers that BabyLM's GPT-BERT has,
-score real sentences and continue real prompts in both.
+Random models of seven families, with the tokenizer of BabyLM's GPT-BERT, score
+real sentences and continue real prompts.
 """
 
 import json
@@ -26,8 +26,8 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = hub.MARKS
 
-# Its original length is so short that 64 positions tell its frequencies apart.
-# Many tokens end its texts, so that some come.
+# With this short original length, 64 positions use all of RoPE's regimes. With
+# many end tokens, some texts end early.
 LLAMA_3 = {
   "rope_parameters": {
     "rope_type": "llama3",
@@ -39,7 +39,7 @@ LLAMA_3 = {
   },
   "eos_token_id": [2, *range(50, 4000)],
 }
-# Of seven layers, the third and the sixth see all keys.
+# Layers three and six of seven see all keys.
 GEMMA_3 = {
   "num_hidden_layers": 7,
   "sliding_window_pattern": 3,
@@ -54,10 +54,10 @@ BOTH_WAYS = {
   "head_dim": 10,
 }
 QWEN = {"tie_word_embeddings": True, "vocab_size": 8200}
-# Windows shorter than the texts, and a pattern that is no whole repetition.
+# Windows are shorter than the texts, and the last pattern is incomplete.
 MODERNBERTS = "modernbert-decoder", "modernbert"
 MODERNBERT = {"num_hidden_layers": 5, "local_attention": 8}
-# Its class, what its config says, and what its tokenizer adds to a text A.
+# A family's class, its config, and the tokenizer's template around a text $A.
 FAMILIES = {
   "Llama": ("Llama", {"tie_word_embeddings": True}, "␂ $A"),
   "Llama, untied": ("Llama", {"head_dim": 10, "attention_bias": False}, "$A"),
@@ -86,7 +86,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, files, tmp_path_factory):
-  """A folder of transformers, opened by it and by us; and texts."""
+  """A model opened by us and by transformers, with a tokenizer and texts."""
   kind, settings, single = FAMILIES[request.param]
   folder = tmp_path_factory.mktemp("family")
   model = hub.drawn(kind, **settings)
@@ -101,7 +101,7 @@ def family(request, files, tmp_path_factory):
     tokenizer_object=backend, eos_token="␃", pad_token="␢", mask_token="␥"
   ).save_pretrained(folder / "hf")
   import_.write(import_.read(folder / "hf"), folder / "run")
-  # Not AutoTokenizer, which makes a Qwen2's anew, of its vocabulary alone.
+  # AutoTokenizer would rebuild Qwen2's tokenizer from its vocabulary alone.
   opened = transformers.PreTrainedTokenizerFast.from_pretrained
   tokenizer = opened(folder / "hf")
   return load(folder / "run"), model, tokenizer, files[1]
@@ -176,14 +176,14 @@ def test_gradients_are_theirs(family):
 
 
 def test_packed_and_padded_rows_are_theirs(family):
-  """Where layers have windows; `test_transformers` has the others."""
+  """Models with windows; `test_transformers` has the others."""
   loaded, model, _, _ = family
   if model.config.model_type not in MODERNBERTS:
     pytest.skip("no windows")
   causal = not both_ways(model)
   ids = np.random.default_rng(0).integers(16, 8192, (3, 24))
   at, cut = np.arange(24), np.array([[5], [12], [20]])
-  # Two documents in each row, or one and padding.
+  # Each row has two documents, or a document and padding.
   for start, end in (
     (np.where(at < cut, 0, cut), np.where(at < cut, cut, 24)),
     (np.zeros_like(at + cut), np.broadcast_to(cut, ids.shape)),
@@ -192,7 +192,7 @@ def test_packed_and_padded_rows_are_theirs(family):
     ours = hub.our_logits(loaded, ids, mask, at - start)
     seen = (at >= start[..., None]) & (at < end[..., None])
     seen &= (at <= at[:, None]) | (not causal)
-    # Theirs: up to half of local_attention, which the decoder counts itself in.
+    # transformers uses half of local_attention; its decoder counts the query.
     near = np.abs(at - at[:, None]) <= 4 - causal
     masks = {"full_attention": seen, "sliding_attention": seen & near}
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_packed_and_padded_rows_are_theirs(family):
 
 @pytest.mark.parametrize("form", ["causal", "bidirectional"])
 def test_it_goes_out_again(family, form, tmp_path):
-  """As what computes the same, and comes in again by its names alone."""
+  """The export computes the same, and is imported again without our file."""
   loaded, model, _, _ = family
   kind = model.config.model_type
   if kind == "mistral" and form == "bidirectional":

@@ -1,4 +1,4 @@
-"""Jobs: what runs, what is skipped, and what ends them."""
+"""Jobs: running, skipping and stopping them."""
 
 import time
 
@@ -11,7 +11,7 @@ from antlm_jax.inference import model
 from antlm_jax.runtime import files
 from tests import runs
 
-# A command that makes a folder with its arguments in it, after some seconds.
+# A command that sleeps, then makes a folder with its arguments.
 COMMAND = """
 import pathlib, sys, time
 def done(argv):
@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-  """Makes jobs that wait and leave their folder."""
+  """Returns a function that makes jobs of the command above."""
   (tmp_path / "code").mkdir()
   (tmp_path / "code/timed_command.py").write_text(COMMAND)
   monkeypatch.syspath_prepend(tmp_path / "code")
@@ -47,13 +47,13 @@ def test_what_is_done_is_not_done_again(timed, tmp_path, capfd):
   assert "[1/2] a" in capfd.readouterr().out
   jobs.run(todo, tmp_path)  # mkdir would fail
   assert "[" not in capfd.readouterr().out
-  # Without its result, or with one of other arguments, a job is not done.
+  # A job is not done without its result, or with other arguments.
   (tmp_path / "b/argv").unlink()
   (tmp_path / "b").rmdir()
   jobs.run(todo, tmp_path)
   assert "[2/2] b" in capfd.readouterr().out
   assert not timed("b", 0.5).done
-  # A command that ran elsewhere is done here.
+  # A command may have run elsewhere.
   jobs.call(timed("c"))
   jobs.run([*todo, timed("c")], tmp_path)
   assert "[" not in capfd.readouterr().out
@@ -84,7 +84,7 @@ def test_a_signal_ends_the_job_too(tmp_path):
   with pytest.raises(Stopped) as stopped:
     jobs.run([jobs.Job("a", "timeit", code, tmp_path)], tmp_path)
   assert stopped.value.status == RUN_AGAIN
-  assert time.monotonic() - begun < 50  # the job did not wait to its end
+  assert time.monotonic() - begun < 50
 
 
 def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
@@ -103,11 +103,11 @@ def test_commands_tell_whether_they_are_done(
   scoring += ["--mode=causal", "--limit=2"]
   assert not train.done(training)
   train.main(training)
-  # Settings that change no parameter do not count, as when a run resumes.
+  # Settings without an influence on parameters do not count.
   assert train.done([*training, "--config.eval.rows=9"])
   assert not train.done([*training, "--config.seed=1"])
   score.main(scoring)
-  # Neither a model nor data are read.
+  # The check reads neither the model nor the data.
   monkeypatch.delattr(model, "load")
   scoring[2] = "--data=/nowhere/pairs"
   assert score.done(scoring) and score.done([*scoring, "--step=40"])

@@ -1,7 +1,7 @@
-"""The launchers: what they would run, and what they refuse.
+"""The launchers: their commands and errors.
 
-There is no cloud here: dry runs are compared with what is expected, and with
-what stand-ins for gcloud, gcluster and Slurm are called with.
+Without a cloud, tests compare dry runs with expected commands, and with the
+calls of stand-ins for gcloud, gcluster and Slurm.
 """
 
 import os
@@ -24,14 +24,14 @@ from tests.launching import (
 )
 
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
-# Made for more than one process, or more than one machine.
+# Launchers of several processes or machines
 LAUNCHERS = ("tpu_vm", "gke", "slurm", "local", "rerun")
-# What a machine without any of the clouds' programs has.
+# The programs of a machine without any cloud's tools
 TOOLS = ("bash", "basename", "dirname", "env", "id", "sed", "sleep")
 
 
 def dry(script: str, *words, **kwargs) -> list[list[str]]:
-  """The commands of a dry run, each as the words that a shell would read."""
+  """Returns the commands of a dry run, split into words as by a shell."""
   done = launch(script, "--dry_run", *words, **kwargs)
   assert done.returncode == 0, done.stderr
   return [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
@@ -50,12 +50,12 @@ def test_a_tpu_request_has_what_was_asked_for():
     "create one --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base"
     " --node-id=one --reserved"
   )
-  assert gcloud("delete one") == "delete one --force", "gcloud asks itself"
+  assert gcloud("delete one") == "delete one --force"  # gcloud itself asks
   assert gcloud("delete one --yes") == "delete one --force --quiet"
 
 
 def gcloud(words: str) -> str:
-  """The words after `gcloud` that a command of tpu_vm.sh would run."""
+  """Returns the words after `gcloud` that a command of tpu_vm.sh would run."""
   (command,) = dry("tpu_vm", *shlex.split(words))
   assert command[:4] == ["gcloud", "compute", "tpus", "queued-resources"]
   return shlex.join(command[4:])
@@ -96,7 +96,7 @@ def test_gke_starts_a_workload_that_is_run_again():
   assert flags.endswith("data_parallel_all_reduce_opt=true")
   start = [".venv/bin/python", "-m", "antlm_jax.train"]
   assert program == [*start, *TRAINING[1:]]
-  # In order and at most 255, or Kubernetes refuses the list.
+  # Kubernetes requires an ascending list with a maximum of 255.
   statuses = [int(x) for x in values["--restart-on-exit-codes"].split(",")]
   assert statuses == [1, *range(3, 256)]
 
@@ -158,7 +158,7 @@ ASKED = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda x: "-".join(x[:2]))
 def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
-  """Pasted into a shell, its lines run the same programs on the same words."""
+  """Pasted into a shell, the lines run the same programs with equal words."""
   answer = r"""
 printf "%s\0" "$(basename "$0")" "$@" >> "$RECORD"
 printf "\n\0" >> "$RECORD"
@@ -219,7 +219,7 @@ esac
   ],
 )
 def test_bad_input_is_told_in_one_line(words, part, tmp_path):
-  for name in ("gcloud", "gcluster", "sbatch"):  # they would leave a trace
+  for name in ("gcloud", "gcluster", "sbatch"):  # none may be called
     write_script(tmp_path / name, 'touch "$0.ran"')
   path = f"{tmp_path}:{os.environ['PATH']}"
   ends_with_error(launch(*words, env={"PATH": path}), part)
@@ -273,7 +273,7 @@ def test_each_explains_itself(script):
 
 
 def table() -> dict[tuple[str, int], list[str]]:
-  """The flags by generation and number of slices."""
+  """Returns the flags by generation and number of slices."""
   result = {}
   for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
     for slices in (1, 2):
@@ -305,7 +305,7 @@ def test_flags_of_ones_own_come_last():
 
 @pytest.mark.slow
 def test_the_compiler_knows_every_flag():
-  """An unknown one would end every run at its start."""
+  """An unknown flag would end every run at its start."""
   library = ROOT / ".venv/libtpu/libtpu/libtpu.so"
   if not library.exists():
     pytest.skip("libtpu is not installed: launch/setup.sh libtpu (700 MB)")
@@ -326,7 +326,7 @@ def test_shellcheck_finds_nothing():
 
 
 def guides() -> list[tuple[str, str]]:
-  """The guides' commands, each as (guide, command)."""
+  """Returns the guides' commands, each as (guide, command)."""
   found = []
   for path in sorted((LAUNCH / "guides").glob("*.md")):
     blocks = r"^```bash\n(.*?)^```"

@@ -1,7 +1,7 @@
-"""The launchers' treatment of processes: statuses, signals, preemptions.
+"""Processes under the launchers: statuses, signals and preemptions.
 
-The processes are real, the clouds are not: a gcloud of a few lines runs on this
-machine what it is given for a worker, and so do an srun and a scancel.
+The processes are real, but the clouds are not. Stand-ins for gcloud, srun and
+scancel run their commands on this machine.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ from tests.launching import (
 )
 
 pytestmark = pytest.mark.skipif(
-  sys.platform != "linux", reason="it looks into /proc, as workers do"
+  sys.platform != "linux", reason="workers need /proc"
 )
 
 
 def wait_for(condition, seconds: float = 20) -> None:
-  """Waits for a condition, for so long at most."""
+  """Waits for a condition, at most for this time."""
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end, "waited for too long"
@@ -40,7 +40,7 @@ def wait_for(condition, seconds: float = 20) -> None:
 
 
 def alive(pid: int) -> bool:
-  """Whether a process is running, and not just not yet buried."""
+  """Returns whether a process is running and not a zombie."""
   with contextlib.suppress(OSError):
     state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     return state.split()[0] != "Z"
@@ -48,7 +48,7 @@ def alive(pid: int) -> bool:
 
 
 def count_then(tmp_path, *statuses: int) -> list[str]:
-  """A command that ends with one status after the other."""
+  """Returns a command that ends with the next of `statuses` at each run."""
   script = write_script(
     tmp_path / "next",
     f"echo >> {tmp_path}/runs\nstatuses=(- {' '.join(map(str, statuses))})\n"
@@ -58,17 +58,17 @@ def count_then(tmp_path, *statuses: int) -> list[str]:
 
 
 def runs(tmp_path) -> int:
-  """How often the command has run."""
+  """Returns how often the command has run."""
   return (tmp_path / "runs").read_text().count("\n")
 
 
 @pytest.mark.parametrize(
   "options, statuses, ran, said",
   [
-    ("", [0], 1, []),  # these three are over
+    ("", [0], 1, []),  # these three are final
     ("", [2], 1, []),
     ("", [130], 1, []),
-    # 75 is run again as often as it takes, and other failures a few times.
+    # After 75 the command always runs again, after other failures a few times.
     ("--pause=0 --tries=2", [*[75] * 4, 1, 75, 1, 0], 8, ["again"] * 5),
     ("--pause=0 --end_on_75", [1, 75, 0], 2, []),
     ("--pause=1 --tries=2", [1, 137, 3], 3, ["1", "2", "3 crashes"]),
@@ -163,7 +163,7 @@ def test_the_first_failure_counts():
 
 
 def test_a_dead_process_ends_the_others(tmp_path):
-  """Even those that do not listen, with what they have started."""
+  """Even if they ignore signals, and with all of their children."""
   script = write_script(
     tmp_path / "hang",
     '[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$\n'
@@ -189,14 +189,14 @@ def test_others_that_save_when_told_do_not_hide_the_crash():
   assert done.returncode == 3, done.stderr
 
 
-# A worker of a TPU VM, and a cloud of one of them.
+# A worker of a TPU VM, and a cloud with a single worker
 
 
 @pytest.fixture
 def checkout(tmp_path):
-  """A checkout with our launchers, whose training is a script of the test's.
+  """A checkout with our launchers and a stand-in for training.
 
-  `.venv/bin/python` appears by setup and runs `$TASK`.
+  Setup creates a `.venv/bin/python` that runs `$TASK`.
   """
   folder = tmp_path / "checkout"
   shutil.copytree(LAUNCH, folder / "launch")
@@ -215,7 +215,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def worker(checkout):
-  """Runs `tpu_worker.sh`, and ends what it left running."""
+  """Returns a function that runs `tpu_worker.sh`; kills its leftovers."""
 
   def call(*words, **kwargs):
     return run(checkout / "launch/tpu_worker.sh", *words, **kwargs)
@@ -251,7 +251,7 @@ def test_a_worker_that_was_restarted_says_that_it_lost_its_command(
 ):
   worker("start", "sleep", "60")
   pid = int((checkout / "build/worker/pid").read_text())
-  wait_for(lambda: os.getpgid(pid) == pid)  # its group is to be made yet
+  wait_for(lambda: os.getpgid(pid) == pid)
   os.killpg(pid, signal.SIGKILL)
   wait_for(lambda: worker("status").stdout.endswith(": lost\n"))
   assert ": started: " in worker("start", "sleep", "60").stdout
@@ -287,9 +287,9 @@ esac
 
 @pytest.fixture
 def cloud(checkout, tmp_path):
-  """Runs `tpu_vm.sh` with a gcloud that has one worker, on this machine.
+  """Returns a function that runs `tpu_vm.sh` with a gcloud of one worker.
 
-  The task makes `$CLOUD/1` when it runs first, and later `$CLOUD/2`.
+  The task's first run makes `$CLOUD/1`, later runs make `$CLOUD/2`.
   """
   folder = tmp_path / "cloud"
   folder.mkdir()
@@ -319,7 +319,7 @@ def cloud(checkout, tmp_path):
 
 
 def run_in_cloud(cloud, task: str, *options):
-  """Creates, sets up and runs with `--rerun`."""
+  """Creates and sets up a resource, then runs with `--rerun`."""
   request = ("--type=v5p-8", "--spot")
   for words in (("create", *request), ("setup",)):
     done = cloud(*words)
@@ -328,7 +328,7 @@ def run_in_cloud(cloud, task: str, *options):
 
 
 def calls(cloud) -> list[str]:
-  """The verbs that gcloud was called with."""
+  """Returns the verbs of the calls of gcloud."""
   lines = (cloud.folder / "calls").read_text().splitlines()
   return [line.split()[3] for line in lines]
 
@@ -400,7 +400,7 @@ def test_a_resource_that_is_gone_ends_the_watching(cloud):
 
 @pytest.fixture
 def job(checkout, tmp_path):
-  """The words and the environment of a job whose one task runs `$TASK`."""
+  """Returns a function that starts a job, whose only task runs `$TASK`."""
   run(checkout / "launch/setup.sh", cwd=checkout)
   bin_folder = tmp_path / "bin"
   tell = f'echo "$(basename "$0") $*" >> {tmp_path}/told\n'
@@ -413,7 +413,7 @@ def job(checkout, tmp_path):
     f"{tell}while [[ $1 == --* ]]; do shift; done\n"
     f'"$@" &\necho $! > {tmp_path}/task\nwait $!\n',
   )
-  # Slurm runs a copy from elsewhere.
+  # Slurm runs a copy in another folder.
   copy = shutil.copy(
     checkout / "launch/slurm_job.sh", tmp_path / "slurm_script"
   )

@@ -1,4 +1,4 @@
-"""The layout: what imports what, and what an import loads."""
+"""Package layout: the direction and the cost of imports."""
 
 import subprocess
 import sys
@@ -13,19 +13,19 @@ HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 
 def test_no_module_imports_what_is_above_it_or_imports_it():
   arrows = structure.imports(structure.modules())
-  assert "antlm_jax.errors" in arrows["antlm_jax.models.llama"]  # it reads them
+  assert "antlm_jax.errors" in arrows["antlm_jax.models.llama"]
   assert not structure.upward(arrows)
   assert not structure.circles(arrows)
 
 
 def output(code: str) -> str:
-  """Runs code in a fresh process; returns what it prints."""
+  """Runs code in a fresh process; returns its output."""
   command, options = [sys.executable, "-c", code], {"cwd": structure.ROOT}
   return subprocess.check_output(command, text=True, **options)
 
 
 def loaded(*modules: str) -> set[str]:
-  """What a fresh process has loaded after importing modules."""
+  """Returns all modules of a fresh process that imports `modules`."""
   code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
   return set(output(code).split())
 
@@ -62,7 +62,7 @@ print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
 
 
 def test_the_gpus_check_needs_few_packages():
-  """They are those that launch/gpu_check.sh asks for."""
+  """launch/gpu_check.sh names the packages."""
   modules = ("tests.test_gpu", "evals.benchmarks.attention")
   others = "array_record grain ml_collections safetensors tensorflow_datasets"
   others = {*others.split(), "tokenizers", "tqdm"}

@@ -1,4 +1,4 @@
-"""The llama encoder: its size, what leaks (nothing), and its equations."""
+"""The llama encoder: size, equations, and no leaks of hidden tokens."""
 
 import functools
 
@@ -20,7 +20,7 @@ T = 12
 DTYPES = ("float32", "bfloat16")
 ATTENTION = ("reference", "pallas")
 POSITIONS = np.arange(T, dtype=np.int32)[None]
-TWO = POSITIONS.repeat(2, 0)  # of two rows
+TWO = POSITIONS.repeat(2, 0)
 
 
 # Sizes
@@ -38,7 +38,7 @@ def test_encoders_have_the_papers_parameters(size, millions):
   settings = config.load(f"configs/encoders.py:size={size}")
   model = models.build(settings.model, 128_256)
   assert model.size / 1e6 == pytest.approx(millions, abs=0.5)
-  if size != "1B":  # Table 1 gives that one without decimals
+  if size != "1B":  # Table 1 gives 1B without decimals
     assert round(model.size / 1e6, 1) == millions
   assert sum(np.prod(s.shape) for s in model.shapes.values()) == model.size
 
@@ -48,7 +48,7 @@ def test_encoders_have_the_papers_parameters(size, millions):
 
 @functools.cache
 def scores(dtype, attention="auto"):
-  """A jitted whole encoder `(tokens, positions, mask)` to logits."""
+  """Returns a jitted encoder, from `(tokens, positions, mask)` to logits."""
   model = helpers.model(dtype=dtype, attention=attention)
   params = helpers.random_params(model)
 
@@ -60,7 +60,7 @@ def scores(dtype, attention="auto"):
 
 
 def packed(lengths, causal):
-  """The positions and the mask of one row of documents."""
+  """Returns the positions and the mask of one row of documents."""
   starts = np.zeros((1, sum(lengths)), bool)
   starts[0, np.cumsum([0, *lengths[:-1]])] = True
   found = Segments.of(starts)
@@ -93,7 +93,7 @@ def test_only_what_is_seen_changes_a_logit(name, dtype, attention):
 
 
 def reference(c, params, tokens, positions, visible):
-  """In float64 Llama: RMSNorm, RoPE (half-split), GQA, SwiGLU; or Gemma 3."""
+  """Computes Llama (RMSNorm, half-split RoPE, GQA, SwiGLU) or Gemma 3."""
   gemma = c if isinstance(c, models.ENCODERS["gemma"]) else None
   p = {path: np.asarray(v, np.float64) for path, v in params.items()}
 
@@ -101,7 +101,7 @@ def reference(c, params, tokens, positions, visible):
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + c.norm_eps)
     return x * (scale + bool(gemma))
 
-  # Of complex numbers: (h, h + H/2) turn by position * theta^(-2h/H).
+  # Rotates (h, h + H/2), a complex number, by position * theta^(-2h/H).
   def rope(x, theta):
     half = c.head_dim // 2
     angle = positions[..., None] * theta ** (-np.arange(half) / half)
@@ -134,7 +134,7 @@ def reference(c, params, tokens, positions, visible):
   def mlp(x, w):
     gate = x @ w("mlp/gate/kernel")
     up = x @ w("mlp/up/kernel")
-    # GELU's tanh is a sigmoid of twice its argument.
+    # GELU's tanh form is a sigmoid of twice the argument.
     cubic = np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)
     gate = gate / (1 + np.exp(-(cubic if gemma else gate)))
     return (gate * up) @ w("mlp/down/kernel")
@@ -213,7 +213,7 @@ def test_in_bfloat16_the_gradient_of_a_frequent_token_is_added_up_in_float32():
 
 @functools.cache
 def way(scan, remat, rate=0.0):
-  """Hidden states and parameter gradients of one way to run the blocks."""
+  """Returns states and gradients of one way to run the blocks."""
   model = helpers.model(scan_layers=scan, remat=remat, dropout=rate)
   params, tokens = helpers.random_params(model), helpers.tokens(2, T)
   key = jax.random.key(3)
@@ -252,15 +252,15 @@ def test_remat_dots_computes_no_product_with_weights_again():
 
     program = jax.make_jaxpr(jax.grad(total))(helpers.random_params(model))
     counts[remat] = str(program).count("dot_general[")
-  # Attention's two are computed again; of a block's seven more, all but the
-  # last, whose output nothing needs.
+  # The backward pass recomputes attention's two products. With "block", it also
+  # recomputes six of seven others: no gradient needs the last.
   assert counts["dots"] == counts["none"] + 2
   assert counts["block"] == counts["none"] + 2 + 6
 
 
 @pytest.mark.slow
 def test_remat_dots_computes_cudnns_attention_once(monkeypatch):
-  """The plan's stand-in is kept by its name; cuDNN's own has none."""
+  """The policy finds the plan's stand-in by name; cuDNN's call has no name."""
   for check in ("check_cudnn_version", "check_compute_capability"):
     monkeypatch.setattr(fused_attention_stablehlo, check, lambda *_: 91_000)
 
@@ -346,7 +346,7 @@ def test_first_values_are_normal_and_norms_are_one():
       assert np.std(value) == pytest.approx(0.05, rel=0.06)
       assert abs(np.mean(value)) < 0.005
   up = params["blocks/mlp/up/kernel"]
-  assert not np.array_equal(up[0], up[1])  # no layer is another's copy
+  assert not np.array_equal(up[0], up[1])  # layers differ
   assert not np.array_equal(up, params["blocks/mlp/gate/kernel"])
   assert helpers.equal(params, model.init(0))
   assert not helpers.equal(params, model.init(1))
@@ -358,12 +358,9 @@ def test_first_values_are_normal_and_norms_are_one():
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"name": "gpt"}, "model.name"),
     ({"kv_heads": 3}, "model.kv_heads"),
     ({"width": 30}, "model.width"),
     ({"width": 36, "heads": 4, "kv_heads": 4}, "model.head_width"),
-    ({"remat": "all"}, "model.remat"),
-    ({"scan_layers": "maybe"}, "model.scan_layers"),
     ({"dtype": "float16"}, "model.dtype"),
   ],
   ids=str,

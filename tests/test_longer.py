@@ -1,4 +1,4 @@
-"""Longer rows with another RoPE base: a phase of a run, and a run's start."""
+"""Longer rows with another RoPE base, within a run or as a new run."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from antlm_jax.inference.model import load
 from antlm_jax.training.checkpoint import Checkpoint
 from tests import helpers, runs
 
-# Rows of 64 with base 500 from step 4 on; before, rows of 32 with base 10,000.
+# From step 4: rows of 64 with base 500. Before: rows of 32 with base 10,000.
 PHASE = (
   "curriculum=8C steps",
   "train.batch_schedule=2x64@0.5:base=500",
@@ -31,7 +31,7 @@ def run(prepared, tmp_path_factory):
 
 
 def test_a_batch_chooses_the_base_of_its_step():
-  """The loss is that of a model whose own base it is, and of no other."""
+  """The loss equals that of a model with this base in its settings."""
   params = helpers.random_params(helpers.model())
   batch = helpers.source("C", helpers.FakeRows(length=32))[0]
   losses = []
@@ -47,7 +47,7 @@ def test_each_checkpoint_has_the_base_and_rows_of_its_last_step(run):
   for step, base, rows in ((4, 1e4, 32), (8, 500.0, 64)):
     assert found[step].model.config.rope_theta == base
     assert found[step].longest_row == rows
-  assert found[4].config == found[8].config  # that of the run
+  assert found[4].config == found[8].config
 
 
 def test_an_export_has_the_last_base_and_the_longest_row(run, tmp_path):
@@ -60,7 +60,7 @@ def test_an_export_has_the_last_base_and_the_longest_row(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_crosses_the_change_exactly(run, prepared, tmp_path):
-  """Also catches a held-out loss that is measured with another base."""
+  """Also catches held-out losses with another base."""
   copy = shutil.copytree(run, tmp_path / "copy")
   shutil.rmtree(copy / "checkpoints" / "8")
   runs.main("antlm_jax.train", *runs.train_args(copy, prepared, *PHASE))
@@ -73,7 +73,7 @@ def test_a_resumed_run_crosses_the_change_exactly(run, prepared, tmp_path):
 def test_a_run_starts_from_it_with_its_base_or_another(
   run, prepared, tmp_path, step, capsys
 ):
-  """Before its first step, it has the loss that its start was left with."""
+  """Its initial loss is the last loss of the checkpoint's run."""
   start = run / "checkpoints" / str(step)
   losses = []
   for name, base in (("continued", ""), ("longer", ",tokens=64,base=90000")):

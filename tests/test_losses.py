@@ -1,4 +1,4 @@
-"""The head's loss and its gradients, in chunks and by the TPU kernel."""
+"""The head's loss and its gradients in chunks and by the TPU kernel."""
 
 import functools
 import types
@@ -45,9 +45,9 @@ def make_inputs(
 
 
 def reference(hidden, kernel, bias, targets, weights, objective_ids, z_loss=0):
-  """The sums and gradients of the loss in float64, and the sizes of terms.
+  """Returns float64 sums and gradients of the loss, and sizes of their terms.
 
-  A result may be the small difference of large terms, whose rounding it has.
+  A small difference of large terms has the rounding error of the terms.
   """
   hidden, kernel = np.float64(hidden), np.float64(kernel)
   scores = hidden @ kernel + (0 if bias is None else np.float64(bias))
@@ -82,7 +82,7 @@ def reference(hidden, kernel, bias, targets, weights, objective_ids, z_loss=0):
 
 
 def run(inputs, **options):
-  """Returns `reference`'s results by `losses.cross_entropy`."""
+  """Returns the sums and gradients of `losses.cross_entropy`."""
   names = ["hidden", "kernel", *["bias"] * (inputs["bias"] is not None)]
   of = {n: inputs[n] for n in names}
   rest = (inputs[n] for n in ("targets", "weights", "objective_ids"))
@@ -127,7 +127,7 @@ def test_the_statistics_in_one_pass_as_on_a_gpu(monkeypatch):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-  """Makes few targets and tokens several blocks."""
+  """Shrinks blocks, so that few targets and tokens are several blocks."""
   monkeypatch.setattr(head_kernel, "_LARGEST", 128)
 
 
@@ -141,7 +141,7 @@ SIZES = st.tuples(
 
 @pytest.mark.slow
 def test_the_kernel_and_its_gradients_are_exact(small_blocks):
-  """Blocks that end beyond the targets or tokens, and several of each."""
+  """Covers several blocks, and blocks that end beyond targets or tokens."""
 
   @hypothesis.settings(max_examples=25, deadline=None)
   @hypothesis.given(SIZES, st.booleans(), st.sampled_from((0.0, 0.3)))
@@ -160,16 +160,16 @@ def test_bfloat16_is_rounded_in_products_alone(small_blocks, how):
   found, grads = run(inputs, implementation=how)
   exact = {**inputs, "hidden": np.float32(rounded[0])}
   expected, of, _ = reference(**exact)
-  for name, value in expected.items():  # nothing but float32 sums
+  for name, value in expected.items():  # float32 sums
     assert helpers.closest(found[name], value) < 1e-5, name
-  # bfloat16 has 8 bits: the weights of the products, and the result.
+  # The products' weights and the result have bfloat16's 8 bits.
   assert helpers.closest(grads["hidden"], of["hidden"]) < 2**-8
   assert helpers.closest(grads["kernel"], of["kernel"]) < 2**-8
 
 
 @pytest.mark.parametrize("how", ["pallas", "chunked"])
 def test_of_equal_scores_the_first_is_correct(small_blocks, how):
-  """An accuracy by `score >= highest` would count every target."""
+  """Accuracy as `score >= highest` would count every target."""
   inputs = dict(make_inputs(1, 6, 8, 300))
   inputs["hidden"] = np.zeros_like(inputs["hidden"])
   inputs["targets"] = np.int32([[0, 1, 127, 128, 0, 299]])

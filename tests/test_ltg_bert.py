@@ -1,4 +1,4 @@
-"""The LTG-BERT encoder: its size, its equations, and what leaks (nothing)."""
+"""The LTG-BERT encoder: size, equations, and no leaks of hidden tokens."""
 
 import functools
 import math
@@ -50,7 +50,7 @@ def test_published_sizes(size, vocab_size, parameters):
   "changes, words",
   [
     ({"heads": 5}, r"model.width=32 is not a multiple of model.heads=5"),
-    ({"position_buckets": 7}, r"model.position_buckets=7 is not even"),
+    ({"position_buckets": 7}, r"model.position_buckets=7 is odd"),
     ({"longest_distance": 8}, r"longest_distance=8 is not over"),
     ({"kv_heads": 2}, r"model.kv_heads: no setting of ltg_bert"),
   ],
@@ -62,7 +62,7 @@ def test_settings_that_do_not_fit_are_told(changes, words):
 
 @pytest.mark.slow
 def test_the_first_weights():
-  """Truncated at two deviations, and the MLPs' smaller with depth."""
+  """Normals truncated at two deviations, smaller in MLPs of deeper layers."""
   of = model(layers=6, width=128, mlp_width=256)
   params = jax.jit(of.init)(0)
   std = math.sqrt(2 / (5 * 128))
@@ -80,7 +80,7 @@ def test_the_first_weights():
       assert 1.95 * std < np.abs(value).max() <= 2 * std * (1 + 1e-6), path
 
 
-# The equations, stated once more: float64, one head and one pair at a time.
+# The equations in float64, one head and one pair at a time
 
 
 def norm(x, eps, params=None, path=None):
@@ -100,7 +100,7 @@ def gelu_tanh(x):
 
 
 def bucket(distance, size, longest):
-  """The original's formula, in float64."""
+  """Returns the bucket by the original formula, in float64."""
   middle = size // 2
   if abs(distance) <= middle:
     return size - 1 + distance
@@ -149,7 +149,7 @@ def mlp(x, p, c):
 
 
 def scores_by_definition(params, c, tokens, seen):
-  """Logits of one row, `[T, V]`."""
+  """Returns the logits of one row, `[T, V]`."""
   x = norm(params["embedding"][tokens], c.norm_eps)
   relative = norm(params["relative"], c.norm_eps, params, "relative_norm")
   outputs, weights = [x], list(params.get("depth_weights", ()))
@@ -174,10 +174,6 @@ def scores_by_definition(params, c, tokens, seen):
   return x @ params["embedding"].T + params["head/bias"]
 
 
-def in_float64(params):
-  return {path: np.asarray(x, np.float64) for path, x in params.items()}
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -187,10 +183,9 @@ def test_the_encoder_is_its_equations(variant, mask):
   hidden = of.encode(params, tokens, None, MASKS[mask])
   found = of.logits(params, hidden)
   seen = reference.visible(MASKS[mask], 2, T, T)
+  wide = {path: np.asarray(x, np.float64) for path, x in params.items()}
   for row in range(2):
-    expected = scores_by_definition(
-      in_float64(params), of.config, tokens[row], seen[row]
-    )
+    expected = scores_by_definition(wide, of.config, tokens[row], seen[row])
     assert helpers.closest(found[row], expected) < 1e-5
 
 

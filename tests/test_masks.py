@@ -1,10 +1,10 @@
-"""The mask's definition."""
+"""Attention masks against their definition."""
 
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.masks import AttentionMask
 from antlm_jax.training import flops
 from tests import reference
 
@@ -43,11 +43,6 @@ def test_a_mask_is_its_definition_dense_as_bounds_and_in_number(case):
       assert (np.broadcast_to(found, expected.shape) == expected).all()
   expected = reference.visible(mask, batch, queries, queries).sum()
   assert sum(flops.visible_pairs(mask, (batch, queries))) == expected
-
-
-def test_constants_are_causal_and_bidirectional():
-  assert (CAUSAL.dense(3, 3)[0] == np.tri(3, dtype=bool)).all()
-  assert BIDIRECTIONAL.dense(3, 3) is None
 
 
 @hypothesis.given(masks(), st.integers(1, 8))

@@ -1,4 +1,4 @@
-"""Merging: its identities, its definitions, and the command."""
+"""Merging: identities, definitions and the command."""
 
 import dataclasses
 
@@ -17,16 +17,14 @@ from tests import helpers, random_models, runs
 run = random_models.run()
 
 
-def drawn(loaded, seed):
-  """A model of the same shape."""
-  params = helpers.random_params(loaded.model, seed)
-  params = {name: np.asarray(value) for name, value in params.items()}
-  return dataclasses.replace(loaded, params=params)
-
-
 @pytest.fixture(scope="module")
 def three(loaded):
-  return [drawn(loaded, seed) for seed in range(3)]
+  """Three random models of the same shape."""
+  params = (helpers.random_params(loaded.model, seed) for seed in range(3))
+  return [
+    dataclasses.replace(loaded, params={n: np.asarray(x) for n, x in p.items()})
+    for p in params
+  ]
 
 
 def merged(*args):
@@ -116,13 +114,13 @@ def test_models_that_differ_are_told(loaded):
 
 
 def test_the_command(run, loaded, tmp_path):
-  """Of a run and of a folder of transformers; and what it says of bad input."""
+  """Merges a run and a folder of transformers, and tests bad input."""
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
   (path / NATIVE).unlink()
   words = (f"--models={run},{path}", "--method=slerp", "--weights=3,1")
   runs.main("antlm_jax.commands.merge", *words, f"--workdir={tmp_path / 'new'}")
   made = load(tmp_path / "new")
-  assert helpers.equal(made.params, dict(loaded.params))  # of equals
+  assert helpers.equal(made.params, dict(loaded.params))
   told = f"slerp: 3 * {run.name} (step 7) + 1 * hf"
   assert (made.merged, made.step) == (told, 0)
   export.export(made, tmp_path / "out", ["causal"])
@@ -133,7 +131,7 @@ def test_the_command(run, loaded, tmp_path):
     ("2 models have 3 weights", two, "--weights=1,1,1"),
     ("slerp merges exactly two models, got 3", f"{two},{run}", slerp),
     ("give --base", two, "--method=task"),
-    ("weights from 0 up", two, "--weights=1,-1"),
+    ("weights of at least 0", two, "--weights=1,-1"),
     ("give --models=MODEL,MODEL", "--models="),
     ("holds no checkpoint", f"--models={run},{tmp_path}"),
     ("holds a run", two, f"--workdir={tmp_path / 'new'}"),

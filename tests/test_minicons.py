@@ -1,7 +1,7 @@
-"""Our scores beside minicons' on the same weights, on real minimal pairs.
+"""Our scores compared with those of minicons on real minimal pairs.
 
 BabyLM's 2024 pipeline scores masked models with minicons
-(github.com/kanishkamisra/minicons). It opens what `antlm export` writes.
+(github.com/kanishkamisra/minicons), which opens exported folders.
 """
 
 import json
@@ -28,7 +28,7 @@ SHAPE = {"width": 64, "heads": 4, "kv_heads": 2, "mlp_width": 96}
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory):
-  """200 pairs of all paradigms, good and bad in turn."""
+  """200 pairs of all paradigms, good and bad sentences in turn."""
   out, folder = [], tmp_path_factory.mktemp("blimp")
   real.unpacked("blimp_filtered", folder)
   for path in sorted(folder.rglob("*.jsonl")):
@@ -47,7 +47,7 @@ def loaded(sentences, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(loaded, tmp_path_factory):
-  """The folders of the model in transformers, by how they read it."""
+  """The model's exported folders by attention."""
   folder = tmp_path_factory.mktemp("exported") / "hf"
   paths = export.export(loaded, folder, ATTENTIONS)
   return dict(zip(ATTENTIONS, paths, strict=True))
@@ -63,7 +63,7 @@ def summed(scores):
 
 
 def equal(ours, theirs):
-  """The same to 1e-3 for every sentence, and the same choice of each pair."""
+  """Asserts scores within 1e-3, and the same choice in each pair."""
   theirs = np.array(theirs)
   np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-3)
   np.testing.assert_array_equal(

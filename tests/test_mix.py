@@ -1,4 +1,4 @@
-"""Several sources of data: which rows of which train when, and are held out."""
+"""Several sources of data: order of training rows, and held-out sets."""
 
 import collections
 import re
@@ -29,7 +29,7 @@ def order(text, steps, *parts, sizes=SIZES, **options) -> Order:
 
 
 def taken(of: Order, start=0, stop=None) -> np.ndarray:
-  """The rows of the steps, one slot after the other."""
+  """Returns the rows of the steps in the order of slots."""
   steps = range(start, of.steps if stop is None else stop)
   return np.concatenate([of.slots(step).rows.reshape(-1) for step in steps])
 
@@ -45,7 +45,7 @@ def by_source(rows, sizes=SIZES) -> dict[str, np.ndarray]:
 
 def test_a_phase_gives_each_source_its_share_and_no_row_twice():
   of = order("30a+41a:b=3:1+29c:b:a=1:2:3 steps", 100)
-  expected = {  # of 30, 41 and 29 batches of 8 rows
+  expected = {  # rows in 30, 41 and 25 batches of 8
     (0, 30): {"a": 240, "b": 0, "c": 0},
     (30, 71): {"a": 246, "b": 82, "c": 0},
     (71, 96): {"a": 100, "b": 200 / 3, "c": 100 / 3},
@@ -53,13 +53,13 @@ def test_a_phase_gives_each_source_its_share_and_no_row_twice():
   for (start, stop), counts in expected.items():
     found = by_source(taken(of, start, stop))
     for name, count in counts.items():
-      # The last phase is looked at in the middle of 64 slots.
+      # The last interval ends in the middle of 64 slots.
       assert abs(len(found[name]) - count) <= (1 if stop < 96 else 6)
   assert abs(len(by_source(taken(of, 71, 79))["b"]) - 64 / 3) <= 1
   whole = by_source(taken(of))
   for name, size in SIZES.items():
     assert abs(of.taken(100)[name] - len(whole[name])) <= 6
-    for start in range(0, len(whole[name]), size):  # its own epochs
+    for start in range(0, len(whole[name]), size):  # epochs of the source
       epoch = whole[name][start : start + size]
       assert len(set(epoch.tolist())) == len(epoch)
 
@@ -82,7 +82,7 @@ def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
   places = smaller.at(0).layout.rows
   found = [smaller.slots(s).rows[np.argsort(places), 0] for s in range(180)]
   assert np.array_equal(np.concatenate(found), whole)
-  for local in ((0,), (1,)):  # what a process of two reads
+  for local in ((0,), (1,)):  # the shards of two processes
     layout = Layout(8, 2, 2, local)
     mine = order(text, 180, Part(0.0, layout), seed=seed)
     for step in (0, 59, 60, 121, 179):
@@ -107,12 +107,12 @@ def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
     filled += [rows.size]
     found.append(rows.reshape(-1))
   rows = np.concatenate(found)
-  # None comes again, but for a joined row that begins with some.
+  # No row repeats, except in a joined row that overlaps earlier rows.
   assert len(rows) - len(set(rows.tolist())) <= 3 * 3
   assert sum(filled) == sum(of.taken(40).values())
   first = np.bincount(np.concatenate(found[:20]) // 4000, minlength=3)
   assert np.abs(first - first.sum() * np.array([0.5, 0.25, 0.25])).max() <= 1
-  # In the second half: c has only what it had before.
+  # The second half takes no rows of c.
   assert of.taken(40)["c"] == of.taken(20)["c"] == first[2]
 
 
@@ -126,7 +126,7 @@ def test_sources_and_objectives_of_a_batch_are_independent(batch):
     kinds, sources = both.rows(step, batch), of.slots(step).rows[:, 0] >= 70
     counts.update(zip(kinds.tolist(), sources.tolist(), strict=True))
   assert len(counts) == 4 and counts.total() == steps * batch
-  for count in counts.values():  # a deviation is 14 rows
+  for count in counts.values():  # the standard deviation is 14
     assert abs(count - steps * batch / 4) < 50
 
 
@@ -168,7 +168,7 @@ def test_folders_have_names():
 
 @pytest.fixture(scope="module")
 def other(english, prepared, shared):
-  """Other text, prepared like `prepared`, and a folder that is not."""
+  """Other text, prepared like `prepared` and with other settings."""
 
   def make(folder):
     text = (english / "text" / "toy.train").read_text().splitlines()[:700]
@@ -190,7 +190,7 @@ def other(english, prepared, shared):
 
 
 class Ends(hooks.Hook):
-  """Remembers the batches, and has the run end after a step."""
+  """Records the batches, and stops the run after a step."""
 
   def __init__(self, after=-1):
     self.after, self.seen = after, {}

@@ -1,6 +1,6 @@
-"""ModernBERT's config.json, of transformers 4 and 5, and its first layer.
+"""ModernBERT's config.json of transformers 4 and 5, and its first layer.
 
-`tests/test_imported.py` holds the encoder to transformers' own.
+test_imported compares the encoder with transformers.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL
 from tests import helpers, random_models
 
-# The fields of ModernBERT-base that are not numbers of its shape.
+# The fields of ModernBERT-base that do not describe its shape
 PUBLISHED = {
   "global_attn_every_n_layers": 3,
   "global_rope_theta": 160000.0,
@@ -40,7 +40,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture
 def read(loaded, tmp_path):
-  """Exports it, changes its config.json, and reads that."""
+  """Returns a function that changes an exported config.json and reads it."""
   (path,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
   (path / NATIVE).unlink()
   config = json.loads((path / "config.json").read_text())

@@ -1,8 +1,8 @@
-"""The kernel for Hopper GPUs: interpreted, and compiled, without a GPU.
+"""The kernel for Hopper GPUs, interpreted and compiled without a GPU.
 
-`./launch/test.sh --mosaic` makes the environment that it needs, and runs it.
-JAX's interpreter of GPU programs follows every thread and barrier, and tells
-of races.
+`./launch/test.sh --mosaic` makes the environment of these tests and runs them.
+JAX's interpreter of GPU programs follows every thread and barrier, and reports
+races.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ if jax.__version_info__ < (0, 12):
   from jax._src.pallas.mosaic_gpu.interpret.shared_memory import Barrier
 
   def deallocate(barrier):
-    """Lets the loading warpgroup end before its last slots are free again."""
+    """Allows the loading warpgroup to end before its last slots are free."""
     with barrier.cv:
       barrier.ref_count -= 1
       if not barrier.ref_count and barrier.arrivals_count:
@@ -52,7 +52,7 @@ LIMITS = {"bfloat16": 1e-2, "float16": 2e-3}
 
 
 def check(shape, mask, dtype="bfloat16", rate=0.0, seed=0):
-  """Compares a case, and its gradients, with float64; returns them."""
+  """Compares outputs and gradients with float64; returns them."""
   arrays = q, k, v, g = inputs(shape, seed, dtype)
   dropout = None
   if rate:
@@ -66,7 +66,7 @@ def check(shape, mask, dtype="bfloat16", rate=0.0, seed=0):
 
 @st.composite
 def masks(draw, batch, queries, keys):
-  """Masks as in training, and any intervals, empty ones as well."""
+  """Draws masks as in training, and arbitrary or empty intervals."""
   seed = draw(st.integers(0, 2**16))
   modes = [*MODES, "packed", "mixed", "window", "prefix", "any", "any"]
   mode = draw(st.sampled_from(modes))
@@ -83,7 +83,7 @@ def masks(draw, batch, queries, keys):
 
 @st.composite
 def cases(draw):
-  """Arguments of `check`."""
+  """Draws arguments of `check`."""
   batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 1, 2))
   near = st.sampled_from([1, 64, 127, 128, 129, 256, 257])
   queries = draw(near | st.integers(1, 300))
@@ -123,7 +123,7 @@ def test_what_sees_nothing_gets_zeros():
 
 
 def test_blocks_that_no_query_needs_are_not_touched():
-  # Two documents of two blocks; whatever meets the other's is NaN.
+  # Two documents of two blocks. A product of both would be NaN.
   first = np.repeat([0, 256], 256).astype(np.int32)[None]
   mask = AttentionMask(False, first, first + 256)
   arrays = inputs((1, 512, 512, 1, 1, 64), dtype=jnp.bfloat16)
@@ -149,14 +149,14 @@ def test_any_scale(scale):
   assert reference.relative_error(out, exact) < LIMITS["bfloat16"]
 
 
-# What the compiler makes of it.
+# The compiled program
 
-PRODUCTS = {  # instructions of 16 deep: two loops of one block, or of halves
+PRODUCTS = {  # instructions of depth 16: two loops of one block, or of halves
   "attention_output": lambda width: 2 * (width // 16 + 8),
   "attention_query_gradient": lambda width: 4 * (2 * width // 16 + 4),
   "attention_key_gradients": lambda width: 4 * (2 * width // 16 + 8),
 }
-SHARED_MEMORY = 232_448  # bytes that a thread block may have on an H100
+SHARED_MEMORY = 232_448  # bytes of a thread block, at most, on an H100
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
@@ -182,7 +182,7 @@ def test_compiled_for_an_h100_it_fits(width, rate):
   for name, text in found.items():
     assert "for 'sm_90a'" in text
     spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", text)
-    # In the widest heads the hash takes a few registers too many.
+    # In the widest heads, the hash needs a few registers too many.
     most = 128 if rate and width == 128 else 0
     assert spilled and max(map(int, spilled)) <= most, name
     registers = int(re.search(r"Used (\d+) registers", text)[1])

@@ -1,4 +1,4 @@
-"""Objectives: what is hidden, what is seen and what is predicted."""
+"""Objectives: corruption, visibility and targets."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ VOCABULARY = helpers.vocabulary()
 
 @dataclasses.dataclass
 class Case:
-  """Rows, what was done to them, and whose rows they are."""
+  """Rows with an objective and a draw."""
 
   objective: Objective
   tokens: np.ndarray
@@ -89,7 +89,7 @@ moderate = hypothesis.settings(max_examples=60, deadline=None)
 
 
 def pieces(kept, cuts=False):
-  """The runs of True in rows, cut before each of `cuts`: (row, slice)."""
+  """Yields the runs of True in rows, cut before `cuts`, as (row, slice)."""
   edges = cuts | np.diff(kept, axis=1, prepend=kept[:, :1])
   for row, edge in enumerate(edges):
     begins = np.union1d([0, len(edge)], np.flatnonzero(edge))
@@ -103,7 +103,7 @@ def pieces(kept, cuts=False):
 def test_only_the_targets_declared_are_changed(case):
   before = case.tokens.copy()
   found = case.corrupt()
-  assert np.array_equal(case.tokens, before)  # the data stays as it is
+  assert np.array_equal(case.tokens, before)  # the input is not modified
   special = VOCABULARY.special[case.tokens]
   if case.objective.mask_ends:
     special &= case.tokens != helpers.EOS
@@ -120,7 +120,7 @@ def test_only_the_targets_declared_are_changed(case):
     assert not changed.any()
   at = np.arange(case.tokens.shape[1])
   first = at - case.segments.start < case.objective.shift
-  # A segment's first token is not predicted from another segment.
+  # Another segment never predicts a segment's first token.
   assert not found.predicted[first].any()
   if case.objective.predict == "masked":
     assert not (changed & ~found.predicted & ~first).any()
@@ -129,7 +129,7 @@ def test_only_the_targets_declared_are_changed(case):
 
 
 def blocks_of(case):
-  """Numbers each row's blocks, over all its documents, `[n, T]`."""
+  """Returns block numbers, counted over a row's documents, `[n, T]`."""
   out = np.zeros(case.tokens.shape, int)
   for row, starts in enumerate(case.segments.start):
     number, length = -1, 0
@@ -153,13 +153,13 @@ def test_visibility_is_the_objectives(case):
     assert np.array_equal(found.k_end, end)
   elif case.objective.attention == "block":
     for ids, k_end in zip(blocks_of(case), found.k_end, strict=True):
-      # Blocks are numbered as they stand: this is where the next one begins.
+      # Block numbers ascend, so this finds the start of the next block.
       assert np.array_equal(k_end, np.searchsorted(ids, ids, side="right"))
   else:
     for row, first in zip(*np.nonzero(at == start), strict=True):
       inside = slice(first, end[row, first])
       ends, here = found.k_end[row, inside], at[row, inside]
-      # A prefix of none or one is causal.
+      # A prefix of zero or one tokens is causal.
       assert np.array_equal(ends, np.maximum(here + 1, ends[0]))
       assert ends[0] <= end[row, first]
       suffix = here >= max(ends[0], first + 1)
@@ -220,7 +220,7 @@ def test_a_rows_count_is_a_coins_for_each_token(unit):
   case = make(objective, 6000, 128, special=0.0)
   counts = case.corrupt().predicted.sum(axis=1)
   assert counts.mean() == pytest.approx(0.15 * 128, rel=0.02)
-  if unit != "word":  # a unit at either end of the arc adds to it
+  if unit != "word":  # partial words at the ends add to the variance
     assert counts.var() == pytest.approx(128 * 0.15 * 0.85, rel=0.12)
 
 
@@ -233,7 +233,7 @@ def test_the_ratio_is_met_in_each_row(unit, choice):
   shares = case.corrupt().predicted.sum(axis=1) / ordinary
   longest = {"token": 1, "word": 20, "span": 3}[unit]
   assert shares.mean() == pytest.approx(0.15, abs=0.002)
-  # A unit at either end of the arc; a coin each has a deviation of 0.03.
+  # Partial units at the ends are allowed. Independent coins deviate by 0.03.
   assert np.abs(shares - 0.15).max() <= 1.01 * longest / ordinary.min()
   if unit != "word":
     assert shares.std() < 0.011
@@ -249,10 +249,10 @@ def test_a_texts_tokens_take_turns(unit):
     draw = Draw(0, 7 * visit, rows, np.concatenate([rows, 0 * rows + visit], 1))
     case = Case(objective, tokens, helpers.segments(300, 128, 0), draw)
     counts += case.corrupt().predicted
-    if visit == 7:  # GPT-BERT's code reaches .988, coins .73
+    if visit == 7:  # GPT-BERT's code reaches .988, independent coins .73
       assert (counts > 0).mean() > 0.985
       assert counts.max() <= 2
-  # Coins would have a variance of 24 x .15 x .85 = 3.1.
+  # Independent coins have a variance of 24 x .15 x .85 = 3.1.
   assert counts.mean() == pytest.approx(24 * 0.15, rel=0.01)
   assert counts.var() < 0.8
 
@@ -271,7 +271,7 @@ def test_fates_are_eighty_ten_ten(unit):
   before, after = case.tokens[found.predicted], found.inputs[found.predicted]
   masked, same = after == MASK, after == before
   random = ~masked & ~same
-  # A random token is by chance the one that was there.
+  # A random token may equal the original by chance.
   by_chance = 1 / (VOCAB - SPECIAL)
   assert masked.mean() == pytest.approx(0.8, abs=0.012)
   assert random.mean() == pytest.approx(0.1 * (1 - by_chance), abs=0.01)
@@ -300,7 +300,7 @@ def test_words_are_hidden_whole_with_one_fate():
       lengths.add(len(chosen))
       different += MASK not in random and len(set(random.tolist())) > 1
   assert {1, 2, 3, 4} <= lengths
-  assert different > 100  # each token of a word is replaced by its own draw
+  assert different > 100  # each token of a word has its own replacement
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_isolated_spans_have_lengths_by_their_law(name, ratio):
   expected = ratio ** np.arange(longest)
   expected = expected / expected.sum()
   assert shares[1 : longest + 1] == pytest.approx(expected, abs=0.02)
-  assert shares[longest + 1 :].sum() < 0.02  # two that touch
+  assert shares[longest + 1 :].sum() < 0.02  # adjacent spans
 
 
 def test_an_isolated_span_has_one_fate():
@@ -330,17 +330,17 @@ def test_an_isolated_span_has_one_fate():
     if 2 <= len(masked) <= 4:
       mixed += len(set(masked)) == 2
       whole += len(set(masked)) == 1
-  assert whole > 500 and mixed < 0.03 * whole  # mixed: two that touch
+  assert whole > 500 and mixed < 0.03 * whole  # mixed: adjacent spans
 
 
-# What is chosen by frequency
+# Choice by frequency
 
 
 @pytest.mark.parametrize(
   "ratio, power", [(0.15, 0.02), (0.15, 1.0), (0.9, 1.0), (0.99, 0.02)]
 )
 def test_rare_tokens_are_chosen_more_often(ratio, power):
-  """As 2509.05056's code does, less what is special."""
+  """The code of arXiv 2509.05056, without special tokens."""
   n, length = 6000, 40
   case = make(replace(MLM, mask_ratio=ratio), n, length)
   case.tokens[:] = case.tokens[0]
@@ -359,7 +359,7 @@ def test_rare_tokens_are_chosen_more_often(ratio, power):
   assert found[ordinary].mean() == pytest.approx(ratio, abs=0.005)
 
 
-# The middle that stands last
+# Fill in the middle
 
 
 @hypothesis.given(cases(["F token"]))
@@ -389,14 +389,14 @@ def test_half_the_documents_have_their_middle_last_in_both_orders():
   moved = moved[(moved == MASK).any(axis=1)]
   assert len(moved) / 4000 == pytest.approx(0.5, abs=0.03)
   hole, end = np.nonzero(moved == MASK)[1].reshape(-1, 2).T
-  spm = hole == 0  # and every PSM whose prefix is empty by chance
+  spm = hole == 0  # includes PSM with an empty prefix
   assert spm.mean() == pytest.approx(0.5 + 0.5 * 61 / 31**2, abs=0.045)
   assert hole[~spm].mean() == pytest.approx(10.33, abs=0.9)  # of 1 to 30
   for some in (spm, ~spm):  # a third of the text follows the hole
     assert (end - hole - 1)[some].mean() == pytest.approx(10, abs=0.9)
 
 
-# From end to end
+# Assembled batches
 
 
 def assembled(case, found):
@@ -479,12 +479,12 @@ def test_a_targets_own_value_reaches_nothing():
   other = SPECIAL + (case.tokens + 7) % (VOCAB - SPECIAL)
   tokens = np.where(hidden, other, case.tokens)
   again = replace(case, tokens=tokens).corrupt()
-  assert all(map(np.array_equal, found[1:], again[1:]))  # but the targets
+  assert all(map(np.array_equal, found[1:], again[1:]))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_diffusion_hides_a_documents_end_but_not_what_stands_before_one(choice):
-  """Else its bound would lack what CLM's loss has of them."""
+  """Otherwise the bound and CLM's loss would be over different tokens."""
   case = make(replace(OBJECTIVES["D"], choice=choice), 4000, 32, special=0.3)
   ends = case.tokens == helpers.EOS
   first = np.arange(32) == case.segments.start
@@ -502,18 +502,18 @@ BLOCKS = {"attention": "block", "block_length": 3}
 
 @pytest.mark.parametrize("changes", [{}, {"choice": "binomial"}, BLOCKS])
 def test_diffusion_is_the_bound_that_all_masks_give(changes):
-  """Against the sum over all sets of masked tokens, whatever predicts them."""
+  """Compares with the sum over all sets of masks, for random predictions."""
   n, length = 400_000, 4
   diffusion = replace(OBJECTIVES["D"], shift=0, **changes)
   case = make(diffusion, n, length, special=0.0, packed=False)
   found = case.corrupt()
   random = np.random.default_rng(0)
-  # Of each token, in nats, for each set: what some predictor loses.
+  # The loss of a random predictor for each set of masks and each token.
   nats = random.exponential(size=(2**length, length))
   sets = found.predicted @ (1 << np.arange(length))
   lost = (found.scale * found.predicted * nats[sets]).sum(axis=1).mean()
   point, weight = np.polynomial.legendre.leggauss(20)
-  # The row's share for all of its tokens, or another for its second block.
+  # The masked share of the row, or of each of its two blocks.
   first = changes.get("block_length", length)
   both = np.meshgrid(*[0.001 + 0.999 * (point + 1) / 2] * 2, indexing="ij")
   share = np.repeat(np.stack(both, -1), [first, length - first], axis=-1)
@@ -525,8 +525,8 @@ def test_diffusion_is_the_bound_that_all_masks_give(changes):
     likely = (likely[..., None] * inside / share).sum((0, 1))  # [T]
     exact += likely @ nats[chosen]
     expected += likely.sum()
-  assert expected == pytest.approx(length)  # the loss is that of all tokens
-  assert lost == pytest.approx(exact, rel=0.01)  # four deviations
+  assert expected == pytest.approx(length)
+  assert lost == pytest.approx(exact, rel=0.01)  # four standard deviations
 
 
 def test_the_shares_of_a_steps_rows_spread_evenly():
@@ -534,7 +534,7 @@ def test_the_shares_of_a_steps_rows_spread_evenly():
   scale = case.corrupt().scale
   shares = np.sort(1 / scale[:, 0])
   assert (scale == scale[:, :1]).all()
-  # As far apart as draws of their own would be in one of 10^11 steps.
+  # Independent draws would be so even in one of 10^11 steps.
   assert np.diff([0, *shares, 1]).max() < 3 / 64
   other = replace(case.draw, step=case.draw.step + 1)
   again = 1 / replace(case, draw=other).corrupt().scale[:, 0]
@@ -548,10 +548,11 @@ def test_each_block_draws_a_share():
   shares = np.float64(1 / scale[..., 0])
   assert np.abs(np.corrcoef(shares.T) - np.eye(4)).max() < 0.073
   ends = np.quantile(shares, [0.1, 0.5, 0.9], axis=0)
-  assert np.abs(ends - [[0.1], [0.5], [0.9]]).max() < 0.04  # four deviations
+  # Four standard deviations.
+  assert np.abs(ends - [[0.1], [0.5], [0.9]]).max() < 0.04
 
 
-# Values
+# Settings
 
 NO_MASKS = {"mask_ratio": 0.0}
 

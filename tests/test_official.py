@@ -1,6 +1,6 @@
-"""What published code does in training, stated anew, beside ours.
+"""Our training compared with reimplementations of published code.
 
-Each statement here is NumPy in float64 and calls none of our code.
+The reimplementations use float64 NumPy and none of our code.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from tests.helpers import FakeRows, source
 MIX = "C:N=1:15"
 
 
-# ------------------------------------------- a mixed batch (GPT-BERT's GPUs)
+# ------------------------------------------------- mixed batches of GPT-BERT
 
 
 def one_step(batch, **changes):
-  # A step so long that a parameter's own rounding is nothing beside it.
+  # With such a large step, the parameters' rounding is negligible.
   train_step = helpers.train_step(rate=1024.0, **changes)
   state = helpers.begin(train_step)
   after, metrics = jax.jit(train_step.update)(state, batch)
@@ -43,7 +43,7 @@ def test_each_objective_weighs_as_its_part_of_the_rows():
   batch = of[1]
   assert (batch.objective_ids[batch.weights > 0] == 0).sum() > 16  # causal
   moved, metrics = one_step(batch, loss_average="objectives")
-  # Means over GPUs of one objective each: a causal one to fifteen masked.
+  # Means over GPUs with one objective each: one causal, fifteen masked.
   ones = (batch.weights > 0).astype(np.float32)
   plain = dataclasses.replace(batch, weights=ones)
   (causal, c), (masked, m) = (one_step(only(plain, k)) for k in (0, 1))
@@ -63,7 +63,7 @@ def test_the_causal_part_is_a_sixteenth_from_start_to_end(average):
   of = source(MIX, rows, Layout(64), falling, steps=40, **how)
   for step in (0, 20, 39):
     kept = [only(of[step], k).weights for k in (0, 1)]
-    if average == "objectives":  # what the step divides by
+    if average == "objectives":  # mean weights are the objectives' shares
       causal, masked = (w[w > 0].mean() for w in kept)
       assert causal / (causal + masked) == pytest.approx(1 / 16, rel=1e-6)
     else:  # .18 at the start, .31 at the end
@@ -81,12 +81,12 @@ def test_the_partition_is_drawn_to_one():
   _, metrics = one_step(batch, num_objectives=1, z_loss=z)
   expected = loss.sum() / batch.weights.sum()
   assert float(metrics["total_loss"]) == pytest.approx(expected, rel=1e-5)
-  # What is logged as a loss has nothing added.
+  # The logged loss has no z-loss.
   nats = ((partition - at) * (batch.weights[0, 0] > 0)).sum()
   assert float(metrics["nats"][0]) == pytest.approx(nats, rel=1e-5)
 
 
-# -------------------------------------------------- the rate and the batches
+# ---------------------------------------------- learning rate and batch size
 
 
 def test_the_rate_falls_once_more_at_the_end():
@@ -103,7 +103,7 @@ def test_the_rate_falls_once_more_at_the_end():
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return peak * (floor + (1 - floor) * cosine)
 
-  # Ours begins at a part of the peak rather than at zero: a step ahead.
+  # Our schedule is a step ahead, since it does not start at zero.
   for step in range(0, steps - cooldown - 1):
     assert float(rate(step)) == pytest.approx(official(step + 1), rel=2e-4)
   for step in range(steps - cooldown, steps):
@@ -119,7 +119,7 @@ def test_batches_grow_linearly():
     whole, joined = (512, 1) if step < 560 else (256, 2)
     expected = whole / 4 * (1 - step / 800) + whole * step / 800
     assert abs(order.batch_size(step) - expected) <= 1
-    if step < 560:  # rows follow one another without gaps
+    if step < 560:  # rows without gaps
       assert order.slots(step).rows[0, 0] == taken % 10_000
       taken += order.batch_size(step)
     assert order.slots(step).rows.shape == (whole, joined)
@@ -156,7 +156,7 @@ def test_growing_batches_need_epochs_that_carry_on():
 
 
 def published(params):
-  """Names the tensors of GPT-BERT's code, each as `[(path, index)]`."""
+  """Returns the tensors of GPT-BERT's code as `{name: [(path, index)]}`."""
   out = {}
   for path, value in params.items():
     if not path.startswith("blocks/"):
@@ -241,7 +241,7 @@ def test_every_row_is_framed_and_documents_are_apart(after):
     if after is not None:
       expected[-1] = after
     assert row.tolist() == expected
-    # A token sees back to the last begin of a document.
+    # A token sees back to the start of its document.
     begins = [i for i, token in enumerate(expected) if token == before]
     last = [max(b for b in begins if b <= i) for i in range(16)]
     assert k_start.tolist() == last
@@ -256,7 +256,7 @@ def test_a_streams_rows_are_cut_elsewhere_at_every_visit():
     inputs, numbers = of[step].inputs[0], of.order.slots(step).rows[:, 0]
     assert (np.diff(inputs, axis=1) == 1).all()  # one stream, no seam
     offsets = inputs[:, 0] - numbers * 16
-    assert (offsets[numbers == 23] == 0).all()  # nothing follows the last
+    assert (offsets[numbers == 23] == 0).all()  # no text after the last row
     assert offsets.min() >= 0 and offsets.max() < 16
     firsts.append(tuple(offsets[np.argsort(numbers)]))
   assert len(set(firsts)) == 3 and np.ptp(firsts) > 8

@@ -1,12 +1,13 @@
-"""The rules of BabyLM's pipelines on exported folders, beside our own scores.
+"""Our scores compared with the rules of BabyLM's pipelines.
 
-The rules are stated anew here, over nothing but a folder's model and tokenizer:
+This file reimplements the rules with an exported folder's model and tokenizer.
 
-  2026, evaluation_pipeline/sentence_zero_shot: the tokens that end after the
-    context are scored; by backend `mlm` one at a time masked and read there, by
-    `mntp` the same read one position before, by `causal` from the left.
-  2024, AutoMaskedLM by minicons: every token that is neither padding nor
-    cls_token nor sep_token, masked and read there.
+2026 (evaluation_pipeline/sentence_zero_shot) scores the tokens that end after
+the context. Backend `mlm` masks one token at a time and reads its logits.
+`mntp` reads the logits one position before. `causal` reads from left to right.
+
+2024 (AutoMaskedLM by minicons) masks and scores every token other than padding,
+cls_token and sep_token.
 """
 
 import jax
@@ -45,7 +46,7 @@ def family(request, tmp_path_factory):
 
 
 class Folder:
-  """A model of ours as trained by a curriculum, and opened there."""
+  """A model as if trained by a curriculum, and its exported folders."""
 
   def __init__(self, loaded, curriculum, path):
     self.loaded = random_models.with_curriculum(loaded, curriculum)
@@ -86,17 +87,17 @@ def of_2026(folder, model, backend, context, text):
 
 
 def of_2024(tokenizer, ids):
-  """The positions that are scored."""
+  """Returns the scored positions."""
   names = (f"{role}_token_id" for role in ("pad", "cls", "sep"))
   unscored = {getattr(tokenizer, name) for name in names}
   return [i for i, token in enumerate(ids) if token not in unscored]
 
 
 def mode(folder, backend):
-  """How our model is read as a backend reads theirs.
+  """Returns our mode for a backend.
 
-  Of one trained to predict a mask one position before, both backends are
-  right; else each reads where it says.
+  Exported folders of models trained by MNTP shift the logits of masks, so the
+  backend `mlm` is right for them, too.
   """
   trained = folder.loaded.config.curriculum
   return "mntp" if trained == "24N" and backend == "mlm" else backend
@@ -111,7 +112,7 @@ def test_scores_are_the_pipelines(folder, backend):
     ours = score(folder.loaded, SENTENCES, how, contexts=contexts)
     pairs = zip(contexts, SENTENCES, strict=True)
     theirs = [of_2026(folder, model, backend, c, t) for c, t in pairs]
-    assert np.ptp(ours) > 1  # sentences are told apart
+    assert np.ptp(ours) > 1
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -133,7 +134,7 @@ def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
   expected[0, 0] = 0
   assert np.abs(out.logits.numpy() - expected).max() < 1e-4
   assert torch.equal(out.logits, logits) and torch.equal(out.loss, loss)
-  # Every label, of a mask or not, by the logits before it; not the first's.
+  # The logits before a label predict it, masked or not, except for the first.
   logprobs = np.asarray(jax.nn.log_softmax(own[:, :-1]))
   wanted = labels[:, 1:]
   nats = np.take_along_axis(logprobs, np.maximum(wanted, 0)[..., None], -1)

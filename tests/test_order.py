@@ -1,4 +1,4 @@
-"""The order of rows where batches change size during a run."""
+"""The order of rows in runs that change the batch size."""
 
 import dataclasses
 
@@ -67,19 +67,19 @@ def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
   for step in range(steps):
     found = order.slots(step).rows
     joined = found.shape[1]
-    # Joined rows are neighbours, from a multiple of their number on.
+    # Joined rows are neighbours, and the first is a multiple of their number.
     assert (found - found[:, :1] == np.arange(joined)).all()
     assert (found[:, 0] % joined == 0).all() and found.max() < size
     if taken < size // 8 * 8 and joined == 1:
       assert found[0, 0] == taken % size
     taken += found.size
     if joined > 1 and taken > size - joined:
-      break  # what does not fill a joined row is left out of the epoch
+      break  # the epoch leaves out an incomplete joined row
 
 
 def test_an_epoch_counts_as_steps_of_the_mean_batch():
   parts = (part(0.0, 8), part(0.5, 4), part(0.75, 4, 4))
-  # 8 x 1/2 + 4 x 1/4 + 16 x 1/4 prepared rows a step
+  # 8 x 1/2 + 4 x 1/4 + 16 x 1/4 prepared rows per step
   assert Order({"": 900}, parts).steps_per_epoch == pytest.approx(100)
 
 
@@ -111,7 +111,7 @@ def test_short_rows_end_early(text):
   for step in range(8):
     batch = of[step]
     length = batch.inputs.shape[-1]
-    # A token is seen by those of its own part of the row.
+    # Tokens see only their own part of the row.
     start, end = batch.mask.bounds(length, length, np)
     cut = batch.mask.k_start[0].max(axis=1)
     limit = np.where(cut, cut, length)

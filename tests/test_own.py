@@ -1,4 +1,4 @@
-"""Classification by files of one's own, on a random model."""
+"""Classification with a user's own files, on a random model."""
 
 import csv
 import functools
@@ -28,10 +28,10 @@ def write(path, rows):
 
 
 def reviews(count, seed=0):
-  """Dogs are good, cats are bad, and some are neither."""
+  """Returns reviews: dogs are good, cats are bad, Tom is neither."""
   draw = np.random.default_rng(seed)
 
-  def end(i):  # no text is there twice
+  def end(i):  # makes all texts distinct
     parts = "sat", "often", "near", "rest", "the"
     return " ".join(parts[i // 5**k % 5] for k in range(3))
 
@@ -60,13 +60,13 @@ def test_a_file_of_records(run, tmp_path, capsys):
   summary = json.loads((folder / "summary.json").read_text())
   head = summary["request"]["head"]
   assert head["labels"] == ["10", "bad", "good"]
-  # Without --head it is one that transformers has.
+  # By default, transformers has the same head.
   assert (head["norms"], head["pool"]) == (False, "mean")
   assert "tip:" not in said
   (hf,) = export.export(load(folder / "model"), tmp_path / "hf")
   config = json.loads((hf / "config.json").read_text())
   assert config["architectures"] == ["EuroBertForSequenceClassification"]
-  assert summary["train_examples"] == 108  # a tenth is left out
+  assert summary["train_examples"] == 108  # a tenth is held out
   with open(folder / "films-dev.csv", newline="") as file:
     found = list(csv.DictReader(file))
   by_line = {f"line {i + 2}": row["stars"] for i, row in enumerate(rows)}
@@ -90,7 +90,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
 
 
 def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
-  """Also that Python's settings are the flags', and quiet prints nothing."""
+  """Python's settings equal the command's flags; `quiet` prints nothing."""
   rows = reviews(40)
   path = write(tmp_path / "own.csv", rows)
   texts = [(row["review"], row["stars"]) for row in rows]
@@ -146,7 +146,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
 
   monkeypatch.setattr(finetune, "perform", interrupted)
   for more, words in (
-    (("--head=norms",), "EuroBERT has no head of this type; fine-tune with"),
+    (("--head=norms",), "EuroBERT has no head like that of"),
     (("--attention=causal",), "transformers has no head like that of films"),
   ):
     for save in ((), ("--save",)):
@@ -159,8 +159,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
 def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
   for name, count in (("train", 6), ("valid", 2), ("test", 3)):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / f"{name}.jsonl").write_text(text)
+    runs.write_lines(tmp_path / f"{name}.jsonl", lines)
   options = classification.Options(), classification.Columns(("a", "b"), "y")
   task = classification.make(str(tmp_path), "own", "causal", *options)
   name = task.name
@@ -171,7 +170,7 @@ def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
 
 
 def test_equal_texts_are_on_one_side(capsys):
-  """Catches a model that scores 100 by heart: labels here are random."""
+  """Catches dev texts that occur in train; the labels here are random."""
   draw = np.random.default_rng(0)
   texts = [(f"text {i}", str(draw.integers(2))) for i in range(40)]
   rows = [(text.upper(), label) for text, label in texts] + texts * 9
@@ -191,9 +190,9 @@ def test_equal_texts_are_on_one_side(capsys):
 
 @pytest.mark.parametrize("preset", ["classification", "pairs", "simcse"])
 def test_a_folder_with_test_alone_is_not_trained_on(tmp_path, preset):
-  """Catches such a folder that is refused, unlike such a mapping."""
+  """Catches a folder that is refused although such a mapping is not."""
   row = {"text": "a b", "label": 1, "query": "a", "positive": "b"}
-  (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+  runs.write_lines(tmp_path / "test.jsonl", [row])
   plan = functools.partial(tuned.planned, f"--data={tmp_path}")
   if preset != "classification":
     (job,) = plan(f"--preset={preset}")
@@ -204,7 +203,7 @@ def test_a_folder_with_test_alone_is_not_trained_on(tmp_path, preset):
 
 
 def test_own_names_are_not_those_of_known_sets():
-  """Catches results that `antlm report` would take for GLUE's."""
+  """Catches results that `antlm report` would confuse with GLUE's."""
   names = "cola.csv", "rte", "nfcorpus", "films.csv"
   expected = ["own_cola", "own_rte", "own_nfcorpus", "films"]
   assert [sets.name_of(f"data/{name}") for name in names] == expected

@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment outside of the checkout."""
+"""The wheel, installed into an environment outside of the checkout."""
 
 import importlib.metadata
 import os
@@ -35,7 +35,7 @@ def run(*command, **more) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-  """The wheel of a copy of this checkout, where no earlier build lies."""
+  """The wheel of a copy of this checkout without earlier builds."""
   checkout = tmp_path_factory.mktemp("checkout")
   for name in ("antlm_jax", "configs", "evals"):
     shutil.copytree(runs.ROOT / name, checkout / name, symlinks=True)
@@ -55,7 +55,7 @@ def test_the_wheel_holds_the_library_alone(wheel):
   assert {top.split("-")[0] for top in tops} == {"antlm_jax"}
   assert not [name for name in names if "benchmarks" in name]
   packed = ("antlm_jax", "configs", "evals")
-  kinds = (".py", ".csv", ".j2")  # modules, numbers and templates of reports
+  kinds = (".py", ".csv", ".j2")
   files = {p for top in packed for p in (runs.ROOT / top).rglob("*.*")}
   assert {
     name.removeprefix("antlm_jax/") for name in names if name.endswith(kinds)
@@ -69,13 +69,13 @@ def test_the_wheel_holds_the_library_alone(wheel):
 
 @pytest.fixture(scope="module")
 def antlm(wheel, tmp_path_factory):
-  """Runs `antlm` of an environment that sees the tests' packages, but ours."""
+  """Runs `antlm` of an environment with the tests' other packages."""
   place = tmp_path_factory.mktemp("environment")
   venv.create(place)
   paths = {"base": str(place), "platbase": str(place)}
   packages = sysconfig.get_path("purelib", vars=paths)
-  # What a .pth file names is searched, but its own .pth files are not read: so
-  # the checkout that is installed there is not found.
+  # Python searches the folder in a .pth file without reading the .pth files in
+  # it. So it does not find the checkout that is installed there.
   with open(f"{packages}/others.pth", "w") as file:
     file.write(sysconfig.get_path("purelib"))
   python = place / "bin/python"

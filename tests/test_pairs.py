@@ -76,7 +76,7 @@ def test_a_log_shows_progress_in_lines(capsys):
 
 
 def results_of(*rows, terms=None):
-  """Results of rows (UID, score of the good choice, of the bad one)."""
+  """Returns results of rows (UID, score of the good choice, of the bad)."""
   both = Choice("", "good"), Choice("", "bad")
   uids, *found = zip(*rows, strict=True)
   items = [
@@ -92,7 +92,7 @@ def table(summary):
 def test_ties_are_wrong_and_counted():
   summary = results_of(("x", 1, 0), ("x", 0, 0), ("y", 2, 1)).summary()
   assert summary["ties"] == 1
-  assert summary["macro_accuracy"] == 0.75  # not 2/3, that over pairs
+  assert summary["macro_accuracy"] == 0.75
   assert summary["pair_accuracy"] == pytest.approx(2 / 3)
 
 
@@ -118,7 +118,7 @@ def test_the_table_has_means_first_then_phenomena():
 
 @pytest.mark.parametrize(
   ("name", "read", "uids", "total", "largest"),
-  [  # as collate_preds.py of babylm-eval asks for
+  [  # the counts of collate_preds.py in babylm-eval
     ("blimp_filtered", minimal_pairs, 67, 59_875, 986),
     ("blimp_supplement_filtered", minimal_pairs, 5, 5218, 3867),
     ("ewok", ewok.read, 11, 7618, 2210),
@@ -155,7 +155,7 @@ def test_ewok_makes_two_pairs_of_a_row(tmp_path):
   assert second.choices[0] == ("Tom cannot rest.", "No, it sat.")
   assert first.choices[1] == ("Tom can't sit.", "No, it sat.")
   assert [p.item_id for p in (first, second)] == ["0", "1"]
-  assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is not known
+  assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is unknown
   assert len(ewok.read(tmp_path / "ewok", unfiltered=True)) == 4
   assert len(ewok.read(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
   (tmp_path / "ewok/vocab.txt").write_bytes("\r\n".join(WORDS.split()).encode())
@@ -246,25 +246,14 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
     ("", "holds no pairs"),
     (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
     (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
-    ("[1]", "line 1: not a JSON object"),
     (GOOD.replace('"Tom sat ."', "7"), "line 1: no text 'sentence_good'"),
     (GOOD.replace('"Tom sat ."', "null"), "line 1: no text 'sentence_good'"),
-    (b"\xff", "line 1: not UTF-8"),
   ],
 )
 def test_damaged_pairs_are_told(tmp_path, text, message):
-  data = text if isinstance(text, bytes) else text.encode()
-  (tmp_path / "x.jsonl").write_bytes(data)
+  (tmp_path / "x.jsonl").write_text(text)
   with pytest.raises(UserError, match=message):
     minimal_pairs(tmp_path)
-
-
-def test_a_line_of_pairs_may_hold_any_character(tmp_path):
-  text = GOOD.replace("Tom sat", "Tom\u2028sat")
-  (tmp_path / "x.jsonl").write_text(f"{text}\n{GOOD}\n", encoding="utf-8")
-  first, second = minimal_pairs(tmp_path)
-  assert first.choices[0].text == "Tom\u2028sat ."
-  assert second.choices[0].text == "Tom sat ."
 
 
 def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
@@ -278,7 +267,7 @@ def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
-  """Nothing of a first writing; all of the one before at a second."""
+  """A failed first write leaves no file; a failed second, the old files."""
   folder = tmp_path / "out"
   if before:
     results.write(folder, {"a": "old", "b": "old"}, {"request": {"n": 1}})
@@ -307,7 +296,7 @@ def test_a_damaged_summary_is_none(tmp_path, text):
 
 
 def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
-  """A model in memory is enough, as of a run that is training."""
+  """A model in memory is enough, e.g. during training."""
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
   found = minimal_pairs(tmp_path / "pairs", limit=6)
   names = ("model", "params", "tokenizer", "boundary", "config")
@@ -320,16 +309,10 @@ def test_blimp_refuses_arguments(run, tmp_path):
   data = write_pairs(tmp_path / "pairs", "a.jsonl")
   args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
   for extra, message in (
-    ("--checkpoint=nowhere", "holds no checkpoint"),
-    ("--step=5", "has no step 5"),
-    ("--mode=both", "invalid choice: 'both'"),
     ("--temperature=0", "is not over 0"),
-    ("--temperature=a", "not float"),
-    ("--limit=-1", "--limit=-1 is not at least 0"),
     (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
     ("--data=nowhere", "no such folder of pairs: nowhere"),
     (f"--data={'a' * 5000}", "File name too long"),
-    ("--pipeline=2023", "invalid choice: '2023'"),
   ):
     with pytest.raises(UserError, match=message):
       score.main(["--task=blimp", *args, extra])

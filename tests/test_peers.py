@@ -1,4 +1,4 @@
-"""The benchmark beside peers: what it counts, and that every case runs."""
+"""The benchmark against peers: its arithmetic, and a run of every case."""
 
 import dataclasses
 import json
@@ -14,13 +14,13 @@ from tests import runs
 
 
 class Machine:
-  """A clock, and what this process and all others did by it."""
+  """A clock, with the CPU time of this process and of all processes."""
 
   def __init__(self):
     self.now = self.own = self.all = 0.0
 
   def work(self, seconds: float, others: float = 0.0):
-    """Lets time pass: this process has one core of two, others a part."""
+    """Advances time: this process uses one core of two, others a part."""
     self.now += seconds
     self.own += seconds
     self.all += seconds * (1 + 2 * others)
@@ -55,7 +55,7 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
 
   def theirs():
     calls.append("theirs")
-    # In the second turn others have a fifth of the machine.
+    # In the second turn, others use a fifth of the machine.
     machine.work(4.0, others=0.2 if calls.count("theirs") == 5 else 0.0)
 
   row = turns.measure(case(ours, theirs), rounds=3)
@@ -63,7 +63,7 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
   assert row["compile_seconds"] == pytest.approx(5.0)
   assert (row["ours"], row["theirs"]) == (5.0, 2.5)
   assert row["repeated"] == 1 and row["others"] == 0 and row["same"]
-  # By turns, and neither always first: what one leaves behind meets both.
+  # The order alternates, so that after-effects of one affect both.
   assert calls[2:6] == ["ours"] * 2 + ["theirs"] * 2
   assert calls[6:8] == ["theirs"] * 2
 
@@ -71,10 +71,10 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_case_runs_and_finds_the_same(tmp_path):
-  """With the versions of the peers that setup.py asks for."""
+  """Uses the versions of the peers in setup.py."""
   for peer in ("torch", "transformers", "lm_eval", "minicons", "datasets"):
     pytest.importorskip(peer)
-  # Not `runs.run`: the peers warn, which is nothing of ours.
+  # `runs.run` would turn the peers' warnings into errors.
   done = subprocess.run(
     [
       *(sys.executable, "-m", "evals.benchmarks.peers", "--sizes=tiny"),

@@ -1,4 +1,4 @@
-"""Perplexity of texts and LAMBADA, beside lm-eval and slow loops."""
+"""Perplexity and LAMBADA, compared with lm-eval and slow loops."""
 
 import math
 
@@ -16,14 +16,14 @@ from antlm_jax.masks import CAUSAL
 from tests import helpers, hub, random_models, runs
 
 run = random_models.run()
-LONGEST = 48  # tokens of the model's rows
+LONGEST = 48  # the model's max_seq_len
 SENTENCES = list(toy_english.sentences(1, 40))
-# Shorter than a row, and several times as long.
+# Shorter than a row, and several times as long
 DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 
 
 def predicted(loaded, documents, mode="causal"):
-  """The outcome, and the nats of each document."""
+  """Returns the outcome, and the nats of each document."""
   asked = perplexity.PerplexitySettings(data="x", mode=mode)
   found = perplexity.measure(loaded, documents, asked)
   return found, [item["nats"] for item in found.items]
@@ -37,7 +37,7 @@ def last_words(loaded, items, mode="causal"):
 @pytest.mark.parametrize("stride", [1, 4, 9, 10])
 @pytest.mark.parametrize("mode", ["causal", "mlm"])
 def test_every_token_is_scored_once(length, stride, mode):
-  """`length` tokens between a first one and a last one, in rows of 10."""
+  """Scores `length` tokens between a first and a last token, in rows of 10."""
   wanted = scoring.Pass(mode == "mlm", int(mode == "causal"))
   text = Text(np.arange(length + 2), 1, length + 1)
   found = []
@@ -46,7 +46,8 @@ def test_every_token_is_scored_once(length, stride, mode):
     found += targets
     assert wanted.reads(part) <= 10
     before, end = targets[0] - part.tokens[0], part.tokens[-1]
-    # All that is before it, or as much as is promised; masked, after it too.
+    # Each token sees all or at least the promised context; if masked, also
+    # to its right.
     promised = (10 - stride) // (2 if mode == "mlm" else 1)
     assert part.tokens[0] == 0 or before >= promised
     if mode == "mlm":
@@ -119,7 +120,7 @@ class TestLmEval:
   pytestmark = hub.MARKS
 
   def test_rolling_log_likelihoods(self, loaded, theirs, monkeypatch):
-    # Else it scores a <s> of the tokenizer's after one of its own.
+    # Otherwise lm-eval adds <s> to the <s> of the tokenizer.
     monkeypatch.setattr(theirs, "add_bos_token", False)
     asked = requests("loglikelihood_rolling", *((d,) for d in DOCUMENTS))
     found = theirs.loglikelihood_rolling(asked, disable_tqdm=True)
@@ -131,14 +132,14 @@ class TestLmEval:
     assert got.summary["word_perplexity"] == pytest.approx(expected, rel=1e-6)
 
   def test_last_words(self, loaded, theirs):
-    """Of random contexts, some too long, behind which some words are likely."""
+    """Random contexts, some too long, followed by likely and other words."""
     tokens = loaded.tokenizer
     items = []
     for index in range(60):
       context = " ".join(SENTENCES[index % 30 : index % 30 + 1 + index // 10])
       word = SENTENCES[-1].split()[index % 3]
       ids = np.append([tokens.bos_id], tokens.encode(context))[-LONGEST:]
-      row = np.pad(ids, (0, LONGEST - len(ids)))  # a shape is compiled once
+      row = np.pad(ids, (0, LONGEST - len(ids)))  # one shape to compile
       likeliest = helpers.logits(loaded, row, CAUSAL)[len(ids) - 1].argmax()
       said = tokens.decode([*tokens.encode("a"), likeliest])[1:]
       if said.startswith(" ") and said.strip():
@@ -176,7 +177,7 @@ def test_a_last_word_behind_masks(loaded):
 
 
 def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
-  """A prepared folder, whose tokenizer is another one, and its text."""
+  """A prepared folder with another tokenizer, and its text as files."""
   names = (tmp_path / str(i) for i in range(9))
 
   def summary(data, *options):
@@ -206,7 +207,7 @@ def test_lambada_command(run, tmp_path, capsys):
   how = "--mode=causal", "--documents=line"
   found = runs.score(run, data, tmp_path / "out", *how, task="lambada")
   assert found["texts"] == 4 and found["word_perplexity"] > 1
-  # The same texts in two parts.
+  # The same texts as prompts and answers.
   parts = [row["text"].rpartition(" ")[::2] for row in rows]
   rows = [{"prompt": a + " ", "answer": b} for a, b in parts]
   data = runs.write_lines(tmp_path / "parts.jsonl", rows)

@@ -1,4 +1,4 @@
-"""Plans of runs on pods that are not there."""
+"""Plans of runs on absent TPU pods."""
 
 import dataclasses
 import json
@@ -27,9 +27,10 @@ from antlm_jax.training import flops
 from tests import helpers
 from tests.test_aot import GENERATIONS, needs_libtpu
 
-# A program as TPU's compiler writes one, shortened: a loop of three passes in
-# one of two, a product with a padded window, a sum that is cut, one gathering
-# over two fusions, an update in place, and what is not in the main memory.
+# A shortened program of the TPU's compiler. It has nested loops of two and
+# three passes, and a product with a padded window. It also has a sum that is
+# then cut, an all-gather over two fusions, an update in place, and arrays
+# outside the main memory.
 PROGRAM = """\
 HloModule step, is_scheduled=true
 
@@ -138,7 +139,7 @@ ENTRY %main (x: f32[8,4], a.1: bf16[2,16,8,1]) -> f32[8,4] {
 
 def test_what_is_in_a_loop_counts_as_often_as_it_runs():
   counts = hlo.count(PROGRAM)
-  # Two passes (from 0 under 10 in steps of 5) of three each.
+  # Two passes (0 and 5, below 10) of three each.
   assert counts.collectives == {
     Collective("reduce-scatter", 8 * 4 * 4, (0, 2)): 6,
     Collective("all-gather", 4 * 4 * 4 * 2, (0, 1, 2, 3)): 1,
@@ -148,7 +149,7 @@ def test_what_is_in_a_loop_counts_as_often_as_it_runs():
 
 
 def test_the_work_of_instructions_adds_up():
-  # A forecast goes by instructions, of which a kernel is none.
+  # A forecast sums instructions; kernels are counted separately.
   counts = hlo.count(PROGRAM)
   flops, moved = (
     sum(times * getattr(work, name) for work, times in counts.work.items())
@@ -159,24 +160,24 @@ def test_the_work_of_instructions_adds_up():
 
 
 def test_a_window_over_padding_is_not_computed():
-  # Rows 2 x 16 of width 8 times heads 2 x 4: of the two places of the window
-  # one always is padding.
+  # Rows 2 x 16 of width 8 times heads 2 x 4. One of the window's two positions
+  # is always padding.
   assert hlo.count(PROGRAM).flops == 2 * (2 * 16) * 8 * (2 * 4)
 
 
 def test_bytes_are_those_of_the_main_memory():
   number = 4
-  # The copy of the counter, what it is added to, the sum and its part.
+  # The copy of the counter, the addition, the sum and its part.
   inner = 2 * number + 2 * number + (8 * 4 + 4 * 4) * 4
   outer = 2 * 3 * inner + 2 * 3 * number
   gathered = (4 * 4 + 16 * 4) * 2
-  # Twice a row, the second time beside what comes next: not the hundred rows.
+  # Two updates of a row, the second asynchronous; not of all hundred rows.
   updated = 2 * (2 * (1 * 4) * 4 + number)
   assert hlo.count(PROGRAM).bytes == outer + gathered + updated
 
 
 def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
-  # Four parts, each of which begins with a branch; two are blocks'.
+  # Four parts that begin with a branch; two are blocks.
   parts = (3, 40, 50, 4)
   text = "LB: loop body\n" + "".join(
     f"   {line:#x}   : {'>' * (size > 4)} {{ %v = {'sbr.rel' * (not line)} }}\n"
@@ -241,7 +242,7 @@ def test_rows_that_stand_in_are_cut_into_pieces():
   rows = estimate.StandIn(vocab_size=50, seq_len=64, pieces=3, size=100)
   tokens, starts = rows.read(np.arange(100))
   assert tokens.shape == starts.shape == (100, 64)
-  assert tokens.min() >= 1 and tokens.max() < 50  # none is special
+  assert tokens.min() >= 1 and tokens.max() < 50  # no special tokens
   assert starts[:, 0].all()
   assert np.median(starts.sum(axis=1)) == 3
   again = rows.read(np.array([7]))[1]
@@ -283,7 +284,7 @@ def estimate_first(run):
 
 
 def planned(small, *words):
-  """Runs the command."""
+  """Runs the command for the small encoder."""
   plan.main([f"--config={small}", "--topology=v5e:2x2", *words])
 
 
@@ -388,12 +389,12 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   }
   scanned, unrolled = (estimate_first(run) for run in runs.values())
   assert abs(scanned.executed / unrolled.executed - 1) < 0.01
-  # Of two layers. The last one's weights, in bfloat16, are not gathered a
-  # second time, after its forward pass, where XLA sees that pass beside it.
+  # In unrolled layers, the backward pass follows the last forward pass. XLA
+  # then gathers the last layer's bfloat16 weights only once.
   shapes = runs["yes"].model.shapes
   weights = [p for p in shapes if re.fullmatch("blocks/.*/kernel", p)]
   layer = sum(shapes[path].size for path in weights) / 2
-  spared = 2 * (2 * layer) / 2  # of both microbatches; half of it is here
+  spared = 2 * (2 * layer) / 2  # two microbatches; half of the weights is local
   assert np.isclose(sent(scanned), sent(unrolled) + spared, rtol=0.001)
   assert abs(scanned.moved / unrolled.moved - 1) < 0.25
 
@@ -412,7 +413,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     "best MFU",
     "100 steps:",
     "by the forecast",
-    "ms a step (products)",
+    "ms per step (products)",
   ):
     assert said in printed
   written = json.loads(output.read_text())
@@ -422,15 +423,15 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   assert masked["work"]["causal"] == 0 < masked["work"]["bidirectional"]
   model = written["parameters"]
   for program in written["programs"]:
-    # Parameters and two moments in float32, over four devices, and the batch.
+    # Parameters and two moments in float32 over four devices, and the batch.
     state = 12 * model / 4
     assert state < program["memory"]["arguments"] < 1.1 * state + 2**17
     assert 0 < program["mfu"] < 1
     assert program["step_seconds"] == program["seconds"][program["bound"]]
-    # Nothing overlaps in a forecast, and nothing reaches its peak.
+    # A forecast assumes no overlap and less than peak rates.
     assert program["step_seconds"] < program["forecast"]["seconds"]
     parts = program["forecast"]["parts"]
-    # The model's and the step's scopes are found again in what XLA made.
+    # The compiled program still has the scopes of the model and the step.
     assert {"head", "MLP", "projections", "norms", "optimizer"} <= set(parts)
     assert parts["attention kernel"]["seconds"] > 0
     seconds = sum(part["seconds"] for part in parts.values())
@@ -440,10 +441,10 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     needed = program["work"]["blocks"] + program["work"]["head"]
     assert 4 * program["executed"] > needed
   assert output.with_suffix(".png").stat().st_size > 10_000
-  # The same plan compared with itself.
+  # Compare the plan with itself.
   planned(small, *words[:2], "--config.mesh.fsdp=4", f"--before={output}")
   lines = capsys.readouterr().out.splitlines()
-  head = next(x for x in lines if x.startswith("ms a step"))
+  head = next(x for x in lines if x.startswith("ms per step"))
   assert head.split()[4:] == ["C", "before", "M", "before", "C", "M"]
   last = next(x for x in lines if x.startswith("all "))
   times = re.findall(r"[\d.]+ \([\d.]+\)", last)
@@ -470,7 +471,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text
   ours = counts.flops + counts.stated()
-  # Theirs has the sums and products of single elements as well.
+  # The cost analysis also counts elementwise operations.
   assert 0 <= said["flops"] / ours - 1 < 0.02
   everywhere = hlo.count(re.sub(r"S\(\d+\)", "", text))
   assert abs(everywhere.bytes / said["bytes accessed"] - 1) < 0.3
@@ -557,7 +558,7 @@ def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
 
 
 def canned(run, chosen):
-  """Foresees as if the state fitted from four on, and tensor cost time."""
+  """Returns estimates whose state fits from four on, and `tensor` is slow."""
   mesh, count = run.mesh.shape, run.config.train.microbatches
   needed = 2**36 // (mesh["fsdp"] * mesh["tensor"] * count)
   for program in chosen:
@@ -604,7 +605,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
 @pytest.mark.parametrize(
   "words, said",
   [
-    ("--topology=v5e:3x7", "'v5e:3x7' is no TPU topology"),
+    ("--topology=v5e:3x7", "'v5e:3x7' is not a TPU topology"),
     ("--config.mesh.fsdp=3", "fit 4 devices"),
     ("--config.train.batch_size=6", "=6 is not a positive multiple of"),
     ("--seq_len=512", "over model.max_seq_len=256"),

@@ -1,4 +1,4 @@
-"""Plans of runs on GPUs that are not there."""
+"""Plans of runs on absent GPUs."""
 
 import os
 import pathlib
@@ -34,7 +34,7 @@ def small(tmp_path):
 
 
 def described(name: str, nodes: int, each: int):
-  """A mesh of GPUs, nodes along data, as far as the network asks for it."""
+  """Returns a stand-in for a mesh of GPUs with nodes along `data`."""
   kind = gpus.GPUS[name].kind
   devices = [
     types.SimpleNamespace(device_kind=kind, platform="gpu", process_index=node)
@@ -49,11 +49,11 @@ def described(name: str, nodes: int, each: int):
 @pytest.mark.parametrize(
   "name, group, rate, axes",
   [
-    # NVLink's 900 and 1,800 GB/s are both ways together.
+    # NVLink's 900 and 1,800 GB/s are the sums of both directions.
     ("h100", range(8), 450e9, ("fsdp",)),
     ("h200", range(4), 450e9, ("fsdp",)),
     ("b200", range(8), 900e9, ("fsdp",)),
-    # Between nodes, as many cards of 400 Gb/s as the ring has GPUs in each.
+    # Between nodes, each GPU of the ring has a network card of 400 Gb/s.
     ("h100", range(32), 400e9, ("data", "fsdp", "nodes")),
     ("b200", range(32), 400e9, ("data", "fsdp", "nodes")),
     ("h100", (0, 1, 8, 9), 100e9, ("data", "fsdp", "nodes")),
@@ -96,7 +96,7 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
   ],
 )
 def test_an_unknown_topology_is_refused(small, words, said, monkeypatch):
-  """And this needs no compiler."""
+  """The error needs no compiler."""
   monkeypatch.setattr(compilers, "cuda", lambda: None)
   monkeypatch.setattr(compilers, "libtpu", lambda: None)
   with pytest.raises(UserError, match=said):
@@ -105,7 +105,7 @@ def test_an_unknown_topology_is_refused(small, words, said, monkeypatch):
 
 @pytest.mark.parametrize("package", ["libtpu", "cuda-compiler"])
 def test_a_compiler_among_the_packages_finds_no_device(package, tmp_path):
-  """It is used for plans, and no command looks for its devices."""
+  """Plans use the compiler, and no command looks for its devices."""
   folder = pathlib.Path(sys.prefix) / package
   if not folder.exists():
     pytest.skip(f"{package} is not installed: launch/setup.sh {package}")
@@ -120,7 +120,7 @@ def test_a_compiler_among_the_packages_finds_no_device(package, tmp_path):
   ).replace("LIBTPU", str(package == "libtpu"))
   env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
   env["PYTHONPATH"] = f"{folder}:{env.get('PYTHONPATH', '')}"
-  # The packages' own folder would be found as well, so another prefix.
+  # Another prefix hides the packages' own folder.
   code = f"import sys; sys.prefix = {str(tmp_path)!r}\n{code}"
   done = subprocess.run(
     [sys.executable, "-c", code], env=env, capture_output=True, text=True
@@ -149,14 +149,14 @@ def estimates(small, shape, *settings, pieces=1):
 @needs_compiler
 @pytest.mark.parametrize("shape", ["h100:8", "h200:8", "b200:8"])
 def test_each_gpu_is_compiled_for(small, shape):
-  """Packed rows, in XLA's own attention: all of it is in the program's text."""
+  """Packed rows with attention in plain XLA, which the program's text shows."""
   run, (e,) = estimates(small, shape, "curriculum=10C steps", pieces=2)
   assert e.attention == "chunked"
-  # Parameters and two moments in float32, whole on each, and the batch.
+  # Each GPU has all parameters, two moments in float32, and the batch.
   state = 12 * run.model.size
   assert state < e.memory.arguments < 1.01 * state + 2**17
   assert e.memory.fits and 0 < e.mfu() < 1
-  # Gradients are summed in bfloat16 where the weights were so, else in float32.
+  # Gradients are summed in their weights' dtype, bfloat16 or float32.
   (sums,) = e.collectives
   assert (sums["kind"], sums["axes"]) == ("all-reduce", "data")
   assert 2 * run.model.size < sums["bytes"] < 4.01 * run.model.size
@@ -165,11 +165,11 @@ def test_each_gpu_is_compiled_for(small, shape):
 @pytest.mark.slow
 @needs_compiler
 def test_operations_are_those_that_the_model_needs(small):
-  """Those of what stands in for cuDNN as well."""
+  """Includes the stand-in for cuDNN."""
   settings = "model.remat=none", "curriculum=10C steps"
   _, (e,) = estimates(small, "h100:8", *settings)
   assert e.attention == "cudnn"
-  # The backward pass computes scores again, which is one of six products.
+  # The backward pass recomputes the scores, one of six products.
   needed = e.work.total + e.work.causal / 6
   assert np.isclose(8 * e.executed, needed, rtol=0.01)
 
@@ -184,8 +184,8 @@ def test_our_kernel_is_counted_by_the_blocks_that_it_visits(small):
   settings = "curriculum=10C steps", "model.attention=mosaic"
   _, (e,) = estimates(small, "h100:8", *settings)
   assert e.attention == "mosaic"
-  # Of 2 x 2 blocks three, where 257 of 512 pairs are seen; nine products are
-  # made, of which six are needed.
+  # The kernel visits three of 2 x 2 blocks, and 257 of 512 pairs are visible.
+  # It computes nine products, of which six are needed.
   causal = e.work.causal * 9 / 6 * (3 / 4) / (257 / 512)
   needed = e.work.blocks + e.work.head + causal
   assert np.isclose(8 * e.executed, needed, rtol=0.01)
@@ -198,8 +198,8 @@ def test_between_nodes_sums_take_the_network(small):
   _, (e,) = estimates(small, "h100:2x4", *settings, pieces=2)
   over = {c["axes"]: c for c in e.collectives}
   assert set(over) == {"fsdp", "data, nodes", "data, fsdp, nodes"}
-  # Weights: each GPU sums its part with its like in the other node, by a card
-  # of 400 Gb/s. What all GPUs have, such as norms: a node by its four cards.
+  # Each GPU sums its part of the weights with its peer in the other node over
+  # one card of 400 Gb/s. Norms, which all GPUs have, use a node's four cards.
   for axes, speed in ("data, nodes", 50e9), ("data, fsdp, nodes", 200e9):
     assert np.isclose(over[axes]["seconds"], over[axes]["sent"] / speed)
 

@@ -1,7 +1,6 @@
-"""The study's protocol: its settings, splits, texts, and how steps count."""
+"""The study's protocol: settings, splits, texts and steps."""
 
 import dataclasses
-import json
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.sets import held_out
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.runtime import progress
-from tests import random_models, tuned
+from tests import random_models, runs, tuned
 
 run = random_models.run(layers=1)
 
@@ -27,10 +26,9 @@ def mnli(folder, count=60):
   for name, size in (("train", count), ("valid", 9)):
     line = {"hypothesis": "sat"}
     lines = [
-      json.dumps(line | {"premise": f"Tom {i}", "label": words[i % 3]})
-      for i in range(size)
+      line | {"premise": f"Tom {i}", "label": words[i % 3]} for i in range(size)
     ]
-    (folder / f"mnli.{name}.jsonl").write_text("\n".join(lines))
+    runs.write_lines(folder / f"mnli.{name}.jsonl", lines)
 
 
 def study(folder, name):
@@ -50,7 +48,7 @@ def test_the_protocol_is_the_codes(tmp_path):
   assert (found.weight_decay, found.clip, found.warmup) == (0.1, 1.0, 0.1)
   assert task.head.pool == "mean" and not task.head.norms
   assert task.metrics.keys() == {"accuracy"}
-  # What is given stands above it.
+  # Given settings override the protocol.
   (job,) = tuned.planned(*args, "--preset=study", "--steps=7")
   assert job.how.steps == 7
   for name in ("conll", "uner"):

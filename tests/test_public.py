@@ -1,4 +1,4 @@
-"""What `import antlm_jax` offers."""
+"""The public API of `import antlm_jax`."""
 
 import importlib
 import os
@@ -28,13 +28,13 @@ def test_it_offers_what_its_stub_names():
 
 
 def test_a_function_is_not_its_module():
-  """Importing a submodule sets its package's attribute, as a rule."""
+  """By default, importing a submodule sets its package's attribute."""
   command = importlib.import_module("antlm_jax.train")
   assert callable(command.main)
   scope = {}
   exec("from antlm_jax import train as found", scope)
   assert scope["found"] is antlm_jax.train is not command
-  # Other submodules are attributes as ever.
+  # Other submodules are attributes as usual.
   assert antlm_jax.masks is sys.modules["antlm_jax.masks"]
 
 
@@ -90,9 +90,9 @@ ax.unknown
 
 @pytest.mark.slow
 def test_a_type_checker_knows_the_public_surface(tmp_path):
-  """Right calls pass, each wrong one is found, and no public name is untyped.
+  """Right calls pass, wrong calls are found, and no public name is untyped.
 
-  One test, since the checker reads all modules each time.
+  This is a single test because the checker reads all modules each time.
   """
   names = [n for n in dir(antlm_jax) if n.islower() and n[0] != "_"]
   shown = "".join(f"reveal_type(ax.{name})\n" for name in names)
@@ -118,7 +118,7 @@ def test_a_type_checker_knows_the_public_surface(tmp_path):
   assert wrong == {*"456789"}
   shown = [x for *_, x in lines if "Revealed" in x]
   assert len(shown) == len(names)
-  # The shape of an array is open, which NumPy writes as Any.
+  # NumPy writes an open shape as Any.
   known = ("tuple[Any, ...]", "dtype[Any]")
   for name, said in zip(names, shown, strict=True):
     for each in known:

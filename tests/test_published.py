@@ -1,9 +1,8 @@
-"""Published LTG-BERT and GPT-BERT checkpoints, read here.
+"""Import of published LTG-BERT and GPT-BERT checkpoints.
 
-The tensors have the names and the layout that their programs save
-(ltgoslo/ltg-bert, babylm/train/model.py, and ltgoslo/gpt-bert,
-pretraining/model_extra.py). Weights are drawn, and laid out anew here for the
-equations of test_ltg_bert.
+Tensors have the names and layout of the published code (ltgoslo/ltg-bert,
+babylm/train/model.py, and ltgoslo/gpt-bert, pretraining/model_extra.py).
+Weights are random. This file converts them for the equations of test_ltg_bert.
 """
 
 import argparse
@@ -40,7 +39,7 @@ KINDS = ("ltg", "gpt")
 
 
 def places(kind, i):
-  """Where a layer's attention and MLP are."""
+  """Returns the prefixes of a layer's attention and MLP."""
   if kind == "ltg":
     layer = f"transformer.layers.{i}"
     return f"{layer}.attention", f"{layer}.mlp.mlp"
@@ -79,7 +78,7 @@ def shapes(kind):
 
 
 def drawn(kind):
-  """A state dict, with the buffers and the tied tensor that are saved too."""
+  """Returns a random state dict, with buffers and the tied tensor."""
   draw = np.random.default_rng(0)
   state = {
     name: draw.normal(0, 0.4, shape).astype(np.float32)
@@ -94,7 +93,7 @@ def drawn(kind):
 
 
 def ours(state, kind):
-  """The state under the names and in the layout of our parameters."""
+  """Returns a state dict as our parameters."""
   state = {name: value.astype(np.float64) for name, value in state.items()}
   relative, head = "embedding.relative", "classifier.nonlinearity"
   out = {
@@ -138,7 +137,7 @@ def ours(state, kind):
 
 
 def logits(state, kind, ids, causal):
-  """Of one row of tokens, `[T, V]`."""
+  """Returns the logits of one row of tokens, `[T, V]`."""
   settings = types.SimpleNamespace(
     layers=LAYERS,
     heads=HEADS,
@@ -173,7 +172,7 @@ def kind(request):
 
 @pytest.fixture
 def folder(kind, tmp_path):
-  """Without weights."""
+  """A folder without weights."""
   path = tmp_path / "theirs"
   path.mkdir()
   (path / "config.json").write_text(json.dumps(CONFIG))
@@ -182,12 +181,12 @@ def folder(kind, tmp_path):
 
 
 def as_safetensors(state, path):
-  del state["classifier.nonlinearity.5.weight"]  # tied, and so left out
+  del state["classifier.nonlinearity.5.weight"]  # tied
   safetensors.numpy.save_file(state, path / "model.safetensors")
 
 
 def as_a_baseline(state, path):
-  """As BabyLM's baselines of GPT-BERT name them."""
+  """Saves tensors under the names of BabyLM's GPT-BERT baselines."""
   named = {
     name.replace("classifier.", "lm_head.")
     if name.startswith("classifier")
@@ -209,7 +208,7 @@ def as_a_pickle(state, path):
 
 
 def as_training_left_it(state, path):
-  """Distributed, beside the optimizer's state and the arguments."""
+  """Saves a distributed model with the optimizer's state and arguments."""
   torch, state = pickled(state, path, "checkpoint.bin")
   saved = {
     "model": {f"module.{name}": value for name, value in state.items()},
@@ -271,7 +270,7 @@ def test_what_does_not_fit_is_named(kind, folder):
 def test_parts_that_do_not_fit_are_named(kind, folder):
   state = drawn(kind)
   at = places(kind, 0)[0]
-  # One row over twice the width, and what cannot stand behind one another.
+  # A row more than twice the width, and a scalar, which cannot be concatenated.
   state[f"{at}.in_proj_qk.weight"] = np.zeros((2 * D + 1, D), np.float32)
   if kind == "gpt":
     state["transformer.dwa_modules.alphas.0"] = np.zeros((), np.float32)

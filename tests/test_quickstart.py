@@ -1,4 +1,4 @@
-"""The quickstart as the README has it, whole."""
+"""The README's quickstart."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from tests import runs
 
 
 def quickstart(folder, *args, **env) -> str:
-  """Runs `./launch/quickstart.sh` into a folder; returns what it prints."""
+  """Runs `./launch/quickstart.sh` into a folder; returns its output."""
   done = subprocess.run(
     ["./launch/quickstart.sh", *map(str, args)],
     cwd=runs.ROOT,
@@ -23,7 +23,7 @@ def quickstart(folder, *args, **env) -> str:
   return done.stdout
 
 
-# One test, since what it is about takes minutes to make.
+# A single test, because the run takes minutes.
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_it_learns_every_phenomenon_and_finds_all_done_a_second_time(tmp_path):

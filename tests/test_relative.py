@@ -1,4 +1,4 @@
-"""Scores by relative position, in every implementation of attention."""
+"""Scores by relative position in attention."""
 
 import fractions
 import functools
@@ -22,7 +22,7 @@ from tests.attention_cases import (
 
 
 def test_log_buckets_are_ltg_berts():
-  """By its formula, one distance at a time, in exact arithmetic."""
+  """Compares with the formula, in exact arithmetic."""
 
   def bucket(distance, size=32, longest=512):
     far, middle = min(abs(distance), longest - 1), size // 2
@@ -60,7 +60,7 @@ def test_what_the_kernel_does_not_do_with_terms_is_told():
 
 
 def on_four_devices():
-  """Compares the kernel on meshes with the reference, in a process of four."""
+  """Compares the kernel on four devices with the reference."""
   shape = (4, 9, 9, 4, 4, 8)
   arrays = q, k, v, g = inputs(shape)
   terms, mask = position_terms(shape), make_mask("bounds", *shape[:3])

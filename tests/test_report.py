@@ -1,4 +1,4 @@
-"""The report: its intervals, its numbers, and what it says is missing."""
+"""The report: intervals, numbers, and missing results."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from scipy import stats
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.evals import design
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
@@ -52,7 +51,8 @@ UIDS = {"island": "island_effects", "npi": "npi_licensing"}
 def test_intervals_hold_the_truth_about_as_often_as_they_say(
   pretrainings, tunings
 ):
-  # A bootstrap of each row's runs: over 99 %. Items or seeds alone: under 90 %.
+  # A bootstrap of each row's runs covers over 99 %, items or seeds alone under
+  # 90 %.
   case = coverage.Case(pretrainings, tunings, 200, 2.0, 1.5)
   ((held, _),) = coverage.simulate(case, 300, bootstraps=False)
   assert 0.925 <= held <= 0.985
@@ -79,7 +79,7 @@ def test_over_seeds_it_is_students_interval():
 
 
 def test_a_score_is_the_mean_over_strata_and_so_is_its_interval():
-  # All right in a stratum of 10, all wrong in one of 90: no chance is left.
+  # All right in a stratum of 10, all wrong in a stratum of 90: no variance.
   strata = np.repeat([0, 1], [10, 90])
   found = statistics.estimate((strata == 0)[None], strata).interval()
   assert (found.low, found.estimate, found.high) == (0.5, 0.5, 0.5)
@@ -102,7 +102,7 @@ def test_repeated_items_do_not_narrow_an_interval():
 
 
 def train(folder, row, seed, losses=None, done=True):
-  """Writes what training writes; `losses` is {kind: {step: nats}}."""
+  """Writes a run's files, with `losses` in nats by kind and step."""
   run = folder / row / str(seed)
   run.mkdir(parents=True)
   settings = config.Config(seed=seed, curriculum=CURRICULA[row])
@@ -123,7 +123,7 @@ def train(folder, row, seed, losses=None, done=True):
 
 
 def score(run, benchmark, mode, right, step=STEPS, **about):
-  """Writes pairs' results; `right` is {uid: [bool, ...]}."""
+  """Writes results of pairs. `right` is {uid: [bool, ...]}."""
   found, correct = [], []
   for uid, answers in right.items():
     for i, answer in enumerate(answers):
@@ -140,9 +140,9 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):
-  """Writes a task's results, a run for each share of right answers.
+  """Writes a task's results, with a run for each share of right answers.
 
-  A share of None is a run that collapsed: half of its answers are right.
+  A share of None is a collapsed run, with half of the answers right.
   """
   found = {}
   for seed, share in enumerate(shares):
@@ -154,7 +154,7 @@ def tune(run, name, shares, attention="bidirectional", limit=0):
 
 
 def answers(right, of, seed=0):
-  """`right` of `of` answers are right, at random places."""
+  """Returns `of` answers, of which `right` are right at random places."""
   return np.random.default_rng(seed).permutation(np.arange(of) < right).tolist()
 
 
@@ -171,7 +171,7 @@ def rows(tmp_path):
 
 
 def scores(numbers, row, mode, family="BabyLlama"):
-  """The scores of a row in a mode, by benchmark."""
+  """Returns the scores of a row in a mode, by benchmark."""
   rows = numbers["scores"][family]
   (found,) = (r for r in rows if (r["row"], r["mode"]) == (row, mode))
   return found
@@ -212,7 +212,7 @@ def test_the_masked_mode_is_the_rows_own(folder, rows):
   assert scores(numbers, "mixed", "mntp", "LTG-BERT")["EWoK"]["mean"] == 0.75
   assert cells(text, "mixed | `4C:N=1:1` | 1 | mntp")[-1] == "75.0"
   assert "reads the\nprediction one position earlier" in text
-  assert "mntp, trained only" not in text  # a legend is in the picture
+  assert "mntp, trained only" not in text  # the picture has a legend
 
 
 def test_published_rows_are_apart_and_named(folder, rows):
@@ -249,7 +249,7 @@ def test_one_pretraining_decides_for_these_models_alone(folder, rows):
   assert found["held-out clm loss, end (nats)"]["98.75 %"] is None
   pairs = found["BLiMP, causal (points)"]
   assert pairs["here"] == pytest.approx(10) and pairs["over"] == "80 items"
-  # The same 30 are right in both: only the 4 of 40 more can vary.
+  # Both have the same 30 right answers, so only 4 of 40 can vary.
   assert 0 < pairs["98.75 %"]["low"] < pairs["98.75 %"]["high"] < 20
 
 
@@ -260,7 +260,7 @@ def test_several_pretrainings_decide_for_others(folder, rows):
   pairs = found["BLiMP, causal (points)"]
   assert pairs["over"] == "3 pretrainings, 80 items"
   assert pairs["verdict"] == "confirmed"
-  # Eight differences in all: 1 - 0.05 / 8, for pairs as well as losses.
+  # Eight differences in all, of pairs and of losses: 1 - 0.05 / 8.
   assert numbers["confidence"] == 1 - 0.05 / 8
   assert "99.38 %, so that those of the claims'\n8 differences" in text
   again, _ = make(folder, rows)
@@ -285,7 +285,7 @@ def test_the_confidence_reaches_pairs(folder, rows):
 
 
 def test_pairs_at_chance_are_not_learnt(folder, rows):
-  # 20 and 21 of 40 are right: nobody knows anything, whatever the difference.
+  # 18 and 21 right answers of 40 are both near chance.
   for row, right in (("c", 18), ("antlm", 21)):
     for seed in range(3):
       found = {u: answers(right, 40, 5) for u in UIDS}
@@ -295,7 +295,7 @@ def test_pairs_at_chance_are_not_learnt(folder, rows):
   found = {c["on"]: c["verdict"] for c in numbers["claims"][""]}
   verdict = "not learnt: AntLM (causal) and CLM (causal)"
   assert found["BLiMP, causal (points)"] == verdict
-  assert "**not decided; " in text  # by the losses alone
+  assert "**not decided; " in text
 
 
 def test_repeated_texts_are_named(folder, rows):
@@ -342,12 +342,13 @@ def test_claims_stand_at_the_confidence_fixed_before(folder, monkeypatch):
   for row, text in rows.items():
     monkeypatch.setitem(CURRICULA, row, text)
     for seed in range(5):
-      # Against C 0.5 lower at the end, in all seeds; before that 0.1 lower with
-      # a deviation of 0.06: without zero at 95 %, and with it at 99.69 %.
+      # The CLM loss ends 0.5 below that of C in all seeds. Before, it is lower
+      # by 0.1 with a deviation of 0.06. That interval excludes zero at 95 %,
+      # but not at 99.69 %.
       mixed = row == "fresh_cd"
       early = 4.0 - mixed * (0.1 + 0.06 * (seed - 2) / 2.5**0.5)
       clm = {0: 6.0, 20: early, STEPS: 5.0 - 0.5 * mixed}
-      # Alone diffusion is above the unigram entropy, which is 6.
+      # Diffusion alone stays above the unigram entropy of 6.
       diffusion = {0: 7.0, STEPS: 6.1 - mixed * (0.3 + 0.01 * seed)}
       train(folder, row, seed, {"clm": clm, "diffusion": diffusion})
   rows = runs.ROOT / "configs" / "mixing.py"
@@ -366,7 +367,7 @@ def test_claims_stand_at_the_confidence_fixed_before(folder, monkeypatch):
   expected = -0.1 + 0.06 / 5**0.5 * 6.3643
   assert lowest["high"] == pytest.approx(expected, abs=1e-4)
   losses = section(text, "Held-out losses")
-  assert "(6.100 ± 0.000)" in cells(losses, "CLM")  # it has no masked mode
+  assert "(6.100 ± 0.000)" in cells(losses, "CLM")
   assert "- neither scored on pairs nor fine-tuned: every run" in text
   assert "## Scores" not in text
   assert text.startswith("# What mixing objectives is worth")
@@ -411,7 +412,7 @@ def test_what_a_switch_does(folder, rows):
   switches = numbers["switches"]["BabyLlama, switches"]
   first, taken = switches[:2]
   assert taken["loss of"] == "mlm, taken up"
-  assert taken["best before"]["values"]["0"] == 6.5  # before, not in, the phase
+  assert taken["best before"]["values"]["0"] == 6.5
   assert (first["switch"], first["loss of"]) == ("C→M after 10", "clm, left")
   for name, values in (
     ("best before", [3.4, 3.4]),
@@ -457,14 +458,14 @@ def test_fine_tuning_by_task_with_majority_and_collapses(folder, rows):
   assert cells(there, "always one class")[3:] == ["50.0", "50.0"]
   line = cells(there, "CLM")
   assert line[:2] == ["CLM", "causal"]
-  assert line[2] == "67.5 ± 3.5 (of rte)"  # boolq: not for both seeds
+  assert line[2] == "67.5 ± 3.5 (of rte)"  # one seed lacks boolq
   assert line[3:] == ["90.0", "67.5 ± 3.5"]
   assert "- CLM (causal): rte, seed 1 at rate 0.0001 (run 1)" in there
   assert "not fine-tuned on boolq, cola," in section(text, "What is missing")
 
 
 def whole(folder, row="antlm", limit=0):
-  """A run that has everything in full, as its files say."""
+  """Writes a run with complete results."""
   run = train(folder, row, 0)
   for benchmark in measured.benchmarks():
     score(run, benchmark.folder, "causal", {"a": answers(3, 4)})
@@ -498,7 +499,7 @@ def test_no_macro_average_of_less(folder, rows):
   assert "fine-tuned on a part of a training set (--limit): every run" in text
 
 
-# ----------------------------------------------------------- what is not there
+# ------------------------------------------------------------- missing results
 
 
 def test_what_is_missing_is_named(folder, rows):
@@ -650,7 +651,7 @@ def test_a_branch_is_drawn_with_the_steps_that_it_shares(
   numbers, _ = make(folder, rows)
   assert drawn["AntLM"] == {0: 6.0, 5: 5.0, 10: 4.4, 30: 4.0, STEPS: 3.5}
   assert list(drawn["CLM"]) == [0, 5, 10, STEPS]
-  # The figures are of the steps that it trained itself.
+  # The numbers use only the branch's own steps.
   (taken,) = numbers["switches"]["BabyLlama, switches"][:1]
   assert taken["best before"]["mean"] == 4.4
 
@@ -701,8 +702,3 @@ def test_command(folder, tmp_path, rows):
   names |= {"curves_babyllama.png", "report.md", "table.json"}
   names |= {"phenomena_antlm.png", "phenomena_antlm_odds.png"}
   assert {path.name for path in out.iterdir()} == names
-
-
-def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = design.read("antlm_table", "tiny")[1]
-  assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

@@ -1,4 +1,4 @@
-"""The report of CLM, MLM or both: its claims, scores, figures and gaps."""
+"""The report of "CLM, MLM or both": claims, scores, figures and gaps."""
 
 import csv
 import json
@@ -19,12 +19,11 @@ from tests.tuned import cells, section
 
 CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
 _, ROWS = design.read(CONFIG, "tiny")
-LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # after 2,000 of the paper's steps
-KINDS = {"SC": "sst2", "TC": "conll", "QA": "squad", "IR": "nfcorpus"}
+LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # step 2,000 in the paper
 
 
 def train(folder, row, done=True, seed=0):
-  """Writes what training a row leaves."""
+  """Writes the files of a trained row."""
   run = folder / f"tiny_{row}" / str(seed)
   config = config_lib.load(f"{CONFIG}:row=tiny_{row}")
   files.write_text(run / "config.json", config_lib.to_json(config))
@@ -37,10 +36,9 @@ def train(folder, row, done=True, seed=0):
 
 
 def tune(run, task, right, step=None, by_example=True, limit=0, **other):
-  """Writes a task's test results: `right` of 100, by seed, at one rate.
+  """Writes a task's results: `right` of 100 by seed, at one learning rate.
 
-  `other` has those of other rates, by a name of them: on the set to choose on,
-  and on the test.
+  `other` has the numbers of right answers on dev and on test at other rates.
   """
   sets = f"{task}-dev", f"{task}-test"
   found = {
@@ -63,7 +61,7 @@ def make(folder):
 
 
 def contrasts(numbers, about):
-  """Of the claim that begins so, the verdict and numbers by kind."""
+  """Returns a claim's rows by kind of task."""
   return {
     row["on"].partition(":")[0]: row
     for row in numbers["claims"][""]
@@ -73,7 +71,7 @@ def contrasts(numbers, about):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """A report: CLM is above MLM in one kind, below in another, or about it."""
+  """A report in which CLM is above, below or equal to MLM by kind of task."""
   folder = tmp_path_factory.mktemp("runs")
   right = {
     "clm_42": {"sst2": (60, 61, 62), "conll": (70, 72), "squad": (80, 82, 81)},
@@ -169,7 +167,7 @@ def test_a_verdict_goes_by_the_sign_of_a_claim(value, error, sign, verdict):
 
 
 def both(folder, right, seeds=1):
-  """Fine-tunes CLM and MLM on tasks: right answers of CLM, and of MLM."""
+  """Writes results of CLM and MLM: right answers of both by task."""
   for row, side in (("clm_42", 0), ("mlm40_42", 1)):
     for seed in range(seeds):
       run = train(folder, row, seed=seed)
@@ -178,7 +176,7 @@ def both(folder, right, seeds=1):
 
 
 def test_a_task_that_no_row_has_learnt_does_not_count(tmp_path):
-  # Half of the answers are the same: 30 and 45 of 100 are worse than that.
+  # Half of the labels are equal, so 30 and 45 right answers are below chance.
   squad = (30, 31, 32), (45, 46, 47)
   both(tmp_path, {"sst2": ((60, 61, 62), (90, 91, 92)), "squad": squad})
   numbers, text = make(tmp_path)
@@ -188,7 +186,7 @@ def test_a_task_that_no_row_has_learnt_does_not_count(tmp_path):
   assert numbers["not_learnt"] == ["squad"]
   words = "(tables 2 to 5): **confirmed for these models**"
   assert f"in tagging words {words}" in text
-  # It is no part of a kind that has other tasks.
+  # The mean of a kind leaves such a task out.
   both(tmp_path, {"record": ((60, 61, 62), (80, 81, 82))})
   numbers, text = make(tmp_path)
   found = contrasts(numbers, "MLM scores above CLM")
@@ -224,14 +222,14 @@ def test_rates_and_ratios_are_claims_of_deviations(tmp_path):
   ]
   assert found["here"] == pytest.approx(deviations[0] - deviations[1])
   assert found["over"] == "3 fine-tunings"
-  # What a scale has no rows for.
+  # The scale has no rows for these claims.
   for claim in ("With MLM in the decay alone", "A higher masking ratio"):
     line = next(x for x in text.splitlines() if x.startswith(f"- {claim}"))
     assert line.endswith(": not run")
 
 
 def test_every_claim_is_of_rows_that_the_paper_has():
-  # A name that no row has would be "not run" at every scale.
+  # A claim with an unknown row would be "not run" at every scale.
   _, rows = design.read(CONFIG, "paper")
   for claim in measured.published("encoders_claims").itertuples():
     names = f"{claim.plus} {claim.minus}".split()
@@ -242,7 +240,7 @@ def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   folder, right = tmp_path, (80, 90, 94)
   run = train(folder, "mlm40_42")
   tune(run, "sst2", right)
-  # What is best on the test is not chosen, if it is not on the other set.
+  # The dev set selects the rate, even if another rate is best on the test.
   tune(run, "conll", (70,), other=(60, 99))
   numbers, text = make(folder)
   (row,) = numbers["scores"]["tiny"]
@@ -252,7 +250,7 @@ def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   line = cells(section(text, "Scores"), row["row"])
   found = dict(zip(head, line, strict=True))
   assert found["sst2"] == found["SC"] == f"{np.mean(right):.1f} ± {half:.1f}"
-  assert found["conll"] == found["TC"] == "70.0"  # one seed has no interval
+  assert found["conll"] == found["TC"] == "70.0"  # no interval with one seed
 
 
 def test_a_kind_is_the_mean_of_its_tasks_where_a_seed_has_all(tmp_path):
@@ -349,7 +347,7 @@ def test_what_is_missing_is_named(tmp_path):
     assert line in lines
   assert "- not trained: tiny MLM 12k, " in text
   assert "- no row is fine-tuned on qqp, mnli," in text
-  # It was of all training examples, as far as it was.
+  # Existing results are of all training examples.
   assert "--limit" not in text
   tune(run, "qqp", (80, 81), limit=9)
   tune(run, "squad", (0, 0))

@@ -1,4 +1,4 @@
-"""Retrieval: rankings, both measures, chunks of a batch, files, training."""
+"""Retrieval: rankings, metrics, chunks of a batch, files and training."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from tests import random_models, tuned
+from tests import random_models, runs, tuned
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
 run = random_models.run(layers=2)
@@ -27,7 +27,7 @@ def test_the_measures_are_scikit_learns():
   whole, of_ranked = [], []
   for _ in range(1000):
     gains = draw.choice([0.0, 1.0, 2.0], 40, p=[0.7, 0.25, 0.05])
-    scores = draw.permutation(40)  # no ties, which are averaged there
+    scores = draw.permutation(40)  # no ties, which scikit-learn averages
     first = np.argsort(-scores)[:10]
     found = [names[i] for i in first]
     relevant = {n: g for n, g in zip(names, gains, strict=True) if g}
@@ -40,7 +40,7 @@ def test_the_measures_are_scikit_learns():
   assert np.mean(of_ranked) > np.mean(whole) + 0.25
   for measure in (retrieval.ndcg, retrieval.ndcg_of_ranked):
     assert measure(["x"], {"a": 2.0}) == 0
-    assert measure(["x"], {"x": -1.0}) == 0  # junk, as some sets have it
+    assert measure(["x"], {"x": -1.0}) == 0  # some sets have such judgements
 
 
 def test_documents_are_ranked_by_their_cosine():
@@ -73,7 +73,7 @@ def test_bm25_is_its_definition():
 
 
 def gradients(loaded, at_once, batch, length=16):
-  """The gradient of a batch of pairs, and the bytes its program needs."""
+  """Returns the gradient of a batch of pairs, and its program's memory."""
   head = Towers(0.05)
   draw = np.random.default_rng(0)
   tokens = draw.integers(5, loaded.tokenizer.vocab_size, (batch, 2, length))
@@ -112,7 +112,7 @@ def test_a_chunk_that_does_not_divide_is_told(loaded):
 
 
 def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
-  """The task of queries of a word, whose document has it twice."""
+  """Returns a task whose queries contain a document's repeated word."""
   folder = data / name
   (folder / "qrels").mkdir(parents=True)
   draw = np.random.default_rng(0)
@@ -126,8 +126,7 @@ def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
       {"_id": f"q{i}.{k}", "text": text} for k, text in enumerate(asked)
     ]
   for file, those in lines.items():
-    text = "\n".join(map(json.dumps, those))
-    (folder / f"{file}.jsonl").write_text(text)
+    runs.write_lines(folder / f"{file}.jsonl", those)
   for part, split in enumerate(splits):
     wanted = range(8) if part == 0 else (8 + part, 11)
     rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
@@ -150,7 +149,7 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   task = beir(tmp_path)
   read = task.load("nfcorpus-test")
   found = task.references["BM25"](read)
-  # A query's first word is its document's alone.
+  # A query's first word occurs only in its document.
   firsts = [p["all"][0] for p in found]
   assert firsts == [f"d{i}" for i in range(8) for _ in "ab"]
   examples = {name: task.load(name)[:-8] for name in task.evaluations}
@@ -167,7 +166,7 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
 
 
 def arguana(folder, count=40):
-  """A folder as ArguAna is published: each query is also a document."""
+  """Writes a folder like ArguAna's, in which queries are also documents."""
   (folder / "qrels").mkdir(parents=True)
   draw = np.random.default_rng(0)
   texts = {
@@ -178,8 +177,7 @@ def arguana(folder, count=40):
   lines = [{"_id": n, "title": "", "text": text} for n, text in texts.items()]
   asked = [line for line in lines if line["_id"].endswith("pro")]
   for name, those in (("corpus", lines), ("queries", asked)):
-    text = "\n".join(map(json.dumps, those))
-    (folder / f"{name}.jsonl").write_text(text)
+    runs.write_lines(folder / f"{name}.jsonl", those)
   rows = [f"{i}-pro\t{i}-con\t1" for i in range(count)]
   rows += [f"0-pro\tlost-{i}\t2" for i in range(3)]  # not in the corpus
   (folder / "qrels/test.tsv").write_text(HEAD + "\n".join(rows))
@@ -187,7 +185,7 @@ def arguana(folder, count=40):
 
 
 def bm25_ndcg(texts, judged):
-  """NDCG@10 of BM25 without a query's own document, computed anew."""
+  """Returns NDCG@10 of BM25 without a query's own document."""
   words = {name: text.lower().split() for name, text in texts.items()}
   mean, scores = np.mean([len(w) for w in words.values()]), []
 
@@ -215,7 +213,7 @@ def bm25_ndcg(texts, judged):
 
 
 def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
-  """Catches own documents that are found, and lost ones that do not count."""
+  """Catches hits of the query itself, and lost documents that do not count."""
   texts = arguana(tmp_path / "arguana")
   options = retrieval.Options()
   task = retrieval.make(tmp_path / "arguana", "own", "bidirectional", options)
@@ -227,7 +225,7 @@ def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
   ours = task.metrics["ndcg"](task.references["BM25"](read), labels)
   assert 0.05 < ours < 0.9
   assert ours == pytest.approx(bm25_ndcg(texts, asked), abs=1e-9)
-  # A random order is one of all documents: 1 of 79 is relevant.
+  # The trivial answer is a random order of 79 documents with one relevant.
   (order,) = task.trivial(read)
   for query, one in zip(asked, order, strict=True):
     assert len({*one["all"]} - {query}) == 10
@@ -237,7 +235,7 @@ def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
 
 
 def test_a_model_is_scored_without_training(loaded, tmp_path):
-  """Catches a folder with test alone that is refused, or trained on."""
+  """Catches a folder with a test set only that is refused or trained on."""
   arguana(tmp_path / "arguana")
   how = {"preset": "retrieval", "quiet": True}
   found = finetune.finetune(loaded, tmp_path / "arguana", **how)["arguana"]
@@ -258,7 +256,7 @@ def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
   assert len(left_out) == 4 and len(learnt) == 60  # of 64 queries
   assert not learnt & left_out.keys()
   assert len(pairs) + sum(map(len, left_out.values())) == 72
-  assert len(dev) - 4 == len(test) - 16 == 8  # all documents in both
+  assert len(dev) - 4 == len(test) - 16 == 8  # all documents
 
 
 def test_pairs_are_read(tmp_path):

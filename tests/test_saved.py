@@ -1,4 +1,4 @@
-"""Models that are kept: checkpoints of weights alone, and of a task's head."""
+"""Saved models: checkpoints of weights only, and with a task's head."""
 
 import dataclasses
 import json
@@ -22,7 +22,6 @@ from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import glue, loop, saved, trial
 from antlm_jax.evals.finetuning.classification import Classifier, Options
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import FineTuned, Loaded, load, write
 from antlm_jax.masks import AttentionMask
@@ -40,7 +39,7 @@ run = random_models.run(layers=1, tied=False)
 
 @pytest.fixture(scope="module")
 def foreign(prepared, tmp_path_factory):
-  """A workdir of one step, written of NumPy arrays, and these."""
+  """A workdir of one step, written from NumPy arrays, and the arrays."""
   workdir = tmp_path_factory.mktemp("foreign")
   config = config_lib.load(runs.QUICK)
   tokenizer = Tokenizer.from_json((prepared / "tokenizer.json").read_text())
@@ -60,7 +59,7 @@ def test_weights_alone_are_a_checkpoint(foreign):
   assert (found.step, found.boundary, found.task) == (5, "eos", None)
   size = units.quantity(found.model.size)
   assert repr(found) == f"<llama, {size} parameters, step 5, {workdir}>"
-  # By content: not the place, but the weights.
+  # The digest is that of the weights, not of the path.
   assert found.digest == checkpoint.digest(checkpoint.sums(params))
   other = params | {"norm/scale": params["norm/scale"] + 1}
   assert found.digest != checkpoint.digest(checkpoint.sums(other))
@@ -93,11 +92,11 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-GRID = "--lrs=1e-9,3e-3,1e-3"  # as many as in other tests: compiled once
+GRID = "--lrs=1e-9,3e-3,1e-3"  # the number in other tests: compiled once
 
 
 def recomputed(folder) -> Loaded:
-  """Loads a kept model, which must predict what is written beside it."""
+  """Loads a saved model and asserts that it predicts the written answers."""
   model = load(folder / "model")
   written = json.loads((folder / "predictions.json").read_text())
   written = written["glue"]["cola"]["predictions"]
@@ -127,7 +126,7 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   expected = {"dense/kernel": (width, width), "dense/bias": (width,)}
   expected |= {"classes/kernel": (width, 2), "classes/bias": (2,)}
   assert shapes == expected
-  # The encoder: what was not trained is as it was, all else is not.
+  # Only the unused head keeps its weights.
   assert model.params.keys() == loaded.params.keys()
   same = {n for n, p in loaded.params.items() if equal(p, model.params[n])}
   assert same == {"head/kernel"}
@@ -187,7 +186,7 @@ TEXTS = ["the dogs", "Tom sat near the hills", "the dogs " * 30]
 def test_predictions_have_labels_and_probabilities(
   classifier, loaded, tmp_path, capsys
 ):
-  """From a list, an iterator, lines and records alike; long texts are cut."""
+  """From a list, an iterator, lines and records; long texts are cut."""
   found = predict(classifier, TEXTS, quiet=True)
   assert capsys.readouterr().out == ""
   logits = outputs(classifier, TEXTS)
@@ -220,7 +219,7 @@ def test_predictions_have_labels_and_probabilities(
 
 
 def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
-  """Mean, or the task's pool; its attention; length 1 of embedders alone."""
+  """Uses the task's pool and attention; by default embedders normalize."""
 
   def slow(model, text, pool, causal, prefix=""):
     before, after = model.frame
@@ -262,7 +261,7 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
 def test_commands_write_predictions_and_vectors(
   classifier, loaded, run, tmp_path, capsys
 ):
-  """jsonl and parquet hold what Python returns."""
+  """The files hold the results of the Python functions."""
   meta = Checkpoint(loaded.path).meta
   model = write(tmp_path / "model", 7, loaded.params, meta, classifier.task)
   data = runs.write_lines(tmp_path / "a.jsonl", [{"text": t} for t in TEXTS])
@@ -301,21 +300,17 @@ def test_commands_write_predictions_and_vectors(
   assert "a.csv ends in none of .npy, .jsonl, .parquet" in told
 
 
-def backwards(task: Task) -> Task:
-  """A task that is the better done the worse."""
-
-  def errors(found, labels):
-    return float(np.mean(np.asarray(found) != np.asarray(labels)))
-
-  how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
-  return dataclasses.replace(task, **how)
-
-
 @pytest.mark.slow
 def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   settings = dataclasses.replace(QUICK, epochs=8)
   task, data = toy(loaded, tmp_path / "data", settings)
-  task, grid = backwards(task), [Run(2e-4, seed) for seed in range(3)]
+
+  def errors(found, labels):  # a metric that decreases
+    return float(np.mean(np.asarray(found) != np.asarray(labels)))
+
+  how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
+  task = dataclasses.replace(task, **how)
+  grid = [Run(2e-4, seed) for seed in range(3)]
   best = saved.Best(grid)
   copies = []
 
@@ -329,7 +324,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert leader.best_epoch < settings.epochs
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
-  assert len(copies) <= leader.best_epoch  # not after it
+  assert len(copies) <= leader.best_epoch
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
   model = load(tmp_path / "model")
   logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
@@ -338,7 +333,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
-  rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # one of them learns nothing
+  rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # 1e-9 learns nothing
   more = "--seeds=0,1,2", "--runs_at_once=3", f"--lrs={rates}", "--save"
   more = f"--output={tmp_path}", *more
   finetune.main(cola(run, tmp_path, *more, train=48, valid=20))
@@ -368,7 +363,7 @@ def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):
     return "already done" in capsys.readouterr().out, there - results
 
   assert done() == (False, set())
-  with monkeypatch.context() as patch:  # interrupted while it is written
+  with monkeypatch.context() as patch:  # an interrupted write
 
     async def interrupted(*args, **kwargs):
       raise KeyboardInterrupt
@@ -377,15 +372,15 @@ def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
       done("--save")
   assert not (folder / "model").exists() and (folder / "summary.json").exists()
-  assert list(folder.glob("model*"))  # a part of it, by another name
+  assert list(folder.glob("model*"))  # a partial file with another name
   with pytest.raises(UserError, match="holds no checkpoint"):
     load(folder / "model")
   assert done("--save") == (False, {"model"})
   assert done("--save") == done() == (True, {"model"})
-  (folder / "model").rename(folder / "model.old")  # as one that was removed
+  (folder / "model").rename(folder / "model.old")
   assert done("--save") == (False, {"model"})
   before = load(folder / "model").params
   assert done("--overwrite", "--seeds=5", "--save") == (False, {"model"})
   assert not equal(load(folder / "model").params, before)
-  # Other results, and no model: the one that was there was of those before.
+  # New results without --save remove the model of the old results.
   assert done("--overwrite", "--seeds=6") == (False, set())

@@ -1,7 +1,6 @@
 """Libraries that serve exported folders compute our numbers.
 
-`docs/hugging_face.md` has a table of them, whose tested lines are tested here
-and in `test_transformers`.
+`test_transformers` tests more of the libraries in the documentation's table.
 """
 
 import jax
@@ -33,7 +32,7 @@ HEADS = {
 
 
 def exported(folder, head, encoder="llama"):
-  """A random embedder, and its folder."""
+  """Returns a random embedder and its exported folder."""
   run = random_models.save(folder / "run", random_models.tokenizer(), encoder)
   base = load(run)
   params = head.init(jax.random.key(0), base.model.config.width)
@@ -45,7 +44,7 @@ def exported(folder, head, encoder="llama"):
 
 @pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
 def test_multi_vectors_score_as_ours(encoder, tmp_path):
-  """With prompts, padding and special tokens, of each encoder's own code."""
+  """With prompts, padding and special tokens."""
   head = HEADS["MultiVectorEncoder"]
   loaded, folder = exported(tmp_path, head, encoder)
   model = sbert.MultiVectorEncoder(
@@ -68,7 +67,7 @@ def test_multi_vectors_score_as_ours(encoder, tmp_path):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_mteb_gives_our_ndcg(kind, tmp_path):
-  """Of a task of its own form, with the prompts of the folder."""
+  """On a custom task, with the folder's prompts."""
   mteb = pytest.importorskip("mteb")
   from mteb.abstasks import AbsTaskRetrieval
   from mteb.abstasks.task_metadata import TaskMetadata
@@ -113,7 +112,7 @@ def test_mteb_gives_our_ndcg(kind, tmp_path):
   ],
 )
 def test_onnxruntime_gives_our_logits(encoder, form, tmp_path):
-  """By the docs' call; rows of another number and length than were traced."""
+  """With more and longer rows than the traced call."""
   runtime = pytest.importorskip("onnxruntime")
   pytest.importorskip("onnxscript")
   import torch

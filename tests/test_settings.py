@@ -1,4 +1,4 @@
-"""Sections of settings: what they refuse, as a config and as arguments."""
+"""Sections of settings, as a config and as arguments: values and errors."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ from tests import runs
 class Small:
   """A section with a setting of each kind."""
 
-  needed: str = setting(help="no default")
-  rows: int = setting(128, "rows in a step", least=1)
-  rate: float = setting(1e-3, "peak", over=0)
-  share: float = setting(0.1, "10 % of them", least=0, under=1)
-  kind: str = setting("a", "which", choices=("a", "b"))
-  fast: bool = setting(False, "or slow")
-  lrs: tuple[float, ...] = setting((5e-5, 1e-4), "with commas", over=0)
-  seed: int | None = setting(None, "drawn if unset", least=0)
-  files: tuple[str, ...] = setting(("x",), "paths", nargs="+")
+  needed: str = setting(help="No default")
+  rows: int = setting(128, "Rows in a step", least=1)
+  rate: float = setting(1e-3, "Peak", over=0)
+  share: float = setting(0.1, "Share in %", least=0, under=1)
+  kind: str = setting("a", "Kind", choices=("a", "b"))
+  fast: bool = setting(False, "Run fast")
+  lrs: tuple[float, ...] = setting((5e-5, 1e-4), "Learning rates", over=0)
+  seed: int | None = setting(None, "Random if unset", least=0)
+  files: tuple[str, ...] = setting(("x",), "Paths", nargs="+")
   hidden: int = 7  # a plain field is no setting
 
 
@@ -47,8 +47,8 @@ def test_help_has_every_argument_its_default_and_choices(capsys):
   with pytest.raises(SystemExit):
     parser.parse_args(["--help"])
   shown = " ".join(capsys.readouterr().out.split())
-  assert "rows in a step (default: 128)" in shown
-  assert "10 % of them (default: 0.1)" in shown
+  assert "Rows in a step (default: 128)" in shown
+  assert "Share in % (default: 0.1)" in shown
   assert "{a,b}" in shown and "--hidden" not in shown
 
 

@@ -1,7 +1,7 @@
-"""Slurm itself: Debian's daemons, two nodes on this host, as root.
+"""Slurm with Debian's daemons: two nodes on this host, as root.
 
-It needs `apt-get install slurmctld slurmd slurm-client munge`. The GPUs of the
-nodes are two files, which Slurm counts and JAX, on CPUs, does not look for.
+These tests need `apt-get install slurmctld slurmd slurm-client munge`. The GPUs
+of the nodes are files, which Slurm counts and JAX on CPUs ignores.
 """
 
 import os
@@ -28,7 +28,7 @@ pytestmark = [
   pytest.mark.skipif(bool(MISSING), reason=f"Slurm lacks {MISSING}"),
   pytest.mark.skipif(os.geteuid() != 0, reason="the daemons need root"),
 ]
-# JAX asks the first one by its name.
+# JAX connects to the first node by this name.
 NODES = "127.0.0.1", "127.0.0.2"
 CONFIG = """
 ClusterName=test
@@ -62,7 +62,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @pytest.fixture(scope="module")
 def slurm():
-  """The environment of commands, while the daemons run."""
+  """Runs the daemons; returns the environment of Slurm's commands."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm"))  # a short path
   folder.chmod(0o755)
   key = folder / "key"
@@ -120,7 +120,7 @@ def until(happens, seconds: float) -> None:
 
 
 def states(environment, job: str) -> dict[str, str]:
-  """The state of each task of a job, or of the job, by its number."""
+  """Returns the states of a job's tasks by number, or of the job itself."""
   told = output(["scontrol", "show", "job", job, "--oneliner"], environment)
   pattern = r"(?:JobId=(\d+) .*?)(?:ArrayTaskId=(\d+) .*?)?JobState=(\w+)"
   found = (re.search(pattern, line) for line in told.splitlines())
@@ -158,7 +158,7 @@ def test_prepare_as_an_array_of_which_a_task_is_killed(slurm, tmp_path):
 
 
 def test_datatrove_runs_as_arrays(slurm, tmp_path):
-  """A step that is lost between this process and a node fails here."""
+  """Catches a step that is lost between this process and a node."""
   pytest.importorskip("datatrove", reason="pip install .[datatrove]")
   from tests.test_datatrove import document
 
@@ -177,7 +177,7 @@ def test_datatrove_runs_as_arrays(slurm, tmp_path):
 
 @pytest.fixture
 def trained(slurm, prepared, tmp_path):
-  """Trains two processes by launch/slurm.sh, and returns the log's path."""
+  """Returns a function that trains by launch/slurm.sh; it returns the log."""
   logs = []
 
   def train(name: str, *while_it_runs) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""The source: order, layouts, capacity, masks, and new objectives."""
+"""The source: order, layouts, capacity, masks and new objectives."""
 
 import collections
 import dataclasses
@@ -60,7 +60,7 @@ def test_uniform_is_uniform_along_every_counter(axis):
     names = ("step", "row", "position")
     counters = (np.arange(n) if name == axis else 5 for name in names)
     draws = hashing.uniform(5, *counters)
-  assert draws.dtype == np.float64  # n times it may not round up to n
+  assert draws.dtype == np.float64  # n * draw must not round up to n
   assert draws.min() >= 0 and draws.max() < 1
   counts = np.histogram(draws, 50, (0, 1))[0]
   assert ((counts - n / 50) ** 2 / (n / 50)).sum() < 100  # 49 degrees
@@ -92,7 +92,7 @@ sizes = st.integers(1, 60), st.integers(1, 25)
 @moderate
 def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
   epochs = order(size, batch, rounding=rounding, seed=3, shuffle=mix)
-  if rounding == "carry":  # exactly once each, whatever the batches
+  if rounding == "carry":  # exactly once each
     assert epochs.steps_per_epoch == pytest.approx(size / batch)
     found = rows_of(epochs, -(-3 * size // batch))[: 3 * size]
     for epoch in found.reshape(3, size):
@@ -151,7 +151,7 @@ LAYOUTS = {
 
 
 def laid_out(of, layout):
-  """The same batches, laid out otherwise."""
+  """Returns the source with another layout."""
   order = dataclasses.replace(of.order, parts=(Part(0.0, layout),))
   return dataclasses.replace(of, order=order)
 
@@ -212,7 +212,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   of = source("M", rows, Layout(1), objectives=words, steps=40)
   size = capacity([(words["M"], 1.0)], 1, 512)
   assert size == 256
-  # The first step whose row is masked, in a list for half of its tokens.
+  # The first step with a masked row; the list has room for half of it.
   step = next(s for s in range(40) if of[s].weights.any())
   batch = of[step]
   whole = rows.tokens[of.order.slots(step).rows[:, 0]]
@@ -235,8 +235,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   assert helpers.equal(other[step], batch)
 
 
-# Numbers that runs have been trained with: another one would change the order
-# in which floats are added.
+# Other capacities would change the order of additions, and so existing runs.
 @pytest.mark.parametrize(
   "text, rows, length, size",
   [
@@ -245,7 +244,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
     ("M", 32, 512, 2944),
     ("C:M=1:15", 16, 128, 768),
     ("C:M", 64, 128, 5504),
-    *((letter, 8, 100, 800) for letter in "CEPDF"),  # all may be targets
+    *((letter, 8, 100, 800) for letter in "CEPDF"),  # any token may be a target
   ],
 )
 def test_capacities_stay(text, rows, length, size):
@@ -274,7 +273,7 @@ def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
   of = source(text, rows, Layout(128), objectives=objectives, steps=6000)
   counts = np.array([(of[step].weights > 0).sum() for step in range(60)])
   size = of[0].targets.shape[-1]
-  # The helpers' words have two tokens on average, and some have many.
+  # The helpers' words have two tokens on average; some are long.
   assert size < 128 * 64
   assert (size - counts.mean()) / counts.std() > 5.5
 
@@ -335,19 +334,6 @@ def test_positions_restart_with_each_document():
   at = np.arange(16)
   first = np.maximum.accumulate(np.where(rows.starts[:8], at, 0), axis=1)
   assert np.array_equal(of[0].positions[0], at - first)
-
-
-def test_a_new_objective_is_one_value():
-  spans = {"mask_ratio": 0.15, "unit": "span"}
-  new = Objective("prefix", attention="prefix", predict="suffix", **spans)
-  of = source("C:X=1:1", FakeRows(packed=True), objectives={"X": new})
-  train_step = helpers.train_step()
-  state, metrics = jax.jit(train_step.update)(helpers.begin(train_step), of[0])
-  found = collections.Counter(kind for *_, kind in unfolded(of, 0)[1].values())
-  assert metrics["count"].tolist() == [found[0], found[1]]
-  assert min(found.values()) > 0
-  assert np.isfinite(metrics["total_loss"]) and metrics["grad_norm"] > 0
-  assert int(state.step) == 1
 
 
 @pytest.fixture(scope="module")

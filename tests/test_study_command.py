@@ -1,4 +1,4 @@
-"""The command that makes a study: what it runs, and what it refuses."""
+"""`antlm study`: jobs, dry runs and errors."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from tests import real, runs
 CONFIGS = runs.ROOT / "configs"
 TABLE = f"--config={CONFIGS / 'antlm_table.py'}"
 MADE = pathlib.Path("/made")
-# A trunk and its branch, and rows that begin at an end.
+# A trunk, its branch, and rows that start from the end of another row.
 ROWS = """
 from antlm_jax import config
 from antlm_jax.evals.design import Evaluation, Row, Scale, Text
@@ -60,7 +60,7 @@ def path(tmp_path):
 
 
 def made(path, *rows, overrides=(), folder=MADE, seeds=0):
-  """The jobs of rows, by what they are about: module and arguments."""
+  """Returns module and arguments of the jobs of rows, by description."""
   settings = study.StudyArguments(config=str(path), rows=rows, seeds=seeds)
   asked = study.read(settings, overrides)
   found = study.jobs(asked, folder, "text", "data")
@@ -68,7 +68,7 @@ def made(path, *rows, overrides=(), folder=MADE, seeds=0):
 
 
 def training(jobs, row, seed=0):
-  """The settings of a training beyond its config, data and workdir."""
+  """Returns a training's settings beyond its config, data and workdir."""
   module, arguments = jobs[f"{row}, seed {seed}: training"]
   assert module == "train"
   assert arguments[1] == f"--workdir={MADE / row / str(seed)}"
@@ -83,7 +83,7 @@ def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
   jobs = made(path)
   keep = ["init.step=keep", "init.optimizer=keep"]
   for seed in (0, 1):
-    # Branch points and looks stay; a look at a step that is the trunk's alone.
+    # A run saves its branch points, and its looks after the shared steps.
     assert training(jobs, "trunk", seed) == ["checkpoint.at=4,6,16"]
     begins = [step("trunk", seed, 6), *keep]
     assert training(jobs, "branch", seed) == ["checkpoint.at=9", *begins]
@@ -94,7 +94,7 @@ def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
 
 
 def test_all_rows_have_the_seeds_that_are_asked_for(path):
-  # Also a row that its config gives one: each begins in its own seed's run.
+  # This includes a row with one seed in the config.
   jobs = made(path, seeds=3)
   for seed in range(3):
     end = [f"init.checkpoint={MADE}/after/{seed}"]
@@ -140,7 +140,7 @@ def test_rows_that_are_asked_for_bring_what_they_come_after(path):
 
 def test_a_branch_without_its_trunk_is_trained_from_scratch(path):
   assert training(made(path, "branch"), "branch") == ["checkpoint.at=9"]
-  # The trunk keeps what those need that are asked for later.
+  # The trunk saves checkpoints for branches that may be requested later.
   alone = training(made(path, "trunk"), "trunk")
   assert alone == training(made(path), "trunk")
 
@@ -164,7 +164,7 @@ def test_what_every_training_is_told_counts_for_what_it_shares(path):
   jobs = made(path, overrides=("--config.checkpoint.at=5,16",))
   words = training(jobs, "trunk")
   assert words == ["checkpoint.at=5,16", "checkpoint.at=4,5,6,16"]
-  # Where the shorter run's rate falls already, or batches grow with a run.
+  # The decay may begin earlier, and batches may grow with the run's length.
   for word, begins in (
     ("schedule.decay_steps=12", step("trunk", 0, 4)),
     ("train.batch_start=0.5", "checkpoint.at=9"),
@@ -190,7 +190,7 @@ def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
     assert f" {where} " in line
   assert "32 steps, of which 0 are shared" in said("--rows=branch")
   assert not [*pathlib.Path.cwd().iterdir()]
-  # Without data, epochs are those of the text that the config is for.
+  # Without data, epochs are estimated for the config's text.
   words = [TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"]
   study.main(words)
   table = capsys.readouterr().out
@@ -244,7 +244,7 @@ def data(tmp_path):
   [
     ([TABLE, "--rows=gpt5"], "--rows: 'gpt5' is not one of babyllama_c, bab"),
     (["--rows=tiny_c"], "--rows: 'tiny_c' is not one of tiny_clm_42, tiny_mlm"),
-    # A row of another scale.
+    # A row of another scale
     (["--rows=610m_clm_42"], "--rows: '610m_clm_42' is not one of tiny_clm_42"),
     ([TABLE, "--scale=small", "--rows=ltg_bert_m"], "'ltg_bert_m' is not one"),
     (["--minutes=0"], "--minutes=0 is not over 0"),

@@ -1,4 +1,4 @@
-"""Trainings compared, and grids of them: `antlm compare`, `antlm sweep`."""
+"""`antlm compare` and `antlm sweep`."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ TRAINING += ("--config.train.steps=0",)
 
 
 def write(folder, config, losses, entropy=6.0, ended=True, **summary):
-  """Writes what a training leaves; `losses` is {step: {kind: nats}}."""
+  """Writes a run's files, with `losses` in nats by step and kind."""
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(config_lib.to_json(config))
   with (folder / "metrics.jsonl").open("w") as file:
@@ -53,7 +53,7 @@ def config(*overrides):
 
 @pytest.fixture
 def three(tmp_path):
-  """A run that ends well, one that was best on its way, and one that trains."""
+  """Three runs: complete, best before its end, and unfinished."""
   watched = config("--config.eval.watch=mlm", "--config.eval.patience=2")
   fast = config("--config.schedule.peak_lr=1")
   early = {"steps": 2, "switches": [], "best": {"step": 1, "loss": 2.0}}
@@ -70,7 +70,7 @@ def three(tmp_path):
 
 
 def compared(capsys, *args):
-  """The rows that `antlm compare` prints, split, and its table.json."""
+  """Returns `antlm compare`'s rows, its table.json and its report."""
   capsys.readouterr()
   compare.main([str(arg) for arg in args])
   lines = capsys.readouterr().out.splitlines()
@@ -83,8 +83,8 @@ def compared(capsys, *args):
 
 def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   rows, numbers, text = compared(capsys, *three)
-  # b at step 1: (3.5 + 2.0) / 2; c is ahead of both, but not at its end. The
-  # half of the held-out rows that chose no step is worse by 0.5.
+  # The score of b is (3.5 + 2.0) / 2, at step 1. Run c is better than both but
+  # unfinished. The half of held-out rows that selects no step is worse by 0.5.
   assert [row[:5] for row in rows[:2]] == [
     ["b", "1", "4.000", "2.500", "3.250"],
     ["a", "4", "3.500", "4.500", "4.000"],
@@ -92,7 +92,7 @@ def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   assert " ".join(rows[2]).startswith("c 2, not at its end 1.500 1.500 1.500")
   assert "the losses are those of the other half, for all runs" in text
   assert numbers["best"] == "b" and numbers["by"] == ["clm", "mlm"]
-  (lr,) = numbers["settings"][""]  # of eval nothing is shown: it trains nothing
+  (lr,) = numbers["settings"][""]  # eval settings have no influence on training
   assert lr == {"setting": "schedule.peak_lr", "a": 3e-3, "b": 3e-3, "c": 1.0}
   assert (tmp_path / "comparison/curves.png").stat().st_size > 10_000
   assert "not compare" not in text
@@ -105,12 +105,15 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
   write(other, config(), {4: {"clm": 3.0}}, entropy=6.1)
   none = write(tmp_path / "none", config(), {0: {}})
   _, numbers, text = compared(capsys, three[0], other)
-  assert "do not compare" in text
+  assert "do not compare" in text and numbers["best"] is None
   assert [row["run"] for row in numbers["runs"][""]] == ["a", "x/other"]
   for words, told in (
-    ((*three, other, "--by=mlm"), "--by=mlm: not every run has measured this"),
+    ((*three, other, "--by=mlm"), "--by=mlm: not every run measured this loss"),
     ((*three, tmp_path), "is no run's folder"),
-    ((*three, none), "no loss was measured by every run; measured: clm, mlm"),
+    (
+      (*three, none),
+      "every run must measure the same loss (measured by some: clm, mlm)",
+    ),
   ):
     assert told in runs.refused("antlm_jax.evals.compare", *words)
 
@@ -131,7 +134,7 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   paths = [str(path) for path in (three[0], three[2], tmp_path / "long")]
   for words in ([], ["--x=share"], ["--x=tokens"], ["--x=step"]):
     compare.main([*paths, *words])
-  # c still trains: it has half of its steps.
+  # Run c has half of its steps.
   assert drawn.pop("share of the run (%)") == {
     "a": [0, 100],
     "c": [0, 50],
@@ -139,7 +142,7 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   }
   assert drawn["tokens"]["long"] == [32 * 32 * s for s in long]
   assert drawn["step"]["long"] == [*long] and drawn["step"]["a"] == [0, 4]
-  compare.main(paths[:2])  # of the same length
+  compare.main(paths[:2])
   assert drawn["step"] == {"a": [0, 4], "c": [0, 2]}
 
 
@@ -165,14 +168,14 @@ def test_files_without_numbers_are_no_tracebacks(
   if told:
     assert told in runs.refused("antlm_jax.evals.compare", three[0], bad)
     return
-  # A loss that is not finite is worse than any other.
+  # A non-finite loss is worse than any other.
   rows, numbers, _ = compared(capsys, three[0], bad)
   assert numbers["best"] == "a" and rows[1][:3] == ["bad", "4", "-"]
 
 
 @pytest.fixture
 def trained(monkeypatch):
-  """The trainings of a sweep, which write runs without training."""
+  """Replaces training; records (rate, seed) of each call and writes a run."""
   calls = []
 
   def call(job, seconds=None):
@@ -201,7 +204,7 @@ def test_a_sweep_goes_on_and_says_which_is_best(
     sweep.main(words)
   every = [(lr, seed) for lr in (1e-3, 3e-3) for seed in (1, 2)]
   assert trained == every
-  sweep.main(words)  # those that failed or were interrupted
+  sweep.main(words)  # repeats failed or interrupted runs
   assert trained[4:] == every[2:]
   with open(tmp_path / "comparison/table.json") as file:
     numbers = json.load(file)
@@ -211,10 +214,10 @@ def test_a_sweep_goes_on_and_says_which_is_best(
   assert second["clm"]["std"] == pytest.approx(statistics.stdev([4, 5]))
   assert (first["run"], first["seeds"]) == ("peak_lr=1e-3", 2)
   assert "2.500 ± 0.707" in capsys.readouterr().out
-  # Once all is trained, the same command needs no data.
+  # A complete sweep needs no data.
   sweep.main([*words[:-1], "--config.data.path=/nowhere"])
   assert len(trained) == 6
-  # A larger grid trains what is new.
+  # A larger grid trains only new runs.
   words[0] = GRID.replace("1,2", "1,2,3")
   sweep.main(words)
   assert trained[6:] == [(1e-3, 3), (3e-3, 3)]
@@ -224,7 +227,7 @@ def test_from_python_a_sweep_is_the_commands(
   trained, prepared, tmp_path, capsys
 ):
   """Values of any type, and the result's attributes; quiet prints nothing."""
-  trained.append(None)  # the last of four is the fifth call, and passes
+  trained.append(None)  # the fifth call passes
   grid = {"schedule.peak_lr": [0.001, 0.003], "seed": (1, 2)}
   how = {"curriculum": "2C+2M steps", "eval.objectives": ("C", "M")}
   how |= {"train.steps": 0}
@@ -254,7 +257,7 @@ def test_from_python_a_sweep_is_the_commands(
 
 
 def test_a_run_that_fails_is_named(trained, prepared, tmp_path, capsys):
-  trained.append(None)  # the last of four is the fifth call, and passes
+  trained.append(None)  # the fifth call passes
   words = [GRID, f"--output={tmp_path}", *TRAINING]
   words.append(f"--config.data.path={prepared}")
   told = runs.told(sweep.main, words)
@@ -319,7 +322,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   while not (first / "checkpoints").is_dir():
     time.sleep(0.1)
     assert process.poll() is None
-  # Its training lives on: the same command waits for it.
+  # The training survives the sweep, and the same command waits for it.
   children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
   (training,) = (
     int(pid)
@@ -339,7 +342,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   assert again.returncode == 0
   assert any(line.endswith("waiting\n") for line in told)
   assert any(line.startswith("best: all seeds") for line in told)
-  # By its command for another machine: together, and stopped once.
+  # Run the printed command: both runs in one process, stopped once.
   words[1] = f"--output={tmp_path / 'array'}"
   sweep.main(["--commands", "--together=2", *words])
   (line,) = capsys.readouterr().out.splitlines()
@@ -352,7 +355,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   assert process.wait() == RUN_AGAIN
   assert not (tmp_path / "array/seed=1/summary.json").exists()
   subprocess.run(command, cwd=runs.ROOT, check=True)
-  sweep.main(words)  # ranks them, and trains nothing
+  sweep.main(words)  # only ranks the runs
   told = capsys.readouterr().out
   assert "[1/2]" not in told and "best: all seeds" in told
   for seed in (1, 2):

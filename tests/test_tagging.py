@@ -1,4 +1,4 @@
-"""Tagging: files, words and their tokens, metrics, and real data."""
+"""Tagging: files, words and their tokens, metrics and real data."""
 
 import numpy as np
 import pytest
@@ -35,13 +35,13 @@ def test_conlls_form_is_read(tmp_path):
   first, second = tagging.columns(tmp_path / "a")
   assert first.texts == ("EU", "rejects", "German", "lamb")
   assert tagging.iob2(first.label) == ["B-ORG", "O", "B-MISC", "O"]
-  assert second.texts == ("Peter", "Blackburn", "#")  # no comment
+  assert second.texts == ("Peter", "Blackburn", "#")  # not a comment
   assert tagging.iob2(second.label) == ["B-PER", "I-PER", "B-PER"]
   assert second.id == f"{tmp_path / 'a'}, line 8"
 
 
 def test_planning_reads_no_known_set(tmp_path):
-  """Catches classes that are those of the sentences that happen to exist."""
+  """Catches classes that depend on the sentences of a file."""
   (tmp_path / "conll2003").mkdir()
   for part in ("train", "testa", "testb"):
     (tmp_path / f"conll2003/eng.{part}").write_text("Tom X I-PERSON\n")
@@ -65,7 +65,7 @@ def test_the_measures_are_seqevals_and_scikit_learns():
   classes = "O", *(f"{b}-{k}" for k in ("LOC", "ORG", "PER") for b in "BI")
   labels, predictions = [], []
   for size in draw.integers(1, 12, 1000):
-    # Mostly O, as in text; any label may follow any.
+    # Mostly O, as in text, and any order of labels.
     some = draw.integers(0, len(classes), (2, size))
     label, other = np.where(draw.random((2, size)) < 0.5, 0, some)
     found = np.where(draw.random(size) < 0.7, label, other)
@@ -88,14 +88,14 @@ SCHEMES = {"IOB1": "BIII", "IOB2": "BIIB", "BIOES": "BIES", "BILOU": "BILU"}
 
 
 def sentence(draw, scheme):
-  """Entities of two kinds, in a row or apart."""
+  """Returns a sentence with adjacent and separate entities of two kinds."""
   begin, inside, end, single = SCHEMES[scheme]
   tags = ["O"]
   for _ in range(draw.integers(1, 6)):
     kind, length = draw.choice(["a", "b-c"]), draw.integers(1, 4)
     parts = [begin, *inside * (length - 2), end] if length > 1 else [single]
     if scheme == "IOB1" and not tags[-1].endswith(f"-{kind}"):
-      parts[0] = "I"  # it begins with B only after its own kind
+      parts[0] = "I"  # B only after an entity of the same kind
     tags += [f"{part}-{kind}" for part in parts]
     tags += ["O"] * draw.integers(0, 2)
   return {"tokens": [f"w{i}" for i in range(len(tags))], "tags": tags}
@@ -103,7 +103,7 @@ def sentence(draw, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme):
-  """Catches entities that are cut or joined when tags become IOB2."""
+  """Catches entities that conversion to IOB2 splits or joins."""
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
   rows = [sentence(draw, scheme) for _ in range(300)]
@@ -113,7 +113,7 @@ def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme):
   assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
   found = gold[:150] + [draw.permutation(one).tolist() for one in gold[150:]]
   named = [[classes[c] for c in one] for one in found]
-  # BILOU's letters mean BIOES's, which are those that seqeval knows.
+  # seqeval knows BIOES, whose letters differ from BILOU's.
   theirs = [
     [tag.replace("L-", "E-").replace("U-", "S-") for tag in row["tags"]]
     for row in rows
@@ -141,7 +141,7 @@ def own_task(data, **columns):
 
 
 def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
-  """Catches marks that become words, and prefixes that are left or hidden."""
+  """Catches byte order marks as words, and prefixes that are left or hidden."""
   wnut, wikiann = tmp_path / "wnut", tmp_path / "wikiann"
   wnut.mkdir()
   names = "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"
@@ -217,7 +217,7 @@ def test_tokens_have_the_labels_of_their_words(loaded):
   assert sorted(set(words)) == [-1, 0, 1, 2] and words.count(0) > 1
   at = [[1, 0, 2, -1][w] for w in words]
   assert rows.labels[0, : len(at)].tolist() == at
-  # A word is what most of its tokens are; one that is cut off is O.
+  # A word has its tokens' majority label, or O if it is cut off.
   tags = np.zeros((2, rows.tokens.shape[1]), int)
   tags[0, : len(words)] = [{0: 1, 1: 2, 2: 1}.get(w, 2) for w in words]
   assert head.decode(tags, rows) == [[1, 2, 1], [0]]
@@ -226,7 +226,7 @@ def test_tokens_have_the_labels_of_their_words(loaded):
 
 
 def task(tmp_path) -> tagging.Task:
-  """Names are of persons, the last word of a sentence is a place."""
+  """Returns a task: a sentence begins with a person and ends with a place."""
   draw = np.random.default_rng(0)
   folder = tmp_path / "conll2003"
   folder.mkdir()
@@ -249,7 +249,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   about = summary.summarise(made, examples, [outcome])
   assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
-  # Words as a sentence, and their labels by name.
+  # A sentence's words get labels by name.
   model = load(tmp_path / "model")
   (found,) = predict(model, ["Tom sat near hills"])
   assert found.labels == ("B-PER", "O", "O", "B-LOC")

@@ -1,7 +1,8 @@
-"""Several runs in one process: equal to runs alone, in steps and in files."""
+"""Several runs in one process equal single runs, in steps and in files."""
 
 import concurrent.futures
 import dataclasses
+import functools
 import shlex
 import types
 
@@ -21,7 +22,7 @@ STEPS = 4
 
 
 def test_a_step_of_several_runs_is_a_step_of_each():
-  """The accelerators' way: seeds, rates and batches stay in their lanes."""
+  """Catches seeds, rates or batches that leak between the lanes of a step."""
   model = helpers.model(layers=1, dropout=0.2)
   own = helpers.train_step(model, optimizer=AdamW().build(model.axes))
   steps = [
@@ -38,7 +39,7 @@ def test_a_step_of_several_runs_is_a_step_of_each():
     programs, found = lanes.programs(lane), []
     with lanes.turn, jax.set_mesh(mesh):
       state = programs.init()
-      # One run ends before the other.
+      # The second run ends first.
       for number in range(STEPS - lane):
         batch = sharding.place(mesh, sources[lane][number])
         state, results = programs.update(state, batch)
@@ -51,13 +52,10 @@ def test_a_step_of_several_runs_is_a_step_of_each():
   assert [len(found) for found in both] == [STEPS, STEPS - 1]
   for step, source, found in zip(steps, sources, both, strict=True):
     state, update = jax.jit(step.init)(), jax.jit(step.update)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6)
     for number, taken in enumerate(found):
       state, results = update(state, source[number])
       jax.tree.map(close, taken, (state.params, results))
-
-
-def close(ours, theirs):
-  np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +99,13 @@ def test_runs_together_equal_runs_alone_and_one_may_fail(
     assert runs.same_params(tmp_path / name, alone)
     both = [recorded(folder) for folder in (tmp_path / name, alone)]
     assert both[0] == both[1]
-  # What has ended is not trained again.
+  # Finished runs are not trained again.
   again = together.train(built[::2], folders[::2], *nothing)
   assert not again and recorded(folders[0]) == recorded(tmp_path / "alone-a")
 
 
 def recorded(folder) -> list:
-  """What a run has recorded, but for its speed."""
+  """Returns a run's records without speeds."""
   found = metrics.by_step(metrics.read_records(folder))
   return [
     (step, name, value)

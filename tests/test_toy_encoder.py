@@ -1,4 +1,4 @@
-"""The encoder of plugins/encoder.py is held to what the others are."""
+"""The plugin's encoder passes the leak test of the library's encoders."""
 
 import functools
 
@@ -16,7 +16,7 @@ T = 12
 SMALL = {name: n for name, n in helpers.TINY.items() if name != "kv_heads"}
 SMALL["name"] = GptConfig.name
 
-TWO = (  # where each token's document begins and ends
+TWO = (  # bounds of each token's document
   np.repeat([ends], [5, T - 5], 1).astype(np.int32).repeat(2, 0)
   for ends in ([0, 5], [5, T])
 )

@@ -1,4 +1,4 @@
-"""The training command as a user runs it: journeys, resuming, bad input."""
+"""The training command: results, resuming and bad input."""
 
 import csv
 import gc
@@ -24,13 +24,13 @@ from antlm_jax.training import summary as summaries
 from antlm_jax.training.checkpoint import Checkpoint
 from tests import helpers, random_models, runs
 
-# Crosses a change of objective at 20 and 40, and ends in the decay.
+# The objective changes at steps 20 and 40; the run ends in the decay.
 LONG = ("curriculum=20C+20M+20C:M=1:1 steps", "checkpoint.every=7")
 
 
 @pytest.fixture(scope="module")
 def whole(prepared, shared):
-  """A run that nothing interrupted."""
+  """An uninterrupted run."""
   options = (prepared, *LONG, "log.trace=30:33")
   return shared(
     "whole", lambda workdir: runs.train(workdir, *options, devices=1)
@@ -39,7 +39,7 @@ def whole(prepared, shared):
 
 @pytest.fixture
 def copy(whole, tmp_path):
-  """A copy of it, to be trained on."""
+  """A copy of the run, for further training."""
   return shutil.copytree(whole, tmp_path / "copy")
 
 
@@ -76,7 +76,7 @@ BAD_ENDS = (
     ("1200C", (5.0, 6.0), (4.5, 6.0), ("clm", "train for longer")),
     # A trial of a few steps has one line.
     ("40C", (5.0, 6.0), (4.5, 6.0), ("tip: 40 steps are too few",)),
-    # Nothing is said of what was not trained, or not yet.
+    # No advice about an objective that was not trained, or not yet.
     ("1200C+400M", (3.0, 5.0), (2.5, 6.0), ()),
   ],
 )
@@ -102,11 +102,11 @@ def test_a_training_curve_is_means_over_300_parts_of_the_run():
   } | {0: {"eval/clm/loss": 6.0}}
   before, after = plots.smooth(rows, "train/clm/loss", 12_000)
   means = noise[1:].reshape(300, 40).mean(1)
-  # It pauses where the objective does.
+  # The curve has a gap while the other objective trains.
   assert np.allclose(before[1], means[:75])
   assert np.allclose(after[1], means[150:])
   assert before[0][0] == 20.5 and after[0][0] == 6020.5
-  # A short run's are the values themselves.
+  # A short run's curve has the values themselves.
   few = {step: rows[step] for step in range(1, 101)}
   ((steps, values),) = plots.smooth(few, "train/clm/loss", 100)
   assert list(steps) == list(few) and np.array_equal(values, noise[1:101])
@@ -121,7 +121,7 @@ def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
 
 
 def snapshot(folder) -> dict:
-  """The files of a folder, and when each was changed."""
+  """Returns the modification times of a folder's files."""
   return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
@@ -135,7 +135,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
 
 
 def losses(workdir) -> list[float]:
-  """The logged losses of a run, in training and held out."""
+  """Returns the logged losses of a run, in training and held out."""
   return [
     value
     for record in metrics.read_records(workdir)
@@ -145,9 +145,9 @@ def losses(workdir) -> list[float]:
 
 
 def ended(workdir, prepared, moment, by=signal.SIGKILL):
-  """Starts the run; ends it when `moment()` says so.
+  """Starts the run and signals it once `moment()` is true.
 
-  Returns its status, and all that it printed.
+  Returns its status and its output.
   """
   words = runs.train_args(workdir, prepared, *LONG)
   process = subprocess.Popen(
@@ -162,11 +162,6 @@ def ended(workdir, prepared, moment, by=signal.SIGKILL):
   process.send_signal(by)
   out, _ = process.communicate(timeout=60)
   return process.returncode, out
-
-
-def is_saving(workdir) -> bool:
-  """Whether a checkpoint is being written now."""
-  return any((workdir / "checkpoints").glob("*tmp*"))
 
 
 def after_step(workdir, step):
@@ -193,7 +188,7 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
     rows = [(int(step), *of) for step, *of in list(csv.reader(file))[1:]]
   by_step = metrics.by_step(records).items()
   pairs = [(step, n, repr(x)) for step, of in by_step for n, x in of.items()]
-  assert sorted(rows) == sorted(pairs)  # each once
+  assert sorted(rows) == sorted(pairs)
 
 
 @pytest.mark.slow
@@ -202,7 +197,7 @@ def test_killed_five_times_once_in_a_save_is_bit_exact(
 ):
   rng = random.Random(0)
   moments = [after_step(tmp_path, rng.randint(3, 18))]
-  moments += [lambda: is_saving(tmp_path)]
+  moments += [lambda: any((tmp_path / "checkpoints").glob("*tmp*"))]  # a save
   moments += [after_step(tmp_path, s) for s in (rng.randint(22, 38), 43, 55)]
   for moment in moments:
     assert ended(tmp_path, prepared, moment)[0] == -signal.SIGKILL
@@ -224,7 +219,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 
 
 def state(path):
-  """All that a checkpoint holds: parameters, optimizer's state, step."""
+  """Returns the whole state of a checkpoint."""
   saved = Checkpoint(path)
   run = experiment.build(saved.meta.config)
   return saved.restore(jax.jit(run.step.init)())
@@ -240,7 +235,7 @@ def test_branching_with_the_optimizer_kept_is_the_longer_run(
   runs.train(tmp_path / "clm", prepared, *same, "curriculum=16C steps")
   runs.train(tmp_path / "both", prepared, *same, both)
   trunk = tmp_path / "clm" / "checkpoints" / "6"
-  # A step of one objective compiles to another program than one of two.
+  # Steps of one and of two objectives compile to different programs.
   assert helpers.equal(state(trunk), state(tmp_path / "both/checkpoints/6"))
   init = f"init.checkpoint={trunk}"
   runs.train(tmp_path / "kept", prepared, *same, both, init)
@@ -282,7 +277,6 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("data.path=/nowhere", ("/nowhere", "antlm prepare")),
     ("data.path=", ("data.path is not set",)),
     ("init.checkpoint=/nowhere", ("/nowhere holds no checkpoint",)),
-    ("optimizer.name=sgd", ("optimizer.name='sgd'", "adamw, lamb")),
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
     ("curriculum=8C steps;train.steps=9", ("train.steps", "leave those at 0")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
@@ -314,7 +308,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   runs.main("antlm_jax.commands.prepare", *words.split())
   args = runs.train_args(tmp_path / "both", data)
   line = runs.refused("antlm_jax.train", *args)
-  # Where one was taken out there is a gap, so that none can be added.
+  # The removed token leaves a gap, so that antlm cannot add a mask.
   assert "cannot add <mask> to the tokenizer as token 260" in line
   done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
   assert "clm" in done.stdout and "mlm" not in done.stdout
@@ -325,7 +319,7 @@ def test_what_is_evaluated_may_change_when_a_run_goes_on(
   copy, prepared, tmp_path
 ):
   done = runs.train(copy, prepared, *LONG, "eval.objectives=C,N")
-  # What was evaluated is shown, whatever is asked for now.
+  # The output includes earlier evaluations of other objectives.
   assert "mlm" in done.stdout and "nan" not in done.stdout
   runs.train(tmp_path / "none", prepared, "eval.rows=0")
 
@@ -348,7 +342,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
   assert "stopped before saving" in line and "at step" in line
   assert "there is no good checkpoint" in line
   assert not (tmp_path / "checkpoints").exists()
-  # Nothing was kept, so a corrected setting is welcome.
+  # Without a checkpoint, a run may change its settings.
   runs.train(tmp_path, prepared, "curriculum=4C steps")
 
 
@@ -362,7 +356,7 @@ def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
     assert word in line
   with pytest.raises(UserError, match="in use"), saving.locked(tmp_path / "a"):
     saving.locked(tmp_path / "a").__enter__()
-  assert not (tmp_path / "a").exists()  # it had not begun anything
+  assert not (tmp_path / "a").exists()
 
 
 def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
@@ -424,7 +418,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   note, then = begun.notes
   assert int(begun.state.step) == 56 and then == "resuming from step 56"
   assert f"{newest}: {part}: {why}" in note and "kept as 60.unreadable" in note
-  gc.collect()  # reads that orbax dropped end without a warning
+  gc.collect()  # orbax's dropped reads must end without a warning
 
 
 @pytest.mark.slow
@@ -499,7 +493,7 @@ import sys
 import jax
 import antlm_jax
 
-jax.jit(lambda x: x + 1)(1)  # JAX then knows no folder yet
+jax.jit(lambda x: x + 1)(1)  # before a cache folder is set
 antlm_jax.load(sys.argv[1])
 """
 

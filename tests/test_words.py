@@ -1,4 +1,4 @@
-"""Checkpoints by words of text seen, and the folders they are exported as."""
+"""Checkpoints by words of text seen, and their exported revisions."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
     "checkpoint.words=3k,12k,20k",
   )
   run = experiment.build(runs.settings(prepared, *settings))
-  # Independently: the words that the rows of each step decode to.
+  # Count the words of each step's decoded rows.
   seen = [0]
   for step in range(60):
     rows = run.order.slots(step).rows[: run.order.batch_size(step)]
@@ -47,7 +47,7 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     given = ("train.steps=0", "train.batch_size=4", f"curriculum={curriculum}")
     settings = (*given, f"data.rounding={rounding}", *more)
     words = runs.train_args("unused", prepared, *settings)[2:]
-    # Not the shrunk config, in which a curriculum has few steps, not epochs.
+    # A shrunk config would have steps, not epochs.
     run = experiment.build(config.load("quickstart", words))
     return " ".join(summary.of_run(run))
 

@@ -1,4 +1,4 @@
-"""What reads metrics elsewhere finds them: TensorBoard, Weights & Biases."""
+"""Writers of metrics: TensorBoard and Weights & Biases."""
 
 import json
 import pathlib
@@ -44,19 +44,19 @@ def test_event_files_are_tensorboards(tmp_path):
 
 
 def records_of(folder: pathlib.Path):
-  """Reads an offline folder: LevelDB's log format, and wandb's messages."""
+  """Reads wandb's messages in LevelDB's log format from an offline folder."""
   from wandb.proto.wandb_internal_pb2 import Record
 
   (path,) = folder.glob("run-*.wandb")
   data, at, message = path.read_bytes(), 7, b""
   while at + 7 <= len(data):
     size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-    if at % 32768 > 32768 - 7 or not kind:  # too little left of the block
+    if at % 32768 > 32768 - 7 or not kind:  # the end of a block
       at += 32768 - at % 32768
       continue
     message += data[at + 7 : at + 7 + size]
     at += 7 + size
-    if kind in (1, 4):  # whole, or the last part
+    if kind in (1, 4):  # a whole message, or its last part
       yield Record.FromString(message)
       message = b""
 

@@ -1,4 +1,4 @@
-"""The tasks of BabyLM 2026, each compared with its rule written anew."""
+"""The tasks of BabyLM 2026, compared with reimplementations of their rules."""
 
 import csv
 import dataclasses
@@ -32,7 +32,7 @@ def write(folder, **files):
 
 
 def score(run, data, task, *options, mode="causal"):
-  """Scores as the 2026 pipeline; returns summary and predictions."""
+  """Scores by the 2026 pipeline; returns summary and predictions."""
   output = data.parent / f"out{len(list(data.parent.iterdir()))}"
   how = f"--mode={mode}", "--pipeline=2026", *options
   summary = runs.score(run, data, output, *how, task=task)
@@ -42,7 +42,7 @@ def score(run, data, task, *options, mode="causal"):
 
 
 def chosen(predictions):
-  """What was predicted, by UID."""
+  """Returns the predictions by UID."""
   return {
     uid: [one["pred"] for one in found["predictions"]]
     for uid, found in predictions.items()
@@ -50,7 +50,7 @@ def chosen(predictions):
 
 
 def log_probability(loaded, context, text, mode="causal"):
-  """Scores of the tokens that end after a context, as 2026 takes them."""
+  """Returns the scores of the tokens that end after a context."""
   t = loaded.tokenizer
   ids, spans = t.encode_offsets(context + text)
   tokens, scores = [t.bos_id, *ids, t.eos_id], []
@@ -65,9 +65,9 @@ def log_probability(loaded, context, text, mode="causal"):
 
 
 def judged(loaded, items, mode="causal", of=np.sum):
-  """Judges items (UID, label, [(context, text, prediction)]).
+  """Returns predictions and accuracies by UID.
 
-  Returns the predictions, and the share that is right, by UID.
+  Items are (UID, label, [(context, text, prediction)]).
   """
   best, right = {}, {}
   for uid, label, choices in items:
@@ -105,7 +105,7 @@ def entities(count, seed, operations):
     options = [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]]
     row = {"input_prefix": prefix, "options": options}
     yield row | {"numops": n % operations}
-    # Is left out.
+    # The task skips a row with "nothing".
     yield row | {"options": [*options, " nothing ."], "numops": 1}
 
 
@@ -208,7 +208,7 @@ def test_results_of_another_task_are_told(run, tmp_path):
 
 
 def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
-  """Python's settings and figures are the command's, and nothing is hidden."""
+  """Python has the command's settings and scores, and no hidden output."""
   data = write(tmp_path / "data", comps_base=COMPS[:1], comps_wugs=COMPS[:1])
   before = sorted(run.rglob("*"))
   how = {"mode": "clm", "temperature": 2.0, "limit": 1, "quiet": True}
@@ -278,13 +278,13 @@ PACED = "self_paced_reading_time"
 
 
 def reading_data(folder, count=60):
-  """Writes words of sentences, with numbers that were drawn; returns them."""
+  """Writes words of sentences with random numbers; returns the rows."""
   draw = np.random.default_rng(0)
   rows = []
   for number in range(count):
     words = ["Tom", "sat", "near", "unhilled", "dogs", ".", "Therefore"]
     draw.shuffle(words)
-    at = number % 4  # the first words of a sentence have nothing before them
+    at = number % 4
     row = {"item": " ".join(words[:at]), "word": " " + words[at]}
     row["prev_item"] = " ".join(words[: at - 1]) if at > 1 else ""
     row["prev_word"] = " " + words[at - 1] if at else ""
@@ -305,14 +305,14 @@ def reading_data(folder, count=60):
 
 
 def slow_surprisal(loaded, text, word, mode):
-  """The pipeline's get_p2, get_p2_mlm and get_p2_mntp."""
+  """Computes the pipeline's get_p2, get_p2_mlm and get_p2_mntp."""
   t = loaded.tokenizer
   decode = t._backend.decode
   total = 0.0
   for number, token in enumerate(t.encode(word).tolist()):
     piece = decode([token], skip_special_tokens=False)
     target = token if number == 0 else t.encode(piece)[0]
-    # A mask takes the space before it.
+    # A mask includes the space before it.
     stands = text if mode == "causal" else text.rstrip()
     tokens = [t.bos_id, *t.encode(stands)]
     place = len(tokens)
@@ -325,7 +325,7 @@ def slow_surprisal(loaded, text, word, mode):
 
 
 def r_squared(columns, target):
-  """R^2 of least squares, by the normal equations of centred columns."""
+  """Returns the R^2 of least squares with centred columns."""
   x = np.stack([c - c.mean() for c in columns], axis=1)
   x /= np.linalg.norm(x, axis=0)
   y = target - target.mean()
@@ -334,7 +334,7 @@ def r_squared(columns, target):
 
 
 def gain(rows, time, names):
-  """What `pred` adds to main effects and products, over what is left."""
+  """Returns the share of residual variance that `pred` explains."""
   used = (time, *names, "pred")
   rows = [r for r in rows if all(r[n] != "" and r[n] == r[n] for n in used)]
   column = {n: np.array([float(r[n]) for r in rows]) for n in used}
@@ -371,7 +371,7 @@ def test_reading_times(run, loaded, tmp_path, mode):
 
 
 def test_ages_of_curves_that_are_known():
-  """Of sigmoids that words and children follow exactly."""
+  """Words and children follow sigmoids exactly."""
   names = [f"chck_{n}M" for n in (1, 2, 3, 5, 7, 10, 20, 40, 60, 80, 100)]
   seen = np.array([age_of_acquisition.words_seen(name) for name in names])
   assert seen[0] == 1e6 and seen[-1] == 1e8
@@ -386,7 +386,7 @@ def test_ages_of_curves_that_are_known():
     assert child == pytest.approx(born, abs=1e-3)
     words.append(Word("dog", ("a ", "b "), child))
     curves.append(np.stack([curve - 0.5, curve + 0.5], axis=1))
-  # One that is never learned, and one that children are not known to say.
+  # A word that is never learned, and a word without data of children.
   words += [Word("never", ("a ",), 20.0), Word("unknown", ("a ",), None)]
   curves += [np.full((len(x), 1), 19.0), curves[0]]
   chances = np.full(6, chance)
@@ -401,7 +401,7 @@ def test_ages_of_curves_that_are_known():
   assert json.loads(found.files["aoa_score.json"])["aoa"] == pytest.approx(
     expected, abs=1e-3
   )
-  # Too few words, or a correlation that may be chance, count as none.
+  # With few words or an insignificant correlation, the score is 0.
   words[0], words[1] = (
     words[i]._replace(child=x) for i, x in ((0, 26), (1, 20))
   )
@@ -415,7 +415,7 @@ def test_ages_of_curves_that_are_known():
 
 @pytest.fixture(scope="module")
 def kept(loaded, tmp_path_factory):
-  """A run of three checkpoints, whose names say the words that they saw."""
+  """A run of three checkpoints, named by the number of words seen."""
   folder = tmp_path_factory.mktemp("kept")
   names = {"chck_1M": 1, "chck_2M": 2, "chck_10M": 10}
   fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Meta)}
@@ -434,7 +434,7 @@ CONTEXTS = {
 
 
 def surprisals(kept):
-  """What the pipeline's surprisal.json has of the contexts."""
+  """Yields the entries of the pipeline's surprisal.json."""
   for name, step in load(kept).milestones.items():
     model = load(kept, step)
     for word in ("dog", "sits"):
@@ -448,7 +448,7 @@ def surprisals(kept):
 
 @pytest.mark.slow
 def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
-  """Would catch a file in another place or form than collate_preds.py reads."""
+  """Catches a file in another place or form than collate_preds.py reads."""
   data, output = tmp_path / "data", tmp_path / "results/model"
   pairs = toy_english.minimal_pairs("a", 3).values()
   by_uid = {group[0]["UID"]: group for group in pairs}
@@ -508,6 +508,6 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
     uid: len(rows) for uid, rows in by_uid.items()
   }
   runs.main("evals.babylm", *words, "--mode=causal")
-  again = capsys.readouterr().out  # everything is there
+  again = capsys.readouterr().out
   assert "items of" not in again
   assert again.splitlines()[-11:] == said.splitlines()[-11:]

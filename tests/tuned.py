@@ -1,4 +1,4 @@
-"""Fine-tuning, its results as the command writes them, and their report."""
+"""Helpers that fine-tune, write results as the command does, and report."""
 
 import json
 import pathlib
@@ -18,12 +18,12 @@ LABELS = np.arange(100) % 2
 
 
 def answers(right: int) -> np.ndarray:
-  """Answers of which so many of a hundred are right: the last ones."""
+  """Returns 100 answers, of which the last `right` are right."""
   return np.where(np.arange(100) < 100 - right, 1 - LABELS, LABELS)
 
 
 def planned(*args) -> list[finetune.Job]:
-  """The jobs of the command's arguments, for a Llama that is not there."""
+  """Returns the jobs of the command's arguments, for an absent Llama."""
   _, data, given = finetune._asked(["--checkpoint=none", *args])
   model = Identity(path=pathlib.Path("none"), step=7, digest=0)
   return finetune.plan(model, "llama", data, given)[0]
@@ -34,8 +34,8 @@ def write(
 ) -> None:
   """Writes a task's results into TASK/STEP-ATTENTION of a folder.
 
-  `found` has each run's answers to 100 questions by evaluation set; `task` are
-  further fields of the task.
+  `found` has each run's 100 answers by evaluation set; `task` has more fields
+  of the task.
   """
   sets = list(next(iter(found.values())))
   outcomes = []
@@ -63,9 +63,9 @@ def write(
 
 
 def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
-  """Fine-tunes a model, of which the first run is to be the best.
+  """Fine-tunes a model; the first run must be the best.
 
-  The model that is saved has the task's head, and predicts as that run did.
+  Asserts that the saved model has the task's head and predicts as that run.
   """
   settings, best = Hyperparameters(**settings), saved.Best(runs)
   data = loop.read(loaded, task, settings.max_length)
@@ -80,7 +80,7 @@ def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
 
 
 def outputs(loaded, texts, max_length=128):
-  """The outputs of a saved model's head for each text, such as logits."""
+  """Returns the outputs of a saved model's head by text, e.g. logits."""
   return saved.compute(loaded, texts, max_length)[0]
 
 
@@ -92,11 +92,11 @@ def report_of(folder, config, *args):
 
 
 def cells(text, title):
-  """The cells of the first line of a table that begins with a title."""
+  """Returns the cells of the first table line that begins with a title."""
   line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
   return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def section(text, title):
-  """The part of the report under a heading."""
+  """Returns the part of the report under a heading."""
   return text.split(f"\n## {title}\n")[1].split("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Attention through one function, for every mask."""
+"""Attention with one function for all masks and devices."""
 
 from antlm_jax.attention.api import (
   IMPLEMENTATIONS,

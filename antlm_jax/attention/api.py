@@ -1,18 +1,17 @@
-"""Attention through one function, for every mask.
+"""Attention with one function for all masks and devices.
 
     out = attend(q, k, v, mask)
 
-The device decides which implementation computes it, unless the caller names
-one of `IMPLEMENTATIONS`:
+`implementation="auto"` chooses by device from `IMPLEMENTATIONS`:
 
-- pallas: the fused kernel (`attention.tpu.kernel`). The choice on TPU.
-- cudnn: `jax.nn.dot_product_attention`'s kernel. The choice on GPU, for masks
-  that are plainly causal or full.
-- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`), for every
-  mask and with dropout. Chosen by name only, until it has run on a GPU.
-- chunked: plain XLA in memory linear in T. The choice on GPU and TPU where the
-  kernel cannot compute the call, and for long rows on CPU.
-- reference: plain XLA, all scores at once. The choice on CPU.
+- pallas: the fused kernel of `attention.tpu.kernel`. Default on TPU.
+- cudnn: the kernel of `jax.nn.dot_product_attention`. Default on GPU for masks
+  that are causal or full, without bounds.
+- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`), for all
+  masks and with dropout. Never a default, because it has not run on a GPU yet.
+- chunked: plain XLA, in memory linear in T. Default on CPU for long rows, and
+  on GPU and TPU if their kernel cannot compute the call.
+- reference: plain XLA, with all scores in memory. Default on CPU.
 """
 
 import dataclasses
@@ -34,21 +33,21 @@ from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
 
 IMPLEMENTATIONS = tuple(BACKENDS)
-_CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
+_CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """A mask made ready for an implementation, in place of the mask."""
+  """A mask prepared for an implementation; pass it in place of the mask."""
 
   mask: AttentionMask
-  # A name of `IMPLEMENTATIONS`.
+  # A name in `IMPLEMENTATIONS`.
   implementation: str = dataclasses.field(metadata={"static": True})
-  # The calls that it was made for.
+  # The calls that may use it.
   call: Call = dataclasses.field(metadata={"static": True})
   split: Split = dataclasses.field(metadata={"static": True})
-  # The kernel's schedules, of each data shard one after another.
+  # Schedules of the kernel, concatenated over the data shards.
   schedules: tuple[grid.Schedule, ...] | visits.Schedule | None = None
 
 
@@ -68,32 +67,30 @@ def attend(
 ) -> jax.Array:
   """Scaled dot-product attention with grouped queries.
 
-  Query head n reads key/value head n // (N / K). The softmax is in float32. A
-  query that sees no key returns zeros and has zero gradients. The TPU kernel
-  does not round float32 in its products; plain XLA rounds them as
-  `jax.default_matmul_precision` says.
+  Query head n uses key/value head n // (N / K). The softmax is in float32. For
+  a query that sees no key, the output and the gradients are zero. The TPU
+  kernel does not round float32 in its products. In plain XLA,
+  `jax.default_matmul_precision` decides.
 
   Args:
     q: Queries `[B, T, N, H]`, float32, bfloat16 or float16.
-    k, v: Keys and values `[B, S, K, H]`, with K dividing N.
+    k, v: Keys and values `[B, S, K, H]`, where K divides N.
     mask: Keys that each query sees. If several layers share a mask, `prepare`
-      it once. With one layer's cache, q, k and v are those of new tokens.
-    scale: Multiplies the scores; None for H ** -0.5.
-    dropout: Attention weights to drop.
-    relative: Position terms to add to the scores before the scale, in q's
-      dtype.
-    rope: Rotations of queries and keys, of which there are as many; they have
-      no gradient.
-    implementation: A name of `IMPLEMENTATIONS`, or auto.
-    split: Mesh axes that split rows and heads, if there is a mesh; by default
-      each device computes everything. A prepared mask has its own split.
+      it once. If it is one layer's cache, q, k and v belong to new tokens.
+    scale: Factor of the scores; None for H ** -0.5.
+    dropout: Dropout of attention weights.
+    relative: Position terms in q's dtype, added to the scores before `scale`.
+    rope: Rotations of queries and keys, without gradient. T must equal S.
+    implementation: A name in `IMPLEMENTATIONS`, or auto.
+    split: Mesh axes that split rows and heads. By default each device computes
+      everything. Ignored for a prepared mask, which includes a split.
 
   Returns:
-    `[B, T, N, H]`, of q's dtype.
+    Outputs `[B, T, N, H]`, in q's dtype.
 
   Raises:
-    ValueError: for shapes, dtypes and bounds that do not fit, and for an
-      implementation that cannot compute this.
+    ValueError: Shapes, dtypes or bounds do not fit together, or the named
+      implementation cannot compute this call.
   """
   _check_arrays(q, k, v)
   if dropout is not None:
@@ -108,7 +105,7 @@ def attend(
     _check_terms(q, k, relative, buckets)
   if scale is None:
     scale = q.shape[-1] ** -0.5
-  for angles in rope or ():  # of queries, and of as many keys
+  for angles in rope or ():
     wanted = q.shape[0], k.shape[1], 1, q.shape[3] // 2
     _check("rope", angles, jnp.float32, wanted, "one for each query and key")
   if isinstance(mask, Cached):
@@ -134,15 +131,15 @@ def prepare(
   buckets: int = 0,
   split: Split = WHOLE,
 ) -> Prepared:
-  """Prepares a mask once for all layers that `attend` with it.
+  """Prepares a mask once for all layers that use it.
 
-  Arguments and errors are those of `attend`, with these differences:
+  `attend` documents the other arguments and the errors.
 
   Args:
-    mask: Its bounds, if any, are `[B, T]`.
+    mask: Mask, with bounds `[B, T]` if it has any.
     q, k: Queries and keys, or their shapes and dtypes.
     dropout: Whether attention weights will be dropped.
-    buckets: Number of buckets of the position terms; 0 without terms.
+    buckets: Number of buckets of position terms; 0 without terms.
   """
   _check_bounds(mask, q.shape[:2], k.shape[1])
   split = split.here(k.shape[0], k.shape[2])
@@ -162,7 +159,7 @@ def choose(
   """Returns the name of the implementation that `prepare` chooses.
 
   Raises:
-    ValueError: if there is no such implementation, or it cannot compute this.
+    ValueError: The implementation is unknown or cannot compute this call.
   """
 
   def obstacle(name):
@@ -187,22 +184,23 @@ def _check_arrays(q, k, v) -> None:
   shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:
     raise ValueError(
-      f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
+      f"attention needs q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
     )
   if k.shape != v.shape:
     raise ValueError(f"k and v differ in shape: {shapes}")
   if 0 in (*q.shape, *k.shape):
-    raise ValueError(f"there is nothing to attend to: {shapes}")
+    raise ValueError(f"attention needs at least one query and key: {shapes}")
   if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
     raise ValueError(f"q and k differ in rows or head width: {shapes}")
   if q.shape[2] % k.shape[2]:
     raise ValueError(
-      f"{q.shape[2]} query heads over {k.shape[2]} key/value heads: {shapes}"
+      f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value"
+      f" heads: {shapes}"
     )
   known = q.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
   if not known or not q.dtype == k.dtype == v.dtype:
     raise ValueError(
-      f"attention is all float32, all bfloat16 or all float16, not {shapes}"
+      f"q, k and v must share a dtype, float32, bfloat16 or float16: {shapes}"
     )
 
 
@@ -228,7 +226,7 @@ def _check_prepared(made: Prepared, call: Call, implementation: str) -> None:
       f"the mask is prepared for attention={made.implementation!r}, not"
       f" {implementation!r}"
     )
-  # A mask that is prepared for dropout serves without dropout too.
+  # A mask prepared for dropout works without dropout too.
   if made.call not in (call, call._replace(dropout=True)):
     raise ValueError(f"the mask is prepared for {made.call}, not {call}")
 
@@ -240,20 +238,20 @@ def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
     if bound is None:
       continue
     _check(name, bound, jnp.int32, shape, "one a query")
-    # The values of NumPy arrays, and of JAX arrays outside a trace, are known.
+    # NumPy arrays, and JAX arrays outside a trace, have known values.
     concrete = isinstance(bound, np.ndarray | jax.Array)
     if concrete and not isinstance(bound, jax.core.Tracer):
       known[name] = bound = np.asarray(bound)
       least, most = (bound.min(), bound.max()) if bound.size else (0, 0)
       if least < 0 or most > keys:
         raise ValueError(
-          f"{name} goes from {least} to {most}, outside [0, {keys}]"
+          f"{name} ranges from {least} to {most}, outside [0, {keys}]"
         )
   if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
     row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
     raise ValueError(
-      f"k_start > k_end at row {row}, query {query}: make them equal where"
-      " nothing is seen"
+      f"k_start > k_end at row {row}, query {query}: make them equal for a"
+      " query that sees no key"
     )
 
 

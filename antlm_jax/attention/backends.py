@@ -1,4 +1,4 @@
-"""Implementations of attention; each says which calls it cannot compute."""
+"""Implementations of attention, and the calls that each can compute."""
 
 import functools
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from antlm_jax.attention.split import on_shards, parts
 from antlm_jax.attention.tpu import grid, kernel
 
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
-_MOSAIC_WIDTHS = (64, 96, 128)  # those it was compiled and tested for
+_MOSAIC_WIDTHS = (64, 96, 128)  # head widths that were compiled and tested
 
 
 class Call(NamedTuple):
-  """Static properties of a call of attention."""
+  """Static properties of a call to attention."""
 
   q: tuple[int, ...]  # shape [B, T, N, H]
   k: tuple[int, ...]  # shape [B, S, K, H]
   dtype: str
   dropout: bool  # whether attention weights may be dropped
-  buckets: int  # of the position terms; 0 without
+  buckets: int  # number of buckets of position terms; 0 without terms
 
   @classmethod
   def of(cls, q, k, dropout: bool, buckets: int) -> "Call":
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
   @property
   def blocks(self) -> Blocks:
-    """Blocks of the TPU kernel."""
+    """Blocks that the TPU kernel uses."""
     group = self.q[2] // self.k[2]
     return kernel.cut(self.q[1], self.k[1], group, self.q[3], self.dtype)
 
@@ -43,15 +43,15 @@ class Call(NamedTuple):
 class Backend:
   """An implementation of attention."""
 
-  # Whether it rotates queries and keys itself. Otherwise `rope` is None.
+  # Whether `run` rotates queries and keys. Otherwise its `rope` is None.
   rotates = False
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope) -> jax.Array:
-    """Computes `[B, T, N, H]`."""
+    """Computes the outputs `[B, T, N, H]`."""
     raise NotImplementedError
 
   def obstacle(self, mask, call: Call, split) -> str | None:
-    """Returns a requirement that a call does not meet, or None."""
+    """Returns a requirement that the call does not meet, or None."""
     return None
 
   # `schedule(mask, rows, call)` lists the blocks that a kernel visits.
@@ -59,7 +59,7 @@ class Backend:
 
 
 class Pallas(Backend):
-  """The fused kernel for TPU."""
+  """Fused kernel for TPU."""
 
   rotates = True
 
@@ -82,8 +82,8 @@ class Pallas(Backend):
       terms = {"of_query": relative.query, "of_key": relative.key}
 
     def run(q, k, v, rope, terms, bounds, seeds, schedules):
-      # In the kernel's order positions are along the lanes. XLA lets the
-      # products around it write and read this order, so nothing is transposed.
+      # The kernel has positions along the lanes. XLA makes the neighboring
+      # products write and read this layout, so nothing is transposed.
       batch, queries, heads, width = q.shape
       q = q.reshape(batch, queries, k.shape[2], -1, width)
       terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
@@ -107,13 +107,13 @@ class Pallas(Backend):
     return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
 
   def obstacle(self, mask, call, split) -> str | None:
-    # All tables and seeds of a shard are in scalar memory at once.
+    # Scalar memory holds all tables and seeds of a shard at once.
     scalars = grid.table_size(mask, call.q[0], call.blocks)
     if call.dropout:
       scalars += call.q[0] * call.q[2] // parts(split.heads)
     scalars //= parts(split.rows)
     if scalars > _MOST_SCALARS:
-      return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
+      return f"smaller batches: {scalars} scalars exceed {_MOST_SCALARS}"
     return kernel.obstacle(call.q, call.k[2], call.dtype, call.buckets)
 
   def schedule(self, mask, rows: int, call: Call):
@@ -121,7 +121,7 @@ class Pallas(Backend):
 
 
 class Cudnn(Backend):
-  """cuDNN's kernel, by JAX."""
+  """cuDNN's kernel, called through JAX."""
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
@@ -136,27 +136,27 @@ class Cudnn(Backend):
       return "a GPU"
     version = capability(device().device_kind)
     if version is None:
-      return f"a known GPU by NVIDIA, not {device().device_kind}"
-    # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
+      return f"a known NVIDIA GPU, not {device().device_kind}"
+    # A T4 (7.5) lacks the kernel, and JAX finds out only when it compiles.
     widest = 256 if version >= 9 else 128
     if version < 8:
       return f"compute capability 8.0 or later; this GPU has {version}"
     if mask.bounded:
-      return "a mask that is plainly causal or full"
+      return "a causal or full mask without bounds"
     if call.dtype != "bfloat16":
       return f"bfloat16, not {call.dtype}"
     if call.q[3] > widest or call.q[3] % 8:
-      return f"a head width that is a multiple of 8, of at most {widest}"
+      return f"a head width that is a multiple of 8 and at most {widest}"
     if call.buckets:
       return "scores without position terms"
     return "no attention dropout" if call.dropout else None
 
 
 class Mosaic(Backend):
-  """The fused kernel for Hopper GPUs."""
+  """Fused kernel for Hopper GPUs."""
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    # Imported here: it loads slowly, and needs a newer JAX than the rest.
+    # The import is slow, and needs a newer JAX than the rest of the package.
     from antlm_jax.attention.gpu import kernel as gpu_kernel
 
     rate, seeds = 0.0, None
@@ -175,10 +175,10 @@ class Mosaic(Backend):
     platform, kind = device().platform, device().device_kind
     if platform not in ("gpu", "cpu"):
       return "a GPU"
-    # Blackwell lacks the instructions of the kernel's products.
+    # Blackwell lacks the instructions that the kernel multiplies with.
     if platform == "gpu" and int(capability(kind) or 0) != 9:
       return f"a Hopper GPU, for its wgmma instructions, not {kind}"
-    # JAX 0.11.2 has the interpreter, and the calls by these names.
+    # JAX 0.11.2 is the first with the interpreter and these function names.
     if jax.__version_info__ < (0, 11, 2):
       return f"jax 0.11.2 or later (Python 3.12), not jax {jax.__version__}"
     if call.dtype not in ("bfloat16", "float16"):
@@ -192,7 +192,7 @@ class Mosaic(Backend):
 
 
 class Plain(Backend):
-  """Plain XLA, by a function of `antlm_jax.attention.reference`."""
+  """Plain XLA, using a function of `antlm_jax.attention.reference`."""
 
   def __init__(self, function: Callable):
     self.function = function

@@ -1,7 +1,7 @@
-"""Blocks of scores in the kernels, and the blocks that a mask needs.
+"""Blocks of attention scores, and the blocks that a mask needs.
 
-Both kernels visit only blocks that some query needs. `attention.tpu.grid` and
-`attention.gpu.visits` have the order of their visits.
+Both kernels visit only blocks that some query needs, in the orders that
+`attention.tpu.grid` and `attention.gpu.visits` define.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from antlm_jax.masks import AttentionMask
 
-# A block's sides are multiples of this: a TPU's lanes, and the queries or keys
-# that a GPU's multiprocessor works on at a time.
+# Both sides of a block are multiples of this number. It is the number of a
+# TPU's lanes, and the block size of the GPU kernel.
 UNIT = 128
-SAVED = "attention"  # `jax.checkpoint` may keep the residuals by this name
+SAVED = "attention"  # name of the residuals that `jax.checkpoint` may save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Blocks:
 
   queries: int  # T
   keys: int  # S
-  q_size: int  # queries of a block
-  k_size: int  # keys of a block
+  q_size: int  # queries per block
+  k_size: int  # keys per block
 
   @classmethod
   def of(cls, queries: int, keys: int, largest: int) -> "Blocks":
-    """Chooses as few blocks as `largest` allows, then the smallest size."""
+    """Chooses the fewest blocks that `largest` allows, of the smallest size."""
 
     def size(length):
-      # 640 in blocks of at most 512 are two of 384, not 512 and a rest, so that
+      # For example, 640 queries become two blocks of 384, not of 512, so that
       # the last block computes little beyond the end.
       count = -(-length // largest)
       return -(-length // (count * UNIT)) * UNIT
@@ -56,7 +56,7 @@ class Blocks:
     return self.keys % self.k_size != 0
 
   def over_the_end(self, q, k):
-    """Whether a block extends beyond an end; False if no block does."""
+    """Whether a block extends beyond an end: False, if no block does."""
     over = False
     if self.ragged_q:
       over = over | (q == self.q_count - 1)
@@ -66,7 +66,7 @@ class Blocks:
 
 
 def visibility(mask: AttentionMask, rows: int, blocks: Blocks):
-  """Returns the blocks with a visible score, and those without a hidden one.
+  """Returns whether blocks have a visible score, and whether all are visible.
 
   Both are bool `[B, query blocks, key blocks]`.
   """
@@ -75,12 +75,12 @@ def visibility(mask: AttentionMask, rows: int, blocks: Blocks):
 
   def by_block(bound):  # [B, query blocks, queries of a block, 1]
     bound = jnp.broadcast_to(bound, (rows, blocks.queries))
-    # Beyond the end intervals are empty: they need no block, and no block
-    # there counts as whole.
+    # Padding queries see nothing, so they need no block, and a block with such
+    # queries does not count as wholly visible.
     bound = jnp.pad(bound, ((0, 0), pad))
     return bound.reshape(rows, blocks.q_count, blocks.q_size, 1)
 
-  # Each query's interval against each block's keys: [B, q, queries, k].
+  # Compare each query's interval with each block's keys: [B, q, queries, k].
   start, end = by_block(start), by_block(end)
   k_start = blocks.k_size * jnp.arange(blocks.k_count)
   k_end = k_start + blocks.k_size

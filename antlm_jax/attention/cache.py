@@ -1,8 +1,7 @@
-"""Attention to a cache of a row's earlier tokens.
+"""Attention to a cache of earlier tokens.
 
-With causal attention, later tokens do not change earlier ones. So only the new
-tokens of a growing text are encoded: each layer keeps the keys and values of
-the others.
+In causal attention, later tokens do not change the states of earlier tokens. So
+generation encodes only new tokens, and each layer caches keys and values.
 """
 
 import dataclasses
@@ -15,22 +14,22 @@ from antlm_jax.attention.reference import reference
 from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
-# For each layer, arrays `[B, heads, S, width]` of S slots a row: keys, values,
-# and with relative positions the keys' terms.
+# For each layer, arrays `[B, heads, S, width]` with S slots per row: keys,
+# values and, with relative positions, the terms of the keys.
 Cache = tuple[tuple[jax.Array, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cached:
-  """A cache in place of a mask: each of T new tokens sees those before it.
+  """A cache in place of a mask, for T new tokens that follow cached tokens.
 
-  `attend` writes the new tokens into their slots, and each then sees its row's
-  slots up to its own. Rows may be at different slots, without padding.
+  `attend` writes the new tokens into their slots. Each new token then sees its
+  row's slots up to its own slot. Rows may be at different slots.
   """
 
   start: jax.Array  # slot of each row's first new token, int32 `[B]`
   layers: tuple[tuple[jax.Ref, ...], ...]  # the cache as mutable refs
-  windows: tuple[int, ...]  # each layer's, as in `AttentionMask.within`
+  windows: tuple[int, ...]  # window of each layer, for `AttentionMask.within`
 
   def of_layer(self, layer: int) -> "Cached":
     """Returns the cache of one layer."""
@@ -46,7 +45,7 @@ class Cached:
     scale: float,
     relative: Relative | None,
   ) -> jax.Array:
-    """Like `attention.attend`, for the new tokens `[B, T, ...]`."""
+    """Computes `attention.attend` for the new tokens `[B, T, ...]`."""
     (refs,), (window,) = self.layers, self.windows
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
     new = (k, v) if relative is None else (k, v, relative.key)
@@ -56,6 +55,6 @@ class Cached:
     if relative is not None:
       relative = dataclasses.replace(relative, key=terms[0])
     end = self.start[:, None] + jnp.arange(1, q.shape[1] + 1)
-    # With few queries the scores are small, and no kernel fills a block.
+    # Few queries have few scores, and could not fill a kernel's block.
     mask = AttentionMask(k_start=end - window, k_end=end)
     return reference(q, k, v, mask, scale, None, relative, self.start)

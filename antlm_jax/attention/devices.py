@@ -1,11 +1,11 @@
-"""Devices that attention is compiled for, which need not be present."""
+"""Properties of devices that attention is compiled for, present or absent."""
 
 import re
 
 import jax
 
-# Compute capability of GPUs that are only compiled for, by a part of their
-# kind. JAX knows the capability of GPUs that are present.
+# Compute capability of absent GPUs, by a part of their kind. JAX knows the
+# capability of present GPUs.
 _CAPABILITIES = {
   10.0: ("B200", "B300"),
   9.0: ("H100", "H200"),
@@ -17,7 +17,7 @@ _CAPABILITIES = {
 def device():
   """Returns a device of the mesh, or the default device.
 
-  Of a device that is only compiled for, only platform and kind are known.
+  An absent device has only a platform and a kind.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.abstract_device is None:
@@ -26,9 +26,9 @@ def device():
 
 
 def vector_memory() -> int:
-  """Returns the bytes of vector memory of a TPU core; 16 MiB elsewhere.
+  """Returns the bytes of vector memory of a TPU core; 16 MiB if unknown.
 
-  The figures are those of `jax._src.pallas.mosaic.tpu_info`.
+  Source: `jax._src.pallas.mosaic.tpu_info`.
   """
   kind = device().device_kind
   if kind in ("TPU v5", "TPU v5p", "TPU7x"):
@@ -37,9 +37,9 @@ def vector_memory() -> int:
 
 
 def kernel_memory() -> int:
-  """Returns the bytes of it that a kernel may use.
+  """Returns the bytes of vector memory that a kernel may use.
 
-  Unasked, the compiler allows 16 MiB. The rest of the program has some too.
+  The compiler allows 16 MiB by default. The rest of the program needs some too.
   """
   return max(16 * 2**20, vector_memory() * 3 // 4)
 
@@ -48,11 +48,11 @@ def capability(kind: str) -> float | None:
   """Returns the compute capability of a kind of GPU, or None if unknown."""
   try:
     gpus = jax.devices("gpu")
-  except RuntimeError:  # there is none
+  except RuntimeError:  # no GPU
     gpus = []
   here = {gpu.device_kind: gpu.compute_capability for gpu in gpus}
   named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
   try:
     return float(here.get(kind, next(named, "")))
-  except ValueError:  # unknown, or AMD's gfx942
+  except ValueError:  # unknown, or a name such as AMD's gfx942
     return None

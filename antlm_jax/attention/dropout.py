@@ -1,4 +1,4 @@
-"""Dropout of attention weights, as a function of their place."""
+"""Dropout of attention weights as a function of their positions."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from antlm_jax import hashing
 
-_BITS = 24  # of 32: they fit a signed integer, which every chip can compare
+_BITS = 24  # of 32, to fit a signed integer, which every chip can compare
 
 
 @jax.tree_util.register_dataclass
@@ -15,13 +15,13 @@ _BITS = 24  # of 32: they fit a signed integer, which every chip can compare
 class Dropout:
   """Dropout of attention weights by a hash of (row, head, query, key).
 
-  No mask is stored: forward and backward pass, kernel and reference, and every
-  sharding compute the same bits.
+  No mask is stored, because both passes, all implementations and all shardings
+  compute the same bits.
   """
 
-  # Share of the weights that is dropped.
+  # Share of the weights to drop.
   rate: float = dataclasses.field(metadata={"static": True})
-  row_keys: jax.Array  # one key per row, uint32 `[B]`
+  row_keys: jax.Array  # random key of each row, uint32 `[B]`
 
   @property
   def scale(self) -> float:
@@ -29,7 +29,7 @@ class Dropout:
     return 1.0 / (1.0 - self.rate)
 
   def seeds(self, heads: int) -> jax.Array:
-    """Returns one seed per row and head, uint32 `[B, N]`."""
+    """Returns the seed of each row and head, uint32 `[B, N]`."""
     head = jnp.arange(heads, dtype=jnp.uint32)
     return hashing.mix(self.row_keys[:, None], head)
 
@@ -40,14 +40,14 @@ class Dropout:
 
 
 def keep(rate: float, seed, queries, keys) -> jax.Array:
-  """Returns whether weights are kept; the arguments are broadcast together.
+  """Returns whether weights are kept; the arguments broadcast.
 
-  The uint32 seed is that of a row and head; queries and keys are indices.
+  `seed` is the uint32 seed of a row and head. Queries and keys are indices.
   """
   return keep_of(rate, hashing.mix(seed, queries.astype(jnp.uint32)), keys)
 
 
 def keep_of(rate: float, state, keys) -> jax.Array:
-  """Like `keep`, for a seed and a query that are already mixed."""
+  """Like `keep`, but `state` is the hash of a seed and a query."""
   state = hashing.mix(state, keys.astype(jnp.uint32))
   return (state >> (32 - _BITS)).astype(jnp.int32) >= round(rate * 2**_BITS)

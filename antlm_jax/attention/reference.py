@@ -1,4 +1,4 @@
-"""Attention in plain XLA: whole, and in chunks of queries."""
+"""Attention in plain XLA, for all queries at once or in chunks."""
 
 import functools
 
@@ -22,9 +22,9 @@ def reference(
 ) -> jax.Array:
   """Attention with all scores in memory at once.
 
-  The arguments are those of `attention.attend`. The queries may be a part of
-  their row: `first` is the first one's index, or without dropout each row's
-  `[B]`.
+  `attention.attend` documents the arguments. If the queries are a part of their
+  row, `first` is the index of the first query. Without dropout, it may have a
+  value for each row, `[B]`.
   """
   batch, queries, heads, width = q.shape
   keys, kv_heads = k.shape[1:3]
@@ -45,11 +45,11 @@ def reference(
   return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, width)
 
 
-# This backward pass takes two thirds of the time of JAX's own on CPU.
+# On CPU, this backward pass takes two thirds of the time of JAX's gradient.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted(scale, kept_scale, q, k, v, terms, visible, kept) -> jax.Array:
-  # q is `[B, K, G, T, H]`, k and v `[B, K, S, H]`. The terms, `visible` and
-  # `kept` broadcast to `[B, K, G, T, S]` or are None.
+  # q is `[B, K, G, T, H]`; k and v are `[B, K, S, H]`. `terms`, `visible` and
+  # `kept` broadcast to `[B, K, G, T, S]`, or are None.
   return _forward(scale, kept_scale, q, k, v, terms, visible, kept)[0]
 
 
@@ -57,7 +57,7 @@ def _forward(scale, kept_scale, q, k, v, terms, visible, kept):
   scores = _product("bkgth,bksh->bkgts", q, k)
   scores = (scores if terms is None else scores + terms) * scale
   if visible is not None:
-    # A finite fill keeps a query that sees nothing free of NaN.
+    # With -inf, a query that sees no key would get NaN.
     scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
   weights = jax.nn.softmax(scores, axis=-1)
   if visible is not None:
@@ -73,7 +73,7 @@ def _backward(scale, kept_scale, residual, grad):
   of_v = _product("bkgts,bkgth->bksh", dropped, grad)
   of_weights = _product("bkgth,bksh->bkgts", grad, v)
   of_weights = _dropped(of_weights, kept_scale, kept)
-  # The sum over a query's keys of weights and their gradients.
+  # Equal to the sum over a query's keys of weight times gradient.
   total = jnp.sum(grad.astype(jnp.float32) * out, axis=-1, keepdims=True)
   of_scores = weights * (of_weights - total) * scale
   of_terms = None if terms is None else of_scores.astype(terms.dtype)
@@ -105,9 +105,9 @@ def chunked(
   relative: Relative | None = None,
   chunk: int = 256,
 ) -> jax.Array:
-  """Like `reference` in memory linear in T, for `chunk` queries at a time.
+  """Like `reference` for `chunk` queries at a time, in memory linear in T.
 
-  The backward pass computes each chunk's scores again.
+  The backward pass recomputes the scores of each chunk.
   """
   queries, keys = q.shape[1], k.shape[1]
   if queries <= chunk:
@@ -119,7 +119,7 @@ def chunked(
     x = jnp.pad(x, pad)
     return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
-  # In float32, so that the chunks' gradients add up in float32.
+  # Cast to float32, so that the gradients of chunks add up in float32.
   of_query, of_key, edges = None, None, ()
   if relative is not None:
     of_query, of_key, edges = relative.query, relative.key, relative.edges
@@ -134,7 +134,7 @@ def chunked(
     out = reference(q, k, v, mask, scale, dropout, terms, start)
     return start + chunk, out
 
-  # Bounds express causality too: a chunk does not start at query 0.
+  # Bounds must express causality, because chunks do not start at query 0.
   bounds = mask.bounds(queries, keys)
   parts = jax.tree.map(split, (q, of_query, bounds))
   _, out = jax.lax.scan(body, 0, parts)

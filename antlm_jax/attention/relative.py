@@ -1,8 +1,9 @@
-"""Scores by relative position, from one small table per row.
+"""Relative position terms of attention scores.
 
-The score of query i and key j adds a term of the query and a term of the key,
-each chosen by the bucket of the distance i - j: DeBERTa's content to position
-and position to content (arXiv 2006.03654, section 3.1).
+The score of query i and key j adds a term of the query and a term of the key.
+The bucket of the distance i - j chooses both. They are DeBERTa's
+content-to-position and position-to-content terms (arXiv 2006.03654, section
+3.1).
 """
 
 import dataclasses
@@ -16,21 +17,21 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Relative:
-  """The position terms of queries and keys, by bucket."""
+  """Position terms of queries and keys for each of C buckets."""
 
-  query: jax.Array  # term of each query in each of C buckets, `[B, T, N, C]`
-  key: jax.Array  # term of each key, `[B, S, N, C]`
-  # C - 1 ascending distances. The bucket of i - j is the number of edges up to
-  # it.
+  query: jax.Array  # `[B, T, N, C]`
+  key: jax.Array  # `[B, S, N, C]`
+  # C - 1 ascending distances. The bucket of a distance is the number of edges
+  # at or below it.
   edges: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
   def scores(self, first: jax.Array | int = 0) -> jax.Array:
-    """Returns the terms of the scores, float32 `[B, N, T, S]`.
+    """Returns the terms of all scores, float32 `[B, N, T, S]`.
 
-    A product with a one-hot matrix spreads each row over its diagonals, and a
-    reshape moves it into place: no gather, and no scatter in backward. `first`
-    is the index of the first query in its row, or in each row `[B]`.
+    `first` is the index of the first query in its row, or in each row, `[B]`.
     """
+    # A product with a one-hot matrix spreads each row over its diagonals, and a
+    # reshape moves it into place. A gather would need a scatter in backward.
     if jnp.ndim(first):
       return self._scores_of_few(first)
     queries, keys = self.query.shape[1], self.key.shape[1]
@@ -40,7 +41,7 @@ class Relative:
     return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
 
   def _scores_of_few(self, first: jax.Array) -> jax.Array:
-    """`scores` of few queries, whose rows share no diagonals, by a gather."""
+    """Computes `scores` by a gather, if rows do not share diagonals."""
     index = first[:, None] + jnp.arange(self.query.shape[1])
     distance = index[:, :, None] - jnp.arange(self.key.shape[1])
     bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
@@ -52,10 +53,10 @@ class Relative:
 
 
 def log_edges(size: int, longest: int) -> tuple[int, ...]:
-  """Edges of LTG-BERT's 2 x size - 1 buckets (arXiv 2303.09859).
+  """Returns the edges of LTG-BERT's 2 x size - 1 buckets (arXiv 2303.09859).
 
-  Distances up to size / 2 have one bucket each. Longer ones share buckets by
-  their logarithm, and all from `longest` - 1 on share the last.
+  Each distance up to size / 2 has a bucket. Longer distances share logarithmic
+  buckets, and all distances from `longest` - 1 on share the last bucket.
   """
   middle, last = size // 2, longest - 1
   distance = np.arange(longest)
@@ -63,7 +64,7 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   bucket = np.where(
     distance <= middle, distance, middle + np.ceil(scaled * (middle - 1))
   )
-  # An edge is a distance, from 1 - longest on, at which the bucket rises.
+  # Edges are the distances, from 1 - longest on, at which the bucket rises.
   rises = np.flatnonzero(np.diff(np.concatenate([-bucket[:0:-1], bucket])))
   return tuple(int(2 - longest + at) for at in rises)
 
@@ -75,18 +76,18 @@ def bucket_of(distance, edges: tuple[int, ...]):
 
 
 def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
-  """`[B, R, N, C]` by bucket to float32 `[B, N, R, W]` by distance."""
+  """Maps `[B, R, N, C]` by bucket to float32 `[B, N, R, W]` by distance."""
   chosen = jax.nn.one_hot(
     bucket_of(distances, edges), len(edges) + 1, dtype=terms.dtype, axis=0
   )
-  # Products with ones and zeros are exact, unless float32 is rounded.
+  # Products with a one-hot matrix are exact, unless float32 is rounded.
   exact = jax.lax.Precision.HIGHEST if terms.dtype == jnp.float32 else None
   spread = jnp.einsum("brnc,cw->bnrw", terms, chosen, precision=exact)
   return spread.astype(jnp.float32)
 
 
 def _skew(x: jax.Array, columns: int) -> jax.Array:
-  """Returns y[r, c] = x[r, R - 1 - r + c], of x `[..., R, W = R + columns]`."""
+  """Returns y[r, c] = x[r, R - 1 - r + c] for x `[..., R, W = R + columns]`."""
   # In the flat array, y[r, c] is at R - 1 + r (W - 1) + c.
   *batch, rows, width = x.shape
   flat = x.reshape(*batch, rows * width)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Rope(NamedTuple):
-  """Rotations of queries and keys by their position in their document."""
+  """Rotations of queries and keys by their positions in their documents."""
 
   cos: jax.Array  # float32 `[B, T, 1, H/2]`
   sin: jax.Array
@@ -22,12 +22,12 @@ class Rope(NamedTuple):
     theta: float,
     scaling: Sequence[float] = (),
   ) -> "Rope":
-    """Returns the rotations of heads of a width, by positions `[B, T]`.
+    """Returns the rotations of heads of a width at positions `[B, T]`.
 
-    `scaling` is a factor that divides all frequencies, or Llama 3's: factor,
-    low, high and length. Frequencies that turn less than `low` times in the
-    length are divided by the factor, those that turn more than `high` times
-    stay, and those between are interpolated.
+    `scaling` is a factor that divides all frequencies, or Llama 3's factor,
+    low, high and length. Llama 3 divides frequencies that turn less than `low`
+    times in the length. It keeps frequencies that turn more than `high` times,
+    and interpolates between them.
     """
     frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     if scaling:
@@ -42,12 +42,12 @@ class Rope(NamedTuple):
     return cls(jnp.cos(angles), jnp.sin(angles))
 
   def rotate(self, x: jax.Array) -> jax.Array:
-    """Rotates `[B, T, N, H]`; the pairs are (h, h + H/2)."""
+    """Rotates the pairs (h, h + H/2) of x, `[B, T, N, H]`."""
     return rotated(x, self.cos, self.sin, axis=-1)
 
 
 def turned(rope: Rope | None, q: jax.Array, k: jax.Array):
-  """Returns queries and keys, rotated if there is a `rope`."""
+  """Rotates queries and keys, unless `rope` is None."""
   return (q, k) if rope is None else (rope.rotate(q), rope.rotate(k))
 
 

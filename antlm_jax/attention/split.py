@@ -1,4 +1,4 @@
-"""How attention is split over the axes of a mesh."""
+"""Division of attention over the axes of a mesh."""
 
 import math
 from typing import NamedTuple
@@ -9,16 +9,16 @@ Axes = str | tuple[str, ...] | None
 
 
 class Split(NamedTuple):
-  """Mesh axes that split rows and heads; None if each device has them all."""
+  """Mesh axes that split rows and heads; None if each device has all."""
 
   rows: Axes = None
-  heads: Axes = None  # key/value heads, and the query heads that go with them
+  heads: Axes = None  # key/value heads, and the query heads that use them
 
   def here(self, rows: int, kv_heads: int) -> "Split":
-    """Returns the split in this part of a program: `WHOLE` on a single shard.
+    """Returns this split, or `WHOLE` on one device or inside a shard.
 
     Raises:
-      ValueError: if the mesh lacks an axis, or the axes do not divide a size.
+      ValueError: The mesh lacks an axis, or the axes do not divide a size.
     """
     mesh = _mesh()
     if mesh is None:
@@ -37,12 +37,12 @@ WHOLE = Split()
 
 
 def parts(axes: Axes) -> int:
-  """Returns the number of parts that mesh axes split something into."""
+  """Returns the number of parts into which mesh axes split an array."""
   return math.prod(_mesh().shape[name] for name in _names(axes))
 
 
 def on_shards(f, in_specs, out_specs):
-  """Makes f run on each device's part of its arguments, if there is a mesh."""
+  """Makes f run on each device's part of the arguments, if there is a mesh."""
   if _mesh() is None:
     return f
   return jax.shard_map(
@@ -51,7 +51,7 @@ def on_shards(f, in_specs, out_specs):
 
 
 def _mesh():
-  """The mesh; None without one, or inside a program of one shard."""
+  """Returns the mesh; None on one device or inside a shard."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 

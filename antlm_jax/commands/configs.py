@@ -1,4 +1,4 @@
-"""Lists the configs: what each trains, its parameters and its length.
+"""Lists the configs, with encoder, parameters and length of each.
 
 Load one by its name, `antlm train --config=NAME`, and read its file for its
 sources and arguments.

@@ -32,14 +32,20 @@ from antlm_jax.settings import setting
 class Exporting(card.About):
   """The command's arguments, except the checkpoint and the attention."""
 
-  output: str = setting(help="path to a new folder", read=cli.here)
-  dtype: str = setting("float32", "dtype of weights", choices=weights.DTYPES)
-  shard_gb: float = setting(5.0, "largest file, in GB", over=0, most=1e6)
-  sentence_transformers: bool = setting(
-    False, "add files of sentence-transformers: the mean over tokens"
+  output: str = setting(help="Path to a new folder", read=cli.here)
+  dtype: str = setting(
+    "float32", "Data type of the weights", choices=weights.DTYPES
   )
-  revisions: bool = setting(False, "also export the steps of checkpoint.words")
-  repo: str = setting("", "push to this repository of the Hub")
+  shard_gb: float = setting(
+    5.0, "Largest size of a file, in GB", over=0, most=1e6
+  )
+  sentence_transformers: bool = setting(
+    False, "Add the files of sentence-transformers, which average over tokens"
+  )
+  revisions: bool = setting(
+    False, "Also export the steps that checkpoint.words saved"
+  )
+  repo: str = setting("", "Repository of the Hub to push to, USER/NAME")
 
 
 class Exported(NamedTuple):

@@ -13,7 +13,7 @@ from antlm_jax.inference import generation
 from antlm_jax.inference.generation import Sampling
 from antlm_jax.inference.model import add_arguments, from_args
 
-_CUT = "\ufffd"  # what the first bytes of a character are shown as
+_CUT = "\ufffd"  # shown for the first bytes of a character
 
 
 def main(argv: Sequence[str]) -> None:

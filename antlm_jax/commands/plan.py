@@ -43,23 +43,25 @@ from antlm_jax.units import duration, gib, milliseconds, quantity
 class Planning:
   """The command's arguments."""
 
-  config: str = setting(help="config file, FILE.py or FILE.py:ARG")
-  topology: str = setting(help="devices: v5e:16x16, v5p:4x4x8 or h100:4x8")
-  slices: int = setting(1, "number of such TPU slices", least=1, most=2**10)
+  config: str = setting(help="Name or path of a config, FILE.py or FILE.py:ARG")
+  topology: str = setting(
+    help="Devices, such as v5e:16x16, v5p:4x4x8 or h100:4x8"
+  )
+  slices: int = setting(1, "Number of such TPU slices", least=1, most=2**10)
   vocab_size: int = setting(
-    128_256, "number of tokens, without data.path", least=2, most=2**24
+    128_256, "Vocabulary size, if there is no data.path", least=2, most=2**24
   )
   seq_len: int | None = setting(
     None,
-    "tokens in a row, without data.path (default: model.max_seq_len)",
+    "Tokens in a row, if there is no data.path (default: model.max_seq_len)",
     least=1,
     most=2**24,
   )
   pieces: int = setting(
-    1, "documents in a row, without data.path", least=1, most=2**10
+    1, "Documents in a row, if there is no data.path", least=1, most=2**10
   )
-  sweep: bool = setting(False, "rank meshes and microbatches")
-  budget: float = setting(3600.0, "time limit of the sweep, in seconds")
+  sweep: bool = setting(False, "Rank meshes and numbers of microbatches")
+  budget: float = setting(3600.0, "Time limit of the sweep, in seconds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

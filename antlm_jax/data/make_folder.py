@@ -52,9 +52,8 @@ class Preparation:
   )
   tokenizer: str | None = setting(
     None,
-    "Path to a tokenizer.json; or a model whose tokenizer to use: a run, a"
-    " folder of transformers or a name on the Hub. Without it, prepare trains"
-    " one",
+    "Path to a tokenizer.json, or a model with the tokenizer to use (a run, a"
+    " folder of transformers or a name on the Hub); by default, train it",
   )
   vocab_size: int = setting(
     16_000, "Vocabulary size of the trained tokenizer", least=261, most=1 << 20
@@ -65,16 +64,15 @@ class Preparation:
   seq_len: int = setting(128, "Tokens in a row", least=2, most=1 << 20)
   packing: str = setting(
     "stream",
-    "How documents fill rows: one after the other (stream), each in its own"
-    " segment (documents), or one after the other with each row cut in two"
-    " segments at random, as in arXiv 2507.00994 (chunks)",
+    "Layout of documents in rows: joined (stream), in segments of their own"
+    " (documents), or joined and cut into two segments a row at random, as in"
+    " arXiv 2507.00994 (chunks)",
     choices=PACKINGS,
   )
   documents: str = setting(
     "auto",
-    "Where a document of plain text ends: at a blank line, after 64 KiB or at"
-    " the next heading ` = Title = ` (auto), at each line end (line), or with"
-    " the file (file)",
+    "End of a document in plain text: a line end (line), the file's end (file),"
+    " or a blank line, 64 KiB or a heading ` = Title = ` (auto)",
     choices=tuple(RULES),
   )
   boundary: str = setting(
@@ -172,7 +170,7 @@ def is_prepared(
   It does not read the text. The arguments are those of `make`.
 
   Raises:
-    UserError: The tokenizer, or what is in the folder, cannot be read.
+    UserError: The tokenizer or the folder's contents cannot be read.
   """
   if settings.tokenizer and tokenizer is None:
     tokenizer = Tokenizer.load(settings.tokenizer)
@@ -327,7 +325,7 @@ def _in_processes(
 
 
 def child() -> None:
-  """Runs a task in a process of `_in_processes`, and prints what it does."""
+  """Runs a task in a process of `_in_processes`, and prints its progress."""
   fields, asked = json.load(sys.stdin)
   settings = Preparation(**fields)
   reading = {"documents": settings.documents, "column": settings.column}

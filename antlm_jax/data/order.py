@@ -84,7 +84,7 @@ class _Stretch(NamedTuple):
   """Steps in which neither the batches nor the shares of the sources change."""
 
   start: int  # its first step
-  slots: float  # number of slots that it fills; infinite for the last one
+  slots: float  # number of slots that it fills; infinite for the last source
   taken: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
 

@@ -137,7 +137,7 @@ class Prepared:
       shards = _shards(folder, name, split)
       for path, shard in shards:
         if files.is_remote(path):
-          continue  # reading its rows says what is wrong with it
+          continue  # reading its rows raises the error
         found = path.stat().st_size if path.is_file() else 0
         if found != shard.bytes:
           what = f"has {found} bytes, not the {shard.bytes} of its manifest"
@@ -248,9 +248,9 @@ def _check_alike(prepared: Mapping[str, Prepared]) -> None:
     for what, value in _layout(of.manifest).items():
       if value != ours[what]:
         raise UserError(
-          f"{like.folder} and {of.folder} were not prepared alike:"
-          f" {what} is {ours[what]} for {first or 'the first'}, but"
-          f" {value} for {name}; prepare {name} again, with"
+          f"{like.folder} and {of.folder} differ in {what}, which is"
+          f" {ours[what]} for {first or 'the first'} and {value} for {name}."
+          f" Prepare {name} again, with"
           f" --tokenizer={like.folder / TOKENIZER} and the same options"
         )
 

@@ -100,7 +100,7 @@ class Rows:
     return self._count
 
   def followed_by(self, others: Sequence["Rows"]) -> "Rows":
-    """Returns these rows and then those of others, which are laid out alike."""
+    """Returns these rows and then others with the same layout."""
     shards = [shard for rows in (self, *others) for shard in rows._shards]
     return Rows(shards, self.seq_len, self._vocab_size, self.segmented)
 
@@ -165,7 +165,7 @@ class Rows:
     # Not by ArrayRecord's own reader of buckets: for each row it asks for all
     # bytes that follow, one row after the other.
     shards = np.searchsorted(self._ends, wanted, side="right")
-    # Neighbours come in one range.
+    # Neighbours are read as one range.
     apart = (np.diff(wanted) > 1) | (np.diff(shards) > 0)
     first = np.append(0, np.flatnonzero(apart) + 1)
     last = np.append(first[1:], len(wanted)) - 1

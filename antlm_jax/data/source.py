@@ -2,7 +2,7 @@
 
 A *row* is one of the prepared rows on disk. A *slot* is a place in the batch,
 from 0 to batch_size, and holds one row, or several that are joined. Random
-draws belong to slots: a row that comes again in another epoch is masked anew.
+draws belong to slots: a row gets new masks in each epoch.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Source:
   curriculum: Curriculum  # the objectives of each step
   objectives: Mapping[str, Objective]  # by the curriculum's names
   vocabulary: Vocabulary  # the tokenizer's special tokens and word starts
-  seed: int  # chooses what is masked
+  seed: int  # chooses the masked tokens
   # Share of the slots whose text is cut off at a random place. The tokens
   # after it are neither seen nor predicted.
   short: float = 0.0

@@ -127,7 +127,7 @@ class Job:
     return files.locked(self.output / _LOCK, wait)
 
   def sample(self) -> None:
-    """Trains the tokenizer, or takes the one that is given or there."""
+    """Trains the tokenizer, or uses a given or existing tokenizer."""
     path = self.output / folder_lib.TOKENIZER
     if path.exists():
       self.tokenizer = Tokenizer.load(path)
@@ -178,7 +178,7 @@ class Job:
       files.write_json(self._counts(task), counts)
 
   def seal(self) -> Manifest:
-    """Writes what is held out, and the manifest, unless it is there.
+    """Writes the held-out split and the manifest, unless they exist.
 
     Raises:
       UserError: There are too few words to train on, or held out.
@@ -226,7 +226,7 @@ class Job:
     return manifest
 
   def discard(self) -> None:
-    """Deletes what was made, unless there is finished work of other tasks."""
+    """Deletes this task's files, unless other tasks have finished work."""
     if 1 < self.tasks > len(self.remaining()):
       progress.say("finished tasks are kept: run the same command to resume")
       return
@@ -239,7 +239,7 @@ class Job:
     return self._staging / f"{task:05}.json"
 
   def _divided(self, span: Span) -> tuple[Texts, Texts, int | None]:
-    """Reads a span: what to train on, what to hold out, and what was cut."""
+    """Reads a span: training text, held-out text, and counts of cut text."""
     column, rule = self.corpus.column, RULES[self.corpus.documents]
     pieces = (
       piece
@@ -303,7 +303,7 @@ class _Writer:
     segmented = job.settings.packing != "stream"
     self._rows = rows.Writer(self._path, dtype, segmented)
     place = job.output / "documents" / f"{split}-{index:05}"
-    shutil.rmtree(place, ignore_errors=True)  # what a kill left
+    shutil.rmtree(place, ignore_errors=True)  # left by a kill
     self.documents = document_store.writer(place, SPLITS)
 
   def write(self, texts: Texts, span: int) -> None:

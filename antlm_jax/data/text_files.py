@@ -69,11 +69,11 @@ class Found(NamedTuple):
 def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   """Finds files, in folders (recursively) and by globs, and datasets of a hub.
 
-  A file belongs to the split that its name says (docs/data.md). Others are
-  train, unless their folder has files named train. If nothing else is found,
-  a file given by its own path is train, also if it is named dev or test.
-  Paths in `dev` are held out, instead of files of `text` that are named dev.
-  `reading` holds `documents` and `column` of the corpus.
+  A file belongs to the split that its name says (docs/how_to/prepare_text.md).
+  Others are train, unless their folder has files named train. If nothing else
+  is found, a file given by its own path is train, also if it is named dev or
+  test. Paths in `dev` are held out, instead of files of `text` that are named
+  dev. `reading` holds `documents` and `column` of the corpus.
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to
@@ -87,7 +87,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   held_out = [f for f in everything if f.split == "dev" and f not in train]
   if dev:
     held_out = [file for path in dev for file in _held_out(path)]
-  # Each file is used once, and what is held out is not trained on.
+  # Each file is used once, and held-out text is not trained on.
   dev_of = _by_file(held_out)
   train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
   unused = collections.defaultdict(list)
@@ -168,7 +168,7 @@ def search(path: str) -> list[Found]:
 
 
 def _inside(folder: Path) -> list[pathlib.Path]:
-  """Returns the files in a folder, without hidden ones, in order of names."""
+  """Returns the files in a folder, without hidden files, in order of names."""
   files, seen, real = [], set(), os.path.realpath
   for place, folders, names in os.walk(folder, followlinks=True):
     seen.add(real(place))

@@ -371,14 +371,14 @@ def _flat(words: Words) -> list[str | Slot]:
 class ToyEnglish:
   """The command's arguments; the defaults are the quickstart's."""
 
-  output: str = setting(help="path to the output folder", read=cli.here)
+  output: str = setting(help="Path to the output folder", read=cli.here)
   sentences: int = setting(
-    160_000, "number of training sentences", least=1, most=10**7
+    160_000, "Number of training sentences", least=1, most=10**7
   )
   pairs: int = setting(
-    150, "number of pairs of each phenomenon", least=1, most=MOST_PAIRS
+    150, "Number of pairs of each phenomenon", least=1, most=MOST_PAIRS
   )
-  seed: int = setting(0, "random seed")
+  seed: int = setting(0, "Random seed")
 
 
 def write(folder: str | Path, **changes: int) -> str:

@@ -1,1 +1,1 @@
-"""Our encoders as models of Hugging Face's transformers, both ways."""
+"""Export to Hugging Face's transformers, and import from it."""

@@ -1,9 +1,9 @@
-"""Encoders of ours as models of transformers: one table for both directions.
+"""Tables that map our encoders to models of transformers.
 
-An `Architecture` pairs our settings and parameters with those of a model of
-transformers. Export reads it from left to right, import from right to left. A
-name with `{}` is numbered by layer there, and the layers are stacked here.
-Kernels are `[in, out]` here and `[out, in]` there.
+An `Architecture` maps our settings and parameters to those of a transformers
+model. Export and import use the same table in opposite directions. In
+transformers, layers are separate tensors, whose number replaces `{}` in a name;
+our layers are stacked. Our kernels are `[in, out]`, and theirs `[out, in]`.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 from antlm_jax.errors import UserError
 
 ATTENTIONS = ("causal", "bidirectional")
-NATIVE = "antlm_jax.json"  # lets import restore the same checkpoint
+NATIVE = "antlm_jax.json"  # metadata, for import to restore the checkpoint
 # Settings of all encoders, by their usual names in transformers.
 SETTINGS = {
   "vocab_size": "vocab_size",
@@ -28,13 +28,13 @@ SETTINGS = {
 
 
 def classes(family: str, *tasks: str, base: str = "Model") -> dict[str, str]:
-  """Returns a family's classes by auto class; its own is the first."""
+  """Returns a family's classes by auto class, beginning with the main class."""
   named = {f"AutoModelFor{task}": f"{family}For{task}" for task in tasks}
   return named | {"AutoModel": family + base}
 
 
 def tensors(modules: Mapping[str, str]) -> dict[str, str]:
-  """Returns the tensors of modules' possible parameters, by our paths."""
+  """Returns the tensors of all possible parameters of modules by our paths."""
   parts = {"kernel": "weight", "scale": "weight", "bias": "bias"}
   return {
     f"{ours}/{part}": f"{theirs}.{name}"
@@ -45,10 +45,10 @@ def tensors(modules: Mapping[str, str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A model of transformers that reads the weights with one attention."""
+  """A model of transformers that uses the weights with one attention."""
 
-  model_type: str  # its config's type
-  classes: Mapping[str, str]  # by auto class; its own first
+  model_type: str  # model_type of its config
+  classes: Mapping[str, str]  # by auto class, beginning with the main class
   since: str  # first version of transformers that opens it
   # Settings that our encoder must have.
   ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -56,18 +56,18 @@ class Target:
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Defaults of transformers for absent fields.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  zeros: tuple[str, ...] = ()  # biases `[D]` of each layer that ours lacks
-  # Tensors with other names than in `Architecture.weights`.
+  zeros: tuple[str, ...] = ()  # biases `[D]` per layer that our encoder lacks
+  # Tensors whose names differ from `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Our roles, the first known, for token ids that it has by default.
+  # Roles that replace default token ids; the first known role is used.
   ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-  # Tensors with other names than in `heads.HEADS`.
+  # Tensors whose names differ from `heads.HEADS`.
   head: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  code: tuple[str, ...] = ()  # Python files of its folder, in hf/remote
-  note: str = ""  # for its card
+  code: tuple[str, ...] = ()  # Python files from hf/remote for its folder
+  note: str = ""  # note for its card
 
   def window(self, config, default: int) -> int:
-    """Returns the window of all local layers; UserError if theirs differ."""
+    """Returns the window of all local layers; UserError if they differ."""
     widths = set(config.layer_windows) - {0} or {default}
     if len(widths) > 1:
       raise UserError(
@@ -79,28 +79,27 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """An encoder of ours in transformers."""
+  """One of our encoders in transformers."""
 
   paper: str  # URL
   settings: Mapping[str, str]  # our settings to fields of config.json
-  # Our parameters to tensors. Parameters of one tensor are joined along its
-  # first axis, in this order.
+  # Our parameters to tensors. A tensor of several parameters concatenates them
+  # along its first axis, in this order.
   weights: Mapping[str, str]
-  # Its models, by attention; the first that fits is used. `mntp` has those for
-  # bidirectional models that predict masks one position before (by default
-  # `bidirectional`).
+  # Models by attention; the first that fits is used. `mntp` has the models that
+  # predict a mask one position before it. Its default is `bidirectional`.
   targets: Mapping[str, Sequence[Target]]
   causal_field: str  # field of config.json that makes a model causal
   # Returns further fields of config.json for our configuration and a target.
   # Raises UserError if transformers has no such model.
   extra: Callable[[Any, Target], Mapping[str, Any]] = lambda config, target: {}
-  # Returns the fields of a config.json with defaults for absent ones. Raises
-  # ValueError if our encoder would compute something else.
+  # Fills in defaults for absent fields of a config.json. Raises ValueError if
+  # our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
-  unused: Sequence[str] = ()  # tensors that transformers lacks, without effect
+  unused: Sequence[str] = ()  # tensors that only we have, without effect
 
   def target(self, config, attention: str, mask_shift: int) -> Target:
-    """Returns the model for a configuration, an attention and a mask_shift.
+    """Returns the model for a configuration, attention and mask shift.
 
     Raises a UserError if transformers has no such model.
     """
@@ -113,22 +112,22 @@ class Architecture:
         return row
     if not rows:
       raise UserError(
-        "transformers has no such model that predicts a mask one position"
-        " before it: train with M, or export with --as=causal"
+        "transformers has no model of this type that predicts a mask one"
+        " position before it: train with M, or export with --as=causal"
       )
     own = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
     raise UserError(f"transformers has no {row.model_type} with {own}")
 
   def names(self, target: Target) -> dict[str, str]:
-    """Returns our parameters to the target's tensors, as `weights`."""
+    """Returns `weights` with the names that differ in the target."""
     return {**self.weights, **target.weights}
 
 
 def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
-  """Returns the fields of a config.json with defaults for absent ones.
+  """Fills in defaults for absent fields of a config.json.
 
-  A null field is absent and gets no default. Raises a ValueError if a field
-  differs from `only`, the values that ours compute.
+  Null fields are removed and get no default. Raises a ValueError if a field
+  differs from `only`, the values that our encoders compute.
   """
   given = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
   for name, right in only.items():
@@ -138,7 +137,7 @@ def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
 
 
 def whole(fields: Mapping, name: str, least: int) -> int:
-  """Returns a field that is an integer; ValueError if it is none, or small."""
+  """Returns an integer field; ValueError if it is no integer or too small."""
   found = fields.get(name)
   if type(found) is not int or not least <= found < 2**20:
     raise differs(name, found)
@@ -148,9 +147,10 @@ def whole(fields: Mapping, name: str, least: int) -> int:
 def layer_kinds(
   given: Mapping, default: Callable[[int], str], known: Sequence[str]
 ) -> list[str]:
-  """Returns the kind of each layer, by default a function of its index.
+  """Returns the kind of each layer; `default` maps an index to a kind.
 
-  Raises a ValueError if a kind is not `known`, or there is not one a layer.
+  Raises a ValueError if a kind is not `known`, or the number of kinds is not
+  the number of layers.
   """
   layers = whole(given, "num_hidden_layers", 1)
   kinds = given.get("layer_types") or [default(i) for i in range(layers)]
@@ -164,5 +164,5 @@ def differs(name: str, found: Any) -> ValueError:
   """Returns the error for a field that our encoders do not implement."""
   shown = json.dumps(found) if isinstance(found, dict) else repr(found)
   return ValueError(
-    f"{name} is {shown[:60]}, which this library does not compute"
+    f"{name} is {shown[:60]}, which this library does not support"
   )

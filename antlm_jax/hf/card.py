@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from antlm_jax.hf import heads, hub, import_
 from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference.model import Loaded
+from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, metrics
@@ -21,19 +23,19 @@ _CARD = """\
 {metadata}
 ---
 
-# {encoder} with {size} parameters, read {attention}ly
+# {title}
 
-{origin}
+This folder has the {encoder} model with {attention} attention. {origin}
 
-## Use
+## Use the model
 
 {use}
 
 {training}{evaluation}## Sources
 
-- AntLM, bridging causal and masked language models: https://arxiv.org/abs/2412.03275
-- Should we still pretrain encoders with masked language modeling? https://arxiv.org/abs/2507.00994
-- the architecture: {paper}
+- [The architecture]({paper})
+- [AntLM: Bridging Causal and Masked Language Models](https://arxiv.org/abs/2412.03275)
+- [Should We Still Pretrain Encoders with Masked Language Modeling?](https://arxiv.org/abs/2507.00994)
 """
 _TABLE = """\
 ## {title}
@@ -43,15 +45,15 @@ _TABLE = """\
 {rows}
 
 """
-_MERGED = "Merged by antlm_jax, without training: {merged}."
-_FOREIGN = "The weights were trained elsewhere and are unchanged."
+_MERGED = "antlm_jax merged other models into it, without training: {merged}."
+_FOREIGN = "antlm_jax imported its weights and did not train them."
 _TRAINED = (
-  "Trained with the curriculum `{curriculum}` by antlm_jax: one transformer for"
-  " causal (C) and masked (M) language modeling, which differ only by the"
-  " attention mask."
+  "antlm_jax trained it with the curriculum `{curriculum}`. One transformer"
+  " learns causal (C) and masked (M) language modeling, by the attention mask"
+  " alone."
 )
 _PIPELINE = """\
-With transformers {since} or later:
+You need transformers {since} or later:
 
 ```python
 from transformers import AutoTokenizer, {auto}, pipeline
@@ -61,7 +63,7 @@ model = {auto}.from_pretrained({call})
 print(pipeline("{tag}", model=model, tokenizer=tokenizer)({text!r}))
 ```"""
 _EMBEDDER = """\
-With sentence-transformers {since} or later:
+You need sentence-transformers {since} or later:
 
 ```python
 from sentence_transformers import {auto}
@@ -77,35 +79,54 @@ _TEXTS = {  # example input for each kind of pipeline
 }
 _IN_PLACE = "The model predicts a masked token at the mask."
 _MNTP = (
-  "It was trained with masked next-token prediction (arXiv 2410.24159). At a"
-  " mask, its code gives the logits of the position before, which predict the"
-  " masked token. At any other token it gives the position's own logits. So you"
-  " can read one mask at its own position (fill-mask, BabyLM's backend `mlm`)"
-  " or one position before (`mntp`), and adjacent masks at their own positions."
+  "The model was trained with masked next-token prediction (arXiv 2410.24159)."
+  " At a mask, its code returns the logits of the position before, which"
+  " predict the masked token. At other tokens, it returns their own logits. You"
+  " can read a single mask at its position (fill-mask, BabyLM's backend `mlm`)"
+  " or one position before (`mntp`). Read adjacent masks at their positions."
 )
+# Figures of a summary.json, by metric on the Hub and by name in the card.
+_FIGURES = {
+  "macro_accuracy": ("accuracy", "accuracy"),
+  "accuracy": ("accuracy", "accuracy"),
+  "word_perplexity": ("perplexity", "perplexity per word"),
+  "bits_per_byte": ("bits_per_byte", "bits per byte"),
+  "eye_tracking": ("r2", "explained variance of eye tracking"),
+  "self_paced_reading": ("r2", "explained variance of self-paced reading"),
+  "correlation": ("pearsonr", "correlation"),
+}
+_COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
   """Facts for the card that only the user knows."""
 
-  license: str = setting("", "license by its name on the Hub: apache-2.0")
-  language: tuple[str, ...] = setting((), "languages of its text: en,de")
+  license: str = setting("", "License name on the Hub, such as apache-2.0")
+  language: tuple[str, ...] = setting(
+    (), "Languages of the text, such as en,de"
+  )
   base_model: str = setting(
-    "", "name on the Hub of the model that training began from"
+    "", "Hub name of the model from which training began"
   )
 
 
 def card(
   loaded: Loaded, attention: str, target: Target, about: About = About()
 ) -> str:
-  """Returns the README.md of a folder, read causally or bidirectionally.
+  """Returns the README.md of a folder.
 
-  The example opens it with the first of the target's classes.
+  Its metadata includes the run's results as a model-index.
+
+  Args:
+    loaded: The model.
+    attention: Attention of the exported model, causal or bidirectional.
+    target: Model of transformers; the example uses its first class.
+    about: Facts that only the user knows.
   """
   import huggingface_hub  # slow to import
 
-  name = loaded.config.model.name
+  name, size = loaded.config.model.name, units.quantity(loaded.model.size)
   tag = "text-generation" if attention == "causal" else "fill-mask"
   auto, since, embedder = next(iter(target.classes)), target.since, ""
   if loaded.task:
@@ -113,6 +134,9 @@ def card(
     tag, auto, embedder = place.tag, place.auto, place.embedder
   if embedder:
     auto, since = embedder, heads.EMBEDDERS[embedder]
+  results = [huggingface_hub.EvalResult(**x) for x in _results(loaded, tag)]
+  # Scores without a task are those of models fine-tuned from this model.
+  own = [result for result in results if result.task_type] or None
   metadata = huggingface_hub.ModelCardData(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
@@ -120,6 +144,8 @@ def card(
     language=list(about.language) or None,
     base_model=about.base_model or _base_model(loaded) or None,
     tags=["antlm_jax", name],
+    model_name=own and f"{name}-{size}",
+    eval_results=own,
   )
   origin = _TRAINED.format(curriculum=loaded.config.curriculum)
   if loaded.merged and not loaded.task:
@@ -140,13 +166,13 @@ def card(
     notes.append(_MNTP if loaded.mask_shift else _IN_PLACE)
   return _CARD.format(
     metadata=metadata.to_yaml(),
+    title=f"{name} with {size} parameters",
     encoder=name,
-    size=units.quantity(loaded.model.size),
     attention=attention,
     origin=origin,
     use="\n\n".join(filter(None, notes)),
     training=_table("Training", _training(loaded) if loaded.data else {}),
-    evaluation=_table("Evaluation", dict(_scores(loaded))),
+    evaluation=_table("Evaluation", dict(map(_shown, results))),
     paper=ARCHITECTURES[name].paper,
   )
 
@@ -157,13 +183,13 @@ def without_folders(paths: str) -> str:
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
-  """Returns a section with a table, empty without rows."""
+  """Returns a section with a table, or nothing without rows."""
   lines = [f"| {name} | {value} |" for name, value in rows.items() if value]
   return _TABLE.format(title=title, rows="\n".join(lines)) if lines else ""
 
 
 def _base_model(loaded: Loaded) -> str:
-  """Returns the model on the Hub that the run, or those before, began from."""
+  """Returns the Hub model from which the run, or an earlier run, began."""
   found = loaded.config.init.checkpoint
   while found and not found.startswith(hub.PREFIX):
     try:
@@ -177,31 +203,30 @@ def _training(loaded: Loaded) -> dict[str, str]:
   config = loaded.config
   trained = ", ".join(objective.name for objective in config.trained)
   start = pathlib.PurePath(config.init.checkpoint.removeprefix(hub.PREFIX))
-  # A run's name, from the path to it or to one of its steps.
+  # Name of a run, from the path to it or to one of its checkpoints.
   began = [p for p in start.parts if p != checkpoint.FOLDER and not p.isdigit()]
   return {
-    "began from": "".join(began[-1:]),
-    "curriculum": f"`{config.curriculum}` ({trained})",
-    "steps": f"{loaded.step:,}",
-    "batch": f"{config.train.batch_size} rows",
-    "peak learning rate": (
+    "Initial checkpoint": "".join(began[-1:]),
+    "Curriculum": f"`{config.curriculum}` ({trained})",
+    "Steps": f"{loaded.step:,}",
+    "Batch size": f"{config.train.batch_size} rows",
+    "Peak learning rate": (
       f"{config.schedule.peak_lr:g} ({config.optimizer.name},"
       f" {config.schedule.name})"
     ),
-    "longest row": f"{loaded.longest_row:,} tokens",
-    "vocabulary": f"{loaded.tokenizer.vocab_size:,}",
-    "data": without_folders(config.data.path),
-    "data, SHA-256 of the rows": f"`{loaded.data}`",
+    "Longest row": f"{loaded.longest_row:,} tokens",
+    "Vocabulary": f"{loaded.tokenizer.vocab_size:,} tokens",
+    "Data": without_folders(config.data.path),
+    "SHA-256 of the rows": f"`{loaded.data}`",
   }
 
 
-def _scores(loaded: Loaded) -> Iterator[tuple[str, str]]:
-  """Yields this step's held-out losses and the scores of evaluations."""
-  for record in metrics.read_records(loaded.run):
-    if record.get("step") == loaded.step and not loaded.task:
-      for key, value in record.items():
-        if key.startswith("eval/") and key.endswith("/loss"):
-          yield f"held-out loss, {key.split('/')[1]}", f"{value:.3f} nats"
+def _results(loaded: Loaded, tag: str) -> Iterator[dict[str, object]]:
+  """Yields results of this step as arguments of `EvalResult`."""
+  if not loaded.task:
+    for record in metrics.read_records(loaded.run):
+      if record.get("step") == loaded.step:
+        yield from _held_out(loaded, record)
   folder = loaded.run if loaded.task else loaded.evals
   found = [] if files.is_remote(folder) else folder.rglob("summary.json")
   for path in sorted(found):
@@ -211,15 +236,57 @@ def _scores(loaded: Loaded) -> Iterator[tuple[str, str]]:
       if request["step"] != loaded.step:
         continue
     except (OSError, ValueError, KeyError, TypeError):
-      continue  # of something else, or cut off
-    part = ", a part" if request.get("limit") else ""
-    if "macro_accuracy" in summary:
-      name = f"{path.parent.parent.name}, {request['mode']}{part}"
-      pairs = f"{summary['pairs']:,} pairs"
-      yield name, f"{100 * summary['macro_accuracy']:.1f} % of {pairs}"
-    elif "best_run" in summary:
+      continue  # another program's file, or an incomplete file
+    part = ", subset" if request.get("limit") else ""
+    if "best_run" in summary:
       metric = summary["main_metric"]
       best = summary["runs"][summary["best_run"]]
       for name, scores in best["scores"].items():
-        tuned = f"{name} fine-tuned{part}, {metric}"
-        yield tuned, f"{100 * scores[metric]:.1f}"
+        task, said = tag if loaded.task else "", f"{metric}, fine-tuned{part}"
+        yield _result(task, name, metric, scores[metric], said)
+      continue
+    mode, data = request.get("mode", ""), path.parent.parent.name
+    task = _task(mode == "causal")
+    count = next((f"{summary[n]:,} {n}" for n in _COUNTS if n in summary), "")
+    about = f"{', '.join(filter(None, (mode, count)))}{part}"
+    for figure, (metric, name) in _FIGURES.items():
+      value = summary.get(figure)
+      if isinstance(value, float) and math.isfinite(value):
+        yield _result(task, data, metric, value, f"{name} ({about})")
+
+
+def _held_out(loaded: Loaded, record: Mapping) -> Iterator[dict[str, object]]:
+  """Yields held-out losses and perplexities of a record of metrics."""
+  data = without_folders(loaded.config.data.path) or "the training data"
+  known = (*OBJECTIVES.values(), *loaded.config.trained)
+  causal = {objective.name for objective in known if objective.left_to_right}
+  for key, value in record.items():
+    if found := re.fullmatch(r"eval/([^/]+)/(?:(.+)/)?(loss|perplexity)", key):
+      objective, part, metric = found.groups()
+      name = f"held-out text of {part or data}"
+      about = f"{metric} ({objective}{', nats' * (metric == 'loss')})"
+      result = _result(_task(objective in causal), name, metric, value, about)
+      yield result | {"dataset_type": "text", "dataset_config": part}
+
+
+def _task(causal: bool) -> str:
+  return "text-generation" if causal else "fill-mask"
+
+
+def _result(task: str, data: str, metric: str, value, name: str) -> dict:
+  return {
+    "task_type": task,
+    "dataset_type": data,
+    "dataset_name": data,
+    "metric_type": metric,
+    "metric_value": round(value, 4),
+    "metric_name": name,
+  }
+
+
+def _shown(result) -> tuple[str, str]:
+  """Returns the card's row of an `EvalResult`."""
+  name, value = result.metric_type, result.metric_value
+  share = name not in ("loss", "perplexity", "bits_per_byte", "pearsonr")
+  shown = f"{100 * value:.1f} %" if share else f"{value:,.3f}"
+  return f"{result.dataset_name}: {result.metric_name}", shown

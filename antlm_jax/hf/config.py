@@ -1,6 +1,6 @@
 """Writes and reads config.json and generation_config.json.
 
-Reading refuses a model that our encoders would compute differently.
+Reading raises an error for a model that our encoders compute differently.
 """
 
 import dataclasses
@@ -31,26 +31,26 @@ def config(
 ) -> dict[str, Any]:
   """Returns a model's config.json, with the ids of `tokenizer.special_ids`.
 
-  It writes every field, because transformers' defaults differ by architecture.
+  It has all fields, because transformers' defaults differ by architecture.
   Raises a UserError if transformers has no such model.
   """
   ours = model.config
   if ours.width % ours.heads:
     raise UserError(
       f"model.width={ours.width} is not a multiple of model.heads={ours.heads},"
-      " as transformers needs"
+      " which transformers needs"
     )
   out = {"architectures": [next(iter(target.classes.values()))]}
   out |= {"model_type": target.model_type, **target.settings}
   out |= {t: getattr(ours, o) for o, t in architecture.settings.items()}
   out |= {f"{role}_token_id": index for role, index in special.items()}
-  if out["mask_token_id"] is None:  # EuroBERT's config refuses null
+  if out["mask_token_id"] is None:  # an error in EuroBERT's config
     del out["mask_token_id"]
   for name, roles in target.ids.items():
     known = (special[role] for role in roles if special[role] is not None)
     out[f"{name}_token_id"] = next(known, None)
   out |= architecture.extra(ours, target)
-  # transformers reads torch_dtype up to version 4.56.
+  # transformers up to 4.56 reads torch_dtype.
   return out | {"dtype": dtype, "torch_dtype": dtype}
 
 
@@ -59,8 +59,10 @@ def generation_config(
 ) -> dict[str, Any]:
   """Returns generation_config.json.
 
-  `special` has token ids by role, and `ends` the tokens that end a text (-1 for
-  none). Generation must not draw the tokens of `never_drawn`, bool `[V]`.
+  Args:
+    special: Token ids by role.
+    ends: Tokens that end a text; -1 for none.
+    never_drawn: Whether generation must not draw a token, bool `[V]`.
   """
   out = {
     f"{role}_token_id": index
@@ -79,14 +81,14 @@ class Described(NamedTuple):
   """Meaning of a config.json."""
 
   encoder: str  # name of our encoder
-  weights: Mapping[str, str]  # its tensors, as `Architecture.weights`
-  settings: dict[str, Any]  # the encoder's, with `vocab_size`
+  weights: Mapping[str, str]  # tensors, as in `Architecture.weights`
+  settings: dict[str, Any]  # settings of the encoder, with `vocab_size`
   objective: str  # letter of the objective that fits the model
-  special: dict[str, int]  # known token ids by role, of `ROLES`
+  special: dict[str, int]  # known token ids by role in `ROLES`
 
 
 def fields(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a model folder's config.json; UserError if it has none."""
+  """Reads a folder's config.json; UserError if there is none."""
   path = folder / CONFIG
   if not path.exists():
     raise UserError(
@@ -98,8 +100,7 @@ def fields(folder: pathlib.Path) -> dict[str, Any]:
 def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   """Interprets the fields of a config.json.
 
-  Raises a UserError if our encoders do not compute such a model; it names the
-  path.
+  Raises a UserError that names the path if no encoder computes such a model.
   """
   try:
     model_type = fields.get("model_type")
@@ -114,7 +115,7 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   special = {}
   for role in ROLES:
     index = fields.get(f"{role}_token_id")
-    if isinstance(index, list) and index:  # one of several ends
+    if isinstance(index, list) and index:  # several tokens end a text
       index = index[0]
     if isinstance(index, int):
       special[role] = index
@@ -123,7 +124,7 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
 
 
 def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
-  """Returns the tokens, of V, that end a text which the model generates."""
+  """Returns the tokens under `rows` that end a generated text."""
   path = folder / GENERATION
   own = files.read_json(path, "the model's") if path.exists() else {}
   found = own.get("eos_token_id", fields.get("eos_token_id"))
@@ -132,7 +133,7 @@ def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
 
 
 def _settings(encoder: str, architecture, fields: Mapping) -> dict[str, Any]:
-  """Returns our settings of the fields, checked for their types."""
+  """Returns our settings for the fields, after a check of their types."""
   known = dataclasses.fields(models.ENCODERS[encoder])
   types = {field.name: field.type for field in known}
   out = {}
@@ -141,11 +142,11 @@ def _settings(encoder: str, architecture, fields: Mapping) -> dict[str, Any]:
     if ours not in types:  # computed from other settings
       continue
     found, kind = fields.get(theirs), types[ours]
-    kind = typing.get_origin(kind) or kind  # tuple, of tuple[float, ...]
+    kind = typing.get_origin(kind) or kind  # tuple for tuple[float, ...]
     if found is None:
-      raise ValueError(f"it does not say {theirs}")
+      raise ValueError(f"{theirs} is missing")
     kinds = (int, float) if kind is float else kind
-    # In Python a bool is an int as well.
+    # In Python, a bool is also an int.
     if not isinstance(found, kinds) or (type(found) is bool) != (kind is bool):
       raise ValueError(f"{theirs}={found!r} is not of type {kind.__name__}")
     out[ours] = kind(found)

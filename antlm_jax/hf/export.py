@@ -1,4 +1,4 @@
-"""Writes a trained model as a folder of transformers."""
+"""Writes a trained model as a folder that transformers opens."""
 
 import dataclasses
 import json
@@ -34,28 +34,31 @@ def export(
   sentences: bool = False,
   about: card.About = _NOTHING,
 ) -> list[pathlib.Path]:
-  """Writes a model as one folder or, for two attentions, two folders in one.
-
-  Returns the folders that transformers opens. Raises a UserError if the output
-  exists, or transformers has no such model.
+  """Writes a model as a folder, or as a subfolder for each of two attentions.
 
   Args:
-    loaded: The model; a fine-tuned one keeps its head.
-    output: The folder, which must not exist.
-    attentions: One or two of `ATTENTIONS`; by default those of its training.
+    loaded: The model. A fine-tuned model keeps its head.
+    output: Path to the folder, which must not exist.
+    attentions: One or two of `ATTENTIONS`; by default those of the training.
     dtype: Dtype of the weights, one of `weights.DTYPES`.
     shard_bytes: Largest size of a weights file, in bytes.
     sentences: Also write a sentence-transformers model that averages the
-      tokens. An embedder always is one.
+      tokens. Embedders are always such models.
     about: Facts for the card that only the user knows.
+
+  Returns:
+    Paths to the folders that transformers opens.
+
+  Raises:
+    UserError: The output exists, or transformers has no such model.
   """
   output = pathlib.Path(output).absolute()
   check_new(output)
   attentions = tuple(attentions) or trained_attentions(loaded)
   if loaded.task and attentions != trained_attentions(loaded):
     raise UserError(
-      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly and"
-      " exports only that way: leave out --as"
+      f"{loaded.path} was fine-tuned with {loaded.task.attention} attention and"
+      " exports only with it: leave out --as"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {a: _texts(loaded, a, dtype, sentences, about) for a in attentions}
@@ -82,7 +85,7 @@ def export(
       for path in (aside / inside[0]).glob("model*.safetensors*"):
         try:
           os.link(path, folder / path.name)
-        except OSError:  # a file system without links
+        except OSError:  # the file system has no hard links
           shutil.copyfile(path, folder / path.name)
   return [output / name for name in inside]
 
@@ -94,24 +97,27 @@ def check_new(output: str | os.PathLike) -> None:
 
 
 def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
-  """Returns the attentions of its training; UserError for blocks alone."""
+  """Returns the attentions of the training.
+
+  Raises a UserError if it had only attention in blocks.
+  """
   if loaded.task:
     return (loaded.task.attention,)
   trained = loaded.config.trained
-  # A prefix is read bidirectionally, the text after it causally.
+  # A prefix has bidirectional attention, and the text after it causal.
   causal = ("causal",) * any(o.left_to_right for o in trained)
   both = any(o.attention == "bidirectional" for o in trained)
   if not causal and not both:
     raise UserError(
-      f"{loaded.path} was trained with attention in blocks alone, which"
+      f"{loaded.path} was trained only with attention in blocks, which"
       " transformers lacks: --as=bidirectional reads a text as one block"
     )
   return causal + ("bidirectional",) * both
 
 
 def target_of(loaded: Loaded, attention: str) -> Target:
-  """Returns the model that reads with this attention; UserError if none."""
-  # A fine-tuned head reads hidden states, whatever position predicts a mask.
+  """Returns the transformers model for an attention; UserError if none."""
+  # Fine-tuned heads read hidden states, so the mask shift does not matter.
   shift = 0 if loaded.task else loaded.mask_shift
   architecture = ARCHITECTURES[loaded.config.model.name]
   return architecture.target(loaded.model.config, attention, shift)
@@ -120,7 +126,7 @@ def target_of(loaded: Loaded, attention: str) -> Target:
 def _texts(
   loaded: Loaded, attention: str, dtype: str, sentences: bool, about: card.About
 ) -> dict[str, str]:
-  """Returns the text files of a folder, by their path in it."""
+  """Returns the text files of a folder by path."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
   masked = attention == "bidirectional" and not loaded.task
@@ -156,7 +162,7 @@ def _texts(
 
 
 def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
-  """Returns a folder's weights; a task's head replaces the language model's."""
+  """Returns a folder's weights, and the head of a fine-tuned model."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   names, params = architecture.names(target), loaded.params
   ours = loaded.model.config
@@ -173,7 +179,7 @@ def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
 
 
 def _native(loaded: Loaded) -> dict[str, object]:
-  """Returns what import needs besides weights, without this machine's paths."""
+  """Returns the metadata that import needs, without the paths of folders."""
 
   def last_names(settings: dict) -> dict:
     return {
@@ -190,9 +196,9 @@ def _native(loaded: Loaded) -> dict[str, object]:
 
 
 def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
-  """Returns the files of sentence-transformers, by their path.
+  """Returns the files of sentence-transformers by path.
 
-  A text's vector is the mean of all tokens, or each token has one.
+  The model has a vector for each token, or their mean as a vector of the text.
   """
   size, tokens = loaded.model.config.width, "token_embeddings"
   if loaded.task and heads.place(loaded.task).projection:

@@ -1,4 +1,4 @@
-"""Our gemma in transformers: the text model of a Gemma 3, read either way."""
+"""The gemma encoder in transformers: the text model of Gemma 3."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from antlm_jax.hf.architecture import (
 )
 from antlm_jax.models import encoder
 
-# Our gemma computes only these values.
+# The only values that our gemma encoder computes.
 _ONLY = {
   "hidden_activation": "gelu_pytorch_tanh",
   "attn_logit_softcapping": None,
@@ -45,7 +45,7 @@ _DEFAULTS = {
 
 
 def _target(both_ways: bool) -> Target:
-  """Returns a Gemma 3; read both ways, its masked LM brings code."""
+  """Returns a Gemma 3; a bidirectional masked LM needs code in its folder."""
   tasks = ("MaskedLM",) * both_ways + ("CausalLM",)
   code = {"AutoModelForMaskedLM": "modeling_masked.Gemma3ForMaskedLM"}
   return Target(
@@ -68,10 +68,10 @@ def _extra(config, target: Target) -> dict[str, Any]:
     rope.field() | {"rope_theta": config.window_rope_theta},
   )
   return {
-    # A bidirectional Gemma halves this and adds one.
+    # A bidirectional Gemma computes our width as this / 2 + 1.
     _WINDOW: 2 * (width - 1) if target.settings[_BOTH_WAYS] else width,
     "layer_types": [_KINDS[window > 0] for window in windows],
-    # transformers 5 reads this, 4 reads rope_scaling and the bases.
+    # Read by transformers 5; version 4 reads rope_scaling and the bases.
     "rope_parameters": dict(zip(_KINDS, rotates, strict=True)),
     "rope_scaling": scaling if config.rope_scaling else None,
   }

@@ -1,6 +1,6 @@
-"""Fine-tuned heads in transformers: a table by the kind of head.
+"""Fine-tuned heads in transformers, by kind of head.
 
-Only these kinds can be exported, and heads that name one in `export_as`.
+You can export only these kinds, and heads whose `export_as` names one of them.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from antlm_jax.hf.architecture import Target, tensors
 from antlm_jax.inference.model import FineTuned, Loaded
 
 _CLASSES = {"classes": "classifier"}
-_POOLS = {  # our pooling to theirs
+_POOLS = {  # our pooling to that of transformers
   "EuroBERT": {"first": "bos", "mean": "mean"},
   "ModernBERT": {"first": "cls", "mean": "mean"},
 }
@@ -23,14 +23,14 @@ class Place:
   """A kind of head in transformers."""
 
   auto: str  # auto class that opens it
-  tag: str  # the Hub's name for its task
+  tag: str  # name of its task on the Hub
   # Our parameters to its tensors.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Fields of config.json, from the checkpoint and the model_type.
+  # Returns fields of config.json, given the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]] = lambda loaded, kind: {}
-  # Class of sentence-transformers that opens it, as vectors of length 1.
+  # Class of sentence-transformers that opens it and returns unit vectors.
   embedder: str = ""
-  projection: str = ""  # our kernel that makes vectors of token states
+  projection: str = ""  # our kernel that maps token states to vectors
 
 
 def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   last_norm = head.get("last_norm", False)  # older checkpoints lack it
   if head["norms"] or last_norm != modern or head["pool"] not in _POOLS[family]:
     raise UserError(
-      f"{loaded.path}: {family} has no head of this type; fine-tune with"
+      f"{family} has no head like that of {loaded.path}: fine-tune with"
       f" --head={name} --pool=mean (or --pool=first)"
     )
   out["classifier_pooling"] = _POOLS[family][head["pool"]]
@@ -66,7 +66,7 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   return out
 
 
-# First version of sentence-transformers that has a class.
+# First version of sentence-transformers that has each class.
 EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": Place(
@@ -94,20 +94,20 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
 
 
 def place(task: FineTuned) -> Place:
-  """Returns the row of a task's head; UserError if transformers has none."""
+  """Returns a task's head in transformers; UserError if there is none."""
   kind = task.export_as or task.kind
   if kind not in HEADS:
     raise UserError(
-      f"transformers has no head like that of {task.name} ({task.kind}): only"
-      f" {', '.join(HEADS)} can be exported"
+      f"transformers has no head like that of {task.name} ({task.kind}):"
+      f" export supports only {', '.join(HEADS)}"
     )
   return HEADS[kind]
 
 
 def classifier(encoder: str, attention: str) -> dict[str, str]:
-  """Returns the options of a classifier that can be exported, if there is one.
+  """Returns options of `antlm eval finetune` for an exportable classifier.
 
-  They are of `antlm eval finetune`: `--head` and `--pool`.
+  They are `head` and `pool`; empty if there is no such classifier.
   """
   if attention == "causal":
     return {}
@@ -119,7 +119,7 @@ def classifier(encoder: str, attention: str) -> dict[str, str]:
 
 
 def prompts(loaded: Loaded) -> dict[str, str] | None:
-  """Returns an embedder's prefixes of texts; None for any other model."""
+  """Returns an embedder's prefixes of texts; None for other models."""
   if not (loaded.task and place(loaded.task).embedder):
     return None
   query, document = loaded.task.settings.get("prompts", ("", ""))
@@ -127,14 +127,14 @@ def prompts(loaded: Loaded) -> dict[str, str] | None:
 
 
 def config(loaded: Loaded, target: Target) -> dict[str, Any]:
-  """Returns config.json's fields for a head; UserError if there is no such."""
+  """Returns fields of config.json for a head; UserError if there is none."""
   found = place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
     hint = ": fine-tune with --attention=bidirectional" if causal else ""
     raise UserError(
-      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and"
-      f" transformers' {target.model_type} has no {found.auto}{hint}"
+      f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
+      f" and transformers' {target.model_type} has no {found.auto}{hint}"
     )
   about = found.config(loaded, target.model_type)
   return {"architectures": [target.classes[found.auto]], **about}

@@ -1,6 +1,6 @@
-"""Hugging Face's Hub: everything that uses the network.
+"""Downloads from and uploads to Hugging Face's Hub.
 
-A model's name is ORG/NAME, or ORG/NAME@REVISION.
+A model's name is ORG/NAME or ORG/NAME@REVISION.
 """
 
 import os
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from antlm_jax.errors import UserError
 
-PREFIX = "hf://"  # before the name in a config's init.checkpoint
+PREFIX = "hf://"  # prefix of the name in a config's init.checkpoint
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 def is_name(model: str | os.PathLike) -> bool:
-  """Whether it is a name on the Hub rather than a local folder."""
+  """Whether `model` is a name on the Hub, not a local folder."""
   if not _NAME.fullmatch(os.fspath(model)) or os.path.exists(model):
     return False
   # If runs/ exists, runs/slip is a mistyped path.
@@ -25,8 +25,8 @@ def is_name(model: str | os.PathLike) -> bool:
 def folder(name: str) -> pathlib.Path:
   """Downloads a model from the Hub and returns its folder.
 
-  Files in the cache of huggingface_hub are not downloaded again. Raises a
-  UserError if the download fails.
+  It uses the cache of huggingface_hub. Raises a UserError if the download
+  fails.
   """
   import huggingface_hub
 
@@ -34,7 +34,7 @@ def folder(name: str) -> pathlib.Path:
   repo, revision = found["repo"], found["revision"]
 
   def download(*patterns: str) -> pathlib.Path:
-    # Subfolders hold other programs' formats.
+    # Subfolders contain formats of other programs.
     kept = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
     get = huggingface_hub.snapshot_download
     return pathlib.Path(get(repo, revision=revision, **kept))
@@ -46,7 +46,7 @@ def folder(name: str) -> pathlib.Path:
   except _failures() as error:
     where = f"{repo} --revision={revision}" if revision else repo
     raise UserError(
-      f"{name} is no local folder, and downloading it failed"
+      f"{name} is not a local folder, and its download failed"
       f" ({_reason(error)}): on a machine with a network, run `hf download"
       f" {where} --local-dir=FOLDER`, then use --model=FOLDER"
     ) from error
@@ -56,7 +56,7 @@ def folder(name: str) -> pathlib.Path:
 def push(
   folders: Sequence[pathlib.Path], repo: str, revision: str | None
 ) -> None:
-  """Uploads folders to the Hub, by default as its main revision.
+  """Uploads folders to the Hub, by default to the main revision.
 
   Several folders become REPO-causal and REPO-bidirectional. Log in first (`hf
   auth login`). Raises a UserError if the upload fails.
@@ -70,25 +70,25 @@ def push(
       name = api.create_repo(name, exist_ok=True).repo_id
       if revision:
         api.create_branch(name, branch=revision, exist_ok=True)
-      # transformers would read older shards instead of the new ones.
+      # transformers would prefer older shards to the new files.
       old, where = ["*.safetensors*"], {"repo_id": name, "revision": revision}
       api.upload_folder(**where, folder_path=path, delete_patterns=old)
     except _failures() as error:
       raise UserError(
-        f"pushing to {name} failed: {_reason(error)}; {path} is written"
+        f"pushing to {name} failed ({_reason(error)}), but {path} is written"
       ) from error
     print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))
 
 
 def _failures() -> tuple[type[Exception], ...]:
-  """Returns what huggingface_hub raises for the network and for names."""
-  try:  # from huggingface_hub 2 on
+  """Returns the errors that huggingface_hub raises for network and names."""
+  try:  # huggingface_hub 2 or later
     import httpx2 as httpx
   except ImportError:
     import httpx
   from huggingface_hub import errors
 
-  xet = getattr(errors, "XetDownloadError", OSError)  # newer versions only
+  xet = getattr(errors, "XetDownloadError", OSError)  # absent in old versions
   missing = errors.EntryNotFoundError
   return OSError, ValueError, RuntimeError, httpx.HTTPError, missing, xet
 

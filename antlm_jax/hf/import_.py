@@ -1,4 +1,4 @@
-"""Reads a folder of transformers as a checkpoint of ours."""
+"""Reads a transformers model as a checkpoint."""
 
 import dataclasses
 import functools
@@ -33,26 +33,26 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 class Imported(NamedTuple):
-  """A model of transformers as a checkpoint of ours."""
+  """A transformers model as a checkpoint."""
 
-  meta: Meta  # of the checkpoint that it becomes
+  meta: Meta  # metadata of the checkpoint
   step: int  # 0 unless export wrote the folder
-  notes: tuple[str, ...]  # for the user
+  notes: tuple[str, ...]  # notes for the user
   weights: Callable[[], Params]  # reads the parameters, float32
 
   @property
   def params(self) -> Params:
-    """The parameters, read anew: float32."""
+    """Parameters, float32; each access reads the files."""
     return self.weights()
 
 
 def start(model: str) -> Checkpoint:
-  """Returns the start of a run: a checkpoint or a model of transformers."""
+  """Opens the checkpoint or transformers model from which a run starts."""
   return Foreign(model) if is_foreign(model) else Checkpoint(model)
 
 
 class Foreign(Checkpoint):
-  """A model of transformers that a run begins from, opened when first used."""
+  """A transformers model from which a run starts, opened on first use."""
 
   @functools.cached_property
   def _found(self) -> Imported:
@@ -60,18 +60,18 @@ class Foreign(Checkpoint):
 
   @property
   def name(self) -> str:
-    """The model's name on the Hub, or the path to its folder."""
-    # The run's config keeps it, so it must be valid from any folder.
+    """Name of the model on the Hub, or absolute path to its folder."""
+    # The run's config keeps the path, which must be valid from any folder.
     name = self._where.removeprefix(hub.PREFIX)
     return hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
 
   @property
   def meta(self) -> Meta:
-    """The metadata of the checkpoint that the model would be."""
+    """Metadata of the model as a checkpoint."""
     return self._found.meta
 
   def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
-    """Returns a state that begins with the model's parameters."""
+    """Returns a state with the model's parameters."""
     if with_optimizer:
       raise UserError(
         f"{self.name} has no optimizer state: set init.optimizer=reset"
@@ -80,25 +80,25 @@ class Foreign(Checkpoint):
       path: jax.make_array_from_callback(
         value.shape, like.params[path].sharding, value.__getitem__
       )
-      # Read again for each run, which keeps no copy of them.
+      # Read them for each run, so that no copy stays in memory.
       for path, value in self._found.params.items()
     }
     return checkpoint.complete(like, {"params": params})
 
 
 def is_foreign(model: str | os.PathLike) -> bool:
-  """Whether it is a model of transformers: a folder or a name on the Hub."""
+  """Whether `model` is a transformers folder or a name on the Hub."""
   name = os.fspath(model)
   if name.startswith(hub.PREFIX) or hub.is_name(name):
     return True
-  # Our runs have a config.json, too.
+  # Our runs also have a config.json.
   folder = pathlib.Path(name)
   ours = checkpoint.steps(folder) or (folder / "params").is_dir()
   return (folder / hf_config.CONFIG).is_file() and not ours
 
 
 def load(model: str) -> Loaded:
-  """Loads a run's model or one of transformers; UserError if it is neither."""
+  """Loads a run or a transformers model; UserError if it is neither."""
   if not is_foreign(model):
     return model_lib.load(model)
   name = model.removeprefix(hub.PREFIX)
@@ -117,13 +117,14 @@ def load(model: str) -> Loaded:
 def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   """Opens a model folder and checks it, without reading its parameters.
 
-  Raises a UserError if it is no such folder, or no model that we compute.
-
   Args:
-    path: Folder with config.json, tokenizer.json and weights; or ORG/NAME, a
+    path: Folder with config.json, tokenizer.json and weights, or ORG/NAME, a
       model on the Hub.
     boundary: Special tokens around a text, a key of `packing.BOUNDARIES`; by
       default those that the folder's tokenizer adds.
+
+  Raises:
+    UserError: It is no such folder, or no encoder computes the model.
   """
   name = os.fspath(path)
   path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
@@ -139,7 +140,7 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     raise UserError(f"{file}: {error}") from error
   tokenizer = Tokenizer.load(path / TOKENIZER)
   _check_tokenizer(path, tokenizer, rows, described.special)
-  # Before anything of the config's sizes is made: the files bound them.
+  # The files bound the config's sizes, so check them before any allocation.
   stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
   names = layout.weights or described.weights
   params = weights.reader(stored, names, model.shapes, unused)
@@ -154,7 +155,7 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
       raise UserError(f"{path / TOKENIZER}: {error}") from error
     notes.insert(
       0,
-      f"{known} rows of the embedding have no token: they are named"
+      f"{known} rows of the embedding have no token; their new names are"
       f" {names[0]}, ...",
     )
   config = Config(
@@ -168,8 +169,8 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     notes += _frame(path, tokenizer)
   if tokenizer.mask_id is None:
     notes.append(
-      f"the tokenizer has no {MASK}: training that needs one adds it, its"
-      " embedding the mean of the others"
+      f"the tokenizer has no {MASK}; training that needs it adds it, with the"
+      " mean of all embeddings"
     )
   ends, longest = hf_config.ends(path, fields, rows), model.config.max_seq_len
   meta = Meta(
@@ -179,14 +180,14 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
-  """Refuses a tokenizer of another model."""
+  """Checks that the tokenizer belongs to the model."""
   size = tokenizer.vocab_size
   if size > rows:
     raise UserError(
       f"{path}: tokenizer.json has {size:,} tokens, but config.json says"
       f" vocab_size={rows:,}"
     )
-  # transformers may write defaults that are no token of this vocabulary.
+  # transformers may write defaults that are beyond this vocabulary.
   for role in ("bos", "eos"):
     if size <= special.get(role, 0) < rows:
       raise UserError(
@@ -196,8 +197,8 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
   mask = special.get("mask", rows)
   if mask < size and tokenizer.special[mask] and tokenizer.mask_id is None:
     raise UserError(
-      f"{path}: the mask, token {mask}, has an unknown name: call it {MASK} in"
-      " tokenizer.json"
+      f"the name of the mask, token {mask}, is unknown: rename it {MASK} in"
+      f" {path / TOKENIZER}"
     )
 
 
@@ -218,8 +219,8 @@ def _native(
   changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
   if changed:
     raise UserError(
-      f"{path}: {NATIVE} and config.json disagree on {', '.join(changed)}:"
-      f" remove {NATIVE} to go by config.json"
+      f"config.json and {path / NATIVE} disagree on {', '.join(changed)}:"
+      " remove the latter to use config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
   return Imported(meta, step, (), params)
@@ -229,8 +230,8 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
   """Returns notes on the special tokens that the tokenizer adds."""
   before, after = (tokenizer.decode(ids, False) for ids in tokenizer.frame)
   notes = [
-    f"texts are framed by its tokenizer: {before or 'nothing'} before,"
-    f" {after or 'nothing'} after"
+    f"its tokenizer adds {before or 'no token'} before a text and"
+    f" {after or 'no token'} after it"
   ]
   file = path / TOKENIZER_CONFIG
   fields = files.read_json(file, "the tokenizer's") if file.exists() else {}
@@ -238,7 +239,7 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
         f"{file} says {name}={fields[name]}, but {TOKENIZER} decides, as in"
-        " transformers 5 (--boundary changes it)"
+        " transformers 5 (use --boundary to change it)"
       )
   return notes
 
@@ -246,9 +247,9 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
 def write(
   imported: Imported, workdir: str | os.PathLike, task: FineTuned | None = None
 ) -> pathlib.Path:
-  """Writes a run with its tokenizer and one checkpoint; returns the latter.
+  """Writes a run with a tokenizer and a checkpoint, and returns its path.
 
-  Raises a UserError if the workdir already holds a run, or cannot be written.
+  Raises a UserError if the workdir holds a run, or cannot be written.
   """
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)
@@ -256,7 +257,7 @@ def write(
   model_lib.write(path, imported.step, imported.params, imported.meta, task)
   try:
     files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
-  except BaseException:  # with room again, the same command must work
+  except BaseException:  # so that the same command works after a full disk
     shutil.rmtree(path)
     raise
   return path

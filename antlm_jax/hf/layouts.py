@@ -1,7 +1,6 @@
-"""Layouts in which other programs write checkpoints of our encoders.
+"""Layouts of checkpoints of our encoders that other programs write.
 
-Each `Layout` is a row: names of the folder's tensors, and of the fields of its
-config.json.
+A `Layout` has the names of tensors and of fields of config.json.
 """
 
 import dataclasses
@@ -15,25 +14,25 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import tensors
 from antlm_jax.hf.weights import Stored, Weights
 
-# Modules that wrap the encoder in other programs.
+# Names of modules that wrap the encoder in other programs.
 _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Names in another program's checkpoints."""
+  """Names in the checkpoints of another program."""
 
   mark: str  # tensor that identifies the layout, without wrappers
-  # Our parameters to its tensors, as `Architecture.weights`; empty for those of
-  # the model that export writes.
+  # Our parameters to its tensors, as in `Architecture.weights`; empty for the
+  # names that export writes.
   weights: Mapping[str, str]
   fields: Mapping[str, str]  # its fields of config.json to ours
-  settings: Mapping[str, Any]  # fields that our config.json alone has
-  curriculum: str = ""  # objective of training; empty to go by config.json
-  boundary: str = ""  # tokens around texts; empty to go by the tokenizer
-  notes: tuple[str, ...] = ()  # for the user
-  prefix: str = ""  # of the names of `weights` that its own lack
-  numbered: str = ""  # one of `weights`, which it divides: NAME.0, NAME.1, ...
+  settings: Mapping[str, Any]  # fields that only our config.json has
+  curriculum: str = ""  # objective of training; empty to use config.json
+  boundary: str = ""  # tokens around texts; empty to use the tokenizer
+  notes: tuple[str, ...] = ()  # notes for the user
+  prefix: str = ""  # prefix of names in `weights` that the files omit
+  numbered: str = ""  # tensor of `weights` that files split: NAME.0, NAME.1
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of config.json under our names."""
@@ -43,7 +42,7 @@ class Layout:
   def tensors_of(self, weights: Weights) -> Weights:
     """Returns the weights under the names of `self.weights`.
 
-    Raises a UserError if numbered tensors have shapes that cannot be joined.
+    Raises a UserError if numbered tensors have incompatible shapes.
     """
     found = {self.prefix + name: t for name, t in weights.tensors.items()}
     if self.weights:
@@ -63,7 +62,7 @@ def _inner(name: str) -> str:
 
 
 def _joined(name: str, pieces: Sequence[Stored]) -> Stored:
-  """Returns tensors joined along the first axis."""
+  """Concatenates tensors along the first axis."""
   shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
     found = ", ".join(str(list(shape)) for shape in shapes)
@@ -76,9 +75,9 @@ def _joined(name: str, pieces: Sequence[Stored]) -> Stored:
 
 
 def _ltg_bert(attention: str, mlp: str, **values: str) -> dict[str, str]:
-  """Returns the tensors of LTG-BERT or GPT-BERT, by its sublayers' names.
+  """Returns the tensors of LTG-BERT or GPT-BERT, given names of sublayers.
 
-  `values` are the projections of attention that the two name differently.
+  `values` are the projections of attention whose names differ between the two.
   """
   sublayers = {
     "q": "in_proj_qk",
@@ -99,7 +98,7 @@ def _ltg_bert(attention: str, mlp: str, **values: str) -> dict[str, str]:
           for ours, theirs in sublayers.items()
         },
         "blocks/mlp/up": f"{mlp}.mlp.1",
-        "blocks/mlp/gate": f"{mlp}.mlp.1",  # GELU of it gates the other half
+        "blocks/mlp/gate": f"{mlp}.mlp.1",  # second half of the tensor
         "blocks/mlp/down": f"{mlp}.mlp.4",
         "head/linear": "nonlinearity.1",
         "head": "nonlinearity.5",
@@ -122,7 +121,7 @@ LAYOUTS = (
     boundary="bos_eos",
     notes=(
       "distances follow BabyLM's LTG-BERT; BNC-BERT and NorBERT 3 use the same"
-      " names but another layout of this projection",
+      " names but another layout",
     ),
   ),
   Layout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py
@@ -138,12 +137,12 @@ LAYOUTS = (
   ),
 )
 OWN = Layout(mark="", weights={}, fields={}, settings={})
-# Saved by transformers' AutoModel, as embedding models are.
+# AutoModel of transformers saves this layout, for example for embedders.
 BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", prefix="model.")
 
 
 def layout(weights: Weights) -> Layout:
-  """Returns the layout of a folder's weights; by default that of export."""
+  """Returns the layout of a folder's weights; by default export's."""
   if BARE.mark in weights.tensors:
     return BARE
   names = set(map(_inner, weights))

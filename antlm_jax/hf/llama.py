@@ -1,4 +1,4 @@
-"""Our llama in transformers: a Llama or a similar model, or a EuroBERT."""
+"""The llama encoder in transformers: Llama, similar models and EuroBERT."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,9 @@ from antlm_jax.hf.architecture import (
   tensors,
 )
 
-# Our llama computes only these values.
+# The only values that our llama encoder computes.
 _COMPUTES = {"hidden_act": "silu", "mlp_bias": False}
-# So do all encoders with RoPE; export does not write these fields.
+# The only values that encoders with RoPE compute. Export omits these fields.
 ONLY: dict[str, Any] = {
   "quantization_config": None,
   "partial_rotary_factor": 1.0,
@@ -31,7 +31,7 @@ _DEFAULTS = {
   "rope_theta": 10_000.0,
   "tie_word_embeddings": False,
 }
-_WINDOW = "sliding_window"  # of all layers
+_WINDOW = "sliding_window"  # window of all layers
 _LAYER = "model.layers.{}"
 _OUT_BIAS = (f"{_LAYER}.self_attn.o_proj.bias",)
 
@@ -39,11 +39,11 @@ _OUT_BIAS = (f"{_LAYER}.self_attn.o_proj.bias",)
 def _causal(
   family: str,
   ours: Mapping[str, Any],
-  since: str = "4.45",  # the first to read the tokenizer
+  since: str = "4.45",  # first version that reads the tokenizer
   zeros: tuple[str, ...] = (),
   **defaults,
 ) -> Target:
-  """Returns a family of transformers that our llama can be."""
+  """Returns a causal model family of transformers."""
   return Target(
     family.lower(),
     classes(family, "CausalLM"),
@@ -53,16 +53,16 @@ def _causal(
     {"is_causal": True, **defaults},
     zeros,
     note=(
-      f"Do not use `{family}ForQuestionAnswering`: it looks for its weights"
-      " under another name and silently begins with random ones."
+      f"Do not use `{family}ForQuestionAnswering`. It expects the weights under"
+      " another name, and starts from random weights without a warning."
     ),
   )
 
 
 def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
-  """Returns a EuroBERT, a bidirectional Llama; `plus` adds a file of code."""
-  # With another type, or transformers' own EuroBERT would open it and compute
-  # other scores.
+  """Returns a EuroBERT, a bidirectional Llama; `plus` adds code files."""
+  # Under the same type, transformers would open it with its own EuroBERT and
+  # compute other scores.
   family = "EuroBertPlus" if plus else "EuroBert"
   tasks = "MaskedLM", "SequenceClassification", "TokenClassification"
   own = classes(family, *tasks)
@@ -82,7 +82,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
       "rope_theta": 250_000.0,
       "is_causal": False,
     },
-    zeros=_OUT_BIAS if bias else (),  # with the others it has this one
+    zeros=_OUT_BIAS if bias else (),  # its biases include this bias
     code=("modeling_masked.py", "masked_prediction.py") if plus else (),
   )
 
@@ -99,7 +99,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   scaling = rope.field(config.rope_scaling)
   return {
     _WINDOW: windows[0] if windows else None,
-    # transformers 5 reads this, 4 reads rope_scaling and rope_theta.
+    # Read by transformers 5; version 4 reads rope_scaling and rope_theta.
     "rope_parameters": scaling | {"rope_theta": config.rope_theta},
     "rope_scaling": scaling if config.rope_scaling else None,
   }
@@ -107,13 +107,13 @@ def _extra(config, target: Target) -> dict[str, Any]:
 
 def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS | target.defaults, ONLY | _COMPUTES)
-  if given.get("use_sliding_window") is False:  # Qwen2's, which has one
+  if given.get("use_sliding_window") is False:  # Qwen2 sets an unused window
     given.pop(_WINDOW, None)
   heads, width = given.get("num_attention_heads"), given.get("hidden_size")
   given.setdefault("num_key_value_heads", heads)
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     given.setdefault("head_dim", width // heads)
-  # The fields of transformers 4 and of 5.
+  # transformers 4 writes the first field, and version 5 the second.
   name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
   rotates = given.get(name) or {}
   return given | {
@@ -124,11 +124,11 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
 
 
 def _windows(given: Mapping, target: Target) -> tuple[int, ...]:
-  """Returns our `windows`: one for all layers, or none."""
+  """Returns `windows`, with a window for all layers or empty."""
   kinds = given.get("layer_types", [])
   if not isinstance(kinds, list) or any(t != "full_attention" for t in kinds):
     raise differs("layer_types", kinds)
-  # A window as long as the longest row hides nothing.
+  # A window as long as the longest row has no effect.
   longest = given.get("max_position_embeddings", 0)
   window = given.get(_WINDOW, longest)
   fits = isinstance(window, type(longest))
@@ -151,7 +151,7 @@ LLAMA = Architecture(
     "rope_scaling": "rope_scaling",
     "windows": _WINDOW,
     "qkv_bias": "attention_bias",
-    "qk_norm": "qk_norm",  # only our own code reads it
+    "qk_norm": "qk_norm",  # a field that only our code reads
     "tied": "tie_word_embeddings",
   },
   weights={
@@ -194,7 +194,7 @@ LLAMA = Architecture(
           "Qwen3",
           {"qk_norm": True, "qkv_bias": bias},
           since="4.51",
-          zeros=_OUT_BIAS if bias else (),  # with the others it has this one
+          zeros=_OUT_BIAS if bias else (),  # its biases include this bias
           qk_norm=True,
           head_dim=128,
           max_position_embeddings=32_768,
@@ -203,7 +203,7 @@ LLAMA = Architecture(
         )
         for bias in _BIASES
       ),
-      # Without a window it is exported as a Llama.
+      # Without a window, the model above, Llama, fits first.
       _causal(
         "Mistral",
         {"qkv_bias": False, "qk_norm": False},

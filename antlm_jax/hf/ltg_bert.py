@@ -1,4 +1,4 @@
-"""Our LTG-BERT in transformers: a model with its own code."""
+"""The ltg_bert encoder in transformers: a model with code in its folder."""
 
 from antlm_jax.hf.architecture import (
   SETTINGS,

@@ -1,4 +1,4 @@
-"""Architectures of our encoders in transformers."""
+"""Table of our encoders in transformers."""
 
 import itertools
 
@@ -17,7 +17,10 @@ ARCHITECTURES = {
 
 
 def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
-  """Returns a model_type's encoder, architecture, target; or ValueError."""
+  """Returns the encoder, architecture and target of a model_type.
+
+  Raises a ValueError for an unknown model_type.
+  """
   known = {
     target.model_type: (name, architecture, target)
     for name, architecture in ARCHITECTURES.items()

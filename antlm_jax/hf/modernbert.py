@@ -1,4 +1,4 @@
-"""Our ModernBERT in transformers: its ModernBERT, or its decoder."""
+"""The modernbert encoder in transformers: ModernBERT and its decoder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from antlm_jax.hf.architecture import (
 )
 from antlm_jax.models import encoder
 
-# Our ModernBERT computes only these values.
+# The only values that our modernbert encoder computes.
 _COMPUTES = {
   "hidden_activation": "gelu",
   "norm_bias": False,
@@ -50,8 +50,8 @@ _DEFAULTS = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _CAUSAL, _BIDIRECTIONAL = "modernbert-decoder", "modernbert"
 _BLOCK = "model.layers.{}"
-# Its config's default token ids belong to another vocabulary. These are our
-# roles in their place, the first known.
+# The default token ids of its config belong to another vocabulary. These roles
+# replace them; the first known role is used.
 _BEGIN, _END = ("bos", "pad"), ("eos", "pad")
 _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
@@ -61,7 +61,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
     "layer_types": [_SLIDING if w else _FULL for w in config.layer_windows],
-    # Both directions together; the decoder also counts the token itself.
+    # Sum of both directions; the decoder also counts the token itself.
     "local_attention": 2 * (width - (target.model_type == _BIDIRECTIONAL)),
     "rope_parameters": {
       kind: rope.field() | {"rope_theta": base} for kind, base in bases.items()
@@ -82,7 +82,7 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
   base = given["global_rope_theta"]
-  if fields.get("local_rope_theta", 0) is None:  # null means the other base
+  if fields.get("local_rope_theta", 0) is None:  # null for the global base
     given["local_rope_theta"] = base
   bases = {_FULL: base, _SLIDING: given["local_rope_theta"]}
   ropes = rope.by_kind(given, bases)
@@ -132,7 +132,7 @@ MODERNBERT = Architecture(
       Target(
         _CAUSAL,
         classes("ModernBertDecoder", "CausalLM"),
-        since="5.23",  # 4.57 rotates all layers by one base
+        since="5.23",  # version 4.57 uses one base for all layers
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,

@@ -1,4 +1,4 @@
-"""RoPE in config.json, of all layers or of one kind of layer."""
+"""RoPE in config.json, for all layers or for one kind of layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,8 +29,8 @@ def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
 def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
   """Returns the fields of RoPE for each kind of layer, with `rope_theta`.
 
-  `bases` are those of transformers 4, by kind; transformers 5 has
-  `rope_parameters`. Raises a ValueError if these are no fields.
+  `bases` are the fields of transformers 4 by kind. Transformers 5 has
+  `rope_parameters`. Raises a ValueError if its value is invalid.
   """
   said = given.get("rope_parameters", {})
   own = [said.get(k) or {} if isinstance(said, dict) else said for k in bases]
@@ -41,7 +41,7 @@ def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def scaling(name: str, rope: Any) -> tuple[float, ...]:
-  """Returns our `rope_scaling` for a field; ValueError for another kind."""
+  """Returns `rope_scaling` for a field; ValueError for an unknown kind."""
   if not isinstance(rope, dict) or dict in map(type, rope.values()):
     raise differs(name, rope)
   kind = rope.get("rope_type", rope.get("type", "default"))

@@ -1,8 +1,8 @@
 """Writes our tokenizer as a fast tokenizer of transformers.
 
-Its files also do what our evaluations do in code: special tokens frame a text,
-`<mask>` takes the space before it as a word does, and the text after a mask
-does not begin a text.
+Our evaluations add special tokens around a text in code. They also treat a mask
+as a word: it includes the space before it, and no space is added after it. The
+files make transformers do the same.
 """
 
 import json
@@ -15,17 +15,17 @@ import tokenizers
 from antlm_jax.data.tokenizer import Tokenizer
 
 ROLES = ("pad", "bos", "eos", "mask")
-_SPACE = "▁"  # how SentencePiece writes one
+_SPACE = "▁"  # a space in SentencePiece
 
 
 def special_ids(
   tokenizer: Tokenizer, before: Sequence[int] = ()
 ) -> dict[str, int | None]:
-  """Returns token ids for transformers, by role.
+  """Returns token ids for transformers by role.
 
-  The token before a text is `bos`, even if it is `</s>`: libraries that compute
-  a text's likelihood use it as the context. Without a token for padding, `</s>`
-  pads, as usual; the attention mask marks padding.
+  `bos` is the token before a text, even if it is `</s>`, because libraries use
+  it as the context when they compute likelihoods. If there is no token for
+  padding, `</s>` pads, as usual, and the attention mask marks padding.
   """
   ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
   found = (i for i in ids.values() if i is not None)
@@ -42,8 +42,11 @@ def files(
 ) -> dict[str, dict[str, Any]]:
   """Returns tokenizer.json and tokenizer_config.json.
 
-  `before` and `after` are special tokens around a text, and `longest` is the
-  largest number of tokens in a row.
+  Args:
+    tokenizer: The tokenizer.
+    before: Special tokens before a text.
+    after: Special tokens after a text.
+    longest: Largest number of tokens in a row.
   """
   spec = json.loads(tokenizer.to_json())
   ids = special_ids(tokenizer, before)
@@ -58,14 +61,14 @@ def files(
     _mask_like_a_word(spec, added[tokenizer.mask_id])
   framed = len(before) + len(after) > 0
   spec["post_processor"] = _frame(name, before, after) if framed else None
-  # Evaluation code that knows these names does not score the frame.
+  # Evaluation code that knows these names does not score these tokens.
   first, last = next(iter(before), None), next(iter(after), None)
   roles = ids | {"cls": first, "sep": last}
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
     "clean_up_tokenization_spaces": False,
-    # Without token types, which some of our encoders lack.
+    # Omit token types, which some of our encoders lack.
     "model_input_names": ["input_ids", "attention_mask"],
     **{f"{r}_token": name(i) for r, i in roles.items() if i is not None},
   }
@@ -78,11 +81,11 @@ def files(
 
 
 def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
-  """Makes the mask take the space before it, and begin no text after it.
+  """Makes the mask include the space before it, and add no space after it.
 
-  Tokenizers put a space before a text, in one of three ways, and also before
-  the text after a special token: "<mask>." would be a mask and " .". If the
-  normalizer puts the space, the mask is found after normalizing.
+  Tokenizers add a space before a text, and also after a special token, so that
+  "<mask>." would become a mask and " .". There are three ways to add it. If the
+  normalizer adds it, tokenizers must find the mask after normalizing.
   """
   mask["lstrip"] = True
   escaped, content = re.escape(mask["content"]), mask["content"]
@@ -96,10 +99,10 @@ def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
   if byte_level:
     for part in byte_level:
       part["add_prefix_space"] = False
-    # A text that begins with a space gets no second one.
+    # Do not add a second space to a text that begins with a space.
     prepend = {"type": "Prepend", "prepend": " "}
     steps = [*steps, prepend, _replace(r"\A  ", " ")]
-    # The library finds the mask by its own normal form, which has no space.
+    # The library searches for the normalized mask, which must have no space.
     steps.append(_replace(rf"\A {escaped}\z", content))
   elif any(step.get("prepend") == _SPACE for step in steps):
     steps = [*steps, _replace(f"{_SPACE}{escaped}", content)]
@@ -114,12 +117,12 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-  """Returns the parts of a sequence, or a single part."""
+  """Returns the parts of a sequence, or a single part in a list."""
   return part.get(key, [part]) if part else []
 
 
 def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
-  """Returns the post-processor that puts special tokens around a text."""
+  """Returns the post-processor that adds special tokens around a text."""
 
   def special(ids):
     return [{"SpecialToken": {"id": name(i), "type_id": 0}} for i in ids]

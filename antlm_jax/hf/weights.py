@@ -1,4 +1,4 @@
-"""Weights of a model folder: safetensors files, or PyTorch's pickles."""
+"""Weights of a model folder, in safetensors files or PyTorch pickles."""
 
 import argparse
 import collections
@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 PICKLE = ".bin"
 DTYPES = ("float32", "bfloat16", "float16")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# What PyTorch raises for a damaged or foreign pickle.
+# Errors that PyTorch raises for a damaged or unsafe pickle.
 _DAMAGED = (
   OSError,
   RuntimeError,
@@ -32,14 +32,14 @@ _DAMAGED = (
   LookupError,
   pickle.UnpicklingError,
 )
-# Buffers in old Llama and LTG-BERT files; the config determines them.
+# Buffers in old Llama and LTG-BERT files, which the config determines.
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
 def tensors(
   params: Params, names: Mapping[str, str], dtype: str
 ) -> dict[str, np.ndarray]:
-  """Returns our parameters as tensors of transformers, rounded to a dtype."""
+  """Returns parameters as tensors of transformers, rounded to a dtype."""
   parts = collections.defaultdict(list)
   for path, name in names.items():
     if path not in params:
@@ -49,12 +49,12 @@ def tensors(
       value = value.swapaxes(-1, -2)
     for i, layer in enumerate(value if "{}" in name else [value]):
       parts[name.format(i)].append(layer)
-  # A transposed array is stored by columns; files store rows.
+  # Transposed arrays are in column order, but files need row order.
   return {n: np.ascontiguousarray(np.concatenate(p)) for n, p in parts.items()}
 
 
 def write(folder: pathlib.Path, tensors: Mapping, shard_bytes: int) -> None:
-  """Writes one file, or several of at most `shard_bytes` and an index."""
+  """Writes one file, or an index and files of at most `shard_bytes`."""
   import huggingface_hub  # slow to import
 
   split = huggingface_hub.split_state_dict_into_shards_factory(
@@ -77,16 +77,16 @@ def write(folder: pathlib.Path, tensors: Mapping, shard_bytes: int) -> None:
 
 
 class Stored(NamedTuple):
-  """A tensor in a file; `read` loads it."""
+  """A tensor in a file."""
 
   shape: tuple[int, ...]
-  dtype: str  # in the terms of safetensors, such as BF16
-  read: Callable[[], np.ndarray]
+  dtype: str  # name in safetensors, such as BF16
+  read: Callable[[], np.ndarray]  # loads the tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """The tensors of a folder by name, loaded one at a time."""
+  """Tensors of a folder by name, loaded one at a time."""
 
   folder: pathlib.Path
   tensors: Mapping[str, Stored]
@@ -95,19 +95,19 @@ class Weights:
     return iter(self.tensors)
 
   def __getitem__(self, name: str) -> np.ndarray:
-    """Reads a tensor as float32; UserError if a number is not finite in it."""
+    """Reads a tensor as float32; UserError if a value is not finite."""
     with np.errstate(over="ignore"):
       value = self.tensors[name].read().astype(np.float32)
     if not np.isfinite(value).all():
       raise UserError(
-        f"{self.folder}: {name} holds NaN, infinity or numbers too large for"
-        " float32: the weights are damaged"
+        f"the weights in {self.folder} are damaged: {name} has NaN, infinity or"
+        " numbers too large for float32"
       )
     return value
 
 
 def read(folder: pathlib.Path) -> Weights:
-  """Opens a folder's weights: safetensors if it has them, else a pickle.
+  """Opens a folder's weights, safetensors in preference to a pickle.
 
   Raises a UserError if the folder has no weights, or they cannot be read.
   """
@@ -119,14 +119,14 @@ def read(folder: pathlib.Path) -> Weights:
 
 
 def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files that hold a folder's weights."""
+  """Returns the files with a folder's weights."""
   for single in (SINGLE, "pytorch_model.bin"):
     index = folder / f"{single}.index.json"
     if (folder / single).is_file():
       return [folder / single]
     if index.is_file():
       return _shards(index)
-  pickles = sorted(folder.glob(f"*{PICKLE}"))  # training loops choose the name
+  pickles = sorted(folder.glob(f"*{PICKLE}"))  # training code names it
   if len(pickles) == 1:
     return pickles
   several = ", ".join(path.name for path in pickles)
@@ -163,23 +163,23 @@ def _opened(path: pathlib.Path) -> dict[str, Stored]:
 
 
 def _pickled(path: pathlib.Path) -> dict[str, Stored]:
-  """Opens a pickle of tensors, or of a training loop's state with `model`."""
+  """Opens a pickle of tensors, or of a training state with `model`."""
   try:
     import torch
   except ImportError as error:
     raise UserError(
-      f"{path} is pickled: install torch to read it, or convert it to"
+      f"{path} is a pickle: install torch to read it, or convert it to"
       " safetensors on a machine with torch"
     ) from error
   try:
-    # LTG-BERT's training saves its command's arguments next to the model.
+    # LTG-BERT's training code also saves its command's arguments.
     with torch.serialization.safe_globals([argparse.Namespace]):
-      # weights_only runs no code of the file.
+      # With weights_only, no code of the file can run.
       found = torch.load(path, map_location="cpu", weights_only=True)
   except _DAMAGED as error:
     said = str(error).split("WeightsUnpickler error:")[-1].strip()
     why = said.splitlines()[0].split(". ")[0] if said else repr(error)
-    raise UserError(f"{path} cannot be read as weights alone: {why}") from error
+    raise UserError(f"cannot read {path} as weights only: {why}") from error
   state = found if isinstance(found, dict) else {}
   if isinstance(state.get("model"), dict):
     state = state["model"]
@@ -202,16 +202,19 @@ def reader(
 ) -> Callable[[], Params]:
   """Checks a folder's weights and returns a function that reads parameters.
 
-  The check needs the names, shapes and dtypes of the tensors. It reads values
-  only of tensors that the encoder lacks. Raises a UserError if tensors are
-  missing, unknown, quantized or of another shape.
+  The check reads names, shapes and dtypes. It reads values only of tensors that
+  the encoder lacks.
 
   Args:
-    names: Tensor of each parameter's path, as in `Architecture.weights`.
-    shapes: Shapes of the wanted parameters, by path.
-    unused: Tensors that the folder lacks; they are read as ones.
+    weights: Tensors of the folder.
+    names: Name of each parameter's tensor, as in `Architecture.weights`.
+    shapes: Shapes of the parameters, by path.
+    unused: Tensors that the folder lacks; their values are 1.
+
+  Raises:
+    UserError: Tensors are missing, unknown, quantized or of another shape.
   """
-  rows: dict[str, list[tuple[str, slice]]] = {}  # of tensors, by path
+  rows: dict[str, list[tuple[str, slice]]] = {}  # parts of tensors, by path
   expected: dict[str, tuple[int, ...]] = {}  # shape of each tensor
   for path in filter(shapes.__contains__, names):
     stacked, transpose = "{}" in names[path], path.endswith("/kernel")
@@ -245,15 +248,15 @@ def reader(
 
 
 def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
-  """Yields a phrase for each kind of mismatch."""
+  """Yields a description of each kind of mismatch."""
   found = set(weights)
   if missing := sorted(expected.keys() - found):
     yield f"weights are missing: {_listed(missing)}"
   extra = found - expected.keys()
   biases = {n for n in extra if n.endswith("proj.bias")}
-  extra -= {n for n in biases if not weights[n].any()}  # changes nothing
+  extra -= {n for n in biases if not weights[n].any()}  # zeros have no effect
   tied, embedding = names.get("head/kernel"), names["embedding"]
-  if tied in extra and embedding in found:  # some files store it twice
+  if tied in extra and embedding in found:  # some files have both
     extra.discard(tied)
     if not np.array_equal(weights[tied], weights[embedding]):
       yield (
@@ -261,8 +264,8 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
       )
   if extra:
     yield (
-      f"the encoder has no place for {_listed(sorted(extra))} (heads of tasks"
-      " are not read)"
+      f"the encoder has no place for {_listed(sorted(extra))} (import does not"
+      " read task heads)"
     )
   both = {n: weights.tensors[n] for n in sorted(expected.keys() & found)}
   if other := [

@@ -1,9 +1,9 @@
 """Fills the masks of texts, in steps.
 
-Each step encodes the whole text, draws a token for each mask and keeps a few of
-them. Later steps see the kept tokens. One step predicts every mask on its own;
-more steps sample masked diffusion. A text may be filled in blocks, from left to
-right; the steps of a block share its masks.
+Each step encodes the whole text, draws a token for each mask and keeps some of
+these tokens. Later steps see the kept tokens. A single step predicts each mask
+independently. More steps sample from masked diffusion. Texts can be filled in
+blocks from left to right; then each block has its steps.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class Filling(Sampling):
-  """How the masks of a text are filled."""
+  """Settings that fill the masks of a text."""
 
   tokens: int = setting(
     0, f"Number of {MASK} to add to a text that has none", least=0
@@ -38,40 +38,40 @@ class Filling(Sampling):
   )
   steps: int = setting(
     0,
-    "Number of steps for each block; 0 for one token a step, 1 to predict every"
-    " mask on its own",
+    "Number of steps per block; 0 for one token per step, 1 to predict each"
+    " mask independently",
     least=0,
   )
   order: str = setting(
     "confidence",
-    "Masks that a step fills: those with the likeliest tokens (MaskGIT, LLaDA),"
-    " the same number at random, or each by a coin (MDLM)",
+    "Masks that a step fills: the likeliest tokens (MaskGIT, LLaDA), as many at"
+    " random, or each at random independently (MDLM)",
     choices=("confidence", "random", "ancestral"),
   )
   block_length: int = setting(
     0,
-    "Number of tokens in a block, filled from left to right; 0 for the blocks"
-    " of training, or the whole text",
+    "Number of tokens per block, with blocks filled from left to right; 0 for"
+    " the blocks of training, or the whole text",
     least=0,
   )
   top: int = setting(5, "Number of candidates for each mask", least=0)
 
 
 class FilledMask(NamedTuple):
-  """A mask, and what the model predicted at the step that filled it.
+  """A filled mask, and the model's predictions at that step.
 
-  Probabilities are those of all tokens, at temperature 1.
+  Probabilities are over all tokens, at temperature 1.
   """
 
-  position: int  # index among the tokens, special ones included
-  token: str  # that fills the mask
+  position: int  # index among the tokens, including special tokens
+  token: str  # token that fills the mask
   probability: float
   candidates: list[tuple[str, float]]  # likeliest tokens, best first
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Filled:
-  """A text, and the masks in it that are filled."""
+  """A text and its filled masks."""
 
   text: str
   masks: list[FilledMask]
@@ -97,23 +97,26 @@ def fill(
 ) -> list[Filled]:
   """Fills the masks of one or more texts.
 
-  The model sees that a text ends, as a document does. The end-of-text token may
-  end a text without masks earlier. No other special token is drawn, unless the
-  model is imported. What is drawn for a text does not depend on other texts.
+  The model sees the end of each text, as at the end of a document. A text
+  without masks, to which masks are added, can end early with the end-of-text
+  token. Only imported models draw other special tokens. The results for a text
+  do not depend on the other texts.
 
   Args:
-    model: A model trained with bidirectional attention, whole or in blocks, or
-      a path to a run or checkpoint.
-    text: One text or several; each `<mask>` is one token.
+    model: Model trained with bidirectional attention, in full or in blocks, or
+      path to its run or checkpoint.
+    text: Text or texts; each `<mask>` is one token.
     tokens: Number of masks to add to a text that has none.
-    temperature: Divisor of the logits; 0 takes the likeliest token. This, and
-      `top_k`, `top_p` and `seed`, are those of `generate`.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_k: Number of likeliest tokens to draw from; 0 for all.
+    top_p: Total probability of the likeliest tokens to draw from.
+    seed: Random seed; equal seeds give equal texts.
     count: Number of results for each text.
-    steps: Number of steps for each block; 0 for one token a step, 1 to predict
-      every mask on its own.
+    steps: Number of steps per block; 0 for one token per step, 1 to predict
+      each mask independently.
     order: `confidence`, `random` or `ancestral`; see `Filling`.
-    block_length: Number of tokens in a block, filled from left to right; 0 for
-      the blocks of training, or the whole text.
+    block_length: Number of tokens per block, with blocks filled from left to
+      right; 0 for the blocks of training, or the whole text.
     top: Number of candidates for each mask.
 
   Returns:
@@ -137,7 +140,7 @@ def stream(
 ) -> Iterator[list[Filled]]:
   """Yields the results of `fill` after each `every` steps.
 
-  A mask that is not filled yet is `<mask>` in the text.
+  Masks that are not filled yet are `<mask>` in the text.
   """
   loaded = opened(model)
   texts = [text] if isinstance(text, str) else [*text]
@@ -152,7 +155,7 @@ def stream(
   config, params = programs.unrolled(loaded)
   drawn, shift = (how.temperature, how.top_k, how.top_p), loaded.mask_shift
   go_on = programs.compiled(_fill, config, drawn, how.order, shift, most)
-  # Tokens that are not drawn: where a text may end early, and where not.
+  # Tokens that are not drawn, if a text may end early and if not.
   never, ends = framing.never_drawn(loaded), framing.ends(loaded)
   never[framing.mask_id(loaded)] = True
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
@@ -166,9 +169,9 @@ def stream(
 class _Rows(NamedTuple):
   """Texts while their masks are filled."""
 
-  tokens: jax.Array  # the text's, then K candidates, int32 `[B, T, 1 + K]`
+  tokens: jax.Array  # token, then K candidates, int32 `[B, T, 1 + K]`
   chances: jax.Array  # their probabilities at filled masks, `[B, T, 1 + K]`
-  masked: jax.Array  # tokens that are not filled yet, bool `[B, T]`
+  masked: jax.Array  # masks that are not filled yet, bool `[B, T]`
   length: jax.Array  # number of tokens, int32 `[B]`
   whole: jax.Array  # 1 if the text may not end early, else 0, int32 `[B]`
   block: jax.Array  # block of the last step, int32 `[B]`
@@ -177,11 +180,11 @@ class _Rows(NamedTuple):
 
 
 def _block_length(loaded: TextModel) -> int:
-  """Returns the tokens in a block of bidirectional training, or 0."""
+  """Returns the block length of bidirectional training, or 0."""
   found = [o for o in loaded.config.trained if not o.left_to_right]
   if not found:
     raise UserError(
-      "the model was trained left to right alone (curriculum="
+      "the model was trained only left to right (curriculum="
       f"{loaded.config.curriculum}): use generate"
     )
   return next((o.block_length for o in found if o.attention == "block"), 0)
@@ -197,8 +200,8 @@ def _lay_out(loaded: TextModel, texts: Sequence[str], how: Filling) -> _Rows:
       raise UserError(f"{text!r:.60} holds no {MASK}: give tokens to add")
     if mask_id in tokens[: loaded.mask_shift]:
       raise UserError(
-        "nothing stands before the first <mask>, where this model predicts it:"
-        " put a word before it"
+        "this model predicts a <mask> at the token before it: put a word before"
+        " the first <mask>"
       )
     encoded += [tokens] * how.count
   length = np.array([len(tokens) for tokens in encoded], np.int32)
@@ -241,10 +244,10 @@ def _filled(
 
 def _fill(
   model: models.Model,
-  drawn: tuple[float, int, float],  # temperature, top_k and top_p
+  drawn: tuple[float, int, float],  # temperature, top_k, top_p
   order: str,
   shift: int,  # distance from a mask back to its prediction
-  most: int,  # largest number M of masks in a row's block
+  most: int,  # largest number M of masks in a block of a row
   params,
   rows: _Rows,
   banned,  # tokens that are not drawn, by `rows.whole`, bool `[2, V]`
@@ -258,8 +261,8 @@ def _fill(
   """Fills masks of rows from `_lay_out` or an earlier call."""
   stop = rows.step + every
   (count, size, width), length = rows.tokens.shape, rows.length[:, None]
-  # Draws depend on the row's number among those of its text, the step and the
-  # place, not on the other texts.
+  # Draws depend on the seed, the number of the row among its text's rows, the
+  # step and the place, not on the other texts.
   fold_in, number = jax.random.fold_in, jnp.arange(count) % repeats
   keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
   places = jnp.arange(size)
@@ -267,12 +270,12 @@ def _fill(
   head = model.output_head(params)
 
   def step(rows):
-    # The block of each row is the first one with a mask.
+    # Each row fills its first block with a mask.
     block = jnp.min(jnp.where(rows.masked, places // filled, size), axis=1)
     unfilled = rows.masked & (places // filled == block[:, None])
     first = jnp.where(steps > 0, steps, jnp.sum(unfilled, axis=1))
     left = jnp.where(block == rows.block, rows.left, first)
-    # The places of its masks come first, of M in all.
+    # The first of these M places are those of its masks.
     at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
     here = jnp.take_along_axis(unfilled, at, axis=1)
     mask = AttentionMask(k_end=k_end)
@@ -296,7 +299,7 @@ def _fill(
     each, most_at_once = (row, at.reshape(-1)), programs.LOGIT_ROWS
     tokens, p, score = jax.lax.map(predict, each, batch_size=most_at_once)
     chosen = _chosen(order, here, score.reshape(at.shape), left)
-    # Outside the row, where nothing is written, for the others.
+    # Places outside the row make the writes of other masks have no effect.
     to = row, jnp.where(chosen, at, size).reshape(-1)
     return rows._replace(
       tokens=rows.tokens.at[to].set(tokens, mode="drop"),
@@ -314,7 +317,7 @@ def _fill(
 
 
 def _chosen(order: str, here, score, left) -> jax.Array:
-  """Chooses the masks that a step fills; `left` steps fill them all."""
+  """Chooses the masks that a step fills, if `left` steps fill all masks."""
   left = jnp.maximum(left, 1)[:, None]
   if order == "ancestral":
     return here & (score * left < 1)

@@ -1,7 +1,7 @@
-"""How a model reads a text: its special tokens, and where it predicts masks.
+"""Special tokens around a text, and positions that predict masks.
 
-Scoring, generation and mask filling ask these questions of every model. The
-answers follow from the model's training data and curriculum.
+Scoring, generation and mask filling need both for each model. They follow from
+the model's training data and curriculum.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 
-OWN = "own"  # boundary: the tokens that the tokenizer adds in other libraries
-_STAND_IN = "0"  # not a letter: it stays apart from the words around it
+OWN = "own"  # boundary of the tokens that the tokenizer adds elsewhere
+_STAND_IN = "0"  # not a letter, so that it does not merge with words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class TextModel:
   model: models.Model
   params: models.Params  # may be split over the current mesh
   tokenizer: Tokenizer
-  boundary: str  # tokens around a document: `packing.BOUNDARIES` or `OWN`
-  config: Config  # of its training run
-  ends: tuple[int, ...] = ()  # of a generated text; empty: the `</s>` token
+  boundary: str  # tokens around a document, in `packing.BOUNDARIES` or `OWN`
+  config: Config  # config of its training run
+  ends: tuple[int, ...] = ()  # tokens that end a text; empty for `</s>`
 
   @functools.cached_property
   def frame(self) -> tuple[np.ndarray, np.ndarray]:
-    """The special tokens before and after a text, int32 `[n]` both."""
+    """Special tokens before and after a text, both int32 `[n]`."""
     if self.boundary == OWN:
       before, after = self.tokenizer.frame
     else:
@@ -44,8 +44,8 @@ class TextModel:
   def mask_shift(self) -> int:
     """Distance from a masked token back to the output that predicts it.
 
-    It is 1 if all masked training was masked next-token prediction
-    (arXiv 2410.24159), else 0.
+    It is 1 if all masked training was masked next-token prediction (arXiv
+    2410.24159), else 0.
     """
     masked = [o for o in self.config.trained if not o.left_to_right]
     return 1 if {objective.shift for objective in masked} == {1} else 0
@@ -67,10 +67,10 @@ def ends(loaded: TextModel) -> np.ndarray:
 
 
 def never_drawn(loaded: TextModel) -> np.ndarray:
-  """Returns which tokens generation never draws, bool `[V]`.
+  """Returns whether generation never draws a token, bool `[V]`.
 
-  They are the special tokens that end no text. An imported model may draw all
-  tokens, as in its own library.
+  It never draws special tokens, except those that end a text. Imported models
+  may draw all tokens, as in their original library.
   """
   banned = loaded.tokenizer.special & (loaded.boundary != OWN)
   banned[[i for i in ends(loaded) if i >= 0]] = False
@@ -89,7 +89,7 @@ def mask_id(loaded: TextModel) -> int:
 def check_length(loaded: TextModel, length: int, text: str) -> None:
   """Raises a UserError if a text is longer than the model's `max_seq_len`.
 
-  `length` is its number of tokens, special ones included.
+  `length` is its number of tokens, including special tokens.
   """
   longest = loaded.model.config.max_seq_len
   if length > longest:
@@ -101,23 +101,23 @@ def check_length(loaded: TextModel, length: int, text: str) -> None:
 
 
 def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
-  """Encodes a text with its frame, int32 `[n]`; `masks` more follow the text.
+  """Encodes a text with special tokens and `masks` added masks, int32 `[n]`.
 
-  The tokens around a mask are those around a word. Like a word, a mask includes
-  the space before it. Without a mask token, `<mask>` is a word.
+  A mask is like a word: it includes the space before it, and does not change
+  the tokens around it. If there is no mask token, `<mask>` is a word.
   """
   mask_id = loaded.tokenizer.mask_id
   *pieces, rest = [text] if mask_id is None else text.split(MASK)
-  # A character takes the place of each mask. Then all tokens that overlap it,
-  # or the space before it, become one mask.
+  # Replace each mask with a character. Then replace all tokens that overlap it,
+  # or the space before it, with a mask.
   joined, places = "", []
   for piece in pieces:
     joined += piece + _STAND_IN
-    # The tokenizer may add a space at the start of the text.
+    # The tokenizer may add a space before the text.
     space = not piece or piece.endswith(" ")
     places.append((len(joined) - 1 - space, len(joined)))
   ids, spans = loaded.tokenizer.encode_offsets(joined + rest)
-  out, written = [], 0  # tokens, and number of masks among them
+  out, written = [], 0  # tokens, and the number of masks among them
   for token, (start, end) in zip(ids, spans, strict=True):
     met = [n for n, (a, b) in enumerate(places) if a < end and start < b]
     if met:

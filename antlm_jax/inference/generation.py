@@ -1,9 +1,9 @@
 """Continues prompts from left to right.
 
-Each row has S slots for its prompt and the tokens drawn after it. Prompts are
-encoded in pieces. Then each step encodes the last token of every row, with the
-cached keys and values of the tokens before it, and draws the next token. One
-program serves all prompts that fit in S slots.
+Each row has S slots for its prompt and its new tokens. First, prompts are
+encoded in pieces. Then each step encodes the last token of each row, using
+cached keys and values of earlier tokens, and draws the next token. All prompts
+that fit in S slots share a program.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from antlm_jax.models.layers import likeliest
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
-_PIECE = 16  # tokens of a prompt encoded at once; it divides S
+_PIECE = 16  # number of prompt tokens encoded at once; it divides S
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(settings.Section):
-  """How tokens are drawn."""
+  """Settings that draw tokens."""
 
   group = ""
   tokens: int = setting(50, "Largest number of tokens to add", least=1)
@@ -64,13 +64,13 @@ def generate(
   """Continues one or more prompts from left to right.
 
   A text ends with the end-of-text token, after `tokens` tokens, or at the
-  model's `max_seq_len`. No other special token is drawn, unless the model is
-  imported. What follows a prompt does not depend on the other prompts.
+  model's `max_seq_len`. Only imported models draw other special tokens. The
+  texts of a prompt do not depend on the other prompts.
 
   Args:
-    model: A model, or a path to a run or checkpoint.
-    prompt: One prompt or several. A prompt may be empty if documents began with
-      a special token in training. For fill-in-the-middle it holds `<mask>`.
+    model: Model, or path to its run or checkpoint.
+    prompt: Prompt or prompts. A prompt may be empty if documents began with a
+      special token in training. A prompt for fill-in-the-middle has `<mask>`.
     tokens: Largest number of tokens to add.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_k: Number of likeliest tokens to draw from; 0 for all.
@@ -83,8 +83,8 @@ def generate(
     with its prompt.
 
   Raises:
-    UserError: for a prompt that is too long or cannot be continued, or a
-      setting out of range.
+    UserError: A prompt is too long or cannot be continued, or a setting is out
+      of range.
   """
   how = Sampling(tokens, temperature, top_k, top_p, seed, count)
   (texts,) = stream(model, prompt, how, every=tokens)
@@ -106,7 +106,7 @@ def stream(
   config, params = programs.unrolled(loaded)
   length = np.array([len(start) for start in starts], np.int32)
   stop = np.minimum(length + how.tokens, config.max_seq_len).astype(np.int32)
-  # There may be more slots than the model has positions; they stay empty.
+  # Slots beyond the model's positions stay empty.
   slots = programs.round_up(stop.max())
   tokens = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
   begin = programs.compiled(_begin, config, how.count)
@@ -126,15 +126,15 @@ def stream(
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
   """Encodes a prompt after the special tokens before a document, int32 `[n]`.
 
-  It may hold `<mask>`, as prompts for fill-in-the-middle do. Raises a UserError
-  if it is too long to be continued, or has no token.
+  Prompts for fill-in-the-middle have `<mask>`. Raises a UserError if the prompt
+  is too long to be continued, or has no token.
   """
   whole = framing.encode(loaded, prompt)
   start = whole[: len(whole) - len(loaded.frame[1])]
   framing.check_length(loaded, len(start) + 1, prompt)
   if not len(start):
     raise UserError(
-      "the prompt is empty, and this model saw no token before a document:"
+      "the prompt is empty, but in training no token was before a document:"
       " give a prompt"
     )
   return start
@@ -156,8 +156,8 @@ def draw(
   order = jnp.argsort(-logits, axis=-1)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   likely = jax.nn.softmax(ranked)
-  # A token stays if the tokens before it have a lower total probability. So the
-  # likeliest token always stays.
+  # Keep a token if the total probability of likelier tokens is under top_p. So
+  # the likeliest token is always kept.
   kept = jnp.cumsum(likely, axis=-1) - likely < top_p
   if top_k:
     kept &= jnp.arange(logits.shape[-1]) < top_k
@@ -169,20 +169,20 @@ def draw(
 
 
 class _Rows(NamedTuple):
-  """Texts as they grow."""
+  """Texts while they grow."""
 
   tokens: jax.Array  # int32 `[B, S]`
   length: jax.Array  # number of tokens, int32 `[B]`
   stop: jax.Array  # largest number of tokens, int32 `[B]`
-  cache: Cache  # of all tokens but the last
+  cache: Cache  # cache of all tokens except the last
 
 
 def _begin(model: models.Model, count: int, params, tokens, length, stop):
-  """Encodes prompts; returns `count` rows of each."""
+  """Encodes prompts and returns `count` rows of each."""
 
   def piece(i, cache):
     part = jax.lax.dynamic_slice_in_dim(tokens, i * _PIECE, _PIECE, axis=1)
-    # Slots behind a shorter prompt are not seen before they are replaced.
+    # Slots after a shorter prompt are replaced before a token sees them.
     start = jnp.full_like(length, i * _PIECE)
     return model.extend(params, part, start, cache)[1]
 
@@ -205,11 +205,12 @@ def _continue(
 ) -> _Rows:
   """Adds at most `steps` tokens to rows from `_begin` or an earlier call."""
   every = jnp.arange(len(rows.length))
-  # Draws depend on the row's number among those of its prompt and the slot, not
-  # on the other prompts.
+  # Draws depend on the seed, the number of the row among its prompt's rows and
+  # the slot, not on the other prompts.
   fold_in, number = jax.random.fold_in, every % repeats
   keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
-  # Outside the loop: a tied head is the transposed table, a copy of it on CPU.
+  # Build the head outside the loop, because a tied head copies the embeddings
+  # on CPU.
   head = model.output_head(params)
 
   def unfinished(carry):
@@ -223,7 +224,7 @@ def _continue(
     logits = jnp.where(banned, -jnp.inf, head.logits(hidden[:, 0]))
     here = jax.vmap(fold_in)(keys, length)
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
-    # Nothing reads the slots behind the end of a text.
+    # Nothing reads the slots after the end of a text.
     tokens = tokens.at[every, length].set(token)
     ended = (length >= stop) | jnp.isin(token, ends)
     stop = jnp.where(ended, length, stop)

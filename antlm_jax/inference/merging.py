@@ -1,10 +1,10 @@
-"""Merging: one model from the parameters of several, without training.
+"""Merges the parameters of several models into a model, without training.
 
 `linear` is the weighted mean (model soups, arXiv 2203.05482). `slerp` follows
 a great circle from one model to the other, which keeps the norm. `task` adds
-the changes of each model since a common base (task arithmetic, arXiv
-2212.04089). Each is a function of one tensor of each model, in float64 on the
-host; each layer of stacked layers is a tensor.
+the changes of each model from a common base (task arithmetic, arXiv
+2212.04089). Each method combines a tensor of each model, in float64 on the
+host. Each layer of a stack is a tensor.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from antlm_jax.models import Params
 from antlm_jax.training import saving
 from antlm_jax.training.checkpoint import Meta
 
-Tensors = Sequence[np.ndarray]  # one of each model, float64, of one shape
+Tensors = Sequence[np.ndarray]  # float64, of equal shape, one per model
 # Settings that do not change the meaning of trained parameters.
 # fmt: off
 _FREE = {
@@ -35,15 +35,15 @@ _PARALLEL = 1e-9  # sine of the smallest angle that defines a great circle
 def linear(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
   """Returns the weighted mean of the tensors."""
   total = sum(weights)
-  # Adding a tensor of weight 0 would add its rounding.
+  # Omit tensors of weight 0, which would add rounding errors.
   pairs = zip(weights, tensors, strict=True)
   return sum(w / total * x for w, x in pairs if w)
 
 
 def slerp(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
-  """Returns the point between two tensors on the arc of their directions.
+  """Interpolates two tensors along the arc between their directions.
 
-  It is `linear` if they are parallel, or if one is zero.
+  It equals `linear` if they are parallel or either is zero.
   """
   norms = [np.linalg.norm(x) for x in tensors]
   if not all(norms):
@@ -72,19 +72,22 @@ def merge(
   method: str = "linear",
   base: Loaded | None = None,
 ) -> tuple[Meta, Params]:
-  """Merges models of one shape and one tokenizer.
+  """Merges models with the same shapes and tokenizer.
 
-  If some tokenizers lack the mask that others have, their models receive one:
-  the mean of their other tokens, as in training.
+  If only some tokenizers have a mask, the other models get a mask too. Its
+  embedding is the mean of their tokens, as in training.
 
   Args:
-    parts: The models. The first one's metadata is kept.
-    weights: One weight for each model; by default they are equal.
+    parts: The models; the result has the metadata of the first model.
+    weights: Weight of each model; equal by default.
     method: Name of the method, one of `METHODS`.
-    base: The model that `task` starts from.
+    base: Model to which `task` adds changes.
 
-  Returns the metadata of a checkpoint of the merged model, and its parameters,
-  float32. Raises a UserError if the models do not fit each other or the method.
+  Returns:
+    Metadata of a checkpoint of the merged model, and its parameters, float32.
+
+  Raises:
+    UserError: The models do not fit each other or the method.
   """
   if not parts:
     raise UserError("there are no models to merge: give --models=MODEL,MODEL")
@@ -117,7 +120,7 @@ def merge(
 
 
 def _name(one: Loaded) -> str:
-  """Names a model in a line, without the folders around it."""
+  """Returns a model's name and step, without the folders around it."""
   in_run = one.path.parent.name == FOLDER
   name = one.run.name if in_run else one.path.name
   return f"{name} (step {one.step})" if one.step else name
@@ -133,15 +136,15 @@ def _check_request(parts, weights, method: str, base: Loaded | None) -> None:
     raise UserError(f"slerp merges exactly two models, got {len(parts)}")
   if (method == "task") != (base is not None):
     raise UserError(
-      "task, and no other method, needs a base: give --base=MODEL"
+      "the method task, and no other method, needs a base: give --base=MODEL"
     )
   if method != "task" and (min(weights) < 0 or not sum(weights) > 0):
-    raise UserError(f"{method} needs weights from 0 up, and one above 0")
+    raise UserError(f"{method} needs weights of at least 0, not all 0")
   for one in parts:
     if one.task and (one.task.params or one.task != parts[0].task):
       raise UserError(
-        f"{one.path} has a head for {one.task.name}: only encoders are merged,"
-        " or embedders of the same kind"
+        f"{one.path} has a head for {one.task.name}: merge only encoders, or"
+        " embedders of the same kind"
       )
 
 
@@ -158,25 +161,25 @@ def _check_same_encoder(everyone: Sequence[Loaded]) -> None:
     ]
     if changed:
       raise UserError(
-        f"{one.path} is another model than {first.path}: {'; '.join(changed)}"
+        f"{one.path} differs from {first.path}: {', '.join(changed)}"
       )
 
 
 def _tokenizer(everyone: Sequence[Loaded]) -> Tokenizer:
-  """Returns the tokenizer of all, with a mask if one has it."""
+  """Returns the common tokenizer, with a mask if any tokenizer has it."""
   found = [one.tokenizer for one in everyone]
   if any(tokenizer.mask_id is not None for tokenizer in found):
     found = [t.extended([MASK]) if t.mask_id is None else t for t in found]
   for one, tokenizer in zip(everyone, found, strict=True):
     if _vocabulary(tokenizer) != _vocabulary(found[0]):
       raise UserError(
-        f"{one.path} has another tokenizer than {everyone[0].path}: only models"
-        " with the same tokenizer can be merged"
+        f"{one.path} has another tokenizer than {everyone[0].path}: merge only"
+        " models with the same tokenizer"
       )
   return found[0]
 
 
 def _vocabulary(tokenizer: Tokenizer) -> tuple:
-  """Returns the tokens; the special tokens around a text may differ."""
+  """Returns the tokens, without the rules that add special tokens."""
   spec = json.loads(tokenizer.to_json())
   return spec["model"], [(t["id"], t["content"]) for t in spec["added_tokens"]]

@@ -1,4 +1,4 @@
-"""Trained models: every command but training starts from one."""
+"""Loads and writes trained models."""
 
 import argparse
 import dataclasses
@@ -22,41 +22,41 @@ from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
-  """The task of a fine-tuned checkpoint, and the head on its encoder.
+  """Task of a fine-tuned checkpoint, and the head on its encoder.
 
   `evals.finetuning.saved` and `antlm_jax.hf.heads` interpret the head.
   """
 
-  name: str  # of the task
+  name: str  # name of the task
   attention: str  # bidirectional or causal
-  kind: str  # of the head
-  settings: Mapping[str, Any]  # of the head, plain JSON
-  params: Mapping[str, Any]  # of the head, `{path: array}`; may be empty
-  export_as: str = ""  # kind of `hf.heads.HEADS`, if it has another name
+  kind: str  # kind of head
+  settings: Mapping[str, Any]  # settings of the head, plain JSON
+  params: Mapping[str, Any]  # arrays of the head by path; may be empty
+  export_as: str = ""  # kind in `hf.heads.HEADS`, if it differs from `kind`
 
   def to_json(self) -> dict[str, Any]:
-    """Returns all but the parameters, for orbax to write."""
+    """Returns all fields except the parameters, for orbax to write."""
     fields = vars(self).items()
     return {name: x for name, x in fields if name != "params" and x != ""}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identity:
-  """Where a trained model is, and what tells its weights from others."""
+  """Path of a trained model, and a digest of its weights."""
 
-  path: pathlib.Path  # the checkpoint's folder
-  step: int  # number of steps that it was trained for
-  digest: int  # CRC-32 of the weights, which depends on nothing else
+  path: pathlib.Path  # path to the checkpoint
+  step: int  # number of training steps
+  digest: int  # CRC-32 of the weights alone
 
   @property
   def run(self) -> pathlib.Path:
-    """The run's folder, or the folder that holds a single checkpoint."""
+    """Folder of the run, or the parent folder of a single checkpoint."""
     above = self.path.parent
     return above.parent if above.name == FOLDER else above
 
   @property
   def evals(self) -> pathlib.Path:
-    """Folder of evaluations: RUN/evals; here runs/RUN/evals for a bucket's."""
+    """Folder of evaluations, RUN/evals; local runs/RUN/evals for buckets."""
     run = self.run
     here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
     return here / "evals"
@@ -64,12 +64,12 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Loaded(Meta, TextModel, Identity):
-  """A trained model with all that using it needs.
+  """A trained model, ready to use.
 
-  `params` are the encoder's: their average if the run kept one.
+  `params` are those of the encoder, averaged if the run kept an average.
   """
 
-  task: FineTuned | None = None  # that it was fine-tuned for
+  task: FineTuned | None = None  # task of a fine-tuned model
 
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
@@ -81,7 +81,7 @@ class Loaded(Meta, TextModel, Identity):
 
   @property
   def longest_row(self) -> int:
-    """Tokens in the longest row that it was trained on, as far as known."""
+    """Number of tokens in the longest row of training, or `max_seq_len`."""
     return self.row_tokens or self.model.config.max_seq_len
 
 
@@ -101,8 +101,12 @@ def from_args(args: argparse.Namespace) -> Loaded:
 def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
-  `path` may be gs://BUCKET/RUN. `step` is by default the newest of the run.
-  Raises a UserError if there is no such checkpoint, or it cannot be read.
+  Args:
+    path: Path to the run or checkpoint; may be gs://BUCKET/RUN.
+    step: Step of the run; by default the newest.
+
+  Raises:
+    UserError: There is no such checkpoint, or it cannot be read.
   """
   compilation.keep_programs()
   saved = Checkpoint(path, step)
@@ -110,10 +114,10 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   model = models.build(meta.encoder, meta.tokenizer.vocab_size)
   wanted = {saved.weights: model.shapes}
   if "head" in saved.sums:
-    with checkpoint.readable(saved.path / "head"):  # its shapes are only there
+    with checkpoint.readable(saved.path / "head"):  # has the head's shapes
       handler = ocp.StandardCheckpointHandler()
       wanted["head"] = handler.metadata(epath.Path(saved.path / "head"))
-  # One device, whatever devices the checkpoint was saved from.
+  # Load it on one device, independent of the devices that saved it.
   one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   wanted = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), wanted
@@ -139,32 +143,32 @@ def opened(model: _Model) -> _Model: ...
 @overload
 def opened(model: str | os.PathLike[str]) -> Loaded: ...
 def opened(model):
-  """Returns a model as it is, or loads it from its path."""
+  """Returns the model, or loads it from its path."""
   return model if isinstance(model, TextModel) else load(model)
 
 
 def revisions(model: Loaded) -> dict[str, pathlib.Path]:
-  """Returns the kept checkpoints of `checkpoint.words`, by BabyLM's names.
+  """Returns the kept checkpoints of `checkpoint.words` by BabyLM's names.
 
-  Raises a UserError if the model's run has none.
+  Raises a UserError if the model's run has no such checkpoint.
   """
   steps, names = checkpoint.steps(model.run), model.milestones
   found = {name: steps[step] for name, step in names.items() if step in steps}
   if not found:
     raise UserError(
-      f"{model.run} has kept no steps by words: train on 1M words or more with"
-      " --config.checkpoint.words=babylm, or with numbers that the run reaches,"
-      " such as 100k,200k"
+      f"{model.run} has no checkpoints by words: train with"
+      " --config.checkpoint.words=babylm (from 1M words on), or with smaller"
+      " counts, such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):
-    progress.say(f"left out, not kept: {lacking}")
+    progress.say(f"skipping checkpoints that were not kept: {lacking}")
   return found
 
 
 def identify(path: str | os.PathLike[str], step: int | None = None) -> Identity:
   """Identifies the model that `load` loads, without reading its weights.
 
-  Arguments and errors are those of `load`.
+  `load` documents the arguments and errors.
   """
   saved = Checkpoint(path, step)
   return Identity(path=saved.path, step=saved.step, digest=saved.digest)
@@ -177,19 +181,22 @@ def write(
   meta: Meta,
   task: FineTuned | None = None,
 ) -> pathlib.Path:
-  """Writes a checkpoint without optimizer state, whole or not at all.
-
-  Returns its absolute path. Raises a UserError if it exists, or cannot be
-  written.
+  """Writes a checkpoint without optimizer state, atomically.
 
   Args:
-    path: The folder to make: `WORKDIR/checkpoints/STEP` for a step of a run,
-      or any other. It must not exist.
-    step: Number of steps done.
-    params: The encoder's parameters, NumPy's or JAX's, as `{path: array}` of
-      the shapes that `models.build` gives to the config in `meta`.
-    meta: The metadata.
-    task: The task of a fine-tuned model, with its head.
+    path: Path to the new folder, which must not exist. Write a step of a run to
+      `WORKDIR/checkpoints/STEP`.
+    step: Number of training steps.
+    params: NumPy or JAX parameters of the encoder by path, with the shapes of
+      `models.build` for the config in `meta`.
+    meta: Metadata.
+    task: Task of a fine-tuned model, with its head.
+
+  Returns:
+    Absolute path to the checkpoint.
+
+  Raises:
+    UserError: The path exists, or cannot be written.
   """
   path = files.path(path)
   if path.exists():

@@ -1,9 +1,9 @@
 """Minimal pairs and other choices, and accuracy on them.
 
-A folder holds *.jsonl files with one item a line. The fields of a minimal pair
+A folder holds *.jsonl files with an item per line. The fields of a minimal pair
 are `sentence_good`, `sentence_bad` and, optionally, `UID`, `linguistics_term`
-and `pair_id`. BabyLM's filtered BLiMP and its supplement are such folders.
-Without a `UID`, as in the supplement, the UID is the file's name.
+and `pair_id`. BabyLM's filtered BLiMP and its supplement have this form.
+The default `UID` is the file's name, as in the supplement.
 """
 
 import collections
@@ -23,7 +23,7 @@ from antlm_jax.runtime import files
 
 
 class Choice(NamedTuple):
-  """A text to score, and the context before it, which may be empty."""
+  """A text to score after a context, which may be empty."""
 
   context: str
   text: str
@@ -31,12 +31,12 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """Choices between which a model decides; the first one is right."""
+  """Choices for a model, of which the first is right."""
 
-  choices: tuple[Choice, ...]  # two of them for a minimal pair
-  item_id: str  # its name among the items of its UID
-  uid: str  # the paradigm or domain, over which accuracies are averaged
-  term: str = ""  # the phenomenon that the paradigm belongs to
+  choices: tuple[Choice, ...]  # two choices in a minimal pair
+  item_id: str  # name of the item, unique within its UID
+  uid: str  # paradigm or domain; accuracy is averaged over these
+  term: str = ""  # phenomenon of the paradigm
 
 
 class Line(NamedTuple):
@@ -66,9 +66,14 @@ def read(
 ) -> list[Item]:
   """Reads the items of a folder.
 
-  `parse` makes an item of a line, or None to leave it out. `limit` is the
-  largest number of items of each file; 0 for all. `what` names the items in
-  errors. Raises a UserError if there are none, or a line is not an item.
+  Args:
+    folder: Path to the folder.
+    parse: Function that returns the item of a line, or None to omit it.
+    limit: Largest number of items per file; 0 for all.
+    what: Name of the items in errors.
+
+  Raises:
+    UserError: There are no items, or a line is not an item.
   """
   folder = pathlib.Path(folder)
   try:
@@ -88,7 +93,7 @@ def read(
 
 
 def minimal_pairs(folder, limit: int = 0) -> list[Item]:
-  """Reads the minimal pairs of a folder, as `read` does."""
+  """Reads the minimal pairs of a folder; see `read`."""
 
   def parse(line: Line) -> Item:
     both = line.text("sentence_good"), line.text("sentence_bad")
@@ -105,10 +110,10 @@ def minimal_pairs(folder, limit: int = 0) -> list[Item]:
 def scores(
   loaded: TextModel, items: Sequence[Item], mode: str, **options
 ) -> np.ndarray:
-  """Scores the choices of n items; `options` are those of `scoring.score`.
+  """Scores the choices of n items.
 
-  The result is float64 `[C, n]`; C is the largest number of choices. Choices
-  that an item lacks have -inf.
+  `options` are those of `scoring.score`. The result is float64 `[C, n]`, with C
+  the largest number of choices, and -inf for choices that an item lacks.
   """
   choices = [choice for item in items for choice in item.choices]
   contexts, texts = zip(*choices, strict=True)
@@ -121,15 +126,15 @@ def scores(
 
 
 def correct(scores: np.ndarray) -> np.ndarray:
-  """Returns which items are right, bool `[n]`, from scores `[C, n]`.
+  """Returns which items are right, bool `[n]`, given scores `[C, n]`.
 
-  The score of the first choice must be higher than all others.
+  The score of the first choice must be higher than all other scores.
   """
   return scores[0] > scores[1:].max(axis=0)
 
 
 def by_uid(items: Sequence[Item], right: np.ndarray) -> dict[str, float]:
-  """Returns the share of right items of each UID; `right` is bool `[n]`."""
+  """Returns the share of right items for each UID; `right` is bool `[n]`."""
   found = collections.defaultdict(list)
   for item, hit in zip(items, right, strict=True):
     found[item.uid].append(hit)
@@ -137,6 +142,6 @@ def by_uid(items: Sequence[Item], right: np.ndarray) -> dict[str, float]:
 
 
 def accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
-  """Returns BabyLM's accuracy: the share of right items, averaged over UIDs."""
+  """Returns BabyLM's accuracy, the share of right items averaged over UIDs."""
   right = correct(scores(loaded, items, mode))
   return float(np.mean([*by_uid(items, right).values()]))

@@ -1,8 +1,8 @@
-"""Compiled programs of generation, filling and scoring, kept for the next call.
+"""Cache of compiled programs for generation, filling and scoring.
 
-A program is a function of a model. The last few are kept, one for each
-function, model configuration and static arguments. Below them, jit keeps one
-executable for every shape. `round_up` keeps the shapes few.
+A program is a function of a model. The cache has the most recent programs, by
+function, model configuration and static arguments. In each program, jit caches
+an executable for each shape. `round_up` keeps the number of shapes small.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ from antlm_jax import models
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.models.encoder import EncoderConfig
 
-LOGIT_ROWS = 256  # tokens whose logits `[V]` are in memory at once
-_KEPT = 32  # programs; their executables take host memory
-_STEP = 32  # row lengths are multiples of it
+LOGIT_ROWS = 256  # number of tokens whose logits `[V]` are in memory at once
+_KEPT = 32  # number of cached programs, which need host memory
+_STEP = 32  # row lengths are multiples of this number
 
 
 def round_up(length: int, limit: int | None = None, step: int = _STEP) -> int:
   """Rounds a number of tokens up to a multiple of `step`, at most to `limit`.
 
-  Each length of a row needs a compilation, so there should be few.
+  Each row length needs a compilation, so there should be few lengths.
   """
   rounded = -(-int(length) // step) * step
   return rounded if limit is None else min(rounded, limit)
@@ -33,20 +33,21 @@ def round_up(length: int, limit: int | None = None, step: int = _STEP) -> int:
 def compiled(
   function: Callable, config: EncoderConfig, *static: Hashable
 ) -> Callable:
-  """Returns `function(model, *static, ...)` as a jitted function of the rest.
+  """Returns `function(model, *static, ...)` jitted over the other arguments.
 
-  `function` belongs to a module: each closure would be another program. The
-  parameters are an argument: models of one `config` share a program.
+  `function` must belong to a module, because each closure would be another
+  program. Models of equal `config` share programs, since parameters are an
+  argument.
   """
   model = models.from_config(config)
   return jax.jit(functools.partial(function, model, *static))
 
 
 def unrolled(loaded: TextModel) -> tuple[EncoderConfig, models.Params]:
-  """Returns a model's configuration and parameters with its blocks unstacked.
+  """Returns a model's configuration and parameters with unstacked blocks.
 
-  Programs that encode many times need it: a loop over stacked blocks would copy
-  the weights of each block every time.
+  Use it in programs that encode many times. A loop over stacked blocks would
+  copy the weights of each block every time.
   """
   config = loaded.model.config
   config = dataclasses.replace(config, scan_layers="no", remat="none")

@@ -1,13 +1,13 @@
 """Scores texts, with or without a context.
 
-A *mode* says which outputs predict a token:
+A *mode* chooses the outputs that predict a token:
 
-  causal  one pass from left to right (log-likelihood)
-  mlm     a bidirectional pass with that one token masked, at the mask
+  causal  a pass from left to right (log-likelihood)
+  mlm     a bidirectional pass with only that token masked, read at the mask
           (pseudo-log-likelihood, arXiv 1910.14659)
-  mntp    the same pass, at the position before the mask
+  mntp    the same pass, read at the position before the mask
   fused   the sum of the logits of a causal and a masked pass (GPT-BERT, arXiv
-          2410.24159); the masked one is read where the model was trained
+          2410.24159), the latter read at the position of training
 """
 
 import dataclasses
@@ -31,39 +31,39 @@ from antlm_jax.objectives.corruption import Segments
 from antlm_jax.runtime import sharding
 
 MODES = ("causal", "mlm", "mntp", "fused")
-_ALIASES = {"clm": "causal"}  # as logs call it
+_ALIASES = {"clm": "causal"}  # name of the mode in logs
 REDUCTIONS = ("sum", "mean")
 BATCH_TOKENS = 8192
-_ROW = 64  # row lengths are multiples of it: TPU kernels pad shorter rows
+_ROW = 64  # row lengths are multiples of this, since TPU kernels pad rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """How a text is laid out for scoring."""
+  """Layout of a text for scoring."""
 
-  framed: bool = True  # the special tokens of training surround it
-  separator: str = " "  # between a context and the text
-  # Special token in place of an empty context, before the separator: `bos`
-  # (`eos` if there is none) or `eos`; "" for no token.
+  framed: bool = True  # whether to add the special tokens of training
+  separator: str = " "  # text between a context and the scored text
+  # Special token in place of an empty context, before the separator. `bos`
+  # falls back to `eos`. The other choices are `eos`, and "" for no token.
   no_context: str = ""
 
 
 class Pass(NamedTuple):
   """A pass over a text, and the position that predicts a token."""
 
-  masked: bool  # bidirectional, with the token masked; else causal
+  masked: bool  # whether it is bidirectional with the token masked, or causal
   shift: int  # number of positions from the prediction to the token
 
   def reads(self, text: "Text") -> int:
-    """Returns the number of tokens of a text that it encodes."""
+    """Returns the number of tokens that it encodes of a text."""
     # The last token is never an input to a left-to-right prediction.
     return len(text.tokens) if self.masked else text.stop - 1
 
 
 class Text(NamedTuple):
-  """An encoded text, of which the tokens from `start` to `stop` are scored."""
+  """An encoded text; the tokens from `start` to `stop` are scored."""
 
-  tokens: np.ndarray  # with context and special tokens, int32 `[n]`
+  tokens: np.ndarray  # tokens with context and special tokens, int32 `[n]`
   start: int
   stop: int
 
@@ -77,19 +77,19 @@ class Totals(NamedTuple):
   """Results of n texts at K temperatures."""
 
   logprobs: np.ndarray  # sums over scored tokens in nats, float64 `[n, K]`
-  likeliest: np.ndarray  # number of tokens that are the likeliest, int `[n]`
-  # Nats (of the first temperature) and number of the scored tokens at each
-  # position of a text, float64 `[T, 2]`.
+  likeliest: np.ndarray  # number of tokens predicted as likeliest, int `[n]`
+  # For each position in a text, the nats at the first temperature and the
+  # number of scored tokens, float64 `[T, 2]`.
   by_position: np.ndarray
 
 
 def mode_named(name: str) -> str:
-  """Returns a mode of `MODES` for a name: `clm` is `causal`."""
+  """Returns a name's mode in `MODES`; `clm` is `causal`."""
   return _ALIASES.get(name, name)
 
 
 def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
-  """Returns the passes of a mode, a masked one last. Their logits are added.
+  """Returns the passes of a mode, whose logits are added; masked is last.
 
   Raises a UserError for an unknown mode.
   """
@@ -117,29 +117,30 @@ def score(
 ) -> npt.NDArray[np.float64]:
   """Scores texts; a higher score is a likelier text.
 
-  By default, the special tokens that surrounded documents in training surround
-  a text. Special tokens and contexts are not scored. Nor is the first token, if
-  its prediction stands one position before and there is no special token. A
-  token across the end of the context belongs to the text.
+  By default, the special tokens of training surround each text. Special tokens
+  and contexts are not scored. The first token is not scored if its prediction
+  needs a position before it and there is no special token. A token across the
+  end of the context belongs to the text.
 
   Args:
-    model: A model, or a path to a run or checkpoint.
-    texts: n texts, or one; equal ones are scored once.
+    model: Model, or path to its run or checkpoint.
+    texts: Text, or n texts; equal texts are computed only once.
     mode: `causal` (or `clm`), `mlm`, `mntp` or `fused`.
-    contexts: n texts before them, each of which may be empty.
+    contexts: n texts before the scored texts; a context may be empty.
+    text_format: Layout of contexts, texts and special tokens.
     reduction: `sum` or `mean` over the scored tokens.
-    temperature: Divisor of the logits. Several cost little more than one.
-    batch_tokens: Number of tokens encoded at once, in rows as long as the
+    temperature: Divisor of the logits. Several temperatures cost little more
+      than a single temperature.
+    batch_tokens: Number of tokens to encode at once, in rows as long as the
       longest text.
-    track: Wraps the list of batches, as tqdm does, to show progress.
+    track: Function that wraps the list of batches, such as tqdm.
 
   Returns:
-    float64 `[n]`, or `[n, K]` for K temperatures; in nats.
+    Scores in nats, float64 `[n]`, or `[n, K]` for K temperatures.
 
   Raises:
-    UserError: for an unknown mode or reduction, a temperature that is not
-      positive, a text that is too long or empty, or masks without a `<mask>`
-      token.
+    UserError: The mode or reduction is unknown, a temperature is not positive,
+      a text is too long or empty, or the model has no `<mask>` token.
   """
   loaded = opened(model)
   texts = [texts] if isinstance(texts, str) else list(texts)
@@ -152,7 +153,7 @@ def score(
     raise UserError(f"temperature {temperature} is not positive")
   contexts = [""] * len(texts) if contexts is None else contexts
   pairs = list(zip(contexts, texts, strict=True))
-  # Benchmarks repeat sentences: each is scored once.
+  # Benchmarks repeat sentences, so compute each sentence once.
   unique = list(dict.fromkeys(pairs))
   encoded = encode(loaded, unique, text_format, wanted)
   for text, (context, choice) in zip(encoded, unique, strict=True):
@@ -172,7 +173,7 @@ def encode(
   text_format: Format,
   wanted: tuple[Pass, ...],
 ) -> list[Text]:
-  """Encodes (context, text)s as `score` does, without a limit of length.
+  """Encodes pairs (context, text) for `score`, without a limit of length.
 
   Raises a UserError if a text has no token to score.
   """
@@ -180,9 +181,9 @@ def encode(
   before, after = loaded.frame
   if not text_format.framed:
     before = after = before[:0]
-  # Special tokens before a text without context.
+  # Special tokens before a text without a context.
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
-  # A context and its text are encoded together, as in a document: each alone
+  # Encode a context and its text together, as in a document, because each alone
   # could have other tokens.
   lead, always = text_format.separator, bool(text_format.no_context)
   whole = [c + lead * (always or bool(c)) + text for c, text in pairs]
@@ -192,10 +193,10 @@ def encode(
     head = before if context else alone
     tokens = np.concatenate([head, ids, after])
     start, stop = len(head), len(head) + len(ids)
-    if context:  # tokens that end within it are not scored
+    if context:  # skip tokens that end within the context
       _, spans = loaded.tokenizer.encode_offsets(joined)
       start += sum(end <= len(context) for _, end in spans)
-    start = max(start, earliest)  # no position before predicts the first token
+    start = max(start, earliest)  # skip tokens that no position predicts
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
     out.append(Text(tokens, start, stop))
@@ -203,7 +204,7 @@ def encode(
 
 
 def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
-  """Returns the token in place of an empty context, if there is one."""
+  """Returns the token in place of an empty context as a list, maybe empty."""
   if not text_format.no_context:
     return []
   bos, eos = loaded.tokenizer.bos_id, loaded.tokenizer.eos_id
@@ -211,24 +212,24 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   found = [i for i in ids if i is not None]
   if not found:
     raise UserError(
-      "the tokenizer has no token for an empty context, which this pipeline"
-      " needs: leave --pipeline out"
+      "the tokenizer lacks the token that this pipeline needs for an empty"
+      " context: leave --pipeline out"
     )
   return found[:1]
 
 
-# A target is a token that is scored. A causal pass reads a text once for all of
-# its targets. A masked pass reads it once for each target, with that one token
-# masked. Each reading is a segment. Segments are packed as training rows are,
-# so little is padding. Logits `[V]` are computed at the targets alone.
+# A target is a scored token. A causal pass encodes a text once for all targets.
+# A masked pass encodes it once for each target, with that token masked. Each
+# encoding is a segment. Segments are packed like training rows, with little
+# padding. Logits `[V]` are computed only at targets.
 
 
 class Targets(NamedTuple):
-  """A table of R targets, and where P passes read their texts."""
+  """A table of R targets, and their segments in P passes."""
 
   text: np.ndarray  # index of the text, int `[R]`
   position: np.ndarray  # index of the token in the text, int `[R]`
-  begins: np.ndarray  # first token of the segment in flat rows, int `[P, R]`
+  begins: np.ndarray  # start of the segment in flat rows, int `[P, R]`
 
 
 class Rows(NamedTuple):
@@ -236,8 +237,8 @@ class Rows(NamedTuple):
 
   tokens: np.ndarray  # int32 `[B, T]`
   starts: np.ndarray  # first place of each token's segment, int32 `[B, T]`
-  ends: np.ndarray  # one past its last place, int32 `[B, T]`
-  predicted: np.ndarray  # places in flat rows, int32 `[R]`
+  ends: np.ndarray  # last place of that segment plus 1, int32 `[B, T]`
+  predicted: np.ndarray  # predicting places in flat rows, int32 `[R]`
 
 
 def totals(
@@ -250,8 +251,8 @@ def totals(
 ) -> Totals:
   """Sums the log-probabilities of n encoded texts; see `score`.
 
-  No pass may read more than `max_seq_len` tokens of a text. `wanted` comes from
-  `passes`.
+  `passes` returns the `wanted` passes, which may encode at most `max_seq_len`
+  tokens of a text.
   """
   out = np.zeros((len(texts), len(temperatures)))
   likeliest = np.zeros(len(texts), np.int64)
@@ -266,8 +267,8 @@ def totals(
   length = programs.round_up(longest, loaded.model.config.max_seq_len, _ROW)
   most = max(1, batch_tokens // length)
   batches = _batches(texts, wanted, length, most)
-  # All batches have the same shapes, so that one program serves them. A pass
-  # has a power of two of rows, so that it serves most requests.
+  # All batches have the same shapes, so that they share a program. The number
+  # of rows is a power of two, so that most requests share it too.
   counts = np.max([b.begins.max(axis=1) // length + 1 for b in batches], axis=0)
   powers = 2 ** np.ceil(np.log2(counts)).astype(int)
   counts = np.maximum(counts, np.minimum(powers, most)).tolist()
@@ -282,8 +283,8 @@ def totals(
     tokens = _padded([texts[i].tokens[at] for i, at in places], size)
     found = program(loaded.params, rows, tokens, temperatures)
     logprobs, top = (np.asarray(x)[: len(batch.text)] for x in found)
-    # Float32 on the device, as in training. Sums are in float64, so that they
-    # do not depend on the batches.
+    # The device computes in float32, as in training. Sums are float64, so that
+    # they do not depend on the batches.
     np.add.at(out, batch.text, logprobs.astype(np.float64))
     np.add.at(likeliest, batch.text, top)
     np.subtract.at(by_position[:, 0], batch.position, logprobs[:, 0])
@@ -294,24 +295,24 @@ def totals(
 def _batches(
   texts: Sequence[Text], wanted: tuple[Pass, ...], length: int, most: int
 ) -> list[Targets]:
-  """Divides all targets into batches of at most `most` rows a pass."""
+  """Divides all targets into batches of at most `most` rows per pass."""
 
   def place(where: Pass, owners: np.ndarray) -> np.ndarray:
-    """Packs the texts of some targets; returns where their segments begin."""
+    """Packs the texts of targets, and returns the starts of their segments."""
     segments, segment = owners, np.arange(len(owners))
-    if not where.masked:  # one segment for all targets of a text
+    if not where.masked:  # all targets of a text share a segment
       segments, segment = np.unique(owners, return_inverse=True)
     lengths = [where.reads(texts[i]) for i in segments]
     return packing.best_fit(lengths, length)[segment]
 
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
   position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
-  # The last pass is the masked one, if there is one: it has most of the rows.
+  # The last pass has most rows, because a masked pass is last.
   batch = place(wanted[-1], text) // (most * length)
   order = np.argsort(batch, kind="stable")
   out = []
   for index in np.split(order, np.cumsum(np.bincount(batch))[:-1]):
-    # The last pass is packed into the same rows again.
+    # This packs the last pass into the same rows again.
     begins = np.stack([place(where, text[index]) for where in wanted])
     out.append(Targets(text[index], position[index], begins))
   return out
@@ -320,7 +321,7 @@ def _batches(
 def _rows(
   texts, batch: Targets, number: int, where: Pass, shape, size, mask_id
 ) -> Rows:
-  """Writes the segments of a pass, by its number, into rows `[B, T]`."""
+  """Writes the segments of pass `number` into rows `[B, T]`."""
   begins = batch.begins[number]
   starts, first = np.unique(begins, return_index=True)
   read = [texts[i] for i in batch.text[first]]
@@ -334,7 +335,7 @@ def _rows(
 
 
 def _padded(values: Sequence[int], size: int) -> np.ndarray:
-  """Pads with zeros; results of the padding are dropped."""
+  """Pads with zeros, whose results are ignored."""
   return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
 
@@ -342,21 +343,21 @@ def _logprobs(
   model: models.Model,
   wanted: tuple[Pass, ...],
   params: models.Params,
-  inputs: Sequence[Rows],  # of each pass
+  inputs: Sequence[Rows],  # rows of each pass
   targets: jax.Array,  # tokens to predict, int32 `[R]`
   temperatures: jax.Array,  # float32 `[K]`
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns log-probabilities `[R, K]`, and which targets are the likeliest."""
+  """Returns log-probabilities `[R, K]`, and whether targets are likeliest."""
 
-  # Logits of whole rows, [T, V], would be the largest array by far. So only the
-  # hidden states of targets, [R, D], become logits, and in chunks.
+  # Logits of whole rows, [T, V], would be the largest array by far. So compute
+  # only logits of targets, from hidden states [R, D], in chunks.
   def hidden(where: Pass, rows: Rows) -> jax.Array:
     positions = jnp.arange(rows.tokens.shape[1]) - rows.starts
     mask = AttentionMask(not where.masked, rows.starts, rows.ends)
     out = model.encode(params, rows.tokens, positions, mask)
     return out.reshape(-1, out.shape[-1])[rows.predicted]
 
-  def logprobs(one):  # states [passes, D] and the token of one target
+  def logprobs(one):  # states [passes, D] and the token of a target
     states, target = one
     logits = model.logits(params, states).sum(axis=0)
     scaled = logits / temperatures[:, None]
@@ -366,5 +367,5 @@ def _logprobs(
   states = [hidden(*one) for one in zip(wanted, inputs, strict=True)]
   states = jnp.stack(states, axis=1)
   out = jax.lax.map(logprobs, (states, targets), batch_size=programs.LOGIT_ROWS)
-  # Every process of a run that is scored while it trains reads all of them.
+  # If a run scores while it trains, each process reads all results.
   return jax.tree.map(lambda x: sharding.constrain(x, *[None] * x.ndim), out)

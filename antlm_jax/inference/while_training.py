@@ -1,4 +1,4 @@
-"""Scores minimal pairs while a model trains: the hook of `eval.pairs`."""
+"""Scores minimal pairs while a model trains (`eval.pairs`)."""
 
 import os
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from antlm_jax.inference import framing, pairs
 from antlm_jax.training import hooks
 from antlm_jax.training.metrics import PAIRS
 
-PER_FILE = 100  # pairs of a file: all 67,000 of BLiMP would hold up a run
+PER_FILE = 100  # pairs per file, since all 67,000 of BLiMP would delay a run
 
 
 class Pairs(hooks.Evaluator):
   """Records accuracies on minimal pairs in the modes that a run trains.
 
-  It scores the first `PER_FILE` pairs of each *.jsonl file of `folder` when
-  held-out losses are measured. All processes score the same pairs together,
-  since the parameters are split over them. Raises a UserError if there are no
+  It scores the first `PER_FILE` pairs of each *.jsonl file of `folder` when the
+  run measures held-out losses. All processes score the same pairs together,
+  because each has a part of the parameters. Raises a UserError if there are no
   pairs, or a line is not a pair.
   """
 
@@ -25,7 +25,7 @@ class Pairs(hooks.Evaluator):
     self._pairs = pairs.minimal_pairs(folder, limit=PER_FILE)
 
   def measure(self, trainer) -> dict[str, float]:
-    """Scores the pairs with the parameters that a save would write now."""
+    """Scores the pairs with the parameters that a checkpoint would have."""
     run = trainer.run
     live = framing.TextModel(
       model=run.model.with_base(run.context_after(trainer.step)["rope_theta"]),

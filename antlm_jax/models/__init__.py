@@ -1,4 +1,4 @@
-"""The encoders, behind one functional interface."""
+"""Encoders with one functional interface."""
 
 from antlm_jax.models import gemma, llama, ltg_bert, modernbert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
@@ -15,7 +15,7 @@ __all__ = [
   "Tensor",
   "build",
   "from_config",
-  # Imported here, so that they are registered:
+  # Importing these modules registers their encoders.
   "gemma",
   "llama",
   "ltg_bert",

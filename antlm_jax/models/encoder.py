@@ -1,8 +1,8 @@
 """Interface of encoders, and their shared parts.
 
-A new encoder is one file: a subclass of `EncoderConfig`, registered by name in
-`ENCODERS`, and one of `Encoder`. Losses, sharding, checkpoints and scoring
-depend on parameters' paths, logical axes and the settings here.
+A new encoder is one file. It has a subclass of `EncoderConfig`, registered by
+name in `ENCODERS`, and a subclass of `Encoder`. Losses, sharding, checkpoints
+and scoring use the parameters' paths, the logical axes and these settings.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from antlm_jax.settings import setting
 
 
 def _save_products(primitive, *shapes, **parameters) -> bool:
-  """Remat policy: keeps the results of matrix products and of attention."""
+  """Remat policy that saves results of matrix products and of attention."""
   policies = jax.checkpoint_policies
   kernels = policies.save_only_these_names(attention.SAVED)
   return (
     policies.dots_with_no_batch_dims_saveable(primitive, *shapes, **parameters)
     or kernels(primitive, *shapes, **parameters)
-    or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN's
+    or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN
   )
 
 
@@ -38,58 +38,63 @@ REMAT_POLICIES = {
   "block": jax.checkpoint_policies.nothing_saveable,
   "dots": _save_products,
 }
-_WIDEST = 2**20  # more is a typing error
+_WIDEST = 2**20  # a larger width is a typing error
 ENCODERS = settings.Registry("model", "name")
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(settings.Section):
-  """Settings that every encoder has; a subclass adds more.
+  """Settings that all encoders share.
 
-  A subclass may make `kv_heads`, `head_width`, `buckets` and `windows` settings
-  or derive them: FLOP counts, plans and attention use them.
+  FLOP counts, plans and attention read `kv_heads`, `head_width`, `buckets` and
+  `windows`. A subclass may declare these as settings or compute them.
   """
 
   group = "model"
 
-  vocab_size: int = 0  # number of tokens V; the tokenizer's, not a setting
-  layers: int = setting(12, "number of blocks L", least=1, most=1000)
-  width: int = setting(768, "hidden width D", least=1, most=_WIDEST)
-  heads: int = setting(12, "query heads N", least=1, most=_WIDEST)
-  mlp_width: int = setting(2048, "MLP's inner width F", least=1, most=_WIDEST)
-  max_seq_len: int = setting(2048, "longest row, in tokens", least=1)
-  norm_eps: float = setting(1e-5, "added to variances", least=0, most=1)
-  # Dropout of embeddings and sublayers' outputs, in training.
-  dropout: float = setting(0.0, "share of states dropped", least=0, under=1)
+  vocab_size: int = 0  # number of tokens V, which the tokenizer sets
+  layers: int = setting(12, "Number of blocks L", least=1, most=1000)
+  width: int = setting(768, "Hidden width D", least=1, most=_WIDEST)
+  heads: int = setting(12, "Number of query heads N", least=1, most=_WIDEST)
+  mlp_width: int = setting(2048, "Inner MLP width F", least=1, most=_WIDEST)
+  max_seq_len: int = setting(2048, "Longest row, in tokens", least=1)
+  norm_eps: float = setting(
+    1e-5, "Term added to variances in norms", least=0, most=1
+  )
+  dropout: float = setting(
+    0.0, "Dropout rate of embeddings and sublayer outputs", least=0, under=1
+  )
   attention_dropout: float = setting(
-    0.0, "share of attention weights dropped", least=0, under=1
+    0.0, "Dropout rate of attention weights", least=0, under=1
   )
   attention: str = setting(
     "auto",
-    "implementation of attention",
+    "Implementation of attention",
     choices=("auto", *attention.IMPLEMENTATIONS),
   )
   # Parameters, softmax and loss stay float32.
   dtype: str = setting(
-    "float32", "dtype of computations", choices=("float32", "bfloat16")
+    "float32", "Dtype of computations", choices=("float32", "bfloat16")
   )
-  # A loop compiles faster and runs slower: each layer's saved activations are
-  # copied into arrays of all layers, and out of them again. So auto loops only
-  # where hardly any are saved (remat="block"), and never on CPU.
+  # A loop compiles faster but runs slower, because it copies each layer's saved
+  # activations into stacked arrays and back. So "auto" loops only if hardly any
+  # activation is saved (remat="block"), and never on CPU.
   scan_layers: str = setting(
-    "auto", "run the blocks as a loop", choices=("auto", "yes", "no")
+    "auto", "Run the blocks as a loop", choices=("auto", "yes", "no")
   )
   remat: str = setting(
-    "none", "recomputation in the backward pass", choices=tuple(REMAT_POLICIES)
+    "none",
+    "Activations that the backward pass recomputes",
+    choices=tuple(REMAT_POLICIES),
   )
 
-  buckets = 0  # of position terms in the scores; 0 for none
-  head_width = 0  # width of a head; 0: width / heads
-  windows = ()  # repeated over the layers: keys nearer are seen; 0 for all
+  buckets = 0  # number of buckets of position terms; 0 without such terms
+  head_width = 0  # head width H; 0 for width / heads
+  windows = ()  # window of each layer, repeated; 0 for no window
 
   def __post_init__(self):
     super().__post_init__()
-    if self.windows:  # equal patterns make equal configurations
+    if self.windows:  # the shortest pattern, so that equal windows are equal
       windows = pattern(self.layer_windows)
       object.__setattr__(self, "windows", windows if any(windows) else ())
     if not self.head_width and self.width % self.heads:
@@ -101,7 +106,7 @@ class EncoderConfig(settings.Section):
 
   @property
   def kv_heads(self) -> int:
-    """Number of key/value heads K, by default that of query heads."""
+    """Number of key/value heads K; by default equal to `heads`."""
     return self.heads
 
   @property
@@ -117,36 +122,37 @@ class EncoderConfig(settings.Section):
     return self.scan_layers == "yes"
 
   def module(self, rngs: nnx.Rngs) -> "Encoder":
-    """Makes the encoder; `rngs` draw its initial parameters."""
+    """Builds the encoder and draws its initial parameters from `rngs`."""
     raise NotImplementedError
 
   def windows_in(self, length: int) -> tuple[int, ...]:
-    """Returns each layer's window in rows of T tokens; T without a window."""
+    """Returns each layer's window in rows of T tokens: T if it has none."""
     return tuple(min(w or length, length) for w in self.layer_windows)
 
   @property
   def layer_windows(self) -> tuple[int, ...]:
-    """Each layer's window; 0 without."""
+    """Window of each layer; 0 for no window."""
     pattern = self.windows or (0,)
     return tuple(pattern[i % len(pattern)] for i in range(self.layers))
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """The output layer: scores are `transform(hidden, at) @ kernel + bias`.
+  """Output layer that computes `transform(hidden, at) @ kernel + bias`.
 
-  The loss uses its parts, so that all scores need never be in memory.
+  The loss uses its parts directly, so it never holds all scores in memory.
   """
 
   kernel: jax.Array  # float32 `[D, V]`, gathered over the mesh
   bias: jax.Array | None = None  # float32 `[V]`
-  # Maps hidden states `[..., D]`, and in training their places, to `[..., D]`.
+  # Maps hidden states `[..., D]` to `[..., D]`. In training it also gets their
+  # places, for dropout.
   transform: Callable[[jax.Array, layers.At | None], jax.Array] = (
     lambda hidden, at: hidden
   )
 
   def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
-    """Maps hidden states to scores float32 `[..., V]`; see `Model.logits`."""
+    """Returns scores, float32 `[..., V]`; see `Model.logits`."""
     states = self.transform(hidden, at)
     kernel = self.kernel.astype(states.dtype)
     logits = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
@@ -156,12 +162,11 @@ class Head:
 class Encoder(nnx.Module):
   """Base class of encoders.
 
-  Declare each parameter by `nnx.Param(values, axes=...)`, as in
-  `antlm_jax.models.layers`, and stack equal blocks by `stack`. The mesh may
-  split axes named in `sharding.RULES`; every device has all of the others.
-  Parameters with an axis "norm" or "bias" are not decayed
-  (`antlm_jax.training.optim`). `rngs` is the source of their initial values,
-  under `jax.eval_shape` too.
+  Declare each parameter with `nnx.Param(values, axes=...)`, as
+  `antlm_jax.models.layers` does, and stack equal blocks with `stack`. The mesh
+  may split the axes that `sharding.RULES` names. The optimizer does not decay
+  parameters with an axis "norm" or "bias" (`antlm_jax.training.optim`). Draw
+  initial values from `rngs`, because shapes come from `jax.eval_shape`.
   """
 
   def __init__(self, rngs: nnx.Rngs, config: EncoderConfig):
@@ -176,38 +181,38 @@ class Encoder(nnx.Module):
   ) -> jax.Array:
     """Encodes tokens.
 
-    The mask alone decides which keys a position sees, so that the same weights
-    run causal or bidirectional. Pass it to attention unchanged: nothing else
-    may mix positions. A cache may replace it, since later tokens need only the
-    keys and values that attention keeps.
+    The mask alone decides which keys a position sees, so the same weights run
+    causal or bidirectional. Pass it to attention unchanged. Only attention may
+    mix positions, so a cache of earlier keys and values can replace the mask.
 
     Args:
-      tokens: int32 `[B, T]`.
+      tokens: Token ids, int32 `[B, T]`.
       positions: Index of each token in its document, int32 `[B, T]`.
-      mask: Keys that each position sees; or a cache of earlier tokens.
+      mask: Keys that each position sees, or a cache of earlier tokens.
       dropout_key: Key for dropout in training; None for no dropout.
 
-    Returns hidden states `[B, T, D]` of the compute dtype.
+    Returns:
+      Hidden states `[B, T, D]` in the compute dtype.
     """
     raise NotImplementedError
 
   def output_head(self) -> Head:
-    """Returns the layer that scores every token."""
+    """Returns the output layer."""
     raise NotImplementedError
 
 
 def table(embedding: nnx.Param) -> jax.Array:
   """Returns the embeddings, float32 `[V, D]`, gathered over the mesh.
 
-  Cast them after a lookup or in a product, not before, so that the gradients of
-  a token and of chunks add up in float32.
+  Cast the result of a lookup or product, not the table. Then the gradients of
+  repeated tokens and of chunks add up in float32.
   """
   return sharding.gathered(embedding[...], "vocab", "embed")
 
 
 @jax.named_scope("embedding")
 def embed(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
-  """Looks up the embeddings of tokens `[B, T]`; `[B, T, D]` of a dtype."""
+  """Returns the embeddings `[B, T, D]` of tokens `[B, T]` in a dtype."""
   return table(embedding)[tokens].astype(dtype)
 
 
@@ -217,10 +222,11 @@ def begin(
   mask: AttentionMask | attention.Cached,
   dropout_key: jax.Array | None,
 ):
-  """Makes the first block's input from embeddings `[B, T, D]`.
+  """Prepares the inputs of the blocks from embeddings x, `[B, T, D]`.
 
-  Returns x after dropout, the mask prepared for each layer, and a dropout key
-  for each block `[L]`, or None without dropout.
+  Returns:
+    x after dropout, the mask prepared for each layer, and a dropout key for
+    each block, `[L]`, or None without dropout.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
@@ -234,13 +240,13 @@ def begin(
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-  """A value for each layer, of a few distinct ones."""
+  """A value for each layer, stored once for all layers that share it."""
 
   kinds: Sequence[Any]  # distinct values: trees of equal structure and shapes
   which: Sequence[int]  # index of each layer's value
 
   def of_layer(self, layer: int | jax.Array) -> Any:
-    """Returns a layer's value. In a loop over layers the index is an array."""
+    """Returns a layer's value; in a loop, `layer` is an array."""
     if len(self.kinds) == 1:
       return self.kinds[0]
     if isinstance(layer, int):
@@ -249,24 +255,24 @@ class PerLayer:
     return jax.tree.map(lambda *x: jnp.stack(x)[which], *self.kinds)
 
   def map(self, f: Callable[[Any], Any]) -> "PerLayer":
-    """Returns f of each kind."""
+    """Applies f to each distinct value."""
     return PerLayer([f(kind) for kind in self.kinds], self.which)
 
   def total(self, f: Callable[[Any], Any]) -> Any:
-    """Returns the sum over the layers of f, a number or an array."""
+    """Sums f, a number or an array, over the layers."""
     of_kinds = [np.asarray(f(kind)) for kind in self.kinds]
     return sum(of_kinds[kind] for kind in self.which)
 
 
 def pattern(values: Sequence[Hashable]) -> tuple:
-  """Returns the shortest pattern that, repeated, gives the layers' values."""
+  """Returns the shortest pattern that gives the values when repeated."""
   for n in range(1, len(values) + 1):
     if all(value == values[i % n] for i, value in enumerate(values)):
       return tuple(values[:n])
 
 
 def per_layer(values: Sequence[Hashable]) -> PerLayer:
-  """Returns the layers' values, each distinct one once."""
+  """Groups the layers' values by equality."""
   kinds = list(dict.fromkeys(values))
   return PerLayer(kinds, [kinds.index(v) for v in values])
 
@@ -276,8 +282,8 @@ def masks(
 ) -> PerLayer:
   """Returns each layer's mask, limited to the layer's window.
 
-  `shape` is that of the mask's bounds, `[..., T]`, also if it has none. `xp` is
-  numpy to stay on the host.
+  `shape` is `[..., T]`, the shape that bounds of the mask have. `xp` is numpy
+  for computations on the host.
   """
   windows = per_layer(config.windows_in(shape[-1]))
   if windows.kinds == [shape[-1]]:
@@ -294,7 +300,6 @@ def prepare_masks(
   training: bool,
 ) -> PerLayer:
   """Prepares the mask of B rows of T tokens, once for each window."""
-
   q, k = (
     jax.ShapeDtypeStruct((rows, length, n, config.head_dim), config.dtype)
     for n in (config.heads, config.kv_heads)
@@ -310,7 +315,7 @@ def prepare_masks(
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
-  """Stacks blocks made by `make_block(rngs, index)` along a layer axis."""
+  """Stacks the blocks that `make_block(rngs, index)` builds on a layer axis."""
   make = jax.vmap(lambda key, index: make_block(nnx.Rngs(params=key), index))
   return make(jax.random.split(rngs.params(), count), jnp.arange(count))
 
@@ -318,14 +323,14 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 def run_blocks(
   config: EncoderConfig, blocks, x: jax.Array, mask, keys, *shared
 ):
-  """Runs `x = block(x, *shared, mask, key)` over the blocks of `stack`.
+  """Runs `x = block(x, *shared, mask, key)` for each of the stacked blocks.
 
-  The mask and the keys are those of `begin`. Shared values may be `PerLayer`.
+  `begin` returns the mask and the keys. Shared values may be `PerLayer`.
   """
 
   def step(x, layer, block, key):
     def run(block, x, key):
-      # Chosen inside, so that remat does not keep them for every layer.
+      # Select them inside, so that remat does not save them for each layer.
       given = (
         s.of_layer(layer) if isinstance(s, PerLayer | attention.Cached) else s
         for s in (*shared, mask)
@@ -344,14 +349,14 @@ def run_blocks(
 
 
 def rematerialized(config: EncoderConfig, step):
-  """Makes the backward pass recompute a step, as `remat` says."""
+  """Makes the backward pass recompute a step if `remat` says so."""
   if config.remat == "none":
     return step
   return jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
 
 
 def rope(config, positions: jax.Array) -> PerLayer:
-  """Returns each layer's RoPE; layers with a window may have their own base."""
+  """Returns each layer's RoPE; layers with windows may use another base."""
   of_all = config.rope_theta, config.rope_scaling
   near = of_all
   if config.window_rope_theta:
@@ -363,9 +368,9 @@ def rope(config, positions: jax.Array) -> PerLayer:
 
 
 def unstack(tree):
-  """Splits every leaf along its leading axis; yields one tree per index.
+  """Yields one tree per index of the leaves' leading axis.
 
-  A list in place of a leaf is already split.
+  A list in place of a leaf counts as already split.
   """
   leaves, treedef = jax.tree.flatten(tree, lambda x: isinstance(x, list))
   split = [x if isinstance(x, list) else split_layers(x) for x in leaves]
@@ -376,7 +381,7 @@ def unstack(tree):
 def split_layers(x: jax.Array) -> list[jax.Array]:
   """Splits an array along its leading axis.
 
-  Its gradient is one concatenation. The gradient of indexing would add up a
-  whole stack of zeros per layer.
+  The gradient of this split is one concatenation. The gradient of indexing
+  would add a whole stack, zero but for one layer, for each layer.
   """
   return [part[0] for part in jax.lax.split(x, [1] * x.shape[0])]

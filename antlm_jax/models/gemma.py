@@ -1,11 +1,10 @@
-"""The gemma encoder: llama with norms after its sublayers as well.
+"""The gemma encoder: llama with a second norm after each sublayer.
 
-Gemma 3's text models (arXiv 2503.19786), and the encoder of EmbeddingGemma. By
-default every sixth layer sees all keys, and the others only near ones.
+Gemma 3's text models (arXiv 2503.19786) and EmbeddingGemma use it. By default,
+every sixth layer sees all keys, and the other layers have a window.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +18,27 @@ from antlm_jax.settings import setting
 @encoder.ENCODERS.register("gemma")
 @dataclasses.dataclass(frozen=True)
 class GemmaConfig(llama.LlamaConfig):
-  """Settings of the gemma encoder: those of llama, and its own."""
+  """Settings of the gemma encoder, in addition to those of llama.
+
+  `rope_scaling` does not change layers with a window.
+  """
 
   windows: tuple[int, ...] = setting(
-    (512,) * 5 + (0,), "as llama's, repeated: keys nearer are seen", least=0
+    (512,) * 5 + (0,),
+    "Window of each layer, repeated; 0 for no window",
+    least=0,
   )
-  rope_theta: float = setting(1e6, "RoPE's base where all is seen", over=0)
+  rope_theta: float = setting(1e6, "RoPE base of layers without window", over=0)
   window_rope_theta: float = setting(
-    10_000.0, "RoPE's base in layers with a window, which is not scaled", over=0
+    10_000.0, "RoPE base of layers with a window", over=0
   )
-  query_scalar: int = setting(256, "scores are divided by its root", least=1)
-  qk_norm: bool = setting(True, "norms of each query and key head")
+  query_scalar: int = setting(
+    256, "Number whose square root divides the scores", least=1
+  )
+  qk_norm: bool = setting(True, "Normalize each query and key head")
 
   norm = layers.OffsetRMSNorm
-  activation = staticmethod(functools.partial(jax.nn.gelu, approximate=True))
+  activation = staticmethod(jax.nn.gelu)  # its tanh approximation
 
   @property
   def score_scale(self) -> float:
@@ -40,12 +46,12 @@ class GemmaConfig(llama.LlamaConfig):
     return self.query_scalar**-0.5
 
   def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
-    """Makes the encoder."""
+    """Builds the encoder."""
     return Gemma(rngs, self)
 
 
 class Block(llama.Block):
-  """Attention, then the gated MLP, each between two norms."""
+  """Attention and gated MLP, each with a norm before and after it."""
 
   def __init__(self, rngs: nnx.Rngs, config: GemmaConfig):
     super().__init__(rngs, config)
@@ -61,11 +67,11 @@ class Block(llama.Block):
 
 
 class Gemma(llama.Llama):
-  """The encoder; hidden states are those after the last norm."""
+  """The gemma encoder; hidden states are the output of the last norm."""
 
   block = Block
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     c = self.config
-    # The factor is rounded to the compute dtype, as in its authors' code.
+    # The published code rounds the factor to the compute dtype.
     return super().embed(tokens) * jnp.asarray(c.width**0.5, c.dtype)

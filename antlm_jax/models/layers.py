@@ -1,6 +1,6 @@
-"""Layers that several encoders share; each parameter is declared once.
+"""Layers that several encoders share.
 
-The `nnx.Param` that declares a parameter has its shape, logical axes and
+An `nnx.Param` declares a parameter once, with its shape, logical axes and
 initial values. Sharding, weight decay and Hugging Face names are tables over
 the paths and axes (`antlm_jax.runtime.sharding`, `antlm_jax.training.optim`).
 """
@@ -22,18 +22,18 @@ def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
 
 
 def truncated(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
-  """Like `normal`, truncated at two deviations and not rescaled."""
+  """Like `normal`, but truncated at 2 std, without rescaling."""
   draws = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape)
   return nnx.Param(std * draws, axes=axes)
 
 
 def vector(values: jax.Array, axis: str, **metadata) -> nnx.Param:
-  """Declares a parameter of one axis, with these initial values."""
+  """Declares a parameter with one axis and these initial values."""
   return nnx.Param(values, axes=(axis,), **metadata)
 
 
 class Linear(nnx.Module):
-  """Maps `[..., i]` to `[..., o]` with a kernel `[i, o]` and maybe a bias."""
+  """Maps `[..., i]` to `[..., o]` with a kernel `[i, o]`, optionally a bias."""
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
     self.kernel, self.axes = kernel, kernel.get_metadata("axes")
@@ -47,9 +47,9 @@ class Linear(nnx.Module):
 
 
 def published_as(tensor: str, *linears: Linear) -> None:
-  """Marks layers' kernels, and biases, as one tensor in published code.
+  """Marks layers' kernels and biases as parts of one published tensor.
 
-  LAMB scales each published tensor by its norm; nothing else uses the mark.
+  Only LAMB uses the mark: it scales each published tensor by its norm.
   """
   for linear in linears:
     linear.kernel.set_metadata("tensor", f"{tensor}/kernel")
@@ -59,17 +59,17 @@ def published_as(tensor: str, *linears: Linear) -> None:
 
 @jax.custom_vjp
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """`[..., i]` times `[i, o]`, with a weight gradient that is fast on CPU.
+  """Multiplies `[..., i]` by `[i, o]`, with a weight gradient fast on CPU.
 
-  XLA's CPU backend is slow if it transposes the left operand inside the
-  product, so the operand is transposed before: a step of a small encoder is
-  about a fifth faster.
+  XLA's CPU backend transposes the left operand slowly inside a product. This
+  gradient transposes it first, so that a small encoder's step takes about a
+  fifth less time.
   """
   return x @ kernel
 
 
 def _matmul_forward(x, kernel):
-  # Not `matmul`: remat's policies recognize the product itself.
+  # Do not call `matmul`, because remat policies must see the product itself.
   return x @ kernel, (x, kernel)
 
 
@@ -81,8 +81,8 @@ def _matmul_backward(residual, grad):
     return rows @ grad.reshape(-1, grad.shape[-1])
 
   def elsewhere(x, grad):
-    # A reshape to `[B * T, i]` would copy arrays in the layout of attention's
-    # kernel, `[B, i, T]`.
+    # A reshape to `[B * T, i]` would copy arrays that are in the attention
+    # kernel's layout, `[B, i, T]`.
     return jnp.tensordot(x, grad, axes=(tuple(range(x.ndim - 1)),) * 2)
 
   kernel_grad = jax.lax.platform_dependent(
@@ -95,9 +95,9 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 def likeliest(logits: jax.Array) -> jax.Array:
-  """Index of the first highest of `[..., V]`, int32 `[...]`.
+  """Returns the first index of the maximum of `[..., V]`, int32 `[...]`.
 
-  On CPU `jnp.argmax` would take as long as computing the logits.
+  `jnp.argmax` would take as long on CPU as the computation of the logits.
   """
   last = logits.shape[-1] - 1
   best = logits == jnp.max(logits, axis=-1, keepdims=True)
@@ -105,9 +105,9 @@ def likeliest(logits: jax.Array) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-  """Root-mean-square norm over the last axis, in float32, then scaled.
+  """Root-mean-square norm over the last axis, in float32.
 
-  As in Llama, it is cast back before the scale.
+  The result is cast back before it is scaled, as in Llama.
   """
 
   def __init__(self, width: int, eps: float):
@@ -119,13 +119,13 @@ class RMSNorm(nnx.Module):
     return self.normed(x).astype(x.dtype) * self.scale[...].astype(x.dtype)
 
   def normed(self, x: jax.Array) -> jax.Array:
-    """Returns x normed and without a scale, float32."""
+    """Returns x normalized but not scaled, in float32."""
     y = x.astype(jnp.float32)
     return y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
 
 
 class OffsetRMSNorm(RMSNorm):
-  """RMSNorm scaled by 1 + scale before the cast back, as in Gemma."""
+  """RMSNorm that multiplies by 1 + scale before the cast back, as in Gemma."""
 
   def __init__(self, width: int, eps: float):
     self.scale = vector(jnp.zeros(width), "norm")
@@ -137,7 +137,7 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class LayerNorm(nnx.Module):
-  """Layer norm over the last axis, in float32; by default not affine."""
+  """Layer norm over the last axis, in float32; not affine by default."""
 
   def __init__(
     self, width: int, eps: float, affine: bool = False, bias: bool = True
@@ -161,12 +161,12 @@ class LayerNorm(nnx.Module):
 
 
 def split_key(key: jax.Array | None, count: int):
-  """Splits a key into `count` keys, or None into Nones."""
+  """Splits a key into `count` keys; None becomes `count` times None."""
   return (None,) * count if key is None else jax.random.split(key, count)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-  """Zeroes a share `rate` of x and scales the rest; nothing without a key."""
+  """Drops a share `rate` of x and scales the rest; x without a key."""
   if key is None or rate == 0.0:
     return x
   keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -174,15 +174,15 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 class At(NamedTuple):
-  """Seed and places of hidden states, on which their dropout depends alone."""
+  """Seed and places that determine the dropout of hidden states."""
 
   seed: jax.Array  # uint32 `[]`
-  # Index in the microbatch of each of the states `[..., D]`, int32 `[...]`.
+  # Index of each state `[..., D]` in the microbatch, int32 `[...]`.
   places: jax.Array
 
 
 def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
-  """Like `dropout`, and the same for every division into chunks or shards."""
+  """Like `dropout`, but independent of the division into chunks or shards."""
   if at is None or rate == 0.0:
     return x
   kept = keep(rate, at.seed, at.places[..., None], jnp.arange(x.shape[-1]))
@@ -199,5 +199,5 @@ def attention_dropout(
 
 
 def split_heads(x: jax.Array, width: int) -> jax.Array:
-  """`[..., N * H]` to `[..., N, H]`."""
+  """Reshapes `[..., N * H]` to `[..., N, H]`."""
   return x.reshape(*x.shape[:-1], -1, width)

@@ -1,8 +1,8 @@
 """The llama encoder: RMSNorm, SwiGLU, RoPE, grouped queries.
 
-BabyLlama (arXiv 2308.02019) and the 210M, 610M and 1B encoders of arXiv
-2507.00994 (Table 1) are this one model; so are Llama 1 to 3, with `windows`
-Mistral, with `qkv_bias` Qwen2, and with `qk_norm` Qwen3.
+BabyLlama (arXiv 2308.02019), the 210M, 610M and 1B encoders of arXiv 2507.00994
+(Table 1), and Llama 1 to 3 use it. Mistral also has `windows`, Qwen2 has
+`qkv_bias`, and Qwen3 has `qk_norm`.
 """
 
 import dataclasses
@@ -25,35 +25,37 @@ class LlamaConfig(EncoderConfig):
   """Settings of the llama encoder, in addition to those of every encoder."""
 
   kv_heads: int = setting(
-    12, "key/value heads K, which divide the query heads", least=1
+    12, "Number of key/value heads K; it divides the query heads", least=1
   )
   head_width: int = setting(
-    0, "width H of a head; 0 means width / heads", least=0, most=2**20
+    0, "Head width H; 0 for width / heads", least=0, most=2**20
   )
-  rope_theta: float = setting(10_000.0, "RoPE's base", over=0)
+  rope_theta: float = setting(10_000.0, "RoPE base", over=0)
   rope_scaling: tuple[float, ...] = setting(
-    (), "RoPE's factor; or Llama 3's: and low, high, original length", over=0
+    (), "RoPE factor, or Llama 3's factor, low, high, original length", over=0
   )
   windows: tuple[int, ...] = setting(
-    (), "layers' windows, repeated: keys nearer are seen; 0: all", least=0
+    (), "Window of each layer, repeated; 0 for no window", least=0
   )
-  qkv_bias: bool = setting(False, "biases of queries, keys, values (Qwen2)")
-  qk_norm: bool = setting(False, "norms of each query and key head (Qwen3)")
+  qkv_bias: bool = setting(
+    False, "Add biases to queries, keys and values (Qwen2)"
+  )
+  qk_norm: bool = setting(False, "Normalize each query and key head (Qwen3)")
   init_std: float = setting(
-    0.02, "standard deviation of the initial weights", least=0, most=100
+    0.02, "Standard deviation of initial weights", least=0, most=100
   )
-  tied: bool = setting(True, "whether the head is the transposed embedding")
+  tied: bool = setting(True, "Use the embeddings as output layer too")
 
-  # Subclasses may change these.
+  # Subclasses may override these.
   norm = layers.RMSNorm
   activation = staticmethod(jax.nn.silu)
-  score_scale = None  # 1 / sqrt(H)
-  window_rope_theta = None  # base in layers with a window; None: the same
+  score_scale = None  # None for 1 / sqrt(H)
+  window_rope_theta = None  # RoPE base with a window; None for `rope_theta`
 
   def linear(
     self, rngs: nnx.Rngs, shape, axes, bias=False, out=False
   ) -> Linear:
-    """Declares a matrix; `out` marks those that add to the states."""
+    """Declares a matrix; `out` if its output is added to the states."""
     kernel = layers.normal(rngs, shape, axes, self.init_std)
     return Linear(kernel, bias)
 
@@ -64,26 +66,26 @@ class LlamaConfig(EncoderConfig):
         f"model.heads={self.heads} is not a multiple of"
         f" model.kv_heads={self.kv_heads}"
       )
-    if self.head_width == self.width / self.heads:  # as without it
+    if self.head_width == self.width / self.heads:  # the default
       object.__setattr__(self, "head_width", 0)
     if self.head_dim % 2:
       raise UserError(
-        f"model.head_width={self.head_dim} is not even, as RoPE needs: set"
-        " it, or change model.width or model.heads"
+        f"model.head_width={self.head_dim} is odd, but RoPE needs an even"
+        " width: set it, or change model.width or model.heads"
       )
     scaling = self.rope_scaling
     if len(scaling) > 1 and not (len(scaling) == 4 and scaling[1] < scaling[2]):
       raise UserError(
-        f"model.rope_scaling={scaling} is not one factor, or factor, low, high"
-        " and original length, low under high"
+        f"model.rope_scaling={scaling} is invalid: give one factor, or factor,"
+        " low, high and original length, with low under high"
       )
 
   def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
-    """Makes the encoder."""
+    """Builds the encoder."""
     return Llama(rngs, self)
 
 
-# BabyLlama's, and those of arXiv 2507.00994 (Table 1), by size.
+# Shapes of BabyLlama (97M) and of arXiv 2507.00994's encoders (Table 1).
 _COLUMNS = ("layers", "width", "mlp_width", "heads", "kv_heads")
 SHAPES = {
   size: dict(zip(_COLUMNS, row, strict=True))
@@ -127,7 +129,7 @@ class Attention(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-  """down(activation(gate(x)) * up(x)): with SiLU, SwiGLU."""
+  """Computes down(activation(gate(x)) * up(x)): SwiGLU if it is SiLU."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.activation = config.activation
@@ -142,7 +144,7 @@ class GatedMLP(nnx.Module):
 
 
 class Block(nnx.Module):
-  """Pre-norm attention, then a pre-norm gated MLP, each added to its input."""
+  """Pre-norm attention and a pre-norm gated MLP, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.attention_norm = config.norm(config.width, config.norm_eps)
@@ -160,7 +162,7 @@ class Block(nnx.Module):
 
 
 class Llama(encoder.Encoder):
-  """The encoder; hidden states are those after the last norm."""
+  """The llama encoder; hidden states are the output of the last norm."""
 
   block = Block
 
@@ -182,7 +184,7 @@ class Llama(encoder.Encoder):
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
-    """Returns the first states `[B, T, D]`."""
+    """Returns the first hidden states, `[B, T, D]`."""
     return encoder.embed(self.embedding, tokens, self.config.dtype)
 
   def output_head(self) -> encoder.Head:

@@ -1,12 +1,12 @@
 """The LTG-BERT encoder: relative positions, NormFormer, GEGLU.
 
-LTG-BERT (arXiv 2303.09859) has no absolute positions: each attention score
-adds a term of the query and a term of the key for the bucket of their distance
-(DeBERTa, arXiv 2006.03654). Every sublayer is normed before and after
-(NormFormer, arXiv 2110.09456).
+LTG-BERT (arXiv 2303.09859) has no absolute positions. Each attention score adds
+a term of the query and a term of the key, chosen by the bucket of their
+distance (DeBERTa, arXiv 2006.03654). Each sublayer has a norm before and after
+it (NormFormer, arXiv 2110.09456).
 
-GPT-BERT (arXiv 2410.24159) adds a gate on attention's output, and each sublayer
-reads a weighted sum of all outputs before it: two settings.
+GPT-BERT (arXiv 2410.24159) has two settings more. It gates attention's output,
+and each sublayer reads a weighted sum of all earlier outputs.
 """
 
 import dataclasses
@@ -30,33 +30,38 @@ from antlm_jax.settings import setting
 class LtgBertConfig(EncoderConfig):
   """Settings of LTG-BERT, in addition to those of every encoder.
 
-  With `attention_gate`, attention's output is normed before the output
-  projection instead of after it. `depth_weights` are those of DenseFormer
-  (arXiv 2402.02622). GPT-BERT has both.
+  `attention_gate` also moves the norm of attention's output before the output
+  projection. `depth_weights` are those of DenseFormer (arXiv 2402.02622).
+  GPT-BERT sets both.
   """
 
-  max_seq_len: int = setting(512, "longest row, in tokens", least=1)
-  norm_eps: float = setting(1e-7, "added to variances", least=0, most=1)
-  dropout: float = setting(0.1, "share of states dropped", least=0, under=1)
+  max_seq_len: int = setting(512, "Longest row, in tokens", least=1)
+  norm_eps: float = setting(
+    1e-7, "Term added to variances in norms", least=0, most=1
+  )
+  dropout: float = setting(
+    0.1, "Dropout rate of embeddings and sublayer outputs", least=0, under=1
+  )
   attention_dropout: float = setting(
-    0.1, "share of attention weights dropped", least=0, under=1
+    0.1, "Dropout rate of attention weights", least=0, under=1
   )
   position_buckets: int = setting(
-    32, "buckets of distances in each direction, 0 in both", least=4
+    32, "Number of distance buckets per direction, both with 0", least=4
   )
   longest_distance: int = setting(
-    512, "distances from here on share the last bucket", most=2**20
+    512, "Distance from which on all share the last bucket", most=2**20
   )
-  attention_gate: bool = setting(False, "multiply attention's output by a gate")
+  attention_gate: bool = setting(False, "Multiply attention's output by a gate")
   depth_weights: bool = setting(
-    False, "each sublayer reads a learnt weighted sum of all before it"
+    False, "Feed each sublayer a learned weighted sum of all earlier outputs"
   )
 
   def __post_init__(self):
     super().__post_init__()
     if self.position_buckets % 2:
       raise UserError(
-        f"model.position_buckets={self.position_buckets} is not even"
+        f"model.position_buckets={self.position_buckets} is odd: use an even"
+        " number"
       )
     if self.longest_distance <= self.position_buckets:
       raise UserError(
@@ -65,26 +70,26 @@ class LtgBertConfig(EncoderConfig):
       )
 
   def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
-    """Makes the encoder."""
+    """Builds the encoder."""
     return LtgBert(rngs, self)
 
   @property
   def init_std(self) -> float:
-    """Standard deviation of the initial weights, before truncation."""
+    """Standard deviation of initial weights, before truncation."""
     return math.sqrt(2 / (5 * self.width))
 
   @property
   def buckets(self) -> int:
-    """Number of buckets of distances C that are not empty."""
+    """Number of non-empty distance buckets C."""
     return len(self.edges) + 1
 
   @functools.cached_property
   def edges(self) -> tuple[int, ...]:
-    """First distance of each bucket but the first."""
+    """First distance of each bucket except the first."""
     return attention.log_edges(self.position_buckets, self.longest_distance)
 
 
-# Published encoders: LTG-BERT's, and GPT-BERT's of BabyLM 2024's two tracks.
+# Shapes of LTG-BERT, and of GPT-BERT for the two tracks of BabyLM 2024.
 _GPT_BERT = {"norm_eps": 1e-5, "attention_gate": True, "depth_weights": True}
 SHAPES = {
   "xs": {"width": 192, "heads": 3, "mlp_width": 512},
@@ -101,7 +106,7 @@ def _linear(rngs, c: LtgBertConfig, shape, axes, bias=True, scale=1.0):
 
 
 class Attention(nnx.Module):
-  """Attention with disentangled relative positions, between two norms."""
+  """Attention with relative position terms, and a norm before and after it."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -119,21 +124,21 @@ class Attention(nnx.Module):
 
   @jax.named_scope("projections")
   def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
-    """Attends, from x `[B, T, D]` and the buckets' embeddings `[C, D]`."""
+    """Attends with x `[B, T, D]` and bucket embeddings `[C, D]`."""
     c = self.config
     keys = layers.split_key(key, 3)
     heads = functools.partial(layers.split_heads, width=c.head_dim)
     relative = layers.dropout(relative, c.dropout, keys[0])
     x = self.norm(x)
     q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
-    # Queries meet the positions' keys, and keys the positions' queries. The
-    # projections are those of the tokens.
+    # Queries are multiplied by the positions' keys, and keys by the positions'
+    # queries. Tokens and positions share the projections.
     terms = attention.Relative(
       query=jnp.einsum("btnh,cnh->btnc", q, heads(self.k(relative))),
       key=jnp.einsum("bsnh,cnh->bsnc", k, heads(self.q(relative))),
       edges=c.edges,
     )
-    scale = (3 * c.head_dim) ** -0.5  # three terms make a score
+    scale = (3 * c.head_dim) ** -0.5  # a score is the sum of three terms
     dropped = layers.attention_dropout(c.attention_dropout, keys[1], len(x))
     y = attention.attend(
       q, k, v, mask, scale=scale, dropout=dropped, relative=terms
@@ -147,12 +152,12 @@ class Attention(nnx.Module):
 
 
 class GEGLU(nnx.Module):
-  """A gated MLP with a norm before each product."""
+  """Gated MLP with a norm before each product."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
     c = self.config = config
     shape, axes = (c.width, c.mlp_width), ("embed", "mlp")
-    # Deeper blocks begin smaller.
+    # Deeper blocks have smaller initial weights.
     linear = functools.partial(
       _linear, rngs, c, bias=False, scale=jnp.sqrt(0.5 / (1 + index))
     )
@@ -172,14 +177,14 @@ class GEGLU(nnx.Module):
 
 
 class Block(nnx.Module):
-  """Attention, then the MLP, each added to its input."""
+  """Attention and the MLP, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
     self.attention = Attention(rngs, config)
     self.mlp = GEGLU(rngs, config, index)
 
   def sublayers(self, relative, mask: attention.Prepared, key):
-    """Returns both as functions of the states `[B, T, D]` to an addend."""
+    """Returns functions from states `[B, T, D]` to each sublayer's output."""
     keys = layers.split_key(key, 2)
     return (
       lambda x: self.attention(x, relative, mask, keys[0]),
@@ -193,7 +198,7 @@ class Block(nnx.Module):
 
 
 class TokenHead(nnx.Module):
-  """Maps hidden states to the space of the embeddings."""
+  """Transforms hidden states before their product with the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -208,7 +213,7 @@ class TokenHead(nnx.Module):
 
 
 class LtgBert(encoder.Encoder):
-  """The encoder; hidden states have no last norm: the head begins with one."""
+  """The LTG-BERT encoder; the last norm is in the head, not in the encoder."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -219,14 +224,14 @@ class LtgBert(encoder.Encoder):
     self.relative_norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
     self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
     if c.depth_weights:
-      # At first each sublayer reads only the output before it.
+      # Initially, each sublayer reads only the preceding output.
       sizes = tuple(range(2, 2 * c.layers + 2))
       weights = jnp.concatenate([jnp.eye(n)[-1] for n in sizes])
       self.depth_weights = layers.vector(weights, "depth", parts=sizes)
     self.head = TokenHead(rngs, c)
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
-    # `positions` are not used: only distances matter.
+    # `positions` are unused, because attention needs only distances.
     c = self.config
     x = encoder.embed(self.embedding, tokens, c.dtype)
     x = self.embedding_norm(x)
@@ -237,14 +242,14 @@ class LtgBert(encoder.Encoder):
     return encoder.run_blocks(c, self.blocks, x, mask, keys, relative)
 
   def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
-    """Runs the blocks without a loop: each reads all outputs before it."""
+    """Runs the blocks unrolled, because each reads all earlier outputs."""
     outputs, begin = [x], 0
     remat = functools.partial(encoder.rematerialized, self.config)
     for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
       for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
         step = remat(lambda x, f=sublayer: x + f(x))
         outputs.append(sharding.constrain(step(x), "batch", None, None))
-        # The sublayer's part of the weights, one for each output so far.
+        # The next sublayer has a weight for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
         weights = weights.astype(x.dtype)
         begin += len(outputs)

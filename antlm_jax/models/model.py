@@ -1,4 +1,4 @@
-"""Encoders as pure functions of their parameters."""
+"""Models: encoders as pure functions of their parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
 
 class Tensor(NamedTuple):
-  """The tensor of published code that a parameter belongs to."""
+  """Tensor of published code that contains a parameter."""
 
   name: str  # parameters with the same name are one tensor
-  parts: tuple[int, ...] = ()  # sizes of several tensors in one vector
+  parts: tuple[int, ...] = ()  # sizes, if the vector holds several tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,18 +30,19 @@ class Model:
 
   config: EncoderConfig
   graph: Any  # the encoder's structure, without parameters
-  shapes: dict[str, jax.ShapeDtypeStruct]  # by path, as the next two
+  # By path of the parameter:
+  shapes: dict[str, jax.ShapeDtypeStruct]
   axes: dict[str, tuple[str | None, ...]]  # logical; None for the layer axis
   tensors: dict[str, Tensor]  # in published code
 
   def with_base(self, theta: float | None) -> "Model":
-    """Returns this model with another RoPE base; None keeps its own."""
+    """Returns the model with this RoPE base, or unchanged for None."""
     if theta is None:
       return self
     return from_config(dataclasses.replace(self.config, rope_theta=theta))
 
   def init(self, seed: int) -> Params:
-    """Draws the parameters; the same for every mesh. Call it under jit."""
+    """Draws parameters that do not depend on the mesh. Call it under jit."""
     variables = _variables(_module(self.config, seed))
     return {path: v.get_value() for path, v in variables.items()}
 
@@ -57,10 +58,10 @@ class Model:
     return self.bind(params)(tokens, positions, mask, dropout_key)
 
   def unstack(self, params: Params) -> dict[str, jax.Array | list[jax.Array]]:
-    """Splits stacked parameters into a list for each layer.
+    """Splits stacked parameters into lists with an array for each layer.
 
-    Without `scan_layers`, a program that runs often need not copy every layer
-    out of its stack each time.
+    Without `scan_layers`, this saves a program that runs often from copying
+    every layer out of its stack each time.
     """
     stacked = {path for path, axes in self.axes.items() if axes[0] is None}
     return {
@@ -69,7 +70,7 @@ class Model:
     }
 
   def cache(self, rows: int, slots: int) -> Cache:
-    """Returns an empty cache for `extend`, of B rows of at most S tokens."""
+    """Returns an empty cache for `extend`, for B rows of up to S tokens."""
     c = self.config
     kinds = [(c.kv_heads, c.head_dim)] * 2
     kinds += [(c.heads, c.buckets)] * bool(c.buckets)
@@ -82,21 +83,21 @@ class Model:
   def extend(
     self, params: Params, tokens: jax.Array, start: jax.Array, cache: Cache
   ) -> tuple[jax.Array, Cache]:
-    """Encodes new tokens causally, with the earlier tokens in a cache.
+    """Encodes new tokens causally, after the earlier tokens in a cache.
 
-    The model must have `scan_layers="no"` and `remat="none"`: each block has
-    its own cache, and there is no backward pass.
+    The model needs `scan_layers="no"`, because each block has a cache, and
+    `remat="none"`, because there is no backward pass.
 
     Args:
       params: Parameters.
       tokens: New tokens of each row, int32 `[B, T]`.
-      start: Number of the row's earlier tokens, int32 `[B]`, at least T fewer
-        than the cache has slots.
-      cache: The result of `cache`, or of an earlier call.
+      start: Number of earlier tokens of each row, int32 `[B]`. The cache must
+        have at least T slots more.
+      cache: Result of `cache` or of an earlier call.
 
     Returns:
-      Hidden states `[B, T, D]`, and the cache with the new tokens written from
-      slot `start` on.
+      Hidden states `[B, T, D]`, and the cache with the new tokens in the slots
+      from `start` on.
     """
     refs = jax.tree.map(jax.new_ref, cache)
     windows = self.config.windows_in(cache[0][0].shape[2])
@@ -108,24 +109,25 @@ class Model:
   def logits(
     self, params: Params, hidden: jax.Array, at: At | None = None
   ) -> jax.Array:
-    """Maps hidden states `[..., D]` to scores float32 `[..., V]`.
+    """Maps hidden states `[..., D]` to scores, float32 `[..., V]`.
 
-    In training, `at` has their places, for heads with dropout.
+    Pass `at` in training, because some heads have dropout.
     """
     return self.output_head(params).logits(hidden, at)
 
   def output_head(self, params: Params) -> encoder.Head:
-    """Returns the output layer; its parameters are gathered once."""
+    """Returns the output layer, with its parameters gathered once."""
     return self.bind(params).output_head()
 
   def attention_of(self, inputs, mask: AttentionMask) -> str:
-    """Returns the implementation of attention in training.
+    """Returns the name of the attention implementation used in training.
 
-    The inputs are the tokens of M microbatches, or their shape `[M, B, T]`;
-    the mask's bounds, if any, have the same shape.
+    Args:
+      inputs: Tokens of M microbatches, `[M, B, T]`, or their shape.
+      mask: Mask with bounds of the same shape, if any.
 
     Raises:
-      ValueError: if the configured implementation cannot compute it.
+      ValueError: The configured implementation cannot compute this mask.
     """
 
     def prepare(mask):
@@ -138,7 +140,7 @@ class Model:
     return jax.eval_shape(prepare, mask).implementation
 
   def bind(self, params: Params) -> Encoder:
-    """Returns the encoder module holding `params`."""
+    """Returns the encoder module with `params` in it."""
     flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
     with nnx.set_graph_mode(False):
       return nnx.merge(self.graph, nnx.from_flat_state(flat))
@@ -150,10 +152,10 @@ class Model:
 
 
 def build(config: EncoderConfig | Mapping[str, Any], vocab_size: int) -> Model:
-  """Builds a model from an encoder's settings, or a mapping of them.
+  """Builds a model from an encoder's settings.
 
-  A mapping also has the encoder's `name`. Raises a UserError for an unknown
-  name or settings that do not fit together.
+  A mapping of settings must include the encoder's `name`. Raises a UserError
+  for an unknown name or incompatible settings.
   """
   if not isinstance(config, EncoderConfig):
     config = ENCODERS.make(config)
@@ -168,11 +170,11 @@ def from_config(config: EncoderConfig) -> Model:
   shapes, axes, tensors = {}, {}, {}
   for path, variable in _variables(module).items():
     shape, names = variable.get_value(), variable.get_metadata("axes")
-    # `stack` puts the layer axis in front of a block's axes.
+    # `stack` adds the layer axis in front of a block's axes.
     stacked = (None,) * (shape.ndim - len(names))
     shapes[path], axes[path] = shape, (*stacked, *names)
     metadata, name = variable.get_metadata(), path
-    if "tensor" in metadata:  # under the module that has the layers
+    if "tensor" in metadata:  # relative to the module with the layers
       name = f"{path.rsplit('/', 2)[0]}/{metadata['tensor']}"
     tensors[path] = Tensor(name, metadata.get("parts", ()))
   return Model(config, graph, shapes, axes, tensors)
@@ -183,7 +185,7 @@ def _module(config: EncoderConfig, seed: int) -> Encoder:
 
 
 def _variables(module: Encoder) -> dict[str, nnx.Variable]:
-  """A module's parameters, by path."""
+  """Returns a module's parameters by path."""
   with nnx.set_graph_mode(False):
     flat = nnx.to_flat_state(nnx.state(module))
   return {"/".join(path): variable for path, variable in flat}

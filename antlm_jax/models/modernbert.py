@@ -1,8 +1,8 @@
 """The ModernBERT encoder: windows in most layers, RoPE, GeGLU, no biases.
 
-ModernBERT (arXiv 2412.13663) and, with Gemma 2's tokenizer, mmBERT (arXiv
-2509.06888) are bidirectional. The decoders of Ettin (arXiv 2507.11412) are the
-same encoder with a causal mask and windows one token shorter.
+ModernBERT (arXiv 2412.13663) and mmBERT (arXiv 2509.06888), which has Gemma 2's
+tokenizer, are bidirectional. Ettin's decoders (arXiv 2507.11412) use the same
+encoder with a causal mask and windows one token shorter.
 """
 
 import dataclasses
@@ -23,29 +23,27 @@ from antlm_jax.settings import setting
 @ENCODERS.register("modernbert")
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(EncoderConfig):
-  """Settings of ModernBERT, by default those of the base size.
+  """Settings of ModernBERT; the defaults are those of the base size.
 
-  `dropout` applies to the embeddings and inside the MLPs, `attention_dropout`
-  to attention's weights and outputs.
+  `dropout` applies to the embeddings and inside the MLPs. `attention_dropout`
+  applies to attention's weights and outputs.
   """
 
-  layers: int = setting(22, "number of blocks L", least=1, most=1000)
-  mlp_width: int = setting(1152, "MLP's inner width F", least=1, most=2**20)
-  max_seq_len: int = setting(8192, "longest row, in tokens", least=1)
+  layers: int = setting(22, "Number of blocks L", least=1, most=1000)
+  mlp_width: int = setting(1152, "Inner MLP width F", least=1, most=2**20)
+  max_seq_len: int = setting(8192, "Longest row, in tokens", least=1)
   windows: tuple[int, ...] = setting(
-    (0, 65, 65),
-    "layers' windows, repeated: keys nearer are seen; 0: all",
-    least=0,
+    (0, 65, 65), "Window of each layer, repeated; 0 for no window", least=0
   )
-  rope_theta: float = setting(160_000.0, "RoPE's base", over=0)
+  rope_theta: float = setting(160_000.0, "RoPE base", over=0)
   window_rope_theta: float = setting(
-    10_000.0, "RoPE's base in layers with a window", over=0
+    10_000.0, "RoPE base of layers with a window", over=0
   )
   init_std: float = setting(
-    0.02, "standard deviation of the initial weights", least=0, most=100
+    0.02, "Standard deviation of initial weights", least=0, most=100
   )
 
-  # As llama's settings, which have one value here.
+  # Llama's layers read these settings, which are fixed in ModernBERT.
   qkv_bias = qk_norm = False
   rope_scaling = ()
   score_scale = None
@@ -55,18 +53,18 @@ class ModernBertConfig(EncoderConfig):
     super().__post_init__()
     if self.head_dim % 2:
       raise UserError(
-        f"model.width={self.width} over model.heads={self.heads} is not even,"
-        " as RoPE needs"
+        f"model.width={self.width} / model.heads={self.heads} is odd, but RoPE"
+        " needs an even width"
       )
 
   def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
-    """Makes the encoder."""
+    """Builds the encoder."""
     return ModernBert(rngs, self)
 
   def linear(
     self, rngs: nnx.Rngs, shape, axes, bias=False, out=False
   ) -> Linear:
-    """Declares a matrix; those that add to the states (`out`) begin smaller."""
+    """Declares a matrix, with smaller weights if its output is added."""
     std = self.init_std / ((2 * self.layers) ** 0.5 if out else 1)
     return Linear(layers.truncated(rngs, shape, axes, std), bias)
 
@@ -76,7 +74,7 @@ def _norm(config: ModernBertConfig) -> layers.LayerNorm:
 
 
 class Attention(llama.Attention):
-  """llama's, with dropout of its output."""
+  """Llama's attention with dropout of its output."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     super().__init__(rngs, config)
@@ -89,7 +87,7 @@ class Attention(llama.Attention):
 
 
 class GeGLU(llama.GatedMLP):
-  """down(gelu(gate(x)) * up(x)), with the exact GELU."""
+  """Computes down(gelu(gate(x)) * up(x)) with the exact GELU."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     super().__init__(rngs, config)
@@ -103,7 +101,7 @@ class GeGLU(llama.GatedMLP):
 
 
 class Block(nnx.Module):
-  """Pre-norm attention, then pre-norm GeGLU, each added to its input."""
+  """Pre-norm attention and pre-norm GeGLU, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     self.attention_norm = _norm(config)
@@ -113,14 +111,14 @@ class Block(nnx.Module):
 
   def __call__(self, x, first, rope, mask: attention.Prepared, key):
     keys = layers.split_key(key, 2)
-    # The first block's input is already normed.
+    # The norm of the embeddings has already normalized the first input.
     y = jnp.where(first, x, self.attention_norm(x))
     x = x + self.attention(y, rope, mask, keys[0])
     return x + self.mlp(self.mlp_norm(x), keys[1])
 
 
 class TokenHead(nnx.Module):
-  """Maps hidden states to the space of the embeddings."""
+  """Transforms hidden states before their product with the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = config
@@ -134,7 +132,7 @@ class TokenHead(nnx.Module):
 
 
 class ModernBert(encoder.Encoder):
-  """The encoder; hidden states are those after the last norm."""
+  """The ModernBERT encoder; hidden states are the output of the last norm."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = self.config = config

@@ -68,20 +68,28 @@ class Objective:
   """
 
   name: str = setting()  # in logs and metrics
-  attention: str = setting("causal", "Keys that are seen", choices=ATTENTION)
+  attention: str = setting(
+    "causal", "Tokens that a token can attend to", choices=ATTENTION
+  )
   block_length: int = setting(
-    16, "Tokens of a block, from the document's start", least=1, most=2**16
+    16,
+    "Number of tokens in a block, from the document's start",
+    least=1,
+    most=2**16,
   )
   shift: int = setting(
-    1, "1: output i predicts token i + 1; 0: token i", choices=(0, 1)
+    1, "Distance from an output to the token that it predicts", choices=(0, 1)
   )
   predict: str = setting("all", "Targets", choices=PREDICT)
   mask_ratio: float = setting(
-    0.0, "Share of the tokens that are masked", least=0, most=1
+    0.0, "Share of the tokens to mask", least=0, most=1
   )
-  mask_ends: bool = setting(False, "Mask also the documents' end tokens")
+  mask_ends: bool = setting(False, "Also mask the end tokens of documents")
   mask_ratio_end: float | None = setting(
-    None, "mask_ratio at the end of the run, reached linearly", least=0, most=1
+    None,
+    "Value of mask_ratio at the end of the run, reached linearly",
+    least=0,
+    most=1,
   )
   mask_ratio_high: float | None = setting(
     None, "Highest mask_ratio, if each row draws its own", least=0, most=1
@@ -90,7 +98,10 @@ class Objective:
     0.8, "Share of the masked tokens that become <mask>", least=0, most=1
   )
   random_token: float = setting(
-    0.1, "Share of them that become random; others stay", least=0, most=1
+    0.1,
+    "Share of the masked tokens that become random; others stay",
+    least=0,
+    most=1,
   )
   unit: str = setting("token", "Tokens masked together", choices=UNITS)
   choice: str = setting("coin", "Choice of the units", choices=CHOICES)

@@ -1,4 +1,4 @@
-"""Reads a TPU program's instruction bundles; a core runs one bundle a cycle."""
+"""Reads instruction bundles of TPU programs; a core runs a bundle per cycle."""
 
 import atexit
 import contextlib
@@ -12,10 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-# Parts this long, relative to the longest, are a block's arithmetic.
+# Parts at least this long, relative to the longest, compute a block.
 _LONG = 0.5
 _OPTIONS = "LIBTPU_INIT_ARGS"
-# Other listings would be of earlier passes.
+# Select the listings of the last pass of the compiler.
 _DUMP = (
   "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
   " --xla_jf_dump_llo_pass_label_regex=^final_bundles"
@@ -24,20 +24,20 @@ _DUMP = (
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """Numbers of bundles of an attention kernel, or of a fusion of XLA's."""
+  """Numbers of bundles of an attention kernel or of an XLA fusion."""
 
-  masked: int  # for a block of scores of which some are hidden
-  whole: int  # for a block of which none is hidden
-  rest: int  # others: the beginning and the end of an output block
-  all: int  # of the program
-  looped: int  # in a loop: a fusion has one, or none
+  masked: int  # bundles for a block with hidden scores
+  whole: int  # bundles for a block without hidden scores
+  rest: int  # bundles that begin and end an output block
+  all: int  # bundles of the program
+  looped: int  # bundles in the loop of a fusion; 0 without a loop
 
   @classmethod
   def parse(cls, text: str) -> "Listing":
-    """Reads a listing, divided at its branches.
+    """Parses a listing and splits it at branches.
 
-    A kernel has its block's arithmetic once, or twice: with the mask, and a
-    shorter one without.
+    A kernel has code for a block with the mask and, maybe, shorter code without
+    the mask.
     """
     lines = [x for x in text.splitlines() if re.match(r"\s*0x[0-9a-f]+", x)]
     branch = re.compile("sbr[.]rel|Start reg")
@@ -50,17 +50,17 @@ class Listing:
     return cls(max(blocks), min(blocks), rest, len(lines), looped)
 
   def cycles(self, masked: float, whole: float, outputs: float) -> float:
-    """Returns the cycles for numbers of masked, whole and output blocks."""
+    """Returns the cycles for these numbers of masked, whole, output blocks."""
     return masked * self.masked + whole * self.whole + outputs * self.rest
 
   def passes(self, times: int) -> int:
-    """Returns the cycles of a fusion whose loop runs a number of times."""
+    """Returns the cycles of a fusion whose loop runs this number of times."""
     return self.all + (times - 1) * self.looped
 
 
 @functools.cache
 def folder() -> str:
-  """Makes the folder of this process's listings, which goes when it ends."""
+  """Makes a folder for this process's listings; the exit removes it."""
   path = tempfile.mkdtemp(prefix="antlm_bundles_")
   atexit.register(shutil.rmtree, path, ignore_errors=True)
   return path
@@ -68,9 +68,9 @@ def folder() -> str:
 
 @contextlib.contextmanager
 def listed() -> Iterator[None]:
-  """Lets libtpu list what it compiles, if it is loaded inside.
+  """Makes libtpu list its programs, if it is loaded inside this context.
 
-  It reads its options once. The environment stays as it is for others.
+  libtpu reads its options once. The environment is restored afterwards.
   """
   before = os.environ.get(_OPTIONS)
   os.environ[_OPTIONS] = f"{before or ''} {_DUMP.format(folder())}".strip()
@@ -83,9 +83,9 @@ def listed() -> Iterator[None]:
 
 
 def read() -> dict[str, Listing]:
-  """Removes the listings; returns them by the instruction's name.
+  """Returns the listings by the instruction's name, and removes the files.
 
-  Of equal instructions the compiler lists one.
+  The compiler lists equal instructions only once.
   """
   out = {}
   for path in sorted(pathlib.Path(folder()).glob("*.txt")):

@@ -1,7 +1,7 @@
 """Compilers for TPUs and GPUs that this machine may lack.
 
-`pip install 'antlm_jax[plan-tpu]'` and `[plan-gpu]` put them among the other
-packages, launch/setup.sh into folders of their own next to the packages.
+`pip install 'antlm_jax[plan-tpu]'` and `[plan-gpu]` install them as packages.
+`launch/setup.sh` installs them in separate folders next to the packages.
 """
 
 import glob
@@ -36,8 +36,8 @@ def cuda() -> pathlib.Path | None:
 def ignore_absent_devices() -> None:
   """Makes JAX use the CPU on a machine that has compilers but no device.
 
-  JAX would look for a TPU or a GPU and report at length that it has none. Call
-  this before JAX is imported. JAX_PLATFORMS, if set, still decides.
+  Otherwise JAX would search for a TPU or GPU and print long warnings. Call this
+  before the import of JAX. JAX_PLATFORMS takes precedence.
   """
   devices = any(glob.glob(pattern) for pattern in _TPUS + _GPUS)
   if not devices and (libtpu() or cuda()):

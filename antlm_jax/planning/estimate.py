@@ -1,8 +1,8 @@
-"""Estimates the needs and the speed of a run's steps before they run.
+"""Estimates the memory and the speed of a run's steps before they run.
 
-Each step is compiled for absent devices (`topology`). The compiler reports its
-memory, and `hlo` counts its operations, bytes and collectives. Times are those
-of a roofline from published peaks (`runtime.chips`, `network`).
+`topology` compiles each step for absent devices. The compiler reports the
+memory, and `hlo` counts operations, bytes and collectives. Times follow from a
+roofline model with published peaks (`runtime.chips`, `network`).
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops, head_kernel
 from antlm_jax.training.experiment import Program, Run
 
-_CUTS = 0x9C07  # a random stream other than the objectives'
-_PREFIXES = " KMGTPE"  # each 2^10 times the one before
+_CUTS = 0x9C07  # random stream, distinct from those of objectives
+_PREFIXES = " KMGTPE"  # powers of 2^10
 
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-  """Rows and a tokenizer in the place of absent data."""
+  """Rows and a tokenizer in place of absent data."""
 
   vocab_size: int  # number of tokens V
-  seq_len: int  # tokens in a row T
-  pieces: int  # documents in a row, cut at random
-  size: int  # rows in an epoch
+  seq_len: int  # number of tokens per row T
+  pieces: int  # number of documents per row, split at random
+  size: int  # number of rows per epoch
 
   mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
@@ -48,7 +48,7 @@ class StandIn:
     return self.size
 
   def read(self, indices) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns rows as `data.rows.Rows` does: tokens and starts `[n, T]`."""
+    """Returns tokens and starts `[n, T]`, as `data.rows.Rows` does."""
     shape = len(indices), self.seq_len
     tokens = np.arange(math.prod(shape)).reshape(shape) % (self.vocab_size - 1)
     tokens = (1 + tokens).astype(np.int32)
@@ -66,10 +66,10 @@ class StandIn:
 class Memory:
   """Memory of a device, in bytes."""
 
-  limit: int  # available to programs
-  needed: int  # by this program
-  arguments: int  # the state and the batch, a part of `needed`
-  temporaries: int  # the rest of `needed`
+  limit: int  # memory available to programs
+  needed: int  # memory that this program needs
+  arguments: int  # part of `needed` for the state and the batch
+  temporaries: int  # rest of `needed`
 
   @property
   def fits(self) -> bool:
@@ -79,42 +79,42 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """Needs and speed of a program, per step and, unless noted, per device."""
+  """Memory and speed of a program, per step and, unless noted, per device."""
 
-  name: str  # the program's
-  steps: int  # number of the run's steps that it trains
-  rows: int  # in a batch, over all devices
-  seq_len: int  # tokens in a row
+  name: str  # name of the program
+  steps: int  # number of training steps that use it
+  rows: int  # rows in a batch, over all devices
+  seq_len: int  # number of tokens per row
   devices: int  # number of devices
-  peak: float  # FLOP/s of a device
-  attention: str  # attention's implementation
+  peak: float  # peak FLOP/s of a device
+  attention: str  # implementation of attention
   work: flops.Work  # FLOPs that a step needs, over all devices
-  compile_seconds: float  # on this machine
-  memory: Memory  # if a TPU has too little, everything below is unknown
-  # FLOPs of the matrix units, with recomputation and padding.
+  compile_seconds: float  # seconds to compile on this machine
+  memory: Memory  # if a TPU has too little, all fields below are unknown
+  # FLOPs of the matrix units, including recomputation and padding.
   executed: float = 0.0
   moved: float = 0.0  # bytes read from and written to memory
-  # A dict for each kind and axes: its count, bytes of arrays, bytes sent by a
-  # device, and seconds.
+  # For each kind and axes, a dict with the count, bytes of arrays, bytes that a
+  # device sends, and seconds.
   collectives: tuple[dict, ...] = ()
-  # Seconds of compute, memory and network, if none waits for another.
+  # Seconds of compute, memory and network, if each runs alone.
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   unknown_loops: int = 0  # loops of unknown length, counted as one pass
-  # A forecast, the reason why there is none, or None if not asked for.
+  # Forecast, or why there is none; None if it is not wanted.
   forecast: Forecast | str | None = None
 
   @property
   def bound(self) -> str:
-    """The slowest part: compute, memory or network."""
+    """Slowest part: compute, memory or network."""
     return max(self.seconds, key=self.seconds.get)
 
   @property
   def step_seconds(self) -> float:
-    """Lower bound of a step's time."""
+    """Lower bound of a step's time, in seconds."""
     return self.seconds[self.bound]
 
   def mfu(self, seconds: float | None = None) -> float:
-    """Returns the share of the peak, by default at the lower bound."""
+    """Returns the share of the peak; by default for `step_seconds`."""
     of_peak = self.devices * self.peak * (seconds or self.step_seconds)
     return self.work.total / of_peak
 
@@ -134,10 +134,10 @@ class Estimate:
 def estimate_all(
   run: Run, chosen: Sequence[Program], forecasts: bool = False
 ) -> Iterator[Estimate]:
-  """Yields `estimate` of the programs; equal ones are compiled once."""
+  """Yields estimates of programs; compiles equal programs only once."""
   done: dict = {}
   for program in progress.track(chosen, "program", "compiled", 0):
-    # Different objectives may have equal batches to the compiler.
+    # Different objectives may have batches of equal shapes.
     shapes = sharding.abstract(run.mesh, program.batch)
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
@@ -147,19 +147,19 @@ def estimate_all(
 
 
 def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
-  """Compiles a program and estimates what it needs.
+  """Compiles a program and estimates its memory and speed.
 
-  Raises a UserError if the config's attention is impossible.
+  Raises a UserError if the config's attention cannot run on the devices.
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
   device = mesh.devices.flat[0]
   shapes, chip = sharding.abstract(mesh, batch), chips.of(device)
   whole = shapes.inputs.size / batch.inputs.size  # over all processes
-  # The backward pass has two products for each forward: by inputs, by weights.
+  # For each product, the backward pass has two: for inputs and for weights.
   work = flops.forward(run.model, batch) * (3 if training else 1) * whole
   attention = run.attention_of(batch)
   found = {}
-  # The whole batch, even if the run's batches grow to it.
+  # Estimate the largest batch, if batches grow.
   step = dataclasses.replace(run.step, growing=False)
   begun = time.monotonic()
   lowered = topology.lower(step, mesh, shapes, training)
@@ -179,7 +179,7 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
       raise
   else:
     of = compiled.memory_analysis()
-    # A result in the place of an argument needs no memory.
+    # A result that replaces an argument needs no memory.
     temporaries = of.temp_size_in_bytes + of.generated_code_size_in_bytes
     temporaries += of.output_size_in_bytes - of.alias_size_in_bytes
     arguments = of.argument_size_in_bytes
@@ -209,13 +209,13 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
 
 
 def exceeded(message: str, arguments: int) -> Memory | None:
-  """Reads the memory that a program needs from the compiler's error.
+  """Parses a compiler's error for the memory that a program needs.
 
-  `arguments` is the size of the program's arguments on a device, in bytes.
+  `arguments` is the size of the arguments on a device, in bytes.
   """
   size = r"([\d.]+)([KMGTPE]?)"
   found, more = re.search(rf"Used {size} of {size} hbm", message), 0
-  if not found:  # an error about temporaries alone
+  if not found:  # an error about temporaries only
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
     found, more = re.search(pattern, message), arguments
   if not found or "RESOURCE_EXHAUSTED" not in message:
@@ -266,10 +266,10 @@ def _visited(
 ) -> float:
   """Returns the share of its stated FLOPs that the attention kernel computes.
 
-  It states those of all pairs of tokens (half of them if causal), but visits
-  only blocks that this batch's mask does not hide.
+  The kernel states the FLOPs of all pairs of tokens, or half of them if causal.
+  It visits only blocks that this batch's mask does not hide.
   """
-  if attention == "cudnn":  # its stand-in states what it does
+  if attention == "cudnn":  # its stand-in states the exact FLOPs
     return 1.0
   c, length = model.config, batch.inputs.shape[-1]
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)

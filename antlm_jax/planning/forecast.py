@@ -1,6 +1,7 @@
 """Forecasts the time of a step, in addition to its lower bound.
 
-docs/pods.md describes the model and compares it with measured times.
+docs/appendix/forecast.md describes the model and compares its forecasts with
+measurements.
 """
 
 import collections
@@ -26,18 +27,18 @@ from antlm_jax.training import head_kernel
 class Measured:
   """Measurements of a chip, in addition to its published peaks."""
 
-  # Share of the peak that a product of 4,096 x 4,096 x 4,096 in bfloat16
-  # reaches with the fastest of several kernels: the tables of times in the
-  # wheel of tokamax 0.0.17, ragged_dot with a single group.
+  # Share of the peak that the fastest kernel reaches for a bfloat16 product of
+  # 4,096 x 4,096 x 4,096. Source: tables of times in the wheel of tokamax
+  # 0.0.17, ragged_dot with a single group.
   product: float
-  # A TPU device's cores and clock in cycles a second. With these, its matrix
-  # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
-  # the published peak.
+  # Cores of a TPU device, and clock in cycles per second. They give the
+  # published peak with four matrix units per core: 128 x 128 on v5, and
+  # 256 x 256 on later generations.
   cores: int = 0
   clock: float = 0.0
-  # Shares of the peak of a GPU's fused attention by the least width of a head:
-  # forward and backward, then both with a causal mask. Those tables'
-  # pallas_mosaic_gpu_flash_attention, 2,048 tokens.
+  # Shares of the peak that fused attention on a GPU reaches, by smallest head
+  # width. They are forward and backward, then both with a causal mask. Source:
+  # the same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
   attention: Mapping[int, tuple[float, float, float, float]] = (
     dataclasses.field(default_factory=dict)
   )
@@ -45,7 +46,7 @@ class Measured:
 
 _SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
 _HOPPER = Measured(0.728, attention=_SHARES)
-# By the keys of `runtime.chips.CHIPS`.
+# Keys are those of `runtime.chips.CHIPS`.
 MEASURED = {
   "TPU v5 lite": Measured(0.914, 1, 1.50e9),
   "TPU v5e": Measured(0.914, 1, 1.50e9),
@@ -60,7 +61,7 @@ MEASURED = {
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """Time of a step, by part: see `PARTS`."""
+  """Time of each part of a step; see `PARTS`."""
 
   parts: Mapping[str, Time]
 
@@ -71,7 +72,7 @@ class Forecast:
 
 
 def of(device: jax.Device) -> Measured | None:
-  """Returns the measurements of a device's chip, or None."""
+  """Returns the measurements of a device's chip, or None if unknown."""
   return MEASURED.get(chips.kind(device.device_kind))
 
 
@@ -87,12 +88,15 @@ def step(
   visited: float,
   network: float,
 ) -> Forecast | str:
-  """Forecasts a step from its program, or returns why it cannot.
+  """Forecasts the time of a step, or returns the reason why it cannot.
 
   Args:
+    mesh: Mesh of the devices.
+    model: The model.
     batch: A process's part of the batch, in NumPy arrays.
-    whole: Size of the batch over that of the part.
-    counts: Counts of one device.
+    whole: Ratio of the batch's size to that of the part.
+    training: Whether the step trains.
+    counts: Work of a device.
     listings: Bundles of the program's instructions on a TPU, by name.
     visited: FLOPs of its kernels in the blocks that they visit.
     network: Seconds of the collectives.
@@ -100,13 +104,13 @@ def step(
   device = mesh.devices.flat[0]
   measured, chip = of(device), chips.of(device)
   if measured is None:
-    return f"nothing is measured on {device.device_kind}"
+    return f"there are no measurements of {device.device_kind}"
   parts = instructions(counts.work, chip, measured)
   fused, spent = counts.stated(head_kernel.NAMES), 0.0
   if fused:
     each = _head(mesh, model, batch, listings, chip, measured)
     products = fused / (chip.flops * measured.product)
-    # As an instruction, it takes at least the time of its products.
+    # Like other instructions, it takes at least the time of its products.
     seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
     parts["head"] = parts.get("head", Time()) + Time(seconds, products)
   if counts.stated() > fused and device.platform == "tpu":
@@ -117,7 +121,7 @@ def step(
     spent *= whole / (len(batch.inputs) * shards)
   elif counts.stated() > fused:
     if not measured.attention:
-      return f"no time of fused attention is known for {device.device_kind}"
+      return f"there are no times of attention on {device.device_kind}"
     widths = (w for w in measured.attention if w <= model.config.head_dim)
     shares = measured.attention[max(widths)]
     forward, backward = shares[2:] if batch.mask.causal else shares[:2]
@@ -132,7 +136,7 @@ def step(
 def instructions(
   work: Mapping[hlo.Instruction, int], chip: chips.Chip, measured: Measured
 ) -> dict[str, Time]:
-  """Returns the time of `hlo.Counts.work`, by part."""
+  """Returns the time of `hlo.Counts.work` by part."""
   rate = measured.cores * measured.clock or math.inf
   out = collections.defaultdict(Time)
   for what, times in work.items():
@@ -158,7 +162,7 @@ _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
 
 
 def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
-  """Returns the seconds of the kernels whose names match a pattern."""
+  """Sums the seconds of kernels whose names match a pattern."""
   found = ((re.search(names, name), n) for (name, _), n in kernels.items())
   return sum(times * each[name[0]] for name, times in found if name)
 
@@ -166,7 +170,7 @@ def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
 def _attention(
   mesh, model: Model, batch: Batch, listings: Mapping, measured: Measured
 ) -> dict[str, float]:
-  """Returns the seconds of each kernel for the batch, by name."""
+  """Returns the seconds of each attention kernel for the batch, by name."""
   c, (parts, rows, length) = model.config, batch.inputs.shape
   kv_heads = c.kv_heads // mesh.shape["tensor"]
   group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
@@ -181,7 +185,7 @@ def _attention(
     orders = tpu_grid.make(mask, parts * rows, blocks)
     return [_visits(order, parts * rows) for order in orders]
 
-  steps = (masks.total(visits) / c.layers).tolist()  # of the average layer
+  steps = (masks.total(visits) / c.layers).tolist()  # mean over layers
   out = {}
   for listed, listing in listings.items():
     if not (found := re.search(_KERNELS, listed)):
@@ -194,7 +198,7 @@ def _attention(
 
 
 def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
-  """Returns the numbers of masked, of whole and of output blocks."""
+  """Returns the numbers of masked, whole and output blocks."""
   grid = [int(n) for n in order.grid(rows)]
   ids = jnp.indices(grid).reshape(len(grid), -1)
 
@@ -210,9 +214,9 @@ def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
 def _head(
   mesh, model: Model, batch: Batch, listings: Mapping, chip, measured: Measured
 ) -> dict[str, float]:
-  """Returns the seconds of each kernel of the head for a microbatch, by name.
+  """Returns the seconds of each head kernel for a microbatch, by name.
 
-  The kernel computes and reads the next blocks at once: the longer decides.
+  The kernel computes while it reads the next blocks, so the longer decides.
   """
   kernel_shape = jax.eval_shape(
     lambda params: model.output_head(params).kernel.T, model.shapes

@@ -1,4 +1,4 @@
-"""Absent GPUs: their descriptions, and a stand-in for cuDNN's attention."""
+"""Descriptions of absent GPUs, and a stand-in for cuDNN's attention."""
 
 import contextlib
 import dataclasses
@@ -24,26 +24,26 @@ from antlm_jax.errors import UserError
 from antlm_jax.planning import compilers
 from antlm_jax.runtime import chips
 
-# XLA refuses unregistered custom calls, such as the stand-in, by default.
+# By default, XLA rejects unregistered custom calls such as the stand-in.
 COMPILER_OPTIONS = {"xla_gpu_mock_custom_calls": True}
 _STAND_IN = "antlm_cudnn_attention"
 _MOST_NODES = 1024
-_MOST_IN_NODE = 8  # GPUs joined by NVLink in the nodes of `runtime.chips`
+_MOST_IN_NODE = 8  # GPUs that NVLink connects in the nodes of `runtime.chips`
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """A GPU's description for XLA, in addition to `runtime.chips`."""
+  """Description of a GPU for XLA, in addition to `runtime.chips`."""
 
-  kind: str  # its jax.Device.device_kind
-  capability: int  # compute capability, the part before the point
-  cores: int  # streaming multiprocessors
-  clock: float  # their highest clock, GHz
+  kind: str  # device_kind of its jax.Device
+  capability: int  # major version of the compute capability
+  cores: int  # number of streaming multiprocessors
+  clock: float  # highest clock, GHz
   cache: int  # bytes of the second-level cache
 
 
-# CUDA's own descriptions: openxla/xla, xla/backends/gpu/target_config/specs
-# (h100_sxm, h200, b200).
+# Source: openxla/xla, xla/backends/gpu/target_config/specs (h100_sxm, h200,
+# b200).
 GPUS = {
   "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800),
   "h200": Gpu("NVIDIA H200", 9, 132, 1.98, 52_428_800),
@@ -83,18 +83,18 @@ dnn_version_info {{ major: 9 minor: 12 }}
 
 
 def description(gpu: Gpu) -> str:
-  """Returns the text by which XLA knows a GPU."""
+  """Returns XLA's description of a GPU, a GpuTargetConfig as text."""
   chip = chips.CHIPS[chips.kind(gpu.kind)]
   known = dataclasses.asdict(gpu) | dataclasses.asdict(chip)
   return _DESCRIPTION.format(**known)
 
 
 def devices(topology: str) -> Sequence[jax.Device]:
-  """Returns GPUs to compile for, which cannot run anything.
+  """Returns GPUs that programs can be compiled for but not run on.
 
-  A topology is a kind and a number: h100:8 for one node, h100:4x8 for four
-  nodes of eight. The process of a device is its node. Raises a UserError for
-  impossible nodes or a compiler that is not installed.
+  A topology is a kind and a number, h100:8 for a node of eight or h100:4x8 for
+  four such nodes. Each node is a process. Raises a UserError for impossible
+  nodes or if the compiler is not installed.
   """
   name, _, shape = topology.partition(":")
   found = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
@@ -107,7 +107,7 @@ def devices(topology: str) -> Sequence[jax.Device]:
   path = compilers.cuda()
   if path is None:
     raise UserError(
-      "compiling for a GPU needs XLA's compiler for it: pip install"
+      "plans for GPUs need XLA's compiler for GPUs: pip install"
       " 'antlm_jax[plan-gpu]' (or, in a checkout, ./launch/setup.sh"
       " cuda-compiler)"
     )
@@ -116,16 +116,16 @@ def devices(topology: str) -> Sequence[jax.Device]:
     platform="cuda",
     topology_name=name,
     target_config=description(GPUS[name]),
-    topology=f"1x{nodes}x{each}",  # groups of nodes, nodes, in each node
+    topology=f"1x{nodes}x{each}",  # groups of nodes x nodes x GPUs per node
   ).devices
 
 
 @functools.cache
 def _load(path: pathlib.Path) -> None:
   """Registers the compiler with JAX."""
-  # First lets JAX find its devices, or it would look for a GPU.
+  # Let JAX find its devices first, or it would search for a GPU.
   jax.devices()
-  # Only errors: XLA warns at length of too little memory.
+  # Show only errors, because XLA prints long warnings about memory.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
   if not xla_client.pjrt_plugin_loaded("cuda"):
     xla_bridge.register_plugin("cuda", library_path=str(path))
@@ -135,8 +135,8 @@ def _load(path: pathlib.Path) -> None:
 def without_cudnn() -> Iterator[None]:
   """Traces programs with a stand-in for cuDNN's attention.
 
-  It has the arguments, results and FLOPs of cuDNN's, but no scratch memory,
-  whose size only cuDNN knows.
+  The stand-in has the arguments, results and FLOPs of cuDNN's attention. It has
+  no scratch memory, because only cuDNN knows its size.
   """
 
   def attend(q, k, v, prepared, scale, dropout, relative, rope):
@@ -149,7 +149,7 @@ def without_cudnn() -> Iterator[None]:
   try:
     yield
   finally:
-    del BACKENDS["cudnn"].run  # the class has the real one
+    del BACKENDS["cudnn"].run  # restores the method of the class
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -174,7 +174,7 @@ _local.defvjp(_forward, _backward)
 
 
 def _call(causal: bool, products: int, arguments, results):
-  """Calls the stand-in, which multiplies queries and keys `products` times."""
+  """Calls the stand-in for `products` products of queries and keys."""
   q, k = arguments[:2]
   pairs = q.shape[1] * k.shape[1] / (2 if causal else 1)
   operations = 2 * products * pairs * q.size / q.shape[1]

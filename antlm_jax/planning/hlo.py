@@ -1,7 +1,7 @@
-"""Counts the operations, bytes and collectives of a compiled program's text.
+"""Counts operations, bytes and collectives in the text of a compiled program.
 
-XLA's own cost analysis counts the body of a loop once. It knows neither the
-devices and the number of collectives, nor which arrays stay out of main memory.
+XLA's cost analysis counts the body of a loop only once. It does not report the
+number and the devices of collectives, or arrays that are not in main memory.
 """
 
 import collections
@@ -16,8 +16,8 @@ import numpy as np
 
 from antlm_jax.planning.bundles import Listing
 
-# First line of a computation. Then an instruction: ROOT if it gives the
-# computation's result, name, shape, code, parentheses, attributes.
+# First line of a computation, and an instruction: ROOT if it is the result,
+# name, shape, code, text in parentheses, attributes.
 _HEAD = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _LINE = re.compile(
   r"^\s+(ROOT )?%(\S+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:$|, (.*))"
@@ -29,7 +29,7 @@ _CALLED = re.compile(
   r"(?:calls|to_apply|body|(?:true|false|branch)_computations?)="
   r"\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
 )
-# Instructions that move nothing, or whose parts are counted.
+# Instructions that move nothing, or whose parts are counted instead.
 _FREE = re.compile(
   "after-all|bitcast|call|conditional|constant|get-tuple-element|opt-barrier"
   "|parameter|partition-id|replica-id|tuple|while|.*-start|.*-update"
@@ -45,13 +45,13 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective operation, seen from one device."""
+  """A collective operation of a device."""
 
   kind: str  # such as all-gather
-  bytes: int  # of the array that is gathered, reduced or sent
-  # Places in the mesh of the first group's devices; empty between slices.
+  bytes: int  # size of the array that is gathered, reduced or sent
+  # Places of the first group's devices in the mesh; empty between slices.
   group: tuple[int, ...] = ()
-  slices: int = 0  # number of slices, if between slices
+  slices: int = 0  # number of slices, if it connects slices
 
   @property
   def sent(self) -> float:
@@ -59,30 +59,30 @@ class Collective:
     n = len(self.group) or self.slices
     if self.kind in ("collective-permute", "collective-broadcast"):
       return self.bytes
-    # Each device passes on the parts of the n - 1 others. A sum goes round
-    # twice: to be added up, and to be handed out.
+    # Each device passes on the parts of n - 1 other devices. A sum needs two
+    # rounds, to add up and to distribute.
     return self.bytes * (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
 
 
 class Instruction(NamedTuple):
-  """Work of an instruction that is no kernel."""
+  """Work of an instruction other than a kernel."""
 
-  scope: str  # its place in the model's code, as in `jit(update)/jvp(head)/dot`
+  scope: str  # place in the model's code, such as `jit(update)/jvp(head)/dot`
   code: str  # such as fusion
-  flops: float  # of matrix products
-  bytes: int  # read from and written to main memory
-  cycles: int  # of a TPU's core
+  flops: float  # FLOPs of matrix products
+  bytes: int  # bytes read from and written to main memory
+  cycles: int  # cycles of a TPU core
 
 
 @dataclasses.dataclass
 class Counts:
-  """Work of one device in a run of a program."""
+  """Work of a device in one execution of a program."""
 
-  flops: float = 0.0  # of matrix products, two per multiplication and addition
-  # Read from and written to main memory, each operand of an instruction once:
-  # repeated loads of a kernel or a product are missing.
+  flops: float = 0.0  # FLOPs of matrix products
+  # Bytes read from and written to main memory. Each operand counts once, so
+  # repeated loads in kernels and products are missing.
   bytes: float = 0.0
-  # By a kernel's name and the operations that it states.
+  # Number of calls by a kernel's name and the FLOPs that it states.
   kernels: collections.Counter[tuple[str, float]] = dataclasses.field(
     default_factory=collections.Counter
   )
@@ -95,7 +95,7 @@ class Counts:
   )
 
   def stated(self, names: str = "") -> float:
-    """Returns the FLOPs that kernels state whose names contain a pattern."""
+    """Sums the FLOPs that kernels state whose names match a pattern."""
     return sum(
       stated * times
       for (name, stated), times in self.kernels.items()
@@ -103,10 +103,10 @@ class Counts:
     )
 
   def add(self, other: "Counts", times: int = 1) -> None:
-    """Adds work that happens `times` times."""
+    """Adds work that is repeated `times` times."""
     self.flops += times * other.flops
     self.bytes += times * other.bytes
-    self.unknown_loops += other.unknown_loops  # counted in the text
+    self.unknown_loops += other.unknown_loops  # counts the loops of the text
     for name in ("kernels", "work", "collectives"):
       mine = getattr(self, name)
       for key, count in getattr(other, name).items():
@@ -122,14 +122,14 @@ class _Array:
 
   dims: tuple[int, ...]
   bytes: int
-  near: bool  # whether it is in a memory near the units
+  near: bool  # whether it is in memory on the chip
 
   @classmethod
   def parse(cls, kind: str, dims: str, layout: str) -> "_Array":
     sizes = tuple(_numbers(dims))
-    # The first number of bf16, s32 or f8e4m3fn; tokens have none.
+    # Size is the first number in bf16, s32 or f8e4m3fn; tokens have no number.
     bits = _numbers(kind) or [8 * (kind == "pred")]
-    # {1,0:T(8,128)S(1)} is in memory space 1; main memory is not named.
+    # {1,0:T(8,128)S(1)} is in memory space 1. Main memory has no S.
     return cls(sizes, math.prod(sizes) * bits[0] // 8, "S(" in layout)
 
 
@@ -141,7 +141,7 @@ class _Op:
   name: str
   shape: str
   code: str  # such as fusion
-  inside: str  # its operands, or a constant's value
+  inside: str  # operands, or the value of a constant
   attributes: str
 
   @functools.cached_property
@@ -158,7 +158,7 @@ class _Op:
 
   @property
   def far(self) -> int:
-    """Bytes of its result in main memory."""
+    """Number of bytes of the result in main memory."""
     return sum(array.bytes for array in self.arrays if not array.near)
 
   @property
@@ -169,18 +169,18 @@ class _Op:
 
   @property
   def users(self) -> list[tuple["_Op", int]]:
-    """Instructions that use it, with its index among their operands."""
+    """Instructions that use it, and its index among their operands."""
     return self.home.users[self.name]
 
   @property
   def origin(self) -> "_Op":
-    """The instruction that made the value, past copies and reshapes."""
+    """Instruction that computed the value, before copies and reshapes."""
     passed_on = self.code in ("bitcast", "copy", "reshape")
     return self.operands[0].origin if passed_on else self
 
   @functools.cached_property
   def scope(self) -> str:
-    """Scope of its product if it has one, else its own or its operand's."""
+    """Scope of its product, else its own scope, else an operand's scope."""
     parts = self.called[0].ops.values() if self.code == "fusion" else ()
     products = [p for p in parts if p.code in ("dot", "convolution")]
     if products:
@@ -190,19 +190,19 @@ class _Op:
 
   @property
   def window(self) -> tuple[str, str]:
-    """How a TPU goes through the arrays; equal fusions have equal bundles."""
+    """Shape and TPU window; fusions with equal windows have equal bundles."""
     return self.shape, self.get(r'"window_config":(\{.*?\})')
 
   @property
   def cycles(self) -> int:
-    """Cycles of its bundles, or of the compiler's estimate without them."""
+    """Cycles of its bundles, or the compiler's estimate if unknown."""
     if listing := self.home.listings.get(self.window):
       bounds = self.get(r'"iteration_bounds":\[(.*?)\]')
       return listing.passes(math.prod(_numbers(bounds)))
     return int(self.get(r'"estimated_cycles":"(\d+)"') or 0)
 
   def get(self, pattern: str) -> str:
-    """Returns a pattern's first group in the attributes, or ""."""
+    """Returns the first group of a pattern in the attributes, or ""."""
     found = re.search(pattern, self.attributes)
     return found[1] if found else ""
 
@@ -212,9 +212,9 @@ class _Computation:
 
   def __init__(self, program: dict[str, "_Computation"], listings: dict):
     self.program = program
-    self.listings = listings  # of its program, by `_Op.window`
+    self.listings = listings  # listings of the program by `_Op.window`
     self.ops: dict[str, _Op] = {}
-    self.root: _Op | None = None  # its result is the computation's
+    self.root: _Op | None = None  # instruction that computes the result
 
   @functools.cached_property
   def users(self) -> dict[str, list[tuple[_Op, int]]]:
@@ -226,7 +226,7 @@ class _Computation:
 
   @functools.cached_property
   def counts(self) -> Counts:
-    """Work of all its instructions."""
+    """Work of all instructions."""
     out = Counts()
     for op in self.ops.values():
       _add(out, op)
@@ -250,7 +250,7 @@ def count(text: str, listings: Mapping[str, Listing] | None = None) -> Counts:
   for line in text.splitlines():
     if found := _LINE.match(line):
       op = _Op(current, *found.groups(default="")[1:])
-      if op.code == "fusion-done":  # in another stream; counted at its end
+      if op.code == "fusion-done":  # asynchronous; counts where it ends
         (begun,) = op.operands
         made = {"inside": begun.inside, "attributes": begun.attributes}
         op = dataclasses.replace(op, code="fusion", **made)
@@ -279,14 +279,14 @@ def _add(out: Counts, op: _Op) -> None:
     out.unknown_loops += passes is None
     (body,) = op.called
     out.add(body.counts, 1 if passes is None else passes)
-  elif op.code == "conditional":  # the branch with most work
+  elif op.code == "conditional":  # count the branch with most work
     branches = [branch.counts for branch in op.called]
     out.add(max(branches, key=lambda b: (b.flops, b.bytes)))
   elif op.code in ("call", "async-start"):
     for callee in op.called:
       out.add(callee.counts)
   else:
-    # A fusion moves bytes as one instruction and computes as several.
+    # A fusion moves bytes as a unit, but computes several instructions.
     one = Counts(bytes=_moved(op))
     _work(one, op)
     if not one.kernels:
@@ -297,11 +297,11 @@ def _add(out: Counts, op: _Op) -> None:
 
 
 def _work(out: Counts, op: _Op) -> None:
-  """Adds an instruction's products and collectives, also inside fusions."""
+  """Adds the products and collectives of an instruction or fusion."""
   if op.code == "fusion":
     for part in op.called[0].ops.values():
       _work(out, part)
-  elif op.code == "dot":  # as XLA's cost analysis counts it
+  elif op.code == "dot":  # equal to XLA's cost analysis
     left = op.operands[0].arrays[0].dims
     contracted = _numbers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
     ways = math.prod(left[d] for d in contracted)
@@ -311,11 +311,11 @@ def _work(out: Counts, op: _Op) -> None:
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins(op):
     out.collectives[_collective(op, kind[1])] += 1
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
-    # The host carries it between slices.
+    # The host sends it to other slices.
     kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
     slices = 0
     for part in op.get(r'_xla_megascale_target="\{([\d,:]+)\}').split(","):
-      first, *last = _numbers(part)  # of 1, or of 1:2
+      first, *last = _numbers(part)  # 1 or 1:2
       slices += max(last, default=first) - first + 1
     kind = kind.lower().replace("_", "-")
     one = Collective(kind, op.arrays[0].bytes, slices=slices)
@@ -324,16 +324,16 @@ def _work(out: Counts, op: _Op) -> None:
     stated = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
     out.kernels[op.name, float(stated or 0)] += 1
   elif stated := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
-    out.kernels[op.name, float(stated)] += 1  # a Mosaic kernel for GPUs
+    out.kernels[op.name, float(stated)] += 1  # Mosaic kernel for GPUs
   elif stated := op.get(r"backend_config=\{flops = (\d+) : i64"):
-    out.kernels[op.name, float(stated)] += 1  # `gpus.without_cudnn`
+    out.kernels[op.name, float(stated)] += 1  # stand-in for cuDNN
 
 
 def _passes(loop: _Op) -> int | None:
-  """Returns how often a loop runs, or None if the text does not show it.
+  """Returns the number of passes of a loop, or None if it is unknown.
 
-  TPU programs state no number. Their loops carry a counter, which begins at a
-  constant, grows by one and is compared with another constant.
+  TPU programs do not state it. Their loops have a counter that begins at a
+  constant, grows by a constant and is compared with a constant.
   """
   if known := loop.get(r'"known_trip_count":\{"n":"(\d+)"'):
     return int(known)
@@ -344,7 +344,7 @@ def _passes(loop: _Op) -> int | None:
     return None
   if not counter or {first.code, body.root.code} != {"tuple"}:
     return None
-  # Values when the loop begins, and the counter's after one pass.
+  # Values at the start of the loop, and of the counter after one pass.
   begin, end = (_value(side, first) for side in test.operands)
   after = _value(body.root.operands[int(counter)], first)
   if None in (begin, end, after) or after <= begin:
@@ -353,7 +353,7 @@ def _passes(loop: _Op) -> int | None:
 
 
 def _value(op: _Op, first: _Op | None = None) -> int | None:
-  """Returns an integer computed from constants; `first` are a loop's inputs."""
+  """Evaluates an integer expression; `first` are the inputs of a loop."""
   op = op.origin
   if op.code == "constant" and re.fullmatch(r"-?\d+", op.inside):
     return int(op.inside)
@@ -366,7 +366,7 @@ def _value(op: _Op, first: _Op | None = None) -> int | None:
 
 
 def _convolution_flops(op: _Op) -> float:
-  """Returns the FLOPs of a product on a TPU, without those on padding."""
+  """Returns the FLOPs of a product on a TPU, except on padding."""
   labels = re.split("_|->", op.get(r"dim_labels=([\w>-]+)"))
   left, right, out = (
     dict(zip(names, of.arrays[0].dims, strict=True))
@@ -376,9 +376,9 @@ def _convolution_flops(op: _Op) -> float:
   flops = 2.0 * right["i"] * out["b"] * out["f"]
   for axis in sorted(out.keys() - set("bf")):
     along = {n: _numbers(v.split("x")[int(axis)])[0] for n, v in window}
-    # Places of the window that meet places of the input, not padding.
+    # Count places of the window that overlap the input, not padding.
     first = np.arange(out[axis])[:, None] * along.get("stride", 1)
-    place = first - along.get("pad", 0)  # the padding in front
+    place = first - along.get("pad", 0)  # padding in front
     place = place + np.arange(right[axis]) * along.get("rhs_dilate", 1)
     apart = along.get("lhs_dilate", 1)
     inside = (place >= 0) & (place < left[axis] * apart) & (place % apart == 0)
@@ -390,7 +390,7 @@ def _convolution_flops(op: _Op) -> float:
 
 
 def _begins(op: _Op) -> bool:
-  """Whether a collective begins here; TPUs write it in several fusions."""
+  """Whether a collective begins here; TPUs split it into several fusions."""
   if '"async_collective_fusion_config"' not in op.attributes:
     return True
   beside = op.home.ops.values()
@@ -398,7 +398,7 @@ def _begins(op: _Op) -> bool:
 
 
 def _collective(op: _Op, kind: str) -> Collective:
-  # A device gives a part of a gathered array, and all of a summed one.
+  # A device sends a part of a gathered array, or a whole array to be summed.
   given = sum(operand.bytes for operand in op.operands)
   group = _group(op.attributes, kind)
   if kind == "all-gather":
@@ -409,7 +409,7 @@ def _collective(op: _Op, kind: str) -> Collective:
 
 
 def _is_cut(op: _Op) -> bool:
-  """Whether each device keeps only a part of a sum; TPUs fuse the two."""
+  """Whether each device keeps only a part of a sum, as fused on TPUs."""
   users = [user for user, _ in op.users]
   passing_on = {"get-tuple-element", "bitcast"}
   while users and {user.code for user in users} <= passing_on:
@@ -418,7 +418,7 @@ def _is_cut(op: _Op) -> bool:
 
 
 def _group(attributes: str, kind: str) -> tuple[int, ...]:
-  """Returns the first group of devices, in any of four notations."""
+  """Returns the first group of devices, written in one of four notations."""
   if kind == "collective-permute":
     pairs = re.search(r"source_target_pairs=\{\{(\d+,\d+)\}", attributes)
     return tuple(_numbers(pairs[1])) if pairs else (0,)
@@ -431,10 +431,10 @@ def _group(attributes: str, kind: str) -> tuple[int, ...]:
 
 
 def _group_of_axes(text: str) -> tuple[int, ...]:
-  """Returns a group written as axes of a grid of devices.
+  """Returns a group that is written as axes of a grid of devices.
 
-  For example `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}`. `'b':(2)2` is
-  a part of an axis: size 2, and within it size 4 / (2 * 2).
+  An example is `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}`. `'b':(2)2`
+  is a part of an axis: size 2, inside an outer part of size 2.
   """
   pattern = r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? *\{([^}]*)\}"
   found = re.match(pattern, text)
@@ -442,7 +442,7 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
     raise ValueError(f"cannot read this group of devices: {text[:80]}")
   axes = re.findall(r"'(\w+)'=(\d+)", found[1])
   ids = _iota(found[2] or f"[{math.prod(int(size) for _, size in axes)}]")
-  # Divides each axis in three; the middle one may be the group's.
+  # Split each axis into three parts. The group may have the middle part.
   sizes, mine = [], []
   for name, size in axes:
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", found[3])
@@ -455,7 +455,7 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
 
 
 def _iota(text: str) -> np.ndarray:
-  """Returns numbers in the order of `[4,2]T(1,0)`, or a list of them."""
+  """Returns numbers in an order such as `[4,2]T(1,0)`, or a list."""
   if not text.startswith("["):
     return np.array(_numbers(text))
   sizes, _, order = text.partition("T")
@@ -470,10 +470,10 @@ def _moved(op: _Op) -> int:
   """Returns the bytes that an instruction reads from and writes to memory."""
   if _FREE.fullmatch(op.code) or "AllocateBuffer" in op.attributes:
     return 0
-  if op.code.endswith("-done"):  # the end of a copy
+  if op.code.endswith("-done"):  # end of a copy
     sources = op.operands[0].operands
     return min(sum(o.far for o in sources), op.bytes) + op.far
-  # Arrays near the units are not in main memory.
+  # Arrays on the chip do not count.
   reads = (
     min(operand.far, _read(op, index, operand.bytes))
     for index, operand in enumerate(op.operands)
@@ -499,7 +499,7 @@ def _used(value: _Op, whole: int) -> int:
     if user.code == "bitcast":
       total += _used(user, whole)
     elif "AsyncCollective" in user.attributes:
-      pass  # the collective reads it
+      pass  # counted for the collective
     elif _COLLECTIVE.fullmatch(user.code):
       total += whole if _begins(user) else 0
     elif user.code != "tuple":
@@ -508,17 +508,17 @@ def _used(value: _Op, whole: int) -> int:
 
 
 def _written(op: _Op) -> int:
-  """Returns the bytes of its result that an instruction writes."""
+  """Returns the bytes of the result that an instruction writes."""
   if op.code in _UPDATES:
     return op.operands[_UPDATES[op.code]].bytes
   if op.code != "fusion":
     return op.far
-  # The fusion's results, and the instructions that make them.
+  # Match the results of the fusion with the instructions that compute them.
   root = op.called[0].root
   parts = root.operands if root.code == "tuple" else [root]
   if len(parts) != len(op.arrays):
     parts = [root] * len(op.arrays)
-  # Results in the place of an operand.
+  # Indices of results that replace an operand.
   aliases = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
   kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliases)}
   total = 0

@@ -1,4 +1,4 @@
-"""Time of collectives between the devices of a mesh, from published peaks."""
+"""Time of collectives in a mesh, from published peaks."""
 
 import collections
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from antlm_jax.runtime import chips
 
 
 class Network:
-  """The links between the devices of a mesh.
+  """Links between the devices of a mesh.
 
-  Each collective is alone on the network. On TPUs it uses all links along the
-  sides of the slice that its group spans, both ways if a side closes to a ring.
-  On GPUs it is a ring through NVLink's switches and, between nodes, through the
-  network cards of the group's GPUs in each node.
+  It assumes that collectives do not overlap. On TPUs, a collective uses all
+  links along the sides of the slice that its group spans. A side that closes to
+  a ring works in both directions. On GPUs, it is a ring through NVLink's
+  switches and, between nodes, through the network cards of the group's GPUs.
   """
 
   def __init__(self, mesh: jax.sharding.Mesh):
@@ -27,9 +27,10 @@ class Network:
     self._slice = () if self._switched else self._sides(range(mesh.size))
 
   def axes(self, group: Sequence[int]) -> tuple[str, ...]:
-    """Returns the mesh axes along which a group's devices differ.
+    """Returns the mesh axes along which the devices of a group differ.
 
-    It adds `nodes` for GPUs of several nodes. Between slices it is `slices`.
+    It appends `nodes` for GPUs of several nodes. A group between slices has the
+    axis `slices`.
     """
     if not group:
       return ("slices",)
@@ -49,21 +50,21 @@ class Network:
       if len(nodes) > 1:
         rate = min(rate, min(nodes.values()) * self._chip.dcn)
       return collective.sent / rate
-    rate = 0.0  # bytes a second from each device of the slice to the others
+    rate = 0.0  # bytes per second from each device to the others
     for size, whole in zip(self._sides(group), self._slice, strict=True):
       if size > 1:
         ring = size == whole and size % self._chip.closes == 0
         rate += self._chip.link * (2 if ring else 1)
     rate = rate or self._chip.bandwidth  # devices of a chip share its memory
-    if collective.kind == "collective-permute":  # to one neighbour
+    if collective.kind == "collective-permute":  # uses a single link
       rate = min(rate, self._chip.link)
     return collective.sent / rate
 
   def _sides(self, group: Sequence[int]) -> list[int]:
-    """Returns a group's number of places along each side of the torus."""
+    """Returns the number of a group's places along each side of the torus."""
     places = (self._devices[i].coords for i in group)
     return [len(set(side)) for side in zip(*places, strict=True)]
 
   def _nodes(self, group: Sequence[int]) -> dict[int, int]:
-    """Returns the number of a group's devices in each node (a process)."""
+    """Returns the number of a group's devices in each node (process)."""
     return collections.Counter(self._devices[i].process_index for i in group)

@@ -1,4 +1,4 @@
-"""Searches settings that fit into memory, and the fastest meshes."""
+"""Searches for settings that fit into memory, and for the fastest meshes."""
 
 import contextlib
 import dataclasses
@@ -18,29 +18,29 @@ from antlm_jax.settings import Setting
 from antlm_jax.training import experiment, flops
 from antlm_jax.training.experiment import Run
 
-_EPOCH = 1000  # steps in an epoch of stand-in data, by default
-_MOST_TOKENS = 2**27  # in a batch: this machine makes one of each kind
-_MOST_FSDP = 64  # more does not divide the published encoders
-_MOST_TRIED = 8  # settings
+_EPOCH = 1000  # default number of steps in an epoch of stand-in data
+_MOST_TOKENS = 2**27  # tokens in a batch, which must fit into host memory
+_MOST_FSDP = 64  # larger sizes do not divide published widths
+_MOST_TRIED = 8  # number of settings to try
 
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-  """A config, its devices, and stand-in data if the config has none."""
+  """A config, its devices, and stand-in data if the config has no data."""
 
-  config: str | Config  # or a config file and its argument
-  settings: Mapping[str, Setting]  # that the config changes
+  config: str | Config  # config, or name of a config file and its argument
+  settings: Mapping[str, Setting]  # changes of the config
   devices: Sequence[jax.Device]
   vocab_size: int
-  seq_len: int | None = None  # tokens in a row; None for the model's longest
-  pieces: int = 1  # documents in a row
-  rows: int = 0  # in an epoch; 0 for those of many steps
+  seq_len: int | None = None  # tokens per row; None for the model's maximum
+  pieces: int = 1  # number of documents per row
+  rows: int = 0  # number of rows per epoch; 0 for many steps
 
   def run(self, settings: Sequence[str] = ()) -> Run:
     """Builds the run with further settings `key=value`.
 
     The devices may be absent. It reads the data of `data.path`, if set. Raises
-    a UserError if the settings contradict the devices or each other.
+    a UserError if the settings do not fit the devices or each other.
     """
     changes = {**self.settings, **config_lib.pairs(settings)}
     config = config_lib.given(self.config, changes)
@@ -48,8 +48,8 @@ class Pod:
     batch = config.train.batch_size
     if batch * length > _MOST_TOKENS:
       raise UserError(
-        f"train.batch_size={batch} rows of {length} tokens are too many to"
-        f" plan: at most {_MOST_TOKENS:,} tokens"
+        f"train.batch_size={batch} rows of {length} tokens are too many: plan"
+        f" supports at most {_MOST_TOKENS:,} tokens"
       )
     if config.data.path:
       sources = experiment.read_data(config)
@@ -63,7 +63,7 @@ class Pod:
 def train_flops(run: Run, begin: int, known: dict) -> float:
   """Returns the FLOPs of a run's steps from step `begin` on.
 
-  `known` keeps the FLOPs of a step by its kind, for other runs.
+  `known` caches the FLOPs of each kind of step for other runs.
   """
   total, c = 0.0, run.config
   for phase in run.curriculum.phases:
@@ -80,10 +80,11 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
 def advise(
   pod: Pod, run: Run, found: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
-  """Tries settings until the programs fit that did not.
+  """Tries settings until all programs fit.
 
-  Returns the settings `key=value` tried last, and their estimates, of which the
-  last one does not fit if no setting was enough.
+  Returns:
+    The settings `key=value` tried last, and their estimates. If no setting is
+    enough, the last estimate does not fit.
   """
   failed = {e.name for e in found if not e.memory.fits}
   over = max(e.memory.needed - e.memory.limit for e in found)
@@ -102,21 +103,21 @@ def advise(
 
 
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
-  """Yields settings that need less and less memory, the cheapest first.
+  """Yields settings in order of cost, each with less memory than the last.
 
-  The run needs `over` bytes too many.
+  The run exceeds the memory by `over` bytes.
   """
   kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
   arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
   state = sum(x.size * x.dtype.itemsize for x in arrays)
   state //= mesh["fsdp"] * mesh["tensor"]
   wider = [n for n in fsdp_sizes(run, mesh["tensor"]) if n > mesh["fsdp"]]
-  # The narrowest that saves enough: wider ones only send more.
+  # Take the smallest size that saves enough, because larger sizes send more.
   enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
   for size in (enough or wider[-1:])[:1]:
     kept = ("mesh.data=-1", f"mesh.fsdp={size}")
     yield kept
-  # Then recomputation, and last smaller parts of a batch.
+  # Try recomputation next, and smaller microbatches last.
   for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
     yield (*kept, f"model.remat={policy}")
   if remat != "block":
@@ -127,11 +128,11 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:
-  """Returns sizes of fsdp that fit the devices and divide the width."""
+  """Returns the fsdp sizes that fit the devices and divide the width."""
   out, size = [], 1
   while size <= _MOST_FSDP:
     if run.model.config.width % size == 0:
-      with contextlib.suppress(UserError):  # it does not fit the devices
+      with contextlib.suppress(UserError):  # raised if it does not fit
         sharding.Mesh(-1, size, tensor).build([*run.mesh.devices.flat])
         out.append(size)
     size *= 2
@@ -139,16 +140,16 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 
 
 def microbatches(run: Run) -> list[int]:
-  """Returns the numbers of microbatches that divide every batch of a run."""
+  """Returns the numbers of microbatches that divide all batches of a run."""
   layouts = [part.layout for part in run.order.parts]
   common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
   return [n for n in range(1, common + 1) if common % n == 0]
 
 
 def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
-  """Estimates the train steps on every mesh, the fastest first.
+  """Estimates the train steps on all meshes, and returns the fastest first.
 
-  It stops compiling after the budget, in seconds.
+  It starts no compilation after `budget` seconds.
   """
   end, out, c = time.monotonic() + budget, [], run.model.config
   meshes = [
@@ -159,7 +160,7 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
   ]
   for mesh in progress.track(meshes, "mesh", "sweep", 0):
     counts = []
-    with contextlib.suppress(UserError):  # the shards do not divide the batch
+    with contextlib.suppress(UserError):  # if shards do not divide the batch
       counts = microbatches(pod.run((*mesh, "train.microbatches=1")))
     for count in counts:
       if time.monotonic() > end:
@@ -172,7 +173,7 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
 
 
 def _row(run: Run) -> dict:
-  """Returns a row of the sweep, over all train steps of a run."""
+  """Returns the row of a run in the sweep, over all train steps."""
   found = list(estimate_all(run, run.programs(evaluations=False)))
   fits = all(e.memory.fits for e in found)
   row = {

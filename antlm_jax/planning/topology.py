@@ -1,4 +1,4 @@
-"""Compiles for TPUs and GPUs on a machine that has none."""
+"""Compiles for TPUs and GPUs on a machine without them."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from antlm_jax.planning import bundles, compilers, gpus
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
-# An example of each TPU generation, by the names of libtpu.
+# Example topology of each TPU generation, by libtpu's names.
 TPUS = {
   "v4": "v4:4x4x4",
   "v5e": "v5e:16x16",
@@ -22,7 +22,7 @@ TPUS = {
   "v6e": "v6e:16x16",
   "tpu7x": "tpu7x:4x4x4",
 }
-# Without these, libtpu looks for a TPU and reports that there is none.
+# Without these, libtpu searches for a TPU and reports that there is none.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -34,11 +34,11 @@ _ENVIRONMENT = {
 
 
 def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
-  """Returns devices to compile for, which cannot run anything.
+  """Returns devices that programs can be compiled for but not run on.
 
   A topology is a TPU generation and its shape, such as v5p:4x4x8, in one or
   several slices; or GPUs, as in `gpus.devices`. Raises a UserError for an
-  unknown topology or a compiler that is not installed.
+  unknown topology or if the compiler is not installed.
   """
   kind = topology.partition(":")[0]
   if kind in gpus.GPUS:
@@ -56,15 +56,15 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   path = compilers.libtpu()
   if path is None:
     raise UserError(
-      "compiling for a TPU needs libtpu: pip install 'antlm_jax[plan-tpu]' (or,"
-      " in a checkout, ./launch/setup.sh libtpu)"
+      "plans for TPUs need libtpu: pip install 'antlm_jax[plan-tpu]' (or, in a"
+      " checkout, ./launch/setup.sh libtpu)"
     )
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
   options = {"num_slices": slices} if slices > 1 else {}
   if kind == "v4":
-    options["chip_config_name"] = "megacore"  # one device a chip, as on a v4
+    options["chip_config_name"] = "megacore"  # a v4 chip is one device
   try:
     with bundles.listed():
       return topologies.get_topology_desc(
@@ -73,7 +73,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
-      f"{topology!r} is no TPU topology (one is {TPUS[kind]}): {reason}"
+      f"{topology!r} is not a TPU topology such as {TPUS[kind]}: {reason}"
     ) from error
 
 
@@ -82,7 +82,7 @@ def lower(
 ) -> jax.stages.Lowered:
   """Lowers a run's train step, or its evaluation of a batch, for a mesh.
 
-  The mesh's devices may be absent, and the batch may hold shapes only.
+  The devices of the mesh may be absent. The batch may have only shapes.
   """
   programs = jitted(step, state_shardings(step, mesh))
   function = programs.update if training else programs.evaluate
@@ -93,7 +93,7 @@ def lower(
 def arguments(
   step: TrainStep, mesh: jax.sharding.Mesh, batch: Batch, training: bool
 ) -> tuple:
-  """Returns the shapes and shardings of the arguments of `lower`'s program."""
+  """Returns the shapes and shardings of the program's arguments."""
 
   def like(x, where):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
@@ -107,12 +107,12 @@ def arguments(
 def compile_lowered(
   lowered: jax.stages.Lowered, options: Mapping | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a program outside of JAX's cache, which needs the device."""
+  """Compiles a program without JAX's cache, which needs the device."""
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
-  jax.config.update(name, math.inf)  # writes nothing
+  jax.config.update(name, math.inf)  # write no entry
   try:
-    with warnings.catch_warnings():  # about entries of other programs
+    with warnings.catch_warnings():  # ignore warnings about other entries
       warnings.filterwarnings("ignore", "Error reading persistent compilation")
       return lowered.compile(compiler_options=options)
   finally:

@@ -1,8 +1,8 @@
-"""Tells where a step's time goes, by part of the model.
+"""Divides the time of a step by part of the model.
 
-An instruction of the compiled program names the scopes (`jax.named_scope`) of
-the code that made it. XLA fuses instructions; a fusion with a product counts
-for the product's part.
+Each instruction of a compiled program names the scopes (`jax.named_scope`) of
+its source code. XLA fuses instructions. A fusion with a product belongs to the
+part of the product.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from antlm_jax.training import plots
 KERNELS, NETWORK = "attention kernel", "network"
 _LAYOUTS, _REST = "RoPE and layouts", "rest"
 _STACKS = "layer stacks"
-# The first whose pattern matches an instruction's scope decides. A scope is
-# `mlp/` in the forward pass, and `jvp(mlp)/` when a gradient is taken.
+# The first pattern that matches an instruction's scope decides. For example, a
+# scope is `mlp/` in the forward pass, and `jvp(mlp)/` in a gradient.
 _SCOPES = {
   NETWORK: "^collectives$",
   "optimizer": r"\boptimizer\b",
   "head": r"\bhead\b",
-  # Slices and updates of stacked weights and saved activations by a scan.
+  # A scan's slices and updates of stacked weights and saved activations.
   _STACKS: r"while/body/(jit\()?dynamic_(update_)?(index|slice)",
   "embedding": r"\bembedding\b",
   "norms": r"\bnorm\b",
@@ -42,14 +42,14 @@ class Time:
   """Seconds of a part of a step."""
 
   seconds: float = 0.0
-  products: float = 0.0  # of its matrix products alone
+  products: float = 0.0  # seconds of its matrix products alone
 
   def __add__(self, other: "Time") -> "Time":
     return Time(self.seconds + other.seconds, self.products + other.products)
 
 
 def part(what: Instruction) -> str:
-  """Returns the part of a step that an instruction belongs to: see `PARTS`."""
+  """Returns the part of a step that an instruction belongs to (`PARTS`)."""
   for name, pattern in _SCOPES.items():
     if re.search(pattern, what.scope):
       moves = what.code in ("copy", "transpose") and name == "projections"
@@ -63,9 +63,9 @@ def total(parts: Mapping[str, Time]) -> Time:
 
 
 def read(path: files.Path) -> dict[str, dict[str, Time]]:
-  """Reads the parts of each step of an earlier plan, from its JSON file.
+  """Reads the parts of each step from the JSON file of an earlier plan.
 
-  Raises a UserError if the file is not that of a plan with a forecast.
+  Raises a UserError if the file is not a plan with a forecast.
   """
   found = files.read_json(path, "the plan")
   try:
@@ -84,18 +84,19 @@ def read(path: files.Path) -> dict[str, dict[str, Time]]:
 
 
 def table(columns: Mapping[str, Mapping[str, Time]]) -> str:
-  """Lays out the parts of steps side by side, in milliseconds."""
+  """Returns a table of the parts of steps, in milliseconds."""
   rows = [
     [n, *(_say(c.get(n)) for c in columns.values())] for n in _seen(columns)
   ]
   rows.append(["all", *(_say(total(c)) for c in columns.values())])
-  return tables.text(rows, ["ms a step (products)", *columns], "<>")
+  return tables.text(rows, ["ms per step (products)", *columns], "<>")
 
 
 def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
-  """Draws the parts of steps as bars to a PNG; products are darker."""
+  """Draws the parts of steps as bars in a PNG, with products darker."""
   seen, thick = _seen(columns), 0.8 / len(columns)
-  figure = plots.canvas(9, 1 + 0.14 * len(seen) * (1 + len(columns)))
+  height = 1.3 + 0.14 * len(seen) * (1 + len(columns))
+  figure = plots.canvas(9, height, "Forecast time of a step by part")
   axes = figure.subplots()
   colours = itertools.cycle(plots.COLOURS)
   for row, (name, parts) in enumerate(columns.items()):
@@ -108,7 +109,7 @@ def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
     axes.barh(places, [1e3 * time.products for time in times], **style)
   axes.set_yticks(range(len(seen)), seen)
   axes.invert_yaxis()
-  axes.set_xlabel("forecast ms a step; dark: matrix products alone")
+  axes.set_xlabel("time (ms per step); dark: matrix multiplications alone")
   axes.spines[["top", "right"]].set_visible(False)
   axes.legend(loc="lower right")
   plots.save(figure, path)

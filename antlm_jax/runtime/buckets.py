@@ -44,7 +44,7 @@ class Mirror:
     if self._copies:
       _check(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
-    # One thread: an older copy of a file must not replace a newer one.
+    # A single thread: an older copy of a file must not replace a newer one.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0
@@ -115,7 +115,8 @@ def _check(url) -> None:
     probe.unlink()
   except FileNotFoundError as error:
     raise UserError(
-      f"{url}: there is no such bucket: gcloud storage buckets create makes one"
+      f"{url}: there is no such bucket; make it with gcloud storage buckets"
+      " create"
     ) from error
   except (*files.failures(), ValueError) as error:  # that of a name's letters
     raise UserError(f"{url} cannot be used: {files.reason(error)}") from error

@@ -142,7 +142,7 @@ def save_args(
       raise OSError(
         f"{files.FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
       )
-  # The CRC-32 covers the sums, and thereby every array.
+  # The CRC-32 covers the sums, and so every array.
   fields = {**fields, "sums": sums(items)}
   fields["crc32"] = digest(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}

@@ -253,7 +253,7 @@ def assemble(
 def _schedule(
   config: Config, objectives, sources: Sources, mesh
 ) -> tuple[Curriculum, Order]:
-  """Returns what the run trains when, and the rows that it reads when."""
+  """Returns the run's schedules of objectives and of rows."""
   layout = Layout(
     config.train.batch_size,
     config.train.microbatches,

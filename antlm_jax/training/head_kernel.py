@@ -79,7 +79,7 @@ def _up(size: int) -> int:
 
 
 class Pass(NamedTuple):
-  """What a pass over all tokens finds for each target."""
+  """Results of a pass over all tokens, for each target."""
 
   top: jax.Array  # highest score, float32 `[N]`
   total: jax.Array  # sum of exp(score - top), float32 `[N]`

@@ -49,7 +49,8 @@ def train(
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
   Args:
-    workdir: Path to the run's folder, which may be in a bucket. docs/runs.md
+    workdir: Path to the run's folder, which may be in a bucket.
+    docs/how_to/run_folder.md
       lists the files that it receives.
     hooks: Hooks to call in addition to those of `hooks.of_run`.
     command: Command line to show on the run's page.

@@ -49,7 +49,7 @@ class Records:
         writer.write(step, values)
 
   def close(self) -> None:
-    """Closes the writers. What they cannot write then is lost."""
+    """Closes the writers. Metrics that they cannot write then are lost."""
     for writer in self._writers:
       with contextlib.suppress(OSError, UserError):
         writer.close()

@@ -47,13 +47,15 @@ class Optimizer(Section):
   decay_scope: str = setting(
     "matrices", "Parameters that decay", choices=tuple(_NOT_DECAYED)
   )
-  clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
+  clip: float = setting(
+    1.0, "Largest gradient norm; 0 for no clipping", least=0
+  )
   # ema: with the decay `ema`; tail: the mean over the last fifth of the run.
   average: str = setting(
     "ema", "Average of the parameters to evaluate", choices=("ema", "tail")
   )
   ema: float = setting(
-    0.0, "Decay of the parameters' moving average; 0: none", least=0, under=1
+    0.0, "Decay of the parameters' moving average; 0 for none", least=0, under=1
   )
   reset_at_switch: bool = setting(False, "Reset the state at each new phase")
 
@@ -94,7 +96,7 @@ class Optimizer(Section):
   def parts(
     self, axes: Axes, tensors: Tensors
   ) -> list[optax.GradientTransformation]:
-    """Returns what is chained after clipping, weight decay included."""
+    """Returns the transformations after clipping, including weight decay."""
     raise NotImplementedError
 
 

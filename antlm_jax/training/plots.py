@@ -1,4 +1,4 @@
-"""Plots of a run: its learning curves over its curriculum."""
+"""Style of all pictures, and the learning curves of a run."""
 
 import itertools
 import pathlib
@@ -11,11 +11,12 @@ from antlm_jax.runtime import files
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS
 from antlm_jax.training.summary import Rows
-from antlm_jax.units import quantity
+from antlm_jax.units import number, quantity
 
 # Colours by order of appearance. They differ in grey and for the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREYS = ("0.1", "0.9", "0.5")  # of sources of data
+# Greys of phases, none of which is a curve's colour.
+SHADES = ("0.96", "0.87", "0.78", "0.69", "0.60", "0.51")
 _DASHES = ("--", ":", "-.")  # of several held-out sets
 _BINS = 300  # points of a training curve over the whole run
 
@@ -24,15 +25,16 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   """Draws training and held-out losses over shaded phases, to a PNG.
 
   Accuracies on minimal pairs have a panel. If sources of data are mixed, the
-  lowest panel shows their phases. `unigram` is the held-out tokens' entropy in
-  nats.
+  lowest panel shades their phases. `unigram` is the entropy of the held-out
+  tokens' frequencies, in nats.
   """
   curriculum, mix = run.curriculum, run.order.mix
   names = {name: o.name for name, o in run.config.known_objectives.items()}
   keys = list(dict.fromkeys(itertools.chain(*rows.values())))
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
-  figure = canvas(9, 5.2 + bool(pairs))
+  title = f"Losses over the curriculum {run.config.curriculum}"
+  figure = canvas(9, 5.6 + bool(pairs), title)
   panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
   kinds = [names[name] for name in curriculum.objectives]
@@ -40,23 +42,25 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
   sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
   colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
-  shade(panels[:-1] if mix else panels, curriculum, names, colours)
-  _label(panels[0], curriculum, names, colours)
+  shade(panels[:-1] if mix else panels, curriculum, names)
+  _label(panels[0], curriculum)
   if mix:
-    same = {name: name for name in mix.objectives}
-    greys = dict(zip(same, itertools.cycle(GREYS), strict=False))
-    shade(panels[-1:], mix, same, greys)
-    _label(panels[-1], mix, same, dict.fromkeys(same, "0.3"))
+    shade(panels[-1:], mix, {name: name for name in mix.objectives})
+    _label(panels[-1], mix)
   _draw_losses(panels[0], rows, colours, sets, curriculum.steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
     style = {"lw": 2, "marker": "o", "ms": 3.5}
     _line(panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style)
   if pairs:
-    panels[1].axhline(0.5, color="0.4", lw=1, ls=":")  # by chance
-    panels[1].set_ylabel("pairs right")
-    panels[1].legend(loc="best", frameon=True)
+    panels[1].axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
+    panels[1].set_ylabel("minimal pairs\n(share right)")
+    _legend(panels[1])
   _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
-  panels[-1].set(ylabel="rate", xlabel="step", xlim=(0, curriculum.steps))
+  panels[-1].set(
+    ylabel="learning\nrate", xlabel="step", xlim=(0, curriculum.steps)
+  )
+  if mix:
+    _legend(panels[-1])
   for axes in panels:
     step_axis(axes)
   save(figure, path)
@@ -82,10 +86,7 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
   axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
-  # The curves of several sets leave no room for the legend.
-  outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-  place = outside if sets else {"loc": "best"}
-  axes.legend(**place, frameon=True, title="thin: in training")
+  _legend(axes, "thin: in training")
 
 
 def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
@@ -112,51 +113,66 @@ def _line(axes, rows: Rows, key: str, **style) -> None:
     axes.plot(*zip(*points, strict=True), **style)
 
 
-def _label(axes, curriculum: Curriculum, names, colours) -> None:
-  """Writes over each phase that is long enough what it trains."""
+def _legend(axes, title: str = "") -> None:
+  axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9, title=title)
+
+
+def _label(axes, curriculum: Curriculum) -> None:
+  """Writes the name of each phase above it, if the phase is long enough."""
   transform = axes.get_xaxis_transform()
   for phase in curriculum.phases:
     if phase.stop - phase.start > 0.04 * curriculum.steps:
-      main = max(phase.shares, key=phase.shares.get)
-      style = {"ha": "center", "weight": "bold", "transform": transform}
+      style = {"ha": "center", "transform": transform, "color": "0.3"}
       middle = (phase.start + phase.stop) / 2
-      axes.text(middle, 1.01, str(phase), color=colours[names[main]], **style)
+      axes.text(middle, 1.01, str(phase), fontsize=9, **style)
 
 
-def canvas(width: float, height: float):
-  """Returns an empty figure of a size in inches."""
+def canvas(width: float, height: float, title: str):
+  """Returns an empty figure of a size in inches, with a title."""
   # Here: it takes half a second, and most commands draw nothing.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
+  title = title if len(title) <= 90 else f"{title[:87]}..."
+  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
   return figure
+
+
+def tick(value: float) -> str:
+  """Writes a number without rounding it: 2,048, 20,000, 1.5M."""
+  short = quantity(value)
+  exact = value >= 1e6 and number(short) == value
+  return short if exact else f"{value:,.10g}"
 
 
 def step_axis(axes) -> None:
   """Formats the x axis as steps, and removes the frame's upper right half."""
   from matplotlib.ticker import FuncFormatter
 
-  axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: quantity(x)))
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick(x)))
   axes.spines[["top", "right"]].set_visible(False)
 
 
 def shade(
-  panels: Sequence,
-  curriculum: Curriculum,
-  names: Mapping[str, str],
-  colours: Mapping[str, str],
+  panels: Sequence, curriculum: Curriculum, names: Mapping[str, str]
 ) -> None:
-  """Shades phases in the colours of their objectives, in bands by share.
+  """Shades phases in a grey for each objective, in bands by share.
 
-  `names` are logged names by name in the curriculum, `colours` by logged name.
+  Labels the greys for a legend. `names` are logged names by name in the
+  curriculum.
   """
+  greys = dict(
+    zip(curriculum.objectives, itertools.cycle(SHADES), strict=False)
+  )
+  for axes, (name, grey) in itertools.product(panels, greys.items()):
+    axes.fill([], [], color=grey, label=f"{names[name]} trains")
   for phase in curriculum.phases:
     low = 0.0
     for name, share in phase.shares.items():
-      colour, high = colours[names[name]], min(low + share, 1.0)
-      style = {"color": colour, "alpha": 0.12, "lw": 0}
+      high = min(low + share, 1.0)
+      style = {"color": greys[name], "lw": 0, "zorder": 0}
       for axes in panels:
         axes.axvspan(phase.start, phase.stop, low, high, **style)
       low = high

@@ -55,7 +55,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
       if mine != processes.agreed(mine if processes.is_first() else 0):
         raise UserError(
           f"--workdir={workdir} is another folder for process"
-          f" {jax.process_index()} than for the first: give one that all share"
+          f" {jax.process_index()} than for the first: give a folder that all"
+          " share"
         )
       yield
     finally:
@@ -95,7 +96,7 @@ def begin(
       raise UserError(
         f"{checkpoints.workdir} is the run of another config:"
         f" {'; '.join(changed)}. Give another --workdir"
-        " (config.init.checkpoint starts from this one)"
+        " (config.init.checkpoint=WORKDIR starts from this run)"
       )
     if meta.data != run.meta.data:
       raise UserError(

@@ -41,7 +41,7 @@ class Writer:
     raise NotImplementedError
 
   def close(self) -> None:
-    """Writes what is left."""
+    """Writes the remaining metrics."""
 
 
 WRITERS = Registry[type[Writer]]("log.writers")

@@ -98,7 +98,7 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
   }[name]
 
 
-# What is compared: functions of (shape, mask name) that return
+# The peers compared: functions of (shape, mask name) that return
 # `attend(q, k, v, mask)`, or None if they cannot do this mask.
 
 
@@ -212,7 +212,7 @@ def compile_for(device, attend, shape: Shape, mask: AttentionMask):
 
 
 def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
-  """Likewise, with the projections and RoPE: no layout comes for nothing."""
+  """Likewise, with the projections and RoPE: no layout is free."""
 
   def run(x, kernels, g, positions, mask):
     def layer(x, kernels):
@@ -316,7 +316,7 @@ _CALLS = 5  # at a time: one alone is mostly its launch
 
 
 def _call(make, shape: Shape, name: str):
-  """Returns what is timed of a peer; None, or why there is nothing to time."""
+  """Returns a peer's function to time; None, or why there is none."""
   key = jax.random.key(0)
   args = shape.arrays(lambda s: jax.random.normal(key, s, jnp.bfloat16))
   mask = jax.tree.map(jnp.asarray, make_mask(name, shape.rows, shape.length))
@@ -325,7 +325,7 @@ def _call(make, shape: Shape, name: str):
       return None
     run = jax.jit(with_gradients(attend))
     jax.block_until_ready(run(*args, mask))
-  except Exception as error:  # whatever it is, the others are timed
+  except Exception as error:  # after any error, the other peers are timed
     return f"{type(error).__name__}: {error}".splitlines()[0][:60]
   return lambda: jax.block_until_ready(
     [run(*args, mask) for _ in range(_CALLS)]
@@ -337,13 +337,17 @@ class Timings:
   """The command's arguments."""
 
   shapes: tuple[str, ...] = setting(
-    ("97M", "610M"), f"of {', '.join(SHAPES)}", choices=SHAPES
+    ("97M", "610M"), f"Model shapes: {', '.join(SHAPES)}", choices=SHAPES
   )
-  masks: tuple[str, ...] = setting(MASKS, "which masks", choices=MASKS)
-  without: tuple[str, ...] = setting((), "peers that are not timed")
-  topology: str = setting("v5e:2x2", "TPU to compile for, without one")
-  bundles: bool = setting(False, "count a block's instructions")
-  rounds: int = setting(20, "turns of each case, with a device", least=1)
+  masks: tuple[str, ...] = setting(MASKS, "Attention masks", choices=MASKS)
+  without: tuple[str, ...] = setting((), "Peers to leave out")
+  topology: str = setting(
+    "v5e:2x2", "TPU topology to compile for if no device is present"
+  )
+  bundles: bool = setting(False, "Count the instructions of a block")
+  rounds: int = setting(
+    20, "Number of timed turns of each case, on a device", least=1
+  )
   output: str = common.output()
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, absent devices, and a report."""
+"""Shared by the benchmarks: arguments, absent devices, and a report."""
 
 import datetime
 import pathlib
@@ -20,7 +20,7 @@ Column = int | tuple
 def output():
   """Makes the setting that every benchmark has."""
   folder = pathlib.Path(__file__).parent / "results"
-  return setting(str(folder), "folder of the JSON file", read=cli.here)
+  return setting(str(folder), "Folder of the JSON file", read=cli.here)
 
 
 def arguments(about: str, section: type, argv: Sequence[str]):

@@ -5,7 +5,7 @@
 tokamax ships measured times: of splash attention with its fastest blocks, and
 of gated linear units, which are XLA's. Each is compiled here for the same chip,
 shape and blocks, and `planning.forecast`'s time of the program is compared with
-the measured one (docs/pods.md).
+the measured one (docs/appendix/forecast.md).
 
 T and K are folders of unpacked wheels, of which nothing is installed:
 
@@ -95,7 +95,7 @@ def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
 
 
 def wanted(case: Case) -> bool:
-  """Whether a case is like what is trained here, and soon compiled."""
+  """Whether a case is like training runs here, and compiles quickly."""
   if case.what == "product":  # there are many, and most are narrower
     *rows, width = case.shapes["x"]
     return width > 256 and math.prod(rows) % 5120 == 0
@@ -164,7 +164,7 @@ def _by_heads(*arrays):
 
 @functools.cache
 def _splash(folder: str):
-  # tokamax itself would import what is not installed; its kernel needs none.
+  # tokamax would import packages that are not installed; its kernel does not.
   package = types.ModuleType("tokamax")
   package.__path__ = [f"{folder}/tokamax"]
   sys.modules["tokamax"] = package

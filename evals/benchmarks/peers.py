@@ -57,21 +57,23 @@ class Comparisons:
   """The command's arguments."""
 
   cases: tuple[str, ...] = setting(
-    _KINDS, f"of {', '.join(_KINDS)}", choices=_KINDS
+    _KINDS, f"Kinds of work: {', '.join(_KINDS)}", choices=_KINDS
   )
   sizes: tuple[str, ...] = setting(
     ("7M", "97M"),
-    f"of {', '.join(models.SIZES)}; scores take the first alone",
+    f"Model sizes, of {', '.join(models.SIZES)}; scoring uses the first only",
     choices=models.SIZES,
   )
   pairs: str | None = setting(
-    None, "folder of minimal pairs, such as BLiMP's (default: toy English)"
+    None, "Folder of minimal pairs, such as BLiMP's (default: toy English)"
   )
-  limit: int = setting(100, "pairs of each file; 0 for all", least=0)
+  limit: int = setting(
+    100, "Number of pairs from each file; 0 for all", least=0
+  )
   text: tuple[str, ...] = setting(
-    (), "text files to prepare (default: toy English)"
+    (), "Text files to prepare (default: toy English)"
   )
-  rounds: int = setting(9, "turns of each case", least=1)
+  rounds: int = setting(9, "Number of timed turns of each case", least=1)
   output: str = common.output()
 
 

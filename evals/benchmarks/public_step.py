@@ -11,7 +11,7 @@ untied, 64 rows of 2,048 in 16 microbatches. Parameters, gradients and AdamW's
 moments are bfloat16, layers unrolled, norms have no weights, splash attention
 has blocks of 1,024, and the loss 8 chunks whose scores are computed twice.
 The step is compiled here for both chips, and `planning.forecast`'s time is
-compared with the measured one (docs/pods.md).
+compared with the measured one (docs/appendix/forecast.md).
 """
 
 import dataclasses

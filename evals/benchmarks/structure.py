@@ -33,7 +33,7 @@ LEVELS = (
   "training",
   "inference planning",
   "hf",
-  "",  # antlm_jax itself: what users import
+  "",  # antlm_jax itself, which users import
   "commands",
   "__main__ train",
   "evals",
@@ -80,7 +80,7 @@ def group(module: str) -> tuple[int, str]:
 
 
 def modules(root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
-  """Returns the library's modules and their files, but for what is copied.
+  """Returns the library's modules and their files, without copied code.
 
   `hf/remote` goes into exported models, and imports transformers alone. A link
   makes evals/ a part of the library: antlm_jax.evals.
@@ -112,7 +112,7 @@ def _imported(node: ast.AST, known: Iterable[str]) -> Iterator[str]:
   if isinstance(node, ast.Import):
     yield from (n.name for n in node.names if n.name in known)
   elif isinstance(node, ast.ImportFrom) and node.module in known:
-    for n in node.names:  # a module, or something in one
+    for n in node.names:  # a module, or a name in a module
       inner = f"{node.module}.{n.name}"
       yield inner if inner in known else node.module
 

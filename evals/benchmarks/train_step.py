@@ -12,8 +12,8 @@ that are as unevenly frequent as words. The batches:
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
 FLOPs that `antlm_jax.training.flops` counts: attention's visible pairs, and no
-recomputation. Memory is of one device: what the compiled step needs, and the
-process's peak so far.
+recomputation. Memory is of one device: the compiled step's
+need, and the process's peak.
 
 It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
 """
@@ -52,7 +52,24 @@ _WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
 _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
+_MIDDLE = {  # configs/antlm_table.py
+  "8m": {
+    "layers": 8,
+    "width": 256,
+    "mlp_width": 682,
+    "heads": 4,
+    "kv_heads": 4,
+  },
+  "24m": {
+    "layers": 12,
+    "width": 384,
+    "mlp_width": 1024,
+    "heads": 6,
+    "kv_heads": 6,
+  },
+}
 SIZES = {  # shape, tokens in a row T, vocabulary V, rows each, tied, remat
+  **{name: (s, 128, 8192, 64, True, "none") for name, s in _MIDDLE.items()},
   "97M": (SHAPES["97M"], 128, 16_000, 256, True, "none"),
   "210M": (SHAPES["210M"], 2048, 128_256, 32, False, "dots"),
   "610M": (SHAPES["610M"], 2048, 128_256, 16, False, "dots"),
@@ -193,12 +210,12 @@ class Timings:
   """The command's arguments."""
 
   sizes: tuple[str, ...] = setting(
-    ("97M", "210M", "610M"), f"of {', '.join(SIZES)}", choices=SIZES
+    ("97M", "210M", "610M"), f"Model sizes: {', '.join(SIZES)}", choices=SIZES
   )
   batches: tuple[str, ...] = setting(
-    tuple(BATCHES), "kinds of batches", choices=BATCHES
+    tuple(BATCHES), "Kinds of batches", choices=BATCHES
   )
-  seconds: float = setting(3.0, "per case", over=0)
+  seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
   output: str = common.output()
 
 

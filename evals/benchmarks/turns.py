@@ -1,8 +1,8 @@
 """Ways of doing the same work, timed by turns.
 
-A machine is faster at one time than at another, and never quite alone. So the
-calls take turns, each ratio is of one turn, and a turn in which other
-processes took part of the machine is done again.
+The speed of a shared machine changes over time. So the calls take turns, and
+each ratio is from the same turn. A turn is repeated if other processes used a
+part of the machine.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ def measure(case: Case, rounds: int) -> dict:
   """Times a case, after a call of each that does not count.
 
   Returns:
-    The medians of both, in work a second; the sorted ratios of the turns, over
-    1 if we are faster, their median, and the ratio of the best turns of each;
-    how much longer our first call was (it compiles); the share of the machine
-    that others took, and the number of repeated turns.
+    The medians of both, in work per second. The sorted ratios of the turns,
+    over 1 if we are faster, with their median and the ratio of the best turns.
+    The extra time of our first call, which compiles. The share of the machine
+    that other processes used, and the number of repeated turns.
   """
   (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
   calls = case.ours, case.theirs
@@ -73,12 +73,12 @@ def by_turns(
 ) -> tuple[np.ndarray, float, int]:
   """Times calls by turns, every other turn in reverse order.
 
-  `before` has an untimed call for each, usually the same: the memory that
-  another call used comes back slowly. A virtual machine gets it from its host,
+  `before` has an untimed call for each, usually the same call. The memory that
+  another call used is slow to return: a virtual machine gets it from its host,
   which may take as long as the work.
 
-  Returns the seconds, `[rounds, calls]`; the largest share of the machine that
-  other processes took; and the number of turns repeated for it, at most
+  Returns the seconds, `[rounds, calls]`, the largest share of the machine that
+  other processes used, and the number of turns repeated for it, at most
   `rounds`.
   """
   turns: list[list[float]] = []

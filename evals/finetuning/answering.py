@@ -274,14 +274,16 @@ class Options:
   """Command-line options of answering."""
 
   answers: str = setting(
-    "spans", "head that predicts answers", choices=("spans", "inside")
+    "spans",
+    "Head that predicts answers: spans finds both ends, inside tags tokens",
+    choices=("spans", "inside"),
   )
   stride: int = setting(
-    128, "tokens from one window of a long text to the next", least=1
+    128, "Number of tokens from one window of a long text to the next", least=1
   )
-  longest: int = setting(30, "largest number of tokens in an answer", least=1)
+  longest: int = setting(30, "Largest number of tokens in an answer", least=1)
   null_score: float = setting(
-    0.0, "margin by which the score of no answer must be higher"
+    0.0, "Margin by which the score of no answer must exceed the best answer's"
   )
 
 
@@ -295,7 +297,7 @@ SCORES = sets.dev_and_test(FILES)
 
 
 def make(data: sets.Data, name: str, attention: str, options: Options) -> Task:
-  """Makes a task, a key of `FILES`, of the files in a folder, or an own one.
+  """Makes a task of `FILES`, or of the user's own questions.
 
   The dev set of a known task is a twentieth of the training set, and the test
   set is SQuAD's validation set.

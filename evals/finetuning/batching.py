@@ -119,7 +119,7 @@ def truncated(lengths: Sequence[int], budget: int) -> list[int]:
   """Shortens the longest, again and again, until the sum fits the budget."""
   kept = list(lengths)
   while sum(kept) > max(budget, 0):
-    # Among equals the one that was shorter, as in Hugging Face's tokenizers.
+    # Of equal lengths, cut the text that was shorter, as Hugging Face does.
     kept[max(range(len(kept)), key=lambda i: (kept[i], -lengths[i]))] -= 1
   return kept
 

@@ -48,21 +48,21 @@ class Options:
 
   pool: str | None = setting(
     None,
-    "token whose vector is classified, or the mean of all; by default the first"
-    " if the attention is bidirectional, the last if it is causal",
+    "Token whose vector is classified, or the mean of all; by default first if"
+    " the attention is bidirectional, last if it is causal",
     choices=POOLS,
   )
   head: str | None = setting(
     None,
-    "norms: LTG-BERT's and BabyLM's; plain: EuroBERT's, without norms;"
-    " last_norm: ModernBERT's; linear: one layer, as causal models have in"
-    " transformers; by default norms if the attention is bidirectional, linear"
-    " if it is causal; with --preset=classification the one that can be"
-    " exported, if there is",
+    "Head: norms as in LTG-BERT and BabyLM, plain (no norms) as in EuroBERT,"
+    " last_norm as in ModernBERT, or linear (one layer) as in transformers'"
+    " causal models. By default norms if the attention is bidirectional, linear"
+    " if it is causal. --preset=classification chooses a head that can be"
+    " exported, if possible",
     choices=("norms", "plain", "last_norm", "linear"),
   )
   dropout: float = setting(
-    0.1, "dropout in the head, unless it is linear", least=0, under=1
+    0.1, "Dropout in the head, unless it is linear", least=0, under=1
   )
 
   def classifier(
@@ -70,7 +70,7 @@ class Options:
   ) -> "Linear":
     """Returns the head for classes, or choices, of these names.
 
-    That for choices is never a linear one.
+    The head for choices is never linear.
     """
     pool, head = _BY_ATTENTION[attention]
     pool, head = self.pool or pool, self.head or head
@@ -87,8 +87,8 @@ class Classes:
 
   labels: tuple[str, ...] = setting(
     (),
-    "your own files: names of the classes, with commas; by default those in"
-    " train, or of the fine-tuned model if nothing is trained",
+    "Names of the classes in your own files, separated by commas; by default"
+    " the labels in train, or those of the fine-tuned model without training",
   )
 
 
@@ -98,9 +98,10 @@ class Columns:
 
   text_column: tuple[str, ...] = setting(
     ("text",),
-    "your own files: column of the text, or two as A,B that are read together",
+    "Column of the text in your own files, or two columns A,B that are read"
+    " together",
   )
-  label_column: str = setting("label", "your own files: column of the label")
+  label_column: str = setting("label", "Column of the label in your own files")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,8 +279,8 @@ def task(
 ) -> Task:
   """Makes a classification task; only two classes have F1 and MCC.
 
-  The labels that `load` reads are indices of the head's. `fields` are those of
-  the Task that differ from the usual ones.
+  The labels that `load` reads are indices of the head's. `fields` are other
+  fields of the Task.
   """
   metrics = BINARY if len(head.labels) == 2 else {"accuracy": accuracy}
   usual = {
@@ -340,8 +341,8 @@ def make(
 ) -> Task:
   """Makes a task of records, which has the data's name.
 
-  Raises a UserError if there are no records, one has no text, or no label of
-  the classes, or the labels are no classes.
+  Raises a UserError if there are no records, a record lacks a text or a known
+  label, or there are too many labels for classes.
   """
   if not options.text_column:
     raise UserError("--text_column names no column: give one, or two as A,B")
@@ -406,8 +407,8 @@ def _classes(data: sets.Data, labels: Sequence[str]) -> tuple[str, ...]:
     raise UserError(f"{data}: all labels to train on are {min(labels)!r:.60}")
   if len(found) > max(_FEW, len(labels) / 2):
     raise UserError(
-      f"{data}: {len(found):,} labels of {len(labels):,} records are no"
-      " classes; choose another --label_column"
+      f"{data}: {len(found):,} different labels in {len(labels):,} records"
+      " are too many for classes: choose another --label_column"
     )
   try:
     return tuple(sorted(found, key=float))

@@ -24,19 +24,19 @@ from antlm_jax.settings import setting
 class Options:
   """Command-line options of embedders."""
 
-  query_column: str = setting("query", "your own pairs: column of the query")
+  query_column: str = setting("query", "Column of the query")
   positive_column: str = setting(
-    "positive", "your own pairs: column of the text that the query is to find"
+    "positive", "Column of the positive text, which the query should find"
   )
   negative_column: tuple[str, ...] = setting(
-    (), "your own pairs: columns of texts that it is not to find, with commas"
+    (), "Columns of negative texts, separated by commas"
   )
-  query_prompt: str = setting("", "prefix of each query, such as 'query: '")
-  document_prompt: str = setting("", "prefix of each other text")
+  query_prompt: str = setting("", "Prefix of each query, such as 'query: '")
+  document_prompt: str = setting("", "Prefix of each other text")
   token_size: int = setting(
     0,
-    "size of a vector for each token, which MaxSim compares (late interaction),"
-    " such as 128; 0 for one vector for each text",
+    "Size of the vector of each token, such as 128, for late interaction"
+    " (MaxSim); 0 for one vector for each text",
     least=0,
   )
 
@@ -50,8 +50,8 @@ def pairs(
 ) -> Task:
   """Makes a task of records of a query, a positive and maybe negatives.
 
-  Raises a UserError if there are none, one has no text, or they differ in their
-  number of texts.
+  Raises a UserError if there are no records, a record lacks a text, or records
+  differ in their number of texts.
   """
   columns = dict.fromkeys(options.negative_column, "negative_column")
   query, positive = options.query_column, options.positive_column

@@ -31,7 +31,7 @@ class Format:
   metric: str = "accuracy"
   classes: tuple[str, ...] = ("0", "1")
   words: tuple[str, ...] = ()  # other names of the classes
-  also: tuple[str, ...] = ()  # metrics in addition to the usual ones
+  also: tuple[str, ...] = ()  # further metrics
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
   superglue: str = ""  # its folder in SuperGLUE
   choices: bool = False  # whether all texts but the first are choices

@@ -116,8 +116,8 @@ def fit(
   size, examples = settings.batch_size, len(data.train)
   if settings.drop_last and examples < size:
     raise UserError(
-      f"{task.name}: its {examples} training examples do not fill a batch of"
-      f" {size}, and --drop_last leaves them out: give --batch_size"
+      f"{task.name} has {examples} training examples, too few for a batch of"
+      f" {size}: give a smaller --batch_size, or --no-drop_last"
     )
   of_epoch = examples // size if settings.drop_last else -(-examples // size)
   steps = settings.steps or of_epoch * settings.epochs

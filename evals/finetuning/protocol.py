@@ -1,9 +1,10 @@
 """Fine-tuning protocol of arXiv 2507.00994, as in its code.
 
 Each of six learning rates by five seeds trains for 1,000 steps of 32 examples,
-and the last weights are scored. The rate is chosen on the set's own dev set or
-on a twentieth of its training set; the validation set of their hub is the test
-set. Each kind of task has the metric of their code, next to the usual one.
+and the last weights are scored. The learning rate is chosen on the set's own
+dev set or on a twentieth of its training set. The validation set of their hub
+is the test set. Each kind of task has the metric of their code, next to the
+usual metric.
 Their weights and AdamW's state were bfloat16 (`--weights=bfloat16`); here they
 are float32.
 """
@@ -48,7 +49,7 @@ def make(
 ) -> Task:
   """Makes a task of the study of the files in a folder.
 
-  Raises a UserError if one is missing.
+  Raises a UserError if a file is missing.
   """
   where = folder, name, attention
   if name in KINDS["SC"]:

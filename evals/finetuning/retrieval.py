@@ -66,7 +66,7 @@ class Towers(Head):
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean cross-entropy in nats of each query's document."""
-    # [S - 1, B, ...]: the positives come first.
+    # [S - 1, B, ...], positives first
     documents = outputs[:, 1:].swapaxes(0, 1)
     flat = documents.reshape(-1, *documents.shape[2:])
     scores = self.similarity(outputs[:, 0], flat) / self.temperature
@@ -250,7 +250,7 @@ class Options:
   """Command-line options of retrieval."""
 
   temperature: float = setting(
-    0.05, "temperature, which divides similarities", over=0
+    0.05, "Temperature, which divides similarities", over=0
   )
 
 
@@ -379,7 +379,7 @@ def load(
 
 
 def _texts(path: pathlib.Path) -> dict[str, str]:
-  """Reads texts by id, each after its title, if it has one."""
+  """Reads titles and texts, joined, by id."""
   out = {}
   for where, line in sets.fields(path, ("_id", "text")):
     name, text, title = line["_id"], line["text"], line.get("title")

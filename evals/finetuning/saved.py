@@ -46,7 +46,7 @@ class Best:
 def fine_tuned(
   task: Task, attention: str, params: Mapping[str, Any] | None = None
 ) -> FineTuned:
-  """Returns what a checkpoint says of a task, with the head's parameters."""
+  """Returns a task's entry in a checkpoint, with the head's parameters."""
   return FineTuned(
     task.name,
     attention,
@@ -112,8 +112,9 @@ def head(task: FineTuned | None, path: pathlib.Path) -> Head:
 def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
   """Returns the head with which a model can do a task as it is.
 
-  It is the model's, `tuned`, if it reads and predicts what the task's does.
-  Otherwise it is the task's, if it has no parameters. Raises a UserError if
+  It is the head of `tuned` if its inputs and predictions are the task's.
+  Otherwise it is the task's head, if that has no parameters. Raises a UserError
+  if
   there is none.
   """
   wanted, own = task.head, tuned and head(tuned, path)

@@ -1,9 +1,10 @@
 """Sets of examples: named files, their records, and splits.
 
-A known set is files of known names in a folder. An own set is a file (csv, tsv,
-jsonl, parquet, and others that a preset reads), of which a tenth is held out as
-the dev set; or a folder of files named train, dev (or valid) and test; or a
-list of records, or a mapping of train, dev and test to lists or files.
+A known set is files of known names in a folder. The user's own set is a
+file (csv, tsv, jsonl, parquet, and others that a preset reads), of which a
+tenth is held out as the dev set. It may also be a folder of files named train,
+dev (or valid) and test, a list of records, or a mapping of train, dev and test
+to lists or files.
 """
 
 import collections
@@ -194,9 +195,12 @@ def nonempty(texts: Iterable[object], where: str) -> None:
     raise UserError(f"{where}: no text to read")
 
 
-def texts(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def texts(
+  source: Source, columns: Sequence[str], words: bool = False
+) -> Iterator[tuple[str, ...]]:
   """Yields the texts of a source: a file's lines, or columns of its records.
 
+  With `words`, the only column may hold lists of words, which are yielded.
   Raises a UserError if it cannot be read, or a record has no text.
   """
   path = source if isinstance(source, str) else ""
@@ -207,6 +211,8 @@ def texts(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     yield from ((line.text,) for line in lines)
     return
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
+    if words and len(values) == 1 and isinstance(values[0], list):
+      values = values[0]
     for text in values:
       if not isinstance(text, str):
         raise UserError(f"{where}: {text!r:.40} is not one text")
@@ -273,7 +279,7 @@ def named(data: Data) -> str:
 
 
 def name_of(data: Data) -> str:
-  """Returns the name of the task of data, never that of a known one."""
+  """Returns the name of the task of data, never that of a known task."""
   name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
   return f"own_{name}" if name in NAMES else name
 

@@ -31,7 +31,7 @@ class Tuned:
   name: str
   metric: str  # the main one
   lr: float  # best learning rate
-  seed: int  # of the best run, which is the one that is saved
+  seed: int  # of the best run, which is saved
   # Main metric over seeds at the best learning rate, by evaluation set.
   scores: Mapping[str, Mean]
   folder: pathlib.Path  # of the results

@@ -8,9 +8,11 @@ label of most of its tokens.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +80,7 @@ class Tagger(Tags):
       parts.append((ids.tolist(), of.tolist()))
     *made, words, cut = batching.labelled(loaded, parts, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
-    # The last one is for words of index -1.
+    # The last label is for words of index -1.
     labels = [
       np.array([*one, _NOWHERE], np.int32)[of]
       for one, of in zip(known, words, strict=True)
@@ -92,12 +94,23 @@ class Tagger(Tags):
       for label, word in zip(found.tolist(), of.tolist(), strict=True):
         if word != _NOWHERE:
           counts[word][label] += 1
-    # Among equals, the class that came first in the word.
+    # If several are equal, the first class in the word wins.
     return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
 
   def example(self, texts: str | Sequence[str]) -> Example:
-    """Returns the words of a sentence, which spaces divide, as an example."""
-    return Example(tuple(texts.split() if isinstance(texts, str) else texts))
+    """Returns a sentence's words: a sequence, a JSON list or divided by spaces.
+
+    A file's record is a sequence of one text.
+    """
+    if not isinstance(texts, str) and len(texts) == 1:
+      (texts,) = texts
+    if not isinstance(texts, str):
+      return Example(tuple(texts))
+    with contextlib.suppress(ValueError):
+      words = json.loads(texts) if texts.startswith('["') else None
+      if words and all(isinstance(w, str) and w.strip() for w in words):
+        return Example(tuple(words))
+    return Example(tuple(texts.split()))
 
   def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
     """Returns the names of the words' classes, and the entities."""
@@ -199,13 +212,13 @@ class Options:
 
   tokens_column: str = setting(
     "tokens",
-    "your own sentences: column of the words, a name; in files of columns a"
-    " number from 1, or else the first",
+    "Column of the words in your own records; in files of columns its number"
+    " from 1, or else the first column",
   )
   tags_column: str = setting(
     "tags",
-    "your own sentences: column of their tags, a name; in files of columns a"
-    " number from 1, or else the last",
+    "Column of the tags in your own records; in files of columns its number"
+    " from 1, or else the last column",
   )
 
 
@@ -219,7 +232,7 @@ def make(
   options: Options = Options(),
   given: classification.Classes = _CLASSES,
 ) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
+  """Makes a task of `FORMATS`, or of the user's own sentences.
 
   The task `own` reads files of columns or records, or records in memory. Its
   classes are those in all its sets. Raises a UserError if there are none.
@@ -252,10 +265,14 @@ def make(
   }
   fields = sets.own(data, made)
   if not others:
+    if any(tag[0] in "ESLU" for tag in tags):
+      progress.say(
+        f"{fields['name']}: BIOES tags become IOB2, so predictions are B-X, I-X"
+      )
     return _of_entities(classes, fields)
   progress.say(
-    f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X, I-X),"
-    " so the score is the accuracy over words"
+    f"{fields['name']}: tags such as {others[0]!r} are not entity tags (B-X,"
+    " I-X), so the score is the accuracy over words"
   )
   return Task(
     **fields,
@@ -300,8 +317,8 @@ def _examples(
     tags = iob2(one.label) if of_entities else one.label
     if unknown := {*tags} - index.keys():
       raise UserError(
-        f"{one.id}: the tag {min(unknown)!r:.60} is not one of"
-        f" {', '.join(classes):.200}; name all of them with --labels"
+        f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
+        f" --labels ({', '.join(classes):.200})"
       )
     known = [index[tag] for tag in tags]
     out.append(Example(one.texts, known, f"{split}_{len(out)}"))
@@ -331,7 +348,7 @@ def columns(
   which is removed, with a note. Raises a UserError if a line has too few
   columns.
   """
-  # If numbers come before words, no word can be taken for a comment.
+  # A comment looks like a word unless a column precedes the words.
   aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
   least = max(word + 1, tag + 1, 2)
   out, pairs, where = [], [], ""  # pairs of a word and its tag, and their place
@@ -383,7 +400,7 @@ def _read(
     if isinstance(tags[0], int):
       if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
-          f"{where}: tags are numbers, such as {max(tags)}: name them, from 0,"
+          f"{where}: the tag {max(tags)} has no name: name all tags, from 0,"
           " with --labels=O,B-PER,..."
         )
       tags = [given.labels[tag] for tag in tags]

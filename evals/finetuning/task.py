@@ -57,7 +57,7 @@ class Prediction:
     return f"<{', '.join(map(str, found.values()))}>"
 
   def to_json(self) -> dict[str, object]:
-    """Returns what there is, as plain JSON."""
+    """Returns all fields that are not None, as plain JSON."""
     found = {name: x for name, x in vars(self).items() if x is not None}
     if self.entities is not None:
       found["entities"] = [one._asdict() for one in self.entities]
@@ -227,11 +227,11 @@ class Task:
   # Whether a prediction is right, from it and the label.
   right: Callable[[Any, Any], bool] = operator.eq
   by_example: bool = False  # whether the main metric is a mean over examples
-  best_by: str = ""  # metric that compares epochs and runs, if not the main one
+  best_by: str = ""  # metric that compares runs; main_metric if empty
   # Maps predictions, by evaluation set, to texts of further files, by name.
   texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
   files: tuple[pathlib.Path, ...] = ()  # that it reads
-  # Facts that distinguish its data, besides the files' contents.
+  # Facts that distinguish its data, in addition to the files' contents.
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
   trained: bool = True  # whether it has a set to train on
@@ -273,7 +273,7 @@ class Suite:
   settings: tuple[type, ...] = ()  # dataclasses of command-line options
   # Defaults of command-line options, by task, if they differ.
   defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
-  # Whether the default head is one that transformers has for the encoder.
+  # Whether the default head is a head of the encoder in transformers.
   exportable: bool = False
   in_memory: bool = False  # whether its own set may be `own.Records`
   folder: str = "finetune"  # of its results in a run's evals/

@@ -52,60 +52,75 @@ class Hyperparameters:
   on a moment. The model computes in its own dtype.
   """
 
-  batch_size: int = setting(64, "examples in a step", least=1)
+  batch_size: int = setting(64, "Number of examples in a step", least=1)
   rows_at_once: int = setting(
-    0, "examples that are in memory together; 0 for all of a step", least=0
+    0, "Number of examples in memory at a time; 0 for all of a step", least=0
   )
   epochs: int = setting(
-    10, "largest number of epochs; 0 for no training", least=0
+    10, "Largest number of epochs; 0 to evaluate without training", least=0
   )
   steps: int = setting(
-    0, "steps of a run, evaluated only at their end; 0 for epochs", least=0
+    0,
+    "Number of steps, evaluated only at the end; 0 to count in epochs",
+    least=0,
   )
   patience: int = setting(
-    3, "epochs without a better score; 0 for all epochs", least=0
+    3,
+    "Number of epochs without a better score that end a run; 0 for all epochs",
+    least=0,
   )
   threshold: float = setting(
-    0.001, "smallest gain of a better score (scores are up to 1)", least=0
+    0.001,
+    "Smallest gain that counts as a better score (scores are up to 1)",
+    least=0,
   )
   drop_last: bool = setting(
     False,
-    "leave out the examples of an epoch that do not fill a batch",
+    "Leave out the examples of an epoch that do not fill a batch",
     action=argparse.BooleanOptionalAction,  # a preset may turn it on
   )
-  max_length: int = setting(128, "largest number of tokens in a row", least=8)
+  max_length: int = setting(128, "Largest number of tokens in a row", least=8)
   attention: str = setting(
-    "bidirectional", "attention of the encoder", choices=ATTENTIONS
+    "bidirectional", "Attention of the encoder", choices=ATTENTIONS
   )
   warmup: float = setting(
-    0.0, "share of the steps in which the rate rises", least=0, under=1
+    0.0, "Share of the steps in which the learning rate rises", least=0, under=1
   )
   decay: str = setting(
-    "linear", "decay of the rate after the warm-up", choices=tuple(DECAYS)
+    "linear",
+    "Decay of the learning rate after the warm-up",
+    choices=tuple(DECAYS),
   )
   floor: float = setting(
-    0.0, "rate at the end of the decay, as a share of its peak", least=0, most=1
+    0.0,
+    "Learning rate at the end of the decay, as a share of its peak",
+    least=0,
+    most=1,
   )
-  b1: float = setting(0.9, "b1 of AdamW", least=0, under=1)
-  b2: float = setting(0.999, "b2 of AdamW", least=0, under=1)
-  eps: float = setting(1e-8, "epsilon of AdamW", least=0)
-  weight_decay: float = setting(0.0, "weight decay of AdamW", least=0)
+  b1: float = setting(
+    0.9, "First decay rate of AdamW's moments", least=0, under=1
+  )
+  b2: float = setting(
+    0.999, "Second decay rate of AdamW's moments", least=0, under=1
+  )
+  eps: float = setting(1e-8, "Epsilon of AdamW", least=0)
+  weight_decay: float = setting(0.0, "Weight decay of AdamW", least=0)
   decay_scope: str = setting(
     "matrices",
-    "parameters that decay: matrices leaves out norms and biases",
+    "Parameters that decay; matrices leaves out norms and biases",
     choices=("all", "matrices"),
   )
   clip: float = setting(
-    1.0, "largest gradient norm; 0 for no clipping", least=0
+    1.0, "Largest gradient norm; 0 for no clipping", least=0
   )
   encoder_dropout: float | None = setting(
     None,
-    "dropout of states and attention in training; by default as in pretraining",
+    "Dropout of states and attention in training; by default as in pretraining",
     least=0,
     under=1,
   )
   weights: str = setting(
-    "float32", "dtype of parameters and AdamW's state", choices=WEIGHTS
+    "float32", "Dtype of parameters and AdamW's state", choices=WEIGHTS
   )
 
   def rate_shares(self, steps: int) -> np.ndarray:
@@ -255,7 +270,7 @@ class OneRun:
     return State(params, opt_state), loss
 
   def predict(self, params: Mapping, frozen: Mapping, tokens, lengths):
-    """Returns what the head decodes `[B, ...]`, and where a NaN was `[B]`."""
+    """Returns outputs to decode `[B, ...]`, and rows with NaN `[B]`."""
     out = self._outputs(params, frozen, tokens, lengths)
     # Before `reduce`: the argmax of NaNs is a class like any other.
     is_nan = [
@@ -277,7 +292,7 @@ def _over_runs(method: Callable, in_axes: tuple, **options) -> Callable:
   return jax.jit(call, static_argnums=0, **options)
 
 
-# Runs share what has no axis: frozen parameters, the step, evaluation rows.
+# Arguments without an axis are shared: frozen parameters, the step, rows.
 init = _over_runs(OneRun.init, (None, 0))
 step = _over_runs(  # uses up the state that it gets
   OneRun.step, (0, None, 0, 0, 0, None), donate_argnums=1

@@ -1,4 +1,4 @@
-"""Claims, the differences that they stand on, and verdicts of both.
+"""Claims, the differences that they rest on, and verdicts of both.
 
 Both reports make their claims of these. The confidence of every interval is
 chosen here, so that all of a report's intervals hold together 95 times of 100.
@@ -24,7 +24,7 @@ def is_above(found: Estimate) -> bool:
 class Contrast(NamedTuple):
   """A difference that a claim is about."""
 
-  on: str  # what is compared, and on what
+  on: str  # the rows compared, and their scores
   found: Estimate | None  # our difference, in the unit that is shown
   published: float | None = None  # the paper's difference, in the same unit
   sign: int = 1  # that the claim expects of it
@@ -77,7 +77,7 @@ class Contrast(NamedTuple):
   def needed(self, confidence: float) -> float:
     """Returns how many times the seeds and items would decide it, about.
 
-    Supposing that the difference is what was found, and that the interval
+    It assumes that the difference stays the same, and that the interval
     shrinks with the root of their number.
     """
     interval = self.found.interval(confidence)
@@ -86,7 +86,7 @@ class Contrast(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A sentence of a paper, and the differences that it stands on."""
+  """A sentence of a paper, and the differences that it rests on."""
 
   text: str
   source: str

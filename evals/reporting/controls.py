@@ -1,8 +1,9 @@
 """The report of rows that are compared with their controls.
 
-AntLM's table (arXiv 2412.03275) is one. A row's controls are those that it is
-claimed to be better than (`Row.against`), in each objective that the control
-trained. Pairs score a control as it was trained: causally, or with masks.
+AntLM's table (arXiv 2412.03275) is an example. A row's controls are those that
+it is claimed to be better than (`Row.against`), in each objective that the
+control trained. Pairs score a control as it was trained: causally, or with
+masks.
 """
 
 import collections
@@ -194,7 +195,8 @@ class Family:
     """Yields losses in each objective that the control trained."""
     runs = {name: self.study.runs[name] for name, _ in sides}
     control = runs[sides[1][0]][0]
-    for kind in (control.names[objective] for objective in control.objectives):
+    measured = self.study.variants[sides[1][0]].measured or control.objectives
+    for kind in (control.names[objective] for objective in measured):
       above = {
         self.study.title(name): found
         for name, own in runs.items()
@@ -279,7 +281,7 @@ class Family:
 
   @property
   def entropy(self) -> Mean | None:
-    """The mean loss of whoever knows the tokens' frequencies alone."""
+    """The mean loss of predicting token frequencies."""
     of = [_entropies(self.study.runs[name]) for name in self.variants]
     every = itertools.chain.from_iterable(found.values() for found in of)
     return statistics.mean(dict(enumerate(every)))
@@ -307,7 +309,7 @@ def _losses(
 
 
 def _entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
-  """Returns the losses of whoever knows the tokens' frequencies alone."""
+  """Returns the losses of predicting token frequencies."""
   return {run.seed: run.summary["unigram_entropy"] for run in ended(runs)}
 
 
@@ -324,7 +326,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
   """
   pairs = study.mean(name, _BABYLM, mode, complete=True)
   tuned, count = {}, len(_BABYLM)
-  # Its own comes last, and so takes the other one's place.
+  # The last wins: the mode's own attention.
   for attention in ATTENTIONS if mode == CAUSAL else reversed(ATTENTIONS):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
@@ -341,7 +343,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 
 
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
-  """Yields what one run lacks."""
+  """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"
   elif run.kinds and not run.halves:

@@ -254,11 +254,11 @@ def _longest(study: Findings, family: str) -> int:
 
 # ------------------------------------------------------------------- figures
 
-_FIGURES = {  # titles, and what x is
-  "ratios": ("scores by the ratio that is masked", "masked (%)"),
-  "looks": ("scores by the steps trained, undecayed", "step"),
-  "splits": ("CLM, then MLM", "share of CLM (%)"),
-  "continued": ("continued with MLM", "further steps"),
+_FIGURES = {  # titles of the figure and its x axis
+  "ratios": ("scores by mask ratio", "masked tokens (%)"),
+  "looks": ("scores by steps before the learning rate decays", "step"),
+  "splits": ("scores by the share of CLM before MLM", "steps of CLM (%)"),
+  "continued": ("scores by steps of continued MLM", "further steps"),
 }
 
 
@@ -362,7 +362,7 @@ def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
 
 
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
-  """Yields what one run lacks."""
+  """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"
     return

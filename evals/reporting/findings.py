@@ -1,6 +1,6 @@
 """Findings of a study: means over seeds, and paired differences of rows.
 
-Nothing here knows which variants a study has, or on what they are compared.
+This module does not depend on a study's variants or their comparisons.
 """
 
 import collections
@@ -152,7 +152,7 @@ class Findings:
   def gaps(
     self, lacks: Callable[["Findings", TrainedRun], Iterable[str]]
   ) -> list[str]:
-    """Returns what runs lack, each with the rows and seeds that lack it."""
+    """Returns the missing results, each with its rows and seeds."""
     lacking = collections.defaultdict(lambda: collections.defaultdict(list))
     for name, variant in self.variants.items():
       if name not in self.runs:

@@ -1,4 +1,4 @@
-"""What was measured of trained runs: one table, and the scores of single items.
+"""Measurements of trained runs: one table, and the scores of single items.
 
 A row of the table is one value, of a variant's run (`seed`) after `step` steps:
 
@@ -24,7 +24,7 @@ from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
 CHANCE = 0.5  # of choosing the right one of a pair
-KEY = ["variant", "seed", "task", "mode"]  # what has one score
+KEY = ["variant", "seed", "task", "mode"]  # the part that has one score
 _COLUMNS = {  # with the values of tasks that lack them
   "variant": "",
   "seed": "",
@@ -152,7 +152,7 @@ def _items(summary: pathlib.Path, column) -> tuple:
 
 
 class Items(NamedTuple):
-  """What a run gets of each of a task's n items."""
+  """A run's scores of each of a task's n items."""
 
   names: tuple[tuple[str, str], ...]  # UIDs and ids; where equal, runs compare
   texts: tuple  # where equal, items are one
@@ -163,7 +163,8 @@ class ItemFiles(dict):
   """Items by file and column; a file is read when it is first asked for.
 
   Columns of zero-shot items are `accuracy` and `log-odds`, in nats: the score
-  of the right choice minus that of the best other one. Columns of a fine-tuned
+  of the right choice minus that of the best other choice. Columns of a
+  fine-tuned
   task are the evaluation set with the number of the trial, if its main metric
   is a mean over examples.
   """

@@ -1,4 +1,4 @@
-"""The report's pictures, in the style of `antlm_jax.training.plots`."""
+"""Pictures of reports, in the style of `antlm_jax.training.plots`."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.evals.reporting.statistics import Interval, Mean
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
 
-_OPEN = "0.55"  # grey: what an interval leaves open
+_OPEN = "0.55"  # grey of an interval that includes 0
 _COLOURS = {1: COLOURS[0], -1: COLOURS[1], 0: _OPEN}  # by an interval's sign
 _Runs = Sequence[TrainedRun]
 
@@ -24,32 +24,31 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   every = [run for found in runs.values() for run in found]
   measured = [k for run in every for k in run.names.values() if run.held_out(k)]
   trained = [run.names[name] for run in every for name in run.objectives]
-  kinds = dict.fromkeys([*measured, *trained])
+  kinds = dict.fromkeys(k for k in [*trained, *measured] if k in measured)
   colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
   bottom, top = _limits(every, measured)
-  figure, panels = _grid(len(runs))
+  thin = " (thin lines: seeds)" if len(every) > len(runs) else ""
+  figure, panels = _grid(len(runs), f"{title}: held-out losses{thin}")
   for panel, (name, found) in zip(panels, runs.items(), strict=True):
     panel.set_title(f"{name}: {found[0].text}", fontsize=9.5)
-    shade([panel], found[0].curriculum, found[0].names, colours)
+    shade([panel], found[0].curriculum, found[0].names)
     notes = [_lines(panel, found, kind, colours[kind], top) for kind in kinds]
     panel.set_ylim(bottom, top)
     panel.set_xlim(0, found[0].curriculum.steps)
     style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
     note = "\n".join(filter(None, notes))
     panel.text(0.98, 0.96, note, transform=panel.transAxes, **style)
-  thin = "   (thin: seeds)" if len(every) > len(runs) else ""
-  figure.suptitle(title + thin, x=0.02, ha="left", fontsize=11)
-  figure.supxlabel("step", fontsize=10)
+  for panel in panels[-2:]:  # the figure's own label would be under the legend
+    panel.set_xlabel("step", fontsize=10)
   figure.supylabel("loss (nats per target)", fontsize=10)
-  _legend(figure, colours, measured)
+  _legend(figure, colours, panels)
   save(figure, path)
 
 
-def _grid(count: int, sharey: bool = True):
+def _grid(count: int, title: str, sharey: bool = True):
   columns = min(count, 2)
   rows = math.ceil(count / columns)
-  # Wide enough for the legend beside the title.
-  figure = canvas(max(5 * columns, 7.5), 2.5 * rows + 0.8)
+  figure = canvas(max(5 * columns, 7.5), 2.5 * rows + 1.1, title)
   panels = figure.subplots(
     rows, columns, sharex=True, sharey=sharey, squeeze=False
   ).ravel()
@@ -57,31 +56,30 @@ def _grid(count: int, sharey: bool = True):
     step_axis(panel)
   for panel in panels[count:]:
     panel.set_visible(False)
-  if len(panels) > count:  # the one above the gap has the steps now
+  if len(panels) > count:  # the panel above the gap shows the steps
     panels[count - columns].xaxis.set_tick_params(labelbottom=True)
   return figure, panels[:count]
 
 
-def _legend(figure, colours: Mapping[str, str], measured: Sequence[str]):
+def _legend(figure, colours: Mapping[str, str], panels):
   from matplotlib.lines import Line2D
-  from matplotlib.patches import Patch
 
-  handles = [
-    Line2D([], [], color=colour, lw=2, label=f"{kind}, held out")
-    if kind in measured
-    else Patch(color=colour, alpha=0.12, label=f"{kind}, trained only")
+  marks = {
+    f"{kind}, held out": Line2D([], [], color=colour, lw=2)
     for kind, colour in colours.items()
-  ]
-  figure.legend(
-    handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9
-  )
+  }
+  for panel in panels:  # the shades of phases
+    handles, names = panel.get_legend_handles_labels()
+    marks |= zip(names, handles, strict=True)
+  columns = min(4, len(marks))
+  place = {"loc": "outside lower center", "ncols": columns, "fontsize": 9}
+  figure.legend(marks.values(), marks.keys(), **place)
 
 
 def _limits(runs: _Runs, measured: Sequence[str]) -> tuple[float, float]:
-  """Fits what was learnt, forgotten or not.
+  """Returns the range of the losses of trained objectives.
 
-  A loss over that of frequencies alone, of what a variant never trains, is off
-  the picture: it would flatten the rest.
+  The loss of an objective that a variant never trains may be above it.
   """
   low, high = [], [run.summary["unigram_entropy"] for run in runs]
   for run in runs:
@@ -115,11 +113,11 @@ def differences(
 ) -> None:
   """Draws differences by part of a task to a PNG: a panel's by its title."""
   most = max(map(len, deltas.values()))
-  figure = canvas(5.4 * len(deltas), 0.29 * most + 1.6)
+  figure = canvas(5.4 * len(deltas), 0.29 * most + 1.6, title)
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]
   for panel, (name, found) in zip(panels, deltas.items(), strict=True):
     panel.set_title(name, fontsize=10)
-    panel.set_xlabel(f"{unit}, with intervals", fontsize=9.5)
+    panel.set_xlabel(f"difference ({unit}), with intervals", fontsize=9.5)
     panel.axvline(0, color="0.3", lw=0.8)
     parts = sorted(found, key=lambda part: found[part].estimate)
     for y, part in enumerate(parts):
@@ -132,7 +130,6 @@ def differences(
     panel.grid(axis="x", color="0.9", lw=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right", "left"]].set_visible(False)
-  figure.suptitle(title, fontsize=11)
   save(figure, path)
 
 
@@ -152,7 +149,7 @@ def lines(
 
   Bars are the means' intervals over seeds. `axis` is the title of x.
   """
-  figure, places = _grid(len(panels), sharey=False)
+  figure, places = _grid(len(panels), title, sharey=False)
   for panel, found in zip(places, panels.values() if log else (), strict=False):
     panel.set_xscale("log")  # its own ticks would be powers of ten
     panel.set_xticks(sorted({x for line in found.values() for x, _ in line}))
@@ -163,7 +160,7 @@ def lines(
     bars = [100 * (mean.half_width(confidence) or 0) for _, mean in points]
     style |= {"lw": 1.6, "marker": "o", "ms": 4, "capsize": 2.5}
     panel.errorbar([x for x, _ in points], y, bars, **style)
-  _save(figure, places, title, axis, "score (%)", path)
+  _save(figure, places, axis, "score (%)", path)
 
 
 def losses(
@@ -177,7 +174,9 @@ def losses(
 
   `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
   """
-  figure, places = _grid(len(panels))
+  means = [mean for of in panels.values() for x in of.values() for _, mean in x]
+  thin = " (thin lines: seeds)" if any(len(m.values) > 1 for m in means) else ""
+  figure, places = _grid(len(panels), f"{title}: held-out losses{thin}")
   places[0].set_ylim(limits)  # of all panels: they share it
   for panel, points, style in _each_line(places, panels):
     x, y = zip(*points, strict=True)
@@ -186,7 +185,7 @@ def losses(
       panel.plot(x, [mean.values[seed] for mean in y], **thin)
     style |= {"lw": 1.8, "marker": "o", "ms": 2.5}
     panel.plot(x, [mean.mean for mean in y], **style)
-  _save(figure, places, title, axis, "loss (nats per target)", path)
+  _save(figure, places, axis, "loss (nats per target)", path)
 
 
 def _each_line(places, panels: _Panels) -> Iterator[tuple]:
@@ -201,8 +200,8 @@ def _each_line(places, panels: _Panels) -> Iterator[tuple]:
       yield panel, points, {"ls": dashes, "color": colour, "label": label}
 
 
-def _save(figure, places, title: str, x: str, y: str, path) -> None:
-  """Adds the titles and the legend of all lines, and writes the PNG."""
+def _save(figure, places, x: str, y: str, path) -> None:
+  """Adds the axes' titles and the legend of all lines, and writes the PNG."""
   marks = {}  # by label: not every panel has every line
   for panel in places:
     handles, names = panel.get_legend_handles_labels()
@@ -213,7 +212,6 @@ def _save(figure, places, title: str, x: str, y: str, path) -> None:
   figure.legend(
     marks.values(), marks.keys(), loc="outside lower center", ncols=columns
   )
-  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
   for panel in places[-2:]:  # the figure's own label would be under the legend
     panel.set_xlabel(x, fontsize=10)
   figure.supylabel(y, fontsize=10)

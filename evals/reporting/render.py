@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-  """A picture of a report: its file's name, and what writes it."""
+  """A picture of a report: its file's name, and a function that writes it."""
 
   name: str
   draw: Callable[[pathlib.Path], None]
@@ -31,7 +31,7 @@ class Report(NamedTuple):
   """A report, ready to be written."""
 
   markdown: str
-  about: Mapping[str, Any]  # what table.json has besides the tables
+  about: Mapping[str, Any]  # further entries of table.json
   tables: Mapping[str, Mapping[str, Sequence[Row]]]  # by kind and title
   figures: Sequence[Figure]
 

@@ -17,7 +17,7 @@ from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from antlm_jax.training.metrics import HALVES, REPORT
 
-# What a block raises that reads a damaged or foreign file.
+# Errors of a block that reads a damaged or foreign file.
 _WRONG = LookupError, AttributeError, TypeError, ValueError
 
 
@@ -216,7 +216,8 @@ def reading(path: pathlib.Path, read: Callable = files.read_json) -> Iterator:
   """Reads a file for a block, and names it where the block finds it wrong.
 
   Raises:
-    UserError: if the file cannot be read, or lacks what the block needs.
+    UserError: if the file cannot be read, or lacks a field that the block
+    needs.
   """
   try:
     yield read(path, "the file")

@@ -1,27 +1,28 @@
 """Means over seeds and items, and their confidence intervals.
 
-A difference of two rows is measured once for each seed and item: both rows have
-the same seeds (data order, head, order of fine-tuning) and the same items, so
-that their common noise cancels. The seeds of a difference are
+A difference of two rows is measured once for each seed and item. Both rows have
+the same items and the same seeds (data order, head, order of fine-tuning), so
+their common noise cancels. The seeds of a difference are
 
 - pretrainings, if there are several, each the mean of its fine-tunings. The
   interval then covers other pretrainings and other items;
 - fine-tunings of one pretraining on either side. The interval then covers other
   fine-tunings and other items, for these very models alone. Nothing in the data
-  says how far another pretraining would be from this one.
+  says how much other pretrainings differ.
 
-With S seeds, let `by_seeds` be the variance of the mean over seeds, `by_items`
-that of the mean over items, and `both` the part that is in either of them: the
-chance in one seed's answer to one item. Half of the interval is the largest of
+With S seeds, let `by_seeds` be the variance of the mean over seeds, and
+`by_items` that of the mean over items. `both` is the part that is in either:
+the chance in one seed's answer to one item. Half of the interval is the largest
+of
 
     t(items) sqrt(by_items)                             other items only
     t(S - 1) sqrt(by_seeds)                             other seeds only
     sqrt(t(items)² by_items + t(S - 1)² (by_seeds - both))
 
 where t is Student's quantile. A bootstrap over runs and items counts `both`
-three times (Owen 2007, The pigeonhole bootstrap). One that draws the runs of
-each row apart also counts the noise that the rows share, so it covers too
-often. `python -m evals.benchmarks.coverage` simulates all this.
+three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that draws
+the runs of each row apart also counts the noise that the rows share, so it
+covers too often. `python -m evals.benchmarks.coverage` simulates all this.
 """
 
 from collections.abc import Mapping
@@ -110,7 +111,8 @@ def estimate(
     size = item.max() + 1
     items += size
     if size > 1:
-      # What each item adds to its seed's mean, times their number: `[S, size]`.
+      # Each item's contribution to its seed's mean, times their number: `[S,
+      # size]`.
       own -= own.mean(axis=1, keepdims=True)
       added = np.stack([np.bincount(item, row, size) for row in own])
       added *= size / own.shape[1]

@@ -1,4 +1,4 @@
-"""What becomes of an objective's held-out loss where a curriculum switches."""
+"""Changes of an objective's held-out loss at a curriculum's switches."""
 
 from collections.abc import Iterator, Sequence
 

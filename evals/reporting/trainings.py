@@ -1,6 +1,6 @@
-"""Trainings compared: their losses, the settings that differ, and the best.
+"""Compares trainings: losses, the settings that differ, and the best run.
 
-Runs come by label. The runs of a label are its seeds.
+Runs have labels; the runs of one label differ in their seeds.
 """
 
 import dataclasses
@@ -31,6 +31,10 @@ FOLDER = "comparison"
 AXES = {"step": "step", "tokens": "tokens", "share": "share of the run (%)"}
 # The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
+_NOT_COMPARABLE = (
+  "warning: the runs differ in held-out text or tokenizer, so their losses do"
+  " not compare and none is called the best"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Comparison:
     table: The rows as text.
     folder: Folder of the report; None if it is not written.
     failed: Runs of a sweep that failed.
+    comparable: Whether all losses are of the same held-out tokens.
   """
 
   rows: tuple[Compared, ...]
@@ -61,6 +66,7 @@ class Comparison:
   table: str
   folder: pathlib.Path | None = None
   failed: tuple[str, ...] = ()
+  comparable: bool = True
 
   @property
   def best(self) -> Compared:
@@ -70,11 +76,13 @@ class Comparison:
   def __repr__(self) -> str:
     loss = f" ({_spread(self.best.loss)})" if self.best.loss else ""
     failed = f", {len(self.failed)} failed" if self.failed else ""
-    return f"<{len(self.rows)} compared{failed}; best {self.best.label}{loss}>"
+    best = f"best {self.best.label}{loss}" if self.comparable else "no best"
+    return f"<{len(self.rows)} compared{failed}; {best}>"
 
   def __str__(self) -> str:
     written = f"\nwritten to {self.folder / 'report.md'}" if self.folder else ""
-    return f"{self.table}\n\nbest: {self.best.label}{written}"
+    best = f"best: {self.best.label}" if self.comparable else _NOT_COMPARABLE
+    return f"{self.table}\n\n{best}{written}"
 
 
 def compare(
@@ -91,8 +99,8 @@ def compare(
     runs: The runs by label.
     by: Logged names of objectives; by default all that every run has measured.
     folder: Folder for the report; None for no report.
-    axis: The picture's x axis, a key of `AXES`; by default steps, or shares if
-      the longest run has over twice the steps of the shortest.
+    axis: X axis of the picture, a key of `AXES`; by default `share` if the
+      longest run has over twice the steps of the shortest.
 
   Raises:
     UserError: A run has not measured one of the losses, or the tokens of its
@@ -123,7 +131,8 @@ def compare(
       "## Settings",
       _laid_out(settings),
     )
-    about = {"by": by, "best": rows[0]["run"]}
+    best = rows[0]["run"] if _comparable(every) else None
+    about = {"by": by, "best": best}
     found = {"runs": {"": rows}, "settings": {"": settings}}
     figures = [Figure("curves.png", _curves(title, runs, kinds, axis))]
     report = Report("\n\n".join(text) + "\n", about, found, figures)
@@ -138,7 +147,13 @@ def compare(
     )
     for row in rows
   )
-  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
+  return Comparison(
+    compared,
+    tuple(by),
+    tables.text(lines, head, "<>"),
+    folder,
+    comparable=_comparable(every),
+  )
 
 
 def _ranking(
@@ -149,11 +164,13 @@ def _ranking(
   for kind in set(by) - set(shared):
     known = ", ".join(shared) or "none"
     raise UserError(
-      f"--by={kind}: not every run has measured this; measured: {known}"
+      f"--by={kind}: not every run measured this loss (measured: {known})"
     )
   if not shared:
     known = ", ".join(kinds) or "none"
-    raise UserError(f"no loss was measured by every run; measured: {known}")
+    raise UserError(
+      f"every run must measure the same loss (measured by some: {known})"
+    )
   return list(by) or shared
 
 
@@ -224,7 +241,7 @@ def _held_out(
   mean = "mean of " if len(by) > 1 else ""
   yield "## Held out"
   yield (
-    "Held-out losses in nats, after the step named; first is the lowest"
+    "Held-out losses in nats after the given step. The first run has the lowest"
     f" {mean}{' and '.join(by)}."
   )
   if half:
@@ -232,12 +249,13 @@ def _held_out(
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
     )
-  # It depends on the held-out tokens alone, and so on data and tokenizer.
-  if len({run.summary["unigram_entropy"] for run in runs if run.summary}) > 1:
-    yield (
-      "**Held out is not the same text in the same tokens for all: their losses"
-      " do not compare.**"
-    )
+  if not _comparable(runs):
+    yield f"**{_NOT_COMPARABLE}.**"
+
+
+def _comparable(runs: Sequence[TrainedRun]) -> bool:
+  """Whether the held-out tokens of all finished runs have one entropy."""
+  return len({r.summary["unigram_entropy"] for r in runs if r.summary}) < 2
 
 
 # --------------------------------------------------------------- the settings
@@ -280,7 +298,7 @@ def _steps(run: TrainedRun) -> int:
 
 
 def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
-  """Returns what a step of a label's runs adds to x."""
+  """Returns the length of a step on the x axis, for a label's runs."""
   if axis == "step":
     return 1
   if axis == "share":
@@ -289,8 +307,8 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
   train = run.config["train"]
   if train["batch_start"] < 1 or train["batch_schedule"]:
     raise UserError(
-      f"--x=tokens: the batches of {run.folder} change in size: choose --x=step"
-      " or --x=share"
+      f"--x=tokens needs batches of one size, but those of {run.folder} grow:"
+      " choose --x=step or --x=share"
     )
   return train["batch_size"] * Checkpoint(run.folder).meta.row_tokens
 
@@ -298,7 +316,7 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
 def _curves(
   title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
 ) -> Callable[[pathlib.Path], None]:
-  """Returns what draws a panel for each kind of loss, a line for each label."""
+  """Returns a function that draws a panel for each loss, a line a label."""
   every = [run for found in runs.values() for run in found]
   lengths = [_steps(run) for run in every]
   # A run of a tenth of the steps would be a stroke at 0.

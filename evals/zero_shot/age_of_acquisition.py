@@ -1,16 +1,18 @@
 """Age of acquisition: learning words in the order of children.
 
-The folder holds cdi_childes.json of babylm-eval, the contexts of each word, and
-cdi_human.csv, the share of children that say a word at 16 to 30 months of age.
-The run has kept its steps by words seen: --config.checkpoint.words=babylm.
+The folder holds two files of babylm-eval. cdi_childes.json has the contexts of
+each word. cdi_human.csv has the share of children that say it at 16 to 30
+months. The run has kept its steps by words seen:
+--config.checkpoint.words=babylm.
 
   antlm eval score --task=aoa --checkpoint=RUN --data=FOLDER --mode=causal
 
 A child's age is where a sigmoid, fitted to the shares by month, reaches one
-half. A model's age is where one that is fitted to the word's mean surprisals by
-the logarithm of words seen is halfway from chance (all tokens equally likely)
-to the lowest (Chang & Bergen, 2022). The figure is Pearson's correlation of
-both ages over words, or 0 if p > 0.1 or there are fewer than three words.
+half. For a model, the sigmoid is fitted to the word's mean surprisals by the
+logarithm of words seen. Its age is where the sigmoid is halfway from chance
+(all tokens equally likely) to the lowest (Chang & Bergen, 2022). The figure is
+Pearson's correlation of both ages over words, or 0 if p > 0.1 or there are
+fewer than three words.
 """
 
 import json
@@ -79,7 +81,7 @@ def words_seen(name: str) -> int:
 
 
 def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
-  """Returns where, in x, a sigmoid fitted to points comes to a level."""
+  """Returns the x at which a sigmoid fitted to points reaches a level."""
 
   def sigmoid(x, height, slope, middle, base):
     return height / (1 + np.exp(-slope * (x - middle))) + base

@@ -62,7 +62,7 @@ def of_2024(items: Sequence[Item]) -> str:
 
 
 def _integer(line: Line, name: str) -> int:
-  """Reads a field that is a whole number, or a text of one."""
+  """Reads a field that is a whole number, or its text."""
   try:
     return int(line.fields[name])
   except (KeyError, TypeError, ValueError) as error:

@@ -53,9 +53,9 @@ class TaskSettings:
   data: str = setting(help="Path to the folder of the task's files")
   mode: str | None = setting(
     None,
-    "Outputs that predict a token: causal (left to right), mlm (at one mask at"
-    " a time), mntp (one position before it) or fused (both together); by"
-    " default the mode of training, causal if there are several",
+    "Outputs that predict a token, causal (left to right), mlm (at a mask),"
+    " mntp (one position before it) or fused (both); by default the mode of"
+    " training, causal if there are several",
     choices=MODES,
     read=mode_named,
   )
@@ -105,7 +105,7 @@ class Reported(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A zero-shot task: a reader, and a metric of what a model makes of it.
+  """A zero-shot task: a reader, and a metric of a model's scores.
 
   Attributes:
     about: Description for --help; its first line stands for it in lists.
@@ -211,7 +211,7 @@ def evaluate(
     items = of.read(asked)  # before the model, which takes longer
     loaded = opened(model)
     request = request_of(task, asked, loaded)
-    # What identifies the data, wherever they are.
+    # Identifies the data, independent of their path.
     request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
     summary = folder and not overwrite and results.finished(folder, request)
     reused = bool(summary)
@@ -252,12 +252,12 @@ def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
   settings_lib.refuse_unknown(given, known, f"task {task}", help)
   given = {**given, "data": os.fspath(data), "mode": mode_named(given["mode"])}
   asked = settings_lib.choose(section, given)
-  pipelines.options(asked.pipeline, asked.mode, task)  # refuses what it lacks
+  pipelines.options(asked.pipeline, asked.mode, task)  # refuses unknown modes
   return asked
 
 
 def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
-  """Returns what the results depend on, except the data."""
+  """Returns the settings that the results depend on, except the data."""
   options = pipelines.options(asked.pipeline, asked.mode)
   return {
     "task": task,

@@ -8,7 +8,7 @@ vocab*.txt (`ewok/vocab.txt` of evaluation-pipeline-2024,
 `strict/evaluation_pipeline/ewok/vocab.txt` of babylm-eval). As in both, rows
 with a word that is not on the list are left out, which leaves 3,809 of 4,374.
 Or the folder holds the pipelines' files: a *.jsonl for each domain, with the
-same fields, of which a line has each row, and another one has it turned around.
+same fields. One line has each row, and another line has it turned around.
 
 A row is two pairs. Target1 is the good choice after Context1, and Target2 after
 Context2. With --pipeline=2026, as in EWoK's paper, Context1 is the good choice
@@ -64,7 +64,7 @@ def read(
   `limit` is the largest number of pairs of each domain; 0 for all. `unfiltered`
   keeps rows with words that are not on the list. `by_context` pairs contexts of
   a target, not targets of a context. Raises a UserError if a file is missing or
-  is not what it should be.
+  is malformed.
   """
   folder, seen = pathlib.Path(folder), collections.Counter()
   if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):

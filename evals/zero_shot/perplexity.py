@@ -7,7 +7,7 @@
   word perplexity    e to the nats per word, between white space; lm-eval's
                      word_perplexity
   bits per byte      bits per byte of UTF-8; it does not depend on the tokenizer
-  accuracy           share of tokens that are the likeliest ones
+  accuracy           share of tokens that are the model's first choice
 
 --mode=causal gives lm-eval's loglikelihood_rolling. The other modes predict
 each token from both sides, with only that token masked (pseudo-perplexity,
@@ -19,11 +19,10 @@ The special tokens of training surround a document and are not scored. A
 document longer than the context is scored in overlapping windows, --stride
 tokens apart. Each token counts once, in the window that gives it the most
 context: before it, or with masks on both sides. positions.csv has the mean nats
-by the position in the window, and positions.svg shows them: whether the model
-uses long contexts. Compare models at the same positions. The text is scored as
-it is.
-lm-eval's wikitext first removes that set's spaces around punctuation, but
-counts words and bytes with them.
+at each position in the window, and positions.svg shows them. They fall with the
+position if the model uses long contexts. Compare models at the same positions.
+The text is scored unchanged. lm-eval's wikitext first removes that set's spaces
+around punctuation, but counts words and bytes with them.
 """
 
 import dataclasses
@@ -162,8 +161,9 @@ def figures(
 ) -> Perplexity:
   """Returns the figures of n documents.
 
-  For each, given its number of scored tokens, their nats, and how many of them
-  are the likeliest ones, `[n]`; `by_position` as in `scoring.Totals`.
+  `tokens`, `nats` and `likeliest` have an entry for each document, `[n]`: its
+  scored tokens, their nats, and the tokens that the model finds likeliest.
+  `by_position` is as in `scoring.Totals`.
   """
   items = [
     {
@@ -215,11 +215,11 @@ def _drawn(rows: np.ndarray) -> str:
   group = position * _BINS // (position.max() + 1)
   _, group = np.unique(group, return_inverse=True)
   count, place = np.bincount(group, tokens), np.bincount(group, position)
-  figure = plots.canvas(7, 4)
+  figure = plots.canvas(7, 4, "Loss by position in the window")
   axes = figure.subplots()
   x, y = place / np.bincount(group), np.bincount(group, tokens * nats) / count
   axes.plot(x, y, color=plots.COLOURS[0], lw=2)
-  axes.set(xlabel="position in the window (tokens)", ylabel="nats per token")
+  axes.set(xlabel="position (tokens)", ylabel="loss (nats per token)")
   plots.step_axis(axes)
   figure.savefig(svg := io.StringIO(), format="svg")
   return svg.getvalue()

@@ -1,4 +1,4 @@
-"""How BabyLM's evaluation pipelines score a choice, and what they write.
+"""Scores and files of BabyLM's evaluation pipelines.
 
   ours  Sums, between the special tokens of training. All modes.
   2024  babylm/evaluation-pipeline-2024. causal: sums, as lm-eval's `hf`: the

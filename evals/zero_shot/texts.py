@@ -45,7 +45,7 @@ class TextSettings(command.TaskSettings):
 def read(
   asked: TextSettings, given: files.Path | Iterable[str] = ""
 ) -> list[str]:
-  """Reads the texts of a path, `data` by default, or takes given ones.
+  """Reads the texts of a path, `data` by default, or takes given texts.
 
   Raises a UserError if there are none.
   """

@@ -1,1 +1,1 @@
-"""Files that a user may write, each of which adds one part."""
+"""Plugins as a user may write them; each file adds one part."""

@@ -1,4 +1,4 @@
-"""A minimal GPT: learned positions, LayerNorm, as many key as query heads."""
+"""A minimal GPT: learned positions, LayerNorm, full multi-head attention."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from antlm_jax.models import encoder, layers
 @models.ENCODERS.register("toy_gpt")
 @dataclasses.dataclass(frozen=True)
 class GptConfig(models.EncoderConfig):
-  """No settings but those of every encoder."""
+  """The settings that every encoder has."""
 
   def module(self, rngs):
     return Gpt(rngs, self)

@@ -1,4 +1,4 @@
-"""Names and verbs: a class for every word, of made-up sentences."""
+"""A tagging task: find names and verbs in made-up sentences."""
 
 import collections
 import dataclasses
@@ -15,12 +15,12 @@ from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.task import Head, Param, Suite, Task
 from antlm_jax.settings import setting
 
-NOWHERE = -1  # the label of a token that is of no word
+NOWHERE = -1  # the label of a token outside every word
 
 
 @dataclasses.dataclass(frozen=True)
 class Tagger(Head):
-  """A linear layer on every token; a word is what most of its tokens are."""
+  """A linear layer on every token; a word has its tokens' majority label."""
 
   labels: tuple[str, ...]
   kind: ClassVar[str] = "toy_tagger"
@@ -77,7 +77,7 @@ OTHERS = ("near", "the", "hills", "often", "dogs")
 
 
 def load(split, count=96):
-  """Sentences in which names and verbs are to be found; as long as they are."""
+  """Returns sentences and the labels of their words."""
   draw = np.random.default_rng(split == "train")
   examples = []
   for i in range(count if split == "train" else 32):
@@ -94,7 +94,7 @@ def accuracy(predictions, labels):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  toy_examples: int = setting(96, "number of training examples", least=1)
+  toy_examples: int = setting(96, "Number of training examples", least=1)
 
 
 def make(data, name, attention, options):

@@ -1,4 +1,4 @@
-"""The norm of the parameters, whenever held-out losses are measured."""
+"""A hook that records the parameters' norm with the held-out losses."""
 
 import optax
 
@@ -7,7 +7,7 @@ from antlm_jax.training.hooks import HOOKS, Evaluator
 
 @HOOKS.register("norm")
 class Norm(Evaluator):
-  """The hook."""
+  """Measures the norm of all parameters."""
 
   prefixes = ("eval/norm",)
 

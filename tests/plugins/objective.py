@@ -1,4 +1,4 @@
-"""Reversed text: CLM on documents of which a share is read backwards."""
+"""Reversed text: CLM on documents, a share of which is reversed."""
 
 import dataclasses
 
@@ -11,16 +11,16 @@ from antlm_jax.settings import setting
 @KINDS.register("reversed")
 @dataclasses.dataclass(frozen=True)
 class Reversed(Objective):
-  """The objective."""
+  """CLM that reverses a share of the documents."""
 
   share: float = setting(
     0.5, "Share of the documents that are reversed", least=0, most=1
   )
 
   def corrupt(self, tokens, segments, draw, vocabulary, progress=0.0):
-    """Reverses some documents, then shows rows as CLM does."""
+    """Reverses some documents, then corrupts rows as CLM does."""
     at = np.arange(tokens.shape[1])
-    # A document draws as its first token does.
+    # The draw of a document's first token decides for the document.
     drawn = draw.uniform("reversed", at)
     drawn = np.take_along_axis(drawn, segments.start, axis=1)
     mirrored = segments.start + segments.end - 1 - at

@@ -1,4 +1,4 @@
-"""Inverse square root: the rate falls as one over the root of the step."""
+"""Inverse square root: after warm-up, the rate falls as step ** -0.5."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from antlm_jax.training.optim import SCHEDULES, Schedule
 @SCHEDULES.register("inverse_root")
 @dataclasses.dataclass(frozen=True)
 class InverseRoot(Schedule):
-  """It has the settings of every schedule."""
+  """The settings that every schedule has."""
 
   def build(self, steps, restarts=()):
-    """Returns the learning rate by the step."""
+    """Returns the learning rate as a function of the step."""
     warmup = max(1, amount(self.warmup_steps, steps))
 
     def rate(step):

@@ -1,4 +1,4 @@
-"""SQLite: a table of all values, in metrics.db."""
+"""A writer that stores all values in one SQLite table, metrics.db."""
 
 import sqlite3
 
@@ -7,7 +7,7 @@ from antlm_jax.training.writers import WRITERS, Writer
 
 @WRITERS.register("sqlite")
 class SQLite(Writer):
-  """The writer."""
+  """Writes metrics.db."""
 
   def __init__(self, folder, rows, name, config):
     (folder / "metrics.db").unlink(missing_ok=True)

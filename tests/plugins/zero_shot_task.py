@@ -1,4 +1,4 @@
-"""Word order: is a sentence likelier than its words in reverse?"""
+"""A zero-shot task: is a sentence likelier than its words in reverse?"""
 
 import pathlib
 

@@ -1,19 +1,20 @@
-"""Fused attention in Pallas Mosaic GPU for Hopper, for every mask.
+"""Fused attention in Pallas Mosaic GPU for Hopper, for all masks.
 
-As on a TPU (`attention.tpu.kernel`) scores exist one block at a time, the
-backward pass computes them again from each query's log-sum-exp, and only blocks
-that a query needs are visited (`attention.gpu.visits`).
+The algorithm is that of the TPU kernel (`attention.tpu.kernel`). Only one block
+of scores exists at a time, and the backward pass recomputes the scores from
+each query's log-sum-exp. `attention.gpu.visits` lists the blocks to visit.
 
-A thread block has three warpgroups. Two compute, each for a part of a block:
-64 queries, or in the gradients of keys and values 64 keys. The third loads the
-other operands from global memory, in blocks of 128, into slots of shared
-memory. The barrier `ready` signals a filled slot, and `free` that both have
-finished with it. This division of labour is that of FlashAttention-3 (arXiv
-2407.08608).
+A thread block has three warpgroups. Two compute parts of a block: 64 queries
+each, or 64 keys each in the gradients of keys and values. The third loads the
+other operands from global memory into slots of shared memory, in blocks of 128.
+The barrier `ready` signals that a slot is filled. The barrier `free` signals
+that both parts have used it. FlashAttention-3 (arXiv 2407.08608) divides the
+work in the same way.
 
-    output     q stays               k, v come
-    dQ         q, do stay            k, v come
-    dK, dV     k, v stay             q, do come, for each head of a group
+    kernel     loaded once (stay)    loaded in blocks (come)
+    output     q                     k, v
+    dQ         q, do                 k, v
+    dK, dV     k, v                  q, do, for each head of a group
 """
 
 import dataclasses
@@ -35,41 +36,41 @@ from antlm_jax.attention.dropout import keep_of
 from antlm_jax.attention.gpu.visits import Schedule
 
 _LOG2E = math.log2(math.e)
-_FLOOR = -1e37  # the first maximum: over a hidden key's, under any other score
-_PART = 64  # queries or keys of a warpgroup
+_FLOOR = -1e37  # first maximum, under any score except a hidden key's -inf
+_PART = 64  # number of queries or keys per warpgroup
 _PARTS = UNIT // _PART
-_SLOTS = 2  # of shared memory: one is computed on while the other is loaded
-# Registers of threads that compute, and of threads that load. The hardware has
-# 65,536, and 2 * 240 + 24 is three times the 168 that all begin with.
+_SLOTS = 2  # number of slots, to load one while the other is in use
+# Number of registers of a thread that computes, and of a thread that loads. The
+# hardware has 65,536, and 2 * 240 + 24 is three times the initial 168.
 _MANY, _FEW = 240, 24
-_TILE = plgpu.Layout.WGMMA  # a product's layout in a warpgroup's registers
+_TILE = plgpu.Layout.WGMMA  # layout of a product in a warpgroup's registers
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
-  """Static settings of a kernel, in addition to its arguments' shapes."""
+  """Static settings of a kernel."""
 
-  scale: float  # multiplies the scores
-  rate: float = 0.0  # share of the attention weights that is dropped
-  interpret: bool = False  # run on a CPU, slowly, and detect races
+  scale: float  # factor of the scores
+  rate: float = 0.0  # dropout rate of attention weights
+  interpret: bool = False  # interpret the kernel on CPU and detect races
 
 
 def flash(
   settings: KernelSettings, q, k, v, seeds, schedule: Schedule
 ) -> jax.Array:
-  """Runs the kernels; returns `[B, T, N, H]`, of q's dtype.
+  """Runs the kernels and returns `[B, T, N, H]` in q's dtype.
 
   Args:
     settings: Static settings.
     q: Queries `[B, T, N, H]`, bfloat16 or float16.
     k, v: Keys and values `[B, S, K, H]`.
-    seeds: Dropout's seeds, uint32 `[B, N]`, or None.
+    seeds: Seeds of dropout, uint32 `[B, N]`, or None.
     schedule: Schedule of the mask, from `visits.make`.
   """
-  if settings.scale <= 0:  # the kernels take the maximum before they scale
+  if settings.scale <= 0:  # because kernels scale after they take the maximum
     q = q * settings.scale
     settings = dataclasses.replace(settings, scale=1.0)
-  # Zeros fill up the last block; the schedule hides them.
+  # Pad the last block with zeros, which the schedule hides.
   padded = (
     jnp.pad(x, ((0, 0), (0, -x.shape[1] % UNIT), (0, 0), (0, 0)))
     for x in (q, k, v)
@@ -96,8 +97,8 @@ def _forward(settings, q, k, v, seeds, schedule):
     come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
     scratch={"lse_s": plgpu.SMEM((_PARTS, _PART), jnp.float32)},
   )
-  # The backward pass computes the scores again from `lse`. If remat keeps these
-  # two by name, this never runs twice.
+  # The backward pass recomputes the scores from `lse`. If remat saves these two
+  # by name, the forward kernel never runs twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
   return out, (q, k, v, seeds, schedule, out, lse)
 
@@ -107,7 +108,7 @@ def _backward(settings, residuals, grad):
   rows, queries, heads, _ = q.shape
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   arrays = {"q": q, "k": k, "v": v, "do": grad, "bounds": schedule.bounds}
-  # Two numbers per query, `[B, N, 2, T]`.
+  # Stack the two numbers of each query, `[B, N, 2, T]`.
   arrays["sums"] = jnp.stack([lse, delta.swapaxes(1, 2)], axis=2)
   arrays["seeds"] = seeds
   (dq,) = _call(
@@ -145,20 +146,20 @@ def _backward(settings, residuals, grad):
 _flash.defvjp(_forward, _backward)
 
 
-# Array of each value per query, and its index there.
+# Array of each value per query, and the value's index in it.
 _GIVEN = {
   "start": ("bounds", 0),  # first visible key
-  "end": ("bounds", 1),  # one past the last
+  "end": ("bounds", 1),  # last visible key plus 1
   "lse": ("sums", 0),  # base-2 log-sum-exp of the scores
-  "delta": ("sums", 1),  # the output times its gradient
+  "delta": ("sums", 1),  # product of the output and its gradient
 }
 
-# The kernels: the work of a thread block. `r` has the references by name; names
-# of shared memory end in _s.
+# The kernels, which do the work of a thread block. `r` has the references by
+# name, and names of shared memory end in _s.
 
 
 def _output(b: "_Block", r):
-  """Attention's output, and the base-2 log-sum-exp of each query's scores."""
+  """Computes the output, and the base-2 log-sum-exp of each query's scores."""
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
   width, dtype = r.q.shape[3], r.q.dtype
 
@@ -184,12 +185,12 @@ def _output(b: "_Block", r):
       (scores,) = _products((r.q_s.at[part], k.transpose((1, 0))))
       if masked:
         scores = jnp.where(p.seen(), scores, -jnp.inf)
-      # e^x is 2^(x log2 e): in base 2 one multiplication applies both
-      # constants, and is one instruction with the subtraction.
+      # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all, which
+      # is one instruction with the subtraction.
       scale = b.settings.scale * _LOG2E
       highest = jnp.maximum(top, scores.max(axis=1) * scale)
       weights = jnp.exp2(scores * scale - p.spread(highest))
-      # The softmax is over all keys; dropout comes after it.
+      # The softmax includes all keys, so dropout follows it.
       shrink = jnp.exp2(top - highest)
       total = total * shrink + weights.sum(axis=1)
       weights = b.operand(part, 0, p.drop(weights), dtype)
@@ -204,7 +205,7 @@ def _output(b: "_Block", r):
         _full((_PART,), 0.0, _TILE.reduce(1)),
       ),
     )
-    seen = total > 0.0  # a query that sees nothing gets zeros
+    seen = total > 0.0  # False for a query that sees no key
     total = jnp.where(seen, total, 1.0)
     inverse = 1.0 / (total * (1.0 - b.settings.rate))
     r.q_s[part] = (acc * _rows(inverse, width)).astype(dtype)
@@ -255,7 +256,7 @@ def _query_gradient(b: "_Block", r):
 
 def _key_gradients(b: "_Block", r):
   width, dtype = r.k.shape[3], r.k.dtype
-  # Here `b.head` is a key head; its query heads are visited in turn.
+  # `b.head` is a key head here, and the kernel visits its query heads in turn.
 
   @b.load
   def _(block, head):
@@ -279,9 +280,9 @@ def _key_gradients(b: "_Block", r):
         for at in range(0, UNIT, _PART):
           queries = slot, pl.ds(at, _PART)
           query = block * UNIT + at
-          # The sums leave few registers, and in this layout a thread has 16
-          # queries. So values per query are read when they are needed, and a
-          # product ends before the next begins.
+          # The sums leave few registers, and a thread has 16 queries in this
+          # layout. So read values per query only when they are needed, and
+          # finish each product before the next begins.
           read = functools.partial(
             _read,
             bounds=r.bounds_s.at[slot],
@@ -290,7 +291,7 @@ def _key_gradients(b: "_Block", r):
             axis=1,
           )
           p = _Scores(b, (_PART, _PART), 1, query, first, read, head)
-          # Transposed scores, since the sums are those of keys.
+          # Transpose the scores, because the sums belong to keys.
           q, do = r.q_s.at[queries], r.do_s.at[queries]
           (scores,) = _products((r.k_s.at[part], q.transpose((1, 0))))
           weights = p.weights(masked, scores)
@@ -314,22 +315,22 @@ def _key_gradients(b: "_Block", r):
 
 @dataclasses.dataclass(frozen=True)
 class _Scores:
-  """Scores of some queries and keys, in a warpgroup's registers."""
+  """Scores of some queries and keys in a warpgroup's registers."""
 
   block: "_Block"
   shape: tuple[int, int]
-  axis: int  # of the queries; the keys have the other
+  axis: int  # axis of the queries
   query: jax.Array  # index of the first query in its row
-  key: jax.Array  # index of the first key
-  given: Callable  # reads one of `_GIVEN`
-  head: jax.Array  # of the queries
+  key: jax.Array  # index of the first key in its row
+  given: Callable  # `given(name)` reads a value of `_GIVEN`
+  head: jax.Array  # query head
 
   def spread(self, row: jax.Array) -> jax.Array:
-    """Repeats a value per query at each of its scores."""
+    """Broadcasts a value per query to all its scores."""
     return lax.broadcast_in_dim(row, self.shape, [self.axis])
 
   def keys(self) -> jax.Array:
-    """The index of each score's key."""
+    """Returns the index of each score's key in its row."""
     at = (jnp.int32, self.shape, 1 - self.axis)
     return self.key + plgpu.broadcasted_iota(*at, layout=_TILE)
 
@@ -340,7 +341,7 @@ class _Scores:
 
   @functools.cached_property
   def kept(self) -> jax.Array:
-    """Whether dropout keeps a weight: the same hash in every kernel."""
+    """Whether dropout keeps each weight, by the hash of all implementations."""
     b, size = self.block, (self.shape[self.axis],)
     layout = _TILE.reduce(1 - self.axis)
     query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
@@ -351,24 +352,24 @@ class _Scores:
   def drop(self, x: jax.Array) -> jax.Array:
     return jnp.where(self.kept, x, 0.0) if self.block.settings.rate else x
 
-  # The weights lack dropout's scale, and the scores' gradient that of the
-  # scores: a sum is multiplied once, when it is written out.
+  # The weights lack dropout's scale, and the gradient lacks the scale of the
+  # scores. The kernels multiply the sums by it when they write them.
 
   def weights(self, masked: bool, scores: jax.Array) -> jax.Array:
-    """The weights before dropout, as in the forward pass."""
+    """Returns the weights before dropout."""
     scores = scores * (self.block.settings.scale * _LOG2E)
     weights = jnp.exp2(scores - self.spread(self.given("lse")))
-    # A hidden score's weight may be infinite until it is hidden.
+    # Weights of hidden scores may be infinite until they are replaced.
     return jnp.where(self.seen(), weights, 0.0) if masked else weights
 
   def gradient(self, weights: jax.Array, of_weights: jax.Array) -> jax.Array:
-    """The gradient of the scores, from that of the weights after dropout."""
+    """Returns the gradient of the scores from that of the dropped weights."""
     if rate := self.block.settings.rate:
       of_weights = self.drop(of_weights * (1.0 / (1.0 - rate)))
     return weights * (of_weights - self.spread(self.given("delta")))
 
 
-# Shared by the kernels.
+# Code that the kernels share.
 
 
 def _call(
@@ -387,8 +388,8 @@ def _call(
 ):
   """Runs `body(_Block, references)` on a grid of heads, owned blocks and rows.
 
-  Of the shared memory, each part fills `stay` once, and `come` has slots that
-  are filled block by block. A head of the grid has `group` query heads.
+  In shared memory, each part fills `stay` once, and `come` has the slots for
+  blocks. A head of the grid has `group` query heads.
   """
   arrays = {n: x for n, x in arrays.items() if n != "seeds" or settings.rate}
   arrays |= {"blocks": visits.blocks, "counts": visits.counts}
@@ -429,9 +430,9 @@ _GRID = ("head", "tile", "row")
 
 
 def _cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
-  """Work as if every block were visited, and each array moved once.
+  """Estimates work for `antlm plan`, as if the kernel visited all blocks.
 
-  `antlm plan` reads it. JAX 0.11 takes no estimate.
+  JAX 0.11 does not accept an estimate.
   """
   if jax.__version_info__ < (0, 12):
     return {}
@@ -448,17 +449,17 @@ def _cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-  """A thread block, the tile that it owns, and the work of its warpgroups."""
+  """A thread block, the tile that it owns, and its warpgroups' loops."""
 
   settings: KernelSettings
   refs: types.SimpleNamespace
   row: jax.Array
-  head: jax.Array  # query head, or if the tile is one of keys, key head
+  head: jax.Array  # query head, or key head if the tile has keys
   tile: jax.Array  # index of the owned block of queries or keys
-  group: int  # query heads to visit for the tile
+  group: int  # number of query heads to visit for the tile
 
   def load(self, sources: Callable) -> None:
-    """Runs the warpgroup that loads the arrays of `sources(block, head)`."""
+    """Runs the warpgroup that loads the arrays `sources(block, head)`."""
     r = self.refs
 
     @pl.when(lax.axis_index("warpgroup") == _PARTS)
@@ -482,7 +483,7 @@ class _Block:
       self._each_head(of_head, None)
 
   def compute(self, run: Callable) -> None:
-    """Runs the warpgroups that compute, each its part."""
+    """Runs the warpgroups that compute, each with the index of its part."""
 
     @pl.when(lax.axis_index("warpgroup") < _PARTS)
     def _():
@@ -490,7 +491,7 @@ class _Block:
       run(lax.axis_index("warpgroup"))
 
   def bring(self, part, sources: dict) -> None:
-    """Loads arrays that stay in a part's shared memory."""
+    """Loads the arrays that stay in a part's shared memory."""
     r = self.refs
     for name, source in sources.items():
       target = getattr(r, name).at[part]
@@ -512,7 +513,7 @@ class _Block:
         plgpu.barrier_arrive(r.free.at[slot])
         return carry
 
-      # Two programs: blocks in which all queries see all keys need no mask.
+      # Compile two loops, because wholly visible blocks need no mask.
       run = functools.partial(one, False)
       carry = lax.fori_loop(jnp.int32(0), whole, run, carry)
       return lax.fori_loop(whole, needed, functools.partial(one, True), carry)
@@ -529,7 +530,7 @@ class _Block:
     x = x.astype(dtype)
     if not self.settings.interpret:
       return x  # from registers
-    # The interpreter multiplies only operands in shared memory.
+    # The interpreter can multiply only operands in shared memory.
     spare = self.refs.spare_s.at[part, which, :, pl.ds(0, x.shape[1])]
     spare[...] = x
     plgpu.commit_smem()
@@ -537,7 +538,7 @@ class _Block:
 
 
 def _products(*pairs) -> list[jax.Array]:
-  """Multiplies pairs of matrices, all of them at once, to float32."""
+  """Multiplies pairs of matrices, all at once, to float32."""
 
   def run(*sums):
     for total, (a, b) in zip(sums, pairs, strict=True):
@@ -550,12 +551,12 @@ def _products(*pairs) -> list[jax.Array]:
 
 
 def _slot(n: jax.Array) -> jax.Array:
-  """Slot of the n-th block."""
+  """Returns the slot of the n-th block."""
   return lax.rem(n, jnp.int32(_SLOTS))
 
 
 def _send(*pairs) -> None:
-  """Writes from shared to global memory."""
+  """Copies from shared to global memory."""
   plgpu.commit_smem()
   for source, target in pairs:
     plgpu.copy_smem_to_gmem(source, target)
@@ -582,7 +583,7 @@ def _like(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
 
 
 def _tiles(count: int, size: int, like: jax.Array):
-  """Shared memory for rows of a head's width, in the layout of products."""
+  """Returns shared memory for rows of a head, in the layout of products."""
   swizzle = plgpu.find_swizzle(like.shape[3] * 8 * like.dtype.itemsize)
   tiling = plgpu.TilingTransform((8, swizzle // like.dtype.itemsize))
   return plgpu.SMEM(

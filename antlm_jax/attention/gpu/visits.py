@@ -1,8 +1,8 @@
-"""Blocks of the score matrix that the GPU's kernels visit, in order.
+"""Blocks of scores that the GPU kernels visit, in order.
 
-Each thread block of a kernel owns a block of queries, or of keys, and visits a
-list of the blocks of the other kind that it needs. Blocks without hidden scores
-come first, so that the loop over them has no mask.
+Each thread block owns a block of queries or of keys. It visits the blocks of
+the other kind that it needs. Blocks without hidden scores are first, so that
+the loop over them needs no mask.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from antlm_jax.masks import AttentionMask
 
 
 class Visits(NamedTuple):
-  """Blocks to visit for each outer block: of queries, or of keys."""
+  """Blocks to visit for each outer block of queries or keys."""
 
-  blocks: jax.Array  # needed blocks first, int32 `[B, outer, inner]`
-  counts: jax.Array  # of whole blocks, and of needed, int32 `[B, outer, 2]`
+  blocks: jax.Array  # indices, needed blocks first, int32 `[B, outer, inner]`
+  counts: jax.Array  # number visible wholly, and needed, int32 `[B, outer, 2]`
 
   @property
   def share(self) -> jax.Array:
@@ -30,10 +30,10 @@ class Visits(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """A mask as the kernels read it."""
+  """Mask in the form that the kernels read."""
 
-  # First and one past last visible key, int32 `[B, 2, T]`, with T rounded up to
-  # a multiple of `UNIT` by queries that see nothing.
+  # First visible key, and last plus 1, int32 `[B, 2, T]`. Queries that see
+  # nothing pad T to a multiple of `UNIT`.
   bounds: jax.Array
   by_query: Visits
   by_key: Visits
@@ -54,7 +54,7 @@ def make(mask: AttentionMask, rows: int, queries: int, keys: int) -> Schedule:
 
 
 def _list(needed: jax.Array, whole: jax.Array) -> Visits:
-  """Lists the needed blocks, bool `[B, outer, inner]`."""
+  """Lists blocks by whether they are needed, bool `[B, outer, inner]`."""
   rank = jnp.where(whole, 0, jnp.where(needed, 1, 2))
   counts = jnp.stack([whole.sum(-1), needed.sum(-1)], axis=-1)
   order = jnp.argsort(rank, axis=-1, stable=True)

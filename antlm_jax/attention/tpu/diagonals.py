@@ -1,10 +1,10 @@
-"""Scores by relative position inside the TPU kernel, one block at a time.
+"""Relative position terms inside the TPU kernel, one block at a time.
 
 A bucket covers whole diagonals of a block. A product with a one-hot matrix
-spreads a query's terms over the diagonals that it meets, and a shift of the
-query's column moves each diagonal to its key. The terms of the keys do the same
-with keys and queries exchanged, and are transposed. All of this is exact, and
-the gradients go the same way back.
+spreads a query's terms over the query's diagonals. Then a shift of the query's
+column moves each diagonal to its key. The terms of the keys follow the same
+steps with keys and queries exchanged, and are transposed. All steps are exact,
+and the gradients reverse them.
 """
 
 import dataclasses
@@ -24,15 +24,14 @@ _SUBLANES = 8
 def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
   """Returns buckets `[offsets, 2, q_size + k_size, C]` of a block's diagonals.
 
-  Blocks at the same distance from the main diagonal share an `offset`. The
-  distances fall along the diagonals for the terms of the queries, and rise for
-  those of the keys.
+  Blocks at the same distance from the main diagonal share an `offset`. Along
+  the diagonals, distances fall for the queries' terms and rise for the keys'.
   """
-  # An offset is the distance of a block's first query and first key.
+  # An offset is the distance between a block's first query and first key.
   step, first = _offsets(blocks)
   last = (blocks.q_count - 1) * blocks.q_size
   offset = jnp.arange(first, last + 1, step)[:, None]
-  # R queries and R' keys meet in R + R' - 1 diagonals. One more makes it a
+  # R queries and R' keys have R + R' - 1 diagonals. One more makes the number a
   # multiple of 128, and is cut off after the shift.
   diagonal = jnp.arange(blocks.q_size + blocks.k_size)
   falling = offset + blocks.q_size - diagonal
@@ -50,13 +49,13 @@ def offset(step: Step, blocks: Blocks) -> jax.Array:
 
 
 def _offsets(blocks: Blocks) -> tuple[int, int]:
-  """Distance between offsets, and the first offset: that of the last keys."""
+  """Returns the distance between offsets, and the first (the last keys')."""
   unit = math.gcd(blocks.q_size, blocks.k_size)
   return unit, -(blocks.k_count - 1) * blocks.k_size
 
 
 def dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
-  """Multiplies matrices over one axis of each; float32 is not rounded."""
+  """Multiplies matrices over one axis of each, without rounding float32."""
   exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   axes = ((a_axis,), (b_axis,)), ((), ())
   return jax.lax.dot_general(
@@ -66,53 +65,53 @@ def dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Diagonals:
-  """A block's diagonals, as R queries or keys meet R' of the other kind.
+  """Diagonals of a block, for R queries and R' keys or vice versa.
 
-  `LANES` of the R are done at a time: each column of such a part meets R'
-  diagonals, and all of them together R' + LANES, for every R.
+  `LANES` of the R columns are computed at a time. Each column has R' diagonals,
+  and `LANES` columns together have R' + LANES diagonals, for every R.
   """
 
   one_hot: jax.Array  # the buckets, a reference to `[R + R', C]`
 
   def scores(self, terms: jax.Array) -> jax.Array:
-    """Returns float32 `[R', R]` of the terms `[C, R]`."""
+    """Maps terms `[C, R]` to their part of the scores, float32 `[R', R]`."""
     size, parts = terms.shape[1], []
     for at in range(0, size, LANES):
-      # [R' + LANES, LANES]: the term of each column on each diagonal.
+      # Term of each column on each diagonal, [R' + LANES, LANES].
       met = dot(self._met(size, at), terms[:, at : at + LANES], 1, 0)
-      # Column c moves down by c, and its diagonals begin at row LANES. Above
-      # are the diagonals that only its neighbours meet.
+      # Column c moves down by c, so its diagonals begin at row LANES. The rows
+      # above belong to diagonals of other columns only.
       parts.append(_shear(met, 1)[LANES:])
     return jnp.concatenate(parts, axis=1)
 
   def gradient(self, scores: jax.Array) -> jax.Array:
-    """Returns the terms' gradient, float32 `[C, R]`, from that of scores."""
+    """Maps the gradient of scores to that of terms, float32 `[C, R]`."""
     size, parts = scores.shape[1], []
     for at in range(0, size, LANES):
-      # The reverse of `scores`: padded, sheared the other way, and multiplied
-      # by the same ones, which adds up each bucket.
+      # Reverse `scores`: pad, shear the other way, and add up each bucket in a
+      # product with the same one-hot matrix.
       met = self._met(size, at)
       part = jnp.pad(scores[:, at : at + LANES], ((LANES, 0), (0, 0)))
       parts.append(dot(met, _shear(part, -1).astype(met.dtype), 0, 0))
     return jnp.concatenate(parts, axis=1)
 
   def _met(self, size: int, at: int) -> jax.Array:
-    """Buckets that `LANES` of R = `size` queries or keys meet, from `at` on."""
+    """Returns the buckets of `LANES` columns of R = `size`, from `at` on."""
     first = size - at - LANES
     return self.one_hot[first : self.one_hot.shape[0] - at]
 
 
 def _shear(x: jax.Array, sign: int) -> jax.Array:
-  """Returns y[r + sign * c, c] = x[r, c], of x `[R, LANES]`, r modulo R."""
-  # Column c moves by the sum of c's bits: 64, 32, 16 and 8 are rolls of whole
-  # registers of 8 sublanes, kept by the columns that have the bit.
+  """Returns y[r + sign * c, c] = x[r, c] for x `[R, LANES]`, r modulo R."""
+  # Column c moves by each bit of c in turn. The bits 64, 32, 16 and 8 roll
+  # whole registers of 8 sublanes, and columns that have the bit keep the roll.
   lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
   bit = LANES // 2
   while bit >= _SUBLANES:
     x = jnp.where((lane & bit) != 0, _roll(x, sign * bit), x)
     bit //= 2
-  # The rest of c is under 8: a permutation of the sublanes in each register,
-  # and in the neighbour for values that leave their register.
+  # The rest of c is under 8. It permutes the sublanes in each register, and
+  # moves values that leave their register to the next register.
   tiles = x.reshape(-1, _SUBLANES, LANES)
   sublane = jax.lax.broadcasted_iota(jnp.int32, tiles.shape, 1)
   source = sublane - sign * (lane & (_SUBLANES - 1))

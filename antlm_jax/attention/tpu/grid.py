@@ -1,10 +1,10 @@
-"""Blocks of the score matrix that the TPU's kernel visits, in order.
+"""Blocks of scores that the TPU kernel visits, in order.
 
-A schedule turns the kernel's program ids into a `Step`: one block of queries
-against one block of keys. It visits the blocks that some query needs, one
-output block after another. A plain full or causal mask needs only arithmetic.
-A mask with bounds has a table of blocks, made once per training step and passed
-to the kernel by scalar prefetch.
+A schedule maps the kernel's program ids to a `Step`, one block of queries and
+one block of keys. It visits the blocks that some query needs, and finishes one
+output block before the next. For a full or causal mask, arithmetic finds the
+blocks. For a mask with bounds, a table lists them. Each training step builds
+the table once, and scalar prefetch passes it to the kernel.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from antlm_jax.attention.blocks import Blocks, visibility
 from antlm_jax.masks import AttentionMask
 
-LANES = 128  # of a register
-# Bits of a table's code, in the order of the last six fields of `Step`.
+LANES = 128  # number of lanes of a register
+# Bits of a code in a table, in the order of the last six fields of `Step`.
 _FIRST, _LAST, _ROW_FIRST, _ROW_LAST, _WORK, _MASKED = (
   1 << bit for bit in range(6)
 )
@@ -25,38 +25,38 @@ _FLAG_BITS = 6
 
 
 class Step(NamedTuple):
-  """The kernel's work at one point of its grid.
+  """Work of the kernel at one point of its grid.
 
-  An output block adds up in scratch memory over consecutive steps. The `first`
-  step clears it and the `last` step writes it. The gradient of a whole row's
-  queries adds up likewise from `row_first` to `row_last`.
+  Consecutive steps add up an output block in scratch memory. The `first` step
+  clears it and the `last` step writes it. In the same way, the steps from
+  `row_first` to `row_last` add up the gradient of a row's queries.
   """
 
-  row: jax.Array  # of the batch
+  row: jax.Array  # row of the batch
   q: jax.Array  # block of queries
   k: jax.Array  # block of keys
   first: jax.Array  # whether this is the output block's first step
   last: jax.Array
   row_first: jax.Array  # whether this is the row's first step
   row_last: jax.Array
-  work: jax.Array | bool  # False if the output block is only to be zeroed
-  masked: jax.Array | bool  # whether some query does not see some key
+  work: jax.Array | bool  # False if the step only clears the output block
+  masked: jax.Array | bool  # whether a key is hidden from some query
 
 
 @dataclasses.dataclass(frozen=True)
 class _Base:
-  """Base of schedules: `grid(rows)`, its sizes; `at(ids, scalars)`, a step."""
+  """Base class; `grid(rows)` is the grid's shape, `at(ids, scalars)` a step."""
 
   blocks: Blocks = dataclasses.field(metadata={"static": True})
-  # Output blocks are those of keys: the inner loop is over blocks of queries.
+  # Whether output blocks are blocks of keys, with an inner loop over queries.
   by_key: bool = dataclasses.field(metadata={"static": True})
 
-  scalars = ()  # arrays that the kernel gets by scalar prefetch
+  scalars = ()  # arrays that scalar prefetch passes to the kernel
 
 
 @jax.tree_util.register_dataclass
 class Full(_Base):
-  """Every block, for a mask that hides nothing."""
+  """All blocks, for a mask that hides nothing."""
 
   def grid(self, rows: int) -> tuple[int, ...]:
     counts = self.blocks.q_count, self.blocks.k_count
@@ -74,26 +74,26 @@ class Full(_Base):
 
 @jax.tree_util.register_dataclass
 class Triangle(_Base):
-  """The blocks on and below the diagonal, for a causal square mask.
+  """Blocks on and below the diagonal, for a causal square mask.
 
-  The triangle's rows of 1, 2, ..., n blocks are folded into a rectangle: a
-  short and a long row fill each of its rows, so that no step is idle.
+  The triangle has rows of 1, 2, ..., n blocks. It is folded into a rectangle,
+  with a short and a long row in each row, so that no step is idle.
   """
 
   def grid(self, rows: int) -> tuple[int, ...]:
-    # n even: n / 2 pairs of n + 1 blocks. n odd: the longest row is alone,
-    # and pairs of the others have its length n.
+    # If n is even, there are n / 2 pairs of rows, with n + 1 blocks each. If n
+    # is odd, the longest row is alone, and the pairs have n blocks too.
     count = self.blocks.q_count
     return (rows, (count + 1) // 2, count + 1 - count % 2)
 
   def at(self, ids, scalars) -> Step:
     row, pair, place = ids
     count = self.blocks.q_count
-    short = pair - count % 2  # has short + 1 blocks: none, if it is -1
+    short = pair - count % 2  # index of the short row; -1 for no row
     is_short = place <= short
     outer = jnp.where(is_short, short, count - 1 - pair)
     inner = jnp.where(is_short, place, place - short - 1)
-    # Mirrored at the second diagonal, the triangle is ordered by keys.
+    # A mirror image at the second diagonal orders the triangle by keys.
     q, k = outer, inner
     if self.by_key:
       q, k = count - 1 - inner, count - 1 - outer
@@ -110,19 +110,19 @@ class Triangle(_Base):
 class Table(_Base):
   """A list of blocks, for a mask with bounds."""
 
-  # Steps, int32 `[most steps]`: row, outer block, inner block and flags in bit
-  # fields, since the scalar core divides slowly.
+  # Row, outer block, inner block and flags of each step, int32 `[most steps]`.
+  # They are bit fields, because the scalar core divides slowly.
   codes: jax.Array
-  total: jax.Array  # number of steps, int32 `[1]`: the size of the grid
+  total: jax.Array  # number of steps and size of the grid, int32 `[1]`
 
   @property
   def scalars(self):
-    # In scalar memory before the grid begins, so that a step's block is loaded
-    # from HBM during the step before.
+    # Scalar memory has the codes before the grid begins, so that each step can
+    # load the next step's block from HBM.
     return (self.codes,)
 
   def grid(self, rows: int) -> tuple[jax.Array, ...]:
-    # Known only at run time: blocks that no query needs are no steps.
+    # The size is dynamic, because blocks that no query needs have no step.
     return (self.total[0],)
 
   def at(self, ids, scalars) -> Step:
@@ -137,7 +137,7 @@ class Table(_Base):
 
 
 def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
-  """Number of bits of an outer and of an inner block."""
+  """Returns the number of bits of an outer and of an inner block."""
   bits = (blocks.q_count - 1).bit_length(), (blocks.k_count - 1).bit_length()
   return bits[::-1] if by_key else bits
 
@@ -146,9 +146,9 @@ Schedule = Full | Triangle | Table
 
 
 def make(mask: AttentionMask, rows: int, blocks: Blocks):
-  """Returns the `Schedule` by blocks of queries, and that by blocks of keys.
+  """Returns the schedules by blocks of queries and by blocks of keys.
 
-  The mask's bounds, if it has any, are `[rows, T]`.
+  The mask's bounds, if any, are `[rows, T]`.
   """
   if _is_plain(mask, blocks):
     kind = Triangle if mask.causal else Full
@@ -161,25 +161,25 @@ def make(mask: AttentionMask, rows: int, blocks: Blocks):
 
 
 def table_size(mask: AttentionMask, rows: int, blocks: Blocks) -> int:
-  """Returns the most entries of a table; 0 without tables."""
+  """Returns the maximum number of entries of a table; 0 without tables."""
   if _is_plain(mask, blocks):
     return 0
   return rows * blocks.q_count * blocks.k_count
 
 
 def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
-  """Whether arithmetic is enough to find the blocks."""
+  """Whether arithmetic finds the blocks, without a table."""
   square = blocks.queries == blocks.keys
   return not mask.bounded and (square or not mask.causal)
 
 
 def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
-  """Lists needed blocks, bool `[B, outer, inner]`, as a table's arrays."""
+  """Returns a table's arrays for needed blocks, bool `[B, outer, inner]`."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
-  # An output that needs no block is zeroed in one idle step.
+  # If an output needs no block, an idle step clears it.
   idle = ~needed.any(axis=-1, keepdims=True) & (inner == 0)
   visited = needed | idle
-  # argmax is the first True: the first and the last inner block visited.
+  # argmax returns the index of the first True.
   first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
   end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
   last, outer = inner + 1 == end, outer[:, None]
@@ -189,7 +189,7 @@ def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
   flags |= needed * _WORK | (needed & ~whole) * _MASKED
   codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
-  # Shapes are static: visited blocks move to the front, in their order. The
+  # Since shapes are static, visited blocks move to the front in order, and the
   # grid ends at `total`, before the rest of the table.
   (order,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=0)
   total = visited.sum(dtype=jnp.int32)[None]

@@ -1,16 +1,16 @@
-"""Fused attention in Pallas for TPU, forward and backward, for every mask.
+"""Fused attention in Pallas for TPU, forward and backward, for all masks.
 
-The scores exist one block at a time, in vector memory (`tpu.scores` has their
-layout), so memory is linear in the length of the rows. The online softmax and
-its gradient are those of FlashAttention-2 (arXiv 2307.08691). `tpu.grid`
-chooses the blocks to visit.
+Vector memory holds one block of scores at a time (`tpu.scores` has its layout),
+so memory is linear in the length of the rows. The online softmax and its
+gradient are those of FlashAttention-2 (arXiv 2307.08691). `tpu.grid` chooses
+the blocks to visit.
 
-For a block of queries, over the blocks of keys that it needs:
+Each block of queries visits the blocks of keys that it needs:
 
     forward    m, l, acc  the maximum, sum and weighted values so far
                out = acc / l,  lse = m + log2 l
     backward   delta = sum(out * dout)           a number per query
-               p  = exp2(s - lse)                the weights, computed again
+               p  = exp2(s - lse)                the recomputed weights
                ds = p * (dout v - delta)         gradient of the scores
                dv += p dout,  dk += ds q,  dq += ds k
 """
@@ -40,15 +40,15 @@ from antlm_jax.attention.tpu.scores import (
 )
 
 _HIDDEN = -1e38  # score of a hidden key
-_FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
+_FLOOR = -1e37  # first maximum, so far over _HIDDEN that exp2 returns 0
 _BLOCK = 512  # largest side of a block
-# Most of the vector memory for the scores of a step, in float32, and for a
-# row's dQ.
+# Largest shares of vector memory for the float32 scores of a step, and for the
+# dQ of a row.
 _SCORES, _ROW = 1 / 16, 3 / 8
 
 
 def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
-  """Chooses the blocks for `group` query heads per key head."""
+  """Chooses the blocks, with `group` query heads per key head."""
   largest, most = _BLOCK, _most_scores(width, dtype)
   while largest > LANES and group * largest**2 > most:
     largest //= 2
@@ -66,19 +66,19 @@ def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
     return f"as many key as query heads with position terms, not {kv_heads}"
   if buckets and "v4" in devices.device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
-  # The smallest block of a group's queries has all of the group's heads.
+  # The smallest block still has the queries of all heads of a group.
   most = 2 * _most_scores(q[3], dtype) // LANES**2
   if group > most:
-    return f"at most {most} query heads to a key head; these are {group}"
+    return f"at most {most} query heads per key head, not {group}"
   return None
 
 
 def heads_of_a_step(
   kv_heads: int, group: int, width: int, blocks: Blocks, dtype
 ) -> int:
-  """Returns the number of key heads of a step, so that it is worth its start.
+  """Returns the number of key heads per step, enough to hide its overhead.
 
-  At most half of all heads: v4 and v5p divide the heads between two cores.
+  It is at most half of all heads, because v4 and v5p split them over two cores.
   """
   scores = group * blocks.q_size * blocks.k_size
   fit = min(_most_scores(width, dtype) // scores, kv_heads // 2)
@@ -86,7 +86,7 @@ def heads_of_a_step(
 
 
 def _most_scores(width: int, dtype) -> int:
-  """Most scores of a step: wide heads leave them less vector memory."""
+  """Returns the largest number of scores per step; fewer for wide heads."""
   scores = int(_SCORES * devices.vector_memory()) // 4
   return 2 * scores // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
 
@@ -95,18 +95,18 @@ def _most_scores(width: int, dtype) -> int:
 def flash(
   settings: KernelSettings, q, k, v, rope, terms, bounds, seeds, schedules
 ) -> jax.Array:
-  """Runs the kernel; returns `[B, K, G, H, T]`, of q's dtype.
+  """Runs the kernel and returns `[B, K, G, H, T]` in q's dtype.
 
   Args:
     settings: Static settings.
-    q: Queries `[B, K, G, H, T]`: G heads for each key head.
+    q: Queries `[B, K, G, H, T]`, with G heads for each key head.
     k, v: Keys and values `[B, K, H, S]`.
     rope: Cosines, then sines, that rotate queries and keys, float32
-      `[B, H, T]`, or None; they get no gradient.
+      `[B, H, T]`, or None; without gradient.
     terms: Position terms, if there are `settings.edges`: "of_query"
-      `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`; G is 1 then.
+      `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`, with G = 1.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
-    seeds: Dropout's seeds, uint32 `[B, K, G]`, or None.
+    seeds: Seeds of dropout, uint32 `[B, K, G]`, or None.
     schedules: Schedules by queries and by keys, from `grid.make`.
   """
   args = q, k, v, rope, terms, bounds, seeds, schedules
@@ -128,8 +128,8 @@ def _forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
     sums=[(q.shape[3], lanes), (1, lanes), (1, lanes)],
     products=2 + len(terms),
   )
-  # The backward pass computes the scores again from `lse`. If remat keeps these
-  # two by name, this never runs twice.
+  # The backward pass recomputes the scores from `lse`. If remat saves these two
+  # by name, the forward kernel never runs twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
   return out, (q, k, v, rope, terms, bounds, seeds, schedules, out, lse)
 
@@ -148,8 +148,8 @@ def _backward(settings, residuals, grad):
     of_keys["of_key"] = terms["of_key"]
   run = functools.partial(_call, settings, seeds=seeds)
 
-  # A head's gradients add up for a block of keys, `[H, k_size]`, and for some
-  # blocks of queries, `[blocks, H, lanes]`.
+  # Sums of a head's gradients: `[H, k_size]` for a block of keys, and
+  # `[blocks, H, lanes]` for some blocks of queries.
   def query_sums(count):
     return [
       (count, x.shape[3], x.shape[2] * blocks.q_size)
@@ -158,13 +158,12 @@ def _backward(settings, residuals, grad):
 
   key_sums = [(x.shape[2], blocks.k_size) for x in of_keys.values()]
   key_parts = {n: cut.keys(x) for n, x in of_keys.items()}
-  # dQ adds up over blocks of keys, dK and dV over blocks of queries: in either
-  # order of the blocks one of them is unfinished from block to block. If all of
-  # a row's dQ fits into vector memory, it waits there while blocks of keys are
-  # done in turn: every score is computed again once. Otherwise there is a pass
-  # for each order.
+  # dQ is a sum over blocks of keys; dK and dV are sums over blocks of queries.
+  # So either order of the blocks leaves a sum unfinished. If a row's dQ fits
+  # into vector memory, it stays there during one pass over blocks of keys.
+  # Otherwise each order has a pass, and each score is recomputed twice.
   row_sums = query_sums(blocks.q_count)
-  # In float32 to add up, and twice in q's dtype to be written from.
+  # The sum is float32, and its two output buffers have q's dtype.
   row_bytes = cut.heads * (4 + 2 * q.dtype.itemsize)
   row_bytes *= sum(map(math.prod, row_sums))
   rows = {}
@@ -208,12 +207,12 @@ def _backward(settings, residuals, grad):
 flash.defvjp(_forward, _backward)
 
 
-# The kernels: the work on each block of scores.
+# The kernels, which work on one block of scores.
 
 
 def _output(b: ScoreBlock, outs, sums):
-  """Attention's output, and the base-2 log-sum-exp of each query's scores."""
-  # For each head `[H, lanes]`, and two rows `[1, lanes]`.
+  """Computes the output, and the base-2 log-sum-exp of each query's scores."""
+  # Each head has `[H, lanes]`, and two rows `[1, lanes]`.
   acc, top, total = sums
 
   @pl.when(b.step.first)
@@ -227,11 +226,11 @@ def _output(b: ScoreBlock, outs, sums):
     scores = p.hide(p.scores(), _HIDDEN)
     highest = jnp.maximum(top[p.h], scores.max(axis=0, keepdims=True))
     weights = jnp.exp2(scores - highest)
-    # The sums so far, relative to the old maximum, are brought to the new one.
-    # A row `[1, lanes]` scales `[H, lanes]` without leaving its lanes.
+    # Rescale the sums from the old maximum to the new maximum. A row
+    # `[1, lanes]` multiplies `[H, lanes]` without moving between lanes.
     shrink = jnp.exp2(top[p.h] - highest)
     top[p.h] = highest
-    # The softmax is over all keys; dropout comes after it.
+    # The softmax includes all keys, so dropout follows it.
     total[p.h] = total[p.h] * shrink + weights.sum(axis=0, keepdims=True)
     v, weights = p.keys("v"), p.drop(weights)
     acc[p.h] = acc[p.h] * shrink + dot(v, weights.astype(v.dtype), 1, 0)
@@ -239,7 +238,7 @@ def _output(b: ScoreBlock, outs, sums):
   @pl.when(b.step.last)
   def _end():
     for h in range(b.heads):
-      seen = total[h] > 0.0  # a query that sees nothing gets zeros
+      seen = total[h] > 0.0  # False for a query that sees no key
       divisor = jnp.where(seen, total[h] * (1.0 - b.settings.rate), 1.0)
       b.store_queries(outs["out"], h, acc[h] / divisor)
       lse = jnp.where(seen, top[h] + jnp.log2(total[h]), 0.0)
@@ -247,7 +246,7 @@ def _output(b: ScoreBlock, outs, sums):
 
 
 def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
-  """The gradients of `outs`; those of queries per block or `whole_row`."""
+  """Computes the gradients `outs`, of queries by block or for a whole row."""
   sums = dict(zip(outs, sums, strict=True))
   of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "of_key")}
   of_queries = {n: x for n, x in sums.items() if n not in of_keys}
@@ -267,7 +266,7 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
 
   def write_keys():
     for name, x in of_keys.items():
-      # The factor that `weights_and_gradient` leaves out.
+      # Multiply by the factor that `weights_and_gradient` omits.
       kept = 1.0 - b.settings.rate
       scale = 1.0 / kept if name == "v" else b.settings.scale
       x = x[...] * scale
@@ -299,23 +298,23 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
     pl.when(ends)(write_queries)
 
 
-# The call: the part of each array that a step sees.
+# The call, and the part of each array that a step reads or writes.
 
 
 class _Part(NamedTuple):
-  """An array, cut into blocks of which each step sees one."""
+  """An array in blocks; each step reads or writes a block."""
 
   array: jax.Array | jax.ShapeDtypeStruct
-  block: tuple[int, ...]  # its shape
-  index: Callable  # `index(h, step)` is its index, for the h-th heads
+  block: tuple[int, ...]  # shape of a block
+  index: Callable  # `index(h, step)` is the block's index for the h-th heads
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-  """Cuts arrays `[B, K, ..., positions]` for steps of some heads each."""
+  """Cuts arrays `[B, K, ..., positions]` into blocks for steps."""
 
   blocks: Blocks
-  heads: int  # key heads of a step
+  heads: int  # number of key heads per step
 
   @classmethod
   def of(cls, blocks: Blocks, q) -> "_Cut":
@@ -325,14 +324,14 @@ class _Cut:
     return self._part(x, self.blocks.q_size, lambda step: step.q)
 
   def row(self, x) -> _Part:
-    """All of a row's queries."""
+    """Cuts out all queries of a row."""
     return self._part(x, self.blocks.queries, lambda step: 0)
 
   def keys(self, x) -> _Part:
     return self._part(x, self.blocks.k_size, lambda step: step.k)
 
   def of_rows(self, x, size: int, at) -> _Part:
-    """An array `[B, _, positions]` that all heads share."""
+    """Cuts an array `[B, _, positions]` that all heads share."""
     block = 1, x.shape[1], size
     return _Part(x, block, lambda h, step: (step.row, 0, at(step)))
 
@@ -348,7 +347,7 @@ class _Cut:
 def _inputs(
   settings, cut: _Cut, q, k, v, rope, terms, bounds
 ) -> dict[str, _Part]:
-  """The inputs of every pass, by name."""
+  """Returns the inputs of every pass by name."""
   parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
   if terms:
     parts["of_query"] = cut.queries(terms["of_query"])
@@ -385,13 +384,13 @@ def _call(
 ) -> list[jax.Array]:
   """Runs `body(block, outputs, sums)` over a schedule.
 
-  The sums are float32 scratch memory of these shapes for each head. `products`
-  counts products of queries and keys, or of their size.
+  `sums` are the shapes of float32 scratch memory for each head. `products` is
+  the number of products of the size of queries times keys.
   """
   rows, kv_heads, group = inputs["q"].array.shape[:3]
   heads = inputs["q"].block[1]
-  # Scalars are in scalar memory before the grid begins: a table's steps and
-  # the dropout's seeds, which the kernel and its index maps read by program id.
+  # Scalar memory holds the scalars before the grid begins. They are the steps
+  # of a table and dropout's seeds. The kernel and its index maps read them.
   grid, scalars = schedule.grid(rows), schedule.scalars
   if seeds is not None:
     scalars += (jax.lax.bitcast_convert_type(seeds, jnp.int32).reshape(-1),)
@@ -431,7 +430,8 @@ def _call(
       scratch_shapes=[pltpu.VMEM((heads, *s), jnp.float32) for s in sums],
     ),
     compiler_params=pltpu.CompilerParams(
-      # Heads may go to two cores; steps must not: sums wait in scratch.
+      # Two cores may share the heads, but not the steps, whose sums are in
+      # scratch memory.
       dimension_semantics=("parallel", *["arbitrary"] * len(grid)),
       vmem_limit_bytes=devices.kernel_memory(),
     ),
@@ -442,7 +442,7 @@ def _call(
 
 
 def _cost(settings, parts, products: int) -> pl.CostEstimate:
-  """Work as if a table hid nothing more, and each array moved once."""
+  """Estimates work as if tables hid nothing and each array moved once."""
   arrays = [part.array for part in parts]
   q = arrays[0]
   scores = q.size // q.shape[3] * settings.blocks.keys

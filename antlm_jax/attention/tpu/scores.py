@@ -1,9 +1,9 @@
-"""A block of scores at a step of the TPU kernel's grid.
+"""A block of scores at a step of the TPU kernel.
 
-Keys are along the sublanes and queries along the lanes. A query's bounds,
-maximum and sum are then rows, as in memory, and a head narrower than the 128
-lanes wastes none of them. The queries of all heads that share a key head are
-side by side, so that keys and values are loaded once for the group.
+Keys are along the sublanes and queries along the lanes. So bounds, maxima and
+sums of queries are rows, as in memory, and a head narrower than 128 lanes
+wastes no lane. Queries of all heads that share a key head are side by side, so
+that keys and values are loaded once for the group.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ _LOG2E = math.log2(math.e)
 
 
 def rotated(x: jax.Array, rope: jax.Array, sign: int = 1) -> jax.Array:
-  """Rotates `[..., H, _]` by cosines and sines, `[..., H, _]` together.
+  """Rotates x `[..., H, _]` by cosines, then sines, `[..., H, _]` together.
 
-  The sign -1 rotates back, as a gradient needs.
+  The sign -1 rotates back, for gradients.
   """
   cos, sin = jnp.split(rope, 2, axis=-2)
   return rope_lib.rotated(x, cos, sign * sin, axis=-2)
@@ -34,26 +34,26 @@ def rotated(x: jax.Array, rope: jax.Array, sign: int = 1) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
-  """Static settings of a kernel, in addition to its arguments' shapes."""
+  """Static settings of a kernel."""
 
-  blocks: Blocks  # how queries and keys are cut
-  causal: bool  # whether no query sees a later key
-  scale: float  # multiplies the scores
-  rate: float = 0.0  # share of the attention weights that is dropped
-  edges: tuple[int, ...] | None = None  # of position terms, as in `Relative`
-  interpret: bool = False  # run on any device, slowly
+  blocks: Blocks  # division of queries and keys
+  causal: bool  # whether later keys are hidden
+  scale: float  # factor of the scores
+  rate: float = 0.0  # dropout rate of attention weights
+  edges: tuple[int, ...] | None = None  # edges of position terms (`Relative`)
+  interpret: bool = False  # interpret the kernel on any device, slowly
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreBlock:
-  """The block of scores at a step, of some key heads and all their queries."""
+  """Block of scores at a step, for some key heads and their query heads."""
 
   settings: KernelSettings
   step: Step
   refs: dict  # the step's part of the inputs, by name
-  seed: Callable  # `seed(h, g)` is a head's seed of dropout
+  seed: Callable  # `seed(h, g)` is the dropout seed of a head
   heads: int  # number of key heads
-  group: int  # query heads per key head G
+  group: int  # number of query heads per key head G
 
   def visit(self, add: Callable[["HeadScores"], None]) -> None:
     """Calls `add` for each head."""
@@ -62,8 +62,8 @@ class ScoreBlock:
       for h in range(self.heads):
         add(HeadScores(self, h, masked))
 
-    # Two programs: blocks without a hidden score, as most are in long rows,
-    # need no comparisons with the mask.
+    # Compile two programs, because blocks without a hidden score need no
+    # comparison with the mask. In long rows, most blocks have none.
     if self.step.masked is False:
       return run(False)
     work, masked = self.step.work, self.step.masked
@@ -72,20 +72,20 @@ class ScoreBlock:
 
   @property
   def diagonals(self) -> tuple[Diagonals, Diagonals] | None:
-    """For the position terms of the queries, and of the keys."""
+    """Diagonals for the position terms of queries and of keys."""
     if self.settings.edges is None:
       return None
     one_hots = self.refs["one_hots"]
     return Diagonals(one_hots.at[0, 0]), Diagonals(one_hots.at[0, 1])
 
   def queries(self) -> jax.Array:
-    """Index in its row of each query, int32 `[1, lanes]`."""
+    """Returns the index of each query in its row, int32 `[1, lanes]`."""
     size = self.settings.blocks.q_size
     at = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
     return self.join([self.step.q * size + at] * self.group)
 
   def join(self, parts) -> jax.Array:
-    """Puts arrays of a group's query heads side by side."""
+    """Concatenates arrays of a group's query heads along the lanes."""
     return jnp.concatenate(parts, axis=1)
 
   def store_queries(
@@ -93,7 +93,7 @@ class ScoreBlock:
   ) -> None:
     """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`.
 
-    With a `rope` `[1, H, queries]`, x is rotated back.
+    A `rope` `[1, H, queries]` rotates x back.
     """
     size = self.settings.blocks.q_size
     to = slice(q * size, min((q + 1) * size, ref.shape[-1]))
@@ -112,51 +112,51 @@ class ScoreBlock:
 
 @dataclasses.dataclass(frozen=True)
 class HeadScores:
-  """A block's scores `[keys, lanes]` of one key head.
+  """Scores `[keys, lanes]` of one key head in a block.
 
-  The lanes are the queries, those of the group's heads side by side.
+  The lanes are the queries of the group's heads, side by side.
   """
 
   block: ScoreBlock
-  h: int  # the head, within the block
+  h: int  # index of the head in the block
   masked: bool  # whether some key may be hidden from some query
 
   def scores(self) -> jax.Array:
-    """The scores in base 2, float32 `[keys, lanes]`, also hidden ones."""
+    """Returns all scores, also hidden scores, in base 2, `[keys, lanes]`."""
     settings = self.block.settings
     scores = dot(self.keys("k"), self.queries("q"), 0, 0)
     if self.block.diagonals:
-      # Beyond the ends scores are arbitrary, and hidden later.
+      # Scores beyond the ends are arbitrary, and `hide` replaces them later.
       refs, (of_query, of_key) = self.block.refs, self.block.diagonals
       scores += of_query.scores(refs["of_query"][0, self.h, 0])
       scores += of_key.scores(refs["of_key"][0, self.h]).T
-    # e^x is 2^(x log2 e): in base 2 one multiplication does for both constants.
+    # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all.
     return scores * (settings.scale * _LOG2E)
 
   def weights_and_gradient(self) -> tuple[jax.Array, jax.Array]:
-    """The weights after dropout, and the gradient of the scores.
+    """Returns the weights after dropout, and the gradient of the scores.
 
-    The weights lack dropout's scale, and the gradient that of the scores: a sum
-    is multiplied once, when it is written out.
+    Both lack a constant factor, dropout's scale or the scale of the scores. The
+    kernel multiplies the sums by it when it writes them.
     """
     rate = self.block.settings.rate
-    # With the forward pass's log-sum-exp, this is the softmax. A hidden score's
-    # weight may be infinite until it is hidden.
+    # The forward pass's log-sum-exp makes this the softmax. Weights of hidden
+    # scores may be infinite until they are replaced.
     weights = jnp.exp2(self.scores() - self.row("lse"))
     weights = self.hide(weights, 0.0)
     gradient = dot(self.keys("v"), self.queries("do"), 0, 0)
     gradient = self.drop(gradient / (1.0 - rate) if rate else gradient)
-    # The softmax's gradient is p (dp - sum of p dp). The sum over all keys is
-    # `delta`, the product of the output and its gradient: a number per query.
+    # The softmax's gradient is p (dp - sum of p dp). For each query, the sum
+    # over all keys equals `delta`, the product of the output and its gradient.
     gradient = weights * (gradient - self.row("delta"))
     if self.block.settings.blocks.ragged_q:
       gradient = self.hide(gradient, 0.0)  # delta is arbitrary beyond the end
     return self.drop(weights), gradient
 
   def gradient_of(self, name: str, weights, of_scores) -> jax.Array:
-    """A block's part of the gradient of an input, `[_, lanes]` or `[_, keys]`.
+    """Returns the block's part of an input's gradient, `[_, lanes or keys]`.
 
-    The arguments are those that `weights_and_gradient` returns.
+    `weights_and_gradient` returns the other arguments.
     """
     if name == "v":
       do = self.queries("do")
@@ -178,8 +178,8 @@ class HeadScores:
       return x
     block = self.block
     blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
-    # A query's conditions on keys are one interval: rows `[1, lanes]` are
-    # reduced first, and the whole block is compared once or twice.
+    # All conditions on a query's keys form one interval. Combine them in rows
+    # `[1, lanes]`, and compare the whole block only once or twice.
     end = jnp.full_like(i, blocks.keys)
     if block.settings.causal:
       end = jnp.minimum(end, i + 1)
@@ -197,7 +197,7 @@ class HeadScores:
     block, rate = self.block, self.block.settings.rate
     if not rate:
       return x
-    # A hash of the place: every pass over a block computes the same bits.
+    # All passes compute the same bits, from a hash of the position.
     size = block.settings.blocks.q_size
     seeds = [
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
@@ -207,7 +207,7 @@ class HeadScores:
     return jnp.where(kept, x, 0.0)
 
   def keys(self, name: str) -> jax.Array:
-    """The keys' part of k or v, `[H, keys]`."""
+    """Returns the block's part of k or v, `[H, keys]`."""
     x = self.block.refs[name][0, self.h]
     if name == "k" and "rope_k" in self.block.refs:
       x = rotated(x, self.block.refs["rope_k"][0])
@@ -218,7 +218,7 @@ class HeadScores:
     return jnp.where(self.key_index(1) < blocks.keys, x, 0)
 
   def queries(self, name: str) -> jax.Array:
-    """The queries' part of q or do, `[H, lanes]`."""
+    """Returns the block's part of q or do, `[H, lanes]`."""
     block, blocks = self.block, self.block.settings.blocks
     parts = [block.refs[name][0, self.h, g] for g in range(block.group)]
     if name == "q" and "rope_q" in block.refs:
@@ -229,12 +229,12 @@ class HeadScores:
     return jnp.where(block.queries() < blocks.queries, x, 0)
 
   def row(self, name: str) -> jax.Array:
-    """The queries' part of lse or delta, `[1, lanes]`."""
+    """Returns the block's part of lse or delta, `[1, lanes]`."""
     x = self.block.refs[name][0, self.h]
     return self.block.join([x[g : g + 1] for g in range(self.block.group)])
 
   def key_index(self, axis: int) -> jax.Array:
-    """Index in its row of each key, int32, along `axis` of two."""
+    """Returns the index of each key in its row, int32, along `axis` of two."""
     size = self.block.settings.blocks.k_size
     shape = (1, size) if axis else (size, 1)
     at = jax.lax.broadcasted_iota(jnp.int32, shape, axis)

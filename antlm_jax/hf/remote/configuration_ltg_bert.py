@@ -16,31 +16,31 @@ _DEFAULTS = {
   # Longest row of pretraining, in tokens. Positions are relative, so the model
   # also reads longer rows.
   "max_position_embeddings": 512,
-  "position_buckets": 32,  # buckets of distances in each direction
-  "longest_distance": 512,  # this distance minus 1 begins the last bucket
+  "position_buckets": 32,  # number of distance buckets in each direction
+  "longest_distance": 512,  # the last bucket begins at this distance minus 1
   "layer_norm_eps": 1e-7,  # added to the variance in norms
-  # Share of embeddings and of sublayer outputs dropped in training.
+  # Dropout rate of embeddings and of sublayer outputs.
   "hidden_dropout_prob": 0.1,
-  "attention_probs_dropout_prob": 0.1,  # share of attention weights dropped
-  # Multiply attention's output by a gate, and norm it before the output
-  # projection rather than after it (GPT-BERT).
+  "attention_probs_dropout_prob": 0.1,  # dropout rate of attention weights
+  # Multiply attention's output by a gate, and normalize it before the output
+  # projection, not after it (GPT-BERT).
   "attention_gate": False,
-  # Feed each sublayer a learnt weighted sum of earlier outputs (GPT-BERT).
+  # Feed each sublayer a learned weighted sum of earlier outputs (GPT-BERT).
   "depth_weights": False,
-  # Whether the plain encoder and the classifiers read causally. The language
-  # models ignore it.
+  # Whether the plain encoder and the classifiers have causal attention. The
+  # language models ignore it.
   "is_decoder": False,
   # 0 to predict a masked token at the mask, 1 to predict it one position before
   # the mask (masked next-token prediction, arXiv 2410.24159).
   "mask_shift": 0,
   # Vector that classifies a text: the `first`, the `last`, or the `mean`.
   "classifier_pooling": "first",
-  # Norm that vector before and after the classifier's hidden layer.
+  # Normalize that vector before and after the classifier's hidden layer.
   "classifier_norms": True,
   # Dropout before a classifier's last layer; None for `hidden_dropout_prob`.
   "classifier_dropout": None,
-  # Standard deviation of the initial weights, before they are cut at two
-  # deviations; None for sqrt(2 / 5D).
+  # Standard deviation of initial weights, before truncation at two deviations;
+  # None for sqrt(2 / 5D).
   "initializer_range": None,
   "pad_token_id": None,
   "bos_token_id": None,
@@ -57,14 +57,14 @@ class LtgBertConfig(PretrainedConfig):
     **kwargs: Fields of `_DEFAULTS` and of every configuration of transformers.
 
   Raises:
-    ValueError: if the fields contradict each other.
+    ValueError: The fields contradict each other.
   """
 
   model_type = "ltg_bert"
 
   def __init__(self, **kwargs):
     own = {name: kwargs.pop(name, _DEFAULTS[name]) for name in _DEFAULTS}
-    # First, since before transformers 5 this sets some of the fields.
+    # Call it first, because it sets some fields before transformers 5.
     super().__init__(**kwargs)
     if own["initializer_range"] is None:
       own["initializer_range"] = math.sqrt(2 / (5 * own["hidden_size"]))
@@ -89,12 +89,12 @@ class LtgBertConfig(PretrainedConfig):
 
   @property
   def head_width(self):
-    """Width H of a head."""
+    """Head width H."""
     return self.hidden_size // self.num_attention_heads
 
   @property
   def distance_edges(self):
-    """First distance of each of the C buckets except the first: C - 1."""
+    """First distance of each of the C buckets except the first."""
     return _log_edges(self.position_buckets, self.longest_distance)
 
 
@@ -102,9 +102,9 @@ class LtgBertConfig(PretrainedConfig):
 def _log_edges(size, longest):
   """Returns the distances at which a new bucket begins, ascending.
 
-  Each distance up to size / 2 is one bucket. Larger ones share buckets by their
-  logarithm, and all from `longest` - 1 on share the last. Buckets of negative
-  distances mirror those of positive ones. No bucket is empty.
+  Each distance up to size / 2 is a bucket. Larger distances share logarithmic
+  buckets, and all distances from `longest` - 1 on share the last bucket.
+  Negative distances mirror positive distances. No bucket is empty.
   """
   middle, last = size // 2, longest - 1
 

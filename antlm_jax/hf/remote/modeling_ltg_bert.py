@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """LTG-BERT (arXiv 2303.09859) and GPT-BERT (arXiv 2410.24159) in PyTorch.
 
-Positions are relative: each attention score adds terms of the query and of the
+Positions are relative. Each attention score adds terms of the query and of the
 key for the bucket of their distance (DeBERTa, arXiv 2006.03654). Only the mask
-decides which keys a token sees, so the same weights read causally
-(`LtgBertForCausalLM`) or bidirectionally (`LtgBertForMaskedLM`). It has no
-cache of keys and values: generation reads the whole row for every token.
+decides which keys a token sees, so the same weights are causal
+(`LtgBertForCausalLM`) or bidirectional (`LtgBertForMaskedLM`). There is no
+cache of keys and values, so generation encodes the whole row for each token.
 
 Shapes: rows B, tokens T, heads N, head width H, hidden width D = N H, buckets
 of distances C, vocabulary V.
@@ -36,17 +36,17 @@ def _layer_norm(config, width, affine=False):
 
 
 class LtgBertAttention(nn.Module):
-  """Attention with disentangled relative positions, between two norms.
+  """Attention with relative position terms, and a norm before and after it.
 
-  It uses scaled_dot_product_attention, with the position terms as a bias. If
-  you ask for the weights or for `attn_implementation="eager"`, it does not.
+  It uses scaled_dot_product_attention, with the position terms as a bias,
+  unless you ask for the weights or for `attn_implementation="eager"`.
   """
 
   def __init__(self, config):
     super().__init__()
     self.config = config
     width = config.hidden_size
-    self.scale = (3 * config.head_width) ** -0.5  # three terms make a score
+    self.scale = (3 * config.head_width) ** -0.5  # a score has three terms
     self.norm = _layer_norm(config, width)
     self.q_proj = nn.Linear(width, width)
     self.k_proj = nn.Linear(width, width)
@@ -62,10 +62,10 @@ class LtgBertAttention(nn.Module):
     """Attends.
 
     Args:
-      x: `[B, T, D]`.
-      relative: The buckets' embeddings, `[C, D]`.
-      buckets: The bucket of each query's distance to each key, `[T, T]`.
-      mask: Added to the scores, `[B or 1, 1, T, T]`.
+      x: Hidden states `[B, T, D]`.
+      relative: Embeddings of the buckets, `[C, D]`.
+      buckets: Bucket of the distance from each query to each key, `[T, T]`.
+      mask: Term added to the scores, `[B or 1, 1, T, T]`.
       with_weights: Whether to return the attention weights.
 
     Returns:
@@ -96,12 +96,12 @@ class LtgBertAttention(nn.Module):
     return self.dropout(y), weights if with_weights else None
 
   def _heads(self, x):
-    """`[..., T, D]` to `[..., N, T, H]`."""
+    """Reshapes `[..., T, D]` to `[..., N, T, H]`."""
     return x.unflatten(-1, (-1, self.config.head_width)).transpose(-2, -3)
 
   def _position_terms(self, q, k, relative, buckets):
     """Returns the terms that distances add to the scores, `[B, N, T, T]`."""
-    # The tokens' projections make the positions' keys and queries.
+    # Tokens and positions share the projections.
     relative = self.dropout(relative)
     of_query = q @ self._heads(self.k_proj(relative)).mT
     of_key = k @ self._heads(self.q_proj(relative)).mT
@@ -111,7 +111,7 @@ class LtgBertAttention(nn.Module):
 
 
 class LtgBertMLP(nn.Module):
-  """A gated MLP with a norm before each product."""
+  """Gated MLP with a norm before each product."""
 
   def __init__(self, config, index):
     super().__init__()
@@ -123,7 +123,7 @@ class LtgBertMLP(nn.Module):
     self.down_proj = nn.Linear(inner, width, bias=False)
     self.dropout = nn.Dropout(config.hidden_dropout_prob)
     for linear in (self.gate_proj, self.up_proj, self.down_proj):
-      linear.init_scale = (0.5 / (1 + index)) ** 0.5  # deeper, smaller
+      linear.init_scale = (0.5 / (1 + index)) ** 0.5  # smaller in deep layers
 
   def forward(self, x):
     x = self.norm(x)
@@ -132,7 +132,7 @@ class LtgBertMLP(nn.Module):
 
 
 class LtgBertLayer(nn.Module):
-  """Attention, then the MLP, each added to its input."""
+  """Attention and the MLP, each added to its input."""
 
   def __init__(self, config, index):
     super().__init__()
@@ -156,7 +156,7 @@ class LtgBertLayer(nn.Module):
 
 
 class LtgBertHead(nn.Module):
-  """Scores of tokens from hidden states, using the input embeddings."""
+  """Output layer, which uses the input embeddings."""
 
   def __init__(self, config):
     super().__init__()
@@ -168,7 +168,7 @@ class LtgBertHead(nn.Module):
     self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
   def forward(self, hidden, embeddings):
-    """Returns scores `[..., V]` of states `[..., D]`, embeddings `[V, D]`."""
+    """Returns scores `[..., V]` for states `[..., D]`, embeddings `[V, D]`."""
     x = self.out_norm(F.gelu(self.dense(self.norm(hidden))))
     return F.linear(self.dropout(x), embeddings, self.bias)
 
@@ -182,11 +182,11 @@ class LtgBertPreTrainedModel(PreTrainedModel):
   config_class = LtgBertConfig
   base_model_prefix = "model"
   _supports_sdpa = True
-  # Losses are means over a batch, so a trainer must not scale them.
+  # Losses are means over a batch, so a trainer must not rescale them.
   accepts_loss_kwargs = False
 
   def _init_weights(self, module):
-    """Draws from a normal distribution, cut at two deviations."""
+    """Draws weights from a normal distribution, truncated at 2 deviations."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
       std = self.config.initializer_range * getattr(module, "init_scale", 1.0)
       nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -195,18 +195,18 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     if isinstance(getattr(module, "bias", None), nn.Parameter):
       nn.init.zeros_(module.bias)
     if isinstance(getattr(module, "depth_weights", None), nn.Parameter):
-      # Initially each sublayer reads only the output before it.
+      # Initially, each sublayer reads only the preceding output.
       sublayers = 2 * self.config.num_hidden_layers
       rows = [torch.eye(n)[-1] for n in range(2, sublayers + 2)]
       with torch.no_grad():
         module.depth_weights.copy_(torch.cat(rows))
 
   def get_output_embeddings(self):
-    """Returns None: the head uses the input embeddings."""
+    """Returns None, because the head uses the input embeddings."""
     return None
 
   def _run(self, kind, input_ids, attention_mask, options, score):
-    """Encodes tokens, and scores them by a function of hidden states.
+    """Encodes tokens, and applies a function to the hidden states.
 
     Args:
       kind: Class of the output.
@@ -236,7 +236,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
 
 
 class LtgBertModel(LtgBertPreTrainedModel):
-  """The encoder: tokens in, hidden states out."""
+  """Encoder that maps tokens to hidden states."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -249,7 +249,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
     self.dropout = nn.Dropout(config.hidden_dropout_prob)
     self.layers = nn.ModuleList(LtgBertLayer(config, i) for i in range(layers))
     if config.depth_weights:
-      # Of the n outputs until then, n weights for each sublayer.
+      # Each sublayer has a weight for each of the n earlier outputs.
       count = sum(range(2, 2 * layers + 2))
       self.depth_weights = nn.Parameter(torch.zeros(count))
     self.post_init()
@@ -272,18 +272,18 @@ class LtgBertModel(LtgBertPreTrainedModel):
     """Encodes tokens.
 
     Args:
-      input_ids: `[B, T]`.
+      input_ids: Token ids `[B, T]`.
       attention_mask: 1 for a token and 0 for padding, on either side, `[B, T]`.
         Or the keys that each query sees, including causality, `[B, 1, T, T]`:
         1 for a visible key or, if floating, a term added to the scores.
-      is_causal: Whether no token sees a later one; default config.is_decoder.
+      is_causal: Whether later tokens are hidden; default config.is_decoder.
       output_attentions: Whether to return each layer's attention weights.
       output_hidden_states: Whether to return the embeddings and each layer's
         output.
-      return_dict: Whether to return an object rather than a tuple.
+      return_dict: Whether to return an object instead of a tuple.
 
     Returns:
-      Hidden states `[B, T, D]` without a last norm, with which heads begin.
+      Hidden states `[B, T, D]`. The last norm is in the heads.
     """
     config = self.config
     if is_causal is None:
@@ -293,7 +293,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
     if output_hidden_states is None:
       output_hidden_states = config.output_hidden_states
     x = self.dropout(self.embedding_norm(self.embed_tokens(input_ids)))
-    # A distance's bucket is the number of edges up to it, `[T, T]`.
+    # The bucket of a distance is the number of edges up to it, `[T, T]`.
     edges = torch.tensor(config.distance_edges, device=x.device)
     at = torch.arange(x.shape[1], device=x.device)
     buckets = torch.bucketize(at[:, None] - at, edges, right=True)
@@ -317,13 +317,13 @@ class LtgBertModel(LtgBertPreTrainedModel):
     return self._in_form(output, return_dict)
 
   def _weighing(self, first):
-    """Returns a function that weighs an output with all before it."""
+    """Returns a function that adds up all outputs with their weights."""
     outputs = [first]
 
     def pass_on(x):
       outputs.append(x)
       n = len(outputs)
-      begin = n * (n - 1) // 2 - 1  # those before took 2, 3, ... n - 1
+      begin = n * (n - 1) // 2 - 1  # earlier sublayers have 2, 3, ..., n - 1
       weights = self.depth_weights[begin : begin + n]
       return sum(w * y for w, y in zip(weights, outputs, strict=True))
 
@@ -338,7 +338,7 @@ def _additive_mask(attention_mask, x, is_causal):
   lowest = torch.finfo(x.dtype).min
   ready = attention_mask is not None and attention_mask.dim() == 4
   if ready and attention_mask.is_floating_point():
-    # Not -inf: the softmax of a fully hidden row would be NaN.
+    # With -inf, the softmax of a fully hidden row would be NaN.
     return attention_mask.to(x.dtype).clamp(min=lowest)
   tokens = x.shape[1]
   seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=x.device)
@@ -348,7 +348,7 @@ def _additive_mask(attention_mask, x, is_causal):
     seen = seen.tril()
   if attention_mask is not None and not ready:
     seen = seen & attention_mask[:, None, None, :].bool()
-    # Padding sees itself, or it would see nothing.
+    # Let padding see itself, because it must see something.
     seen = seen | torch.eye(tokens, dtype=torch.bool, device=x.device)
   return x.new_zeros(seen.shape).masked_fill(~seen, lowest)
 
@@ -357,7 +357,7 @@ def _additive_mask(attention_mask, x, is_causal):
 
 
 class LtgBertLMModel(LtgBertPreTrainedModel):
-  """The encoder and its head: base class of both language models."""
+  """Base class of both language models: the encoder and its head."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -366,7 +366,7 @@ class LtgBertLMModel(LtgBertPreTrainedModel):
     self.post_init()
 
   def resize_token_embeddings(self, *args, **options):
-    """Changes the vocabulary's size; new tokens have a bias of 0."""
+    """Changes the size of the vocabulary; new tokens get a bias of 0."""
     embeddings = super().resize_token_embeddings(*args, **options)
     bias = self.lm_head.bias
     added = embeddings.num_embeddings - len(bias)
@@ -378,7 +378,7 @@ class LtgBertLMModel(LtgBertPreTrainedModel):
 
 
 class LtgBertForMaskedLM(LtgBertLMModel):
-  """Reads bidirectionally and predicts masked tokens."""
+  """Predicts masked tokens with bidirectional attention."""
 
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
     """Returns logits `[B, T, V]`, as in `masked_prediction`, and the mean loss.
@@ -401,7 +401,7 @@ class LtgBertForMaskedLM(LtgBertLMModel):
 
 
 class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
-  """Reads causally and predicts next tokens."""
+  """Predicts next tokens with causal attention."""
 
   def forward(
     self,
@@ -430,7 +430,7 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
   def prepare_inputs_for_generation(
     self, input_ids, attention_mask=None, **kwargs
   ):
-    """Passes the whole row for every token, because there is no cache."""
+    """Passes the whole row for each token, because there is no cache."""
     passed = ("logits_to_keep", "output_attentions", "output_hidden_states")
     return {
       "input_ids": input_ids,
@@ -443,7 +443,7 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
 
 
 class LtgBertClassifier(LtgBertPreTrainedModel):
-  """The encoder and a linear layer: base class of both classifiers."""
+  """Base class of both classifiers: the encoder and a linear layer."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -456,7 +456,7 @@ class LtgBertClassifier(LtgBertPreTrainedModel):
 
 
 class LtgBertForSequenceClassification(LtgBertClassifier):
-  """Classifies texts by their first or last vector, or by the mean."""
+  """Classifies texts by the first, the last or the mean hidden state."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -467,14 +467,15 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
     """Returns logits `[B, num_labels]` and the mean loss.
 
     The mask is 1 for a token and 0 for padding, `[B, T]`. Labels are classes
-    `[B]`; for a regression, numbers `[B]` or `[B, num_labels]`; for several
-    labels, 0 or 1 for each. For the options see `LtgBertModel.forward`.
+    `[B]`. For a regression, they are numbers `[B]` or `[B, num_labels]`. For
+    several labels per text, they are 0 or 1 for each label.
+    `LtgBertModel.forward` documents the options.
 
     Raises:
-      ValueError: for a mask of another shape.
+      ValueError: The mask has another shape.
     """
     if attention_mask is not None and attention_mask.dim() != 2:
-      raise ValueError("texts are classified with a mask of shape [B, T]")
+      raise ValueError("a text classifier needs a mask of shape [B, T]")
 
     def score(hidden):
       x = self._pooled(hidden, attention_mask)
@@ -491,7 +492,7 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
     return self._run(kind, input_ids, attention_mask, options, score)
 
   def _pooled(self, hidden, attention_mask):
-    """Returns one vector for each row, `[B, D]`."""
+    """Returns a vector for each row, `[B, D]`."""
     if attention_mask is None:
       attention_mask = hidden.new_ones(hidden.shape[:2])
     real = (attention_mask != 0).long()
@@ -499,20 +500,20 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
       total = (hidden * real[..., None]).sum(dim=1)
       return total / real.sum(dim=1, keepdim=True)
     if self.config.classifier_pooling == "first":
-      at = real.argmax(dim=1)  # the first of the largest
+      at = real.argmax(dim=1)  # index of the first 1
     else:
       at = real.shape[1] - 1 - real.flip(1).argmax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), at]
 
 
 class LtgBertForTokenClassification(LtgBertClassifier):
-  """Classifies every token by its hidden state."""
+  """Classifies each token by its hidden state."""
 
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
     """Returns logits `[B, T, num_labels]` and the mean loss.
 
-    Labels are classes `[B, T]`; -100 does not count. For the other arguments
-    see `LtgBertModel.forward`.
+    Labels are classes `[B, T]`; -100 does not count. `LtgBertModel.forward`
+    documents the other arguments.
     """
 
     def score(hidden):

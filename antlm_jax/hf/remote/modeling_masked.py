@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked language models that transformers lacks.
 
-A EuroBERT may norm queries and keys, as Qwen3 does (`qk_norm` in config.json).
-It and Gemma 3 may predict a masked token one position before it (`mask_shift`).
-Such a EuroBERT has another type, since transformers' own EuroBERT would open
-the folder and compute something else.
+A EuroBERT may normalize queries and keys, as Qwen3 does (`qk_norm` in
+config.json). EuroBERT and Gemma 3 may predict a masked token one position
+before it (`mask_shift`). Such a EuroBERT has another model type, because
+transformers' EuroBERT would compute something else.
 """
 
 import functools
@@ -27,16 +27,16 @@ class _Masked:
 
   @can_return_tuple
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
-    """Predicts the token at every mask, as in `masked_prediction`.
+    """Predicts the token at each mask; see `masked_prediction`.
 
     Args:
-      input_ids: `[B, T]`.
-      attention_mask: As the model's.
+      input_ids: Token ids `[B, T]`.
+      attention_mask: As in the base model.
       labels: Token at each position, `[B, T]`; -100 does not count.
-      **options: As the model's, except `inputs_embeds`.
+      **options: As in the base model, except `inputs_embeds`.
 
     Returns:
-      Logits `[B, T, V]`, and with labels the mean loss.
+      Logits `[B, T, V]`, and the mean loss if there are labels.
     """
     shifted = getattr(self.config, "mask_shift", 0)
     if shifted and labels is not None:
@@ -51,7 +51,7 @@ class _Masked:
 
 
 class Gemma3ForMaskedLM(_Masked, Gemma3ForCausalLM):
-  """Predicts masked tokens; its config makes it read bidirectionally."""
+  """Predicts masked tokens; its config sets bidirectional attention."""
 
 
 class EuroBertPlusConfig(EuroBertConfig):
@@ -61,13 +61,13 @@ class EuroBertPlusConfig(EuroBertConfig):
 
 
 def _normed(norm, linear, inputs, heads):
-  """Norms a projection's output `[B, T, N H]` by head of width H."""
+  """Normalizes each head of a projection's output `[B, T, N H]`."""
   by_head = heads.unflatten(-1, (-1, norm.weight.shape[0]))
   return norm(by_head).flatten(-2)
 
 
 class _Norms:
-  """Adds norms of queries and keys to every layer, if `qk_norm` is true."""
+  """Adds norms of queries and keys to each layer if `qk_norm` is true."""
 
   config_class = EuroBertPlusConfig
 
@@ -101,7 +101,7 @@ class EuroBertPlusForSequenceClassification(
 class EuroBertPlusForTokenClassification(
   _Norms, EuroBertForTokenClassification
 ):
-  """Classifies every token."""
+  """Classifies each token."""
 
 
 # Makes save_pretrained copy this code.

@@ -27,7 +27,7 @@ def cases(
   """Yields the cases of a folder of pairs, at most `limit` of each file."""
   items = pairs.minimal_pairs(path, limit)
   texts = [choice.text for item in items for choice in item.choices]
-  texts = list(dict.fromkeys(texts))  # ours scores equal ones once
+  texts = list(dict.fromkeys(texts))  # ours scores equal texts once
   loaded = models.make(
     size, Tokenizer.train(texts, models.vocab_size(size)), folder
   )

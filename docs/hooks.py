@@ -1,0 +1,357 @@
+"""Fills the generated parts of the site's reference, when mkdocs builds it.
+
+The hook replaces a line `<!-- KIND: NAME -->` of a page with tables: settings,
+commands, objectives or Python functions. It turns links to files outside of
+docs/ into links to the repository, and copies pictures from there.
+"""
+
+import argparse
+import dataclasses
+import html
+import importlib
+import os
+import pathlib
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from unittest import mock
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import antlm_jax
+from antlm_jax import config, models, settings
+from antlm_jax.commands import COMMANDS
+from antlm_jax.objectives.objective import KINDS, OBJECTIVES
+from antlm_jax.training import optim
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_TYPING_ERROR = 2**16  # upper bounds from here on only catch typing errors
+_BOUNDS = {"least": "≥", "over": ">", "most": "≤", "under": "<"}
+# Groups of settings with several implementations, by name.
+_REGISTRIES = {
+  "model": models.ENCODERS,
+  "optimizer": optim.OPTIMIZERS,
+  "schedule": optim.SCHEDULES,
+}
+
+
+def _code(text: object) -> str:
+  """Returns inline code for a cell of a table."""
+  return f"`{text}`".replace("|", "\\|")
+
+
+def _prose(text: str) -> str:
+  """Returns plain text as Markdown, with options and code set as code."""
+  text = " ".join(text.split())
+  parts = re.split(r"(`[^`]+`|</?\w+>|(?<!\w)--\w[\w.]*(?:=[\w./,]*\w)?)", text)
+  for i, part in enumerate(parts):
+    if i % 2:
+      parts[i] = _code(part.strip("`"))
+    else:
+      escaped = html.escape(part, quote=False)
+      parts[i] = re.sub(r"([*_\[\]|])", r"\\\1", escaped)
+  return "".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+  lines = (head, ["---"] * len(head), *rows)
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -------------------------------------------------------------------- settings
+
+
+def groups() -> dict[str, dict[str, type]]:
+  """Returns the sections of each group of settings, by name if several."""
+  found = {"": {"": config.Config}, "objectives": dict(KINDS)}
+  for field in dataclasses.fields(config.Config):
+    if isinstance(field.default, settings.Section):
+      one = {"": type(field.default)}
+      found[field.name] = dict(_REGISTRIES.get(field.name, one))
+  return found
+
+
+def settings_of(group: str) -> str:
+  """Returns tables of a group's settings: those of all, then each section's."""
+  sections = groups()[group]
+  prefix = {"": "", "objectives": "objectives.NAME."}.get(group, f"{group}.")
+  first, *others = sections.values()
+  common = {
+    field.name: field
+    for field in settings.fields(first)
+    if all(field.name in settings.kinds(section) for section in others)
+  }
+  common.pop("name", None)  # an objective's, by which logs call it
+  parts = [_table_of(first, common.values(), prefix)]
+  if not others:
+    return parts[0]
+  for name, section in sections.items():
+    own = [
+      field
+      for field in settings.fields(section)
+      if field.name != "name"
+      and (
+        field.name not in common or field.default != common[field.name].default
+      )
+    ]
+    if name:
+      key = "kind" if group == "objectives" else "name"
+      parts += [f"### {prefix}{key}={name}", _prose(_summary(section))]
+    parts += [_table_of(section, own, prefix)] if own else []
+  # A setting that several sections have gets one anchor, at its first table.
+  seen: set[str] = set()
+
+  def once(match: re.Match) -> str:
+    first = match[0] not in seen
+    seen.add(match[0])
+    return match[0] if first else ""
+
+  return re.sub(r"\{ #\S+ \}", once, "\n\n".join(parts))
+
+
+def _summary(section: type) -> str:
+  return (section.__doc__ or "").partition("\n\n")[0]
+
+
+def _table_of(section: type, fields: Iterable[dataclasses.Field], prefix: str):
+  """Returns a table of some settings of a section."""
+  rows = []
+  for field in fields:
+    key = f"{prefix}{field.name}"
+    default = settings.written(field.default)
+    rows.append(
+      (
+        f"{_code(key)}{{ #{key} }}",
+        "" if default == "" else _code(default),
+        _values(settings.kinds(section)[field.name], field.metadata),
+        _prose(field.metadata["help"]),
+      )
+    )
+  return _table(("setting", "default", "values", "meaning"), rows)
+
+
+def _values(kind, metadata) -> str:
+  """Returns the values that a setting can have."""
+  unset = isinstance(kind, types.UnionType)
+  if unset:
+    (kind,) = set(typing.get_args(kind)) - {types.NoneType}
+  many = typing.get_origin(kind) is tuple
+  if many:
+    kind = typing.get_args(kind)[0]
+  found = kind.__name__
+  if choices := metadata["choices"]:
+    found = ", ".join(map(_code, choices))
+  elif bounds := metadata["bounds"]:
+    limits = (
+      f"{_BOUNDS[name]}&nbsp;{of:,}"
+      for name, of in bounds.items()
+      if of < _TYPING_ERROR
+    )
+    found = f"{found} {', '.join(limits)}".rstrip()
+  found = f"list of {found}" if many else found
+  return f"{found}, or `None`" if unset else found
+
+
+# -------------------------------------------------------------------- commands
+
+
+class _Found(Exception):
+  """Carries a command's parser out of the command."""
+
+
+def _parser(words: str) -> argparse.ArgumentParser:
+  """Returns the parser of a command, which shows its help."""
+
+  def take(parser, file=None):
+    raise _Found(parser)
+
+  module, *first = COMMANDS[words].split()
+  with (
+    mock.patch.object(argparse.ArgumentParser, "print_help", take),
+    mock.patch.object(sys, "argv", [f"antlm {words}"]),
+  ):
+    try:
+      importlib.import_module(module).main([*first, "--help"])
+    except _Found as found:
+      return found.args[0]
+  raise RuntimeError(f"antlm {words} shows no help")
+
+
+def commands() -> str:
+  """Returns a section for each command: its description and its options."""
+  parts, scored = [], set()
+  for words in COMMANDS:
+    parser = _parser(words)
+    # The tasks of `eval score` list only the options that they add to it.
+    options = [a for a in parser._actions if a.dest not in ("help", "plugin")]
+    flags = {flag for action in options for flag in action.option_strings}
+    if words == "eval score":
+      scored = flags
+    task = COMMANDS[words].startswith(f"{COMMANDS['eval score']} ")
+    if task:
+      options = [a for a in options if not scored & {*a.option_strings}]
+    parts += [f"## antlm {words}", _described(parser.description)]
+    if task:
+      parts += [
+        "The options of [antlm eval score](#antlm-eval-score), and"
+        if options
+        else "The options are those of [antlm eval score](#antlm-eval-score)."
+      ]
+    parts += [_options(options)] if options else []
+    if words == "train":
+      parts += ["All settings are on [their own page](settings.md)."]
+  return "\n\n".join(parts)
+
+
+def _described(text: str) -> str:
+  """Returns a description of --help as Markdown: commands and lists as code."""
+  parts = []
+  for part in re.split(r"\n\s*\n", text.strip("\n")):
+    lines = part.split("\n")
+    # A list has names and, in a column, texts that may be several lines long.
+    listed = re.split(r"\n  (?=\S)", f"\n{part}")[1:]
+    items = [item.split(None, 1) for item in listed]
+    if all(re.match(r"\S+ {2,}\S", item) for item in listed) and items:
+      parts.append("\n".join(f"- `{n}`: {_prose(text)}" for n, text in items))
+    elif lines[0].startswith((" ", "antlm ")):
+      shift = min(len(line) - len(line.lstrip()) for line in lines)
+      code = "\n".join(line[shift:] for line in lines)
+      parts.append(f"```text\n{code}\n```")
+    else:
+      parts.append(_prose(part))
+  return "\n\n".join(parts)
+
+
+def _options(actions: Sequence[argparse.Action]) -> str:
+  rows = []
+  for action in actions:
+    name = action.option_strings[0] if action.option_strings else action.dest
+    default = "required"
+    if not action.required:
+      shown = str(action.default) not in ("None", "False", "", "[]")
+      default = _code(settings.written(action.default)) if shown else ""
+    choices = ", ".join(map(_code, action.choices or ()))
+    about = _prose((action.help or "").replace("%%", "%"))
+    rows.append((_code(name), default, f"{about}: {choices}".strip(": ")))
+  return _table(("option", "default", "meaning"), rows)
+
+
+# ---------------------------------------------- objectives and Python's objects
+
+
+def objective(name: str) -> str:
+  """Returns the settings in which an objective differs from the defaults."""
+  made, rows = OBJECTIVES[name], []
+  for field in settings.fields(type(made)):
+    value = getattr(made, field.name)
+    if field.name in ("name", "attention", "shift", "predict") or (
+      value != field.default
+    ):
+      key = f"objectives.{name}.{field.name}"
+      link = f"settings.md#objectives.NAME.{field.name}"
+      about = _prose(field.metadata["help"])
+      shown = _code(key) if field.name == "name" else f"[{_code(key)}]({link})"
+      rows.append((shown, _code(value), about or "Name in logs and metrics"))
+  return _table(("setting", "value", "meaning"), rows)
+
+
+def api(name: str) -> str:
+  """Returns the directive that documents a public name."""
+  made = getattr(antlm_jax, name)
+  options = [f'heading: "ax.{name}"']
+  if dataclasses.is_dataclass(made) and settings.fields(made):
+    # The settings have a page of their own.
+    options += ["show_signature: false", "separate_signature: false"]
+  lines = (f"      {option}" for option in options)
+  return "\n".join([f"::: {made.__module__}.{name}", "    options:", *lines])
+
+
+def sections_of_python() -> str:
+  """Returns a table of the public classes of settings."""
+  rows = []
+  for group, sections in groups().items():
+    for section in sections.values():
+      if section.__name__ in dir(antlm_jax) and group:
+        about = _prose(_summary(section))
+        link = f"[`{group}`](settings.md#{group})"
+        rows.append((f"`ax.{section.__name__}`", link, about))
+  return _table(("class", "group of settings", "description"), rows)
+
+
+_KINDS = {
+  "api": api,
+  "commands": lambda _: commands(),
+  "objective": objective,
+  "sections": lambda _: sections_of_python(),
+  "settings": settings_of,
+}
+
+
+# ------------------------------------------------------------------ for mkdocs
+
+
+def on_config(config):
+  """Lists the pages of a folder in the navigation, by title or by theme.
+
+  The headings of a folder's index.md are the themes.
+  """
+
+  def title(path: pathlib.Path) -> str:
+    return path.read_text("utf-8").partition("\n")[0]
+
+  def pages(folder: str) -> list:
+    index = docs / folder / "index.md"
+    if not index.exists():
+      found = sorted((docs / folder).glob("*.md"), key=title)
+      return [str(page.relative_to(docs)) for page in found]
+    themes = index.read_text("utf-8").split("\n## ")[1:]
+    links = {
+      t.partition("\n")[0]: re.findall(r"\]\((\w+.md)", t) for t in themes
+    }
+    grouped = [{t: [folder + name for name in links[t]]} for t in links]
+    return [f"{folder}index.md", *grouped]
+
+  docs = pathlib.Path(config.docs_dir)
+  for section in filter(lambda item: isinstance(item, dict), config.nav):
+    for name, value in section.items():
+      if isinstance(value, str) and value.endswith("/"):
+        section[name] = pages(value)
+  return config
+
+
+def filled(markdown: str) -> str:
+  """Returns a page with its generated parts."""
+
+  def fill(match: re.Match) -> str:
+    return _KINDS[match[1]](match[2] or "")
+
+  kinds = "|".join(_KINDS)
+  return re.sub(
+    rf"^<!-- ({kinds})(?:: (\w+))? -->$", fill, markdown, flags=re.M
+  )
+
+
+def on_page_markdown(markdown, page, config, files):
+  """Fills a page, and mends its links to files outside of docs/."""
+  from mkdocs.structure.files import File
+
+  here = pathlib.Path(page.file.abs_src_path).parent
+  docs = pathlib.Path(config.docs_dir)
+
+  def mend(match: re.Match) -> str:
+    path = (here / match[2]).resolve()
+    if path.is_relative_to(docs) or not path.exists():
+      return match[0]  # mkdocs checks these
+    inside = path.relative_to(ROOT)
+    if not match[1].startswith("!"):
+      return f"{match[1]}({config.repo_url}/blob/main/{inside}{match[3]})"
+    copy = f"pictures/{inside}"
+    if files.get_file_from_path(copy) is None:
+      files.append(File.generated(config, copy, abs_src_path=str(path)))
+    up = os.path.relpath(copy, pathlib.PurePath(page.file.src_uri).parent)
+    return f"{match[1]}({up}{match[3]})"
+
+  link = r"(!?\[[^\]]*\])\(((?:\.\./)+[^)#\s]+)(#[^)]*|)\)"
+  return re.sub(link, mend, filled(markdown))
