@@ -60,16 +60,23 @@ class Data(Section):
   path: str = setting(
     "", "Path to a prepared folder, or NAME=FOLDER,NAME=FOLDER"
   )
-  mix: str = setting("", "Curriculum of folders, such as 90%a+10%a:b=1:3")
+  mix: str = setting("", "Curriculum of data by name, e.g. 90%a+10%a:b=1:3")
   rounding: str = setting(
-    "carry", "Rounding of an epoch to whole batches", choices=order.ROUNDING
+    "carry",
+    "Batch at an epoch's end: continue with the next epoch (carry), repeat rows"
+    " (up) or drop rows (down)",
+    choices=order.ROUNDING,
   )
   shuffle: bool = setting(True, "Shuffle the rows in every epoch")
   short: float = setting(
-    0.0, "Share of the rows that are cut short", least=0, most=1
+    0.0, "Share of the rows to cut at random lengths", least=0, most=1
   )
-  random_offset: bool = setting(False, "Cut a stream anew in each epoch")
-  framed: bool = setting(False, "Put boundaries around a stream's rows")
+  random_offset: bool = setting(
+    False, "Cut a stream at new places in each epoch"
+  )
+  framed: bool = setting(
+    False, "Put the boundary tokens, <s> and </s>, around a stream's rows"
+  )
   threads: int = setting(
     2, "Number of threads that build batches", least=1, most=1024
   )
@@ -90,24 +97,28 @@ class Train(Section):
   # ("64x128@0.5", "32x512@0.9"): 64 rows of 128 tokens from half of the run on,
   # then 32 rows of 512. "32x512@0.9:base=40000" also changes RoPE's base.
   batch_schedule: tuple[str, ...] = setting(
-    (), "Later batches, each ROWSxTOKENS@SHARE of the run[:base=BASE]"
+    (),
+    "Later batches, ROWSxTOKENS@SHARE[:base=BASE]: shape, part of the run after"
+    " which it begins, and RoPE base",
   )
   batch_start: float = setting(
-    1.0, "Filled share of the first batch; grows to 1", over=0, most=1
+    1.0, "Filled share of the first batch; grows linearly to 1", over=0, most=1
   )
-  microbatches: int = setting(1, "Parts of a batch, in sequence", least=1)
+  microbatches: int = setting(
+    1, "Number of parts of a batch, computed in turn to save memory", least=1
+  )
   # A curriculum without a length of its own needs one of the two.
   epochs: float = setting(0.0, "Number of epochs of the run", least=0, most=1e6)
   steps: int = setting(0, "Number of steps of the run", least=0)
   max_epochs: float = setting(
-    0.0, "Most epochs of a run, e.g. 10 for BabyLM; 0 for any", least=0
+    0.0, "Largest number of epochs, e.g. 10 for BabyLM; 0 for any", least=0
   )
   loss_average: str = setting(
     "targets",
     "Average the loss over all targets, or first within each objective",
     choices=("targets", "objectives"),
   )
-  z_loss: float = setting(0.0, "Weight of the z-loss", least=0)
+  z_loss: float = setting(0.0, "Weight of the squared log-partition", least=0)
   loss_chunk: int = setting(
     0,
     "Number of targets whose logits are in memory at once; 0 chooses by the"
@@ -122,22 +133,25 @@ class Eval(Section):
 
   group = "eval"
 
-  every: float = amount_setting(0.05)
+  every: float = amount_setting(0.05, "Time between two evaluations")
   rows: int = setting(
     512, "Largest number of held-out rows of each set", least=0
   )
-  data: str = setting("", "Further prepared folders, NAME=FOLDER,...")
+  data: str = setting("", "Further held-out sets, NAME=FOLDER,...")
   objectives: tuple[str, ...] = setting(
     ("C", "M"), "Objectives whose held-out loss is measured"
   )
-  pairs: str = setting("", "Path to minimal pairs to score; none if empty")
+  pairs: str = setting("", "Path to a folder of minimal pairs to score")
   watch: tuple[str, ...] = setting(
     (),
     "Held-out losses, e.g. clm,mlm, whose lowest sum chooses the step to keep"
     " (on half of the held-out rows)",
   )
   patience: int = setting(
-    0, "Evaluations without a lower sum that end the run; 0 for never", least=0
+    0,
+    "Number of evaluations without a lower sum of eval.watch that end the run;"
+    " 0 for never",
+    least=0,
   )
 
 
@@ -147,9 +161,11 @@ class Checkpoint(Section):
 
   group = "checkpoint"
 
-  every: float = amount_setting(0.1)
+  every: float = amount_setting(0.1, "Time between two saves")
   keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
-  keep_every: int = setting(0, "Keep every n-th step; 0 for none", least=0)
+  keep_every: int = setting(
+    0, "Keep multiples of this step; 0 for none", least=0
+  )
   at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
   words: tuple[str, ...] = setting(
     (), "Save and keep after this many words, e.g. 1M,10M, or babylm"
@@ -162,13 +178,13 @@ class Log(Section):
 
   group = "log"
 
-  every: int = setting(20, "Steps between two log lines", least=1)
+  every: int = setting(20, "Number of steps between two log lines", least=1)
   # A run checks the names of both: its model loads without their plugins.
   writers: tuple[str, ...] = setting(
     ("tensorboard", "csv"),
-    "Copies of metrics.jsonl: tensorboard, csv, wandb or a plugin's",
+    "Formats of copies of metrics.jsonl: tensorboard, csv, wandb or a plugin's",
   )
-  hooks: tuple[str, ...] = setting((), "Names of hooks of plugins")
+  hooks: tuple[str, ...] = setting((), "Names of registered hooks to add")
   trace: str = setting("", "Profile steps FIRST:LAST into WORKDIR/trace")
 
 
@@ -179,8 +195,12 @@ class Init(Section):
   group = "init"
 
   checkpoint: str = setting("", "Run, checkpoint or model to start from")
-  optimizer: str = setting("keep", "Its state", choices=("keep", "reset"))
-  step: str = setting("keep", "First step", choices=("keep", "reset"))
+  optimizer: str = setting(
+    "keep", "Optimizer state of init.checkpoint", choices=("keep", "reset")
+  )
+  step: str = setting(
+    "keep", "Step number of init.checkpoint", choices=("keep", "reset")
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +212,9 @@ class Config:
 
   seed: int = setting(0, "Random seed", most=2**32 - 1)
   curriculum: str = setting(
-    "4C+16M+4C", "Objectives by epochs or steps; see docs/how_to/curriculum.md"
+    "4C+16M+4C",
+    "Objectives in order, with lengths in epochs or steps; see"
+    " docs/how_to/curriculum.md",
   )
   objectives: Mapping[str, Objective] = dataclasses.field(
     default_factory=OBJECTIVES.copy
@@ -252,7 +274,7 @@ class Config:
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
-# Groups with several implementations, and those with one.
+# Groups with several implementations, then groups with a single section.
 _KINDS = {
   "model": models.ENCODERS,
   "optimizer": optim.OPTIMIZERS,
@@ -277,11 +299,11 @@ def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
 def typed(
   config: Config | ConfigDict | Mapping[str, Any], old: bool = False
 ) -> Config:
-  """Makes a Config of a ConfigDict or plain values, unless it is one.
+  """Makes a Config from a ConfigDict or plain values; returns a Config as is.
 
   Missing settings have their defaults. Raises a UserError for the first setting
-  that is unknown or has a bad value. With `old`, for values that an older
-  version wrote, unknown settings are left out.
+  that is unknown or has a bad value. `old` ignores unknown settings, which an
+  older version may have written.
   """
   if isinstance(config, Config):
     return config
@@ -318,7 +340,7 @@ def described() -> str:
       one_of = f" ({', '.join(map(str, choices))})" if choices else ""
       pair = f"{key}={settings.written(field.default)}"
       line = f"  {pair:33} {field.metadata['help']}{one_of}"
-      lines.setdefault(key, line)  # the first one's, of what all have
+      lines.setdefault(key, line)  # several sections may share it
   del lines["objectives.NAME.name"]
   return "\n".join(lines.values())
 
@@ -328,8 +350,8 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
 
   `get_config` receives ARG without the word `shrink`, which this function
   applies after the overrides (each `--config.key.key=value`). Raises a
-  UserError for a file that is not a config, an unknown key (with the nearest
-  right one) or a value of another type or out of its bounds.
+  UserError if the file is not a config, or for an unknown key or a value of the
+  wrong type or out of bounds. The error suggests the nearest known key.
   """
   path, _, arg = spec.partition(":")
   words = arg.split(",")
@@ -453,7 +475,7 @@ def _override(config: ConfigDict, override: str) -> str:
       hint = nearest(key, leaves(config))
       raise UserError(f"unknown config key {key!r}; {hint}")
     owner, node = node, node[part]
-  # A ConfigDict says neither what a tuple's parts are, nor what None may be.
+  # A ConfigDict has no types of a tuple's parts, or of values that may be None.
   section = _GROUPS.get(group)
   if group in _KINDS:
     section = section[owner.name]
@@ -547,8 +569,8 @@ def to_json(config: Config) -> str:
 def from_json(text: str) -> Config:
   """Reads the text of `to_json`; UserError if it is not that of a config.
 
-  Settings that came later have their defaults, and those that went are left
-  out.
+  Settings that the text lacks have their defaults. Unknown settings are
+  ignored.
   """
   try:
     stored = json.loads(text)
@@ -567,8 +589,8 @@ def from_json(text: str) -> Config:
 def differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
-  # The curriculum uses none of the objectives that only one of them has, such
-  # as those that a version adds or removes: it is the same, and both can run.
+  # A version may add or remove objectives. Both configs can run, and have the
+  # same curriculum, so it uses no objective that is in only one of them.
   unused = set(old.objectives) ^ set(new.objectives)
   free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
   out = []

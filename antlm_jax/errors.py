@@ -36,7 +36,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def explain(error: BaseException) -> tuple[int, str] | None:
-  """Returns an error's exit status and its line; None for an unforeseen one."""
+  """Returns an error's exit status and its line; None if it is unforeseen."""
   if isinstance(error, UserError):
     return BAD_INPUT, f"error: {error}"
   if isinstance(error, OSError) and error.errno in _TOLD:

@@ -1,7 +1,7 @@
 """Randomness as a function of counters: no generator, no state.
 
-A draw is a hash of (seed, purpose, step, row, position, ...), so any process
-can make any row of any step by itself, in any order.
+A draw is a hash of (seed, purpose, step, row, position, ...). So any process
+can make any row of any step alone, in any order.
 """
 
 import numpy as np
@@ -50,8 +50,8 @@ def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
   """Maps indices by a pseudorandom permutation of range(size).
 
   A Feistel network over the next even power of two, repeated until the result
-  is in range: without a table, every index of every epoch costs the same. The
-  `key` chooses the permutation; indices are int64 `[n]`, each in [0, size).
+  is in range. It needs no table, and every index of every epoch costs the same.
+  The `key` chooses the permutation; indices are int64 `[n]`, in [0, size).
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   out = np.asarray(indices, np.int64)

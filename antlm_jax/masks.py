@@ -18,8 +18,8 @@ class AttentionMask:
   one batch; see `antlm_jax.objectives`.
 
   A query with k_start = k_end sees nothing: attention gives it zeros. Bounds
-  outside [0, S] and k_start > k_end are errors if their values are known; in a
-  compiled program they mean the row's ends, and nothing visible.
+  outside [0, S] and k_start > k_end are errors if their values are known. A
+  compiled program clips such bounds, and sees nothing if k_start > k_end.
   """
 
   # Whether no query sees a later key. Static: part of the program.

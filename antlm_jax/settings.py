@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from antlm_jax.errors import UserError
 
 T, U = TypeVar("T"), TypeVar("U")
-# Bound of ints whose field has none: larger ones are slips, which NumPy and JAX
+# Bound of ints whose field has none. Larger ints are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
@@ -164,8 +164,8 @@ def from_dict(
 ):
   """Makes a section of some of its settings; the others have their defaults.
 
-  Raises a UserError for one that is unknown; with `old`, of values that an
-  older version wrote, leaves it out.
+  Raises a UserError for an unknown setting. `old` ignores unknown settings,
+  which an older version may have written.
   """
   known = {field.name for field in fields(section_type)}
   unknown = sorted(_group(values, group).keys() - known)
@@ -184,7 +184,7 @@ def _group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-  """Returns a hint at the known name that is nearest to an unknown one."""
+  """Returns a hint at the known name that is nearest to an unknown name."""
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
   otherwise = otherwise or "antlm train --help lists them"
   return f"did you mean {near[0]!r}?" if near else otherwise
@@ -197,7 +197,7 @@ def check(section, prefix: str = "") -> None:
   `schedule.peak_lr=-1`, `--` gives `--limit=-1`. Raises a UserError for the
   first value that its field does not allow.
   """
-  # Fields not made by `setting` must have their type, if it is a plain one.
+  # Fields not made by `setting` must have their type, if that is plain.
   # The prefix joins as config.key, but --key and `objective 'mlm': key`.
   dot = "." if prefix[-1:].isalnum() else ""
   for field, kind in _fields(type(section)):
@@ -250,8 +250,8 @@ def refuse_unknown(
 def choose(section_type: type, values: Mapping[str, Any]):
   """Makes a section of its settings among some values, and checks them.
 
-  Messages name a setting by its argument. Raises a UserError for the first bad
-  value, or a required one that is missing.
+  Messages name a setting by its argument. Raises a UserError for the first
+  value that is bad, or required and missing.
   """
   own = {}
   for field, kind in _settings(section_type):

@@ -10,8 +10,8 @@ def text(
 ) -> str:
   """Lays out rows in columns as wide as their cells.
 
-  None is shown as a dash, and short rows are filled up. `align` is `<` or `>`
-  for each column, the last for all further ones.
+  None is shown as a dash, and short rows are filled up. `align` has `<` or `>`
+  for each column; the last holds for all further columns.
   """
   cells = [_cells(row) for row in (*([head] if head else ()), *rows)]
   columns = max(map(len, cells), default=0)

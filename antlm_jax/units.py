@@ -19,7 +19,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def quantity(number: float, unit: str = "") -> str:
-  """Writes a number in three digits: 950, 12.3k, 4.56M; or 4.56 MB."""
+  """Writes a number in three digits: 950, 12.3k, 4.56M, or 4.56 MB."""
   prefix, size = next(
     # A value that rounds to 1000 becomes 1 of the next prefix.
     ((p, s) for p, s in _PREFIXES.items() if number >= 0.9995 * s),
@@ -29,7 +29,7 @@ def quantity(number: float, unit: str = "") -> str:
 
 
 def number(text: str) -> float:
-  """Reads what `quantity` writes, without a unit; ValueError for all else."""
+  """Reads a number that `quantity` wrote without a unit, or a ValueError."""
   size = _PREFIXES.get(text[-1:], 1.0)
   return float(text[:-1] if text[-1:] in _PREFIXES else text) * size
 

@@ -7,8 +7,8 @@ bidirectional as a EuroBERT (AutoModelForMaskedLM, AutoModel, ...). A modernbert
 opens as a ModernBERT or as its decoder. LTG-BERT, and a EuroBERT that predicts
 masked tokens one position before them, include code (trust_remote_code=True).
 --as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
---revisions writes FOLDER/main, the newest step, and a folder for each step of
-the run's checkpoint.words: FOLDER/chck_1M, ..., BabyLM's names of revisions.
+--revisions writes the newest step to FOLDER/main. It writes each step of
+checkpoint.words to a folder with BabyLM's name, such as FOLDER/chck_1M.
 
 Only --repo uses the network.
 """

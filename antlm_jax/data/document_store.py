@@ -32,7 +32,7 @@ class Texts:
     return self.ends - self.begins
 
   def read(self, first: int = 0, end: int | None = None) -> list[str]:
-    """Reads pieces by number, without blank ones and space at their ends."""
+    """Reads pieces by number, stripped, and leaves out blank pieces."""
     spans = np.stack([self.begins[first:end], self.ends[first:end]], axis=1)
     texts = (self.decode(*span).strip() for span in spans.tolist())
     return [text for text in texts if text]

@@ -10,15 +10,14 @@ def divide(
 ) -> tuple[Texts, Texts, int | None]:
   """Divides documents into those to train on and those held out.
 
-  Holds out `dev_share` of the bytes. Takes `share` of the other documents,
-  spread evenly from the first. The documents are those of one of `spans`,
-  which are divided each by itself. Where the documents of a span are too large
-  to hold out whole ones, all of every n-th span are held out, if there are
-  enough spans.
+  Holds out `dev_share` of the bytes, and takes `share` of the other documents,
+  spread evenly. The documents are those of one of `spans`, each of which is
+  divided alone. If a span's documents are too large to hold out whole, and
+  there are enough spans, every n-th span is held out entirely.
 
   Returns:
-    Texts to train on, held-out texts, and the number of the document of which
-    only the end is held out, if there is one.
+    Texts to train on, held-out texts, and the number of the document that is
+    cut (only its end is held out), or None.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
   held_out = np.zeros_like(sizes)
@@ -50,11 +49,11 @@ def _part(texts: Texts, begins, ends, kept: np.ndarray) -> Texts:
 def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   """Returns where in each document the held-out part begins, int64 `[n]`.
 
-  That is 0 in documents that are held out, and the size in all others. Their
-  sum is between half and twice the share. They are whole documents, spread
-  evenly. If documents are too few or too large for that, it is the document
-  whose size is nearest, or else the end of a long one. Sizes are bytes, int64
-  `[n]`: these are nearer to tokens, in any script, than characters or words.
+  That is 0 in documents that are held out, and the size in all others. The
+  held-out documents are whole and evenly spread, with between half and twice
+  the share of the bytes. If documents are too few or too large for that, it is
+  the document of the nearest size, or the end of a long document.
+  Sizes are in bytes, int64 `[n]`, which predict tokens best in any script.
   """
   begins = sizes.copy()
   wanted = share * sizes.sum()
@@ -74,8 +73,8 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
 
 def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   """Returns the indices of sizes, evenly spread, whose sum is about wanted."""
-  # Every n-th of any size, so that they are like the others. Of 16 ways to
-  # begin, the one whose sum is nearest.
+  # Every n-th of any size, so that they are like the others. Of 16 first
+  # indices, the index that gives the nearest sum.
   step = sizes.sum() / wanted
   ways = [
     np.arange(step * phase, len(sizes) - 1e-3, step).astype(np.int64)
@@ -84,7 +83,7 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
   if min(off) < 0.25:
     return ways[np.argmin(off)]
-  # They are few and unequal: take each that brings the sum nearer to its share.
+  # They are few and unequal: take each that moves the sum nearer to its share.
   due, taken = 0.0, []
   for index, size in enumerate(sizes.tolist()):
     due += size / step

@@ -67,7 +67,7 @@ def from_rows(
   Args:
     tokens: Rows to train on.
     dev: Rows to hold out; by default the last 2 % of the others.
-    tokenizer: Their tokenizer; by default one whose words are the ids.
+    tokenizer: Their tokenizer; by default its words are the ids.
 
   Raises:
     UserError: The rows are no two-dimensional integers, or no ids of the

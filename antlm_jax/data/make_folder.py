@@ -28,7 +28,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
-# Bytes of text that are prepared in one task, and in the tasks of a larger one.
+# Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL, _SHARD = 1 << 26, 1 << 30
 _PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH"}
 

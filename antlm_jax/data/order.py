@@ -34,7 +34,7 @@ class Part:
   begin: float  # where in the run, from 0 to 1
   layout: Layout  # size of its batches, and the slots that this process fills
   joined: int = 1  # number of neighbouring prepared rows that fill one slot
-  base: float | None = None  # RoPE's; None: the model's own
+  base: float | None = None  # RoPE's base; None for the model's own
 
 
 class Slots(NamedTuple):
@@ -101,14 +101,13 @@ class Order:
   sources: Mapping[str, int]  # number of prepared rows of each source
   parts: tuple[Part, ...]  # ascending; the first begins at 0
   steps: int = 0  # length of the run; needed by several parts and by a growth
-  # Sources of each step; None: all of them, by their numbers of rows.
+  # Sources of each step; None for all of them, by their numbers of rows.
   mix: Curriculum | None = None
   # Batch size at step 0 as a share of the part's batch; it grows linearly to
   # the whole over the run.
   growth: float = 1.0
-  # What a batch does at the end of an epoch that it does not divide: `carry`
-  # continues with the next epoch, `up` repeats the first rows of the same
-  # epoch, `down` leaves the rest of the epoch out.
+  # A batch that an epoch's end cuts is filled from the next epoch (`carry`), or
+  # from the epoch's first rows (`up`), or dropped (`down`).
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all
@@ -191,7 +190,7 @@ class Order:
     return dict(zip(self.sources, taken.tolist(), strict=True))
 
   def batch_size(self, step: int) -> int:
-    """Returns the number of a step's slots that count: the first ones."""
+    """Returns the number of a step's slots that count, from the first on."""
     return self._filled(step, step + 1)
 
   def _filled(self, start: int, stop: int) -> int:
@@ -255,8 +254,8 @@ class Order:
     """Returns the source of each slot, and how many slots it filled before.
 
     The shares of the mix decide exactly how many slots of a block each source
-    fills (`_counts`). A shuffle decides which ones. The rows of a source keep
-    their order.
+    fills (`_counts`), and a shuffle chooses these slots. The rows of a source
+    keep their order.
     """
     if len(self.sources) == 1:
       return np.zeros_like(slots), slots

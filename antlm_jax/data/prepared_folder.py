@@ -107,7 +107,7 @@ class Prepared:
 
   folder: pathlib.Path | None  # None in memory
   manifest: Manifest
-  tokenizer: Tokenizer  # the one that its rows were made with
+  tokenizer: Tokenizer  # that encoded its rows
   train: Rows
   dev: Rows  # held out
 
@@ -162,13 +162,13 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-  """The data of a run: prepared folders by name, all prepared alike.
+  """The data of a run: prepared folders by name, with the same preparation.
 
   A single folder may have the name "".
   """
 
   train: Mapping[str, Rows]
-  held_out: Mapping[str, Rows]  # of these folders, then of further ones
+  held_out: Mapping[str, Rows]  # of these folders, then of further folders
   tokenizer: Tokenizer  # of all folders
   boundary: str  # special tokens around documents, of `packing.BOUNDARIES`
   words: Mapping[str, float]  # mean number of words in a train row

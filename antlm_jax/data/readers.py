@@ -41,7 +41,7 @@ _PIECE = 1 << 18
 # WikiText's ` = Article = ` and ` = = Section = = `, BabyLM's with three signs.
 _HEADING = re.compile(r"\s*(=(?: =)*) [^=\s].* \1\s*")
 
-Records = Iterator[tuple[str, Any]]  # the place of each, and what it holds
+Records = Iterator[tuple[str, Any]]  # the place and content of each
 # By ending, or `HUB`; None for plain text.
 READERS = Registry[Callable[[str, Collection[str]], Records] | None]("reader")
 _PLAIN = ".txt .text .md .rst"
@@ -144,7 +144,7 @@ def pieces(
 def _texts(
   source: str, rule: Rule, column: str, part: Part
 ) -> Iterator[tuple[str, bool]]:
-  """Yields pieces, also blank ones, and whether each ends its document."""
+  """Yields all pieces, even blank, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
     with open_file(source) as file:
       begin, end = 0, None
@@ -297,9 +297,9 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
 def _lines(
   file: BinaryIO, begin: int = 0, end: int | None = None
 ) -> Iterator[str]:
-  """Yields lines with their ends (\\n, \\r\\n or \\r), long ones in parts.
+  """Yields lines with their ends (\\n, \\r\\n or \\r), and long lines in parts.
 
-  Only those between two bytes, `begin` and `end`, if given.
+  If `begin` and `end` are given, reads only the bytes between them.
   """
   # Reads blocks, not lines: a line may be as long as the file.
   utf8 = codecs.getincrementaldecoder("utf-8-sig")()

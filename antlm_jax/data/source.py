@@ -45,8 +45,8 @@ class Source:
   # As in `training.step.TrainStep`: with `objectives` the weight of a target
   # includes its objective's part of the batch.
   loss_average: str = "targets"
-  # Whether a slot's text begins at a random place of its row and continues in
-  # the next row, for rows cut from one stream (BabyLlama's code).
+  # A slot's text begins at a random place of its row and continues in the next.
+  # This is for rows of a single stream (BabyLlama's code).
   random_offset: bool = False
   # Ids of the tokens before and after a document; the second may be None. If
   # given, they replace or push out tokens at both ends of a stream's rows, and

@@ -6,9 +6,9 @@ that are held out, and the manifest. All of them work in the output folder. Each
 does nothing if its result is there, so a text is prepared by the same commands
 after any kill.
 
-The unit is a span: some small files, or a part of a large one. Its rows depend
-on the settings, the seed and its text alone, and a task packs a run of spans.
-So the rows are the same for any number of tasks.
+The unit is a span: some small files, or a part of a large file. Its rows depend
+on the settings, the seed and its text alone, and a task packs consecutive
+spans. So the rows are the same for any number of tasks.
 """
 
 import collections

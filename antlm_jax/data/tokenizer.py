@@ -1,4 +1,4 @@
-"""Subword tokenizers: byte-level ones trained here, or any tokenizer.json."""
+"""Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
 import functools
 import json
@@ -24,8 +24,8 @@ _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
 # Merges settle long before this much text (characters, about 50M words), and
 # the trainer's memory stays under 1 GB.
 _TRAINING_CHARACTERS = 1 << 28
-# As much of it in text with few spaces: its words are whole phrases, and the
-# trainer needs about 40 bytes of memory for each byte of them.
+# The same limit for text with few spaces. Its words are whole phrases, and the
+# trainer needs about 40 bytes of memory for each of their bytes.
 _TRAINING_PHRASES = 1 << 23
 
 
@@ -183,7 +183,7 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """The highest id plus one. Ids may have gaps."""
+    """The highest id + 1. Ids may have gaps."""
     return 1 + max(self._vocab.values())
 
   @functools.cached_property

@@ -6,7 +6,7 @@ directions (singular and plural, he and she). So neither word frequencies nor
 trigrams decide a pair, but a small transformer learns all rules within minutes.
 
 A rule is a method of `Grammar` that returns words, in lists. A `Slot` is a pair
-of forms: the sentence is good with the right one and bad with the wrong one.
+of forms: a right form, and a wrong form that makes the sentence bad.
 
   no | every   king near the hill has   ever | already   rested .
 
@@ -59,7 +59,7 @@ WOMAN_TITLES  queen mother
 
 
 def _tables(text: str) -> dict[str, list]:
-  """Reads the lexicon; a table may include earlier ones by name."""
+  """Reads the lexicon; a table may include earlier tables by name."""
   tables = {}
   for name, *words in map(str.split, text.strip().splitlines()):
     tables[name] = []
@@ -162,7 +162,7 @@ class Grammar:
     return [preposition, self.anyone() if self.coin() else self.the("PLACES")]
 
   def action(self) -> tuple[Sequence[str], Words]:
-    """A verb's forms, and its object if it has one."""
+    """A verb's forms, and the object of a transitive verb."""
     if self.coin():
       return self.pick("INTRANSITIVE"), []
     return self.pick("TRANSITIVE"), self.anyone()
@@ -199,7 +199,7 @@ class Grammar:
     return [self.the("ANIMATE", n), "that", clause, self.predicate(n)]
 
   def agreement_coordination(self) -> Words:
-    """Tom and | beside the boy near the hills wait | waits."""
+    """`Tom and | beside the boy near the hills wait | waits.`"""
     n = self.coin()
     first = self.someone(SINGULAR)
     joint = slot((self.pick("PREPOSITIONS"), "and"), n)
@@ -285,7 +285,7 @@ class Grammar:
   def existential_quantifier(self) -> Words:
     """There will soon be many | all dogs; here | there will be all dogs."""
     n = self.coin()
-    # Tests the opening or the quantifier; the other one is right in both.
+    # Tests the opening or the quantifier; the other is right in both.
     opening, quantifier = Slot("here", "there"), self.pick("STRONG")[n]
     if self.coin():
       opening, quantifier = "there", Slot(self.pick("WEAK")[n], quantifier)
@@ -346,7 +346,7 @@ def minimal_pairs(
       good = _line(words)
       words[tested] = words[tested].wrong
       bad = _line(words)
-      # A bad sentence must not be another pair's good one.
+      # A bad sentence must not be good in another pair.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
         pairs.append({**sides, **about, "pair_id": str(len(pairs))})
@@ -386,7 +386,7 @@ def write(folder: str | Path, **changes: int) -> str:
 
   Each line is a sentence, and no sentence is in two of the three. The held-out
   text has a twentieth of the training text's sentences. Equal settings write
-  equal files, which replace older ones.
+  equal files, which replace older files.
 
   Args:
     folder: The folder.

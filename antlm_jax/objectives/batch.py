@@ -85,20 +85,19 @@ def capacity(
   """Returns the length of a phase's target lists, the same for every batch.
 
   It is the expected number of targets and a margin of about six standard
-  deviations, rounded up to a multiple of 128, and at most every token. A list
-  with more targets drops its last ones: they have no part in the loss, which
-  stays the weighted mean over all others. Objectives that predict all tokens
-  never drop any. Otherwise the margin is 8 sqrt(n) for n expected targets:
+  deviations, rounded up to a multiple of 128. It is at most the number of
+  tokens. A list with more targets drops the last: the loss is the weighted mean
+  over the others. Objectives that predict all tokens never drop any. Otherwise
+  the margin is 8 sqrt(n) for n expected targets:
 
   - Tokens masked by coins: the deviation is at most sqrt(n), so that one list
     in 10^15 overflows.
   - Words and spans masked by coins: sizes s of their units multiply the
-    variance by E[s^2] / E[s], so that one list in 10^8 overflows (5.5
-    deviations). For words this assumes a factor of at most 2.5; in English
-    prose it is 1.7.
-  - A count that is fixed for each row (`exact`, `covering`) varies less than
-    coins do, and so does one share for each row (`mask_ratio_high`), which is
-    counted as if all rows had the highest.
+    variance by E[s^2] / E[s]. One list in 10^8 overflows (5.5 deviations). For
+    words this assumes a factor of at most 2.5; in English prose it is 1.7.
+  - A fixed count for each row (`exact`, `covering`) varies less than coins. So
+    does a share for each row (`mask_ratio_high`), which is counted as if all
+    rows had the highest share.
 
   Args:
     shares: Objectives of the phase, and their parts of the rows.
@@ -108,8 +107,8 @@ def capacity(
   expected = variance = 0.0
   for objective, share in shares:
     # A mixed batch's rows are spread over the shards evenly, to within a row.
-    # Shards of 64 rows have one row more in a step of a thousand: the margin
-    # has room for it in rows of up to 2,048 tokens. Longer ones lose up to 1 %
+    # Shards of 64 rows have one row more in a step of a thousand. The margin
+    # has room for it in rows of up to 2,048 tokens. Longer rows lose up to 1 %
     # of a list.
     shard_rows = rows if share == 1 else min(rows, math.ceil(rows * share) + 1)
     targets = shard_rows * length * objective.max_target_share

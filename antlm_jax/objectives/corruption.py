@@ -46,8 +46,8 @@ class Draw:
   seed: int  # the run's seed
   step: int
   rows: np.ndarray  # place of each row in the step's batch, int64 `[n, 1]`
-  # Number of each prepared row, and of earlier visits to it, int64 `[n, 2]`;
-  # None: the place, for the first time.
+  # Number of each prepared row, and of earlier visits to it, int64 `[n, 2]`.
+  # None stands for the place, and no earlier visit.
   texts: np.ndarray | None = None
 
   def of(self, some: np.ndarray) -> "Draw":

@@ -314,7 +314,7 @@ def amount(value: float, steps: int) -> int:
   return max(1, round(value * steps)) if 0 < value < 1 else round(value)
 
 
-def amount_setting(default: float):
-  """Returns a setting that `amount` reads."""
-  text = "Number of steps, or under 1 a share of the run"
+def amount_setting(default: float, about: str):
+  """Returns a setting that `amount` reads; `about` begins its help text."""
+  text = f"{about}, in steps or, under 1, as a share of the run"
   return setting(default, text, least=0, most=LARGEST)

@@ -37,13 +37,13 @@ _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly in [0, 1]
 class Objective:
   """One training objective.
 
-  A position sees keys of its own document. With `causal` attention it sees
-  those up to itself, with `bidirectional` all, and with `prefix` those up to
-  itself and all of a prefix of random length. With `block` it sees those up to
-  the end of its block. This is block diffusion (arXiv 2503.09573) on one
+  A position sees keys of its own document. With `bidirectional` attention it
+  sees all of them, and with `causal` those up to itself. With `prefix` it also
+  sees all of a prefix of random length. With `block` it sees those up to the
+  end of its block. This is block diffusion (arXiv 2503.09573) on a single
   canvas: a block sees the blocks before it as they are masked.
 
-  The targets are `all` tokens, the `masked` ones, or the `suffix` after the
+  The targets are `all` tokens, the `masked` tokens, or the `suffix` after the
   prefix. Special tokens are never masked, and masks are never targets.
 
   Tokens are masked in units, and all tokens of a unit have the same fate. Units
@@ -57,9 +57,9 @@ class Objective:
     a row, all tokens are chosen about equally often. GPT-BERT's code counts how
     often each token was chosen. This choice needs no counts.
 
-  With `frequency_power` (arXiv 2509.05056, whose code ends at 0.02), a token's
-  share is proportional to its rank by frequency within the row, from 0 to 1, to
-  this power. The row's mean share stays.
+  With `frequency_power` p, a token's share is proportional to r^p, where r is
+  its rank by frequency within the row, from 0 to 1. The row's mean share stays.
+  This is arXiv 2509.05056, whose code ends at p = 0.02.
 
   With `mask_ratio_high`, each row draws its own share between `mask_ratio` and
   this one, and the rows of a step spread evenly over that range. With `block`
@@ -80,7 +80,7 @@ class Objective:
   shift: int = setting(
     1, "Distance from an output to the token that it predicts", choices=(0, 1)
   )
-  predict: str = setting("all", "Targets", choices=PREDICT)
+  predict: str = setting("all", "Tokens to predict", choices=PREDICT)
   mask_ratio: float = setting(
     0.0, "Share of the tokens to mask", least=0, most=1
   )
@@ -104,21 +104,31 @@ class Objective:
     most=1,
   )
   unit: str = setting("token", "Tokens masked together", choices=UNITS)
-  choice: str = setting("coin", "Choice of the units", choices=CHOICES)
+  choice: str = setting(
+    "coin", "Method that chooses the units", choices=CHOICES
+  )
   frequency_power: float = setting(
-    0.0, "Exponent with which rare tokens are preferred", least=0, most=10
+    0.0,
+    "Exponent of the preference for rare tokens; 0 for none",
+    least=0,
+    most=10,
   )
   span_length: int = setting(
-    3, "Longest span; GPT-BERT 3, LTG-BERT 9", least=1, most=2**16
+    3,
+    "Longest span, in tokens; 3 in GPT-BERT, 9 in LTG-BERT",
+    least=1,
+    most=2**16,
   )
   # geometric: each length two thirds as often as the one before (LTG-BERT).
   span_lengths: str = setting(
-    "uniform", "Law of the spans' lengths", choices=("uniform", "geometric")
+    "uniform",
+    "Distribution of the span lengths",
+    choices=("uniform", "geometric"),
   )
   weight: float = setting(1.0, "Weight of a target in the loss", over=0)
   # The expected loss of a row or block is then that of all its tokens.
   per_ratio: bool = setting(
-    False, "Divide the weight by the share of its row or block"
+    False, "Divide the weight by the masked share of the row or block"
   )
 
   def __post_init__(self):
@@ -248,8 +258,8 @@ class FillInTheMiddle(Objective):
 
   A document becomes `prefix <mask> suffix <mask> middle` (PSM) or `<mask>
   suffix <mask> prefix middle` (SPM), with equal probability. The cuts are
-  uniform among the tokens between special ones. The document loses its last two
-  tokens.
+  uniform among the tokens between special tokens. The document loses its last
+  two tokens.
   """
 
   middle_rate: float = setting(
@@ -368,8 +378,8 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
     u = draw.uniform("ratio", np.arange(segments.start.shape[1]))
     u = np.take_along_axis(u, _block_begin(objective, segments), axis=1)
   else:
-    # One draw for the step, and a golden section more for each row: rows spread
-    # evenly, so that a step's loss varies less than with a draw for each row.
+    # One draw for the step, and a golden section more for each row. Shares then
+    # spread evenly, and the loss varies less than with a draw for each row.
     first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
     u = first.uniform("ratio", np.zeros(1, int)) + draw.rows * _GOLDEN
   return low + (objective.mask_ratio_high - low) * (u % 1)
@@ -384,7 +394,7 @@ def _by_frequency(objective, ratio, tokens, vocabulary) -> np.ndarray:
   weight = rank**objective.frequency_power
   count = np.maximum(1, np.sum(np.ones_like(rank), **among))
   mean = weight.sum(**among) / count
-  # A mean that is too high is scaled towards 0, one that is too low towards 1.
+  # Scales shares towards 0 if their mean is too high, and towards 1 if too low.
   lower = weight * ratio / np.maximum(mean, 1e-9)
   higher = 1 - (1 - weight) * (1 - ratio) / np.maximum(1 - mean, 1e-9)
   return np.where(mean > ratio, lower, higher)

@@ -44,7 +44,7 @@ class Mirror:
     if self._copies:
       _check(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
-    # A single thread: an older copy of a file must not replace a newer one.
+    # A single thread, so that no older copy of a file replaces a newer copy.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0
@@ -78,7 +78,7 @@ class Mirror:
       return
     idle = self._copying is None or self._copying.done()
     if self._copying is not None and idle:
-      self._copying.result()  # raises what `_copy` did not expect
+      self._copying.result()  # raises errors that `_copy` did not expect
     if wait or (idle and time.monotonic() - self._begun >= _EVERY):
       self._begun = time.monotonic()
       self._copying = self._pool.submit(self._copy)

@@ -1,8 +1,8 @@
 """Peaks of chips, as their makers publish them.
 
 TPUs: the system architecture pages of Google Cloud (docs.cloud.google.com/tpu
-/docs/v4, v5e, v5p, v6e, tpu7x); v4's links: arXiv 2304.01433, Table 4. The
-memory is the limit that libtpu's compiler reports when a program exceeds it.
+/docs/v4, v5e, v5p, v6e, tpu7x). The links of v4 are in arXiv 2304.01433, Table
+4. Memory is the limit in libtpu's error for a program that exceeds it.
 
 GPUs: NVIDIA's data sheets, of the SXM modules for H100, H200 and B200. Memory
 in bytes is CUDA's (openxla/xla, xla/backends/gpu/target_config/specs). The

@@ -91,7 +91,7 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict]]:
   """Yields the line numbers and objects of a file with a JSON object a line.
 
-  `lenient` skips damaged lines, such as one that a kill cut short.
+  `lenient` skips damaged lines, such as a line that a kill cut short.
   """
   text = read_text(where, what, lenient)
   # Not splitlines: U+2028 and the like may be part of a JSON string.

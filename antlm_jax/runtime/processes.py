@@ -108,7 +108,7 @@ def _join(options: dict) -> None:
   pool = concurrent.futures.ThreadPoolExecutor(1)
   joined = pool.submit(jax.distributed.initialize, **options)
   deadline = time.monotonic() + JOIN
-  # In short waits: a signal that reaches another thread is handled after one.
+  # In short waits, after each of which Python handles signals.
   while not joined.done() and time.monotonic() < deadline:
     concurrent.futures.wait([joined], timeout=_POLL)
   if not joined.done():
@@ -122,7 +122,7 @@ def _join(options: dict) -> None:
 
 
 def is_first() -> bool:
-  """Whether this process is the one that prints and writes for all."""
+  """Whether this is the first process, which prints and writes for all."""
   # A single process need not ask the devices, which takes seconds.
   return not jax.distributed.is_initialized() or jax.process_index() == 0
 
@@ -201,7 +201,7 @@ def _store():
 
 
 def _watch(left: threading.Event) -> None:
-  """Ends this process if another one fails before this one has left."""
+  """Ends this process if another process fails before this has left."""
   while not left.wait(_POLL):
     try:
       said = _store().key_value_dir_get(_FAILED)
@@ -217,7 +217,7 @@ def _watch(left: threading.Event) -> None:
 
 
 def _fail(error: BaseException, left: threading.Event) -> None:
-  """Tells the other processes about an error, and ends this one."""
+  """Tells the other processes about an error, and ends this process."""
   me, told = jax.process_index(), errors.explain(error)
   gloo = isinstance(error, ValueError) and "Gloo" in str(error)  # on CPU
   if gloo or isinstance(error, jax.errors.JaxRuntimeError):

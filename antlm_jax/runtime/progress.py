@@ -33,7 +33,7 @@ def is_quiet() -> bool:
 def say(line: str) -> None:
   """Prints a line on stdout. Only the first of several processes prints it."""
   if processes.is_first() and not _QUIET.get():
-    tqdm.tqdm.write(line, file=sys.stdout)  # above a bar, if there is one
+    tqdm.tqdm.write(line, file=sys.stdout)  # above any bar
     sys.stdout.flush()
 
 
@@ -53,9 +53,9 @@ def bar(**settings) -> tqdm.tqdm | None:
 class Amount:
   """Counts up to a total: a bar, or lines in a log.
 
-  `unit` names what is counted, such as `batch` or, for bytes, `B`; `name`
-  stands before the bar or line. Lines are at least `every` seconds apart.
-  Several threads may add to it.
+  `unit` is the counted unit, such as `batch`, or `B` for bytes. `name` precedes
+  the bar or line. Lines are at least `every` seconds apart. Several threads may
+  add to it.
   """
 
   def __init__(

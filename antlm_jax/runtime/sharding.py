@@ -33,9 +33,13 @@ class Mesh(Section):
 
   group = "mesh"
 
-  data: int = setting(-1, "Parts of the batch", least=-1)
-  fsdp: int = setting(1, "Parts of the batch and the parameters", least=-1)
-  tensor: int = setting(1, "Parts of heads and widths", least=-1)
+  data: int = setting(
+    -1, "Number of parts of the batch; -1 for all other devices", least=-1
+  )
+  fsdp: int = setting(
+    1, "Number of parts of the batch and parameters", least=-1
+  )
+  tensor: int = setting(1, "Number of parts of heads and widths", least=-1)
 
   def build(
     self, devices: Sequence[jax.Device] | None = None
@@ -127,7 +131,7 @@ def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def split(shape: Sequence[int], *axes: str | None, but=()) -> PartitionSpec:
-  """Returns `spec` on the current mesh: all None without one."""
+  """Returns `spec` on the current mesh, or all None without a mesh."""
   mesh = _mesh_to_split_over()
   if mesh is None:
     return PartitionSpec(*[None] * len(axes))

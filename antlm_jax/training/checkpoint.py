@@ -75,7 +75,7 @@ class Meta:
 
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
-    """Reads what `to_json` returns, from any version of this library."""
+    """Reads the result of `to_json`, from any version of this library."""
     names = {f.name for f in dataclasses.fields(Meta)} & fields.keys()
     own = {name: fields[name] for name in names}
     own["config"] = config_lib.from_json(fields["config"])
@@ -133,7 +133,7 @@ def save_args(
   """
   folder.mkdir(parents=True, exist_ok=True)
   if not files.is_remote(folder):
-    # The other processes would wait long for one that fails later.
+    # The other processes would wait long for a process that fails later.
     if not os.access(folder, os.W_OK):
       raise OSError("it cannot be written")
     needed = sum(array.nbytes for array in jax.tree.leaves(items)) + _SPARE
@@ -183,7 +183,7 @@ def find(path, step: int | None = None) -> pathlib.Path:
 
 @contextlib.contextmanager
 def readable(part: pathlib.Path) -> Iterator[None]:
-  """Turns an error in its block into one that names a checkpoint's part."""
+  """Adds the name of a checkpoint's part to an error in its block."""
   _silence_dropped_reads()
   try:
     yield
@@ -237,7 +237,7 @@ class Checkpoint:
   def fields(self) -> Mapping[str, Any]:
     """The item `meta`, plain JSON: the metadata, `sums`, and more."""
     with readable(self.path / "meta"):
-      # A Checkpointer would have all processes wait for one that fails.
+      # A Checkpointer would have all processes wait for a failed process.
       fields = ocp.JsonCheckpointHandler().restore(
         epath.Path(self.path / "meta"), ocp.args.JsonRestore()
       )
@@ -262,7 +262,7 @@ class Checkpoint:
 
   @property
   def weights(self) -> str:
-    """Name of the item of the weights to use: their average if it has one."""
+    """Name of the item with the weights to use: `ema` if it exists."""
     return "ema" if "ema" in self.sums else "params"
 
   @property
@@ -310,9 +310,9 @@ class Checkpoint:
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
-    What the checkpoint does not hold stays as it is in `like`; so does the
-    optimizer's state, if it is not wanted. Raises the errors of `read`, and
-    Unreadable if the checkpoint is damaged.
+    Arrays that the checkpoint lacks stay as in `like`. So does the optimizer's
+    state without `with_optimizer`. Raises the errors of `read`, and Unreadable
+    if the checkpoint is damaged.
     """
     wanted = to_items(like)
     if not with_optimizer:

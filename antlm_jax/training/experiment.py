@@ -41,7 +41,7 @@ class Run:
 
   config: Config  # resolved
   sources: Sources  # the prepared data
-  tokenizer: Tokenizer  # the data's; with a mask if the run needs one
+  tokenizer: Tokenizer  # the data's, with a mask if the run needs it
   curriculum: Curriculum
   order: Order
   mesh: jax.sharding.Mesh
@@ -194,7 +194,7 @@ def assemble(
   devices: Sequence[jax.Device] | None = None,
   start: Checkpoint | None = None,
 ) -> Run:
-  """Assembles a run from its config, its data and devices, even absent ones.
+  """Assembles a run from its config, data and devices, which may be absent.
 
   Raises a UserError if settings, data and devices do not fit together.
   """

@@ -16,8 +16,8 @@ class Work:
 
   blocks: float  # the blocks' matrices, on every token
   head: float  # on every target
-  # Attention's two products, for every pair of a query and a visible key: in
-  # rows where no query sees a later key, and in all others.
+  # Attention's two products, for every pair of a query and a visible key. Rows
+  # are causal if no query sees a later key.
   causal: float
   bidirectional: float
 

@@ -32,7 +32,7 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   each = -(-capacity // count)
 
   # Every chunk has the same size, so that one program computes them all. The
-  # last one is filled up with targets of weight 0.
+  # last chunk is filled up with targets of weight 0.
   def split(x):  # [S, C, ...] to [count, S, each, ...], padded with zeros
     pad = [(0, 0), (0, count * each - capacity)] + [(0, 0)] * (x.ndim - 2)
     x = jnp.pad(x, pad).reshape(x.shape[0], count, each, *x.shape[2:])

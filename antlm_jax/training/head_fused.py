@@ -1,7 +1,7 @@
 """The head's loss by the TPU kernel (`training.head_kernel`), over a mesh.
 
-Over a mesh, each data shard has its own targets, and each part of a vocabulary
-that is split over `tensor` its own maximum, sum and acc, which are brought to
+Over a mesh, each data shard has its own targets. If `tensor` splits the
+vocabulary, each part has its own maximum, sum and acc, which are then scaled to
 the common maximum.
 
 The gradient of the states is made together with the loss, and that of the

@@ -1,7 +1,7 @@
 """Hooks: actions around the steps of a run, such as logging and saving.
 
-`of_run` lists a run's own hooks. `loop.train` accepts further ones, and
-`log.hooks` names some that are registered. For example, this evaluator records
+`of_run` lists a run's own hooks. `loop.train` accepts further hooks, and
+`log.hooks` names registered hooks. For example, this evaluator records
 the norm of the parameters:
 
     @hooks.HOOKS.register("norm")
@@ -93,9 +93,10 @@ def of_run(
 
 
 def is_time(trainer, every: float) -> bool:
-  """Whether the run ends, or is at a multiple of `every`; 0: only at the end.
+  """Whether the run ends, or is at a multiple of `every`.
 
-  `every` is an amount of steps as `curriculum.amount` reads it.
+  `every` is an amount of steps as `curriculum.amount` reads it, or 0 for the
+  end alone.
   """
   steps = curriculum.amount(every, trainer.total)
   at_end = trainer.step == trainer.total

@@ -50,8 +50,7 @@ def train(
 
   Args:
     workdir: Path to the run's folder, which may be in a bucket.
-    docs/how_to/run_folder.md
-      lists the files that it receives.
+      docs/how_to/run_folder.md lists its files.
     hooks: Hooks to call in addition to those of `hooks.of_run`.
     command: Command line to show on the run's page.
     start: The model of `init.checkpoint`, if that is not a run's checkpoint.
@@ -204,7 +203,7 @@ class Trainer:
       last = f"{checkpoint.FOLDER}/{self.step}"
       names = "README.md", "curves.png", metrics.METRICS, last
       progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
-    processes.agreed(0)  # the other processes end when the first one does
+    processes.agreed(0)  # the other processes end with the first
     return found
 
   def _take(self, batch: Batch) -> None:

@@ -75,10 +75,10 @@ def cross_entropy(
     implementation: A name of `IMPLEMENTATIONS`, or auto.
 
   Returns:
-    The summed loss in nats, float32 `[]`, which alone has a gradient; and
-    float32 `[K]` each: `loss` (weighted, in nats), `weight`, and over the
-    targets of positive weight `count`, `nats` (unweighted) and `correct`. Of
-    several highest scores, only the first can be correct.
+    The summed loss in nats, float32 `[]`, which alone has a gradient, and sums
+    by objective, float32 `[K]` each: `loss` (weighted, in nats) and `weight`.
+    `count`, `nats` and `correct` are unweighted, over the targets of positive
+    weight. Of several highest scores, only the first can be correct.
 
   Raises:
     ValueError: if the implementation is unknown or cannot compute this.
@@ -89,8 +89,7 @@ def cross_entropy(
   loss, each = _score(
     settings, states, head.kernel, head.bias, targets, weights
   )
-  # A product with a table of zeros and ones: a scatter by objective would be
-  # slow on a TPU.
+  # A product with a one-hot table, since a scatter would be slow on a TPU.
   by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
   each = jax.lax.stop_gradient(each).items()
   return loss, {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}

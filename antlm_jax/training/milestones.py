@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from antlm_jax import units
 from antlm_jax.errors import UserError
 
-# BabyLM's checkpoints, in words of text seen: every million up to 10M, every
-# ten up to 100M, every hundred up to a billion (its rules of 2025 and 2026).
+# BabyLM's checkpoints (rules of 2025 and 2026), in words of text seen. They are
+# at every 1M up to 10M, every 10M up to 100M, and every 100M up to 1,000M.
 BABYLM = "babylm"
 _OF_BABYLM = [n * of for of in (1e6, 1e7, 1e8) for n in range(1, 10)] + [1e9]
 # Ten epochs of 10M words see a little less than 100M, since some text is held

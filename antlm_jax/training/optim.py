@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules: settings that build their part.
 
-A new one is a section here or in a file of its own, registered by name.
+To add one of either, register a section by name, here or in a new file.
 """
 
 import dataclasses
@@ -43,21 +43,21 @@ class Optimizer(Section):
   weight_decay: float = setting(
     0.1, "Weight decay per step, times the learning rate", least=0
   )
-  # matrices: neither norms nor biases; hidden: nor embeddings.
+  # `matrices` leaves out norms and biases, and `hidden` also embeddings.
   decay_scope: str = setting(
     "matrices", "Parameters that decay", choices=tuple(_NOT_DECAYED)
   )
   clip: float = setting(
     1.0, "Largest gradient norm; 0 for no clipping", least=0
   )
-  # ema: with the decay `ema`; tail: the mean over the last fifth of the run.
+  # `ema` has the decay of that name; `tail` is the mean of the last fifth.
   average: str = setting(
-    "ema", "Average of the parameters to evaluate", choices=("ema", "tail")
+    "ema", "Parameter average to evaluate", choices=("ema", "tail")
   )
   ema: float = setting(
     0.0, "Decay of the parameters' moving average; 0 for none", least=0, under=1
   )
-  reset_at_switch: bool = setting(False, "Reset the state at each new phase")
+  reset_at_switch: bool = setting(False, "Reset the moments at each new phase")
 
   def decays(self, axes: Axes) -> dict[str, bool]:
     """Returns which parameters weight decay applies to, by path."""
@@ -82,8 +82,8 @@ class Optimizer(Section):
     """Makes the optimizer of parameters with these axes.
 
     Multiply its updates by the learning rate and subtract them. The learning
-    rate is a function of the run's step, not of the optimizer's own count, so
-    that resetting the optimizer does not restart the schedule.
+    rate depends on the run's step, not on the optimizer's own count. So a reset
+    of the optimizer does not restart the schedule.
 
     By default, each parameter is a published tensor.
     """
@@ -105,10 +105,12 @@ class Optimizer(Section):
 class AdamW(Optimizer):
   """Adam with decoupled weight decay (arXiv 1711.05101)."""
 
-  b1: float = setting(0.9, "Decay of the first moment", least=0, under=1)
-  b2: float = setting(0.95, "Decay of the second moment", least=0, under=1)
+  b1: float = setting(0.9, "Decay of Adam's first moment", least=0, under=1)
+  b2: float = setting(0.95, "Decay of Adam's second moment", least=0, under=1)
   # Not 0: the moments of a token that never occurred would be 0 / 0.
-  eps: float = setting(1e-8, "Added to the second moment's root", over=0)
+  eps: float = setting(
+    1e-8, "Term added to the root of the second moment", over=0
+  )
 
   def parts(self, axes, tensors):
     """Adam, then the decay."""
@@ -133,7 +135,7 @@ def _trust_ratios(axes, tensors) -> optax.GradientTransformation:
   """LAMB's trust ratio, |parameter| / |update|, for each published tensor.
 
   optax's own has one ratio for each array. An array here may hold a tensor for
-  each layer, or several in a row (`Tensor.parts`), and a published tensor may
+  each layer, or several in a row (`Tensor.parts`). A published tensor may also
   be several arrays here, such as the projections of queries and keys.
   """
   paths_of = {}  # the arrays of each published tensor
@@ -183,9 +185,9 @@ class Muon(AdamW):
   Embeddings, the head, norms and biases get Adam.
   """
 
-  momentum: float = setting(0.95, "Decay of Muon's moment", least=0, under=1)
+  momentum: float = setting(0.95, "Decay of Muon's momentum", least=0, under=1)
   adam_rate: float = setting(
-    1.0, "Rate of the parameters that Adam trains / learning rate", least=0
+    1.0, "Adam's learning rate / Muon's learning rate", least=0
   )
 
   def parts(self, axes, tensors):
@@ -231,9 +233,13 @@ class Schedule(Section):
   """Settings of every learning-rate schedule. A subclass adds `fall`."""
 
   peak_lr: float = setting(1e-3, "Highest learning rate", least=0)
-  warmup_steps: float = amount_setting(0.02)
-  min_lr_ratio: float = setting(0.0, "Last / highest rate", least=0, most=1)
-  cooldown_steps: float = amount_setting(0.0)  # from the floor to zero
+  warmup_steps: float = amount_setting(0.02, "Length of the linear warmup")
+  min_lr_ratio: float = setting(
+    0.0, "Final learning rate / peak_lr", least=0, most=1
+  )
+  cooldown_steps: float = amount_setting(
+    0.0, "Length of the final fall from the last rate to zero"
+  )
   restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
 
   def fall(self, steps: int, warmup: int) -> tuple[str, int]:
@@ -283,8 +289,10 @@ class Schedule(Section):
 class WSD(Schedule):
   """Warmup, stable, decay (arXiv 2404.06395)."""
 
-  decay_steps: float = amount_setting(0.1)
-  decay: str = setting("linear", "Shape of the decay", choices=tuple(_DECAYS))
+  decay_steps: float = amount_setting(0.1, "Length of the decay at the end")
+  decay: str = setting(
+    "linear", "Shape of the rate's decay", choices=tuple(_DECAYS)
+  )
 
   def fall(self, steps: int, warmup: int) -> tuple[str, int]:
     """The last `decay_steps`."""

@@ -34,10 +34,10 @@ _PATIENCE = 600  # seconds that a process waits for the others' part of a save
 def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Keeps other runs out of a workdir while its block runs.
 
-  If the block fails before it writes the config, nothing stays. Buckets have
-  no locks: there, nothing prevents two runs on one workdir. Raises a UserError
-  if another run holds it, which the error names, or if this process has another
-  folder of that name than the first process.
+  If the block fails before it writes the config, nothing stays. Buckets have no
+  locks: there, nothing prevents two runs on the same workdir. Raises a
+  UserError if another run holds the workdir, with its name. So it does if the
+  path is another folder for this process than for the first.
   """
   if files.is_remote(workdir):
     yield
@@ -177,8 +177,8 @@ def _check_fits(start: Checkpoint, run: Run) -> None:
 def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   """Restores a model whose vocabulary lacks the last token, the mask.
 
-  The mask's embedding is the mean of the others: no loss then changes by more
-  than log(1 + 1/V) nats, the most that its logit adds.
+  The mask's embedding is the mean of the others. Its logit then changes no loss
+  by more than log(1 + 1/V) nats.
   """
   meta = start.meta
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
@@ -326,7 +326,7 @@ class Checkpoints:
     for step, why in bad.items():
       count = len(list(self._folder.glob(f"{step}.unreadable*")))
       aside = self._folder / f"{step}.unreadable{count or ''}"
-      notes.append(f"{why}: skipped, and kept as {aside.name}")
+      notes.append(f"warning: {why}: skipped, and kept as {aside.name}")
       if processes.is_first():
         (self._folder / str(step)).rename(aside)
     if bad:

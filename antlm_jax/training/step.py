@@ -33,7 +33,7 @@ class TrainState:
 
   @property
   def best_params(self) -> Params:
-    """The parameters to evaluate: the average where there is one."""
+    """The parameters to evaluate: their average if the run keeps it."""
     return self.params if self.ema is None else self.ema
 
 
