@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 WORDS = 25  # the longest sentence
-_INSIDE = 151  # most findings in docstrings and comments
+_INSIDE = 44  # most findings in docstrings and comments
 # An error names a place, a problem and advice. A help text lists choices.
 _WORDS, _COLONS = {"error": 40, "help": 35}, {"error": 3}
 _BEFORE = ("least", "most", "exactly", "than", "only", "just", "by", "or", "to")

@@ -513,7 +513,10 @@ def test_the_help_says_what_every_preset_is():
   for name, suite in finetune.PRESETS.items():
     assert f"\n  {name:15} {suite.about[:40]}" in text, name
   words = " ".join(text.split())
-  assert "with a NAME for each preset, finetune, finetune-2026, finetune-study," in words
+  assert (
+    "with a NAME for each preset, finetune, finetune-2026, finetune-study,"
+    in words
+  )
 
 
 @pytest.mark.parametrize(
