@@ -15,8 +15,9 @@ steps of the same shape. Only the hidden and the predicted tokens differ.
 
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, with
   24 and 72 epochs. Their docstrings name the source of each setting.
-- `8m` and `24m`: CLM, MLM and AntLM on BabyLlama at 8.5M and 24M parameters,
-  for one GPU. They have all 24 epochs, on 850,000 and 2.4M words.
+- `8m` and `24m`: CLM, MLM and AntLM on BabyLlama at 8.4M and 24M parameters,
+  for one GPU. They have all 24 epochs, on 820,000 and 2.35M words.
+- `97m`: the same rows as in `paper`, once, with fewer evaluations.
 - `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs, on
   190,000 words. The text is repeated as often as the paper's, and the model has
   6 parameters a word (the paper's: 10).
@@ -49,7 +50,7 @@ seeds at `8m` a difference of 1.0 point is found 80 times of 100, with eight
 from antlm_jax import config as config_lib
 from antlm_jax.evals.design import Evaluation, Row, Scale, Text, row_of
 
-SIZES = ("tiny", "small", "8m", "24m", "paper")
+SIZES = ("tiny", "small", "8m", "24m", "97m", "paper")
 REPORT = "controls"
 _WIDTHS = {"8m": (8, 256), "24m": (12, 384)}  # layers and width
 
@@ -60,8 +61,8 @@ def _llama(title, tiny, paper, main=False, **how) -> Row:
   if "settings" not in how:
     curricula["small"], seeds["small"] = paper, 5
   if main:
-    curricula |= dict.fromkeys(_WIDTHS, paper)
-    seeds |= {"tiny": 3, "small": 8, "8m": 13, "24m": 4}
+    curricula |= dict.fromkeys((*_WIDTHS, "97m"), paper)
+    seeds |= {"tiny": 3, "small": 8, "8m": 13, "24m": 4, "97m": 1}
   against = _against(paper, "babyllama_c", "babyllama_m")
   return Row("BabyLlama", title, curricula, seeds, against=against, **how)
 
@@ -114,8 +115,8 @@ def get_config(arg: str = ""):
   if arg.scale in _WIDTHS:
     config = _middle(*_WIDTHS[arg.scale])
   else:
-    make = {"tiny": _tiny, "small": _small, "paper": _paper}[arg.scale]
-    config = make(row.family)
+    make = {"tiny": _tiny, "small": _small, "97m": _few, "paper": _paper}
+    config = make[arg.scale](row.family)
   config.seed = arg.seed
   config.curriculum = row.curriculum[arg.scale]
   # MNTP has the spans and shares of MLM, and predicts them elsewhere.
@@ -130,6 +131,15 @@ def get_config(arg: str = ""):
 
 def _paper(family: str):
   return config_lib.module(PAPER[family]).get_config()
+
+
+def _few(family: str):
+  """As `paper`, with fewer evaluations and checkpoints."""
+  config = _paper(family)
+  config.eval.update(every=1 / 8, rows=256)
+  config.checkpoint.every = 0.5
+  config.log.writers = ()
+  return config
 
 
 def _tiny(family: str):
@@ -224,9 +234,11 @@ def _whole(prepare, pairs, tuned, **more) -> Scale:
 def _one_gpu(share: float, rows: int, vocab_size=8192, options=(), **more):
   """Makes a scale that one GPU trains in minutes, with BLiMP alone."""
   words = f"--share={share}", f"--vocab_size={vocab_size}"
-  scored = (_pairs("blimp_filtered", *options),)
+  options = "--batch_tokens=65536", *options
+  blimp = _SETS[:2]
+  scored = tuple(_pairs(name, *options) for name in blimp)
   text = Text(vocab_size, 128, rows=rows)
-  return _scale(words, scored, ("blimp_filtered",), text=text, **more)
+  return _scale(words, scored, blimp, text=text, **more)
 
 
 _FIVE = "--task=cola,mrpc,rte,sst2,mnli"
@@ -252,8 +264,9 @@ SCALES = {
   "8m_shrink": _one_gpu(
     0.002, 100, 512, ("--limit=2",), config="8m", shrink=True
   ),
-  "8m": _one_gpu(0.0915, 10_000),
-  "24m": _one_gpu(0.258, 28_000),
+  "8m": _one_gpu(0.0875, 10_100),
+  "24m": _one_gpu(0.247, 29_000),
+  "97m": _one_gpu(1.0, 107_000, 16_000),
   "paper": _whole(
     {
       "BabyLlama": ("--vocab_size=16000",),

@@ -75,7 +75,7 @@ def joined(todo: Sequence[Job], most: int) -> list[Job]:
   for first in range(0, len(todo), most):
     some = todo[first : first + most]
     lines = tuple(shlex.join((j.command, *j.arguments)) for j in some)
-    about = "; ".join(job.about for job in some)
+    about = f"{len(some)} jobs, from {some[0].about} to {some[-1].about}"
     out.append(Job(about, "antlm_jax.evals.jobs", lines, some[0].folder))
   return out
 

@@ -1,37 +1,46 @@
 """Helps launch/antlm_on_gpu.sh: forecasts a scale, and packs its results.
 
-python -m antlm_jax.evals.one_gpu seconds --scale=8m --times=FOLDER
+python -m antlm_jax.evals.one_gpu seeds --scale=8m --times=FOLDER --seconds=900
 python -m antlm_jax.evals.one_gpu pack --runs=RUNS --output=FOLDER
 """
 
+import csv
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
+import sys
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import study
+from antlm_jax.evals.zero_shot.babylm import TASKS
 from antlm_jax.evals.zero_shot.command import ITEMS
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training.metrics import METRICS
 
-_START = 60  # seconds to start and compile a row's runs, about
+# Measured on two cores of a CPU, except for the first.
+_START = 60  # seconds to start and compile a row's runs, an assumption
+_ROW = 3e-5  # seconds to make a row of a batch
+_SCORE = 1e-4  # seconds to prepare a pair's sentences, and write their scores
 _EPOCHS = 24
+_FEWEST = 3  # seeds of a scale that has as many
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """The arguments of `seconds`."""
+  """The arguments of `seeds`."""
 
   scale: str = setting(help="Scale of configs/antlm_table.py")
   times: str = setting(help="Path to the folder of train_step's results")
+  seconds: float = setting(help="Number of seconds for all runs")
+  rows: tuple[str, ...] = setting((), "Rows to train; all by default")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,36 +51,41 @@ class Packing:
   output: str = setting(help="Path to the folder for the packed results")
 
 
-def seconds(asked: Forecast) -> int:
-  """Returns the time that all runs of a scale take, about.
+def seeds(asked: Forecast) -> tuple[int, float]:
+  """Returns the number of seeds that fit into a time, and all seeds' seconds.
 
-  It supposes the throughput of a single run, which runs together exceed.
+  The number is 0 if fewer than three seeds fit, or fewer than all of one or
+  two. The time is that of steps, of making their batches if that takes longer,
+  of preparing pairs and of starting each row.
 
   Raises:
     UserError: There are no times of this size.
   """
   found = study.read(
-    study.StudyArguments(config="antlm_table", scale=asked.scale)
+    study.StudyArguments(
+      config="antlm_table", scale=asked.scale, rows=asked.rows
+    )
   )
-  rows = [
-    row
+  rates = [
+    row["tokens_per_second"]
     for path in pathlib.Path(asked.times).glob("*.json")
     for row in json.loads(path.read_text()).get("rows", ())
-    if row["size"] in (asked.scale, "tiny") and row.get("tokens_per_second")
+    if row.get("tokens_per_second")
   ]
-  if not rows:
-    raise UserError(
-      f"--times={asked.times} has no time of a step of {asked.scale}"
-    )
-  text = found.scale.text
-  runs = sum(map(found.seeds, found.rows))
-  tokens = _EPOCHS * text.rows * text.seq_len * runs
-  slowest = min(row["tokens_per_second"] for row in rows)
-  return round(tokens / slowest + _START * len(found.rows))
+  if not rates:
+    raise UserError(f"--times={asked.times} has no time of a step")
+  text, rows = found.scale.text, len(found.rows)
+  most = min(map(found.seeds, found.rows))
+  rate = min(*rates, text.seq_len / _ROW)
+  pairs = sum(x.pairs for x in TASKS["blimp"].reported)
+  each = _EPOCHS * text.rows * text.seq_len / rate + 2 * _SCORE * pairs
+  each, start = each * rows, _START * rows
+  fit = min(most, math.floor((asked.seconds - start) / each))
+  return fit if fit >= min(most, _FEWEST) else 0, start + most * each
 
 
 def pack(asked: Packing) -> None:
-  """Writes all losses (losses.csv) and BLiMP's log-odds (ROW-MODE.npz).
+  """Writes all losses (losses.csv) and log-odds of pairs (ROW-SET-MODE.npz).
 
   `odds` is float16 `[seeds, pairs]`: the log-probability of each right sentence
   minus that of the wrong sentence, in nats. Its axes are `seeds`, and `uid` and
@@ -88,17 +102,22 @@ def pack(asked: Packing) -> None:
         {"row": row, "seed": seed, "step": line[1]["step"], **found}
       )
   for items in sorted(runs.glob(f"*/*/evals/blimp*/*/{ITEMS}")):
-    row, seed, mode = items.parts[-6], items.parts[-5], items.parent.name
+    row, seed, _, name, mode = items.parts[-6:-1]
     lines = [line for _, line in files.read_jsonl(items, "the items")]
-    scored.setdefault((row, mode.partition("-")[2]), {})[seed] = lines
-  pd.DataFrame(losses).to_csv(output / "losses.csv", index=False)
-  for (row, mode), by_seed in scored.items():
+    name = f"{row}-{name}-{mode.partition('-')[2]}"
+    scored.setdefault(name, {})[seed] = lines
+  columns = dict.fromkeys(column for line in losses for column in line)
+  with (output / "losses.csv").open("w", newline="") as file:
+    table = csv.DictWriter(file, columns)
+    table.writeheader()
+    table.writerows(losses)
+  for name, by_seed in scored.items():
     odds = [
       [x["scores"][0] - x["scores"][1] for x in s] for s in by_seed.values()
     ]
     first = next(iter(by_seed.values()))
     np.savez_compressed(
-      output / f"{row}-{mode}.npz",
+      output / f"{name}.npz",
       odds=np.array(odds, np.float16),
       seeds=[*by_seed],
       **{key: [x[key] for x in first] for key in ("uid", "id")},
@@ -112,17 +131,20 @@ def pack(asked: Packing) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  commands = {"seconds": Forecast, "pack": Packing}
+  commands = {"seeds": Forecast, "pack": Packing}
   if argv[:1] not in [[name] for name in commands]:
-    raise UserError("write seconds or pack first")
+    raise UserError("write seeds or pack first")
   kind = commands[argv[0]]
   parser = cli.Parser(description=__doc__)
   settings_lib.add_arguments(parser, kind)
   asked = settings_lib.from_args(kind, parser.parse_args(argv[1:]))
-  if kind is Forecast:
-    print(seconds(asked))
-  else:
+  if kind is Packing:
     pack(asked)
+    return
+  fit, needs = seeds(asked)
+  about = f"{asked.scale}: all seeds take {needs:,.0f} s by forecast"
+  print(f"{about}; in {asked.seconds:,.0f} s fit {fit}", file=sys.stderr)
+  print(fit)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
 trained once (`evals.branches`). Jobs whose results exist are skipped, so the
 same command resumes after any interruption. --minutes stops the study by
 itself, with exit status 75. --together=N puts up to N trainings of a row, or N
-evaluations, into one process, which saves their start. --dry_run prints what
-the trainings take, and writes nothing.
+evaluations, into one process, which saves their start. --dry_run prints the
+steps and FLOPs of the trainings, and writes nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
@@ -292,6 +292,8 @@ def main(argv: Sequence[str]) -> None:
   settings_lib.add_arguments(parser, StudyArguments)
   args, overrides = parser.parse_with_overrides(argv)
   settings = settings_lib.from_args(StudyArguments, args)
+  # The jobs need the accelerator, which only one process can have.
+  jax.config.update("jax_platforms", "cpu")
   study = read(settings, overrides)
   runs = pathlib.Path(
     settings.runs or f"runs/{study.path.stem}_{study.name}"
@@ -307,10 +309,10 @@ def main(argv: Sequence[str]) -> None:
     for job in todo:
       print(shlex.join(["python", "-m", *job.words]))
     return
-  jobs_lib.run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")
-  jobs_lib.call(Job("the report", "report", options, runs))
+  todo.append(Job("the report", "report", options, runs))
+  jobs_lib.run(todo, runs, settings.minutes and 60 * settings.minutes)
 
 
 def _found(study: Study, data: str | None) -> str:

@@ -2,23 +2,25 @@
 # Trains AntLM's table on one GPU of a machine without a network.
 #
 #   ./launch/antlm_on_gpu.sh pack --text=TEXT_FOLDER --data=EVALUATION_FOLDER \
-#     --pack=PACK
+#     --pack=PACK [--also=PACKAGE,...]
 #
 # runs on a machine with a network. It writes into PACK the Python packages, the
 # compressed text and BLiMP: about 30 MB. Then, on the machine with the GPU,
 #
 #   ./launch/antlm_on_gpu.sh run --pack=PACK --output=OUTPUT [--minutes=9] \
-#     [--budget=25] [--runs=RUNS] [--scales=8m,24m] [--config.KEY=VALUE]
+#     [--budget=25] [--runs=RUNS] [--scales=8m,24m,97m] [--rows=ROW,...] \
+#     [--config.KEY=VALUE]
 #
-# times one step of each size and trains each scale whose forecast fits into what
-# is left of the budget. It stops after --minutes with exit status 75, and the
-# same command resumes it. OUTPUT gets the times of steps, each scale's report,
-# and files of at most 16 MB with all losses and BLiMP's log-odds.
+# times a step of each scale, and trains as many seeds as fit into the rest of
+# the budget. It stops after --minutes with exit status 75, and the same command
+# resumes it. OUTPUT gets the times of steps, each scale's report, and files of at
+# most 16 MB with all losses and BLiMP's log-odds.
 #
 # The GPU's machine needs Python 3.12 ($PYTHON, by default python3) with jax,
-# flax, optax and orbax-checkpoint, and nothing else.
+# flax, optax and orbax-checkpoint. If it lacks another package, the command
+# names it for --also.
 set -euo pipefail
-help() { sed -n '2,21s/^# \{0,1\}//p' "$0"; }
+help() { sed -n '2,23s/^# \{0,1\}//p' "$0"; }
 fail() {
   echo "error: $*" >&2
   exit 2
@@ -29,12 +31,12 @@ case "${1:-}" in
   -h | --help) help && exit 0 ;;
   *) fail "write pack or run first; see --help" ;;
 esac
-text='' data='' pack='' output='' minutes=9 budget=25 runs="$root/runs/one_gpu"
-scales=8m,24m overrides=()
+text='' data='' pack='' output='' also='' rows='' minutes=9 budget=25
+runs="$root/runs/one_gpu" scales=8m,24m overrides=()
 for word in "$@"; do
   case "$word" in
     --text=* | --data=* | --pack=* | --output=* | --runs=* | --scales=* | \
-      --minutes=* | --budget=*)
+      --rows=* | --also=* | --minutes=* | --budget=*)
       name="${word%%=*}"
       printf -v "${name#--}" '%s' "${word#*=}" ;;
     --config.*=*) overrides+=("$word") ;;
@@ -50,8 +52,13 @@ packages=(array_record dm-tree docstring-parser grain immutabledict
 
 if [ "$step" = pack ]; then
   [ -d "$text" ] || fail "--text=$text is no folder"
-  [ -d "$data/blimp_filtered" ] || fail "--data=$data holds no blimp_filtered"
+  sets=(blimp_filtered blimp_supplement_filtered)
+  for name in "${sets[@]}"; do
+    [ -d "$data/$name" ] || fail "--data=$data holds no $name"
+  done
   mkdir -p "$pack/wheels" "$pack/text"
+  IFS=, read -r -a more <<< "$also"
+  packages+=("${more[@]}")
   # Two of them have no wheels: these are made here, of pure Python.
   "$python" -m pip wheel --quiet --no-deps --wheel-dir "$pack/wheels" \
     promise portpicker
@@ -62,7 +69,7 @@ if [ "$step" = pack ]; then
   for file in "$text"/*.train "$text"/*.dev; do
     bzip2 --keep --stdout "$file" > "$pack/text/$(basename "$file").bz2"
   done
-  tar -cJf "$pack/data.tar.xz" -C "$data" blimp_filtered
+  tar -cJf "$pack/data.tar.xz" -C "$data" "${sets[@]}"
   echo "packed: $(du -sh "$pack" | cut -f1) in $pack"
   exit 0
 fi
@@ -82,36 +89,50 @@ if [ ! -e "$runs/installed" ]; then
 fi
 export PYTHONPATH="$root:$runs/packages${PYTHONPATH:+:$PYTHONPATH}"
 cd "$root"
-if ! compgen -G "$output/step*.json" > /dev/null; then
-  sizes="8m,24m,97M"
-  [ "$scales" != 8m_shrink ] || sizes=tiny # to try this script out
-  "$python" -m antlm_jax.evals.benchmarks.train_step --sizes="$sizes" \
-    --batches=clm,mlm --seconds=2 --output="$output" ||
-    echo "warning: a size has no time; its scale is trained all the same" >&2
-fi
+lacks="$("$python" launch/lacks.py)"
+[ -z "$lacks" ] || fail "$python lacks $lacks: pack them with --also"
 
 spent="$(cat "$runs/spent" 2>/dev/null || echo 0)" # seconds of earlier calls
-status=0
+status=0 tried=''
 for scale in ${scales//,/ }; do
-  left=$((60 * minutes - (SECONDS - begun)))
-  study=("$python" -m antlm_jax study --config=antlm_table --scale="$scale"
-    --text="$pack/text" --data="$runs/data" --runs="$runs/$scale"
-    "${overrides[@]}")
-  if [ ! -e "$runs/$scale" ]; then
-    needs="$("$python" -m antlm_jax.evals.one_gpu seconds --scale="$scale" \
-      --times="$output")" || needs=0
-    rest=$((60 * budget - spent - (SECONDS - begun)))
-    echo "$scale: $needs s by forecast, $rest s of the budget are left"
-    [ "$needs" -le "$rest" ] || continue
+  asked=(--scale="$scale" ${rows:+--rows="$rows"}) times="$runs/times/$scale"
+  case "$scale" in # one process steps all seeds of a row
+    8m) size=8m together=13 ;;
+    24m) size=24m together=4 ;;
+    97m) size=97M together=1 ;;
+    8m_shrink) size=tiny together=13 ;; # to try this script out
+    *) fail "--scales: '$scale' is not 8m, 24m, 97m or 8m_shrink" ;;
+  esac
+  if [ ! -e "$times" ]; then
+    "$python" -m antlm_jax.evals.benchmarks.train_step --sizes="$size" \
+      --batches=clm,mlm --seconds=2 --together="$together" --output="$times" ||
+      fail "a step of $scale has no time: see above"
   fi
+  mkdir -p "$output/$scale"
+  cp "$times"/*.json "$output/$scale"
+  if [ ! -e "$times/seeds" ]; then
+    rest=$((60 * budget - spent - (SECONDS - begun)))
+    seeds="$("$python" -m antlm_jax.evals.one_gpu seeds "${asked[@]}" \
+      --times="$times" --seconds="$rest")"
+    [ "$seeds" -gt 0 ] || continue
+    echo "$seeds" > "$times/seeds" # later calls train as many
+  fi
+  tried="$scale" asked+=(--seeds="$(cat "$times/seeds")")
+  [ ! -e "$runs/$scale/packed" ] || continue
+  left=$((60 * minutes - (SECONDS - begun)))
   [ "$left" -gt 0 ] || status=75
   [ "$status" -eq 0 ] || break
-  "${study[@]}" --together=13 --minutes="$(awk "BEGIN { print $left / 60 }")" ||
-    status=$?
+  "$python" -m antlm_jax study --config=antlm_table "${asked[@]}" \
+    --text="$pack/text" --data="$runs/data" --runs="$runs/$scale" \
+    --together=13 --minutes="$(awk "BEGIN { print $left / 60 }")" \
+    "${overrides[@]}" || status=$?
   # Also of a scale that is not done, since the machine may go away.
   "$python" -m antlm_jax.evals.one_gpu pack --runs="$runs/$scale" \
     --output="$output/$scale"
   [ "$status" -eq 0 ] || break
+  touch "$runs/$scale/packed"
 done
 echo $((spent + SECONDS - begun)) > "$runs/spent"
+[ -n "$tried" ] || [ "$status" -ne 0 ] ||
+  fail "no scale fits into the rest of --budget=$budget minutes"
 exit "$status"

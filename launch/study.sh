@@ -3,21 +3,32 @@
 #
 #   ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 #
-# runs on a CPU. --scale=paper --dry_run prints what the paper's 38 models take,
-# and installs nothing. The same command resumes an interrupted study; --help
-# lists all options.
+# runs on a CPU. It installs nothing if .venv, or else $PYTHON (by default
+# python3), has all packages. --scale=paper --dry_run prints the cost of the
+# paper's 38 models, and installs nothing. The same command resumes an
+# interrupted study; --help lists all options.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
-python="$root/.venv/bin/python"
-case " $* " in
-  *" --dry_run "* | *" --commands "* | *" --help "* | *" -h "*)
-    [ -x "$python" ] || {
-      echo "error: $root/.venv is missing, and a command that only prints" \
-        "installs nothing: run $root/launch/setup.sh evals first" >&2
-      exit 2
-    } ;;
-  *) "$root/launch/setup.sh" evals ;; # the extra that reports need
-esac
+venv="$root/.venv/bin/python" python="${PYTHON:-python3}" ready=yes
+if [ -x "$venv" ]; then
+  python="$venv"
+  stamp="$(cd "$root" && cksum setup.py)"
+  grep -qs "^$stamp " "$root/.venv/installed" || ready=
+fi
+[ -z "$("$python" "$root/launch/lacks.py")" ] || ready=
+if [ -z "$ready" ]; then
+  case " $* " in
+    *" --dry_run "* | *" --commands "* | *" --help "* | *" -h "*)
+      [ -x "$venv" ] || {
+        echo "error: $root/.venv is missing, and a command that only prints" \
+          "installs nothing: run $root/launch/setup.sh evals first" >&2
+        exit 2
+      } ;;
+    *) "$root/launch/setup.sh" evals ;; # the extra that reports need
+  esac
+  python="$venv"
+fi
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # On a CPU a step maps its memory anew: in large pages (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 exec "$python" -m antlm_jax study "$@"

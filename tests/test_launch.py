@@ -9,6 +9,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -242,15 +243,28 @@ def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
   said = 'echo "$(basename "$0")" "$@"\n'
   write_script(tmp_path / "launch/setup.sh", said)
   table, words = tmp_path / "launch/antlm_table.sh", ("--text=t", "--data=d")
-  done = run(table, *words, "--dry_run")
+  # A Python with all packages lacks nothing, and prints its arguments.
+  full = f'case "$1" in *lacks.py) ;; *) {said.strip()} ;; esac\n'
+  lacking = f'case "$1" in *lacks.py) echo jax ;; *) {said.strip()} ;; esac\n'
+  bare = {"PYTHON": str(write_script(tmp_path / "bare/python", lacking))}
+  done = run(table, *words, "--dry_run", env=bare)
   ends_with_error(done, "installs nothing: run")
-  (tmp_path / ".venv/bin").mkdir(parents=True)
-  write_script(tmp_path / ".venv/bin/python", said)
+  own = {"PYTHON": str(write_script(tmp_path / "full/python", full))}
+  assert run(table, *words, env=own).stdout.startswith("python -m antlm_jax")
+  (tmp_path / "setup.py").touch()
+  write_script(tmp_path / ".venv/bin/python", lacking)
   study = f"python -m antlm_jax study --config={tmp_path}/configs/"
   study += "antlm_table.py --text=t --data=d"
   for option in ("--dry_run", "--commands", "--help"):
     assert run(table, *words, option).stdout == f"{study} {option}\n"
   assert run(table, *words).stdout == f"setup.sh evals\n{study}\n"
+  # Complete, whichever further extras it has.
+  write_script(tmp_path / ".venv/bin/python", full)
+  stamp = subprocess.check_output(
+    ["cksum", "setup.py"], cwd=tmp_path, text=True
+  )
+  (tmp_path / ".venv/installed").write_text(f"{stamp.strip()} test,evals\n")
+  assert run(table, *words).stdout == f"{study}\n"
 
 
 def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():

@@ -3,7 +3,8 @@
     python -m evals.benchmarks.train_step --sizes=97M,610M --batches=clm,mlm
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
-that are as unevenly frequent as words. The batches:
+that are as unevenly frequent as words. With --together=N, one program takes a
+step of N runs, as `antlm_jax.training.together` does. The batches:
 - clm: causal rows of one document each;
 - mlm: bidirectional rows of one document each, 15 % of the tokens targets;
 - packed: as clm, but about five documents of random lengths in a row;
@@ -52,6 +53,7 @@ _WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
 _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
+_TINY["dtype"] = "float32"  # some CPUs have no product of bfloat16
 _MIDDLE = {  # configs/antlm_table.py
   "8m": {
     "layers": 8,
@@ -135,17 +137,38 @@ def step_times(step, state, example: Batch, seconds: float) -> np.ndarray:
   return np.diff(ends[_WARMUP:])
 
 
-def measure(train_step, programs, mesh, example: Batch, seconds: float) -> dict:
+def several(train_step: TrainStep, runs: int) -> tuple:
+  """Returns the programs of several runs with other seeds, as `jitted`'s.
+
+  Their states and batches have a leading axis of runs, as those of
+  `antlm_jax.training.together` have on an accelerator.
+  """
+
+  def of(seed: jax.Array) -> TrainStep:
+    return dataclasses.replace(train_step, seed=seed)
+
+  seeds = jnp.arange(runs, dtype=jnp.uint32)
+  init = jax.jit(lambda: jax.vmap(lambda seed: of(seed).init())(seeds))
+  step = jax.vmap(lambda seed, *args: of(seed).update(*args))
+  update = jax.jit(lambda *args: step(seeds, *args), donate_argnums=0)
+  return init, update, None
+
+
+def measure(
+  train_step, programs, mesh, example: Batch, seconds: float, runs: int = 1
+) -> dict:
   """Times one case, under `jax.set_mesh`; returns its part of the results.
 
-  `programs` are `jitted`'s. `error` says why a case has no time.
+  `programs` are those of `jitted`, or of `several` for several runs. `error`
+  says why a case has no time.
   """
-  _, rows, length = example.inputs.shape
   out, device, (init, step, _) = {}, mesh.devices.flat[0], programs
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
     placed, state = sharding.place(mesh, example), init()
+    if runs > 1:
+      placed = jax.tree.map(lambda x: jnp.stack([x] * runs), placed)
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
     out["compile_seconds"] = time.perf_counter() - begun
@@ -162,15 +185,17 @@ def measure(train_step, programs, mesh, example: Batch, seconds: float) -> dict:
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]
   else:
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
-    out["tokens_per_second"] = rows * length / out["seconds"]
+    out["tokens_per_second"] = runs * example.inputs.size / out["seconds"]
     if chip := chips.of(device):
-      done = flops.train_step(model, example) / out["seconds"]
+      done = runs * flops.train_step(model, example) / out["seconds"]
       out["mfu"] = float(done / (chip.flops * mesh.size))
   stats = device.memory_stats() or {}
   return out | {"peak_bytes": stats.get("peak_bytes_in_use")}
 
 
-def measure_size(name: str, batches, mesh, seconds: float) -> Iterator[dict]:
+def measure_size(
+  name: str, batches, mesh, seconds: float, runs: int = 1
+) -> Iterator[dict]:
   """Yields the results of each batch, under `jax.set_mesh`."""
   shape, length, vocab_size, rows, tied, remat = SIZES[name]
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
@@ -178,22 +203,26 @@ def measure_size(name: str, batches, mesh, seconds: float) -> Iterator[dict]:
   train_step, shards = make_step(config), sharding.data_shards(mesh)
   layout = Layout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
+  if runs > 1:
+    programs = several(train_step, runs)
   for batch in batches:
     example = make_example(batch, layout, length, vocab_size)
     yield {
       "size": name,
       "batch": batch,
+      "runs": runs,
       "rows": layout.batch_size,
       "seq_len": length,
       "parameters": train_step.model.size,
       "remat": remat,
-      **measure(train_step, programs, mesh, example, seconds),
+      **measure(train_step, programs, mesh, example, seconds, runs),
     }
 
 
 _COLUMNS = {
   "size": 5,
   "batch": 6,
+  "runs": (4, str, "runs"),
   "rows x tokens": (13, "{} x {}".format, "rows", "seq_len"),
   "attention": 10,
   "step": (9, units.milliseconds, "seconds"),
@@ -216,6 +245,9 @@ class Timings:
     tuple(BATCHES), "Kinds of batches", choices=BATCHES
   )
   seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
+  together: int = setting(
+    1, "Number of runs of which one program takes a step", least=1, most=256
+  )
   output: str = common.output()
 
 
@@ -228,11 +260,13 @@ def main(argv) -> None:
   rows = (
     row
     for name in args.sizes
-    for row in measure_size(name, args.batches, mesh, args.seconds)
+    for row in measure_size(
+      name, args.batches, mesh, args.seconds, args.together
+    )
   )
   place = args.output, f"step {device}"
   with jax.set_mesh(mesh):
-    rows = common.report(rows, *place, _COLUMNS, "<<<<>", **about)
+    rows = common.report(rows, *place, _COLUMNS, "<<><<>", **about)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
     sys.exit(1)
 
