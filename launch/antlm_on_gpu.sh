@@ -76,6 +76,8 @@ fi
 
 [ -d "$pack/wheels" ] || fail "--pack=$pack holds no wheels: make it with pack"
 [ -n "$output" ] || fail "--output is missing: the folder for results"
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' ||
+  fail "$python is not Python 3.12: set PYTHON"
 begun=$SECONDS
 mkdir -p "$output" "$runs"
 runs="$(realpath "$runs")" pack="$(realpath "$pack")"
