@@ -71,12 +71,8 @@ class Data(Section):
   short: float = setting(
     0.0, "Share of the rows to cut at random lengths", least=0, most=1
   )
-  random_offset: bool = setting(
-    False, "Cut a stream at new places in each epoch"
-  )
-  framed: bool = setting(
-    False, "Put the boundary tokens, <s> and </s>, around a stream's rows"
-  )
+  random_offset: bool = setting(False, "Cut a stream anew in each epoch")
+  framed: bool = setting(False, "Put boundary tokens around a stream's rows")
   threads: int = setting(
     2, "Number of threads that build batches", least=1, most=1024
   )
@@ -118,7 +114,9 @@ class Train(Section):
     "Average the loss over all targets, or first within each objective",
     choices=("targets", "objectives"),
   )
-  z_loss: float = setting(0.0, "Weight of the squared log-partition", least=0)
+  z_loss: float = setting(
+    0.0, "Weight of the z-loss, the squared log-partition", least=0
+  )
   loss_chunk: int = setting(
     0,
     "Number of targets whose logits are in memory at once; 0 chooses by the"

@@ -24,7 +24,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference import framing
+from antlm_jax.evals.zero_shot.command import mode_of
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files, progress
@@ -100,7 +100,7 @@ def submission(
   absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
     loaded = model_lib.opened(model)
-    mode = mode or framing.trained_modes(loaded.config)[0]
+    mode = mode_of(loaded, mode)
     kept = model_lib.revisions(loaded)
     for revision, path in {"main": loaded.path, **kept}.items():
       one = loaded if path == loaded.path else model_lib.load(path)

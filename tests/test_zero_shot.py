@@ -207,6 +207,18 @@ def test_results_of_another_task_are_told(run, tmp_path):
     runs.score(*asked, task="global_piqa")
 
 
+def test_the_mode_is_that_of_training(run, loaded, tmp_path):
+  """Catches a default that is not what the model was trained for."""
+  data = write(tmp_path / "data", comps_base=COMPS[:1])
+  words = f"--checkpoint={run}", f"--data={data}"
+  runs.main("evals.score", "--task=comps", f"--output={tmp_path}/out", *words)
+  for model in (run, loaded):
+    assert evaluate(model, "comps", data, quiet=True).mode == "causal"
+  masked = dataclasses.replace(loaded.config, curriculum="1M")
+  masked = dataclasses.replace(loaded, config=masked)
+  assert evaluate(masked, "comps", data, quiet=True).mode == "mlm"
+
+
 def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
   """Python has the command's settings and scores, and no hidden output."""
   data = write(tmp_path / "data", comps_base=COMPS[:1], comps_wugs=COMPS[:1])

@@ -11,9 +11,9 @@ def divide(
   """Divides documents into those to train on and those held out.
 
   Holds out `dev_share` of the bytes, and takes `share` of the other documents,
-  spread evenly. The documents are those of one of `spans`, each of which is
-  divided alone. If a span's documents are too large to hold out whole, and
-  there are enough spans, every n-th span is held out entirely.
+  spread evenly from the first. The documents are those of one of `spans`, each
+  of which is divided alone. If a span's documents are too large to hold out
+  whole, and there are enough spans, every n-th span is held out entirely.
 
   Returns:
     Texts to train on, held-out texts, and the number of the document that is

@@ -148,7 +148,7 @@ class Lanes:
     )
     self._evaluate = jitted(steps[0], shardings).evaluate
     self._shardings = shardings
-    self._update = jax.jit(self._step, donate_argnums=1)
+    self._update = jax.jit(self.step, donate_argnums=1)
     self.turn = threading.Condition()
     self._left = set(range(len(steps)))
     self._done: dict[int, int] = {}  # number of steps, by lane
@@ -203,7 +203,7 @@ class Lanes:
       self._taken[lane] = result
     self.turn.notify_all()
 
-  def _step(self, lanes: jax.Array, states: tuple, batches: tuple) -> list:
+  def step(self, lanes: jax.Array, states: tuple, batches: tuple) -> list:
     """Returns the state and metrics of each of N runs; lanes are `[N]`."""
     if len(states) == 1:
       found = [self._of(lanes[0]).update(states[0], batches[0])]

@@ -137,21 +137,25 @@ def step_times(step, state, example: Batch, seconds: float) -> np.ndarray:
   return np.diff(ends[_WARMUP:])
 
 
-def several(train_step: TrainStep, runs: int) -> tuple:
-  """Returns the programs of several runs with other seeds, as `jitted`'s.
+def several(train_step: TrainStep, mesh, runs: int) -> tuple:
+  """Returns the programs of runs with other seeds that train together.
 
-  Their states and batches have a leading axis of runs, as those of
-  `antlm_jax.training.together` have on an accelerator.
+  They are as `jitted`'s, with a tuple of states and batches, one for each run.
   """
+  from antlm_jax.training import together  # it needs ml_collections
 
-  def of(seed: jax.Array) -> TrainStep:
-    return dataclasses.replace(train_step, seed=seed)
+  steps = [dataclasses.replace(train_step, seed=seed) for seed in range(runs)]
+  lanes = together.Lanes(steps, mesh, at_once=runs)
 
-  seeds = jnp.arange(runs, dtype=jnp.uint32)
-  init = jax.jit(lambda: jax.vmap(lambda seed: of(seed).init())(seeds))
-  step = jax.vmap(lambda seed, *args: of(seed).update(*args))
-  update = jax.jit(lambda *args: step(seeds, *args), donate_argnums=0)
-  return init, update, None
+  def init() -> tuple:
+    return tuple(lanes.programs(lane).init() for lane in range(runs))
+
+  def update(states: tuple, batches: tuple) -> tuple:
+    return tuple(
+      zip(*lanes.step(np.arange(runs), states, batches), strict=True)
+    )
+
+  return init, jax.jit(update, donate_argnums=0), None
 
 
 def measure(
@@ -168,7 +172,7 @@ def measure(
     out["attention"] = model.attention_of(example.inputs, example.mask)
     placed, state = sharding.place(mesh, example), init()
     if runs > 1:
-      placed = jax.tree.map(lambda x: jnp.stack([x] * runs), placed)
+      placed = (placed,) * runs
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
     out["compile_seconds"] = time.perf_counter() - begun
@@ -204,7 +208,7 @@ def measure_size(
   layout = Layout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
   if runs > 1:
-    programs = several(train_step, runs)
+    programs = several(train_step, mesh, runs)
   for batch in batches:
     example = make_example(batch, layout, length, vocab_size)
     yield {

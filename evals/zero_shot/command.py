@@ -204,7 +204,7 @@ def evaluate(
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
-  model, mode = with_mode(model, mode)
+  mode = mode_of(model, mode)
   asked = asked_of(task, data, {"mode": mode, **settings})
   of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
@@ -232,14 +232,13 @@ def evaluate(
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
 
-def with_mode(
-  model: TextModel | files.Path, mode: str | None
-) -> tuple[TextModel | files.Path, str]:
-  """Returns a model, which is loaded if the mode is that of its training."""
-  if mode is None:
-    model = opened(model)
-    mode, *_ = trained_modes(model.config)
-  return model, mode
+def mode_of(model: TextModel | files.Path, mode: str | None) -> str:
+  """Returns the mode; by default that of the model's training."""
+  if mode is not None:
+    return mode
+  known = isinstance(model, TextModel)
+  config = model.config if known else Checkpoint(model).meta.config
+  return trained_modes(config)[0]
 
 
 def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
@@ -327,7 +326,5 @@ def _parse(
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
   model = identify(args.checkpoint, args.step)
-  if asked.mode is None:
-    trained, *_ = trained_modes(Checkpoint(model.path).meta.config)
-    asked = dataclasses.replace(asked, mode=trained)
-  return named, asked, model
+  mode = mode_of(model.path, asked.mode)
+  return named, dataclasses.replace(asked, mode=mode), model

@@ -34,12 +34,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import (
-  TASKS,
-  Outcome,
-  asked_of,
-  with_mode,
-)
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of, mode_of
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
@@ -122,7 +117,7 @@ def perplexity(
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
-  model, mode = with_mode(model, mode)
+  mode = mode_of(model, mode)
   given = {"mode": mode, "stride": stride, "limit": limit, **settings}
   asked = asked_of("perplexity", "", given)
   with progress.quietly(quiet):
