@@ -663,7 +663,7 @@ def test_command_in_2026s_way(run, tmp_path, capsys):
     (tmp_path / f"rte.{split}.jsonl").write_text(text)
   args = [f"--checkpoint={run}", f"--data={tmp_path}", "--preset=2026"]
   args += ["--task=rte", "--epochs=2"]
-  with pytest.raises(UserError, match=r"rte: its 24 .* fill a batch of 32,"):
+  with pytest.raises(UserError, match=r"rte has 24 .* for a batch of 32: give"):
     finetune.main(args)
   said = in_process(capsys, *args, "--batch_size=16")
   assert "mean of these 1 of 7 scores, not comparable with GLUE of 20" in said
