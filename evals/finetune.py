@@ -336,7 +336,7 @@ def perform(job: Job, loaded: Loaded, save: bool) -> dict:
     longest = max(loaded.longest_row, data.train.tokens.shape[-1])
     trained = dataclasses.replace(loaded, row_tokens=longest)
     saved.save(job.folder, trained, task, how.attention, best.params)
-  progress.say(f"{task.name} is written to {job.folder}")
+  progress.say(f"{task.name}: written to {files.shown(job.folder)}")
   return about
 
 

@@ -21,6 +21,7 @@ from tests.test_launch import GUIDES
 
 README, DOCS = runs.ROOT / "README.md", runs.ROOT / "docs"
 FIRST = DOCS / "index.md"  # its commands make the data and the run of others
+QUICKSTART = DOCS / "tutorials/quickstart.md"  # makes its own
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 URL = re.search('URL = "(.*)"', (runs.ROOT / "setup.py").read_text())[1]
 SITE = "https://{}.github.io/{}/".format(*URL.split("/")[-2:])
@@ -47,47 +48,68 @@ RUN = [
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
   """A folder with the results of the home page's commands."""
-  folder = tmp_path_factory.mktemp("docs")
-  for name in ("configs", "docs", "launch", ".venv"):
-    (folder / name).symlink_to(runs.ROOT / name)
+  folder = _clone(tmp_path_factory.mktemp("docs") / "clone")
   printed = in_folder(FIRST, folder)
   assert "the dogs near" in printed and "mean over UIDs" in printed
   return folder
 
 
+def _clone(folder: pathlib.Path) -> pathlib.Path:
+  folder.mkdir()
+  for name in ("configs", "docs", "launch", ".venv"):
+    (folder / name).symlink_to(runs.ROOT / name)
+  return folder
+
+
 def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
-  """Runs a page's blocks in turn; returns all that they print."""
+  """Runs a page's blocks in turn; returns all that they print.
+
+  Blocks without a language that directly follow are expected in the output.
+  """
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-  printed = []
+  printed = ""
+  pattern = r"^```(bash|python)\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?"
+  found = re.findall(pattern, page.read_text(), re.M | re.S)
   # Python blocks that follow each other are one program.
-  groups = itertools.groupby(blocks(page, "bash", "python"), lambda b: b[0])
-  parts = []
-  for language, found in groups:
-    texts = [text for _, text in found]
-    joined = ["\n".join(texts)] if language == "python" else texts
-    parts += [(language, text) for text in joined]
-  for language, text in parts:
+  numbered = [(-1 if b[0] == "python" else i, b) for i, b in enumerate(found)]
+  for first, group in itertools.groupby(numbered, lambda x: x[0]):
+    _, texts, expected = zip(*(block for _, block in group), strict=True)
     code = folder / "snippet.py"
-    code.write_text(text)
-    script = text if language == "bash" else f"python {code}"
+    code.write_text("\n".join(texts))
+    script = f"python {code}" if first < 0 else texts[0]
     done = subprocess.run(
       ["bash", "-euo", "pipefail", "-c", script],
       cwd=folder,
       env=os.environ | {"PATH": path, "PYTHONPATH": str(runs.ROOT)},
-      capture_output=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
       text=True,
       timeout=600,
     )
-    assert done.returncode == 0, (page.name, text, done.stdout, done.stderr)
-    printed.append(done.stdout)
-  return "".join(printed)
+    assert done.returncode == 0, (page.name, texts, done.stdout)
+    output = _output("".join(expected))
+    assert re.search(output, done.stdout, re.M | re.S), (done.stdout, output)
+    printed += done.stdout
+  return printed
+
+
+def _output(expected: str) -> str:
+  """Returns a pattern of an output: any numbers and spaces, and any `...`."""
+  lines = []
+  for line in expected.splitlines():
+    text = re.escape(line.strip()).replace(r"\.\.\.", ".*?")
+    text = re.sub(r"\d(?:[\d,]|\\\.\d)*", r"[\\d,.]+", text)
+    lines.append(r"\s*" + re.sub(r"(?:\\ )+", r"\\s+", text))
+  return r"\s*?\n".join(lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=_name)
 def test_the_commands_and_code_of_a_page(page, first, tmp_path):
   """Catches a page whose blocks fail, or need another page than the first."""
-  if page != FIRST:
+  if page == QUICKSTART:
+    assert in_folder(page, _clone(tmp_path / "page"))
+  elif page != FIRST:
     folder = shutil.copytree(first, tmp_path / "page", symlinks=True)
     assert in_folder(page, folder)
 

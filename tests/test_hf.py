@@ -656,7 +656,7 @@ def test_the_commands(llama, tmp_path, capsys):
   run, output = llama[0].path, tmp_path / "hf"
   words = (f"--checkpoint={run}", f"--output={output}")
   export_command.main([*words, "--as=both", "--sentence_transformers"])
-  assert "opens by AutoModelForCausalLM" in capsys.readouterr().out
+  assert "opens with AutoModelForCausalLM" in capsys.readouterr().out
   assert (output / "bidirectional/modules.json").exists()
   assert f"{output} exists" in runs.told(export_command.main, words)
   words = (f"--model={output / 'causal'}", f"--workdir={tmp_path / 'run'}")

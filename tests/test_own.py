@@ -79,7 +79,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
   assert scores == pytest.approx(expected)
   majority = max(labels.count(label) for label in labels) / len(labels)
   for metric, shown in (("accuracy", (majority,)), ("macro_f1", ())):
-    table = said.partition("is written to")[2].splitlines()
+    table = said.partition(": written to")[2].splitlines()
     (line,) = (one for one in table if f" {metric} " in one)
     for share in (scores[metric], *shown):
       assert f"{100 * share:.1f}" in line

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from antlm_jax import cli, settings
-from antlm_jax.hf import card, hub, weights
+from antlm_jax.hf import card, heads, hub, weights
 from antlm_jax.hf import export as export_lib
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference import model as model_lib
@@ -56,7 +56,8 @@ class Exported(NamedTuple):
   classes: tuple[str, ...]  # names of transformers' classes that open it
 
   def __str__(self) -> str:
-    return f"{self.path}: {self.attention}, opens by {', '.join(self.classes)}"
+    where, names = files.shown(self.path), ", ".join(self.classes)
+    return f"{where}: {self.attention}, opens with {names}"
 
 
 def export(
@@ -118,8 +119,8 @@ def export(
       how = dtype, size, sentence_transformers, about
       written = export_lib.export(one, folder, chosen, *how)
       for path, name in zip(written, chosen, strict=True):
-        classes = export_lib.target_of(one, name).classes
-        out.append(Exported(path, name, tuple(classes)))
+        target = export_lib.target_of(one, name)
+        out.append(Exported(path, name, heads.classes(one, target)))
         progress.say(str(out[-1]))
       if repo:
         hub.push(written, repo, revision)

@@ -128,12 +128,11 @@ def card(
 
   name, size = loaded.config.model.name, units.quantity(loaded.model.size)
   tag = "text-generation" if attention == "causal" else "fill-mask"
-  auto, since, embedder = next(iter(target.classes)), target.since, ""
+  auto = heads.classes(loaded, target)[0]
   if loaded.task:
-    place = heads.place(loaded.task)
-    tag, auto, embedder = place.tag, place.auto, place.embedder
-  if embedder:
-    auto, since = embedder, heads.EMBEDDERS[embedder]
+    tag = heads.place(loaded.task).tag
+  embedder = auto in heads.EMBEDDERS
+  since = heads.EMBEDDERS.get(auto, target.since)
   results = [huggingface_hub.EvalResult(**x) for x in _results(loaded, tag)]
   # Scores without a task are those of models fine-tuned from this model.
   own = [result for result in results if result.task_type] or None

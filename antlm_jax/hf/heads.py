@@ -104,6 +104,14 @@ def place(task: FineTuned) -> Place:
   return HEADS[kind]
 
 
+def classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
+  """Returns names of the classes that open an export, the main class first."""
+  if not loaded.task:
+    return tuple(target.classes)
+  found = place(loaded.task)
+  return tuple(filter(None, (found.embedder, found.auto)))
+
+
 def classifier(encoder: str, attention: str) -> dict[str, str]:
   """Returns options of `antlm eval finetune` for an exportable classifier.
 

@@ -74,9 +74,7 @@ class Loaded(Meta, TextModel, Identity):
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
     where = self.run if self.path.parent.name == FOLDER else self.path
-    if where.is_relative_to(pathlib.Path.cwd()):
-      where = where.relative_to(pathlib.Path.cwd())
-    name = self.config.model.name
+    name, where = self.config.model.name, files.shown(where)
     return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
 
   @property

@@ -46,6 +46,12 @@ def is_remote(path: str | os.PathLike) -> bool:
   return os.fspath(path).startswith("gs://")
 
 
+def shown(path: pathlib.PurePath) -> pathlib.PurePath:
+  """Returns a path as people write it: relative, in the present folder."""
+  here = pathlib.Path.cwd()
+  return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
   if not is_remote(where):

@@ -286,7 +286,7 @@ def run(description: str, argv: Sequence[str]) -> None:
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
   else:
-    print(f"written to {found.folder}")
+    print(f"written to {files.shown(found.folder)}")
 
 
 def done(description: str, argv: Sequence[str]) -> bool:
