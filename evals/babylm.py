@@ -106,9 +106,10 @@ def submission(
       one = loaded if path == loaded.path else model_lib.load(path)
       kind, tasks = ("fast", _FAST) if revision in kept else ("full", _FULL)
       for name, task in tasks.items():
-        where = data / f"{kind}_eval" / name
+        folder = f"{kind}_eval/{name}"
+        where = data / folder
         if not where.is_dir():
-          absent.setdefault(where)
+          absent[folder] = None
           continue
         place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
         to = output / revision / "zero_shot" / mode / place
@@ -116,8 +117,8 @@ def submission(
         result = evaluate(one, task, where, **how)
         if revision == "main":
           found |= result.summary | {name: result.score}
-    for folder in absent:
-      progress.say(f"left out: there is no {folder}")
+    if absent:
+      progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
       found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
   if not found:
