@@ -54,13 +54,13 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   if pairs:
     panels[1].axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
     panels[1].set_ylabel("minimal pairs\n(share right)")
-    _legend(panels[1])
+    legend(panels[1])
   _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
   panels[-1].set(
     ylabel="learning\nrate", xlabel="step", xlim=(0, curriculum.steps)
   )
   if mix:
-    _legend(panels[-1])
+    legend(panels[-1])
   for axes in panels:
     step_axis(axes)
   save(figure, path)
@@ -86,7 +86,7 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
   axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
-  _legend(axes, "thin: in training")
+  legend(axes, "thin: in training")
 
 
 def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
@@ -113,7 +113,7 @@ def _line(axes, rows: Rows, key: str, **style) -> None:
     axes.plot(*zip(*points, strict=True), **style)
 
 
-def _legend(axes, title: str = "") -> None:
+def legend(axes, title: str = "") -> None:
   axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9, title=title)
 
 
@@ -148,9 +148,11 @@ def tick(value: float) -> str:
 
 
 def step_axis(axes) -> None:
-  """Formats the x axis as steps, and removes the frame's upper right half."""
+  """Formats x as whole steps, and removes the frame's upper right half."""
   from matplotlib.ticker import FuncFormatter
 
+  if axes.get_xscale() == "linear":
+    axes.locator_params(axis="x", integer=True)
   axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick(x)))
   axes.spines[["top", "right"]].set_visible(False)
 
