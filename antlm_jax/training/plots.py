@@ -45,7 +45,7 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   shade(panels[:-1] if mix else panels, curriculum, names)
   _label(panels[0], curriculum)
   if mix:
-    shade(panels[-1:], mix, {name: name for name in mix.objectives})
+    shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
   _draw_losses(panels[0], rows, colours, sets, curriculum.steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
@@ -121,22 +121,24 @@ def _label(axes, curriculum: Curriculum) -> None:
   """Writes the name of each phase above it, if the phase is long enough."""
   transform = axes.get_xaxis_transform()
   for phase in curriculum.phases:
-    if phase.stop - phase.start > 0.04 * curriculum.steps:
+    needed = (0.03 + 0.01 * len(str(phase))) * curriculum.steps
+    if phase.stop - phase.start > needed:
       style = {"ha": "center", "transform": transform, "color": "0.3"}
       middle = (phase.start + phase.stop) / 2
       axes.text(middle, 1.01, str(phase), fontsize=9, **style)
 
 
 def canvas(width: float, height: float, title: str):
-  """Returns an empty figure of a size in inches, with a title."""
+  """Returns an empty figure of a size in inches, with a title that fits."""
   # Here: it takes half a second, and most commands draw nothing.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
-  title = title if len(title) <= 90 else f"{title[:87]}..."
-  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
+  text = figure.suptitle(title[:200], x=0.02, ha="left", fontsize=11)
+  while text.get_window_extent().x1 > 0.98 * figure.bbox.x1:
+    text.set_text(f"{text.get_text().removesuffix('...')[:-1]}...")
   return figure
 
 
@@ -158,18 +160,21 @@ def step_axis(axes) -> None:
 
 
 def shade(
-  panels: Sequence, curriculum: Curriculum, names: Mapping[str, str]
+  panels: Sequence,
+  curriculum: Curriculum,
+  names: Mapping[str, str],
+  verb: str = "trains",
 ) -> None:
   """Shades phases in a grey for each objective, in bands by share.
 
-  Labels the greys for a legend. `names` are logged names by name in the
-  curriculum.
+  Labels the greys for a legend, with a verb. `names` are logged names by name
+  in the curriculum.
   """
   greys = dict(
     zip(curriculum.objectives, itertools.cycle(SHADES), strict=False)
   )
   for axes, (name, grey) in itertools.product(panels, greys.items()):
-    axes.fill([], [], color=grey, label=f"{names[name]} trains")
+    axes.fill([], [], color=grey, label=f"{names[name]} {verb}")
   for phase in curriculum.phases:
     low = 0.0
     for name, share in phase.shares.items():
