@@ -553,8 +553,8 @@ def _scaled(config: ConfigDict, steps: int) -> str:
   end, phases = 0, []
   for phase in parsed.phases:
     start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
-    shares = ":".join(f"{share:.6f}" for share in phase.shares.values())
-    mixed = f"={shares}" if len(phase.shares) > 1 else ""
+    shares = (f"{share:.6f}".rstrip("0") for share in phase.shares.values())
+    mixed = f"={':'.join(shares)}" if len(phase.shares) > 1 else ""
     phases.append(f"{end - start}{':'.join(phase.shares)}{mixed}")
   return f"{'+'.join(phases)} steps"
 

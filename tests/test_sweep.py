@@ -146,6 +146,26 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   assert drawn["step"] == {"a": [0, 4], "c": [0, 2]}
 
 
+def test_models_of_other_sizes_have_other_panels(tmp_path, monkeypatch):
+  wide, other = config("--config.model.width=64"), config("--config.seed=1")
+  unknown = config("--config.model.layers=1")
+  losses = {4: {"clm": 3.0}}
+  paths = [
+    write(tmp_path / "wide", wide, losses, parameters=2000),
+    write(tmp_path / "small", config(), losses, parameters=1000),
+    write(tmp_path / "running", other, losses, ended=False),
+    write(tmp_path / "unknown", unknown, losses, ended=False),
+  ]
+  drawn = {}
+  monkeypatch.setattr(plots, "losses", lambda *args: drawn.update(args[2]))
+  compare.main([str(path) for path in paths])
+  assert {title: {*found} for title, found in drawn.items()} == {
+    "clm, held out, 1k parameters": {"small", "running"},
+    "clm, held out, 2k parameters": {"wide"},
+    "clm, held out (unfinished: size unknown)": {"unknown"},
+  }
+
+
 @pytest.mark.parametrize(
   "file, text, told",
   [

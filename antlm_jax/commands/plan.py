@@ -329,7 +329,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"wrote {args.output}")
     if args.where and steps:
       picture = pathlib.Path(args.output).with_suffix(".png")
-      where.draw(steps, picture)
+      title = "Step on {topology}, {config}".format_map(found.about)
+      where.draw(title, steps, picture)
       print(f"wrote {picture}")
   if not found.fits:
     sys.exit(1)

@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from antlm_jax import tables
+from antlm_jax import tables, units
 from antlm_jax.errors import UserError
 from antlm_jax.planning.hlo import Instruction
 from antlm_jax.runtime import files
@@ -92,11 +92,13 @@ def table(columns: Mapping[str, Mapping[str, Time]]) -> str:
   return tables.text(rows, ["ms per step (products)", *columns], "<>")
 
 
-def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
+def draw(
+  title: str, columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path
+) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
   seen, thick = _seen(columns), 0.8 / len(columns)
   height = 1.3 + 0.14 * len(seen) * (1 + len(columns))
-  figure = plots.canvas(9, height, "Forecast time of a step by part")
+  figure = plots.canvas(9, height, title)
   axes = figure.subplots()
   colours = itertools.cycle(plots.COLOURS)
   for row, (name, parts) in enumerate(columns.items()):
@@ -104,14 +106,14 @@ def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
     places = [y - 0.4 + thick * (row + 0.5) for y in range(len(seen))]
     style = {"height": thick, "color": next(colours)}
     each = [1e3 * time.seconds for time in times]
-    name += f": {1e3 * total(parts).seconds:,.0f} ms"
+    name += f": {units.milliseconds(total(parts).seconds)}"
     axes.barh(places, each, alpha=0.45, label=name, **style)
     axes.barh(places, [1e3 * time.products for time in times], **style)
   axes.set_yticks(range(len(seen)), seen)
   axes.invert_yaxis()
-  axes.set_xlabel("time (ms per step); dark: matrix multiplications alone")
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.legend(loc="lower right")
+  axes.set_xlabel("forecast (ms per step); dark: matrix multiplications alone")
+  plots.step_axis(axes)
+  plots.legend(axes)
   plots.save(figure, path)
 
 

@@ -45,7 +45,7 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   shade(panels[:-1] if mix else panels, curriculum, names)
   _label(panels[0], curriculum)
   if mix:
-    shade(panels[-1:], mix, {name: name for name in mix.objectives})
+    shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
   _draw_losses(panels[0], rows, colours, sets, curriculum.steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
@@ -54,13 +54,13 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   if pairs:
     panels[1].axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
     panels[1].set_ylabel("minimal pairs\n(share right)")
-    _legend(panels[1])
+    legend(panels[1])
   _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
   panels[-1].set(
     ylabel="learning\nrate", xlabel="step", xlim=(0, curriculum.steps)
   )
   if mix:
-    _legend(panels[-1])
+    legend(panels[-1])
   for axes in panels:
     step_axis(axes)
   save(figure, path)
@@ -86,7 +86,7 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
   axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
-  _legend(axes, "thin: in training")
+  legend(axes, "thin: in training")
 
 
 def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
@@ -113,7 +113,7 @@ def _line(axes, rows: Rows, key: str, **style) -> None:
     axes.plot(*zip(*points, strict=True), **style)
 
 
-def _legend(axes, title: str = "") -> None:
+def legend(axes, title: str = "") -> None:
   axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9, title=title)
 
 
@@ -121,22 +121,24 @@ def _label(axes, curriculum: Curriculum) -> None:
   """Writes the name of each phase above it, if the phase is long enough."""
   transform = axes.get_xaxis_transform()
   for phase in curriculum.phases:
-    if phase.stop - phase.start > 0.04 * curriculum.steps:
+    needed = (0.03 + 0.01 * len(str(phase))) * curriculum.steps
+    if phase.stop - phase.start > needed:
       style = {"ha": "center", "transform": transform, "color": "0.3"}
       middle = (phase.start + phase.stop) / 2
       axes.text(middle, 1.01, str(phase), fontsize=9, **style)
 
 
 def canvas(width: float, height: float, title: str):
-  """Returns an empty figure of a size in inches, with a title."""
+  """Returns an empty figure of a size in inches, with a title that fits."""
   # Here: it takes half a second, and most commands draw nothing.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
-  title = title if len(title) <= 90 else f"{title[:87]}..."
-  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
+  text = figure.suptitle(title[:200], x=0.02, ha="left", fontsize=11)
+  while text.get_window_extent().x1 > 0.98 * figure.bbox.x1:
+    text.set_text(f"{text.get_text().removesuffix('...')[:-1]}...")
   return figure
 
 
@@ -148,26 +150,31 @@ def tick(value: float) -> str:
 
 
 def step_axis(axes) -> None:
-  """Formats the x axis as steps, and removes the frame's upper right half."""
+  """Formats x as whole steps, and removes the frame's upper right half."""
   from matplotlib.ticker import FuncFormatter
 
+  if axes.get_xscale() == "linear":
+    axes.locator_params(axis="x", integer=True)
   axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick(x)))
   axes.spines[["top", "right"]].set_visible(False)
 
 
 def shade(
-  panels: Sequence, curriculum: Curriculum, names: Mapping[str, str]
+  panels: Sequence,
+  curriculum: Curriculum,
+  names: Mapping[str, str],
+  verb: str = "trains",
 ) -> None:
   """Shades phases in a grey for each objective, in bands by share.
 
-  Labels the greys for a legend. `names` are logged names by name in the
-  curriculum.
+  Labels the greys for a legend, with a verb. `names` are logged names by name
+  in the curriculum.
   """
   greys = dict(
     zip(curriculum.objectives, itertools.cycle(SHADES), strict=False)
   )
   for axes, (name, grey) in itertools.product(panels, greys.items()):
-    axes.fill([], [], color=grey, label=f"{names[name]} trains")
+    axes.fill([], [], color=grey, label=f"{names[name]} {verb}")
   for phase in curriculum.phases:
     low = 0.0
     for name, share in phase.shares.items():

@@ -177,6 +177,7 @@ class Family:
         panels[row["_name"]][against][row["on"]] = row["interval"]
       for name, found in panels.items():
         title = f"{self.study.title(name)}: {task} by phenomenon"
+        title += f", with {100 * self.confidence:.4g} % intervals"
         draw = functools.partial(plots.differences, title, found, unit=unit)
         figures.append(Figure(f"phenomena_{name}{suffix}.png", draw))
     return figures

@@ -256,7 +256,7 @@ def _longest(study: Findings, family: str) -> int:
 
 _FIGURES = {  # titles of the figure and its x axis
   "ratios": ("scores by mask ratio", "masked tokens (%)"),
-  "looks": ("scores by steps before the learning rate decays", "step"),
+  "looks": ("scores by steps before the learning rate decays", "step (log)"),
   "splits": ("scores by the share of CLM before MLM", "steps of CLM (%)"),
   "continued": ("scores by steps of continued MLM", "further steps"),
 }

@@ -117,7 +117,8 @@ def differences(
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]
   for panel, (name, found) in zip(panels, deltas.items(), strict=True):
     panel.set_title(name, fontsize=10)
-    panel.set_xlabel(f"difference ({unit}), with intervals", fontsize=9.5)
+    label = f"difference ({unit}); grey: interval includes 0"
+    panel.set_xlabel(label, fontsize=9.5)
     panel.axvline(0, color="0.3", lw=0.8)
     parts = sorted(found, key=lambda part: found[part].estimate)
     for y, part in enumerate(parts):
@@ -149,6 +150,7 @@ def lines(
 
   Bars are the means' intervals over seeds. `axis` is the title of x.
   """
+  title += f" (bars: {100 * confidence:.4g} % intervals over seeds)"
   figure, places = _grid(len(panels), title, sharey=False)
   for panel, found in zip(places, panels.values() if log else (), strict=False):
     panel.set_xscale("log")  # its own ticks would be powers of ten

@@ -316,18 +316,22 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
 def _curves(
   title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
 ) -> Callable[[pathlib.Path], None]:
-  """Returns a function that draws a panel for each loss, a line a label."""
+  """Returns a function that draws a line for each label.
+
+  Each loss has a panel, of models of one size.
+  """
   every = [run for found in runs.values() for run in found]
   lengths = [_steps(run) for run in every]
   # A run of a tenth of the steps would be a stroke at 0.
   axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
   scales = {label: _scale(found, axis) for label, found in runs.items()}
   panels = {
-    f"{kind}, held out": {
+    f"{kind}, held out{size}": {
       label: [(scales[label] * step, found) for step, found in line]
-      for label, found in runs.items()
-      if (line := _line([run.held_out(kind) for run in found]))
+      for label in labels
+      if (line := _line([run.held_out(kind) for run in runs[label]]))
     }
+    for size, labels in _by_size(runs).items()
     for kind in kinds
   }
   points = [p for found in panels.values() for p in found.values()]
@@ -338,6 +342,37 @@ def _curves(
   margin = 0.05 * (max(top) - low) + 0.02
   limits = low - margin, max(top) + margin
   return functools.partial(plots.losses, title, AXES[axis], panels, limits)
+
+
+def _by_size(runs: _Runs) -> dict[str, list[str]]:
+  """Returns labels by the size of their models in words, the smallest first.
+
+  Models of one size have at most 10 % more parameters than the smallest. An
+  unfinished run has those of a finished run with its model and data.
+  """
+
+  def model(run: TrainedRun) -> str:
+    return str((run.config["model"], run.config["data"]["path"]))
+
+  every = [run for found in runs.values() for run in found]
+  known = {
+    model(run): run.summary["parameters"] for run in every if run.summary
+  }
+  sizes = {x: known.get(model(of[0]), math.inf) for x, of in runs.items()}
+  groups, least = {}, 0
+  for label in sorted(sizes, key=sizes.get):
+    least = sizes[label] if sizes[label] > 1.1 * least else least
+    groups.setdefault(least, []).append(label)
+  if len(groups) == 1:
+    return {"": list(runs)}  # in the table's order
+  return {_size(sizes[x[0]], sizes[x[-1]]): x for x in groups.values()}
+
+
+def _size(least: float, most: float) -> str:
+  if least == math.inf:
+    return " (unfinished: size unknown)"
+  ends = dict.fromkeys((units.quantity(least), units.quantity(most)))
+  return f", {' to '.join(ends)} parameters"
 
 
 def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
