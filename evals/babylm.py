@@ -117,7 +117,7 @@ def submission(
         if revision == "main":
           found |= result.summary | {name: result.score}
     for folder in absent:
-      progress.say(f"left out: there is no {folder}")
+      progress.say(f"warning: left out: there is no {folder}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
       found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
   if not found:

@@ -172,7 +172,7 @@ def finetune(
     encoder = loaded.config.model.name
     jobs, absent = plan(loaded, encoder, data, given, loaded.task)
     if absent:
-      progress.say(f"left out, not in {data}: {', '.join(absent)}")
+      progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
@@ -331,7 +331,7 @@ def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   saved.remove(job.folder)
   summary.write(job.folder, task, about, outcomes, examples)
   if best and not best.params:
-    progress.say(f"{task.name} is not saved: every run diverged")
+    progress.say(f"warning: {task.name} is not saved: every run diverged")
   elif best:
     longest = max(loaded.longest_row, data.train.tokens.shape[-1])
     trained = dataclasses.replace(loaded, row_tokens=longest)

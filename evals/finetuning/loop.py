@@ -86,8 +86,8 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
     rows = task.head.encode(loaded, examples, max_length)
     if rows.cut:
       progress.say(
-        f"{task.name}: texts of {name} that are cut to fit {longest} tokens"
-        f" ({by}): {rows.cut}"
+        f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
+        f" tokens ({by}): {rows.cut}"
       )
     return rows
 
