@@ -18,10 +18,10 @@ on the scores that they report. The other presets have a dev set for it.
 wrote. Your own file is then the test set. A set without training examples is
 also only evaluated. The results are in RUN/evals/untrained.
 
-For each task, writes summary.json, items.jsonl (each run's prediction of each
-example) and the best run's predictions in the pipeline's format. With --save,
-also writes the best run's model, a checkpoint with the task's head. A task that
-was done before with the same arguments is not repeated.
+For each task, writes summary.json and items.jsonl (each run's prediction of
+each example). It also writes the best run's predictions in the pipeline's
+format and, with --save, its model, a checkpoint with the task's head. A task
+that was done before with the same arguments is not repeated.
 """
 
 import argparse

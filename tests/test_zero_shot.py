@@ -208,7 +208,7 @@ def test_results_of_another_task_are_told(run, tmp_path):
 
 
 def test_the_mode_is_that_of_training(run, loaded, tmp_path):
-  """Catches a default that is not what the model was trained for."""
+  """Catches a default other than the mode of training."""
   data = write(tmp_path / "data", comps_base=COMPS[:1])
   words = f"--checkpoint={run}", f"--data={data}"
   runs.main("evals.score", "--task=comps", f"--output={tmp_path}/out", *words)

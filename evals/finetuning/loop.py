@@ -106,9 +106,9 @@ def fit(
 ) -> list[Outcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `data` is from `read`. Prints a line about each epoch. If the last epoch is
-  the best of the best run (the first of equals), `keep` gets this run, its
-  score and a function that copies its parameters to the host.
+  `data` is from `read`. Prints a line about each epoch. If an epoch is the best
+  of the leading run (the first of equals), calls `keep`. Its arguments are this
+  run, the score and a function that copies the run's parameters to the host.
 
   Returns:
     The outcome of each run, in their order.
