@@ -205,6 +205,9 @@ def test_results_of_another_task_are_told(run, tmp_path):
   differ = r"another request \(task, reduction differ\)"
   with pytest.raises(UserError, match=differ):
     runs.score(*asked, task="global_piqa")
+  write(data, comps_base=COMPS[1:2])
+  with pytest.raises(UserError, match=r"another request \(data differ\)"):
+    runs.score(*asked, task="comps")
 
 
 def test_the_mode_is_that_of_training(run, loaded, tmp_path):
