@@ -1,13 +1,13 @@
 """One transformer, trained with causal and masked language modeling.
 
-  import antlm_jax as ax
+    import antlm_jax as ax
 
-  data = ax.prepare("texts/*.txt", vocab_size=8192)
-  run = ax.train("babylm_small", "runs/first", data, curriculum="4C+16M+4C")
-  model = ax.load("runs/first")
-  print(ax.generate(model, "the dogs near", tokens=20)[0])
-  print(ax.fill(model, "the dogs <mask> often rested ."))
-  print(ax.score(model, ["Tom sat .", "Tom sit ."], mode="causal"))
+    data = ax.prepare("texts/*.txt", vocab_size=8192)
+    run = ax.train("babylm_small", "runs/first", data, curriculum="4C+16M+4C")
+    model = ax.load("runs/first")
+    print(ax.generate(model, "the dogs near", tokens=20)[0])
+    print(ax.fill(model, "the dogs <mask> often rested ."))
+    print(ax.score(model, ["Tom sat .", "Tom sit ."], mode="causal"))
 
 Nothing is imported before it is used.
 """

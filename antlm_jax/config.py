@@ -348,8 +348,8 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
 
   `get_config` receives ARG without the word `shrink`, which this function
   applies after the overrides (each `--config.key.key=value`). Raises a
-  UserError if the file is not a config, or for an unknown key or a value of the
-  wrong type or out of bounds. The error suggests the nearest known key.
+  UserError if the file is no config, a key is unknown, or a value has a wrong
+  type or is out of bounds. The error suggests the nearest known key.
   """
   path, _, arg = spec.partition(":")
   words = arg.split(",")

@@ -13,11 +13,12 @@ Where each setting is from:
 - AntLM's abstract: alternating objective and mask, BabyLM strict-small. Its
   full text could not be read: the curriculum is remembered, and in no source
   that could be.
-- LTG-BERT's code (arXiv 2303.09859): the shape, dropout, initial weights, rows
-  of 128 and at the end of 512 in batches of as many tokens, each between <s>
-  and </s>, a tenth of them short, spans of masks with one 80/10/10 draw each,
-  LAMB at 1e-2 with its decay, warmup and cosine to a tenth, clipping at 2. Its
-  last span passes the count drawn for 15 %: 16.1 % are met.
+- LTG-BERT's code (arXiv 2303.09859): the shape, dropout and initial weights.
+  Rows have 128 tokens, and 512 at the end, in batches of as many tokens. Each
+  row is between <s> and </s>, and a tenth of the rows are short. Each masked
+  span has one 80/10/10 draw. The last span passes the count that is drawn for
+  15 %, so 16.1 % are masked. LAMB has a peak of 1e-2, weight decay, warmup, a
+  cosine to a tenth, and clipping at 2.
 - Different here: batches have 1,024 rows, because an epoch of 10M words has
   only three of LTG-BERT's 32,768. Rows are filled up with further texts. One
   schedule spans the run, and a switch keeps the optimizer's state.

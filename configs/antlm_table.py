@@ -30,8 +30,8 @@ Design of `small`, `8m` and `24m`, written before their runs
 ------------------------------------------------------------
 
 **Measures.** At `8m` and `24m`, the first measure is the log-odds of BLiMP's
-pairs at the end, in the mode that the control was trained in. Their accuracy is
-the second. At all three, the held-out loss is measured at the end and at its
+pairs at the end, in the control's mode of training. Their accuracy is the
+second. At all three, the held-out loss is measured at the end and at its
 lowest. `small` has no BLiMP, as 49 to 52 % of its pairs are right.
 
 **Expected**, AntLM against CLM, causal: better by 0.5 to 2 nats at the end, as

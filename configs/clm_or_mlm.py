@@ -76,7 +76,7 @@ def _base(scale: str, size: str, looks) -> Iterator[tuple[str, Row]]:
 
 
 def _split(scale: str, size: str, clm: int, total: int, ratio: int = 40):
-  """Returns a row of CLM, then MLM, or of the one that has all the steps."""
+  """Returns a row of CLM, then MLM; an objective without steps is left out."""
   mlm = total - clm
   steps = {"CLM": clm, "MLM": mlm}
   title = ", ".join(f"{name} {n}k" for name, n in steps.items() if n)

@@ -10,13 +10,14 @@ The argument takes `size`: `small` (30M parameters, strict-small) or `base`
 
 Where each setting is from:
 - The paper (section 2, Table 3) and its code: the shape, masked next-token
-  prediction, spans of 1 to 3 tokens with masks from 30 % to 15 % in each row,
-  tokens masked least so far first, each objective's mean weighing as its part
-  of the rows, 7,812 steps (15,625 for `base`), rows of 128, then 256 and 512,
-  each piece of a text after <s>, batches growing linearly from one to four
-  million tokens, LAMB with 1.41e-2 (1e-2) to a tenth and then to zero, z-loss,
-  weights averaged.
-- Different here: a text's tokens take turns in being masked; the original
+  prediction, z-loss and averaged weights. Masked spans have 1 to 3 tokens, and
+  cover 30 % of each row at first and 15 % at the end. Tokens that were masked
+  least so far are masked first. Each objective's mean loss weighs as its part
+  of the rows. A run has 7,812 steps (15,625 for `base`), and rows of 128, then
+  256 and 512 tokens. Each piece of a text follows <s>. Batches grow linearly
+  from one to four million tokens. LAMB's learning rate falls from 1.41e-2
+  (1e-2) to a tenth, and then to zero.
+- Different here: a text's tokens take turns in being masked, where the original
   counts them. Rows are cut from a stream, at another place at every visit. All
   text is from one corpus (a third of the original's is BabyLM).
 """

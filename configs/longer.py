@@ -5,12 +5,12 @@
     antlm train --config=longer:model=FOLDER --workdir=runs/long \\
       --config.data.path=data/long
 
-By default this is ModernBERT's context extension (arXiv 2412.13663, section
-2.2, and its published configuration): rows of 8,192 tokens, base 160,000 in
-the layers that see all keys, a new optimizer state, a constant learning rate
-of 3e-4 and then a decay by 1 - sqrt over the last sixth. Layers with a window
-keep their base. The number of steps and the short warmup are ours. The result
-has the new base and length, and so do its exports.
+By default this is ModernBERT's context extension, as in its paper (arXiv
+2412.13663, section 2.2) and published configuration. Rows have 8,192 tokens.
+The base is 160,000 in the layers that see all keys, and layers with a window
+keep theirs. The optimizer state is new. The learning rate is constant at 3e-4,
+and decays by 1 - sqrt over the last sixth. The number of steps and the short
+warmup are ours. The result has the new base and length, and so do its exports.
 
 The argument takes `model`, `curriculum` and `mask_ratio` (0.3 by default) as
 configs/continued.py does, and

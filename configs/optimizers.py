@@ -20,8 +20,8 @@ Written before the first counted run
 ------------------------------------
 
 **Measure.** Held-out loss at the end of the run, in nats per target, on 512
-rows (32,000 tokens) that differ by seed and are the same for all rows of one
-seed. The mixture has two measures, causal and MNTP, so there are four.
+rows of text (32,000 tokens). They differ by seed, and are the same for all runs
+of a seed. The mixture has two measures, causal and MNTP, so there are four.
 
 **Rates.** 2.5e-3, 5e-3, 1e-2, 2e-2 and 4e-2, with one seed (50). The lowest
 loss at the end wins, for the mixture the lowest mean of the two. If the best
@@ -29,7 +29,7 @@ rate is at an edge, the next rate by the factor of two is tried as well.
 
 **Decision.** Muon against AdamW, LAMB against AdamW, Muon against LAMB, and
 Muon against `adamw_long`, in four measures: 16 differences. They are paired by
-seed (fresh ones, 0 to 7) with Student's t at 1 - 0.05 / 16 (Bonferroni: 99.69
+seed (fresh seeds, 0 to 7) with Student's t at 1 - 0.05 / 16 (Bonferroni: 99.69
 %). An interval without zero decides. Everything else is described, with 95 %
 intervals if any. All rows of a seed are trained before the next seed. The clock
 alone ends the runs, at 20:40 UTC: the seeds that all rows have count.
@@ -39,18 +39,18 @@ and 960 steps: the steps at which it has Muon's loss, over 480. Published for
 Muon after fair tuning: 1.4 at 0.1B parameters, 1.1 at 1.2B (arXiv 2509.02046).
 
 **Expected.** Muon better than AdamW by 0.1 to 0.2 nats (CLM), 0.3 to 0.6 (MLM)
-and 0.2 to 0.4 (both of the mixture), a speed-up of over 1.4 in each; LAMB
+and 0.2 to 0.4 (both of the mixture). A speed-up of over 1.4 in each. LAMB
 within 0.1 of AdamW.
 
-**Noise and size.** Pilots, with seeds 100 to 102: after 480 steps Muon at 2e-2
-was better than AdamW at 1e-2 by 0.11 to 0.23 nats (CLM; deviation 0.06), and
-than AdamW at 5e-3 by 0.44 to 0.74 (MLM; deviation 0.15). Half an interval is
-10.3 deviations with three seeds, 2.8 with five and 1.6 with eight. So five
-seeds are about enough for CLM's 0.16 and MLM's 0.59, eight are surely, and
-three would not decide. The range of the rates is from pilots, too. CLM's best
-were 1e-2 (AdamW, of 5e-3 to 2e-2), 2e-2 (LAMB, of 1e-2 to 8e-2) and 2e-2 (Muon,
-of 5e-3 to 4e-2). A run of 480 steps takes 30 to 45 seconds on one core that it
-shares.
+**Noise and size.** The pilots had seeds 100 to 102. After 480 steps Muon at
+2e-2 was better than AdamW at 1e-2 by 0.11 to 0.23 nats on CLM (deviation 0.06).
+On MLM it was better than AdamW at 5e-3 by 0.44 to 0.74 nats (deviation 0.15).
+Half an interval is 10.3 deviations with three seeds, 2.8 with five and 1.6 with
+eight. So five seeds are about enough for CLM's 0.16 and MLM's 0.59, eight are
+surely, and three would not decide. The range of the rates is from pilots, too.
+CLM's best were 1e-2 (AdamW, of 5e-3 to 2e-2), 2e-2 (LAMB, of 1e-2 to 8e-2) and
+2e-2 (Muon, of 5e-3 to 4e-2). A run of 480 steps takes 30 to 45 seconds on one
+core that it shares.
 
 The results are in docs/appendix/optimizers.md.
 """

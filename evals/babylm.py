@@ -88,8 +88,8 @@ def submission(
     model: Model of a run, or the path to it.
     data: Path to the pipeline's `evaluation_data`.
     output: Folder for the results, whose name is the model's.
-    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`; by
-      default the mode of training, `causal` if there are several.
+    mode: Outputs that predict a token (`causal`, `mlm` or `mntp`). By default
+      the mode of training, `causal` if there are several.
     tune: Whether to fine-tune.
     quiet: Whether to print nothing.
 

@@ -18,10 +18,10 @@ on the scores that they report. The other presets have a dev set for it.
 wrote. Your own file is then the test set. A set without training examples is
 also only evaluated. The results are in RUN/evals/untrained.
 
-For each task, writes summary.json, items.jsonl (each run's prediction of each
-example) and the best run's predictions in the pipeline's format. With --save,
-also writes the best run's model, a checkpoint with the task's head. A task that
-was done before with the same arguments is not repeated.
+For each task, writes summary.json and items.jsonl (each run's prediction of
+each example). It also writes the best run's predictions in the pipeline's
+format and, with --save, its model, a checkpoint with the task's head. A task
+that was done before with the same arguments is not repeated.
 """
 
 import argparse
@@ -172,7 +172,7 @@ def finetune(
     encoder = loaded.config.model.name
     jobs, absent = plan(loaded, encoder, data, given, loaded.task)
     if absent:
-      progress.say(f"left out, not in {data}: {', '.join(absent)}")
+      progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
@@ -331,7 +331,7 @@ def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   saved.remove(job.folder)
   summary.write(job.folder, task, about, outcomes, examples)
   if best and not best.params:
-    progress.say(f"{task.name} is not saved: every run diverged")
+    progress.say(f"warning: {task.name} is not saved: every run diverged")
   elif best:
     longest = max(loaded.longest_row, data.train.tokens.shape[-1])
     trained = dataclasses.replace(loaded, row_tokens=longest)

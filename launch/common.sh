@@ -105,7 +105,7 @@ after --: ... -- --config=configs/X.py --workdir=..."
 # Warns if the workdir is lost with the machine.
 check_workdir() {
   [[ " ${rest[*]}" == *" --workdir=gs://"* ]] ||
-    note "the workdir is not gs://...: it will be lost with the machine"
+    note "warning: the workdir is not gs://...: it will be lost with the machine"
 }
 
 # Packs the files that a machine needs to install antlm_jax and train.

@@ -105,6 +105,7 @@ def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
   "words, told",
   [
     (["eval", "blimp", "--help"], "usage: antlm eval blimp "),
+    (["eval", "score", "--task=blimp", "-h"], "usage: antlm eval score "),
     (["train", "-h"], "usage: antlm train "),
     (["eval", "-h"], "antlm eval ewok "),
     (["--version"], "antlm 0."),
@@ -114,7 +115,8 @@ def test_antlm_runs_and_tells_commands(words, told, capsys, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["antlm", *words])
   with contextlib.suppress(SystemExit):
     antlm.main(words)
-  assert told in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert told in out and ("  --task {" in out) == ("--task=blimp" in words)
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,9 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
   (folder / "one.jsonl").write_text(record, "utf-8")
   dev = [folder / path for path in dev]
   make(folder / text, folder / "out", dev=dev, seq_len=8)
-  said = [s for s in capsys.readouterr().out.splitlines() if s[:4] == "dev:"]
+  out = capsys.readouterr().out
+  assert ("warning: not used, named dev" in out) == bool(dev)
+  said = [s for s in out.splitlines() if s[:4] == "dev:"]
   assert len(said) == 2 and said[0].startswith(line)  # the second has counts
 
 

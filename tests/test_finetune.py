@@ -125,7 +125,9 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   for length in (32, 1000):
     loop.read(loaded, task, length)
   lines = capsys.readouterr().out.splitlines()
-  said = "cola: texts of {} that are cut to fit {} tokens ({}): 1".format
+  said = (
+    "warning: cola: texts of {} that are cut to fit {} tokens ({}): 1".format
+  )
   limits = (32, "--max_length"), (48, "the model's longest row")
   names = "train", "cola"
   assert lines == [said(name, *limit) for limit in limits for name in names]
@@ -628,7 +630,7 @@ def test_command(run, tmp_path, capsys):
   finetune.main(args)
   said = capsys.readouterr()
   absent = "boolq, mnli, mrpc, multirc, qnli, qqp, rte, sst2"
-  assert f"left out, not in {data}: {absent}" in said.out
+  assert f"warning: left out, not in {data}: {absent}\n" in said.out
   assert "cola epoch 2" in said.out
   assert "wsc collapsed: 2 of 2 runs at lr 0.003" in said.out
   assert "mean of these 2 of 11" in said.out

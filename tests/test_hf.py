@@ -450,7 +450,8 @@ def test_the_frame_is_what_the_tokenizer_adds(
   assert import_.read(out).meta.boundary == framing.OWN
   config = json.dumps({"add_bos_token": not before, "add_eos_token": None})
   (foreign / "tokenizer_config.json").write_text(config)
-  assert "but tokenizer.json decides" in import_.read(foreign).notes[1]
+  note = import_.read(foreign).notes[1]
+  assert note.startswith("warning: ") and "but tokenizer.json decides" in note
 
 
 def without_mask(path):

@@ -1,5 +1,7 @@
 """Tagging: files, words and their tokens, metrics and real data."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -102,12 +104,14 @@ def sentence(draw, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme):
+def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme, capsys):
   """Catches entities that conversion to IOB2 splits or joins."""
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
   rows = [sentence(draw, scheme) for _ in range(300)]
   task = tagging.make({"train": rows, "test": rows}, "own", "bidirectional")
+  told = "own: BIOES tags become IOB2" in capsys.readouterr().out
+  assert told == (scheme in ("BIOES", "BILOU"))
   gold = [e.label for e in task.load("own-test")]
   classes = task.head.labels
   assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
@@ -243,7 +247,7 @@ def task(tmp_path) -> tagging.Task:
   return tagging.make(tmp_path, "conll", "bidirectional")
 
 
-def test_it_trains_and_is_saved(loaded, tmp_path):
+def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
   made = task(tmp_path)
   how = {"batch_size": 16, "epochs": 6, "max_length": 16}
   (outcome,) = tuned.trained(loaded, made, [Run(1e-2, 0)], tmp_path, **how)
@@ -256,7 +260,12 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   (found,) = predict(model, ["Tom sat near hills"])
   assert found.labels == ("B-PER", "O", "O", "B-LOC")
   assert found.entities == (("PER", 0, 1), ("LOC", 3, 4))
-  assert found == predict(model, [("Tom", "sat", "near", "hills")])[0]
+  words = ["Tom", "sat", "near", "hills"]
+  assert found == predict(model, [words])[0]
+  runs.write_lines(tmp_path / "words.jsonl", [{"text": words}])
+  asked = f"--checkpoint={model.path}", f"--data={tmp_path / 'words.jsonl'}"
+  runs.main("evals.predict", *asked)
+  assert capsys.readouterr().out.endswith(json.dumps(found.to_json()) + "\n")
   entity = {"kind": "PER", "start": 0, "stop": 1}
   assert found.to_json()["entities"][0] == entity
 

@@ -205,10 +205,13 @@ def test_results_of_another_task_are_told(run, tmp_path):
   differ = r"another request \(task, reduction differ\)"
   with pytest.raises(UserError, match=differ):
     runs.score(*asked, task="global_piqa")
+  write(data, comps_base=COMPS[1:2])
+  with pytest.raises(UserError, match=r"another request \(data differ\)"):
+    runs.score(*asked, task="comps")
 
 
 def test_the_mode_is_that_of_training(run, loaded, tmp_path):
-  """Catches a default that is not what the model was trained for."""
+  """Catches a default other than the mode of training."""
   data = write(tmp_path / "data", comps_base=COMPS[:1])
   words = f"--checkpoint={run}", f"--data={data}"
   runs.main("evals.score", "--task=comps", f"--output={tmp_path}/out", *words)
@@ -488,7 +491,13 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   words = f"--checkpoint={kept}", f"--data={data}", f"--output={output}"
   runs.main("evals.babylm", *words, "--mode=causal")
   said = capsys.readouterr().out
-  assert "left out, not in" in said and "supplement_filtered" in said
+  left_out = re.search("warning: left out, not in .*: (.*)", said)[1].split(
+    ", "
+  )
+  assert left_out == [
+    "full_eval/supplement_filtered",
+    "fast_eval/supplement_fast",
+  ]
   found = {
     path.relative_to(output).as_posix(): json.loads(path.read_text())
     for path in output.rglob("*.json")

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
   loaded = from_args(args)
   longest = loaded.model.config.max_seq_len
   if len(generation.encode(loaded, args.prompt)) + how.tokens > longest:
-    note = f"note: texts stop at the model's max_seq_len={longest} tokens"
+    note = f"warning: texts stop at the model's max_seq_len={longest} tokens"
     print(note, file=sys.stderr)
   shown = 0
   for texts in generation.stream(loaded, args.prompt, how):

@@ -46,7 +46,7 @@ def import_model(
   path = import_.write(imported, workdir)
   with progress.quietly(quiet):
     for note in imported.notes:
-      progress.say(f"note: {note}")
+      progress.say(note)
   return load(path)
 
 

@@ -1,8 +1,8 @@
 """Merges models into one: their mean, a point between two, or their changes.
 
-  antlm merge --models=RUN,RUN --weights=0.7,0.3 --workdir=MERGED
-  antlm merge --models=RUN,RUN --method=slerp --workdir=MERGED
-  antlm merge --models=RUN,RUN --method=task --base=MODEL --workdir=MERGED
+    antlm merge --models=RUN,RUN --weights=0.7,0.3 --workdir=MERGED
+    antlm merge --models=RUN,RUN --method=slerp --workdir=MERGED
+    antlm merge --models=RUN,RUN --method=task --base=MODEL --workdir=MERGED
 
 A model is a run, one of its checkpoints, a folder of transformers, or a name on
 the Hub. MERGED is then a run like any other. It has the config of the first

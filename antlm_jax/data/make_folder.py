@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -126,7 +127,9 @@ def make(
   _check(settings, tokenizer)
   reading = {"documents": settings.documents, "column": settings.column}
   corpus = find(settings.text, settings.dev, **reading)
-  progress.say(str(corpus))
+  # Test sets are never used.
+  unused = re.compile("^(?=not used, (?!named test))", re.MULTILINE)
+  progress.say(unused.sub("warning: ", str(corpus)))
   asked = _asked(settings, tokenizer)
   output = pathlib.Path(settings.output)
   if os.path.exists(output / folder_lib.MANIFEST):

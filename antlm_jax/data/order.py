@@ -106,8 +106,8 @@ class Order:
   # Batch size at step 0 as a share of the part's batch; it grows linearly to
   # the whole over the run.
   growth: float = 1.0
-  # A batch that an epoch's end cuts is filled from the next epoch (`carry`), or
-  # from the epoch's first rows (`up`), or dropped (`down`).
+  # An epoch's last, incomplete batch is filled from the next epoch (`carry`) or
+  # from this epoch's first rows (`up`). `down` drops it.
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all

@@ -238,8 +238,8 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
   for name, adds in (("add_bos_token", before), ("add_eos_token", after)):
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
-        f"{file} says {name}={fields[name]}, but {TOKENIZER} decides, as in"
-        " transformers 5 (use --boundary to change it)"
+        f"warning: {file} says {name}={fields[name]}, but {TOKENIZER} decides,"
+        " as in transformers 5 (use --boundary to change it)"
       )
   return notes
 

@@ -120,8 +120,8 @@ LAYOUTS = (
     settings={"model_type": "ltg_bert", **dict.fromkeys(_GPT_BERT, False)},
     boundary="bos_eos",
     notes=(
-      "distances follow BabyLM's LTG-BERT; BNC-BERT and NorBERT 3 use the same"
-      " names but another layout",
+      "warning: distances follow BabyLM's LTG-BERT; BNC-BERT and NorBERT 3 use"
+      " the same names but another layout",
     ),
   ),
   Layout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py

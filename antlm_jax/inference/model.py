@@ -159,7 +159,7 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
       " counts, such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):
-    progress.say(f"skipping checkpoints that were not kept: {lacking}")
+    progress.say(f"warning: skipping checkpoints that were not kept: {lacking}")
   return found
 
 

@@ -64,7 +64,9 @@ class Mirror:
     self.push(wait=6 * PATIENCE)
     self._pool.shutdown(wait=False, cancel_futures=True)
     if self._copies and not self._whole:
-      progress.say(f"files not copied to {self.workdir} are in {self.folder}")
+      progress.say(
+        f"warning: files not copied to {self.workdir} are in {self.folder}"
+      )
     else:
       shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -100,7 +102,8 @@ class Mirror:
       if not self._failed:  # the next push tries again, silently
         self._failed = files.reason(error)
         progress.say(
-          f"metrics cannot be copied to {self.workdir} now: {self._failed}"
+          f"warning: metrics cannot be copied to {self.workdir} now:"
+          f" {self._failed}"
         )
 
 

@@ -102,7 +102,7 @@ def spec(mesh, axes: Sequence[str | None], shape: Sequence[int], but=()):
 
 
 def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
-  """Returns notes on parameters' axes that no rule divides."""
+  """Returns warnings of parameters' axes that no rule divides."""
   notes = {}
   for path, names in axes.items():
     shape = shapes[path].shape
@@ -111,7 +111,8 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
       ways = [r for r in RULES.get(axis, ()) if mesh.shape[r] > 1]
       if entry is None and not set(ways) <= set(split) and ways:
         over = " or ".join(f"{r}={mesh.shape[r]}" for r in ways)
-        notes[f"{axis} of {size} is not split over {over}: replicated"] = True
+        note = f"warning: {axis} of {size} is not split over {over}: replicated"
+        notes[note] = True
   return list(notes)
 
 

@@ -5,7 +5,7 @@ hooks and checkpoints, and all share the compiled programs. On a CPU, they train
 one after another. On an accelerator, one program takes a step of all runs, with
 the runs as a leading axis of the train state.
 
-Each run has a thread, but only one thread works at a time: the others wait for
+Each run has a thread, but only one thread works at a time. The others wait for
 their turn, or for the step of all runs.
 """
 

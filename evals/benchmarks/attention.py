@@ -5,10 +5,12 @@
 On a GPU or TPU it times them by turns. Anywhere else it compiles them for a TPU
 that is not there (libtpu: `launch/setup.sh libtpu`) and prints:
 
-- temp, moved: memory beside arguments and results, and bytes by XLA's cost
-  analysis, of a layer: projections, RoPE, attention, and all gradients;
+- temp: memory of a layer in addition to its arguments and results;
+- moved: bytes that a layer moves, by XLA's cost analysis;
 - with --bundles, the compiler's instruction bundles for 512 x 512 scores of
   which none is hidden (forward/backward): cycles, if nothing waits.
+
+A layer is its projections, RoPE and attention, with all gradients.
 
 The peers: splash attention in blocks of 512, its backward pass in two kernels
 or fused to one, for static masks and segment ids. cuDNN, for causal and full

@@ -2,9 +2,9 @@
 
     python -m evals.benchmarks.coverage
 
-Simulates differences of two rows over seeds and items, and prints a table: how
-often the 95 % interval of `evals.reporting.statistics` holds the truth, and its
-mean width in points. The last columns are of two bootstraps, for few items. The
+Simulates differences of two rows over seeds and items. Prints how often the
+95 % interval of `evals.reporting.statistics` holds the truth, and its mean
+width in points. The last columns are of two bootstraps, for few items. The
 hierarchical one draws pretrainings, their fine-tunings and items of the
 differences. The other draws the runs of each row apart, and widens their share
 of the variance, as the reports did until November 2026.
@@ -12,8 +12,8 @@ of the variance, as the reports did until November 2026.
 Scores are points of accuracy. Two models disagree on 15 % of the items, as in
 SST-2 and BLiMP: a deviation of 39 points an item. Half of its variance belongs
 to the item, an eighth to pretraining and item, the rest to each answer. The
-seeds' deviations are in the table; half of each row's variance is shared with
-the other row, which has the same data order and head.
+table has the seeds' deviations. Half of each row's variance is shared with the
+other row, which has the same data order and head.
 """
 
 import dataclasses

@@ -4,8 +4,8 @@
 
 tokamax ships measured times: of splash attention with its fastest blocks, and
 of gated linear units, which are XLA's. Each is compiled here for the same chip,
-shape and blocks, and `planning.forecast`'s time of the program is compared with
-the measured one (docs/appendix/forecast.md).
+shape and blocks. The forecast of `planning.forecast` is compared with the
+measured time (docs/appendix/forecast.md).
 
 T and K are folders of unpacked wheels, of which nothing is installed:
 

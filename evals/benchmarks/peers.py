@@ -3,12 +3,13 @@
     python -m evals.benchmarks.peers --pairs=FOLDER --text=PATH
 
 A case is work that a peer does as well, with the same weights, batches or
-texts, in float32: by turns, in one process, with a thread for each core. Above
-1 we are faster. `ratio` is the median of the turns' ratios, `from to` the least
-and the greatest, and `best` the ratio of the best turns of each. `others` is
-the largest share of the machine that other processes took, and `again` how many
-turns were repeated for that. Both results are compared. `compile` is by how
-much our first call was longer; a case `anew` compiles in every call.
+texts, in float32. Both work by turns in one process, with a thread for each
+core. Above 1 we are faster. `ratio` is the median of the turns' ratios, `from
+to` the least and the greatest, and `best` the ratio of the best turns of each.
+`others` is the largest share of the machine that other processes took, and
+`again` how many turns were repeated for that. Both results are compared.
+`compile` is by how much our first call was longer; a case `anew` compiles in
+every call.
 
 It needs the packages of `.[hf]`.
 """

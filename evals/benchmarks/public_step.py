@@ -2,16 +2,17 @@
 
     python -m evals.benchmarks.public_step
 
-R. Vorushin measured a train step on one TPU v6e and one v5e, and published the
-step's code (vorushin.github.io, "LLM pretraining on TPU v6e with a $50 budget",
-2026-02-22; github.com/vorushin/tpuchat, 08_tpu_ablations.py and LOG.md). This
-is the same step, written anew: 8 layers, width 1,024, 4 query heads and 1 key
-head of 256 with normalized queries and keys, SwiGLU of 3,072, 32,768 tokens,
-untied, 64 rows of 2,048 in 16 microbatches. Parameters, gradients and AdamW's
-moments are bfloat16, layers unrolled, norms have no weights, splash attention
-has blocks of 1,024, and the loss 8 chunks whose scores are computed twice.
-The step is compiled here for both chips, and `planning.forecast`'s time is
-compared with the measured one (docs/appendix/forecast.md).
+R. Vorushin measured a train step on one TPU v6e and one v5e. The source is "LLM
+pretraining on TPU v6e with a $50 budget" (vorushin.github.io, 2026-02-22). The
+code is in github.com/vorushin/tpuchat, 08_tpu_ablations.py and LOG.md. This is
+the same step, written anew. It has 8 layers of width 1,024, with 4 query heads
+and 1 key head of 256, and normalized queries and keys. SwiGLU has a width of
+3,072, and the vocabulary 32,768 tokens, untied. A step has 64 rows of 2,048
+tokens in 16 microbatches. Parameters, gradients and AdamW's moments are
+bfloat16. Layers are unrolled, and norms have no weights. Splash attention has
+blocks of 1,024. The loss has 8 chunks, whose scores are computed twice. The
+step is compiled here for both chips, and the forecast of `planning.forecast` is
+compared with the measured time (docs/appendix/forecast.md).
 """
 
 import dataclasses

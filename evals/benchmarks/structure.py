@@ -2,11 +2,11 @@
 
     python -m evals.benchmarks.structure
 
-Prints for each area and package its files and lines, the lines of its longest
-file and function, and its private functions, with those that one place in
-their file calls by name. Then the imports, those within functions as well:
-circles, and arrows that lead upward in `LEVELS`. Exit status 1 if there are
-any.
+Prints for each area and package its files and lines, and the lines of its
+longest file and function. Counts its private functions, and those that one
+place in their file calls by name. Then prints the circles of imports, and
+imports that lead upward in `LEVELS`, also those within functions. Exits with
+status 1 if there are any.
 """
 
 import ast
@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from antlm_jax import cli, tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
-# What may import what: a module those of lower levels, and of its own group.
-# A level's groups are packages and modules; + joins several to one group.
+# A module may import modules of lower levels and of its own group. A level's
+# groups are packages and modules; + joins several to one group.
 LEVELS = (
   "errors+cli+plugins+units+hashing+masks+settings+tables",
   "objectives",

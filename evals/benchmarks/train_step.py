@@ -8,7 +8,7 @@ step of N runs, as `antlm_jax.training.together` does. The batches:
 - clm: causal rows of one document each;
 - mlm: bidirectional rows of one document each, 15 % of the tokens targets;
 - packed: as clm, but about five documents of random lengths in a row;
-- mixed: as clm and mlm, row by row in turn: the price of mixing alone.
+- mixed: rows of clm and mlm in turn, which shows the price of mixing alone.
 
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the

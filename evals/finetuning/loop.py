@@ -86,8 +86,8 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
     rows = task.head.encode(loaded, examples, max_length)
     if rows.cut:
       progress.say(
-        f"{task.name}: texts of {name} that are cut to fit {longest} tokens"
-        f" ({by}): {rows.cut}"
+        f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
+        f" tokens ({by}): {rows.cut}"
       )
     return rows
 
@@ -106,9 +106,9 @@ def fit(
 ) -> list[Outcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `data` is from `read`. Prints a line about each epoch. If the last epoch is
-  the best of the best run (the first of equals), `keep` gets this run, its
-  score and a function that copies its parameters to the host.
+  `data` is from `read`. Prints a line about each epoch. If an epoch is the best
+  of the leading run (the first of equals), calls `keep`. Its arguments are this
+  run, the score and a function that copies the run's parameters to the host.
 
   Returns:
     The outcome of each run, in their order.

@@ -360,8 +360,8 @@ def load(
   judged = [name for wanted in relevant.values() for name in wanted]
   if missing := sum(name not in documents for name in judged):
     progress.say(
-      f"{path}: {missing:,} of {len(judged):,} judgements are of documents that"
-      " corpus.jsonl lacks; they count as not found"
+      f"warning: {path}: {missing:,} of {len(judged):,} judgements are of"
+      " documents that corpus.jsonl lacks; they count as not found"
     )
   if missing == len(judged):
     raise UserError(f"{path} judges no document of {folder / 'corpus.jsonl'}")

@@ -192,7 +192,9 @@ def compute(
   examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
   rows = own.encode(loaded, examples, max_length)
   if rows.cut:
-    progress.say(f"texts that are cut to fit {max_length} tokens: {rows.cut}")
+    progress.say(
+      f"warning: texts that are cut to fit {max_length} tokens: {rows.cut}"
+    )
   program = programs.compiled(_one_run, loaded.model.config, own, causal)
   call = functools.partial(program, trial.joined(loaded.params, params))
   found = batching.predict(call, rows, batch_size)

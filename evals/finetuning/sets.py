@@ -1,10 +1,10 @@
 """Sets of examples: named files, their records, and splits.
 
-A known set is files of known names in a folder. The user's own set is a
-file (csv, tsv, jsonl, parquet, and others that a preset reads), of which a
-tenth is held out as the dev set. It may also be a folder of files named train,
-dev (or valid) and test, a list of records, or a mapping of train, dev and test
-to lists or files.
+A known set is files of known names in a folder. The user's own set is a file
+(csv, tsv, jsonl, parquet, and others that a preset reads). A tenth of it is
+held out as the dev set. The own set may also be a list of records, or a folder
+of files named train, dev (or valid) and test. Or it is a mapping of train, dev
+and test to lists or files.
 """
 
 import collections

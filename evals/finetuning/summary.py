@@ -29,7 +29,7 @@ class Tuned:
   """A fine-tuned task."""
 
   name: str
-  metric: str  # the main one
+  metric: str  # the main metric
   lr: float  # best learning rate
   seed: int  # of the best run, which is saved
   # Main metric over seeds at the best learning rate, by evaluation set.

@@ -71,7 +71,7 @@ class Tagger(Tags):
     return len(self.labels)
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes a row of each sentence; words at the end of long ones are cut."""
+    """Makes a row of each sentence, and cuts the end of long sentences."""
     parts = []  # tokens, and the index of each one's word
     for example in examples:
       ends = list(itertools.accumulate(len(word) + 1 for word in example.texts))

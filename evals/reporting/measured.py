@@ -155,7 +155,7 @@ class Items(NamedTuple):
   """A run's scores of each of a task's n items."""
 
   names: tuple[tuple[str, str], ...]  # UIDs and ids; where equal, runs compare
-  texts: tuple  # where equal, items are one
+  texts: tuple  # items of equal texts count as one item
   scores: np.ndarray  # `[n]`, as bool whether it is right
 
 

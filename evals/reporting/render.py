@@ -113,7 +113,7 @@ def fill(template: str, **values) -> str:
 def _table(rows: Sequence[Row], caller: Callable, most: int = 1000) -> str:
   """Lays rows out; the block of the template's `call` writes the numbers.
 
-  Of rows with the same first value `most` are shown, without the middle ones.
+  Shows at most `most` rows with the same first value, without the middle rows.
   """
   head, texts = cells(rows, caller)
   shown = []

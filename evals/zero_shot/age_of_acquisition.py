@@ -115,8 +115,8 @@ def model_age(
 ) -> float | None:
   """Returns log10 of the words seen after which a word is known, or None.
 
-  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them,
-  and `chance` is its surprisal if all tokens are equally likely, in nats.
+  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them, in
+  nats. `chance` is the word's surprisal if all tokens are equally likely.
   """
   if len(seen) < _FEWEST:
     return None

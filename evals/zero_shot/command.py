@@ -4,6 +4,7 @@ A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -319,7 +320,8 @@ def _parse(
   about = TASKS[named].about if named else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   add_arguments(parser)
-  about = "Name of the task"
+  given = parser.prog == f"antlm eval {named}"  # a command that is a task's
+  about = argparse.SUPPRESS if given else "Name of the task"
   parser.add_argument("--task", required=True, choices=TASKS, help=about)
   section = TASKS[named].settings if named else TaskSettings
   settings_lib.add_arguments(parser, section)

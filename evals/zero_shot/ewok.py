@@ -2,10 +2,10 @@
 
   antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
 
-The folder holds ewok_test.csv, EWoK-core-1.0, from its authors' page at
-huggingface.co/datasets/ewok-core/ewok-core-1.0, and BabyLM's word list,
-vocab*.txt (`ewok/vocab.txt` of evaluation-pipeline-2024,
-`strict/evaluation_pipeline/ewok/vocab.txt` of babylm-eval). As in both, rows
+The folder holds ewok_test.csv, which is EWoK-core-1.0, from its authors' page
+at huggingface.co/datasets/ewok-core/ewok-core-1.0. It also holds BabyLM's word
+list, vocab*.txt: `ewok/vocab.txt` of evaluation-pipeline-2024, or
+`strict/evaluation_pipeline/ewok/vocab.txt` of babylm-eval. As in both, rows
 with a word that is not on the list are left out, which leaves 3,809 of 4,374.
 Or the folder holds the pipelines' files: a *.jsonl for each domain, with the
 same fields. One line has each row, and another line has it turned around.

@@ -6,9 +6,8 @@
 Each record is a text (arXiv 1606.06031), or each line with --documents=line.
 The model predicts the part after its last space, or of records with a `prompt`
 and an `answer` the answer. As in lm-eval's lambada_openai, a word is right if
-each of its tokens is the likeliest after the text and the tokens before it. The
-perplexity is per word. A text longer
-than the context loses its beginning.
+each of its tokens is the likeliest after all tokens before it. The perplexity
+is per word. A text longer than the context loses its beginning.
 
 The masked modes also predict the tokens of the word one after the other: the
 predicted token and those after it are masked (arXiv 2305.10588). So the model

@@ -12,12 +12,12 @@
 
 2024 and 2026 also write predictions.json in their forms.
 
-The pipelines take special tokens from a tokenizer's files; here they are those
+The pipelines take special tokens from a tokenizer's files. Here they are those
 of training, so a model that is published with others gets other scores there.
 2024 counts the tokens of the context encoded alone, which is the same for
-byte-level BPE. Two cases that 2024 scores are errors here: a tokenizer without
-an EOS token (2024 puts the word "None") and a text longer than the model's rows
-(2024 cuts it).
+byte-level BPE. Two cases that 2024 scores are errors here. If a tokenizer has
+no EOS token, 2024 puts the word "None". If a text is longer than the model's
+rows, 2024 cuts it.
 
 Masked scores published with 2024 are of other sentences: its `hf-mlm` sorts the
 texts and returns the scores in that order. Ours are in the order of the data.
