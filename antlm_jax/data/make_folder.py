@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import time
@@ -127,9 +126,7 @@ def make(
   _check(settings, tokenizer)
   reading = {"documents": settings.documents, "column": settings.column}
   corpus = find(settings.text, settings.dev, **reading)
-  # Test sets are never used.
-  unused = re.compile("^(?=not used, (?!named test))", re.MULTILINE)
-  progress.say(unused.sub("warning: ", str(corpus)))
+  progress.say(str(corpus))
   asked = _asked(settings, tokenizer)
   output = pathlib.Path(settings.output)
   if os.path.exists(output / folder_lib.MANIFEST):

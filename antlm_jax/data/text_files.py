@@ -54,7 +54,9 @@ class Corpus:
 
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
-    listed |= {f"not used, {why}": found for why, found in self.unused.items()}
+    for why, found in self.unused.items():
+      expected = why == _UNUSED["test"]
+      listed[f"{'' if expected else 'warning: '}not used, {why}"] = found
     return "\n".join(f"{k}: {_listed(v)}" for k, v in listed.items() if v)
 
 
