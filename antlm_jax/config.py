@@ -553,8 +553,8 @@ def _scaled(config: ConfigDict, steps: int) -> str:
   end, phases = 0, []
   for phase in parsed.phases:
     start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
-    shares = (f"{share:.6f}".rstrip("0") for share in phase.shares.values())
-    mixed = f"={':'.join(shares)}" if len(phase.shares) > 1 else ""
+    shares = ":".join(f"{x:.6f}".rstrip("0") for x in phase.shares.values())
+    mixed = f"={shares}" if len(phase.shares) > 1 else ""
     phases.append(f"{end - start}{':'.join(phase.shares)}{mixed}")
   return f"{'+'.join(phases)} steps"
 
@@ -567,8 +567,7 @@ def to_json(config: Config) -> str:
 def from_json(text: str) -> Config:
   """Reads the text of `to_json`; UserError if it is not that of a config.
 
-  Settings that the text lacks have their defaults. Unknown settings are
-  ignored.
+  Missing settings have their defaults, and unknown settings are ignored.
   """
   try:
     stored = json.loads(text)
