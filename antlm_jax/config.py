@@ -212,7 +212,7 @@ class Config:
   curriculum: str = setting(
     "4C+16M+4C",
     "Objectives in order, with lengths in epochs or steps; see"
-    " docs/how_to/curriculum.md",
+    " docs/reference/curriculum.md",
   )
   objectives: Mapping[str, Objective] = dataclasses.field(
     default_factory=OBJECTIVES.copy
