@@ -43,7 +43,7 @@ def measure(case: Case, rounds: int) -> dict:
     The extra time of our first call, which compiles. The share of the machine
     that other processes used, and the number of repeated turns.
   """
-  (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
+  (first, mine, _), (_, other, _) = timed(case.ours), timed(case.theirs)
   calls = case.ours, case.theirs
   before = case.before or case.ours, case.theirs
   seconds, others, repeated = by_turns(calls, rounds, before)
@@ -87,7 +87,7 @@ def by_turns(
     turn, others = [0.0] * len(calls), 0.0
     for n in list(range(len(calls)))[:: -1 if len(turns) % 2 else 1]:
       before[n]()
-      turn[n], _, taken = _timed(calls[n])
+      turn[n], _, taken = timed(calls[n])
       others = max(others, taken)
     if others > _DISTURBED and repeated < rounds:
       repeated += 1
@@ -97,7 +97,7 @@ def by_turns(
   return np.array(turns), largest, repeated
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any, float]:
+def timed(call: Callable[[], Any]) -> tuple[float, Any, float]:
   """Returns a call's seconds, its result, and others' share of the machine."""
   own, busy, begun = _own(), _busy(), time.perf_counter()
   out = call()
