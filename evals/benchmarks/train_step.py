@@ -6,14 +6,15 @@
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
 that are as unevenly frequent as words. With --together=N, one program takes a
-step of N runs, as `antlm_jax.training.together` does. With --config, it times
-that config's own steps instead, one for each kind of batch in its curriculum,
-on stand-in rows as `antlm plan` does. Any setting: --config.KEY=VALUE. The
-batches:
+step of N runs, as `antlm_jax.training.together` does. The batches:
 - clm: causal rows of one document each;
 - mlm: bidirectional rows of one document each, 15 % of the tokens targets;
 - packed: as clm, but about five documents of random lengths in a row;
 - mixed: as clm and mlm, row by row in turn: the price of mixing alone.
+
+With --config, it times one step for each kind of batch in a config's
+curriculum. The rows are those of `antlm plan`. --config.KEY=VALUE changes any
+setting.
 
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
