@@ -74,6 +74,26 @@ def test_a_step_of_several_runs_is_timed(tmp_path):
   assert tokens == pytest.approx(3 * 4 * 64)
 
 
+def test_the_steps_of_a_config_are_timed(tmp_path):
+  """Each kind of batch has a row, with the settings of the command line."""
+  words = "--vocab_size=64", "--seq_len=16", "--seconds=0.01", "--steps=1"
+  config = "--config=quickstart:shrink", "--config.train.batch_size=4"
+  train_step.main([*config, *words, f"--output={tmp_path}"])
+  (path,) = tmp_path.glob("*.json")
+  rows = json.loads(path.read_text())["rows"]
+  assert [row["batch"] for row in rows] == ["C", "M"]
+  for row in rows:
+    assert row["tokens_per_second"] * row["seconds"] == pytest.approx(4 * 16)
+    assert row["peak_bytes"] > 0 and "error" not in row
+
+
+def test_settings_without_a_config_are_an_error():
+  told = runs.refused(
+    "antlm_jax.evals.benchmarks.train_step", "--config.train.batch_size=4"
+  )
+  assert "add --config=NAME" in told
+
+
 @pytest.mark.parametrize(
   "words, part",
   [

@@ -1,6 +1,8 @@
 """Time, throughput and memory of train steps, by size and kind of batch.
 
     python -m evals.benchmarks.train_step --sizes=97M,610M --batches=clm,mlm
+    python -m evals.benchmarks.train_step --config=babylm_small \\
+      --vocab_size=8192 --seq_len=128
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
 that are as unevenly frequent as words. With --together=N, one program takes a
@@ -10,19 +12,25 @@ step of N runs, as `antlm_jax.training.together` does. The batches:
 - packed: as clm, but about five documents of random lengths in a row;
 - mixed: rows of clm and mlm in turn, which shows the price of mixing alone.
 
+With --config, it times one step for each kind of batch in a config's
+curriculum. The rows are those of `antlm plan`. --config.KEY=VALUE changes any
+setting.
+
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
 FLOPs that `antlm_jax.training.flops` counts: attention's visible pairs, and no
 recomputation. Memory is of one device: the compiled step's
-need, and the process's peak.
+need, and the process's peak (on a CPU, its peak resident memory).
 
-It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
+Without --config, it needs of antlm_jax's dependencies only jax, flax, optax and
+orbax.
 """
 
 import dataclasses
+import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +38,8 @@ import jaxlib
 import numpy as np
 
 from antlm_jax import cli, models, units
+from antlm_jax import settings as settings_lib
+from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives import corruption
@@ -49,7 +59,7 @@ BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
 }
 _DOCUMENTS = 5  # in a packed row, about
 _SPECIAL = 4  # ids under this are special, and the last of them is the mask
-_WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
+_WARMUP, _MOST = 3, 100  # steps: most that are not timed, and timed
 _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
@@ -122,19 +132,22 @@ def make_step(config: LlamaConfig) -> TrainStep:
   )
 
 
-def step_times(step, state, example: Batch, seconds: float) -> np.ndarray:
+def step_times(
+  step, state, example: Batch, seconds: float, fewest: int
+) -> np.ndarray:
   """Returns the seconds from each step's end to the next one's."""
   ends: list[float] = []
+  warmup = min(_WARMUP, fewest)
   state, running = step(state, example)
-  while len(ends) <= _WARMUP + _FEWEST or (
-    len(ends) <= _WARMUP + _MOST and ends[-1] - ends[_WARMUP] < seconds
+  while len(ends) <= warmup + fewest or (
+    len(ends) <= warmup + _MOST and ends[-1] - ends[warmup] < seconds
   ):
     state, following = step(state, example)
     jax.block_until_ready(running)
     ends.append(time.perf_counter())
     running = following
   jax.block_until_ready(state)
-  return np.diff(ends[_WARMUP:])
+  return np.diff(ends[warmup:])
 
 
 def several(train_step: TrainStep, mesh, runs: int) -> tuple:
@@ -159,7 +172,7 @@ def several(train_step: TrainStep, mesh, runs: int) -> tuple:
 
 
 def measure(
-  train_step, programs, mesh, example: Batch, seconds: float, runs: int = 1
+  train_step, programs, mesh, example: Batch, args: "Timings", runs: int = 1
 ) -> dict:
   """Times one case, under `jax.set_mesh`; returns its part of the results.
 
@@ -183,7 +196,7 @@ def measure(
         + size.temp_size_in_bytes
         - size.alias_size_in_bytes
       )
-    times = step_times(compiled, state, placed, seconds)
+    times = step_times(compiled, state, placed, args.seconds, args.steps)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     full = "RESOURCE_EXHAUSTED" in str(error)
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]
@@ -193,23 +206,24 @@ def measure(
     if chip := chips.of(device):
       done = runs * flops.train_step(model, example) / out["seconds"]
       out["mfu"] = float(done / (chip.flops * mesh.size))
-  stats = device.memory_stats() or {}
-  return out | {"peak_bytes": stats.get("peak_bytes_in_use")}
+  peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+  if device.platform == "cpu":
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return out | {"peak_bytes": peak}
 
 
-def measure_size(
-  name: str, batches, mesh, seconds: float, runs: int = 1
-) -> Iterator[dict]:
+def measure_size(name: str, args: "Timings", mesh) -> Iterator[dict]:
   """Yields the results of each batch, under `jax.set_mesh`."""
   shape, length, vocab_size, rows, tied, remat = SIZES[name]
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
   config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
   train_step, shards = make_step(config), sharding.data_shards(mesh)
+  runs = args.together
   layout = Layout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
   if runs > 1:
     programs = several(train_step, mesh, runs)
-  for batch in batches:
+  for batch in args.batches:
     example = make_example(batch, layout, length, vocab_size)
     yield {
       "size": name,
@@ -219,7 +233,35 @@ def measure_size(
       "seq_len": length,
       "parameters": train_step.model.size,
       "remat": remat,
-      **measure(train_step, programs, mesh, example, seconds, runs),
+      **measure(train_step, programs, mesh, example, args, runs),
+    }
+
+
+def measure_config(args: "Timings", overrides: Sequence[str]) -> Iterator[dict]:
+  """Yields the results of each kind of batch of a config's run."""
+  from antlm_jax import config as config_lib  # it needs ml_collections
+  from antlm_jax.planning.search import Pod
+
+  changes = config_lib.pairs(overrides)
+  text = args.vocab_size, args.seq_len, args.pieces
+  run = Pod(args.config, changes, jax.devices(), *text).run()
+  programs = jitted(run.step, state_shardings(run.step, run.mesh))
+  for program in run.programs(evaluations=False):
+    micro, rows, length = program.batch.inputs.shape
+    with jax.set_mesh(run.mesh):
+      found = measure(run.step, programs, run.mesh, program.batch, args)
+    yield {
+      "size": args.config,
+      "batch": program.name,
+      "runs": 1,
+      "rows": micro * rows,
+      "microbatches": micro,
+      "seq_len": length,
+      "vocab_size": run.model.config.vocab_size,
+      "parameters": run.model.size,
+      "remat": run.model.config.remat,
+      "overrides": list(overrides),
+      **found,
     }
 
 
@@ -249,26 +291,39 @@ class Timings:
     tuple(BATCHES), "Kinds of batches", choices=BATCHES
   )
   seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
+  steps: int = setting(5, "Smallest number of timed steps", least=1, most=_MOST)
   together: int = setting(
     1, "Number of runs of which one program takes a step", least=1, most=256
   )
+  config: str = setting("", "Name or path of a config to time instead of sizes")
+  vocab_size: int = setting(
+    128_256, "Vocabulary size of --config's rows", least=2, most=2**24
+  )
+  seq_len: int | None = setting(
+    None,
+    "Tokens in a row of --config (default: model.max_seq_len)",
+    least=1,
+    most=2**24,
+  )
+  pieces: int = setting(1, "Documents in a row of --config", least=1)
   output: str = common.output()
 
 
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
-  args = common.arguments(__doc__, Timings, argv)
+  parser = cli.Parser(description=__doc__)
+  settings_lib.add_arguments(parser, Timings)
+  args, overrides = parser.parse_with_overrides(argv)
+  args = settings_lib.from_args(Timings, args)
+  if overrides and not args.config:
+    raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
   mesh = sharding.Mesh().build()
   device = mesh.devices.flat[0].device_kind
   about = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
-  rows = (
-    row
-    for name in args.sizes
-    for row in measure_size(
-      name, args.batches, mesh, args.seconds, args.together
-    )
-  )
-  place = args.output, f"step {device}"
+  rows = (row for name in args.sizes for row in measure_size(name, args, mesh))
+  if args.config:
+    rows = measure_config(args, overrides)
+  place = args.output, f"step {device} {args.config}"
   with jax.set_mesh(mesh):
     rows = common.report(rows, *place, _COLUMNS, "<<><<>", **about)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
