@@ -73,9 +73,9 @@ def by_turns(
 ) -> tuple[np.ndarray, float, int]:
   """Times calls by turns, every other turn in reverse order.
 
-  `before` has an untimed call for each, usually the same call. The memory that
-  another call used is slow to return: a virtual machine gets it from its host,
-  which may take as long as the work.
+  `before` has an untimed call for each, usually the same call. It regains the
+  memory that another call used. A virtual machine gets this memory from its
+  host, which may take as long as the work.
 
   Returns the seconds, `[rounds, calls]`, the largest share of the machine that
   other processes used, and the number of turns repeated for it, at most
