@@ -171,10 +171,13 @@ def find(path, step: int | None = None) -> pathlib.Path:
     return path
   found = steps(path)
   if not found:
-    raise UserError(
-      f"{path} holds no checkpoint: give a run's workdir or one of its"
-      f" {FOLDER}/STEP folders"
-    )
+    # A saved model, a run, or an export of ours is one folder below.
+    inner = [*path.glob("*/meta"), *path.glob("*/config.json")]
+    near = sorted({str(file.parent) for file in inner})[:3]
+    hint = f"give a run's workdir or one of its {FOLDER}/STEP folders"
+    if near:
+      hint = f"did you mean {' or '.join(near)}?"
+    raise UserError(f"{path} holds no checkpoint: {hint}")
   if step is not None and step not in found:
     existing = ", ".join(map(str, found))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
