@@ -279,6 +279,8 @@ _KINDS = {
   "schedule": optim.SCHEDULES,
 }
 _NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
+# A curriculum with counts of epochs or steps, which give its length.
+_COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Checkpoint, Log, Init
 _GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
 
@@ -446,7 +448,12 @@ def _change(config: ConfigDict, overrides: Iterable[str]) -> set[str]:
   """Applies each `--config.key=value`, and returns the keys."""
   # First those that choose an implementation, whose settings others change.
   ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
-  return {_override(config, override) for override in ordered}
+  changed = {_override(config, override) for override in ordered}
+  lengths = {"train.epochs", "train.steps"}
+  own = "curriculum" in changed and _COUNTS.search(config.curriculum)
+  if own or lengths & changed:  # a new length replaces that of the config
+    config.update_from_flattened_dict(dict.fromkeys(lengths - changed, 0))
+  return changed
 
 
 def _override(config: ConfigDict, override: str) -> str:
@@ -536,27 +543,8 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
   if not in_steps and "train.epochs" not in changed:
     asked = config.train.steps if "train.steps" in changed else 0
-    config.curriculum = _scaled(config, asked or 12)
-    config.train.steps = 0
-  # The length that the config file gives is that of its whole curriculum.
-  if "train.epochs" not in changed:
-    config.train.epochs = 0.0
-  if "train.steps" not in changed:
-    config.train.steps = 0
-
-
-def _scaled(config: ConfigDict, steps: int) -> str:
-  """Returns the curriculum over `steps` steps, at least one in each phase."""
-  # A thousand, so that each phase has at least a step before it is scaled.
-  names = re.findall(curriculum.NAME, config.curriculum)
-  parsed = curriculum.parse(config.curriculum, names, 1000, 1000)
-  end, phases = 0, []
-  for phase in parsed.phases:
-    start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
-    shares = ":".join(f"{x:.6f}".rstrip("0") for x in phase.shares.values())
-    mixed = f"={shares}" if len(phase.shares) > 1 else ""
-    phases.append(f"{end - start}{':'.join(phase.shares)}{mixed}")
-  return f"{'+'.join(phases)} steps"
+    config.curriculum = curriculum.scaled(config.curriculum, asked or 12)
+    config.train.update(steps=0, epochs=0.0)
 
 
 def to_json(config: Config) -> str:

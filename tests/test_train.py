@@ -278,7 +278,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("data.path=", ("data.path is not set",)),
     ("init.checkpoint=/nowhere", ("/nowhere holds no checkpoint",)),
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
-    ("curriculum=8C steps;train.steps=9", ("train.steps", "leave those at 0")),
+    ("curriculum=8C steps;train.steps=9", ("leave those at 0", "'9C steps'")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
