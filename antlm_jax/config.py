@@ -399,6 +399,9 @@ def find(path: str) -> str:
   if path in own:
     return str(own[path])
   if not pathlib.Path(path).is_file():
+    name, comma, arg = path.partition(",")
+    if comma and name in own:
+      raise UserError(f"--config={path}: write --config={name}:{arg}")
     near = nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
     raise UserError(f"--config={path}: no such file, nor such a name; {near}")
   return path

@@ -129,7 +129,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
   before = snapshot(copy / "checkpoints")
   summary = runs.summary(copy)
   done = runs.train(copy, prepared, *LONG)
-  assert "resuming from step 60" in done.stdout
+  assert "already finished: step 60 of 60" in done.stdout
   assert snapshot(copy / "checkpoints") == before
   assert runs.summary(copy) == summary
 
@@ -468,7 +468,7 @@ def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
   args = runs.train_args(tmp_path / "run", prepared)
   done = runs.run_words([sys.executable, "-W", "error", "-c", IMPORTING, *args])
   assert done.returncode == 75, done.stderr
-  assert done.stderr == "run me again\n"
+  assert done.stderr == "stopped by a signal: run the same command again\n"
   assert not (tmp_path / "run").exists()
 
 

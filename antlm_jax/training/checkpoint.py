@@ -171,9 +171,12 @@ def find(path, step: int | None = None) -> pathlib.Path:
     return path
   found = steps(path)
   if not found:
+    parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
+    inside = sorted({str(part.parent) for each in parts for part in each})
+    near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
     raise UserError(
       f"{path} holds no checkpoint: give a run's workdir or one of its"
-      f" {FOLDER}/STEP folders"
+      f" {FOLDER}/STEP folders{near}"
     )
   if step is not None and step not in found:
     existing = ", ".join(map(str, found))
