@@ -325,8 +325,9 @@ def typed(
   return Config(**made)
 
 
-def described() -> str:
-  """Returns a line for each setting: key, default and help text."""
+def described(config: Config | None = None) -> str:
+  """Returns a line for each setting: key, value or default, and help text."""
+  values = leaves(config) if config else {}
   sections = [("", Config)]
   for group, found in _GROUPS.items():
     each = found.values() if group in _KINDS else [found]
@@ -338,7 +339,8 @@ def described() -> str:
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
       one_of = f" ({', '.join(map(str, choices))})" if choices else ""
-      pair = f"{key}={settings.written(field.default)}"
+      value = values.get(key, field.default)
+      pair = f"{key}={settings.written(value)}"
       line = f"  {pair:33} {field.metadata['help']}{one_of}"
       lines.setdefault(key, line)  # several sections may share it
   del lines["objectives.NAME.name"]

@@ -134,6 +134,13 @@ def test_antlm_knows_what_was_meant(words, told):
     antlm.main(words.split())
 
 
+def test_help_has_the_values_of_a_config(capsys):
+  for words, rate in (("", 0.001), ("--config=quickstart", 0.003)):
+    with pytest.raises(SystemExit):
+      antlm.main(["train", *words.split(), "--help"])
+    assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   "words, told",
   [
