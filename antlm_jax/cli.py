@@ -1,6 +1,7 @@
 """Parsing, one-line errors and exit statuses, shared by all commands."""
 
 import argparse
+import itertools
 import logging
 import os
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from antlm_jax import plugins
 from antlm_jax.errors import UserError, explain
+from antlm_jax.settings import nearest
 
 
 class _HelpFormatter(
@@ -39,12 +41,22 @@ class Parser(argparse.ArgumentParser):
         help="Python file to import first; it registers your own parts",
       )
     self._may_be_empty = may_be_empty
+    self._words: Sequence[str] = ()  # that it parses
 
   def error(self, message: str):
+    for word in itertools.takewhile(lambda word: word != "--", self._words):
+      name, known = word.partition("=")[0], self._option_string_actions
+      if name.startswith("--") and name not in known:
+        # A misspelt option may leave a required one missing.
+        near = nearest(name, known, "none")
+        if near != "none" and not name.startswith("--config."):
+          message = f"unrecognized arguments: {word}; {near}"
+          break
     raise UserError(f"{message} (see --help)")
 
   def parse_known_args(self, args=None, namespace=None):
     """Parses, and refuses empty values, as of an unset shell variable."""
+    self._words = sys.argv[1:] if args is None else args
     parsed, rest = super().parse_known_args(args, namespace)
     for name, value in vars(parsed).items():
       empty = value == "" or (isinstance(value, list) and "" in value)
@@ -92,5 +104,6 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     if told is None:
       raise
     status, line = told
-    print(line, file=sys.stderr)
+    if line:
+      print(line, file=sys.stderr)
     sys.exit(status)

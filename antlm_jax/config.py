@@ -279,6 +279,8 @@ _KINDS = {
   "schedule": optim.SCHEDULES,
 }
 _NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
+# A curriculum with counts of epochs or steps, which give its length.
+_COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Checkpoint, Log, Init
 _GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
 
@@ -323,8 +325,9 @@ def typed(
   return Config(**made)
 
 
-def described() -> str:
-  """Returns a line for each setting: key, default and help text."""
+def described(config: Config | None = None) -> str:
+  """Returns a line for each setting: key, value or default, and help text."""
+  values = leaves(config) if config else {}
   sections = [("", Config)]
   for group, found in _GROUPS.items():
     each = found.values() if group in _KINDS else [found]
@@ -336,7 +339,8 @@ def described() -> str:
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
       one_of = f" ({', '.join(map(str, choices))})" if choices else ""
-      pair = f"{key}={settings.written(field.default)}"
+      value = values.get(key, field.default)
+      pair = f"{key}={settings.written(value)}"
       line = f"  {pair:33} {field.metadata['help']}{one_of}"
       lines.setdefault(key, line)  # several sections may share it
   del lines["objectives.NAME.name"]
@@ -397,6 +401,9 @@ def find(path: str) -> str:
   if path in own:
     return str(own[path])
   if not pathlib.Path(path).is_file():
+    name, comma, arg = path.partition(",")
+    if comma and name in own:
+      raise UserError(f"--config={path}: write --config={name}:{arg}")
     near = nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
     raise UserError(f"--config={path}: no such file, nor such a name; {near}")
   return path
@@ -446,7 +453,12 @@ def _change(config: ConfigDict, overrides: Iterable[str]) -> set[str]:
   """Applies each `--config.key=value`, and returns the keys."""
   # First those that choose an implementation, whose settings others change.
   ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
-  return {_override(config, override) for override in ordered}
+  changed = {_override(config, override) for override in ordered}
+  lengths = {"train.epochs", "train.steps"}
+  own = "curriculum" in changed and _COUNTS.search(config.curriculum)
+  if own or lengths & changed:  # a new length replaces that of the config
+    config.update_from_flattened_dict(dict.fromkeys(lengths - changed, 0))
+  return changed
 
 
 def _override(config: ConfigDict, override: str) -> str:
@@ -536,27 +548,8 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
   if not in_steps and "train.epochs" not in changed:
     asked = config.train.steps if "train.steps" in changed else 0
-    config.curriculum = _scaled(config, asked or 12)
-    config.train.steps = 0
-  # The length that the config file gives is that of its whole curriculum.
-  if "train.epochs" not in changed:
-    config.train.epochs = 0.0
-  if "train.steps" not in changed:
-    config.train.steps = 0
-
-
-def _scaled(config: ConfigDict, steps: int) -> str:
-  """Returns the curriculum over `steps` steps, at least one in each phase."""
-  # A thousand, so that each phase has at least a step before it is scaled.
-  names = re.findall(curriculum.NAME, config.curriculum)
-  parsed = curriculum.parse(config.curriculum, names, 1000, 1000)
-  end, phases = 0, []
-  for phase in parsed.phases:
-    start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
-    shares = ":".join(f"{x:.6f}".rstrip("0") for x in phase.shares.values())
-    mixed = f"={shares}" if len(phase.shares) > 1 else ""
-    phases.append(f"{end - start}{':'.join(phase.shares)}{mixed}")
-  return f"{'+'.join(phases)} steps"
+    config.curriculum = curriculum.scaled(config.curriculum, asked or 12)
+    config.train.update(steps=0, epochs=0.0)
 
 
 def to_json(config: Config) -> str:

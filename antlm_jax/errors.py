@@ -53,5 +53,9 @@ def explain(error: BaseException) -> tuple[int, str] | None:
     return status, f"error: JAX_PLATFORMS={asked}: {why}"
   if isinstance(error, KeyboardInterrupt):
     status = getattr(error, "status", INTERRUPTED)
-    return status, "run me again" if status == RUN_AGAIN else "interrupted"
+    if status != RUN_AGAIN:
+      return status, "interrupted"
+    # A run that has saved has already said so.
+    again = "stopped by a signal: run the same command again"
+    return status, "" if error.saved else again
   return None

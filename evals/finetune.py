@@ -336,8 +336,8 @@ def perform(job: Job, loaded: Loaded, save: bool) -> dict:
     longest = max(loaded.longest_row, data.train.tokens.shape[-1])
     trained = dataclasses.replace(loaded, row_tokens=longest)
     saved.save(job.folder, trained, task, how.attention, best.params)
-    model = files.shown(job.folder / summary.MODEL)
-    progress.say(f"{task.name}: model saved to {model}")
+    where = files.shown(job.folder / MODEL)
+    progress.say(f"{task.name}: model saved to {where}")
   progress.say(f"{task.name}: written to {files.shown(job.folder)}")
   return about
 

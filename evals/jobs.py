@@ -184,7 +184,7 @@ def call(job: Job, seconds: float | None = None) -> None:
     signal.signal(signal.SIGTERM, before)
   if status in (INTERRUPTED, RUN_AGAIN):
     progress.say("\nstopped: run the same command to resume")
-    raise Stopped(status)
+    raise Stopped(status, saved=True)
   if status:
     raise UserError(
       f"{job.about} failed (status {status}): see above; it was"

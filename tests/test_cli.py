@@ -4,6 +4,7 @@ import contextlib
 import errno
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 
@@ -133,6 +134,27 @@ def test_antlm_knows_what_was_meant(words, told):
     antlm.main(words.split())
 
 
+def test_help_has_the_values_of_a_config(capsys):
+  for words, rate in (("", 0.001), ("--config=quickstart", 0.003)):
+    with pytest.raises(SystemExit):
+      antlm.main(["train", *words.split(), "--help"])
+    assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "words, told",
+  [
+    ("prepare --vocab_sise=3", "--vocab_sise=3; did you mean '--vocab_size'"),
+    ("export --checkpoint=x --out=y", "--out=y; did you mean '--output'"),
+    ("train --confg=x --config.seed=2", "--confg=x; did you mean '--config'"),
+    ("train --config=continued,shrink --workdir=x", "=continued:shrink"),
+  ],
+)
+def test_a_command_knows_which_option_was_meant(words, told):
+  with pytest.raises(UserError, match=told):
+    antlm.main(words.split())
+
+
 @pytest.mark.parametrize(
   "number, name", [(errno.ENAMETOOLONG, "a" * 5), (errno.ENOSPC, None)]
 )
@@ -165,7 +187,7 @@ def test_an_unforeseen_error_is_not_explained():
 def test_configs_lists_each_with_its_size_and_length(capsys):
   configs.main(["--vocab_size=1000"])
   head, *lines = capsys.readouterr().out.splitlines()
-  assert "parameters at 1k" in head
+  assert "parameters (vocabulary 1k)" in head
   rows = {line.split()[0]: line for line in lines}
   assert rows.keys() == {path.stem for path in config.CONFIGS.glob("*.py")}
   for name, words in {
@@ -197,3 +219,8 @@ def test_doctor_names_what_is_missing(capsys, monkeypatch):
   assert "problem: grain 0.1: pip install 'grain>=" in said
   (line,) = (x for x in said.splitlines() if x.startswith("antlm_jax[evals]"))
   assert "needs jinja2" in line  # a missing extra is not a problem
+  monkeypatch.setattr(doctor, "_COMPILERS", {"plan-tpu": lambda: None})
+  with pytest.raises(SystemExit):
+    doctor.main([])
+  said = capsys.readouterr().out
+  assert re.search(r"\[plan-tpu\] +needs its compiler", said)

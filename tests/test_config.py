@@ -221,6 +221,20 @@ def test_shrink_heeds_the_overrides(overrides, curriculum_, steps):
   assert config.load("quickstart:shrink", epochs).curriculum == "1C+1M"
 
 
+@pytest.mark.parametrize(
+  "change, steps, epochs",
+  [
+    ("curriculum=400C:D steps", 0, 0),
+    ("curriculum=2*(2C+3D)", 0, 0),
+    ("curriculum=50%C+50%D", 2000, 0),
+    ("train.epochs=2", 0, 2),
+  ],
+)
+def test_a_length_replaces_that_of_the_config(change, steps, epochs):
+  train = config.load("quickstart", [f"--config.{change}"]).train
+  assert (train.steps, train.epochs) == (steps, epochs)
+
+
 def test_encoders_take_the_papers_mask_ratio():
   loaded = config.load("encoders:mask_ratio=0.2")
   assert loaded.known_objectives["M"] == dataclasses.replace(

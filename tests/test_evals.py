@@ -199,7 +199,7 @@ PROMPT = (NAMED, "--prompt=Tom")
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
     ("generate", (*PROMPT, "--steps=2"), "--steps=2"),
     ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
-    ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: give --tokens"),
+    ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: write"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
   ],
 )

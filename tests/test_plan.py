@@ -313,7 +313,7 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
   )
   named = {p.name: p.steps for p in run.programs()}
-  steps = {"C": 20, "C 0.5:M 0.5": 20, "M": 10, "eval clm": 0, "eval mlm": 0}
+  steps = {"C": 20, "C:M": 20, "M": 10, "eval clm": 0, "eval mlm": 0}
   assert named == steps and list(named) == list(steps)
 
 

@@ -129,7 +129,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
   before = snapshot(copy / "checkpoints")
   summary = runs.summary(copy)
   done = runs.train(copy, prepared, *LONG)
-  assert "resuming from step 60" in done.stdout
+  assert "already finished: step 60 of 60" in done.stdout
   assert snapshot(copy / "checkpoints") == before
   assert runs.summary(copy) == summary
 
@@ -278,7 +278,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("data.path=", ("data.path is not set",)),
     ("init.checkpoint=/nowhere", ("/nowhere holds no checkpoint",)),
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
-    ("curriculum=8C steps;train.steps=9", ("train.steps", "leave those at 0")),
+    ("curriculum=8C steps;train.steps=9", ("leave those at 0", "'9C steps'")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
@@ -468,7 +468,7 @@ def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
   args = runs.train_args(tmp_path / "run", prepared)
   done = runs.run_words([sys.executable, "-W", "error", "-c", IMPORTING, *args])
   assert done.returncode == 75, done.stderr
-  assert done.stderr == "run me again\n"
+  assert done.stderr == "stopped by a signal: run the same command again\n"
   assert not (tmp_path / "run").exists()
 
 

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
   head = (
     "config",
     "encoder",
-    f"parameters at {quantity(size)}",
+    f"parameters (vocabulary {quantity(size)})",
     "length",
     "purpose",
   )

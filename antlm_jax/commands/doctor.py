@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 import antlm_jax
 from antlm_jax import cli, tables
+from antlm_jax.planning import compilers
 from antlm_jax.runtime import compilation
 
 # Use of the optional packages, by the extra that installs them.
@@ -28,7 +29,11 @@ _EXTRAS = {
   "notebook": "the notebook, outside Colab",
   "plan-tpu": "antlm plan for TPUs",
   "plan-gpu": "antlm plan for GPUs",
+  "datatrove": "launch/prepare_datatrove.py",
+  "mteb": "benchmarks of embedders",
+  "docs": "the documentation's site",
 }
+_COMPILERS = {"plan-tpu": compilers.libtpu, "plan-gpu": compilers.cuda}
 
 
 def _packages() -> Iterator[tuple[str, Requirement, str]]:
@@ -72,7 +77,10 @@ def main(argv: Sequence[str]) -> None:
   print(tables.text(rows, ("package", "version", "tested")), end="\n\n")
   rows = []
   for extra, names in lacking.items():
-    state = f"needs {', '.join(names)}" if names else "yes"
+    if extra in _COMPILERS:  # an extra of jax, which is always there
+      names = [] if _COMPILERS[extra]() else ["its compiler"]
+    few = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
+    state = f"needs {', '.join(few)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
   print(tables.text(rows, ("optional", "installed", "for")), end="\n\n")
   begun, ones = time.monotonic(), jnp.ones((512, 512))

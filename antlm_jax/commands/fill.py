@@ -32,7 +32,10 @@ def main(argv: Sequence[str]) -> None:
   how = settings.from_args(Filling, args)
   masks = args.text.count(MASK)
   if not masks + how.tokens:
-    raise UserError(f"--text={args.text!a} holds no {MASK}: give --tokens, too")
+    raise UserError(
+      f"--text={args.text!a} holds no {MASK}: write {MASK} for each word to"
+      " fill, or give --tokens=N to add N masks at the end"
+    )
   live = how.count == 1 and sys.stdout.isatty()
   every = 1 if live else settings.LARGEST
   for filled in stream(from_args(args), args.text, how, every):

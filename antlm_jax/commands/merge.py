@@ -82,4 +82,4 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(description=__doc__)
   settings.add_arguments(parser, Merging)
   merged = merge(**vars(settings.from_args(Merging, parser.parse_args(argv))))
-  print(f"{merged.merged}: {merged.path}")
+  print(f"{merged.merged}: {files.shown(merged.path)}")

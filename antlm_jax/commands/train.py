@@ -191,10 +191,20 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
   from antlm_jax import config as config_lib
 
-  settings = config_lib.described() if {"-h", "--help"} & {*argv} else ""
+  epilog = ""
+  if {"-h", "--help"} & {*argv}:
+    first = cli.Parser(add_help=False)
+    first.add_argument("--config")
+    name = first.parse_known_args(argv)[0].config
+    of = f"with the values of {name}" if name else "with defaults"
+    settings = config_lib.described(config_lib.load(name) if name else None)
+    epilog = f"settings, each --config.KEY=VALUE, {of}:\n{settings}"
   parser = cli.Parser(
-    description="Trains a model. The same command resumes a run.",
-    epilog=f"settings, each --config.KEY=VALUE:\n{settings}",
+    description=(
+      "Trains a model. The same command resumes a run.\n"
+      "--config=NAME --help shows the settings of a config."
+    ),
+    epilog=epilog,
   )
   parser.add_argument(
     "--config",

@@ -19,8 +19,10 @@ Letters name objectives: those of `objective.OBJECTIVES` or of
 
 import bisect
 import dataclasses
+import fractions
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -45,11 +47,13 @@ class Phase:
   shares: Mapping[str, float]  # part of a batch's rows by name; adds to 1
 
   def __str__(self) -> str:
-    total = sum(self.shares.values())
-    return ":".join(
-      name if share == total else f"{name} {share:.4g}"
-      for name, share in self.shares.items()
-    )
+    """Returns the phase as a curriculum writes it, such as `C:M=1:3`."""
+    shares = self.shares.values()
+    exact = [fractions.Fraction(x).limit_denominator(10**6) for x in shares]
+    unit = math.lcm(*(share.denominator for share in exact))
+    ratio = ":".join(str(share * unit) for share in exact)
+    mixed = f"={ratio}" if len(set(exact)) > 1 else ""
+    return ":".join(self.shares) + mixed
 
   def rows(self, step: int, batch_size: int) -> np.ndarray:
     """Returns each row's index in `list(self.shares)`, int64 `[batch_size]`.
@@ -273,6 +277,17 @@ def names(text: str, known: Collection[str]) -> tuple[str, ...]:
   return tuple(dict.fromkeys(name for part in parts for name in part.shares))
 
 
+def scaled(text: str, steps: int) -> str:
+  """Returns a curriculum over `steps` steps, at least one in each phase."""
+  # A thousand, so that each phase has at least a step before it is scaled.
+  whole = parse(text, re.findall(NAME, text), 1000, 1000)
+  end, phases = 0, []
+  for phase in whole.phases:
+    start, end = end, max(end + 1, round(phase.stop / whole.steps * steps))
+    phases.append(f"{end - start}{phase}")
+  return f"{'+'.join(phases)} steps"
+
+
 def parse(
   text: str,
   known: Collection[str],
@@ -303,7 +318,12 @@ def parse(
   phases, start = [], 0
   for part, end in zip(read.parts, np.cumsum(lengths), strict=True):
     if round(end) == start:
-      read.fail("this phase is shorter than one step", part.position)
+      least = math.ceil(sum(lengths) / min(lengths))
+      read.fail(
+        "this phase is shorter than one step: write fewer phases, or train for"
+        f" at least {least} steps",
+        part.position,
+      )
     phases.append(Phase(start, round(end), part.shares))
     start = round(end)
   return Curriculum(tuple(phases))

@@ -171,13 +171,13 @@ def find(path, step: int | None = None) -> pathlib.Path:
     return path
   found = steps(path)
   if not found:
-    # A saved model, a run, or an export of ours is one folder below.
-    inner = [*path.glob("*/meta"), *path.glob("*/config.json")]
-    near = sorted({str(file.parent) for file in inner})[:3]
-    hint = f"give a run's workdir or one of its {FOLDER}/STEP folders"
-    if near:
-      hint = f"did you mean {' or '.join(near)}?"
-    raise UserError(f"{path} holds no checkpoint: {hint}")
+    parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
+    inside = sorted({str(part.parent) for each in parts for part in each})
+    near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
+    raise UserError(
+      f"{path} holds no checkpoint: give a run's workdir or one of its"
+      f" {FOLDER}/STEP folders{near}"
+    )
   if step is not None and step not in found:
     existing = ", ".join(map(str, found))
     raise UserError(f"{path} has no step {step}, but steps {existing}")

@@ -278,7 +278,9 @@ def _schedule(
   if length and steps != length:
     raise UserError(
       f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"
-      f" or train.epochs make it {length}: leave those at 0"
+      f" or train.epochs make it {length}: leave those at 0, or write"
+      " --config.curriculum="
+      f"'{curriculum_lib.scaled(config.curriculum, length)}'"
     )
   if text := config.data.mix:
     names = list(order.sources)

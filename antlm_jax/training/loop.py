@@ -197,11 +197,15 @@ class Trainer:
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
       time = f"{duration(self.ledger.total)} ({self.ledger})"
-      progress.say(f"\ndone: {self.total} steps in {time}\n")
+      if self.step > self._begun:
+        progress.say(f"\ndone: {self.total} steps in {time}\n")
       for line in (*table.splitlines(), *found["advice"]):
         progress.say(line)
-      last = f"{checkpoint.FOLDER}/{self.step}"
-      names = "README.md", "curves.png", metrics.METRICS, last
+      kept = {self.step: ""}
+      if best := found["best"]:
+        kept[best["step"]] = " (best)"
+      steps = (f"{checkpoint.FOLDER}/{step}{of}" for step, of in kept.items())
+      names = "README.md", "curves.png", metrics.METRICS, *steps
       progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
     processes.agreed(0)  # the other processes end with the first
     return found

@@ -112,6 +112,8 @@ def begin(
     shardings,
   )
   if (own := checkpoints.read_newest(like, check)) is not None:
+    if int(own.state.step) == (steps := run.curriculum.steps):
+      own.notes[-1] = f"already finished: step {steps} of {steps}"
     return own
   if run.config.init.checkpoint:
     return _branch(run, init)
@@ -136,7 +138,10 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
       f" {run.config.curriculum!r} ({run.curriculum.steps} steps):"
       " lengthen it, or set init.step=reset"
     )
-  notes = [f"starting from {start.name} (optimizer: {settings.optimizer})"]
+  where = start.name
+  if "://" not in where:
+    where = files.shown(pathlib.Path(where))
+  notes = [f"starting from {where} (optimizer: {settings.optimizer})"]
   if changed := _model_changes(start, run):
     notes.append(f"the model's settings change: {'; '.join(changed)}")
   return Begun(loaded, False, notes)

@@ -220,6 +220,8 @@ def advice(
       "later phases can undo the learning of earlier phases; train all"
       f" objectives in every batch with --config.curriculum='{mixed}'"
     )
+  elif fell and run.config.eval.watch:
+    return out  # the run has kept its best step
   elif fell:
     tip = (
       "train for fewer epochs, or end at the best step with"

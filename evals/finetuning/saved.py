@@ -91,8 +91,8 @@ def head(task: FineTuned | None, path: pathlib.Path) -> Head:
   """
   if task is None:
     raise UserError(
-      f"{path} is not fine-tuned: run antlm eval finetune --save, and give the"
-      " model that it saves"
+      f"{path} is not fine-tuned: fine-tune it with `antlm eval finetune"
+      " --save`, and give the model folder that it prints"
     )
   heads = presets.heads()
   if task.kind not in heads:

@@ -22,6 +22,7 @@ from antlm_jax.evals.reporting import plots, render
 from antlm_jax.evals.reporting.render import Figure, Report, Row
 from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.evals.reporting.statistics import Mean, mean
+from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.metrics import REPORT
 
@@ -80,7 +81,9 @@ class Comparison:
     return f"<{len(self.rows)} compared{failed}; {best}>"
 
   def __str__(self) -> str:
-    written = f"\nwritten to {self.folder / 'report.md'}" if self.folder else ""
+    written = ""
+    if self.folder:
+      written = f"\nwritten to {files.shown(self.folder / 'report.md')}"
     best = f"best: {self.best.label}" if self.comparable else _NOT_COMPARABLE
     return f"{self.table}\n\n{best}{written}"
 
