@@ -166,6 +166,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert end == max(losses) < 60 and best == end - 12
   assert set(checkpoint.steps(run)) == {best, end}
   assert f"ended after step {end}: clm has not improved in 3" in printed
+  assert f"checkpoints/{end}, checkpoints/{best} (best)" in printed
   rows = {row["step"] for row in summary["held_out"]}
   assert rows == {0, 8, best, end}
   # The same command ends there again; with more patience, training continues.

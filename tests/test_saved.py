@@ -376,6 +376,8 @@ def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):
   with pytest.raises(UserError, match="holds no checkpoint"):
     load(folder / "model")
   assert done("--save") == (False, {"model"})
+  with pytest.raises(UserError, match=r"did you mean .*/model\?"):
+    load(folder)
   assert done("--save") == done() == (True, {"model"})
   (folder / "model").rename(folder / "model.old")
   assert done("--save") == (False, {"model"})

@@ -1,6 +1,7 @@
 """The training command: results, resuming and bad input."""
 
 import csv
+import dataclasses
 import gc
 import json
 import os
@@ -92,6 +93,10 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   lines = summaries.advice(summaries.modes(rows, run), 4.0, run)
   assert len(lines) == len(told)
   assert all(words in line for words, line in zip(told, lines, strict=True))
+  watching = dataclasses.replace(settings.eval, watch=("clm",))
+  run = experiment.build(dataclasses.replace(settings, eval=watching))
+  lines = summaries.advice(summaries.modes(rows, run), 4.0, run)
+  assert "eval.watch" not in " ".join(lines)
 
 
 def test_a_training_curve_is_means_over_300_parts_of_the_run():
