@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -196,9 +197,12 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     first = cli.Parser(add_help=False)
     first.add_argument("--config")
     name = first.parse_known_args(argv)[0].config
-    of = f"with the values of {name}" if name else "with defaults"
-    settings = config_lib.described(config_lib.load(name) if name else None)
-    epilog = f"settings, each --config.KEY=VALUE, {of}:\n{settings}"
+    config, of = None, "defaults"
+    with contextlib.suppress(UserError):  # such as one that needs an argument
+      config = name and config_lib.load(name)
+      of = f"the values of {name}" if name else of
+    settings = config_lib.described(config)
+    epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
   parser = cli.Parser(
     description=(
       "Trains a model. The same command resumes a run.\n"
