@@ -1,6 +1,7 @@
 """Parsing, one-line errors and exit statuses, shared by all commands."""
 
 import argparse
+import difflib
 import itertools
 import logging
 import os
@@ -9,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from antlm_jax import plugins
 from antlm_jax.errors import UserError, explain
-from antlm_jax.settings import nearest
 
 
 class _HelpFormatter(
@@ -44,13 +44,14 @@ class Parser(argparse.ArgumentParser):
     self._words: Sequence[str] = ()  # that it parses
 
   def error(self, message: str):
-    for word in itertools.takewhile(lambda word: word != "--", self._words):
-      name, known = word.partition("=")[0], self._option_string_actions
-      if name.startswith("--") and name not in known:
-        # A misspelt option may leave a required one missing.
-        near = nearest(name, known, "none")
-        if near != "none" and not name.startswith("--config."):
-          message = f"unrecognized arguments: {word}; {near}"
+    # A misspelt option may leave a required one missing.
+    if message.startswith(("unrecognized", "unknown", "the following")):
+      known = self._option_string_actions
+      for word in itertools.takewhile(lambda word: word != "--", self._words):
+        name = word.partition("=")[0]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        if near and name not in known and not name.startswith("--config."):
+          message = f"unrecognized arguments: {word}; did you mean {near[0]!r}?"
           break
     raise UserError(f"{message} (see --help)")
 
