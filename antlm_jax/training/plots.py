@@ -37,7 +37,8 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   figure = canvas(9, 5.6 + bool(pairs), title)
   panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
-  kinds = [names[name] for name in curriculum.objectives]
+  names = {name: names[name] for name in curriculum.objectives}
+  kinds = [*names.values()]
   parts = [key.split("/") for key in keys]
   kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
   sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
@@ -168,13 +169,11 @@ def shade(
   """Shades phases in a grey for each objective, in bands by share.
 
   Labels the greys for a legend, with a verb. `names` are logged names by name
-  in the curriculum.
+  in the curriculum. Their order decides the greys.
   """
-  greys = dict(
-    zip(curriculum.objectives, itertools.cycle(SHADES), strict=False)
-  )
-  for axes, (name, grey) in itertools.product(panels, greys.items()):
-    axes.fill([], [], color=grey, label=f"{names[name]} {verb}")
+  greys = dict(zip(names, itertools.cycle(SHADES), strict=False))
+  for axes, name in itertools.product(panels, curriculum.objectives):
+    axes.fill([], [], color=greys[name], label=f"{names[name]} {verb}")
   for phase in curriculum.phases:
     low = 0.0
     for name, share in phase.shares.items():

@@ -23,15 +23,16 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   """
   every = [run for found in runs.values() for run in found]
   measured = [k for run in every for k in run.names.values() if run.held_out(k)]
-  trained = [run.names[name] for run in every for name in run.objectives]
-  kinds = dict.fromkeys(k for k in [*trained, *measured] if k in measured)
+  names = {name: run.names[name] for run in every for name in run.objectives}
+  known = *names.values(), *measured
+  kinds = dict.fromkeys(kind for kind in known if kind in measured)
   colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
   bottom, top = _limits(every, measured)
   thin = " (thin lines: seeds)" if len(every) > len(runs) else ""
   figure, panels = _grid(len(runs), f"{title}: held-out losses{thin}")
   for panel, (name, found) in zip(panels, runs.items(), strict=True):
     panel.set_title(f"{name}: {found[0].text}", fontsize=9.5)
-    shade([panel], found[0].curriculum, found[0].names)
+    shade([panel], found[0].curriculum, names)
     notes = [_lines(panel, found, kind, colours[kind], top) for kind in kinds]
     panel.set_ylim(bottom, top)
     panel.set_xlim(0, found[0].curriculum.steps)
