@@ -198,7 +198,7 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     first.add_argument("--config")
     name = first.parse_known_args(argv)[0].config
     config, of = None, "defaults"
-    with contextlib.suppress(UserError):  # such as one that needs an argument
+    with contextlib.suppress(UserError):  # a config may need an argument
       config = name and config_lib.load(name)
       of = f"the values of {name}" if name else of
     settings = config_lib.described(config)
