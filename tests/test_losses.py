@@ -167,6 +167,21 @@ def test_bfloat16_is_rounded_in_products_alone(small_blocks, how):
   assert helpers.closest(grads["kernel"], of["kernel"]) < 2**-8
 
 
+def test_a_tied_bfloat16_head_runs_on_a_cpu():
+  """Catches products that XLA compiles for a CPU and then cannot run."""
+  inputs = make_inputs(1, 16, 64, 300)
+  places = [inputs[n] for n in ("targets", "weights", "objective_ids")]
+
+  def loss(embedding, states):
+    head = Head(embedding.T, None)
+    return losses.cross_entropy(head, states, None, *places, KINDS)[0]
+
+  grad = jax.jit(jax.grad(loss))
+  embedding, states = inputs["kernel"].T, inputs["hidden"]
+  found = grad(embedding, jnp.bfloat16(states))
+  assert helpers.closest(found, grad(embedding, states)) < 0.1
+
+
 @pytest.mark.parametrize("how", ["pallas", "chunked"])
 def test_of_equal_scores_the_first_is_correct(small_blocks, how):
   """Accuracy as `score >= highest` would count every target."""
