@@ -46,8 +46,8 @@ done
 [ -n "$pack" ] || fail "--pack is missing: the folder to carry"
 python="${PYTHON:-python3}"
 # Needed to prepare text and to train, and absent on the GPU's machine.
-packages=(array_record dm-tree docstring-parser grain immutabledict
-  importlib_resources ml-collections portpicker promise simple-parsing
+packages=(array_record cloudpickle dm-tree docstring-parser grain immutabledict
+  importlib_resources ml-collections portpicker promise simple-parsing six
   tensorflow-datasets tensorflow-metadata termcolor toml)
 
 if [ "$step" = pack ]; then

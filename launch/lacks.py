@@ -1,21 +1,22 @@
 """Prints the packages that a study needs and this Python lacks."""
 
-from importlib import util
+import importlib
 
 NEEDED = (
-  "jax flax optax orbax grain array_record ml_collections tensorflow_datasets"
-  " huggingface_hub matplotlib packaging pyarrow safetensors tokenizers tqdm"
-  " google.protobuf jinja2 pandas"
+  "jax flax optax orbax.checkpoint grain array_record ml_collections"
+  " tensorflow_datasets huggingface_hub matplotlib packaging pyarrow"
+  " safetensors tokenizers tqdm google.protobuf jinja2 pandas promise"
 )
 
 
-def has(name: str) -> bool:
-  """Returns whether a package can be imported."""
+def lacking(name: str) -> str | None:
+  """Returns what an import of `name` lacks: it, or a package that it needs."""
   try:
-    return util.find_spec(name) is not None
-  except ModuleNotFoundError:  # the package around it is missing
-    return False
+    importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    return name if name.startswith(error.name) else error.name
 
 
 if __name__ == "__main__":
-  print(*(name for name in NEEDED.split() if not has(name)), sep=", ")
+  found = map(lacking, NEEDED.split())
+  print(*dict.fromkeys(name for name in found if name), sep=", ")
