@@ -48,7 +48,7 @@ python="${PYTHON:-python3}"
 # Needed to prepare text and to train, and absent on the GPU's machine.
 packages=(array_record cloudpickle dm-tree docstring-parser grain immutabledict
   importlib_resources ml-collections portpicker promise simple-parsing six
-  tensorflow-datasets tensorflow-metadata termcolor toml)
+  tensorflow-datasets tensorflow-metadata termcolor toml wrapt)
 
 if [ "$step" = pack ]; then
   [ -d "$text" ] || fail "--text=$text is no folder"
