@@ -278,6 +278,12 @@ _KINDS = {
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
+# Other libraries' names of settings whose own name is not similar.
+_USUAL = {
+  "learning_rate": "schedule.peak_lr",
+  "lr": "schedule.peak_lr",
+  "epochs": "curriculum",
+}
 _NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
@@ -482,7 +488,9 @@ def _override(config: ConfigDict, override: str) -> str:
   node = config
   for part in key.split("."):
     if not isinstance(node, ConfigDict) or part not in node:
-      hint = nearest(key, leaves(config))
+      usual = _USUAL.get(key.rpartition(".")[2])
+      hint = f"did you mean {usual!r}?" if usual else ""
+      hint = hint or nearest(key, leaves(config))
       raise UserError(f"unknown config key {key!r}; {hint}")
     owner, node = node, node[part]
   # A ConfigDict has no types of a tuple's parts, or of values that may be None.
@@ -548,7 +556,9 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
   if not in_steps and "train.epochs" not in changed:
     asked = config.train.steps if "train.steps" in changed else 0
-    config.curriculum = curriculum.scaled(config.curriculum, asked or 12)
+    known = typed(config).known_objectives
+    text, steps = config.curriculum, asked or 12
+    config.curriculum = curriculum.scaled(text, known, steps)
     config.train.update(steps=0, epochs=0.0)
 
 

@@ -11,7 +11,7 @@ NEEDED = (
 
 
 def lacking(name: str) -> str | None:
-  """Returns what an import of `name` lacks: it, or a package that it needs."""
+  """Returns the missing package that makes an import fail, or None."""
   try:
     importlib.import_module(name)
   except ModuleNotFoundError as error:

@@ -115,6 +115,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("train.batchsize=1", "did you mean 'train.batch_size'?"),
     ("optimiser.name=lamb", "did you mean 'optimizer.name'?"),
     ("batch_size=3", "did you mean 'train.batch_size'?"),
+    ("learning_rate=1", "did you mean 'schedule.peak_lr'?"),
     ("seed.x=1", "unknown config key 'seed.x'"),
     ("objectives.Q.mask_ratio=1", "unknown config key"),
     ("seed=one", "--config.seed=one: not int"),

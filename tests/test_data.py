@@ -280,6 +280,10 @@ def test_a_folder_without_a_manifest_is_refused(copy, content):
   message = "is not a prepared folder .*; run antlm prepare"
   told(message, Prepared.open, copy)
   told(message, Manifest.load, copy / "none")
+  missing = copy.with_name(copy.name[:-1])
+  assert f"no such folder; did you mean {copy}?" in told(
+    message, Prepared.open, missing
+  )
 
 
 def test_another_tokenizer_is_refused(copy, tmp_path):

@@ -96,8 +96,8 @@ def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   assert lr == {"setting": "schedule.peak_lr", "a": 3e-3, "b": 3e-3, "c": 1.0}
   assert (tmp_path / "comparison/curves.png").stat().st_size > 10_000
   assert "not compare" not in text
-  rows, numbers, _ = compared(capsys, *three[:2], "--by=clm")
-  assert numbers["best"] == "a"
+  rows, numbers, text = compared(capsys, *three[:2], "--by=clm")
+  assert numbers["best"] == "a" and "They are the same." in text
 
 
 def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):

@@ -22,7 +22,7 @@ from antlm_jax.runtime import compilation
 # Use of the optional packages, by the extra that installs them.
 _EXTRAS = {
   "evals": "antlm report",
-  "hf": "comparison with transformers, GGUF",
+  "hf": "opening exported models, GGUF",
   "datasets": "text of the Hub, hf://NAME",
   "gcs": "runs and data in buckets, gs://",
   "wandb": "log.writers=wandb",

@@ -87,8 +87,9 @@ class Manifest:
     try:
       fields = files.read_json(path, "the manifest")
     except UserError as error:
+      why = files.absent(path.parent) or error
       raise UserError(
-        f"{folder} is not a prepared folder ({error}); run antlm prepare"
+        f"{folder} is not a prepared folder ({why}); run antlm prepare"
       ) from error
     with contextlib.suppress(KeyError, TypeError):
       splits = {name: Split.load(fields["splits"][name]) for name in SPLITS}

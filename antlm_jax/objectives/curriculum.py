@@ -232,7 +232,9 @@ class _Reader:
     if name is None:
       self.fail(f"expected a name ({known})")
     if name not in self.known:
-      self.fail(f"unknown {self.kind} {name!r} (known: {known})", self.begin)
+      near = [each for each in self.known if name.startswith(each)]
+      hint = f"did you mean {near[0]!r}? known" if near else "known"
+      self.fail(f"unknown {self.kind} {name!r} ({hint}: {known})", self.begin)
     return name
 
   def _weight(self) -> float:
@@ -277,10 +279,10 @@ def names(text: str, known: Collection[str]) -> tuple[str, ...]:
   return tuple(dict.fromkeys(name for part in parts for name in part.shares))
 
 
-def scaled(text: str, steps: int) -> str:
+def scaled(text: str, known: Collection[str], steps: int) -> str:
   """Returns a curriculum over `steps` steps, at least one in each phase."""
   # A thousand, so that each phase has at least a step before it is scaled.
-  whole = parse(text, re.findall(NAME, text), 1000, 1000)
+  whole = parse(text, known, 1000, 1000)
   end, phases = 0, []
   for phase in whole.phases:
     start, end = end, max(end + 1, round(phase.stop / whole.steps * steps))

@@ -7,6 +7,7 @@ read, is damaged, or cannot be written.
 
 import contextlib
 import csv
+import difflib
 import errno
 import fcntl
 import importlib.util
@@ -50,6 +51,16 @@ def shown(path: pathlib.PurePath) -> pathlib.PurePath:
   """Returns a path as people write it: relative, in the present folder."""
   here = pathlib.Path.cwd()
   return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def absent(folder: pathlib.PurePath) -> str:
+  """Returns "no such folder" and the name that is nearest, or "" if it is."""
+  if folder.exists():
+    return ""
+  others = (other.name for other in folder.parent.glob("*"))
+  near = difflib.get_close_matches(folder.name, others, n=1)
+  hint = f"; did you mean {shown(folder.parent / near[0])}?" if near else ""
+  return f"no such folder{hint}"
 
 
 def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:

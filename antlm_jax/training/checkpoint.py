@@ -174,10 +174,8 @@ def find(path, step: int | None = None) -> pathlib.Path:
     parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
     inside = sorted({str(part.parent) for each in parts for part in each})
     near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
-    raise UserError(
-      f"{path} holds no checkpoint: give a run's workdir or one of its"
-      f" {FOLDER}/STEP folders{near}"
-    )
+    give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
+    raise UserError(f"{path} holds no checkpoint: {files.absent(path) or give}")
   if step is not None and step not in found:
     existing = ", ".join(map(str, found))
     raise UserError(f"{path} has no step {step}, but steps {existing}")

@@ -271,8 +271,9 @@ def _schedule(
   )
   per_epoch = order.steps_per_epoch
   length = config.train.steps or round(config.train.epochs * per_epoch)
+  known = list(objectives)
   curriculum = curriculum_lib.parse(
-    config.curriculum, list(objectives), per_epoch, length or None
+    config.curriculum, known, per_epoch, length or None
   )
   steps, mix = curriculum.steps, None
   if length and steps != length:
@@ -280,7 +281,7 @@ def _schedule(
       f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"
       f" or train.epochs make it {length}: leave those at 0, or write"
       " --config.curriculum="
-      f"'{curriculum_lib.scaled(config.curriculum, length)}'"
+      f"'{curriculum_lib.scaled(config.curriculum, known, length)}'"
     )
   if text := config.data.mix:
     names = list(order.sources)

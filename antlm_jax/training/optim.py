@@ -266,7 +266,8 @@ class Schedule(Section):
     if decay < 0 or warmup + decay > steps:
       raise UserError(
         f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"
-        f" ({max(0, decay)}) do not fit in {steps} steps"
+        f" ({max(0, decay)}) do not fit in {steps} steps: lower them, or give"
+        " shares, as in --config.schedule.warmup_steps=0.1"
       )
     floor = self.min_lr_ratio
 

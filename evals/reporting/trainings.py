@@ -132,7 +132,7 @@ def compare(
       tables.markdown(lines, head),
       "![curves.png](curves.png)",
       "## Settings",
-      _laid_out(settings),
+      _laid_out(settings, {run.config["seed"] for run in every}),
     )
     best = rows[0]["run"] if _comparable(every) else None
     about = {"by": by, "best": best}
@@ -279,9 +279,10 @@ def _differences(runs: _Runs) -> list[Row]:
   ]
 
 
-def _laid_out(settings: Sequence[Row]) -> str:
+def _laid_out(settings: Sequence[Row], seeds: set[int]) -> str:
   if not settings:
-    return "They differ in their seeds alone."
+    same = "differ in their seeds alone" if len(seeds) > 1 else "are the same"
+    return f"They {same}."
   values = [
     [textwrap.shorten(str(x), 60) for x in s.values()] for s in settings
   ]
