@@ -279,11 +279,7 @@ _KINDS = {
   "schedule": optim.SCHEDULES,
 }
 # Other libraries' names of settings whose own name is not similar.
-_USUAL = {
-  "learning_rate": "schedule.peak_lr",
-  "lr": "schedule.peak_lr",
-  "epochs": "curriculum",
-}
+_USUAL = dict.fromkeys(("learning_rate", "lr"), "schedule.peak_lr")
 _NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
@@ -488,9 +484,8 @@ def _override(config: ConfigDict, override: str) -> str:
   node = config
   for part in key.split("."):
     if not isinstance(node, ConfigDict) or part not in node:
-      usual = _USUAL.get(key.rpartition(".")[2])
-      hint = f"did you mean {usual!r}?" if usual else ""
-      hint = hint or nearest(key, leaves(config))
+      ours = _USUAL.get(key.rpartition(".")[2], key)
+      hint = nearest(ours, leaves(config))
       raise UserError(f"unknown config key {key!r}; {hint}")
     owner, node = node, node[part]
   # A ConfigDict has no types of a tuple's parts, or of values that may be None.

@@ -82,8 +82,8 @@ def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
   of_scores = jnp.where(here, of_scores - weights, of_scores)
   of_bias = None if bias is None else of_scores.sum((0, 1))
   of_scores = of_scores.astype(states.dtype)
-  # Of flat rows: XLA on a CPU fails on the transpose of a three-dimensional
-  # product in bfloat16 (jax 0.11.2, on CPUs with avx512_bf16).
+  # On flat rows, as XLA's CPU backend cannot run the transpose of a 3-D product
+  # in bfloat16 (jax 0.11.2, on CPUs with avx512_bf16).
   flat = [x.reshape(-1, x.shape[-1]) for x in (states, of_scores)]
   of_kernel = jnp.matmul(flat[0].T, flat[1], preferred_element_type=jnp.float32)
   return (*found, of_scores @ kernel.T), (of_kernel, of_bias)
