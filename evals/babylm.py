@@ -169,7 +169,3 @@ def main(argv: Sequence[str]) -> None:
   head = "task", "score (%)"
   print(tables.text([*zip(rows, shares, strict=True)], head, "<>"))
   print(f"written to {args.output}")
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -90,7 +90,3 @@ def main(argv: Sequence[str]) -> None:
   first = pathlib.Path(os.path.abspath(args.runs[0]))
   how["output"] = how["output"] or first.parent / trainings.FOLDER
   print(compare(args.runs, **how))
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -164,7 +164,3 @@ def main(argv: Sequence[str]) -> None:
       args.output, [{"text": t, "vector": v} for t, v in pairs]
     )
   print(f"vectors {list(vectors.shape)} are written to {args.output}")
-
-
-if __name__ == "__main__":
-  cli.run(main)

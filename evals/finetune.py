@@ -408,7 +408,3 @@ def done(argv: Sequence[str]) -> bool:
   encoder, task = kept.meta.config.model.name, kept.fields.get("task")
   tuned = task and FineTuned(**task, params={})
   return all(job.done for job in plan(model, encoder, data, given, tuned)[0])
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -118,7 +118,3 @@ def main(argv: Sequence[str]) -> None:
     print(f"{len(rows):,} predictions are written to {args.output}")
   else:
     print("\n".join(map(json.dumps, rows)))
-
-
-if __name__ == "__main__":
-  cli.run(main)

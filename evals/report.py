@@ -96,7 +96,3 @@ def main(argv: Sequence[str]) -> None:
   output = pathlib.Path(args.output or folder / "report")
   render.write(make(study, absent), output)
   print(f"written to {output / 'report.md'}")
-
-
-if __name__ == "__main__":
-  cli.run(main)

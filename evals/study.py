@@ -327,7 +327,3 @@ def _found(study: Study, data: str | None) -> str:
         f"--data={data} holds no {name}: unpack the evaluations' data there"
       )
   return str(pathlib.Path(data).absolute())
-
-
-if __name__ == "__main__":
-  cli.run(main)

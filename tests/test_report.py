@@ -10,6 +10,7 @@ from scipy import stats
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
+from antlm_jax.evals import results as results_lib
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
@@ -136,7 +137,9 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
   summary = {"request": about, **results.summary()}
-  command.write(run / "evals" / benchmark / name, summary, results.lines())
+  items = "".join(json.dumps(line) + "\n" for line in results.lines())
+  folder = run / "evals" / benchmark / name
+  results_lib.write(folder, {command.ITEMS: items}, summary)
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):
@@ -695,7 +698,7 @@ def test_command(folder, tmp_path, rows):
   out = tmp_path / "out"
   three_rows(folder)
   args = (f"--runs={folder}", f"--config={rows}", f"--output={out}")
-  done = runs.run("evals.report", *args)
+  done = runs.run("antlm_jax.evals.report", *args)
   assert done.returncode == 0, done.stderr
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
   tables = "claims held_out parts published"

@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
-from antlm_jax import units
+from antlm_jax import tables, units
 from antlm_jax.errors import UserError
 from antlm_jax.hf import heads, hub, import_
 from antlm_jax.hf.architecture import Target
@@ -36,14 +36,6 @@ This folder has the {encoder} model with {attention} attention. {origin}
 - [The architecture]({paper})
 - [AntLM: Bridging Causal and Masked Language Models](https://arxiv.org/abs/2412.03275)
 - [Should We Still Pretrain Encoders with Masked Language Modeling?](https://arxiv.org/abs/2507.00994)
-"""
-_TABLE = """\
-## {title}
-
-| | |
-|---|---|
-{rows}
-
 """
 _MERGED = "antlm_jax merged other models into it, without training: {merged}."
 _FOREIGN = "antlm_jax imported its weights and did not train them."
@@ -183,8 +175,9 @@ def without_folders(paths: str) -> str:
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
   """Returns a section with a table, or nothing without rows."""
-  lines = [f"| {name} | {value} |" for name, value in rows.items() if value]
-  return _TABLE.format(title=title, rows="\n".join(lines)) if lines else ""
+  lines = [row for row in rows.items() if row[1]]
+  table = tables.markdown(lines, ("", ""))
+  return f"## {title}\n\n{table}\n\n" if lines else ""
 
 
 def _base_model(loaded: Loaded) -> str:

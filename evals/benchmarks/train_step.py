@@ -65,20 +65,8 @@ _NO_MEMORY = "out of memory"
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
 _TINY["dtype"] = "float32"  # some CPUs have no product of bfloat16
 _MIDDLE = {  # configs/antlm_table.py
-  "8m": {
-    "layers": 8,
-    "width": 256,
-    "mlp_width": 682,
-    "heads": 4,
-    "kv_heads": 4,
-  },
-  "24m": {
-    "layers": 12,
-    "width": 384,
-    "mlp_width": 1024,
-    "heads": 6,
-    "kv_heads": 6,
-  },
+  "8m": dict(layers=8, width=256, mlp_width=682, heads=4, kv_heads=4),
+  "24m": dict(layers=12, width=384, mlp_width=1024, heads=6, kv_heads=6),
 }
 SIZES = {  # shape, tokens in a row T, vocabulary V, rows each, tied, remat
   **{name: (s, 128, 8192, 64, True, "none") for name, s in _MIDDLE.items()},

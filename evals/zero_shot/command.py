@@ -228,7 +228,8 @@ def evaluate(
       about = {"request": request, "task": task, "seconds": seconds}
       summary, lines = {**about, **outcome.summary}, list(outcome.lines)
       if folder:
-        write(folder, summary, lines, outcome.files)
+        rows = "".join(json.dumps(line) + "\n" for line in lines)
+        results.write(folder, {**outcome.files, ITEMS: rows}, summary)
   table = of.shown(summary)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
@@ -265,17 +266,6 @@ def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
     **results.model_digest(model),
     "reduction": asked.reduction or options["reduction"],
   }
-
-
-def write(
-  folder: pathlib.Path,
-  summary: Mapping[str, Any],
-  items: Iterable[Mapping[str, Any]],
-  own: Mapping[str, str] = {},
-) -> None:
-  """Writes a pipeline's own files, the items and the summary."""
-  lines = "".join(json.dumps(item) + "\n" for item in items)
-  results.write(folder, {**own, ITEMS: lines}, summary)
 
 
 def run(description: str, argv: Sequence[str]) -> None:
