@@ -5,10 +5,9 @@ import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval, Mean
+from antlm_jax.evals.reporting.statistics import Interval, Mean, mean
+from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
 
 _OPEN = "0.55"  # grey of an interval that includes 0
@@ -26,24 +25,26 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   names = {name: run.names[name] for run in every for name in run.objectives}
   known = *names.values(), *measured
   kinds = dict.fromkeys(kind for kind in known if kind in measured)
-  colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
-  bottom, top = _limits(every, measured)
-  thin = " (thin lines: seeds)" if len(every) > len(runs) else ""
-  figure, panels = _grid(len(runs), f"{title}: held-out losses{thin}")
-  for panel, (name, found) in zip(panels, runs.items(), strict=True):
-    panel.set_title(f"{name}: {found[0].text}", fontsize=9.5)
-    shade([panel], found[0].curriculum, names)
-    notes = [_lines(panel, found, kind, colours[kind], top) for kind in kinds]
-    panel.set_ylim(bottom, top)
-    panel.set_xlim(0, found[0].curriculum.steps)
-    style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
-    note = "\n".join(filter(None, notes))
-    panel.text(0.98, 0.96, note, transform=panel.transAxes, **style)
-  for panel in panels[-2:]:  # the figure's own label would be under the legend
-    panel.set_xlabel("step", fontsize=10)
-  figure.supylabel("loss (nats per target)", fontsize=10)
-  _legend(figure, colours, panels)
-  save(figure, path)
+  panels = {
+    f"{name}: {found[0].text}": {
+      f"{kind}, held out": line
+      for kind in kinds
+      if (line := mean_line([run.held_out(kind) for run in found]))
+    }
+    for name, found in runs.items()
+  }
+  phases = [found[0].curriculum for found in runs.values()]
+  limits = _limits(every, measured)
+  losses(title, "step", panels, limits, path, phases, names)
+
+
+def mean_line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
+  """Returns the mean over seeds at the steps that all of them have."""
+  steps = sorted(set.intersection(*map(set, losses)))
+  return [
+    (step, mean({str(seed): of[step] for seed, of in enumerate(losses)}))
+    for step in steps
+  ]
 
 
 def _grid(count: int, title: str, sharey: bool = True):
@@ -62,21 +63,6 @@ def _grid(count: int, title: str, sharey: bool = True):
   return figure, panels[:count]
 
 
-def _legend(figure, colours: Mapping[str, str], panels):
-  from matplotlib.lines import Line2D
-
-  marks = {
-    f"{kind}, held out": Line2D([], [], color=colour, lw=2)
-    for kind, colour in colours.items()
-  }
-  for panel in panels:  # the shades of phases
-    handles, names = panel.get_legend_handles_labels()
-    marks |= zip(names, handles, strict=True)
-  columns = min(4, len(marks))
-  place = {"loc": "outside lower center", "ncols": columns, "fontsize": 9}
-  figure.legend(marks.values(), marks.keys(), **place)
-
-
 def _limits(runs: _Runs, measured: Sequence[str]) -> tuple[float, float]:
   """Returns the range of the losses of trained objectives.
 
@@ -91,19 +77,6 @@ def _limits(runs: _Runs, measured: Sequence[str]) -> tuple[float, float]:
       high += [loss for step, loss in losses if step >= first.stop]
   margin = 0.05 * (max(high) - min(low, default=0.0)) + 0.05
   return min(low, default=0.0) - margin, max(high) + margin
-
-
-def _lines(panel, runs: _Runs, kind: str, colour: str, top: float) -> str:
-  """Draws seeds and their mean; says where the mean ends above the top."""
-  found = [run.held_out(kind) for run in runs]
-  steps = sorted(set.intersection(*map(set, found)))
-  if not steps:
-    return ""
-  for losses in found if len(found) > 1 else ():
-    panel.plot(*zip(*losses.items(), strict=True), color=colour, lw=0.7)
-  mean = [np.mean([losses[step] for losses in found]) for step in steps]
-  panel.plot(steps, mean, color=colour, lw=1.8, marker="o", ms=2.5)
-  return f"{kind} ends at {mean[-1]:.1f}" if mean[-1] > top else ""
 
 
 def differences(
@@ -172,15 +145,23 @@ def losses(
   panels: _Panels,
   limits: tuple[float, float],
   path: pathlib.Path,
+  phases: Sequence[Curriculum] = (),
+  names: Mapping[str, str] = {},
 ) -> None:
   """Draws losses to a PNG, a panel for each kind, a line for each label.
 
   `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
+  `phases` has the curriculum of each panel, whose phases are shaded, and
+  `names` its objectives' names in logs.
   """
   means = [mean for of in panels.values() for x in of.values() for _, mean in x]
   thin = " (thin lines: seeds)" if any(len(m.values) > 1 for m in means) else ""
   figure, places = _grid(len(panels), f"{title}: held-out losses{thin}")
   places[0].set_ylim(limits)  # of all panels: they share it
+  for panel, curriculum in zip(places, phases, strict=False):
+    shade([panel], curriculum, names)
+    panel.set_xlim(0, curriculum.steps)
+  above = {panel: [] for panel in places}  # the ends of lines above the top
   for panel, points, style in _each_line(places, panels):
     x, y = zip(*points, strict=True)
     thin = style | {"lw": 0.6, "label": None}
@@ -188,6 +169,12 @@ def losses(
       panel.plot(x, [mean.values[seed] for mean in y], **thin)
     style |= {"lw": 1.8, "marker": "o", "ms": 2.5}
     panel.plot(x, [mean.mean for mean in y], **style)
+    if y[-1].mean > limits[1]:
+      above[panel].append(f"{style['label']} ends at {y[-1].mean:.1f}")
+  style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
+  for panel, notes in above.items():
+    place = {"transform": panel.transAxes}
+    panel.text(0.98, 0.96, "\n".join(notes), **place, **style)
   _save(figure, places, axis, "loss (nats per target)", path)
 
 

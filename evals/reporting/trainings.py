@@ -333,7 +333,7 @@ def _curves(
     f"{kind}, held out{size}": {
       label: [(scales[label] * step, found) for step, found in line]
       for label in labels
-      if (line := _line([run.held_out(kind) for run in runs[label]]))
+      if (line := plots.mean_line([run.held_out(kind) for run in runs[label]]))
     }
     for size, labels in _by_size(runs).items()
     for kind in kinds
@@ -377,12 +377,3 @@ def _size(least: float, most: float) -> str:
     return " (unfinished: size unknown)"
   ends = dict.fromkeys((units.quantity(least), units.quantity(most)))
   return f", {' to '.join(ends)} parameters"
-
-
-def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
-  """Returns the mean over seeds at the steps that all of them have."""
-  steps = sorted(set.intersection(*map(set, losses)))
-  return [
-    (step, mean({str(seed): of[step] for seed, of in enumerate(losses)}))
-    for step in steps
-  ]
