@@ -12,6 +12,7 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import ltg_bert
+from antlm_jax.models.layers import At
 from tests import helpers, reference
 from tests.helpers import ltg_bert as model
 
@@ -243,16 +244,13 @@ def test_the_heads_dropout_is_by_place():
   hidden = jnp.asarray(np.random.default_rng(0).normal(size=(6, 32)))
   seed = jnp.uint32(7)
 
-  def at(places):
-    return models.At(seed, jnp.asarray(places))
+  head = of.output_head(params)
 
-  together = of.logits(params, hidden, at(range(6)))
-  parts = [
-    of.logits(params, hidden[3:], at(range(3, 6))),
-    of.logits(params, hidden[:3], at(range(3))),
-  ]
+  def states(hidden, places):
+    return head.transform(hidden, At(seed, jnp.asarray(places)))
+
+  together = states(hidden, range(6))
+  parts = [states(hidden[3:], range(3, 6)), states(hidden[:3], range(3))]
   assert np.array_equal(together, np.concatenate(parts[::-1]))
-  assert not np.array_equal(together, of.logits(params, hidden))
-  assert not np.array_equal(
-    together[:3], of.logits(params, hidden[:3], at(range(3, 6)))
-  )
+  assert not np.array_equal(together, head.transform(hidden, None))
+  assert not np.array_equal(together[:3], states(hidden[:3], range(3, 6)))

@@ -2,12 +2,10 @@
 
 from antlm_jax.models import gemma, llama, ltg_bert, modernbert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
-from antlm_jax.models.layers import At
 from antlm_jax.models.model import Model, Params, Tensor, build, from_config
 
 __all__ = [
   "ENCODERS",
-  "At",
   "Encoder",
   "EncoderConfig",
   "Model",

@@ -46,7 +46,7 @@ ENCODERS = settings.Registry("model", "name")
 class EncoderConfig(settings.Section):
   """Settings that all encoders share.
 
-  FLOP counts, plans and attention read `kv_heads`, `head_width`, `buckets` and
+  FLOP counts, plans and attention read `kv_heads`, `head_dim`, `buckets` and
   `windows`. A subclass may declare these as settings or compute them.
   """
 
@@ -151,9 +151,9 @@ class Head:
     lambda hidden, at: hidden
   )
 
-  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
+  def logits(self, hidden: jax.Array) -> jax.Array:
     """Returns scores, float32 `[..., V]`; see `Model.logits`."""
-    states = self.transform(hidden, at)
+    states = self.transform(hidden, None)
     kernel = self.kernel.astype(states.dtype)
     logits = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
     return logits if self.bias is None else logits + self.bias

@@ -182,7 +182,7 @@ class At(NamedTuple):
 
 
 def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
-  """Like `dropout`, but independent of the division into chunks or shards."""
+  """Like `dropout`, but independent of the division into shards."""
   if at is None or rate == 0.0:
     return x
   kept = keep(rate, at.seed, at.places[..., None], jnp.arange(x.shape[-1]))

@@ -12,7 +12,6 @@ from antlm_jax.attention import Cache, Cached
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
-from antlm_jax.models.layers import At
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
@@ -106,14 +105,9 @@ class Model:
     hidden = self.encode(params, tokens, positions, cached)
     return hidden, jax.tree.map(jax.freeze, refs)
 
-  def logits(
-    self, params: Params, hidden: jax.Array, at: At | None = None
-  ) -> jax.Array:
-    """Maps hidden states `[..., D]` to scores, float32 `[..., V]`.
-
-    Pass `at` in training, because some heads have dropout.
-    """
-    return self.output_head(params).logits(hidden, at)
+  def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+    """Maps hidden states `[..., D]` to scores, float32 `[..., V]`."""
+    return self.output_head(params).logits(hidden)
 
   def output_head(self, params: Params) -> encoder.Head:
     """Returns the output layer, with its parameters gathered once."""

@@ -14,8 +14,8 @@ import numpy as np
 from antlm_jax import hashing
 
 CYCLE = 8  # visits of a text after which its tokens get another random order
-# An index in this list is a counter of the draws: only append to it. Other
-# purposes are counters by their names.
+# The draws of these purposes have counters 0 to 9, and those of other purposes
+# have hashes of their names. A change would change all runs.
 _PURPOSES = "choose fate replacement span prefix turn order tile ratio middle"
 _PURPOSES = _PURPOSES.split()
 

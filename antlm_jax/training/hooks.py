@@ -180,10 +180,10 @@ class HeldOut(Evaluator):
     return out
 
   def _sums(self, trainer, source) -> list[dict[str, float]]:
-    """Returns `losses.cross_entropy`'s sums over every other batch, twice."""
+    """Returns `losses.cross_entropy`'s sums of even and of odd batches."""
     halves = [collections.defaultdict(float) for _ in metrics.HALVES]
     base = trainer.run.context_after(trainer.step)["rope_theta"]
-    for number, batch in enumerate(trainer.in_step(source)):
+    for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = sharding.place(trainer.run.mesh, batch)
       found = trainer.programs.evaluate(trainer.state.best_params, placed)

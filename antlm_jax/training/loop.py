@@ -172,7 +172,7 @@ class Trainer:
 
   def train(self) -> dict:
     """Takes all remaining steps and writes the summary."""
-    batches = self.in_step(self.run.source, self.step, self.config.data.threads)
+    batches = self.batches(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
       hook.start(self)
     # From here on, all processes look for a signal between steps.
@@ -261,7 +261,7 @@ class Trainer:
       f" stopped before saving; {good}. {advice}"
     )
 
-  def in_step(
+  def batches(
     self, source: Source, start: int = 0, threads: int = 1
   ) -> Iterator[Batch]:
     """Yields batches, read by `threads` threads, in step with all processes.

@@ -49,7 +49,8 @@ class TrainStep:
   loss_chunk: int = 0  # `losses.cross_entropy`'s chunk
   # Decay of the parameters' average by the step; None for no average.
   average: Callable[[jax.Array], jax.Array] | None = None
-  loss_average: str = "targets"  # or "objectives": the mean of their means
+  # Or "objectives": their means, by weights that `Source` gives the targets.
+  loss_average: str = "targets"
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
   head: str = "auto"  # `losses.cross_entropy`'s implementation
@@ -157,9 +158,9 @@ class TrainStep:
       micro.weights,
       micro.objective_ids,
       self.num_objectives,
-      self.loss_chunk,
-      self.z_loss,
-      self.head,
+      chunk=self.loss_chunk,
+      z_loss=self.z_loss,
+      implementation=self.head,
     )
 
   def _accumulate(self, params: Params, batch: Batch, key):
