@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import string
 
 import jax
@@ -292,14 +293,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
   model, examples = load(tmp_path / "model"), task.load("squad-test")
   found = predict(model, [e.texts for e in examples], max_length=48)
   # Evaluate the saved model on a file with a test set only, as XQuAD is.
-  paragraphs = []
-  for e in examples:
-    answers = [{"text": text, "answer_start": at} for text, at in e.label]
-    asked = {"id": e.id, "question": e.texts[0], "answers": answers}
-    paragraphs.append({"context": e.texts[1], "qas": [asked]})
-  data = {"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]}
-  path = tmp_path / "xquad.en.json"
-  path.write_text(json.dumps(data))
+  path = shutil.copy(tmp_path / "dev-v1.1.json", tmp_path / "xquad.en.json")
   how = {"preset": "answering", "epochs": 0, "max_length": 48, "quiet": True}
   again = finetune.finetune(model, path, answers=answers_by, **how)["xquad_en"]
   expected = outcome.best["squad-test"][task.main_metric]

@@ -15,8 +15,9 @@ from antlm_jax.models import encoder, layers
 from antlm_jax.objectives.corruption import Segments
 from tests import helpers
 from tests import reference as definition
+from tests.plugins.encoder import GptConfig
 
-T = 12
+T = 24  # over helpers.ltg_bert's longest distance, 20
 DTYPES = ("float32", "bfloat16")
 ATTENTION = ("reference", "pallas")
 POSITIONS = np.arange(T, dtype=np.int32)[None]
@@ -46,10 +47,22 @@ def test_encoders_have_the_papers_parameters(size, millions):
 # Leaks
 
 
+GPT_BERT = {"attention_gate": True, "depth_weights": True}
+TOY = {n: v for n, v in helpers.TINY.items() if n != "kv_heads"}
+ENCODERS = {
+  "llama": helpers.model,
+  "ltg_bert": helpers.ltg_bert,
+  "gpt_bert": functools.partial(helpers.ltg_bert, **GPT_BERT),
+  "toy_gpt": lambda **changes: models.build(
+    TOY | {"name": GptConfig.name} | changes, helpers.VOCAB
+  ),
+}
+
+
 @functools.cache
-def scores(dtype, attention="auto"):
+def scores(dtype, attention="auto", encoder="llama"):
   """Returns a jitted encoder, from `(tokens, positions, mask)` to logits."""
-  model = helpers.model(dtype=dtype, attention=attention)
+  model = ENCODERS[encoder](dtype=dtype, attention=attention)
   params = helpers.random_params(model)
 
   @jax.jit
@@ -72,20 +85,21 @@ def packed(lengths, causal):
 MASKS = {
   "causal": (POSITIONS, CAUSAL),
   "bidirectional": (POSITIONS, BIDIRECTIONAL),
-  "packed causal": packed([4, 3, 5], causal=True),
-  "packed": packed([4, 3, 5], causal=False),
+  "packed causal": packed([9, 3, T - 12], causal=True),
+  "packed": packed([9, 3, T - 12], causal=False),
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(18)
+@pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MASKS)
-def test_only_what_is_seen_changes_a_logit(name, dtype, attention):
+def test_only_what_is_seen_changes_a_logit(name, dtype, attention, encoder):
   positions, mask = MASKS[name]
   seen = definition.visible(mask, 1, T, T)[0]
   positions, mask = jax.tree.map(lambda x: x.repeat(2, 0), (positions, mask))
-  run = scores(dtype, attention)
+  run = scores(dtype, attention, encoder)
   helpers.check_leaks(lambda tokens: run(tokens, positions, mask), seen)
 
 
@@ -174,7 +188,7 @@ def test_the_encoder_is_the_familys_equations(changes):
   assert ("head/kernel" in model.shapes) == (not changes["tied"])
   params = helpers.random_params(model)
   tokens = helpers.tokens(1, T)
-  positions, mask = packed([5, 7], causal=True)
+  positions, mask = packed([5, T - 5], causal=True)
   visible = np.asarray(mask.dense(T, T))
   expected = reference(model.config, params, tokens, positions, visible)
   hidden = model.encode(params, tokens, positions, mask)

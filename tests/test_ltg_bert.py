@@ -1,6 +1,5 @@
 """The LTG-BERT encoder: size, equations, and no leaks of hidden tokens."""
 
-import functools
 import math
 
 import jax
@@ -215,29 +214,6 @@ def test_ways_to_run_agree(changes):
   assert helpers.closest(found, expected) < 2e-5
 
 
-@functools.cache
-def scores(variant, dtype):
-  of = model(**VARIANTS[variant], dtype=dtype)
-  params = helpers.random_params(of)
-
-  @jax.jit
-  def run(tokens, mask):
-    return of.logits(params, of.encode(params, tokens, None, mask))
-
-  return run
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
-def test_only_what_is_seen_changes_a_logit(variant, dtype, mask):
-  run = functools.partial(scores(variant, dtype), mask=MASKS[mask])
-  seen = reference.visible(MASKS[mask], 2, T, T)[0]
-  helpers.check_leaks(run, seen, (0, 8, 9, 15, T - 1))
-
-
-@pytest.mark.slow
 def test_the_heads_dropout_is_by_place():
   of = model(dropout=0.5)
   params = helpers.random_params(of)

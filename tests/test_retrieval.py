@@ -186,30 +186,13 @@ def arguana(folder, count=40):
 
 def bm25_ndcg(texts, judged):
   """Returns NDCG@10 of BM25 without a query's own document."""
-  words = {name: text.lower().split() for name, text in texts.items()}
-  mean, scores = np.mean([len(w) for w in words.values()]), []
-
-  def score(query, name):
-    total = 0.0
-    for word in words[query]:
-      there = sum(word in of for of in words.values())
-      count = words[name].count(word)
-      norm = 1.2 * (0.25 + 0.75 * len(words[name]) / mean)
-      weight = np.log(1 + (len(words) - there + 0.5) / (there + 0.5))
-      total += weight * 2.2 * count / (count + norm)
-    return np.float32(total).round(4)
-
+  names, found = list(texts), []
   for query, relevant in judged.items():
-    others = [name for name in words if name != query]
-    order = sorted(others, key=lambda n, q=query: -score(q, n))[:10]
-    best = sorted(relevant.values(), reverse=True)[:10]
-    gains = [relevant.get(name, 0) for name in order]
-    found, ideal = (
-      sum(gain / np.log2(rank + 2) for rank, gain in enumerate(those))
-      for those in (gains, best)
-    )
-    scores.append(found / ideal)
-  return np.mean(scores)
+    (scores,) = bm25.scores([texts[query]], list(texts.values()))
+    order = [names[i] for i in np.argsort(-scores, kind="stable")]
+    order.remove(query)
+    found.append(retrieval.ndcg(order[:10], relevant))
+  return np.mean(found)
 
 
 def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
