@@ -94,11 +94,14 @@ def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def _output(expected: str) -> str:
-  """Returns a pattern of an output: any numbers and spaces, and any `...`."""
+  """Returns a pattern of an output: any numbers and spaces, and any `...`.
+
+  NumPy fills numbers up with spaces.
+  """
   lines = []
   for line in expected.splitlines():
     text = re.escape(line.strip()).replace(r"\.\.\.", ".*?")
-    text = re.sub(r"\d(?:[\d,]|\\\.\d)*", r"[\\d,.]+", text)
+    text = re.sub(r"\d(?:[\d,]|\\\.\d)*", r"[\\d,.]+[ ]*", text)
     lines.append(r"\s*" + re.sub(r"(?:\\ )+", r"\\s+", text))
   return r"\s*?\n".join(lines)
 
