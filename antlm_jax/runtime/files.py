@@ -55,11 +55,11 @@ def shown(path: pathlib.PurePath) -> pathlib.PurePath:
 
 def absent(folder: pathlib.PurePath) -> str:
   """Returns "no such folder" and the nearest name here; "" if it exists."""
-  if folder.exists():
+  if folder.is_dir():
     return ""
   # A bucket may be absent too, or take long to list.
   near_by = [] if is_remote(folder) else folder.parent.glob("*")
-  others = (other.name for other in near_by)
+  others = (other.name for other in near_by if other.is_dir())
   near = difflib.get_close_matches(folder.name, others, n=1)
   hint = f"; did you mean {shown(folder.parent / near[0])}?" if near else ""
   return f"no such folder{hint}"

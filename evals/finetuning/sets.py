@@ -76,8 +76,8 @@ def find(
     there = {split: path for split, path in paths.items() if path.is_file()}
     if not paths.keys() - there.keys() - {*further}:
       return there
-  if not pathlib.Path(folder).is_dir():
-    raise UserError(f"--data={folder}: no such folder")
+  if absent := files.absent(pathlib.Path(folder)):
+    raise UserError(f"--data={folder}: {absent}")
   wanted = " or ".join(
     " with ".join(file for s, file in layout.items() if s not in further)
     for layout in layouts

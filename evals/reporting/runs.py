@@ -139,8 +139,8 @@ def read_runs(
   Raises:
     UserError: if there is none, or one of their files cannot be read.
   """
-  if not folder.is_dir():
-    raise UserError(f"--runs={folder}: no such folder")
+  if absent := files.absent(folder):
+    raise UserError(f"--runs={folder}: {absent}")
   found = {}
   for name in variants:
     paths = [path.parent for path in (folder / name).glob("*/config.json")]
