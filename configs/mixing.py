@@ -19,7 +19,7 @@ shows no row an input that it was not trained on.
 Written before the first counted run
 ------------------------------------
 
-**Question.** In earlier runs (480 steps, docs/results.md) CLM mixed with
+**Question.** In earlier runs (480 steps, commit e7f24fb) CLM mixed with
 diffusion beat a CLM without dropout, noise or strong weight decay. Does it beat
 the *best* regularised CLM? The published answers differ: yes (arXiv
 2511.03276), or dropout, weight decay and noise gain as much (arXiv 2510.04071,

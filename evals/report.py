@@ -6,8 +6,10 @@
 Each is the folder of a training run, with evaluations in its `evals/`. The
 report lists missing results.
 
-Writes report.md, its pictures, each table as a .csv file, and table.json (the
-same numbers, as shares). Needs the extra `evals`: pip install
+Writes report.md, its pictures, each table as a .csv file, table.json (the same
+numbers, as shares), and losses.json: every held-out loss of the runs, on all
+rows and on each half of them. `--runs` also takes that file, and then reports
+the losses without the folders. Needs the extra `evals`: pip install
 'antlm_jax[evals]'.
 """
 
@@ -27,7 +29,12 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
-  add("--runs", type=cli.here, required=True, help="Path to a study's runs")
+  add(
+    "--runs",
+    type=cli.here,
+    required=True,
+    help="Path to a study's runs, or to losses.json",
+  )
   add(
     "--output", type=cli.here, help="Path to a folder; RUNS/report by default"
   )
@@ -49,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
     controls,
     encoders,
     measured,
+    record,
     render,
     runs,
   )
@@ -63,7 +71,8 @@ def main(argv: Sequence[str]) -> None:
     known = ", ".join(kinds)
     raise UserError(f"--config={args.config}: REPORT is not one of {known}")
   folder = pathlib.Path(args.runs)
-  found = runs.read_runs(folder, variants)
+  packed = folder.is_file()
+  found = (record.read if packed else runs.read_runs)(folder, variants)
   print(
     f"{sum(map(len, found.values()))} runs of {len(found)} rows", flush=True
   )
@@ -93,6 +102,8 @@ def main(argv: Sequence[str]) -> None:
     items=measured.ItemFiles(),
     fixed=getattr(module, "CONFIDENCE", None),
   )
-  output = pathlib.Path(args.output or folder / "report")
+  default = folder.with_suffix("") if packed else folder / "report"
+  output = pathlib.Path(args.output or default)
   render.write(make(study, absent), output)
+  record.write(output / record.FILE, found)
   print(f"written to {output / 'report.md'}")

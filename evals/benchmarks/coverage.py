@@ -2,9 +2,9 @@
 
     python -m evals.benchmarks.coverage
 
-Simulates differences of two rows over seeds and items. Prints how often the
-95 % interval of `evals.reporting.statistics` holds the truth, and its mean
-width in points. The last columns are of two bootstraps, for few items. The
+Simulates differences of two rows over seeds and items. Prints and stores how
+often the 95 % interval of `evals.reporting.statistics` holds the truth, and its
+mean width in points. The last columns are of two bootstraps, for few items. The
 hierarchical one draws pretrainings, their fine-tunings and items of the
 differences. The other draws the runs of each row apart, and widens their share
 of the variance, as the reports did until November 2026.
@@ -18,13 +18,15 @@ other row, which has the same data order and head.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy import special
 
 from antlm_jax import cli
+from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.reporting import statistics
+from antlm_jax.settings import setting
 
 _ITEM = 38.7  # points
 _DRAWS = 200
@@ -135,26 +137,53 @@ def simulate(
     yield float(np.mean((low <= 0) & (high >= 0))), float(np.mean(high - low))
 
 
+# The columns that name a case, and the fields of `Case`.
+HEAD = {
+  "pretrainings": "pretrainings",
+  "fine-tunings": "tunings",
+  "items": "items",
+  "sd over pretrainings": "pretraining",
+  "sd over fine-tunings": "tuning",
+}
+METHODS = "the reports'", "hierarchical", "rows apart"
+
+
+def shown(held: float, width: float) -> str:
+  """Writes a method's coverage, and its mean width in points."""
+  return f"{100 * held:.1f} % ({width:.1f})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+  """The command's arguments."""
+
+  output: str = common.output()
+  trials: int = setting(
+    1000, "Number of simulated studies of each case", least=1
+  )
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  parser.add_argument(
-    "--trials", type=int, default=1000, help="Simulated studies of each case"
+  args = common.arguments(__doc__, Arguments, argv)
+  columns = {head: (len(head), str, name) for head, name in HEAD.items()}
+  columns |= {
+    method: (16, lambda found: shown(*found), method) for method in METHODS
+  }
+  rows = (
+    dataclasses.asdict(case)
+    | dict(
+      zip(
+        METHODS,
+        simulate(case, args.trials, bootstraps=case.items < 1000),
+        strict=False,
+      )
+    )
+    for case in CASES
   )
-  args = parser.parse_args(argv)
-  head = ["pretrainings", "fine-tunings", "items"]
-  head += ["sd over pretrainings", "sd over fine-tunings"]
-  print(_line([*head, "the reports'", "hierarchical", "rows apart"]))
-  print(_line(["---:"] * 8))
-  for case in CASES:
-    found = simulate(case, args.trials, bootstraps=case.items < 1000)
-    cells = [f"{100 * held:.1f} % ({width:.1f})" for held, width in found]
-    cells += ["-"] * (3 - len(cells))
-    print(_line((*dataclasses.astuple(case), *cells)), flush=True)
-
-
-def _line(cells: Iterable) -> str:
-  return f"| {' | '.join(map(str, cells))} |"
+  common.report(
+    *(rows, args.output, "coverage", columns, ">"), trials=args.trials
+  )
 
 
 if __name__ == "__main__":

@@ -80,8 +80,13 @@ class TrainedRun:
     return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
 
   def end(self, kind: str) -> float | None:
-    """Returns an objective's last loss, if it is finite."""
-    return self.held_out(kind).get(max(self.losses.get(kind, ()), default=0))
+    """Returns an objective's last loss, if it is finite.
+
+    It is on the same rows as `lowest`, if each half has a loss.
+    """
+    half = REPORT if kind in self.halves.get(REPORT, {}) else ""
+    last = max(self.losses.get(kind, ()), default=0)
+    return self.held_out(kind, half).get(last)
 
   def best(self, kind: str, until: float = math.inf) -> int | None:
     """Returns the best step, up to one, on half of the held-out rows."""
@@ -171,11 +176,25 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   if not (path / "summary.json").is_file():
     return run
   with reading(path / "summary.json") as summary:
-    for name in ("steps", "parameters", "unigram_entropy"):
-      number(summary, name)
-    if "seconds" in summary:  # only comparisons of runs show them
-      number(summary["seconds"], "total")
-    phases = _curriculum(config, summary)
+    return with_summary(run, summary)
+
+
+def with_summary(
+  run: TrainedRun, summary: Mapping[str, Any] | None
+) -> TrainedRun:
+  """Returns a run with its summary; without one, it is not at its end.
+
+  Raises:
+    LookupError: If the summary lacks a field.
+    ValueError: If one of its numbers is not finite.
+  """
+  if summary is None:
+    return run
+  for name in ("steps", "parameters", "unigram_entropy"):
+    number(summary, name)
+  if "seconds" in summary:  # only comparisons of runs show them
+    number(summary["seconds"], "total")
+  phases = _curriculum(run.config, summary)
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 
 

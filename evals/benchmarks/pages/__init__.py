@@ -1,0 +1,1 @@
+"""Tables of the results pages, each made from stored JSON."""

@@ -1,0 +1,90 @@
+"""Tables, intervals and verdicts of the results pages, from stored JSON.
+
+    python -m evals.benchmarks.verdicts          # prints all of them
+    python -m evals.benchmarks.verdicts --write  # replaces them in the pages
+
+The JSON is in evals/benchmarks/results/, and the statistics are those of
+`antlm report`. In a page, a table stands between `<!-- table NAME -->` and
+`<!-- end -->`. To add a study's runs, store the losses.json of its report.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from antlm_jax import cli
+from antlm_jax.errors import UserError
+from antlm_jax.evals.benchmarks import common
+from antlm_jax.evals.benchmarks.pages import (
+  antlm_table,
+  mixing,
+  optimizers,
+  simulated,
+)
+from antlm_jax.evals.benchmarks.structure import ROOT
+from antlm_jax.runtime import files
+from antlm_jax.settings import setting
+
+_BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# What makes the tables, by page and name.
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+  "README.md": {"short": mixing.short},
+  "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
+  "docs/appendix/optimizers.md": optimizers.TABLES,
+  "docs/appendix/intervals.md": simulated.INTERVALS,
+}
+# What makes further figures that the text of a page quotes.
+FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
+  "docs/results.md": (mixing.figures, simulated.figures),
+  "docs/appendix/optimizers.md": (optimizers.figures,),
+}
+
+
+def filled(page: str, text: str) -> str:
+  """Returns a page's text with its tables made anew.
+
+  Args:
+    page: Path to the page, a key of `PAGES`.
+    text: The page's present text.
+
+  Raises:
+    UserError: The text lacks a table, or has an unknown one.
+  """
+  makers = PAGES[page]
+  there = [name for _, name, _ in _BLOCK.findall(text)]
+  if sorted(there) != sorted(makers):
+    raise UserError(
+      f"{page} has the tables {', '.join(there) or 'none'}, not"
+      f" {', '.join(makers)}: mark each with <!-- table NAME --> and"
+      " <!-- end -->"
+    )
+  return _BLOCK.sub(lambda of: f"{of[1]}\n{makers[of[2]]()}\n\n{of[3]}", text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+  """The command's arguments."""
+
+  write: bool = setting(False, "Replace the tables in the pages")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  args = common.arguments(__doc__, Arguments, argv)
+  for page, makers in PAGES.items():
+    if args.write:
+      path = pathlib.Path(ROOT / page)
+      files.write_text(path, filled(page, path.read_text("utf-8")))
+      print(f"wrote {page}")
+      continue
+    for name, make in makers.items():
+      print(f"## {page}: {name}\n\n{make()}\n")
+    found = [x for make in FIGURES.get(page, ()) for x in make()]
+    if found:
+      figures = ", ".join(f"{x:.4g}" for x in found)
+      print(f"Further figures of {page}: {figures}\n")
+
+
+if __name__ == "__main__":
+  cli.run(main)
