@@ -1,20 +1,114 @@
 """The results pages hold what their stored data give, and nothing else."""
 
+import itertools
+import json
+import re
+
+import numpy as np
 import pytest
+from scipy import stats
 
+from antlm_jax.errors import UserError
+from antlm_jax.evals import report
 from antlm_jax.evals.benchmarks import verdicts
-from tests import runs
+from tests import runs, test_report
 
-PAGES = sorted(verdicts.PAGES)
-# Figures of other work or of settings, which no data of ours hold.
-_GIVEN = {
-  "README.md": None,  # also has figures of other pages
-  "docs/results.md": {"0.05", "0.2", "1.1", "1.5", "7.2", "2510.04071"},
+RESULTS = runs.ROOT / "evals/benchmarks/results"
+# Figures of a page's text that are settings, or from other work.
+GIVEN = {
+  "docs/results.md": {0.05, 0.2, 1.0, 1.1, 2.2},
+  "docs/appendix/optimizers.md": {0.1, 1.1, 1.2, 1.4},
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", verdicts.PAGES)
 def test_the_tables_of_a_page_are_those_of_its_data(page):
   """Catches a table, interval or verdict that its JSON does not give."""
   text = (runs.ROOT / page).read_text()
   assert verdicts.filled(page, text) == text
+
+
+@pytest.mark.parametrize("page", GIVEN)
+def test_the_figures_of_the_text_are_those_of_the_data(page):
+  """Catches a decimal number in a sentence that no table or JSON gives."""
+  text = (runs.ROOT / page).read_text()
+  text = re.sub(r"```.*?```|`[^`]*`|\d{4}\.\d{5}|\]\(.*?\)", "", text, flags=16)
+  tables = "".join(make() for make in verdicts.PAGES[page].values())
+  known = {abs(float(x)) for x in re.findall(r"\d+\.\d+", tables)}
+  known |= {abs(x) for make in verdicts.FIGURES[page] for x in make()}
+  known |= GIVEN[page]
+  prose = re.sub(r"^\|.*$|<!--.*?-->", "", text, flags=re.MULTILINE)
+  for figure in re.findall(r"\d+\.\d+", prose):
+    half = 0.5001 * 10.0 ** -len(figure.partition(".")[2])
+    assert any(abs(x - float(figure)) <= half for x in known), figure
+
+
+def test_a_verdict_is_that_of_an_independent_computation():
+  """Catches an interval, level or sign that differs from scipy's t test."""
+  found = json.loads((RESULTS / "antlm_small.json").read_text())["rows"]
+  lines = verdicts.PAGES["docs/results.md"]["antlm-differences"]()
+  lines = [line for line in lines.splitlines() if re.match(r"\| [CM]LM", line)]
+  measures = itertools.product((("clm", "c"), ("mlm", "m")), (-1, None))
+  for line, ((kind, control), last) in zip(lines, measures, strict=True):
+    one, other = (
+      [
+        run["losses"]["all"][kind][-1]
+        if last
+        else min(run["losses"]["all"][kind])
+        for run in found[f"babyllama_{row}"]["runs"].values()
+      ]
+      for row in ("antlm", control)
+    )
+    test = stats.ttest_rel(one, other)
+    ends = test.confidence_interval(1 - 0.05 / 4)
+    value = f"{np.mean(np.subtract(one, other)):+.3f}"
+    decided = ends.low > 0 or ends.high < 0
+    value = f"**{value}**" if decided else value
+    assert f"| {value} ({ends.low:+.3f} to {ends.high:+.3f}) |" in line
+    word = "better" if value.startswith("**-") else "worse"
+    assert line.split(" | ")[2].startswith(word if decided else "not decided")
+
+
+@pytest.fixture
+def rows(tmp_path):
+  path = tmp_path / "rows.py"
+  path.write_text(test_report.ROWS)
+  return path
+
+
+def reported(folder, config, output) -> list[str]:
+  """Writes the report of runs, or of a record; returns its three files."""
+  options = f"--runs={folder}", f"--config={config}", f"--output={output}"
+  report.main(options)
+  names = "report.md", "table.json", "losses.json"
+  return [(output / name).read_text() for name in names]
+
+
+def test_a_report_is_the_same_from_its_record(tmp_path, rows):
+  """Catches a loss, half, switch or shared step that the record leaves out."""
+  for seed in range(3):
+    for row, gain in (("c", 0.0), ("antlm", 0.4), ("m", -0.1)):
+      losses = {0: 6.5, 10: 5.0, 30: 3.5 + 0.01 * seed - gain, 40: 4.0 - gain}
+      both = {"clm": losses, "mlm": losses | {40: 3.9}}
+      test_report.train(tmp_path / "runs", row, seed, both)
+  path = tmp_path / "runs/antlm/0/metrics.jsonl"
+  path.write_text(path.read_text().replace('report": 3.1', 'report": 3.4'))
+  first = reported(tmp_path / "runs", rows, tmp_path / "first")
+  assert "3.4" in first[2] and "pretrainings" in first[0]
+  packed = tmp_path / "first/losses.json"
+  assert reported(packed, rows, tmp_path / "again") == first
+
+
+def test_a_file_that_is_no_record_is_named(tmp_path, rows):
+  """Catches a traceback of `antlm report --runs=FILE` on another JSON file."""
+  path = tmp_path / "table.json"
+  for text in ('{"other": 1}', '{"rows": {}}', '{"rows": {"c": {}}}', "[]"):
+    path.write_text(text)
+    told = runs.told(reported, path, rows, tmp_path / "report")
+    assert str(path) in told
+
+
+def test_a_page_without_its_tables_is_named():
+  """Catches a page that lost a marker, so that its table is never compared."""
+  with pytest.raises(UserError, match=r"README\.md has the tables none"):
+    verdicts.filled("README.md", "no table")

@@ -77,9 +77,9 @@ class Stored:
       )
     return (
       "Both *end* and *lowest* are of all held-out rows. The losses of each"
-      " half were not kept, so the same rows choose the lowest step and measure it."
-      " This makes *lowest* too low by chance. Its verdicts *on all rows* are"
-      " not those of the declared measure."
+      " half were not kept, so the same rows choose the lowest step and measure"
+      " it. This makes *lowest* too low by chance. Its verdicts *on all rows*"
+      " are not those of the declared measure."
     )
 
   def where(self, when: str) -> str:
