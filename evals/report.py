@@ -6,10 +6,10 @@
 Each is the folder of a training run, with evaluations in its `evals/`. The
 report lists missing results.
 
-Writes report.md, its pictures, each table as a .csv file, table.json (the same
-numbers, as shares), and losses.json: every held-out loss of the runs, on all
-rows and on each half of them. `--runs` also takes that file, and then reports
-the losses without the folders. Needs the extra `evals`: pip install
+Writes report.md, its pictures, each table as a .csv file, and table.json (the
+same numbers, as shares). losses.json has every held-out loss of the runs, on
+all rows and on each half of them. `--runs` also accepts that file, and then
+reports the losses without the folders. Needs the extra `evals`: pip install
 'antlm_jax[evals]'.
 """
 

@@ -4,7 +4,7 @@
     python -m evals.benchmarks.verdicts --write  # replaces them in the pages
 
 The JSON is in evals/benchmarks/results/, and the statistics are those of
-`antlm report`. In a page, a table stands between `<!-- table NAME -->` and
+`antlm report`. A page has each table between `<!-- table NAME -->` and
 `<!-- end -->`. To add a study's runs, store the losses.json of its report.
 """
 
@@ -18,6 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.pages import (
   antlm_table,
+  forecasts,
   mixing,
   optimizers,
   simulated,
@@ -27,14 +28,15 @@ from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# What makes the tables, by page and name.
+# Makers of the tables, by page and name.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.short},
   "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
+  "docs/appendix/forecast.md": forecasts.TABLES,
   "docs/appendix/intervals.md": simulated.INTERVALS,
 }
-# What makes further figures that the text of a page quotes.
+# Makers of further figures that the text of a page quotes.
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (mixing.figures, simulated.figures),
   "docs/appendix/optimizers.md": (optimizers.figures,),
@@ -49,7 +51,7 @@ def filled(page: str, text: str) -> str:
     text: The page's present text.
 
   Raises:
-    UserError: The text lacks a table, or has an unknown one.
+    UserError: A table is missing in the text, or is unknown.
   """
   makers = PAGES[page]
   there = [name for _, name, _ in _BLOCK.findall(text)]

@@ -7,7 +7,7 @@ from antlm_jax.evals.benchmarks.pages.studies import Stored, apart, gain
 _ROW, _FAMILY = "babyllama_antlm", "BabyLlama"
 _CONTROLS = {"clm": "babyllama_c", "mlm": "babyllama_m"}
 _NAMES = {"clm": "CLM, causal loss", "mlm": "MLM, masked loss"}
-_WITHIN = 0.05  # nats, of what configs/antlm_table.py expects at the lowest
+_WITHIN = 0.05  # nats, expected at the lowest: see configs/antlm_table.py
 
 
 def _study() -> Stored:

@@ -153,7 +153,7 @@ def _entropies() -> str:
 
 
 def figures() -> Iterator[float]:
-  """Yields figures that the text quotes, besides those of the tables."""
+  """Yields further figures that the text quotes."""
   study = _study()
   for when in _WHEN:
     found = study.of("repeated_cd", "clm", when)["repeated_c"]

@@ -222,7 +222,7 @@ def _crossing(curve: Sequence[tuple[int, float]], loss: float) -> float:
 
 
 def figures() -> Iterator[float]:
-  """Yields figures that the text quotes, besides those of the tables."""
+  """Yields further figures that the text quotes."""
   study = _study()
   for one, other in _PAIRS:
     for of in _MEASURES.values():

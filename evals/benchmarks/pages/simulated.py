@@ -1,4 +1,4 @@
-"""Tables of what intervals cover, and of the size that decides a claim."""
+"""Tables of the coverage of intervals, and of sizes that decide claims."""
 
 from collections.abc import Iterator, Mapping
 

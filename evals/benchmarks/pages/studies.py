@@ -83,7 +83,7 @@ class Stored:
     )
 
   def where(self, when: str) -> str:
-    """Returns what a verdict adds if its measure is not the declared one."""
+    """Returns a verdict's suffix, if its measure is not as declared."""
     return "" if self.halved or when == "end" else ", on all rows"
 
 
@@ -192,7 +192,7 @@ def losses(study: Stored, kinds: Sequence[str], *families: str) -> str:
 
 
 def expected(rows: Iterable[tuple[str, str, str]]) -> str:
-  """Lays out what was expected, and what was found."""
+  """Lays out expectations and findings."""
   return tables.markdown(rows, ("measure", "expected", "found"))
 
 
