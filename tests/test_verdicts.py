@@ -1,4 +1,4 @@
-"""The results pages hold what their stored data give, and nothing else."""
+"""The results pages hold exactly the tables of their stored data."""
 
 import itertools
 import json
