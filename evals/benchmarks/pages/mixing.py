@@ -158,9 +158,6 @@ def figures() -> Iterator[float]:
   for when in _WHEN:
     found = study.of("repeated_cd", "clm", when)["repeated_c"]
     yield from found.found.interval(study.confidence)
-  for row, kind in _CLAIMS:
-    for contrast in study.of(row, kind, "end").values():
-      yield contrast.needed(study.confidence)
 
 
 def short() -> str:

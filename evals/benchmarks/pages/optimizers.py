@@ -223,13 +223,7 @@ def _crossing(curve: Sequence[tuple[int, float]], loss: float) -> float:
 
 def figures() -> Iterator[float]:
   """Yields further figures that the text quotes."""
-  study = _study()
-  for one, other in _PAIRS:
-    for of in _MEASURES.values():
-      contrast = _contrast(one, other, *of)
-      if contrast.verdict(study.confidence) == "not decided":
-        yield contrast.needed(study.confidence)
-  losses = study.about["rates"]
+  losses = _study().about["rates"]
   for optimizer, family in itertools.product(_OPTIMIZERS, _OBJECTIVES):
     means = {
       float(rate): float(np.mean([*by_kind.values()]))
