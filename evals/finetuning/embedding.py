@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import classification, retrieval, sets
+from antlm_jax.evals.finetuning import labelled, retrieval, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
 from antlm_jax.settings import setting
@@ -76,7 +76,7 @@ def simcse(
   attention: str,
   towers: retrieval.Options,
   options: Options,
-  files: classification.Columns,
+  files: labelled.Columns,
 ) -> Task:
   """Makes a task of texts: lines, or records' --text_column.
 
@@ -108,7 +108,7 @@ SIMCSE = Suite(
   " one text twice, with different dropout",
   {"own": ("own",)},
   simcse,
-  settings=(retrieval.Options, Options, classification.Columns),
+  settings=(retrieval.Options, Options, labelled.Columns),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
   in_memory=True,
 )

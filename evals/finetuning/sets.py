@@ -9,7 +9,6 @@ and test to lists or files.
 
 import collections
 import csv
-import itertools
 import math
 import os
 import pathlib
@@ -17,6 +16,7 @@ import re
 import zlib
 from collections.abc import (
   Callable,
+  Container,
   Hashable,
   Iterable,
   Iterator,
@@ -150,7 +150,7 @@ def fields(
     if None in found:  # as the csv module has it
       raise UserError(f"{where}: more columns than the first line names")
     require(found, texts, where)
-    yield where, found
+    yield where, plain(found, where)
 
 
 def require(found: Mapping, texts: Sequence[str], where: str) -> None:
@@ -162,37 +162,72 @@ def require(found: Mapping, texts: Sequence[str], where: str) -> None:
 
 
 def records(
-  source: Source, columns: Mapping[str, str], nested: bool = False
+  source: Source, columns: Mapping[str, str], counts: Container[int] = ()
 ) -> Iterator[tuple[str, list]]:
   """Yields each record's place and values, as `readers.records` does.
 
-  In memory, ((text, text), label) has its texts one by one, unless values are
-  `nested`.
+  A sequence in memory has its values in the order of the columns; `counts` are
+  its possible lengths, by default the number of columns. NumPy's values become
+  plain ones, and other sequences lists. Raises a UserError for another form,
+  or text that no file can hold.
   """
   if isinstance(source, str):
     for where, values in readers.records(source, columns):
-      yield f"{source}, {where}", values
+      where = f"{source}, {where}"
+      yield where, plain(values, where)
     return
+  form = f"give ({', '.join(columns)})"
   for number, record in enumerate(source, start=1):
     where = f"data, record {number}"
-    if isinstance(record, str):
-      yield where, [record]
-    elif isinstance(record, Mapping):
+    record = plain(record, where)
+    if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
         raise UserError(f"{where} has no {absent[0]!r} but {has}")
-      yield where, [record[column] for column in columns]
-    elif nested and len(record) == len(columns):
-      yield where, list(record)
+      record = [record[column] for column in columns]
     else:
-      parts = (v if isinstance(v, list | tuple) else [v] for v in record)
-      yield where, list(itertools.chain.from_iterable(parts))
+      record = [record] if isinstance(record, str) else record
+      if not isinstance(record, list):
+        raise UserError(f"{where} is {record!r:.40}: {form}")
+      if len(record) not in (counts or (len(columns),)):
+        raise UserError(f"{where} has {len(record)} values: {form}")
+    yield where, record
+
+
+def plain(value: Any, where: str) -> Any:
+  """Returns a value without NumPy's types, tuples and sets.
+
+  Raises a UserError if a text in it is not Unicode.
+  """
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, str):
+    if not value.isascii():
+      _check_unicode(value, where)
+  elif isinstance(value, Mapping):
+    return {key: plain(one, where) for key, one in value.items()}
+  elif isinstance(value, list | tuple | set | frozenset):
+    return [plain(one, where) for one in value]
+  return value
+
+
+def _check_unicode(text: str, where: str) -> None:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise UserError(
+      f"{where}: {text!r:.60} has half of a surrogate pair, which is no"
+      " character: remove it"
+    ) from error
 
 
 def nonempty(texts: Iterable[object], where: str) -> None:
   """Raises a UserError if a text of the record at this place is empty."""
-  if not all(isinstance(text, str) and text.strip() for text in texts):
-    raise UserError(f"{where}: no text to read")
+  for text in texts:
+    if text is not None and not isinstance(text, str):
+      raise UserError(f"{where}: {text!r:.40} is not text")
+    if not (text or "").strip():
+      raise UserError(f"{where}: no text to read")
 
 
 def texts(
