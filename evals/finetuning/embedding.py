@@ -11,6 +11,7 @@ to find its positive text, or the first half of a text the second half.
 import collections
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from antlm_jax.errors import UserError
@@ -141,7 +142,8 @@ def _records(
   columns: Mapping[str, str], source: sets.Source
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
-  for where, values in sets.records(source, columns):
+  counts = range(len(columns), sys.maxsize)  # further values are negatives
+  for where, values in sets.records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
     texts = [text for one in lists for text in one]
     sets.nonempty(texts, where)

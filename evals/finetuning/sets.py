@@ -150,7 +150,7 @@ def fields(
     if None in found:  # as the csv module has it
       raise UserError(f"{where}: more columns than the first line names")
     require(found, texts, where)
-    yield where, plain(found, where)
+    yield where, found
 
 
 def require(found: Mapping, texts: Sequence[str], where: str) -> None:
@@ -192,6 +192,22 @@ def records(
       if len(record) not in (counts or (len(columns),)):
         raise UserError(f"{where} has {len(record)} values: {form}")
     yield where, record
+
+
+def given(
+  texts: Iterable[str | Sequence[str]],
+) -> Iterator[str | Sequence[str]]:
+  """Yields texts in memory, or sequences of them, as plain Python.
+
+  Raises a UserError for another value, such as None.
+  """
+  for number, one in enumerate(texts, start=1):
+    where = f"texts, record {number}"
+    one = plain(one, where)
+    for text in one if isinstance(one, list) else [one]:
+      if not isinstance(text, str):
+        raise UserError(f"{where}: {text!r:.40} is not text")
+    yield one
 
 
 def plain(value: Any, where: str) -> Any:
