@@ -31,6 +31,7 @@ class Place:
   config: Callable[[Loaded, str], dict[str, Any]] = lambda loaded, kind: {}
   # Returns the head's arrays with our names, as transformers computes them.
   params: Callable[[FineTuned], Mapping[str, Any]] = lambda task: task.params
+  pipeline: str = ""  # further arguments of its pipeline, in the card
   # Class of sentence-transformers that opens it and returns unit vectors.
   embedder: str = ""
   projection: str = ""  # our kernel that maps token states to vectors
@@ -91,6 +92,7 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "multi_label_classifier": dataclasses.replace(
     _CLASSIFIER,
     config=functools.partial(_classifier, "multi_label_classification"),
+    pipeline=", top_k=None",
   ),
   "regressor": dataclasses.replace(
     _CLASSIFIER,
