@@ -224,7 +224,7 @@ def test_predictions_have_labels_and_probabilities(
     (None, "texts, record 2: None is not text"),
     (np.nan, "texts, record 2: nan is not text"),
     (("the dogs", None), "texts, record 2: None is not text"),
-    ("\ud800", r"texts, record 2: '\\ud800' has half of a surrogate pair"),
+    ("\ud800", r"texts, record 2: '\\ud800', character 1 of a text, is half"),
   ],
 )
 def test_what_is_no_text_has_no_prediction(classifier, second, message):

@@ -112,7 +112,7 @@ class Linear(Head):
     return Rows(*made, self.targets(examples), examples=examples, cut=cut)
 
   def targets(self, examples: Sequence[Example]) -> np.ndarray:
-    """Returns the labels for the loss, `[n, ...]`; 0 for unknown ones."""
+    """Returns the labels for the loss, `[n, ...]`; 0 if unknown."""
     return np.array([example.label or 0 for example in examples])
 
   def reduce(self, outputs) -> jax.Array:

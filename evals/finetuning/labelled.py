@@ -1,7 +1,7 @@
 """Your own records: a text, or several that are read together, and a label.
 
-A label that is text or a whole number is a class, and one that is a list has
-any number of labels. `regression` predicts numbers.
+A label is the name of a class, or a whole number for it, or a list of names for
+multi-label classification. `regression` predicts numbers.
 """
 
 import ast
@@ -68,8 +68,8 @@ def classify(
 ) -> Task:
   """Makes a task of records with classes, which has the data's name.
 
-  Raises a UserError if there are no records, a record lacks a text or a known
-  label, or the labels are numbers, or too many for classes.
+  Raises a UserError if there are no records, or a record lacks a text or a
+  known label. Labels with fractions, or too many for classes, also raise it.
   """
   found = _read(data, options, _names)
   lists = [[e.label for _, e in those] for those in found.values()]
@@ -174,7 +174,7 @@ def _read(
         (texts,) = texts
       sets.nonempty(texts, where)
       label = label_of(label, where)
-      form = f"{len(texts)} texts and {_form(label)}"
+      form = _form(texts, label)
       first = first or (form, where)
       if form != first[0]:
         raise UserError(f"{where} has {form}, but {first[1]} has {first[0]}")
@@ -186,8 +186,10 @@ def _read(
   return out
 
 
-def _form(label: object) -> str:
-  return "a list of labels" if isinstance(label, list) else "one label"
+def _form(texts: Sequence[str], label: object) -> str:
+  several = "s" * (len(texts) != 1)
+  what = "a list of labels" if isinstance(label, list) else "one label"
+  return f"{len(texts)} text{several} and {what}"
 
 
 def _names(label: object, where: str) -> str | list[str]:

@@ -167,9 +167,9 @@ def records(
   """Yields each record's place and values, as `readers.records` does.
 
   A sequence in memory has its values in the order of the columns; `counts` are
-  its possible lengths, by default the number of columns. NumPy's values become
-  plain ones, and other sequences lists. Raises a UserError for another form,
-  or text that no file can hold.
+  its possible lengths, by default the number of columns. All values become plain
+  Python, and all sequences lists. Raises a UserError for another form, or text
+  that no file can hold.
   """
   if isinstance(source, str):
     for where, values in readers.records(source, columns):
@@ -232,8 +232,8 @@ def _check_unicode(text: str, where: str) -> None:
     text.encode()
   except UnicodeEncodeError as error:
     raise UserError(
-      f"{where}: {text!r:.60} has half of a surrogate pair, which is no"
-      " character: remove it"
+      f"{where}: {text[error.start]!r}, character {error.start + 1} of a text,"
+      " is half of a surrogate pair, which no file can hold: remove it"
     ) from error
 
 
