@@ -169,8 +169,10 @@ def _read(
   for split, sources in sets.by_split(data).items():
     out[split] = []
     records = (sets.records(one, columns, (2, len(columns))) for one in sources)
-    for where, (*texts, label) in itertools.chain.from_iterable(records):
-      if len(texts) == 1 and isinstance(texts[0], list):
+    for where, values in itertools.chain.from_iterable(records):
+      *texts, label = values
+      nested = [isinstance(text, list) for text in texts] == [True]
+      if nested and isinstance(values, tuple):
         (texts,) = texts
       sets.nonempty(texts, where)
       label = label_of(label, where)

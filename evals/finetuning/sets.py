@@ -163,13 +163,13 @@ def require(found: Mapping, texts: Sequence[str], where: str) -> None:
 
 def records(
   source: Source, columns: Mapping[str, str], counts: Container[int] = ()
-) -> Iterator[tuple[str, list]]:
+) -> Iterator[tuple[str, list | tuple]]:
   """Yields each record's place and values, as `readers.records` does.
 
-  A sequence in memory has its values in the order of the columns; `counts` are
-  its possible lengths, by default the number of columns. All values become plain
-  Python, and all sequences lists. Raises a UserError for another form, or text
-  that no file can hold.
+  The values of a sequence in memory are a tuple. They have the order of the
+  columns; `counts` are their possible numbers, by default that of the columns.
+  All values become plain Python, and all sequences in them lists. Raises a
+  UserError for another form, or text that no file can hold.
   """
   if isinstance(source, str):
     for where, values in readers.records(source, columns):
@@ -184,14 +184,14 @@ def records(
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
         raise UserError(f"{where} has no {absent[0]!r} but {has}")
-      record = [record[column] for column in columns]
-    else:
-      record = [record] if isinstance(record, str) else record
-      if not isinstance(record, list):
-        raise UserError(f"{where} is {record!r:.40}: {form}")
-      if len(record) not in (counts or (len(columns),)):
-        raise UserError(f"{where} has {len(record)} values: {form}")
-    yield where, record
+      yield where, [record[column] for column in columns]
+      continue
+    values = (record,) if isinstance(record, str) else record
+    if not isinstance(values, list | tuple):
+      raise UserError(f"{where} is {record!r:.40}: {form}")
+    if len(values) not in (counts or (len(columns),)):
+      raise UserError(f"{where} has {len(values)} values: {form}")
+    yield where, tuple(values)
 
 
 def given(
@@ -238,8 +238,8 @@ def _check_unicode(text: str, where: str) -> None:
 
 
 def nonempty(texts: Iterable[object], where: str) -> None:
-  """Raises a UserError if a text of the record at this place is empty."""
-  for text in texts:
+  """Raises a UserError if the record at this place has no text, or a blank."""
+  for text in [*texts] or [""]:
     if text is not None and not isinstance(text, str):
       raise UserError(f"{where}: {text!r:.40} is not text")
     if not (text or "").strip():
