@@ -92,7 +92,7 @@ def predict(
       columns = asked.text_column or head.columns
       words = isinstance(head, tagging.Tagger)
       texts = sets.texts(os.fspath(texts), columns, words)
-    examples = list(sets.given(texts))
+    examples = list(texts)
     if not examples:
       return []
     length = asked.max_length or loaded.longest_row

@@ -194,20 +194,17 @@ def records(
     yield where, tuple(values)
 
 
-def given(
-  texts: Iterable[str | Sequence[str]],
-) -> Iterator[str | Sequence[str]]:
-  """Yields texts in memory, or sequences of them, as plain Python.
+def given(text: object, number: int) -> str | list[str]:
+  """Returns a text in memory, or a sequence of texts, as plain Python.
 
-  Raises a UserError for another value, such as None.
+  Raises a UserError for another value, such as None, with its number.
   """
-  for number, one in enumerate(texts, start=1):
-    where = f"texts, record {number}"
-    one = plain(one, where)
-    for text in one if isinstance(one, list) else [one]:
-      if not isinstance(text, str):
-        raise UserError(f"{where}: {text!r:.40} is not text")
-    yield one
+  where = f"texts, record {number}"
+  text = plain(text, where)
+  for one in text if isinstance(text, list) else [text]:
+    if not isinstance(one, str):
+      raise UserError(f"{where}: {one!r:.40} is not text")
+  return text
 
 
 def plain(value: Any, where: str) -> Any:
