@@ -145,6 +145,17 @@ def test_numbers_are_read_as_numbers():
       made([("a", 0.5), ("b", label), ("c", 0.5)] * 3, labelled.regress)
 
 
+def test_the_scale_is_that_of_the_numbers_trained_on(capsys):
+  """Catches a scale of all numbers, and a score that no model can reach."""
+  train = [(str(i), i) for i in range(6)]
+  data = {"train": train, "dev": [("x", 100), ("y", 100)]}
+  task = labelled.regress(data, "own", "causal", *HOW)
+  assert task.head.mean == 2.5
+  assert task.head.deviation == pytest.approx(np.std(range(6)))
+  said = capsys.readouterr().out
+  assert "warning: all numbers of own-dev are equal: its scores are 0" in said
+
+
 def test_a_list_of_positives_is_no_negative():
   """Catches a second positive text that is taken for a negative."""
   how = "own", "causal", retrieval.Options(), embedding.Options()

@@ -75,9 +75,10 @@ def classify(
   lists = [[e.label for _, e in those] for those in found.values()]
   first = next((label for labels in lists for label in labels), "")
   of = multi_label if isinstance(first, list) else classification
-  labels = sets.plain(classes.labels, "--labels") or _classes(data, lists[0])
+  given = [name.strip() for name in sets.plain(classes.labels, "--labels")]
+  labels = given or _classes(data, lists[0])
   made = head.classifier(labels, attention, of.HEADS)
-  return _task(data, _indexed(found, labels), made, of.FIELDS)
+  return _task(sets.own(data, _indexed(found, labels)), made, of.FIELDS)
 
 
 def regress(
@@ -97,7 +98,8 @@ def regress(
     for split, those in _read(data, options, _number).items()
   }
   made = head.classifier(regression.OUTPUTS, attention, regression.HEADS)
-  if numbers := [example.label for example in found.get("train", ())]:
+  own = sets.own(data, found)
+  if numbers := [example.label for example in own["load"]("train") or ()]:
     mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
     if not 0 < deviation < math.inf:
       raise UserError(
@@ -105,7 +107,12 @@ def regress(
         f" deviation {deviation}: give numbers that differ"
       )
     made = dataclasses.replace(made, mean=mean, deviation=deviation)
-  return _task(data, found, made, regression.FIELDS)
+  for name in own["evaluations"]:
+    if len({example.label for example in own["load"](name)}) == 1:
+      progress.say(
+        f"warning: all numbers of {name} are equal: its scores are 0"
+      )
+  return _task(own, made, regression.FIELDS)
 
 
 _DATA = (
@@ -141,14 +148,9 @@ REGRESSION = Suite(
 )
 
 
-def _task(
-  data: sets.Data,
-  found: Mapping[str, list[Example]],
-  head: Head,
-  fields: Mapping[str, Any],
-) -> Task:
+def _task(own: Mapping[str, Any], head: Head, fields: Mapping) -> Task:
   texts = functools.partial(_predictions, head)
-  return Task(**sets.own(data, found), head=head, texts=texts, **fields)
+  return Task(**own, head=head, texts=texts, **fields)
 
 
 def _read(
