@@ -109,9 +109,7 @@ def regress(
     made = dataclasses.replace(made, mean=mean, deviation=deviation)
   for name in own["evaluations"]:
     if len({example.label for example in own["load"](name)}) == 1:
-      progress.say(
-        f"warning: all numbers of {name} are equal: its scores are 0"
-      )
+      progress.say(f"warning: {name}: all numbers are equal, so scores are 0")
   return _task(own, made, regression.FIELDS)
 
 

@@ -96,6 +96,7 @@ FIELDS = {
     "r2": r2,
   },
   "main_metric": "pearson",
+  "best_by": "r2",  # correlations ignore a wrong scale
   "also": ("spearman", "r2"),
   "baseline": "the mean",
   "trivial": the_mean,
