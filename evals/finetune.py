@@ -147,9 +147,10 @@ def finetune(
     model: Pretrained model, or the path to its run or checkpoint.
     data: Path to the folder, or file, of the tasks' examples. Presets of your
       own examples also take a list of them, or a mapping of train, dev and test
-      to lists or files: `(text, label)`, `((text, text), label)`, `(words,
-      tags)`, `(question, context, answers)`, `(query, positive)`, texts alone
-      for simcse, or mappings with the columns of a file.
+      to lists or files: `(text, label)`, `((text, text), label)`, `(text,
+      [label, ...])`, `(text, number)` for regression, `(words, tags)`,
+      `(question, context, answers)`, `(query, positive)`, texts alone for
+      simcse, or mappings with the columns of a file.
     preset: Kind of task, a key of `presets.PRESETS`.
     task: All tasks of the preset, or the names of some, with commas.
     output: Folder of the results; in RUN/evals by default.

@@ -5,8 +5,10 @@
   antlm predict --checkpoint=MODEL --text "Who sat?" "Tom sat near the hills."
 
 `antlm eval finetune --save` writes MODEL. Without --output, prints a line of
-JSON for each text. A classifier gives `label` and `probabilities`, a tagger
-`labels` of words and `entities`, and an answering model `answer`.
+JSON for each text. A classifier gives `label` and `probabilities`, and with
+several labels for a text `labels` and `probabilities`. A regression gives
+`value`, a tagger `labels` of words and `entities`, and an answering model
+`answer`.
 """
 
 import dataclasses
@@ -76,8 +78,8 @@ def predict(
     quiet: Whether to print nothing.
 
   Raises:
-    UserError: The model is not fine-tuned, or embeds texts, or the file cannot
-      be read or lacks a column.
+    UserError: The model is not fine-tuned, or embeds texts, the file cannot be
+      read or lacks a column, or a value is not text.
   """
   given = dict(text_column=text_column, max_length=max_length)
   asked = settings_lib.choose(Predicting, given | {"batch_size": batch_size})

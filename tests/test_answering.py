@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import string
+import unicodedata
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import load
-from tests import random_models, tuned
+from tests import random_models, runs, tuned
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
 ASKED = Example(("Who wandered?", TEXT), [["Ann", TEXT.index("Ann")]], "q")
@@ -280,6 +281,82 @@ def test_own_files_and_records(tmp_path):
     (tmp_path / "my.json").write_text(text)
     with pytest.raises(UserError, match=words):
       answering.make(path, "own", "bidirectional", options)
+
+
+CONTEXT = "Tom sat. Ann sat near the hills"
+
+
+@pytest.mark.parametrize(
+  "answers",
+  [
+    "near",
+    ["near"],
+    {"text": "near"},
+    {"text": "near", "answer_start": 17},
+    {"text": ["near"], "answer_start": [17.0]},
+    {"text": ["near"], "answer_start": [None]},
+    [{"text": "near", "answer_start": np.int64(17)}],
+    {"text": np.array(["near"]), "answer_start": np.array([17])},
+  ],
+)
+def test_forms_of_answers(answers):
+  """Catches an answer that is not found, or found at another place."""
+  rows = [("Who?", CONTEXT, answers), ("What?", CONTEXT, [])]
+  task = answering.make({"test": rows}, "own", "causal", answering.Options())
+  labels = [example.label for example in task.load("own-test")]
+  assert labels == [[["near", 17]], []]
+
+
+@pytest.mark.parametrize(
+  ("answers", "message"),
+  [
+    ("far", "the answer 'far' is not in its text"),
+    ("sat", "the answer 'sat' is in its text more than once: give the char"),
+    ({"text": ["sat"], "answer_start": [None]}, "is in its text more than"),
+    (None, "the answer None is no text; a question without an answer has"),
+    (float("nan"), "the answer nan is no text"),
+    ("", "the answer '' is no text"),
+    ([None], "the answer None is no text"),
+    ([4], "the answer 4 is no text"),
+    ({"text": ["near"], "answer_start": ["17"]}, "starts at '17': give a w"),
+    ({"text": ["near"], "answer_start": [17.5]}, "starts at 17.5: give a w"),
+    ({"text": ["near"], "answer_start": [True]}, "starts at True: give a w"),
+    ({"text": ["near"], "answer_start": [-1]}, "not in its text at charac"),
+    ({"text": ["near"], "answer_start": []}, r"1 answers, but starts \[\]"),
+    ({"text": ["near"], "answer_start": 17}, "1 answers, but starts 17"),
+    ("\ud800", "is half of a surrogate pair"),
+  ],
+)
+def test_answers_that_have_no_place_are_told(tmp_path, answers, message):
+  """Catches tracebacks, and a place that is guessed; in memory and files."""
+  rows = [("Who?", CONTEXT, []), ("Who?", CONTEXT, answers)]
+  options = answering.Options()
+  with pytest.raises(UserError, match=f"data, record 2: .*{message}"):
+    answering.make(rows, "own", "causal", options)
+  rows = [
+    dict(zip(("question", "context", "answers"), r, strict=True)) for r in rows
+  ]
+  path = runs.write_lines(tmp_path / "own.jsonl", rows)
+  with pytest.raises(UserError, match=r"own\.jsonl.*line 2"):
+    answering.make(str(path), "own", "causal", options)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_answers_keep_their_combining_marks(loaded, form):
+  """Catches an answer that ends in a mark and loses it in its last token."""
+  text = unicodedata.normalize(form, "Tom sat by the café near Zoë .")
+  for word in ("café", "Zoë", "by the café near Zoë"):
+    answer = unicodedata.normalize(form, word)
+    label = [[answer, text.index(answer)]]
+    for head in (Spans(), Inside()):
+      rows = head.encode(loaded, [Example(("where ?", text), label)], 48)
+      if isinstance(head, Spans):
+        ends = [(rows.labels & bit) > 0 for bit in (2, 4)]
+        outputs = np.stack(ends, axis=-1).astype(np.float32)
+      else:
+        outputs = np.eye(2)[np.maximum(rows.labels, 0)]
+      (found,) = head.predictions(outputs, rows)
+      assert found.answer == answer
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import (
-  classification,
   embedding,
+  labelled,
   loop,
   retrieval,
   trial,
@@ -96,7 +96,7 @@ def pairs(data, options):
 
 def simcse(data):
   return embedding.simcse(
-    str(data), "own", "causal", *OPTIONS, classification.Columns()
+    str(data), "own", "causal", *OPTIONS, labelled.Columns()
   )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import classification, sets
+from antlm_jax.evals.finetuning import classification, labelled, sets
 from antlm_jax.hf import export
 from antlm_jax.inference.model import load
 from tests import random_models, runs, tuned
@@ -160,8 +160,8 @@ def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
   for name, count in (("train", 6), ("valid", 2), ("test", 3)):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
     runs.write_lines(tmp_path / f"{name}.jsonl", lines)
-  options = classification.Options(), classification.Columns(("a", "b"), "y")
-  task = classification.make(str(tmp_path), "own", "causal", *options)
+  options = classification.Options(), labelled.Columns(("a", "b"), "y")
+  task = labelled.classify(str(tmp_path), "own", "causal", *options)
   name = task.name
   assert task.evaluations == (f"{name}-dev", f"{name}-test")
   assert [len(task.load(s)) for s in ("train", *task.evaluations)] == [6, 2, 3]
@@ -174,15 +174,15 @@ def test_equal_texts_are_on_one_side(capsys):
   draw = np.random.default_rng(0)
   texts = [(f"text {i}", str(draw.integers(2))) for i in range(40)]
   rows = [(text.upper(), label) for text, label in texts] + texts * 9
-  options = classification.Options(), classification.Columns()
-  task = classification.make(rows, "own", "bidirectional", *options)
+  options = classification.Options(), labelled.Columns()
+  task = labelled.classify(rows, "own", "bidirectional", *options)
   train, dev = (
     {e.texts[0].lower() for e in task.load(s)} for s in ("train", "own-dev")
   )
   assert (len(train), len(dev)) == (36, 4) and not train & dev
   said = capsys.readouterr().out
   assert "own: 360 of 400 examples repeat the text of another" in said
-  classification.make(
+  labelled.classify(
     {"train": rows, "dev": rows[:20]}, "own", "causal", *options
   )
   assert "20 of 20 texts of dev are also in train" in capsys.readouterr().out

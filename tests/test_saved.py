@@ -218,6 +218,23 @@ def test_predictions_have_labels_and_probabilities(
     predict(dataclasses.replace(loaded, task=task), TEXTS)
 
 
+@pytest.mark.parametrize(
+  ("second", "message"),
+  [
+    (None, "texts, record 2: None is not text"),
+    (np.nan, "texts, record 2: nan is not text"),
+    (("the dogs", None), "texts, record 2: None is not text"),
+    ("\ud800", r"texts, record 2: '\\ud800', character 1 of a text, is half"),
+  ],
+)
+def test_what_is_no_text_has_no_prediction(classifier, second, message):
+  """Catches missing texts of pandas that end in a traceback."""
+  with pytest.raises(UserError, match=message):
+    predict(classifier, ["the dogs", second])
+  found = predict(classifier, np.array(["the dogs", "Tom sat"]), quiet=True)
+  assert [one.texts for one in found] == [("the dogs",), ("Tom sat",)]
+
+
 def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
   """Uses the task's pool and attention; by default embedders normalize."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import classification, summary, tagging
+from antlm_jax.evals.finetuning import labelled, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.predict import predict
@@ -179,7 +179,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
   assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
   assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
   rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
-  given = classification.Classes(("O", "B-PER"))
+  given = labelled.Classes(("O", "B-PER"))
   task = tagging.make(rows, "own", "causal", tagging.Options(), given)
   assert task.load("train")[0].label == [1, 0]
   with pytest.raises(

@@ -12,6 +12,9 @@ import pytest
 from antlm_jax import generate, score
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.classification import Classifier
+from antlm_jax.evals.finetuning.multi_label import MultiLabelClassifier
+from antlm_jax.evals.finetuning.regression import Regressor
+from antlm_jax.evals.predict import predict
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import FineTuned, load, write
@@ -173,6 +176,49 @@ def test_a_fine_tuned_head_comes_along(
   largest(f"{encoder}, {pool}", outputs(loaded, texts), theirs)
   assert model.config.id2label[2] == "contradiction"
   assert "text-classification" in (folder / "README.md").read_text()
+  assert "'label': " in run_example(folder, capsys)
+
+
+@pytest.mark.parametrize(
+  ("encoder", "pool", "norms"),
+  [
+    ("llama", "mean", False),
+    ("ltg_bert", "first", True),
+    ("modernbert", "mean", False),
+  ],
+)
+@pytest.mark.parametrize("kind", ["multi_label", "regression"])
+def test_labels_and_numbers_come_along(
+  kind, encoder, pool, norms, tokenizer, tmp_path, capsys
+):
+  """Catches an export whose pipeline gives other labels or numbers."""
+  random_models.save(tmp_path / "run", tokenizer, encoder)
+  base = load(tmp_path / "run")
+  how = {"norms": norms, "last_norm": encoder == "modernbert"}
+  head = {
+    "multi_label": MultiLabelClassifier(("a", "b", "c"), pool, **how),
+    "regression": Regressor(("value",), pool, **how, mean=2.5, deviation=40.0),
+  }[kind]
+  own = head.init(jax.random.key(0), base.model.config.width)
+  task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
+  loaded = load(write(tmp_path / "model", base.step, base.params, base, task))
+  (folder,) = export.export(loaded, tmp_path / "hf")
+  trusted = {"trust_remote_code": True}
+  auto = transformers.AutoModelForSequenceClassification
+  pipeline = transformers.pipeline(
+    "text-classification",
+    model=auto.from_pretrained(folder, **trusted),
+    tokenizer=transformers.AutoTokenizer.from_pretrained(folder, **trusted),
+    top_k=None,
+  )
+  texts = ["the dogs rest .", "a cat near the hills", "Ann sat ."]
+  found, every = predict(loaded, texts, quiet=True), []
+  for one, theirs in zip(found, pipeline(texts), strict=True):
+    ours = one.probabilities or {"value": one.value}
+    scores = {each["label"]: each["score"] for each in theirs}
+    assert scores == pytest.approx(ours, rel=1e-4, abs=1e-5)
+    every.append([*ours.values()])
+  assert np.ptp(every, axis=0).min() > 1e-3  # the texts differ
   assert "'label': " in run_example(folder, capsys)
 
 

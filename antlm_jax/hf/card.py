@@ -52,7 +52,7 @@ from transformers import AutoTokenizer, {auto}, pipeline
 
 tokenizer = AutoTokenizer.from_pretrained({call})
 model = {auto}.from_pretrained({call})
-print(pipeline("{tag}", model=model, tokenizer=tokenizer)({text!r}))
+print(pipeline("{tag}", model=model, tokenizer=tokenizer{more})({text!r}))
 ```"""
 _EMBEDDER = """\
 You need sentence-transformers {since} or later:
@@ -121,8 +121,10 @@ def card(
   name, size = loaded.config.model.name, units.quantity(loaded.model.size)
   tag = "text-generation" if attention == "causal" else "fill-mask"
   auto = heads.classes(loaded, target)[0]
+  more = ""
   if loaded.task:
-    tag = heads.place(loaded.task).tag
+    place = heads.place(loaded.task)
+    tag, more = place.tag, place.pipeline
   embedder = auto in heads.EMBEDDERS
   since = heads.EMBEDDERS.get(auto, target.since)
   results = [huggingface_hub.EvalResult(**x) for x in _results(loaded, tag)]
@@ -150,6 +152,7 @@ def card(
     call='"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"',
     since=since,
     tag=tag,
+    more=more,
     text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
   )
   notes = [use, target.note]

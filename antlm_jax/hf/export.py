@@ -170,8 +170,9 @@ def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
     params = {p: v for p, v in params.items() if not p.startswith("head/")}
   out = weights.tensors(params, names, dtype)
   if loaded.task:
-    places = heads.place(loaded.task).weights | target.head
-    out |= weights.tensors(loaded.task.params, places, dtype)
+    place = heads.place(loaded.task)
+    own = place.params(loaded.task)
+    out |= weights.tensors(own, place.weights | target.head, dtype)
   for name in target.zeros:
     layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
     out |= {name.format(i): bias for i, bias in enumerate(layers)}

@@ -4,6 +4,7 @@ You can export only these kinds, and heads whose `export_as` names one of them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ class Place:
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Returns fields of config.json, given the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]] = lambda loaded, kind: {}
+  # Returns the head's arrays with our names, as transformers computes them.
+  params: Callable[[FineTuned], Mapping[str, Any]] = lambda task: task.params
+  pipeline: str = ""  # further arguments of its pipeline, in the card
   # Class of sentence-transformers that opens it and returns unit vectors.
   embedder: str = ""
   projection: str = ""  # our kernel that maps token states to vectors
@@ -41,10 +45,11 @@ def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
   }
 
 
-def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
+def _classifier(
+  problem_type: str, loaded: Loaded, model_type: str
+) -> dict[str, Any]:
   head = loaded.task.settings
-  out = {"problem_type": "single_label_classification"}
-  out |= _labels(loaded, model_type)
+  out = {"problem_type": problem_type, **_labels(loaded, model_type)}
   if model_type == "ltg_bert":
     return out | {
       "classifier_pooling": head["pool"],
@@ -66,14 +71,33 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   return out
 
 
+def _unscaled(task: FineTuned) -> dict[str, Any]:
+  """Returns arrays whose output is the number itself, not its deviations."""
+  mean, deviation = task.settings["mean"], task.settings["deviation"]
+  last = {n: deviation * p for n, p in task.params.items() if "classes" in n}
+  last["classes/bias"] = last["classes/bias"] + mean
+  return {**task.params, **last}
+
+
+_CLASSIFIER = Place(
+  auto="AutoModelForSequenceClassification",
+  tag="text-classification",
+  weights=tensors({"norm": "norm", "dense": "dense", **_CLASSES}),
+  config=functools.partial(_classifier, "single_label_classification"),
+)
 # First version of sentence-transformers that has each class.
 EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
-  "classifier": Place(
-    auto="AutoModelForSequenceClassification",
-    tag="text-classification",
-    weights=tensors({"norm": "norm", "dense": "dense", **_CLASSES}),
-    config=_classifier,
+  "classifier": _CLASSIFIER,
+  "multi_label_classifier": dataclasses.replace(
+    _CLASSIFIER,
+    config=functools.partial(_classifier, "multi_label_classification"),
+    pipeline=", top_k=None",
+  ),
+  "regressor": dataclasses.replace(
+    _CLASSIFIER,
+    config=functools.partial(_classifier, "regression"),
+    params=_unscaled,
   ),
   "tagger": Place(
     auto="AutoModelForTokenClassification",

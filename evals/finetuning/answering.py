@@ -389,23 +389,70 @@ def _examples(source: sets.Source) -> Iterator[Example]:
     yield from read(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for where, (*texts, answers) in sets.records(source, columns, nested=True):
-    if isinstance(answers, Mapping):  # as Hugging Face's datasets have them
-      both = zip(answers["text"], answers["answer_start"], strict=True)
-      answers = [{"text": text, "answer_start": at} for text, at in both]
+  for where, (*texts, answers) in sets.records(source, columns):
     yield _example(tuple(texts), answers, where, where.rpartition(", ")[2])
 
 
 def _example(
-  texts: tuple[str, str], answers: Sequence[Mapping], where: str, name: str
+  texts: tuple[str, str], answers: object, where: str, name: str
 ) -> Example:
+  """Makes an example of the answers in one of the forms of `_answers`."""
+  texts, answers = sets.plain([*texts], where), sets.plain(answers, where)
   if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{where}: it, or its text, is not text")
-  label = [[answer["text"], answer["answer_start"]] for answer in answers]
-  for found, begin in label:
-    if not found or begin < 0 or not texts[1].startswith(found, begin):
+  label = [
+    [text, _start(text, start, texts[1], where)]
+    for text, start in _answers(answers, where)
+  ]
+  return Example(tuple(texts), label, name)
+
+
+def _answers(answers: object, where: str) -> list[tuple[str, object]]:
+  """Returns each answer's text, and its start, or None if none is given.
+
+  They are a text, a mapping `{"text": ..., "answer_start": ...}`, a list of
+  these, or a mapping of lists, as Hugging Face's datasets have them.
+  """
+  if isinstance(answers, Mapping) and isinstance(answers.get("text"), list):
+    found = answers["text"]
+    starts = answers.get("answer_start")
+    starts = [None] * len(found) if starts is None else starts
+    if not isinstance(starts, list) or len(starts) != len(found):
+      raise UserError(f"{where}: {len(found)} answers, but starts {starts!r}")
+    answers = [
+      {"text": text, "answer_start": start}
+      for text, start in zip(found, starts, strict=True)
+    ]
+  out = []
+  for one in answers if isinstance(answers, list) else [answers]:
+    one = one if isinstance(one, Mapping) else {"text": one}
+    text = one.get("text")
+    if not isinstance(text, str) or not text.strip():
       raise UserError(
-        f"{where}: the answer {found!r:.60} is not in its text at character"
-        f" {begin}"
+        f"{where}: the answer {text!r:.40} is no text; a question without an"
+        " answer has an empty list of answers"
       )
-  return Example(texts, label, name)
+    out.append((text, one.get("answer_start")))
+  return out
+
+
+def _start(found: str, start: object, text: str, where: str) -> int:
+  """Returns the first character of an answer, which it finds if it is None."""
+  answer = f"{where}: the answer {found!r:.60}"
+  if start is None:
+    begin = text.find(found)
+    if begin < 0:
+      raise UserError(f"{answer} is not in its text")
+    if text.find(found, begin + 1) >= 0:
+      raise UserError(
+        f"{answer} is in its text more than once: give the character where it"
+        " starts, as answer_start"
+      )
+    return begin
+  whole = isinstance(start, float) and start.is_integer()
+  begin = int(start) if whole else start
+  if not isinstance(begin, int) or isinstance(begin, bool):
+    raise UserError(f"{answer} starts at {start!r:.40}: give a whole number")
+  if begin < 0 or not text.startswith(found, begin):
+    raise UserError(f"{answer} is not in its text at character {begin}")
+  return begin

@@ -1,15 +1,7 @@
-"""Classification: one of a few classes for each text, or pair of texts.
+"""Classification: one of a few classes for each text, or pair of texts."""
 
-Own records have a text, or two, and a label. The classes are the labels in
-train.
-"""
-
-import csv
 import dataclasses
-import functools
-import io
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import jax
@@ -18,22 +10,19 @@ import numpy as np
 import optax
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, sets
+from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import (
   Head,
   Param,
   Params,
-  Predicted,
   Prediction,
   Predictions,
-  Suite,
   Task,
 )
 from antlm_jax.models import layers
 from antlm_jax.settings import setting
 
-_FEW = 20  # more classes than this must be at most half as many as examples
 POOLS = ("first", "last", "mean")
 # The pool and head that transformers has for LTG-BERT, and for a causal Llama.
 _BY_ATTENTION = {
@@ -66,42 +55,19 @@ class Options:
   )
 
   def classifier(
-    self, labels: Sequence[str], attention: str, choices: bool = False
+    self, labels: Sequence[str], attention: str, heads: "Heads | None" = None
   ) -> "Linear":
-    """Returns the head for classes, or choices, of these names.
+    """Returns one of two heads, with outputs of these names.
 
-    The head for choices is never linear.
+    By default it predicts one of these classes.
     """
+    linear, deep = heads or HEADS
     pool, head = _BY_ATTENTION[attention]
     pool, head = self.pool or pool, self.head or head
-    if head == "linear" and not choices:
-      return Linear(tuple(labels), pool)
+    if head == "linear" and linear:
+      return linear(tuple(labels), pool)
     norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
-    of = Chooser if choices else Classifier
-    return of(tuple(labels), pool, self.dropout, **norms)
-
-
-@dataclasses.dataclass(frozen=True)
-class Classes:
-  """Command-line options of own sets with classes."""
-
-  labels: tuple[str, ...] = setting(
-    (),
-    "Names of the classes in your own files, separated by commas; by default"
-    " the labels in train, or those of the fine-tuned model without training",
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-  """Command-line options of your own files."""
-
-  text_column: tuple[str, ...] = setting(
-    ("text",),
-    "Column of the text in your own files, or two columns A,B that are read"
-    " together",
-  )
-  label_column: str = setting("label", "Column of the label in your own files")
+    return deep(tuple(labels), pool, self.dropout, **norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +108,12 @@ class Linear(Head):
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes a row of each example's texts together."""
     texts = [example.texts for example in examples]
-    labels = np.array([example.label or 0 for example in examples])
     *made, cut = batching.framed(loaded, texts, max_length)
-    return Rows(*made, labels, examples=examples, cut=cut)
+    return Rows(*made, self.targets(examples), examples=examples, cut=cut)
+
+  def targets(self, examples: Sequence[Example]) -> np.ndarray:
+    """Returns the labels for the loss, `[n, ...]`; 0 if unknown."""
+    return np.array([example.label or 0 for example in examples])
 
   def reduce(self, outputs) -> jax.Array:
     """Returns the class of the highest logit, int32 `[B]`."""
@@ -154,10 +123,13 @@ class Linear(Head):
     """Returns the classes."""
     return reduced.tolist()
 
+  def probabilities(self, outputs) -> jax.Array:
+    """Returns the classes' probabilities, `[B, C]`."""
+    return jax.nn.softmax(self.logits(outputs), axis=-1)
+
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Adds the classes' probabilities."""
-    logits = self.logits(outputs)
-    shares = np.asarray(jax.nn.softmax(logits, axis=-1)).tolist()
+    shares = np.asarray(self.probabilities(outputs)).tolist()
     return [
       dataclasses.replace(
         one, probabilities=dict(zip(self.labels, row, strict=True))
@@ -239,9 +211,15 @@ class Chooser(Classifier):
       pairs += [(context, choice) for choice in choices]
     tokens, lengths, cut = batching.framed(loaded, pairs, max_length)
     shape = len(examples), len(self.labels)
-    labels = np.array([example.label or 0 for example in examples])
-    rows = tokens.reshape(*shape, -1), lengths.reshape(shape), labels
-    return Rows(*rows, examples=examples, cut=cut)
+    rows = tokens.reshape(*shape, -1), lengths.reshape(shape)
+    targets = self.targets(examples)
+    return Rows(*rows, targets, examples=examples, cut=cut)
+
+
+# A linear head, or None if there is none, and a deeper head.
+Heads = tuple[type[Linear] | None, type[Classifier]]
+HEADS: Heads = Linear, Classifier
+CHOOSERS: Heads = None, Chooser
 
 
 def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
@@ -283,11 +261,10 @@ def task(
   fields of the Task.
   """
   metrics = BINARY if len(head.labels) == 2 else {"accuracy": accuracy}
-  usual = {
-    "metrics": metrics | {of: METRICS[of] for of in fields.get("also", ())},
-    "main_metric": "accuracy",
-    "baseline": "one class",
-    "trivial": one_class,
+  also = fields.get("also", ())
+  usual = FIELDS | {
+    "metrics": metrics | {of: METRICS[of] for of in also},
+    "also": also,
   }
   return Task(name, load, tuple(evaluations), head, **usual | fields)
 
@@ -321,111 +298,24 @@ def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 def mcc(predictions: Sequence[int], labels: Sequence[int]) -> float:
   """Matthews correlation of two classes; 0 if one side is constant."""
-  x, y = (np.asarray(v) == 1 for v in (predictions, labels))
-  if np.ptp(x.astype(int)) == 0 or np.ptp(y.astype(int)) == 0:
+  return correlation(*(np.asarray(v) == 1 for v in (predictions, labels)))
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float:
+  """Pearson's correlation; 0 if one side is constant."""
+  x, y = (np.asarray(v, np.float64) for v in (x, y))
+  if np.ptp(x) == 0 or np.ptp(y) == 0:
     return 0.0
-  return float(np.corrcoef(x.astype(np.float64), y.astype(np.float64))[0, 1])
+  return float(np.corrcoef(x, y)[0, 1])
 
 
 BINARY = {"accuracy": accuracy, "f1": f1, "mcc": mcc}
 METRICS = {"accuracy": accuracy, "macro_f1": macro_f1}  # of any classes
-
-
-def make(
-  data: sets.Data,
-  name: str,
-  attention: str,
-  head: Options,
-  options: Columns,
-  classes: Classes = Classes(),
-) -> Task:
-  """Makes a task of records, which has the data's name.
-
-  Raises a UserError if there are no records, a record lacks a text or a known
-  label, or there are too many labels for classes.
-  """
-  if not options.text_column:
-    raise UserError("--text_column names no column: give one, or two as A,B")
-  if options.label_column in options.text_column:
-    raise UserError(f"--label_column={options.label_column} is a text column")
-  labels, found = classes.labels, {}
-  for split, sources in sets.by_split(data).items():
-    found[split] = [e for one in sources for e in _read(one, options, labels)]
-    labels = labels or _classes(data, [e.label for e in found[split]])
-  found = {
-    split: [e._replace(label=labels.index(e.label)) for e in those]
-    for split, those in found.items()
-  }
-  return task(
-    **sets.own(data, found),
-    head=head.classifier(labels, attention),
-    metrics=METRICS,
-    texts=functools.partial(_predictions, labels),
-    also=("macro_f1",),
-  )
-
-
-SUITE = Suite(
-  "classification",
-  "your own texts, or pairs of texts, and labels: --data is a file of records"
-  " (csv, tsv, jsonl, parquet), of which a tenth is held out, or a folder of"
-  " files named train, dev and test",
-  {"own": ("own",)},
-  make,
-  heads=(Classifier, Linear, Chooser),
-  settings=(Options, Columns, Classes),
-  exportable=True,
-  in_memory=True,
-)
-
-
-def _read(
-  source: sets.Source, options: Columns, known: Sequence[str]
-) -> Iterator[Example]:
-  """Yields the examples of a source, with their labels' names."""
-  columns = dict.fromkeys(options.text_column, "text_column")
-  columns |= {options.label_column: "label_column"}
-  for where, (*texts, label) in sets.records(source, columns):
-    sets.nonempty(texts, where)
-    if label in (None, ""):
-      raise UserError(f"{where}: no label")
-    label = label if isinstance(label, str) else json.dumps(label)
-    if known and label not in known:
-      raise UserError(
-        f"{where}: the label {label!r:.60} is not one of"
-        f" {', '.join(known):.200}"
-      )
-    yield Example(tuple(texts), label, where.rpartition(", ")[2])
-
-
-def _classes(data: sets.Data, labels: Sequence[str]) -> tuple[str, ...]:
-  """Returns the names of the classes, sorted; numbers by their values."""
-  found, data = set(labels), sets.named(data)
-  if not found:
-    raise UserError(f"{data} holds no records to train on")
-  if len(found) < 2:
-    raise UserError(f"{data}: all labels to train on are {min(labels)!r:.60}")
-  if len(found) > max(_FEW, len(labels) / 2):
-    raise UserError(
-      f"{data}: {len(found):,} different labels in {len(labels):,} records"
-      " are too many for classes: choose another --label_column"
-    )
-  try:
-    return tuple(sorted(found, key=float))
-  except ValueError:
-    return tuple(sorted(found))
-
-
-def _predictions(
-  names: Sequence[str], found: Mapping[str, Predicted]
-) -> dict[str, str]:
-  """Returns a csv of each set, with the classes' names."""
-  texts = {}
-  for which, those in found.items():
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(("record", "label", "predicted"))
-    for example, one in zip(those.examples, those.predictions, strict=True):
-      rows.writerow((example.id, names[example.label], names[one]))
-    texts[f"{which}.csv"] = file.getvalue()
-  return texts
+# Fields of a `Task` of any classes.
+FIELDS = {
+  "metrics": METRICS,
+  "main_metric": "accuracy",
+  "also": ("macro_f1",),
+  "baseline": "one class",
+  "trivial": one_class,
+}

@@ -11,10 +11,11 @@ to find its positive text, or the first half of a text the second half.
 import collections
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import classification, retrieval, sets
+from antlm_jax.evals.finetuning import labelled, retrieval, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
 from antlm_jax.settings import setting
@@ -76,7 +77,7 @@ def simcse(
   attention: str,
   towers: retrieval.Options,
   options: Options,
-  files: classification.Columns,
+  files: labelled.Columns,
 ) -> Task:
   """Makes a task of texts: lines, or records' --text_column.
 
@@ -108,7 +109,7 @@ SIMCSE = Suite(
   " one text twice, with different dropout",
   {"own": ("own",)},
   simcse,
-  settings=(retrieval.Options, Options, classification.Columns),
+  settings=(retrieval.Options, Options, labelled.Columns),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
   in_memory=True,
 )
@@ -141,7 +142,8 @@ def _records(
   columns: Mapping[str, str], source: sets.Source
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
-  for where, values in sets.records(source, columns):
+  counts = range(len(columns), sys.maxsize)  # further values are negatives
+  for where, values in sets.records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
     texts = [text for one in lists for text in one]
     sets.nonempty(texts, where)

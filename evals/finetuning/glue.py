@@ -34,7 +34,7 @@ class Format:
   also: tuple[str, ...] = ()  # further metrics
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
   superglue: str = ""  # its folder in SuperGLUE
-  choices: bool = False  # whether all texts but the first are choices
+  heads: classification.Heads = classification.HEADS
 
 
 _NLI, _BOOL = ("{premise}", "{hypothesis}"), ("false", "true")
@@ -78,7 +78,7 @@ SUPERGLUE = {
   "copa": Format(
     ("{premise} {asked}", "{choice1}", "{choice2}"),
     superglue="COPA",
-    choices=True,
+    heads=classification.CHOOSERS,
   ),
   # F1 over all answers, SuperGLUE's F1a.
   "multirc": dataclasses.replace(FORMATS["multirc"], metric="f1"),
@@ -183,7 +183,7 @@ def make_held_out(
   paths = {"train": paths["train"], "test": paths[name]}
   return classification.task(
     **sets.known(name, paths, functools.partial(read, form), key),
-    head=options.classifier(form.classes, attention, form.choices),
+    head=options.classifier(form.classes, attention, form.heads),
     main_metric=form.metric,
     also=form.also,
   )

@@ -6,9 +6,9 @@ from this table.
 
 from antlm_jax.evals.finetuning import (
   answering,
-  classification,
   embedding,
   glue,
+  labelled,
   protocol,
   retrieval,
   tagging,
@@ -19,7 +19,8 @@ PRESETS: dict[str, Suite] = {
   "2024": glue.OF_2024,
   "2026": glue.OF_2026,
   "superglue": glue.SUPER,
-  "classification": classification.SUITE,
+  "classification": labelled.CLASSIFICATION,
+  "regression": labelled.REGRESSION,
   "tagging": tagging.SUITE,
   "answering": answering.SUITE,
   "retrieval": retrieval.SUITE,

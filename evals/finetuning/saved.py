@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, presets, trial
+from antlm_jax.evals.finetuning import batching, presets, sets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Outcome, Standings
 from antlm_jax.evals.finetuning.summary import MODEL
@@ -185,12 +185,16 @@ def compute(
     causal: Whether to read from left to right; as fine-tuned by default.
 
   Raises:
-    UserError: The checkpoint has no head, or one of an unknown kind.
+    UserError: The checkpoint has no head, or one of an unknown kind, or a value
+      is not text.
   """
   params = {} if own else loaded.task and loaded.task.params
   own = own or head(loaded.task, loaded.path)
   causal = loaded.task.attention == "causal" if causal is None else causal
-  examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
+  examples = [
+    t if isinstance(t, Example) else own.example(sets.given(t, number))
+    for number, t in enumerate(texts, start=1)
+  ]
   rows = own.encode(loaded, examples, max_length)
   if rows.cut:
     progress.say(

@@ -9,7 +9,6 @@ and test to lists or files.
 
 import collections
 import csv
-import itertools
 import math
 import os
 import pathlib
@@ -17,6 +16,7 @@ import re
 import zlib
 from collections.abc import (
   Callable,
+  Container,
   Hashable,
   Iterable,
   Iterator,
@@ -162,37 +162,85 @@ def require(found: Mapping, texts: Sequence[str], where: str) -> None:
 
 
 def records(
-  source: Source, columns: Mapping[str, str], nested: bool = False
-) -> Iterator[tuple[str, list]]:
+  source: Source, columns: Mapping[str, str], counts: Container[int] = ()
+) -> Iterator[tuple[str, list | tuple]]:
   """Yields each record's place and values, as `readers.records` does.
 
-  In memory, ((text, text), label) has its texts one by one, unless values are
-  `nested`.
+  The values of a sequence in memory are a tuple. They have the order of the
+  columns; `counts` are their possible numbers, by default that of the columns.
+  All values become plain Python, and all sequences in them lists. Raises a
+  UserError for another form, or text that no file can hold.
   """
   if isinstance(source, str):
     for where, values in readers.records(source, columns):
-      yield f"{source}, {where}", values
+      where = f"{source}, {where}"
+      yield where, plain(values, where)
     return
+  form = f"give ({', '.join(columns)})"
   for number, record in enumerate(source, start=1):
     where = f"data, record {number}"
-    if isinstance(record, str):
-      yield where, [record]
-    elif isinstance(record, Mapping):
+    record = plain(record, where)
+    if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
         raise UserError(f"{where} has no {absent[0]!r} but {has}")
       yield where, [record[column] for column in columns]
-    elif nested and len(record) == len(columns):
-      yield where, list(record)
-    else:
-      parts = (v if isinstance(v, list | tuple) else [v] for v in record)
-      yield where, list(itertools.chain.from_iterable(parts))
+      continue
+    values = (record,) if isinstance(record, str) else record
+    if not isinstance(values, list | tuple):
+      raise UserError(f"{where} is {record!r:.40}: {form}")
+    if len(values) not in (counts or (len(columns),)):
+      raise UserError(f"{where} has {len(values)} values: {form}")
+    yield where, tuple(values)
+
+
+def given(text: object, number: int) -> str | list[str]:
+  """Returns a text in memory, or a sequence of texts, as plain Python.
+
+  Raises a UserError for another value, such as None, with its number.
+  """
+  where = f"texts, record {number}"
+  text = plain(text, where)
+  for one in text if isinstance(text, list) else [text]:
+    if not isinstance(one, str):
+      raise UserError(f"{where}: {one!r:.40} is not text")
+  return text
+
+
+def plain(value: Any, where: str) -> Any:
+  """Returns a value without NumPy's types, tuples and sets.
+
+  Raises a UserError if a text in it is not Unicode.
+  """
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, str):
+    if not value.isascii():
+      _check_unicode(value, where)
+  elif isinstance(value, Mapping):
+    return {key: plain(one, where) for key, one in value.items()}
+  elif isinstance(value, list | tuple | set | frozenset):
+    return [plain(one, where) for one in value]
+  return value
+
+
+def _check_unicode(text: str, where: str) -> None:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise UserError(
+      f"{where}: {text[error.start]!r}, character {error.start + 1} of a text,"
+      " is half of a surrogate pair, which no file can hold: remove it"
+    ) from error
 
 
 def nonempty(texts: Iterable[object], where: str) -> None:
-  """Raises a UserError if a text of the record at this place is empty."""
-  if not all(isinstance(text, str) and text.strip() for text in texts):
-    raise UserError(f"{where}: no text to read")
+  """Raises a UserError if the record at this place has no text, or a blank."""
+  for text in [*texts] or [""]:
+    if text is not None and not isinstance(text, str):
+      raise UserError(f"{where}: {text!r:.40} is not text")
+    if not (text or "").strip():
+      raise UserError(f"{where}: no text to read")
 
 
 def texts(

@@ -24,7 +24,7 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, classification, sets
+from antlm_jax.evals.finetuning import batching, classification, labelled, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.task import (
@@ -222,7 +222,7 @@ class Options:
   )
 
 
-_CLASSES = classification.Classes()
+_CLASSES = labelled.Classes()
 
 
 def make(
@@ -230,7 +230,7 @@ def make(
   name: str,
   attention: str,
   options: Options = Options(),
-  given: classification.Classes = _CLASSES,
+  given: labelled.Classes = _CLASSES,
 ) -> Task:
   """Makes a task of `FORMATS`, or of the user's own sentences.
 
@@ -333,7 +333,7 @@ SUITE = Suite(
   SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Tagger,),
-  settings=(Options, classification.Classes),
+  settings=(Options, labelled.Classes),
   in_memory=True,
 )
 
@@ -379,7 +379,7 @@ def columns(
 
 
 def _read(
-  options: Options, given: classification.Classes, source: sets.Source
+  options: Options, given: labelled.Classes, source: sets.Source
 ) -> Iterator[Example]:
   """Yields the sentences of a source, of columns or of records."""
   places = options.tokens_column, options.tags_column
@@ -391,7 +391,7 @@ def _read(
     yield from columns(source, *numbers)
     return
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
-  for where, both in sets.records(source, asked, nested=True):
+  for where, both in sets.records(source, asked):
     words, tags = (x.split() if isinstance(x, str) else x or () for x in both)
     if not all(isinstance(word, str) and word.strip() for word in words):
       raise UserError(f"{where}: the words are not texts")

@@ -44,16 +44,17 @@ class Prediction:
   texts: tuple[str, ...]  # of the example; a tagger's are words
   label: str | None = None  # of a text, or of texts that are read together
   probabilities: Mapping[str, float] | None = None  # by label
-  labels: tuple[str, ...] | None = None  # of each word
+  labels: tuple[str, ...] | None = None  # of each word, or all of the text
   entities: tuple[Entity, ...] | None = None
   answer: str | None = None  # part of the second text; empty for none
-  value: object = None  # plain JSON of a head that has none of these
+  value: object = None  # a number, or plain JSON of a head of another kind
 
   def __repr__(self) -> str:
     found = {name: x for name, x in vars(self).items() if x is not None}
     del found["texts"]
-    if self.probabilities and self.label is not None:
-      found["probabilities"] = f"{self.probabilities[self.label]:.1%}"
+    shares = found.pop("probabilities", None)
+    if shares and self.label is not None:
+      found["probabilities"] = f"{shares[self.label]:.1%}"
     return f"<{', '.join(map(str, found.values()))}>"
 
   def to_json(self) -> dict[str, object]:
@@ -275,7 +276,7 @@ class Suite:
   defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   # Whether the default head is a head of the encoder in transformers.
   exportable: bool = False
-  in_memory: bool = False  # whether its own set may be `own.Records`
+  in_memory: bool = False  # whether its own set may be `sets.Records`
   folder: str = "finetune"  # of its results in a run's evals/
   reported: bool = True  # whether `antlm report` reads its results
 

@@ -1,0 +1,121 @@
+"""Multi-label classification: any number of the labels for each text."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.classification import Classifier, Linear
+from antlm_jax.evals.finetuning.task import Predictions
+
+Labels = Sequence[Sequence[int]]  # indices of each text's labels, sorted
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabelLinear(Linear):
+  """One linear layer; each label has a probability of its own (sigmoid)."""
+
+  kind: ClassVar[str] = "multi_label_linear"
+
+  def loss(self, outputs, labels, weights) -> jax.Array:
+    """Returns the mean binary cross-entropy of all labels, in nats."""
+    nats = optax.sigmoid_binary_cross_entropy(self.logits(outputs), labels)
+    return (weights * nats.mean(axis=-1)).sum() / weights.sum()
+
+  def targets(self, examples) -> np.ndarray:
+    """Returns which labels each text has, float32 `[n, C]`."""
+    lists = [example.label or [] for example in examples]
+    return _hot(lists, len(self.labels)).astype(np.float32)
+
+  def reduce(self, outputs) -> jax.Array:
+    """Returns the labels whose probability is over 1/2, bool `[B, C]`."""
+    return self.logits(outputs) > 0
+
+  def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
+    """Returns the indices of each text's labels."""
+    return [np.flatnonzero(row).tolist() for row in reduced]
+
+  def probabilities(self, outputs) -> jax.Array:
+    """Returns each label's own probability, `[B, C]`."""
+    return jax.nn.sigmoid(jnp.asarray(self.logits(outputs)))
+
+  def told(self, prediction: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the labels."""
+    return {"labels": tuple(self.labels[label] for label in prediction)}
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabelClassifier(MultiLabelLinear, Classifier):
+  """The layers of `Classifier`; each label has a probability of its own."""
+
+  kind: ClassVar[str] = "multi_label_classifier"
+
+
+HEADS: classification.Heads = MultiLabelLinear, MultiLabelClassifier
+
+
+def _hot(lists: Labels, count: int) -> np.ndarray:
+  """Returns which of `count` labels are in each list, bool `[n, count]`."""
+  out = np.zeros((len(lists), count), bool)
+  for row, labels in zip(out, lists, strict=True):
+    row[[*labels]] = True
+  return out
+
+
+def _counts(predictions: Labels, labels: Labels) -> tuple[np.ndarray, ...]:
+  """Returns for each label how often it is found, true, and both."""
+  every = [label for one in (*predictions, *labels) for label in one]
+  x, y = (
+    _hot(these, max(every, default=0) + 1) for these in (predictions, labels)
+  )
+  return x.sum(axis=0), y.sum(axis=0), (x & y).sum(axis=0)
+
+
+def micro_f1(predictions: Labels, labels: Labels) -> float:
+  """F1 over all labels of all texts; 0 if none is predicted or true."""
+  found, there, both = (x.sum() for x in _counts(predictions, labels))
+  return float(2 * both / max(found + there, 1))
+
+
+def macro_f1(predictions: Labels, labels: Labels) -> float:
+  """Mean F1 of the labels that are predicted or true."""
+  found, there, both = _counts(predictions, labels)
+  called = found + there
+  scores = 2 * both[called > 0] / called[called > 0]
+  return float(scores.mean()) if len(scores) else 0.0
+
+
+def exact_match(predictions: Labels, labels: Labels) -> float:
+  """Share of texts all of whose labels, and no others, are predicted."""
+  pairs = zip(predictions, labels, strict=True)
+  return float(np.mean([[*x] == [*y] for x, y in pairs]))
+
+
+def frequent(examples: Sequence[Example]) -> Iterator[Predictions]:
+  """Yields the answers that give all texts the k most frequent labels."""
+  counts = collections.Counter(one for e in examples for one in e.label)
+  labels = [label for label, _ in counts.most_common()]
+  for k in range(len(labels) + 1):
+    yield [sorted(labels[:k])] * len(examples)
+
+
+METRICS = {
+  "micro_f1": micro_f1,
+  "macro_f1": macro_f1,
+  "exact_match": exact_match,
+}
+# Fields of a `Task` that differ from those of a classification.
+FIELDS = {
+  "metrics": METRICS,
+  "main_metric": "micro_f1",
+  "also": ("macro_f1", "exact_match"),
+  "baseline": "the most frequent labels",
+  "trivial": frequent,
+}

@@ -1,0 +1,281 @@
+"""Labels of your own records: by position and type, multi-label, numbers."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from antlm_jax.errors import UserError
+from antlm_jax.evals.finetune import finetune
+from antlm_jax.evals.finetuning import (
+  classification,
+  embedding,
+  labelled,
+  multi_label,
+  regression,
+  retrieval,
+)
+from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.evals.predict import predict
+from tests import random_models, runs
+
+run = random_models.run(layers=1)
+HOW = classification.Options(), labelled.Columns()
+NAN = float("nan")
+
+
+def made(data, make=labelled.classify):
+  """Returns the task of data, and its examples in train and dev."""
+  data = data if isinstance(data, str) else list(data)
+  task = make(data, "own", "bidirectional", *HOW)
+  return task, [e for s in ("train", task.evaluations[0]) for e in task.load(s)]
+
+
+def read(data, make=labelled.classify):
+  """Returns the texts and labels of data, by name."""
+  task, examples = made(data, make)
+  out = {}
+  for example in examples:
+    (out[example.texts],) = task.head.told(example.label).values()
+  return out
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_a_list_is_the_labels_of_one_text(tmp_path, where):
+  """Catches lists that become further texts, or the name of a class."""
+  pairs = [("a", ["red", "dogs"]), ("b", []), ("c", ["dogs"]), ("d", ["red"])]
+  data = pairs * 3
+  if where == "file":
+    rows = [{"text": text, "label": label} for text, label in data]
+    data = str(runs.write_lines(tmp_path / "own.jsonl", rows))
+  task, _ = made(data)
+  assert task.head.labels == ("dogs", "red")
+  assert task.main_metric == "micro_f1"
+  expected = {(text,): tuple(sorted(labels)) for text, labels in pairs}
+  assert read(data) == expected
+
+
+def test_values_in_memory_go_by_position():
+  """Catches pairs and NumPy's values that are read as something else."""
+  pair = [(("a", "b"), "x"), (["c", "d"], "y")] * 5
+  assert read(pair) == {("a", "b"): "x", ("c", "d"): "y"}
+  numpy = [(np.str_("a"), np.int64(1)), (np.array(["b"]), np.int64(0))] * 5
+  assert read(numpy) == {("a",): "1", ("b",): "0"}
+  several = [("a", np.array(["x", "y"])), ("b", ("x",))] * 5
+  assert read(several) == {("a",): ("x", "y"), ("b",): ("x",)}
+  mapping = [{"text": "a", "label": np.bool_(True)}, ("b", False)] * 5
+  assert read(mapping) == {("a",): "true", ("b",): "false"}
+
+
+def test_names_of_classes(tmp_path, capsys):
+  """Catches spaces that make a second class, and pandas' 1.0 for 1."""
+  path = tmp_path / "own.csv"
+  path.write_text("text,label\n" + "a,pos\nb,neg\nc,pos \nd,\tneg\n" * 3)
+  task, _ = made(str(path))
+  assert task.head.labels == ("neg", "pos")
+  task, _ = made([("a", 1.0), ("b", 10), ("c", 2), ("d", " 1")] * 3)
+  assert task.head.labels == ("1", "2", "10")
+  capsys.readouterr()
+  task, _ = made([("a", "pos"), ("b", "Pos"), ("c", "é"), ("d", "e\u0301")] * 3)
+  assert len(task.head.labels) == 4
+  said = capsys.readouterr().out
+  assert "warning: own: different classes: 'Pos', 'pos'" in said
+  assert r"different classes: 'e\u0301', '\xe9'" in said
+
+
+@pytest.mark.parametrize(
+  ("second", "message"),
+  [
+    (("c", None), "data, record 2: no label"),
+    (("c", NAN), "data, record 2: no label"),
+    (("c", np.float32("nan")), "data, record 2: no label"),
+    (("c", " "), "data, record 2: no label"),
+    (("c", [None]), "data, record 2: no label"),
+    (("c", float("inf")), "record 2: the label inf is not text, a number or"),
+    (("c", {"a": 1}), "record 2: the label {'a': 1} is not text, a number or"),
+    (("c", [["a"]]), r"record 2: the label \['a'\] is not text, a number or"),
+    (("c", "['a', 'b']"), "is a list that is written as text: write lists to"),
+    (("c", "\ud800"), r"record 2: '\\ud800', character 1 of a text, is half"),
+    (("\udfff", "x"), r"record 2: '\\udfff', character 1 of a text, is half"),
+    ((NAN, "x"), "data, record 2: nan is not text"),
+    ((None, "x"), "data, record 2: no text to read"),
+    (("a", "b", "x"), r"data, record 2 has 3 values: give \(text, label\)"),
+    (("c",), r"data, record 2 has 1 values: give \(text, label\)"),
+    ("c", r"data, record 2 has 1 values: give \(text, label\)"),
+    (([], "x"), "data, record 2: no text to read"),
+    ({"text": ["c", "d"], "label": "x"}, r"2: \['c', 'd'\] is not text"),
+    ({"text": "c"}, "data, record 2 has no 'label' but 'text'"),
+    (5, r"data, record 2 is 5: give \(text, label\)"),
+    (("c", ["x"]), "2 has 1 text and a list of labels, but data, record 1"),
+    ((("c", "d"), "x"), "record 2 has 2 texts and one label, but data, record"),
+    (("c", 0.5), "numbers with fractions, such as 0.5: choose --preset=regr"),
+    (("c", "0.5"), "numbers with fractions, such as 0.5: choose --preset=reg"),
+  ],
+)
+def test_what_cannot_be_read_is_refused(second, message):
+  """Catches missing labels as classes, and labels that lose the results."""
+  with pytest.raises(UserError, match=message):
+    made([("a", "x"), second, ("b", "y")])
+
+
+def test_fractions_are_classes_if_they_are_named():
+  """Catches a remedy that does not work."""
+  classes = labelled.Classes(("0.5", "1"))
+  data = [("a", 0.5), ("b", 1.0)] * 5
+  task = labelled.classify(data, "own", "causal", *HOW, classes)
+  assert task.head.labels == ("0.5", "1")
+
+
+def test_numbers_are_read_as_numbers():
+  """Catches whole numbers and texts of a csv that are not numbers."""
+  data = [("a", 0.5), ("b", 3), ("c", " 2.5"), ("d", np.float32(1))] * 3
+  expected = {("a",): 0.5, ("b",): 3.0, ("c",): 2.5, ("d",): 1.0}
+  assert read(data, labelled.regress) == expected
+  for label, message in (
+    ("good", "data, record 2: the label 'good' is not a number"),
+    ("nan", "data, record 2: the label 'nan' is not a number"),
+    ([1.0], r"data, record 2: the label \[1.0\] is not a number"),
+    (True, "data, record 2: the label True is not a number"),
+    (None, "data, record 2: no label"),
+    (0.5, "have the standard deviation 0.0: give numbers that differ"),
+  ):
+    with pytest.raises(UserError, match=message):
+      made([("a", 0.5), ("b", label), ("c", 0.5)] * 3, labelled.regress)
+
+
+def test_the_scale_is_that_of_the_numbers_trained_on(capsys):
+  """Catches a scale of all numbers, and a score that no model can reach."""
+  train = [(str(i), i) for i in range(6)]
+  data = {"train": train, "dev": [("x", 100), ("y", 100)]}
+  task = labelled.regress(data, "own", "causal", *HOW)
+  assert task.head.mean == 2.5
+  assert task.head.deviation == pytest.approx(np.std(range(6)))
+  said = capsys.readouterr().out
+  assert "warning: own-dev: all numbers are equal, so scores are 0" in said
+
+
+def test_a_list_of_positives_is_no_negative():
+  """Catches a second positive text that is taken for a negative."""
+  how = "own", "causal", retrieval.Options(), embedding.Options()
+  task = embedding.pairs([("q", "p", ["n", "m"]), ("r", "s", "n", "m")], *how)
+  assert {len(e.texts) for e in task.load("train")} == {4}
+  with pytest.raises(UserError, match="record 1: not one query and one pos"):
+    embedding.pairs([("q", ["p", "n"])], *how)
+
+
+def test_metrics_of_lists_are_scikit_learns():
+  """Compares micro and macro F1 and exact match of random lists."""
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+  x, y = np.random.default_rng(0).random((2, 60, 5)) < 0.4
+  lists = [[np.flatnonzero(row).tolist() for row in z] for z in (x, y)]
+  for average in ("micro", "macro"):
+    found = multi_label.METRICS[f"{average}_f1"](*lists)
+    assert found == pytest.approx(metrics.f1_score(y, x, average=average))
+  found = multi_label.exact_match(*lists)
+  assert found == metrics.accuracy_score(y, x) > 0
+  assert (
+    multi_label.micro_f1([[]], [[]]) == 0 == multi_label.macro_f1([[]], [[]])
+  )
+  examples = [Example(("a",), label) for label in lists[1]]
+  every = [*multi_label.frequent(examples)]
+  assert every[0] == [[]] * 60 and every[-1] == [[0, 1, 2, 3, 4]] * 60
+  (most,) = {tuple(one) for one in every[1]}
+  assert most == (y.sum(axis=0).argmax(),)
+
+
+def test_metrics_of_numbers_are_scipys():
+  """Compares correlations and explained variance, with ties."""
+  stats = pytest.importorskip("scipy.stats")
+  x, y = np.random.default_rng(0).integers(0, 9, (2, 50)).astype(float)
+  y += x
+  metrics = regression.FIELDS["metrics"]
+  assert metrics["pearson"](x, y) == pytest.approx(stats.pearsonr(x, y)[0])
+  assert metrics["spearman"](x, y) == pytest.approx(stats.spearmanr(x, y)[0])
+  share = 1 - ((x - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+  assert metrics["r2"](x, y) == pytest.approx(share)
+  constant = np.ones(50)
+  assert [of(constant, y) for of in metrics.values()][:2] == [0, 0]
+
+
+def test_losses_are_their_definitions():
+  """Catches a wrong mean, and padding that counts."""
+  draw = np.random.default_rng(0)
+  logits = draw.normal(size=(3, 4)).astype(np.float32)
+  weights = np.array([1, 1, 0], np.float32)
+  examples = [Example(("",), label) for label in ([0, 3], [], [1])]
+  head = multi_label.MultiLabelClassifier(("a", "b", "c", "d"), "first")
+  targets = head.targets(examples)
+  assert targets.tolist() == [[1, 0, 0, 1], [0] * 4, [0, 1, 0, 0]]
+  shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+  nats = -np.log(np.where(targets == 1, shares, 1 - shares))[:2].mean()
+  assert float(head.loss(logits, targets, weights)) == pytest.approx(nats)
+  head = regression.Regressor(("value",), "first", mean=10.0, deviation=4.0)
+  targets = head.targets([Example(("",), label) for label in (10, 12, 2)])
+  assert targets.tolist() == [0, 0.5, -2]
+  outputs = np.array([[0.5], [1.0], [9.0]], np.float32)
+  assert float(head.loss(outputs, targets, weights)) == 0.25
+  assert head.decode(head.reduce(outputs), None) == [12, 14, 46]
+
+
+def topics(count):
+  """Returns texts, the topics that they name, and a number for each."""
+  draw = np.random.default_rng(0)
+  words = {"dogs": "the dogs", "hills": "near hills", "rest": "often rest"}
+  for i in range(count):
+    has = [one for one in words if draw.random() < 0.5]
+    said = [words[one] for one in draw.permutation(has)]
+    text = " ".join([*said, "sat", *("Tom", "and") * (i % 3)])
+    yield text, has, 1000 + 500 * ("dogs" in has) + 250 * ("rest" in has)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_many_labels_and_numbers_are_learnt(run, tmp_path, attention):
+  """Catches a head that learns, predicts or evaluates something else."""
+  how = {"epochs": 20, "lrs": 1e-2, "batch_size": 16, "attention": attention}
+  how |= {"quiet": True, "save": True, "patience": 0, "pool": "mean"}
+  every = [*topics(240)]
+  lists = [(text, labels) for text, labels, _ in every]
+  tuned = finetune(
+    run, lists, preset="classification", output=tmp_path / "a", **how
+  )
+  assert tuned.score > 0.9
+  texts = [text for text, _ in lists[:40]]
+  found = predict(tuned.model, texts, quiet=True)
+  pairs = zip(found, lists[:40], strict=True)
+  right = [set(one.labels) == {*y} for one, (_, y) in pairs]
+  assert np.mean(right) > 0.85
+  for one in found:
+    likely = {name for name, p in one.probabilities.items() if p > 0.5}
+    assert likely == {*one.labels} and one.label is None
+  folder = tuned["own"].folder
+  with open(folder / "own-dev.csv", newline="") as file:
+    rows = list(csv.DictReader(file))
+  labels, predicted = (
+    [json.loads(row[column]) for row in rows]
+    for column in ("label", "predicted")
+  )
+  (scores,) = (one["scores"]["own-dev"] for one in runs.summary(folder)["runs"])
+  same = [a == b for a, b in zip(labels, predicted, strict=True)]
+  assert scores["exact_match"] == np.mean(same)
+  dev = [lists[int(row["record"].split()[1]) - 1][1] for row in rows]
+  assert labels == [sorted(one) for one in dev]
+
+  numbers = [(text, number) for text, _, number in every]
+  y = [number for _, number in numbers]
+  tuned = finetune(
+    run, numbers, preset="regression", output=tmp_path / "b", **how
+  )
+  assert tuned["own"].metric == "pearson" and tuned.score > 0.9
+  found = predict(tuned.model, texts, quiet=True)
+  pairs = zip(found, numbers[:40], strict=True)
+  errors = [one.value - number for one, (_, number) in pairs]
+  assert math.sqrt(np.mean(np.square(errors))) < np.std(y) / 2
+  again = finetune(
+    tuned.model, numbers, preset="regression", epochs=0, quiet=True
+  )
+  values = [one.value for one in predict(tuned.model, [t for t, _ in numbers])]
+  expected = np.corrcoef(values, y)[0, 1]
+  assert again.score == pytest.approx(expected, abs=1e-6)
