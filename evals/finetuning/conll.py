@@ -171,9 +171,7 @@ def _without_comments(
   begun = False
   for line in block:
     odd = len(line.parts) != form.width or (
-      line.parts[0] == "#"
-      and line.parts[form.tag :][:1] != []
-      and line.parts[form.tag] not in tags
+      line.parts[0] == "#" and tags.isdisjoint(line.parts[form.tag :][:1])
     )
     if line.may_be_comment and (form.word > 0 or (odd and not begun)):
       left_out["comments"].append(line.text)

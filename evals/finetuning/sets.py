@@ -43,6 +43,9 @@ _SPLITS = {
   "test": {"test", "testb"},
 }
 
+# Number of a part of a set in its file's name: train-00000-of-00002.
+_NUMBER = re.compile(r"[-_]?\d+(-of-\d+)?(?=\.|$)")
+
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
 Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
@@ -125,13 +128,15 @@ def by_split(
       words = {*re.findall("[a-z]+", name)}
       split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
     found["train" if file.alone else split].append(file.source)
-  if not by_word:
-    found["train"] = found["train"] or found[""]
-  if there := {split: found[split] for split in _SPLITS if found[split]}:
-    return {
-      split: _of_one(data, split, paths, labelled)
-      for split, paths in there.items()
-    }
+  there = {
+    split: _of_one(data, split, found[split], labelled)
+    for split in _SPLITS
+    if found[split]
+  }
+  if not by_word and "train" not in there and found[""]:
+    there = {"train": found[""], **there}
+  if there:
+    return there
   names = [os.path.relpath(p, data) for those in found.values() for p in those]
   endings = "" if any_ending else f", which end in {readers.endings()}"
   raise Absent(
@@ -145,16 +150,18 @@ def _of_one(
 ) -> list[str]:
   """Returns the file of a split, or its parts, of all that claim it."""
 
-  def claim(path: str) -> str:
-    # Files whose names say nothing are parts of a folder whose name does.
-    if _SPLITS[split] & {*re.findall("[a-z]+", os.path.basename(path).lower())}:
-      return re.sub(r"\d+", "0", path)
-    return os.path.dirname(path)
+  def claim(path: str) -> tuple:
+    # A file's name says its split, or else that of a folder of files.
+    parts = pathlib.Path(os.path.relpath(path, data)).parts
+    for at in reversed(range(len(parts))):
+      if _SPLITS[split] & {*re.findall("[a-z]+", parts[at].lower())}:
+        return *parts[:at], _NUMBER.sub("", parts[at])
+    return ()
 
   def first(those: Sequence[str]) -> list[str]:
     return list({claim(path): path for path in reversed(those)}.values())
 
-  if len(first(paths)) < 2 or all(claim(p) == "" for p in paths):
+  if len(first(paths)) < 2:
     return paths
   used = [path for path in paths if labelled(path)]
   # WNUT-17's emerging.test.annotated, next to each annotator's tags.
