@@ -1,8 +1,8 @@
 """Reads files of columns, such as CoNLL's: a word and its tag in each line.
 
-Tabs divide the columns, or else spaces. An empty line ends a sentence. What is
-no word is left out, and a line says so: comments, CoNLL-U's ranges (`1-2`) and
-empty nodes (`1.1`), and lines without a word.
+Tabs divide the columns, or else spaces. An empty line ends a sentence. Comments,
+CoNLL-U's ranges (`1-2`) and empty nodes (`1.1`), and lines without a word are
+left out, with a note.
 """
 
 import collections
@@ -53,8 +53,8 @@ def columns(
 
   `word` and `tag` are columns from 0; -1 is the last. By default, words are in
   the first column and tags in the last. If the first column numbers the words,
-  words are in the second, and tags in the third of three or, as UPOS, in the
-  fourth of CoNLL-U's ten.
+  words are in the second column. Tags are then in the third of three columns,
+  or are UPOS, in the fourth of CoNLL-U's ten.
 
   A byte-order mark is no word. In WikiAnn each word has its language before it
   (`en:Paris`), which is removed, with a note. Raises a UserError if the columns
@@ -165,8 +165,9 @@ def _without_comments(
 ) -> Iterator[Line]:
   """Yields a block's lines without comments.
 
-  If the first column has the words, `#` or `#tag` may be one. There, a comment
-  precedes the sentence, and its columns or its tag are not those of words.
+  If the first column has the words, a word may be `#` or `#tag`. There, a
+  comment precedes the sentence, and its columns or its tag are not those of
+  words.
   """
   begun = False
   for line in block:

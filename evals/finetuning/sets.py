@@ -104,10 +104,10 @@ def by_split(
   """Returns the sources of an own set's train, dev and test, if they exist.
 
   Files have the endings of text and records. With `any_ending`, a folder's
-  files have any ending, and a word of their name names the split. Files whose
-  names differ in numbers are parts of one. Of other files of a split, those
-  that `labelled` refuses are not used, and a line says so. Raises a UserError
-  if there is none, or a split still has several.
+  files have any ending, and a word of their name names the split. A split is
+  one file, or parts whose names differ in a number. Of several files, those
+  that `labelled` refuses are not used, with a note. Raises a UserError if there
+  is no file, or a split still has several.
   """
   if not isinstance(data, str):
     given = data if isinstance(data, Mapping) else {"train": data}

@@ -224,9 +224,8 @@ def scheme(places: Mapping[str, str]) -> str:
   """Returns the name of the scheme of a set's tags, which have their places.
 
   It is one of `SCHEMES`, `plain` for kinds of entity without a letter, or empty
-  if tags are not entities', such as parts of speech. Raises a UserError if O is
-  one of the tags and the others are of several schemes, or of one that is not
-  read.
+  if tags are not entities', such as parts of speech. Raises a UserError if tags
+  with O are of several schemes, or of an unknown scheme.
   """
   inside = sorted(places.keys() - {"O"})
   marked = [tag for tag in inside if _MARKED.fullmatch(tag)]
