@@ -1,8 +1,8 @@
 """Reads files of columns, such as CoNLL's: a word and its tag in each line.
 
-Tabs divide the columns, or else spaces. An empty line ends a sentence. Comments,
-CoNLL-U's ranges (`1-2`) and empty nodes (`1.1`), and lines without a word are
-left out, with a note.
+Tabs divide the columns, or else spaces. An empty line ends a sentence. The
+reader leaves out comments, CoNLL-U's ranges (`1-2`) and empty nodes (`1.1`),
+and lines without a word, with a note.
 """
 
 import collections
