@@ -339,11 +339,11 @@ def test_lists_in_text_and_arrays_are_sentences(tmp_path):
   """Catches pandas' lists in csv, whose signs become words and tags."""
   (tmp_path / "a.csv").write_text(
     "tokens,tags\n\"['Tom', 'sat']\",\"['B-X', 'O']\"\n"
-    '"[""Ann"", ""\\u0021""]","[""B-X"", ""O""]"\n"[ x","O O"\n'
+    '"[""Ann"", ""\\u0021""]","[""B-X"", ""O""]"\n"[ x","O O"\n[x],O\n'
   )
   found = own_task(tmp_path / "a.csv")
   found = [*found.load("train"), *found.load("a-dev")]
-  expected = {("Tom", "sat"), ("Ann", "!"), ("[", "x")}
+  expected = {("Tom", "sat"), ("Ann", "!"), ("[", "x"), ("[x]",)}
   assert {e.texts for e in found} == expected
   rows = [(np.array(["Tom", "sat"]), np.array([1, 0]))]
   given = classification.Classes(("O", "B-X"))
@@ -387,6 +387,8 @@ def test_columns_by_number_and_other_tags(tmp_path):
     ("a.conll", "a\tO\nb\tX\tO\n", "line 2: 3 columns, but the first line"),
     ("a.conll", "a\tO\nb\t\n", "line 2: 'b' has no tag"),
     ("a.conll", "1\ta\tO\t-\n2\tb\tO\t-\n", "columns numbers the words: cho"),
+    ("a.csv", "tokens,tags\n['a' 'b'],['O' 'B-X']\n", "the words are not text"),
+    ("a.csv", 'tokens,tags\n"[a, b]","O O"\n', "the words are not texts"),
     ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', "tag None is no text and"),
     ("a.jsonl", '{"tokens": ["a"], "tags": [0.5]}', "tag 0.5 is no text and"),
     ("b/notes", "a\tO\n", "b has notes: looked for files named train"),

@@ -404,7 +404,8 @@ def make(
   if of:
     every = (e.label for those in found.values() for e in those)
     how = {"IOB": _iob(every), "plain": "kinds without letters"}.get(of, of)
-    become = "" if how == "IOB2" else f", become {'/'.join(_of_kind('X'))}"
+    labels = "/".join(_of_kind("X" if any(kinds) else ""))
+    become = "" if how == "IOB2" else f", become {labels}"
     progress.say(f"{fields['name']}: tags are {how}{become}")
     return _of_entities(classes, fields)
   odd = min(tag for tag in tags if tag != "O")
@@ -513,16 +514,20 @@ def _values(found: object) -> list:
   """Returns a record's words or tags: a sequence, or a text of several.
 
   A text is a list of JSON or of Python, as pandas writes it to csv, or spaces
-  divide it.
+  divide it. Other lists give None, such as numpy's, which has no commas.
   """
   if not isinstance(found, str):
     found = getattr(found, "tolist", lambda: found)()  # of numpy
     return list(found) if isinstance(found, list | tuple) else []
-  if found[:1] == "[" and found[-1:] == "]":
-    for read in (json.loads, ast.literal_eval):
-      with contextlib.suppress(ValueError, SyntaxError):
-        return list(read(found))
-  return found.split()
+  if not re.fullmatch(r"\[\S.*[,'\"].*\]|\[\d+\]", found, re.DOTALL):
+    return found.split()
+  with contextlib.suppress(ValueError):
+    return json.loads(found)
+  # Python joins two texts without a comma.
+  if not re.search("['\"]\\s+['\"]", found):
+    with contextlib.suppress(ValueError, SyntaxError):
+      return list(ast.literal_eval(found))
+  return [None]
 
 
 def _named(tags: Sequence, names: Sequence[str], where: str) -> tuple[str, ...]:
