@@ -282,14 +282,15 @@ def test_what_is_no_word_is_left_out(tmp_path, capsys, text, words, tags, told):
   [
     ("B I O B", "IOB2", "O B I", [("", 0, 2), ("", 3, 4)]),
     ("B E S B M E", "BMES", "O B I", [("", 0, 2), ("", 2, 3), ("", 3, 6)]),
-    ("I I O", "IO", "O B I", [("", 0, 2)]),
+    ("I I O", "IO,", "O B I", [("", 0, 2)]),
+    ("O I-A O I-A B-A O B-B", "IOB1 (2 entities begin as", ..., ...),
     (
       "PER PER LOC O LOC",
       "kinds without letters",
       "O B-LOC I-LOC B-PER I-PER",
       [("PER", 0, 2), ("LOC", 2, 3), ("LOC", 4, 5)],
     ),
-    ("I-A B-B O", "IOB2 (2 entities begin with I)", ..., ...),
+    ("I-A B-B O", "IOB2 (2 entities begin as", ..., ...),
   ],
 )
 def test_letters_alone_and_kinds_alone_are_entities(

@@ -271,9 +271,12 @@ def _iob(sentences: Iterable[Sequence[str]]) -> str:
       apart = (before.kind, before.stop) != (one.kind, one.start)
       begins[letter if apart or letter == "I" else "needed"] += 1
       before = one
-  if begins["I"] and begins["B"]:
-    return f"IOB2 ({begins['I']:,} entities begin with I)"
-  return "IOB2" if not begins["I"] else "IOB1" if begins["needed"] else "IO"
+  if not begins["B"] + begins["needed"]:
+    return "IO"
+  # Real files mix both.
+  odd, name = ("I", "IOB2") if begins["I"] <= begins["B"] else ("B", "IOB1")
+  some = f" ({begins[odd]:,} entities begin as in the other IOB)"
+  return name + some * bool(begins[odd])
 
 
 def entity_f1(
