@@ -309,6 +309,36 @@ def test_letters_alone_and_kinds_alone_are_entities(
     assert task.metrics["entity_f1"]([gold.label], [gold.label]) == 1
 
 
+@pytest.mark.parametrize(
+  ("names", "added"),
+  [
+    ("O LOC PER", ("B-LOC", "I-LOC", "B-PER", "I-PER")),
+    ("O B-PER M-PER E-PER S-PER", ("I-PER",)),
+    ("O B-PER I-PER E-PER S-PER", ()),
+    ("O I-PER B-PER", ()),
+  ],
+)
+def test_numbers_are_the_given_names(names, added):
+  """Catches numbers of kinds, or of BMES, that have no class in IOB2."""
+  names = tuple(names.split())
+  numbers = [*range(1, len(names)), 0, 1]
+  rows = {"test": [(["w"] * len(numbers), numbers)] * 2}
+  given = classification.Classes(names)
+  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert task.head.labels == (*names, *added)
+  (label, _) = (e.label for e in task.load("own-test"))
+  found = tagging.entities([task.head.labels[x] for x in label])
+  plain = [
+    name if "-" in name or name == "O" else f"I-{name}" for name in names
+  ]
+  assert found == tagging.entities([plain[x] for x in numbers])
+  assert task.head.of_entities
+  # A model with these classes is evaluated on the same numbers.
+  given = classification.Classes(task.head.labels)
+  again = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert again.head == task.head
+
+
 @pytest.mark.parametrize("tags", ["N V O", "S V O", "O P S", "NOUN VERB"])
 def test_other_tags_are_scored_by_word(capsys, tags):
   """Catches a pronoun's O, or a subject's S, that is read as no entity."""

@@ -81,9 +81,9 @@ def find(
     if not paths.keys() - there.keys() - {*further}:
       complete.append(there)
   for other in complete[1:]:
-    for split in complete[0].keys() & other.keys():
-      if complete[0][split] != other[split]:
-        both = str(complete[0][split]), str(other[split])
+    for split, path in complete[0].items():
+      if path != other.get(split, path):
+        both = str(path), str(other[split])
         raise _twins(f"{name} in {folder}", split, both)
   if complete:
     return complete[0]

@@ -54,6 +54,7 @@ SCHEMES = {
   "BMES": "BMES",
   "BMEWO": "BMEW",
 }
+PLAIN = "kinds without letters"
 _MARKED = re.compile("([BIMELSUW])(-.+)?")
 # Tags that are not read: B_PER and PER-B, or several of one word.
 _OTHER_PLACE = re.compile("[BIMELSUW][_/:.].+|.+[-_/:.][BIMELSUW]")
@@ -89,8 +90,9 @@ class Tagger(Tags):
 
   @property
   def of_entities(self) -> bool:
-    """Whether its classes are entities' tags, with O for no entity."""
-    return all(one == "O" or _MARKED.fullmatch(one) for one in self.labels)
+    """Whether its classes are entities' labels, with O for no entity."""
+    begin = any(one == "B" or one.startswith("B-") for one in self.labels)
+    return begin and "O" in self.labels
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows of sentences; a long sentence has several.
@@ -114,7 +116,7 @@ class Tagger(Tags):
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
     # The last label is for tokens of no word, -1.
     labels = np.array([*itertools.chain(*known), _NOWHERE], np.int32)
-    if without := sorted({*range(count)} - {*words.ravel().tolist()}):
+    if len(without := np.setdiff1d(np.arange(count), words)):
       texts = [text for example in examples for text in example.texts]
       progress.say(
         f"warning: words without a token, which get"
@@ -206,8 +208,13 @@ def entities(labels: Sequence[str]) -> list[Entity]:
   return out
 
 
-def iob2(labels: Sequence[str]) -> list[str]:
-  """Returns a sentence's labels with `B-` at the start of each entity."""
+def iob2(labels: Sequence[str], of: str = "") -> list[str]:
+  """Returns a sentence's labels with `B-` at the start of each entity.
+
+  `of` is their scheme, which matters for `PLAIN`.
+  """
+  if of == PLAIN:
+    labels = [tag if tag == "O" else _of_kind(tag)[1] for tag in labels]
   out = ["O"] * len(labels)
   for kind, start, stop in entities(labels):
     first, inside = _of_kind(kind)
@@ -223,7 +230,7 @@ def _of_kind(kind: str) -> tuple[str, str]:
 def scheme(places: Mapping[str, str]) -> str:
   """Returns the name of the scheme of a set's tags, which have their places.
 
-  It is one of `SCHEMES`, `plain` for kinds of entity without a letter, or empty
+  It is one of `SCHEMES`, `PLAIN` for kinds of entity without a letter, or empty
   if tags are not entities', such as parts of speech. Raises a UserError if tags
   with O are of several schemes, or of an unknown scheme.
   """
@@ -248,7 +255,7 @@ def scheme(places: Mapping[str, str]) -> str:
       raise mixed(next(tag for tag in inside if tag not in marked), marked)
     if all(map(_OTHER_PLACE.fullmatch, inside)):
       raise mixed(inside[0])
-    return "plain"
+    return PLAIN
   if bare == inside and "B" not in bare and (bare != ["I"] or len(places) < 2):
     return ""
   if bare and bare != marked:
@@ -379,39 +386,33 @@ def make(
     paths = sets.find(data, name, *layouts)
 
     def examples(path: pathlib.Path, which: str) -> list[Example]:
-      return _examples(columns(path, form.word, form.tag), which, classes)
+      found = columns(path, form.word, form.tag)
+      made = (one._replace(label=iob2(one.label)) for one in found)
+      return _examples(made, which, classes)
 
     return _of_entities(classes, sets.known(name, paths, examples))
   read = functools.partial(_read, options, given)
   found = sets.read(data, read, any_ending=True, labelled=_has_tags)
-  places = {}
-  for one in itertools.chain(*found.values()):
-    places |= {tag: one.id for tag in one.label if tag not in places}
-  tags = places.keys()
-  of = scheme(places)
-  if tags <= {"O"} or (len(tags) == 1 and not of):
-    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
-    raise UserError(f"{sets.named(data)} holds {one}")
-  if of == "plain":  # as IO, which has only I
+  of, tags = _scheme(data, found)
+  if of:
     found = {
-      split: [one._replace(label=_inside(one.label)) for one in those]
+      split: [one._replace(label=iob2(one.label, of)) for one in those]
       for split, those in found.items()
     }
-  kinds = {tag if of == "plain" else tag[2:] for tag in tags if tag != "O"}
-  classes = given.labels or (_iob2_of(kinds) if of else tuple(sorted(tags)))
+  classes = given.labels or tuple(sorted(tags))
+  if of:
+    labels = {tag for those in found.values() for e in those for tag in e.label}
+    classes = _classes(labels, given.labels)
   made = {
-    split: _examples(those, split, classes, bool(of))
-    for split, those in found.items()
+    split: _examples(those, split, classes) for split, those in found.items()
   }
   fields = sets.own(data, made)
   if of:
-    every = (e.label for those in found.values() for e in those)
-    how = {"IOB": _iob(every), "plain": "kinds without letters"}.get(of, of)
-    labels = "/".join(_of_kind("X" if any(kinds) else ""))
-    become = "" if how == "IOB2" else f", become {labels}"
-    progress.say(f"{fields['name']}: tags are {how}{become}")
+    like = "/".join(_of_kind("" if "B" in classes else "X"))
+    become = "" if of == "IOB2" else f", become {like}"
+    progress.say(f"{fields['name']}: tags are {of}{become}")
     return _of_entities(classes, fields)
-  odd = min(tag for tag in tags if tag != "O")
+  odd = min(tags - {"O"})
   progress.say(
     f"{fields['name']}: tags such as {odd!r:.40} are not entity tags (B-X,"
     " I-X), so the score is the accuracy over words"
@@ -428,9 +429,37 @@ def make(
   )
 
 
-def _inside(tags: Iterable[str]) -> tuple[str, ...]:
-  """Returns kinds of entity as labels that begin with I."""
-  return tuple(tag if tag == "O" else _of_kind(tag)[1] for tag in tags)
+def _scheme(
+  data: sets.Data, found: Mapping[str, Sequence[Example]]
+) -> tuple[str, set[str]]:
+  """Returns the scheme of an own set, "" for no entities, and its tags.
+
+  Raises a UserError if it has no tags, or they are of no known scheme.
+  """
+  places, every = {}, [*itertools.chain(*found.values())]
+  for one in every:
+    places |= {tag: one.id for tag in one.label if tag not in places}
+  of, tags = scheme(places), {*places}
+  if tags <= {"O"} or (len(tags) == 1 and not of):
+    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
+    raise UserError(f"{sets.named(data)} holds {one}")
+  return _iob(e.label for e in every) if of == "IOB" else of, tags
+
+
+def _classes(labels: set[str], given: tuple[str, ...]) -> tuple[str, ...]:
+  """Returns the classes of IOB2 labels.
+
+  Given classes keep their numbers. IOB2 labels of their kinds follow, if labels
+  are not among them.
+  """
+  if given and labels <= {*given}:
+    return given
+  kinds = {
+    tag[2:] if _MARKED.fullmatch(tag) else tag
+    for tag in given or labels
+    if tag != "O"
+  }
+  return tuple(dict.fromkeys([*given, *_iob2_of(kinds)]))
 
 
 def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
@@ -453,21 +482,17 @@ def _iob2_of(kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def _examples(
-  sentences: Iterable[Example],
-  split: str,
-  classes: Sequence[str],
-  of_entities: bool = True,
+  sentences: Iterable[Example], split: str, classes: Sequence[str]
 ) -> list[Example]:
-  """Gives sentences the classes of their tags, and names."""
+  """Gives sentences the classes of their labels, and names."""
   index, out = {name: i for i, name in enumerate(classes)}, []
   for one in sentences:
-    tags = iob2(one.label) if of_entities else one.label
-    if unknown := {*tags} - index.keys():
+    if unknown := {*one.label} - index.keys():
       raise UserError(
         f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
         f" --labels ({', '.join(classes):.200})"
       )
-    known = [index[tag] for tag in tags]
+    known = [index[tag] for tag in one.label]
     out.append(Example(one.texts, known, f"{split}_{len(out)}"))
   return out
 
