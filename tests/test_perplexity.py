@@ -235,7 +235,7 @@ def test_an_answer_is_at_its_place_in_the_prompt(run, tmp_path):
     runs.score(run, data, tmp_path / name, "--mode=causal", task="lambada")
     (found,) = (tmp_path / name).rglob("items.jsonl")
     lines[name] = [json.loads(x) for x in found.read_text().splitlines()]
-  # What follows the answer is unseen from left to right.
+  # From left to right, a model does not see the ending.
   for placed, one in zip(lines["placed"], lines["plain"], strict=True):
     assert placed.pop("ending") == ".”"
     assert placed == one | {"logprob": pytest.approx(one["logprob"])}

@@ -502,7 +502,7 @@ def test_a_space_alone_belongs_to_the_word_after_it(loaded):
 
 
 def test_a_word_without_a_token_has_no_class(loaded, capsys):
-  """Catches the first class as the prediction of what no model has seen."""
+  """Catches the first class as the prediction of a word without tokens."""
   model = with_tokenizer(
     loaded,
     normalizer=tokenizers.normalizers.Replace("b", ""),
