@@ -501,6 +501,16 @@ def test_a_space_alone_belongs_to_the_word_after_it(loaded):
   assert head.decode(votes, rows) == [[0, 2, 1]]
 
 
+@pytest.mark.parametrize("texts", [None, ["a", None], ["a", " "], 3])
+def test_what_is_no_sentence_is_refused(texts):
+  """Catches tracebacks, and a class of a word that no text has."""
+  head = tagging.Tagger(("ADJ", "NOUN"))
+  with pytest.raises(UserError, match="is not a sentence: give its text"):
+    head.example(texts)
+  for empty in ("", []):
+    assert head.example(empty).texts == ()
+
+
 def test_a_word_without_a_token_has_no_class(loaded, capsys):
   """Catches the first class as the prediction of a word without tokens."""
   model = with_tokenizer(

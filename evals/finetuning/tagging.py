@@ -146,15 +146,18 @@ class Tagger(Tags):
   def example(self, texts: str | Sequence[str]) -> Example:
     """Returns a sentence's words: a sequence, a JSON list or divided by spaces.
 
-    A file's record is a sequence of one text.
+    A file's record is a sequence of one text. Raises a UserError if a word is
+    no text, or blank.
     """
-    if not isinstance(texts, str) and len(texts) == 1:
+    if isinstance(texts, list | tuple) and len(texts) == 1:
       (texts,) = texts
-    if not isinstance(texts, str):
-      return Example(tuple(texts))
     words = _values(texts)
-    if not all(isinstance(word, str) and word.strip() for word in words):
+    if isinstance(texts, str) and not _are_words(words):
       words = texts.split()
+    if not _are_words(words):
+      raise UserError(
+        f"{texts!r:.60} is not a sentence: give its text, or a list of words"
+      )
     return Example(tuple(words))
 
   def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
@@ -531,7 +534,7 @@ def _read(
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
   for where, both in sets.records(source, asked, nested=True):
     words, tags = map(_values, both)
-    if not all(isinstance(word, str) and word.strip() for word in words):
+    if not _are_words(words):
       raise UserError(f"{where}: the words are not texts")
     if not 0 < len(words) == len(tags):
       raise UserError(f"{where}: {len(words)} words, but {len(tags)} tags")
@@ -542,11 +545,11 @@ def _values(found: object) -> list:
   """Returns a record's words or tags: a sequence, or a text of several.
 
   A text is a list of JSON or of Python, as pandas writes it to csv, or spaces
-  divide it. Other lists give None, such as numpy's, which has no commas.
+  divide it. Others give [None], such as a list of numpy, which has no commas.
   """
   if not isinstance(found, str):
     found = getattr(found, "tolist", lambda: found)()  # of numpy
-    return list(found) if isinstance(found, list | tuple) else []
+    return list(found) if isinstance(found, list | tuple) else [None]
   if not re.fullmatch(r"\[\S.*[,'\"].*\]|\[\d+\]", found, re.DOTALL):
     return found.split()
   with contextlib.suppress(ValueError):
@@ -556,6 +559,10 @@ def _values(found: object) -> list:
     with contextlib.suppress(ValueError, SyntaxError):
       return list(ast.literal_eval(found))
   return [None]
+
+
+def _are_words(found: Iterable[object]) -> bool:
+  return all(isinstance(word, str) and word.strip() for word in found)
 
 
 def _named(tags: Sequence, names: Sequence[str], where: str) -> tuple[str, ...]:
