@@ -256,6 +256,8 @@ def plan(
     if tasks.save and task.trained and not (folder / MODEL).is_dir():
       done = None
     jobs.append(Job(task, grid, how, folder, request, done))
+    if name == sets.OWN:  # nobody asked for the known sets
+      absent.clear()
   if not jobs:
     raise UserError(
       f"{data} has no set of --preset={tasks.preset} ({', '.join(absent)}):"

@@ -102,7 +102,6 @@ LONG = "Tom sat near the hills " * 9
   ("head", "long", "short"),
   [
     (HEAD, ("the dogs", LONG), ("the dogs", "rest")),
-    (Tagger(("O", "B-X")), tuple(LONG.split()), ("the", "dogs")),
     (Inside(), ("who", LONG), ("who", "Tom sat")),
     (Spans(), (LONG, "Tom sat"), ("who", LONG)),  # a long text is many rows
     (Towers(0.1), ("who", LONG), ("who", "Tom sat")),
@@ -113,6 +112,14 @@ def test_what_is_cut_is_counted(loaded, head, long, short):
   rows = head.encode(loaded, examples, 32)
   assert rows.cut == 1 and rows.lengths.max() == 32
   assert head.encode(loaded, examples[1:], 32).cut == 0
+
+
+def test_a_long_sentence_has_several_rows(loaded):
+  """Catches a tagger that cuts sentences."""
+  words = tuple(LONG.split())
+  rows = Tagger(("O", "B-X")).encode(loaded, [Example(words)], 32)
+  assert rows.cut == 0 and len(rows) > 1 and rows.lengths.max() == 32
+  assert sorted({*rows.about.ravel().tolist()}) == [-1, *range(len(words))]
 
 
 def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):

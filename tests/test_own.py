@@ -241,3 +241,29 @@ def test_no_text_column(run, tmp_path, preset):
   more = f"--preset={preset}", "--text_column=,"
   told = runs.refused("antlm_jax.evals.finetune", *args(run, data, *more))
   assert "--text_column" in told
+
+
+@pytest.mark.parametrize(
+  ("files", "found"),
+  [
+    (("train.csv", "train.jsonl", "dev.csv"), "train: .*train.csv, .*jsonl;"),
+    (("a/train.csv", "b/train.csv"), "train: .*a/train.csv, .*b/train.csv;"),
+    (("train.csv", "valid.csv", "dev.csv"), "dev: .*dev.csv, .*valid.csv;"),
+    (("train_10M.csv", "train_100M.csv"), "train: .*100M.csv, .*10M.csv;"),
+    (("train-00000-of-00002.csv", "train-00001-of-00002.csv"), [2]),
+    (("train_0.csv", "train_1.csv", "test.csv"), [2, 1]),
+    (("train/a.csv", "train/b/c.csv", "dev/a.csv"), [2, 1]),
+    (("a.csv", "b/c.csv", "test.csv"), [2, 1]),
+  ],
+)
+def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
+  """Catches two files of a split that are joined, or parts that are not."""
+  for name in files:
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).write_text("text,label\na,1\n")
+  if isinstance(found, str):
+    with pytest.raises(UserError, match=f"several files claim to be {found}"):
+      sets.by_split(str(tmp_path))
+  else:
+    counts = [len(those) for those in sets.by_split(str(tmp_path)).values()]
+    assert counts == found

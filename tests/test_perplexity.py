@@ -1,5 +1,6 @@
 """Perplexity and LAMBADA, compared with lm-eval and slow loops."""
 
+import json
 import math
 
 import numpy as np
@@ -160,15 +161,20 @@ class TestLmEval:
 
 def test_a_last_word_behind_masks(loaded):
   tokenizer = loaded.tokenizer
-  items = [("the dogs near", "xyzzy"), ("Tom", "sat")]
+  items = [
+    ("the dogs near", "xyzzy", ""),
+    ("Tom", "sat", ""),
+    ("Tom", "sat", '." the dogs'),  # which masked modes see
+  ]
   got = last_words(loaded, items, "mlm")
-  for (context, word), line in zip(items, got.lines, strict=True):
+  for (context, word, ending), line in zip(items, got.lines, strict=True):
+    behind = tokenizer.encode(f"a{ending}")[len(tokenizer.encode("a")) :]
     before = [tokenizer.bos_id, *tokenizer.encode(context)]
     pieces = tokenizer.encode(f"a {word}")[len(tokenizer.encode("a")) :]
     total, hits = 0.0, []
     for i, piece in enumerate(pieces):
       hidden = [tokenizer.mask_id] * (len(pieces) - i)
-      row = [*before, *pieces[:i], *hidden, tokenizer.eos_id]
+      row = [*before, *pieces[:i], *hidden, *behind, tokenizer.eos_id]
       logits = helpers.logits(loaded, row)[len(before) + i]
       total += helpers.log_softmax(logits)[piece]
       hits.append(logits.argmax() == piece)
@@ -214,6 +220,35 @@ def test_lambada_command(run, tmp_path, capsys):
   again = runs.score(run, data, tmp_path / "parts", *how, task="lambada")
   assert again["word_perplexity"] == found["word_perplexity"]
   assert "perplexity" in capsys.readouterr().out
+
+
+def test_an_answer_is_at_its_place_in_the_prompt(run, tmp_path):
+  """Catches a placeholder that is read as text before the answer."""
+  plain = [("the dogs near", "sat"), ("Tom near the", "hills")]
+  rows = [{"prompt": f"{a} {{answer}}.”", "answer": f" {b}"} for a, b in plain]
+  lines = {}
+  for name, those in (
+    ("plain", [{"prompt": a, "answer": b} for a, b in plain]),
+    ("placed", rows),
+  ):
+    data = runs.write_lines(tmp_path / f"{name}.jsonl", those)
+    runs.score(run, data, tmp_path / name, "--mode=causal", task="lambada")
+    (found,) = (tmp_path / name).rglob("items.jsonl")
+    lines[name] = [json.loads(x) for x in found.read_text().splitlines()]
+  # From left to right, a model does not see the ending.
+  for placed, one in zip(lines["placed"], lines["plain"], strict=True):
+    assert placed.pop("ending") == ".”"
+    assert placed == one | {"logprob": pytest.approx(one["logprob"])}
+
+
+@pytest.mark.parametrize("prompt", ["a {word} b", "a {answer} b {answer}"])
+def test_other_placeholders_are_refused(run, tmp_path, prompt):
+  """Catches a prompt's signs that a model scores as text."""
+  rows = [{"prompt": prompt, "answer": "c"}]
+  data = runs.write_lines(tmp_path / "x.jsonl", rows)
+  args = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
+  line = runs.refused("antlm_jax.evals.score", "--task=lambada", *args)
+  assert "x.jsonl, line 1: the prompt has the placeholder {" in line
 
 
 @pytest.mark.parametrize(

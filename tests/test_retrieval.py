@@ -218,11 +218,13 @@ def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
   assert found == pytest.approx(expected, abs=0.06)
 
 
-def test_a_model_is_scored_without_training(loaded, tmp_path):
+def test_a_model_is_scored_without_training(loaded, tmp_path, capsys):
   """Catches a folder with a test set only that is refused or trained on."""
   arguana(tmp_path / "arguana")
-  how = {"preset": "retrieval", "quiet": True}
+  how = {"preset": "retrieval"}
   found = finetune.finetune(loaded, tmp_path / "arguana", **how)["arguana"]
+  said = capsys.readouterr().out  # nobody asked for the known sets
+  assert "arguana" in said and "left out" not in said
   about = json.loads((found.folder / "summary.json").read_text())
   assert about["train_examples"] == 0 and about["request"]["epochs"] == 0
   assert 0 < found.score < 0.5 and found.folder.parts[-3] == "untrained"

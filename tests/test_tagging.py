@@ -1,10 +1,14 @@
 """Tagging: files, words and their tokens, metrics and real data."""
 
+import dataclasses
+import itertools
 import json
 
 import numpy as np
 import pytest
+import tokenizers
 
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import labelled, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
@@ -86,7 +90,14 @@ def test_the_measures_are_seqevals_and_scikit_learns():
   assert found == pytest.approx(np.mean(each), abs=1e-12)
 
 
-SCHEMES = {"IOB1": "BIII", "IOB2": "BIIB", "BIOES": "BIES", "BILOU": "BILU"}
+SCHEMES = {
+  "IOB1": "BIII",
+  "IOB2": "BIIB",
+  "BIOES": "BIES",
+  "BILOU": "BILU",
+  "BMES": "BMES",
+  "BMEWO": "BMEW",
+}
 
 
 def sentence(draw, scheme):
@@ -105,23 +116,21 @@ def sentence(draw, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme, capsys):
-  """Catches entities that conversion to IOB2 splits or joins."""
+  """Catches entities that conversion to IOB2 splits, joins or calls plain."""
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
   rows = [sentence(draw, scheme) for _ in range(300)]
   task = tagging.make({"train": rows, "test": rows}, "own", "bidirectional")
-  told = "own: BIOES tags become IOB2" in capsys.readouterr().out
-  assert told == (scheme in ("BIOES", "BILOU"))
+  become = "" if scheme == "IOB2" else ", become B-X/I-X"
+  assert f"own: tags are {scheme}{become}\n" in capsys.readouterr().out
   gold = [e.label for e in task.load("own-test")]
   classes = task.head.labels
   assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
   found = gold[:150] + [draw.permutation(one).tolist() for one in gold[150:]]
   named = [[classes[c] for c in one] for one in found]
-  # seqeval knows BIOES, whose letters differ from BILOU's.
-  theirs = [
-    [tag.replace("L-", "E-").replace("U-", "S-") for tag in row["tags"]]
-    for row in rows
-  ]
+  # seqeval knows the letters of BIOES.
+  letters = str.maketrans("LUMW", "ESIS")
+  theirs = [[tag.translate(letters) for tag in row["tags"]] for row in rows]
   score = task.metrics["entity_f1"](found, gold)
   assert 0.4 < score < 0.95
   assert score == pytest.approx(seqeval.f1_score(theirs, named), abs=1e-12)
@@ -166,6 +175,214 @@ def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
   assert own_task(wikiann).load("wikiann-test")[0].texts[0] == "en:Tom"
 
 
+def test_one_file_of_wnut_is_each_set(tmp_path, run, capsys):
+  """Catches words alone, and other annotations, that join the test set."""
+  tagged = "Tom\tB-person\nsat\tO\n"
+  texts = {
+    "wnut17train.conll": tagged,
+    "emerging.dev.conll": tagged,
+    "emerging.test": "Ann\nsat\n",
+    "emerging.test.annotated": "Ann\tB-person\nsat\tO\n",
+    "emerging.test.conll": "Ann\tB-person,B-group\nsat\tO\n",
+  }
+  folder = tmp_path / "wnut17"
+  folder.mkdir()
+  for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test"):
+    (folder / name).write_text(texts.pop(name))
+  with pytest.raises(UserError, match="line 1: 1 columns, not a word"):
+    own_task(folder)
+  unused = ["emerging.test"]
+  for name, text in texts.items():
+    (folder / name).write_text(text)
+    (example,) = own_task(folder).load("wnut17-test")
+    assert (example.texts, example.label) == (("Ann", "sat"), [1, 0])
+    unused += [name] * (name != "emerging.test.annotated")
+    told = f"test is emerging.test.annotated; not used: {', '.join(unused)}\n"
+    assert f"{folder}: {told}" in capsys.readouterr().out
+  how = "--preset=tagging", "--epochs=1", "--max_length=16"
+  runs.main("evals.finetune", f"--checkpoint={run}", f"--data={folder}", *how)
+  out = capsys.readouterr().out
+  assert "wnut17-test" in out and told in out and "left out" not in out
+  (folder / "emerging.test.annotated").unlink()
+  with pytest.raises(UserError, match=r"'B-person,B-group' is of no scheme"):
+    own_task(folder)
+  (folder / "my_test.conll").write_text(tagged)
+  with pytest.raises(UserError, match=r"be test: .*test\.conll, .*my_test"):
+    own_task(folder)
+
+
+def test_two_files_of_a_known_set_are_refused(tmp_path):
+  """Catches a second layout that is ignored."""
+  (tmp_path / "ontonotes").mkdir()
+  for name in itertools.product(("train", "dev", "test"), ("conll", "txt")):
+    (tmp_path / "ontonotes" / ".".join(name)).write_text("Tom B-PERSON\n")
+  with pytest.raises(UserError, match=r"train: .*train\.conll, .*train\.txt"):
+    tagging.make(tmp_path, "ontonotes", "bidirectional")
+
+
+COMMENTS = "# id 1\tdomain=train\n{}\n# id 2 domain=x\n# _ _ O\nx _ _ O\n"
+CONLLU = """# newdoc
+# text = Don't go
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVB\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+2.1\tyou\t_\tPRON\t_\t_\t_\t_\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\tSpaceAfter=No
+
+1\t#\t#\tSYM\tSYM\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.mark.parametrize(
+  ("text", "words", "tags", "told"),
+  [
+    (
+      COMMENTS.format("#tag _ _ B-X\n"),
+      [("#tag",), ("#", "x")],
+      [("B-X",), ("O", "O")],
+      "comments left out: 2 ('# id 1",
+    ),
+    (
+      "# text = tom sat\n# newdoc\ntom\tB-X\n#\tO\n\n#sat\tO\n",
+      [("tom", "#"), ("#sat",)],
+      [("B-X", "O"), ("O",)],
+      "comments left out: 2 ('# text = tom sat')",
+    ),
+    (
+      "1\tTom\tB-X\n2\tx\tO\n\n1\tx\tO\n",
+      [("Tom", "x"), ("x",)],
+      [("B-X", "O"), ("O",)],
+      "words are read from column 2, tags from column 3\n",
+    ),
+    (
+      CONLLU,
+      [("Do", "n't", "go"), ("#",)],
+      [("AUX", "PART", "VERB"), ("SYM",)],
+      "tags from column 4 (UPOS)\n",
+    ),
+    (CONLLU, ..., ..., 'ranges or empty nodes left out: 2 ("1-2'),
+    ("1 O\n2 B-X\n", [("1", "2")], [("O", "B-X")], None),
+    ("10\xa0000 O\n% B-X\n", [("10\xa0000", "%")], [("O", "B-X")], None),
+    ("\u3000 O\nx O\n", [("x",)], [("O",)], "lines without a word left out: 1"),
+  ],
+)
+def test_what_is_no_word_is_left_out(tmp_path, capsys, text, words, tags, told):
+  """Catches comments, numbers and ranges as words, and words as comments."""
+  (tmp_path / "a").write_text(text)
+  found = tagging.columns(tmp_path / "a")
+  said = capsys.readouterr().out
+  assert told in said if told else said == ""
+  if words is not ...:
+    assert [e.texts for e in found] == words
+    assert [e.label for e in found] == tags
+
+
+@pytest.mark.parametrize(
+  ("tags", "scheme", "classes", "spans"),
+  [
+    ("B I O B", "IOB2", "O B I", [("", 0, 2), ("", 3, 4)]),
+    ("B E S B M E", "BMES", "O B I", [("", 0, 2), ("", 2, 3), ("", 3, 6)]),
+    ("I I O", "IO,", "O B I", [("", 0, 2)]),
+    ("O I-A O I-A B-A O B-B", "IOB1 (2 entities begin as", ..., ...),
+    (
+      "PER PER LOC O LOC",
+      "kinds without letters",
+      "O B-LOC I-LOC B-PER I-PER",
+      [("PER", 0, 2), ("LOC", 2, 3), ("LOC", 4, 5)],
+    ),
+    ("I-A B-B O", "IOB2 (2 entities begin as", ..., ...),
+  ],
+)
+def test_letters_alone_and_kinds_alone_are_entities(
+  capsys, tags, scheme, classes, spans
+):
+  """Catches entities that are scored as words, as parts of speech are."""
+  row = (["w"] * len(tags.split()), tags.split())
+  task = tagging.make({"train": [row], "test": [row]}, "own", "bidirectional")
+  assert f"own: tags are {scheme}" in capsys.readouterr().out
+  assert task.main_metric == "entity_f1"
+  if classes is not ...:
+    names = task.head.labels
+    assert names == tuple(classes.split())
+    (gold,) = task.load("own-test")
+    assert tagging.entities([names[x] for x in gold.label]) == spans
+    assert task.metrics["entity_f1"]([gold.label], [gold.label]) == 1
+
+
+@pytest.mark.parametrize(
+  ("names", "added"),
+  [
+    ("O LOC PER", ("B-LOC", "I-LOC", "B-PER", "I-PER")),
+    ("O B-PER M-PER E-PER S-PER", ("I-PER",)),
+    ("O B-PER I-PER E-PER S-PER", ()),
+    ("O I-PER B-PER", ()),
+  ],
+)
+def test_numbers_are_the_given_names(names, added):
+  """Catches numbers of kinds, or of BMES, that have no class in IOB2."""
+  names = tuple(names.split())
+  numbers = [*range(1, len(names)), 0, 1]
+  rows = {"test": [(["w"] * len(numbers), numbers)] * 2}
+  given = labelled.Classes(names)
+  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert task.head.labels == (*names, *added)
+  (label, _) = (e.label for e in task.load("own-test"))
+  found = tagging.entities([task.head.labels[x] for x in label])
+  plain = [
+    name if "-" in name or name == "O" else f"I-{name}" for name in names
+  ]
+  assert found == tagging.entities([plain[x] for x in numbers])
+  assert task.head.of_entities
+  # A model with these classes is evaluated on the same numbers.
+  given = labelled.Classes(task.head.labels)
+  again = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert again.head == task.head
+
+
+@pytest.mark.parametrize("tags", ["N V O", "S V O", "O P S", "NOUN VERB"])
+def test_other_tags_are_scored_by_word(capsys, tags):
+  """Catches a pronoun's O, or a subject's S, that is read as no entity."""
+  row = (tags.lower().split(), tags.split())
+  task = tagging.make({"train": [row], "test": [row]}, "own", "bidirectional")
+  assert task.main_metric == "accuracy"
+  assert "are not entity tags" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("tags", "message"),
+  [
+    ("B-A I-A LOC O", "the tag 'LOC' is of no scheme.* like 'B-A'"),
+    ("B-A I-A L-A S-A O", "the tag 'S-A' is of no scheme.* like '[IL]-A'"),
+    ("B-A B I O", "the tag 'B' is of no scheme.* like 'B-A'"),
+    ("A-B A-I O", "the tag 'A-B' is of no scheme"),
+    ("B_A I_A O", "the tag 'B_A' is of no scheme"),
+    ("B-A B-A,B-B O", "the tag 'B-A,B-B' is of no scheme"),
+  ],
+)
+def test_mixed_schemes_are_refused(tags, message):
+  """Catches classes such as LOC and B-LOC, next to each other."""
+  row = (["w"] * len(tags.split()), tags.split())
+  with pytest.raises(UserError, match=f"data, record 2: {message}"):
+    tagging.make([(["w"], ["O"]), row], "own", "bidirectional")
+
+
+def test_lists_in_text_and_arrays_are_sentences(tmp_path):
+  """Catches pandas' lists in csv, whose signs become words and tags."""
+  (tmp_path / "a.csv").write_text(
+    "tokens,tags\n\"['Tom', 'sat']\",\"['B-X', 'O']\"\n"
+    '"[""Ann"", ""\\u0021""]","[""B-X"", ""O""]"\n"[ x","O O"\n[x],O\n'
+  )
+  found = own_task(tmp_path / "a.csv")
+  found = [*found.load("train"), *found.load("a-dev")]
+  expected = {("Tom", "sat"), ("Ann", "!"), ("[", "x"), ("[x]",)}
+  assert {e.texts for e in found} == expected
+  rows = [(np.array(["Tom", "sat"]), np.array([1, 0]))]
+  given = labelled.Classes(("O", "B-X"))
+  rows = {"train": rows, "test": rows}
+  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert task.load("own-test")[0][:2] == (("Tom", "sat"), [1, 0])
+
+
 def test_columns_by_number_and_other_tags(tmp_path):
   """Catches parts of speech that are scored as entities."""
   (tmp_path / "a.iob2").write_text(UNER)
@@ -198,6 +415,13 @@ def test_columns_by_number_and_other_tags(tmp_path):
     ("a.conll", "", "a.conll holds no sentences"),
     ("a.conll", "a\tO\n", "holds only the tag 'O'"),
     ("a.conll", "a\tO\nb\n", "line 2: 1 columns, not a word and its tag"),
+    ("a.conll", "a\tO\nb\tX\tO\n", "line 2: 3 columns, but the first line"),
+    ("a.conll", "a\tO\nb\t\n", "line 2: 'b' has no tag"),
+    ("a.conll", "1\ta\tO\t-\n2\tb\tO\t-\n", "columns numbers the words: cho"),
+    ("a.csv", "tokens,tags\n['a' 'b'],['O' 'B-X']\n", "the words are not text"),
+    ("a.csv", 'tokens,tags\n"[a, b]","O O"\n', "the words are not texts"),
+    ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', "tag None is no text and"),
+    ("a.jsonl", '{"tokens": ["a"], "tags": [0.5]}', "tag 0.5 is no text and"),
     ("b/notes", "a\tO\n", "b has notes: looked for files named train"),
   ],
 )
@@ -223,12 +447,92 @@ def test_tokens_have_the_labels_of_their_words(loaded):
   assert sorted(set(words)) == [-1, 0, 1, 2] and words.count(0) > 1
   at = [[1, 0, 2, -1][w] for w in words]
   assert rows.labels[0, : len(at)].tolist() == at
-  # A word has its tokens' majority label, or O if it is cut off.
+  # A word has its tokens' majority label.
   tags = np.zeros((2, rows.tokens.shape[1]), int)
   tags[0, : len(words)] = [{0: 1, 1: 2, 2: 1}.get(w, 2) for w in words]
   assert head.decode(tags, rows) == [[1, 2, 1], [0]]
-  short = head.encode(loaded, [Example(texts, [1, 0, 2])], 4)
-  assert head.decode(np.full((1, 4), 2), short)[0][-1] == 0
+
+
+@pytest.mark.parametrize("longest", [4, 9, 16, 400])
+def test_each_token_of_a_long_sentence_counts_once(loaded, longest):
+  """Catches words after the longest row that get the first class."""
+  head = tagging.Tagger(("ADJ", "NOUN", "X"))
+  texts = ("Bartholomew", "sat", "Tom", "near") * 6
+  examples = [Example(texts, [1, 2, 1, 2] * 6), Example(("a", "hills"), [0, 1])]
+  rows = head.encode(loaded, examples, longest)
+  assert rows.lengths.max() <= longest and rows.cut == 0
+  tokens = loaded.tokenizer.encode(" ".join(texts)).tolist()
+  labelled = rows.tokens[(rows.about >= 0) & (rows.about < len(texts))]
+  assert labelled.tolist() == tokens
+  found = np.where(rows.labels < 0, 0, rows.labels)  # all right, or ADJ
+  assert head.decode(found, rows) == [e.label for e in examples]
+  if longest == 16:  # tokens that count have context on both sides
+    at = np.flatnonzero(rows.about[1] >= 0)
+    assert at[0] >= 3 and at[-1] <= 12
+
+
+def with_tokenizer(loaded, **parts):
+  """Returns a model with a tokenizer of letters, of which no two are joined."""
+  letters = {x: i for i, x in enumerate(["<s>", "</s>", "▁", *"abc"])}
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+  for name, part in parts.items():
+    setattr(backend, name, part)
+  return dataclasses.replace(loaded, tokenizer=Tokenizer(backend))
+
+
+def test_a_space_alone_belongs_to_the_word_after_it(loaded):
+  """Catches a space's token that has the label of the word before it."""
+  transformers = pytest.importorskip("transformers", reason="the hf extra")
+  split = tokenizers.pre_tokenizers.Metaspace()
+  model = with_tokenizer(loaded, pre_tokenizer=split)
+  words = ["ab", "c", "bca"]
+  theirs = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizers.Tokenizer.from_str(model.tokenizer.to_json())
+  )(words, is_split_into_words=True, add_special_tokens=False)
+  head = tagging.Tagger(("O", "B-X", "I-X"))
+  rows = head.encode(model, [Example(tuple(words), [0, 1, 2])], 16)
+  inside = rows.about[0] >= 0
+  assert rows.tokens[0][inside].tolist() == theirs["input_ids"]
+  assert rows.about[0][inside].tolist() == theirs.word_ids()
+  assert rows.labels[0][inside].tolist() == theirs.word_ids()
+  # A vote of the space alone: it is the first token of its word.
+  votes = np.where(rows.tokens == 2, 2, 0)
+  votes[rows.about == 2] = 1
+  assert head.decode(votes, rows) == [[0, 2, 1]]
+
+
+@pytest.mark.parametrize("texts", [None, ["a", None], ["a", " "], 3])
+def test_what_is_no_sentence_is_refused(texts):
+  """Catches tracebacks, and a class of a word that no text has."""
+  head = tagging.Tagger(("ADJ", "NOUN"))
+  with pytest.raises(UserError, match="is not a sentence: give its text"):
+    head.example(texts)
+  for empty in ("", []):
+    assert head.example(empty).texts == ()
+
+
+def test_a_word_without_a_token_has_no_class(loaded, capsys):
+  """Catches the first class as the prediction of a word without tokens."""
+  model = with_tokenizer(
+    loaded,
+    normalizer=tokenizers.normalizers.Replace("b", ""),
+    pre_tokenizer=tokenizers.pre_tokenizers.Whitespace(),
+  )
+  example = Example(("a", "bb", "c"), [1, 0, 0])
+  for labels, known, told in (
+    (("ADJ", "NOUN"), -1, ("NOUN", None, "ADJ")),
+    (("O", "B-X"), 0, ("B-X", "O", "O")),
+  ):
+    head = tagging.Tagger(labels)
+    rows = head.encode(model, [example], 16)
+    (found,) = head.decode(np.maximum(rows.labels, 0), rows)
+    assert found == [1, known, 0] and head.told(found)["labels"] == told
+    right = 3 if known == 0 else 2
+    assert tagging.word_accuracy([found], [example.label]) == right / 3
+    assert (head.told(found)["entities"] is None) == (known < 0)
+  said = capsys.readouterr().out.splitlines()
+  start = "warning: words without a token, which get "
+  assert said == [f"{start}{x}: 1 ('bb')" for x in ("no tag", "O")]
 
 
 def task(tmp_path) -> tagging.Task:

@@ -43,6 +43,9 @@ _SPLITS = {
   "test": {"test", "testb"},
 }
 
+# Number of a part of a set in its file's name: train-00000-of-00002.
+_NUMBER = re.compile(r"[-_]?\d+(-of-\d+)?(?=\.|$)")
+
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
 Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
@@ -68,14 +71,22 @@ def find(
   """Finds the files of a known set in a folder, by split.
 
   They are those of the first layout of which all files exist, except the splits
-  in `further`. Raises an `Absent` error, which lists the layouts, if there is
-  none.
+  in `further`. Raises a UserError if another layout has other files, and an
+  `Absent` error, which lists the layouts, if there is none.
   """
+  complete = []
   for layout in layouts:
     paths = {s: pathlib.Path(folder, file) for s, file in layout.items()}
     there = {split: path for split, path in paths.items() if path.is_file()}
     if not paths.keys() - there.keys() - {*further}:
-      return there
+      complete.append(there)
+  for other in complete[1:]:
+    for split, path in complete[0].items():
+      if path != other.get(split, path):
+        both = str(path), str(other[split])
+        raise _twins(f"{name} in {folder}", split, both)
+  if complete:
+    return complete[0]
   if absent := files.absent(pathlib.Path(folder)):
     raise UserError(f"--data={folder}: {absent}")
   wanted = " or ".join(
@@ -86,13 +97,17 @@ def find(
 
 
 def by_split(
-  data: Data, any_ending: bool = False
+  data: Data,
+  any_ending: bool = False,
+  labelled: Callable[[str], bool] = lambda path: True,
 ) -> dict[str, Sequence[Source]]:
   """Returns the sources of an own set's train, dev and test, if they exist.
 
   Files have the endings of text and records. With `any_ending`, a folder's
-  files have any ending, and a word of their name names the split. Raises a
-  UserError if there is none.
+  files have any ending, and a word of their name names the split. A split is
+  one file, or parts whose names differ in a number. Of several files, those
+  that `labelled` refuses are not used, with a note. Raises a UserError if there
+  is no file, or a split still has several.
   """
   if not isinstance(data, str):
     given = data if isinstance(data, Mapping) else {"train": data}
@@ -113,9 +128,14 @@ def by_split(
       words = {*re.findall("[a-z]+", name)}
       split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
     found["train" if file.alone else split].append(file.source)
-  if not by_word:
-    found["train"] = found["train"] or found[""]
-  if there := {split: found[split] for split in _SPLITS if found[split]}:
+  there = {
+    split: _of_one(data, split, found[split], labelled)
+    for split in _SPLITS
+    if found[split]
+  }
+  if not by_word and "train" not in there and found[""]:
+    there = {"train": found[""], **there}
+  if there:
     return there
   names = [os.path.relpath(p, data) for those in found.values() for p in those]
   endings = "" if any_ending else f", which end in {readers.endings()}"
@@ -125,13 +145,55 @@ def by_split(
   )
 
 
+def _of_one(
+  data: str, split: str, paths: list[str], labelled: Callable[[str], bool]
+) -> list[str]:
+  """Returns the file of a split, or its parts, of all that claim it."""
+
+  def claim(path: str) -> tuple:
+    # A file's name says its split, or else that of a folder of files.
+    parts = pathlib.Path(os.path.relpath(path, data)).parts
+    for at in reversed(range(len(parts))):
+      if _SPLITS[split] & {*re.findall("[a-z]+", parts[at].lower())}:
+        return *parts[:at], _NUMBER.sub("", parts[at])
+    return ()
+
+  def first(those: Sequence[str]) -> list[str]:
+    return list({claim(path): path for path in reversed(those)}.values())
+
+  if len(first(paths)) < 2:
+    return paths
+  used = [path for path in paths if labelled(path)]
+  # WNUT-17's emerging.test.annotated, next to each annotator's tags.
+  marked = [path for path in used if "annotated" in os.path.basename(path)]
+  used = marked if len(first(marked)) == 1 else used
+  if len(first(used)) != 1:
+    raise _twins(data, split, sorted(first(used or paths)))
+  unused = [os.path.relpath(path, data) for path in paths if path not in used]
+  progress.say(
+    f"{data}: {split} is {os.path.relpath(used[0], data)}; not used:"
+    f" {', '.join(unused)}"
+  )
+  return used
+
+
+def _twins(where: str, split: str, paths: Sequence[str]) -> UserError:
+  return UserError(
+    f"{where}: several files claim to be {split}: {', '.join(paths)}; keep one"
+    " of them there"
+  )
+
+
 def read(
-  data: Data, examples: Callable[[Source], Iterable], any_ending: bool = False
+  data: Data,
+  examples: Callable[[Source], Iterable],
+  any_ending: bool = False,
+  **choosing,
 ) -> dict[str, list]:
   """Reads the examples of an own set, as `by_split` finds it."""
   return {
     split: [one for source in sources for one in examples(source)]
-    for split, sources in by_split(data, any_ending).items()
+    for split, sources in by_split(data, any_ending, **choosing).items()
   }
 
 

@@ -1,12 +1,14 @@
 """Tagging: a label for each word of a sentence, such as its entity's.
 
 A file has a word in each line, in columns, and an empty line after each
-sentence, or records of words and tags. Tags are IOB1, IOB2 or BIOES, which all
-become IOB2, or any others, such as parts of speech. As in arXiv 2507.00994,
-spaces join the words, every token has its word's label, and a word gets the
-label of most of its tokens.
+sentence, or records of words and tags. Tags of entities have one of `SCHEMES`
+and become IOB2. Others are, for example, parts of speech. As in arXiv
+2507.00994, spaces join the words, every token has its word's label, and a word
+gets the label of most of its tokens. A long sentence has several rows, so that
+every word is read.
 """
 
+import ast
 import collections
 import contextlib
 import dataclasses
@@ -24,9 +26,16 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, classification, labelled, sets
+from antlm_jax.evals.finetuning import (
+  batching,
+  classification,
+  conll,
+  labelled,
+  sets,
+)
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
+from antlm_jax.evals.finetuning.conll import columns
 from antlm_jax.evals.finetuning.task import (
   Entity,
   PerToken,
@@ -34,14 +43,29 @@ from antlm_jax.evals.finetuning.task import (
   Task,
   mean_of,
 )
-from antlm_jax.runtime import files as io
+from antlm_jax.evals.zero_shot import perplexity
+from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.scoring import Pass, Text
 from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
 _NOWHERE = -1  # word, and label, of a token outside of all words
 OUTSIDE = 0  # class O: no entity
-_MARK = "\ufeff"  # byte-order mark, which WNUT-17 has in its lines
-_ENTITY = re.compile("O|[BIESLU]-.+")
+# Letters of the schemes of tags, for the first word of an entity, the words
+# inside, the last, and an entity of one word.
+SCHEMES = {
+  "IOB": "BI",
+  "BIOES": "BIES",
+  "BILOU": "BILU",
+  "BMES": "BMES",
+  "BMEWO": "BMEW",
+}
+PLAIN = "kinds without letters"
+_MARKED = re.compile("([BIMELSUW])(-.+)?")
+# Tags that are not read: B_PER and PER-B, or several of one word.
+_OTHER_PLACE = re.compile("[BIMELSUW][_/:.].+|.+[-_/:.][BIMELSUW]")
+_SEVERAL = re.compile(".*[,;|/ ][BI]-.+")
+_EITHER_SIDE = Pass(masked=True, shift=0)
 _RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
 
@@ -70,59 +94,113 @@ class Tagger(Tags):
     """One output for each class."""
     return len(self.labels)
 
+  @property
+  def of_entities(self) -> bool:
+    """Whether its classes are entities' labels, with O for no entity."""
+    begin = any(one == "B" or one.startswith("B-") for one in self.labels)
+    return begin and "O" in self.labels
+
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes a row of each sentence, and cuts the end of long sentences."""
-    parts = []  # tokens, and the index of each one's word
+    """Makes rows of sentences; a long sentence has several.
+
+    Rows of a sentence overlap, so that tokens have text on both sides. Each
+    token has a label, and a vote on its word, in one of them.
+    """
+    room = batching.longest(loaded, max_length) - sum(map(len, loaded.frame))
+    if room < 1:
+      raise UserError(f"--max_length={max_length} leaves no room for a word")
+    parts, count = [], 0  # tokens, and the index of each one's word in all
     for example in examples:
-      ends = list(itertools.accumulate(len(word) + 1 for word in example.texts))
-      ids, spans = loaded.tokenizer.encode_offsets(" ".join(example.texts))
-      of = np.searchsorted(ends, [start for start, _ in spans], side="right")
-      parts.append((ids.tolist(), of.tolist()))
-    *made, words, cut = batching.labelled(loaded, parts, _NOWHERE, max_length)
+      ids, of = _tokens(loaded, example.texts)
+      for part in _windows(ids, room) or [Text(ids, 0, 0)]:
+        marks = np.full(len(part.tokens), _NOWHERE)
+        marks[part.start : part.stop] = count + of[: part.targets]
+        of = of[part.targets :]
+        parts.append((part.tokens.tolist(), marks.tolist()))
+      count += len(example.texts)
+    *made, words, _ = batching.labelled(loaded, parts, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
-    # The last label is for words of index -1.
-    labels = [
-      np.array([*one, _NOWHERE], np.int32)[of]
-      for one, of in zip(known, words, strict=True)
-    ]
-    return Rows(*made, np.stack(labels), True, examples, words, cut)
+    # The last label is for tokens of no word, -1.
+    labels = np.array([*itertools.chain(*known), _NOWHERE], np.int32)
+    if len(without := np.setdiff1d(np.arange(count), words)):
+      texts = [text for example in examples for text in example.texts]
+      progress.say(
+        f"warning: words without a token, which get"
+        f" {'O' if self.of_entities else 'no tag'}: {len(without):,}"
+        f" ({texts[without[0]]!r:.40})"
+      )
+    return Rows(*made, labels[words], True, examples, words)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
-    """Returns each word's class: that of most of its tokens, or O if cut."""
-    votes = [[collections.Counter() for _ in e.texts] for e in rows.examples]
-    for found, of, counts in zip(reduced, rows.about, votes, strict=True):
+    """Returns each word's class: that of most of its tokens.
+
+    A word without a token is O among entities' tags. Otherwise it is -1, which
+    is no class and never right.
+    """
+    votes = collections.defaultdict(collections.Counter)
+    for found, of in zip(reduced, rows.about, strict=True):
       for label, word in zip(found.tolist(), of.tolist(), strict=True):
-        if word != _NOWHERE:
-          counts[word][label] += 1
+        votes[word][label] += 1
+    none = {self.labels.index("O") if self.of_entities else _NOWHERE: 0}
+    words = itertools.count()
     # If several are equal, the first class in the word wins.
-    return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
+    return [
+      [max(v := votes.get(next(words), none), key=v.get) for _ in e.texts]
+      for e in rows.examples
+    ]
 
   def example(self, texts: str | Sequence[str]) -> Example:
     """Returns a sentence's words: a sequence, a JSON list or divided by spaces.
 
-    A file's record is a sequence of one text.
+    A file's record is a sequence of one text. Raises a UserError if a word is
+    no text, or blank.
     """
-    if not isinstance(texts, str) and len(texts) == 1:
+    if isinstance(texts, list | tuple) and len(texts) == 1:
       (texts,) = texts
-    if not isinstance(texts, str):
-      return Example(tuple(texts))
-    with contextlib.suppress(ValueError):
-      words = json.loads(texts) if texts.startswith('["') else None
-      if words and all(isinstance(w, str) and w.strip() for w in words):
-        return Example(tuple(words))
-    return Example(tuple(texts.split()))
+    words = _values(texts)
+    if isinstance(texts, str) and not _are_words(words):
+      words = texts.split()
+    if not _are_words(words):
+      raise UserError(
+        f"{texts!r:.60} is not a sentence: give its text, or a list of words"
+      )
+    return Example(tuple(words))
 
   def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
     """Returns the names of the words' classes, and the entities."""
-    labels = tuple(self.labels[label] for label in prediction)
-    return {"labels": labels, "entities": tuple(entities(labels))}
+    labels = tuple(
+      None if label == _NOWHERE else self.labels[label] for label in prediction
+    )
+    found = tuple(entities(labels)) if self.of_entities else None
+    return {"labels": labels, "entities": found}
+
+
+def _tokens(
+  loaded: Loaded, words: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the tokens of words that spaces join, and each one's word.
+
+  As for transformers' `word_ids`, a token that is a space alone belongs to the
+  word after it.
+  """
+  ids, spans = loaded.tokenizer.encode_offsets(" ".join(words))
+  # Begin of each word, with the space before it.
+  ends = itertools.accumulate((len(w) + 1 for w in words[:-1]), initial=-1)
+  starts = [start for start, _ in spans]
+  return ids, np.searchsorted([*ends], starts, side="right") - 1
+
+
+def _windows(ids: np.ndarray, room: int) -> list[Text]:
+  """Returns windows of tokens, which score each token once."""
+  return [*perplexity.windows(Text(ids, 0, len(ids)), [_EITHER_SIDE], room)]
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels: IOB1, IOB2, BIOES or BILOU.
+  """Returns the entities of a sentence's labels, of any of `SCHEMES`.
 
-  An entity begins at `B-`, `S-` and `U-`, after a label of another kind, and
-  after `E-`, `L-`, `S-` and `U-`.
+  An entity begins at `B`, `S`, `U` and `W`, after a label of another kind, and
+  after `E`, `L`, `S`, `U` and `W`. The kind is empty if labels are letters
+  alone.
   """
   out: list[Entity] = []
   ended = True
@@ -131,20 +209,90 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     last = out[-1] if out else None
     if label == "O":
       continue
-    if begin in "IEL" and not ended and (last.kind, last.stop) == (kind, i):
+    if begin in "IMEL" and not ended and (last.kind, last.stop) == (kind, i):
       out[-1] = last._replace(stop=i + 1)
     else:
       out.append(Entity(kind, i, i + 1))
-    ended = begin in "ELSU"
+    ended = begin in "ELSUW"
   return out
 
 
-def iob2(labels: Sequence[str]) -> list[str]:
-  """Returns a sentence's labels with `B-` at the start of each entity."""
+def iob2(labels: Sequence[str], of: str = "") -> list[str]:
+  """Returns a sentence's labels with `B-` at the start of each entity.
+
+  `of` is their scheme, which matters for `PLAIN`.
+  """
+  if of == PLAIN:
+    labels = [tag if tag == "O" else _of_kind(tag)[1] for tag in labels]
   out = ["O"] * len(labels)
   for kind, start, stop in entities(labels):
-    out[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
+    first, inside = _of_kind(kind)
+    out[start:stop] = [first, *[inside] * (stop - start - 1)]
   return out
+
+
+def _of_kind(kind: str) -> tuple[str, str]:
+  """Returns the labels of an entity's first word and of the words inside."""
+  return tuple("-".join(filter(None, (letter, kind))) for letter in "BI")
+
+
+def scheme(places: Mapping[str, str]) -> str:
+  """Returns the name of the scheme of a set's tags, which have their places.
+
+  It is one of `SCHEMES`, `PLAIN` for kinds of entity without a letter, or empty
+  if tags are not entities', such as parts of speech. Raises a UserError if tags
+  with O are of several schemes, or of an unknown scheme.
+  """
+  inside = sorted(places.keys() - {"O"})
+  marked = [tag for tag in inside if _MARKED.fullmatch(tag)]
+  bare = [tag for tag in marked if len(tag) == 1]
+
+  def mixed(tag: str, others: Iterable[str] = ()) -> UserError:
+    other = "".join(f", and others are like {x!r:.40}" for x in [*others][:1])
+    return UserError(
+      f"{places[tag]}: the tag {tag!r:.60} is of no scheme that is read{other}:"
+      " write all tags as one of IOB1, IOB2, BIOES, BILOU or BMES (B-PER,"
+      " I-PER, O), or all without letters (PER, O)"
+    )
+
+  if several := [tag for tag in inside if _SEVERAL.fullmatch(tag)]:
+    raise mixed(several[0])
+  if marked != inside:
+    if "O" not in places or all(len(tag) == 1 for tag in inside):
+      return ""
+    if marked:
+      raise mixed(next(tag for tag in inside if tag not in marked), marked)
+    if all(map(_OTHER_PLACE.fullmatch, inside)):
+      raise mixed(inside[0])
+    return PLAIN
+  if bare == inside and "B" not in bare and (bare != ["I"] or len(places) < 2):
+    return ""
+  if bare and bare != marked:
+    raise mixed(bare[0], [tag for tag in marked if tag not in bare])
+  letters = {tag[0] for tag in marked}
+  for name, known in SCHEMES.items():
+    if letters <= {*known}:
+      return name
+  last = max(marked, key=lambda tag: (tag[0] not in "BI", tag[0]))
+  raise mixed(last, [t for t in marked if t[0] not in ("B", last[0])])
+
+
+def _iob(sentences: Iterable[Sequence[str]]) -> str:
+  """Returns the name of a scheme of B and I: IOB1, IOB2 or, without B, IO."""
+  begins = collections.Counter()  # letters of entities, and B that is needed
+  for labels in sentences:
+    before = Entity("", 0, 0)
+    for one in entities(labels):
+      letter = labels[one.start][0]
+      apart = (before.kind, before.stop) != (one.kind, one.start)
+      begins[letter if apart or letter == "I" else "needed"] += 1
+      before = one
+  if not begins["B"] + begins["needed"]:
+    return "IO"
+  # Real files mix both.
+  odd, name = ("I", "IOB2") if begins["I"] <= begins["B"] else ("B", "IOB1")
+  some = f" ({begins[odd]:,} entities begin as in the other IOB)"
+  return name + some * bool(begins[odd])
 
 
 def entity_f1(
@@ -247,31 +395,35 @@ def make(
     paths = sets.find(data, name, *layouts)
 
     def examples(path: pathlib.Path, which: str) -> list[Example]:
-      return _examples(columns(path, form.word, form.tag), which, classes)
+      found = columns(path, form.word, form.tag)
+      made = (one._replace(label=iob2(one.label)) for one in found)
+      return _examples(made, which, classes)
 
     return _of_entities(classes, sets.known(name, paths, examples))
   read = functools.partial(_read, options, given)
-  found = sets.read(data, read, any_ending=True)
-  tags = {tag for those in found.values() for one in those for tag in one.label}
-  others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
-  if tags <= {"O"} or len(tags) == len(others) == 1:
-    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
-    raise UserError(f"{sets.named(data)} holds {one}")
-  kinds = {tag[2:] for tag in tags if tag != "O"}
-  classes = given.labels or (tuple(sorted(tags)) if others else _iob2_of(kinds))
+  found = sets.read(data, read, any_ending=True, labelled=_has_tags)
+  of, tags = _scheme(data, found)
+  if of:
+    found = {
+      split: [one._replace(label=iob2(one.label, of)) for one in those]
+      for split, those in found.items()
+    }
+  classes = given.labels or tuple(sorted(tags))
+  if of:
+    labels = {tag for those in found.values() for e in those for tag in e.label}
+    classes = _classes(labels, given.labels)
   made = {
-    split: _examples(those, split, classes, not others)
-    for split, those in found.items()
+    split: _examples(those, split, classes) for split, those in found.items()
   }
   fields = sets.own(data, made)
-  if not others:
-    if any(tag[0] in "ESLU" for tag in tags):
-      progress.say(
-        f"{fields['name']}: BIOES tags become IOB2, so predictions are B-X, I-X"
-      )
+  if of:
+    like = "/".join(_of_kind("" if "B" in classes else "X"))
+    become = "" if of == "IOB2" else f", become {like}"
+    progress.say(f"{fields['name']}: tags are {of}{become}")
     return _of_entities(classes, fields)
+  odd = min(tags - {"O"})
   progress.say(
-    f"{fields['name']}: tags such as {others[0]!r} are not entity tags (B-X,"
+    f"{fields['name']}: tags such as {odd!r:.40} are not entity tags (B-X,"
     " I-X), so the score is the accuracy over words"
   )
   return Task(
@@ -284,6 +436,39 @@ def make(
       [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
     ],
   )
+
+
+def _scheme(
+  data: sets.Data, found: Mapping[str, Sequence[Example]]
+) -> tuple[str, set[str]]:
+  """Returns the scheme of an own set, "" for no entities, and its tags.
+
+  Raises a UserError if it has no tags, or they are of no known scheme.
+  """
+  places, every = {}, [*itertools.chain(*found.values())]
+  for one in every:
+    places |= {tag: one.id for tag in one.label if tag not in places}
+  of, tags = scheme(places), {*places}
+  if tags <= {"O"} or (len(tags) == 1 and not of):
+    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
+    raise UserError(f"{sets.named(data)} holds {one}")
+  return _iob(e.label for e in every) if of == "IOB" else of, tags
+
+
+def _classes(labels: set[str], given: tuple[str, ...]) -> tuple[str, ...]:
+  """Returns the classes of IOB2 labels.
+
+  Given classes keep their numbers. IOB2 labels of their kinds follow, if labels
+  are not among them.
+  """
+  if given and labels <= {*given}:
+    return given
+  kinds = {
+    tag[2:] if _MARKED.fullmatch(tag) else tag
+    for tag in given or labels
+    if tag != "O"
+  }
+  return tuple(dict.fromkeys([*given, *_iob2_of(kinds)]))
 
 
 def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
@@ -302,25 +487,21 @@ def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
 
 def _iob2_of(kinds: Iterable[str]) -> tuple[str, ...]:
   """Returns the classes of kinds of entity, O first."""
-  return "O", *(f"{begin}-{kind}" for kind in sorted(kinds) for begin in "BI")
+  return "O", *(label for kind in sorted(kinds) for label in _of_kind(kind))
 
 
 def _examples(
-  sentences: Iterable[Example],
-  split: str,
-  classes: Sequence[str],
-  of_entities: bool = True,
+  sentences: Iterable[Example], split: str, classes: Sequence[str]
 ) -> list[Example]:
-  """Gives sentences the classes of their tags, and names."""
+  """Gives sentences the classes of their labels, and names."""
   index, out = {name: i for i, name in enumerate(classes)}, []
   for one in sentences:
-    tags = iob2(one.label) if of_entities else one.label
-    if unknown := {*tags} - index.keys():
+    if unknown := {*one.label} - index.keys():
       raise UserError(
         f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
         f" --labels ({', '.join(classes):.200})"
       )
-    known = [index[tag] for tag in tags]
+    known = [index[tag] for tag in one.label]
     out.append(Example(one.texts, known, f"{split}_{len(out)}"))
   return out
 
@@ -338,44 +519,13 @@ SUITE = Suite(
 )
 
 
-def columns(
-  path: str | pathlib.Path, word: int = 0, tag: int = -1
-) -> list[Example]:
-  """Reads sentences from a file of columns, which tabs divide, or else spaces.
+def _is_columns(source: sets.Source) -> bool:
+  return isinstance(source, str) and readers.kind(source) not in _RECORDS
 
-  Their labels are the words' tags, and their names their places. A byte-order
-  mark is no word. In WikiAnn each word has its language before it (`en:Paris`),
-  which is removed, with a note. Raises a UserError if a line has too few
-  columns.
-  """
-  # A comment looks like a word unless a column precedes the words.
-  aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
-  least = max(word + 1, tag + 1, 2)
-  out, pairs, where = [], [], ""  # pairs of a word and its tag, and their place
-  lines = [*io.read_text(path, "sentences").split("\n"), ""]
-  for number, line in enumerate(lines, start=1):
-    line = line.replace(_MARK, "").strip("\r\n ")
-    parts = line.split("\t") if "\t" in line else line.split()
-    if not line.strip():
-      out += [Example(*zip(*pairs, strict=True), where)] if pairs else []
-      pairs = []
-    elif not line.startswith(aside) and parts[word % len(parts)].strip():
-      place = f"{path}, line {number}"
-      if len(parts) < least:
-        raise UserError(
-          f"{place}: {len(parts)} columns, not a word and its tag"
-        )
-      where = where if pairs else place
-      pairs.append((parts[word].strip(), parts[tag].strip()))
-  texts = [text for one in out for text in one.texts]
-  language = re.match("[a-z][a-z-]*:(?=.)", texts[0]) if texts else None
-  if not language or not all(t.startswith(language[0]) for t in texts):
-    return out
-  progress.say(f"{path}: removed {language[0]!r} before each word")
-  return [
-    one._replace(texts=tuple(t[language.end() :] or t for t in one.texts))
-    for one in out
-  ]
+
+def _has_tags(source: sets.Source) -> bool:
+  """Whether a file has tags, and not words alone."""
+  return not _is_columns(source) or conll.has_tags(source)
 
 
 def _read(
@@ -383,25 +533,53 @@ def _read(
 ) -> Iterator[Example]:
   """Yields the sentences of a source, of columns or of records."""
   places = options.tokens_column, options.tags_column
-  if isinstance(source, str) and readers.kind(source) not in _RECORDS:
-    numbers = [
-      int(place) - 1 if place.isdecimal() else usual
-      for place, usual in zip(places, (0, -1), strict=True)
-    ]
+  if _is_columns(source):
+    numbers = (int(one) - 1 if one.isdecimal() else None for one in places)
     yield from columns(source, *numbers)
     return
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
   for where, both in sets.records(source, asked):
-    words, tags = (x.split() if isinstance(x, str) else x or () for x in both)
-    if not all(isinstance(word, str) and word.strip() for word in words):
+    words, tags = map(_values, both)
+    if not _are_words(words):
       raise UserError(f"{where}: the words are not texts")
     if not 0 < len(words) == len(tags):
       raise UserError(f"{where}: {len(words)} words, but {len(tags)} tags")
-    if isinstance(tags[0], int):
-      if not 0 <= min(tags) <= max(tags) < len(given.labels):
-        raise UserError(
-          f"{where}: the tag {max(tags)} has no name: name all tags, from 0,"
-          " with --labels=O,B-PER,..."
-        )
-      tags = [given.labels[tag] for tag in tags]
-    yield Example(tuple(words), tuple(tags), where)
+    yield Example(tuple(words), _named(tags, given.labels, where), where)
+
+
+def _values(found: object) -> list:
+  """Returns a record's words or tags: a sequence, or a text of several.
+
+  A text is a list of JSON or of Python, as pandas writes it to csv, or spaces
+  divide it. Others give [None], such as a list of numpy, which has no commas.
+  """
+  if not isinstance(found, str):
+    found = getattr(found, "tolist", lambda: found)()  # of numpy
+    return list(found) if isinstance(found, list | tuple) else [None]
+  if not re.fullmatch(r"\[\S.*[,'\"].*\]|\[\d+\]", found, re.DOTALL):
+    return found.split()
+  with contextlib.suppress(ValueError):
+    return json.loads(found)
+  # Python joins two texts without a comma.
+  if not re.search("['\"]\\s+['\"]", found):
+    with contextlib.suppress(ValueError, SyntaxError):
+      return list(ast.literal_eval(found))
+  return [None]
+
+
+def _are_words(found: Iterable[object]) -> bool:
+  return all(isinstance(word, str) and word.strip() for word in found)
+
+
+def _named(tags: Sequence, names: Sequence[str], where: str) -> tuple[str, ...]:
+  """Returns the names of tags, which are texts, or numbers of `names`."""
+  if all(isinstance(tag, str) and tag.strip() for tag in tags):
+    return tuple(tag.strip() for tag in tags)
+  if odd := [tag for tag in tags if type(tag) is not int]:
+    raise UserError(f"{where}: the tag {odd[0]!r:.40} is no text and no number")
+  if unknown := [tag for tag in tags if not 0 <= tag < len(names)]:
+    raise UserError(
+      f"{where}: the tag {max(unknown)} has no name: name all tags, from 0,"
+      " with --labels=O,B-PER,..."
+    )
+  return tuple(names[tag] for tag in tags)

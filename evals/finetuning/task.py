@@ -44,7 +44,8 @@ class Prediction:
   texts: tuple[str, ...]  # of the example; a tagger's are words
   label: str | None = None  # of a text, or of texts that are read together
   probabilities: Mapping[str, float] | None = None  # by label
-  labels: tuple[str, ...] | None = None  # of each word, or all of the text
+  # Of each word, None for a word without a token; or all of the text.
+  labels: tuple[str | None, ...] | None = None
   entities: tuple[Entity, ...] | None = None
   answer: str | None = None  # part of the second text; empty for none
   value: object = None  # a number, or plain JSON of a head of another kind

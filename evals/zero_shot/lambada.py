@@ -5,16 +5,22 @@
 
 Each record is a text (arXiv 1606.06031), or each line with --documents=line.
 The model predicts the part after its last space, or of records with a `prompt`
-and an `answer` the answer. As in lm-eval's lambada_openai, a word is right if
-each of its tokens is the likeliest after all tokens before it. The perplexity
-is per word. A text longer than the context loses its beginning.
+and an `answer` the answer. It is at `{answer}` in the prompt, as in GPT-BERT's
+file of BabyLM, or at its end. As in lm-eval's lambada_openai, a word is right
+if each of its tokens is the likeliest after all tokens before it. The
+perplexity is per word. A text longer than the context loses its beginning.
 
 The masked modes also predict the tokens of the word one after the other: the
-predicted token and those after it are masked (arXiv 2305.10588). So the model
-sees their number, and figures do not compare with those of --mode=causal.
+predicted token and those after it are masked (arXiv 2305.10588). They see the
+text after the word. So the model sees their number, and figures do not compare
+with those of --mode=causal.
 """
 
 import itertools
+import re
+from typing import NamedTuple
+
+import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
@@ -24,19 +30,31 @@ from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import Text
 
 _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
+_ANSWER = "{answer}"  # place of the answer in a prompt
 
 
-def read(asked) -> list[tuple[str, str]]:
+class Item(NamedTuple):
+  """A word in its text."""
+
+  context: str  # before the word
+  word: str
+  ending: str = ""  # directly after the word
+
+
+def read(asked) -> list[Item]:
   """Reads contexts and their words."""
   try:
     rows = readers.records(asked.data, _PARTS)
     rows = list(itertools.islice(rows, asked.limit or None))
   except UserError:  # they are whole texts
     rows = []
-  found = [tuple(str(part or "").strip() for part in row) for _, row in rows]
+  found = [
+    _filled(f"{asked.data}, {where}", *(str(part or "") for part in row))
+    for where, row in rows
+  ]
   if not found:
-    found = [text.rpartition(" ")[::2] for text in texts.read(asked)]
-  for number, (context, word) in enumerate(found, start=1):
+    found = [Item(*text.rpartition(" ")[::2]) for text in texts.read(asked)]
+  for number, (context, word, _) in enumerate(found, start=1):
     if not context.strip() or not word.strip():
       raise UserError(
         f"{asked.data}, text {number}: no two words in {word!r:.60}"
@@ -44,13 +62,47 @@ def read(asked) -> list[tuple[str, str]]:
   return found
 
 
-def score(loaded, items, asked) -> Outcome:
+def _filled(where: str, prompt: str, answer: str) -> Item:
+  """Returns a record's answer in its prompt, or after it.
+
+  Raises a UserError if another placeholder is in the prompt, or two are.
+  """
+  context, _, ending = prompt.partition(_ANSWER)
+  if other := re.search(r"\{\w*\}", context + ending):
+    raise UserError(
+      f"{where}: the prompt has the placeholder {other[0]}: write {_ANSWER}"
+      " once, where the answer is, and text elsewhere"
+    )
+  return Item(context.strip(), answer.strip(), ending.rstrip())
+
+
+def _encoded(loaded, items: list[Item], wanted) -> list[Text]:
+  """Returns the tokens of texts, of which those of the word are scored."""
+  pairs = [item[:2] for item in items]
+  out = []
+  for text, item in zip(
+    scoring.encode(loaded, pairs, scoring.Format(), wanted), items, strict=True
+  ):
+    before, after = text.tokens[: text.stop], text.tokens[text.stop :]
+    # The ending behind a letter, so that no space is added before it.
+    letter = loaded.tokenizer.encode("a")
+    ending = loaded.tokenizer.encode(f"a{item.ending}")
+    if not np.array_equal(ending[: len(letter)], letter):
+      ending = loaded.tokenizer.encode(item.ending)
+      letter = letter[:0]
+    tokens = np.concatenate([before, ending[len(letter) :], after])
+    out.append(Text(tokens.astype(np.int32), text.start, text.stop))
+  return out
+
+
+def score(loaded, items: list[Item], asked) -> Outcome:
   """Scores the words after their contexts."""
   wanted = scoring.passes(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
   longest, parts = loaded.model.config.max_seq_len, []
-  encoded = scoring.encode(loaded, items, scoring.Format(), wanted)
-  for text, (_, word) in zip(encoded, items, strict=True):
+  items = [Item(*item) for item in items]
+  encoded = _encoded(loaded, items, wanted)
+  for text, (_, word, _) in zip(encoded, items, strict=True):
     over = max(0, *(p.reads(text) - longest for p in wanted))
     text = Text(text.tokens[over:], text.start - over, text.stop - over)
     if text.start < 1:
@@ -70,8 +122,10 @@ def score(loaded, items, asked) -> Outcome:
   }
   rows = zip(items, logprobs.tolist(), right.tolist(), strict=True)
   lines = [
-    {"context": context, "word": word, "logprob": nats, "correct": hit}
-    for (context, word), nats, hit in rows
+    {"context": item.context, "word": item.word}
+    | ({"ending": item.ending} if item.ending else {})
+    | {"logprob": nats, "correct": hit}
+    for item, nats, hit in rows
   ]
   return Outcome(summary, lines)
 
