@@ -248,7 +248,7 @@ BAD = {
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
   "c.jsonl": (b'{"text": ["a"]}\n', r"line 1: 'text' is no text but \['a'\]"),
   "d.jsonl": (b'["a"]\n', "line 1 is no object with a 'text'"),
-  "e.jsonl": (b'{"text": "\\ud800"}', "surrogates not allowed"),
+  "e.jsonl": (b'{"text": "\\ud800"}', "line 1: it has half of a surr"),
   "f.jsonl": (b'{"text": "\xe9"}\n', "line 1 is not JSON: 'utf-8' codec"),
   "g.jsonl.gz": (gzip.compress(b'{"text": "a"}' * 99)[:-12], "Truncated"),
   "h.jsonl.zst": (b"{}", "cannot read .*h.jsonl.zst: "),

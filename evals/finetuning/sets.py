@@ -8,7 +8,6 @@ and test to lists or files.
 """
 
 import collections
-import csv
 import itertools
 import math
 import os
@@ -142,13 +141,10 @@ def fields(
 
   Raises a UserError if one of the fields `texts` is absent or is not text.
   """
-  how = {"quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-  for line, found in readers.mappings(str(path), {}, **how):
+  for line, found in readers.mappings(str(path), {}):
     where = f"{path}, {line}"
     if not isinstance(found, dict):
       raise UserError(f"{where}: not a JSON object")
-    if None in found:  # as the csv module has it
-      raise UserError(f"{where}: more columns than the first line names")
     require(found, texts, where)
     yield where, found
 
@@ -207,8 +203,7 @@ def texts(
   if path and not os.path.exists(path) and not path.startswith(readers.HUB):
     raise files.not_a_path(path)
   if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
-    lines = readers.pieces(path, readers.RULES["line"], "")
-    yield from ((line.text,) for line in lines)
+    yield from ((line,) for line in _lines(path))
     return
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
     if words and len(values) == 1 and isinstance(values[0], list):
@@ -217,6 +212,15 @@ def texts(
       if not isinstance(text, str):
         raise UserError(f"{where}: {text!r:.40} is not one text")
     yield tuple(values)
+
+
+def _lines(path: str) -> Iterator[str]:
+  """Yields the lines of a text file, and says how many are blank."""
+  tally = readers.Tally()
+  for piece in readers.pieces(path, readers.RULES["line"], "", tally=tally):
+    yield piece.text
+  if blank := tally["blank lines"]:
+    progress.say(f"note: {path}: {blank:,} blank lines are left out")
 
 
 def held_out(
