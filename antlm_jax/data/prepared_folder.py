@@ -235,16 +235,16 @@ def named(text: str, key: str) -> dict[str, str]:
   name = f"{curriculum.NAME}="
   if _exists(text) or not re.match(name, text):
     return {"": text} if text else {}
-  # Folders may have commas: only one before a name divides, if what is before
-  # it is not a part of a path that exists.
-  first, *parts = re.split(f",(?={name})", text)
-  pairs = [first]
-  for part in parts:
-    longer = f"{pairs[-1]},{part}"
-    if _exists(longer.partition("=")[2]):
-      pairs[-1] = longer
-    else:
-      pairs.append(part)
+  # Folders may have commas: only one before a name divides, unless both sides
+  # are one path that exists.
+  parts, pairs = re.split(f",(?={name})", text), []
+  while parts:
+    for count in range(len(parts), 0, -1):
+      pair = ",".join(parts[:count])
+      if count == 1 or _exists(pair.partition("=")[2]):
+        break
+    pairs.append(pair)
+    del parts[:count]
   out = dict(pair.split("=", 1) for pair in pairs)
   if len(out) < len(pairs):
     raise UserError(f"{key}={text}: two folders have the same name")

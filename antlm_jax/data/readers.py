@@ -18,7 +18,9 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -265,6 +267,50 @@ def open_file(path: str) -> BinaryIO:
   import pyarrow  # slow to import
 
   return io.BufferedReader(pyarrow.input_stream(path, _COMPRESSED[ending]))
+
+
+def equal_files(sources: Iterable[str]) -> list[list[str]]:
+  """Returns the groups of files with the same content, decompressed.
+
+  It reads only the beginning of a file, unless another file begins alike. Empty
+  files and datasets of a hub are left out.
+
+  Raises:
+    UserError: A file cannot be read.
+  """
+
+  def packed(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in _COMPRESSED
+
+  def alike(paths: Iterable[str], key: Callable) -> Iterator[list[str]]:
+    by_key = collections.defaultdict(list)
+    for path in paths:
+      by_key[key(path)].append(path)
+    by_key.pop(_digest(io.BytesIO()), None)
+    return (group for group in by_key.values() if group[1:])
+
+  def begin(path: str) -> bytes:
+    with _reading(path), open_file(path) as file:
+      return _digest(io.BytesIO(file.read(1 << 12)))
+
+  def whole(path: str) -> bytes:
+    with _reading(path), open_file(path) as file:
+      return _digest(file)
+
+  found = []
+  for group in alike((s for s in sources if not s.startswith(HUB)), begin):
+    sizes = [group]
+    if not any(map(packed, group)):
+      sizes = alike(group, os.path.getsize)
+    found += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
+  return found
+
+
+def _digest(file: BinaryIO) -> bytes:
+  found = hashlib.sha256()
+  while block := file.read(_BLOCK):
+    found.update(block)
+  return found.digest()
 
 
 def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:

@@ -102,7 +102,9 @@ def read_text(
 
 def read_json(where: str | os.PathLike, what: str) -> dict:
   """Reads a file that holds one JSON object."""
-  return _object(read_text(where, what), f"cannot read {what} {where}", 1)
+  # Others' configs may repeat a name; as in transformers, the last one counts.
+  text, start = read_text(where, what), f"cannot read {what} {where}"
+  return _object(text, start, 1, once=False)
 
 
 def read_jsonl(
@@ -123,10 +125,10 @@ def read_jsonl(
           raise
 
 
-def _object(text: str, start: str, line: int) -> dict:
+def _object(text: str, start: str, line: int, once: bool = True) -> dict:
   """Parses a JSON object that begins on `line`; errors begin with `start`."""
   try:
-    found = records.from_json(text)
+    found = records.from_json(text, once)
   except json.JSONDecodeError as error:
     line += error.lineno - 1
     raise UserError(f"{start}, line {line}: not JSON: {error.msg}") from error

@@ -55,16 +55,16 @@ def writable(text: str) -> bool:
   return True
 
 
-def from_json(text: str) -> Any:
+def from_json(text: str, once: bool = True) -> Any:
   """Parses a value of JSON, which a byte-order mark may precede.
 
   Raises:
-    ValueError: It is no JSON (json.JSONDecodeError), an object has two fields
-      of one name, or a text has half of a surrogate pair.
+    ValueError: It is no JSON (json.JSONDecodeError), a text has half of a
+      surrogate pair or, with `once`, two fields have the same name.
   """
   text = text.lstrip(MARK)
   try:
-    found = json.loads(text, object_pairs_hook=_fields)
+    found = json.loads(text, object_pairs_hook=_fields if once else None)
     escaped = "\\ud" in text or "\\uD" in text
     if escaped and not writable(json.dumps(found, ensure_ascii=False)):
       raise ValueError(HALF)
@@ -133,9 +133,11 @@ def table(
 def _check_width(row, names, number: int, first: int, tabs: bool) -> None:
   if len(row) != len(names):
     which = "more" if len(row) > len(names) else "fewer"
-    hint = 'write a text with a comma in quotation marks ("a, b")'
-    if tabs:
-      hint = "save texts with tabs or line ends as jsonl"
+    hint = "save texts with tabs or line ends as jsonl"
+    if not tabs:
+      hint = (
+        'put quotation marks around a text with a comma ("a, b") or line end'
+      )
     raise ValueError(
       f"line {number} has {which} columns than line {first} names"
       f" ({len(row)}, not {len(names)}); {hint}"
@@ -246,6 +248,8 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
 
 def _tsv_fields(record: str) -> list[str]:
   """Returns the fields of a record; none if a mark is not at their ends."""
+  if '"' not in record:
+    return record.split("\t")
   found, at = [], 0
   while match := _FIELD.match(record, at):
     found.append(match[1])

@@ -205,13 +205,20 @@ def texts(
   if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
     yield from ((line,) for line in _lines(path))
     return
+  count = blank = 0
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
     if words and len(values) == 1 and isinstance(values[0], list):
       values = values[0]
     for text in values:
       if not isinstance(text, str):
         raise UserError(f"{where}: {text!r:.40} is not one text")
+    count += 1
+    blank += not any(text.strip() for text in values)
     yield tuple(values)
+  if blank:
+    progress.say(
+      f"warning: {path or 'data'}: {blank:,} of {count:,} records are blank"
+    )
 
 
 def _lines(path: str) -> Iterator[str]:
