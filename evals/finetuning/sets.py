@@ -227,7 +227,7 @@ def _lines(path: str) -> Iterator[str]:
   for piece in readers.pieces(path, readers.RULES["line"], "", tally=tally):
     yield piece.text
   if blank := tally["blank lines"]:
-    progress.say(f"note: {path}: {blank:,} blank lines are left out")
+    progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 
 
 def held_out(

@@ -28,11 +28,12 @@ _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
 
 def read(asked) -> list[tuple[str, str]]:
   """Reads contexts and their words."""
+  rows = readers.records(asked.data, _PARTS)
   try:
-    rows = readers.records(asked.data, _PARTS)
-    rows = list(itertools.islice(rows, asked.limit or None))
+    first = [*itertools.islice(rows, 1)]
   except UserError:  # they are whole texts
-    rows = []
+    first, rows = [], ()
+  rows = itertools.islice(itertools.chain(first, rows), asked.limit or None)
   found = [tuple(str(part or "").strip() for part in row) for _, row in rows]
   if not found:
     found = [text.rpartition(" ")[::2] for text in texts.read(asked)]

@@ -84,7 +84,7 @@ def _texts(asked: TextSettings) -> Iterator[str]:
       held = []
     held.append(text)
   if left_out := readers.left_out(tally):
-    progress.say(f"note: {asked.data}: {left_out}")
+    progress.say(f"warning: {asked.data}: {left_out}")
 
 
 Task = functools.partial(command.Task, settings=TextSettings)
