@@ -306,6 +306,7 @@ MARKS = {
     ('"Whole"', "x, y", "z"),
     ('"Whole, too"', "x, y", "z"),
     ('"a" "b"', '"', "''"),
+    ("x", '"a ""b"""', '"open'),
   ],
   "quoted": [
     ('"He said" so', "a, b", '"all"'),

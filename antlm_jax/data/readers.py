@@ -272,7 +272,7 @@ def open_file(path: str) -> BinaryIO:
 def equal_files(sources: Iterable[str]) -> list[list[str]]:
   """Returns the groups of files with the same content, decompressed.
 
-  It reads only the beginning of a file, unless another file begins alike. Empty
+  It reads only the beginning of a file, unless another file has the same. Empty
   files and datasets of a hub are left out.
 
   Raises:

@@ -59,7 +59,8 @@ class Corpus:
   def copies(self) -> list[str]:
     """Returns a warning of files with the same content, if there are any.
 
-    Compressed files count by what they hold. Empty files do not count.
+    The content of a compressed file is that before compression. Empty files do
+    not count.
     """
     groups = readers.equal_files([*self.train, *self.dev])
     both = [g for g in groups if {*g} & {*self.train} and {*g} & {*self.dev}]
@@ -208,7 +209,7 @@ def _checked(found: Found) -> Found:
 def _unreadable(error: OSError) -> None:
   raise UserError(
     f"cannot read the folder {error.filename}: {error.strerror}; make it"
-    " readable, or give the folders beside it"
+    " readable, or give the other folders"
   ) from error
 
 

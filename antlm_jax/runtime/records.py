@@ -14,7 +14,7 @@ from typing import Any
 MARK = "\ufeff"  # byte-order mark
 HALF = "it has half of a surrogate pair, which is no character"
 _MARKS = re.compile(f"^{MARK}+", re.MULTILINE)
-# A field of tsv, in quotation marks or without any, and what follows it.
+# A field of tsv, with or without quotation marks, and the tab after it.
 _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t]*)(\t|\Z)')
 _MANY = 10  # lines of a quoted field, if each may be a record
 _LONGEST = 1 << 24  # characters of a quoted field that spans lines
@@ -154,7 +154,7 @@ def _ambiguous(first: int, last: int) -> ValueError:
 
 
 class _Watched:
-  """Lines of csv, and how many of the last ones may each be a record."""
+  """Lines of csv, and the number of last lines that may each be a record."""
 
   def __init__(self, lines: Lines):
     self._lines, self._commas, self.run, self.every = lines, None, 0, True
@@ -193,25 +193,25 @@ def _check_csv(lines: Lines) -> None:
 def _tsv_quotes(lines: Lines) -> bool:
   """Whether the quotation marks of a tsv file quote its fields.
 
-  They do if each of them is in a field that begins and ends with one, and if a
-  program must have put them there: the lines are torn without them, the names
-  have them, or fields have them where a tab, a comma or a mark is inside.
+  They do if all of them are in fields that begin and end with a mark, and if a
+  program must have put them there. It did if lines are torn without them, if
+  the names have them, or if fields with a tab, comma or mark inside have them.
   """
   names, widths, span = None, set(), None
-  inside, outside = "", False  # signs in fields with marks; commas in others
+  inside, outside = set(), False  # signs in fields with marks; commas in others
   for first, last, record in _tsv_records(lines):
     fields = _tsv_fields(record)
     names = names or fields
     # Two marks of texts must not swallow all records between them.
     joined = any("\t" in field and "\n" in field for field in fields)
-    if joined or len(fields) != len(names):
+    if not fields or joined or len(fields) != len(names):
       return False
     if last > first:
       span = span or (first, last)
     widths |= {line.count("\t") for line in record.split("\n")}
     for field in fields:
       if field[:1] == '"':
-        inside += "".join({*field[1:-1]} & {'"', "\t", ","} - {*inside})
+        inside |= {sign for sign in '"\t,' if sign in field[1:-1]}
       else:
         outside |= "," in field
   if len(widths) > 1:
@@ -220,7 +220,7 @@ def _tsv_quotes(lines: Lines) -> bool:
     raise _ambiguous(*span)
   if names and any(name[:1] == '"' for name in names):
     return True
-  return bool({*inside} - ({","} if outside else set()))
+  return bool(inside - ({","} if outside else set()))
 
 
 def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
@@ -248,10 +248,10 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
 
 def _tsv_fields(record: str) -> list[str]:
   """Returns the fields of a record; none if a mark is not at their ends."""
-  if '"' not in record:
+  if record and '"' not in record:
     return record.split("\t")
   found, at = [], 0
-  while match := _FIELD.match(record, at):
+  while record and (match := _FIELD.match(record, at)):
     found.append(match[1])
     at = match.end()
     if not match[2]:
