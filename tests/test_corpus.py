@@ -416,8 +416,8 @@ def test_copies_are_told_in_one_line(tmp_path, capsys):
     "a.train": text,
     "a (copy).train": text,
     "sub/a.train.txt.gz": gzip.compress(text.encode()),
-    "b.train": other,  # begins alike
-    "c.train": text[:-1] + "!",  # begins alike, and has the same size
+    "b.train": other,  # has the same beginning
+    "c.train": text[:-1] + "!",  # has the same beginning and size
     "empty.train": "",
     "none.train": "",
     "a.dev": "the cat sees .\n\n" * 30,
