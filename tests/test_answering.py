@@ -324,7 +324,7 @@ def test_forms_of_answers(answers):
     ({"text": ["near"], "answer_start": [-1]}, "not in its text at charac"),
     ({"text": ["near"], "answer_start": []}, r"1 answers, but starts \[\]"),
     ({"text": ["near"], "answer_start": 17}, "1 answers, but starts 17"),
-    ("\ud800", "is half of a surrogate pair"),
+    ("\ud800", "has half of a surrogate pair"),
   ],
 )
 def test_answers_that_have_no_place_are_told(tmp_path, answers, message):

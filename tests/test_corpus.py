@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import io
 import itertools
 import json
 import math
@@ -248,11 +249,26 @@ BAD = {
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
   "c.jsonl": (b'{"text": ["a"]}\n', r"line 1: 'text' is no text but \['a'\]"),
   "d.jsonl": (b'["a"]\n', "line 1 is no object with a 'text'"),
-  "e.jsonl": (b'{"text": "\\ud800"}', "surrogates not allowed"),
+  "e.jsonl": (b'{"text": "\\ud800"}', "line 1: it has half of a surr"),
   "f.jsonl": (b'{"text": "\xe9"}\n', "line 1 is not JSON: 'utf-8' codec"),
   "g.jsonl.gz": (gzip.compress(b'{"text": "a"}' * 99)[:-12], "Truncated"),
   "h.jsonl.zst": (b"{}", "cannot read .*h.jsonl.zst: "),
   "i.csv": (b'id,text\n1,"a\n2,b\n', "line .: unexpected end of data"),
+  "i2.csv": (b"id,text\n0,x\n1\n", r"line 3 has fewer .* \(1, not 2\)"),
+  "i3.csv": (b"text,id\na, b,1\n", r"line 2 has more .* \(3, not 2\)"),
+  "i4.csv": (b"text,id\na,1\ntext,id\n", "line 3 repeats the columns' names"),
+  "i5.csv": (b"text,text\na,b\n", "two columns have the name 'text'"),
+  "i6.csv": (b"id,text\n1,a\n2,\xe9\n", "line 3 is not UTF-8"),
+  "i7.csv": (b'text,id\na,1\n"b,2\nc,3\nd",4\n', "line 3: .* to line 5"),
+  # Other fields are quoted, so that only the number of lines is a sign.
+  "i8.csv": (
+    b'text,id\n"a, b",1\n"b,2\n' + b"c,3\n" * 9 + b'd",4\n',
+    "line 3: .* to line 13",
+  ),
+  "j2.tsv": (b"id\ttext\n1\n", r"line 2 has fewer .* \(1, not 2\)"),
+  "j3.tsv": (b'text\n"a\nb"\n', "line 2: .* joins it to line 3"),
+  "j4.tsv.gz": (gzip.compress(b"text\ttext\na\tb\n"), "two columns have"),
+  "c2.jsonl": (b'{"text": "a", "text": "b"}', "line 1: two columns have the"),
   "j.tsv": (b"id,text\n1,a\n", "line 2 has no column 'text' but 'id,text'"),
   "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
   "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
@@ -271,6 +287,188 @@ def test_bad_files_are_told(tmp_path, name):
   path = str(write(tmp_path, **{name: content}) / name)
   line = runs.told(lambda: list(find([path]).pieces("train")))
   assert re.search(message, line) and path in line
+
+
+def test_two_columns_of_one_name_are_refused_only_if_they_are_read(tmp_path):
+  """Catches parquet's last column that silently replaces the first."""
+  path = tmp_path / "a.parquet"
+  columns = [pa.array([text]) for text in "abc"]
+  parquet.write_table(pa.table(columns, names=["text", "x", "x"]), path)
+  assert joined(find([str(path)]).pieces("train")) == ["a"]
+  line = runs.told(lambda: list(find([str(path)], column="x").pieces("train")))
+  assert line.startswith(f"cannot read {path}: two columns have the name 'x'")
+
+
+MARKS = {
+  "text": [
+    ('"He said so', "a middle line", 'it is over"'),
+    ('"quoted" start', 'an 8" disk', 'a ""pair""'),
+    ('"Whole"', "x, y", "z"),
+    ('"Whole, too"', "x, y", "z"),
+    ('"a" "b"', '"', "''"),
+    ("x", '"a ""b"""', '"open'),
+  ],
+  "quoted": [
+    ('"He said" so', "a, b", '"all"'),
+    ("a tab\there", "x", "y"),
+    ("two\nlines", 'or "more"', "x"),
+    ("a, b", '""', "x"),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  ("kind", "texts"), [(k, texts) for k in MARKS for texts in MARKS[k]]
+)
+def test_quotation_marks_of_tsv(tmp_path, kind, texts):
+  """Catches marks that join rows, and marks of pandas that become text."""
+  rows = [("text", "label"), *((text, f"l{i}") for i, text in enumerate(texts))]
+  for order in (1, -1):
+    file = io.StringIO(newline="")
+    if kind == "text":
+      file.writelines("\t".join(row[::order]) + "\n" for row in rows)
+    else:
+      out = csv.writer(file, delimiter="\t")
+      out.writerows(row[::order] for row in rows)
+    path = write(tmp_path, **{"a.tsv": file.getvalue()}) / "a.tsv"
+    asked = dict.fromkeys(("text", "label"), "")
+    found = [tuple(row) for _, row in readers.records(str(path), asked)]
+    assert found == rows[1:]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+def test_tsv_whose_names_are_quoted_is_quoted(tmp_path, quoting):
+  """Catches marks around every field that stay in the texts."""
+  with open(tmp_path / "a.tsv", "w", newline="") as file:
+    out = csv.writer(file, delimiter="\t", quoting=quoting)
+    out.writerows([("text", "n"), ("plain", 1), ("x y", 2)])
+  found = readers.records(str(tmp_path / "a.tsv"), {"text": ""})
+  assert [row for _, row in found] == [["plain"], ["x y"]]
+
+
+BOM = "\ufeff".encode()
+
+
+def test_byte_order_marks_before_a_line_are_no_text(tmp_path):
+  """Catches marks within joined files, in each format, that become tokens."""
+  lines = [f"the dog {i}" for i in range(4)]
+  table = [f"{i},{line}" for i, line in enumerate(lines)]
+  records = [json.dumps({"text": line}) for line in lines]
+  marked = ["\ufeff" + line for line in lines]
+  files = {
+    "a.txt": "\n\n".join(marked).encode(),
+    "b.jsonl": b"\n".join(BOM + line.encode() for line in [*records, ""]),
+    "c.csv": "\n".join(
+      ["\ufeffid,text", *("\ufeff" + t for t in table)]
+    ).encode(),
+    "d.jsonl": jsonl(marked),
+    "e.tsv": "\n".join(["\ufefftext", *marked]).encode(),
+  }
+  folder = write(tmp_path, **files)
+  parquet.write_table(pa.table({"text": marked}), folder / "f.parquet")
+  for path in sorted(folder.iterdir()):
+    found = readers.pieces(str(path), readers.RULES["line"], "text")
+    assert joined(found) == lines, path
+    if path.suffix != ".txt":
+      values = [row for _, row in readers.records(str(path), {"text": ""})]
+      assert values == [[line] for line in lines], path
+
+
+@pytest.mark.parametrize("rule", ["auto", "line"])
+def test_parts_of_joined_files_hold_each_document_once(tmp_path, rule):
+  """Catches a mark before a heading or a blank line that moves a part's end."""
+  text = "".join(
+    f"{mark} = Title {i} = \n\ntext {i}\n{mark}\n"
+    for i, mark in enumerate(["\ufeff", "", ""] * 40)
+  )
+  path = str(write(tmp_path, **{"a.txt": text}) / "a.txt")
+  of = readers.RULES[rule]
+  whole = joined(readers.pieces(path, of, ""))
+  assert len(whole) == (120 if rule == "auto" else 240)
+  assert not any("\ufeff" in document for document in whole)
+  for count in (2, 7, 50):
+    parts = (readers.Part(i, count) for i in range(count))
+    found = (joined(readers.pieces(path, of, "", part)) for part in parts)
+    assert [*itertools.chain.from_iterable(found)] == whole, count
+
+
+def test_records_without_text_are_counted(tmp_path, capsys):
+  """Catches null and blank records that vanish without a word."""
+  texts = make_text(200).split("\n\n")[:-1]
+  train = jsonl([*texts[:100], None, " \n", *texts[100:], None])
+  files = {
+    "a.train.jsonl": train,
+    "a.dev.csv": "text,id\n" + "a b c d,1\n,2\n" * 40,
+  }
+  folder = write(tmp_path / "in", **files)
+  for name, tasks in (("one", None), ("two", 2)):
+    prepared(tmp_path, [str(folder)], name, tasks=tasks)
+    said = capsys.readouterr().out.splitlines()
+    left = "records have no text and are left out"
+    assert f"train: 3 of 203 {left} (1 blank, 2 null)" in said
+    assert f"dev: 40 of 80 {left} (40 blank, 0 null)" in said
+
+
+def test_copies_are_told_in_one_line(tmp_path, capsys):
+  """Catches text that is used twice, or trained on and held out."""
+  text, other = make_text(300), make_text(301)
+  files = {
+    "a.train": text,
+    "a (copy).train": text,
+    "sub/a.train.txt.gz": gzip.compress(text.encode()),
+    "b.train": other,  # has the same beginning
+    "c.train": text[:-1] + "!",  # has the same beginning and size
+    "empty.train": "",
+    "none.train": "",
+    "a.dev": "the cat sees .\n\n" * 30,
+  }
+  folder = write(tmp_path / "in", **files)
+  prepared(tmp_path, [str(folder)], "one")
+  warnings = [x for x in capsys.readouterr().out.splitlines() if "equal" in x]
+  (line,) = warnings
+  copies = "a (copy).train = a.train = sub/a.train.txt.gz"
+  assert line.startswith(f"warning: equal files are all used: {copies};")
+  assert not {"b.train", "c.train", "empty.train"} & {*line.split()}
+  (folder / "a (copy).train").rename(folder / "x.dev")
+  prepared(tmp_path, [str(folder)], "two")
+  out = capsys.readouterr().out
+  told = "warning: files are trained on and held out: a.train = "
+  assert f"{told}sub/a.train.txt.gz = x.dev;" in out and "equal" not in out
+
+
+def test_a_link_to_nothing_is_refused(tmp_path):
+  """Catches text that is lost, and a traceback of loops."""
+  folder = write(tmp_path / "in", **{"a.txt": "a"})
+  for name, target in (
+    ("b.txt", "none.txt"),
+    ("sub", "none"),
+    ("l.md", "l.md"),
+  ):
+    (folder / name).symlink_to(folder / target)
+    for path in (folder, folder / "*", folder / name):
+      line = runs.told(find, [str(path)])
+      assert line.startswith(f"cannot read {folder / name}: ")
+      assert line.endswith("; delete or mend this link")
+    (folder / name).unlink()
+  os.mkfifo(folder / "b.txt")
+  assert "b.txt is not a regular file" in runs.told(find, [str(folder)])
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+  """Catches a sub-folder whose text is left out without a word."""
+  folder = write(tmp_path / "in", **{"a.txt": "a", "sub/b.txt": "b"})
+  scandir = os.scandir
+
+  def denied(path):  # root may read any folder
+    if os.path.basename(path) == "sub":
+      raise PermissionError(13, "Permission denied", str(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", denied)
+  for path in (folder, folder / "**/*.txt"):
+    line = runs.told(find, [str(path)])
+    assert line.startswith(f"cannot read the folder {folder}/sub: Permission")
+  assert names(find([f"{folder}/*.txt"]).train) == {"a.txt"}
 
 
 @hypothesis.given(

@@ -75,6 +75,39 @@ def test_other_line_separators_are_part_of_a_line(tmp_path):
   assert list(files.read_csv(path, "x")) == rows
 
 
+def test_byte_order_marks_are_dropped_by_all_readers(tmp_path):
+  """Catches a mark that one reader of JSON accepts and another refuses."""
+  path = tmp_path / "x"
+  path.write_text('{"a": "b"}', "utf-8-sig")
+  assert files.read_json(path, "x") == {"a": "b"}
+  path.write_text('\ufeff{"a": "b"}\n\ufeff{"a": "c"}\n\ufeff', "utf-8")
+  found = [(1, {"a": "b"}), (2, {"a": "c"})]
+  for lenient in (False, True):
+    assert list(files.read_jsonl(path, "x", lenient)) == found
+  path.write_text("\ufeffa,b\n\ufeffc,d\n", "utf-8")
+  assert list(files.read_csv(path, "x")) == [(2, {"a": "c", "b": "d"})]
+
+
+@pytest.mark.parametrize(
+  ("read", "text", "told"),
+  [
+    ("read_csv", "a,b\n1\n", "line 2 has fewer columns than line 1 names"),
+    ("read_csv", "a,b\n1,2,3\n", "line 2 has more columns than line 1 names"),
+    ("read_csv", "a,a\n1,2\n", "two columns have the name 'a'"),
+    ("read_jsonl", '{"b": 1}\n{"a": 1, "a": 2}', "line 2: two columns have"),
+    ("read_jsonl", '{"b": 1}\n{"a": "\\uDC00"}', "line 2: it has half of a"),
+    ("read_json", '{"a": ["\\ud800"]}', "line 1: it has half of a surrogate"),
+    ("read_jsonl", "[" * 100_000, "line 1: it is nested too deeply"),
+  ],
+)
+def test_records_that_would_be_misread_are_told(tmp_path, read, text, told):
+  """Catches evaluation files whose columns move, repeat or are cut."""
+  path = tmp_path / "x"
+  path.write_text(text)
+  with pytest.raises(UserError, match=f"cannot read the x {path}, {told}"):
+    list(getattr(files, read)(path, "the x"))
+
+
 def test_lines_cut_off_are_left_out_where_that_is_asked(tmp_path):
   path = tmp_path / "x.jsonl"
   path.write_bytes(b'{"a": 1}\n{"a"\n\xff\xfe\n3\n{"a": 2}\n{"a": 3')

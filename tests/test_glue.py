@@ -278,7 +278,7 @@ def test_other_forms_of_training_sets(tmp_path):
   assert mnli.evaluations == ("mnli",)  # this training set contains mnli-mm
   assert mnli.load("mnli")[0].label == 2
   tsv.write_text("sentence\tlabel\na\t1\tb\n")
-  with pytest.raises(UserError, match="line 2: more columns than the first"):
+  with pytest.raises(UserError, match="line 2 has more columns than line 1"):
     sst2.load("train")
 
 

@@ -166,6 +166,21 @@ def test_folders_have_names():
     named("a=x,a=y", "data.path")
 
 
+def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
+  """Catches seed=1/data that trains on 1/data."""
+  monkeypatch.chdir(tmp_path)
+  for folder in ("seed=1/data", "1/data", "x,lr=1,b=2/data", "x"):
+    (tmp_path / folder).mkdir(parents=True)
+  assert named("seed=1/data", "data.path") == {"": "seed=1/data"}
+  assert named("x,lr=1,b=2/data", "data.path") == {"": "x,lr=1,b=2/data"}
+  text = "a=seed=1/data,b=x,lr=1,b=2/data,c=x,lr=1"
+  expected = {"a": "seed=1/data", "b": "x,lr=1,b=2/data", "c": "x", "lr": "1"}
+  assert named(text, "data.path") == expected
+  assert named("seed=2/data", "data.path") == {"seed": "2/data"}
+  with pytest.raises(UserError, match="seed=1/data is not a prepared folder"):
+    Sources.open("seed=1/data")
+
+
 @pytest.fixture(scope="module")
 def other(english, prepared, shared):
   """Other text, prepared like `prepared` and with other settings."""

@@ -136,6 +136,8 @@ def make(
       f"{output} is already prepared with these settings and this text"
     )
     return manifest
+  for line in corpus.copies():
+    progress.say(line)
   spans = tasks.spans(corpus, settings.seq_len)
   count = _number_of_tasks(settings, corpus, spans)
   job = tasks.Job(settings, asked, corpus, tokenizer, count, spans)

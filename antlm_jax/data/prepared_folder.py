@@ -226,19 +226,34 @@ def opened(text: str, key: str) -> dict[str, Prepared]:
 def named(text: str, key: str) -> dict[str, str]:
   """Reads `FOLDER`, or `NAME=FOLDER,NAME=FOLDER`, as folders by name.
 
+  A path that exists is a path, also `seed=1/data`.
+
   Raises:
     UserError: Two folders have the same name. The error names the setting
       `key`.
   """
   name = f"{curriculum.NAME}="
-  if not re.match(name, text):
+  if _exists(text) or not re.match(name, text):
     return {"": text} if text else {}
-  # Folders may have commas: only one before a name divides.
-  pairs = [part.split("=", 1) for part in re.split(f",(?={name})", text)]
-  out = dict(pairs)
+  # Folders may have commas: only one before a name divides, unless both sides
+  # are one path that exists.
+  parts, pairs = re.split(f",(?={name})", text), []
+  while parts:
+    for count in range(len(parts), 0, -1):
+      pair = ",".join(parts[:count])
+      if count == 1 or _exists(pair.partition("=")[2]):
+        break
+    pairs.append(pair)
+    del parts[:count]
+  out = dict(pair.split("=", 1) for pair in pairs)
   if len(out) < len(pairs):
     raise UserError(f"{key}={text}: two folders have the same name")
   return out
+
+
+def _exists(folder: str) -> bool:
+  """Whether a path exists; in a bucket, that is for opening it to say."""
+  return not files.is_remote(folder) and os.path.exists(folder)
 
 
 def _check_alike(prepared: Mapping[str, Prepared]) -> None:

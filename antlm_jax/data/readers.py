@@ -13,11 +13,14 @@ parquet and datasets also take a `Part`, and yield the records of that alone.
 """
 
 import codecs
+import collections
 import contextlib
 import csv
 import dataclasses
 import functools
+import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -30,6 +33,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
+from antlm_jax.runtime import records as parsing
 from antlm_jax.settings import Registry
 
 HUB = "hf://"
@@ -57,6 +61,11 @@ class Part(NamedTuple):
 
 
 WHOLE = Part()
+
+
+# Counts of `records`, of `null` and `blank` records, which have no text, and of
+# `blank lines`.
+Tally = collections.Counter[str]
 
 
 class Piece(NamedTuple):
@@ -122,27 +131,46 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
 
 
 def pieces(
-  source: str, rule: Rule, column: str, part: Part = WHOLE
+  source: str,
+  rule: Rule,
+  column: str,
+  part: Part = WHOLE,
+  tally: Tally | None = None,
 ) -> Iterator[Piece]:
   """Yields the documents of a file, or of a dataset `hf://NAME:CONFIG:SPLIT`.
 
   `rule` is for plain text. The `column` of a record holds its text. Only `part`
-  of the source is read; the parts together have all documents.
+  of the source is read; the parts together have all documents. `tally` counts
+  the records, also those without text, which are no documents, and, if each
+  line is a document, the blank lines.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
   begins = True
   with _reading(source):
-    for text, ends in _texts(source, rule, column, part):
-      if text := text.strip():
-        yield Piece(text, begins)
+    tally = Tally() if tally is None else tally
+    for text, ends in _texts(source, rule, column, part, tally):
+      if stripped := text.strip():
+        yield Piece(stripped, begins)
         begins = False
+      elif text and begins and ends:
+        tally["blank lines"] += 1
       begins |= ends
 
 
+def left_out(tally: Tally) -> str:
+  """Says how many records have no text; "" if all have."""
+  if not (none := tally["null"] + tally["blank"]):
+    return ""
+  return (
+    f"{none:,} of {tally['records']:,} records have no text and are left out"
+    f" ({tally['blank']:,} blank, {tally['null']:,} null)"
+  )
+
+
 def _texts(
-  source: str, rule: Rule, column: str, part: Part
+  source: str, rule: Rule, column: str, part: Part, tally: Tally
 ) -> Iterator[tuple[str, bool]]:
   """Yields all pieces, even blank, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
@@ -156,8 +184,13 @@ def _texts(
   for where, (value,) in records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
-    text = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
-    text.encode("utf-8")  # raises ValueError at half of a surrogate pair
+    text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
+    text = parsing.without_marks(text).strip()
+    if not parsing.writable(text):  # of a reader of the user's
+      raise ValueError(f"{where}: {parsing.HALF}")
+    tally["records"] += 1
+    if not text:
+      tally["null" if value is None else "blank"] += 1
     *parts, last = _cut(text)
     yield from ((part, False) for part in parts)
     yield last, True
@@ -177,7 +210,14 @@ def records(
   # A reader of the user's knows no parts.
   parts = {"part": part} if part != WHOLE else {}
   for where, record in mappings(source, columns, **parts):
-    yield where, [record[column] for column in columns]
+    values = [record[column] for column in columns]
+    # Lists may refer to the texts' characters.
+    if not any(isinstance(value, list | dict) for value in values):
+      values = [
+        parsing.without_marks(value) if isinstance(value, str) else value
+        for value in values
+      ]
+    yield where, values
 
 
 def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
@@ -215,7 +255,7 @@ def splits_of(source: str) -> list[str]:
 def _reading(source: str) -> Iterator[None]:
   try:
     yield
-  except (OSError, ValueError, NotImplementedError, csv.Error) as error:
+  except (OSError, ValueError, NotImplementedError) as error:
     raise UserError(f"cannot read {source}: {files.reason(error)}") from error
 
 
@@ -227,6 +267,50 @@ def open_file(path: str) -> BinaryIO:
   import pyarrow  # slow to import
 
   return io.BufferedReader(pyarrow.input_stream(path, _COMPRESSED[ending]))
+
+
+def equal_files(sources: Iterable[str]) -> list[list[str]]:
+  """Returns the groups of files with the same content, decompressed.
+
+  It reads only the beginning of a file, unless another file has the same. Empty
+  files and datasets of a hub are left out.
+
+  Raises:
+    UserError: A file cannot be read.
+  """
+
+  def packed(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in _COMPRESSED
+
+  def alike(paths: Iterable[str], key: Callable) -> Iterator[list[str]]:
+    by_key = collections.defaultdict(list)
+    for path in paths:
+      by_key[key(path)].append(path)
+    by_key.pop(_digest(io.BytesIO()), None)
+    return (group for group in by_key.values() if group[1:])
+
+  def begin(path: str) -> bytes:
+    with _reading(path), open_file(path) as file:
+      return _digest(io.BytesIO(file.read(1 << 12)))
+
+  def whole(path: str) -> bytes:
+    with _reading(path), open_file(path) as file:
+      return _digest(file)
+
+  found = []
+  for group in alike((s for s in sources if not s.startswith(HUB)), begin):
+    sizes = [group]
+    if not any(map(packed, group)):
+      sizes = alike(group, os.path.getsize)
+    found += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
+  return found
+
+
+def _digest(file: BinaryIO) -> bytes:
+  found = hashlib.sha256()
+  while block := file.read(_BLOCK):
+    found.update(block)
+  return found.digest()
 
 
 def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
@@ -280,12 +364,14 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
 
   With headings in the first MiB, it does before one of the highest level.
   """
-  head = file.read(_BLOCK).decode("utf-8", errors="replace").splitlines()
+  head = file.read(_BLOCK).decode("utf-8", errors="replace")
+  head = parsing.without_marks(head).splitlines()
   found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
   level = min((len(match[1]) for match in found), default=0)
   pattern = re.compile(_HEADING.pattern.encode())
 
   def ends(line: bytes, passed: int) -> bool:
+    line = line.removeprefix(codecs.BOM_UTF8)
     if level:
       match = pattern.fullmatch(line)
       return match is not None and len(match[1]) <= level
@@ -302,7 +388,7 @@ def _lines(
   If `begin` and `end` are given, reads only the bytes between them.
   """
   # Reads blocks, not lines: a line may be as long as the file.
-  utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+  utf8 = codecs.getincrementaldecoder("utf-8")()
   decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
   left, block, size = "", b"\0", begin
   if end is not None:
@@ -319,8 +405,8 @@ def _lines(
       ) from error
     *lines, left = (left + text).split("\n")
     for line in lines:
-      yield from _cut(line + "\n")
-    *parts, left = _cut(left)
+      yield from _cut(line.lstrip(parsing.MARK) + "\n")
+    *parts, left = _cut(left.lstrip(parsing.MARK))
     yield from parts
   yield left
 
@@ -346,29 +432,32 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
     for number, line in enumerate(file, start=1):
       if at >= end:
         return
-      if line.strip():
+      if line.strip(b" \t\r\n" + codecs.BOM_UTF8):
         where = f"line {number}" + (f" after byte {begin:,}" if begin else "")
         try:
-          yield where, json.loads(line.decode("utf-8-sig"))
-        except ValueError as error:
+          record = parsing.from_json(line.decode("utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
           raise ValueError(f"{where} is not JSON: {error}") from error
+        except ValueError as error:
+          raise ValueError(f"{where}: {error}") from error
+        yield where, record
       at += len(line)
 
 
 @READERS.register(".csv")
-def _table(path: str, columns: Collection, **dialect) -> Records:
+def _table(path: str, columns: Collection, tabs: bool = False) -> Records:
   csv.field_size_limit(2**31 - 1)
-  with io.TextIOWrapper(open_file(path), "utf-8-sig", newline="") as file:
-    # Strict: else a stray quote joins all that follows it to one text.
-    rows = csv.DictReader(file, strict=True, **dialect)
-    try:
-      for row in rows:
-        yield f"line {rows.line_num}", row
-    except csv.Error as error:
-      raise ValueError(f"line {rows.line_num}: {error}") from error
+
+  def lines() -> Iterator[str]:
+    how = {"errors": "surrogateescape", "newline": ""}
+    with io.TextIOWrapper(open_file(path), "utf-8", **how) as file:
+      yield from parsing.lines(file)
+
+  for number, row in parsing.table(lines, columns, tabs):
+    yield f"line {number}", row
 
 
-READERS[".tsv"] = functools.partial(_table, delimiter="\t")
+READERS[".tsv"] = functools.partial(_table, tabs=True)
 
 
 @READERS.register(".parquet")
@@ -378,6 +467,7 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
+    parsing.check_once(names, columns or {*names})
     only = list(columns) if {*columns} <= {*names} else names
     # A file without rows has no row groups.
     groups = np.array_split(range(file.num_row_groups), part.count)
@@ -391,6 +481,7 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
 @READERS.register(HUB)
 def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
   dataset = _dataset(source)
+  parsing.check_once(dataset.column_names, columns or {*dataset.column_names})
   if {*columns} <= {*dataset.column_names}:
     dataset = dataset.select_columns([*columns])
   begin = len(dataset) * part.index // part.count

@@ -162,19 +162,20 @@ class Job:
     """Writes a shard; `done` is called with the bytes of each finished span."""
     if self._counts(task).exists():
       return
-    counts = {"sources": {}, "cut": []}
+    counts, tally = {"sources": {}, "cut": []}, readers.Tally()
     with files.locked(self._staging / f"{task:05}.lock"):
       writer = _Writer(self, "train", task, self.tasks)
       for span in self._spans(task):
         for path, part in span.parts:
           if part.index == 0:
             counts["sources"][path] = source(self.corpus, path)
-        train, dev, cut = self._divided(span)
+        train, dev, cut = self._divided(span, tally)
         counts["cut"] += [] if cut is None else [cut]
         writer.documents.add_examples({"dev": _examples(dev)})
         writer.write(train, span.number)
         done(span.bytes)
       counts["split"] = dataclasses.asdict(writer.close())
+      counts["records"] = tally
       files.write_json(self._counts(task), counts)
 
   def seal(self) -> Manifest:
@@ -194,7 +195,10 @@ class Job:
     sources = {path: source(self.corpus, path) for path in self.corpus.dev}
     for part in parts:
       sources |= part["sources"]
-    pieces = self.corpus.pieces("dev")
+    records = {"train": readers.Tally(), "dev": readers.Tally()}
+    for part in parts:
+      records["train"].update(part.get("records", {}))
+    pieces = self.corpus.pieces("dev", records["dev"])
     if not self.corpus.dev:
       pieces = map(readers.Piece, document_store.read(self.output, "dev"))
     writer = _Writer(self, "dev", 0, 1)
@@ -205,6 +209,9 @@ class Job:
     splits = {"train": train, "dev": writer.close()}
     self._check(splits)
     self._say(splits, [number for part in parts for number in part["cut"]])
+    for name, tally in records.items():
+      if left_out := readers.left_out(tally):
+        progress.say(f"{name}: {left_out}")
     path = self.output / folder_lib.TOKENIZER
     vocab_size = self.tokenizer.vocab_size
     manifest = Manifest(
@@ -238,13 +245,15 @@ class Job:
   def _counts(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.json"
 
-  def _divided(self, span: Span) -> tuple[Texts, Texts, int | None]:
+  def _divided(
+    self, span: Span, tally: readers.Tally | None = None
+  ) -> tuple[Texts, Texts, int | None]:
     """Reads a span: training text, held-out text, and counts of cut text."""
     column, rule = self.corpus.column, RULES[self.corpus.documents]
     pieces = (
       piece
       for path, part in span.parts
-      for piece in readers.pieces(path, rule, column, part)
+      for piece in readers.pieces(path, rule, column, part, tally)
     )
     whole = document_store.spool(pieces, self._staging)
     share = 0.0 if self.corpus.dev else self.settings.dev_share

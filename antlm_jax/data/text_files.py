@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -47,10 +48,31 @@ class Corpus:
     """Sources that are named test. Nothing is trained on them."""
     return tuple(self.unused.get(_UNUSED["test"], ()))
 
-  def pieces(self, split: str) -> Iterator[Piece]:
+  def pieces(
+    self, split: str, tally: readers.Tally | None = None
+  ) -> Iterator[Piece]:
     """Yields the documents of a split's sources, as `readers.pieces` does."""
+    how = {"column": self.column, "tally": tally}
     for source in getattr(self, split):
-      yield from readers.pieces(source, RULES[self.documents], self.column)
+      yield from readers.pieces(source, RULES[self.documents], **how)
+
+  def copies(self) -> list[str]:
+    """Returns a warning of files with the same content, if there are any.
+
+    The content of a compressed file is that before compression. Empty files do
+    not count.
+    """
+    groups = readers.equal_files([*self.train, *self.dev])
+    both = [g for g in groups if {*g} & {*self.train} and {*g} & {*self.dev}]
+    warnings = {
+      "files are trained on and held out": both,
+      "equal files are all used": [g for g in groups if g not in both],
+    }
+    return [
+      f"warning: {what}: {_equal(those)}; delete all but one of them"
+      for what, those in warnings.items()
+      if those
+    ]
 
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
@@ -144,35 +166,58 @@ def search(path: str) -> list[Found]:
     sources = readers.splits_of(path)
     return [Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
   root, matched = path, [pathlib.Path(path)]
-  # Not Path.exists(), which raises for names that are too long.
-  if os.path.exists(path) and not os.path.isdir(path):
-    found = _sorted(path, os.path.dirname(path), alone=True)
+  # Not of Path, which raises for names that are too long.
+  if os.path.lexists(path) and not os.path.isdir(path):
+    found = _checked(_sorted(path, os.path.dirname(path), alone=True))
     if found.split == "unknown":
       raise UserError(
         f"{path} is of no known kind; give files that end in"
         f" {readers.endings()}"
       )
-    if not os.path.isfile(path):  # a pipe cannot be read twice
-      raise UserError(
-        f"{path} is not a regular file; give text files or folders"
-      )
     return [found]
   if not os.path.isdir(path):
     root = re.split(r"[^/]*[*?[]", path)[0]
     matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))
+    if matched and "**" in path:  # glob skips folders that it cannot read
+      _inside(root or ".")
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
   return [
-    _sorted(file, root)
+    _checked(_sorted(file, root))
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
 
 
+def _checked(found: Found) -> Found:
+  """Raises a UserError for a link to nothing, and for text in no plain file."""
+  try:
+    mode = os.stat(found.source).st_mode
+  except OSError as error:
+    raise UserError(
+      f"cannot read {found.source}: {error.strerror}; delete or mend this"
+      f" {'link' if os.path.islink(found.source) else 'file'}"
+    ) from error
+  # A pipe cannot be read twice.
+  if found.split != "unknown" and not stat.S_ISREG(mode):
+    raise UserError(
+      f"{found.source} is not a regular file; give text files or folders"
+    )
+  return found
+
+
+def _unreadable(error: OSError) -> None:
+  raise UserError(
+    f"cannot read the folder {error.filename}: {error.strerror}; make it"
+    " readable, or give the other folders"
+  ) from error
+
+
 def _inside(folder: Path) -> list[pathlib.Path]:
   """Returns the files in a folder, without hidden files, in order of names."""
   files, seen, real = [], set(), os.path.realpath
-  for place, folders, names in os.walk(folder, followlinks=True):
+  walk = os.walk(folder, onerror=_unreadable, followlinks=True)
+  for place, folders, names in walk:
     seen.add(real(place))
     visible = [name for name in folders if name[0] != "."]
     folders[:] = [n for n in visible if real(f"{place}/{n}") not in seen]
@@ -195,6 +240,20 @@ def _split(names: Iterable[str]) -> str:
   """Returns the split of the first name that says one, "" if none does."""
   matches = (_NAMED.fullmatch(name.lower()) for name in names)
   return next((match.lastgroup for match in matches if match), "")
+
+
+def _equal(groups: Sequence[Sequence[str]]) -> str:
+  """Shows some groups of equal files, by their paths in their common folder."""
+  paths = [path for group in groups for path in group]
+  folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
+  root = os.path.commonpath(folders)
+  shown = [
+    " = ".join(os.path.relpath(path, root) for path in group[:_SHOWN])
+    + (f" = ... ({len(group)} files)" if group[_SHOWN:] else "")
+    for group in groups[:_SHOWN]
+  ]
+  more = f", and {len(groups) - _SHOWN:,} more" if groups[_SHOWN:] else ""
+  return ", ".join(shown) + more
 
 
 def _listed(sources: Sequence[str]) -> str:

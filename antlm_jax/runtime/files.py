@@ -6,7 +6,6 @@ read, is damaged, or cannot be written.
 """
 
 import contextlib
-import csv
 import difflib
 import errno
 import fcntl
@@ -27,6 +26,7 @@ import fsspec
 from etils import epath
 
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import records
 
 Path = str | os.PathLike[str]  # to a file or folder
 FULL = os.strerror(errno.ENOSPC)
@@ -87,11 +87,11 @@ def read_text(
   """Reads a file of UTF-8 text, on this machine or in a bucket.
 
   `what` names the file in errors, such as `the config`. With `lenient`, other
-  bytes are replaced.
+  bytes are replaced. A byte-order mark at the beginning is dropped.
   """
   try:
     data = path(where).read_bytes()
-    return data.decode("utf-8", "replace" if lenient else "strict")
+    return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
     why = f"line {line}: not UTF-8: {error.reason}"
@@ -102,7 +102,9 @@ def read_text(
 
 def read_json(where: str | os.PathLike, what: str) -> dict:
   """Reads a file that holds one JSON object."""
-  return _object(read_text(where, what), f"cannot read {what} {where}", 1)
+  # Others' configs may repeat a name; as in transformers, the last one counts.
+  text, start = read_text(where, what), f"cannot read {what} {where}"
+  return _object(text, start, 1, once=False)
 
 
 def read_jsonl(
@@ -115,7 +117,7 @@ def read_jsonl(
   text = read_text(where, what, lenient)
   # Not splitlines: U+2028 and the like may be part of a JSON string.
   for number, line in enumerate(text.split("\n"), start=1):
-    if line.strip():
+    if line.strip(" \t\r" + records.MARK):
       try:
         yield number, _object(line, f"cannot read {what} {where}", number)
       except UserError:
@@ -123,33 +125,29 @@ def read_jsonl(
           raise
 
 
-def _object(text: str, start: str, line: int) -> dict:
+def _object(text: str, start: str, line: int, once: bool = True) -> dict:
   """Parses a JSON object that begins on `line`; errors begin with `start`."""
   try:
-    found = json.loads(text)
+    found = records.from_json(text, once)
   except json.JSONDecodeError as error:
     line += error.lineno - 1
     raise UserError(f"{start}, line {line}: not JSON: {error.msg}") from error
+  except ValueError as error:
+    raise UserError(f"{start}, line {line}: {error}") from error
   if not isinstance(found, dict):
     raise UserError(f"{start}, line {line}: not a JSON object")
   return found
 
 
 def read_csv(
-  where: str | os.PathLike, what: str, **dialect
+  where: str | os.PathLike, what: str
 ) -> Iterator[tuple[int, dict[str, str]]]:
-  """Yields the line numbers and rows of a CSV file.
-
-  The first row names the columns; `dialect` has options of `csv.reader`.
-  """
-  rows = csv.DictReader(io.StringIO(read_text(where, what), ""), **dialect)
+  """Yields the line numbers and records of a CSV file, as `records.table`."""
+  text = records.without_marks(read_text(where, what))
   try:
-    for row in rows:
-      yield rows.line_num, row
-  except csv.Error as error:
-    raise UserError(
-      f"cannot read {what} {where}, line {rows.line_num + 1}: {error}"
-    ) from error
+    yield from records.table(lambda: io.StringIO(text, ""), ())
+  except ValueError as error:
+    raise UserError(f"cannot read {what} {where}, {error}") from error
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ and test to lists or files.
 """
 
 import collections
-import csv
 import math
 import os
 import pathlib
@@ -31,6 +30,7 @@ from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.runtime import files, progress
+from antlm_jax.runtime.records import writable
 
 OWN = "own"  # task of a preset that reads the user's own set
 # Names of all known tasks and evaluation sets, which no own set gets.
@@ -204,13 +204,10 @@ def fields(
 
   Raises a UserError if one of the fields `texts` is absent or is not text.
   """
-  how = {"quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-  for line, found in readers.mappings(str(path), {}, **how):
+  for line, found in readers.mappings(str(path), {}):
     where = f"{path}, {line}"
     if not isinstance(found, dict):
       raise UserError(f"{where}: not a JSON object")
-    if None in found:  # as the csv module has it
-      raise UserError(f"{where}: more columns than the first line names")
     require(found, texts, where)
     yield where, found
 
@@ -277,23 +274,16 @@ def plain(value: Any, where: str) -> Any:
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
   if isinstance(value, str):
-    if not value.isascii():
-      _check_unicode(value, where)
+    if not writable(value):
+      raise UserError(
+        f"{where}: {value!a:.40} has half of a surrogate pair, which no file"
+        " can hold: remove it"
+      )
   elif isinstance(value, Mapping):
     return {key: plain(one, where) for key, one in value.items()}
   elif isinstance(value, list | tuple | set | frozenset):
     return [plain(one, where) for one in value]
   return value
-
-
-def _check_unicode(text: str, where: str) -> None:
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise UserError(
-      f"{where}: {text[error.start]!r}, character {error.start + 1} of a text,"
-      " is half of a surrogate pair, which no file can hold: remove it"
-    ) from error
 
 
 def nonempty(texts: Iterable[object], where: str) -> None:
@@ -317,16 +307,31 @@ def texts(
   if path and not os.path.exists(path) and not path.startswith(readers.HUB):
     raise files.not_a_path(path)
   if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
-    lines = readers.pieces(path, readers.RULES["line"], "")
-    yield from ((line.text,) for line in lines)
+    yield from ((line,) for line in _lines(path))
     return
+  count = blank = 0
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
     if words and len(values) == 1 and isinstance(values[0], list):
       values = values[0]
     for text in values:
       if not isinstance(text, str):
         raise UserError(f"{where}: {text!r:.40} is not one text")
+    count += 1
+    blank += not any(text.strip() for text in values)
     yield tuple(values)
+  if blank:
+    progress.say(
+      f"warning: {path or 'data'}: {blank:,} of {count:,} records are blank"
+    )
+
+
+def _lines(path: str) -> Iterator[str]:
+  """Yields the lines of a text file, and says how many are blank."""
+  tally = readers.Tally()
+  for piece in readers.pieces(path, readers.RULES["line"], "", tally=tally):
+    yield piece.text
+  if blank := tally["blank lines"]:
+    progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 
 
 def held_out(

@@ -43,11 +43,12 @@ class Item(NamedTuple):
 
 def read(asked) -> list[Item]:
   """Reads contexts and their words."""
+  rows = readers.records(asked.data, _PARTS)
   try:
-    rows = readers.records(asked.data, _PARTS)
-    rows = list(itertools.islice(rows, asked.limit or None))
+    first = [*itertools.islice(rows, 1)]
   except UserError:  # they are whole texts
-    rows = []
+    first, rows = [], ()
+  rows = itertools.islice(itertools.chain(first, rows), asked.limit or None)
   found = [
     _filled(f"{asked.data}, {where}", *(str(part or "") for part in row))
     for where, row in rows

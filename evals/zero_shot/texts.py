@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax.data import prepared_folder, text_files
+from antlm_jax.data import prepared_folder, readers, text_files
 from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Pass, Text
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
 
@@ -76,12 +76,15 @@ def _texts(asked: TextSettings) -> Iterator[str]:
     [asked.data], documents=asked.documents, column=asked.column
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
-  held = []  # of a document that is read in pieces
-  for text, begins in itertools.chain(corpus.pieces(split), [("", True)]):
+  held, tally = [], readers.Tally()  # of a document that is read in pieces
+  found = corpus.pieces(split, tally)
+  for text, begins in itertools.chain(found, [("", True)]):
     if begins and held:
       yield "\n".join(held)
       held = []
     held.append(text)
+  if left_out := readers.left_out(tally):
+    progress.say(f"warning: {asked.data}: {left_out}")
 
 
 Task = functools.partial(command.Task, settings=TextSettings)

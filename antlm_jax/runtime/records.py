@@ -1,0 +1,259 @@
+"""Parses records: lines of JSON, and tables of csv and tsv.
+
+All readers of such files use these functions, so that they refuse the same
+mistakes. A mistake is a ValueError that names the line.
+"""
+
+import contextlib
+import csv
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+MARK = "\ufeff"  # byte-order mark
+HALF = "it has half of a surrogate pair, which is no character"
+_MARKS = re.compile(f"^{MARK}+", re.MULTILINE)
+# A field of tsv, with or without quotation marks, and the tab after it.
+_FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t]*)(\t|\Z)')
+_MANY = 10  # lines of a quoted field, if each may be a record
+_LONGEST = 1 << 24  # characters of a quoted field that spans lines
+
+Lines = Iterable[str]
+
+
+def without_marks(text: str) -> str:
+  """Drops the byte-order marks before each line.
+
+  They are no text: files that were joined have one in the middle.
+  """
+  return _MARKS.sub("", text) if MARK in text else text
+
+
+def lines(file: Iterable[str]) -> Iterator[str]:
+  """Yields lines without byte-order marks before them.
+
+  `file` is opened with `errors="surrogateescape"`, so that the line of a byte
+  that is not UTF-8 is known.
+  """
+  for number, line in enumerate(file, start=1):
+    if not writable(line):
+      raise ValueError(
+        f"line {number} is not UTF-8; convert it (iconv -t UTF-8)"
+      )
+    yield line.lstrip(MARK)
+
+
+def writable(text: str) -> bool:
+  """Whether a text can be written as UTF-8: it has no half surrogate pair."""
+  if text.isascii():
+    return True
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def from_json(text: str, once: bool = True) -> Any:
+  """Parses a value of JSON, which a byte-order mark may precede.
+
+  Raises:
+    ValueError: It is no JSON (json.JSONDecodeError), a text has half of a
+      surrogate pair or, with `once`, two fields have the same name.
+  """
+  text = text.lstrip(MARK)
+  try:
+    found = json.loads(text, object_pairs_hook=_fields if once else None)
+    escaped = "\\ud" in text or "\\uD" in text
+    if escaped and not writable(json.dumps(found, ensure_ascii=False)):
+      raise ValueError(HALF)
+  except RecursionError as error:
+    raise ValueError("it is nested too deeply") from error
+  return found
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    check_once([name for name, _ in pairs], found)
+  return found
+
+
+def check_once(names: Collection[str], columns: Collection[str]) -> None:
+  """Raises a ValueError if two of the names are one of these columns."""
+  names = [*names]
+  if more := [name for name in columns if names.count(name) > 1]:
+    raise ValueError(f"two columns have the name {more[0]!r}; rename one")
+
+
+def table(
+  read: Callable[[], Lines], columns: Collection[str], tabs: bool = False
+) -> Iterator[tuple[int, dict[str, str]]]:
+  """Yields the last line's number, and the fields by name, of each record.
+
+  The first record names the columns. In csv, quotation marks quote a field. In
+  tsv, they are text, unless the file is quoted as pandas and Excel do.
+
+  Args:
+    read: Returns the lines from the first one on; it is called twice.
+    columns: Names of columns that are needed; if none, all are.
+    tabs: Whether the file is tsv.
+
+  Raises:
+    ValueError: A record has more or fewer fields than there are names, or the
+      quotation marks are ambiguous.
+  """
+  if not tabs:
+    _check_csv(read())
+  quoted = not tabs or _tsv_quotes(read())
+  quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+  how = {"delimiter": "\t" if tabs else ",", "quoting": quoting}
+  watched, before = _Watched(read()), 0
+  # Strict: else a stray quotation mark joins all that follows it to one text.
+  rows = csv.reader(watched, strict=True, **how)
+  names, first = None, 0
+  try:
+    for row in rows:
+      span, before = rows.line_num - before, rows.line_num
+      if not row:
+        continue  # a blank line
+      if names is None:
+        names, first = row, rows.line_num
+        check_once(names, columns or [name for name in names if name])
+        continue
+      _check_width(row, names, rows.line_num, first, tabs)
+      if not tabs and _MANY <= span <= watched.run:
+        raise _ambiguous(rows.line_num - span + 1, rows.line_num)
+      yield rows.line_num, dict(zip(names, row, strict=True))
+  except csv.Error as error:
+    raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _check_width(row, names, number: int, first: int, tabs: bool) -> None:
+  if len(row) != len(names):
+    which = "more" if len(row) > len(names) else "fewer"
+    hint = "save texts with tabs or line ends as jsonl"
+    if not tabs:
+      hint = (
+        'put quotation marks around a text with a comma ("a, b") or line end'
+      )
+    raise ValueError(
+      f"line {number} has {which} columns than line {first} names"
+      f" ({len(row)}, not {len(names)}); {hint}"
+    )
+  if len(names) > 1 and row == names:
+    raise ValueError(f"line {number} repeats the columns' names; delete it")
+
+
+def _ambiguous(first: int, last: int) -> ValueError:
+  return ValueError(
+    f"line {first}: a quotation mark joins it to line {last}, but each of these"
+    " lines may be a record; save the records as jsonl"
+  )
+
+
+class _Watched:
+  """Lines of csv, and the number of last lines that may each be a record."""
+
+  def __init__(self, lines: Lines):
+    self._lines, self._commas, self.run, self.every = lines, None, 0, True
+
+  def __iter__(self) -> Iterator[str]:
+    for line in self._lines:
+      blank = not line.strip("\r\n")
+      if self._commas is None and not blank:
+        self._commas = line.count(",")
+      whole = not blank and line.count(",") == self._commas > 0
+      self.run = self.run + 1 if whole else 0
+      self.every &= whole or blank
+      yield line
+
+
+def _check_csv(lines: Lines) -> None:
+  """Raises a ValueError if a field may span lines by mistake.
+
+  If each line of the file is a whole record, two quotation marks of texts would
+  swallow all records between them.
+  """
+  watched, before = _Watched(lines), 0
+  rows = csv.reader(watched, strict=True)
+  with contextlib.suppress(csv.Error):  # reading the records raises it again
+    spans = []
+    for _ in rows:
+      if not watched.every:
+        return
+      if rows.line_num > before + 1:
+        spans.append((before + 1, rows.line_num))
+      before = rows.line_num
+    if spans:
+      raise _ambiguous(*spans[0])
+
+
+def _tsv_quotes(lines: Lines) -> bool:
+  """Whether the quotation marks of a tsv file quote its fields.
+
+  They do if all of them are in fields that begin and end with a mark, and if a
+  program must have put them there. It did if lines are torn without them, if
+  the names have them, or if fields with a tab, comma or mark inside have them.
+  """
+  names, widths, span = None, set(), None
+  inside, outside = set(), False  # signs in fields with marks; commas in others
+  for first, last, record in _tsv_records(lines):
+    fields = _tsv_fields(record)
+    names = names or fields
+    # Two marks of texts must not swallow all records between them.
+    joined = any("\t" in field and "\n" in field for field in fields)
+    if not fields or joined or len(fields) != len(names):
+      return False
+    if last > first:
+      span = span or (first, last)
+    widths |= {line.count("\t") for line in record.split("\n")}
+    for field in fields:
+      if field[:1] == '"':
+        inside |= {sign for sign in '"\t,' if sign in field[1:-1]}
+      else:
+        outside |= "," in field
+  if len(widths) > 1:
+    return True
+  if span:
+    raise _ambiguous(*span)
+  if names and any(name[:1] == '"' for name in names):
+    return True
+  return bool(inside - ({","} if outside else set()))
+
+
+def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
+  """Yields the first and last line of each record, if marks quote, and it.
+
+  The record is "" if they do not.
+  """
+  held, first, opened, size = [], 0, False, 0
+  for number, line in enumerate(lines, start=1):
+    text = line.rstrip("\r\n")
+    if not text and not opened:
+      continue
+    if opened and (size > _LONGEST or "\t" in text.partition('"')[0]):
+      break
+    if not opened:
+      held, first, size = [], number, 0
+    held.append(text)
+    size += len(text)
+    opened ^= text.count('"') % 2 == 1
+    if not opened:
+      yield first, number, "\n".join(held)
+  if opened:
+    yield first, first, ""
+
+
+def _tsv_fields(record: str) -> list[str]:
+  """Returns the fields of a record; none if a mark is not at their ends."""
+  if record and '"' not in record:
+    return record.split("\t")
+  found, at = [], 0
+  while record and (match := _FIELD.match(record, at)):
+    found.append(match[1])
+    at = match.end()
+    if not match[2]:
+      return found
+  return []

@@ -1,0 +1,170 @@
+"""Files of records: every command that reads them finds the same mistakes."""
+
+import json
+
+import pytest
+
+from antlm_jax.commands import prepare
+from antlm_jax.data import text_files
+from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import (
+  answering,
+  classification,
+  labelled,
+  retrieval,
+  sets,
+  tagging,
+)
+from antlm_jax.evals.zero_shot import ewok, lambada, texts
+from antlm_jax.inference import pairs
+from tests import tuned
+
+
+def prepared(path) -> list:
+  """Reads the texts as `antlm prepare` does."""
+  return [(one.text,) for one in text_files.find([path]).pieces("train")]
+
+
+def classified(path) -> list:
+  """Reads texts and labels as fine-tuning does."""
+  options = classification.Options(), labelled.Columns()
+  task = labelled.classify({"train": path}, "own", "causal", *options)
+  found = task.load("train") + task.load(task.evaluations[0])
+  names = task.head.labels
+  return [(*example.texts, names[example.label]) for example in found]
+
+
+def paired(path) -> list:
+  """Reads texts as the training of embedders does."""
+  columns = "--query_column=text", "--positive_column=label"
+  (job,) = tuned.planned(f"--data={path}", "--preset=pairs", *columns)
+  return [example.texts for example in job.task.load("train")]
+
+
+READERS = {
+  "prepare": prepared,
+  "classification": classified,
+  "pairs": paired,
+  "embed": lambda path: [*sets.texts(path, ["text"])],
+  "predict": lambda path: [*sets.texts(path, ["text", "label"])],
+  "perplexity": lambda path: texts.read(texts.TextSettings(data=path, mode="")),
+  "known": lambda path: [*sets.fields(path)],
+}
+BAD = {
+  "comma.csv": ("text,label\na,pos\na, b, c,pos\nx,neg\n", "line 3 has more"),
+  "short.csv": ("text,label\na,pos\nx\ny,neg\n", "line 3 has fewer"),
+  "torn.tsv": ("text\tlabel\na\tpos\nx\ny\tneg\n", "line 3 has fewer"),
+  "twice.csv": ("text,text,label\na,b,pos\n", "two columns have the name"),
+  "joined.csv": (
+    'text,label\n"a,pos\nb,neg\nc",neg\n',
+    "line 2: a quotation mark joins it to line 4",
+  ),
+  "twice.jsonl": (
+    '{"text": "a", "text": "b", "label": "x"}\n',
+    "line 1: two columns have the name",
+  ),
+  "half.jsonl": ('{"text": "\\ud83d", "label": "x"}\n', "line 1: it has half"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", BAD)
+def test_every_reader_names_the_line(tmp_path, name, reader):
+  """Catches a command that moves columns, or leaves out or joins records."""
+  content, words = BAD[name]
+  path = tmp_path / name
+  path.write_text(content)
+  with pytest.raises(UserError) as told:
+    READERS[reader](str(path) if reader != "known" else path)
+  assert str(told.value).startswith(f"cannot read {path}: {words}")
+
+
+def test_every_reader_takes_marks_of_tsv_as_text(tmp_path):
+  """Catches two quotation marks that swallow all records between them."""
+  rows = [(f"the dog {i}", ("pos", "neg")[i % 2]) for i in range(60)]
+  rows[7], rows[50] = ('"He said so', "neg"), ('it is over"', "pos")
+  path = tmp_path / "a.tsv"
+  lines = ["text\tlabel", *("\t".join(row) for row in rows)]
+  path.write_text("\n".join(lines) + "\n")
+  alone = [row[:1] for row in rows]
+  for reader in ("prepare", "embed"):
+    assert READERS[reader](str(path)) == alone
+  assert READERS["predict"](str(path)) == rows
+  assert READERS["perplexity"](str(path)) == [text for (text,) in alone]
+  assert sorted(classified(str(path))) == sorted(rows)
+  found = [tuple(fields.values()) for _, fields in sets.fields(path)]
+  assert found == rows
+
+
+def test_blank_lines_and_records_are_counted(tmp_path, capsys):
+  """Catches predictions that are fewer than the lines, without a word."""
+  path = tmp_path / "a.txt"
+  path.write_text("a b\n\nc\n \nd")
+  assert [*sets.texts(str(path), ["text"])] == [("a b",), ("c",), ("d",)]
+  told = f"warning: {path}: 2 blank lines are left out\n"
+  assert capsys.readouterr().out == told
+  table = tmp_path / "a.csv"
+  table.write_text("id,text\n1,a\n2,\n3, \n")
+  assert [*sets.texts(str(table), ["text"])] == [("a",), ("",), (" ",)]
+  assert "a.csv: 2 of 3 records are blank" in capsys.readouterr().out
+  path.with_suffix(".jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+  asked = texts.TextSettings(data=str(path.with_suffix(".jsonl")), mode="")
+  assert texts.read(asked) == ["a"]
+  assert "1 of 2 records have no text" in capsys.readouterr().out
+
+
+def test_a_bad_line_after_the_first_is_not_hidden(tmp_path):
+  """Catches prompts and answers that are read as whole texts instead."""
+  path = tmp_path / "a.csv"
+  path.write_text("prompt,answer\na b,c\na, b,c\n")
+  asked = texts.TextSettings(data=str(path), mode="")
+  with pytest.raises(UserError, match=r"a.csv: line 3 has more columns"):
+    lambada.read(asked)
+
+
+def marked(path, records) -> None:
+  """Writes lines of JSON, each after a byte-order mark."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  lines = ("\ufeff" + json.dumps(record) + "\n" for record in records)
+  path.write_text("".join(lines), "utf-8")
+
+
+def test_every_reader_accepts_byte_order_marks(tmp_path):
+  """Catches an evaluation that refuses a file which another one reads."""
+  good = {"sentence_good": "a b", "sentence_bad": "b a"}
+  marked(tmp_path / "pairs/x.jsonl", [good, good])
+  assert len(pairs.minimal_pairs(tmp_path / "pairs")) == 2
+  row = {"Domain": "x"} | dict.fromkeys(ewok._TEXTS, "a")
+  marked(tmp_path / "ewok/x.jsonl", [row])
+  assert len(ewok.read(tmp_path / "ewok")) == 1
+  for name in ("queries", "corpus"):
+    marked(tmp_path / f"beir/{name}.jsonl", [{"_id": "1", "text": "\u00e9"}])
+  (tmp_path / "beir/qrels").mkdir()
+  head = "query-id\tcorpus-id\tscore\n"
+  (tmp_path / "beir/qrels/test.tsv").write_text(
+    f"\ufeff{head}1\t1\t1\n", "utf-8"
+  )
+  options = retrieval.Options()
+  task = retrieval.make(tmp_path / "beir", sets.OWN, "causal", options)
+  assert [e.texts for e in task.load("beir-test")] == [("\u00e9",)] * 2
+  asked = {"question": "q", "id": "1"}
+  asked["answers"] = [{"text": "b", "answer_start": 2}]
+  squad = {"data": [{"paragraphs": [{"context": "a b", "qas": [asked]}]}]}
+  marked(tmp_path / "squad", [squad])
+  (example,) = answering.read(tmp_path / "squad")
+  assert example.texts == ("q", "a b")
+  marked(tmp_path / "a.jsonl", [{"prompt": "a b", "answer": "c"}])
+  found = texts.TextSettings(data=str(tmp_path / "a.jsonl"), mode="")
+  assert lambada.read(found) == [("a b", "c", "")]
+  (tmp_path / "tags.tsv").write_text("\ufeffTom\tB\n", "utf-8")
+  (sentence,) = tagging.columns(tmp_path / "tags.tsv")
+  assert sentence.texts == ("Tom",)
+
+
+def test_prepare_refuses_and_leaves_nothing(tmp_path):
+  """Catches a folder that is left after a record was refused."""
+  path = tmp_path / "a.csv"
+  path.write_text(BAD["comma.csv"][0])
+  with pytest.raises(UserError, match="line 3 has more columns"):
+    prepare.main([f"--text={path}", f"--output={tmp_path}/out"])
+  assert not (tmp_path / "out").exists()
