@@ -85,9 +85,12 @@ class Section:
   group: ClassVar[str]  # its key in the configuration
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if isinstance(getattr(self, field.name), list):  # from JSON
-        object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+    for field, kind in _settings(type(self)):
+      value = getattr(self, field.name)
+      if isinstance(value, list):  # from JSON
+        object.__setattr__(self, field.name, tuple(value))
+      elif kind.of is float and type(value) is int:
+        object.__setattr__(self, field.name, float(value))
     check(self, self.group)
 
 
@@ -134,16 +137,11 @@ class Registry(dict[str, T]):
   ) -> Any:
     """Makes a section as `from_dict`, of the implementation that it names.
 
-    Settings of other implementations, which a config keeps when it changes the
-    name, may be there at their defaults. Raises a UserError for an unknown name
-    or setting, or a bad value; `group` is by default that of all sections.
+    Raises a UserError for an unknown name or setting, or a bad value; `group`
+    is by default that of all sections.
     """
-    own = dict(_group(values, group or self.group))
+    own = dict(require_group(values, group or self.group))
     section_type = self[own.pop(self.key, "")]
-    known = {field.name for field in fields(section_type)}
-    for field in (f for other in self.values() for f in fields(other)):
-      if field.name not in known and own.get(field.name) == field.default:
-        del own[field.name]
     return from_dict(section_type, own, group or self.group, old)
 
 
@@ -159,6 +157,12 @@ def to_dict(section) -> dict[str, Any]:
   return {name: value for name, value in chosen.items() if value} | own
 
 
+def changed(section) -> dict[str, Any]:
+  """Returns the settings that are not at their default, and its name."""
+  default = {field.name: field.default for field in fields(section)}
+  return {n: v for n, v in to_dict(section).items() if v != default.get(n)}
+
+
 def from_dict(
   section_type: type, values: Mapping[str, Any], group: str, old: bool = False
 ):
@@ -167,17 +171,22 @@ def from_dict(
   Raises a UserError for an unknown setting. `old` ignores unknown settings,
   which an older version may have written.
   """
-  known = {field.name for field in fields(section_type)}
-  unknown = sorted(_group(values, group).keys() - known)
+  known = {field.name: field.default for field in fields(section_type)}
+  unknown = sorted(require_group(values, group).keys() - known.keys())
   if unknown and not old:
     name = getattr(section_type, "name", None)
     what = f": no setting of {name}" if name else " is unknown"
     hint = nearest(unknown[0], known)
     raise UserError(f"{group}.{unknown[0]}{what}; {hint}")
-  return section_type(**{name: values[name] for name in values.keys() & known})
+  for name, default in known.items():
+    if default is dataclasses.MISSING and name not in values:
+      raise UserError(f"{group}.{name} is missing")
+  own = {name: values[name] for name in known if name in values}
+  return section_type(**own)
 
 
-def _group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+  """Returns values if they are a group of settings, else raises a UserError."""
   if not isinstance(values, Mapping):
     raise UserError(f"{group}={values!r} is not a group of settings")
   return values

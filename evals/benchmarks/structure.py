@@ -29,7 +29,7 @@ LEVELS = (
   "attention data",
   "models",
   "training.optim",  # settings that build their part
-  "config",
+  "config+sections",
   "training",
   "inference planning",
   "hf",
