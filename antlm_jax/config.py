@@ -6,9 +6,9 @@ has only the settings that it changes. `--config=FILE.py:ARG` loads it, and
 name: `--config=quickstart`. The argument `shrink` makes every config run in
 seconds: `--config=quickstart:shrink`.
 
-`load` sets the overrides on that tree of changes, and `typed` makes a `Config`
-of it, once: a tree of frozen dataclasses that build the parts of the run. They
-check every setting. The library itself takes only Configs.
+`load` sets the overrides on these changes, and makes one `Config` of them: a
+tree of frozen dataclasses that build the parts of the run. They check every
+setting. The library itself takes only Configs.
 """
 
 import dataclasses
@@ -133,14 +133,18 @@ _GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
 
 
 _CHOSEN = {group: getattr(Config, group).name for group in _KINDS}
+_NAME = settings.of(Config)["curriculum"]  # a text without limits
 Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
 
 def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   """Returns a ConfigDict for a config file's changes, with empty groups.
 
-  Settings that the file does not change keep the defaults of the encoder (an
-  `EncoderConfig`, or the name of one), optimizer and schedule that it names.
+  The file may then choose an optimizer or schedule by its `name`. All settings
+  that it leaves out keep their defaults.
+
+  Args:
+    encoder: An encoder's name, or its configuration.
   """
   own = {"name": encoder}
   if not isinstance(encoder, str):
@@ -189,18 +193,12 @@ def _made(tree: Mapping[str, Any], old: bool = False) -> Config:
       raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
     del made[name]
   for group in made.keys() & _GROUPS.keys():
-    section = _section(group, made[group])
-    own = {n: v for n, v in made[group].items() if n != "name"}
+    own = dict(settings.require_group(made[group], group))
+    section = _GROUPS[group]
+    if group in _KINDS:
+      section = section[own.pop("name", _CHOSEN[group])]
     made[group] = settings.from_dict(section, own, group, old)
   return Config(**made)
-
-
-def _section(group: str, own: Mapping[str, Any]) -> type:
-  """Returns a group's section, of the implementation that its settings name."""
-  settings.require_group(own, group)
-  if group in _KINDS:
-    return _KINDS[group][own.get("name", _CHOSEN[group])]
-  return _GROUPS[group]
 
 
 def described(config: Config | None = None) -> str:
@@ -213,13 +211,13 @@ def described(config: Config | None = None) -> str:
   lines = {}
   sections += [("objectives.NAME", kind) for kind in objective.KINDS.values()]
   for group, section in sections:
-    for field in settings.fields(section):
-      key = ".".join(filter(None, (group, field.name)))
-      choices = field.metadata["choices"]
-      one_of = f" ({', '.join(map(str, choices))})" if choices else ""
+    for name, field in settings.of(section).items():
+      key = ".".join(filter(None, (group, name)))
+      one_of = ", ".join(map(str, field.choices or ()))
+      one_of = f" ({one_of})" if one_of else ""
       value = values.get(key, field.default)
       pair = f"{key}={settings.written(value)}"
-      line = f"  {pair:33} {field.metadata['help']}{one_of}"
+      line = f"  {pair:33} {field.help}{one_of}"
       lines.setdefault(key, line)  # several sections may share it
   del lines["objectives.NAME.name"]
   return "\n".join(lines.values())
@@ -248,11 +246,11 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
     tree = made.to_dict()
     for group in _GROUPS:
       settings.require_group(tree.get(group, {}), group)
-    found = _flat(tree)
+    found = traverse_util.flatten_dict(tree, sep=".")
     _set_texts(found, texts)
     if "shrink" in words:
       _shrink(found, texts)
-    return typed(_nested(found))
+    return typed(traverse_util.unflatten_dict(found, sep="."))
   except UserError as error:
     if any(key in str(error) for key in texts):
       raise
@@ -278,9 +276,9 @@ def given(
   each = config.objectives.items()
   groups["objectives"] = {name: settings.to_dict(of) for name, of in each}
   own = {"seed": config.seed, "curriculum": config.curriculum}
-  found = _flat(own | groups)
+  found = traverse_util.flatten_dict(own | groups, sep=".")
   _set_texts(found, texts)
-  return typed(_nested(found))
+  return typed(traverse_util.unflatten_dict(found, sep="."))
 
 
 def find(path: str) -> str:
@@ -343,14 +341,6 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
   return out
 
 
-def _flat(tree: Mapping[str, Any]) -> Changes:
-  return traverse_util.flatten_dict(tree, sep=".")
-
-
-def _nested(found: Changes) -> dict[str, Any]:
-  return traverse_util.unflatten_dict(found, sep=".")
-
-
 def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
   """Changes settings further, to values that it reads from text.
 
@@ -370,7 +360,7 @@ def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
   for key, text in texts.items():
     if key not in known:
       raise _unknown(key, known)
-    found[key] = settings.parse(text, known[key], f"--config.{key}={text:.100}")
+    found[key] = known[key].parse(text, f"--config.{key}={text:.100}")
   lengths = {"train.epochs", "train.steps"}
   own = "curriculum" in texts and _COUNTS.search(found["curriculum"])
   if own or lengths & texts.keys():  # a new length replaces the config's
@@ -378,23 +368,22 @@ def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
       found.pop(key, None)
 
 
-def _known(found: Changes) -> dict[str, Any]:
-  """Returns the types of all settings of the chosen implementations, by key."""
+def _known(found: Changes) -> dict[str, settings.Field]:
+  """Returns all settings of the chosen implementations, by key."""
   sections, out = {"": Config, **_GROUPS}, {}
   for group, kinds in _KINDS.items():
     key = f"{group}.name"
-    out[key] = str
+    out[key] = _NAME
     sections[group] = kinds[found.get(key, _CHOSEN[group])]
   added = {key.split(".")[1] for key in found if key.startswith("objectives.")}
   for name in OBJECTIVES.keys() | added:
     key = f"objectives.{name}.kind"
-    out[key] = str
+    out[key] = _NAME
     kind = objective.kind_of(name, found.get(key))
     sections[f"objectives.{name}"] = kind
   for group, section in sections.items():
-    types = settings.kinds(section)
-    for field in settings.fields(section):
-      out[f"{group}.{field.name}".lstrip(".")] = types[field.name]
+    for name, field in settings.of(section).items():
+      out[f"{group}.{name}".lstrip(".")] = field
   return out
 
 
@@ -447,7 +436,9 @@ def _shrink(found: Changes, own: Collection[str]) -> None:
   in_steps = "curriculum" in own and text.endswith("steps")
   if not in_steps and "train.epochs" not in own:
     steps = found["train.steps"] if "train.steps" in own else 12
-    known = _with_ratios(_objectives(_nested(found)), text)
+    known = _with_ratios(
+      _objectives(traverse_util.unflatten_dict(found, sep=".")), text
+    )
     found["curriculum"] = curriculum.scaled(text, known, steps)
     found |= {"train.steps": 0, "train.epochs": 0.0}
 

@@ -40,7 +40,7 @@ def get_config(arg: str = ""):
     continued += f",model={arg.model}"
   config = config_lib.module("continued").get_config(continued)
   encoder = models.ENCODERS[config.model.name]
-  if "rope_theta" not in {field.name for field in settings.fields(encoder)}:
+  if "rope_theta" not in settings.of(encoder):
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
   config.model.update(rope_theta=arg.base, max_seq_len=arg.tokens)
   config.schedule.update(

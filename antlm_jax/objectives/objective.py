@@ -354,7 +354,7 @@ def changed(name: str, values: Mapping[str, Any]) -> Objective:
   settings.require_group(values, group)
   if name in OBJECTIVES:
     chosen = kind_of(name, values.get("kind"))
-    known = {field.name for field in settings.fields(chosen)}
+    known = settings.of(chosen)
     base = settings.to_dict(OBJECTIVES[name])
     base = {n: v for n, v in base.items() if n in {*known, "kind"}}
   return make({**base, **values}, group)
