@@ -8,13 +8,7 @@ from antlm_jax.commands.plan import plan as plan
 from antlm_jax.commands.prepare import prepare as prepare
 from antlm_jax.commands.train import Trained as Trained
 from antlm_jax.commands.train import train as train
-from antlm_jax.config import Checkpoint as Checkpoint
 from antlm_jax.config import Config as Config
-from antlm_jax.config import Data as Data
-from antlm_jax.config import Eval as Eval
-from antlm_jax.config import Init as Init
-from antlm_jax.config import Log as Log
-from antlm_jax.config import Train as Train
 from antlm_jax.data.prepared_folder import Prepared as Prepared
 from antlm_jax.errors import Stopped as Stopped
 from antlm_jax.errors import UserError as UserError
@@ -37,6 +31,12 @@ from antlm_jax.models.ltg_bert import LtgBertConfig as LtgBertConfig
 from antlm_jax.models.modernbert import ModernBertConfig as ModernBertConfig
 from antlm_jax.objectives.objective import Objective as Objective
 from antlm_jax.runtime.sharding import Mesh as Mesh
+from antlm_jax.sections import Data as Data
+from antlm_jax.sections import Eval as Eval
+from antlm_jax.sections import Init as Init
+from antlm_jax.sections import Log as Log
+from antlm_jax.sections import Saving as Saving
+from antlm_jax.sections import Train as Train
 from antlm_jax.training.hooks import Evaluator as Evaluator
 from antlm_jax.training.hooks import Hook as Hook
 from antlm_jax.training.optim import WSD as WSD

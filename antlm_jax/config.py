@@ -1,14 +1,14 @@
 """The configuration of a run: typed settings, config files, overrides.
 
-A config file is Python: `get_config(arg)` returns `default()`, a ConfigDict,
-with changes. `--config=FILE.py:ARG` loads it, and `--config.key=value` changes
-one setting. The files of configs/ also load by name: `--config=quickstart`. The
-argument `shrink` makes every config run in seconds:
-`--config=quickstart:shrink`.
+A config file is Python: `get_config(arg)` returns a sparse ConfigDict, which
+has only the settings that it changes. `--config=FILE.py:ARG` loads it, and
+`--config.key=value` changes one setting. The files of configs/ also load by
+name: `--config=quickstart`. The argument `shrink` makes every config run in
+seconds: `--config=quickstart:shrink`.
 
-`typed` turns the ConfigDict into a `Config`, a tree of frozen dataclasses that
-build the parts of the run. It checks every setting. The library itself takes
-only Configs.
+`load` sets the overrides on these changes, and makes one `Config` of them: a
+tree of frozen dataclasses that build the parts of the run. They check every
+setting. The library itself takes only Configs.
 """
 
 import dataclasses
@@ -25,14 +25,13 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import models, plugins, settings
-from antlm_jax.data import order
 from antlm_jax.errors import UserError
 from antlm_jax.models import llama
-from antlm_jax.objectives import batch, curriculum, objective
-from antlm_jax.objectives.curriculum import amount_setting
+from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
 from antlm_jax.runtime.sharding import Mesh
-from antlm_jax.settings import Section, nearest, setting
+from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
+from antlm_jax.settings import nearest, setting
 from antlm_jax.training import optim
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -49,156 +48,6 @@ FREE = (
   "model.scan_layers",
   "train.max_epochs",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Data(Section):
-  """Rows and their order."""
-
-  group = "data"
-
-  path: str = setting(
-    "", "Path to a prepared folder, or NAME=FOLDER,NAME=FOLDER"
-  )
-  mix: str = setting("", "Curriculum of data by name, e.g. 90%a+10%a:b=1:3")
-  rounding: str = setting(
-    "carry",
-    "Batch at an epoch's end: continue with the next epoch (carry), repeat rows"
-    " (up) or drop rows (down)",
-    choices=order.ROUNDING,
-  )
-  shuffle: bool = setting(True, "Shuffle the rows in every epoch")
-  short: float = setting(
-    0.0, "Share of the rows to cut at random lengths", least=0, most=1
-  )
-  random_offset: bool = setting(False, "Cut a stream anew in each epoch")
-  framed: bool = setting(False, "Put boundary tokens around a stream's rows")
-  threads: int = setting(
-    2, "Number of threads that build batches", least=1, most=1024
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Train(Section):
-  """Batches and the run's length."""
-
-  group = "train"
-
-  batch_size: int = setting(
-    128,
-    "Number of rows in a step, over all devices",
-    least=1,
-    most=batch.MOST_ROWS,
-  )
-  # ("64x128@0.5", "32x512@0.9"): 64 rows of 128 tokens from half of the run on,
-  # then 32 rows of 512. "32x512@0.9:base=40000" also changes RoPE's base.
-  batch_schedule: tuple[str, ...] = setting(
-    (),
-    "Later batches, ROWSxTOKENS@SHARE[:base=BASE]: shape, part of the run after"
-    " which it begins, and RoPE base",
-  )
-  batch_start: float = setting(
-    1.0, "Filled share of the first batch; grows linearly to 1", over=0, most=1
-  )
-  microbatches: int = setting(
-    1, "Number of parts of a batch, computed in turn to save memory", least=1
-  )
-  # A curriculum without a length of its own needs one of the two.
-  epochs: float = setting(0.0, "Number of epochs of the run", least=0, most=1e6)
-  steps: int = setting(0, "Number of steps of the run", least=0)
-  max_epochs: float = setting(
-    0.0, "Largest number of epochs, e.g. 10 for BabyLM; 0 for any", least=0
-  )
-  loss_average: str = setting(
-    "targets",
-    "Average the loss over all targets, or first within each objective",
-    choices=("targets", "objectives"),
-  )
-  z_loss: float = setting(
-    0.0, "Weight of the z-loss, the squared log-partition", least=0
-  )
-  loss_chunk: int = setting(
-    0,
-    "Number of targets whose logits are in memory at once; 0 chooses by the"
-    " device (a fused kernel on TPU, 256 on CPU, up to 2 GiB on GPU)",
-    least=0,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Eval(Section):
-  """Measures during training."""
-
-  group = "eval"
-
-  every: float = amount_setting(0.05, "Time between two evaluations")
-  rows: int = setting(
-    512, "Largest number of held-out rows of each set", least=0
-  )
-  data: str = setting("", "Further held-out sets, NAME=FOLDER,...")
-  objectives: tuple[str, ...] = setting(
-    ("C", "M"), "Objectives whose held-out loss is measured"
-  )
-  pairs: str = setting("", "Path to a folder of minimal pairs to score")
-  watch: tuple[str, ...] = setting(
-    (),
-    "Held-out losses, e.g. clm,mlm, whose lowest sum chooses the step to keep"
-    " (on half of the held-out rows)",
-  )
-  patience: int = setting(
-    0,
-    "Number of evaluations without a lower sum of eval.watch that end the run;"
-    " 0 for never",
-    least=0,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint(Section):
-  """Steps that are saved and kept."""
-
-  group = "checkpoint"
-
-  every: float = amount_setting(0.1, "Time between two saves")
-  keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
-  keep_every: int = setting(
-    0, "Keep multiples of this step; 0 for none", least=0
-  )
-  at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
-  words: tuple[str, ...] = setting(
-    (), "Save and keep after this many words, e.g. 1M,10M, or babylm"
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Log(Section):
-  """Logging."""
-
-  group = "log"
-
-  every: int = setting(20, "Number of steps between two log lines", least=1)
-  # A run checks the names of both: its model loads without their plugins.
-  writers: tuple[str, ...] = setting(
-    ("tensorboard", "csv"),
-    "Formats of copies of metrics.jsonl: tensorboard, csv, wandb or a plugin's",
-  )
-  hooks: tuple[str, ...] = setting((), "Names of registered hooks to add")
-  trace: str = setting("", "Profile steps FIRST:LAST into WORKDIR/trace")
-
-
-@dataclasses.dataclass(frozen=True)
-class Init(Section):
-  """Start of a run."""
-
-  group = "init"
-
-  checkpoint: str = setting("", "Run, checkpoint or model to start from")
-  optimizer: str = setting(
-    "keep", "Optimizer state of init.checkpoint", choices=("keep", "reset")
-  )
-  step: str = setting(
-    "keep", "Step number of init.checkpoint", choices=("keep", "reset")
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +73,7 @@ class Config:
   schedule: optim.Schedule = optim.WSD()
   mesh: Mesh = Mesh()
   eval: Eval = Eval()
-  checkpoint: Checkpoint = Checkpoint()
+  checkpoint: Saving = Saving()
   log: Log = Log()
   init: Init = Init()
 
@@ -250,12 +99,8 @@ class Config:
   @functools.cached_property
   def known_objectives(self) -> dict[str, Objective]:
     """`objectives`, and those of a letter and a percentage, such as M30."""
-    out = dict(self.objectives)
     used = " ".join([self.curriculum, *self.eval.objectives])
-    for name in re.findall(curriculum.NAME, used):
-      if name not in out and (made := with_ratio(name, out)):
-        out[name] = made
-    return out
+    return _with_ratios(self.objectives, used)
 
   @property
   def trained(self) -> list[Objective]:
@@ -279,51 +124,80 @@ _KINDS = {
   "schedule": optim.SCHEDULES,
 }
 # Other libraries' names of settings whose own name is not similar.
+_CHOICE = re.compile(rf"({'|'.join(_KINDS)})\.name|objectives\.\w+\.kind")
 _USUAL = dict.fromkeys(("learning_rate", "lr"), "schedule.peak_lr")
-_NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
-_SECTIONS = Data, Train, Mesh, Eval, Checkpoint, Log, Init
+_SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
 _GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
 
 
-def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
-  """Returns every setting with its default, for an encoder or its name.
+_CHOSEN = {group: getattr(Config, group).name for group in _KINDS}
+_NAME = settings.of(Config)["curriculum"]  # a text without limits
+Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
-  An encoder has its own defaults: a config file chooses it here, not by a later
-  change of `model.name`.
+
+def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
+  """Returns a ConfigDict for a config file's changes, with empty groups.
+
+  The file may then choose an optimizer or schedule by its `name`. All settings
+  that it leaves out keep their defaults.
+
+  Args:
+    encoder: An encoder's name, or its configuration.
   """
-  if isinstance(encoder, str):
-    encoder = models.ENCODERS[encoder]()
-  return ConfigDict(Config(model=encoder).to_dict())
+  own = {"name": encoder}
+  if not isinstance(encoder, str):
+    own = settings.changed(encoder)
+  empty = {group: {} for group in _GROUPS}
+  each = {name: {} for name in OBJECTIVES}
+  # A Config checks the types.
+  return ConfigDict(empty | {"model": own, "objectives": each}, type_safe=False)
 
 
-def typed(
-  config: Config | ConfigDict | Mapping[str, Any], old: bool = False
-) -> Config:
-  """Makes a Config from a ConfigDict or plain values; returns a Config as is.
+def typed(given: Config | ConfigDict | Mapping[str, Any]) -> Config:
+  """Makes a Config of changed settings; returns a Config as it is.
 
   Missing settings have their defaults. Raises a UserError for the first setting
-  that is unknown or has a bad value. `old` ignores unknown settings, which an
-  older version may have written.
+  that is unknown or has a bad value.
   """
-  if isinstance(config, Config):
-    return config
-  made = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+  if isinstance(given, Config):
+    return given
+  tree = given.to_dict() if isinstance(given, ConfigDict) else given
+  return _made({**tree, "objectives": _objectives(tree)})
+
+
+def _objectives(tree: Mapping[str, Any]) -> dict[str, Objective]:
+  """Returns all objectives by name, with a tree's changes."""
+  own = settings.require_group(tree.get("objectives", {}), "config.objectives")
+  made = {name: objective.changed(name, values) for name, values in own.items()}
+  return OBJECTIVES | made
+
+
+def _with_ratios(
+  objectives: Mapping[str, Objective], used: str
+) -> dict[str, Objective]:
+  """Adds the objectives of a letter and a percentage that a text names."""
+  out = dict(objectives)
+  for name in re.findall(curriculum.NAME, used):
+    if name not in out and (made := with_ratio(name, out)):
+      out[name] = made
+  return out
+
+
+def _made(tree: Mapping[str, Any], old: bool = False) -> Config:
+  """Makes a Config of a tree whose objectives are made."""
+  made = dict(tree)
   for name in sorted(made.keys() - {*_NAMES}):
     if not old:
       raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
     del made[name]
-  for name in made.keys() & _GROUPS.keys():
-    if name in _KINDS:
-      made[name] = _KINDS[name].make(made[name], old=old)
-    else:
-      made[name] = settings.from_dict(_GROUPS[name], made[name], name, old)
-  if "objectives" in made:
-    made["objectives"] = {
-      name: objective.make(of, f"config.objectives.{name}", old)
-      for name, of in made["objectives"].items()
-    }
+  for group in made.keys() & _GROUPS.keys():
+    own = dict(settings.require_group(made[group], group))
+    section = _GROUPS[group]
+    if group in _KINDS:
+      section = section[own.pop("name", _CHOSEN[group])]
+    made[group] = settings.from_dict(section, own, group, old)
   return Config(**made)
 
 
@@ -337,13 +211,13 @@ def described(config: Config | None = None) -> str:
   lines = {}
   sections += [("objectives.NAME", kind) for kind in objective.KINDS.values()]
   for group, section in sections:
-    for field in settings.fields(section):
-      key = ".".join(filter(None, (group, field.name)))
-      choices = field.metadata["choices"]
-      one_of = f" ({', '.join(map(str, choices))})" if choices else ""
+    for name, field in settings.of(section).items():
+      key = ".".join(filter(None, (group, name)))
+      one_of = ", ".join(map(str, field.choices or ()))
+      one_of = f" ({one_of})" if one_of else ""
       value = values.get(key, field.default)
       pair = f"{key}={settings.written(value)}"
-      line = f"  {pair:33} {field.metadata['help']}{one_of}"
+      line = f"  {pair:33} {field.help}{one_of}"
       lines.setdefault(key, line)  # several sections may share it
   del lines["objectives.NAME.name"]
   return "\n".join(lines.values())
@@ -361,20 +235,26 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
   words = arg.split(",")
   get_config = module(path).get_config
   with plugins.reported(path, f"--config={path}"):
-    config = get_config(",".join(word for word in words if word != "shrink"))
-  if not isinstance(config, ConfigDict):
+    made = get_config(",".join(word for word in words if word != "shrink"))
+  if not isinstance(made, ConfigDict):
     raise UserError(
-      f"--config={path}: get_config(arg) returns {type(config).__name__}, not a"
-      " ConfigDict: return default() with changes"
+      f"--config={path}: get_config(arg) returns {type(made).__name__}, not a"
+      " ConfigDict: return changes() with your settings"
     )
+  texts = pairs(overrides)
   try:
-    config = ConfigDict(typed(config).to_dict())
-  except UserError as error:  # before the overrides: it is the file's
-    raise UserError(f"--config={path}: {error}") from error
-  changed = _change(config, overrides)
-  if "shrink" in words:
-    shrink(config, changed)
-  return typed(config)
+    tree = made.to_dict()
+    for group in _GROUPS:
+      settings.require_group(tree.get(group, {}), group)
+    found = traverse_util.flatten_dict(tree, sep=".")
+    _set_texts(found, texts)
+    if "shrink" in words:
+      _shrink(found, texts)
+    return typed(traverse_util.unflatten_dict(found, sep="."))
+  except UserError as error:
+    if any(key in str(error) for key in texts):
+      raise
+    raise UserError(f"--config={path}: {error}") from error  # the file's own
 
 
 def given(
@@ -385,16 +265,20 @@ def given(
 
   Errors are those of `load` and `typed`.
   """
-  pairs = ((key, settings.written(value)) for key, value in changes.items())
-  words = [f"--config.{key}={value}" for key, value in pairs]
+  texts = {key: str(settings.written(of)) for key, of in changes.items()}
   if isinstance(config, str | os.PathLike):
+    words = (f"{key}={value}" for key, value in texts.items())
     return load(os.fspath(config), words)
-  made = typed(config)
-  if not words:
-    return made
-  changed = ConfigDict(made.to_dict())
-  _change(changed, words)
-  return typed(changed)
+  config = typed(config)
+  if not texts:
+    return config
+  groups = {name: settings.changed(getattr(config, name)) for name in _GROUPS}
+  each = config.objectives.items()
+  groups["objectives"] = {name: settings.to_dict(of) for name, of in each}
+  own = {"seed": config.seed, "curriculum": config.curriculum}
+  found = traverse_util.flatten_dict(own | groups, sep=".")
+  _set_texts(found, texts)
+  return typed(traverse_util.unflatten_dict(found, sep="."))
 
 
 def find(path: str) -> str:
@@ -438,7 +322,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       known = [*defaults, "shrink"]
       near = nearest(name, known, f"known: {', '.join(known)}")
       raise UserError(f"config argument {name!r} is unknown; {near}")
-    _set(parsed, name, value if equals else "True", f"config argument {part}")
+    text, kind = value if equals else "True", parsed.get_type(name)
+    parsed[name] = settings.parse(text, kind, f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
       known = ", ".join(choices[name])
       raise UserError(f"config argument {name}={value!r} is not one of {known}")
@@ -447,69 +332,70 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
 
 def pairs(words: Iterable[str]) -> dict[str, str]:
   """Returns `KEY=VALUE` or `--config.KEY=VALUE` words as settings by key."""
-  parts = (word.removeprefix("--config.").partition("=") for word in words)
-  return {key: value for key, _, value in parts}
+  out = {}
+  for word in words:
+    key, equals, value = word.removeprefix("--config.").partition("=")
+    if not equals:
+      raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
+    out[key] = value
+  return out
 
 
-def _change(config: ConfigDict, overrides: Iterable[str]) -> set[str]:
-  """Applies each `--config.key=value`, and returns the keys."""
+def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
+  """Changes settings further, to values that it reads from text.
+
+  `optimizer=muon` means `optimizer.name=muon`; the same holds for the other
+  groups with several implementations.
+  """
+  texts = {f"{k}.name" if k in _KINDS else k: v for k, v in texts.items()}
   # First those that choose an implementation, whose settings others change.
-  ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
-  changed = {_override(config, override) for override in ordered}
-  lengths = {"train.epochs", "train.steps"}
-  own = "curriculum" in changed and _COUNTS.search(config.curriculum)
-  if own or lengths & changed:  # a new length replaces that of the config
-    config.update_from_flattened_dict(dict.fromkeys(lengths - changed, 0))
-  return changed
-
-
-def _override(config: ConfigDict, override: str) -> str:
-  """Applies `--config.key=value` to a config, and returns the key."""
-  key, equals, value = override.partition("=")
-  key = key.removeprefix("--config.")
-  if not equals:
-    raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
-  group, _, name = key.rpartition(".")
-  if group in _KINDS and name == "name":
-    before, made = (
-      settings.to_dict(_KINDS[group][each]())
-      for each in (config[group].name, value)
-    )
+  for key in filter(_CHOICE.fullmatch, texts):
+    found[key], group = texts[key], key.rpartition(".")[0]
+    known = _known(found)
     # Of the settings that both have, those that the config changed stay.
-    for field, found in config[group].items():
-      if field in made and field != "name" and found != before[field]:
-        made[field] = found
-    config[group] = ConfigDict(made)
-    return key
-  node = config
-  for part in key.split("."):
-    if not isinstance(node, ConfigDict) or part not in node:
-      ours = _USUAL.get(key.rpartition(".")[2], key)
-      hint = nearest(ours, leaves(config))
-      raise UserError(f"unknown config key {key!r}; {hint}")
-    owner, node = node, node[part]
-  # A ConfigDict has no types of a tuple's parts, or of values that may be None.
-  section = _GROUPS.get(group)
-  if group in _KINDS:
-    section = section[owner.name]
-  elif group.startswith("objectives."):
-    section = objective.KINDS[owner.get("kind", "")]
-  declared = settings.kinds(section) if section else {}
-  kind = declared.get(name, owner.get_type(name))
-  _set(owner, name, value, f"--config.{key}={value:.100}", kind)
-  return key
+    for other in [*found]:
+      if other.startswith(f"{group}.") and other not in known:
+        del found[other]
+  known = _known(found)
+  for key, text in texts.items():
+    if key not in known:
+      raise _unknown(key, known)
+    found[key] = known[key].parse(text, f"--config.{key}={text:.100}")
+  lengths = {"train.epochs", "train.steps"}
+  own = "curriculum" in texts and _COUNTS.search(found["curriculum"])
+  if own or lengths & texts.keys():  # a new length replaces the config's
+    for key in lengths - texts.keys():
+      found.pop(key, None)
 
 
-def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:
-  """Sets `node.name` from text, read as a type, by default that it has."""
-  kind = kind or node.get_type(name)
-  if kind in (ConfigDict, dict):
-    names = ", ".join(node[name])
-    raise UserError(f"{what}: not a group of settings ({names})")
-  node[name] = settings.parse(text, kind, what)
+def _known(found: Changes) -> dict[str, settings.Field]:
+  """Returns all settings of the chosen implementations, by key."""
+  sections, out = {"": Config, **_GROUPS}, {}
+  for group, kinds in _KINDS.items():
+    key = f"{group}.name"
+    out[key] = _NAME
+    sections[group] = kinds[found.get(key, _CHOSEN[group])]
+  added = {key.split(".")[1] for key in found if key.startswith("objectives.")}
+  for name in OBJECTIVES.keys() | added:
+    key = f"objectives.{name}.kind"
+    out[key] = _NAME
+    kind = objective.kind_of(name, found.get(key))
+    sections[f"objectives.{name}"] = kind
+  for group, section in sections.items():
+    for name, field in settings.of(section).items():
+      out[f"{group}.{name}".lstrip(".")] = field
+  return out
 
 
-def leaves(config: ConfigDict | Config) -> dict[str, Any]:
+def _unknown(key: str, known: Collection[str]) -> UserError:
+  if inside := [one for one in known if one.startswith(f"{key}.")]:
+    names = ", ".join(one.removeprefix(f"{key}.") for one in inside)
+    return UserError(f"--config.{key}: not a group of settings ({names})")
+  ours = _USUAL.get(key.rpartition(".")[2], key)
+  return UserError(f"unknown config key {key!r}; {nearest(ours, known)}")
+
+
+def leaves(config: Config) -> dict[str, Any]:
   """Returns all settings as `{"group.key": value}`."""
   return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
@@ -530,31 +416,31 @@ _SHRUNK = {
 }
 
 
-def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
+def _shrink(found: Changes, own: Collection[str]) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
   The phases of the curriculum keep their proportions, over 12 steps or the
   `train.steps` that the user asked for.
 
-  `changed` has the keys that the user set, which stay. A curriculum that the
-  user wrote in steps, such as `8C+8M steps`, keeps its length.
+  `own` has the keys that the user set, which stay. A curriculum that the user
+  wrote in steps, such as `8C+8M steps`, keeps its length.
   """
   model = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2}
   model |= {"mlp_width": 64, "dtype": "float32"}
-  if config.init.checkpoint and "init.checkpoint" not in changed:
+  if found.get("init.checkpoint") and "init.checkpoint" not in own:
     model = {}  # the config file starts from a model
   small = {f"model.{name}": value for name, value in model.items()} | _SHRUNK
-  there = leaves(config).keys() - changed
-  config.update_from_flattened_dict(
-    {key: value for key, value in small.items() if key in there}
-  )
-  in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
-  if not in_steps and "train.epochs" not in changed:
-    asked = config.train.steps if "train.steps" in changed else 0
-    known = typed(config).known_objectives
-    text, steps = config.curriculum, asked or 12
-    config.curriculum = curriculum.scaled(text, known, steps)
-    config.train.update(steps=0, epochs=0.0)
+  here = _known(found).keys() - {*own}
+  found |= {key: value for key, value in small.items() if key in here}
+  text = found.get("curriculum", Config.curriculum)
+  in_steps = "curriculum" in own and text.endswith("steps")
+  if not in_steps and "train.epochs" not in own:
+    steps = found["train.steps"] if "train.steps" in own else 12
+    known = _with_ratios(
+      _objectives(traverse_util.unflatten_dict(found, sep=".")), text
+    )
+    found["curriculum"] = curriculum.scaled(text, known, steps)
+    found |= {"train.steps": 0, "train.epochs": 0.0}
 
 
 def to_json(config: Config) -> str:
@@ -571,12 +457,14 @@ def from_json(text: str) -> Config:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
-    for name, of in [*stored.get("objectives", {}).items()]:
-      # The run had loaded its plugin, but does not need it.
-      unknown = of.get("kind", "") not in objective.KINDS
-      if unknown and name not in stored["curriculum"]:
-        del stored["objectives"][name]
-    return typed(stored, old=True)
+    # The run had loaded its plugins, but does not need an unused objective.
+    each = stored.get("objectives", {}).items()
+    stored["objectives"] = {
+      name: objective.make(own, f"config.objectives.{name}", old=True)
+      for name, own in each
+      if own.get("kind", "") in objective.KINDS or name in stored["curriculum"]
+    } or OBJECTIVES
+    return _made(stored, old=True)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
 

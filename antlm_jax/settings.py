@@ -75,6 +75,86 @@ def setting(
   return dataclasses.field(default=default, metadata=metadata)
 
 
+class Field(NamedTuple):
+  """A value with a type, which can be read from text and checked."""
+
+  name: str
+  kind: type  # of the value, or of a tuple's parts
+  many: bool  # whether it is a tuple
+  optional: bool  # whether it may be None
+  default: Any  # `dataclasses.MISSING` if it is required
+  help: str
+  bounds: Mapping[str, float]
+  choices: Collection | None
+  read: Callable[[str], Any] | None  # makes the value from an argument's text
+  argument: Mapping[str, Any]  # further keywords of argparse
+
+  def parse(self, text: str, what: str) -> Any:
+    """Reads a value from text; errors are UserErrors that begin with `what`."""
+    read = _READERS[self.kind]
+    try:
+      if not self.many:
+        return read(text)
+      parts = text.strip("()").split(",")  # "()" and "" are both empty
+      return tuple(read(part) for part in parts if part)
+    except (ValueError, KeyError) as error:
+      raise UserError(f"{what}: not {self.kind.__name__}") from error
+
+  def expected(self, value: Any) -> str | None:
+    """Returns the expectation that a value fails; None if it is allowed."""
+    if value is None and self.optional:
+      return None
+    if not self.many:
+      return self._expected(value)
+    if not isinstance(value, tuple | list):
+      return "a tuple"
+    return next(filter(None, map(self._expected, value)), None)
+
+  def _expected(self, value: Any) -> str | None:
+    kind, bounds = self.kind, self.bounds
+    # True is an int to Python, but no number of anything.
+    if isinstance(value, bool) != (kind is bool) or not isinstance(
+      value, (int, float) if kind is float else kind
+    ):
+      return f"of type {kind.__name__}"
+    if self.choices is not None and value not in self.choices:
+      return f"one of {', '.join(map(str, self.choices))}"
+    if kind is str:
+      return None
+    if kind is float and not abs(value) <= _LARGEST_FLOAT:
+      return "finite in float32"
+    if kind is int and abs(value) > LARGEST:
+      bounds = {"least": -LARGEST, "most": LARGEST} | bounds
+    if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
+      return None
+    return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
+
+
+@functools.cache
+def _declared(section_type: type) -> dict[str, Field]:
+  """Returns all fields of a dataclass by name."""
+  hints, out = typing.get_type_hints(section_type), {}
+  for field in dataclasses.fields(section_type):
+    hint, meta = hints[field.name], field.metadata
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+      (hint,) = set(typing.get_args(hint)) - {types.NoneType}
+    many = hint is tuple or typing.get_origin(hint) is tuple
+    kind = next(iter(typing.get_args(hint)), str) if many else hint
+    rest = (meta.get(name) for name in ("choices", "read"))
+    own = meta.get("help", ""), meta.get("bounds", {}), *rest
+    made = (kind, many, optional, field.default, *own, meta.get("argument", {}))
+    out[field.name] = Field(field.name, *made)
+  return out
+
+
+@functools.cache
+def of(section_type: type) -> dict[str, Field]:
+  """Returns the settings of a dataclass by name."""
+  own = {f.name for f in dataclasses.fields(section_type) if f.metadata}
+  return {n: f for n, f in _declared(section_type).items() if n in own}
+
+
 class Section:
   """Base of the configuration's groups: frozen dataclasses of settings.
 
@@ -85,9 +165,12 @@ class Section:
   group: ClassVar[str]  # its key in the configuration
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if isinstance(getattr(self, field.name), list):  # from JSON
-        object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+    for name, field in of(type(self)).items():
+      value = getattr(self, name)
+      if isinstance(value, list):  # from JSON
+        object.__setattr__(self, name, tuple(value))
+      elif field.kind is float and type(value) is int:
+        object.__setattr__(self, name, float(value))
     check(self, self.group)
 
 
@@ -134,29 +217,29 @@ class Registry(dict[str, T]):
   ) -> Any:
     """Makes a section as `from_dict`, of the implementation that it names.
 
-    Settings of other implementations, which a config keeps when it changes the
-    name, may be there at their defaults. Raises a UserError for an unknown name
-    or setting, or a bad value; `group` is by default that of all sections.
+    Raises a UserError for an unknown name or setting, or a bad value; `group`
+    is by default that of all sections.
     """
-    own = dict(_group(values, group or self.group))
+    own = dict(require_group(values, group or self.group))
     section_type = self[own.pop(self.key, "")]
-    known = {field.name for field in fields(section_type)}
-    for field in (f for other in self.values() for f in fields(other)):
-      if field.name not in known and own.get(field.name) == field.default:
-        del own[field.name]
     return from_dict(section_type, own, group or self.group, old)
-
-
-def fields(section_type: type) -> list[dataclasses.Field]:
-  """Returns the fields of a section that are settings."""
-  return [f for f in dataclasses.fields(section_type) if f.metadata]
 
 
 def to_dict(section) -> dict[str, Any]:
   """Returns the settings of a section, with its name if it is registered."""
   chosen = {n: getattr(section, n, "") for n in ("name", "kind")}
-  own = {field.name: getattr(section, field.name) for field in fields(section)}
+  own = {name: getattr(section, name) for name in of(type(section))}
   return {name: value for name, value in chosen.items() if value} | own
+
+
+def changed(section) -> dict[str, Any]:
+  """Returns the settings that are not at their default, and its name."""
+  known = of(type(section))
+  return {
+    name: value
+    for name, value in to_dict(section).items()
+    if name not in known or value != known[name].default
+  }
 
 
 def from_dict(
@@ -167,17 +250,22 @@ def from_dict(
   Raises a UserError for an unknown setting. `old` ignores unknown settings,
   which an older version may have written.
   """
-  known = {field.name for field in fields(section_type)}
-  unknown = sorted(_group(values, group).keys() - known)
+  known = of(section_type)
+  unknown = sorted(require_group(values, group).keys() - known.keys())
   if unknown and not old:
     name = getattr(section_type, "name", None)
     what = f": no setting of {name}" if name else " is unknown"
     hint = nearest(unknown[0], known)
     raise UserError(f"{group}.{unknown[0]}{what}; {hint}")
-  return section_type(**{name: values[name] for name in values.keys() & known})
+  for name, field in known.items():
+    if field.default is dataclasses.MISSING and name not in values:
+      raise UserError(f"{group}.{name} is missing")
+  own = {name: values[name] for name in known if name in values}
+  return section_type(**own)
 
 
-def _group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+  """Returns values if they are a group of settings, else raises a UserError."""
   if not isinstance(values, Mapping):
     raise UserError(f"{group}={values!r} is not a group of settings")
   return values
@@ -200,36 +288,52 @@ def check(section, prefix: str = "") -> None:
   # Fields not made by `setting` must have their type, if that is plain.
   # The prefix joins as config.key, but --key and `objective 'mlm': key`.
   dot = "." if prefix[-1:].isalnum() else ""
-  for field, kind in _fields(type(section)):
-    if kind.of in _READERS:
-      value = getattr(section, field.name)
-      name = f"{prefix}{dot}{field.name}"
-      shown = ascii(value) if isinstance(value, str) else repr(value)
-      _check(f"{name}={shown:.200}", field, kind, value)
+  for name, field in _declared(type(section)).items():
+    if field.kind in _READERS:
+      _require(field, getattr(section, name), f"{prefix}{dot}{name}")
+
+
+def _require(field: Field, value: Any, name: str) -> None:
+  if (expected := field.expected(value)) is not None:
+    shown = ascii(value) if isinstance(value, str) else repr(value)
+    raise UserError(f"{name}={shown:.200} is not {expected}")
 
 
 def add_arguments(parser: argparse.ArgumentParser, section_type: type) -> None:
   """Adds an argument `--name` for each setting of a section."""
-  for field, kind in _settings(section_type):
-    parser.add_argument(f"--{field.name}", **_argument(field, kind))
+  for field in of(section_type).values():
+    parser.add_argument(f"--{field.name}", **_argument(field))
 
 
-def _argument(field: dataclasses.Field, kind: "_Kind") -> dict[str, Any]:
+def _argument(field: Field) -> dict[str, Any]:
   """Returns the keywords of `add_argument` for a setting."""
-  default, own = field.default, field.metadata["argument"]
-  out = {"help": field.metadata["help"].replace("%", "%%")}
-  if default is dataclasses.MISSING:
+  own = field.argument
+  out = {"help": field.help.replace("%", "%%")}
+  if field.default is dataclasses.MISSING:
     out["required"] = True
   else:
+    default = field.default
     out["default"] = [*default] if "nargs" in own else written(default)
-  if kind.of is bool:
+  if field.kind is bool:
     off = argparse.BooleanOptionalAction
-    return {**out, "action": off if default else "store_true", **own}
-  if not kind.many:
-    out["choices"] = field.metadata["choices"]
+    return {**out, "action": off if field.default else "store_true", **own}
+  if not field.many:
+    out["choices"] = field.choices
   # With nargs, argparse gives the parts one by one.
-  read = kind._replace(many=kind.many and "nargs" not in own)
-  return out | {"type": functools.partial(_read, field, read)} | own
+  one = field._replace(many=field.many and "nargs" not in own)
+  return out | {"type": functools.partial(_read, one)} | own
+
+
+def _read(field: Field, text: str):
+  """Reads and checks an argument's text."""
+  what = f"--{field.name}={text:.100}"
+  value = field.read(text) if field.read else field.parse(text, what)
+  # argparse compares a single value with the choices, and lists them.
+  if field.choices is None or isinstance(value, tuple):
+    expected = field.expected(value)
+    if expected is not None:
+      raise UserError(f"{what} is not {expected}")
+  return value
 
 
 def from_args(section_type: type, args: argparse.Namespace):
@@ -254,10 +358,10 @@ def choose(section_type: type, values: Mapping[str, Any]):
   value that is bad, or required and missing.
   """
   own = {}
-  for field, kind in _settings(section_type):
+  for field in of(section_type).values():
     if field.name in values:
       value = values[field.name]
-      if kind.many and value is not None:  # may be a list or a single value
+      if field.many and value is not None:  # may be a list or a single value
         many = isinstance(value, list | tuple)
         value = tuple(value) if many else (value,)
       own[field.name] = value
@@ -273,19 +377,10 @@ def written(value) -> Any:
   return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def parse(text: str, kind: Any, what: str):
-  """Reads a value of a type; errors are UserErrors that begin with `what`."""
-  return _parse(text, _kind(kind), what)
-
-
-def _parse(text: str, kind: "_Kind", what: str):
-  try:
-    if not kind.many:
-      return _READERS[kind.of](text)
-    parts = text.strip("()").split(",")  # "()" and "" are both empty
-    return tuple(_READERS[kind.of](part) for part in parts if part)
-  except (ValueError, KeyError) as error:
-    raise UserError(f"{what}: not {kind.of.__name__}") from error
+def parse(text: str, kind: type, what: str):
+  """Reads a single value; errors are UserErrors that begin with `what`."""
+  bare = Field("", kind, False, False, None, "", {}, None, None, {})
+  return bare.parse(text, what)
 
 
 def _int(text: str) -> int:
@@ -304,77 +399,3 @@ _READERS = {
   int: _int,
   float: float,
 }
-
-
-class _Kind(NamedTuple):
-  """The type of a setting."""
-
-  of: type  # its own, or of its parts
-  many: bool  # whether it is a tuple
-  unset: bool  # whether it may be None
-
-
-def _kind(hint: Any) -> _Kind:
-  unset = isinstance(hint, types.UnionType)
-  if unset:
-    (hint,) = set(typing.get_args(hint)) - {types.NoneType}
-  many = hint is tuple or typing.get_origin(hint) is tuple
-  of = next(iter(typing.get_args(hint)), str) if many else hint
-  return _Kind(of, many, unset)
-
-
-@functools.cache
-def kinds(section_type: type) -> dict[str, Any]:
-  """Returns the types of a section's fields, by name."""
-  return typing.get_type_hints(section_type)
-
-
-def _fields(section_type: type) -> list[tuple[dataclasses.Field, _Kind]]:
-  hints = kinds(section_type)
-  return [(f, _kind(hints[f.name])) for f in dataclasses.fields(section_type)]
-
-
-def _settings(section_type: type) -> list[tuple[dataclasses.Field, _Kind]]:
-  return [(f, kind) for f, kind in _fields(section_type) if f.metadata]
-
-
-def _read(field: dataclasses.Field, kind: _Kind, text: str):
-  """Reads and checks an argument's text."""
-  what, read = f"--{field.name}={text:.100}", field.metadata["read"]
-  value = read(text) if read else _parse(text, kind, what)
-  # argparse compares a single value with the choices, and lists them.
-  if field.metadata["choices"] is None or isinstance(value, tuple):
-    _check(what, field, kind, value)
-  return value
-
-
-def _check(what: str, field: dataclasses.Field, kind: _Kind, value) -> None:
-  if value is None and kind.unset:
-    return
-  if kind.many and not isinstance(value, tuple | list):
-    raise UserError(f"{what} is not a tuple")
-  for part in value if kind.many else (value,):
-    expected = _expected(part, kind.of, **field.metadata)
-    if expected is not None:
-      raise UserError(f"{what} is not {expected}")
-
-
-def _expected(value, kind: type, bounds=(), choices=None, **_) -> str | None:
-  """Returns the expectation that a value fails; None if it is allowed."""
-  bounds = dict(bounds)
-  # True is an int to Python, but no number of anything.
-  if isinstance(value, bool) != (kind is bool) or not isinstance(
-    value, (int, float) if kind is float else kind
-  ):
-    return f"of type {kind.__name__}"
-  if choices is not None and value not in choices:
-    return f"one of {', '.join(map(str, choices))}"
-  if kind is str:
-    return None
-  if kind is float and not abs(value) <= _LARGEST_FLOAT:
-    return "finite in float32"
-  if kind is int and abs(value) > LARGEST:
-    bounds = {"least": -LARGEST, "most": LARGEST} | bounds
-  if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
-    return None
-  return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())

@@ -25,7 +25,7 @@ from antlm_jax.models import llama
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, curriculum="4C+16M+4C")
-  config = config_lib.default()
+  config = config_lib.changes()
   config.curriculum = arg.curriculum
   config.model.update(
     **llama.SHAPES["97M"],

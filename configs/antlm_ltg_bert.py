@@ -33,7 +33,7 @@ SIZES = ("base", "small", "xs")
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, size=SIZES, curriculum="6C+60M+6C")
-  config = config_lib.default("ltg_bert")
+  config = config_lib.changes("ltg_bert")
   config.curriculum = arg.curriculum
   config.objectives.M.update(
     unit="span",

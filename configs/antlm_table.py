@@ -120,12 +120,12 @@ def get_config(arg: str = ""):
   config.seed = arg.seed
   config.curriculum = row.curriculum[arg.scale]
   # MNTP has the spans and shares of MLM, and predicts them elsewhere.
-  masked = config.objectives.M
-  for name in ("unit", "choice", "span_length", "span_lengths", "mask_ratio"):
-    config.objectives.N[name] = masked[name]
+  spans = ("unit", "choice", "span_length", "span_lengths", "mask_ratio")
+  masked = config.objectives.M.items()
+  config.objectives.N.update({k: v for k, v in masked if k in spans})
   if row.masked == "mntp":
     config.eval.objectives = ("C", "N")
-  config.update_from_flattened_dict(row.settings)
+  config.update(row.changes)
   return config
 
 
@@ -144,7 +144,7 @@ def _few(family: str):
 
 def _tiny(family: str):
   encoder = {"BabyLlama": "llama", "LTG-BERT": "ltg_bert"}[family]
-  config = config_lib.default(encoder)
+  config = config_lib.changes(encoder)
   config.model.update(
     layers=4, width=128, heads=4, mlp_width=352, max_seq_len=256
   )

@@ -14,7 +14,7 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, curriculum="800C+2200M+510C steps")
-  config = config_lib.default()
+  config = config_lib.changes()
   config.curriculum = arg.curriculum
   # Many masks teach fast; the held-out loss is measured with few.
   config.objectives.M.update(mask_ratio=0.3, mask_ratio_end=0.15)

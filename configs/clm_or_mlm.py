@@ -146,7 +146,7 @@ def get_config(arg: str = ""):
   unit = STEPS[arg.scale]
   config.schedule.update(warmup_steps=WARMUP * unit, decay_steps=DECAY * unit)
   config.objectives.M.update(mask_token=1.0, random_token=0.0)
-  config.update_from_flattened_dict(row.settings)
+  config.update(row.changes)
   return config
 
 
@@ -156,7 +156,7 @@ def _paper(size: str):
 
 def _tiny(size: str):
   del size
-  config = config_lib.default("llama")
+  config = config_lib.changes("llama")
   config.model.update(
     layers=3, width=128, heads=4, kv_heads=4, mlp_width=352, max_seq_len=256
   )

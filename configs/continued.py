@@ -30,7 +30,7 @@ def get_config(arg: str = ""):
   if not arg.model:
     raise UserError("config argument model=FOLDER is missing")
   start = import_.start(arg.model)
-  config = config_lib.default(start.meta.encoder)
+  config = config_lib.changes(start.meta.encoder)
   config.curriculum = arg.curriculum
   for name in ("M", "N"):
     config.objectives[name].update(

@@ -30,7 +30,7 @@ def get_config(arg: str = ""):
   arg = config_lib.parse_arg(
     arg, size=SIZES, curriculum="42000M", mask_ratio=0.4
   )
-  config = config_lib.default()
+  config = config_lib.changes()
   config.curriculum = arg.curriculum
   config.objectives.M.update(
     mask_ratio=arg.mask_ratio, mask_token=1.0, random_token=0.0

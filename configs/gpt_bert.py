@@ -33,7 +33,7 @@ def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, size=tuple(RUNS), curriculum="C:N=1:15")
   steps, peak_lr = RUNS[arg.size]
-  config = config_lib.default("ltg_bert")
+  config = config_lib.changes("ltg_bert")
   config.curriculum = arg.curriculum
   for name in ("M", "N"):
     config.objectives[name].update(

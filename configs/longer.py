@@ -21,6 +21,7 @@ docs/how_to/longer_rows.md changes the base within a run instead.
 """
 
 from antlm_jax import config as config_lib
+from antlm_jax import models, settings
 from antlm_jax.errors import UserError
 
 
@@ -38,7 +39,8 @@ def get_config(arg: str = ""):
   if arg.model:
     continued += f",model={arg.model}"
   config = config_lib.module("continued").get_config(continued)
-  if "rope_theta" not in config.model:
+  encoder = models.ENCODERS[config.model.name]
+  if "rope_theta" not in settings.of(encoder):
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
   config.model.update(rope_theta=arg.base, max_seq_len=arg.tokens)
   config.schedule.update(

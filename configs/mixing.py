@@ -167,7 +167,7 @@ def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, row="repeated_cd", scale=("small",), seed=0)
   row = row_of(arg, ROWS)
-  config = config_lib.default("llama")
+  config = config_lib.changes("llama")
   config.model.update(
     layers=3, width=64, heads=4, kv_heads=4, mlp_width=176, max_seq_len=128
   )
@@ -180,7 +180,7 @@ def get_config(arg: str = ""):
   config.eval.update(every=0.05, rows=96, objectives=("C", "M", "D"))
   config.checkpoint.every = 0
   config.log.update(every=48, writers=())
-  config.update_from_flattened_dict(row.settings)
+  config.update(row.changes)
   return config
 
 

@@ -14,7 +14,7 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; it takes no argument."""
   config_lib.parse_arg(arg)
-  config = config_lib.default()
+  config = config_lib.changes()
   # Short blocks: a model this small soon forgets the mode that it leaves.
   config.curriculum = "20*(2%C+3%M)"
   config.model.update(

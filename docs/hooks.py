@@ -13,8 +13,6 @@ import os
 import pathlib
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterable, Sequence
 from unittest import mock
 
@@ -79,18 +77,18 @@ def settings_of(group: str) -> str:
   prefix = {"": "", "objectives": "objectives.NAME."}.get(group, f"{group}.")
   first, *others = sections.values()
   common = {
-    field.name: field
-    for field in settings.fields(first)
-    if all(field.name in settings.kinds(section) for section in others)
+    name: field
+    for name, field in settings.of(first).items()
+    if all(name in settings.of(section) for section in others)
   }
   common.pop("name", None)  # an objective's, by which logs call it
-  parts = [_table_of(first, common.values(), prefix)]
+  parts = [_table_of(common.values(), prefix)]
   if not others:
     return parts[0]
   for name, section in sections.items():
     own = [
       field
-      for field in settings.fields(section)
+      for field in settings.of(section).values()
       if field.name != "name"
       and (
         field.name not in common or field.default != common[field.name].default
@@ -99,7 +97,7 @@ def settings_of(group: str) -> str:
     if name:
       key = "kind" if group == "objectives" else "name"
       parts += [f"### {prefix}{key}={name}", _prose(_summary(section))]
-    parts += [_table_of(section, own, prefix)] if own else []
+    parts += [_table_of(own, prefix)] if own else []
   # A setting that several sections have gets one anchor, at its first table.
   seen: set[str] = set()
 
@@ -115,8 +113,8 @@ def _summary(section: type) -> str:
   return (section.__doc__ or "").partition("\n\n")[0]
 
 
-def _table_of(section: type, fields: Iterable[dataclasses.Field], prefix: str):
-  """Returns a table of some settings of a section."""
+def _table_of(fields: Iterable[settings.Field], prefix: str) -> str:
+  """Returns a table of some settings."""
   rows = []
   for field in fields:
     key = f"{prefix}{field.name}"
@@ -125,33 +123,27 @@ def _table_of(section: type, fields: Iterable[dataclasses.Field], prefix: str):
       (
         f"{_code(key)}{{ #{key} }}",
         "" if default == "" else _code(default),
-        _values(settings.kinds(section)[field.name], field.metadata),
-        _prose(field.metadata["help"]),
+        _values(field),
+        _prose(field.help),
       )
     )
   return _table(("setting", "default", "values", "meaning"), rows)
 
 
-def _values(kind, metadata) -> str:
+def _values(field: settings.Field) -> str:
   """Returns the values that a setting can have."""
-  unset = isinstance(kind, types.UnionType)
-  if unset:
-    (kind,) = set(typing.get_args(kind)) - {types.NoneType}
-  many = typing.get_origin(kind) is tuple
-  if many:
-    kind = typing.get_args(kind)[0]
-  found = kind.__name__
-  if choices := metadata["choices"]:
-    found = ", ".join(map(_code, choices))
-  elif bounds := metadata["bounds"]:
+  found = field.kind.__name__
+  if field.choices:
+    found = ", ".join(map(_code, field.choices))
+  elif field.bounds:
     limits = (
       f"{_BOUNDS[name]}&nbsp;{of:,}"
-      for name, of in bounds.items()
+      for name, of in field.bounds.items()
       if of < _TYPING_ERROR
     )
     found = f"{found} {', '.join(limits)}".rstrip()
-  found = f"list of {found}" if many else found
-  return f"{found}, or `None`" if unset else found
+  found = f"list of {found}" if field.many else found
+  return f"{found}, or `None`" if field.optional else found
 
 
 # -------------------------------------------------------------------- commands
@@ -244,14 +236,14 @@ def _options(actions: Sequence[argparse.Action]) -> str:
 def objective(name: str) -> str:
   """Returns the settings in which an objective differs from the defaults."""
   made, rows = OBJECTIVES[name], []
-  for field in settings.fields(type(made)):
+  for field in settings.of(type(made)).values():
     value = getattr(made, field.name)
     if field.name in ("name", "attention", "shift", "predict") or (
       value != field.default
     ):
       key = f"objectives.{name}.{field.name}"
       link = f"settings.md#objectives.NAME.{field.name}"
-      about = _prose(field.metadata["help"])
+      about = _prose(field.help)
       shown = _code(key) if field.name == "name" else f"[{_code(key)}]({link})"
       rows.append((shown, _code(value), about or "Name in logs and metrics"))
   return _table(("setting", "value", "meaning"), rows)
@@ -261,7 +253,7 @@ def api(name: str) -> str:
   """Returns the directive that documents a public name."""
   made = getattr(antlm_jax, name)
   options = [f'heading: "ax.{name}"']
-  if dataclasses.is_dataclass(made) and settings.fields(made):
+  if dataclasses.is_dataclass(made) and settings.of(made):
     # The settings have a page of their own.
     options += ["show_signature: false", "separate_signature: false"]
   lines = (f"      {option}" for option in options)

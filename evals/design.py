@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
@@ -51,6 +52,11 @@ class Row:
   looks: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
   against: tuple[str, ...] = ()
   measured: tuple[str, ...] = ()
+
+  @property
+  def changes(self) -> dict[str, Any]:
+    """Its settings in groups, for `ConfigDict.update`."""
+    return traverse_util.unflatten_dict(dict(self.settings), sep=".")
 
   @property
   def modes(self) -> tuple[str, str]:

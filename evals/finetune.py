@@ -356,7 +356,7 @@ def _advise(job: Job, loaded: Loaded) -> None:
 
 
 def _names(*sections: type) -> list[str]:
-  return [f.name for of in sections for f in settings_lib.fields(of)]
+  return [name for one in sections for name in settings_lib.of(one)]
 
 
 def _sections() -> list[type]:

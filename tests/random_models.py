@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from antlm_jax import config, models
+from antlm_jax import config, models, sections
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.inference.model import Loaded
@@ -64,7 +64,7 @@ def save(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)
   )
   meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = Checkpoints(folder, meta, config.Checkpoint())
+  saver = Checkpoints(folder, meta, sections.Saving())
   saver.save(STEP, state, {})
   saver.close()
   return folder

@@ -15,7 +15,7 @@ CONFIGS = runs.ROOT / "configs"
 
 def make(text, ratio=0.15, warmup=0, decay=0, **settings):
   """Returns a config of phases with WSD, with more settings by key."""
-  out = config_lib.default()
+  out = config_lib.changes()
   out.curriculum = text
   out.objectives.M.mask_ratio = ratio
   out.schedule.warmup_steps = warmup

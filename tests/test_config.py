@@ -121,7 +121,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("seed=one", "--config.seed=one: not int"),
     ("schedule.peak_lr=fast", "--config.schedule.peak_lr=fast: not float"),
     ("model.tied=maybe", "not bool"),
-    ("model=llama", "not a group of settings (attention, attention_dropout"),
+    ("train=3", "--config.train: not a group of settings (batch_size, batch"),
     ("seed", "give a value, --config.seed=VALUE"),
     ("zzzzzzzzz=1", "--help"),
     # Values out of range.
@@ -138,7 +138,7 @@ def test_bad_override_is_told(text, words):
 
 def test_every_number_has_bounds():
   texts = {int: ("1e30", "-2"), float: ("nan", "-1")}
-  for key, value in config.leaves(config.default()).items():
+  for key, value in config.leaves(config.Config()).items():
     for text in texts.get(type(value), ()):
       if (key, text) != ("seed", "-2"):
         line = told(load, "schedule.name=wsd", f"{key}={text}")
@@ -245,7 +245,7 @@ def test_encoders_take_the_papers_mask_ratio():
 
 def test_an_objective_of_old_json_keeps_its_meaning():
   """Up to 0.2, fill-in-the-middle was a setting of every objective."""
-  stored = json.loads(config.to_json(config.typed(config.default())))
+  stored = json.loads(config.to_json(config.Config()))
   rates = {"C": 0.0, "F": 0.25, "M": 0.0}
   stored["objectives"] = {
     name: stored["objectives"][name] | {"middle_rate": rate}
@@ -291,7 +291,7 @@ def test_bad_file_or_argument_is_told(spec, words, monkeypatch):
 
 MAKE = """from antlm_jax import config as config_lib
 def get_config(arg):
-  config = config_lib.default()
+  config = config_lib.changes()
   {}
   return config
 """
@@ -381,7 +381,8 @@ def test_a_name_brings_its_own_settings_and_keeps_common_ones():
   found = load("schedule.decay=1-sqrt", "schedule.name=wsd")
   common = {"peak_lr": 3e-3, "warmup_steps": 0.05}
   assert found.schedule == optim.WSD(**common, decay="1-sqrt")
-  encoder = load("model.name=ltg_bert").model
+  assert load("optimizer=muon").optimizer == optim.Muon()
+  encoder = load("model=ltg_bert").model
   assert (encoder.name, encoder.width, encoder.dropout) == (
     "ltg_bert",
     128,
@@ -398,7 +399,7 @@ def test_old_runs_may_have_other_settings():
 
 
 def test_an_objective_that_is_not_used_is_no_difference():
-  old, new = config.default(), config.default()
+  old, new = config.changes(), config.changes()
   new.objectives.X = dataclasses.asdict(Objective("x"))
   pair = config.typed(old), config.typed(new)
   assert config.differences(*pair) == config.differences(*pair[::-1]) == []

@@ -188,12 +188,12 @@ def test_every_setting_has_a_help_text_and_is_in_the_reference(hooks):
   for group, sections in hooks.groups().items():
     assert f"\n## {group or 'Run'}\n" in page
     for section in sections.values():
-      for field in settings.fields(section):
-        key = ".".join(filter(None, (group, field.name)))
+      for name, field in settings.of(section).items():
+        key = ".".join(filter(None, (group, name)))
         if key == "objectives.name":
           continue  # the name of an objective
         key = key.replace("objectives.", "objectives.NAME.")
-        assert field.metadata["help"] and hasattr(section, field.name), key
+        assert field.help and hasattr(section, name), key
         assert page.count(f"{{ #{key} }}") == 1, key
 
 
@@ -217,10 +217,10 @@ def test_the_reference_has_every_command_objective_and_name(hooks):
 def test_every_setting_that_a_page_changes_exists(page, hooks):
   """Catches a renamed setting, and an example with a value that is refused."""
   known = {
-    f"{group}.{field.name}".removeprefix(".")
+    f"{group}.{name}".removeprefix(".")
     for group, sections in hooks.groups().items()
     for section in sections.values()
-    for field in settings.fields(section)
+    for name in settings.of(section)
   } | {"model.name", "optimizer.name", "schedule.name", "KEY"}
   for key in re.findall(r"--config\.([\w.]+)[=`]", page.read_text()):
     key = re.sub(r"^objectives\.\w+\.(KEY$)?", r"objectives.", key)

@@ -231,7 +231,7 @@ def encoded_whole(loaded, prompt, count):
 @pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
 def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
   if encoder == "ltg_bert":
-    settings = config.default(encoder).model.to_dict()
+    settings = config.changes(encoder).model.to_dict()
     settings.update(layers=1, width=32, heads=2, mlp_width=48, max_seq_len=48)
     model = models.build(settings, loaded.tokenizer.vocab_size)
     params = helpers.random_params(model)

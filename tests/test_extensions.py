@@ -15,7 +15,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax import __main__ as antlm
-from antlm_jax import config, models, plugins
+from antlm_jax import config, models, plugins, sections
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
@@ -127,10 +127,14 @@ REPORT = "controls"
 
 
 def get_config(arg):
-  out = config.default("toy_gpt")
-  config.shrink(out)
-  out.model.layers = 1
-  out.schedule.peak_lr = 1e-3
+  out = config.changes("toy_gpt")
+  out.curriculum = "2C+8M+2C steps"
+  out.model.update(layers=1, width=32, heads=4, mlp_width=64)
+  out.train.batch_size = 4
+  out.schedule.update(peak_lr=1e-3, warmup_steps=0.1, decay_steps=0.2)
+  out.eval.update(every=0.5, rows=8)
+  out.checkpoint.every = 0.5
+  out.log.every = 1
   return out
 """
 
@@ -154,9 +158,9 @@ def test_a_model_names_the_plugin_that_it_lacks(trained, name):
 
 
 def test_an_objective_that_a_model_does_not_use_may_be_lacking():
-  before = config.typed(config.default())
+  before = config.typed(config.changes())
   imported("objective")
-  text = config.to_json(config.typed(config.default()))
+  text = config.to_json(config.typed(config.changes()))
   assert "R" in config.from_json(text).objectives
   del objective.KINDS["reversed"], objective.OBJECTIVES["R"]
   assert config.from_json(text) == before
@@ -165,7 +169,7 @@ def test_an_objective_that_a_model_does_not_use_may_be_lacking():
 def test_a_model_needs_neither_writers_nor_hooks(trained):
   imported("optimizer", "schedule", "objective", "encoder")
   loaded = ax.load(trained / "toy/0")
-  assert loaded.config.log == config.Log(
+  assert loaded.config.log == sections.Log(
     every=1, writers=("sqlite",), hooks=("norm",)
   )
   for key, kind in ("log.hooks", "norm"), ("log.writers", "sqlite"):

@@ -257,7 +257,7 @@ def test_the_advice_fits_what_blew_up(
 
 
 def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
-  made = config_lib.default()
+  made = config_lib.changes()
   made.data.path, made.optimizer.b1 = str(prepared), 2.0
   with pytest.raises(UserError, match=r"optimizer\.b1=2"):
     command.train(made, tmp_path / "run")

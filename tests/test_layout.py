@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from antlm_jax.commands import COMMANDS
-from antlm_jax.evals.benchmarks import structure
+from antlm_jax.evals.benchmarks import concepts, structure
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 
@@ -81,3 +81,20 @@ def test_attention_loads_but_itself_and_masks():
     "antlm_jax.hashing",
     "antlm_jax.masks",
   }
+
+
+def held(found):
+  """Asserts that no number of concepts is over its limit."""
+  over = {n: x for n, x in found.items() if x > concepts.LIMITS[n][0]}
+  assert found and not over
+
+
+def test_names_and_the_way_of_a_setting_keep_their_limits():
+  """Catches a class name with a second meaning, and a Config made twice."""
+  held(concepts.measured(**structure.product(), walk=False))
+
+
+@pytest.mark.slow
+def test_the_way_of_a_training_keeps_its_limits(capsys):
+  """Catches a further class or file on the way of `antlm train`."""
+  held({f"train: {n}": x for n, x in concepts.training().counts().items()})

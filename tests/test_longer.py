@@ -98,7 +98,7 @@ def test_an_encoder_without_rope_refuses_a_base(prepared, tmp_path):
   config = tmp_path / "config.py"
   config.write_text(
     "from antlm_jax import config\n"
-    "get_config = lambda arg: config.default('ltg_bert')\n"
+    "get_config = lambda arg: config.changes('ltg_bert')\n"
   )
   args = runs.train_args(tmp_path / "run", prepared, *PHASE)
   args[0] = f"--config={config}:shrink"

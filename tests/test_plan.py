@@ -253,7 +253,7 @@ SMALL = """
 from antlm_jax import config as config_lib
 
 def get_config(arg=""):
-  config = config_lib.default()
+  config = config_lib.changes()
   config.curriculum = "30C+70M steps"
   config.model.update(
     layers=2, width=256, mlp_width=512, heads=4, kv_heads=2, max_seq_len=256,

@@ -42,7 +42,7 @@ SCALES = {
 }
 def get_config(arg):
   arg = config.parse_arg(arg, row="trunk", seed=0, scale="tiny")
-  out = config.default()
+  out = config.changes()
   out.seed, out.curriculum = arg.seed, ROWS[arg.row].curriculum["tiny"]
   out.schedule.update(warmup_steps=2, decay_steps=2)
   out.train.batch_size = 4

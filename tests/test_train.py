@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import config as config_lib
+from antlm_jax import sections
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
@@ -420,7 +420,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
     jax.eval_shape(experiment.build(meta.config).step.init),
   )
-  saver = saving.Checkpoints(copy, meta, config_lib.Checkpoint())
+  saver = saving.Checkpoints(copy, meta, sections.Saving())
   begun = saver.read_newest(like, check=lambda meta: None)
   note, then = begun.notes
   assert int(begun.state.step) == 56 and then == "resuming from step 56"

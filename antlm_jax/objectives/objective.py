@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from antlm_jax import settings
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import (
   Corrupted,
@@ -339,6 +340,24 @@ OBJECTIVES: dict[str, Objective] = {
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
   "F": FillInTheMiddle("fim"),
 }
+
+
+def kind_of(name: str, kind: str | None = None) -> type[Objective]:
+  """Returns the class of an objective, by default as in `OBJECTIVES`."""
+  default = getattr(OBJECTIVES.get(name), "kind", "")
+  return KINDS[default if kind is None else kind]
+
+
+def changed(name: str, values: Mapping[str, Any]) -> Objective:
+  """Returns a new objective, or that of `OBJECTIVES` with changed settings."""
+  group, base = f"config.objectives.{name}", {}
+  settings.require_group(values, group)
+  if name in OBJECTIVES:
+    chosen = kind_of(name, values.get("kind"))
+    known = settings.of(chosen)
+    base = settings.to_dict(OBJECTIVES[name])
+    base = {n: v for n, v in base.items() if n in {*known, "kind"}}
+  return make({**base, **values}, group)
 
 
 def make(values: Mapping[str, Any], group: str, old: bool = False) -> Objective:

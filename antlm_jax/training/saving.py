@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from antlm_jax import config as config_lib
-from antlm_jax import models
+from antlm_jax import models, sections
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, sharding
@@ -233,7 +233,7 @@ class Checkpoints:
 
   _last: "Checkpoints | None" = None  # those that this process saved to last
 
-  def __init__(self, workdir, meta: Meta, settings: config_lib.Checkpoint):
+  def __init__(self, workdir, meta: Meta, settings: sections.Saving):
     self.workdir = files.path(workdir)
     self.best: int | None = None
     self._folder = self.workdir / checkpoint.FOLDER

@@ -4,20 +4,24 @@
 
 Prints for each area and package its files and lines, and the lines of its
 longest file and function. Counts its private functions, and those that one
-place in their file calls by name. Then prints the circles of imports, and
-imports that lead upward in `LEVELS`, also those within functions. Exits with
-status 1 if there are any.
+place in their file calls by name. Then prints the concepts that a reader meets,
+next to the limits and goals of `concepts`. It ends with the circles of imports,
+and imports that lead upward in `LEVELS`, also those within functions. Exits
+with status 1 if there are any.
 """
 
 import ast
 import collections
+import contextlib
 import graphlib
+import io
 import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from antlm_jax import cli, tables
+from antlm_jax.evals.benchmarks import concepts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # A module may import modules of lower levels and of its own group. A level's
@@ -29,7 +33,7 @@ LEVELS = (
   "attention data",
   "models",
   "training.optim",  # settings that build their part
-  "config",
+  "config+sections",
   "training",
   "inference planning",
   "hf",
@@ -173,6 +177,15 @@ def areas() -> dict[str, list[pathlib.Path]]:
   return out
 
 
+def product() -> dict[str, list[pathlib.Path]]:
+  """Returns the files of the core, and of all that is no test."""
+  found = areas()
+  all_of = [p for area in dict.fromkeys(AREAS.values()) for p in found[area]]
+  tests = {*found["tests"]}
+  rest = [path for path in all_of if path not in tests]
+  return {"core": found["core"], "product": rest}
+
+
 def main(argv) -> None:
   """Prints all of it."""
   cli.Parser(description=__doc__).parse_args(argv)
@@ -183,6 +196,10 @@ def main(argv) -> None:
     rows.append([*row, sum(private), sum(once)])
   head = ("", "files", "lines", "longest file", "function")
   print(tables.text(rows, (*head, "private", "called once"), "<>"))
+  with contextlib.redirect_stdout(io.StringIO()):
+    found = concepts.measured(**product(), walk=True)
+  rows = [(n, found[n], *limits) for n, limits in concepts.LIMITS.items()]
+  print(f"\n{tables.text(rows, ('concepts', 'now', 'limit', 'goal'))}")
   arrows = imports(modules())
   wrong, rings = upward(arrows), circles(arrows)
   count = sum(map(len, arrows.values()))

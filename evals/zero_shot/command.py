@@ -248,7 +248,7 @@ def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
   if task not in TASKS:
     raise UserError(f"task {task!r} is not one of {', '.join(sorted(TASKS))}")
   section = TASKS[task].settings
-  known = [field.name for field in settings_lib.fields(section)]
+  known = [*settings_lib.of(section)]
   help = f"antlm eval score --task={task} --help lists them"
   settings_lib.refuse_unknown(given, known, f"task {task}", help)
   given = {**given, "data": os.fspath(data), "mode": mode_named(given["mode"])}
