@@ -3,6 +3,7 @@
 import hypothesis
 import numpy as np
 import pytest
+from flax import traverse_util
 from hypothesis import strategies as st
 
 from antlm_jax import config as config_lib
@@ -21,7 +22,7 @@ def make(text, ratio=0.15, warmup=0, decay=0, **settings):
   out.schedule.warmup_steps = warmup
   if "schedule.name" not in settings:
     out.schedule.decay_steps = decay
-  out.update_from_flattened_dict(settings)
+  out.update(traverse_util.unflatten_dict(settings, sep="."))
   return config_lib.typed(out)
 
 

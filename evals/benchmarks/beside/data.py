@@ -92,7 +92,7 @@ def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
 
 
 def _batches(folder: pathlib.Path, objective: str):
-  of = config.default("llama")
+  of = config.changes()
   of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
   read = experiment.build(config.typed(of)).source

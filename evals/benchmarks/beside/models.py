@@ -40,7 +40,7 @@ def words(size: str) -> Tokenizer:
 
 def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
-  of = config.default("llama")
+  of = config.changes()
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
   settings = config.typed(of)
   model = models.build(settings.model, tokenizer.vocab_size)
