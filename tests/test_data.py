@@ -303,6 +303,47 @@ def flip(path: pathlib.Path, at: int) -> None:
   path.write_bytes(data)
 
 
+def documents_json(folder: pathlib.Path, name: str) -> pathlib.Path:
+  return folder / "documents" / "train-00000" / name
+
+
+def test_a_foreign_folder_runs_no_code(copy, whole, tmp_path, monkeypatch):
+  """Catches an import of the class that a folder's features.json names."""
+  (tmp_path / "planted.py").write_text("raise SystemExit('it ran')")
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  path = documents_json(copy, "features.json")
+  path.write_text(
+    path.read_text().replace(
+      "tensorflow_datasets.core.features.text_feature.Text", "planted.Text"
+    )
+  )
+  assert "planted.Text" in path.read_text()
+  documents = list(document_store.read(copy, "train"))
+  assert documents == list(document_store.read(whole, "train")) != []
+  assert "planted" not in sys.modules
+
+
+@pytest.mark.parametrize(
+  ("old", "new"),
+  [
+    ('"name": "documents"', '"name": "others"'),
+    ('"array_record"', '"tfrecord"'),
+    ('"{DATASET}', '"../../../whole/{DATASET}'),
+    ('"1.0.0"', '"2.0.0"'),
+    ('"splits"', '"parts"'),
+  ],
+)
+def test_other_documents_are_refused(copy, old, new):
+  """Catches records of another dataset, or of a file elsewhere, as text."""
+  path = documents_json(copy, "dataset_info.json")
+  changed = path.read_text().replace(old, new)
+  assert changed != path.read_text()
+  path.write_text(changed)
+  message = r"train-00000 holds no documents of antlm prepare \(.+\)"
+  told(message, lambda: list(document_store.read(copy, "train")))
+
+
 def test_damaged_rows_are_told_on_opening(copy):
   path = copy / TRAIN
   size = path.stat().st_size

@@ -27,6 +27,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.models import EncoderConfig
 from antlm_jax.runtime import files
+from antlm_jax.training import milestones
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
@@ -81,6 +82,7 @@ class Meta:
     own["config"] = config_lib.from_json(fields["config"])
     own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
     own["ends"] = tuple(fields.get("ends", ()))
+    milestones.check(fields.get("milestones", {}))
     return cls(**own)
 
 
