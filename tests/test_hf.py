@@ -666,6 +666,9 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   with pytest.raises(UserError, match=r"several pickles \(a.bin, b.bin\)"):
     import_.read(foreign)
   (foreign / "b.bin").unlink()
+  monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+  with pytest.raises(UserError, match=r"may run code in torch 2.5.1.*2.6 or"):
+    import_.read(foreign)
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(UserError, match=r"install torch to read it, or convert"):
     import_.read(foreign)
