@@ -428,6 +428,23 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   gc.collect()  # orbax's dropped reads must end without a warning
 
 
+def test_a_step_that_is_not_whole_is_set_aside(copy, whole, prepared):
+  """Catches a run that ends in orbax's StepAlreadyExistsError every time: orbax
+  counts a folder without metadata as a step, and antlm does not."""
+  folder = copy / "checkpoints"
+  shutil.rmtree(folder / "60" / "meta")
+  (folder / "58" / "params").mkdir(parents=True)
+  (folder / "59").write_text("")
+  done = runs.train(copy, prepared, *LONG)
+  for step in (58, 59, 60):
+    note = f"{step} is not whole: it has no meta: skipped, and kept as"
+    assert f"{note} {step}.unreadable" in done.stdout
+    assert (folder / f"{step}.unreadable").exists()
+  assert "resuming from step 56" in done.stdout
+  assert set(checkpoint.steps(copy)) == {56, 60}
+  assert runs.same_params(copy, whole)
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
   disk = tmp_path / "disk"

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import zlib
@@ -159,6 +160,19 @@ def steps(path) -> dict[int, pathlib.Path]:
   whole = (entry.parent for entry in folder.glob(f"*/{mark}"))
   found = {int(step.name): step for step in whole if step.name.isdigit()}
   return dict(sorted(found.items()))
+
+
+def torn(folder: pathlib.Path) -> list[int]:
+  """Returns the steps that orbax counts although they are not whole.
+
+  An interrupted copy or removal leaves such folders. In a bucket, orbax looks
+  for the same file as `steps`.
+  """
+  if files.is_remote(folder):
+    return []
+  names = (entry.name for entry in folder.glob("[0-9]*"))
+  found = (int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
+  return sorted({*found} - steps(folder).keys())
 
 
 def find(path, step: int | None = None) -> pathlib.Path:
