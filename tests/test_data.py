@@ -22,6 +22,7 @@ import tokenizers
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from antlm_jax import errors
 from antlm_jax.commands import prepare
 from antlm_jax.data import document_store, packing, rows, tasks, tokenizer
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
@@ -554,6 +555,93 @@ def test_a_preparation_goes_on_after_its_end(
   time.sleep(1)  # tasks of the killed process end without a reader
   prepare.main(args)
   assert counted(output) == counted(in_one_task)
+
+
+LOST = (
+  "train-00000-of-00002.array_record",
+  "documents/train-00000/documents-dev.array_record-00000",
+)
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch) -> pathlib.Path:
+  """A small text of several spans."""
+  monkeypatch.setattr(tasks, "_LEAST", 1 << 12)
+  monkeypatch.setattr(tasks, "_ROWS", 16)
+  text = tmp_path / "text.txt"
+  text.write_text(make_text(2000), "utf-8")
+  return text
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_task_whose_files_are_gone_is_done_again(
+  parts, tmp_path, lost, capsys
+):
+  """Catches a folder that is called ready without a shard, or without some
+  held-out documents, and a repair that repeats the other tasks."""
+  prepare.main(large_args(parts, tmp_path / "one"))
+  output = tmp_path / "out"
+  args = large_args(parts, output, "--tasks=2")
+  prepare.main([*args, "--task=0"])
+  (output / lost).unlink()
+  capsys.readouterr()
+  prepare.main([*args, "--task=1"])
+  out = capsys.readouterr().out
+  assert "warning: files of task 0 are missing or changed" in out
+  assert "task 1 is done; tasks left: 1 (0)" in out and "ready" not in out
+  other = output / "train-00001-of-00002.array_record"
+  before = other.stat().st_mtime_ns
+  prepare.main([*args, "--task=0"])
+  assert other.stat().st_mtime_ns == before
+  Prepared.open(output).verify()
+  assert counted(output) == counted(tmp_path / "one")
+  assert not list(output.glob("preparing*"))
+
+
+def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
+  """Catches shards of one folder that two tokenizers encoded."""
+  args = large_args(parts, tmp_path / "out", "--tasks=2")
+  prepare.main([*args, "--task=0"])
+  other = tokenizer.Tokenizer.train(make_text(50, seed=9).splitlines(), 270)
+  (tmp_path / "out/tokenizer.json").write_text(other.to_json(), "utf-8")
+  prepare.main([*args, "--task=1"])
+  assert "task 1 is done; tasks left: 1 (0)" in capsys.readouterr().out
+
+
+def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
+  """Catches the loss of files that others put into the output meanwhile."""
+  output = tmp_path / "out"
+  theirs = {"mine.txt", "documents/mine.txt", "preparing/mine.txt"}
+
+  def fail(job):
+    for name in theirs:
+      (output / name).write_text("mine")
+    raise errors.UserError("too few words")
+
+  monkeypatch.setattr(tasks.Job, "seal", fail)
+  told("too few words", make, corpus, output)
+  left = {p.relative_to(output) for p in output.rglob("*") if p.is_file()}
+  assert left == set(map(pathlib.Path, theirs))
+
+
+@pytest.mark.parametrize("kilobytes", [8, 600, 1000])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_full_disk_is_one_line(corpus, tmp_path, kilobytes, tasks):
+  """Catches tracebacks of the libraries that write rows and documents."""
+  disk = tmp_path / "disk"
+  disk.mkdir()
+  size = f"size={kilobytes}k"
+  mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)]
+  if subprocess.run(mount, capture_output=True).returncode:
+    pytest.skip("mounting a small tmpfs is not allowed here")
+  try:
+    (corpus / "a.train").write_text(make_text(30_000), "utf-8")
+    message = f"cannot write {disk}/out/.*: No space left on device"
+    told(message, make, corpus, disk / "out", tasks=tasks)
+    assert not list(disk.iterdir())
+  finally:
+    # The libraries may still hold a file.
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):

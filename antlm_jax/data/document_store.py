@@ -47,7 +47,8 @@ class Texts:
 def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
   """Writes pieces to a file without a name, so that sources are read once."""
   sizes, firsts, data = array.array("q"), array.array("b"), b""
-  with tempfile.TemporaryFile(dir=folder) as file:
+  # The errors of sources are UserErrors, so that others are of the file.
+  with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
     for text, first in pieces:
       sizes.append(file.write(text.encode("utf-8")))
       firsts.append(first)
