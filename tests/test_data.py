@@ -626,22 +626,13 @@ def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kilobytes", [8, 600, 1000])
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_full_disk_is_one_line(corpus, tmp_path, kilobytes, tasks):
+def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):
   """Catches tracebacks of the libraries that write rows and documents."""
-  disk = tmp_path / "disk"
-  disk.mkdir()
-  size = f"size={kilobytes}k"
-  mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)]
-  if subprocess.run(mount, capture_output=True).returncode:
-    pytest.skip("mounting a small tmpfs is not allowed here")
-  try:
-    (corpus / "a.train").write_text(make_text(30_000), "utf-8")
-    message = f"cannot write {disk}/out/.*: No space left on device"
-    told(message, make, corpus, disk / "out", tasks=tasks)
-    assert not list(disk.iterdir())
-  finally:
-    # The libraries may still hold a file.
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+  disk = small_disk(kilobytes)
+  (corpus / "a.train").write_text(make_text(30_000), "utf-8")
+  message = f"cannot write {disk}/out/.*: No space left on device"
+  told(message, make, corpus, disk / "out", tasks=tasks)
+  assert not list(disk.iterdir())
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):

@@ -446,20 +446,12 @@ def test_a_step_that_is_not_whole_is_set_aside(copy, whole, prepared):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
-  disk = tmp_path / "disk"
-  disk.mkdir()
-  mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
-  if subprocess.run(mount, capture_output=True).returncode:
-    pytest.skip("mounting a small tmpfs is not allowed here")
-  try:
-    keep = *LONG, "checkpoint.keep_last=20"
-    args = runs.train_args(disk / "run", prepared, *keep)
-    line = runs.error_of(runs.run("antlm_jax.train", *args))
-    assert "No space left" in line and "last good checkpoint is step" in line
-    assert load(disk / "run").step == int(line.rpartition("step ")[2])
-  finally:
-    subprocess.run(["umount", str(disk)], check=True)
+def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, small_disk):
+  disk, keep = small_disk(3072), (*LONG, "checkpoint.keep_last=20")
+  args = runs.train_args(disk / "run", prepared, *keep)
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert "No space left" in line and "last good checkpoint is step" in line
+  assert load(disk / "run").step == int(line.rpartition("step ")[2])
 
 
 def test_a_file_in_the_checkpoints_place_ends_the_run(prepared, tmp_path):

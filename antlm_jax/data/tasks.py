@@ -357,7 +357,8 @@ class _Writer:
       self._rows = rows.Writer(self._path, dtype, segmented)
     place = _documents(job.output, split, index)
     shutil.rmtree(place, ignore_errors=True)  # left by a kill
-    self._documents = document_store.writer(place, SPLITS)
+    with files.writing(place):
+      self._documents = document_store.writer(place, SPLITS)
 
   def keep(self, split: str, texts: Iterable[str]) -> None:
     """Writes documents, as they are."""
