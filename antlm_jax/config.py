@@ -36,7 +36,8 @@ from antlm_jax.settings import Section, nearest, setting
 from antlm_jax.training import optim
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
-# Settings that may differ when a run resumes, since they change no parameter.
+# Settings that may differ when a run resumes. They change no parameter, except
+# by rounding (and which neurons a dropout drops, with other microbatches).
 FREE = (
   "checkpoint",
   "data.path",
@@ -47,7 +48,9 @@ FREE = (
   "model.attention",
   "model.remat",
   "model.scan_layers",
+  "train.loss_chunk",
   "train.max_epochs",
+  "train.microbatches",
 )
 
 
@@ -533,8 +536,9 @@ _SHRUNK = {
 def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
-  The phases of the curriculum keep their proportions, over 12 steps or the
-  `train.steps` that the user asked for.
+  The phases of the curriculum keep their proportions, over 12 steps (or one for
+  each phase, if there are more), or over the `train.steps` that the user asked
+  for. Of more phases than these steps, the first stay.
 
   `changed` has the keys that the user set, which stay. A curriculum that the
   user wrote in steps, such as `8C+8M steps`, keeps its length.
@@ -552,7 +556,9 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   if not in_steps and "train.epochs" not in changed:
     asked = config.train.steps if "train.steps" in changed else 0
     known = typed(config).known_objectives
-    text, steps = config.curriculum, asked or 12
+    text = config.curriculum
+    phases = curriculum.parse(text, known, 1000, 1000).phases
+    steps = asked or max(12, len(phases))
     config.curriculum = curriculum.scaled(text, known, steps)
     config.train.update(steps=0, epochs=0.0)
 
@@ -584,9 +590,15 @@ def from_json(text: str) -> Config:
 def differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
-  # A version may add or remove objectives. Both configs can run, and have the
-  # same curriculum, so it uses no objective that is in only one of them.
+  # Objectives that the curriculum does not use only matter to evaluations. It
+  # uses M for M30, too. A version may add or remove objectives.
+  words = re.findall(curriculum.NAME, f"{old.curriculum} {new.curriculum}")
   unused = set(old.objectives) ^ set(new.objectives)
+  unused |= {
+    name
+    for name in new.objectives
+    if not any(word.startswith(name) for word in words)
+  }
   free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
   out = []
   for key in sorted(before.keys() | after.keys()):
