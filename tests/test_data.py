@@ -273,6 +273,50 @@ def test_a_manifest_of_another_version_is_refused(copy, change):
   assert "another --output" in line and "delete" not in line
 
 
+def leaves(value, *keys):
+  """Yields the keys to each value inside of JSON."""
+  if isinstance(value, dict | list):
+    each = value if isinstance(value, dict) else range(len(value))
+    for key in each:
+      yield from leaves(value[key], *keys, key)
+  else:
+    yield keys
+
+
+def test_every_field_of_a_manifest_is_checked(copy):
+  """Catches `boundary: foo`, and counts or types that fail later or never."""
+  path = copy / "manifest.json"
+  whole = path.read_text()
+
+  def refused(keys, wrong):
+    manifest = json.loads(whole)
+    inner = functools.reduce(lambda node, key: node[key], keys[:-1], manifest)
+    if inner[keys[-1]] != wrong:
+      inner[keys[-1]] = wrong
+      path.write_text(json.dumps(manifest))
+      message = "json was changed, or is of another|of its manifest"
+      told(message, Prepared.open, copy)
+
+  every = list(leaves(json.loads(whole)))
+  assert len(every) > 40
+  free = "path", "column", "documents", "kind"  # any text may have been asked
+  for keys in every:
+    refused(keys, [])
+    refused(keys, {})
+    if keys[-1] not in free:
+      refused(keys, "foo")
+    if keys != ("settings", "tokenizer"):
+      refused(keys, None)
+  refused(("tokenizer", "vocab_size"), 300)
+  refused(("segmented",), True)
+  refused(("seq_len",), 16)
+  refused(("splits", "train", "rows"), 1)
+  refused(("splits", "train", "padding"), -1)
+  refused(("splits", "dev", "shards", 0, "rows"), True)
+  path.write_text(whole)
+  Prepared.open(copy)
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", None])
 def test_a_folder_without_a_manifest_is_refused(copy, content):
   (copy / "manifest.json").unlink()
