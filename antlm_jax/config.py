@@ -536,9 +536,9 @@ _SHRUNK = {
 def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
-  The phases of the curriculum keep their proportions, over 12 steps (or one for
-  each phase, if there are more), or over the `train.steps` that the user asked
-  for. Of more phases than these steps, the first stay.
+  The phases of the curriculum keep their proportions. The run has the
+  `train.steps` that the user asked for, and keeps only as many phases. By
+  default it has 12 steps, or one for each phase if there are more.
 
   `changed` has the keys that the user set, which stay. A curriculum that the
   user wrote in steps, such as `8C+8M steps`, keeps its length.

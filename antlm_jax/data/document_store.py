@@ -108,7 +108,7 @@ def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
         block = range(first, min(first + _BATCH, len(source)))
         for example in source.__getitems__(block):
           yield example["text"].decode("utf-8")
-    except Exception as error:  # tfds raises bare ones, and assertions
+    except Exception as error:  # also assertions of tfds
       raise UserError(
         f"{path.parent} holds no documents of antlm prepare"
         f" ({files.reason(error)}); prepare its text again"

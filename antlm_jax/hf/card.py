@@ -184,8 +184,8 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
 def _base_model(loaded: Loaded) -> str:
   """Returns the Hub model from which the run, or an earlier run, began.
 
-  It looks only at folders on this machine: a name on the Hub or a bucket that a
-  checkpoint has in place of a folder must not open a connection.
+  It looks only at folders on this machine. A checkpoint may name a bucket or a
+  model on the Hub in place of a folder, and must not open a connection.
   """
   found, seen = loaded.config.init.checkpoint, set()
   while found and not found.startswith(hub.PREFIX):
