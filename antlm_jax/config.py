@@ -35,7 +35,8 @@ from antlm_jax.settings import nearest, setting
 from antlm_jax.training import optim
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
-# Settings that may differ when a run resumes, since they change no parameter.
+# Settings that may differ when a run resumes. They change no parameter, except
+# by rounding (and which neurons a dropout drops, with other microbatches).
 FREE = (
   "checkpoint",
   "data.path",
@@ -46,7 +47,9 @@ FREE = (
   "model.attention",
   "model.remat",
   "model.scan_layers",
+  "train.loss_chunk",
   "train.max_epochs",
+  "train.microbatches",
 )
 
 
@@ -419,8 +422,9 @@ _SHRUNK = {
 def _shrink(found: Changes, own: Collection[str]) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
-  The phases of the curriculum keep their proportions, over 12 steps or the
-  `train.steps` that the user asked for.
+  The phases of the curriculum keep their proportions. The run has the
+  `train.steps` that the user asked for, and keeps only as many phases. By
+  default it has 12 steps, or one for each phase if there are more.
 
   `own` has the keys that the user set, which stay. A curriculum that the user
   wrote in steps, such as `8C+8M steps`, keeps its length.
@@ -435,10 +439,11 @@ def _shrink(found: Changes, own: Collection[str]) -> None:
   text = found.get("curriculum", Config.curriculum)
   in_steps = "curriculum" in own and text.endswith("steps")
   if not in_steps and "train.epochs" not in own:
-    steps = found["train.steps"] if "train.steps" in own else 12
-    known = _with_ratios(
-      _objectives(traverse_util.unflatten_dict(found, sep=".")), text
-    )
+    tree = traverse_util.unflatten_dict(found, sep=".")
+    known = _with_ratios(_objectives(tree), text)
+    phases = curriculum.parse(text, known, 1000, 1000).phases
+    asked = found["train.steps"] if "train.steps" in own else 0
+    steps = asked or max(12, len(phases))
     found["curriculum"] = curriculum.scaled(text, known, steps)
     found |= {"train.steps": 0, "train.epochs": 0.0}
 
@@ -472,9 +477,15 @@ def from_json(text: str) -> Config:
 def differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
-  # A version may add or remove objectives. Both configs can run, and have the
-  # same curriculum, so it uses no objective that is in only one of them.
+  # Objectives that the curriculum does not use only matter to evaluations. It
+  # uses M for M30, too. A version may add or remove objectives.
+  words = re.findall(curriculum.NAME, f"{old.curriculum} {new.curriculum}")
   unused = set(old.objectives) ^ set(new.objectives)
+  unused |= {
+    name
+    for name in new.objectives
+    if not any(word.startswith(name) for word in words)
+  }
   free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
   out = []
   for key in sorted(before.keys() | after.keys()):

@@ -129,7 +129,12 @@ def sweep(
     if not runs:
       raise UserError(_failure(failed, len(todo)))
   title = f"A sweep of {', '.join(points[0])}"
-  found = trainings.compare(title, runs, asked.by, folder / trainings.FOLDER)
+  try:
+    found = trainings.compare(title, runs, asked.by, folder / trainings.FOLDER)
+  except UserError as error:
+    if not failed:
+      raise
+    raise UserError(f"{_failure(failed, len(todo))}; {error}") from error
   return dataclasses.replace(found, failed=failed)
 
 

@@ -3,6 +3,7 @@
 import collections
 import os
 import signal
+import subprocess
 import tempfile
 
 import jax
@@ -112,6 +113,23 @@ def prepared(english, shared):
 def loaded(run):
   """The checkpoint of `run`, a file's own fixture: `random_models.run()`."""
   return load(run)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """Makes a file system of some kilobytes: `small_disk(600)`."""
+  disk = tmp_path / "disk"
+
+  def mounted(kilobytes):
+    disk.mkdir()
+    words = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
+    if subprocess.run(["mount", *words], capture_output=True).returncode:
+      pytest.skip("mounting a small tmpfs is not allowed here")
+    return disk
+
+  yield mounted
+  # The libraries may still hold a file.
+  subprocess.run(["umount", "--lazy", str(disk)], capture_output=True)
 
 
 @pytest.fixture

@@ -222,6 +222,20 @@ def test_shrink_heeds_the_overrides(overrides, curriculum_, steps):
   assert config.load("quickstart:shrink", epochs).curriculum == "1C+1M"
 
 
+@pytest.mark.parametrize("steps", [1, 3, 6, 40, 41, 100])
+def test_shrink_takes_the_steps_that_are_asked_for(steps):
+  """Catches a curriculum of many phases that ignores `train.steps`."""
+  change = [f"--config.train.steps={steps}"]
+  small = config.load("quickstart:shrink", change)  # 40 phases
+  parsed = curriculum.parse(small.curriculum, ["C", "M"], 1000)
+  assert (parsed.steps, small.train.steps) == (steps, 0)
+  assert len(parsed.phases) == min(steps, 40)
+  kinds = [tuple(phase.shares) for phase in parsed.phases]
+  assert kinds == [("C",), ("M",)] * (len(kinds) // 2) + [("C",)] * (
+    len(kinds) % 2
+  )
+
+
 @pytest.mark.parametrize(
   "change, steps, epochs",
   [
@@ -360,7 +374,8 @@ def test_what_is_no_configs_json_is_told(text):
 def test_differences_name_what_matters_and_leave_out_the_rest():
   old = load("data.path=a", "seed=1", "objectives.M.mask_ratio=0.3")
   rest = "data.path=b data.threads=4 log.every=5 eval.rows=9"
-  rest += " checkpoint.every=7 mesh.fsdp=2"
+  rest += " checkpoint.every=7 mesh.fsdp=2 train.microbatches=4"
+  rest += " train.loss_chunk=8 objectives.N.mask_ratio=0.3"
   change = "seed=2", "data.shuffle=false", "objectives.M.mask_ratio=0.5"
   new = load(*rest.split(), *change)
   assert config.differences(old, new) == [
@@ -369,6 +384,14 @@ def test_differences_name_what_matters_and_leave_out_the_rest():
     "seed was 1, is 2",
   ]
   assert config.differences(old, old) == []
+
+
+def test_differences_see_an_objective_of_another_ratio():
+  """Catches a resumed run of M30, made of M, with another unit to mask."""
+  old = load("curriculum=4C+4M30")
+  new = load("curriculum=4C+4M30", "objectives.M.unit=word")
+  lines = ["objectives.M.unit was 'token', is 'word'"]
+  assert config.differences(old, new) == lines
 
 
 def test_differences_see_another_implementation():

@@ -242,6 +242,9 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
     next(find([f"{source}::other"]).pieces("train"))
   with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
     find(["hf://nobody/none"])
+  monkeypatch.setattr(datasets, "__version__", "3.6.0")
+  with pytest.raises(errors.UserError, match=r"may run code .* datasets 4 or"):
+    find(["hf://nobody/script"])
 
 
 BAD = {

@@ -54,7 +54,8 @@ def texts(draw):
   """Draws curricula in epochs, with fractions, repetitions and mixtures."""
 
   def phase():
-    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+    one = st.sampled_from(NAMES)
+    names = draw(st.lists(one, min_size=1, max_size=3, unique=True))
     count = draw(st.sampled_from([1, 2, 3.7, 0.9, 12, 99.25]))
     text = f"{count}{':'.join(names)}"
     if len(names) > 1 and draw(st.booleans()):
@@ -149,6 +150,7 @@ POSITIONS = {
   "0*(4C)": 1,
   "1C+1M parsecs ": 7,
   "1C+0.01M": 4,
+  "4C+2M:M=1:1": 5,
 }
 
 
@@ -174,6 +176,8 @@ def test_error_points_at_the_character(text):
     ("25%C+75%M", None, "train.steps"),
     ("C+M", None, "train.steps"),
     ("4Q", 100, "known: C, M, N, Xy_2"),
+    ("M:M=1:3", 100, "a mix of M alone: name another one"),
+    ("C:C", 100, "a mix of C alone"),
     ("C:M=0:1", 100, "a proportion of 0: leave that name out"),
   ],
 )

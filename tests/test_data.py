@@ -22,6 +22,7 @@ import tokenizers
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from antlm_jax import errors
 from antlm_jax.commands import prepare
 from antlm_jax.data import document_store, packing, rows, tasks, tokenizer
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
@@ -272,6 +273,50 @@ def test_a_manifest_of_another_version_is_refused(copy, change):
   assert "another --output" in line and "delete" not in line
 
 
+def leaves(value, *keys):
+  """Yields the keys to each value inside of JSON."""
+  if isinstance(value, dict | list):
+    each = value if isinstance(value, dict) else range(len(value))
+    for key in each:
+      yield from leaves(value[key], *keys, key)
+  else:
+    yield keys
+
+
+def test_every_field_of_a_manifest_is_checked(copy):
+  """Catches `boundary: foo`, and counts or types that fail later or never."""
+  path = copy / "manifest.json"
+  whole = path.read_text()
+
+  def refused(keys, wrong):
+    manifest = json.loads(whole)
+    inner = functools.reduce(lambda node, key: node[key], keys[:-1], manifest)
+    if inner[keys[-1]] != wrong:
+      inner[keys[-1]] = wrong
+      path.write_text(json.dumps(manifest))
+      message = "json was changed, or is of another|of its manifest"
+      told(message, Prepared.open, copy)
+
+  every = list(leaves(json.loads(whole)))
+  assert len(every) > 40
+  free = "path", "column", "documents", "kind"  # any text may have been asked
+  for keys in every:
+    refused(keys, [])
+    refused(keys, {})
+    if keys[-1] not in free:
+      refused(keys, "foo")
+    if keys != ("settings", "tokenizer"):
+      refused(keys, None)
+  refused(("tokenizer", "vocab_size"), 300)
+  refused(("segmented",), True)
+  refused(("seq_len",), 16)
+  refused(("splits", "train", "rows"), 1)
+  refused(("splits", "train", "padding"), -1)
+  refused(("splits", "dev", "shards", 0, "rows"), True)
+  path.write_text(whole)
+  Prepared.open(copy)
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", None])
 def test_a_folder_without_a_manifest_is_refused(copy, content):
   (copy / "manifest.json").unlink()
@@ -301,6 +346,47 @@ def flip(path: pathlib.Path, at: int) -> None:
   data = bytearray(path.read_bytes())
   data[at] ^= 4
   path.write_bytes(data)
+
+
+def documents_json(folder: pathlib.Path, name: str) -> pathlib.Path:
+  return folder / "documents" / "train-00000" / name
+
+
+def test_a_foreign_folder_runs_no_code(copy, whole, tmp_path, monkeypatch):
+  """Catches an import of the class that a folder's features.json names."""
+  (tmp_path / "planted.py").write_text("raise SystemExit('it ran')")
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  path = documents_json(copy, "features.json")
+  path.write_text(
+    path.read_text().replace(
+      "tensorflow_datasets.core.features.text_feature.Text", "planted.Text"
+    )
+  )
+  assert "planted.Text" in path.read_text()
+  documents = list(document_store.read(copy, "train"))
+  assert documents == list(document_store.read(whole, "train")) != []
+  assert "planted" not in sys.modules
+
+
+@pytest.mark.parametrize(
+  ("old", "new"),
+  [
+    ('"name": "documents"', '"name": "others"'),
+    ('"array_record"', '"tfrecord"'),
+    ('"{DATASET}', '"../../../whole/{DATASET}'),
+    ('"1.0.0"', '"2.0.0"'),
+    ('"splits"', '"parts"'),
+  ],
+)
+def test_other_documents_are_refused(copy, old, new):
+  """Catches records of another dataset, or of a file elsewhere, as text."""
+  path = documents_json(copy, "dataset_info.json")
+  changed = path.read_text().replace(old, new)
+  assert changed != path.read_text()
+  path.write_text(changed)
+  message = r"train-00000 holds no documents of antlm prepare \(.+\)"
+  told(message, lambda: list(document_store.read(copy, "train")))
 
 
 def test_damaged_rows_are_told_on_opening(copy):
@@ -513,6 +599,84 @@ def test_a_preparation_goes_on_after_its_end(
   time.sleep(1)  # tasks of the killed process end without a reader
   prepare.main(args)
   assert counted(output) == counted(in_one_task)
+
+
+LOST = (
+  "train-00000-of-00002.array_record",
+  "documents/train-00000/documents-dev.array_record-00000",
+)
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch) -> pathlib.Path:
+  """A small text of several spans."""
+  monkeypatch.setattr(tasks, "_LEAST", 1 << 12)
+  monkeypatch.setattr(tasks, "_ROWS", 16)
+  text = tmp_path / "text.txt"
+  text.write_text(make_text(2000), "utf-8")
+  return text
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_task_whose_files_are_gone_is_done_again(
+  parts, tmp_path, lost, capsys
+):
+  """Catches a folder that is called ready without a shard, or without some
+  held-out documents, and a repair that repeats the other tasks."""
+  prepare.main(large_args(parts, tmp_path / "one"))
+  output = tmp_path / "out"
+  args = large_args(parts, output, "--tasks=2")
+  prepare.main([*args, "--task=0"])
+  (output / lost).unlink()
+  capsys.readouterr()
+  prepare.main([*args, "--task=1"])
+  out = capsys.readouterr().out
+  assert "warning: files of task 0 are missing or changed" in out
+  assert "task 1 is done; tasks left: 1 (0)" in out and "ready" not in out
+  other = output / "train-00001-of-00002.array_record"
+  before = other.stat().st_mtime_ns
+  prepare.main([*args, "--task=0"])
+  assert other.stat().st_mtime_ns == before
+  Prepared.open(output).verify()
+  assert counted(output) == counted(tmp_path / "one")
+  assert not list(output.glob("preparing*"))
+
+
+def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
+  """Catches shards of one folder that two tokenizers encoded."""
+  args = large_args(parts, tmp_path / "out", "--tasks=2")
+  prepare.main([*args, "--task=0"])
+  other = tokenizer.Tokenizer.train(make_text(50, seed=9).splitlines(), 270)
+  (tmp_path / "out/tokenizer.json").write_text(other.to_json(), "utf-8")
+  prepare.main([*args, "--task=1"])
+  assert "task 1 is done; tasks left: 1 (0)" in capsys.readouterr().out
+
+
+def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
+  """Catches the loss of files that others put into the output meanwhile."""
+  output = tmp_path / "out"
+  theirs = {"mine.txt", "documents/mine.txt", "preparing/mine.txt"}
+
+  def fail(job):
+    for name in theirs:
+      (output / name).write_text("mine")
+    raise errors.UserError("too few words")
+
+  monkeypatch.setattr(tasks.Job, "seal", fail)
+  told("too few words", make, corpus, output)
+  left = {p.relative_to(output) for p in output.rglob("*") if p.is_file()}
+  assert left == set(map(pathlib.Path, theirs))
+
+
+@pytest.mark.parametrize("kilobytes", [8, 600, 1000])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):
+  """Catches tracebacks of the libraries that write rows and documents."""
+  disk = small_disk(kilobytes)
+  (corpus / "a.train").write_text(make_text(30_000), "utf-8")
+  message = f"cannot write {disk}/out/.*: No space left on device"
+  told(message, make, corpus, disk / "out", tasks=tasks)
+  assert not list(disk.iterdir())
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):

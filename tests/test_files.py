@@ -232,6 +232,56 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     holder.communicate()
 
 
+_WRITER = """
+import sys
+from antlm_jax.runtime import files
+with files.replacing(sys.argv[1]) as aside:
+  if sys.argv[2] == "folder":
+    aside.mkdir()
+    (aside / "half").write_text("half")
+  else:
+    aside.write_text("half")
+  print("writing", flush=True)
+  sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_is_removed(tmp_path, kind):
+  """Catches hidden temporary files that stay for ever, and the removal of
+  those of a process that still writes, or of another host."""
+  target, hosts = tmp_path / "out.v1", tmp_path / ".out.v1.another-host.1.tmp"
+  hosts.write_text("")
+  words = [sys.executable, "-c", _WRITER, target, kind]
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+  writers = [subprocess.Popen(words, **pipes) for _ in range(2)]
+  try:
+    for writer in writers:
+      assert writer.stdout.readline() == b"writing\n"
+    writers[0].kill()
+    writers[0].communicate()
+    assert len(list(tmp_path.iterdir())) == 3
+    files.write_text(target, "whole")
+    left = {p.name.split(".")[-2] for p in tmp_path.glob(".*.tmp")}
+    assert left == {"1", str(writers[1].pid)}
+    assert target.read_text() == "whole"
+  finally:
+    for writer in writers:
+      writer.kill()
+      writer.communicate()
+
+
+def test_a_lock_on_a_full_disk_names_its_file(small_disk):
+  """Catches an error without a path, as a sweep on a full disk printed."""
+  disk = small_disk(4)
+  lock = disk / "lock"
+  lock.touch()
+  (disk / "all").write_bytes(bytes(4096))
+  told = f"cannot write {lock}: No space left"
+  with pytest.raises(UserError, match=told), files.locked(lock):
+    pass
+
+
 # ------------------------------------------------------------ tables and units
 
 

@@ -26,6 +26,8 @@ from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
+from antlm_jax.inference.model import write as write_model
+from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 from tests.hub import FakeHub
 
@@ -274,6 +276,29 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
   assert not hub.is_name(tmp_path.name) and not hub.is_name(str(foreign))
+
+
+@pytest.mark.parametrize("begin", ["run", "run/checkpoints/7", "some/llama"])
+def test_a_card_follows_a_start_on_this_machine_alone(
+  tokenizer, tmp_path, monkeypatch, begin
+):
+  """Catches an endless loop for a run that starts from itself, and a download
+  for a start whose folder is gone."""
+
+  def download(name):
+    raise AssertionError(f"{name} would be downloaded")
+
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(hub, "folder", download)
+  random_models.save(tmp_path / "other", tokenizer)
+  other = load(tmp_path / "other")
+  settings = config_lib.given(other.config, {"init.checkpoint": begin})
+  fields = {f.name: getattr(other, f.name) for f in dataclasses.fields(Meta)}
+  meta = Meta(**fields | {"config": settings})
+  write_model(tmp_path / "run/checkpoints/7", 7, other.params, meta)
+  (path,) = export.export(load(tmp_path / "run"), tmp_path / "hf", ["causal"])
+  front = huggingface_hub.ModelCard((path / "README.md").read_text()).data
+  assert front.base_model is None
 
 
 def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
@@ -641,6 +666,9 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   with pytest.raises(UserError, match=r"several pickles \(a.bin, b.bin\)"):
     import_.read(foreign)
   (foreign / "b.bin").unlink()
+  monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+  with pytest.raises(UserError, match=r"may run code in torch 2.5.1.*2.6 or"):
+    import_.read(foreign)
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(UserError, match=r"install torch to read it, or convert"):
     import_.read(foreign)

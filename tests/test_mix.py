@@ -302,6 +302,8 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
       "(--packing), which is True for a and False",
     ),
     ("a={a},b={a}", ("data.mix=a:c",), "character 3 ('c'): unknown source 'c'"),
+    ("a={a},b={a}", ("data.mix=a:a=1:1",), "1 ('a'): a mix of a alone"),
+    ("{a}", ("curriculum=12M30:M30 steps",), "3 ('M'): a mix of M30 alone"),
     ("a={a},b={a}", ("data.mix=a:b=0:1",), "5 ('0'): a proportion of"),
     ("a={a},b={a}", ("data.mix=3a+8b steps",), "is 11 steps long, but the run"),
     ("a={a},b={a}", ("data.rounding=up",), "several sources of data"),

@@ -1,5 +1,7 @@
 """Checkpoints by words of text seen, and their exported revisions."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -8,8 +10,10 @@ from antlm_jax import config
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
+from antlm_jax.inference.model import write as write_model
 from antlm_jax.training import checkpoint, experiment, summary
-from tests import runs
+from antlm_jax.training.checkpoint import Meta
+from tests import random_models, runs
 from tests.hub import FakeHub
 
 
@@ -89,3 +93,19 @@ def test_milestones_stay_and_are_exported_as_revisions(
     tensors = safetensors.numpy.load_file(output / name / "model.safetensors")
     trained = load(run, step).params["norm/scale"]
     np.testing.assert_array_equal(tensors["model.norm.weight"], trained)
+
+
+@pytest.mark.parametrize("name", ["../chck_1M", "/tmp/x", "a/b", "..", ""])
+def test_a_foreign_checkpoint_names_no_folder_elsewhere(tmp_path, name):
+  """Catches `export --revisions` and `eval babylm` writing outside --output."""
+  run = random_models.save(tmp_path / "run", random_models.tokenizer())
+  loaded = load(run)
+  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Meta)}
+  meta = Meta(**fields | {"milestones": {name: 1}})
+  write_model(tmp_path / "foreign/checkpoints/1", 1, loaded.params, meta)
+  words = f"--checkpoint={tmp_path / 'foreign'}", "--revisions"
+  line = runs.refused(
+    "antlm_jax.commands.export", *words, f"--output={tmp_path / 'in/out'}"
+  )
+  assert f"{name!r} is no step's name" in line
+  assert {p.name for p in tmp_path.iterdir()} == {"run", "foreign"}

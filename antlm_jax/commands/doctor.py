@@ -91,7 +91,13 @@ def main(argv: Sequence[str]) -> None:
     f" compiled and ran in {time.monotonic() - begun:.1f} s"
   )
   compilation.keep_programs()
-  print(f"compiled programs are kept in {compilation.folder()}")
+  if folder := compilation.folder():
+    print(f"compiled programs are kept in {folder}")
+  else:
+    print(
+      "compiled programs are not kept: to keep them, set"
+      " JAX_COMPILATION_CACHE_DIR to a folder"
+    )
   for problem in problems:
     print(f"problem: {problem}")
   if problems:

@@ -125,7 +125,7 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
     )
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, "given.jsonl")
-    with path.open("w", encoding="utf-8") as file:
+    with files.writing(path), path.open("w", encoding="utf-8") as file:
       for one in (first, *documents):
         file.write(json.dumps({"text": one}) + "\n")
     yield (str(path),)

@@ -12,9 +12,11 @@ import numpy as np
 
 from antlm_jax.data.readers import Piece
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
 
 # Documents read at once. Reading them one by one is ten times slower.
 _BATCH = 64
+_NAME, _FORMAT = "documents", "array_record"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +47,8 @@ class Texts:
 def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
   """Writes pieces to a file without a name, so that sources are read once."""
   sizes, firsts, data = array.array("q"), array.array("b"), b""
-  with tempfile.TemporaryFile(dir=folder) as file:
+  # The errors of sources are UserErrors, so that others are of the file.
+  with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
     for text, first in pieces:
       sizes.append(file.write(text.encode("utf-8")))
       firsts.append(first)
@@ -60,46 +63,75 @@ def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
 def writer(folder: str | os.PathLike, splits: Sequence[str]):
   """Returns a `SequentialWriter` of a dataset `{"text": Text}` of documents."""
   import tensorflow_datasets as tfds  # slow to import: not for --help
-  from tensorflow_datasets.core import dataset_info
 
   os.makedirs(folder)
+  out = tfds.core.SequentialWriter(
+    _info(folder), max_examples_per_shard=1 << 20, file_format=_FORMAT
+  )
+  out.initialize_splits(list(splits))
+  return out
+
+
+def _info(folder: str | os.PathLike):
+  """Returns the `DatasetInfo` of a folder of documents, with its features."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
   identity = dataset_info.DatasetIdentity(
-    name="documents",
+    name=_NAME,
     version=tfds.core.Version("1.0.0"),
     data_dir=os.fspath(folder),
     module_name=__name__,
   )
-  info = tfds.core.DatasetInfo(
+  return tfds.core.DatasetInfo(
     builder=identity,
     description="Documents of plain text, in the order of their files.",
     features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
     disable_shuffling=True,
   )
-  out = tfds.core.SequentialWriter(
-    info, max_examples_per_shard=1 << 20, file_format="array_record"
-  )
-  out.initialize_splits(list(splits))
-  return out
 
 
 def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
   """Yields the documents of a split of a prepared folder.
 
   Raises:
-    UserError: The folder holds no documents.
+    UserError: The folder holds no documents, or they cannot be read.
   """
-  import tensorflow_datasets as tfds
-
   # Each task of a preparation writes a dataset.
   found = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
   if not found:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
-  for info in found:
-    builder = tfds.builder_from_directory(info.parent)
-    if not builder.info.splits[split].num_examples:
-      continue
-    source = builder.as_data_source(split)
-    for first in range(0, len(source), _BATCH):
-      block = range(first, min(first + _BATCH, len(source)))
-      for example in source.__getitems__(block):
-        yield example["text"].decode("utf-8")
+  for path in found:
+    try:
+      source = _source(path.parent, split)
+      for first in range(0, len(source), _BATCH):
+        block = range(first, min(first + _BATCH, len(source)))
+        for example in source.__getitems__(block):
+          yield example["text"].decode("utf-8")
+    except Exception as error:  # also assertions of tfds
+      raise UserError(
+        f"{path.parent} holds no documents of antlm prepare"
+        f" ({files.reason(error)}); prepare its text again"
+      ) from error
+
+
+def _source(folder: pathlib.Path, split: str) -> Sequence:
+  """Opens the documents of a split of one dataset.
+
+  It reads them with the features of `writer`. A builder of tfds would import
+  the Python classes that the folder's features.json names.
+  """
+  from tensorflow_datasets.core.data_sources import array_record
+
+  info = _info(folder)
+  info.read_from_directory(folder)
+  kind = getattr(info.file_format, "value", None)
+  if (info.name, kind) != (_NAME, _FORMAT):
+    raise ValueError(f"it is a dataset {info.name!r} of format {kind}")
+  if not info.splits[split].num_examples:
+    return ()
+  # The folder's own file also has a template for the names.
+  for shard in info.splits[split].filepaths:
+    if pathlib.Path(shard).parent != folder:
+      raise ValueError(f"it names {shard}")
+  return array_record.ArrayRecordDataSource(info, split=split)

@@ -153,7 +153,10 @@ def make(
       job.pack(settings.task, shown.add)
     with job.locked(wait=True):
       if left := job.remaining():
-        progress.say(f"task {settings.task} is done; tasks left: {len(left)}")
+        some = ", ".join(map(str, left[:8])) + ", ..." * (len(left) > 8)
+        progress.say(
+          f"task {settings.task} is done; tasks left: {len(left)} ({some})"
+        )
         return None
       manifest = job.seal()
   progress.say(
@@ -311,6 +314,12 @@ def _in_processes(
           raise UserError(value)
         done(value)
     running.remove(process)
+    if process.returncode < 0:
+      raise UserError(
+        f"task {task} was killed by signal {-process.returncode}, as happens"
+        " without enough memory: run the same command again, or with more"
+        " --tasks"
+      )
     if process.returncode:
       raise RuntimeError(f"task {task} ended with {process.returncode}")
 

@@ -4,15 +4,15 @@ Opening a folder checks the sizes of its files and the tokenizer's hash. Reading
 a row checks that row. `Prepared.verify` checks all rows.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from antlm_jax.data.rows import Rows, damaged
+from antlm_jax.data.packing import BOUNDARIES, PACKINGS
+from antlm_jax.data.rows import Rows, damaged, token_dtype
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
@@ -91,15 +91,84 @@ class Manifest:
       raise UserError(
         f"{folder} is not a prepared folder ({why}); run antlm prepare"
       ) from error
-    with contextlib.suppress(KeyError, TypeError):
+    try:
       splits = {name: Split.load(fields["splits"][name]) for name in SPLITS}
       manifest = cls(**fields | {"splits": splits})
-      if manifest.version == _VERSION:
-        return manifest
-    raise UserError(
-      f"{path} was changed, or is of another version of antlm_jax; run antlm"
-      " prepare with another --output"
-    )
+      wrong = next(_wrong(manifest), "")
+    except (AttributeError, KeyError, TypeError) as error:
+      wrong = " ".join(str(error).split())
+    if wrong:
+      raise UserError(
+        f"{path} was changed, or is of another version of antlm_jax (see"
+        f" {wrong:.80}); run antlm prepare with another --output"
+      )
+    return manifest
+
+
+# Types of settings that only comparisons read.
+_KINDS = {"column": str, "documents": str, "kind": str, "seed": int}
+_KINDS |= {"vocab_size": int, "dev_share": float, "share": float}
+
+
+def _wrong(manifest: Manifest) -> Iterator[str]:
+  """Yields the names of the fields of a manifest that `prepare` never writes.
+
+  Raises an error of Python for a value of another type.
+  """
+  settings, made = manifest.settings, manifest.tokenizer
+  packing, length, size = settings["packing"], manifest.seq_len, "vocab_size"
+  each = {
+    "version": manifest.version == _VERSION,
+    "settings.boundary": settings["boundary"] in [*BOUNDARIES],
+    "settings.packing": packing in PACKINGS,
+    "settings.seq_len": settings["seq_len"] == length,
+    "seq_len": _is_count(length, 2),
+    "segmented": manifest.segmented is (packing != "stream"),
+    f"tokenizer.{size}": _is_count(made[size], 1) and made[size] <= 1 << 31,
+    "tokenizer.sha256": _is_hash(made["sha256"]),
+  }
+  each |= {
+    f"settings.{name}": _is(settings.get(name, kind()), kind)
+    for name, kind in _KINDS.items()
+  }
+  own = settings["tokenizer"]
+  each["settings.tokenizer"] = own is None or _is_hash(own)
+  each["dtype"] = manifest.dtype == token_dtype(made[size])
+  for index, source in enumerate(manifest.sources):
+    each |= {
+      f"sources[{index}].split": source["split"] in SPLITS,
+      f"sources[{index}].path": isinstance(source["path"], str),
+      f"sources[{index}].bytes": _is_count(source["bytes"]),
+      f"sources[{index}].sha256": _is_hash(source["sha256"]),
+    }
+  for name, split in manifest.splits.items():
+    # Every split has rows, and so documents, words and tokens.
+    for field in COUNTS:
+      least = 0 if field in ("dropped", "padding") else 1
+      value = getattr(split, field)
+      each[f"splits.{name}.{field}"] = _is_count(value, least)
+    rows = [shard.rows for shard in split.shards]
+    each |= {
+      f"splits.{name}.tokens": split.dropped < split.tokens,
+      f"splits.{name}.sha256": _is_hash(split.sha256),
+      f"splits.{name}.shards": all(map(_is_count, rows))
+      and sum(rows) == split.rows
+      and all(_is_count(s.bytes) and _is_hash(s.sha256) for s in split.shards),
+    }
+  yield from (name for name, right in each.items() if not right)
+
+
+def _is(value, kind: type) -> bool:
+  kinds = (int, float) if kind is float else kind
+  return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_count(value, least: int = 0) -> bool:
+  return type(value) is int and value >= least
+
+
+def _is_hash(value) -> bool:
+  return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -133,7 +202,13 @@ class Prepared:
     # Ids mean nothing to another tokenizer, even one of the same size.
     if hashlib.sha256(content.encode()).hexdigest() != made_with["sha256"]:
       raise damaged(path, "is not the tokenizer that the rows were made with")
-    size, segmented, rows = made_with["vocab_size"], manifest.segmented, {}
+    tokenizer, size = Tokenizer.from_json(content), made_with["vocab_size"]
+    if tokenizer.vocab_size != size:
+      what = (
+        f"has {tokenizer.vocab_size} tokens, not the {size} of its manifest"
+      )
+      raise damaged(path, what)
+    segmented, rows = manifest.segmented, {}
     for name, split in manifest.splits.items():
       shards = _shards(folder, name, split)
       for path, shard in shards:
@@ -147,7 +222,7 @@ class Prepared:
       rows[name] = Rows(counts, manifest.seq_len, size, segmented)
       # A file that was zeroed or is of other rows fails here.
       rows[name].read([0, split.rows - 1])
-    return cls(folder, manifest, Tokenizer.from_json(content), **rows)
+    return cls(folder, manifest, tokenizer, **rows)
 
   def verify(self) -> None:
     """Compares all rows with the manifest's hashes.

@@ -513,6 +513,11 @@ def _load(name: str, config: str):
     raise UserError(
       f"{HUB}{name} needs datasets, which is missing: pip install datasets"
     ) from error
+  if int(datasets.__version__.split(".")[0]) < 4:
+    raise UserError(
+      f"{HUB}{name} may run code of its own in datasets"
+      f" {datasets.__version__}: install datasets 4 or later"
+    )
   if not sys.stderr.isatty():
     datasets.disable_progress_bars()
   try:

@@ -12,13 +12,14 @@ spans. So the rows are the same for any number of tasks.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -148,7 +149,30 @@ class Job:
     """Returns the numbers of the tasks that are not finished."""
     if (self.output / folder_lib.MANIFEST).exists():
       return []
-    return [i for i in range(self.tasks) if not self._counts(i).exists()]
+    left = [i for i in range(self.tasks) if not self._is_finished(i)]
+    for task in filter(lambda task: self._counts(task).exists(), left):
+      progress.say(
+        f"warning: files of task {task} are missing or changed: it is not done"
+      )
+    return left
+
+  def _is_finished(self, task: int) -> bool:
+    """Whether a task's results are there, made with the present tokenizer."""
+    path, tokenizer = self._counts(task), self.output / folder_lib.TOKENIZER
+    if not path.exists():
+      return False
+    counts = files.read_json(path, "the counts of a task")
+    return tokenizer.is_file() and (
+      counts.get("tokenizer") == folder_lib.sha256(tokenizer)
+      and counts["files"] == self._sizes(task)
+    )
+
+  def _sizes(self, task: int) -> dict[str, int]:
+    """Returns the sizes of the files that a task leaves, by path."""
+    output, place = self.output, _documents(self.output, "train", task)
+    rows_file = output / folder_lib.rows_file("train", task, self.tasks)
+    found = [path for path in (rows_file, *place.rglob("*")) if path.is_file()]
+    return {str(p.relative_to(output)): p.stat().st_size for p in found}
 
   def size(self, task: int) -> int:
     """Returns the bytes that a task reads."""
@@ -160,10 +184,11 @@ class Job:
 
   def pack(self, task: int, done: Callable[[int], None]) -> None:
     """Writes a shard; `done` is called with the bytes of each finished span."""
-    if self._counts(task).exists():
+    if self._is_finished(task):
       return
     counts, tally = {"sources": {}, "cut": []}, readers.Tally()
-    with files.locked(self._staging / f"{task:05}.lock"):
+    with files.locked(self._lock(task)):
+      self._counts(task).unlink(missing_ok=True)
       writer = _Writer(self, "train", task, self.tasks)
       for span in self._spans(task):
         for path, part in span.parts:
@@ -171,11 +196,15 @@ class Job:
             counts["sources"][path] = source(self.corpus, path)
         train, dev, cut = self._divided(span, tally)
         counts["cut"] += [] if cut is None else [cut]
-        writer.documents.add_examples({"dev": _examples(dev)})
+        writer.keep("dev", dev.read())
         writer.write(train, span.number)
         done(span.bytes)
       counts["split"] = dataclasses.asdict(writer.close())
       counts["records"] = tally
+      counts["files"] = self._sizes(task)
+      counts["tokenizer"] = folder_lib.sha256(
+        self.output / folder_lib.TOKENIZER
+      )
       files.write_json(self._counts(task), counts)
 
   def seal(self) -> Manifest:
@@ -204,7 +233,7 @@ class Job:
     writer = _Writer(self, "dev", 0, 1)
     dev = document_store.spool(pieces, self._staging)
     if self.corpus.dev:
-      writer.documents.add_examples({"dev": _examples(dev)})
+      writer.keep("dev", dev.read())
     writer.write(dev, 0)
     splits = {"train": train, "dev": writer.close()}
     self._check(splits)
@@ -228,22 +257,45 @@ class Job:
       splits=splits,
     )
     files.write_json(where, dataclasses.asdict(manifest))
-    shutil.rmtree(self._staging)
-    (self.output / _LOCK).unlink()
+    self._clear()
     return manifest
 
   def discard(self) -> None:
-    """Deletes this task's files, unless other tasks have finished work."""
-    if 1 < self.tasks > len(self.remaining()):
+    """Deletes its own files, unless a task of several has finished."""
+    done = any(self._counts(task).exists() for task in range(self.tasks))
+    if self.tasks > 1 and done:
       progress.say("finished tasks are kept: run the same command to resume")
       return
-    for path in self.output.iterdir():
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if self._made:
-      self.output.rmdir()
+    (self.output / folder_lib.TOKENIZER).unlink(missing_ok=True)
+    for split, count in (("train", self.tasks), ("dev", 1)):
+      for index in range(count):
+        name = folder_lib.rows_file(split, index, count)
+        (self.output / name).unlink(missing_ok=True)
+        place = _documents(self.output, split, index)
+        shutil.rmtree(place, ignore_errors=True)
+    self._clear()
+    # Only if they hold nothing else.
+    with contextlib.suppress(OSError):
+      (self.output / "documents").rmdir()
+    with contextlib.suppress(OSError):
+      if self._made:
+        self.output.rmdir()
+
+  def _clear(self) -> None:
+    """Deletes the plan, the counts and the locks."""
+    for task in range(self.tasks):
+      for path in (self._counts(task), self._lock(task)):
+        path.unlink(missing_ok=True)
+    (self._staging / _PLAN).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's files
+      self._staging.rmdir()
+    (self.output / _LOCK).unlink(missing_ok=True)
 
   def _counts(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.json"
+
+  def _lock(self, task: int) -> pathlib.Path:
+    return self._staging / f"{task:05}.lock"
 
   def _divided(
     self, span: Span, tally: readers.Tally | None = None
@@ -310,10 +362,17 @@ class _Writer:
     self._path = job.output / folder_lib.rows_file(split, index, count)
     dtype = rows.token_dtype(job.tokenizer.vocab_size)
     segmented = job.settings.packing != "stream"
-    self._rows = rows.Writer(self._path, dtype, segmented)
-    place = job.output / "documents" / f"{split}-{index:05}"
+    with files.writing(self._path):
+      self._rows = rows.Writer(self._path, dtype, segmented)
+    place = _documents(job.output, split, index)
     shutil.rmtree(place, ignore_errors=True)  # left by a kill
-    self.documents = document_store.writer(place, SPLITS)
+    with files.writing(place):
+      self._documents = document_store.writer(place, SPLITS)
+
+  def keep(self, split: str, texts: Iterable[str]) -> None:
+    """Writes documents, as they are."""
+    with files.writing(self._path):
+      self._documents.add_examples({split: ({"text": t} for t in texts)})
 
   def write(self, texts: Texts, span: int) -> None:
     """Writes the texts of a span."""
@@ -326,7 +385,8 @@ class _Writer:
     else:
       blocks = packing.stream(encoded, length)
     before = self._tally["tokens"]
-    count, digest = self._rows.write(blocks)
+    with files.writing(self._path):
+      count, digest = self._rows.write(blocks)
     # Packing either drops the last tokens or pads: one of the two is 0.
     spare = count * length - (self._tally["tokens"] - before)
     self._tally["dropped"] += max(-spare, 0)
@@ -336,8 +396,9 @@ class _Writer:
       self._digest += folder_lib.span_hash(span, digest)
 
   def close(self) -> Split:
-    self._rows.close()
-    self.documents.close_all()
+    with files.writing(self._path):
+      self._rows.close()
+      self._documents.close_all()
     shard = Shard(
       rows=self._tally["rows"],
       bytes=self._path.stat().st_size,
@@ -359,7 +420,7 @@ class _Writer:
     for begin, end in itertools.pairwise([0, *ends.tolist()]):
       batch = texts.read(begin, end)
       if self._split == "train":
-        self.documents.add_examples({"train": ({"text": t} for t in batch)})
+        self.keep("train", batch)
       self._tally["documents"] += len(batch)
       self._tally["words"] += sum(len(text.split()) for text in batch)
       self._tally["text_bytes"] += sum(len(t.encode("utf-8")) for t in batch)
@@ -386,8 +447,9 @@ def differences(there: dict, asked: dict) -> list[str]:
   return [f"{n} {a} there, {b} asked" for n, (a, b) in pairs.items() if a != b]
 
 
-def _examples(texts: Texts) -> Iterator[dict]:
-  return ({"text": text} for text in texts.read())
+def _documents(output: pathlib.Path, split: str, index: int) -> pathlib.Path:
+  """Returns the folder of a task's documents."""
+  return output / "documents" / f"{split}-{index:05}"
 
 
 def _sum(splits: list[Split]) -> Split:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -184,12 +185,20 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
 
 
 def _base_model(loaded: Loaded) -> str:
-  """Returns the Hub model from which the run, or an earlier run, began."""
-  found = loaded.config.init.checkpoint
+  """Returns the Hub model from which the run, or an earlier run, began.
+
+  It looks only at folders on this machine. A checkpoint may name a bucket or a
+  model on the Hub in place of a folder, and must not open a connection.
+  """
+  found, seen = loaded.config.init.checkpoint, set()
   while found and not found.startswith(hub.PREFIX):
+    folder = os.path.realpath(found)
+    if folder in seen or not os.path.isdir(folder):  # moved or removed
+      return ""
+    seen.add(folder)
     try:
-      found = import_.start(found).meta.config.init.checkpoint
-    except UserError:  # it was moved or removed
+      found = import_.start(folder).meta.config.init.checkpoint
+    except UserError:
       return ""
   return found.removeprefix(hub.PREFIX)
 

@@ -171,6 +171,11 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
       f"{path} is a pickle: install torch to read it, or convert it to"
       " safetensors on a machine with torch"
     ) from error
+  if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+    raise UserError(
+      f"{path} is a pickle, which may run code in torch {torch.__version__}"
+      " (CVE-2025-32434): install torch 2.6 or later"
+    )
   try:
     # LTG-BERT's training code also saves its command's arguments.
     with torch.serialization.safe_globals([argparse.Namespace]):

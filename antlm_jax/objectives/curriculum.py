@@ -215,12 +215,14 @@ class _Reader:
     unit = "equal shares" if count is None else ""
     if count is not None and self._take("%"):
       unit = "shares"
-    names, begin = self._list(self._name), self.at
+    at, names, begin = self.at, self._list(self._name), self.at
     weights = [1.0] * len(names)
     if self._take("="):
       weights = self._list(self._weight)
     if len(weights) != len(names):
       self.fail(f"expected {len(names)} proportions", begin)
+    if len(names) > len({*names}) == 1:
+      self.fail(f"a mix of {names[0]} alone: name another one, too", at)
     shares: dict[str, float] = {}
     for name, weight in zip(names, weights, strict=True):
       # C:M:C=1:2:1 has C twice.
@@ -280,12 +282,16 @@ def names(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def scaled(text: str, known: Collection[str], steps: int) -> str:
-  """Returns a curriculum over `steps` steps, at least one in each phase."""
+  """Returns a curriculum over `steps` steps, at least one in each phase.
+
+  If it has more phases than steps, only the first of them stay.
+  """
   # A thousand, so that each phase has at least a step before it is scaled.
-  whole = parse(text, known, 1000, 1000)
+  kept = parse(text, known, 1000, 1000).phases[:steps]
   end, phases = 0, []
-  for phase in whole.phases:
-    start, end = end, max(end + 1, round(phase.stop / whole.steps * steps))
+  for later, phase in zip(range(len(kept))[::-1], kept, strict=True):
+    start, wanted = end, round(phase.stop / kept[-1].stop * steps)
+    end = min(max(end + 1, wanted), steps - later)
     phases.append(f"{end - start}{phase}")
   return f"{'+'.join(phases)} steps"
 

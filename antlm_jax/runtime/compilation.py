@@ -1,5 +1,6 @@
 """Keeps compiled programs on disk, so that later runs need not compile."""
 
+import contextlib
 import os
 import pathlib
 import platform
@@ -12,12 +13,21 @@ _LEAST = 0.1  # least seconds of compiling for a program to be kept
 
 
 def keep_programs() -> None:
-  """Lets JAX keep compiled programs, unless the user has chosen a folder."""
+  """Lets JAX keep compiled programs, unless the user has chosen a folder.
+
+  Without a home folder that can be written, as in a container, each process
+  compiles its own.
+  """
   chosen = jax.config.jax_compilation_cache_dir
   if chosen or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
   folder = pathlib.Path(home, "antlm_jax/compiled", _machine())
+  with contextlib.suppress(OSError):
+    if not home.startswith("~"):  # else it is unknown
+      folder.mkdir(parents=True, exist_ok=True)
+  if not os.access(folder, os.W_OK):
+    return
   jax.config.update("jax_compilation_cache_dir", str(folder))
   compilation_cache.reset_cache()  # JAX looks only once for a folder
   if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

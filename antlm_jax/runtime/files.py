@@ -9,12 +9,14 @@ import contextlib
 import difflib
 import errno
 import fcntl
+import glob
 import importlib.util
 import io
 import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import socket
 import sys
@@ -171,13 +173,18 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
   """Yields a temporary path, which replaces `where` at the end of the block.
 
   The new file or folder appears whole or not at all, even if the machine goes
-  down. A folder replaces nothing but an empty folder.
+  down. A folder replaces nothing but an empty folder. Temporary paths that
+  killed processes of this host left for `where` are removed.
   """
   target = pathlib.Path(where).absolute()
-  aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+  start = f".{target.name}.{re.sub(r'[^a-zA-Z0-9]', '-', socket.gethostname())}"
+  aside = target.with_name(f"{start}.{os.getpid()}.tmp")
   with writing(where):
     try:
       target.parent.mkdir(parents=True, exist_ok=True)
+      for left in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
+        if left == aside or not _is_alive(left.name.split(".")[-2]):
+          _remove(left)
       yield aside
       # A rename may reach the disk before the file's content.
       for file in (aside, *aside.rglob("*")):
@@ -186,8 +193,24 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
             os.fsync(opened.fileno())
       aside.replace(target)
     finally:
-      shutil.rmtree(aside, ignore_errors=True)
-      aside.unlink(missing_ok=True)
+      _remove(aside)
+
+
+def _is_alive(process: str) -> bool:
+  """Whether a process of this number runs on this host, or may."""
+  try:
+    os.kill(int(process), 0)
+  except ProcessLookupError:
+    return False
+  except (ValueError, OverflowError, OSError):  # such as another user's
+    return True
+  return True
+
+
+def _remove(path: pathlib.Path) -> None:
+  """Removes a file or folder, if it is there."""
+  shutil.rmtree(path, ignore_errors=True)
+  path.unlink(missing_ok=True)
 
 
 def write_text(where: str | os.PathLike, text: str) -> None:
@@ -229,22 +252,24 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
     return
   with contextlib.ExitStack() as stack:
     with writing(where):
-      file = stack.enter_context(open(where, "a+", errors="replace"))
+      # Unbuffered: else closing it would fail once more on a full disk.
+      file = stack.enter_context(open(where, "a+b", buffering=0))
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
       file.seek(0)
-      holder = file.read(300).strip() or "another process"
+      holder = file.read(300).decode(errors="replace").strip()
       raise UserError(
-        f"{pathlib.Path(where).parent} is in use by {holder}: wait for it, or"
-        " end it"
+        f"{pathlib.Path(where).parent} is in use by"
+        f" {holder or 'another process'}: wait for it, or end it"
       ) from error
     except OSError:  # a file system without locks
       pass
     at = time.strftime("%Y-%m-%d %H:%M:%S")
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {at}\n")
-    file.flush()
+    line = f"process {os.getpid()} on {socket.gethostname()} since {at}\n"
+    with writing(where):
+      file.truncate(0)
+      file.write(line.encode())
     yield
 
 

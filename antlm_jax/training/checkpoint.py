@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import zlib
@@ -27,6 +28,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.models import EncoderConfig
 from antlm_jax.runtime import files
+from antlm_jax.training import milestones
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
@@ -81,6 +83,7 @@ class Meta:
     own["config"] = config_lib.from_json(fields["config"])
     own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
     own["ends"] = tuple(fields.get("ends", ()))
+    milestones.check(fields.get("milestones", {}))
     return cls(**own)
 
 
@@ -157,6 +160,19 @@ def steps(path) -> dict[int, pathlib.Path]:
   whole = (entry.parent for entry in folder.glob(f"*/{mark}"))
   found = {int(step.name): step for step in whole if step.name.isdigit()}
   return dict(sorted(found.items()))
+
+
+def torn(folder: pathlib.Path) -> list[int]:
+  """Returns the steps that orbax counts although they are not whole.
+
+  An interrupted copy or removal leaves such folders. In a bucket, orbax looks
+  for the same file as `steps`.
+  """
+  if files.is_remote(folder):
+    return []
+  names = (entry.name for entry in folder.glob("[0-9]*"))
+  found = (int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
+  return sorted({*found} - steps(folder).keys())
 
 
 def find(path, step: int | None = None) -> pathlib.Path:

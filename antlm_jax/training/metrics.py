@@ -35,7 +35,8 @@ class Records:
     kept = [r for r in read_records(folder) if r["step"] <= start]
     files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
     for writer in config.log.writers if config else ():
-      made = WRITERS[writer](folder, by_step(kept), name, config.to_dict())
+      with files.writing(folder):
+        made = WRITERS[writer](folder, by_step(kept), name, config.to_dict())
       self._writers.append(made)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -3,7 +3,8 @@
 import bisect
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from antlm_jax import units
 from antlm_jax.errors import UserError
@@ -15,6 +16,7 @@ _OF_BABYLM = [n * of for of in (1e6, 1e7, 1e8) for n in range(1, 10)] + [1e9]
 # Ten epochs of 10M words see a little less than 100M, since some text is held
 # out. The last step still counts as chck_100M.
 _TOLERANCE = 1.05
+_NAME = re.compile(r"chck_[\d.e+-]+M")
 
 
 def find(
@@ -38,6 +40,16 @@ def find(
           f" {units.quantity(total)} words"
         )
   return out
+
+
+def check(names: Mapping[str, int]) -> None:
+  """Raises a ValueError for a name that `find` does not give.
+
+  Names become folders, and a checkpoint may have another one, such as `../x`.
+  """
+  for name in names:
+    if not _NAME.fullmatch(name):
+      raise ValueError(f"{name!r} is no step's name, such as chck_1M")
 
 
 def _numbers(text: str) -> Sequence[float]:

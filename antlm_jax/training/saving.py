@@ -296,7 +296,10 @@ class Checkpoints:
     can be saved again. Raises Unreadable if there are steps, and none can be
     read.
     """
-    bad: dict[int, str] = {}
+    bad = {
+      step: f"{self._folder / str(step)} is not whole: it has no meta"
+      for step in checkpoint.torn(self._folder)
+    }
     while True:
       steps = checkpoint.steps(self._folder).keys() - bad.keys()
       if (step := processes.agreed(max(steps, default=-1))) < 0:
