@@ -1,6 +1,7 @@
 """Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
 import functools
+import itertools
 import json
 import os
 import unicodedata
@@ -205,20 +206,8 @@ class Tokenizer:
       it, belong to its token.
     """
     encoding = self._untrimmed.encode(text, add_special_tokens=False)
-    spans, after = [], len(text)  # from the last token to the first
-    for token, (start, end) in zip(
-      reversed(encoding.tokens), reversed(encoding.offsets), strict=True
-    ):
-      begin, piece = start, text[start:end]
-      if word := piece.lstrip():
-        start = end - len(word)
-      if word and token in _SPACES and token != piece:
-        end = start  # an added space, which has the next character's offsets
-      while start < end < after and _continues(text, end):
-        end += 1
-      spans.append((start, end))
-      after = begin
-    return np.asarray(encoding.ids, np.int32), spans[::-1]
+    spans = _spans(text, encoding.tokens, encoding.offsets)
+    return np.asarray(encoding.ids, np.int32), spans
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
     """Returns the text of ids, without a space added before the first word."""
@@ -344,13 +333,44 @@ class Tokenizer:
     return next((index for index in ids if index is not None), None)
 
 
-def _continues(text: str, at: int) -> bool:
-  """Whether a character is joined with the one before it, or dropped after."""
-  if unicodedata.category(text[at]) in ("Mn", "Mc", "Me", "Cf"):
+def _spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
+  """Returns the spans of `encode_offsets` from those of the library."""
+  spans, after = [], len(text)
+  for i, (begin, end) in reversed([*enumerate(offsets)]):
+    piece, before = text[begin:end], offsets[i - 1][1] if i else 0
+    word = piece.lstrip()
+    start = end - len(word) if word else begin
+    if word and tokens[i] in _SPACES and tokens[i] != piece:
+      # An added space has the offsets of a character next to it. Its span is
+      # empty, unless the character has tokens on both sides of the space.
+      if before <= begin:
+        end = start
+      elif after >= end:
+        start = end
+    while word and start < end < after and _joins(text[start:end], text[end]):
+      end += 1
+    spans.append((start, end))
+    after = begin if start < end else after
+  # A space that is added after a letter comes after the letter's marks, too.
+  ends = itertools.accumulate((end for _, end in reversed(spans)), max)
+  return [
+    span if span[0] < span[1] else (max(span[0], end),) * 2
+    for span, end in zip(reversed(spans), ends, strict=True)
+  ]
+
+
+def _joins(piece: str, char: str) -> bool:
+  """Whether a normalizer may join a character with a piece, or drop it there.
+
+  It is a mark or a sign without width, or part of a letter such as a Korean
+  syllable.
+  """
+  if unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf"):
     return True
-  both = text[at - 1 : at + 1]  # such as two letters of a Korean syllable
-  alone, joined = (unicodedata.normalize("NFKC", x) for x in (both[0], both))
-  return len(joined) <= len(alone)
+  alone, both = (
+    unicodedata.normalize("NFKC", x) for x in (piece, piece + char)
+  )
+  return len(both) <= len(alone)
 
 
 def _digits() -> str:
