@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import time
 import unicodedata
 
 import hypothesis
@@ -12,7 +11,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from antlm_jax.data.tokenizer import KINDS, Tokenizer
+from antlm_jax.data.tokenizer import Tokenizer
 
 _TEXTS = (
   "Tom lives in Amsterdam near the old harbour .",

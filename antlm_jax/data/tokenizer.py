@@ -34,6 +34,7 @@ _NAMES = {
   "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
   "mask": (MASK, "[MASK]", "<|mask|>", "␥"),
 }
+MASKS = _NAMES["mask"]
 _OTHERS = ("<unk>", "[UNK]", "<cls>", "[CLS]", "<sep>", "[SEP]")
 # Special tokens by kind; WordPiece has one for words over 100 bytes.
 KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
@@ -237,6 +238,23 @@ class Tokenizer:
   def word_inside(self) -> np.ndarray:
     """Whether each token continues any character or word, bool `[V]`."""
     return self._words[2]
+
+  @functools.cached_property
+  def unk_id(self) -> int | None:
+    """Id of the token for what the model has no token for, or None."""
+    model = json.loads(self.to_json())["model"]
+    if "unk_id" in model:
+      return model["unk_id"]
+    return self._backend.token_to_id(model.get("unk_token") or "")
+
+  @property
+  def mask_token(self) -> str | None:
+    """The tokenizer's own name of the mask."""
+    return None if self.mask_id is None else self.token(self.mask_id)
+
+  def token(self, index: int) -> str | None:
+    """Returns the token of an id, as in the vocabulary; None if it has none."""
+    return self._backend.id_to_token(index)
 
   @functools.cached_property
   def frame(self) -> tuple[list[int], list[int]]:
