@@ -10,7 +10,7 @@ _MOST_TOKENS = 1.2  # per character; bytes are two to four in other scripts
 _READ = 100_000_000  # characters from the first on, of which it is an even one
 _SAMPLE = 500_000  # characters of the sample
 _PIECE = 5_000  # characters of a document in it
-_ADVICE = "choose a tokenizer of the text's language, or train one (without --tokenizer)"
+_ADVICE = "choose one of the text's language, or train one (no --tokenizer)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,14 @@ class Coverage:
         " are unknown (in a sample)"
       )
     if unknown > _MOST_UNKNOWN:
-      yield f"warning: a model cannot read {unknown:.1%} of {name}: {_ADVICE}"
+      yield (
+        f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {_ADVICE}"
+      )
     each = self.tokens / self.characters
     if each > _MOST_TOKENS:
       yield (
-        f"warning: {name} needs {each:.1f} tokens per character, as with a"
-        f" tokenizer of another language: {_ADVICE}"
+        f"warning: {name} needs {each:.1f} tokens per character, so the"
+        f" tokenizer is probably of another language: {_ADVICE}"
       )
 
 
