@@ -220,6 +220,11 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   assert np.array_equal(batch.target_positions[0, 0], np.arange(size))
   assert np.array_equal(batch.targets[0], whole[:, :size])
   assert (batch.weights == 1).all() and batch.weights.shape == (1, 1, size)
+  assert batch.lost.tolist() == [[512 - size]]
+  # With the size of these words, the list has room for all.
+  sized = dataclasses.replace(of.vocabulary, word_size=512.0)
+  roomy = dataclasses.replace(of, vocabulary=sized)[step]
+  assert (roomy.weights > 0).sum() == 512 and not roomy.lost.any()
 
   model = helpers.model(layers=1, max_seq_len=512)
   train_step = helpers.train_step(model, num_objectives=1, loss_chunk=100)
@@ -387,3 +392,28 @@ def test_held_out_rows_are_each_predicted_once(built):
     assert len({row for row, _ in counts}) >= 0.9 * built.config.eval.rows
     assert of.curriculum.objectives == (letter,)
     assert name == of.objectives[letter].name
+
+
+def test_the_size_of_words_is_their_second_moment_over_their_first():
+  """Catches a margin of target lists that does not follow the run's words."""
+  rows, of = helpers.tokens(50, 40, seed=3), helpers.vocabulary()
+  sizes = []
+  for row in rows:
+    size = 0
+    for token in [*row, helpers.EOS]:
+      if (special := of.special[token]) or of.word_start[token]:
+        sizes.append(size)
+        size = 0
+      size += not special
+  sizes = np.array(sizes)
+  expected = (sizes**2).sum() / sizes.sum()
+  assert of.mean_word_size(rows) == pytest.approx(expected)
+  words = masked(unit="word")["M"]
+  wide = capacity([(words, 1.0)], 64, 64, word_size=10.0)
+  n = 64 * 64 * words.mask_ratio
+  assert wide >= n + 5.5 * np.sqrt(n * 10 * (1 - words.mask_ratio))
+  # Up to a factor of 2.5, lists stay as they are for tokens.
+  for factor in (1.7, 2.5):
+    assert capacity([(words, 1.0)], 64, 64, factor) == capacity(
+      [(masked()["M"], 1.0)], 64, 64
+    )

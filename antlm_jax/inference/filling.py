@@ -147,9 +147,9 @@ def stream(
   texts = inputs.texts(text)
   if not texts:
     raise UserError("there is no text to fill")
-  texts = [_with_masks(loaded, one, how.tokens) for one in texts]
   seen = _block_length(loaded) or loaded.model.config.max_seq_len
   block_length = how.block_length or seen
+  texts = [_with_masks(loaded, one, how.tokens) for one in texts]
   rows = _lay_out(loaded, texts, how)
   canvas = rows.masked
   most = min(block_length, int(canvas.sum(axis=1).max()))
