@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import antlm_jax as ax
 from antlm_jax import config, hashing
+from antlm_jax.data import in_memory
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import ROUNDING, Order, Part
 from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacity
+from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
-from antlm_jax.training import experiment
+from antlm_jax.training import experiment, metrics
 from tests import helpers
 from tests.helpers import FakeRows, by_row, source
 
@@ -417,3 +421,32 @@ def test_the_size_of_words_is_their_second_moment_over_their_first():
     assert capacity([(words, 1.0)], 64, 64, factor) == capacity(
       [(masked()["M"], 1.0)], 64, 64
     )
+
+
+@pytest.mark.slow
+def test_lost_targets_are_counted_and_said(tmp_path, monkeypatch, capfd):
+  """Catches targets that leave the loss in silence."""
+  # No token begins a word: each row is one long word.
+  tokenizer = Tokenizer.train(["a b"] * 9, 300)
+  ids = np.flatnonzero(~tokenizer.word_start)[:9]
+  rows = np.random.default_rng(0).choice(ids, (40, 512))
+  data = in_memory.from_rows(rows, tokenizer=tokenizer)
+
+  def train(name):
+    changes = {"objectives.M.unit": "word", "objectives.M.mask_ratio": 0.5}
+    changes |= {"train.batch_size": 1, "log.every": 4, "eval.rows": 0}
+    changes |= {"model.max_seq_len": 512, "log.writers": ""}
+    shape = {"model.layers": 1, "curriculum": "8M steps"}
+    ax.train("quickstart:shrink", tmp_path / name, data, **changes, **shape)
+    records = metrics.read_records(tmp_path / name)
+    found = [r["train/lost_targets"] for r in records if "train/mlm/loss" in r]
+    return sum(found), capfd.readouterr().out
+
+  lost, said = train("sized")
+  assert lost == 0 and "leaves out" not in said
+  # A sample of rows that missed the long words
+  monkeypatch.setattr(Vocabulary, "mean_word_size", lambda *_: 1.0)
+  lost, said = train("missed")
+  room = capacity([(masked(unit="word", mask_ratio=0.5)["M"], 1)], 1, 512)
+  assert lost and lost % (512 - room) == 0  # of each row that was masked
+  assert "warning: the loss leaves out 25.00% of the targets" in said
