@@ -7,9 +7,9 @@ from antlm_jax.data.tokenizer import Tokenizer
 
 _MOST_UNKNOWN = 0.01  # share of the characters
 _MOST_TOKENS = 1.2  # per character; bytes are two to four in other scripts
-_READ = 100_000_000  # characters from the first on, of which it is an even one
+_READ = 100_000_000  # characters to sample from, at the begin of the text
 _SAMPLE = 500_000  # characters of the sample
-_PIECE = 5_000  # characters of a document in it
+_PIECE = 5_000  # characters of a document in the sample
 _ADVICE = "choose one of the text's language, or train one (no --tokenizer)"
 
 

@@ -165,7 +165,7 @@ def make(
 
 
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
-  """Yields lines about what the tokenizer cannot read of the text."""
+  """Yields lines about characters that the tokenizer cannot read."""
   used = Tokenizer.load(output / folder_lib.TOKENIZER)
   texts = document_store.read(output, "train")
   split = manifest.splits["train"]

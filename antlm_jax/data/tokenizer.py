@@ -89,11 +89,11 @@ class Tokenizer:
     """Trains a tokenizer. The same text gives the same tokenizer.
 
     Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then merged pairs. Little
-    text gives fewer than `vocab_size`, because it merges pairs seen at least
-    twice. The kind `bpe` encodes by merging pairs in order (BabyLlama).
-    `wordpiece` encodes the longest piece first and digits one by one, and has
-    `<unk>` (LTG-BERT, which asks for pairs seen ten times: the same with much
-    text). Words of more than 100 bytes are cut between characters, in `bpe`
+    text gives fewer than `vocab_size`, because pairs must be seen twice. The
+    kind `bpe` encodes by merging pairs in order (BabyLlama). `wordpiece`
+    encodes the longest piece first and digits singly, and has `<unk>`
+    (LTG-BERT). LTG-BERT asks for pairs seen ten times, which is the same with
+    much text. Words of more than 100 bytes are cut between characters, in `bpe`
     only to train it.
     """
     # With a space before it, the first word has the token it has elsewhere.
@@ -241,7 +241,7 @@ class Tokenizer:
 
   @functools.cached_property
   def unk_id(self) -> int | None:
-    """Id of the token for what the model has no token for, or None."""
+    """Id of the token for unknown characters, or None."""
     model = json.loads(self.to_json())["model"]
     if "unk_id" in model:
       return model["unk_id"]
@@ -369,7 +369,7 @@ def _spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
       end += 1
     spans.append((start, end))
     after = begin if start < end else after
-  # A space that is added after a letter comes after the letter's marks, too.
+  # If a space is added after a letter, it follows the letter's marks.
   ends = itertools.accumulate((end for _, end in reversed(spans)), max)
   return [
     span if span[0] < span[1] else (max(span[0], end),) * 2

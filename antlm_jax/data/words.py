@@ -73,7 +73,7 @@ def begins(token: bytes) -> bool:
 
 
 def continues(token: bytes) -> bool:
-  """Whether a token begins inside a character, or with one that adds to it."""
+  """Whether a token begins inside a character, or with a mark."""
   size = _size(token)
   if not size:
     return bool(token)
@@ -92,7 +92,7 @@ def ends(token: bytes) -> bool:
 
 
 def _size(token: bytes) -> int:
-  """Returns the size of the first character; 0 if the token begins in one."""
+  """Returns the first character's size; 0 if the token begins inside it."""
   if not token or 0x80 <= token[0] < 0xC2 or token[0] > 0xF4:
     return 0
   return 1 + sum(token[0] >= lead for lead in (0xC2, 0xE0, 0xF0))
