@@ -288,6 +288,18 @@ def test_words_end_where_a_script_without_spaces_does():
   assert begun(t, english) == english.split()
 
 
+def test_bytes_begin_words_if_all_their_characters_are_of_such_scripts():
+  """Catches first bytes of Korean, Hindi or accented letters cut as words."""
+  t = Tokenizer.train(ENGLISH, 300)
+  lone = {}  # the first byte of a character, as a token
+  for char in "éяи한क가ﬁ😀我あ。京":
+    ids, spans = t.encode_offsets("a" + char)
+    index = next(i for i, (at, _) in zip(ids, spans, strict=True) if at == 1)
+    lone[char] = bool(t.word_start[index])
+    assert t.decode([index]) == "\ufffd"
+  assert [char for char, begins in lone.items() if begins] == [*"我あ。京"]
+
+
 def test_words_of_tokenizers_that_mark_ends_or_nothing():
   """Catches one word for a row, where `</w>` ends words or tokens are words."""
   vocab = {"a": 0, "b": 1, "c</w>": 2, "d</w>": 3, "<s>": 4}

@@ -63,7 +63,8 @@ def begins(token: bytes) -> bool:
     char = _char(token[:size])
     return _unspaced(char, char) and not continues(token)
   # The first and the last character that these bytes can begin.
-  seconds = {0xE0: (0xA0, 0xBF), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
+  seconds = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF)}
+  seconds[0xF4] = (0x80, 0x8F)
   ends = [*token], [*token]
   while len(ends[0]) < size:
     limits = seconds.get(ends[0][-1], (0x80, 0xBF))
@@ -106,4 +107,4 @@ def _char(sequence: bytes) -> str:
 
 
 def _unspaced(low: str, high: str) -> bool:
-  return any(a <= ord(low) and ord(high) <= b for a, b in _UNSPACED)
+  return any(a <= ord(low) <= ord(high) <= b for a, b in _UNSPACED)
