@@ -24,6 +24,7 @@ from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
+from antlm_jax.inference import inputs
 from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
 from antlm_jax.inference.scoring import BATCH_TOKENS
 from antlm_jax.runtime import files, progress
@@ -115,7 +116,7 @@ def embed(
     if isinstance(texts, str | os.PathLike):
       found = sets.texts(os.fspath(texts), [text_column])
       texts = (text for (text,) in found)
-    examples = list(texts)
+    examples = inputs.texts(texts)
     if not examples:
       return np.zeros((0, loaded.model.config.width), np.float32)
     length = loaded.longest_row

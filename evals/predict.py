@@ -16,6 +16,8 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
@@ -23,6 +25,7 @@ from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
 from antlm_jax.evals.finetuning.task import Prediction
 from antlm_jax.evals.finetuning.trial import Hyperparameters
+from antlm_jax.inference import inputs
 from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
@@ -92,7 +95,10 @@ def predict(
       columns = asked.text_column or head.columns
       words = isinstance(head, tagging.Tagger)
       texts = sets.texts(os.fspath(texts), columns, words)
-    examples = list(texts)
+    examples = inputs.rows(texts)
+    for index, one in enumerate(examples):
+      for part in one if isinstance(one, list | tuple | np.ndarray) else [one]:
+        inputs.check(part, f"text {index}")
     if not examples:
       return []
     length = asked.max_length or loaded.longest_row

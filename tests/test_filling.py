@@ -251,6 +251,8 @@ def test_fill_refuses(loaded, diffusion):
     (bare, "<mask> sat", {}, "put a word before"),
     (diffusion, [], {}, "no text"),
     (diffusion, "Tom sat .", {}, "'Tom sat .' holds no <mask>"),
+    (diffusion, "Tom [MASK] .", {}, "is no mask of this model: write <mask>"),
+    (diffusion, "Tom [MASK] .", {"tokens": 2}, "write <mask>"),
     (diffusion, "Tom " * 60 + "<mask>", {}, "max_seq_len=48"),
     (diffusion, "Tom", {"tokens": 47}, "max_seq_len=48"),
     (diffusion, "Tom", {"steps": -1}, "steps=-1"),
@@ -277,3 +279,16 @@ def test_the_command(run, loaded, capsys):
   how = {"steps": 2, "tokens": 4, "order": "ancestral", "block_length": 3}
   texts = texts_of(loaded, "Tom", count=2, **how)
   assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
+
+
+def test_the_tokenizers_own_mask_is_a_mask(loaded, diffusion):
+  """Catches the mask of a model card, such as [MASK], read as text."""
+  named = diffusion.tokenizer.to_json().replace('"<mask>"', '"[MASK]"')
+  other = dataclasses.replace(diffusion, tokenizer=Tokenizer.from_json(named))
+  assert other.tokenizer.mask_token == "[MASK]"
+  expected = fill(diffusion, "Tom <mask> near the <mask> .")
+  for text in ("Tom [MASK] near the [MASK] .", "Tom [MASK] near the <mask> ."):
+    (found,) = fill(other, text)
+    assert found.text == expected[0].text and len(found.masks) == 2
+  with pytest.raises(UserError, match=r"holds no <mask> or \[MASK\]"):
+    fill(other, "Tom sat .")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import jax
@@ -211,6 +212,9 @@ def test_predictions_have_labels_and_probabilities(
   message = "has no column 'text' but 'x'; choose one with --text_column"
   with pytest.raises(UserError, match=message):
     predict(classifier, records)
+  for bad in (["a", None], [("a", "b"), ("a", math.nan)]):
+    with pytest.raises(UserError, match=r"text 1 is (None|nan), "):
+      predict(classifier, bad)
   with pytest.raises(UserError, match="is not fine-tuned"):
     predict(loaded, TEXTS)
   task = FineTuned("a", "causal", "towers", {"temperature": 1.0}, {})

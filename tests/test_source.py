@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import antlm_jax as ax
 from antlm_jax import config, hashing
+from antlm_jax.data import in_memory
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import ROUNDING, Order, Part
 from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacity
+from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
-from antlm_jax.training import experiment
+from antlm_jax.training import experiment, metrics
 from tests import helpers
 from tests.helpers import FakeRows, by_row, source
 
@@ -220,6 +224,11 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   assert np.array_equal(batch.target_positions[0, 0], np.arange(size))
   assert np.array_equal(batch.targets[0], whole[:, :size])
   assert (batch.weights == 1).all() and batch.weights.shape == (1, 1, size)
+  assert batch.lost.tolist() == [[512 - size]]
+  # With the size of these words, the list has room for all.
+  sized = dataclasses.replace(of.vocabulary, word_size=512.0)
+  roomy = dataclasses.replace(of, vocabulary=sized)[step]
+  assert (roomy.weights > 0).sum() == 512 and not roomy.lost.any()
 
   model = helpers.model(layers=1, max_seq_len=512)
   train_step = helpers.train_step(model, num_objectives=1, loss_chunk=100)
@@ -387,3 +396,57 @@ def test_held_out_rows_are_each_predicted_once(built):
     assert len({row for row, _ in counts}) >= 0.9 * built.config.eval.rows
     assert of.curriculum.objectives == (letter,)
     assert name == of.objectives[letter].name
+
+
+def test_the_size_of_words_is_their_second_moment_over_their_first():
+  """Catches a margin of target lists that does not follow the run's words."""
+  rows, of = helpers.tokens(50, 40, seed=3), helpers.vocabulary()
+  sizes = []
+  for row in rows:
+    size = 0
+    for token in [*row, helpers.EOS]:
+      if (special := of.special[token]) or of.word_start[token]:
+        sizes.append(size)
+        size = 0
+      size += not special
+  sizes = np.array(sizes)
+  expected = (sizes**2).sum() / sizes.sum()
+  assert of.mean_word_size(rows) == pytest.approx(expected)
+  words = masked(unit="word")["M"]
+  wide = capacity([(words, 1.0)], 64, 64, word_size=10.0)
+  n = 64 * 64 * words.mask_ratio
+  assert wide >= n + 5.5 * np.sqrt(n * 10 * (1 - words.mask_ratio))
+  # Up to a factor of 2.5, lists stay as they are for tokens.
+  for factor in (1.7, 2.5):
+    assert capacity([(words, 1.0)], 64, 64, factor) == capacity(
+      [(masked()["M"], 1.0)], 64, 64
+    )
+
+
+@pytest.mark.slow
+def test_lost_targets_are_counted_and_said(tmp_path, monkeypatch, capfd):
+  """Catches targets that leave the loss in silence."""
+  # No token begins a word: each row is one long word.
+  tokenizer = Tokenizer.train(["a b"] * 9, 300)
+  ids = np.flatnonzero(~tokenizer.word_start)[:9]
+  rows = np.random.default_rng(0).choice(ids, (40, 512))
+  data = in_memory.from_rows(rows, tokenizer=tokenizer)
+
+  def train(name):
+    changes = {"objectives.M.unit": "word", "objectives.M.mask_ratio": 0.5}
+    changes |= {"train.batch_size": 1, "log.every": 4, "eval.rows": 0}
+    changes |= {"model.max_seq_len": 512, "log.writers": ""}
+    shape = {"model.layers": 1, "curriculum": "8M steps"}
+    ax.train("quickstart:shrink", tmp_path / name, data, **changes, **shape)
+    records = metrics.read_records(tmp_path / name)
+    found = [r["train/lost_targets"] for r in records if "train/mlm/loss" in r]
+    return sum(found), capfd.readouterr().out
+
+  lost, said = train("sized")
+  assert lost == 0 and "leaves out" not in said
+  # A sample of rows that missed the long words
+  monkeypatch.setattr(Vocabulary, "mean_word_size", lambda *_: 1.0)
+  lost, said = train("missed")
+  room = capacity([(masked(unit="word", mask_ratio=0.5)["M"], 1)], 1, 512)
+  assert lost and lost % (512 - room) == 0  # of each row that was masked
+  assert "warning: the loss leaves out 25.00% of the targets" in said

@@ -250,6 +250,7 @@ def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
       evaluate(run, task, data, **asked)
 
 
+EWOK = {n: "a b" for n in ("Domain", "Context1", "Target1", "Target2")}
 BOX = {"input_prefix": "A", "options": ["a", "b"]}
 
 
@@ -264,6 +265,7 @@ BOX = {"input_prefix": "A", "options": ["a", "b"]}
     ("global_piqa", "x", PIQA[0] | {"label": 4}, "or no text 'solution4'"),
     ("global_piqa", "x", PIQA[0] | {"example_id": ""}, "no text 'example_id'"),
     ("ewok", "x", {"Domain": "a"}, "line 1: no text 'Context1'"),
+    ("ewok", "x", EWOK | {"Context2": " "}, "line 1: no text 'Context2'"),
   ],
 )
 def test_data_of_another_form_is_told(run, tmp_path, task, name, row, message):

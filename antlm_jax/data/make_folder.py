@@ -13,11 +13,11 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
-from antlm_jax.data import packing, readers, tasks
+from antlm_jax.data import coverage, document_store, packing, readers, tasks
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
@@ -164,7 +164,19 @@ def make(
     f" {settings.seq_len} tokens; {output} ready in"
     f" {time.monotonic() - begin:.0f} s"
   )
+  for line in _coverage(output, manifest):
+    progress.say(line)
   return manifest
+
+
+def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+  """Yields lines about characters that the tokenizer cannot read."""
+  used = Tokenizer.load(output / folder_lib.TOKENIZER)
+  texts = document_store.read(output, "train")
+  split = manifest.splits["train"]
+  size = split.text_bytes / max(1, split.documents)
+  found = coverage.measure(used, texts, split.documents, size)
+  return found.lines("train")
 
 
 def is_prepared(

@@ -99,7 +99,13 @@ class Source:
         for k, o in enumerate(objectives)
       ]
     batch = assemble(
-      corrupted, objective_ids, objectives, layout, shares, segmented
+      corrupted,
+      objective_ids,
+      objectives,
+      layout,
+      shares,
+      segmented,
+      self.vocabulary.word_size,
     )
     return dataclasses.replace(batch, rope_theta=part.base)
 

@@ -1,14 +1,24 @@
 """Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
 import functools
+import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+  Regex,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  trainers,
+)
 
+from antlm_jax.data import words
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
@@ -16,7 +26,17 @@ Spans = list[tuple[int, int]]
 
 MASK = "<mask>"
 _SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", MASK)
-# Special tokens by kind; WordPiece needs one for words over 100 bytes.
+# Names of the special tokens in common vocabularies: ours first, GPT-BERT's
+# last. A tokenizer.json may have them without the flag of special tokens.
+_NAMES = {
+  "pad": ("<pad>", "[PAD]", "<|pad|>", "␢"),
+  "bos": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂"),
+  "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
+  "mask": (MASK, "[MASK]", "<|mask|>", "␥"),
+}
+MASKS = _NAMES["mask"]
+_OTHERS = ("<unk>", "[UNK]", "<cls>", "[CLS]", "<sep>", "[SEP]")
+# Special tokens by kind; WordPiece has one for words over 100 bytes.
 KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
 # Signs for space, newline, tab and carriage return before a word, in byte-level
 # BPE, SentencePiece and GPT-BERT.
@@ -27,6 +47,20 @@ _TRAINING_CHARACTERS = 1 << 28
 # The same limit for text with few spaces. Its words are whole phrases, and the
 # trainer needs about 40 bytes of memory for each of their bytes.
 _TRAINING_PHRASES = 1 << 23
+# Longest word, in bytes, that WordPiece reads and that trainers see. Training
+# takes time proportional to the square of a word's length.
+_LONGEST_WORD = 100
+# Signs of the bytes 0 to 255 in a byte-level vocabulary. A word is cut where no
+# byte 0x80 to 0xBF follows, which are those inside a character.
+_SIGNS = {byte: sign for sign, byte in words.byte_signs().items()}
+_INSIDE = "".join(_SIGNS[byte] for byte in range(0x80, 0xC0))
+_SHORT_WORDS = f".{{1,{_LONGEST_WORD}}}(?![{_INSIDE}])"
+# The first of ten digits: 0, Arabic, Persian, nine Indian scripts, Thai, Lao,
+# Tibetan, Burmese, Khmer, Mongolian, and the wide 0 of Chinese and Japanese.
+_ZEROS = (0x30, 0x660, 0x6F0, *range(0x966, 0xD67, 0x80), 0xE50, 0xED0, 0xF20)
+_ZEROS += (0x1040, 0x17E0, 0x1810, 0xFF10)
+# Ids may have gaps: at most this many, and as many as there are tokens.
+_MOST_GAPS = 1 << 16
 
 
 class Tokenizer:
@@ -42,13 +76,11 @@ class Tokenizer:
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True  # "</s>" in a text is text
-    # Names in common vocabularies: ours first, GPT-BERT's last.
-    self.pad_id = self._find("<pad>", "[PAD]", "<|pad|>", "␢")
-    self.bos_id = self._find("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂")
-    self.eos_id = self._find(
-      "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"
+    self.pad_id, self.bos_id, self.eos_id, self.mask_id = (
+      self._find(*names) for names in _NAMES.values()
     )
-    self.mask_id = self._find(MASK, "[MASK]", "<|mask|>", "␥")
+    self._check_ids()
+    self._flag()
 
   @classmethod
   def train(
@@ -57,35 +89,42 @@ class Tokenizer:
     """Trains a tokenizer. The same text gives the same tokenizer.
 
     Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then merged pairs. Little
-    text gives fewer than `vocab_size`. The kind `bpe` encodes by merging pairs
-    in order (BabyLlama: pairs seen at least twice). `wordpiece` encodes the
-    longest piece first and digits one by one, and has `<unk>` (LTG-BERT: pairs
-    seen at least ten times).
+    text gives fewer than `vocab_size`, because pairs must be seen twice. The
+    kind `bpe` encodes by merging pairs in order (BabyLlama). `wordpiece`
+    encodes the longest piece first and digits singly, and has `<unk>`
+    (LTG-BERT). LTG-BERT asks for pairs seen ten times, which is the same with
+    much text. Words of more than 100 bytes are cut between characters, in `bpe`
+    only to train it.
     """
     # With a space before it, the first word has the token it has elsewhere.
     split = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    cut = pre_tokenizers.Split(Regex(_SHORT_WORDS), "isolated")
     options = {
       "vocab_size": vocab_size,
+      "min_frequency": 2,
       "special_tokens": list(KINDS[kind]),
       "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
       "show_progress": False,
     }
     if kind == "bpe":
       model = models.BPE()
-      trainer = trainers.BpeTrainer(min_frequency=2, **options)
+      trainer = trainers.BpeTrainer(**options)
     else:
       model = models.WordPiece(unk_token="<unk>")
-      digits = pre_tokenizers.Digits(individual_digits=True)
-      split = pre_tokenizers.Sequence([split, digits])
-      options |= {"min_frequency": 10, "continuing_subword_prefix": ""}
-      trainer = trainers.WordPieceTrainer(**options)
+      # LTG-BERT's `Digits` would take bytes of letters for ² ³ ¹ ¼ ½ ¾.
+      digits = pre_tokenizers.Split(Regex(_digits()), "isolated")
+      split = pre_tokenizers.Sequence([split, digits, cut])
+      trainer = trainers.WordPieceTrainer(
+        continuing_subword_prefix="", **options
+      )
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = split
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, cut])
     # Unlike BabyLlama's NFKC, NFC does not rewrite characters (½ to 1⁄2), so
     # decoding returns the encoded text.
     backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(_first(texts), trainer)
+    backend.pre_tokenizer = split
     return cls(backend)
 
   @classmethod
@@ -159,20 +198,16 @@ class Tokenizer:
     return [np.asarray(encoding.ids, np.int32) for encoding in found]
 
   def encode_offsets(self, text: str) -> tuple[np.ndarray, Spans]:
-    """Encodes text, and finds the characters of each token.
+    """Encodes text as `encode` does, and finds the characters of each token.
 
     Returns:
       ids int32 `[n]`, and n spans (start, end) of characters, without the
-      space that a token may begin with.
+      space that a token may begin with. A space that the tokenizer adds has an
+      empty span. Marks that the tokenizer joins with a letter, or drops after
+      it, belong to its token.
     """
-    # A space that the library adds would share the first character's span.
-    lead = " " if self._adds_space and text[:1].strip() else ""
-    text = lead + text
-    encoding, spans = self._backend.encode(text, add_special_tokens=False), []
-    for start, end in encoding.offsets:
-      if token := text[start:end].lstrip():
-        start = end - len(token)
-      spans.append((max(start - len(lead), 0), max(end - len(lead), 0)))
+    encoding = self._untrimmed.encode(text, add_special_tokens=False)
+    spans = _spans(text, encoding.tokens, encoding.offsets)
     return np.asarray(encoding.ids, np.int32), spans
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -186,16 +221,40 @@ class Tokenizer:
     """The highest id + 1. Ids may have gaps."""
     return 1 + max(self._vocab.values())
 
-  @functools.cached_property
+  @property
   def word_start(self) -> np.ndarray:
     """Whether each token begins a word, or is special, bool `[V]`."""
-    # WordPiece's `##` marks pieces inside words. Others mark those that begin.
-    inside = getattr(self._backend.model, "continuing_subword_prefix", None)
-    begins = self.special.copy()
-    for token, index in self._vocab.items():
-      marked = token.startswith(inside or _SPACES)
-      begins[index] |= marked != bool(inside)
-    return begins
+    return self._words[0]
+
+  @property
+  def word_end(self) -> np.ndarray:
+    """Whether a word ends with each token, or it is special, bool `[V]`.
+
+    The next token then begins a word, unless it is in `word_inside`.
+    """
+    return self._words[1]
+
+  @property
+  def word_inside(self) -> np.ndarray:
+    """Whether each token continues any character or word, bool `[V]`."""
+    return self._words[2]
+
+  @functools.cached_property
+  def unk_id(self) -> int | None:
+    """Id of the token for unknown characters, or None."""
+    model = json.loads(self.to_json())["model"]
+    if "unk_id" in model:
+      return model["unk_id"]
+    return self._backend.token_to_id(model.get("unk_token") or "")
+
+  @property
+  def mask_token(self) -> str | None:
+    """The tokenizer's own name of the mask."""
+    return None if self.mask_id is None else self.token(self.mask_id)
+
+  def token(self, index: int) -> str | None:
+    """Returns the token of an id, as in the vocabulary; None if it has none."""
+    return self._backend.id_to_token(index)
 
   @functools.cached_property
   def frame(self) -> tuple[list[int], list[int]]:
@@ -214,6 +273,44 @@ class Tokenizer:
     return special
 
   @functools.cached_property
+  def _words(self) -> np.ndarray:
+    """Returns `word_start`, `word_end` and `word_inside`, bool `[3, V]`."""
+    model, special = self._backend.model, self.special
+    # WordPiece's `##` marks pieces inside words, and `</w>` in BPE those that
+    # end them. Others mark those that begin, and WordLevel's are whole words.
+    inside = getattr(model, "continuing_subword_prefix", None) or ""
+    suffix = getattr(model, "end_of_word_suffix", None)
+    whole = isinstance(model, models.WordLevel)
+    signs = words.byte_signs() if self._byte_level else None
+    out = np.stack([special, special, np.zeros_like(special)])
+    for token, index in self._vocab.items():
+      if special[index]:
+        continue
+      marked = token.startswith(inside or _SPACES)
+      parts = words.token_bytes(token.removeprefix(inside), signs)
+      begins = whole or marked != bool(inside) or words.begins(parts)
+      ends = words.ends(parts) or (bool(suffix) and token.endswith(suffix))
+      out[:, index] = begins, ends, not begins and words.continues(parts)
+    return out
+
+  @functools.cached_property
+  def _byte_level(self) -> bool:
+    """Whether the vocabulary's tokens are made of signs of bytes."""
+    spec = json.loads(self.to_json())
+    parts = "normalizer", "pre_tokenizer", "decoder"
+    return '"ByteLevel"' in json.dumps([spec[name] for name in parts])
+
+  @functools.cached_property
+  def _untrimmed(self) -> tokenizers.Tokenizer:
+    """The tokenizer without a post-processor, which may change offsets."""
+    if self._backend.post_processor is None:
+      return self._backend
+    backend = tokenizers.Tokenizer.from_str(self.to_json())
+    backend.post_processor = None
+    backend.encode_special_tokens = True
+    return backend
+
+  @functools.cached_property
   def _vocab(self) -> dict[str, int]:
     return self._backend.get_vocab(with_added_tokens=True)
 
@@ -222,9 +319,85 @@ class Tokenizer:
     pre_tokenizer = json.loads(self.to_json())["pre_tokenizer"]
     return '"add_prefix_space": true' in json.dumps(pre_tokenizer)
 
+  def _check_ids(self) -> None:
+    """Raises a ValueError if an id is so far from the others that it is wrong.
+
+    A model has an embedding for each id up to the highest.
+    """
+    token = max(self._vocab, key=self._vocab.get, default=None)
+    if token is None:
+      raise ValueError("it has no token")
+    gaps = self.vocab_size - len(self._vocab)
+    if gaps > max(_MOST_GAPS, len(self._vocab)):
+      raise ValueError(
+        f"the token {token!r:.40} has the id {self.vocab_size - 1}, but there"
+        f" are only {len(self._vocab)} tokens: number them from 0"
+      )
+
+  def _flag(self) -> None:
+    """Flags the tokens special that have the names of special tokens."""
+    backend, known = self._backend, self._backend.get_added_tokens_decoder()
+    ids = {self.pad_id, self.bos_id, self.eos_id, self.mask_id}
+    ids |= set(map(backend.token_to_id, _OTHERS))
+    names = [
+      backend.id_to_token(index)
+      for index in sorted(ids - {None})
+      if index not in known or not known[index].special
+    ]
+    backend.add_special_tokens(names)
+
   def _find(self, *names: str) -> int | None:
     ids = map(self._backend.token_to_id, names)
     return next((index for index in ids if index is not None), None)
+
+
+def _spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
+  """Returns the spans of `encode_offsets` from those of the library."""
+  spans, after = [], len(text)
+  for i, (begin, end) in reversed([*enumerate(offsets)]):
+    piece, before = text[begin:end], offsets[i - 1][1] if i else 0
+    word = piece.lstrip()
+    start = end - len(word) if word else begin
+    if word and tokens[i] in _SPACES and tokens[i] != piece:
+      # An added space has the offsets of a character next to it. Its span is
+      # empty, unless the character has tokens on both sides of the space.
+      if before <= begin:
+        end = start
+      elif after >= end:
+        start = end
+    while word and start < end < after and _joins(text[start:end], text[end]):
+      end += 1
+    spans.append((start, end))
+    after = begin if start < end else after
+  # If a space is added after a letter, it follows the letter's marks.
+  ends = itertools.accumulate((end for _, end in reversed(spans)), max)
+  return [
+    span if span[0] < span[1] else (max(span[0], end),) * 2
+    for span, end in zip(reversed(spans), ends, strict=True)
+  ]
+
+
+def _joins(piece: str, char: str) -> bool:
+  """Whether a normalizer may join a character with a piece, or drop it there.
+
+  It is a mark or a sign without width, or part of a letter such as a Korean
+  syllable.
+  """
+  if unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf"):
+    return True
+  alone, both = (
+    unicodedata.normalize("NFKC", x) for x in (piece, piece + char)
+  )
+  return len(both) <= len(alone)
+
+
+def _digits() -> str:
+  """Returns a regular expression of a digit, in signs of bytes."""
+  lasts = {}  # of the characters that share all bytes but the last
+  for code in (zero + n for zero in _ZEROS for n in range(10)):
+    *lead, last = (_SIGNS[byte] for byte in chr(code).encode())
+    lasts.setdefault("".join(lead), []).append(last)
+  return "|".join(f"{lead}[{''.join(of)}]" for lead, of in lasts.items())
 
 
 def _first(texts: Iterable[str]) -> Iterator[str]:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models, settings
-from antlm_jax.data.tokenizer import MASK
+from antlm_jax.data.tokenizer import MASK, MASKS
 from antlm_jax.errors import UserError
-from antlm_jax.inference import framing, programs
+from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.generation import Sampling, draw
 from antlm_jax.inference.model import opened
@@ -105,7 +105,8 @@ def fill(
   Args:
     model: Model trained with bidirectional attention, in full or in blocks, or
       path to its run or checkpoint.
-    text: Text or texts; each `<mask>` is one token.
+    text: Text or texts; each `<mask>` is one token. The tokenizer's own name
+      of the mask, such as `[MASK]`, is read as well.
     tokens: Number of masks to add to a text that has none.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_k: Number of likeliest tokens to draw from; 0 for all.
@@ -143,11 +144,12 @@ def stream(
   Masks that are not filled yet are `<mask>` in the text.
   """
   loaded = opened(model)
-  texts = [text] if isinstance(text, str) else [*text]
+  texts = inputs.texts(text)
   if not texts:
     raise UserError("there is no text to fill")
   seen = _block_length(loaded) or loaded.model.config.max_seq_len
   block_length = how.block_length or seen
+  texts = [_with_masks(loaded, one, how.tokens) for one in texts]
   rows = _lay_out(loaded, texts, how)
   canvas = rows.masked
   most = min(block_length, int(canvas.sum(axis=1).max()))
@@ -190,14 +192,29 @@ def _block_length(loaded: TextModel) -> int:
   return next((o.block_length for o in found if o.attention == "block"), 0)
 
 
+def _with_masks(loaded: TextModel, text: str, added: int) -> str:
+  """Returns a text whose masks are `<mask>`, or raises a UserError if none."""
+  framing.mask_id(loaded)
+  own = loaded.tokenizer.mask_token
+  text = text.replace(own, MASK)
+  if MASK in text:
+    return text
+  names = MASK if own == MASK else f"{MASK} or {own}"
+  if other := next((name for name in MASKS if name in text), None):
+    raise UserError(
+      f"{text!r:.60} has {other}, which is no mask of this model: write {names}"
+    )
+  if not added:
+    raise UserError(f"{text!r:.60} holds no {names}: give tokens to add")
+  return text
+
+
 def _lay_out(loaded: TextModel, texts: Sequence[str], how: Filling) -> _Rows:
   """Encodes texts into `count` rows each."""
   encoded, mask_id = [], framing.mask_id(loaded)
   for text in texts:
     tokens = framing.encode(loaded, text, 0 if MASK in text else how.tokens)
     framing.check_length(loaded, len(tokens), text)
-    if mask_id not in tokens:
-      raise UserError(f"{text!r:.60} holds no {MASK}: give tokens to add")
     if mask_id in tokens[: loaded.mask_shift]:
       raise UserError(
         "this model predicts a <mask> at the token before it: put a word before"

@@ -17,7 +17,7 @@ import numpy as np
 from antlm_jax import models, settings
 from antlm_jax.attention import Cache
 from antlm_jax.errors import UserError
-from antlm_jax.inference import framing, programs
+from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
 from antlm_jax.models.layers import likeliest
@@ -99,7 +99,7 @@ def stream(
 ) -> Iterator[list[str]]:
   """Yields the texts of `generate` after each `every` tokens, as they grow."""
   loaded = opened(model)
-  prompts = [prompt] if isinstance(prompt, str) else [*prompt]
+  prompts = inputs.texts(prompt, "prompt")
   if not prompts:
     raise UserError("there is no prompt to continue")
   starts = [encode(loaded, one) for one in prompts]

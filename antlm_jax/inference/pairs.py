@@ -47,9 +47,9 @@ class Line(NamedTuple):
   fields: Mapping[str, Any]
 
   def text(self, name: str) -> str:
-    """Returns a text field, or raises a UserError if it is missing or empty."""
+    """Returns a text field, or raises a UserError if it is missing or blank."""
     found = self.fields.get(name)
-    if not isinstance(found, str) or not found:
+    if not isinstance(found, str) or not found.strip():
       raise self.error(f"no text {name!r}")
     return found
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from antlm_jax import models
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
-from antlm_jax.inference import framing, programs
+from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
 from antlm_jax.masks import AttentionMask
@@ -140,10 +140,11 @@ def score(
 
   Raises:
     UserError: The mode or reduction is unknown, a temperature is not positive,
-      a text is too long or empty, or the model has no `<mask>` token.
+      a text is too long, empty or not a str, or the model has no `<mask>`
+      token.
   """
   loaded = opened(model)
-  texts = [texts] if isinstance(texts, str) else list(texts)
+  texts = inputs.texts(texts)
   wanted = passes(loaded, mode)
   if reduction not in REDUCTIONS:
     known = ", ".join(REDUCTIONS)
@@ -151,7 +152,14 @@ def score(
   temperatures = np.atleast_1d(np.asarray(temperature, np.float32))
   if not np.all((temperatures > 0) & np.isfinite(temperatures)):
     raise UserError(f"temperature {temperature} is not positive")
-  contexts = [""] * len(texts) if contexts is None else contexts
+  if contexts is None:
+    contexts = [""] * len(texts)
+  contexts = inputs.texts(contexts, "context")
+  if len(contexts) != len(texts):
+    raise UserError(
+      f"there are {len(contexts)} contexts for {len(texts)} texts: give one for"
+      " each text"
+    )
   pairs = list(zip(contexts, texts, strict=True))
   # Benchmarks repeat sentences, so compute each sentence once.
   unique = list(dict.fromkeys(pairs))

@@ -36,6 +36,8 @@ class Batch:
   # Objective of each target, as an index into the curriculum's objectives,
   # int32 `[M, D, C]`.
   objective_ids: Array
+  # Number of targets for which a list has no room, int32 `[M, D]`.
+  lost: Array | None = None
   # RoPE's base, if a phase of the run changes the model's; a compiled constant.
   rope_theta: float | None = dataclasses.field(
     default=None, metadata={"static": True}
@@ -80,21 +82,27 @@ class Layout:
 
 
 def capacity(
-  shares: Sequence[tuple[Objective, float]], rows: int, length: int
+  shares: Sequence[tuple[Objective, float]],
+  rows: int,
+  length: int,
+  word_size: float = 1.0,
 ) -> int:
   """Returns the length of a phase's target lists, the same for every batch.
 
   It is the expected number of targets and a margin of about six standard
   deviations, rounded up to a multiple of 128. It is at most the number of
   tokens. A list with more targets drops the last: the loss is the weighted mean
-  over the others. Objectives that predict all tokens never drop any. Otherwise
-  the margin is 8 sqrt(n) for n expected targets:
+  over the others, and `Batch.lost` counts them. Objectives that predict all
+  tokens never drop any. Otherwise the margin is 8 sqrt(n) for n expected
+  targets:
 
   - Tokens masked by coins: the deviation is at most sqrt(n), so that one list
     in 10^15 overflows.
   - Words and spans masked by coins: sizes s of their units multiply the
-    variance by E[s^2] / E[s]. One list in 10^8 overflows (5.5 deviations). For
-    words this assumes a factor of at most 2.5; in English prose it is 1.7.
+    variance by E[s^2] / E[s]. One list in 10^8 overflows (5.5 deviations). The
+    margin has room for a factor of 2.5; in English prose it is 1.7. It grows
+    with higher factors, such as that of the run's rows for words. A few rows
+    with far longer words than the others may still overflow.
   - A fixed count for each row (`exact`, `covering`) varies less than coins. So
     does a share for each row (`mask_ratio_high`), which is counted as if all
     rows had the highest share.
@@ -103,6 +111,7 @@ def capacity(
     shares: Objectives of the phase, and their parts of the rows.
     rows: Number of rows of one data shard in one microbatch.
     length: Number of tokens of a row.
+    word_size: E[s^2] / E[s] of words of s tokens (`Vocabulary.word_size`).
   """
   expected = variance = 0.0
   for objective, share in shares:
@@ -113,7 +122,7 @@ def capacity(
     shard_rows = rows if share == 1 else min(rows, math.ceil(rows * share) + 1)
     targets = shard_rows * length * objective.max_target_share
     expected += targets
-    variance += targets * max(1, objective.clustering / 2.5)
+    variance += targets * max(1, objective.clustering(word_size) / 2.5)
   size = math.ceil((expected + 8 * math.sqrt(variance)) / 128) * 128
   return min(size, rows * length)
 
@@ -125,6 +134,7 @@ def assemble(
   layout: Layout,
   shares: Mapping[int, float],
   segmented: bool,
+  word_size: float = 1.0,
 ) -> Batch:
   """Lays corrupted rows out as a `Batch` of NumPy arrays.
 
@@ -137,11 +147,12 @@ def assemble(
       not the rows at hand, choose the mask's static part and the capacity, so
       that these are the same in every process and every batch of a phase.
     segmented: Whether rows hold several documents.
+    word_size: Mean size of a token's word, as for `capacity`.
   """
   length = corrupted.inputs.shape[1]
   shape = (layout.microbatches, -1, length)
   used = [(objectives[k], share) for k, share in shares.items()]
-  size = capacity(used, layout.shard_rows, length)
+  size = capacity(used, layout.shard_rows, length, word_size)
   # The mask has only the bounds that some row needs: plain causal and full
   # attention are cheaper than bounds that say the same.
   attention = {objective.attention for objective, _ in used}
@@ -162,7 +173,7 @@ def assemble(
 
 
 def _target_lists(corrupted, row_objectives, objectives, layout, size):
-  """Returns the four arrays of targets, each `[M, D, C]`."""
+  """Returns the four arrays of targets, each `[M, D, C]`, and those lost."""
   lists = layout.microbatches, len(layout.local)
   predicted = corrupted.predicted.reshape(*lists, -1)
   where = np.zeros((*lists, size), np.int32)
@@ -186,4 +197,6 @@ def _target_lists(corrupted, row_objectives, objectives, layout, size):
     "weights": weight[objective] * pick(where, corrupted.scale),
     "objective_ids": objective,
   }
-  return {name: np.where(real, values, 0) for name, values in arrays.items()}
+  out = {name: np.where(real, values, 0) for name, values in arrays.items()}
+  lost = np.maximum(predicted.sum(axis=-1, dtype=np.int32) - size, 0)
+  return out | {"lost": lost}

@@ -32,11 +32,37 @@ class Vocabulary:
   # Place of each token when sorted by frequency, the rarest last, over V:
   # float64 `[V]`. Only needed if an objective has a `frequency_power`.
   rank: np.ndarray | None = None
+  # Whether each token ends a word, and whether it continues any word before
+  # it, bool `[V]`. The token after a word's end begins a word, unless it
+  # continues. None: no token does.
+  word_end: np.ndarray | None = None
+  word_inside: np.ndarray | None = None
+  # Mean number of tokens in the word of a token, in the rows of the run.
+  word_size: float = 1.0
 
   @functools.cached_property
   def ordinary(self) -> np.ndarray:
     """Ids of the tokens that are not special."""
     return np.flatnonzero(~self.special).astype(np.int32)
+
+  def words(self, tokens: np.ndarray) -> np.ndarray:
+    """Returns where the word of each token begins, int `[n, T]`."""
+    special = self.special[tokens]
+    begins = self.word_start[tokens] | special
+    # A special token ends the word before it.
+    ends = special if self.word_end is None else special | self.word_end[tokens]
+    after = ends[:, :-1]
+    if self.word_inside is not None:
+      after = after & ~self.word_inside[tokens[:, 1:]]
+    begins[:, 1:] |= after
+    return latest(begins)
+
+  def mean_word_size(self, tokens: np.ndarray) -> float:
+    """Returns the mean size of a token's word in rows, in ordinary tokens."""
+    ordinary = ~self.special[tokens]
+    at = self.words(tokens) + tokens.shape[1] * np.arange(len(tokens))[:, None]
+    sizes = np.bincount(at[ordinary], minlength=1).astype(float)
+    return float(sizes @ sizes / max(sizes.sum(), 1))
 
 
 @dataclasses.dataclass(frozen=True)

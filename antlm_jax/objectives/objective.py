@@ -200,9 +200,13 @@ class Objective:
     shares = ratio ** np.arange(self.span_length)
     return shares / shares.sum()
 
-  @property
-  def clustering(self) -> float:
-    """Mean size of a chosen token's span, if a coin chooses spans; else 1."""
+  def clustering(self, word_size: float = 1.0) -> float:
+    """Returns the mean size of a chosen token's unit, with a margin for words.
+
+    It is 1 for spans that no coin chooses. `word_size` is that of words.
+    """
+    if self.unit == "word":
+      return word_size
     if self.unit != "span" or self.choice != "coin":
       return 1.0
     sizes = np.arange(1, self.span_length + 1)
@@ -454,11 +458,7 @@ def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
     draw, visit = draw.of_texts()
   unit = np.broadcast_to(at, tokens.shape)
   if objective.unit == "word":
-    special = vocabulary.special[tokens]
-    # A special token ends the word before it.
-    begins = vocabulary.word_start[tokens] | special
-    begins[:, 1:] |= special[:, :-1]
-    unit = latest(begins)
+    unit = vocabulary.words(tokens)
   elif objective.unit == "span":
     unit = _tiles(objective, draw, len(at))
   if not coins:

@@ -41,7 +41,8 @@ class StandIn:
 
   mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
-  word_start = property(lambda self: ~self.special)
+  word_start = word_end = property(lambda self: ~self.special)
+  word_inside = None
   segmented = property(lambda self: self.pieces > 1)
 
   def __len__(self) -> int:

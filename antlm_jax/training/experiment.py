@@ -321,19 +321,25 @@ def _source(
   if any(objectives[n].frequency_power for n in curriculum.objectives):
     often = frequencies.counts(sources.rows, tokenizer.vocab_size)
     rank = np.argsort(np.argsort(-often, kind="stable")) / len(often)
+  vocabulary = Vocabulary(
+    tokenizer.mask_id,
+    tokenizer.pad_id,
+    tokenizer.eos_id,
+    tokenizer.special,
+    tokenizer.word_start,
+    rank,
+    tokenizer.word_end,
+    tokenizer.word_inside,
+  )
+  if any(objective.unit == "word" for objective in objectives.values()):
+    size = vocabulary.mean_word_size(frequencies.sample(sources.rows))
+    vocabulary = dataclasses.replace(vocabulary, word_size=size)
   return Source(
     rows=sources.rows,
     order=order,
     curriculum=curriculum,
     objectives=objectives,
-    vocabulary=Vocabulary(
-      tokenizer.mask_id,
-      tokenizer.pad_id,
-      tokenizer.eos_id,
-      tokenizer.special,
-      tokenizer.word_start,
-      rank,
-    ),
+    vocabulary=vocabulary,
     seed=config.seed,
     frame=frame,
     short=config.data.short,

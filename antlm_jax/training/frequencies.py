@@ -8,6 +8,7 @@ from antlm_jax.data.rows import Rows
 
 _MOST_ROWS = 1 << 16  # counted of each set; larger sets are sampled
 _BLOCK = 4096  # rows in memory at once
+_SAMPLE = 1 << 20  # tokens of a sample of rows
 
 
 def counts(rows: Rows, vocab_size: int) -> np.ndarray:
@@ -19,6 +20,12 @@ def counts(rows: Rows, vocab_size: int) -> np.ndarray:
     tokens, _ = rows.read(sample[start : start + _BLOCK])
     out += np.bincount(tokens.reshape(-1), minlength=vocab_size)
   return out
+
+
+def sample(rows: Rows) -> np.ndarray:
+  """Returns an even sample of rows, int32 `[n, T]`."""
+  size = min(len(rows), max(1, _SAMPLE // rows.seq_len))
+  return rows.read(np.linspace(0, len(rows) - 1, size).astype(int))[0]
 
 
 def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:

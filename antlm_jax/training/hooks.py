@@ -268,6 +268,12 @@ class Save(Hook):
     trainer.checkpoints.wait()
 
 
+_LOST = (
+  "words of some rows are too long for the lists of targets; use unit=token or"
+  " unit=span for this text"
+)
+
+
 class Log(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
@@ -277,7 +283,8 @@ class Log(Hook):
 
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
-    for name in ("nats", "count", "weight"):  # of `losses.cross_entropy`
+    # The first three are of `losses.cross_entropy`.
+    for name in ("nats", "count", "weight", "lost_targets"):
       trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
     run, step = trainer.run, taken.step
     if taken.timed:
@@ -290,10 +297,16 @@ class Log(Hook):
       work = flops.train_step(run.model, taken.batch) / inputs.size
       self._work += work * tokens
     if step % trainer.config.log.every == 0 or step == trainer.total:
+      lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
       values, shown = self._values(trainer, step)
       for name, value in taken.metrics.items():
         if np.ndim(value) == 0:
           values[f"train/{name}"] = float(value)
+      values["train/lost_targets"] = float(lost)
+      if lost:
+        share = lost / (lost + count)
+        line = f"warning: the loss leaves out {share:.2%} of the targets"
+        trainer.progress.note("lost", step, f"{line}: {_LOST}")
       trainer.record(step, values)
       trainer.progress.show(step, " · ".join(shown))
       self.start(trainer)

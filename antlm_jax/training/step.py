@@ -93,12 +93,17 @@ class TrainStep:
       updates, opt_state = update(grads, state.opt_state, state.params)
       rate = self.schedule(state.step)
       params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-      metrics = sums | {
-        "total_loss": sums["loss"].sum() / weight,
-        "grad_norm": optax.tree.norm(grads),
-        "param_norm": optax.tree.norm(params),
-        "learning_rate": rate,
-      }
+      lost = {} if batch.lost is None else {"lost_targets": batch.lost.sum()}
+      metrics = (
+        sums
+        | lost
+        | {
+          "total_loss": sums["loss"].sum() / weight,
+          "grad_norm": optax.tree.norm(grads),
+          "param_norm": optax.tree.norm(params),
+          "learning_rate": rate,
+        }
+      )
       average = state.ema
       if average is not None:
         kept = self.average(state.step)

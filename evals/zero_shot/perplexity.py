@@ -139,8 +139,8 @@ def measure(
       tokens = np.concatenate([before, ids, after])
       text = Text(tokens, first, len(before) + len(ids))
       parts.append(list(windows(text, wanted, longest, asked.stride)))
-  if not any(parts):
-    raise UserError("the texts hold no token to predict")
+  if not any(parts) or not any(map(str.split, documents)):
+    raise UserError("the texts hold no word to predict")
   found = texts_lib.score(loaded, parts, wanted, asked)
   tokens = [sum(window.targets for window in those) for those in parts]
   nats, places = -found.logprobs, found.by_position

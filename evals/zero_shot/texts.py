@@ -14,7 +14,7 @@ from antlm_jax.data import prepared_folder, readers, text_files
 from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
-from antlm_jax.inference import scoring
+from antlm_jax.inference import inputs, scoring
 from antlm_jax.inference.scoring import Pass, Text
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
@@ -56,7 +56,7 @@ def read(
     where, given = asked.data, _texts(asked)
   else:
     where = "the list of texts"
-  found = list(itertools.islice(given, asked.limit or None))
+  found = inputs.texts(given, most=asked.limit or None)
   if not found:
     raise UserError(f"{where} holds no text")
   return found

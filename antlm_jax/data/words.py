@@ -1,0 +1,110 @@
+"""Words of a vocabulary: tokens that begin, end or continue a word.
+
+Most scripts put spaces between words, and tokens have a sign for them. Thai,
+Chinese and Japanese do not. There each token is a word, as far as it begins at
+a character, and a word of another script ends. All this follows from the bytes
+of single tokens, because objectives see only ids.
+"""
+
+import unicodedata
+from collections.abc import Mapping
+
+# Code points of scripts without spaces, and of their punctuation.
+_UNSPACED = (
+  (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
+  (0x1780, 0x17FF),  # Khmer
+  (0x1950, 0x19FF),  # Tai Le, New Tai Lue
+  (0x1A20, 0x1AAF),  # Tai Tham
+  (0x1B00, 0x1B7F),  # Balinese
+  (0x2E80, 0xA4CF),  # Han, kana, bopomofo, Yi
+  (0xA980, 0xA9FF),  # Javanese, Myanmar
+  (0xAA60, 0xAADF),  # Myanmar, Tai Viet
+  (0xF900, 0xFAFF),  # Han
+  (0xFE30, 0xFE4F),  # upright punctuation
+  (0xFF00, 0xFF9F),  # wide forms, half-width kana
+  (0x1AFF0, 0x1B2FF),  # kana
+  (0x20000, 0x3FFFF),  # Han
+)
+# Categories of characters that continue a word: marks, joiners, and letters
+# that repeat or lengthen the one before (as in Japanese and Thai).
+_CONTINUING = ("Mn", "Mc", "Me", "Cf", "Lm")
+
+
+def byte_signs() -> dict[str, int]:
+  """Returns the byte of each sign of a byte-level vocabulary (GPT-2's)."""
+  printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = sorted({*range(256)} - {*printed})
+  signs = {chr(byte): byte for byte in printed}
+  return signs | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def token_bytes(token: str, signs: Mapping[str, int] | None) -> bytes:
+  """Returns the UTF-8 bytes of a token, which may cut a character.
+
+  `signs` are `byte_signs` if the vocabulary is byte-level, or else None. Tokens
+  such as `<0xE4>` are a byte.
+  """
+  if signs and all(sign in signs for sign in token):
+    return bytes(signs[sign] for sign in token)
+  if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    try:
+      return bytes.fromhex(token[3:5])
+    except ValueError:
+      pass
+  return token.encode("utf-8", "surrogatepass")
+
+
+def begins(token: bytes) -> bool:
+  """Whether a token begins a word of a script without spaces."""
+  size = _size(token)
+  if not size:
+    return False
+  if len(token) >= size:
+    char = _char(token[:size])
+    return _unspaced(char, char) and not continues(token)
+  # The first and the last character that these bytes can begin.
+  seconds = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF)}
+  seconds[0xF4] = (0x80, 0x8F)
+  ends = [*token], [*token]
+  while len(ends[0]) < size:
+    limits = seconds.get(ends[0][-1], (0x80, 0xBF))
+    for end, limit in zip(ends, limits, strict=True):
+      end.append(limit)
+  return _unspaced(*(_char(bytes(end)) for end in ends))
+
+
+def continues(token: bytes) -> bool:
+  """Whether a token begins inside a character, or with a mark."""
+  size = _size(token)
+  if not size:
+    return bool(token)
+  if len(token) < size:
+    return False
+  return unicodedata.category(_char(token[:size])) in _CONTINUING
+
+
+def ends(token: bytes) -> bool:
+  """Whether a token ends with a whole character of a script without spaces."""
+  for size in range(1, min(4, len(token)) + 1):
+    if found := _size(token[-size:]):
+      char = _char(token[-size:]) if found == size else "a"
+      return _unspaced(char, char)
+  return False
+
+
+def _size(token: bytes) -> int:
+  """Returns the first character's size; 0 if the token begins inside it."""
+  if not token or 0x80 <= token[0] < 0xC2 or token[0] > 0xF4:
+    return 0
+  return 1 + sum(token[0] >= lead for lead in (0xC2, 0xE0, 0xF0))
+
+
+def _char(sequence: bytes) -> str:
+  try:
+    return sequence.decode()
+  except UnicodeDecodeError:
+    return "a"
+
+
+def _unspaced(low: str, high: str) -> bool:
+  return any(a <= ord(low) <= ord(high) <= b for a, b in _UNSPACED)

@@ -1,0 +1,47 @@
+"""Texts as users give them in Python."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from antlm_jax.errors import UserError
+
+
+def texts(
+  given: str | Iterable[str], what: str = "text", most: int | None = None
+) -> list[str]:
+  """Returns one or more texts as a list.
+
+  Args:
+    given: Text, or texts in any iterable, such as a column of pandas.
+    what: Name of a text in errors.
+    most: Largest number of texts to take.
+
+  Raises:
+    UserError: It is a table, or one of the texts is not a str.
+  """
+  if isinstance(given, str):
+    return [given]
+  found = rows(given, what, most)
+  for index, one in enumerate(found):
+    check(one, f"{what} {index}")
+  return found
+
+
+def rows(given: Iterable, what: str = "text", most: int | None = None) -> list:
+  """Returns the items of an iterable; UserError if that loses the texts."""
+  if isinstance(given, Mapping | bytes) or hasattr(given, "columns"):
+    kind = type(given).__name__
+    raise UserError(f"a {kind} is no list of {what}s: give a list or a column")
+  try:
+    return list(itertools.islice(given, most))
+  except TypeError as error:
+    raise UserError(f"{given!r:.60} is no {what}, or list of them") from error
+
+
+def check(one: object, where: str) -> None:
+  """Raises a UserError if an item, at this place of a list, is not a text."""
+  if not isinstance(one, str):
+    raise UserError(
+      f"{where} is {one!r:.60}, not a str (counted from 0): leave it out or"
+      " give its text"
+    )

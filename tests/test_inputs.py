@@ -1,0 +1,66 @@
+"""Texts in Python that are no texts, as from pandas."""
+
+import math
+
+import numpy as np
+import pytest
+
+import antlm_jax as ax
+from antlm_jax.errors import UserError
+from tests import random_models
+
+run = random_models.run()
+NAN = math.nan
+
+
+class Table:
+  """Has columns, as pandas' DataFrame, and iterates over their names."""
+
+  columns = ("text",)
+
+  def __iter__(self):
+    return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+  "name", ["score", "embed", "perplexity", "generate", "fill"]
+)
+def test_values_that_are_no_texts_are_told_by_their_index(name, loaded):
+  """Catches None and NaN in a list, and names of columns taken for texts."""
+  if name == "fill":
+    loaded = random_models.with_curriculum(loaded, "1D")
+  what = "prompt" if name == "generate" else "text"
+  for given, message in (
+    (["the dogs <mask>", None], f"{what} 1 is None, not a str"),
+    ([NAN], f"{what} 0 is nan, not a str"),
+    (np.array(["a", 1.5], object), f"{what} 1 is 1.5, not a str"),
+    ([("a", "b")], rf"{what} 0 is \('a', 'b'\), not a str"),
+    (Table(), f"a Table is no list of {what}s"),
+    ({"text": ["a"]}, f"a dict is no list of {what}s"),
+    (None, f"None is no {what}"),
+  ):
+    with pytest.raises(UserError, match=message):
+      getattr(ax, name)(loaded, given)
+
+
+def test_contexts_are_checked_and_numpy_texts_are_texts(loaded):
+  """Catches a missing context that is scored, and a NumPy str refused."""
+  texts = np.array(["the dogs rest .", "a cat"])
+  found = ax.score(loaded, texts)
+  np.testing.assert_array_equal(found, ax.score(loaded, texts.tolist()))
+  for contexts, message in (
+    (["a", None], "context 1 is None"),
+    (["a"], "1 contexts for 2 texts"),
+  ):
+    with pytest.raises(UserError, match=message):
+      ax.score(loaded, texts, contexts=contexts)
+
+
+def test_perplexity_needs_a_word(loaded):
+  """Catches a division by no words; blank documents next to others count."""
+  with pytest.raises(UserError, match="no word to predict"):
+    ax.perplexity(loaded, ["  "], quiet=True)
+  found = ax.perplexity(loaded, ["  ", "the dogs"], quiet=True)
+  assert found.words == 2 and np.isfinite(found.word_perplexity)
+  some = ax.perplexity(loaded, iter(["the dogs", None]), limit=1, quiet=True)
+  assert some.documents == 1  # reads no further than the limit

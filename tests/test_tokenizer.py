@@ -1,0 +1,345 @@
+"""Tokenizers of many forms: ids, spans, special tokens, digits, training."""
+
+import functools
+import itertools
+import json
+import time
+import unicodedata
+
+import hypothesis
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from antlm_jax.data import coverage, toy_english
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.objectives.corruption import Draw, Segments, Vocabulary
+from antlm_jax.objectives.objective import OBJECTIVES
+from tests import runs
+
+_TEXTS = (
+  "Tom lives in Amsterdam near the old harbour .",
+  "café Zoë naïve Łódź the cat sat in Paris 1990 — 2000 (approx.)",
+  "Mary\u2019s “book” cost €5 … 한국 서울 我们 喜欢 ไทย ก็ ﬁn",
+) * 20
+_SPLITS = {
+  "byte level": lambda: _byte_level(True),
+  "byte level, no space": lambda: _byte_level(False),
+  "digits first": lambda: _both(_digits(), _byte_level(True)),
+  "digits last": lambda: _both(_byte_level(True), _digits()),
+  "marks first": lambda: _both(pre_tokenizers.Punctuation(), _byte_level(True)),
+  "words, bytes": lambda: _both(pre_tokenizers.Whitespace(), _byte_level(True)),
+  **{
+    f"metaspace {scheme}": functools.partial(
+      pre_tokenizers.Metaspace, prepend_scheme=scheme
+    )
+    for scheme in ("always", "first", "never")
+  },
+  "words, metaspace": lambda: _both(
+    pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()
+  ),
+  "BERT": pre_tokenizers.BertPreTokenizer,
+}
+_NORMALIZERS = {
+  "none": lambda: None,
+  "NFC": normalizers.NFC,
+  "NFD": normalizers.NFD,
+  "NFKC": normalizers.NFKC,
+  "lower case": normalizers.Lowercase,
+  "no accents": lambda: normalizers.Sequence(
+    [normalizers.NFD(), normalizers.StripAccents()]
+  ),
+  "BERT": lambda: normalizers.BertNormalizer(lowercase=True),
+}
+# Letters, digits, spaces, marks, joined forms and signs of several scripts.
+_CHARACTERS = (
+  "aTé e19 \t\n.,(\u2019—▁ﬁ½٣२İ我。한국"
+  "ᄒ\u1161\u0301\u0308\u0323ก็ไ🙂\u200d्न\xa0"
+)
+
+
+def _byte_level(space: bool):
+  return pre_tokenizers.ByteLevel(add_prefix_space=space)
+
+
+def _digits():
+  return pre_tokenizers.Digits(individual_digits=True)
+
+
+def _both(*parts):
+  return pre_tokenizers.Sequence(list(parts))
+
+
+@functools.cache
+def trained(split: str, normalizer: str, model: str) -> Tokenizer:
+  options = {
+    "special_tokens": ["<pad>", "<s>", "</s>", "<mask>", "<unk>"],
+    "vocab_size": 400,
+    "show_progress": False,
+  }
+  if model == "unigram":
+    made = models.Unigram()
+    trainer = trainers.UnigramTrainer(unk_token="<unk>", **options)
+  elif model == "wordpiece":
+    made = models.WordPiece(unk_token="<unk>")
+    trainer = trainers.WordPieceTrainer(**options)
+  else:
+    made = models.BPE(unk_token="<unk>")
+    trainer = trainers.BpeTrainer(
+      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options
+    )
+  backend = tokenizers.Tokenizer(made)
+  backend.pre_tokenizer = _SPLITS[split]()
+  if (found := _NORMALIZERS[normalizer]()) is not None:
+    backend.normalizer = found
+  backend.train_from_iterator(_TEXTS, trainer)
+  if "ByteLevel" in backend.to_str():
+    backend.decoder = decoders.ByteLevel()
+  return Tokenizer(backend)
+
+
+def letters(text: str) -> str:
+  """Returns a text without marks, which normalizers put in another order."""
+  text = unicodedata.normalize("NFD", text)
+  return "".join(c for c in text if unicodedata.category(c)[0] != "M")
+
+
+def check(t: Tokenizer, text: str, normalizer: str) -> None:
+  """Checks the ids and spans of a text."""
+  ids, spans = t.encode_offsets(text)
+  np.testing.assert_array_equal(ids, t.encode(text))
+  for ends in zip(*spans, strict=True):
+    assert all(0 <= a <= b <= len(text) for a, b in itertools.pairwise(ends))
+  covered, byte_level = np.zeros(len(text), bool), "ByteLevel" in t.to_json()
+  made = _NORMALIZERS[normalizer]()
+  normal = made.normalize_str if made else str
+  for index, (start, end) in zip(ids, spans, strict=True):
+    assert 0 <= start <= end <= len(text)
+    covered[start:end] = True
+    piece, token = text[start:end], t.decode([index], skip_special=False)
+    assert piece == piece.lstrip() or not piece.strip()
+    if byte_level and "\ufffd" not in token:
+      assert letters(token.strip()) in letters(normal(piece))
+      assert piece or not token.strip()
+  for at in np.flatnonzero(~covered):
+    # Characters without a token are dropped ones, but not marks of a letter.
+    mark = unicodedata.category(text[at])[0] == "M"
+    assert text[at].isspace() or not normal(text[at]).strip()
+    letter = at and covered[at - 1] and not text[at - 1].isspace()
+    assert not (mark and letter)
+
+
+_FORMS = [
+  *itertools.product(_SPLITS, _NORMALIZERS, ["bpe"]),
+  ("metaspace always", "NFKC", "unigram"),
+  ("words, metaspace", "NFC", "unigram"),
+  ("BERT", "BERT", "wordpiece"),
+]
+
+
+@pytest.mark.parametrize("split, normalizer, model", _FORMS)
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(text=st.text(_CHARACTERS, max_size=12))
+def test_spans_are_those_of_the_encoding(split, normalizer, model, text):
+  """Catches ids that differ with offsets, and characters without a token."""
+  t = trained(split, normalizer, model)
+  check(t, text, normalizer)
+  check(t, unicodedata.normalize("NFD", text), normalizer)
+
+
+ENGLISH = [
+  *toy_english.sentences(0, 300),
+  "in 1990 it cost 3.50, or 12 in 2001",
+]
+WORDS = {
+  "russian": "мы живём старом городе реки домов садов улица окно 22 157",
+  "turkish": "üç gün için ½ ó çok güzel süt köy şimdi 22 157",
+  "thai": "เรา ไป ตลาด เช้า นี้ ดี มาก กิน ข้าว ที่ บ้าน แม่ น้ำ",
+  "chinese": "我们 今天 去 北京 的 市场 买 东西 。 你 喜欢 学习 中文",
+  "japanese": "きょう は 市場 へ 行き ます 。 コーヒー を 飲み たい 人々",
+}
+UNSPACED = ["thai", "chinese", "japanese"]
+
+
+@functools.cache
+def texts(language: str) -> list[str]:
+  """Returns texts of random words, without spaces where there are none."""
+  words, draw = WORDS[language].split(), np.random.default_rng(0)
+  space = "" if language in UNSPACED else " "
+  return [space.join(draw.choice(words, 12)) for _ in range(300)]
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_wordpiece_cuts_no_character_for_its_bytes(language):
+  """Catches bytes of letters that count as digits: ², ³, ¹, ¼, ½ and ¾."""
+  text, sizes = texts(language)[0].replace("22", "").replace("157", ""), {}
+  for kind in ("bpe", "wordpiece"):
+    t = Tokenizer.train(texts(language), 350, kind)
+    sizes[kind] = len(t.encode(text))
+    assert "<unk>" not in t.decode(t.encode(text * 9), skip_special=False)
+  assert sizes["wordpiece"] <= 1.1 * sizes["bpe"]
+
+
+def test_digits_are_tokens_as_in_ltg_bert_and_in_other_scripts():
+  """Catches another order of English tokens, and digits that are merged."""
+  t = Tokenizer.train([*ENGLISH, "१९९० ١٩٩٠"] * 5, 600, "wordpiece")
+  spec = json.loads(t.to_json())
+  first, *_ = spec["pre_tokenizer"]["pretokenizers"]
+  digits = {"type": "Digits", "individual_digits": True}
+  spec["pre_tokenizer"]["pretokenizers"] = [first, digits]
+  theirs = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  for text in ENGLISH:
+    assert t.encode(text).tolist() == theirs.encode(text).ids
+  for text in ("1990", "१९९०", "١٩٩٠"):
+    spans = [span for span in t.encode_offsets(text)[1] if span[0] < span[1]]
+    assert {end - start for start, end in spans} == {1}
+
+
+def test_long_words_are_read_whole_and_cost_no_time():
+  """Catches training in the square of a word's length (minutes per MB)."""
+  letters = np.random.default_rng(0).choice([*"ACGT"], 400_000)
+  text, begin = "".join(letters), time.process_time()
+  for kind in ("bpe", "wordpiece"):
+    t = Tokenizer.train([text], 1024, kind)
+    assert t.decode(t.encode(text[:5000]), skip_special=False) == text[:5000]
+    assert len(t.encode(text[:5000])) < 2000
+  assert time.process_time() - begin < 15  # the square takes 80 s
+
+
+NAMES = ["<pad>", "<s>", "</s>", "<mask>", "<unk>", "[CLS]"]
+
+
+def unflagged() -> Tokenizer:
+  """A tokenizer of vocab.json and merges.txt: no special token has a flag."""
+  spec = json.loads(Tokenizer.train(ENGLISH, 300).to_json())
+  spec["model"]["vocab"] |= {"<unk>": 300, "[CLS]": 301}
+  return Tokenizer.from_json(json.dumps(spec | {"added_tokens": []}))
+
+
+def test_special_tokens_need_no_flag():
+  """Catches `<s>` masked, drawn at random or decoded as a word."""
+  t = unflagged()
+  ids = [t._backend.token_to_id(name) for name in NAMES]
+  assert np.flatnonzero(t.special).tolist() == sorted(ids)
+  again = Tokenizer.from_json(t.to_json())
+  assert again.to_json() == t.to_json()
+  text = t.encode("a <s> b</s>")  # in a text they are text
+  assert not t.special[text].any() and t.decode(text) == "a <s> b</s>"
+  assert t.decode([*ids, *text, *ids]) == "a <s> b</s>"
+  rows = np.tile(np.array([*ids, *t.encode("the dogs rest .")]), (500, 1))
+  words = Vocabulary(t.mask_id, t.pad_id, t.eos_id, t.special, t.word_start)
+  draw = Draw(0, 0, np.arange(500)[:, None])
+  found = OBJECTIVES["M"].corrupt(
+    rows.astype(np.int32), Segments.whole(*rows.shape), draw, words
+  )
+  assert not found.predicted[t.special[rows]].any()
+  changed = found.inputs[(found.inputs != rows) & (found.inputs != t.mask_id)]
+  assert len(changed) and not t.special[changed].any()
+
+
+def vocabulary(t: Tokenizer) -> Vocabulary:
+  return Vocabulary(
+    t.mask_id,
+    t.pad_id,
+    t.eos_id,
+    t.special,
+    t.word_start,
+    word_end=t.word_end,
+    word_inside=t.word_inside,
+  )
+
+
+def begun(t: Tokenizer, text: str) -> list[str]:
+  """Returns the words of a text, from the tokens that begin them."""
+  ids, spans = t.encode_offsets(text)
+  begins = vocabulary(t).words(ids[None])[0] == np.arange(len(ids))
+  places = [span[0] for span, begin in zip(spans, begins, strict=True) if begin]
+  ends = [*places[1:], len(text)]
+  found = [text[a:b].strip() for a, b in zip(places, ends, strict=True)]
+  return [word for word in found if word]  # a space may be a token of its own
+
+
+@pytest.mark.parametrize("language", UNSPACED)
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+@pytest.mark.parametrize("size", [285, 310])
+def test_words_without_spaces_are_short_and_begin_at_characters(
+  kind, size, language
+):
+  """Catches clauses taken for words, and words that begin in a character.
+
+  The smaller vocabulary cuts most characters.
+  """
+  t = Tokenizer.train(texts(language), size, kind)
+  for text in texts(language)[:20]:
+    words = begun(t, text)
+    assert "".join(words) == text  # no word begins inside a character
+    assert max(map(len, words)) <= 12 and len(words) >= 10
+    for word in words:
+      assert unicodedata.category(word[0]) not in ("Mn", "Mc", "Lm")
+
+
+def test_words_end_where_a_script_without_spaces_does():
+  """Catches a word of two scripts, and English words that are cut."""
+  t = Tokenizer.train([*texts("chinese"), *ENGLISH, "ab我cd"] * 3, 500)
+  assert begun(t, "我cd") == ["我", "cd"]
+  english = ENGLISH[0] + " it's (1990), café naïve"
+  assert begun(t, english) == english.split()
+
+
+def test_bytes_begin_words_if_all_their_characters_are_of_such_scripts():
+  """Catches first bytes of Korean, Hindi or accented letters cut as words."""
+  t = Tokenizer.train(ENGLISH, 300)
+  lone = {}  # the first byte of a character, as a token
+  for char in "éяи한क가ﬁ😀我あ。京":
+    ids, spans = t.encode_offsets("a" + char)
+    index = next(i for i, (at, _) in zip(ids, spans, strict=True) if at == 1)
+    lone[char] = bool(t.word_start[index])
+    assert t.decode([index]) == "\ufffd"
+  assert [char for char, begins in lone.items() if begins] == [*"我あ。京"]
+
+
+def test_words_of_tokenizers_that_mark_ends_or_nothing():
+  """Catches one word for a row, where `</w>` ends words or tokens are words."""
+  vocab = {"a": 0, "b": 1, "c</w>": 2, "d</w>": 3, "<s>": 4}
+  backend = tokenizers.Tokenizer(
+    models.BPE(vocab=vocab, merges=[], end_of_word_suffix="</w>")
+  )
+  of = vocabulary(Tokenizer(backend))
+  assert of.words(np.array([[0, 2, 0, 1, 3, 2]])).tolist() == [
+    [0, 0, 2, 2, 2, 5]
+  ]
+  whole = vocabulary(Tokenizer.of_ids(9))
+  assert whole.words(np.array([[5, 3, 3]])).tolist() == [[0, 1, 2]]
+
+
+def test_a_far_id_is_refused(tmp_path):
+  """Catches a vocabulary of four billion tokens for one wrong number."""
+  spec = json.loads(Tokenizer.train(ENGLISH, 300).to_json())
+  spec["model"]["vocab"]["far"] = 4_294_967_295
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(spec))
+  assert "'far' has the id 4294967295" in runs.told(Tokenizer.load, path)
+
+
+def test_coverage_counts_unknown_characters():
+  """Catches a tokenizer of another language that reads nothing, in silence."""
+  backend = tokenizers.Tokenizer(
+    models.WordLevel({"<unk>": 0, "the": 1, "dogs": 2}, unk_token="<unk>")
+  )
+  backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  found = coverage.measure(Tokenizer(backend), ["the dogs", "the кот"], 2, 8.0)
+  assert found == coverage.Coverage(13, 4, 3, 1)
+  lines = [*found.lines("train")]
+  assert "23.08% of the characters; 25.00%" in lines[0]
+  assert lines[1].startswith("warning:") and "23.1%" in lines[1]
+  # Without <unk>, unknown characters have no token at all.
+  dropping = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+  found = coverage.measure(Tokenizer(dropping), ["abc"], 1, 3.0)
+  assert found == coverage.Coverage(3, 2, 1, 0)
+  # Bytes read all, but are far more than the characters of another script.
+  english = Tokenizer.train(ENGLISH, 300)
+  (line,) = coverage.measure(english, texts("thai"), 300, 99).lines("train")
+  assert "needs 3.0 tokens per character" in line  # bytes of a Thai letter
+  assert not [*coverage.measure(english, ENGLISH, 300, 50.0).lines("train")]
