@@ -16,8 +16,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
@@ -96,9 +94,6 @@ def predict(
       words = isinstance(head, tagging.Tagger)
       texts = sets.texts(os.fspath(texts), columns, words)
     examples = inputs.rows(texts)
-    for index, one in enumerate(examples):
-      for part in one if isinstance(one, list | tuple | np.ndarray) else [one]:
-        inputs.check(part, f"text {index}")
     if not examples:
       return []
     length = asked.max_length or loaded.longest_row

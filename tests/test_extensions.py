@@ -16,6 +16,7 @@ import pytest
 import antlm_jax as ax
 from antlm_jax import __main__ as antlm
 from antlm_jax import config, models, plugins, sections
+from antlm_jax.attention import BACKENDS
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
@@ -33,6 +34,7 @@ REGISTRIES = {
   "schedule": optim.SCHEDULES,
   "objective": objective.KINDS,
   "objectives": objective.OBJECTIVES,
+  "attention": BACKENDS,
   "encoder": models.ENCODERS,
   "writer": writers.WRITERS,
   "hook": hooks.HOOKS,
@@ -189,6 +191,23 @@ def test_an_optimizer(trained):
   assert np.array_equal(updates["w"], np.sign(gradient["w"]))
   found = ax.load(trained / "toy/0").config.optimizer
   assert (found.name, found.b1, found.b2) == ("lion", 0.9, 0.95)
+
+
+def test_an_attention_backend(prepared, tmp_path):
+  """Catches attention that is chosen from a list that plugins cannot change."""
+  (module,) = imported("attention")
+  how = {"data.path": str(prepared), "curriculum": "1C+1M steps"}
+  found = [
+    ax.train(
+      "quickstart:shrink",
+      tmp_path / name,
+      quiet=True,
+      **{"model.attention": name, **how},
+    )
+    for name in ("counted", "reference")
+  ]
+  assert module.calls > 0
+  assert runs.same_params(*(one.workdir for one in found))
 
 
 def test_a_schedule(trained):

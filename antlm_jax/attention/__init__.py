@@ -1,12 +1,7 @@
 """Attention with one function for all masks and devices."""
 
-from antlm_jax.attention.api import (
-  IMPLEMENTATIONS,
-  Prepared,
-  attend,
-  choose,
-  prepare,
-)
+from antlm_jax.attention.api import Prepared, attend, choose, prepare
+from antlm_jax.attention.backends import BACKENDS, Backend
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.attention.cache import Cache, Cached
 from antlm_jax.attention.devices import device
@@ -16,8 +11,9 @@ from antlm_jax.attention.rope import Rope
 from antlm_jax.attention.split import Split
 
 __all__ = [
-  "IMPLEMENTATIONS",
+  "BACKENDS",
   "SAVED",
+  "Backend",
   "Cache",
   "Cached",
   "Dropout",

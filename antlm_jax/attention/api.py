@@ -2,7 +2,7 @@
 
     out = attend(q, k, v, mask)
 
-`implementation="auto"` chooses by device from `IMPLEMENTATIONS`:
+`implementation="auto"` chooses by device from `BACKENDS`:
 
 - pallas: the fused kernel of `attention.tpu.kernel`. Default on TPU.
 - cudnn: the kernel of `jax.nn.dot_product_attention`. Default on GPU for masks
@@ -32,7 +32,6 @@ from antlm_jax.attention.split import WHOLE, Split, on_shards, parts
 from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
 
-IMPLEMENTATIONS = tuple(BACKENDS)
 _CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
 
 
@@ -42,7 +41,7 @@ class Prepared:
   """A mask prepared for an implementation; pass it in place of the mask."""
 
   mask: AttentionMask
-  # A name in `IMPLEMENTATIONS`.
+  # A name in `BACKENDS`.
   implementation: str = dataclasses.field(metadata={"static": True})
   # The calls that may use it.
   call: Call = dataclasses.field(metadata={"static": True})
@@ -81,7 +80,7 @@ def attend(
     dropout: Dropout of attention weights.
     relative: Position terms in q's dtype, added to the scores before `scale`.
     rope: Rotations of queries and keys, without gradient. T must equal S.
-    implementation: A name in `IMPLEMENTATIONS`, or auto.
+    implementation: A name in `BACKENDS`, or auto.
     split: Mesh axes that split rows and heads. By default each device computes
       everything. Ignored for a prepared mask, which includes a split.
 

@@ -5,6 +5,7 @@ name in `ENCODERS`, and a subclass of `Encoder`. Losses, sharding, checkpoints
 and scoring use the parameters' paths, the logical axes and these settings.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -70,7 +71,8 @@ class EncoderConfig(settings.Section):
   attention: str = setting(
     "auto",
     "Implementation of attention",
-    choices=("auto", *attention.IMPLEMENTATIONS),
+    # A view, since a plugin may add a backend.
+    choices=collections.ChainMap(attention.BACKENDS, {"auto": None}),
   )
   # Parameters, softmax and loss stay float32.
   dtype: str = setting(

@@ -154,7 +154,7 @@ def shown(held: float, width: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Simulated:
   """The command's arguments."""
 
   output: str = common.output()
@@ -165,7 +165,7 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  args = common.arguments(__doc__, Arguments, argv)
+  args = common.arguments(__doc__, Simulated, argv)
   columns = {head: (len(head), str, name) for head, name in HEAD.items()}
   columns |= {
     method: (16, lambda found: shown(*found), method) for method in METHODS

@@ -21,7 +21,7 @@ _ID = re.compile(r"(\d+)([-.]\d+)?")
 _UPOS, _CONLLU = 3, 10  # column of CoNLL-U, and their number
 
 
-class Line(NamedTuple):
+class TaggedLine(NamedTuple):
   """A line that is not empty."""
 
   number: int  # from 1
@@ -34,10 +34,10 @@ class Line(NamedTuple):
     return self.text.startswith("#")
 
 
-Blocks = Sequence[Sequence[Line]]  # the lines between empty lines
+Sentences = Sequence[Sequence[TaggedLine]]  # the lines between empty lines
 
 
-class _Columns(NamedTuple):
+class _Form(NamedTuple):
   """Places of a file's columns, from 0."""
 
   width: int
@@ -85,7 +85,7 @@ def has_tags(path: str) -> bool:
   return _width(_blocks(path)) > 1
 
 
-def _blocks(path: str) -> Blocks:
+def _blocks(path: str) -> Sentences:
   """Reads the lines of a file, in blocks that empty lines divide."""
   lines = []
   for line in files.read_text(path, "sentences").split("\n"):
@@ -99,11 +99,11 @@ def _blocks(path: str) -> Blocks:
       out.append([])
     elif not line.startswith(_DOCUMENT):
       parts = [part.strip() for part in divider.split(line)]
-      out[-1].append(Line(number, parts, line))
+      out[-1].append(TaggedLine(number, parts, line))
   return [block for block in out if block]
 
 
-def _width(blocks: Blocks) -> int:
+def _width(blocks: Sentences) -> int:
   """Returns the number of columns of the first line that is no comment."""
   lines = [line for block in blocks for line in block]
   first = next((x for x in lines if not x.may_be_comment), None)
@@ -111,13 +111,13 @@ def _width(blocks: Blocks) -> int:
 
 
 def _form(
-  path: str, blocks: Blocks, word: int | None, tag: int | None
-) -> _Columns:
+  path: str, blocks: Sentences, word: int | None, tag: int | None
+) -> _Form:
   """Finds a file's columns. Raises a UserError if the tags' is unclear."""
   width = _width(blocks)
   numbered = width > 2 and _are_numbered(blocks)
   if not numbered:
-    return _Columns(width, False, word or 0, -1 if tag is None else tag)
+    return _Form(width, False, word or 0, -1 if tag is None else tag)
   if tag is None and width not in (3, _CONLLU):
     raise UserError(
       f"{path}: the first of {width} columns numbers the words: choose the"
@@ -132,10 +132,10 @@ def _form(
       f"{path}: the first column numbers the words; words are read from column"
       f" {word + 1}, tags from column {tag % width + 1}{upos}"
     )
-  return _Columns(width, True, word, tag)
+  return _Form(width, True, word, tag)
 
 
-def _are_numbered(blocks: Blocks) -> bool:
+def _are_numbered(blocks: Sentences) -> bool:
   """Whether the first column counts the words of each sentence."""
   longest = 0
   for block in blocks:
@@ -150,7 +150,7 @@ def _are_numbered(blocks: Blocks) -> bool:
   return longest > 1
 
 
-def _tags(blocks: Blocks, form: _Columns) -> set[str]:
+def _tags(blocks: Sentences, form: _Form) -> set[str]:
   """Returns the tags of all lines that are surely words."""
   lines = (line for block in blocks for line in block)
   return {
@@ -161,8 +161,8 @@ def _tags(blocks: Blocks, form: _Columns) -> set[str]:
 
 
 def _without_comments(
-  block: Sequence[Line], form: _Columns, tags: set[str], left_out: dict
-) -> Iterator[Line]:
+  block: Sequence[TaggedLine], form: _Form, tags: set[str], left_out: dict
+) -> Iterator[TaggedLine]:
   """Yields a block's lines without comments.
 
   If the first column has the words, a word may be `#` or `#tag`. There, a
@@ -181,7 +181,7 @@ def _without_comments(
     yield line
 
 
-def _pair(path: str, line: Line, form: _Columns) -> tuple[str, str]:
+def _pair(path: str, line: TaggedLine, form: _Form) -> tuple[str, str]:
   """Returns a line's word and tag. Raises a UserError if it has none."""
   where, count = f"{path}, line {line.number}", len(line.parts)
   if count < 2:

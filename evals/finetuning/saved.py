@@ -192,8 +192,8 @@ def compute(
   own = own or head(loaded.task, loaded.path)
   causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [
-    t if isinstance(t, Example) else own.example(sets.given(t, number))
-    for number, t in enumerate(texts, start=1)
+    t if isinstance(t, Example) else own.example(sets.given(t, index))
+    for index, t in enumerate(texts)
   ]
   rows = own.encode(loaded, examples, max_length)
   if rows.cut:

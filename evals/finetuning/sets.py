@@ -29,6 +29,7 @@ import numpy as np
 from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, progress
 from antlm_jax.runtime.records import writable
 
@@ -253,16 +254,15 @@ def records(
     yield where, tuple(values)
 
 
-def given(text: object, number: int) -> str | list[str]:
+def given(text: object, index: int) -> str | list[str]:
   """Returns a text in memory, or a sequence of texts, as plain Python.
 
-  Raises a UserError for another value, such as None, with its number.
+  Raises a UserError for another value, such as None, with its index.
   """
-  where = f"texts, record {number}"
+  where = f"text {index}"
   text = plain(text, where)
   for one in text if isinstance(text, list) else [text]:
-    if not isinstance(one, str):
-      raise UserError(f"{where}: {one!r:.40} is not text")
+    inputs.check(one, where)
   return text
 
 

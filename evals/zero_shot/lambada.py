@@ -33,7 +33,7 @@ _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
 _ANSWER = "{answer}"  # place of the answer in a prompt
 
 
-class Item(NamedTuple):
+class Cloze(NamedTuple):
   """A word in its text."""
 
   context: str  # before the word
@@ -41,7 +41,7 @@ class Item(NamedTuple):
   ending: str = ""  # directly after the word
 
 
-def read(asked) -> list[Item]:
+def read(asked) -> list[Cloze]:
   """Reads contexts and their words."""
   rows = readers.records(asked.data, _PARTS)
   try:
@@ -54,7 +54,7 @@ def read(asked) -> list[Item]:
     for where, row in rows
   ]
   if not found:
-    found = [Item(*text.rpartition(" ")[::2]) for text in texts.read(asked)]
+    found = [Cloze(*text.rpartition(" ")[::2]) for text in texts.read(asked)]
   for number, (context, word, _) in enumerate(found, start=1):
     if not context.strip() or not word.strip():
       raise UserError(
@@ -63,7 +63,7 @@ def read(asked) -> list[Item]:
   return found
 
 
-def _filled(where: str, prompt: str, answer: str) -> Item:
+def _filled(where: str, prompt: str, answer: str) -> Cloze:
   """Returns a record's answer in its prompt, or after it.
 
   Raises a UserError if another placeholder is in the prompt, or two are.
@@ -74,10 +74,10 @@ def _filled(where: str, prompt: str, answer: str) -> Item:
       f"{where}: the prompt has the placeholder {other[0]}: write {_ANSWER}"
       " once, where the answer is, and text elsewhere"
     )
-  return Item(context.strip(), answer.strip(), ending.rstrip())
+  return Cloze(context.strip(), answer.strip(), ending.rstrip())
 
 
-def _encoded(loaded, items: list[Item], wanted) -> list[Text]:
+def _encoded(loaded, items: list[Cloze], wanted) -> list[Text]:
   """Returns the tokens of texts, of which those of the word are scored."""
   pairs = [item[:2] for item in items]
   out = []
@@ -96,12 +96,12 @@ def _encoded(loaded, items: list[Item], wanted) -> list[Text]:
   return out
 
 
-def score(loaded, items: list[Item], asked) -> Outcome:
+def score(loaded, items: list[Cloze], asked) -> Outcome:
   """Scores the words after their contexts."""
   wanted = scoring.passes(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
   longest, parts = loaded.model.config.max_seq_len, []
-  items = [Item(*item) for item in items]
+  items = [Cloze(*item) for item in items]
   encoded = _encoded(loaded, items, wanted)
   for text, (_, word, _) in zip(encoded, items, strict=True):
     over = max(0, *(p.reads(text) - longest for p in wanted))

@@ -2,7 +2,7 @@
 
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import Stored, apart, gain
+from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, gain
 
 _ROW, _FAMILY = "babyllama_antlm", "BabyLlama"
 _CONTROLS = {"clm": "babyllama_c", "mlm": "babyllama_m"}
@@ -10,7 +10,7 @@ _NAMES = {"clm": "CLM, causal loss", "mlm": "MLM, masked loss"}
 _WITHIN = 0.05  # nats, expected at the lowest: see configs/antlm_table.py
 
 
-def _study() -> Stored:
+def _study() -> StoredStudy:
   return studies.stored("antlm_small")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import Stored, apart, gain
+from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, gain
 from antlm_jax.evals.reporting.claims import OPEN, Contrast
 
 _WHEN = "end", "lowest"
@@ -25,7 +25,7 @@ _REGULARISED = "repeated_c_dropout_10 repeated_c_dropout_20 repeated_c_decay_5"
 _REGULARISED = [*_REGULARISED.split(), "repeated_c_decay_15"]
 
 
-def _study() -> Stored:
+def _study() -> StoredStudy:
   return studies.stored("mixing")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import Stored, apart, spread
+from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, spread
 from antlm_jax.evals.reporting import plots, statistics
 from antlm_jax.evals.reporting.claims import Contrast
 from antlm_jax.evals.reporting.statistics import Interval
@@ -36,7 +36,7 @@ _OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "mixed": "mixture"}
 _OPTIMIZERS = "adamw", "lamb", "muon"
 
 
-def _study() -> Stored:
+def _study() -> StoredStudy:
   return studies.stored("optimizers")
 
 

@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StoredStudy:
   """A study that a record holds."""
 
   findings: Findings
@@ -88,7 +88,7 @@ class Stored:
 
 
 @functools.cache
-def stored(name: str) -> Stored:
+def stored(name: str) -> StoredStudy:
   """Reads a study from its record, a file of results/."""
   path = RESULTS / f"{name}.json"
   about = files.read_json(path, "the record")
@@ -120,7 +120,7 @@ def stored(name: str) -> Stored:
     for contrast in claim.contrasts
   ]
   confidence = Claims(every, findings.fixed).confidence
-  return Stored(findings, families, differences, confidence, halved, about)
+  return StoredStudy(findings, families, differences, confidence, halved, about)
 
 
 def _unhalved(run: TrainedRun) -> TrainedRun:
@@ -158,7 +158,7 @@ def measure(kind: str, when: str) -> str:
   return f"{_MODES[kind]}, {when}"
 
 
-def losses(study: Stored, kinds: Sequence[str], *families: str) -> str:
+def losses(study: StoredStudy, kinds: Sequence[str], *families: str) -> str:
   """Lays out mean losses; brackets are as in the report, the best is bold.
 
   Args:
