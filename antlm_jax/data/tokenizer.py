@@ -9,6 +9,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from antlm_jax.data import mask_words
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
@@ -112,7 +113,7 @@ class Tokenizer:
       ValueError: It is not such a text.
     """
     try:
-      backend = tokenizers.Tokenizer.from_str(text)
+      backend = tokenizers.Tokenizer.from_str(mask_words.removed(text))
     except Exception as error:
       if type(error) is not Exception:  # the library raises bare Exceptions
         raise

@@ -1,0 +1,111 @@
+"""Makes a tokenizer read `<mask>` in a text like a word.
+
+A masked word includes the space before it, and nothing else. The tokens around
+it are those that they would be around a word: a text's first token gets its
+added space, no space is added after a mask, and "\n\n" before a mask is split
+as before a word. Filling, scoring and the exported tokenizer.json share this.
+
+The tokenizer's own steps stay as they are. A first step writes a stand-in, a
+letter of no living script, on both sides of each mask, so that all own steps
+see a word there. A last step removes the stand-ins with the space before them.
+"""
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from antlm_jax.errors import UserError
+
+_WORD = "\U00010767"  # a letter of Linear A, which nobody writes
+_MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
+
+
+def added(text: str, index: int, *names: str) -> dict[str, Any]:
+  """Returns a tokenizer.json that reads masks in a text.
+
+  Args:
+    text: JSON of the tokenizer.
+    index: Id of the mask.
+    *names: Names of the mask in texts, in addition to its own.
+
+  Raises:
+    UserError: The tokenizer's own steps drop the stand-ins.
+  """
+  spec = json.loads(text)
+  mask = tokenizers.Tokenizer.from_str(text).id_to_token(index)
+  names = sorted({mask, *names})
+  found = "|".join(re.escape(name) for name in names)
+  steps = [_replace(found, _WORD + _MASK + _WORD)]
+  steps += parts(spec["normalizer"], "normalizers")
+  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  # The library searches normalized texts for the mask's normalized name. Make
+  # it one that no stand-in is part of.
+  bare = json.dumps(spec | {"added_tokens": []})
+  name = tokenizers.Tokenizer.from_str(bare).normalizer.normalize_str(mask)
+  steps.append(_replace(rf"\A{re.escape(name)}\z", _MASK))
+  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  ((in_bytes, _),) = byte_level.pre_tokenize_str(_WORD)
+  spec["pre_tokenizer"] = {
+    "type": "Sequence",
+    "pretokenizers": [
+      *parts(spec["pre_tokenizer"], "pretokenizers"),
+      removed_split(f"[ ▁]?{_WORD}|Ġ?{in_bytes}"),
+    ],
+  }
+  # Not special, so that it is a mask where other special tokens are text.
+  flags = ("single_word", "lstrip", "rstrip", "special")
+  token = {"id": index, "content": mask, **dict.fromkeys(flags, False)}
+  others = [one for one in spec["added_tokens"] if one["id"] != index]
+  spec["added_tokens"] = [*others, token | {"normalized": True}]
+  spec["added_tokens"].sort(key=lambda one: one["id"])
+  made = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  ids = made.encode(mask * 2 + f" {mask}.", add_special_tokens=False).ids
+  if ids[:3] != [index] * 3 or index in ids[3:]:
+    raise UserError(
+      f"the tokenizer cannot read {mask} in a text, because its normalizer or"
+      " pre-tokenizer drops rare letters: use a tokenizer that keeps them"
+    )
+  return spec
+
+
+def removed(text: str) -> str:
+  """Returns a tokenizer's JSON without what `added` has added to it."""
+  if _MASK not in text and json.dumps(_MASK)[1:-1] not in text:
+    return text
+  spec = json.loads(text)
+  names = parts(spec["normalizer"], "normalizers")[0]["pattern"]["Regex"]
+  for kind in ("normalizer", "pre_tokenizer"):
+    key = kind.replace("_", "") + "s"
+    kept = [
+      part
+      for part in parts(spec[kind], key)
+      if _WORD not in str(part) and _MASK not in str(part)
+    ]
+    whole = {"type": "Sequence", key: kept}
+    spec[kind] = whole if len(kept) > 1 else next(iter(kept), None)
+  for token in spec["added_tokens"]:
+    if re.fullmatch(names, token["content"]):
+      token |= {"normalized": False, "special": True}
+  return json.dumps(spec)
+
+
+def parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+  """Returns the parts of a sequence, or a single part in a list."""
+  return part.get(key, [part]) if part else []
+
+
+def removed_split(pattern: str) -> dict[str, Any]:
+  """Returns a pre-tokenizer that splits at a pattern and removes it."""
+  return {
+    "type": "Split",
+    "pattern": {"Regex": pattern},
+    "behavior": "Removed",
+    "invert": False,
+  }
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+  return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
