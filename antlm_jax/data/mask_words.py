@@ -21,6 +21,8 @@ from antlm_jax.errors import UserError
 
 _WORD = "\U00010767"  # a letter of Linear A, which nobody writes
 _MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
+_SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
+_OWN = re.compile("[\U00010740-\U00010767]")
 
 
 def added(text: str, index: int, *names: str) -> dict[str, Any]:
@@ -71,24 +73,40 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
   return spec
 
 
+def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
+  """Makes a tokenizer.json read the names of special tokens as text.
+
+  The library has a flag for this, but it concerns the mask as well. Here each
+  name is searched for in normalized texts, in a form that no text has. Only a
+  text that is nothing but the name still has the form.
+  """
+  bare = json.dumps(spec | {"added_tokens": []})
+  normalizer = tokenizers.Tokenizer.from_str(bare).normalizer
+  steps = parts(spec["normalizer"], "normalizers")
+  for token in spec["added_tokens"]:
+    if token["special"] and token["id"] != mask_id:
+      token["normalized"] = True
+      name = token["content"]
+      name = normalizer.normalize_str(name) if normalizer else name
+      form = _SPECIAL.format(token["id"])
+      steps = [*steps, _replace(rf"\A{re.escape(name)}\z", form)]
+  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
+
+
 def removed(text: str) -> str:
-  """Returns a tokenizer's JSON without what `added` has added to it."""
-  if _MASK not in text and json.dumps(_MASK)[1:-1] not in text:
-    return text
+  """Returns a tokenizer's JSON without what this module has added to it."""
   spec = json.loads(text)
-  names = parts(spec["normalizer"], "normalizers")[0]["pattern"]["Regex"]
   for kind in ("normalizer", "pre_tokenizer"):
     key = kind.replace("_", "") + "s"
-    kept = [
-      part
-      for part in parts(spec[kind], key)
-      if _WORD not in str(part) and _MASK not in str(part)
-    ]
+    every = parts(spec.get(kind), key)
+    kept = [part for part in every if not _OWN.search(str(part))]
+    if len(kept) == len(every):
+      continue
     whole = {"type": "Sequence", key: kept}
     spec[kind] = whole if len(kept) > 1 else next(iter(kept), None)
-  for token in spec["added_tokens"]:
-    if re.fullmatch(names, token["content"]):
-      token |= {"normalized": False, "special": True}
+    for token in spec["added_tokens"]:
+      if token["special"]:
+        token["normalized"] = False
   return json.dumps(spec)
 
 

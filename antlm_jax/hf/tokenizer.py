@@ -53,37 +53,44 @@ def files(
     spec = json.loads(tokenizer.to_json())
   else:
     spec = framing.with_masks(tokenizer)
-  ids = special_ids(tokenizer, before)
-  name = tokenizers.Tokenizer.from_str(json.dumps(spec)).id_to_token
+  ids, unknown = special_ids(tokenizer, before), spec["model"].get("unk_token")
+  backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  name = backend.id_to_token
+  named = {*ids.values(), unknown and backend.token_to_id(unknown)}
   added = {token["id"]: token for token in spec["added_tokens"]}
-  for index in sorted({i for i in ids.values() if i is not None} - set(added)):
+  for index in sorted(named - {None} - set(added)):
     flags = "single_word", "lstrip", "rstrip", "normalized"
     added[index] = {"id": index, "content": name(index)}
     added[index] |= dict.fromkeys(flags, False) | {"special": True}
+  if tokenizer.mask_id is not None:
+    added[tokenizer.mask_id]["special"] = True
   spec["added_tokens"] = [added[index] for index in sorted(added)]
+  mask_words.special_as_text(spec, tokenizer.mask_id)
   steps = _trim_offsets(spec, tokenizer.mask_id)
   if before or after:
     steps.append(_frame(name, before, after))
   whole = {"type": "Sequence", "processors": steps}
   spec["post_processor"] = whole if len(steps) > 1 else next(iter(steps), None)
+
   # Evaluation code that knows these names does not score these tokens.
   first, last = next(iter(before), None), next(iter(after), None)
   roles = ids | {"cls": first, "sep": last}
+  # With their flags, which transformers would replace.
+  tokens = {
+    i: {"__type": "AddedToken"} | {k: v for k, v in token.items() if k != "id"}
+    for i, token in added.items()
+  }
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
     "clean_up_tokenization_spaces": False,
-    # "<s>" in a text is text, as in our tokenizer.
-    "split_special_tokens": True,
     # Omit token types, which some of our encoders lack.
     "model_input_names": ["input_ids", "attention_mask"],
-    **{f"{r}_token": name(i) for r, i in roles.items() if i is not None},
+    **{f"{r}_token": tokens[i] for r, i in roles.items() if i is not None},
   }
-  if tokenizer.mask_id is not None:
-    fields = {k: v for k, v in added[tokenizer.mask_id].items() if k != "id"}
-    config["mask_token"] = {"__type": "AddedToken", **fields}
-  if unknown := spec["model"].get("unk_token"):
-    config["unk_token"] = unknown
+  if unknown:
+    index = backend.token_to_id(unknown)
+    config["unk_token"] = tokens.get(index, unknown)
   return {"tokenizer.json": spec, "tokenizer_config.json": config}
 
 
