@@ -362,6 +362,7 @@ def test_vectors_instead_of_ids(exported, shift):
         with pytest.raises(ValueError, match="either input_ids or"):
           model(**both)
   settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD}
+  settings["attention_mask"] = real.long()
   model = exported.open("AutoModelForCausalLM")
   model.generation_config.eos_token_id = None
   out = model.generate(inputs_embeds=vectors, **settings)
