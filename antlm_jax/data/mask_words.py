@@ -1,13 +1,15 @@
 """Makes a tokenizer read `<mask>` in a text like a word.
 
 A masked word includes the space before it, and nothing else. The tokens around
-it are those that they would be around a word: a text's first token gets its
-added space, no space is added after a mask, and "\n\n" before a mask is split
-as before a word. Filling, scoring and the exported tokenizer.json share this.
+a mask are those around a word. A mask at the start of a text includes the space
+that the tokenizer adds there. No space is added after a mask. Line breaks
+before a mask are split as before a word. Filling, scoring and the exported
+tokenizer.json share this.
 
-The tokenizer's own steps stay as they are. A first step writes a stand-in, a
-letter of no living script, on both sides of each mask, so that all own steps
-see a word there. A last step removes the stand-ins with the space before them.
+The tokenizer's own steps stay as they are. A first step writes a stand-in on
+both sides of each mask, so that all own steps see a word there. The stand-in is
+a letter of no living script. A last step removes the stand-ins and the space
+before them.
 """
 
 import json
@@ -94,7 +96,7 @@ def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
 
 
 def removed(text: str) -> str:
-  """Returns a tokenizer's JSON without what this module has added to it."""
+  """Returns a tokenizer's JSON without the steps of this module."""
   spec = json.loads(text)
   for kind in ("normalizer", "pre_tokenizer"):
     key = kind.replace("_", "") + "s"

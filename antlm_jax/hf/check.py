@@ -92,8 +92,8 @@ def same_tokens(
     if found != expected:
       raise UserError(
         f"the exported tokenizer would read {text!r:.200} as {found}, but the"
-        f" model reads it as {expected}: nothing was exported; train with"
-        " another tokenizer, or report this one"
+        f" model reads it as {expected}, so nothing was exported: report this"
+        " tokenizer, or train with another one"
       )
 
 
