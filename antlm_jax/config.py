@@ -174,7 +174,7 @@ def _objectives(tree: Mapping[str, Any]) -> dict[str, Objective]:
   """Returns all objectives by name, with a tree's changes."""
   own = settings.require_group(tree.get("objectives", {}), "config.objectives")
   made = {name: objective.changed(name, values) for name, values in own.items()}
-  return OBJECTIVES | made
+  return dict(sorted((OBJECTIVES | made).items()))
 
 
 def _with_ratios(

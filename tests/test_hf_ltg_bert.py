@@ -313,6 +313,65 @@ def test_losses_and_gradients(exported):
     assert error < 1e-4, (name, error)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_gives_the_same_gradients(exported, reentrant):
+  """Catches layers that recompute something else, or lose a gradient.
+
+  Only one early layer trains, as with an adapter, so that the gradient passes
+  through layers without any trained parameter.
+  """
+  tokens = tensor(helpers.tokens(2, T))
+  found = []
+  for checkpointed in (False, True):
+    model = exported.open("AutoModelForCausalLM").train()
+    if checkpointed:
+      kwargs = {"use_reentrant": reentrant}
+      model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    calls = []
+    norm = model.model.layers[1].self_attn.norm
+    norm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+    for name, parameter in model.named_parameters():
+      own = "layers.0.self_attn.q_proj" in name or "depth_weights" in name
+      parameter.requires_grad_(own)
+    torch.manual_seed(0)
+    model(tokens, labels=tokens).loss.backward()
+    assert len(calls) == 1 + checkpointed  # it is computed again
+    grads = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    found.append(grads)
+  assert found[0].keys() == found[1].keys()
+  for name, grad in found[0].items():
+    assert grad.abs().max() > 0, name
+    np.testing.assert_allclose(grad, found[1][name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_vectors_instead_of_ids(exported, shift):
+  """Catches vectors that are read otherwise, also where masks are searched."""
+  tokens = helpers.tokens(2, T)
+  tokens[:, 5::7] = MASK
+  ids, real = tensor(tokens), torch.ones(2, T)
+  for auto in AUTO.values():
+    model = exported.open(auto, mask_shift=shift)
+    assert model.get_input_embeddings() is model.model.embed_tokens
+    vectors = model.get_input_embeddings()(ids)
+    with torch.no_grad():
+      expected = model(ids, real).logits
+      found = model(inputs_embeds=vectors, attention_mask=real).logits
+      assert torch.equal(found, expected)
+      for both in ({}, {"input_ids": ids, "inputs_embeds": vectors}):
+        with pytest.raises(ValueError, match="either input_ids or"):
+          model(**both)
+  settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD}
+  settings["attention_mask"] = real.long()
+  model = exported.open("AutoModelForCausalLM")
+  model.generation_config.eos_token_id = None
+  out = model.generate(inputs_embeds=vectors, **settings)
+  assert torch.equal(out, model.generate(ids, **settings)[:, T:])
+  new = torch.nn.Embedding(VOCAB, vectors.shape[-1])
+  model.set_input_embeddings(new)
+  assert model.model.embed_tokens is new
+
+
 def test_dropout(exported):
   rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
   tokens = tensor(helpers.tokens(4, T))

@@ -5,6 +5,7 @@ BabyLM's 2024 pipeline scores masked models with minicons
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import load
 from antlm_jax.inference.scoring import score
-from tests import hub, random_models, real
+from tests import hub, random_models, real, runs
 
 pytest.importorskip("torch")
 pytest.importorskip("minicons")
@@ -70,6 +71,20 @@ def equal(ours, theirs):
     ours[::2] > ours[1::2], theirs[::2] > theirs[1::2]
   )
   assert np.ptp(theirs) > 1  # the model tells sentences apart
+
+
+def test_the_pages_lines_give_our_sums(loaded, exported, capsys):
+  """Catches lines that the installed transformers no longer runs."""
+  page = (runs.ROOT / "docs/how_to/other_scores.md").read_text()
+  (code,) = re.findall(r"```\n(import tokenizers.*?)```", page, re.DOTALL)
+  code = code.replace("exports/first", str(exported["causal"].parent))
+  capsys.readouterr()
+  names = {}
+  exec(code, names)
+  printed = capsys.readouterr().out.splitlines()[-2:]
+  for mode, line in zip(("mlm", "causal"), printed, strict=True):
+    ours = score(loaded, names["texts"], mode)
+    np.testing.assert_allclose(json.loads(line), ours, rtol=0, atol=1e-3)
 
 
 def test_causal_sums(loaded, exported, sentences, contexts):

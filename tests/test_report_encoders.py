@@ -285,6 +285,7 @@ def test_the_report_is_written_with_its_figures_and_tables(made):
   figures = {f"{name}_tiny.png" for name in ("ratios", "looks", "splits")}
   figures |= {"continued_tiny.png"}
   files = {f"{name}.csv" for name in tables} | {"report.md", "table.json"}
+  files |= {"losses.json"}
   assert names == files | figures
   for name in figures:
     assert (folder / "report" / name).read_bytes()[:4] == b"\x89PNG"

@@ -124,7 +124,7 @@ def check(t: Tokenizer, text: str, normalizer: str) -> None:
       assert letters(token.strip()) in letters(normal(piece))
       assert piece or not token.strip()
   for at in np.flatnonzero(~covered):
-    # Characters without a token are dropped ones, but not marks of a letter.
+    # Characters without a token are those dropped, but not marks of a letter.
     mark = unicodedata.category(text[at])[0] == "M"
     assert text[at].isspace() or not normal(text[at]).strip()
     letter = at and covered[at - 1] and not text[at - 1].isspace()

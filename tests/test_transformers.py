@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -15,8 +16,9 @@ from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.evals.finetuning.multi_label import MultiLabelClassifier
 from antlm_jax.evals.finetuning.regression import Regressor
 from antlm_jax.evals.predict import predict
-from antlm_jax.hf import export, import_
+from antlm_jax.hf import check, export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference import framing
 from antlm_jax.inference.model import FineTuned, load, write
 from antlm_jax.masks import AttentionMask
 from tests import hub, random_models
@@ -29,6 +31,7 @@ pytestmark = hub.MARKS
 
 LIMIT = 1e-4  # largest difference between logits
 LENGTH = 24
+FORM = "bidirectional"
 WINDOW = 5
 VARIANTS = {
   "grouped": {},
@@ -116,6 +119,27 @@ def test_logits_are_ours(pair, form):
       torch.tensor(ids), attention_mask=masks, position_ids=positions
     ).logits.numpy()
   largest(f"{form}, packed", ours, theirs)
+
+
+def test_texts_are_read_as_ours(pair, tmp_path):
+  """Catches tokens that transformers changes as it opens or saves a folder."""
+  loaded, paths = pair
+  opened = transformers.AutoTokenizer.from_pretrained
+  tokenize = opened(paths["bidirectional"])
+  tokenize.save_pretrained(tmp_path)
+  shutil.copy(paths["bidirectional"] / "config.json", tmp_path)
+  again = opened(tmp_path)
+  masked = [form.replace("{}", "<mask>") for form in check._AT_MASKS]
+  for text in (*check._ODD, *masked, "</s> the", "the\n<mask> dogs <s> rest"):
+    ours = framing.encode(loaded, text).tolist()
+    assert tokenize(text)["input_ids"] == ours, text
+    assert again(text)["input_ids"] == ours, text
+  named = {"bos_token": "<s>", "eos_token": "</s>"}
+  tokenize.add_special_tokens(named)
+  found = tokenize("<s> the</s>", add_special_tokens=False)["input_ids"]
+  frame = [x.tolist() for x in loaded.frame]
+  the = loaded.tokenizer.encode("the").tolist()
+  assert found == frame[0] + the + frame[1]
 
 
 def run_example(path, capsys):
@@ -220,6 +244,21 @@ def test_labels_and_numbers_come_along(
     every.append([*ours.values()])
   assert np.ptp(every, axis=0).min() > 1e-3  # the texts differ
   assert "'label': " in run_example(folder, capsys)
+
+
+def test_a_taggers_entities_are_ours(tokenizer, tmp_path):
+  """Catches entities that begin at the space before their word."""
+  texts = ["the dogs near the house rest .", " the dogs", "dogs and  cats"]
+  random_models.save(tmp_path / "run", tokenizer)
+  (folder,) = export.export(load(tmp_path / "run"), tmp_path / "hf", [FORM])
+  model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+  tokenize = transformers.AutoTokenizer.from_pretrained(folder)
+  tag = transformers.pipeline("token-classification", model, tokenizer=tokenize)
+  for text in texts:
+    found = [text[one["start"] : one["end"]] for one in tag(text)]
+    found = [piece for piece in found if piece.strip()]
+    assert found and all(piece == piece.strip() for piece in found)
+    assert "".join(found) == "".join(text.split())
 
 
 def test_a_head_that_is_not_there_is_refused(pair, tmp_path):

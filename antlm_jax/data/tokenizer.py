@@ -18,7 +18,7 @@ from tokenizers import (
   trainers,
 )
 
-from antlm_jax.data import words
+from antlm_jax.data import mask_words, words
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
@@ -151,7 +151,7 @@ class Tokenizer:
       ValueError: It is not such a text.
     """
     try:
-      backend = tokenizers.Tokenizer.from_str(text)
+      backend = tokenizers.Tokenizer.from_str(mask_words.removed(text))
     except Exception as error:
       if type(error) is not Exception:  # the library raises bare Exceptions
         raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card, heads, hub, tokenizer, weights
+from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf.architecture import NATIVE, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
@@ -50,7 +50,8 @@ def export(
     Paths to the folders that transformers opens.
 
   Raises:
-    UserError: The output exists, or transformers has no such model.
+    UserError: The output exists, transformers has no such model, or the
+      exported tokenizer would read a text unlike ours.
   """
   output = pathlib.Path(output).absolute()
   check_new(output)
@@ -62,6 +63,8 @@ def export(
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {a: _texts(loaded, a, dtype, sentences, about) for a in attentions}
+  for attention in attentions:
+    check.same_tokens(loaded, texts[attention], *_frame(loaded, attention))
   inside = attentions if len(attentions) > 1 else (".",)
   with files.replacing(output) as aside:
     for name, (attention, target) in zip(inside, targets.items(), strict=True):
@@ -123,6 +126,13 @@ def target_of(loaded: Loaded, attention: str) -> Target:
   return architecture.target(loaded.model.config, attention, shift)
 
 
+def _frame(loaded: Loaded, attention: str) -> tuple[list[int], list[int]]:
+  """Returns the special tokens before and after an exported model's text."""
+  before, after = (ids.tolist() for ids in loaded.frame)
+  # A causal model continues the text, so no special token may follow it.
+  return before, after if attention == "bidirectional" or loaded.task else []
+
+
 def _texts(
   loaded: Loaded, attention: str, dtype: str, sentences: bool, about: card.About
 ) -> dict[str, str]:
@@ -135,9 +145,7 @@ def _texts(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " --as=causal"
     )
-  before, after = (ids.tolist() for ids in loaded.frame)
-  # A causal model continues the text, so no special token may follow it.
-  after = after if attention == "bidirectional" or loaded.task else []
+  before, after = _frame(loaded, attention)
   special = tokenizer.special_ids(loaded.tokenizer, before)
   config = hf_config.config(loaded.model, special, architecture, target, dtype)
   if target.code:

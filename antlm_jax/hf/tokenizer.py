@@ -1,21 +1,22 @@
 """Writes our tokenizer as a fast tokenizer of transformers.
 
-Our evaluations add special tokens around a text in code. They also treat a mask
-as a word: it includes the space before it, and no space is added after it. The
-files make transformers do the same.
+Our evaluations add special tokens around a text in code. They also read a mask
+in a text as a word (`data.mask_words`), and all other special tokens as text.
+The files make transformers do the same. `hf.check` compares both.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers, processors
 
+from antlm_jax.data import mask_words
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.inference import framing
 
 ROLES = ("pad", "bos", "eos", "mask")
-_SPACE = "▁"  # a space in SentencePiece
 
 
 def special_ids(
@@ -48,77 +49,84 @@ def files(
     after: Special tokens after a text.
     longest: Largest number of tokens in a row.
   """
-  spec = json.loads(tokenizer.to_json())
-  ids = special_ids(tokenizer, before)
-  name = tokenizers.Tokenizer.from_str(json.dumps(spec)).id_to_token
+  if tokenizer.mask_id is None:
+    spec = json.loads(tokenizer.to_json())
+  else:
+    spec = framing.with_masks(tokenizer)
+  ids, unknown = special_ids(tokenizer, before), spec["model"].get("unk_token")
+  backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  name = backend.id_to_token
+  named = {*ids.values(), unknown and backend.token_to_id(unknown)}
   added = {token["id"]: token for token in spec["added_tokens"]}
-  for index in sorted({i for i in ids.values() if i is not None} - set(added)):
+  for index in sorted(named - {None} - set(added)):
     flags = "single_word", "lstrip", "rstrip", "normalized"
     added[index] = {"id": index, "content": name(index)}
     added[index] |= dict.fromkeys(flags, False) | {"special": True}
-  spec["added_tokens"] = list(added.values())
   if tokenizer.mask_id is not None:
-    _mask_like_a_word(spec, added[tokenizer.mask_id])
-  framed = len(before) + len(after) > 0
-  spec["post_processor"] = _frame(name, before, after) if framed else None
+    added[tokenizer.mask_id]["special"] = True
+  spec["added_tokens"] = [added[index] for index in sorted(added)]
+  mask_words.special_as_text(spec, tokenizer.mask_id)
+  steps = _trim_offsets(spec, tokenizer.mask_id)
+  if before or after:
+    steps.append(_frame(name, before, after))
+  whole = {"type": "Sequence", "processors": steps}
+  spec["post_processor"] = whole if len(steps) > 1 else next(iter(steps), None)
+
   # Evaluation code that knows these names does not score these tokens.
   first, last = next(iter(before), None), next(iter(after), None)
   roles = ids | {"cls": first, "sep": last}
+  # With their flags, which transformers would replace.
+  tokens = {
+    i: {"__type": "AddedToken"} | {k: v for k, v in token.items() if k != "id"}
+    for i, token in added.items()
+  }
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
     "clean_up_tokenization_spaces": False,
     # Omit token types, which some of our encoders lack.
     "model_input_names": ["input_ids", "attention_mask"],
-    **{f"{r}_token": name(i) for r, i in roles.items() if i is not None},
+    **{f"{r}_token": tokens[i] for r, i in roles.items() if i is not None},
   }
-  if tokenizer.mask_id is not None:
-    fields = {k: v for k, v in added[tokenizer.mask_id].items() if k != "id"}
-    config["mask_token"] = {"__type": "AddedToken", **fields}
-  if unknown := spec["model"].get("unk_token"):
-    config["unk_token"] = unknown
+  if unknown:
+    index = backend.token_to_id(unknown)
+    config["unk_token"] = tokens.get(index, unknown)
   return {"tokenizer.json": spec, "tokenizer_config.json": config}
 
 
-def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
-  """Makes the mask include the space before it, and add no space after it.
+def _trim_offsets(
+  spec: dict[str, Any], mask_id: int | None
+) -> list[dict[str, Any]]:
+  """Makes tokens begin at their word, not at the space before it.
 
-  Tokenizers add a space before a text, and also after a special token, so that
-  "<mask>." would become a mask and " .". There are three ways to add it. If the
-  normalizer adds it, tokenizers must find the mask after normalizing.
+  It changes spans, no tokens. Returns the post-processors that this needs.
   """
-  mask["lstrip"] = True
-  escaped, content = re.escape(mask["content"]), mask["content"]
-  byte_level = []
-  for part in _parts(spec["pre_tokenizer"], "pretokenizers"):
-    if part["type"] == "Metaspace" and part.get("prepend_scheme") == "always":
-      part["prepend_scheme"] = "first"
-    elif part["type"] == "ByteLevel" and part["add_prefix_space"]:
-      byte_level.append(part)
-  steps = _parts(spec["normalizer"], "normalizers")
-  if byte_level:
-    for part in byte_level:
-      part["add_prefix_space"] = False
-    # Do not add a second space to a text that begins with a space.
-    prepend = {"type": "Prepend", "prepend": " "}
-    steps = [*steps, prepend, _replace(r"\A  ", " ")]
-    # The library searches for the normalized mask, which must have no space.
-    steps.append(_replace(rf"\A {escaped}\z", content))
-  elif any(step.get("prepend") == _SPACE for step in steps):
-    steps = [*steps, _replace(f"{_SPACE}{escaped}", content)]
-  else:
-    return
-  mask["normalized"] = True
-  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
-
-
-def _replace(pattern: str, content: str) -> dict[str, Any]:
-  return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-  """Returns the parts of a sequence, or a single part in a list."""
-  return part.get(key, [part]) if part else []
+  steps = mask_words.parts(spec["pre_tokenizer"], "pretokenizers")
+  kinds = [step["type"] for step in steps]
+  if "ByteLevel" in kinds:
+    place = kinds.index("ByteLevel")
+    adds = steps[place]["add_prefix_space"]
+    inside = any(
+      not token["special"] and token["id"] != mask_id
+      for token in spec["added_tokens"]
+    )
+    if adds and (place > 0 or inside):
+      return []  # spaces added inside a text look like its own
+    trim = processors.ByteLevel(add_prefix_space=adds, trim_offsets=True)
+    if adds:
+      # The library takes a text's own first space for an added space.
+      own = normalizers.Replace(tokenizers.Regex(r"\A (?=\S)"), "")
+      normal = mask_words.parts(spec["normalizer"], "normalizers")
+      normal = [*normal, json.loads(own.__getstate__())]
+      spec["normalizer"] = {"type": "Sequence", "normalizers": normal}
+    return [json.loads(trim.__getstate__())]
+  first = next(iter(steps), {})
+  adds = {"type": "Metaspace", "split": True, "prepend_scheme": "always"}
+  if adds.items() <= first.items():
+    # Drop the space that Metaspace then adds to the word.
+    steps = [mask_words.removed_split(r" (?=[^\s▁])"), *steps]
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+  return []
 
 
 def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:

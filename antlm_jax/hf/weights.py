@@ -188,14 +188,27 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   state = found if isinstance(found, dict) else {}
   if isinstance(state.get("model"), dict):
     state = state["model"]
+  tensors = {
+    str(name): value
+    for name, value in state.items()
+    if isinstance(value, torch.Tensor)
+  }
+  for kind, wrong in (
+    ("without values (on the device 'meta')", lambda t: t.is_meta),
+    ("sparse or nested", lambda t: t.layout != torch.strided or t.is_nested),
+  ):
+    if names := [name for name, tensor in tensors.items() if wrong(tensor)]:
+      raise UserError(
+        f"{path} has tensors {kind}: {_listed(names)}; load the model in"
+        " PyTorch and save ordinary tensors"
+      )
   return {
-    str(name): Stored(
+    name: Stored(
       tuple(value.shape),
       "F32" if value.is_floating_point() else str(value.dtype),
       lambda value=value: value.detach().float().numpy(),
     )
-    for name, value in state.items()
-    if hasattr(value, "is_floating_point")
+    for name, value in tensors.items()
   }
 
 

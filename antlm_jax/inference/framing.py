@@ -6,17 +6,19 @@ the model's training data and curriculum.
 
 import dataclasses
 import functools
+import json
+from typing import Any
 
 import numpy as np
+import tokenizers
 
 from antlm_jax import models
 from antlm_jax.config import Config
-from antlm_jax.data import packing
+from antlm_jax.data import mask_words, packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 
 OWN = "own"  # boundary of the tokens that the tokenizer adds elsewhere
-_STAND_IN = "0"  # not a letter, so that it does not merge with words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,23 @@ class TextModel:
     return np.array(before, np.int32), np.array(after, np.int32)
 
   @functools.cached_property
+  def mask_names(self) -> set[str]:
+    """Names of a mask in texts; none if there is no mask token."""
+    if self.tokenizer.mask_id is None:
+      return set()
+    own = tokenizers.Tokenizer.from_str(self.tokenizer.to_json())
+    return {MASK, own.id_to_token(self.tokenizer.mask_id)}
+
+  @functools.cached_property
+  def mask_reader(self) -> tokenizers.Tokenizer:
+    """Tokenizer that reads masks in a text as words."""
+    reader = tokenizers.Tokenizer.from_str(
+      json.dumps(with_masks(self.tokenizer))
+    )
+    reader.encode_special_tokens = True  # "</s>" in a text is text
+    return reader
+
+  @functools.cached_property
   def mask_shift(self) -> int:
     """Distance from a masked token back to the output that predicts it.
 
@@ -49,6 +68,11 @@ class TextModel:
     """
     masked = [o for o in self.config.trained if not o.left_to_right]
     return 1 if {objective.shift for objective in masked} == {1} else 0
+
+
+def with_masks(tokenizer: Tokenizer) -> dict[str, Any]:
+  """Returns the tokenizer.json that reads masks in a text as words."""
+  return mask_words.added(tokenizer.to_json(), tokenizer.mask_id, MASK)
 
 
 def trained_modes(config: Config) -> list[str]:
@@ -104,27 +128,14 @@ def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
   """Encodes a text with special tokens and `masks` added masks, int32 `[n]`.
 
   A mask is like a word: it includes the space before it, and does not change
-  the tokens around it. If there is no mask token, `<mask>` is a word.
+  the tokens around it (`data.mask_words`). Both `<mask>` and the tokenizer's
+  own name are masks. If there is no mask token, they are words.
   """
-  mask_id = loaded.tokenizer.mask_id
-  *pieces, rest = [text] if mask_id is None else text.split(MASK)
-  # Replace each mask with a character. Then replace all tokens that overlap it,
-  # or the space before it, with a mask.
-  joined, places = "", []
-  for piece in pieces:
-    joined += piece + _STAND_IN
-    # The tokenizer may add a space before the text.
-    space = not piece or piece.endswith(" ")
-    places.append((len(joined) - 1 - space, len(joined)))
-  ids, spans = loaded.tokenizer.encode_offsets(joined + rest)
-  out, written = [], 0  # tokens, and the number of masks among them
-  for token, (start, end) in zip(ids, spans, strict=True):
-    met = [n for n, (a, b) in enumerate(places) if a < end and start < b]
-    if met:
-      out += [mask_id] * (met[-1] + 1 - written)
-      written = met[-1] + 1
-    else:
-      out.append(token)
+  if any(name in text for name in loaded.mask_names):
+    found = loaded.mask_reader.encode(text, add_special_tokens=False)
+    inner = np.array(found.ids, np.int32)
+  else:
+    inner = loaded.tokenizer.encode(text)
   before, after = loaded.frame
-  out += [mask_id] * masks
-  return np.concatenate([before, np.array(out, np.int32), after])
+  added = [loaded.tokenizer.mask_id] * masks
+  return np.concatenate([before, inner, np.array(added, np.int32), after])

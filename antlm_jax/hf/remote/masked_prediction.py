@@ -17,7 +17,19 @@ def next_labels(labels):
   return F.pad(labels[:, 1:], (0, 1), value=-100)
 
 
-def at_masks(logits, input_ids, mask_token_id):
-  """Replaces logits `[B, T, V]` at masks with those one position before."""
-  masked = (input_ids == mask_token_id)[..., None]
-  return torch.where(masked, F.pad(logits[:, :-1], (0, 0, 1, 0)), logits)
+def find_masks(model, input_ids, inputs_embeds):
+  """Returns which tokens are masks, bool `[B, T]`.
+
+  Vectors are masks if they equal the mask's vector.
+  """
+  mask = model.config.mask_token_id
+  if input_ids is not None:
+    return input_ids == mask
+  mask = torch.tensor(mask, device=inputs_embeds.device)
+  return (inputs_embeds == model.get_input_embeddings()(mask)).all(-1)
+
+
+def at_masks(logits, masks):
+  """Replaces logits `[B, T, V]` at masks `[B, T]` with those one before."""
+  before = F.pad(logits[:, :-1], (0, 0, 1, 0))
+  return torch.where(masks[..., None], before, logits)

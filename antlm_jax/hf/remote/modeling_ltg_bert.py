@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
 )
 
 from .configuration_ltg_bert import LtgBertConfig
-from .masked_prediction import at_masks, next_labels
+from .masked_prediction import at_masks, find_masks, next_labels
 
 # -------------------------------------------------------------------- layers
 
@@ -139,20 +139,37 @@ class LtgBertLayer(nn.Module):
     self.self_attn = LtgBertAttention(config)
     self.mlp = LtgBertMLP(config, index)
 
-  def forward(self, x, pass_on, *attention_inputs):
-    """Runs the layer.
+  def forward(
+    self, x, relative, buckets, mask, with_weights, depth=None, *earlier
+  ):
+    """Runs the layer. Gradient checkpointing needs flat inputs and outputs.
 
     Args:
-      x: `[B, T, D]`.
-      pass_on: Function from a sublayer's sum to the next one's input.
-      *attention_inputs: See `LtgBertAttention.forward`.
+      x: Input `[B, T, D]`.
+      relative: See `LtgBertAttention.forward`, like the next three.
+      buckets: Buckets of distances.
+      mask: Term added to the scores.
+      with_weights: Whether to return the attention weights.
+      depth: Weights of earlier outputs in each sublayer's output, `[2n + 1]`,
+        or None to pass on only the last output.
+      *earlier: The n - 1 outputs of the embeddings and of earlier sublayers.
 
     Returns:
-      The next layer's input, and the attention weights or None.
+      The next layer's input, the attention weights or None, and the outputs of
+      both sublayers.
     """
-    y, weights = self.self_attn(x, *attention_inputs)
-    x = pass_on(x + y)
-    return pass_on(x + self.mlp(x)), weights
+    y, weights = self.self_attn(x, relative, buckets, mask, with_weights)
+    x = first = x + y
+    if depth is not None:
+      x = _weighted(depth[: len(earlier) + 1], (*earlier, first))
+    x = second = x + self.mlp(x)
+    if depth is not None:
+      x = _weighted(depth[len(earlier) + 1 :], (*earlier, first, second))
+    return x, weights, first, second
+
+
+def _weighted(weights, outputs):
+  return sum(w * y for w, y in zip(weights, outputs, strict=True))
 
 
 class LtgBertHead(nn.Module):
@@ -182,6 +199,7 @@ class LtgBertPreTrainedModel(PreTrainedModel):
   config_class = LtgBertConfig
   base_model_prefix = "model"
   _supports_sdpa = True
+  supports_gradient_checkpointing = True
   # Losses are means over a batch, so a trainer must not rescale them.
   accepts_loss_kwargs = False
 
@@ -252,6 +270,7 @@ class LtgBertModel(LtgBertPreTrainedModel):
       # Each sublayer has a weight for each of the n earlier outputs.
       count = sum(range(2, 2 * layers + 2))
       self.depth_weights = nn.Parameter(torch.zeros(count))
+    self.gradient_checkpointing = False  # set by the base class
     self.post_init()
 
   def get_input_embeddings(self):
@@ -262,12 +281,13 @@ class LtgBertModel(LtgBertPreTrainedModel):
 
   def forward(
     self,
-    input_ids,
+    input_ids=None,
     attention_mask=None,
     is_causal=None,
     output_attentions=None,
     output_hidden_states=None,
     return_dict=None,
+    inputs_embeds=None,
   ):
     """Encodes tokens.
 
@@ -281,10 +301,16 @@ class LtgBertModel(LtgBertPreTrainedModel):
       output_hidden_states: Whether to return the embeddings and each layer's
         output.
       return_dict: Whether to return an object instead of a tuple.
+      inputs_embeds: Vectors of the tokens instead of their ids, `[B, T, D]`.
 
     Returns:
       Hidden states `[B, T, D]`. The last norm is in the heads.
+
+    Raises:
+      ValueError: There are both ids and vectors, or neither.
     """
+    if (input_ids is None) == (inputs_embeds is None):
+      raise ValueError("give either input_ids or inputs_embeds")
     config = self.config
     if is_causal is None:
       is_causal = config.is_decoder
@@ -292,7 +318,9 @@ class LtgBertModel(LtgBertPreTrainedModel):
       output_attentions = config.output_attentions
     if output_hidden_states is None:
       output_hidden_states = config.output_hidden_states
-    x = self.dropout(self.embedding_norm(self.embed_tokens(input_ids)))
+    if inputs_embeds is None:
+      inputs_embeds = self.embed_tokens(input_ids)
+    x = self.dropout(self.embedding_norm(inputs_embeds))
     # The bucket of a distance is the number of edges up to it, `[T, T]`.
     edges = torch.tensor(config.distance_edges, device=x.device)
     at = torch.arange(x.shape[1], device=x.device)
@@ -303,12 +331,15 @@ class LtgBertModel(LtgBertPreTrainedModel):
       _additive_mask(attention_mask, x, is_causal),
       output_attentions,
     )
-    pass_on = self._weighing(x) if config.depth_weights else lambda x: x
-    states, attentions = [x], []
+    states, attentions, earlier = [x], [], (x,)
     for layer in self.layers:
-      x, weights = layer(x, pass_on, *attention_inputs)
+      inputs = x, *attention_inputs
+      if config.depth_weights:
+        inputs = *inputs, self._depth(len(earlier) + 1), *earlier
+      x, weights, *outputs = self._run_layer(layer, inputs)
       states.append(x)
       attentions.append(weights)
+      earlier = *earlier, *outputs
     output = BaseModelOutput(
       last_hidden_state=x,
       hidden_states=tuple(states) if output_hidden_states else None,
@@ -316,18 +347,15 @@ class LtgBertModel(LtgBertPreTrainedModel):
     )
     return self._in_form(output, return_dict)
 
-  def _weighing(self, first):
-    """Returns a function that adds up all outputs with their weights."""
-    outputs = [first]
+  def _run_layer(self, layer, inputs):
+    if self.gradient_checkpointing and self.training:
+      return self._gradient_checkpointing_func(layer.__call__, *inputs)
+    return layer(*inputs)
 
-    def pass_on(x):
-      outputs.append(x)
-      n = len(outputs)
-      begin = n * (n - 1) // 2 - 1  # earlier sublayers have 2, 3, ..., n - 1
-      weights = self.depth_weights[begin : begin + n]
-      return sum(w * y for w, y in zip(weights, outputs, strict=True))
-
-    return pass_on
+  def _depth(self, n):
+    """Returns a layer's weights of n and then n + 1 outputs, `[2n + 1]`."""
+    begin = n * (n - 1) // 2 - 1  # earlier sublayers have 2, 3, ..., n - 1
+    return self.depth_weights[begin : begin + 2 * n + 1]
 
 
 def _additive_mask(attention_mask, x, is_causal):
@@ -380,7 +408,9 @@ class LtgBertLMModel(LtgBertPreTrainedModel):
 class LtgBertForMaskedLM(LtgBertLMModel):
   """Predicts masked tokens with bidirectional attention."""
 
-  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+  def forward(
+    self, input_ids=None, attention_mask=None, labels=None, **options
+  ):
     """Returns logits `[B, T, V]`, as in `masked_prediction`, and the mean loss.
 
     Labels are tokens `[B, T]`; -100 does not count. For the other arguments see
@@ -393,7 +423,8 @@ class LtgBertForMaskedLM(LtgBertLMModel):
       if labels is not None:
         loss = _cross_entropy(logits, next_labels(labels) if shift else labels)
       if shift:
-        logits = at_masks(logits, input_ids, self.config.mask_token_id)
+        masks = find_masks(self, input_ids, options.get("inputs_embeds"))
+        logits = at_masks(logits, masks)
       return logits, loss
 
     options["is_causal"] = False
@@ -405,7 +436,7 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
 
   def forward(
     self,
-    input_ids,
+    input_ids=None,
     attention_mask=None,
     labels=None,
     logits_to_keep=0,
@@ -428,12 +459,17 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
     return self._run(CausalLMOutput, input_ids, attention_mask, options, score)
 
   def prepare_inputs_for_generation(
-    self, input_ids, attention_mask=None, **kwargs
+    self, input_ids, attention_mask=None, inputs_embeds=None, **kwargs
   ):
     """Passes the whole row for each token, because there is no cache."""
     passed = ("logits_to_keep", "output_attentions", "output_hidden_states")
+    if inputs_embeds is None:
+      row = {"input_ids": input_ids}
+    else:  # vectors of the prompt, then the generated tokens
+      new = self.model.embed_tokens(input_ids)
+      row = {"inputs_embeds": torch.cat([inputs_embeds, new], dim=1)}
     return {
-      "input_ids": input_ids,
+      **row,
       "attention_mask": attention_mask,
       **{name: kwargs[name] for name in passed if name in kwargs},
     }
@@ -463,7 +499,9 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
     self.dense = nn.Linear(config.hidden_size, config.hidden_size)
     self.post_init()
 
-  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+  def forward(
+    self, input_ids=None, attention_mask=None, labels=None, **options
+  ):
     """Returns logits `[B, num_labels]` and the mean loss.
 
     The mask is 1 for a token and 0 for padding, `[B, T]`. Labels are classes
@@ -509,7 +547,9 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
 class LtgBertForTokenClassification(LtgBertClassifier):
   """Classifies each token by its hidden state."""
 
-  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+  def forward(
+    self, input_ids=None, attention_mask=None, labels=None, **options
+  ):
     """Returns logits `[B, T, num_labels]` and the mean loss.
 
     Labels are classes `[B, T]`; -100 does not count. `LtgBertModel.forward`

@@ -19,21 +19,23 @@ from transformers import (
 )
 from transformers.utils import can_return_tuple
 
-from .masked_prediction import at_masks, next_labels
+from .masked_prediction import at_masks, find_masks, next_labels
 
 
 class _Masked:
   """Predicts masked tokens."""
 
   @can_return_tuple
-  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+  def forward(
+    self, input_ids=None, attention_mask=None, labels=None, **options
+  ):
     """Predicts the token at each mask; see `masked_prediction`.
 
     Args:
       input_ids: Token ids `[B, T]`.
       attention_mask: As in the base model.
       labels: Token at each position, `[B, T]`; -100 does not count.
-      **options: As in the base model, except `inputs_embeds`.
+      **options: As in the base model.
 
     Returns:
       Logits `[B, T, V]`, and the mean loss if there are labels.
@@ -45,8 +47,8 @@ class _Masked:
       input_ids, attention_mask, labels=labels, **options, return_dict=True
     )
     if shifted:
-      mask = self.config.mask_token_id
-      output.logits = at_masks(output.logits, input_ids, mask)
+      masks = find_masks(self, input_ids, options.get("inputs_embeds"))
+      output.logits = at_masks(output.logits, masks)
     return output
 
 

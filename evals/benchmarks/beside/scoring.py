@@ -86,6 +86,9 @@ def minicons_scorer(model, path: pathlib.Path, mode: str):
       return self(*args, **options)
 
   tokenizer = WithOldMethod.from_pretrained(path)
+  # minicons writes their names into texts, which an export reads as text.
+  ends = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+  tokenizer.add_special_tokens(ends)
   if mode == "mlm":
     return scorer.MaskedLMScorer(model.eval(), "cpu", tokenizer=tokenizer)
   bare = tokenizers.processors.TemplateProcessing("$A", special_tokens=[])

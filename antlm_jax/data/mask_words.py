@@ -1,0 +1,131 @@
+"""Makes a tokenizer read `<mask>` in a text like a word.
+
+A masked word includes the space before it, and nothing else. The tokens around
+a mask are those around a word. A mask at the start of a text includes the space
+that the tokenizer adds there. No space is added after a mask. Line breaks
+before a mask are split as before a word. Filling, scoring and the exported
+tokenizer.json share this.
+
+The tokenizer's own steps stay as they are. A first step writes a stand-in on
+both sides of each mask, so that all own steps see a word there. The stand-in is
+a letter of no living script. A last step removes the stand-ins and the space
+before them.
+"""
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from antlm_jax.errors import UserError
+
+_WORD = "\U00010767"  # a letter of Linear A, which nobody writes
+_MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
+_SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
+_OWN = re.compile("[\U00010740-\U00010767]")
+
+
+def added(text: str, index: int, *names: str) -> dict[str, Any]:
+  """Returns a tokenizer.json that reads masks in a text.
+
+  Args:
+    text: JSON of the tokenizer.
+    index: Id of the mask.
+    *names: Names of the mask in texts, in addition to its own.
+
+  Raises:
+    UserError: The tokenizer's own steps drop the stand-ins.
+  """
+  spec = json.loads(text)
+  mask = tokenizers.Tokenizer.from_str(text).id_to_token(index)
+  names = sorted({mask, *names})
+  found = "|".join(re.escape(name) for name in names)
+  steps = [_replace(found, _WORD + _MASK + _WORD)]
+  steps += parts(spec["normalizer"], "normalizers")
+  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  # The library searches normalized texts for the mask's normalized name, which
+  # must not be part of a stand-in.
+  bare = json.dumps(spec | {"added_tokens": []})
+  name = tokenizers.Tokenizer.from_str(bare).normalizer.normalize_str(mask)
+  steps.append(_replace(rf"\A{re.escape(name)}\z", _MASK))
+  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  ((in_bytes, _),) = byte_level.pre_tokenize_str(_WORD)
+  spec["pre_tokenizer"] = {
+    "type": "Sequence",
+    "pretokenizers": [
+      *parts(spec["pre_tokenizer"], "pretokenizers"),
+      removed_split(f"[ ▁]?{_WORD}|Ġ?{in_bytes}"),
+    ],
+  }
+  # Not special, so that it is a mask where other special tokens are text.
+  flags = ("single_word", "lstrip", "rstrip", "special")
+  token = {"id": index, "content": mask, **dict.fromkeys(flags, False)}
+  others = [one for one in spec["added_tokens"] if one["id"] != index]
+  spec["added_tokens"] = [*others, token | {"normalized": True}]
+  spec["added_tokens"].sort(key=lambda one: one["id"])
+  made = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  ids = made.encode(mask * 2 + f" {mask}.", add_special_tokens=False).ids
+  if ids[:3] != [index] * 3 or index in ids[3:]:
+    raise UserError(
+      f"the tokenizer cannot read {mask} in a text, because its normalizer or"
+      " pre-tokenizer drops rare letters: use a tokenizer that keeps them"
+    )
+  return spec
+
+
+def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
+  """Makes a tokenizer.json read the names of special tokens as text.
+
+  The library has a flag for this, but it concerns the mask as well. Here each
+  name is searched for in normalized texts, in a form that no text has. Only a
+  text that is nothing but the name still has the form.
+  """
+  bare = json.dumps(spec | {"added_tokens": []})
+  normalizer = tokenizers.Tokenizer.from_str(bare).normalizer
+  steps = parts(spec["normalizer"], "normalizers")
+  for token in spec["added_tokens"]:
+    if token["special"] and token["id"] != mask_id:
+      token["normalized"] = True
+      name = token["content"]
+      name = normalizer.normalize_str(name) if normalizer else name
+      form = _SPECIAL.format(token["id"])
+      steps = [*steps, _replace(rf"\A{re.escape(name)}\z", form)]
+  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
+
+
+def removed(text: str) -> str:
+  """Returns a tokenizer's JSON without the steps of this module."""
+  spec = json.loads(text)
+  for kind in ("normalizer", "pre_tokenizer"):
+    key = kind.replace("_", "") + "s"
+    every = parts(spec.get(kind), key)
+    kept = [part for part in every if not _OWN.search(str(part))]
+    if len(kept) == len(every):
+      continue
+    whole = {"type": "Sequence", key: kept}
+    spec[kind] = whole if len(kept) > 1 else next(iter(kept), None)
+    for token in spec["added_tokens"]:
+      if token["special"]:
+        token["normalized"] = False
+  return json.dumps(spec)
+
+
+def parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+  """Returns the parts of a sequence, or a single part in a list."""
+  return part.get(key, [part]) if part else []
+
+
+def removed_split(pattern: str) -> dict[str, Any]:
+  """Returns a pre-tokenizer that splits at a pattern and removes it."""
+  return {
+    "type": "Split",
+    "pattern": {"Regex": pattern},
+    "behavior": "Removed",
+    "invert": False,
+  }
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+  return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
