@@ -303,7 +303,7 @@ def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
   for name, about in summary["evaluations"].items():
     for metric in (summary["main_metric"], *summary["also"]):
       found = _over_seeds(runs, name, metric)
-      score, half = f"{100 * found.mean:.1f}", found.half_width(CONFIDENCE)
+      score, half = f"{100 * found.mean:.1f}", found.half_width()
       if half is not None:
         score += f" ± {100 * half:.1f}"
       trivial = about["baseline"][metric]
