@@ -35,8 +35,8 @@ The paper does not say at which rate, with which warm-up and optimizer state
 pretraining continues. Here it continues at the peak rate from the first step,
 with the optimizer state of the run before, as its code resumes a run. A step of
 `paper` has 2,359,296 tokens (Table 1), where the paper's text says 2,373,120.
-`tiny` fine-tunes for 60 steps at rates of its own, which are above those of
-figure 5, so its report leaves the claim about learning rates out.
+`tiny` fine-tunes for 60 steps, at higher rates than those of figure 5. So its
+report leaves out the claim about learning rates.
 """
 
 from collections.abc import Iterator

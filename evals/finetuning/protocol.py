@@ -1,7 +1,7 @@
 """Fine-tuning protocol of arXiv 2507.00994, as in its code.
 
 Each of six learning rates by five seeds trains for 1,000 steps of 32 examples,
-or for one epoch if that is shorter, and the last weights are scored. The
+or for one epoch if that is shorter. The last weights are scored. The
 learning rate is chosen on the set's own dev set or on a twentieth of its
 training set. The validation set of their hub is the test set. NQ and MLDR are
 test sets of the models that are fine-tuned on MS MARCO. Each kind of task has
@@ -43,7 +43,7 @@ MEASURES = {  # of the paper's code, by kind of task
   "QA": "index_f1",
   "IR": "ndcg_of_ranked",
 }
-# Sets of which the model is fine-tuned on another one.
+# Training sets of the test sets that have none.
 TRAINED_ON = {"nq": "msmarco", "mldr": "msmarco"}
 SCORES = {
   name: (f"{name}-test",) if name in TRAINED_ON else both

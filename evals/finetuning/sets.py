@@ -54,7 +54,7 @@ class Absent(UserError):
 
   def __init__(self, message: str, trains_on: str = ""):
     super().__init__(message)
-    self.trains_on = trains_on  # the missing set, if it is another one
+    self.trains_on = trains_on  # the missing set, if it is not this
 
 
 # A file or dataset, or records in memory.

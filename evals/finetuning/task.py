@@ -235,8 +235,8 @@ class Task:
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
   trained: bool = True  # whether it has a set to train on
-  # Another task, on whose training set it trains, and whose evaluation set, the
-  # first here, chooses the epoch and the rate; empty for its own sets.
+  # Another set that it trains on; empty for its own. The first evaluation set is
+  # then the other's, and only chooses the epoch and the rate.
   trained_on: str = ""
 
   @property
@@ -267,7 +267,7 @@ class Task:
 
 
 def joined(tasks: Sequence[Task]) -> Task:
-  """Returns a task with the evaluation sets of several that train alike."""
+  """Returns a task with the evaluation sets of tasks that share a training."""
   first = tasks[0]
   loads = {name: t.load for t in reversed(tasks) for name in t.evaluations}
   return dataclasses.replace(

@@ -80,7 +80,7 @@ class Contrast(NamedTuple):
     }
 
   def needed(self, confidence: float) -> tuple[int, float, str]:
-    """Returns what would decide it, about: a rank, a number, and of what.
+    """Returns the effort that would decide it: a rank, a number and its unit.
 
     It assumes that the difference and the variances stay the same. Student's
     quantile shrinks with the number of pretrainings, too.
