@@ -16,7 +16,8 @@ on the scores that they report. The other presets have a dev set for it.
 
 --epochs=0 evaluates a model without training it, such as a model that --save
 wrote. Your own file is then the test set. A set without training examples is
-also only evaluated. The results are in RUN/evals/untrained.
+also only evaluated, unless --train_on names another set. The results are in
+RUN/evals/untrained.
 
 For each task, writes summary.json and items.jsonl (each run's prediction of
 each example). It also writes the best run's predictions in the pipeline's
@@ -382,8 +383,11 @@ def _train(
   data = loop.read(loaded, task, how.max_length, grid.limit)
   steps = loop.count_steps(task, data.train, how)
   if steps < how.steps:
-    epochs = "1 epoch" if how.epochs == 1 else f"{how.epochs} epochs"
-    progress.say(f"{task.name}: trains {steps:,} steps, which are {epochs}")
+    epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
+    progress.say(
+      f"{task.name}: {epochs} of {steps:,} steps in all, fewer than"
+      f" --steps={how.steps}"
+    )
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"
   at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))

@@ -235,8 +235,8 @@ class Task:
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
   trained: bool = True  # whether it has a set to train on
-  # Another set that it trains on; empty for its own. The first evaluation set is
-  # then the other's, and only chooses the epoch and the rate.
+  # Another set that it trains on; empty for its own. The first evaluation set
+  # is then the other's, and only chooses the epoch and the rate.
   trained_on: str = ""
 
   @property

@@ -157,12 +157,13 @@ def _usual(study: Findings, variants: Sequence[str]) -> list[Row]:
   trials = trials[trials.chosen & trials.task.isin(_TASKS)]
   heads = trials.task + " (" + trials.metric + ")"
   usual = dataclasses.replace(study, scores=trials.assign(task=heads))
+  order = sorted(heads.unique(), key=lambda x: _TASKS.index(x.split()[0]))
   rows = [
     {"row": study.title(name)}
-    | {head: usual.mean(name, [head], ATTENTION) for head in heads.unique()}
+    | {head: usual.mean(name, [head], ATTENTION) for head in order}
     for name in variants
   ]
-  return rows if len(heads) else []
+  return rows if order else []
 
 
 def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
@@ -177,6 +178,8 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
     every = trials[trials.variant == name]
     some = every[every.lr.between(*_RATES)]
     for own in (some, every)[len(some) == len(every) :]:
+      if own.lr.nunique() < 2:
+        continue
       by_task = own.groupby(["seed", "task"]).value.std().groupby("task").mean()
       deviations = by_task.dropna()
       row = {
