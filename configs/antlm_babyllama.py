@@ -14,6 +14,10 @@ Where each setting is from:
 - BabyLlama's code (llama-97M): the shape, tied embeddings, vocabulary 16,000,
   rows of 128, batch 128, learning rate 7e-4 with 300 warmup steps and cosine,
   Adam without weight decay.
+- BabyLlama's code has no tokens between texts. It moves the borders of its rows
+  by a random offset in each epoch, and keeps the checkpoint of the lowest loss.
+  Here each text is between <s> and </s>, rows are the same in all epochs, and
+  the last checkpoint counts.
 - Ours: 15 % masks with 80/10/10 by token, one schedule over the run, the
   optimizer's state kept at a switch, gradients clipped at 1.
 """

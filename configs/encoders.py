@@ -14,9 +14,16 @@ The argument takes
 - `curriculum`: `42000M` (default), `42000C`, `10000C+32000M`, ...;
 - `mask_ratio`: 0.2 to 0.5 in the paper, 0.4 by default.
 
-A batch is 1,152 rows of 2,048, each two chunks: 2,304 samples, about 2.36M
-tokens. The initial weights' deviation is the code's 0.02, not the paper's
-printed 0.2.
+A batch is 1,152 rows of 2,048, each two chunks: 2,304 samples. These are the
+2,359,296 tokens a step of Table 1, where the paper's text says 2,373,120. Its
+code draws lengths, so that its steps differ in their tokens.
+
+Differences from the paper or its code:
+- The initial weights' deviation is the code's 0.02, not the printed 0.2.
+- The loss is the mean over all targets of a batch. The code averages the means
+  of the processes.
+- The code's learning rate is that of the next step.
+- The order of the texts is another shuffle.
 """
 
 from antlm_jax import config as config_lib

@@ -16,7 +16,8 @@ on the scores that they report. The other presets have a dev set for it.
 
 --epochs=0 evaluates a model without training it, such as a model that --save
 wrote. Your own file is then the test set. A set without training examples is
-also only evaluated. The results are in RUN/evals/untrained.
+also only evaluated, unless --train_on names another set. The results are in
+RUN/evals/untrained.
 
 For each task, writes summary.json and items.jsonl (each run's prediction of
 each example). It also writes the best run's predictions in the pipeline's
@@ -41,6 +42,7 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import loop, saved, sets, summary
+from antlm_jax.evals.finetuning import task as task_lib
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
 from antlm_jax.evals.finetuning.task import Suite, Task
@@ -121,6 +123,12 @@ class Job(NamedTuple):
   # Summary of the same request, if it exists, and its model, if wanted.
   done: dict | None
 
+  @property
+  def training(self) -> tuple:
+    """Equal for jobs that share their trained runs."""
+    task = self.task
+    return task.trained_on or task.name, task.head, self.grid, self.how
+
 
 def finetune(
   model: Loaded | files.Path,
@@ -173,18 +181,29 @@ def finetune(
     encoder = loaded.config.model.name
     jobs, absent = plan(loaded, encoder, data, given, loaded.task)
     if absent:
-      progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
+      progress.say(f"warning: left out, not in {data}: {_listed(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
       if save and job.task.trained and not job.done:
         _advise(job, loaded)
-    found = {}
+    found = {job.folder: job.done for job in jobs}
     for job in jobs:
       if job.done:
         progress.say(f"{job.task.name} is already done: {job.folder}")
-      found[job.folder] = job.done or perform(job, loaded, save)
+      elif not found[job.folder]:  # not done with another
+        same = [j for j in jobs if j.training == job.training and not j.done]
+        found |= perform(same, loaded, save)
   return summary.result(PRESETS[preset], found)
+
+
+def _listed(absent: Mapping[str, str]) -> str:
+  """Lists missing tasks, and those whose training set is missing."""
+  text = ", ".join(name for name, source in absent.items() if not source)
+  for source in dict.fromkeys(filter(None, absent.values())):
+    those = [name for name in absent if absent[name] == source]
+    text += f"; {', '.join(those)}, which train on {source}"
+  return text.removeprefix("; ")
 
 
 def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
@@ -210,14 +229,14 @@ def plan(
   data: sets.Data,
   given: Mapping[str, Any],
   tuned: FineTuned | None = None,
-) -> tuple[list[Job], list[str]]:
+) -> tuple[list[Job], dict[str, str]]:
   """Makes the tasks that are asked for, without the model's weights.
 
   `encoder` and `tuned` are the model's, `data` and `given` are the arguments of
-  `finetune`, and its errors are those. Also returns the names of the missing
-  tasks, if all are asked for.
+  `finetune`, and its errors are those. Also returns the missing tasks, if all
+  are asked for, and the set that each of them trains on and lacks, or "".
   """
-  (tasks, suite), jobs, absent = _tasks(given), [], []
+  (tasks, suite), jobs, absent = _tasks(given), [], {}
   file = isinstance(data, str) and pathlib.Path(data).suffix
   if not suite.in_memory and (file or not isinstance(data, str)):
     own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
@@ -235,10 +254,10 @@ def plan(
       continue  # a folder of known sets
     try:
       task, grid, how = _task_of(model, encoder, data, given, tuned, name)
-    except sets.Absent:
+    except sets.Absent as error:
       if tasks.task != "all" or len(names) == 1:
         raise
-      absent.append(name)
+      absent[name] = error.trains_on
       continue
     into = suite.folder if task.trained else UNTRAINED
     output = tasks.output or model.evals / into
@@ -261,9 +280,10 @@ def plan(
   if not jobs:
     raise UserError(
       f"{data} has no set of --preset={tasks.preset} ({', '.join(absent)}):"
-      f" --task={absent[-1]}, for example, names the files that it looks for"
+      f" --task={name}, for example, names the files that it looks for"
     )
-  return jobs, [name for name in absent if name != sets.OWN]
+  absent.pop(sets.OWN, None)
+  return jobs, absent
 
 
 def _task_of(
@@ -280,6 +300,13 @@ def _task_of(
   own head, attention and classes.
   """
   _, suite = _tasks(given)
+  never = given.get("epochs") == 0
+  for trains in ("steps", "train_on"):
+    if never and given.get(trains):
+      raise UserError(
+        f"--epochs=0 evaluates without training: leave out --{trains}, or give"
+        " --epochs=1"
+      )
   values = dict(suite.defaults.get(name, {}))
   if suite.exportable and given.get("head") is None:
     attention = given.get("attention", Hyperparameters.attention)
@@ -291,17 +318,17 @@ def _task_of(
     grid, how, *own = (settings_lib.choose(of, values) for of in sections)
     source, folder = data, isinstance(data, str) and os.path.isdir(data)
     whole = folder or isinstance(data, Mapping)
-    if name == sets.OWN and not (how.epochs or how.steps or whole):
+    if name == sets.OWN and not (how.epochs or whole):
       source = {"test": data}
     return suite.make(source, name, how.attention, *own), grid, how
 
   how = settings_lib.choose(Hyperparameters, values)
   tests_alone = isinstance(data, Mapping) and "train" not in data
-  if (how.epochs or how.steps) and not tests_alone:
+  if how.epochs and not tests_alone:
     task, grid, how = made()
     if task.trained:
       return task, grid, how
-  values |= {"epochs": 0, "steps": 0}
+  values |= {"epochs": 0, "steps": 0, "train_on": ""}
   if tuned:
     labels = tuple(tuned.settings.get("labels", ()))
     values = {"attention": tuned.attention, "labels": labels} | values
@@ -310,39 +337,65 @@ def _task_of(
   return dataclasses.replace(task, head=head, trained=False), grid, how
 
 
-def perform(job: Job, loaded: Loaded, save: bool) -> dict:
-  """Trains a task's runs, writes the results and returns the summary."""
-  begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
-  best = saved.Best(grid.runs) if save and task.trained else None
+def perform(
+  jobs: Sequence[Job], loaded: Loaded, save: bool
+) -> dict[pathlib.Path, dict]:
+  """Trains the runs that tasks share, and writes the results of each.
+
+  Returns:
+    The summary of each task, by its folder.
+  """
+  begun, best, first = time.monotonic(), None, jobs[0]
+  task = task_lib.joined([job.task for job in jobs])
   if task.trained:
-    data = loop.read(loaded, task, how.max_length, grid.limit)
-    # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
-    on_cpu = jax.default_backend() == "cpu"
-    at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-    fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
-    outcomes = loop.fit_in_groups(fit, grid.runs, at_once)
+    best = saved.Best(first.grid.runs) if save else None
+    data, outcomes = _train(task, first, loaded, best)
     examples = {name: rows.examples for name, rows in data.evaluations.items()}
-    trained_on = len(data.train.examples)
+    trained_on, longest = len(data.train.examples), data.train.tokens.shape[-1]
   else:
     progress.say(f"{task.name} is evaluated without training")
-    outcome, examples = saved.as_is(loaded, task, how)
+    outcome, examples = saved.as_is(loaded, task, first.how)
     outcomes, trained_on = [outcome], 0
-  about = {"request": job.request, "train_examples": trained_on}
-  about |= summary.summarise(task, examples, outcomes)
-  about["seconds"] = round(time.monotonic() - begun, 1)
-  # A model always belongs to the summary next to it.
-  saved.remove(job.folder)
-  summary.write(job.folder, task, about, outcomes, examples)
-  if best and not best.params:
-    progress.say(f"warning: {task.name} is not saved: every run diverged")
-  elif best:
-    longest = max(loaded.longest_row, data.train.tokens.shape[-1])
-    trained = dataclasses.replace(loaded, row_tokens=longest)
-    saved.save(job.folder, trained, task, how.attention, best.params)
-    where = files.shown(job.folder / MODEL)
-    progress.say(f"{task.name}: model saved to {where}")
-  progress.say(f"{task.name}: written to {files.shown(job.folder)}")
-  return about
+  out, seconds = {}, round(time.monotonic() - begun, 1)
+  for task, _, how, folder, request, _ in jobs:
+    own = {name: examples[name] for name in task.scored}
+    found = [outcome.on(task.evaluations) for outcome in outcomes]
+    about = {"request": request, "train_examples": trained_on}
+    about |= summary.summarise(task, own, found) | {"seconds": seconds}
+    # A model always belongs to the summary next to it.
+    saved.remove(folder)
+    summary.write(folder, task, about, found, own)
+    if best and not best.params:
+      progress.say(f"warning: {task.name} is not saved: every run diverged")
+    elif best:
+      rows = max(loaded.longest_row, longest)
+      trained = dataclasses.replace(loaded, row_tokens=rows)
+      saved.save(folder, trained, task, how.attention, best.params)
+      where = files.shown(folder / MODEL)
+      progress.say(f"{task.name}: model saved to {where}")
+    progress.say(f"{task.name}: written to {files.shown(folder)}")
+    out[folder] = about
+  return out
+
+
+def _train(
+  task: Task, job: Job, loaded: Loaded, best: saved.Best | None
+) -> tuple[loop.Data, list[loop.Outcome]]:
+  """Trains the runs of a job's grid on a task."""
+  grid, how = job.grid, job.how
+  data = loop.read(loaded, task, how.max_length, grid.limit)
+  steps = loop.count_steps(task, data.train, how)
+  if steps < how.steps:
+    epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
+    progress.say(
+      f"{task.name}: {epochs} of {steps:,} steps in all, fewer than"
+      f" --steps={how.steps}"
+    )
+  # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
+  on_cpu = jax.default_backend() == "cpu"
+  at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
+  fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
+  return data, loop.fit_in_groups(fit, grid.runs, at_once)
 
 
 def _advise(job: Job, loaded: Loaded) -> None:

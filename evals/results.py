@@ -32,13 +32,22 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
   Raises:
     UserError: if a file cannot be read.
   """
-  digest = {}
+  paths, digest = [*paths], {}
   for path in paths:
     try:
-      digest[path.name] = zlib.crc32(path.read_bytes())
+      digest[_short(path, paths)] = zlib.crc32(path.read_bytes())
     except OSError as error:
       raise UserError(f"cannot read {path}: {error.strerror}") from error
   return digest
+
+
+def _short(path: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+  """Returns the shortest end of a path that no other of the paths has."""
+  parts = path.parts
+  for count in range(1, len(parts)):
+    if sum(p.parts[-count:] == parts[-count:] for p in set(paths)) == 1:
+      return "/".join(parts[-count:])
+  return str(path)
 
 
 def finished(folder: pathlib.Path, request: dict) -> dict | None:

@@ -182,7 +182,8 @@ def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
   asked = Example(("Who?", "Tom"), [["Tom", 0]])
   labels = np.zeros((2, 4), np.int32)  # the cut text has no answer token
   about = [asked, asked._replace(label=[])]
-  rows = Rows(labels, np.array([4, 4]), labels, True, about)
+  places = [(1, [(0, 3)])] * 2  # the text's only token in each row
+  rows = Rows(labels, np.array([4, 4]), labels, True, about, places)
   found = Inside().decode(np.zeros((2, 4), np.int32), rows)
   found.append({"found": [1, 2, 5], "there": [2]})
   assert [answering.index_f1(one, None) for one in found] == [0, 1, 0.5]

@@ -1,9 +1,15 @@
 """The study's protocol: settings, splits, texts and steps."""
 
 import dataclasses
+import json
+import re
 
 import numpy as np
+import pytest
 
+from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import (
   answering,
   classification,
@@ -15,9 +21,12 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.sets import held_out
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from antlm_jax.runtime import progress
+from antlm_jax.inference.model import Identity
+from antlm_jax.runtime import files, progress
 from tests import random_models, runs, tuned
 
+CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
+MEASURE = "ndcg_of_ranked"
 run = random_models.run(layers=1)
 
 
@@ -43,7 +52,8 @@ def test_the_protocol_is_the_codes(tmp_path):
   (job,) = tuned.planned(*args, "--preset=study")
   found, task = job.how, job.task
   assert len(job.grid.runs) == 30
-  assert (found.steps, found.batch_size, found.patience) == (1000, 32, 0)
+  assert (found.steps, found.epochs, found.patience) == (1000, 1, 0)
+  assert found.batch_size == 32
   assert (found.b1, found.b2, found.eps) == (0.9, 0.95, 1e-5)
   assert (found.weight_decay, found.clip, found.warmup) == (0.1, 1.0, 0.1)
   assert task.head.pool == "mean" and not task.head.norms
@@ -51,9 +61,6 @@ def test_the_protocol_is_the_codes(tmp_path):
   # Given settings override the protocol.
   (job,) = tuned.planned(*args, "--preset=study", "--steps=7")
   assert job.how.steps == 7
-  for name in ("conll", "uner"):
-    own = protocol.SUITE.defaults[name]
-    assert (own["steps"], own["epochs"]) == (0, 1)
 
 
 def test_texts_and_splits_are_the_codes(tmp_path):
@@ -90,6 +97,110 @@ def test_steps_go_through_epochs_and_are_evaluated_once(
   assert np.array_equal(steps[4]().tokens, first[4]().tokens)
 
 
+def texts(folder, count):
+  for name, size in (("train", count), ("valid", 20)):
+    lines = [
+      {"sentence": f"Tom {i} {'sat' * (i % 2)}", "label": i % 2}
+      for i in range(size)
+    ]
+    runs.write_lines(folder / f"sst2.{name}.jsonl", lines)
+
+
+def published(folder):
+  """Writes stand-ins for MS MARCO, NQ and MLDR, and 300 sentences."""
+  texts(folder, 300)
+  for seed, (name, splits) in enumerate(
+    {
+      "msmarco": ("train", "dev", "test"),
+      "nq": ("test",),
+      "mldr": ("train", "dev", "test"),
+    }.items()
+  ):
+    tuned.write_beir(folder / name, splits, seed)
+
+
+def study_run(folder, run, *args):
+  """Fine-tunes a model as the row CLM of the tiny study; returns the folder."""
+  config = config_lib.load(f"{CONFIG}:row=tiny_clm_42")
+  row = folder / "tiny_clm_42" / "0"
+  files.write_text(row / "config.json", config_lib.to_json(config))
+  output = row / "evals" / "finetune-study"
+  words = "--preset=study", "--task=all", "--max_length=24", "--save"
+  grid = "--lrs=1e-3,1e-9", "--seeds=0,1,2", f"--output={output}"
+  finetune.main([f"--checkpoint={run}", *words, *grid, *args])
+  return output
+
+
+def summary_of(folder):
+  return json.loads(next(folder.glob("*/summary.json")).read_text())
+
+
+@pytest.mark.slow
+def test_nq_and_mldr_are_of_the_ms_marco_model(run, tmp_path, capsys):
+  """Catches NQ and MLDR untrained, trained apart, or not in the report."""
+  published(tmp_path / "data")
+  output = study_run(tmp_path / "runs", run, f"--data={tmp_path / 'data'}")
+  said = capsys.readouterr().out
+  assert "sst2: 1 epoch of 9 steps in all, fewer than --steps=1000" in said
+  assert len(re.findall("^msmarco epoch 1, seed", said, re.MULTILINE)) == 6
+  assert "nq epoch" not in said and "mldr epoch" not in said
+  found = {
+    name: summary_of(output / name) for name in ("msmarco", "nq", "mldr")
+  }
+  for name, about in found.items():
+    assert about["train_examples"] == 64 and about["main_metric"] == MEASURE
+    dev = [run["scores"]["msmarco-dev"] for run in about["runs"]]
+    assert dev == [r["scores"]["msmarco-dev"] for r in found["msmarco"]["runs"]]
+    line = next(x for x in said.splitlines() if x.startswith(f"{name}-test"))
+    assert ("trained on msmarco" in line) == (name != "msmarco")
+  assert [*found["mldr"]["evaluations"]] == ["mldr-test"]
+  # The saved model of MS MARCO has NQ's scores.
+  (model,) = (output / "msmarco").glob("*/model")
+  words = "--preset=study", "--task=nq", "--epochs=0", "--max_length=24"
+  data = f"--data={tmp_path / 'data'}"
+  again = f"--output={tmp_path / 'again'}"
+  finetune.main([f"--checkpoint={model}", *words, data, again])
+  (alone,) = summary_of(tmp_path / "again" / "nq")["runs"]
+  best = found["nq"]["runs"][found["nq"]["best_run"]]["scores"]["nq-test"]
+  assert alone["scores"]["nq-test"] == pytest.approx(best, abs=1e-6)
+  numbers, _ = tuned.report_of(tmp_path / "runs", CONFIG, "--scale=tiny")
+  (row,), (usual,) = numbers["scores"]["tiny"], numbers["usual"]["tiny"]
+  means = []
+  for name, about in found.items():
+    rate = about["best_lr"]
+    of = [r["scores"][f"{name}-test"] for r in about["runs"] if r["lr"] == rate]
+    means.append(np.mean([one[MEASURE] for one in of]))
+    assert row[f"{name} ({MEASURE})"]["mean"] == pytest.approx(means[-1])
+    mean = np.mean([one["ndcg"] for one in of])
+    assert usual[f"{name} (ndcg)"]["mean"] == pytest.approx(mean)
+  assert row[f"IR ({MEASURE})"]["mean"] == pytest.approx(np.mean(means))
+
+
+def test_without_ms_marco_three_sets_are_left_out_in_one_line(tmp_path):
+  """Catches an untrained NQ, and a reason that is not told."""
+  texts(tmp_path, 9)
+  for name in ("nq", "mldr"):
+    tuned.write_beir(tmp_path / name, ("test",))
+  given = {"preset": "study"}
+  model = Identity(path=tmp_path, step=7, digest=0)
+  jobs, absent = finetune.plan(model, "llama", str(tmp_path), given)
+  assert [job.task.name for job in jobs] == ["sst2"]
+  line = finetune._listed(absent)
+  assert line.endswith("scifact, msmarco; nq, mldr, which train on msmarco")
+  with pytest.raises(UserError, match="nq trains on msmarco: msmarco is not"):
+    finetune.plan(model, "llama", str(tmp_path), given | {"task": "nq"})
+
+
+@pytest.mark.parametrize("count, steps", [(300, 9), (40_000, 1000)])
+def test_training_ends_after_1000_steps_or_an_epoch(tmp_path, count, steps):
+  """Catches a small set that is read a hundred times."""
+  texts(tmp_path, count)
+  words = f"--data={tmp_path}", "--preset=study", "--task=sst2"
+  (job,) = tuned.planned(*words)
+  rows = range(len(job.task.load("train")))
+  assert loop.count_steps(job.task, rows, job.how) == steps
+
+
 def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
   folder = tmp_path / "conll2003"
   folder.mkdir()
@@ -99,3 +210,4 @@ def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
   theirs = study(tmp_path, "conll")
   assert (own.main_metric, theirs.main_metric) == ("entity_f1", "sentence_f1")
   assert own.metrics.keys() == theirs.metrics.keys()
+  assert theirs.also == ("entity_f1",)

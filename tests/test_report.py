@@ -247,11 +247,12 @@ def test_one_pretraining_decides_for_these_models_alone(folder, rows):
   claimed = section(text, "Claims")
   words = "one seed: not decided in 2 of 4, confirmed for these models in 2 of"
   assert f"- AntLM is better than CLM (BabyLlama): **{words} 4**" in claimed
-  assert "another pretraining may reverse them" in claimed
+  assert "another pretraining may reverse the verdict" in claimed
   found = {c["on"]: c for c in numbers["claims"][""]}
   assert found["held-out clm loss, end (nats)"]["98.75 %"] is None
   pairs = found["BLiMP, causal (points)"]
   assert pairs["here"] == pytest.approx(10) and pairs["over"] == "80 items"
+  assert pairs["covers"] == "these models"
   # Both have the same 30 right answers, so only 4 of 40 can vary.
   assert 0 < pairs["98.75 %"]["low"] < pairs["98.75 %"]["high"] < 20
 
@@ -265,7 +266,13 @@ def test_several_pretrainings_decide_for_others(folder, rows):
   assert pairs["verdict"] == "confirmed"
   # Eight differences in all, of pairs and of losses: 1 - 0.05 / 8.
   assert numbers["confidence"] == 1 - 0.05 / 8
-  assert "99.38 %, so that those of the claims'\n8 differences" in text
+  assert "of these 8 differences are at 99.38 %, so" in text
+  assert pairs["covers"] == "the recipe"
+  # Only claims have the correction for many claims.
+  by_part, *_ = numbers["parts"]["BabyLlama, BLiMP"]
+  assert "interval" in by_part
+  factor = statistics.student(2, numbers["confidence"])
+  assert f"with three, it has\n{factor:.0f} standard errors" in text
   again, _ = make(folder, rows)
   assert again == numbers
 
@@ -284,7 +291,7 @@ def test_the_confidence_reaches_pairs(folder, rows):
     assert interval["estimate"] == other["estimate"]
     if "BLiMP" in on:
       assert interval["low"] < other["low"] < other["high"] < interval["high"]
-  assert "at 50 %, as the study's config says" in text
+  assert "at 50 %, as the study's config\nsays" in text
 
 
 def test_pairs_at_chance_are_not_learnt(folder, rows):

@@ -11,7 +11,7 @@ from antlm_jax import config as config_lib
 from antlm_jax.evals import design, report
 from antlm_jax.evals.branches import steps_of
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.reporting import claims, measured
+from antlm_jax.evals.reporting import claims, measured, statistics
 from antlm_jax.evals.reporting.statistics import Estimate
 from antlm_jax.runtime import files
 from tests import runs, tuned
@@ -48,7 +48,7 @@ def tune(run, task, right, step=None, by_example=True, limit=0, **other):
   for i, both in enumerate(other.values()):
     for seed in range(len(right)):
       answers = map(tuned.answers, both)
-      found[Run(1e-3 + i, seed)] = dict(zip(sets, answers, strict=True))
+      found[Run(1e-5 * (i + 1), seed)] = dict(zip(sets, answers, strict=True))
   if step is None:
     step = json.loads((run / "summary.json").read_text())["steps"]
   how = {"limit": limit, "by_example": by_example}
@@ -152,8 +152,8 @@ def test_claims_without_a_difference_are_said_not_to_be_run(tmp_path):
     (2, 0.4, 1, "confirmed"),
     (2, 0.4, -1, "contradicted"),
     (-2, 0.4, -1, "confirmed"),
-    (1, 1.02, 1, "not decided; some 4 times the seeds and items would"),
-    (1, 99, 1, "not decided; some over 1,000 times the seeds and items"),
+    (1, 1.02, 1, "not decided; some 4 times the items would"),
+    (1, 99, 1, "not decided; some over 1,000 times the items would"),
   ],
 )
 def test_a_verdict_goes_by_the_sign_of_a_claim(value, error, sign, verdict):
@@ -209,7 +209,9 @@ def test_several_pretrainings_are_what_an_interval_is_over(tmp_path):
   assert found["verdict"] == "confirmed"
   assert "in tagging words (tables 2 to 5): **confirmed**" in text
   row = next(r for r in numbers["scores"]["tiny"] if r["row"] == "CLM")
-  assert row["SC"]["values"] == pytest.approx({"0": 0.61, "1": 0.62, "2": 0.63})
+  assert row["SC (accuracy)"]["values"] == pytest.approx(
+    {"0": 0.61, "1": 0.62, "2": 0.63}
+  )
 
 
 def test_rates_and_ratios_are_claims_of_deviations(tmp_path):
@@ -244,11 +246,12 @@ def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   tune(run, "conll", (70,), other=(60, 99))
   numbers, text = make(folder)
   (row,) = numbers["scores"]["tiny"]
-  assert row["sst2"]["mean"] == pytest.approx(np.mean(right) / 100)
+  assert row["sst2 (accuracy)"]["mean"] == pytest.approx(np.mean(right) / 100)
   half = stats.t.ppf(0.975, 2) * np.std(right, ddof=1) / 3**0.5
   head = cells(section(text, "Scores"), "row")
   line = cells(section(text, "Scores"), row["row"])
   found = dict(zip(head, line, strict=True))
+  found = {name.removesuffix(" (accuracy)"): x for name, x in found.items()}
   assert found["sst2"] == found["SC"] == f"{np.mean(right):.1f} ± {half:.1f}"
   assert found["conll"] == found["TC"] == "70.0"  # no interval with one seed
 
@@ -259,12 +262,13 @@ def test_a_kind_is_the_mean_of_its_tasks_where_a_seed_has_all(tmp_path):
   tune(run, "qqp", (60, 50, 10))
   numbers, _ = make(tmp_path)
   (row,) = numbers["scores"]["tiny"]
-  assert row["SC"]["values"] == pytest.approx({"0": 0.7, "1": 0.7})
+  assert row["SC (accuracy)"]["values"] == pytest.approx({"0": 0.7, "1": 0.7})
   other = train(tmp_path, "clm_42")
   tune(other, "sst2", (80, 90))
   numbers, text = make(tmp_path)
   rows = {row["row"]: row for row in numbers["scores"]["tiny"]}
-  assert rows["CLM"]["SC"] is None and rows["CLM"]["sst2"]
+  assert rows["CLM"]["SC (accuracy)"] is None
+  assert rows["CLM"]["sst2 (accuracy)"]
   assert "not fine-tuned on qqp: tiny CLM (seed 0)" in text
 
 
@@ -273,15 +277,99 @@ def test_rates_differ_by_so_much(tmp_path):
   tune(run, "sst2", (80, 90), other=(20, 40))
   tune(run, "qqp", (80, 90), other=(20, 60))
   numbers, _ = make(tmp_path)
-  ((_, found),) = numbers["rates"]["tiny"][0].items() - {("row", "MLM 40 %")}
+  (row,) = numbers["rates"]["tiny"]
+  assert row.pop("row") == "MLM 40 %" and row.pop("rates") == "1e-05 to 0.0001"
+  (found,) = row.values()
   spreads = [np.std([80, 90, x, x], ddof=1) / 100 for x in (40, 60)]
   assert found == pytest.approx(np.mean(spreads))
+
+
+def test_a_rate_outside_figure_5_is_in_no_claim(tmp_path):
+  """Catches a sensitivity claim over all rates that were tried."""
+  for row, far in (("clm_42", (1, 2)), ("mlm40_42", (30, 40))):
+    found = {
+      Run(rate, seed): dict.fromkeys(
+        ("sst2-dev", "sst2-test"), tuned.answers(right + seed)
+      )
+      for rate, right in (
+        (1e-5, 70),
+        (1e-4, 80),
+        (2e-4, far[0]),
+        (5e-4, far[1]),
+      )
+      for seed in range(3)
+    }
+    into = train(tmp_path, row) / "evals" / "finetune-study"
+    tuned.write(into, "sst2", found, 840, "bidirectional", by_example=True)
+  numbers, text = make(tmp_path)
+  found = contrasts(numbers, "CLM depends less")["SC"]
+  assert found["on"].endswith("over rates from 1e-05 to 0.0001")
+  assert found["here"] == 0
+  both = {row["rates"]: row["SC"] for row in numbers["rates"]["tiny"][:2]}
+  near, far = both["1e-05 to 0.0001"], both["1e-05 to 0.0005"]
+  values = [70, 71, 72, 80, 81, 82]
+  assert near == pytest.approx(np.std(values, ddof=1) / 100)
+  assert far > 3 * near
+  assert "use the rates from 1e-5 to 1e-4" in text
+
+
+def test_the_usual_measures_and_published_intervals_are_next_to_scores(
+  tmp_path,
+):
+  """Catches scores at a claim's confidence, or without their measures."""
+  run, right = train(tmp_path, "mlm40_42"), (80, 90, 94)
+  tune(run, "sst2", right)
+  found = {
+    Run(1e-4, seed): dict.fromkeys(
+      ("conll-dev", "conll-test"), tuned.answers(n)
+    )
+    for seed, n in enumerate(right)
+  }
+  into = run / "evals" / "finetune-study"
+  tuned.write(into, "conll", found, 840, "bidirectional", also=("macro_f1",))
+  tune(train(tmp_path, "clm_42"), "sst2", (60, 61, 62))
+  numbers, text = make(tmp_path)
+  scores = section(text, "Scores")
+  half = stats.t.ppf(0.975, 2) * np.std(right, ddof=1) / 3**0.5
+  assert "| conll (accuracy) |" in scores and "| conll (macro_f1) |" in scores
+  usual = next(
+    row for row in numbers["usual"]["tiny"] if row["row"] == "MLM 40 %"
+  )
+  for n, f1 in zip(
+    right, usual["conll (macro_f1)"]["values"].values(), strict=True
+  ):
+    found = tuned.answers(n)
+    by_class = [
+      2 * (x & y).sum() / (x.sum() + y.sum())
+      for x, y in ((found, tuned.LABELS), (1 - found, 1 - tuned.LABELS))
+    ]
+    assert f1 == pytest.approx(np.mean(by_class))
+  assert f"{np.mean(right):.1f} ± {half:.1f}" in scores
+  # Table 13 of the paper.
+  assert "| clm_42 | 83.58 ± 0.17 | 92.69 ± 0.14 | 42.09 ± 0.20 |" in scores
+  assert "| 87.00 ± 0.18 | 92.21 ± 0.26 | 62.77 ± 1.86 | 79.55 ± 0.35 |" in text
+
+
+def test_an_open_claim_says_how_many_pretrainings_decide(tmp_path):
+  """Catches a forecast that ignores how Student's t shrinks with them."""
+  draw = np.array([3.0, 1.0, 4.0]) - 8 / 3
+  values = {(str(seed), ""): 2.0 + x for seed, x in enumerate(draw)}
+  found = statistics.over_seeds(values)
+  contrast = claims.Contrast("it", found)
+  deviation, confidence = np.std(draw, ddof=1), 0.9967
+  needed = next(
+    n
+    for n in range(4, 100)
+    if stats.t.ppf((1 + confidence) / 2, n - 1) * deviation / n**0.5 < 2
+  )
+  words = claims.Claim("it", "there", [contrast]).verdict(confidence)
+  assert words == f"not decided; some {needed} pretrainings would"
 
 
 def test_the_report_is_written_with_its_figures_and_tables(made):
   folder, numbers, text = made
   names = {path.name for path in (folder / "report").iterdir()}
-  tables = {"claims", "scores", "published", "rates"}
+  tables = {"claims", "scores", "usual", "published", "rates"}
   figures = {f"{name}_tiny.png" for name in ("ratios", "looks", "splits")}
   figures |= {"continued_tiny.png"}
   files = {f"{name}.csv" for name in tables} | {"report.md", "table.json"}
@@ -294,7 +382,7 @@ def test_the_report_is_written_with_its_figures_and_tables(made):
     lines = list(csv.DictReader(file))
   rows = numbers["scores"]["tiny"]
   assert [line["row"] for line in lines] == [row["row"] for row in rows]
-  assert float(lines[0]["sst2"]) == pytest.approx(0.61)
+  assert float(lines[0]["sst2 (accuracy)"]) == pytest.approx(0.61)
   with open(folder / "report" / "claims.csv", newline="") as file:
     lines = [line for line in csv.DictReader(file) if line["here"]]
   assert len(lines) == 7
@@ -308,7 +396,7 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   drawn = {}
 
   def draw(title, axis, panels, path, **style):
-    drawn[path.name] = panels["SC"]
+    drawn[path.name] = panels["SC (accuracy)"]
 
   monkeypatch.setattr("antlm_jax.evals.reporting.plots.lines", draw)
   output = f"--output={folder / 'again'}"
@@ -361,7 +449,9 @@ def test_results_without_scores_of_items_have_no_interval(tmp_path):
   for row, right in (("clm_42", (60, 61)), ("mlm40_42", (90, 92))):
     tune(train(tmp_path, row), "sst2", right, by_example=False)
   numbers, text = make(tmp_path)
-  assert numbers["scores"]["tiny"][0]["SC"]["mean"] == pytest.approx(0.605)
+  assert numbers["scores"]["tiny"][0]["SC (accuracy)"]["mean"] == pytest.approx(
+    0.605
+  )
   assert "tagging words (tables 2 to 5): not run" in text
 
 

@@ -16,7 +16,6 @@ from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from tests import random_models, runs, tuned
 
-WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
 run = random_models.run(layers=2)
 
 
@@ -112,26 +111,8 @@ def test_a_chunk_that_does_not_divide_is_told(loaded):
 
 
 def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
-  """Returns a task whose queries contain a document's repeated word."""
-  folder = data / name
-  (folder / "qrels").mkdir(parents=True)
-  draw = np.random.default_rng(0)
-  others = ["sat", "often", "near", "the"]
-  lines = {"corpus": [], "queries": []}
-  for i, word in enumerate(WORDS):
-    text = f"{draw.choice(others)} {word}"
-    lines["corpus"] += [{"_id": f"d{i}", "title": word, "text": text}]
-    asked = [f"{word} {draw.choice(others)}" for _ in range(12)]
-    lines["queries"] += [
-      {"_id": f"q{i}.{k}", "text": text} for k, text in enumerate(asked)
-    ]
-  for file, those in lines.items():
-    runs.write_lines(folder / f"{file}.jsonl", those)
-  for part, split in enumerate(splits):
-    wanted = range(8) if part == 0 else (8 + part, 11)
-    rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
-    head = "query-id\tcorpus-id\tscore"
-    (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
+  """Returns the task of a folder that `tuned.write_beir` writes."""
+  tuned.write_beir(data / name, splits)
   return retrieval.make(data, name, "bidirectional", retrieval.Options())
 
 
@@ -170,7 +151,7 @@ def arguana(folder, count=40):
   (folder / "qrels").mkdir(parents=True)
   draw = np.random.default_rng(0)
   texts = {
-    f"{i}-{side}": " ".join(draw.choice(WORDS, 6))
+    f"{i}-{side}": " ".join(draw.choice(tuned.WORDS, 6))
     for i in range(count)
     for side in ("pro", "con")
   }
@@ -229,6 +210,69 @@ def test_a_model_is_scored_without_training(loaded, tmp_path, capsys):
   assert about["train_examples"] == 0 and about["request"]["epochs"] == 0
   assert 0 < found.score < 0.5 and found.folder.parts[-3] == "untrained"
   with pytest.raises(UserError, match=r"no set of .*nfcorpus, .*--task=own"):
+    finetune.finetune(loaded, tmp_path, **how)
+
+
+QUICK = {"epochs": 1, "batch_size": 32, "max_length": 16, "quiet": True}
+
+
+def test_a_set_with_test_alone_trains_on_a_folder(loaded, tmp_path):
+  """Catches a set that trains on another in name only."""
+  folder, other = tmp_path / "arguana", tmp_path / "pairs_of_mine"
+  arguana(folder)
+  tuned.write_beir(other)
+  how = {**QUICK, "preset": "retrieval", "lrs": (1e-3, 1e-9), "save": True}
+  tuned_ = finetune.finetune(loaded, folder, train_on=str(other), **how)
+  found = tuned_["arguana"]
+  about = json.loads((found.folder / "summary.json").read_text())
+  assert [*found.scores] == [*about["evaluations"]] == ["arguana-test"]
+  assert about["train_examples"] == 64 and found.folder.parts[-3] == "finetune"
+  # The other set's queries choose the rate.
+  dev = [run["scores"]["pairs_of_mine-dev"]["ndcg"] for run in about["runs"]]
+  assert about["best_run"] == int(np.argmax(dev)) and dev[0] != dev[1]
+  assert about["request"]["data"]["trained_on"] == "pairs_of_mine"
+  names = {"arguana/corpus.jsonl", "pairs_of_mine/corpus.jsonl", "test.tsv"}
+  assert names < about["request"]["data"].keys()
+  assert "trained on pairs_of_mine" in str(tuned_)
+  # The saved model has these scores without training, too.
+  again = finetune.finetune(
+    found.model, folder, preset="retrieval", epochs=0, quiet=True, max_length=16
+  )
+  best = about["runs"][about["best_run"]]["scores"]["arguana-test"]["ndcg"]
+  assert again.score == pytest.approx(best, abs=1e-6)
+
+
+def test_no_mean_has_an_untrained_score(loaded, tmp_path):
+  """Catches untrained scores that lower the mean of trained ones."""
+  beir(tmp_path)
+  tuned.write_beir(tmp_path / "nq", ("test",), seed=1)
+  how = {**QUICK, "preset": "retrieval", "task": "nfcorpus,nq"}
+  found = finetune.finetune(loaded, tmp_path, **how)
+  assert found["nq"].lr == 0 and found["nfcorpus"].lr > 0
+  scores = [score.mean for score in found["nfcorpus"].scores.values()]
+  assert found.score == pytest.approx(np.mean(scores))
+  assert found["nq"].score != pytest.approx(found.score)
+  last = str(found).splitlines()[-1]
+  assert "these 2 of 9 scores" in last and "without nq, not trained" in last
+  assert last.endswith(f": {100 * np.mean(scores):.1f}")
+
+
+@pytest.mark.parametrize(
+  ("settings", "words"),
+  [
+    ({"train_on": "nowhere"}, "--train_on=nowhere: .*no such"),
+    ({"train_on": "tests"}, "--train_on=tests: it has no corpus.jsonl"),
+    ({"train_on": "nq"}, "nq has no pairs.jsonl or qrels/train.tsv"),
+    ({"train_on": "msmarco"}, "trains on msmarco: msmarco is not in"),
+    ({"train_on": "nfcorpus", "epochs": 0}, "--epochs=0 .* leave out --train"),
+    ({"steps": 3, "epochs": 0}, "--epochs=0 evaluates .* leave out --steps"),
+  ],
+)
+def test_a_wrong_training_set_is_told(loaded, tmp_path, settings, words):
+  """Catches a missing training set after which a model is not trained."""
+  tuned.write_beir(tmp_path / "nq", ("test",))
+  how = {"preset": "retrieval", "task": "nq", "quiet": True, **settings}
+  with pytest.raises(UserError, match=words):
     finetune.finetune(loaded, tmp_path, **how)
 
 

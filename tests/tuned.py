@@ -13,6 +13,7 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference.model import Identity, load
+from tests import runs
 
 LABELS = np.arange(100) % 2
 
@@ -38,28 +39,56 @@ def write(
   of the task.
   """
   sets = list(next(iter(found.values())))
+  head = classification.Classifier(("0", "1"), "first")
+  task = {"main_metric": metric} | task
+  of_task = classification.task(name, None, sets, head, **task)
   outcomes = []
   for run, by_set in found.items():
     metrics = {
-      of: {n: f(by_set[of], LABELS) for n, f in classification.BINARY.items()}
+      of: {n: f(by_set[of], LABELS) for n, f in of_task.metrics.items()}
       for of in sets
     }
     epoch = {"train_loss": 0.5} | metrics
     predictions = {of: by_set[of].tolist() for of in sets}
     outcomes.append(Outcome(run, (epoch,), 1, predictions))
-  head = classification.Classifier(("0", "1"), "first")
-  task = {"main_metric": metric} | task
-  of = classification.task(name, None, sets, head, **task)
   examples = {
     n: [Example((f"a {i}",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
     for n in sets
   }
   request = {"step": step, "attention": attention, "limit": limit}
-  summary = summaries.summarise(of, examples, outcomes)
+  summary = summaries.summarise(of_task, examples, outcomes)
   into = folder / name / f"{step}-{attention}"
   into.mkdir(parents=True)
   summary = {"request": request} | summary
-  summaries.write(into, of, summary, outcomes, examples)
+  summaries.write(into, of_task, summary, outcomes, examples)
+
+
+WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
+
+
+def write_beir(folder, splits=("train", "dev", "test"), seed=0) -> None:
+  """Writes a folder in BEIR's form: queries have a document's repeated word.
+
+  The first split has eight queries of each of eight documents, others two.
+  """
+  (folder / "qrels").mkdir(parents=True)
+  draw = np.random.default_rng(seed)
+  others = ["sat", "often", "near", "the"]
+  lines = {"corpus": [], "queries": []}
+  for i, word in enumerate(WORDS):
+    text = f"{draw.choice(others)} {word}"
+    lines["corpus"] += [{"_id": f"d{i}", "title": word, "text": text}]
+    asked = [f"{word} {draw.choice(others)}" for _ in range(12)]
+    lines["queries"] += [
+      {"_id": f"q{i}.{k}", "text": text} for k, text in enumerate(asked)
+    ]
+  for file, those in lines.items():
+    runs.write_lines(folder / f"{file}.jsonl", those)
+  for part, split in enumerate(splits):
+    wanted = range(8) if part == 0 else (8 + part, 11)
+    rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
+    head = "query-id\tcorpus-id\tscore"
+    (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
 
 
 def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:

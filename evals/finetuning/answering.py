@@ -141,8 +141,9 @@ class Inside(Tags):
 
   The question and its text are one text, which is cut at its end. The loss
   includes the question's tokens. A prediction has the indices of the tokens
-  found, and of the answer's: `{"found": [...], "there": [...]}`. Index 0 means
-  no token, and -1 an answer that was cut off, which is never found.
+  found, and of the answer's: `{"found": [...], "there": [...], "answer": ""}`.
+  Index 0 means no token, and -1 an answer that was cut off, which is never
+  found. `answer` is the text of the longest run of tokens found.
   """
 
   kind: ClassVar[str] = "inside"
@@ -163,22 +164,15 @@ class Inside(Tags):
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Returns the longest run of tokens found in each text."""
-    out = []
-    for found, example, (lead, spans) in zip(
-      np.asarray(self.reduce(outputs)), rows.examples, rows.about, strict=True
-    ):
-      inside = found[lead : lead + len(spans)] == 1
-      places = itertools.groupby(range(len(inside)), inside.__getitem__)
-      runs = [list(run) for is_inside, run in places if is_inside]
-      run = max(runs, key=len, default=[])
-      answer = (
-        example.texts[1][spans[run[0]][0] : spans[run[-1]][1]] if run else ""
-      )
-      out.append(Prediction(texts=example.texts, answer=answer.strip()))
-    return out
+    answers = _longest_runs(np.asarray(self.reduce(outputs)), rows)
+    return [
+      Prediction(texts=example.texts, answer=answer)
+      for example, answer in zip(rows.examples, answers, strict=True)
+    ]
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
-    """Returns the indices of the tokens found, and of the answer's."""
+    """Returns the indices of the tokens found and of the answer's, and text."""
+    answers = _longest_runs(reduced, rows)
 
     def where(inside: np.ndarray, none: int = 0) -> list[int]:
       return np.flatnonzero(inside).tolist() or [none]
@@ -187,11 +181,25 @@ class Inside(Tags):
       {
         "found": where(found[:length] == 1),
         "there": where(label == 1, none=-1 if example.label else 0),
+        "answer": answer,
       }
-      for found, label, length, example in zip(
-        reduced, rows.labels, rows.lengths, rows.examples, strict=True
+      for found, label, length, example, answer in zip(
+        reduced, rows.labels, rows.lengths, rows.examples, answers, strict=True
       )
     ]
+
+
+def _longest_runs(found: np.ndarray, rows: Rows) -> Iterator[str]:
+  """Yields the text of each row's longest run of tokens that are inside."""
+  for tags, example, (lead, spans) in zip(
+    found, rows.examples, rows.about, strict=True
+  ):
+    inside = tags[lead : lead + len(spans)] == 1
+    places = itertools.groupby(range(len(inside)), inside.__getitem__)
+    runs = [list(run) for is_inside, run in places if is_inside]
+    run = max(runs, key=len, default=[])
+    text = example.texts[1]
+    yield text[spans[run[0]][0] : spans[run[-1]][1]].strip() if run else ""
 
 
 _TEMPLATE = "Question: {question}\nContext: "
@@ -260,6 +268,11 @@ def closest(
   return max(score(found, text) for text, _ in label or [["", 0]])
 
 
+def _mean_of_text(score: Callable, predictions, labels) -> float:
+  """Returns the mean score of the answers' texts that `Inside` predicts."""
+  return mean_of(score, [one["answer"] for one in predictions], labels)
+
+
 def index_f1(prediction: dict, label: Any) -> float:
   """Returns the F1 of tokens' indices, as in arXiv 2507.00994's code.
 
@@ -318,19 +331,25 @@ def make(data: sets.Data, name: str, attention: str, options: Options) -> Task:
 
 def _task(may_be_none: bool, options: Options, **fields) -> Task:
   """Makes a task; `may_be_none` says whether some questions have no answer."""
+  f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
   if options.answers == "inside":
+    none = {"found": [0], "answer": ""}
     return Task(
       **fields,
       head=Inside(),
-      metrics={"index_f1": functools.partial(mean_of, index_f1)},
+      metrics={
+        "index_f1": functools.partial(mean_of, index_f1),
+        "f1": functools.partial(_mean_of_text, f1),
+        "exact_match": functools.partial(_mean_of_text, exact),
+      },
       main_metric="index_f1",
+      also=("f1", "exact_match"),
       baseline="no token",
       trivial=lambda those: [
-        [{"found": [0], "there": [int(bool(e.label))]} for e in those]
+        [none | {"there": [int(bool(e.label))]} for e in those]
       ],
       right=lambda found, label: found["found"] == found["there"],
     )
-  f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
   return Task(
     **fields,
     head=Spans(
@@ -341,7 +360,7 @@ def _task(may_be_none: bool, options: Options, **fields) -> Task:
       "exact_match": functools.partial(mean_of, exact),
     },
     main_metric="f1",
-    also=() if fields["name"] in FILES else ("exact_match",),
+    also=("exact_match",),
     baseline="no answer",
     trivial=lambda those: [[""] * len(those)],
     right=exact,

@@ -45,6 +45,15 @@ class Outcome:
     """Loss and metrics of the best epoch."""
     return self.epochs[self.best_epoch - 1]
 
+  def on(self, names: Sequence[str]) -> "Outcome":
+    """Returns the outcome on some of the evaluation sets."""
+    kept = "train_loss", *names
+    return dataclasses.replace(
+      self,
+      epochs=[{name: epoch[name] for name in kept} for epoch in self.epochs],
+      predictions={name: self.predictions[name] for name in names},
+    )
+
   @property
   def diverged(self) -> int | None:
     """Epoch in which it diverged, from 1; None if it did not."""
@@ -113,14 +122,7 @@ def fit(
   Returns:
     The outcome of each run, in their order.
   """
-  size, examples = settings.batch_size, len(data.train)
-  if settings.drop_last and examples < size:
-    raise UserError(
-      f"{task.name} has {examples} training examples, too few for a batch of"
-      f" {size}: give a smaller --batch_size, or --no-drop_last"
-    )
-  of_epoch = examples // size if settings.drop_last else -(-examples // size)
-  steps = settings.steps or of_epoch * settings.epochs
+  steps = count_steps(task, data.train, settings)
   trial = Trial(loaded, task.head, settings, runs, steps)
   standings = Standings(task, data.evaluations, runs, settings)
   for batches in _parts(data.train, settings, runs):
@@ -141,6 +143,22 @@ def fit(
     if standings.stopped == len(runs):
       break
   return standings.outcomes
+
+
+def count_steps(task: Task, rows: Rows, settings: Hyperparameters) -> int:
+  """Returns the steps of a run: those of all epochs, or fewer if set so.
+
+  Raises a UserError if the training rows do not fill a batch.
+  """
+  size, examples = settings.batch_size, len(rows)
+  if settings.drop_last and examples < size:
+    raise UserError(
+      f"{task.name} has {examples} training examples, too few for a batch of"
+      f" {size}: give a smaller --batch_size, or --no-drop_last"
+    )
+  of_epoch = examples // size if settings.drop_last else -(-examples // size)
+  of_all = of_epoch * settings.epochs
+  return min(settings.steps or of_all, of_all)
 
 
 def fit_in_groups(
@@ -183,11 +201,12 @@ def _parts(
     steps = zip(*(slots[run.seed] for run in runs), strict=True)
     return [functools.partial(batching.gather, rows, step) for step in steps]
 
+  epochs = map(of_epoch, range(settings.epochs))
   if settings.steps:
-    every = itertools.chain.from_iterable(map(of_epoch, itertools.count()))
+    every = itertools.chain.from_iterable(epochs)
     yield list(itertools.islice(every, settings.steps))
   else:
-    yield from map(of_epoch, range(settings.epochs))
+    yield from epochs
 
 
 class Standings:

@@ -13,7 +13,7 @@ import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from antlm_jax.evals.finetuning.task import (
   Task,
   mean_of,
 )
-from antlm_jax.runtime import progress
+from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
 TOP = 10  # documents that are ranked
@@ -252,10 +252,39 @@ class Options:
   temperature: float = setting(
     0.05, "Temperature, which divides similarities", over=0
   )
+  train_on: str = setting(
+    "",
+    "Set to train on instead, of which the dev set chooses the epoch: path to a"
+    " folder in BEIR's form, or a known set in --data",
+  )
 
 
 KNOWN = "nfcorpus", "scifact", "msmarco", "nq", "mldr"
-SCORES = sets.dev_and_test(KNOWN)
+SCORES = sets.dev_and_test(KNOWN) | {"nq": ("nq-test",)}
+
+
+class _Set(NamedTuple):
+  """A folder in BEIR's form."""
+
+  name: str
+  folder: pathlib.Path
+  # Judgements by split, `train` and NAME-dev and NAME-test, or training pairs.
+  paths: Mapping[str, pathlib.Path]
+
+  @property
+  def evaluations(self) -> tuple[str, ...]:
+    """Its evaluation sets, dev first."""
+    return tuple(split for split in self.paths if split != "train")
+
+  @property
+  def files(self) -> tuple[pathlib.Path, ...]:
+    """Files that it consists of."""
+    texts = (self.folder / f"{file}.jsonl" for file in ("corpus", "queries"))
+    return *texts, *dict.fromkeys(self.paths.values())
+
+  def load(self, split: str) -> list[Example]:
+    """Reads a split, as `load` does."""
+    return load(self.folder, self.paths, split)
 
 
 def make(folder, name: str, attention: str, options: Options) -> Task:
@@ -263,16 +292,75 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
 
   It is trained on pairs.jsonl or qrels/train.tsv. Without qrels/dev.tsv, a
   twentieth of the queries of train.tsv is held out to choose on. A folder with
-  qrels/test.tsv alone is evaluated without training.
+  qrels/test.tsv alone is evaluated without training, or trained on another set
+  (`Options.train_on`).
   """
+  own = _find(folder, name)
+  fields = {"head": Towers(options.temperature, PROMPTS), "name": own.name}
+  if options.train_on:
+    other = _training_set(folder, own.name, options.train_on)
+    if other.folder != own.folder:
+      return task(**fields, **_trained_on(other, own))
+  return task(
+    **fields,
+    load=own.load,
+    evaluations=own.evaluations,
+    files=own.files,
+    trained="train" in own.paths,
+  )
+
+
+def _trained_on(other: _Set, own: _Set) -> dict[str, Any]:
+  """Returns the fields of a task that trains on another set than its own."""
+  dev, test = f"{other.name}-dev", f"{own.name}-test"
+  if test not in own.paths:
+    raise UserError(f"{own.folder} has no qrels/test.tsv to evaluate on")
+  tested = own._replace(paths={test: own.paths[test]})
+  chosen = other._replace(
+    paths={split: other.paths[split] for split in ("train", dev)}
+  )
+  loads = {"train": chosen.load, dev: chosen.load, test: tested.load}
+  return {
+    "load": lambda split: loads[split](split),
+    "evaluations": (dev, test),
+    "files": (*tested.files, *chosen.files),
+    "about": {"trained_on": other.name},
+    "trained_on": other.name,
+  }
+
+
+def _training_set(folder, name: str, train_on: str) -> _Set:
+  """Finds the set that a task trains on instead of its own."""
+  found, path = None, pathlib.Path(train_on)
+  if train_on in KNOWN:
+    try:
+      found = _find(folder, train_on)
+    except sets.Absent as error:
+      if not path.is_dir():
+        words = f"{name} trains on {train_on}: {error}"
+        raise sets.Absent(words, train_on) from error
+  if found is None:
+    if not (path / "corpus.jsonl").is_file():
+      absent = files.absent(path) or "it has no corpus.jsonl"
+      raise UserError(f"--train_on={train_on}: {absent}")
+    found = _find(path, sets.OWN)
+  if "train" not in found.paths:
+    raise UserError(
+      f"--train_on={train_on}: {found.folder} has no pairs.jsonl or"
+      " qrels/train.tsv"
+    )
+  return found
+
+
+def _find(folder, name: str) -> _Set:
+  """Finds a known set in a folder, or the folder itself."""
   folder = pathlib.Path(folder).absolute()
   places = ("",) if name == sets.OWN else (f"retrieval/{name}/", f"{name}/")
   layouts = [
     {file: f"{place}{file}.jsonl" for file in ("corpus", "queries")}
     for place in places
   ]
-  files = sets.find(folder, name, *layouts)
-  inside = files["corpus"].parent
+  inside = sets.find(folder, name, *layouts)["corpus"].parent
   if name == sets.OWN:
     name = sets.name_of(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
@@ -283,22 +371,14 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
   elif not qrels[1].is_file():
     paths[names[1]] = qrels[0]  # without the queries that are left out
   paths = {split: path for split, path in paths.items() if path.is_file()}
-  evaluations = tuple(split for split in names[1:] if split in paths)
   if "train" in paths and names[1] not in paths:
     raise UserError(f"{inside}: give qrels/dev.tsv to choose the epoch on")
-  if not evaluations:
+  if not paths:
     raise sets.Absent(
       f"{inside} has no judgements: looked for qrels/train.tsv, qrels/dev.tsv"
       " and qrels/test.tsv"
     )
-  return task(
-    name=name,
-    load=functools.partial(load, inside, paths),
-    evaluations=evaluations,
-    head=Towers(options.temperature, PROMPTS),
-    files=tuple(dict.fromkeys([*files.values(), *paths.values()])),
-    trained="train" in paths,
-  )
+  return _Set(name, inside, paths)
 
 
 def task(**fields) -> Task:

@@ -54,7 +54,11 @@ Data = str | Records
 
 
 class Absent(UserError):
-  """A set whose files do not exist."""
+  """A set whose files do not exist, or those of the set that it trains on."""
+
+  def __init__(self, message: str, trains_on: str = ""):
+    super().__init__(message)
+    self.trains_on = trains_on  # the missing set, if it is not this
 
 
 # A file or dataset, or records in memory.

@@ -18,7 +18,7 @@ from antlm_jax.evals.finetuning.sets import OWN
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import Run
 from antlm_jax.evals.reporting import statistics
-from antlm_jax.evals.reporting.statistics import Mean
+from antlm_jax.evals.reporting.statistics import CONFIDENCE, Mean
 
 COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
 MODEL = "model"  # folder of the saved model, next to the summary
@@ -39,7 +39,10 @@ class Tuned:
 
   @property
   def score(self) -> float:
-    """Mean of the evaluation set that chooses the epoch, in [0, 1]."""
+    """Mean of its first evaluation set, in [0, 1].
+
+    This set chooses the epoch, unless the task trains on another set.
+    """
     return next(iter(self.scores.values())).mean
 
   def __repr__(self) -> str:
@@ -51,7 +54,10 @@ class Tuned:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FineTuning:
-  """Fine-tuned tasks by name, and their table."""
+  """Fine-tuned tasks by name, and their table.
+
+  Tasks that were evaluated without training have the learning rate 0.
+  """
 
   tasks: Mapping[str, Tuned]
   table: str
@@ -61,8 +67,13 @@ class FineTuning:
 
   @property
   def score(self) -> float:
-    """Mean over all evaluation sets of all tasks, in [0, 1]."""
-    scores = (s for task in self.tasks.values() for s in task.scores.values())
+    """Mean over all evaluation sets of all trained tasks, in [0, 1].
+
+    If none is trained, it is the mean over all tasks.
+    """
+    tasks = self.tasks.values()
+    counted = [task for task in tasks if task.lr] or tasks
+    scores = (s for task in counted for s in task.scores.values())
     return float(np.mean([score.mean for score in scores]))
 
   @property
@@ -142,6 +153,7 @@ def summarise(
     "task": task.name,
     "main_metric": task.main_metric,
     "also": task.also,
+    "trained_on": task.trained_on,
     "best_by": task.chooser,
     "baseline": task.baseline,
     "evaluations": evaluations,
@@ -235,7 +247,10 @@ def write(
 
 
 def table(summaries: Sequence[dict], suite: Suite) -> str:
-  """Returns a table of each score at its best learning rate, and their mean."""
+  """Returns a table of each score at its best learning rate, and their mean.
+
+  Scores without training are in no mean with others.
+  """
   # References, such as BM25, have a column each.
   about = (
     of for summary in summaries for of in summary["evaluations"].values()
@@ -249,20 +264,33 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
   if not any(row[-1] for row in rows):
     head.pop()
   text = tables.text(rows, head, "<<>>>>" + ">" * len(references) + "<")
+  if any(_best(summary)["seeds"] > 1 for summary in summaries):
+    text += f"\n±: half of the {100 * CONFIDENCE:g} % interval over seeds, by"
+    text += " Student's t"
+  return "\n".join([text, *_mean(summaries, suite)])
+
+
+def _mean(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
+  """Yields a line about the mean over a suite's known evaluation sets."""
+  known = {n for name, of in suite.scores.items() if name != OWN for n in of}
+  if not {name for one in summaries for name in one["evaluations"]} <= known:
+    return
+  counted = [one for one in summaries if one["best_lr"]] or summaries
   means = [
-    score["mean"]
-    for summary in summaries
-    for score in _best(summary)["scores"].values()
+    _best(one)["scores"][name]["mean"]
+    for one in counted
+    for name in one["evaluations"]
   ]
-  known = [n for n, of in suite.scores.items() if n != OWN for n in of]
-  if not {name for one in summaries for name in one["evaluations"]} <= {*known}:
-    return text
   count, every = len(means), len(known)
   what = f"mean of these {count} of {every} scores, not comparable with"
   what += f" {suite.name}'s"
   if count >= every:
     what = f"{suite.name}, unweighted mean of all {count}"
-  return f"{text}\n{what}: {100 * np.mean(means):.1f}"
+  if without := [one["task"] for one in summaries if one not in counted]:
+    what += f", without {', '.join(without)}, not trained"
+  if any(one["also"] for one in counted):
+    what += ", by their first metrics"
+  yield f"{what}: {100 * np.mean(means):.1f}"
 
 
 def _best(summary: Mapping) -> dict:
@@ -274,10 +302,10 @@ def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
   runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
   for name, about in summary["evaluations"].items():
     for metric in (summary["main_metric"], *summary["also"]):
-      _, mean, std = _over_seeds(runs, name, metric)
-      score = f"{100 * mean:.1f}"
-      if std is not None:
-        score += f" ± {100 * std:.1f}"
+      found = _over_seeds(runs, name, metric)
+      score, half = f"{100 * found.mean:.1f}", found.half_width()
+      if half is not None:
+        score += f" ± {100 * half:.1f}"
       trivial = about["baseline"][metric]
       others = [
         f"{100 * about['references'][name][metric]:.1f}"
@@ -290,13 +318,15 @@ def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
         for what in ("diverged", "collapsed")
         if best[what]
       ]
-      no_better = f"no better than {summary['baseline']}" * bool(
-        mean <= trivial
-      )
+      notes = lost[:1]
+      if not lost and found.mean <= trivial:
+        notes.append(f"no better than {summary['baseline']}")
+      if source := summary.get("trained_on"):
+        notes.append(f"trained on {source}")
       rate = f"{best['lr']:g}" if best["lr"] else "untrained"
       about_lr = rate, best["seeds"]
       scores = score, f"{100 * trivial:.1f}", *others
-      yield name, metric, *about_lr, *scores, lost[0] if lost else no_better
+      yield name, metric, *about_lr, *scores, "; ".join(notes)
 
 
 def remarks(summary: Mapping) -> Iterator[str]:

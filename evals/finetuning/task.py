@@ -237,11 +237,19 @@ class Task:
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
   trained: bool = True  # whether it has a set to train on
+  # Another set that it trains on; empty for its own. The first evaluation set
+  # is then the other's, and only chooses the epoch and the rate.
+  trained_on: str = ""
 
   @property
   def chooser(self) -> str:
     """Metric that compares epochs and runs."""
     return self.best_by or self.main_metric
+
+  @property
+  def scored(self) -> tuple[str, ...]:
+    """Evaluation sets that are its own."""
+    return self.evaluations[1:] if self.trained_on else self.evaluations
 
   def examples(self, name: str) -> Sequence[Example]:
     """Reads a set of at least one example; raises a UserError otherwise."""
@@ -258,6 +266,20 @@ class Task:
     """Returns every metric of predictions of examples."""
     labels = [example.label for example in examples]
     return {n: of(predictions, labels) for n, of in self.metrics.items()}
+
+
+def joined(tasks: Sequence[Task]) -> Task:
+  """Returns a task with the evaluation sets of tasks that share a training."""
+  first = tasks[0]
+  loads = {name: t.load for t in reversed(tasks) for name in t.evaluations}
+  return dataclasses.replace(
+    first,
+    name=first.trained_on or first.name,
+    load=lambda name: loads.get(name, first.load)(name),
+    evaluations=tuple(
+      dict.fromkeys(name for task in tasks for name in task.evaluations)
+    ),
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

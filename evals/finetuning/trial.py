@@ -61,7 +61,7 @@ class Hyperparameters:
   )
   steps: int = setting(
     0,
-    "Number of steps, evaluated only at the end; 0 to count in epochs",
+    "Largest number of steps, evaluated only at the end; 0 for all epochs",
     least=0,
   )
   patience: int = setting(

@@ -1,18 +1,21 @@
 """Claims, the differences that they rest on, and verdicts of both.
 
-Both reports make their claims of these. The confidence of every interval is
-chosen here, so that all of a report's intervals hold together 95 times of 100.
+Both reports make their claims of these. The confidence of the differences'
+intervals is chosen here, so that all of them hold together 95 times of 100.
+Intervals that no claim depends on are at 95 %.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antlm_jax.evals.reporting.render import without_empty
-from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate
+from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate, student
 
 NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
+_MOST = 1000  # pretrainings that a report may name as necessary
 
 
 def is_above(found: Estimate) -> bool:
@@ -57,6 +60,7 @@ class Contrast(NamedTuple):
     """Returns its row in the table of differences."""
     found, verdict, over = self.found, self.verdict(confidence), []
     interval = found and found.interval(confidence)
+    covers = "the recipe" if found and found.general else "these models"
     if interval and found.seeds > 1:
       kind = "pretrainings" if found.pretrained else "fine-tunings"
       over.append(f"{found.seeds} {kind}")
@@ -70,19 +74,27 @@ class Contrast(NamedTuple):
       "here": found and found.value,
       f"{100 * confidence:.4g} %": interval,
       "over": ", ".join(over) or None,
+      "covers": interval and covers,
       "verdict": verdict,
       "_digits": self.digits,
     }
 
-  def needed(self, confidence: float) -> float:
-    """Returns how many times the seeds and items would decide it, about.
+  def needed(self, confidence: float) -> tuple[int, float, str]:
+    """Returns the effort that would decide it: a rank, a number and its unit.
 
-    It assumes that the difference stays the same, and that the interval
-    shrinks with the root of their number.
+    It assumes that the difference and the variances stay the same. Student's
+    quantile shrinks with the number of pretrainings, too.
     """
-    interval = self.found.interval(confidence)
-    half = (interval.high - interval.low) / 2
-    return (half / max(abs(self.found.value), 1e-9)) ** 2
+    found, value = self.found, max(abs(self.found.value), 1e-9)
+    if found.general:
+      for count in range(found.seeds + 1, _MOST + 1):
+        if found.with_seeds(count).half_width(confidence) < value:
+          return 0, count, "pretrainings"
+      found = found.with_seeds(10**9)  # their items are too few
+      if not found.half_width(confidence) > value:
+        return 0, math.inf, "pretrainings"
+    what = "items" if found.general or found.seeds == 1 else "seeds and items"
+    return 1, (found.half_width(confidence) / value) ** 2, f"times the {what}"
 
 
 class Claim(NamedTuple):
@@ -105,9 +117,9 @@ class Claim(NamedTuple):
       return NOT_LEARNT if NOT_LEARNT in every else NOT_RUN
     if set(found) == {OPEN}:
       those = zip(self.contrasts, every, strict=True)
-      needed = min(c.needed(confidence) for c, v in those if v == OPEN)
-      times = "over 1,000" if needed > 1000 else max(2, round(needed))
-      return f"{OPEN}; some {times} times the seeds and items would"
+      _, number, what = min(c.needed(confidence) for c, v in those if v == OPEN)
+      number = f"over {_MOST:,}" if number > _MOST else max(2, round(number))
+      return f"{OPEN}; some {number} {what} would"
     counts = [(v, found.count(v)) for v in dict.fromkeys(found)]
     if len(counts) == 1:
       return found[0]
@@ -120,7 +132,7 @@ class Claims:
 
   Attributes:
     every: The claims.
-    fixed: Confidence of every interval, if it was fixed beforehand.
+    fixed: Confidence of each difference, if it was fixed beforehand.
   """
 
   every: Sequence[Claim]
@@ -134,8 +146,12 @@ class Claims:
 
   @property
   def confidence(self) -> float:
-    """Confidence of each interval, so that all hold together (Bonferroni)."""
+    """Confidence of each difference: all hold together (Bonferroni)."""
     return self.fixed or 1 - (1 - CONFIDENCE) / max(1, self.contrasts)
+
+  def errors(self, seeds: int) -> float:
+    """Returns the standard errors over seeds in half of an interval."""
+    return student(seeds - 1, self.confidence)
 
   def rows(self) -> list[dict[str, Any]]:
     """Returns a row for each contrast of the claims on which there is any."""

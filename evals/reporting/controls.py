@@ -50,8 +50,6 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   families = [Family(study, *found) for found in study.families.items()]
   every = [claim for family in families for claim in family.claims]
   claims = Claims(every, study.fixed)
-  for family in families:
-    family.confidence = claims.confidence
   tables = collections.defaultdict(dict, claims={"": claims.rows()})
   for family in families:
     for kind, title, rows in family.tables():
@@ -101,7 +99,6 @@ class Family:
   study: Findings
   name: str
   variants: Sequence[str]
-  confidence: float = 0.0  # of all intervals; known when all claims are
 
   def tables(self) -> Iterator[tuple[str, str, list[Row]]]:
     """Yields the rows of all tables, with their kind and title."""
@@ -154,7 +151,7 @@ class Family:
           "against": title(*other),
           "on": part,
           "seeds": found.seeds,
-          "interval": found.interval(self.confidence),
+          "interval": found.interval(),
           "_name": one[0],
         }
         for one, other in self.compared
@@ -177,7 +174,7 @@ class Family:
         panels[row["_name"]][against][row["on"]] = row["interval"]
       for name, found in panels.items():
         title = f"{self.study.title(name)}: {task} by phenomenon"
-        title += f", with {100 * self.confidence:.4g} % intervals"
+        title += f", with {100 * statistics.CONFIDENCE:g} % intervals"
         draw = functools.partial(plots.differences, title, found, unit=unit)
         figures.append(Figure(f"phenomena_{name}{suffix}.png", draw))
     return figures

@@ -21,6 +21,7 @@ from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.reporting.findings import Findings
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
 from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.statistics import Interval
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
@@ -28,6 +29,7 @@ ATTENTION = "bidirectional"
 _EARLY = 2 / 42  # of the longest row's steps
 _TEST = "-test"
 _TASKS = [task for tasks in KINDS.values() for task in tasks]
+_RATES = 1e-5, 1e-4  # lowest and highest learning rate of figure 5
 
 # -------------------------------------------------------------------- scores
 
@@ -98,18 +100,19 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   """
   flat = _not_learnt(_at(study))
   claimed = Claims(_claims(study, flat), study.fixed)
-  study, confidence = _at(study, left_out=flat), claimed.confidence
+  study = _at(study, left_out=flat)
   tables, families = collections.defaultdict(dict), []
   tables["claims"][""] = claimed.rows()
   for name, variants in study.families.items():
     tables["scores"][name] = _scores(study, variants)
+    tables["usual"][name] = _usual(study, variants)
     tables["rates"][name] = _rates(study, variants)
-    figures = dict(_figures(study, name, variants, confidence, flat))
+    figures = dict(_figures(study, name, variants, flat))
     families.append({"name": name, "variants": variants, "figures": figures})
-  theirs = _published().rename_axis("published").reset_index()
-  tables["published"]["Published"] = theirs.to_dict("records")
+  tables["published"]["Published"] = _published_rows()
   missing = [*_missing(study, flat), *study.repeated(), *absent]
-  about = {"confidence": confidence, "not_learnt": flat, "missing": missing}
+  about = {"confidence": claimed.confidence}
+  about |= {"not_learnt": flat, "missing": missing}
   text = fill(
     "encoders.md.j2",
     study=study,
@@ -122,37 +125,70 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   return Report(text, about, tables, figures)
 
 
+def _heads(study: Findings) -> dict[str, str]:
+  """Returns the headings of kinds and tasks that have scores: with measures."""
+  measures, out = study.scores.groupby("task").metric.unique(), {}
+  for name in filter(measures.index.__contains__, (*KINDS, *_TASKS)):
+    tasks = [t for t in KINDS.get(name, (name,)) if t in measures]
+    every = itertools.chain.from_iterable(measures[t] for t in tasks)
+    out[name] = f"{name} ({', '.join(dict.fromkeys(every))})"
+  return out
+
+
 def _scores(study: Findings, variants: Sequence[str]) -> list[Row]:
-  there = set(study.scores.task)
+  heads = _heads(study)
   return [
     {
       "row": study.title(name),
       "curriculum": study.runs[name][0].text,
       "seeds": len(study.runs[name]),
       **{
-        head: study.mean(name, [head], ATTENTION)
-        for head in (*KINDS, *_TASKS)
-        if head in there
+        head: study.mean(name, [task], ATTENTION)
+        for task, head in heads.items()
       },
     }
     for name in variants
   ]
 
 
+def _usual(study: Findings, variants: Sequence[str]) -> list[Row]:
+  """Returns scores by the measures that others use for the same tasks."""
+  trials = _trials(study.also)
+  trials = trials[trials.chosen & trials.task.isin(_TASKS)]
+  heads = trials.task + " (" + trials.metric + ")"
+  usual = dataclasses.replace(study, scores=trials.assign(task=heads))
+  order = sorted(heads.unique(), key=lambda x: _TASKS.index(x.split()[0]))
+  rows = [
+    {"row": study.title(name)}
+    | {head: usual.mean(name, [head], ATTENTION) for head in order}
+    for name in variants
+  ]
+  return rows if order else []
+
+
 def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
-  """Returns by kind how much tasks' scores deviate over rates and seeds."""
+  """Returns by kind how much tasks' scores deviate over rates and seeds.
+
+  They deviate over the rates of figure 5, and over all.
+  """
   trials = _trials(study.table)
   trials = trials[trials["mode"] == ATTENTION]
   rows = []
   for name in variants:
-    own = trials[trials.variant == name].groupby(["seed", "task"]).value
-    deviations = own.std().groupby("task").mean().dropna()
-    row = {
-      kind: float(np.mean(found))
-      for kind, tasks in KINDS.items()
-      if (found := [deviations[t] for t in tasks if t in deviations])
-    }
-    rows += [{"row": study.title(name)} | row] if row else []
+    every = trials[trials.variant == name]
+    some = every[every.lr.between(*_RATES)]
+    for own in (some, every)[len(some) == len(every) :]:
+      if own.lr.nunique() < 2:
+        continue
+      by_task = own.groupby(["seed", "task"]).value.std().groupby("task").mean()
+      deviations = by_task.dropna()
+      row = {
+        kind: float(np.mean(found))
+        for kind, tasks in KINDS.items()
+        if (found := [deviations[t] for t in tasks if t in deviations])
+      }
+      about = {"rates": f"{own.lr.min():g} to {own.lr.max():g}"}
+      rows += [{"row": study.title(name)} | about | row] if row else []
   return rows
 
 
@@ -200,7 +236,7 @@ def _contrast(
   sides |= {(name, ATTENTION): -1.0 for name in minus}
   on = f"{kind}: {claimed.plus} - {claimed.minus}"
   spreads = {
-    "rates": (_trials(study.table), KINDS[kind]),
+    "rates": (_same_rates(study, {*plus, *minus}), KINDS[kind]),
     "ratios": (study.scores, [kind]),
   }
   if measured_on := spreads.get(claimed.measure):
@@ -209,6 +245,8 @@ def _contrast(
     means = (more - less).dropna().groupby(["seed", "trial"]).mean()
     found, published = statistics.over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"
+    if claimed.measure == "rates":
+      on += " from {:g} to {:g}".format(*_RATES)
   else:
     found = study.difference(kind, sides)
     theirs = _published(claimed.measure == "early")[kind]
@@ -221,6 +259,14 @@ def _contrast(
     if (above := study.above(kind, side))
   }
   return Contrast(on, found and found.times(100), published, above=above)
+
+
+def _same_rates(study: Findings, names: Collection[str]) -> pd.DataFrame:
+  """Returns trials of rows at the rates of figure 5 that all of them have."""
+  trials = _trials(study.table)
+  trials = trials[trials.variant.isin(names) & trials.lr.between(*_RATES)]
+  same = trials.groupby(["mode", "seed", "trial", "task", "lr"]).variant
+  return trials[same.transform("nunique") == len(names)]
 
 
 def _spread(
@@ -240,6 +286,21 @@ def _published(early: bool = False) -> pd.DataFrame:
   """
   found = measured.published("encoders").set_index("row")
   return found[found.early == early][[*KINDS]]
+
+
+def _published_rows() -> list[Row]:
+  """Returns the published averages with their 95 % intervals, if given."""
+  theirs = measured.published("encoders")
+  theirs = theirs[theirs.early == 0].set_index("row")
+  return [
+    {"published": name}
+    | {
+      kind: Interval(mean, mean - half, mean + half)
+      for kind in KINDS
+      for mean, half in [(float(of[kind]), float(of[f"{kind}_half"]))]
+    }
+    for name, of in theirs.iterrows()
+  ]
 
 
 def _longest(study: Findings, family: str) -> int:
@@ -266,10 +327,10 @@ def _figures(
   study: Findings,
   family: str,
   variants: Sequence[str],
-  confidence: float,
   left_out: Collection[str],
 ) -> Iterator[tuple[str, Figure]]:
   """Yields by name the figures in which a line has two points."""
+  heads = _heads(study)
   for name, points in _points(study, family, variants).items():
     steps = set(points.step) - {0}
     studies = {step: _at(study, step, left_out) for step in steps}
@@ -279,13 +340,12 @@ def _figures(
       for point in line.itertuples():
         at = studies.get(point.step, study)
         if mean := at.mean(point.row, [kind], ATTENTION):
-          panels[kind][label].append((point.x, mean))
+          panels[heads[kind]][label].append((point.x, mean))
     if any(len(line) > 1 for of in panels.values() for line in of.values()):
       title, axis = _FIGURES[name]
-      how = {"confidence": confidence, "log": name == "looks"}
-      draw = functools.partial(
-        plots.lines, f"{family}: {title}", axis, panels, **how
-      )
+      title = f"{family}: {title}"
+      log = name == "looks"
+      draw = functools.partial(plots.lines, title, axis, panels, log=log)
       yield name, Figure(f"{name}_{family.lower()}.png", draw)
 
 

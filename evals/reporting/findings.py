@@ -47,7 +47,8 @@ class Findings:
   pipeline: str  # how items of zero-shot scores were scored
   variants: Mapping[str, Row]  # by name, in order, with runs or without
   runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
-  table: "pd.DataFrame"  # all that was measured, see `measured.read`
+  table: "pd.DataFrame"  # values of main metrics, see `measured.read`
+  also: "pd.DataFrame"  # values of other metrics, which no claim counts
   scores: "pd.DataFrame"  # those that count
   items: "ItemFiles"  # scores of single items
   fixed: float | None = None  # confidence that was fixed beforehand

@@ -4,9 +4,10 @@ A row of the table is one value, of a variant's run (`seed`) after `step` steps:
 
   task                 mode           metric             value
   a benchmark's name   as scored      "accuracy"         mean over its UIDs
-  an evaluation set    the attention  its main metric    of one trial
+  an evaluation set    the attention  each metric shown  of one trial
 
-A trial is one fine-tuning, by its seed (`trial`) and learning rate (`lr`).
+A trial is one fine-tuning, by its seed (`trial`) and learning rate (`lr`). Only
+values of the `main` metric of a task count in means and claims.
 """
 
 import itertools
@@ -32,6 +33,7 @@ _COLUMNS = {  # with the values of tasks that lack them
   "task": "",
   "mode": "",
   "metric": "",
+  "main": True,  # whether it is the metric that counts
   "value": np.nan,
   "pipeline": "",  # of benchmarks: how items are scored
   "pairs": 0,  # of benchmarks: how many were scored
@@ -115,12 +117,16 @@ def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
   paths = [sorted((folder / t).glob("*/*/summary.json")) for t in _TUNED]
   for path in itertools.chain(*paths):
     with reading(path) as summary:
-      request, metric = summary["request"], summary["main_metric"]
-      for name, about in summary["evaluations"].items():
+      request, main = summary["request"], summary["main_metric"]
+      shown = main, *summary.get("also", ())
+      sets = summary["evaluations"].items()
+      for (name, about), metric in itertools.product(sets, shown):
         place = {
           "task": name,
           "mode": request["attention"],
           "step": number(request, "step"),
+          "main": metric == main,
+          "metric": metric if metric != main else "",
         }
         row = place | {
           "metric": metric,
@@ -136,7 +142,7 @@ def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
             "lr": number(trial, "lr"),
             "chosen": trial["lr"] == summary["best_lr"],
             "collapsed": of_task and trial["collapsed"],
-            "items": _items(path, (name, index)),
+            "items": _items(path, (name, index)) if metric == main else (),
           }
           for index, trial in enumerate(summary["runs"])
         ]

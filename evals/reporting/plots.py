@@ -6,7 +6,12 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval, Mean, mean
+from antlm_jax.evals.reporting.statistics import (
+  CONFIDENCE,
+  Interval,
+  Mean,
+  mean,
+)
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
 
@@ -113,18 +118,14 @@ _Panels = Mapping[str, Mapping[str, _Line]]  # lines by kind and label
 
 
 def lines(
-  title: str,
-  axis: str,
-  panels: _Panels,
-  path: pathlib.Path,
-  confidence: float,
-  log: bool = False,
+  title: str, axis: str, panels: _Panels, path: pathlib.Path, log: bool = False
 ) -> None:
   """Draws scores to a PNG, a panel for each kind, a line for each label.
 
-  Bars are the means' intervals over seeds. `axis` is the title of x.
+  A kind's name has its measure. Bars are the means' intervals over seeds.
+  `axis` is the title of x.
   """
-  title += f" (bars: {100 * confidence:.4g} % intervals over seeds)"
+  title += f" (bars: {100 * CONFIDENCE:g} % intervals over seeds)"
   figure, places = _grid(len(panels), title, sharey=False)
   for panel, found in zip(places, panels.values() if log else (), strict=False):
     panel.set_xscale("log")  # its own ticks would be powers of ten
@@ -133,7 +134,7 @@ def lines(
     step_axis(panel)
   for panel, points, style in _each_line(places, panels):
     y = [100 * mean.mean for _, mean in points]
-    bars = [100 * (mean.half_width(confidence) or 0) for _, mean in points]
+    bars = [100 * (mean.half_width() or 0) for _, mean in points]
     style |= {"lw": 1.6, "marker": "o", "ms": 4, "capsize": 2.5}
     panel.errorbar([x for x, _ in points], y, bars, **style)
   _save(figure, places, axis, "score (%)", path)

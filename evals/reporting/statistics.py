@@ -68,14 +68,28 @@ class Estimate(NamedTuple):
     """Returns the interval, or None if one value is all that there is."""
     if self.seeds < 2 and self.freedom < 1:
       return None
+    half = self.half_width(confidence)
+    return Interval(self.value, self.value - half, self.value + half)
+
+  def half_width(self, confidence: float = CONFIDENCE) -> float:
+    """Returns half of the interval; 0 if one value is all that there is."""
     by_items = by_seeds = both = 0.0
     if self.freedom:
       by_items = student(self.freedom, confidence) ** 2 * self.by_items
     if self.seeds > 1:
       factor = student(self.seeds - 1, confidence) ** 2
       by_seeds, both = factor * self.by_seeds, factor * self.both
-    half = max(by_items, by_seeds, by_items + by_seeds - both) ** 0.5
-    return Interval(self.value, self.value - half, self.value + half)
+    return max(by_items, by_seeds, by_items + by_seeds - both) ** 0.5
+
+  def with_seeds(self, count: int) -> "Estimate":
+    """Returns it as of so many seeds that differ as much as these."""
+    share = self.seeds / count
+    return self._replace(
+      seeds=count,
+      by_items=self.by_items - (1 - share) * self.both,
+      by_seeds=share * self.by_seeds,
+      both=share * self.both,
+    )
 
   def times(self, unit: float) -> "Estimate":
     """Returns it in another unit, such as points: 100 of a share."""
@@ -161,7 +175,7 @@ class Mean(NamedTuple):
   mean: float
   std: float | None  # the sample's standard deviation; None of one seed
 
-  def half_width(self, confidence: float) -> float | None:
+  def half_width(self, confidence: float = CONFIDENCE) -> float | None:
     """Half of the mean's interval by Student's t; None of one seed."""
     if self.std is None:
       return None
