@@ -243,7 +243,7 @@ def test_a_set_with_test_alone_trains_on_a_folder(loaded, tmp_path):
 
 
 def test_no_mean_has_an_untrained_score(loaded, tmp_path):
-  """Catches untrained scores that lower the mean of trained ones."""
+  """Catches untrained scores in a mean with trained scores."""
   beir(tmp_path)
   tuned.write_beir(tmp_path / "nq", ("test",), seed=1)
   how = {**QUICK, "preset": "retrieval", "task": "nfcorpus,nq"}

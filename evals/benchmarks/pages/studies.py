@@ -105,6 +105,7 @@ def stored(name: str) -> StoredStudy:
     variants=variants,
     runs=runs,
     table=table,
+    also=table,
     scores=table,
     items=measured.ItemFiles(),
     fixed=getattr(config_lib.module(about["config"]), "CONFIDENCE", None),
