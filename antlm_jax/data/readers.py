@@ -265,11 +265,9 @@ def open_file(path: str) -> BinaryIO:
   Raises a ValueError if it is text in UTF-16.
   """
   file = _opened(path)
-  try:
-    parsing.check_utf8(file.peek(4))
-  except BaseException:
+  if why := parsing.not_utf8(file.peek(4)):
     file.close()
-    raise
+    raise ValueError(why)
   return file
 
 

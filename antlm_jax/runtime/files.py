@@ -93,15 +93,13 @@ def read_text(
   """
   try:
     data = path(where).read_bytes()
-    records.check_utf8(data)
-    return data.decode("utf-8-sig", "replace" if lenient else "strict")
+    if not (why := records.not_utf8(data)):
+      return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
     why = f"line {line}: not UTF-8: {error.reason}"
   except failures() as error:
     why = _why(error)
-  except ValueError as error:
-    why = str(error)
   raise UserError(f"cannot read {what} {where}: {why}")
 
 

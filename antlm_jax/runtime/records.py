@@ -31,8 +31,8 @@ def without_marks(text: str) -> str:
   return _MARKS.sub("", text) if MARK in text else text
 
 
-def check_utf8(head: bytes) -> None:
-  """Raises a ValueError if a file's first bytes are those of UTF-16.
+def not_utf8(head: bytes) -> str:
+  """Returns what is wrong if a file's first bytes are those of UTF-16, or "".
 
   UTF-16 of ASCII is valid UTF-8, with a zero byte next to each letter.
   """
@@ -43,10 +43,7 @@ def check_utf8(head: bytes) -> None:
     name = "UTF-16LE"
   elif len(first) == 4 and all(first[1::2]) and not any(first[::2]):
     name = "UTF-16BE"
-  if name:
-    raise ValueError(
-      f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
-    )
+  return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 
 def lines(file: Iterable[str]) -> Iterator[str]:
