@@ -264,7 +264,9 @@ def _rows(source: Iterable, columns: Iterable[str]) -> Iterable[Record]:
   names = [*getattr(source, "column_names", source.columns)]  # of pyarrow
   for column in columns:
     if names.count(column) > 1:
-      raise UserError(f"data: two columns have the name {column!r}; rename one")
+      raise UserError(
+        f"data: two columns have the name {column!r}: rename a column"
+      )
   for method in ("to_pylist", "to_dicts"):
     if hasattr(source, method):
       return getattr(source, method)()
