@@ -32,7 +32,7 @@ def without_marks(text: str) -> str:
 
 
 def not_utf8(head: bytes) -> str:
-  """Returns what is wrong if a file's first bytes are those of UTF-16, or "".
+  """Returns an error if a file's first bytes are those of UTF-16, or "".
 
   UTF-16 of ASCII is valid UTF-8, with a zero byte next to each letter.
   """
