@@ -28,7 +28,7 @@ NAN = float("nan")
 
 def made(data, make=labelled.classify):
   """Returns the task of data, and its examples in train and dev."""
-  data = data if isinstance(data, str | Table) else list(data)
+  data = data if isinstance(data, str | DataFrame) else list(data)
   task = make(data, "own", "bidirectional", *HOW)
   return task, [e for s in ("train", task.evaluations[0]) for e in task.load(s)]
 
@@ -69,7 +69,7 @@ def test_values_in_memory_go_by_position():
   assert read(mapping) == {("a",): "true", ("b",): "false"}
 
 
-class Table:
+class DataFrame:
   """Iterates over its columns' names, as pandas' DataFrame does."""
 
   def __init__(self, *columns):
@@ -86,9 +86,12 @@ class Table:
 
 def test_a_tables_rows_are_records():
   """Catches names of columns as texts, and a column that another replaces."""
-  assert read(Table("text", "label")) == {("a text",): "a", ("b text",): "b"}
+  assert read(DataFrame("text", "label")) == {
+    ("a text",): "a",
+    ("b text",): "b",
+  }
   with pytest.raises(UserError, match="two columns have the name 'text'"):
-    made(Table("text", "text", "label"))
+    made(DataFrame("text", "text", "label"))
 
 
 def test_names_of_classes(tmp_path, capsys):

@@ -452,9 +452,8 @@ def _scheme(
   places, every = {}, [*itertools.chain(*found.values())]
   if len(every) > _FEW and all(len(one.texts) == 1 for one in every):
     raise UserError(
-      f"{every[0].id}: each sentence of {sets.named(data)} has one word: a"
-      " record is a sentence, with a list of words and a list of tags, and in"
-      " files of columns only an empty line ends a sentence"
+      f"{every[0].id}: each sentence of {sets.named(data)} has one word: give"
+      " its lists of words and of tags, or an empty line only at its end"
     )
   for split, those in found.items():
     if len(those) == 1 and (words := len(those[0].texts)) > _LONG:
