@@ -113,10 +113,16 @@ def embed(
   settings_lib.check(asked, "--")
   with progress.quietly(quiet):
     loaded = opened(model)
-    if isinstance(texts, str | os.PathLike):
+    of_file = isinstance(texts, str | os.PathLike)
+    if of_file:  # which says itself how many texts are blank
       found = sets.texts(os.fspath(texts), [text_column])
       texts = (text for (text,) in found)
     examples = inputs.texts(texts)
+    if not of_file and (blank := sum(not text.strip() for text in examples)):
+      progress.say(
+        f"warning: {blank:,} of {len(examples):,} texts are blank; their"
+        " vectors are of the special tokens alone"
+      )
     if not examples:
       return np.zeros((0, loaded.model.config.width), np.float32)
     length = loaded.longest_row

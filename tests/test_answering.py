@@ -223,6 +223,7 @@ def paragraph(question):
 
 LOST = {"id": 0, "question": "Who?"}  # with an answer_start off by one
 LOST["answers"] = [{"text": "sat", "answer_start": 5}]
+SAT = LOST | {"answers": [{"text": "sat", "answer_start": 4}]}
 
 
 @pytest.mark.parametrize(
@@ -236,6 +237,8 @@ LOST["answers"] = [{"text": "sat", "answer_start": 5}]
     (paragraph("who"), "question 1: TypeError"),
     (paragraph(LOST), "question 0: the answer .* is not in its"),
     ("[]", "cannot read"),
+    (paragraph(SAT | {"is_impossible": "false"}), "is_impossible is 'false'"),
+    (paragraph(SAT | {"is_impossible": True}), "true, but the question has an"),
   ],
 )
 def test_bad_files_are_told(tmp_path, text, words):

@@ -55,6 +55,17 @@ def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
     ax.prepare([], quiet=True)
 
 
+def test_bad_documents_are_told_by_their_index():
+  """Catches a temporary file's name in errors, and columns' names as texts."""
+  for texts, message in (
+    (["a", "x\ud83d"], "text 1 .* has half of a surrogate pair"),
+    (["a", 1.5], "text 1 is 1.5, not a str"),
+    ({"text": ["a"]}, "a dict is no list of texts"),
+  ):
+    with pytest.raises(UserError, match=f"^{message}"):
+      ax.prepare(texts, seq_len=8, quiet=True)
+
+
 def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   """Parameters are equal bit for bit, and a run resumes on either."""
   folder = ax.prepare(lines, tmp_path / "data", quiet=True, **PACKED)

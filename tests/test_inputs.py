@@ -38,6 +38,7 @@ def test_values_that_are_no_texts_are_told_by_their_index(name, loaded):
     (Table(), f"a Table is no list of {what}s"),
     ({"text": ["a"]}, f"a dict is no list of {what}s"),
     (None, f"None is no {what}"),
+    (["a", "x\ud83d"], rf"{what} 1 \(counted from 0\): it has half of a"),
   ):
     with pytest.raises(UserError, match=message):
       getattr(ax, name)(loaded, given)
@@ -54,6 +55,12 @@ def test_contexts_are_checked_and_numpy_texts_are_texts(loaded):
   ):
     with pytest.raises(UserError, match=message):
       ax.score(loaded, texts, contexts=contexts)
+
+
+def test_blank_texts_are_said(loaded, capsys):
+  """Catches vectors of no words that look like those of texts."""
+  ax.embed(loaded, ["the dogs", "", " \n"])
+  assert "2 of 3 texts are blank" in capsys.readouterr().out
 
 
 def test_perplexity_needs_a_word(loaded):

@@ -28,7 +28,7 @@ NAN = float("nan")
 
 def made(data, make=labelled.classify):
   """Returns the task of data, and its examples in train and dev."""
-  data = data if isinstance(data, str) else list(data)
+  data = data if isinstance(data, str | DataFrame) else list(data)
   task = make(data, "own", "bidirectional", *HOW)
   return task, [e for s in ("train", task.evaluations[0]) for e in task.load(s)]
 
@@ -69,6 +69,31 @@ def test_values_in_memory_go_by_position():
   assert read(mapping) == {("a",): "true", ("b",): "false"}
 
 
+class DataFrame:
+  """Iterates over its columns' names, as pandas' DataFrame does."""
+
+  def __init__(self, *columns):
+    self.columns = columns
+
+  def __iter__(self):
+    return iter(self.columns)
+
+  def to_dict(self, form):
+    assert form == "records"
+    values = [(f"{x} text", x) for x in "abab"]
+    return [dict(zip(self.columns, both, strict=True)) for both in values]
+
+
+def test_a_tables_rows_are_records():
+  """Catches names of columns as texts, and a column that another replaces."""
+  assert read(DataFrame("text", "label")) == {
+    ("a text",): "a",
+    ("b text",): "b",
+  }
+  with pytest.raises(UserError, match="two columns have the name 'text'"):
+    made(DataFrame("text", "text", "label"))
+
+
 def test_names_of_classes(tmp_path, capsys):
   """Catches spaces that make a second class, and pandas' 1.0 for 1."""
   path = tmp_path / "own.csv"
@@ -83,6 +108,10 @@ def test_names_of_classes(tmp_path, capsys):
   said = capsys.readouterr().out
   assert "warning: own: different classes: 'Pos', 'pos'" in said
   assert r"different classes: 'e\u0301', '\xe9'" in said
+  path.write_text("text,label\n" + "a,1\nb,2\nc,1.0\nd,02\n" * 3)
+  made(str(path))
+  said = capsys.readouterr().out
+  assert "classes: '1', '1.0'\n" in said and "classes: '02', '2'\n" in said
 
 
 @pytest.mark.parametrize(

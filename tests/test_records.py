@@ -67,6 +67,35 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+  "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8"]
+)
+def test_every_reader_refuses_utf16(tmp_path, encoding):
+  """Catches UTF-16 of ASCII, which is UTF-8 with a zero byte per letter."""
+  rows = [{"text": f"a{i}", "label": str(i % 2)} for i in range(4)]
+  csv = "text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in rows)
+  texts = {
+    "a.txt": "tom sat .\n",
+    "a.csv": csv,
+    "a.tsv": csv.replace(",", "\t"),
+    "a.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+    "a.conll": "Tom B-X\nsat O\n\nAnn B-X\n",
+    "a.json": json.dumps({"data": []}),
+  }
+  reads = {".txt": prepared, ".conll": tagging.columns, ".json": answering.read}
+  for name, text in texts.items():
+    path = tmp_path / name
+    path.write_bytes(text.encode(encoding))
+    read = reads.get(path.suffix, classified)
+    if encoding == "utf-8":
+      assert len(read(str(path))) == {".txt": 1, ".conll": 2, ".json": 0}.get(
+        path.suffix, 4
+      )
+      continue
+    with pytest.raises(UserError, match=f"{name}.*: UTF-16.*iconv -f UTF-16"):
+      read(str(path))
+
+
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", BAD)
 def test_every_reader_names_the_line(tmp_path, name, reader):

@@ -289,13 +289,16 @@ def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
   assert len(dev) - 4 == len(test) - 16 == 8  # all documents
 
 
-def test_pairs_are_read(tmp_path):
+def test_pairs_are_read(tmp_path, capsys):
+  """Catches pairs that replace judgements to train on without a word."""
   path = tmp_path / "msmarco/pairs.jsonl"
   path.parent.mkdir()
   path.write_text('{"anchor": "a", "positive": "b"}\n')
   task = beir(tmp_path, "msmarco")
   (pair,) = task.load("train")
   assert pair.texts == ("a", "b")
+  train = path.parent / "qrels/train.tsv"
+  assert f"{path}; {train} is not used" in capsys.readouterr().out
   path.write_text('{"anchor": "a", "positive": " "}\n')
   with pytest.raises(UserError, match="line 1: no text to read"):
     task.load("train")
@@ -325,6 +328,12 @@ TWICE = '{"_id": "d0", "text": "a"}\n' * 2
     ),
     ("qrels/dev.tsv", f"{HEAD}q9\td0\t1", "line 2: 'q9' is not in .*queries"),
     ("qrels/dev.tsv", HEAD, "holds no judgements"),
+    (
+      "qrels/dev.tsv",
+      f"{HEAD}q0.1\td0\t2\nq0.1\td0\t2\nq0.1\td0\t0",
+      "line 4: the score is 0, but another line judges 'd0' for 'q0.1' as 2",
+    ),
+    ("qrels/dev.tsv", f"{HEAD}q0.1\td0\t0", "no document is relevant"),
   ],
 )
 def test_bad_files_are_told(tmp_path, file, text, words):

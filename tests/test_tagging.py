@@ -264,6 +264,20 @@ CONLLU = """# newdoc
     ("1 O\n2 B-X\n", [("1", "2")], [("O", "B-X")], None),
     ("10\xa0000 O\n% B-X\n", [("10\xa0000", "%")], [("O", "B-X")], None),
     ("\u3000 O\nx O\n", [("x",)], [("O",)], "lines without a word left out: 1"),
+    ("a O\rb B-X\r\rc O\r", [("a", "b"), ("c",)], [("O", "B-X"), ("O",)], None),
+    ("a O\r\r\nb\u2028 B-X\r\r\n", [("a", "b")], [("O", "B-X")], None),
+    (
+      "Word\tPOS\nthe\tDET\n\nword\tNOUN\n",
+      [("the",), ("word",)],
+      [("DET",), ("NOUN",)],
+      "names of columns left out: 1 ('Word\\tPOS')",
+    ),
+    (
+      "Token tag\n\ntag B-X\n",
+      [("tag",)],
+      [("B-X",)],
+      "names of columns left out: 1",
+    ),
   ],
 )
 def test_what_is_no_word_is_left_out(tmp_path, capsys, text, words, tags, told):
@@ -354,6 +368,7 @@ def test_other_tags_are_scored_by_word(capsys, tags):
     ("B-A I-A LOC O", "the tag 'LOC' is of no scheme.* like 'B-A'"),
     ("B-A I-A L-A S-A O", "the tag 'S-A' is of no scheme.* like '[IL]-A'"),
     ("B-A B I O", "the tag 'B' is of no scheme.* like 'B-A'"),
+    ("B-A I-A o", "the tag 'o' is of no scheme.* like 'B-A'"),
     ("A-B A-I O", "the tag 'A-B' is of no scheme"),
     ("B_A I_A O", "the tag 'B_A' is of no scheme"),
     ("B-A B-A,B-B O", "the tag 'B-A,B-B' is of no scheme"),
@@ -362,8 +377,28 @@ def test_other_tags_are_scored_by_word(capsys, tags):
 def test_mixed_schemes_are_refused(tags, message):
   """Catches classes such as LOC and B-LOC, next to each other."""
   row = (["w"] * len(tags.split()), tags.split())
-  with pytest.raises(UserError, match=f"data, record 2: {message}"):
-    tagging.make([(["w"], ["O"]), row], "own", "bidirectional")
+  first = ["O" if "O" in tags.split() else row[1][0]]
+  row = {"tokens": row[0], "tags": row[1]}
+  first = {"tokens": ["w"], "tags": first}
+  with pytest.raises(UserError, match=f"data, record [12]: {message}"):
+    tagging.make([first, row], "own", "bidirectional")
+
+
+def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
+  """Catches tables with a word in each row, and sentences that none divides."""
+  path = tmp_path / "kaggle.csv"
+  rows = ["1,Tom,B-per", ",sat,O", ",.,O", "2,Ann,B-per", ",ran,O"]
+  path.write_text("Sentence #,Word,Tag\n" + "\n".join(rows))
+  names = {"tokens_column": "Word", "tags_column": "Tag"}
+  with pytest.raises(UserError, match=r"line 2: each sentence of .* one word"):
+    own_task(path, **names)
+  path = tmp_path / "a.conll"
+  path.write_text("Tom B-per\n\nsat O\n\nAnn B-per\n\nran O\n\n")
+  with pytest.raises(UserError, match=r"line 1: each sentence of .* one word"):
+    own_task(path)
+  path.write_text("Tom B-per\nsat O\n" * 60)
+  own_task(path)
+  assert "train is one sentence of 120 words" in capsys.readouterr().out
 
 
 def test_lists_in_text_and_arrays_are_sentences(tmp_path):

@@ -6,6 +6,7 @@ antlm prepare --verify --output prepared/
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from antlm_jax.data.make_folder import Preparation
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, progress
 
 Text = files.Path | Iterable[str] | Sequence[pathlib.Path]
@@ -108,6 +110,7 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
   if isinstance(text, str | os.PathLike):
     yield (os.fspath(text),)
     return
+  inputs.check_rows(text)
   documents = iter(text)
   first = next(documents, None)
   if first is None:
@@ -126,7 +129,9 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, "given.jsonl")
     with files.writing(path), path.open("w", encoding="utf-8") as file:
-      for one in (first, *documents):
+      for index, one in enumerate(itertools.chain([first], documents)):
+        if one is not None:  # a record without text, which is counted
+          inputs.check(one, f"text {index}")
         file.write(json.dumps({"text": one}) + "\n")
     yield (str(path),)
 

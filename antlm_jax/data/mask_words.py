@@ -56,7 +56,7 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
     "type": "Sequence",
     "pretokenizers": [
       *parts(spec["pre_tokenizer"], "pretokenizers"),
-      removed_split(f"[ ▁]?{_WORD}|Ġ?{in_bytes}"),
+      removed_split(f"[ ▁␣]?{_WORD}|Ġ?{in_bytes}"),
     ],
   }
   # Not special, so that it is a mask where other special tokens are text.

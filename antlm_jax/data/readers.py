@@ -260,7 +260,18 @@ def _reading(source: str) -> Iterator[None]:
 
 
 def open_file(path: str) -> BinaryIO:
-  """Opens a file for reading, and decompresses it."""
+  """Opens a file for reading, and decompresses it.
+
+  Raises a ValueError if it is text in UTF-16.
+  """
+  file = _opened(path)
+  if why := parsing.not_utf8(file.peek(4)):
+    file.close()
+    raise ValueError(why)
+  return file
+
+
+def _opened(path: str) -> io.BufferedReader:
   ending = os.path.splitext(path)[1].lower()
   if ending not in _COMPRESSED:
     return open(path, "rb")
@@ -365,7 +376,8 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
   With headings in the first MiB, it does before one of the highest level.
   """
   head = file.read(_BLOCK).decode("utf-8", errors="replace")
-  head = parsing.without_marks(head).splitlines()
+  # Not splitlines: U+2028 and the like may be part of a line.
+  head = re.split("\r\n?|\n", parsing.without_marks(head))
   found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
   level = min((len(match[1]) for match in found), default=0)
   pattern = re.compile(_HEADING.pattern.encode())

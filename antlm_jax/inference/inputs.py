@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import records
 
 
 def texts(
@@ -29,13 +30,18 @@ def texts(
 
 def rows(given: Iterable, what: str = "text", most: int | None = None) -> list:
   """Returns the items of an iterable; UserError if that loses the texts."""
-  if isinstance(given, Mapping | bytes) or hasattr(given, "columns"):
-    kind = type(given).__name__
-    raise UserError(f"a {kind} is no list of {what}s: give a list or a column")
+  check_rows(given, what)
   try:
     return list(itertools.islice(given, most))
   except TypeError as error:
     raise UserError(f"{given!r:.60} is no {what}, or list of them") from error
+
+
+def check_rows(given: object, what: str = "text") -> None:
+  """Raises a UserError if the items of a table or mapping are only names."""
+  if isinstance(given, Mapping | bytes) or hasattr(given, "columns"):
+    kind = type(given).__name__
+    raise UserError(f"a {kind} is no list of {what}s: give a list or a column")
 
 
 def check(one: object, where: str) -> None:
@@ -45,3 +51,5 @@ def check(one: object, where: str) -> None:
       f"{where} is {one!r:.60}, not a str (counted from 0): leave it out or"
       " give its text"
     )
+  if not records.writable(one):
+    raise UserError(f"{where} (counted from 0): {records.HALF}: remove it")

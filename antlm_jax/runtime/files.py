@@ -93,7 +93,8 @@ def read_text(
   """
   try:
     data = path(where).read_bytes()
-    return data.decode("utf-8-sig", "replace" if lenient else "strict")
+    if not (why := records.not_utf8(data)):
+      return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
     why = f"line {line}: not UTF-8: {error.reason}"

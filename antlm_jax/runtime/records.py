@@ -4,6 +4,7 @@ All readers of such files use these functions, so that they refuse the same
 mistakes. A mistake is a ValueError that names the line.
 """
 
+import codecs
 import contextlib
 import csv
 import json
@@ -28,6 +29,21 @@ def without_marks(text: str) -> str:
   They are no text: files that were joined have one in the middle.
   """
   return _MARKS.sub("", text) if MARK in text else text
+
+
+def not_utf8(head: bytes) -> str:
+  """Returns an error if a file's first bytes are those of UTF-16, or "".
+
+  UTF-16 of ASCII is valid UTF-8, with a zero byte next to each letter.
+  """
+  first, name = head[:4], ""
+  if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    name = "UTF-16"
+  elif len(first) == 4 and all(first[::2]) and not any(first[1::2]):
+    name = "UTF-16LE"
+  elif len(first) == 4 and all(first[1::2]) and not any(first[::2]):
+    name = "UTF-16BE"
+  return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 
 def lines(file: Iterable[str]) -> Iterator[str]:

@@ -392,7 +392,7 @@ def read(path: str | pathlib.Path) -> list[Example]:
       for paragraph in article["paragraphs"]:
         for asked in paragraph["qas"]:
           where = f"{path}: question {asked['id']}"
-          answers = [] if asked.get("is_impossible") else asked["answers"]
+          answers = _possible(asked, where)
           texts = asked["question"], paragraph["context"]
           out.append(_example(texts, answers, where, str(asked["id"])))
   except (AttributeError, KeyError, TypeError) as error:
@@ -400,6 +400,22 @@ def read(path: str | pathlib.Path) -> list[Example]:
       f"{path} is not of SQuAD's form, at question {len(out) + 1}: {error!r}"
     ) from error
   return out
+
+
+def _possible(asked: Mapping[str, Any], where: str) -> object:
+  """Returns the answers of a question in SQuAD's form, 1.1 or 2.0."""
+  impossible = asked.get("is_impossible", False)
+  if impossible not in (True, False):  # 1 and 0 are equal to these
+    raise UserError(
+      f"{where}: is_impossible is {impossible!r:.40}: give true or false"
+    )
+  answers = asked.get("answers", []) if impossible else asked["answers"]
+  if impossible and answers:
+    raise UserError(
+      f"{where}: is_impossible is true, but the question has answers: remove"
+      " one of the two"
+    )
+  return [] if impossible else answers
 
 
 def _examples(source: sets.Source) -> Iterator[Example]:

@@ -2,7 +2,7 @@
 
 Tabs divide the columns, or else spaces. An empty line ends a sentence. The
 reader leaves out comments, CoNLL-U's ranges (`1-2`) and empty nodes (`1.1`),
-and lines without a word, with a note.
+names of columns, and lines without a word, with a note.
 """
 
 import collections
@@ -19,6 +19,11 @@ _DOCUMENT = "-DOCSTART-"
 # Number of a word in CoNLL-U, or of a range or an empty node.
 _ID = re.compile(r"(\d+)([-.]\d+)?")
 _UPOS, _CONLLU = 3, 10  # column of CoNLL-U, and their number
+# Names of the columns in a first line.
+_WORD = re.compile("(word|token|form|text)s?", re.IGNORECASE)
+_TAG = re.compile(
+  "((ner|pos)[_ -]?)?(tag|label)s?|ner|[ux]?pos|entity", re.IGNORECASE
+)
 
 
 class TaggedLine(NamedTuple):
@@ -62,8 +67,11 @@ def columns(
   """
   blocks = _blocks(path)
   form = _form(path, blocks, word, tag)
-  tags, left_out = _tags(blocks, form), collections.defaultdict(list)
-  out = []
+  left_out = collections.defaultdict(list)
+  if blocks and _names_columns(blocks[0][0], form):
+    left_out["names of columns"].append(blocks[0][0].text)
+    blocks = [blocks[0][1:], *blocks[1:]]
+  tags, out = _tags(blocks, form), []
   for block in blocks:
     pairs, where = [], ""
     for line in _without_comments(block, form, tags, left_out):
@@ -88,8 +96,11 @@ def has_tags(path: str) -> bool:
 def _blocks(path: str) -> Sentences:
   """Reads the lines of a file, in blocks that empty lines divide."""
   lines = []
-  for line in files.read_text(path, "sentences").split("\n"):
-    line = line.replace(_MARK, "").strip("\r\n ")
+  text = files.read_text(path, "sentences")
+  # Not splitlines: U+2028 and the like may be part of a word. Windows may write
+  # \r\r\n at the end of one line.
+  for line in re.split("\r*\n|\r", text):
+    line = line.replace(_MARK, "").strip(" ")
     lines.append(line if line.strip() else "")
   tabs = any("\t" in line for line in lines if line[:1] != "#")
   divider = re.compile("\t" if tabs else " +")
@@ -150,6 +161,14 @@ def _are_numbered(blocks: Sentences) -> bool:
   return longest > 1
 
 
+def _names_columns(line: TaggedLine, form: _Form) -> bool:
+  """Whether a file's first line has the names of its columns."""
+  if max(form.word, form.tag) >= len(line.parts):
+    return False
+  word, tag = line.parts[form.word], line.parts[form.tag]
+  return bool(_WORD.fullmatch(word) and _TAG.fullmatch(tag))
+
+
 def _tags(blocks: Sentences, form: _Form) -> set[str]:
   """Returns the tags of all lines that are surely words."""
   lines = (line for block in blocks for line in block)
@@ -185,7 +204,10 @@ def _pair(path: str, line: TaggedLine, form: _Form) -> tuple[str, str]:
   """Returns a line's word and tag. Raises a UserError if it has none."""
   where, count = f"{path}, line {line.number}", len(line.parts)
   if count < 2:
-    raise UserError(f"{where}: {count} columns, not a word and its tag")
+    hint = ""
+    if " " in line.parts[0]:
+      hint = "; another line has a tab, and then tabs divide all columns"
+    raise UserError(f"{where}: {count} columns, not a word and its tag{hint}")
   # Lines may differ in the columns after those that are read.
   if form.tag < 0 and count != form.width:
     raise UserError(

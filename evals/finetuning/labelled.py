@@ -274,10 +274,11 @@ def _numbers(names: Iterable[str]) -> dict[str, float]:
 
 
 def _warn_of_twins(data: str, names: Iterable[str]) -> None:
-  """Warns of two classes that differ only in case or in their characters."""
-  forms = collections.defaultdict(list)
+  """Warns of two classes that differ only in their writing: '1' and '1.0'."""
+  forms, numbers = collections.defaultdict(list), _numbers(names)
   for name in sorted(names):
-    forms[unicodedata.normalize("NFKC", name).casefold()].append(name)
+    form = unicodedata.normalize("NFKC", name).casefold()
+    forms[numbers.get(name, form)].append(name)
   for twins in forms.values():
     if len(twins) > 1:
       shown = ", ".join(map(ascii, twins))

@@ -367,6 +367,8 @@ def _find(folder, name: str) -> _Set:
   qrels = [inside / f"qrels/{split}.tsv" for split in ("train", "dev", "test")]
   paths = dict(zip(names, qrels, strict=True))
   if (pairs := inside / "pairs.jsonl").is_file():
+    if qrels[0].is_file():
+      progress.say(f"{name}: trained on {pairs}; {qrels[0]} is not used")
     paths["train"] = pairs
   elif not qrels[1].is_file():
     paths[names[1]] = qrels[0]  # without the queries that are left out
@@ -487,7 +489,20 @@ def _relevant(
       relevance = math.nan
     if not math.isfinite(relevance):
       raise UserError(f"{where}: the score {score!r:.60} is not a number")
-    out.setdefault(query, {})[document] = relevance
+    judged = out.setdefault(query, {})
+    if judged.setdefault(document, relevance) != relevance:
+      raise UserError(
+        f"{where}: the score is {relevance:g}, but another line judges"
+        f" {document!r:.60} for {query!r:.60} as {judged[document]:g}"
+      )
   if not out:
     raise UserError(f"{path} holds no judgements")
+  none = sum(max(wanted.values()) <= 0 for wanted in out.values())
+  if none == len(out):
+    raise UserError(f"{path}: no score is above 0, so no document is relevant")
+  if none:
+    progress.say(
+      f"warning: {path}: {none:,} of {len(out):,} queries have no relevant"
+      " document; their score is 0, and training leaves them out"
+    )
   return out

@@ -241,6 +241,7 @@ def records(
       yield where, plain(values, where)
     return
   form = f"give ({', '.join(columns)})"
+  source = _rows(source, columns)
   for number, record in enumerate(source, start=1):
     where = f"data, record {number}"
     record = plain(record, where)
@@ -256,6 +257,25 @@ def records(
     if len(values) not in (counts or (len(columns),)):
       raise UserError(f"{where} has {len(values)} values: {form}")
     yield where, tuple(values)
+
+
+def _rows(source: Iterable, columns: Iterable[str]) -> Iterable[Record]:
+  """Returns the records of a table, whose own items are columns or names.
+
+  It is one of pandas, polars or pyarrow. Others are returned as they are.
+  """
+  if not hasattr(source, "columns"):
+    return source
+  names = [*getattr(source, "column_names", source.columns)]  # of pyarrow
+  for column in columns:
+    if names.count(column) > 1:
+      raise UserError(
+        f"data: two columns have the name {column!r}: rename a column"
+      )
+  for method in ("to_pylist", "to_dicts"):
+    if hasattr(source, method):
+      return getattr(source, method)()
+  return source.to_dict("records")
 
 
 def given(text: object, index: int) -> str | list[str]:

@@ -65,6 +65,8 @@ _MARKED = re.compile("([BIMELSUW])(-.+)?")
 # Tags that are not read: B_PER and PER-B, or several of one word.
 _OTHER_PLACE = re.compile("[BIMELSUW][_/:.].+|.+[-_/:.][BIMELSUW]")
 _SEVERAL = re.compile(".*[,;|/ ][BI]-.+")
+_FEW = 3  # sentences that may all have one word
+_LONG = 100  # words, above which a set's only sentence is probably several
 _EITHER_SIDE = Pass(masked=True, shift=0)
 _RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
@@ -258,6 +260,8 @@ def scheme(places: Mapping[str, str]) -> str:
   if several := [tag for tag in inside if _SEVERAL.fullmatch(tag)]:
     raise mixed(several[0])
   if marked != inside:
+    if "O" not in places and any(tag.startswith("B-") for tag in marked):
+      raise mixed(next(tag for tag in inside if tag not in marked), marked)
     if "O" not in places or all(len(tag) == 1 for tag in inside):
       return ""
     if marked:
@@ -446,6 +450,17 @@ def _scheme(
   Raises a UserError if it has no tags, or they are of no known scheme.
   """
   places, every = {}, [*itertools.chain(*found.values())]
+  if len(every) > _FEW and all(len(one.texts) == 1 for one in every):
+    raise UserError(
+      f"{every[0].id}: each sentence of {sets.named(data)} has one word: give"
+      " its lists of words and of tags, or an empty line only at its end"
+    )
+  for split, those in found.items():
+    if len(those) == 1 and (words := len(those[0].texts)) > _LONG:
+      progress.say(
+        f"warning: {sets.named(data)}: {split} is one sentence of {words:,}"
+        " words: write an empty line after each sentence"
+      )
   for one in every:
     places |= {tag: one.id for tag in one.label if tag not in places}
   of, tags = scheme(places), {*places}
