@@ -1,5 +1,6 @@
 """Summary of a run: its settings, its results, and a page of both."""
 
+import contextlib
 import itertools
 import math
 import pathlib
@@ -10,6 +11,8 @@ from typing import Any
 import jax
 
 from antlm_jax import tables, units
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import FillInTheMiddle
 from antlm_jax.runtime import sharding
 from antlm_jax.training.experiment import Run
@@ -19,6 +22,9 @@ Rows = Mapping[int, Mapping[str, float]]  # values by step, as `metrics.by_step`
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _MOST_LINES = 5  # of the table; summary.json has all
+_MANY_EPOCHS = 50  # a longer run may be a slip
+_EPOCHS = 10  # that are often enough
+_LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _FEW_STEPS = 100  # a shorter run is a trial
 
 _PAGE = string.Template("""\
@@ -63,6 +69,11 @@ def of_run(run: Run) -> Iterator[str]:
       f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
       " refuse more"
     )
+  if run.exceeds(_MANY_EPOCHS):
+    yield (
+      f"tip: {run.curriculum.steps:,} steps are {run.epochs:,.4g} epochs of the"
+      f" data: did you mean {_fewer(run)}?"
+    )
   if len(run.order.sources) > 1:
     taken = run.order.taken(run.curriculum.steps)
     each = (
@@ -77,8 +88,35 @@ def of_run(run: Run) -> Iterator[str]:
   if len(by_name) > 1:
     parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
   layers = "as a loop" if run.config.model.loops else "unrolled"
-  yield f"attention: {', '.join(parts)}; layers: {layers}"
+  yield f"model.attention={', '.join(parts)}; the layers run {layers}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
+
+
+def _fewer(run: Run) -> str:
+  """Returns a length that the user of a very long run may have meant."""
+  config = run.config
+  if not (config.train.epochs or config.train.steps):
+    with contextlib.suppress(UserError):  # it has a unit
+      text, known = f"{config.curriculum} steps", config.known_objectives
+      steps = curriculum.parse(text, known, 1).steps
+      if steps != run.curriculum.steps:  # counts of epochs
+        return f"{steps:,} steps, --config.curriculum='{text}'"
+  if config.train.epochs.is_integer() and config.train.epochs:
+    steps = int(config.train.epochs)
+    return f"{steps:,} steps, --config.train.steps={steps}"
+  few = max(1, round(_EPOCHS * run.order.steps_per_epoch))
+  return f"{few:,} steps, {_EPOCHS} epochs"
+
+
+def of_time(run: Run, step: int, left: float) -> Iterator[str]:
+  """Yields a tip if a run has many hours left, in seconds, after a step."""
+  if left > _LONG:
+    hourly = max(1, round((run.curriculum.steps - step) / left * 3600))
+    yield (
+      f"tip: {run.curriculum.steps:,} steps, {run.epochs:,.3g} epochs, take"
+      f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
+      " which take an hour?"
+    )
 
 
 def of_evaluation(values: Mapping[str, float]) -> str:
@@ -261,8 +299,7 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   """Yields names and values of a run's figures."""
   step, whole = found["steps"], run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
-  tokens = sum(run.order.taken(step).values()) * run.sources.rows.seq_len
-  yield "tokens seen", units.quantity(tokens)
+  yield "tokens seen", units.quantity(run.tokens(step))
   yield "words seen", units.quantity(run.words(step))
   yield "epochs", f"{step / run.order.steps_per_epoch:.3g}"
   yield "parameters", units.quantity(found["parameters"])
