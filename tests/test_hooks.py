@@ -277,7 +277,7 @@ def test_a_log_line_has_the_speed_of_its_own_steps(prepared, tmp_path):
   runs.train(tmp_path / "run", prepared, *SMALL, "log.every=11", "eval.every=0")
   found = runs.logged(tmp_path / "run", "train/tokens_per_second")
   assert list(found) == [11, 12]
-  assert found[12] < 4 * found[11], found
+  assert found[12] < 2 * found[11], found
 
 
 def test_a_resumed_run_counts_the_steps_of_this_start(prepared, tmp_path):

@@ -220,5 +220,5 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  args, overrides = parser.parse_with_overrides(argv)
+  args, overrides = parser.parse_with_overrides(argv, config_lib.meant)
   return config_lib.load(args.config, overrides), args.workdir

@@ -280,11 +280,8 @@ class Log(Hook):
   def start(self, trainer) -> None:
     self._tipped = trainer.resumed
     self._paused = None  # seconds of hooks before the first step
-    self._next()
-
-  def _next(self) -> None:
-    """Begins the next log line, with the sums of its timed steps."""
-    self._tokens = self._work = self._seconds = 0.0
+    # Sums of the timed steps since the last log line, and of those before it.
+    self._timed, self._last = np.zeros(3), np.zeros(3)
 
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
@@ -299,11 +296,9 @@ class Log(Hook):
       full = order.at(step - 1).layout.batch_size
       tokens = sharding.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
-      self._tokens += tokens
-      self._seconds += taken.seconds
       # The other processes' rows are taken to be like this process's.
       work = flops.train_step(run.model, taken.batch) / inputs.size
-      self._work += work * tokens
+      self._timed += tokens, work * tokens, taken.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
       lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
       values, shown = self._values(trainer, step)
@@ -317,7 +312,7 @@ class Log(Hook):
         trainer.progress.note("lost", step, f"{line}: {_LOST}")
       trainer.record(step, values)
       trainer.progress.show(step, " · ".join(shown))
-      self._next()
+      self._timed, self._last = np.zeros(3), self._timed
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""
@@ -332,16 +327,21 @@ class Log(Hook):
         values[f"train/{name}/loss"] = loss
         values[f"train/{name}/share"] = float(shares[k])
         shown.append(f"{name} {loss:.3f}")
-    if not self._tokens:
+    timed = self._timed
+    if step % trainer.config.log.every:
+      # The end: the time of a few steps may hide behind the line before.
+      timed = timed + self._last
+    tokens, work, seconds = timed.tolist()
+    if not tokens:
       return values, shown
-    rate, devices = self._tokens / self._seconds, jax.device_count()
+    rate, devices = tokens / seconds, jax.device_count()
     values["train/tokens_per_second"] = rate
     values["train/tokens_per_second_per_device"] = rate / devices
     shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
     if chip := chips.of(jax.devices()[0]):
-      mfu = self._work / self._seconds / (chip.flops * devices)
+      mfu = work / seconds / (chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
     if step < trainer.total:
