@@ -318,7 +318,8 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
 
 def test_a_run_of_many_hours_gives_a_tip(prepared):
   """Catches a run of days that says so only in its time left."""
-  built = experiment.build(runs.settings(prepared))  # 12 steps
+  built = experiment.build(runs.settings(prepared))
   assert not [*summary.of_time(built, 2, left=9 * 3600)]
   (tip,) = summary.of_time(built, 2, left=20 * 3600)
-  assert "12 steps" in tip and "20h00m" in tip and "mean 1 steps" in tip
+  assert "tip: 40 steps" in tip and "20h00m" in tip
+  assert "did you mean 2 steps, which take an hour?" in tip  # 38 in 20 hours

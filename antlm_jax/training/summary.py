@@ -4,7 +4,10 @@ import contextlib
 import itertools
 import math
 import pathlib
+import shlex
+import shutil
 import string
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +51,7 @@ $uses
 
 ```python
 import antlm_jax
-model = antlm_jax.load("$workdir")
+model = antlm_jax.load($path)
 ```
 """)
 
@@ -291,7 +294,7 @@ def page(
     held_out=tables.markdown(*table),
     advice="\n".join([*lines, "\n"]) if lines else "",
     uses="\n".join(_uses(run, workdir)),
-    workdir=workdir,
+    path=repr(str(workdir)),
   )
 
 
@@ -313,13 +316,26 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
-  of = f"--checkpoint={workdir}"
+  antlm, of = program(), f"--checkpoint={shlex.quote(str(workdir))}"
   if any(o.left_to_right for o in trained):
-    yield f'antlm generate {of} --prompt="..."'
+    yield f'{antlm} generate {of} --prompt="The"'
   if any(o.per_ratio for o in trained):
-    yield f'antlm fill {of} --text="..." --tokens=20 --temperature=0.8'
+    yield f'{antlm} fill {of} --text="The" --tokens=20 --temperature=0.8'
   if any(isinstance(o, FillInTheMiddle) for o in trained):
-    yield f'antlm generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
+    yield f'{antlm} generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
-    yield f'antlm fill {of} --text="... <mask> ..."'
-  yield f"antlm export {of} --output={workdir}-hf   # for transformers"
+    yield f'{antlm} fill {of} --text="The <mask> is here."'
+  output = shlex.quote(f"{workdir}-hf")
+  yield f"{antlm} export {of} --output={output}   # for transformers"
+
+
+def program() -> str:
+  """Returns the words that run `antlm` here: its path, if not on the PATH."""
+  script = pathlib.Path(sys.executable).parent / "antlm"
+  if shutil.which("antlm") == str(script):
+    return "antlm"
+  if not script.exists():
+    return f"{shlex.quote(sys.executable)} -m antlm_jax"
+  here = pathlib.Path.cwd()
+  near = script.relative_to(here) if script.is_relative_to(here) else script
+  return shlex.quote(str(near))
