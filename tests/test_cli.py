@@ -141,6 +141,18 @@ def test_help_has_the_values_of_a_config(capsys):
     assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
 
 
+def test_help_has_the_defaults_of_a_preset(capsys):
+  """Catches help that shows 2024's defaults for every preset."""
+  rates = {"": "5e-05", "--preset=pairs": "3e-05"}
+  for words, rate in rates.items():
+    with pytest.raises(SystemExit):
+      antlm.main(["eval", "finetune", *words.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+      f"by commas (default: {rate})" in shown and "(default: )" not in shown
+    )
+
+
 def test_help_names_each_implementation_with_its_settings(capsys):
   """Catches help that hides the optimizer of a config, or its choices."""
   with pytest.raises(SystemExit):
