@@ -19,7 +19,8 @@ class _HelpFormatter(
 
   def _get_help_string(self, action):
     negative = isinstance(action, argparse._StoreFalseAction)
-    if negative or action.default in (None, [], "", False):
+    hidden = action.default is False or action.default in (None, [], "")
+    if negative or hidden:
       return action.help
     return super()._get_help_string(action)
 
