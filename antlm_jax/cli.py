@@ -19,7 +19,8 @@ class _HelpFormatter(
 
   def _get_help_string(self, action):
     negative = isinstance(action, argparse._StoreFalseAction)
-    if negative or action.default in (None, []) or action.default is False:
+    hidden = action.default is False or action.default in (None, [], "")
+    if negative or hidden:
       return action.help
     return super()._get_help_string(action)
 
@@ -66,13 +67,18 @@ class Parser(argparse.ArgumentParser):
         self.error(f"--{name} is empty")
     return parsed, rest
 
-  def parse_with_overrides(self, argv: Sequence[str]):
-    """Returns the arguments, and the list of `--config.KEY=VALUE` words."""
+  def parse_with_overrides(
+    self, argv: Sequence[str], meant: Callable[[str], str] = lambda _: ""
+  ):
+    """Returns the arguments, and the list of `--config.KEY=VALUE` words.
+
+    `meant` gives a hint at what an unknown word means.
+    """
     args, rest = self.parse_known_args(argv)
     overrides, words = [], iter(rest)
     for word in words:
       if not word.startswith("--config."):
-        self.error(f"unknown argument {word!r}")
+        self.error(f"unknown argument {word!r}{meant(word)}")
       # The value may be a separate word, as with any argument.
       value = next(words, None) if "=" not in word else None
       overrides.append(word if value is None else f"{word}={value}")

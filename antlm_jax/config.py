@@ -12,6 +12,7 @@ setting. The library itself takes only Configs.
 """
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -62,9 +63,7 @@ class Config:
 
   seed: int = setting(0, "Random seed", most=2**32 - 1)
   curriculum: str = setting(
-    "4C+16M+4C",
-    "Objectives in order, with lengths in epochs or steps; see"
-    " docs/reference/curriculum.md",
+    "4C+16M+4C", "Objectives in order, with lengths in epochs or steps"
   )
   objectives: Mapping[str, Objective] = dataclasses.field(
     default_factory=OBJECTIVES.copy
@@ -205,25 +204,52 @@ def _made(tree: Mapping[str, Any], old: bool = False) -> Config:
 
 
 def described(config: Config | None = None) -> str:
-  """Returns a line for each setting: key, value or default, and help text."""
+  """Returns a line for each setting: key, value or default, and help text.
+
+  Of groups with several implementations, the settings that not all of them have
+  are under their names, and a config shows those that it chooses.
+  """
   values = leaves(config) if config else {}
-  sections = [("", Config)]
+  lines = [_lines("", settings.of(Config), values)]
   for group, found in _GROUPS.items():
-    each = found.values() if group in _KINDS else [found]
-    sections += [(group, section) for section in each]
-  lines = {}
-  sections += [("objectives.NAME", kind) for kind in objective.KINDS.values()]
-  for group, section in sections:
-    for name, field in settings.of(section).items():
-      key = ".".join(filter(None, (group, name)))
-      one_of = ", ".join(map(str, field.choices or ()))
-      one_of = f" ({one_of})" if one_of else ""
-      value = values.get(key, field.default)
-      pair = f"{key}={settings.written(value)}"
-      line = f"  {pair:33} {field.help}{one_of}"
-      lines.setdefault(key, line)  # several sections may share it
-  del lines["objectives.NAME.name"]
-  return "\n".join(lines.values())
+    if group in _KINDS:
+      lines += _of_kinds(group, found, values)
+    else:
+      lines.append(_lines(group, settings.of(found), values))
+  each = {}
+  for kind in objective.KINDS.values():
+    each |= settings.of(kind)
+  del each["name"]
+  lines.append(_lines("objectives.NAME", each, values))
+  return "\n".join(filter(None, lines))
+
+
+def _of_kinds(group: str, kinds: Mapping[str, type], values: Mapping) -> list:
+  """Returns the lines of a group: its name, and each choice's settings."""
+  key = f"{group}.name"
+  name, known = values.get(key, _CHOSEN[group]), ", ".join(kinds)
+  out = [f"  {f'{key}={name}':33} Implementation ({known})"]
+  chosen = settings.of(kinds[name])
+  out.append(_lines(group, chosen, values))
+  for other, section in kinds.items() if not values else ():
+    own = {n: f for n, f in settings.of(section).items() if n not in chosen}
+    if own:
+      out += [f"  with {key}={other} also:", _lines(group, own, values)]
+  return out
+
+
+def _lines(
+  group: str, fields: Mapping[str, settings.Field], values: Mapping
+) -> str:
+  """Returns a line for each setting of a group."""
+  out = []
+  for name, field in fields.items():
+    key = f"{group}.{name}".lstrip(".")
+    choices = ", ".join(map(str, field.choices or ()))
+    choices = f" ({choices})" if choices else ""
+    pair = f"{key}={settings.written(values.get(key, field.default))}"
+    out.append(f"  {pair:33} {field.help}{choices}")
+  return "\n".join(out)
 
 
 def load(spec: str, overrides: Iterable[str] = ()) -> Config:
@@ -396,6 +422,20 @@ def _unknown(key: str, known: Collection[str]) -> UserError:
     return UserError(f"--config.{key}: not a group of settings ({names})")
   ours = _USUAL.get(key.rpartition(".")[2], key)
   return UserError(f"unknown config key {key!r}; {nearest(ours, known)}")
+
+
+def meant(word: str) -> str:
+  """Returns a hint at the setting that an argument such as --peak_lr names."""
+  name = word.lstrip("-").partition("=")[0]
+  known = {}
+  for group, found in {"": Config, **_GROUPS}.items():
+    for section in found.values() if group in _KINDS else [found]:
+      for own in settings.of(section):
+        known.setdefault(own, f"{group}.{own}".lstrip("."))
+        known[f"{group}.{own}".lstrip(".")] = f"{group}.{own}".lstrip(".")
+  known |= _USUAL
+  near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+  return f"; did you mean --config.{known[near[0]]}?" if near else ""
 
 
 def leaves(config: Config) -> dict[str, Any]:

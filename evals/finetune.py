@@ -7,7 +7,7 @@ and evaluates each epoch. A run stops if it diverges or no longer improves; the
 score is that of its best epoch.
 
 --preset chooses the tasks and their settings. Arguments override the preset.
-The defaults shown below are those of 2024.
+--preset=NAME --help shows the defaults of NAME; below are those of {preset}.
 
 {presets}
 
@@ -418,7 +418,7 @@ def _sections() -> list[type]:
   return [Tasks, Grid, Hyperparameters, *dict.fromkeys(own)]
 
 
-def _parser() -> cli.Parser:
+def _parser(preset: str = Tasks.preset) -> cli.Parser:
   wrapped = textwrap.TextWrapper(
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
@@ -426,12 +426,21 @@ def _parser() -> cli.Parser:
     wrapped.fill(f"  {name:15} {suite.about}")
     for name, suite in PRESETS.items()
   )
-  parser = cli.Parser(description=__doc__.format(presets=presets))
+  about = __doc__.format(presets=presets, preset=preset)
+  parser = cli.Parser(description=about)
   add_arguments(parser)
   about = "Path to the folder or file of the tasks' examples"
   parser.add_argument("--data", required=True, help=about)
   for section in _sections():
     settings_lib.add_arguments(parser, section)
+  # Some settings differ by task: the help shows each of their values.
+  suite, own = PRESETS[preset], {}
+  each = [suite.defaults.get(task, {}) for task in suite.scores]
+  for name in dict.fromkeys(name for of in each for name in of):
+    values = (of.get(name, parser.get_default(name)) for of in each)
+    shown = dict.fromkeys(str(settings_lib.written(x)) for x in values)
+    own[name] = " or ".join(shown)
+  parser.set_defaults(**own, preset=preset)
   return parser
 
 
@@ -439,7 +448,11 @@ def _asked(argv: Sequence[str]) -> tuple[dict, str, dict[str, Any]]:
   """Returns where the model is, the data, and the settings that are given."""
   # Without defaults, which a preset's settings replace.
   given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
-  args = vars(_parser().parse_args(argv, given))
+  first = cli.Parser(add_help=False)
+  first.add_argument("--preset", default=Tasks.preset)
+  preset = first.parse_known_args(argv)[0].preset
+  shown = preset if preset in PRESETS else Tasks.preset
+  args = vars(_parser(shown).parse_args(argv, given))
   where = {"path": args.pop("checkpoint"), "step": args.pop("step")}
   data = args.pop("data")
   return where, data, {n: x for n, x in args.items() if x is not None}

@@ -17,8 +17,16 @@ export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 python=.venv/bin/python
 run="${RUNS:-runs}/quickstart${text:+-$(basename -- "$text")}"
 
+antlm=.venv/bin/antlm
+heading() { printf '\n== %s ==\n\n' "$1"; }
+
+heading "1. Make the data: text, tokenizer and rows of tokens"
 if [ -z "$text" ]; then
-  $python -m antlm_jax toy_english --output="$run/english"
+  if [ -e "$run/data" ] && [ -d "$run/english/pairs" ]; then
+    echo "the generated English is already in $run/english"
+  else
+    $python -m antlm_jax toy_english --output="$run/english"
+  fi
   $python -m antlm_jax prepare --text="$run/english/text" \
     --output="$run/data" --vocab_size=600 --seq_len=32 \
     --documents=line --packing=documents
@@ -30,23 +38,34 @@ else
   config="${CONFIG:-configs/babylm_small.py}"
   prompt="The" masked="The <mask> is here."
 fi
+heading "2. Train: predict next tokens (clm) and masked tokens (mlm)"
 $python -m antlm_jax.train --config="$config" --workdir="$run/train" \
   --config.data.path="$run/data"
 if [ -z "$text" ]; then
+  heading "3. Test: choose the right sentence of each pair (50 % is chance)"
+  echo "A UID is a file of pairs, which tests one phenomenon."
   for mode in causal mlm; do
-    echo
-    echo "minimal pairs, scored $mode:"
+    case $mode in
+      causal) printf '\nscored from left to right:\n' ;;
+      mlm) printf '\nscored by filling masks:\n' ;;
+    esac
     $python -m antlm_jax eval blimp --checkpoint="$run/train" \
       --data="$run/english/pairs" --mode=$mode --output="$run/blimp-$mode"
   done
 fi
-echo
-echo "a continuation of '$prompt':"
+heading "Use: continue '$prompt'"
 $python -m antlm_jax generate --checkpoint="$run/train" --prompt="$prompt" \
   --tokens=20
-echo
-echo "'$masked', filled:"
+heading "Use: fill '$masked'"
 $python -m antlm_jax fill --checkpoint="$run/train" --text="$masked"
-echo
-echo "Everything is in $run: look at train/curves.png; the figures are in"
-echo "$(cd "$run" && echo */summary.json)."
+heading "What to do next"
+of="--checkpoint=$(printf %q "$run/train")"
+cat <<END
+Everything is in $run. Look at train/README.md and train/curves.png.
+From $PWD, try:
+
+  $antlm generate $of --prompt="$prompt" --temperature=0.8
+  $antlm fill $of --text="$masked"
+  $antlm export $of --output=$(printf %q "$run/hf")
+END
+[ -n "$text" ] || echo "  ./launch/quickstart.sh TEXT_FOLDER   # your own text"

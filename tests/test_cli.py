@@ -141,12 +141,48 @@ def test_help_has_the_values_of_a_config(capsys):
     assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
 
 
+def test_help_has_the_defaults_of_a_preset(capsys):
+  """Catches help that shows 2024's defaults for every preset."""
+  rates = {"": "5e-05", "--preset=simcse": "3e-05"}
+  for words, rate in rates.items():
+    with pytest.raises(SystemExit):
+      antlm.main(["eval", "finetune", *words.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+      f"by commas (default: {rate})" in shown and "(default: )" not in shown
+    )
+
+
+def test_help_names_each_implementation_with_its_settings(capsys):
+  """Catches help that hides the optimizer of a config, or its choices."""
+  with pytest.raises(SystemExit):
+    antlm.main(["train", "--help"])
+  shown = " ".join(capsys.readouterr().out.split())
+  assert "optimizer.name=adamw Implementation (adamw, lamb, muon" in shown
+  assert "schedule.name=wsd Implementation (wsd, cosine" in shown
+  assert "model.name=llama Implementation (llama, " in shown
+  muon = shown.split("with optimizer.name=muon also:")[1]
+  assert muon.lstrip().startswith("optimizer.momentum=0.95")
+  with pytest.raises(SystemExit):
+    antlm.main(["train", "--config=antlm_ltg_bert", "--help"])
+  shown = capsys.readouterr().out
+  assert "  optimizer.name=lamb " in shown and "momentum" not in shown
+
+
 @pytest.mark.parametrize(
   "words, told",
   [
     ("prepare --vocab_sise=3", "--vocab_sise=3; did you mean '--vocab_size'"),
     ("export --checkpoint=x --out=y", "--out=y; did you mean '--output'"),
     ("train --confg=x --config.seed=2", "--confg=x; did you mean '--config'"),
+    (
+      "train --config=quickstart --workdir=x --peak_lr=1",
+      "'--peak_lr=1'; did you mean --config.schedule.peak_lr?",
+    ),
+    (
+      "train --config=quickstart --workdir=x --lr=1",
+      "did you mean --config.schedule.peak_lr?",
+    ),
     ("train --config=continued,shrink --workdir=x", "=continued:shrink"),
   ],
 )

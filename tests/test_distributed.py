@@ -301,7 +301,7 @@ def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
   prepared, tmp_path
 ):
   working = pods.training(tmp_path / "run", prepared, *SETTINGS, count=2)
-  working.read_to("attention: ")
+  working.read_to("model.attention=")
   working.send(signal.SIGTERM, 1)
   status, out = working.end(100)
   assert status == 75 and "Traceback" not in out, out

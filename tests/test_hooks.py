@@ -1,6 +1,7 @@
 """Hooks and metrics of the train step."""
 
 import os
+import re
 import signal
 
 import jax.numpy as jnp
@@ -13,7 +14,14 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import minimal_pairs
-from antlm_jax.training import checkpoint, experiment, hooks, loop, metrics
+from antlm_jax.training import (
+  checkpoint,
+  experiment,
+  hooks,
+  loop,
+  metrics,
+  summary,
+)
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
 
@@ -262,3 +270,56 @@ def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
   with pytest.raises(UserError, match=r"optimizer\.b1=2"):
     command.train(made, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+def test_a_log_line_has_the_speed_of_its_own_steps(prepared, tmp_path):
+  """Catches a last line of one step that leaves out the step's time."""
+  runs.train(tmp_path / "run", prepared, *SMALL, "log.every=11", "eval.every=0")
+  found = runs.logged(tmp_path / "run", "train/tokens_per_second")
+  assert list(found) == [11, 12]
+  assert found[12] < 2 * found[11], found
+
+
+def test_a_resumed_run_counts_the_steps_of_this_start(prepared, tmp_path):
+  """Catches the whole run's steps next to the time of its last start."""
+
+  class End(hooks.Hook):
+    def after_step(self, trainer, taken):
+      if taken.step == 7:
+        signal.raise_signal(signal.SIGTERM)
+
+  given, folder = runs.settings(prepared, *SMALL), tmp_path / "run"
+  with pytest.raises(Stopped):
+    loop.train(given, folder, [End()])
+  done = re.search(
+    r"done: (\d+) of 12 steps in", runs.train(folder, prepared, *SMALL).stdout
+  )
+  assert int(done[1]) in (3, 4)  # the device is a step ahead of the host
+
+
+@pytest.mark.parametrize(
+  "changes, meant",
+  [
+    (["curriculum=100C+150M"], r"250 steps, .*='100C\+150M steps'"),
+    (["train.epochs=250"], "250 steps, --config.train.steps=250"),
+    (["train.steps=100000"], ", 10 epochs"),
+  ],
+)
+def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
+  """Catches counts of epochs that were meant as steps and train for days."""
+  own = ["curriculum=C+M", "train.batch_size=64", *changes]
+  words = (f"--config.{word}" for word in (f"data.path={prepared}", *own))
+  built = experiment.build(config_lib.load("quickstart", words))
+  (tip,) = (x for x in summary.of_run(built) if x.startswith("tip: "))
+  assert re.fullmatch(
+    rf"tip: .* epochs of the data: did you mean .*{meant}\?", tip
+  )
+
+
+def test_a_run_of_many_hours_gives_a_tip(prepared):
+  """Catches a run of days that says so only in its time left."""
+  built = experiment.build(runs.settings(prepared))
+  assert not [*summary.of_time(built, 2, left=9 * 3600)]
+  (tip,) = summary.of_time(built, 2, left=20 * 3600)
+  assert "tip: 40 steps" in tip and "20h00m" in tip
+  assert "did you mean 2 steps, which take an hour?" in tip  # 38 in 20 hours

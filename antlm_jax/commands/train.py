@@ -12,7 +12,6 @@ import math
 import os
 import pathlib
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -161,10 +160,12 @@ def main(argv: Sequence[str]) -> None:
   with signals.listening():
     # Here, since they take seconds, in which a signal is to be heeded as well.
     from antlm_jax.runtime import processes
+    from antlm_jax.training import summary
 
     with processes.together():
       config, workdir = read(argv)
-      command = f"{sys.argv[0]} {shlex.join([*plugins.words(), *argv])}"
+      words = shlex.join([*plugins.words(), *argv])
+      command = f"{summary.program()} train {words}"
       train(config, workdir, command=command)
 
 
@@ -220,5 +221,5 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  args, overrides = parser.parse_with_overrides(argv)
+  args, overrides = parser.parse_with_overrides(argv, config_lib.meant)
   return config_lib.load(args.config, overrides), args.workdir

@@ -137,7 +137,7 @@ class Job:
       # Train text alone: the held-out text stays unseen. Spread over the text,
       # since the tokenizer may see only a part of it.
       order = sorted(self.spans, key=lambda span: span.number * 0.618 % 1)
-      shown = progress.track(order, "part of the text", "tokenizer")
+      shown = progress.track(order, "part", "tokenizer")
       self.tokenizer = Tokenizer.train(
         (text for span in shown for text in self._divided(span)[0].read()),
         self.settings.vocab_size,

@@ -5,6 +5,7 @@ import contextvars
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 
 import tqdm
@@ -45,8 +46,14 @@ def bar(**settings) -> tqdm.tqdm | None:
     return tqdm.tqdm(dynamic_ncols=True, **settings)
   if type(sys.stdout).__module__ != "ipykernel.iostream":
     return None
-  # A notebook shows stdout and stderr apart. On stdout, the bar stays below the
-  # printed lines. A notebook does not report its width.
+  with warnings.catch_warnings():  # of a notebook that has no ipywidgets
+    warnings.simplefilter("ignore", tqdm.TqdmWarning)
+    from tqdm import auto
+  if auto.notebook_tqdm is not auto.std_tqdm:
+    return auto.tqdm(dynamic_ncols=True, **settings)
+  # Without widgets, the bar is text. A notebook shows stdout and stderr apart.
+  # On stdout, the bar stays below the printed lines. A notebook does not report
+  # its width.
   return tqdm.tqdm(file=sys.stdout, ncols=100, mininterval=0.5, **settings)
 
 
@@ -101,6 +108,10 @@ def track(
       shown.add()
 
 
+# The time left is in the postfix, as in a log's lines.
+_STEPS = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+
+
 class Progress:
   """A bar on a terminal or in a notebook, and plain lines in a log.
 
@@ -112,7 +123,8 @@ class Progress:
     self._shown = {"step": (start, time.monotonic())}  # last of each kind
     self._bar = None
     if processes.is_first():
-      self._bar = bar(total=total, initial=start, unit="step")
+      steps = {"total": total, "initial": start, "unit": "step"}
+      self._bar = bar(**steps, bar_format=_STEPS)
 
   def step(self) -> None:
     """Counts one step."""

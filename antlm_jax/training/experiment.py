@@ -95,6 +95,10 @@ class Run:
     # Phases end at whole steps, so the last step may be partly over it.
     return self.curriculum.steps - 1 >= epochs * self.order.steps_per_epoch
 
+  def tokens(self, step: int) -> int:
+    """Returns how many tokens, repeated or not, `step` steps see."""
+    return sum(self.order.taken(step).values()) * self.sources.rows.seq_len
+
   def words(self, step: int) -> float:
     """Returns how many words of text, repeated or not, `step` steps see."""
     # Rows count by their mean number: an epoch has the words of its text.

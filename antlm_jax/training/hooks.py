@@ -41,7 +41,7 @@ class Taken:
   step: int  # number of steps done with it
   batch: Batch  # its batch; of several processes, this one's part
   metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
-  timed: bool  # whether its time tells the speed: nothing was compiled
+  seconds: float  # that it and its data took; 0 if compiling hides them
 
   def here(self) -> "Taken":
     """Waits for the metrics and fetches them from the device."""
@@ -278,8 +278,10 @@ class Log(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tokens = self._work = 0.0  # of the steps since the last log line
-    self._begun = trainer.ledger.training
+    self._tipped = trainer.resumed
+    self._paused = None  # seconds of hooks before the first step
+    # Sums of the timed steps since the last log line, and of those before it.
+    self._timed, self._last = np.zeros(3), np.zeros(3)
 
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
@@ -287,15 +289,16 @@ class Log(Hook):
     for name in ("nats", "count", "weight", "lost_targets"):
       trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
     run, step = trainer.run, taken.step
-    if taken.timed:
+    if self._paused is None:
+      self._paused = trainer.ledger.paused
+    if taken.seconds:
       inputs, order = taken.batch.inputs, run.order
       full = order.at(step - 1).layout.batch_size
       tokens = sharding.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
-      self._tokens += tokens
       # The other processes' rows are taken to be like this process's.
       work = flops.train_step(run.model, taken.batch) / inputs.size
-      self._work += work * tokens
+      self._timed += tokens, work * tokens, taken.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
       lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
       values, shown = self._values(trainer, step)
@@ -309,7 +312,7 @@ class Log(Hook):
         trainer.progress.note("lost", step, f"{line}: {_LOST}")
       trainer.record(step, values)
       trainer.progress.show(step, " · ".join(shown))
-      self.start(trainer)
+      self._timed, self._last = np.zeros(3), self._timed
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""
@@ -324,22 +327,38 @@ class Log(Hook):
         values[f"train/{name}/loss"] = loss
         values[f"train/{name}/share"] = float(shares[k])
         shown.append(f"{name} {loss:.3f}")
-    if not self._tokens:
+    timed = self._timed
+    if step % trainer.config.log.every:
+      # The end: the time of a few steps may hide behind the line before.
+      timed = timed + self._last
+    tokens, work, seconds = timed.tolist()
+    if not tokens:
       return values, shown
-    seconds, devices = trainer.ledger.training - self._begun, jax.device_count()
-    rate = self._tokens / seconds
+    rate, devices = tokens / seconds, jax.device_count()
     values["train/tokens_per_second"] = rate
     values["train/tokens_per_second_per_device"] = rate / devices
     shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
     if chip := chips.of(jax.devices()[0]):
-      mfu = self._work / seconds / (chip.flops * devices)
+      mfu = work / seconds / (chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
-    tokens = trainer.config.train.batch_size * run.sources.rows.seq_len
-    left = (trainer.total - step) * tokens / rate
-    return values, [*shown, f"{units.duration(left)} left"]
+    if step < trainer.total:
+      left = self._left(trainer, step, rate)
+      shown.append(f"{units.duration(left)} left")
+      if not self._tipped and jax.process_count() == 1:
+        for line in summary.of_time(run, step, left):
+          progress.say(line)
+      self._tipped = True
+    return values, shown
+
+  def _left(self, trainer, step: int, rate: float) -> float:
+    """Returns the seconds to the end, with evaluations and saves as so far."""
+    run, ledger = trainer.run, trainer.ledger
+    tokens = run.tokens(trainer.total) - run.tokens(step)
+    pauses = (ledger.paused - self._paused) / ledger.training
+    return tokens / rate * (1 + pauses)
 
 
 class Trace(Hook):

@@ -1,6 +1,7 @@
 """The training loop: batches, a step, and the hooks around it."""
 
 import contextlib
+import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,9 +179,7 @@ class Trainer:
     # From here on, all processes look for a signal between steps.
     self._stop.waits = True
     while self.step < self.total:
-      with self.ledger.time("data"):
-        batch = next(batches)
-      self._take(batch)
+      self._take(batches)
       # Hooks need the state, and its loss must be good before it is saved. So
       # the host waits for the device, which may then idle.
       if any(hook.due(self) for hook in self.hooks):
@@ -196,9 +195,10 @@ class Trainer:
     if processes.is_first():
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
-      time = f"{duration(self.ledger.total)} ({self.ledger})"
-      if self.step > self._begun:
-        progress.say(f"\ndone: {self.total} steps in {time}\n")
+      if steps := self.step - self._begun:
+        of = f" of {self.step:,}" if self._begun else ""
+        time = f"{duration(self.ledger.total)} ({self.ledger})"
+        progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
       for line in (*table.splitlines(), *found["advice"]):
         progress.say(line)
       kept = {self.step: ""}
@@ -210,8 +210,11 @@ class Trainer:
     processes.agreed(0)  # the other processes end with the first
     return found
 
-  def _take(self, batch: Batch) -> None:
+  def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
+    before = self.ledger.training
+    with self.ledger.time("data"):
+      batch = next(batches)
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
@@ -224,16 +227,26 @@ class Trainer:
     new = update._cache_size() > compiled
     activity = "compile" if new else "steps"
     self.ledger.seconds[activity] += time.monotonic() - begun
-    self._settle()
+    # A CPU may take the step here, and an accelerator while `_settle` waits.
+    seconds = 0.0 if new else self.ledger.training - before
+    self._settle(hidden=new)
     self.step += 1
-    self._pending = Taken(self.step, batch, results, timed=not new)
+    self._pending = Taken(self.step, batch, results, seconds)
 
-  def _settle(self) -> None:
-    """Waits for the last step, checks its loss, and calls the hooks."""
+  def _settle(self, hidden: bool = False) -> None:
+    """Waits for the last step, checks its loss, and calls the hooks.
+
+    If `hidden`, the step may have run while the host compiled the next one.
+    """
     if self._pending is None:
       return
+    before = self.ledger.training
     with self.ledger.time("steps"):
       taken = self._pending.here()
+    seconds = 0.0
+    if taken.seconds and not hidden:
+      seconds = taken.seconds + self.ledger.training - before
+    taken = dataclasses.replace(taken, seconds=seconds)
     self._pending = None
     self._check(taken)
     for hook in self.hooks:

@@ -96,6 +96,12 @@ class Ledger:
     return self.seconds.get("data", 0.0) + self.seconds.get("steps", 0.0)
 
   @property
+  def paused(self) -> float:
+    """Seconds spent on evaluations, saves and other hooks."""
+    between = "evaluation", "checkpoint", "hooks"
+    return sum(self.seconds.get(activity, 0.0) for activity in between)
+
+  @property
   def total(self) -> float:
     """Seconds since the ledger was made."""
     return time.monotonic() - self._begun

@@ -1,15 +1,21 @@
 """Summary of a run: its settings, its results, and a page of both."""
 
+import contextlib
 import itertools
 import math
 import pathlib
+import shlex
+import shutil
 import string
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from antlm_jax import tables, units
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import FillInTheMiddle
 from antlm_jax.runtime import sharding
 from antlm_jax.training.experiment import Run
@@ -19,6 +25,9 @@ Rows = Mapping[int, Mapping[str, float]]  # values by step, as `metrics.by_step`
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _MOST_LINES = 5  # of the table; summary.json has all
+_MANY_EPOCHS = 50  # a longer run may be a slip
+_EPOCHS = 10  # that are often enough
+_LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _FEW_STEPS = 100  # a shorter run is a trial
 
 _PAGE = string.Template("""\
@@ -42,7 +51,7 @@ $uses
 
 ```python
 import antlm_jax
-model = antlm_jax.load("$workdir")
+model = antlm_jax.load($path)
 ```
 """)
 
@@ -63,6 +72,11 @@ def of_run(run: Run) -> Iterator[str]:
       f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
       " refuse more"
     )
+  if run.exceeds(_MANY_EPOCHS):
+    yield (
+      f"tip: {run.curriculum.steps:,} steps are {run.epochs:,.4g} epochs of the"
+      f" data: did you mean {_fewer(run)}?"
+    )
   if len(run.order.sources) > 1:
     taken = run.order.taken(run.curriculum.steps)
     each = (
@@ -77,8 +91,35 @@ def of_run(run: Run) -> Iterator[str]:
   if len(by_name) > 1:
     parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
   layers = "as a loop" if run.config.model.loops else "unrolled"
-  yield f"attention: {', '.join(parts)}; layers: {layers}"
+  yield f"model.attention={', '.join(parts)}; the layers run {layers}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
+
+
+def _fewer(run: Run) -> str:
+  """Returns a length that the user of a very long run may have meant."""
+  config = run.config
+  if not (config.train.epochs or config.train.steps):
+    with contextlib.suppress(UserError):  # it has a unit
+      text, known = f"{config.curriculum} steps", config.known_objectives
+      steps = curriculum.parse(text, known, 1).steps
+      if steps != run.curriculum.steps:  # counts of epochs
+        return f"{steps:,} steps, --config.curriculum='{text}'"
+  if config.train.epochs.is_integer() and config.train.epochs:
+    steps = int(config.train.epochs)
+    return f"{steps:,} steps, --config.train.steps={steps}"
+  few = max(1, round(_EPOCHS * run.order.steps_per_epoch))
+  return f"{few:,} steps, {_EPOCHS} epochs"
+
+
+def of_time(run: Run, step: int, left: float) -> Iterator[str]:
+  """Yields a tip if a run has many hours left, in seconds, after a step."""
+  if left > _LONG:
+    hourly = max(1, round((run.curriculum.steps - step) / left * 3600))
+    yield (
+      f"tip: {run.curriculum.steps:,} steps, {run.epochs:,.3g} epochs, take"
+      f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
+      " which take an hour?"
+    )
 
 
 def of_evaluation(values: Mapping[str, float]) -> str:
@@ -253,7 +294,7 @@ def page(
     held_out=tables.markdown(*table),
     advice="\n".join([*lines, "\n"]) if lines else "",
     uses="\n".join(_uses(run, workdir)),
-    workdir=workdir,
+    path=repr(str(workdir)),
   )
 
 
@@ -261,8 +302,7 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   """Yields names and values of a run's figures."""
   step, whole = found["steps"], run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
-  tokens = sum(run.order.taken(step).values()) * run.sources.rows.seq_len
-  yield "tokens seen", units.quantity(tokens)
+  yield "tokens seen", units.quantity(run.tokens(step))
   yield "words seen", units.quantity(run.words(step))
   yield "epochs", f"{step / run.order.steps_per_epoch:.3g}"
   yield "parameters", units.quantity(found["parameters"])
@@ -276,13 +316,26 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
-  of = f"--checkpoint={workdir}"
+  antlm, of = program(), f"--checkpoint={shlex.quote(str(workdir))}"
   if any(o.left_to_right for o in trained):
-    yield f'antlm generate {of} --prompt="..."'
+    yield f'{antlm} generate {of} --prompt="The"'
   if any(o.per_ratio for o in trained):
-    yield f'antlm fill {of} --text="..." --tokens=20 --temperature=0.8'
+    yield f'{antlm} fill {of} --text="The" --tokens=20 --temperature=0.8'
   if any(isinstance(o, FillInTheMiddle) for o in trained):
-    yield f'antlm generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
+    yield f'{antlm} generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
-    yield f'antlm fill {of} --text="... <mask> ..."'
-  yield f"antlm export {of} --output={workdir}-hf   # for transformers"
+    yield f'{antlm} fill {of} --text="The <mask> is here."'
+  output = shlex.quote(f"{workdir}-hf")
+  yield f"{antlm} export {of} --output={output}   # for transformers"
+
+
+def program() -> str:
+  """Returns the words that run `antlm` here: its path, if not on the PATH."""
+  script = pathlib.Path(sys.executable).parent / "antlm"
+  if shutil.which("antlm") == str(script):
+    return "antlm"
+  if not script.exists():
+    return f"{shlex.quote(sys.executable)} -m antlm_jax"
+  here = pathlib.Path.cwd()
+  near = script.relative_to(here) if script.is_relative_to(here) else script
+  return shlex.quote(str(near))
