@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
   ):
     """Returns the arguments, and the list of `--config.KEY=VALUE` words.
 
-    `meant` gives a hint at what an unknown word means.
+    `meant` returns a hint at the meaning of an unknown word.
     """
     args, rest = self.parse_known_args(argv)
     overrides, words = [], iter(rest)

@@ -236,7 +236,7 @@ class Trainer:
   def _settle(self, hidden: bool = False) -> None:
     """Waits for the last step, checks its loss, and calls the hooks.
 
-    If `hidden`, the step may have run while the host compiled the next one.
+    If `hidden`, the step may have run while the host compiled the next step.
     """
     if self._pending is None:
       return
