@@ -80,7 +80,11 @@ def nearest_rows(rows: int, parts: int) -> int:
 
 
 def settings_for(
-  topology: str, shape: Mapping[str, int], vocab_size: int, rows: int, length: int
+  topology: str,
+  shape: Mapping[str, int],
+  vocab_size: int,
+  rows: int,
+  length: int,
 ) -> dict[str, int]:
   """Returns the settings with which an encoder fits into a topology's memory.
 
