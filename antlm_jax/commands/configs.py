@@ -7,6 +7,7 @@ of the encoders' sizes leave out.
 
 import ast
 import dataclasses
+import types
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli, models, settings, tables
@@ -40,9 +41,7 @@ def _rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
     first = " ".join(about.partition("\n\n")[0].split())
     module = config_lib.module(path.stem)
     vocabulary = vocab_size or getattr(module, "VOCAB_SIZE", _VOCAB_SIZE)
-    sizes = getattr(module, "SIZES", ()) if first else ()
-    names = [f"{path.stem}:size={size}" for size in sizes] or [path.stem]
-    for name in names:
+    for name in _names(path.stem, module):
       try:
         config = config_lib.load(name)
       except UserError:  # it needs an argument, such as a model
@@ -53,6 +52,16 @@ def _rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
       length = _length(config)
       each = quantity(vocabulary)
       yield name, config.model.name, size, each, length, first
+
+
+def _names(stem: str, module: types.ModuleType) -> list[str]:
+  """Returns a config's name, or one for each size that it takes."""
+  names = [f"{stem}:size={size}" for size in getattr(module, "SIZES", ())]
+  try:
+    config_lib.load(names[0] if names else stem)
+  except UserError:  # SIZES are no sizes of an encoder, as in a study
+    return [stem]
+  return names or [stem]
 
 
 def _length(config: Config) -> str:

@@ -145,5 +145,5 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
     bucket = ["--workdir=runs/NAME", "--config.data.path=DATA"]
   given = {word.partition("=")[0] for word in words}
   bucket = [word for word in bucket if word.partition("=")[0] not in given]
-  lines = [shlex.join(part) for part in (start + ["--"], words, bucket) if part]
+  lines = [shlex.join(part) for part in ([*start, "--"], words, bucket) if part]
   return " \\\n  ".join(lines)
