@@ -18,7 +18,6 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.settings import setting
 from antlm_jax.units import quantity
 
-
 _VOCAB_SIZE = 16_000  # of configs without a VOCAB_SIZE of their own
 
 
