@@ -47,15 +47,18 @@ def stored() -> dict[tuple, dict]:
 
 
 def place_of(script: str, options: dict[str, str], arg: str) -> places.Place:
-  """Returns the devices of a launch's options; checks the config's topology."""
-  named = places.parse(re.search(r"topology=([\w:]+)", arg)[1])
+  """Returns the devices of a launch; a topology of the config names them."""
   if script == "slurm":
-    nodes, each = int(options["--nodes"]), int(options["--gpus"])
-    assert named.chips == nodes * each
+    found = places.parse(f"h100:{options['--nodes']}x{options['--gpus']}")
   else:
-    cloud = {"tpu_vm": "gcloud", "gke": "gke"}[script]
-    assert named.type(cloud) == options["--type"]
-  return named
+    kind, _, size = options["--type"].partition("-")
+    halved = script == "tpu_vm" and kind in ("v4", "v5p")
+    kind = {"v5litepod": "v5e"}.get(kind, kind)
+    found = places.parse(f"{kind}:{int(size) // (1 + halved)}")
+  if named := re.search(r"topology=([\w:]+)", arg):
+    named = places.parse(named[1])
+    assert (named.kind, named.chips) == (found.kind, found.chips)
+  return found
 
 
 @pytest.mark.parametrize("guide, line", LAUNCHES)

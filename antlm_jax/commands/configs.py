@@ -1,8 +1,8 @@
 """Lists the configs, with encoder, parameters and length of each.
 
 Load one by its name, `antlm train --config=NAME`, and read its file for its
-sources and arguments. Parameters include an untied output layer, which the names
-of the encoders' sizes leave out.
+sources and arguments. Parameters include an untied output layer, which the
+names of the encoders' sizes leave out.
 """
 
 import ast

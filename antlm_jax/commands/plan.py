@@ -78,7 +78,7 @@ class Plan:
     changes: Settings with which it fits, if it does not; `KEY=VALUE` each.
     advised: Its compiled steps with these.
     meshes: Ranked meshes and microbatches, if they were swept.
-    launch: Command that launches the run with what fits, if `fit`.
+    launch: Command that launches a run that fits; empty without `fit`.
   """
 
   about: Mapping[str, object]

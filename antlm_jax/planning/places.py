@@ -43,7 +43,7 @@ class Place:
 
   @property
   def chip(self) -> chips.Chip:
-    """Peaks of a chip; its memory is what programs may use."""
+    """Peaks of a device, with the memory that programs can use."""
     return chips.usable(KINDS[self.kind][0])
 
   @property
@@ -88,9 +88,9 @@ def settings_for(
 ) -> dict[str, int]:
   """Returns the settings with which an encoder fits into a topology's memory.
 
-  The memory of a device is the parameters, their gradients and AdamW's moments
-  (16 bytes a parameter; 20 if gradients add up over microbatches), and what
-  the policy `dots` saves of each layer, in bfloat16.
+  Memory holds parameters, gradients and AdamW's moments: 16 bytes
+  a parameter, or 20 if gradients add up over microbatches. It also holds the
+  activations that the policy `dots` saves in each layer, in bfloat16.
 
   Args:
     topology: Devices; see `parse`.
