@@ -24,7 +24,7 @@ LAUNCHES = [
 ]
 
 
-def needs(run: config.Config, place: places.Place) -> tuple:
+def needs(run: config.Config, place: places.Topology) -> tuple:
   """Returns what decides a device's memory."""
   parts = place.devices * run.train.microbatches
   fixed = {"attention": "auto"}
@@ -46,7 +46,7 @@ def stored() -> dict[tuple, dict]:
   return out
 
 
-def place_of(script: str, options: dict[str, str], arg: str) -> places.Place:
+def place_of(script: str, options: dict[str, str], arg: str) -> places.Topology:
   """Returns the devices of a launch; a topology of the config names them."""
   if script == "slurm":
     found = places.parse(f"h100:{options['--nodes']}x{options['--gpus']}")

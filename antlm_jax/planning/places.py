@@ -34,7 +34,7 @@ _WORKSPACE = 2 * 2**30  # the head's scores, and the compiler's own buffers
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Topology:
   """Devices of one topology, such as v5p:4x4x8 or h100:4x8."""
 
   kind: str  # key of KINDS
@@ -58,7 +58,7 @@ class Place:
     return pattern.format(chips=self.chips, cores=cores, shape=self.shape)
 
 
-def parse(topology: str) -> Place:
+def parse(topology: str) -> Topology:
   """Parses v5e:16x16, h100:8, or a number of chips, such as 256.
 
   Raises a UserError for another text.
@@ -71,7 +71,7 @@ def parse(topology: str) -> Place:
       " v5e:16x16, v5p:4x4x8 or h100:8, or a number of chips"
     )
   size = math.prod(map(int, shape.split("x")))
-  return Place(kind, shape if ":" in topology else "", size)
+  return Topology(kind, shape if ":" in topology else "", size)
 
 
 def nearest_rows(rows: int, parts: int) -> int:
