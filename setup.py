@@ -74,7 +74,7 @@ setuptools.setup(
     "ml-collections>=1.1",  # config files
     "numpy>=2.0",
     "optax>=0.2.8",  # optimizers
-    "orbax-checkpoint>=0.12",  # checkpoints
+    "orbax-checkpoint>=0.12,<1",  # checkpoints
     "packaging",  # on use: antlm doctor
     "protobuf>=6.31.1",  # tensorflow-metadata 1.21 does not declare it
     "pyarrow>=18.1",  # on use: Parquet files
@@ -103,9 +103,11 @@ setuptools.setup(
     ],
     # Runs and data in Google Cloud Storage, on machines without TPUs.
     "gcs": ["gcsfs>=2026.4"],
-    # Libraries that open exported models, and that tests compare scores with.
-    # This version of torch has a CPU wheel.
-    "hf": [
+    # Libraries that open exported models.
+    "hf": ["torch>=2.9", "transformers>=5.23,<6"],
+    # Libraries that tests and benchmarks compare with. This version of torch
+    # has a CPU wheel.
+    "test-hf": [
       "accelerate>=1.15",
       "gguf>=0.19",
       "lm_eval>=0.4.13",

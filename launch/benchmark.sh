@@ -13,7 +13,7 @@ case "${1:-}" in
   -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
-launch/setup.sh hf
+launch/setup.sh test-hf
 # Large pages for all libraries (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 export TF_CPP_MIN_LOG_LEVEL=2 TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1

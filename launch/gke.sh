@@ -49,6 +49,8 @@ do_run() {
   case "${option[type]}" in
     v4-*) generation=v4 ;;
     v5litepod-*) generation=v5e ;;
+    v5e-*) fail "--type=${option[type]}: Google calls it \
+v5litepod-${option[type]#*-}" ;;
     v5p-*) generation=v5p ;;
     v6e-*) generation=v6e ;;
     tpu7x-*) generation=tpu7x

@@ -9,6 +9,14 @@
 # interrupted study; --help lists all options.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
+case " $* " in
+  *" --help "* | *" -h "*)
+    if [ ! -x "$root/.venv/bin/python" ]; then
+      sed -n '2,9s/^# \{0,1\}//p' "$0"
+      echo "After $root/launch/setup.sh evals, --help lists all options."
+      exit 0
+    fi ;;
+esac
 venv="$root/.venv/bin/python" python="${PYTHON:-python3}" ready=yes
 if [ -x "$venv" ]; then
   python="$venv"

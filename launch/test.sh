@@ -42,7 +42,7 @@ if [ "${1:-}" = --mosaic ]; then
   done
   exit
 fi
-extras="test,hf,notebook,wandb,datatrove,docs,libtpu,cuda-compiler"
+extras="test,test-hf,notebook,wandb,datatrove,docs,libtpu,cuda-compiler"
 case "${1:-}" in
   --nightly) select=() && shift ;;
   --all) select=(-m "not nightly") && shift ;;

@@ -56,6 +56,8 @@ generation() {
   case "${option[type]}" in
     v4-*) echo v4 ;;
     v5litepod-*) echo v5e ;;
+    v5e-*) fail "--type=${option[type]}: Google calls it \
+v5litepod-${option[type]#*-}" ;;
     v5p-*) echo v5p ;;
     v6e-*) echo v6e ;;
     tpu7x*) fail "--type=${option[type]}: TPU VMs have v4 to v6e; for tpu7x \
@@ -107,7 +109,10 @@ look() {
     state=NOT_FOUND
   else
     state=UNKNOWN
-    note "${told##*$'\n'}"
+    note "$told"
+    # Waiting mends a lost connection, but no missing project, zone or login.
+    [[ ! $told =~ required\ property|PERMISSION_DENIED|active\ account ]] ||
+      exit 1
   fi
 }
 
@@ -271,8 +276,10 @@ case "${words[0]}" in
   status)
     look
     [ "${option[dry_run]}" = yes ] || echo "$name is $state"
-    [ "$state" != ACTIVE ] ||
-      remote all all "antlm_jax/launch/tpu_worker.sh status" ;;
+    case "$state" in
+      ACTIVE) remote all all "antlm_jax/launch/tpu_worker.sh status" ;;
+      UNKNOWN | NOT_FOUND) exit 1 ;;
+    esac ;;
   stop) remote all all "antlm_jax/launch/tpu_worker.sh stop" ;;
   delete)
     quiet=()

@@ -193,6 +193,8 @@ esac
     (("tpu_vm", "create", "A b", "--type=v4-8"), "at most 40 small letters"),
     (("tpu_vm", "create", "a"), "which TPU?"),
     (("tpu_vm", "create", "a", "--type=v9-8"), "--type=v9-8: must be"),
+    (("tpu_vm", "create", "a", "--type=v5e-256"), "calls it v5litepod-256"),
+    (("gke", "run", "a", "--type=v5e-8", *TRAINING), "calls it v5litepod-8"),
     (("tpu_vm", "create", "a", "--type=tpu7x-4x4x4"), "launch/gke.sh"),
     (("tpu_vm", "create", "a", "--type"), "--type needs a value"),
     (("tpu_vm", "create", "a", "--spot=1"), "--spot takes no value"),
@@ -339,7 +341,13 @@ def test_shellcheck_finds_nothing():
   assert done.returncode == 0, done.stdout
 
 
-GUIDES = "gke", "local", "slurm", "tpu_vm"  # pages whose commands run dry
+GUIDES = (
+  "gke",
+  "local",
+  "slurm",
+  "tpu_vm",
+  "train_encoders",
+)  # pages whose commands run dry
 
 
 def guides() -> list[tuple[str, str]]:

@@ -1,11 +1,13 @@
 """Lists the configs, with encoder, parameters and length of each.
 
 Load one by its name, `antlm train --config=NAME`, and read its file for its
-sources and arguments.
+sources and arguments. Parameters include an untied output layer, which the
+names of the encoders' sizes leave out.
 """
 
 import ast
 import dataclasses
+import types
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli, models, settings, tables
@@ -16,28 +18,49 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.settings import setting
 from antlm_jax.units import quantity
 
+_VOCAB_SIZE = 16_000  # of configs without a VOCAB_SIZE of their own
+
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
   """Arguments of the command."""
 
-  vocab_size: int = setting(
-    16_000, "Vocabulary size of the counted models", least=260, most=2**24
+  vocab_size: int | None = setting(
+    None,
+    "Vocabulary size of the counted models (default: the config's own, or"
+    " 16,000)",
+    least=260,
+    most=2**24,
   )
 
 
-def _rows(vocab_size: int) -> Iterator[tuple[str, ...]]:
+def _rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
   for path in sorted(config_lib.CONFIGS.glob("*.py")):
     about = ast.get_docstring(ast.parse(path.read_text("utf-8")))
     first = " ".join(about.partition("\n\n")[0].split())
-    try:
-      config = config_lib.load(path.stem)
-    except UserError:  # it needs an argument, such as a model
-      yield path.stem, "", "", "", first
-      continue
-    model = models.build(config.model, vocab_size)
-    size = quantity(model.size)
-    yield path.stem, config.model.name, size, _length(config), first
+    module = config_lib.module(path.stem)
+    vocabulary = vocab_size or getattr(module, "VOCAB_SIZE", _VOCAB_SIZE)
+    for name in _names(path.stem, module):
+      try:
+        config = config_lib.load(name)
+      except UserError:  # it needs an argument, such as a model
+        yield name, "", "", "", "", first
+        continue
+      model = models.build(config.model, vocabulary)
+      size = quantity(model.size)
+      length = _length(config)
+      each = quantity(vocabulary)
+      yield name, config.model.name, size, each, length, first
+
+
+def _names(stem: str, module: types.ModuleType) -> list[str]:
+  """Returns a config's name, or one for each size that it takes."""
+  names = [f"{stem}:size={size}" for size in getattr(module, "SIZES", ())]
+  try:
+    config_lib.load(names[0] if names else stem)
+  except UserError:  # SIZES are no sizes of an encoder, as in a study
+    return [stem]
+  return names or [stem]
 
 
 def _length(config: Config) -> str:
@@ -58,11 +81,5 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(description=__doc__)
   settings.add_arguments(parser, Listing)
   size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
-  head = (
-    "config",
-    "encoder",
-    f"parameters (vocabulary {quantity(size)})",
-    "length",
-    "purpose",
-  )
+  head = ("config", "encoder", "parameters", "vocabulary", "length", "purpose")
   print(tables.text(list(_rows(size)), head))

@@ -28,7 +28,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.planning import search, where
+from antlm_jax.planning import places, search, where
 from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
@@ -62,6 +62,9 @@ class Planning:
   )
   sweep: bool = setting(False, "Rank meshes and numbers of microbatches")
   budget: float = setting(3600.0, "Time limit of the sweep, in seconds")
+  fit: bool = setting(
+    False, "Use the nearest batch size that divides, and print the launch"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -75,6 +78,7 @@ class Plan:
     changes: Settings with which it fits, if it does not; `KEY=VALUE` each.
     advised: Its compiled steps with these.
     meshes: Ranked meshes and microbatches, if they were swept.
+    launch: Command that launches a run that fits; empty without `fit`.
   """
 
   about: Mapping[str, object]
@@ -83,6 +87,7 @@ class Plan:
   changes: tuple[str, ...] = ()
   advised: tuple[Estimate, ...] = ()
   meshes: tuple[Mapping[str, object], ...] = ()
+  launch: str = ""
 
   @property
   def fits(self) -> bool:
@@ -115,13 +120,16 @@ class Plan:
       return sweep_table(self.meshes)
     out = [table(self.programs)]
     if self.fits:
-      return "\n".join([*out, f"{self.steps:,} steps: {_time(self.programs)}"])
+      out.append(f"{self.steps:,} steps: {_time(self.programs)}")
+      return "\n".join([*out, *filter(None, [self.launch])])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
       out.append(f"does not fit, but does with\n  {flags}")
     else:
       out.append(f"does not fit, nor with any setting tried; the last: {flags}")
-    return "\n".join([*out, table(self.advised)] if self.advised else out)
+    if self.advised:
+      out.append(table(self.advised))
+    return "\n".join([*out, *filter(None, [self.launch])])
 
   def to_json(self) -> dict[str, object]:
     """Returns all of it as plain JSON."""
@@ -145,6 +153,7 @@ def plan(
   pieces: int = Planning.pieces,
   sweep: bool = False,
   budget: float = Planning.budget,
+  fit: bool = False,
   quiet: bool = False,
   **settings: Setting,
 ) -> Plan:
@@ -160,6 +169,8 @@ def plan(
     pieces: Documents in a row, without `data.path`.
     sweep: Rank meshes and microbatches instead.
     budget: Time limit of the sweep, in seconds.
+    fit: Use the nearest batch size that the devices divide, and print the
+      command that launches the run.
     quiet: Show nothing.
     **settings: Settings by their names, as for `train`.
 
@@ -173,6 +184,8 @@ def plan(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
+  if fit:
+    settings |= _dividing(config, settings, len(devices))
   pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)
   with progress.quietly(quiet):
     run = pod.run()
@@ -193,11 +206,31 @@ def plan(
         f"--budget={budget:g} seconds ended before any program was compiled"
       )
     found = tuple(estimate_all(run, run.programs(), forecasts=True))
+    words = [f"--config={about['config']}", *about["overrides"]]
     if all(e.memory.fits for e in found):
-      return result(programs=found)
+      line = places.launch(topology, slices, words) if fit else ""
+      return result(programs=found, launch=line)
     progress.say("does not fit: trying settings that need less memory")
     changes, seen = search.advise(pod, run, found)
-    return result(programs=found, changes=changes, advised=tuple(seen))
+    advice = result(programs=found, changes=changes, advised=tuple(seen))
+    if fit and advice.advice_fits:
+      words += [f"--config.{change}" for change in changes]
+      line = places.launch(topology, slices, words)
+      advice = dataclasses.replace(advice, launch=line)
+    return advice
+
+
+def _dividing(
+  config: str | os.PathLike[str] | Config,
+  settings: Mapping[str, Setting],
+  devices: int,
+) -> dict[str, Setting]:
+  """Returns the nearest batch size that the devices divide, if it differs."""
+  found = config_lib.given(config, settings)
+  parts = devices * found.train.microbatches // max(1, found.mesh.tensor)
+  rows = places.nearest_rows(found.train.batch_size, parts)
+  same = rows == found.train.batch_size
+  return {} if same else {"train.batch_size": rows}
 
 
 def table(found: Sequence[Estimate]) -> str:

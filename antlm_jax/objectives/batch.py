@@ -61,9 +61,13 @@ class Layout:
   def __post_init__(self):
     parts = self.microbatches * self.shards
     if not 1 <= self.batch_size <= MOST_ROWS or self.batch_size % parts:
+      below = min(self.batch_size, MOST_ROWS) // parts * parts
+      near = [n for n in (below, below + parts) if 1 <= n <= MOST_ROWS]
+      near = " or ".join(map(str, near)) or "fewer devices or microbatches"
       raise UserError(
         f"batch_size={self.batch_size} is not a positive multiple of"
-        f" microbatches x data shards = {self.microbatches} x {self.shards}"
+        f" microbatches x data shards = {self.microbatches} x {self.shards}:"
+        f" use {near}"
       )
     if self.local is None:
       object.__setattr__(self, "local", tuple(range(self.shards)))

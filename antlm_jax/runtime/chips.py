@@ -70,15 +70,18 @@ def of(device: jax.Device) -> Chip | None:
   A GPU's memory is the share that JAX takes.
   """
   known = kind(device.device_kind)
-  if known is None:
-    return None
+  return None if known is None else usable(known)
+
+
+def usable(known: str) -> Chip:
+  """Returns what programs can use of one device of a kind of `CHIPS`."""
   chip = CHIPS[known]
   share = {
     name: getattr(chip, name) / chip.devices
     for name in ("flops", "bandwidth", "link", "dcn")
   }
   memory = chip.memory // chip.devices
-  if device.platform == "gpu":
+  if not known.startswith("TPU"):
     taken = float(os.environ.get("XLA_CLIENT_MEM_FRACTION", _TAKEN))
     memory = int(memory * taken)
   return dataclasses.replace(chip, memory=memory, **share)

@@ -11,7 +11,7 @@ to` the least and the greatest, and `best` the ratio of the best turns of each.
 `compile` is by how much our first call was longer; a case `anew` compiles in
 every call.
 
-It needs the packages of `.[hf]`.
+It needs the packages of `.[test-hf]`.
 """
 
 import dataclasses

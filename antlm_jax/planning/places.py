@@ -1,0 +1,149 @@
+"""Topologies by name: their chips, names in each cloud, and launch commands.
+
+It needs no compiler. `settings_for` chooses rows, mesh and microbatches by
+arithmetic; `antlm plan` compiles them, and `plan --fit` corrects them.
+"""
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import chips
+
+# Key of `chips.CHIPS`, then the type of N chips in gcloud and in GKE. A type
+# of `{cores}` counts two cores for each chip.
+KINDS = {
+  "v4": ("TPU v4", "v4-{cores}", "v4-{chips}"),
+  "v5e": ("TPU v5e", "v5litepod-{chips}", "v5litepod-{chips}"),
+  "v5p": ("TPU v5", "v5p-{cores}", "v5p-{chips}"),
+  "v6e": ("TPU v6", "v6e-{chips}", "v6e-{chips}"),
+  "tpu7x": ("TPU7x", "", "tpu7x-{shape}"),
+  "h100": ("NVIDIA H100", "", ""),
+  "h200": ("NVIDIA H200", "", ""),
+  "b200": ("NVIDIA B200", "", ""),
+}
+_SMALLEST = "v5e"  # the chip with the least memory, for a bare number of chips
+# Rows of 2,048 tokens of a device in one microbatch. They fill its matrix
+# units, and the stored plans have as many.
+_MOST_TOKENS = 9 * 2048
+_SPARE = 0.85  # share of the memory that the arithmetic below may fill
+_WORKSPACE = 2 * 2**30  # the head's scores, and the compiler's own buffers
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """Devices of one topology, such as v5p:4x4x8 or h100:4x8."""
+
+  kind: str  # key of KINDS
+  shape: str  # 4x4x8; empty for a bare number of chips
+  chips: int  # number of chips
+
+  @property
+  def chip(self) -> chips.Chip:
+    """Peaks of a device, with the memory that programs can use."""
+    return chips.usable(KINDS[self.kind][0])
+
+  @property
+  def devices(self) -> int:
+    """Number of devices that JAX shows."""
+    return self.chips * self.chip.devices
+
+  def type(self, cloud: str) -> str:
+    """Returns its type in `gcloud` or `gke`; empty if it has none there."""
+    pattern = KINDS[self.kind][{"gcloud": 1, "gke": 2}[cloud]]
+    cores = 2 * self.chips
+    return pattern.format(chips=self.chips, cores=cores, shape=self.shape)
+
+
+def parse(topology: str) -> Topology:
+  """Parses v5e:16x16, h100:8, or a number of chips, such as 256.
+
+  Raises a UserError for another text.
+  """
+  kind, _, shape = topology.rpartition(":")
+  kind = kind if shape != topology else _SMALLEST
+  if kind not in KINDS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+    raise UserError(
+      f"unknown topology {topology!r}: write a chip and a shape, such as"
+      " v5e:16x16, v5p:4x4x8 or h100:8, or a number of chips"
+    )
+  size = math.prod(map(int, shape.split("x")))
+  return Topology(kind, shape if ":" in topology else "", size)
+
+
+def nearest_rows(rows: int, parts: int) -> int:
+  """Returns the multiple of `parts` nearest to `rows`; the larger of two."""
+  return max(1, (2 * rows + parts) // (2 * parts)) * parts
+
+
+def settings_for(
+  topology: str,
+  shape: Mapping[str, int],
+  vocab_size: int,
+  rows: int,
+  length: int,
+) -> dict[str, int]:
+  """Returns the settings with which an encoder fits into a topology's memory.
+
+  Memory holds parameters, gradients and AdamW's moments: 16 bytes
+  a parameter, or 20 if gradients add up over microbatches. It also holds the
+  activations that the policy `dots` saves in each layer, in bfloat16.
+
+  Args:
+    topology: Devices; see `parse`.
+    shape: Layers, width, mlp_width, heads and kv_heads of the encoder.
+    vocab_size: Number of tokens V; embedding and head are untied.
+    rows: Preferred number of rows of a batch.
+    length: Number of tokens in a row.
+  """
+  place = parse(topology)
+  devices, limit = place.devices, _SPARE * place.chip.memory
+  width, mlp, layers = shape["width"], shape["mlp_width"], shape["layers"]
+  kv = 2 * width * shape["kv_heads"] // shape["heads"]
+  body = layers * (width * (2 * width + kv) + 3 * width * mlp)
+  parameters = body + 2 * vocab_size * width
+  rows = nearest_rows(rows, devices)
+  each = rows // devices
+  microbatches = next(
+    n for n in range(1, each + 1)
+    if each % n == 0 and each // n * length <= max(_MOST_TOKENS, length)
+  )  # fmt: skip
+  saved = 2 * layers * length * (4 * width + kv + 2 * mlp)
+  state = parameters * (16 if microbatches == 1 else 20)
+  needed = _WORKSPACE + saved * each // microbatches
+  fsdp = 1
+  if needed + state > limit:
+    fsdp = math.gcd(math.gcd(devices, width), 64)
+  return {
+    "train.batch_size": rows,
+    "train.microbatches": microbatches,
+    "mesh.fsdp": fsdp,
+  }
+
+
+def launch(topology: str, slices: int, words: Sequence[str]) -> str:
+  """Returns the command that launches a training on a topology.
+
+  TPUs are TPU VMs where Google has them, and GKE otherwise; GPUs are Slurm's.
+  """
+  place = parse(topology)
+  many = [f"--slices={slices}"] if slices > 1 else []
+  bucket = ["--workdir=gs://BUCKET/NAME", "--config.data.path=gs://BUCKET/DATA"]
+  if place.type("gcloud"):
+    start = ["./launch/tpu_vm.sh", "run", "NAME"]
+    start += [f"--type={place.type('gcloud')}", *many, "--rerun"]
+  elif place.type("gke"):
+    start = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
+    start += many
+  else:
+    nodes, _, each = place.shape.rpartition("x")
+    start = ["./launch/slurm.sh", "run", "NAME"]
+    start += [f"--nodes={nodes or 1}", f"--gpus={each}"]
+    bucket = ["--workdir=runs/NAME", "--config.data.path=DATA"]
+  given = {word.partition("=")[0] for word in words}
+  bucket = [word for word in bucket if word.partition("=")[0] not in given]
+  lines = [shlex.join(part) for part in ([*start, "--"], words, bucket) if part]
+  return " \\\n  ".join(lines)

@@ -1,0 +1,205 @@
+"""Documented launches can start: rows, memory, data, tokenizer and names."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+
+import pytest
+
+from antlm_jax import config, models
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.planning import places
+from tests.launching import LAUNCH, ROOT, launch, run, write_script
+from tests.test_launch import dry, guides
+
+RESULTS = ROOT / "evals/benchmarks/results"
+STORED = [*RESULTS.glob("plan-*.json"), *RESULTS.glob("step-*-after.json")]
+LAUNCHES = [
+  (guide, line)
+  for guide, line in guides()
+  if re.match(r"\./launch/(tpu_vm|gke|slurm)\.sh run ", line)
+]
+
+
+def needs(run: config.Config, place: places.Topology) -> tuple:
+  """Returns what decides a device's memory."""
+  parts = place.devices * run.train.microbatches
+  fixed = {"attention": "auto"}
+  model = tuple(sorted({**config.settings.to_dict(run.model), **fixed}.items()))
+  each = run.train.batch_size / parts
+  return place.kind, run.mesh.fsdp, each, run.train.microbatches > 1, model
+
+
+def stored() -> dict[tuple, dict]:
+  """Returns the plans that fit, by `needs`; two documents a row."""
+  out = {}
+  for path in STORED:
+    plan = json.loads(path.read_text())
+    train = [p for p in plan["programs"] if p["steps"]]
+    if plan.get("pieces") == 2 and all(p["memory"]["fits"] for p in train):
+      made = config.load(str(ROOT / "configs/encoders.py") + ":" + plan[
+        "config"].partition(":")[2], plan["overrides"])  # fmt: skip
+      out[needs(made, places.parse(plan["topology"]))] = plan
+  return out
+
+
+def place_of(script: str, options: dict[str, str], arg: str) -> places.Topology:
+  """Returns the devices of a launch; a topology of the config names them."""
+  if script == "slurm":
+    found = places.parse(f"h100:{options['--nodes']}x{options['--gpus']}")
+  else:
+    kind, _, size = options["--type"].partition("-")
+    halved = script == "tpu_vm" and kind in ("v4", "v5p")
+    kind = {"v5litepod": "v5e"}.get(kind, kind)
+    found = places.parse(f"{kind}:{int(size) // (1 + halved)}")
+  if named := re.search(r"topology=([\w:]+)", arg):
+    named = places.parse(named[1])
+    assert (named.kind, named.chips) == (found.kind, found.chips)
+  return found
+
+
+@pytest.mark.parametrize("guide, line", LAUNCHES)
+def test_a_documented_launch_can_start(guide, line):
+  """Catches rows that do not divide, too little memory, other data."""
+  words = shlex.split(line)
+  script = words[0].split("/")[-1].removesuffix(".sh")
+  assert dry(script, *words[1:])
+  own, training = words[: words.index("--")], words[words.index("--") + 1 :]
+  options = dict(w.split("=", 1) for w in own if "=" in w)
+  given = dict(w.split("=", 1) for w in training)
+  spec = given.pop("--config")
+  overrides = [f"{k}={v}" for k, v in given.items() if "--config." in k]
+  made = config.load(str(ROOT / spec), overrides)
+  place = place_of(script, options, spec)
+  Layout(made.train.batch_size, made.train.microbatches, place.devices)
+  assert needs(made, place) in stored(), "no stored plan shows that it fits"
+  # The data are those that the road's page prepares for this config.
+  page = (ROOT / "docs/how_to/train_encoders.md").read_text()
+  page = page.replace("\\\n", " ")
+  (prepare,) = re.findall(r"^antlm prepare .*$", page, re.M)
+  made_by = dict(w.split("=", 1) for w in shlex.split(prepare)[2:])
+  assert made_by["--tokenizer"].startswith("EuroBERT/")
+  assert made_by["--seq_len"] == str(made.model.max_seq_len)
+  assert (made_by["--packing"], made_by["--boundary"]) == ("chunks", "eos")
+  copied = re.search(r"storage cp --recursive (\S+) (gs://\S+)", page)
+  assert copied[1] == made_by["--output"]
+  assert made.data.path == copied[1 if script == "slurm" else 2]
+
+
+def test_there_are_launches_on_the_four_topologies():
+  """Catches a page whose launches the test above no longer finds."""
+  lines = " ".join(line for _, line in LAUNCHES)
+  for topology in ("v5e:16x16", "v6e:16x16", "v5p:4x4x8", "h100:8"):
+    assert f"topology={topology} " in lines
+
+
+def test_the_table_of_encoders_is_that_of_its_plans():
+  """Catches hours or memory of another plan than the one that a row names."""
+  text = (ROOT / "docs/explanation/planning.md").read_text()
+  rows = re.findall(r"^\| (?:210M|610M|1B) \| \w+:.*$", text, re.M)
+  assert len(rows) >= 8
+  for row in rows:
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    (
+      size,
+      topology,
+      batch,
+      fsdp,
+      micro,
+      pieces,
+      tokens,
+      memory,
+      _,
+      hours,
+      name,
+    ) = cells  # fmt: skip
+    plan = json.loads((RESULTS / f"{name.strip('`')}.json").read_text())
+    train = [p for p in plan["programs"] if p["steps"]]
+    made = config.load(
+      f"{ROOT}/configs/encoders.py:{plan['config'].partition(':')[2]}",
+      plan["overrides"],
+    )
+    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in train)
+    needed = max(p["memory"]["needed"] for p in train) / 2**30
+    found = (f"size={size}" in plan["config"], plan["topology"])
+    assert found == (True, topology)
+    assert (int(fsdp), int(pieces)) == (plan["mesh"]["fsdp"], plan["pieces"])
+    assert int(micro) == made.train.microbatches
+    assert int(batch.replace(",", "")) == train[0]["rows"]
+    count = train[0]["rows"] * train[0]["seq_len"]
+    assert int(tokens.replace(",", "")) == count
+    assert memory == f"{needed:.1f} GiB" and hours == f"{seconds / 3600:.1f} h"
+
+
+@pytest.mark.parametrize("topology", ["256", "v5e:16x16", "h100:8", "v6e:2x4"])
+@pytest.mark.parametrize("size", ["210M", "610M", "1B"])
+def test_encoders_take_a_topology(topology, size):
+  """Catches settings of the config's own that a batch or a mesh refuses."""
+  spec = f"{ROOT}/configs/encoders.py:size={size},topology={topology}"
+  made, place = config.load(spec), places.parse(topology)
+  Layout(made.train.batch_size, made.train.microbatches, place.devices)
+  assert place.devices % made.mesh.fsdp == 0
+  assert abs(made.train.batch_size - 1152) <= place.devices / 2
+  assert made.model.width % made.mesh.fsdp == 0
+  assert models.build(made.model, 128_256).size > 3e8
+
+
+def test_a_batch_that_does_not_divide_proposes_the_nearest():
+  """Catches an error without a remedy, after the queue of a pod."""
+  with pytest.raises(UserError, match="use 1024 or 1280"):
+    Layout(1152, 1, 256)
+  with pytest.raises(UserError, match=r"use 16$"):
+    Layout(3, 2, 8)
+
+
+def test_the_table_of_names_is_that_of_the_code():
+  """Catches a chip whose name in a cloud differs from plan's launch."""
+  text = (ROOT / "docs/how_to/tpu_vm.md").read_text()
+  rows = re.findall(r"^\| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.M)
+  assert len(rows) == 5
+  for chips, gcloud, gke, topology in rows:
+    place = places.parse(topology)
+    assert place.chips == int(chips) and place.type("gke") == gke
+    assert (place.type("gcloud") or "-") == gcloud
+
+
+@pytest.mark.parametrize("topology", ["v5p:4x4x8", "tpu7x:4x4x4", "h100:4x8"])
+def test_the_launch_that_plan_prints_runs(topology):
+  """Catches a printed launch that its launcher refuses."""
+  line = places.launch(topology, 1, ["--config=configs/a.py"])
+  words = shlex.split(line.replace("\\\n", " ").replace("NAME", "name"))
+  script = words[0].split("/")[-1].removesuffix(".sh")
+  assert dry(script, *words[1:])
+  assert len([w for w in words if w.startswith("--config.data.path")]) == 1
+
+
+def test_status_without_a_project_shows_the_whole_error(tmp_path):
+  """Catches a status of 0, or the last line alone, when gcloud fails."""
+  error = (
+    "echo 'ERROR: (gcloud) The required property [project] is not set.' >&2\n"
+    "echo 'You may set it with: gcloud config set project' >&2\nexit 1\n"
+  )
+  write_script(tmp_path / "gcloud", error)
+  env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+  for command in ("status", "setup"):
+    done = launch("tpu_vm", command, "first", "--poll=0", env=env)
+    assert done.returncode == 1
+    assert "required property [project]" in done.stderr
+    assert "gcloud config set project" in done.stderr
+
+
+@pytest.mark.parametrize(
+  "name",
+  sorted(
+    p.name for p in LAUNCH.glob("*.sh") if p.stem not in ("common", "slurm_job")
+  ),
+)
+def test_help_on_a_fresh_clone_installs_nothing(name, tmp_path):
+  """Catches a launcher that installs before it prints its help."""
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  done = run(tmp_path / "launch" / name, "--help")
+  assert done.returncode == 0 and done.stdout and not done.stderr
+  assert not (tmp_path / ".venv").exists()
