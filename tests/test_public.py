@@ -14,7 +14,7 @@ from tests import runs
 ROOT = pathlib.Path(__file__).parent.parent
 FUNCTIONS = (
   "prepare train load score perplexity generate fill embed finetune predict"
-  " evaluate export import_model merge compare sweep plan"
+  " evaluate export import_model compare sweep plan"
 )
 
 
