@@ -30,7 +30,7 @@ else
   config="${CONFIG:-configs/babylm_small.py}"
   prompt="The" masked="The <mask> is here."
 fi
-$python -m antlm_jax.train --config="$config" --workdir="$run/train" \
+$python -m antlm_jax train --config="$config" --workdir="$run/train" \
   --config.data.path="$run/data"
 if [ -z "$text" ]; then
   for mode in causal mlm; do
