@@ -16,8 +16,6 @@ import ast
 import functools
 import importlib
 import pathlib
-import sys
-import types
 
 __version__ = "0.2.0"
 
@@ -38,14 +36,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
   return [*_homes(), "__version__"]
-
-
-class _Package(types.ModuleType):
-  def __setattr__(self, name: str, value: object) -> None:
-    # Importing the module `train` would set an attribute of its name, but
-    # `antlm_jax.train` must stay the function.
-    if not (name == "train" and isinstance(value, types.ModuleType)):
-      super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -3,7 +3,6 @@
 from antlm_jax.attention import attend as attend
 from antlm_jax.commands.export import export as export
 from antlm_jax.commands.import_ import import_model as import_model
-from antlm_jax.commands.merge import merge as merge
 from antlm_jax.commands.plan import plan as plan
 from antlm_jax.commands.prepare import prepare as prepare
 from antlm_jax.commands.train import Trained as Trained

@@ -98,16 +98,16 @@ spent="$(cat "$runs/spent" 2>/dev/null || echo 0)" # seconds of earlier calls
 status=0 tried=''
 for scale in ${scales//,/ }; do
   asked=(--scale="$scale" ${rows:+--rows="$rows"}) times="$runs/times/$scale"
-  case "$scale" in # one process steps all seeds of a row
-    8m) size=8m together=13 ;;
-    24m) size=24m together=4 ;;
-    97m) size=97M together=1 ;;
-    8m_shrink) size=tiny together=13 ;; # to try this script out
+  case "$scale" in
+    8m) size=8m ;;
+    24m) size=24m ;;
+    97m) size=97M ;;
+    8m_shrink) size=tiny ;; # to try this script out
     *) fail "--scales: '$scale' is not 8m, 24m, 97m or 8m_shrink" ;;
   esac
   if [ ! -e "$times" ]; then
     "$python" -m antlm_jax.evals.benchmarks.train_step --sizes="$size" \
-      --batches=clm,mlm --seconds=2 --together="$together" --output="$times" ||
+      --batches=clm,mlm --seconds=2 --output="$times" ||
       fail "a step of $scale has no time: see above"
   fi
   mkdir -p "$output/$scale"

@@ -59,7 +59,7 @@ v5litepod-${option[type]#*-}" ;;
     *) fail "--type=${option[type]}: must be v4-N, v5litepod-N, v5p-N, v6e-N \
 or tpu7x-AxBxC" ;;
   esac
-  local image=() training=(python -m antlm_jax.train "${rest[@]}") command=""
+  local image=() training=(python -m antlm_jax train "${rest[@]}") command=""
   if [ -n "${option[image]}" ]; then
     image=("--image=${option[image]}")
   else

@@ -39,7 +39,7 @@ else
   prompt="The" masked="The <mask> is here."
 fi
 heading "2. Train: predict next tokens (clm) and masked tokens (mlm)"
-$python -m antlm_jax.train --config="$config" --workdir="$run/train" \
+$python -m antlm_jax train --config="$config" --workdir="$run/train" \
   --config.data.path="$run/data"
 if [ -z "$text" ]; then
   heading "3. Test: choose the right sentence of each pair (50 % is chance)"

@@ -32,7 +32,7 @@ fi
 # After the first task ends, the others have five minutes to finish saving, or
 # to notice that a peer has died.
 launch/rerun.sh "--tries=$tries" --end_on_75 srun --kill-on-bad-exit=0 \
-  --wait=300 .venv/bin/python -m antlm_jax.train "${@:2}" &
+  --wait=300 .venv/bin/python -m antlm_jax train "${@:2}" &
 child=$!
 await "$child"
 

@@ -168,7 +168,7 @@ do_start() {
   local command=(env JAX_COORDINATOR_PORT=8476)
   command+=("$(flags "$(generation)" "${option[slices]}")")
   command+=(launch/rerun.sh "--tries=${option[tries]}"
-    .venv/bin/python -m antlm_jax.train "${rest[@]}")
+    .venv/bin/python -m antlm_jax train "${rest[@]}")
   everywhere "started|running already" \
     "antlm_jax/launch/tpu_worker.sh start $(quote "${command[@]}")"
 }

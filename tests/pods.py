@@ -107,7 +107,7 @@ def caching(folder) -> dict[str, str]:
 def training(workdir, data, *overrides: str, **options) -> Training:
   """Starts to train the small model; `options` are those of `Training`."""
   args = runs.train_args(workdir, data, *SMALL, *overrides)
-  command = runs.command("antlm_jax.train", *args)
+  command = runs.command("antlm_jax", "train", *args)
   return Training(command, f"{workdir}.pid", **options)
 
 

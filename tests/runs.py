@@ -110,9 +110,9 @@ def train(
   args = train_args(workdir, data, *overrides)
   if not devices:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      main("antlm_jax.train", *args)
+      main("antlm_jax.commands.train", *args)
     return subprocess.CompletedProcess(args, 0, printed.getvalue())
-  done = run("antlm_jax.train", *args, devices=devices)
+  done = run("antlm_jax", "train", *args, devices=devices)
   assert done.returncode == 0, done.stderr
   return done
 

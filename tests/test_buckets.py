@@ -68,7 +68,7 @@ def ended(workdir, data, moment) -> tuple[int, str, str]:
   """Starts a run and stops it by SIGTERM once `moment()` is true."""
   args = runs.train_args(workdir, data, *ARGS)
   process = subprocess.Popen(
-    runs.command("antlm_jax.train", *args),
+    runs.command("antlm_jax", "train", *args),
     cwd=runs.ROOT,
     text=True,
     stdout=subprocess.PIPE,
@@ -159,7 +159,7 @@ def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
   options, found = {"count": 2, "cache": tmp_path / "cache"}, {}
   for url in ("gs://bucket/two", str(tmp_path / "two")):
     args = runs.train_args(url, data, *pods.SMALL, *sizes)
-    command = runs.command("antlm_jax.train", *args)
+    command = runs.command("antlm_jax", "train", *args)
     status, out = pods.Training(command, tmp_path / "pids", **options).end()
     assert status == 0, out
     found[url] = pods.losses(url)
@@ -170,7 +170,7 @@ def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
 
 def test_a_missing_bucket_is_told_in_one_line(gcs, prepared):
   args = runs.train_args("gs://nowhere/run", prepared)
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  line = runs.error_of(runs.run("antlm_jax", "train", *args))
   assert "gs://nowhere/run" in line and "no such bucket" in line
 
 

@@ -43,7 +43,7 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   words = [f"--config=detour:model={folder},steps=30,decay=0.4"]
   words += [f"--workdir={tmp_path}/run", f"--config.data.path={tmp_path}/data"]
   words += ["--config.train.batch_size=8", "--config.eval.every=0"]
-  runs.main("antlm_jax.train", *words)
+  runs.main("antlm_jax.commands.train", *words)
   data = tmp_path / "my.csv"
   halves = (s.split() for s in sentences[:300])
   rows = [f"{' '.join(w[::2])},{' '.join(w[1::2])}" for w in halves if w[3:]]

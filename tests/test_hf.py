@@ -670,10 +670,10 @@ def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
     f"--config.data.path={tmp_path / 'data'}",
   )
   keep = "--config.init.optimizer=keep"
-  kept = runs.refused("antlm_jax.train", *words, keep)
+  kept = runs.refused("antlm_jax.commands.train", *words, keep)
   assert "init.optimizer=reset" in kept
   # A rate of 0 changes no parameter. The mask's new embedding is the mean.
-  runs.main("antlm_jax.train", *words, "--config.schedule.peak_lr=0")
+  runs.main("antlm_jax.commands.train", *words, "--config.schedule.peak_lr=0")
   assert f"starting from {path}" in capsys.readouterr().out
   new, old = (load(tmp_path / name) for name in ("new", "run"))
   assert (old.tokenizer.mask_id, new.tokenizer.mask_id) == (None, 400)

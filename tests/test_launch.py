@@ -70,7 +70,7 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   assert remote[:3] == ["antlm_jax/launch/tpu_worker.sh", "start", "env"]
   (flags,) = [x for x in remote if x.startswith("LIBTPU_INIT_ARGS=")]
   assert flags.count("--xla") == 2
-  program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax.train"
+  program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax train"
   at = remote.index("launch/rerun.sh")
   assert remote[at:] == [*program.split(), *TRAINING[1:]]
 
@@ -95,7 +95,7 @@ def test_gke_starts_a_workload_that_is_run_again():
   assert (env, buffering) == ("env", "PYTHONUNBUFFERED=1")
   assert flags.startswith("LIBTPU_INIT_ARGS=--xla")
   assert flags.endswith("data_parallel_all_reduce_opt=true")
-  start = [".venv/bin/python", "-m", "antlm_jax.train"]
+  start = [".venv/bin/python", "-m", "antlm_jax", "train"]
   assert program == [*start, *TRAINING[1:]]
   # Kubernetes requires an ascending list with a maximum of 255.
   statuses = [int(x) for x in values["--restart-on-exit-codes"].split(",")]
@@ -110,7 +110,7 @@ def test_gke_takes_an_image_as_it_is():
   (line,) = [x for x in command if x.startswith("--command=")]
   program = shlex.split(line.removeprefix("--command="))
   assert program[:2] == ["exec", "env"]
-  assert program[4:7] == ["python", "-m", "antlm_jax.train"]
+  assert program[4:8] == ["python", "-m", "antlm_jax", "train"]
 
 
 def test_a_slurm_job_has_a_task_for_each_gpu():

@@ -26,7 +26,9 @@ LOSS = "eval/clm/loss"
 @pytest.fixture(scope="module")
 def run(prepared, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("longer") / "run"
-  runs.main("antlm_jax.train", *runs.train_args(workdir, prepared, *PHASE))
+  runs.main(
+    "antlm_jax.commands.train", *runs.train_args(workdir, prepared, *PHASE)
+  )
   return workdir
 
 
@@ -63,7 +65,9 @@ def test_a_resumed_run_crosses_the_change_exactly(run, prepared, tmp_path):
   """Also catches held-out losses with another base."""
   copy = shutil.copytree(run, tmp_path / "copy")
   shutil.rmtree(copy / "checkpoints" / "8")
-  runs.main("antlm_jax.train", *runs.train_args(copy, prepared, *PHASE))
+  runs.main(
+    "antlm_jax.commands.train", *runs.train_args(copy, prepared, *PHASE)
+  )
   assert runs.same_params(run, copy)
   assert runs.logged(run, LOSS) == runs.logged(copy, LOSS)
 
@@ -81,7 +85,7 @@ def test_a_run_starts_from_it_with_its_base_or_another(
       tmp_path / name, prepared, "curriculum=4C steps", "eval.objectives=C"
     )
     args[0] = f"--config={name}:shrink,model={start}{base}"
-    runs.main("antlm_jax.train", *args)
+    runs.main("antlm_jax.commands.train", *args)
     losses.append(runs.logged(tmp_path / name, LOSS)[0])
   before = runs.logged(run, LOSS)[step]
   assert math.isclose(losses[0], before, rel_tol=1e-6)
@@ -102,7 +106,7 @@ def test_an_encoder_without_rope_refuses_a_base(prepared, tmp_path):
   )
   args = runs.train_args(tmp_path / "run", prepared, *PHASE)
   args[0] = f"--config={config}:shrink"
-  told = runs.refused("antlm_jax.train", *args)
+  told = runs.refused("antlm_jax.commands.train", *args)
   assert "ltg_bert has no RoPE: leave out :base=" in told
 
 

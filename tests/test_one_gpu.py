@@ -62,18 +62,6 @@ def test_results_are_packed_by_row_and_set(tmp_path):
   assert lines[:2] == ["row,seed,step,eval/clm/loss", "babyllama_c,0,4,2.5"]
 
 
-@pytest.mark.slow
-def test_a_step_of_several_runs_is_timed(tmp_path):
-  """All runs' tokens count, and all get a state."""
-  words = "--sizes=tiny", "--batches=clm", "--seconds=0.01"
-  train_step.main([*words, "--together=3", f"--output={tmp_path}"])
-  (path,) = tmp_path.glob("*.json")
-  (row,) = json.loads(path.read_text())["rows"]
-  assert row["runs"] == 3 and "error" not in row
-  tokens = row["tokens_per_second"] * row["seconds"]
-  assert tokens == pytest.approx(3 * 4 * 64)
-
-
 def test_the_steps_of_a_config_are_timed(tmp_path):
   """Each kind of batch has a row, with the settings of the command line."""
   words = "--vocab_size=64", "--seq_len=16", "--seconds=0.01", "--steps=1"

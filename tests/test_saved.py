@@ -73,7 +73,7 @@ def test_weights_alone_are_a_checkpoint(foreign):
 
 def test_an_absent_optimizer_cannot_be_kept(foreign, prepared, tmp_path):
   args = runs.train_args(tmp_path, prepared, f"init.checkpoint={foreign[0]}")
-  message = runs.refused("antlm_jax.train", *args)
+  message = runs.refused("antlm_jax.commands.train", *args)
   assert str(foreign[0]) in message and "no optimizer's state" in message
   assert "init.optimizer=reset" in message
 

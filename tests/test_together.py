@@ -1,6 +1,5 @@
 """Several runs in one process equal single runs, in steps and in files."""
 
-import concurrent.futures
 import dataclasses
 import functools
 import shlex
@@ -21,8 +20,8 @@ from tests import helpers, runs
 STEPS = 4
 
 
-def test_a_step_of_several_runs_is_a_step_of_each():
-  """Catches seeds, rates or batches that leak between the lanes of a step."""
+def test_runs_share_programs_with_their_own_seeds_and_rates():
+  """Catches a run that compiles anew, or has another run's seed or rate."""
   model = helpers.model(layers=1, dropout=0.2)
   own = helpers.train_step(model, optimizer=AdamW().build(model.axes))
   steps = [
@@ -33,23 +32,18 @@ def test_a_step_of_several_runs_is_a_step_of_each():
   ]
   sources = [helpers.source("C:M=1:1", seed=seed) for seed in (0, 1)]
   mesh = sharding.Mesh().build(jax.devices()[:1])
-  lanes = together.Lanes(steps, mesh, at_once=2)
-
-  def train(lane: int) -> list:
-    programs, found = lanes.programs(lane), []
-    with lanes.turn, jax.set_mesh(mesh):
-      state = programs.init()
-      # The second run ends first.
-      for number in range(STEPS - lane):
-        batch = sharding.place(mesh, sources[lane][number])
-        state, results = programs.update(state, batch)
+  programs = together.shared_programs(steps, mesh)
+  both = []
+  for source, own in zip(sources, programs, strict=True):
+    found = []
+    with jax.set_mesh(mesh):
+      state = own.init()
+      for number in range(STEPS):
+        batch = sharding.place(mesh, source[number])
+        state, results = own.update(state, batch)
         found.append(jax.device_get((state.params, results)))
-      lanes.leave(lane)
-    return found
-
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    both = [*pool.map(train, range(2))]
-  assert [len(found) for found in both] == [STEPS, STEPS - 1]
+    both.append(found)
+  assert programs[1].update._cache_size() == 1
   for step, source, found in zip(steps, sources, both, strict=True):
     state, update = jax.jit(step.init)(), jax.jit(step.update)
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6)

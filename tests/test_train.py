@@ -157,7 +157,7 @@ def ended(workdir, prepared, moment, by=signal.SIGKILL):
   """
   words = runs.train_args(workdir, prepared, *LONG)
   process = subprocess.Popen(
-    runs.command("antlm_jax.train", *words),
+    runs.command("antlm_jax", "train", *words),
     cwd=runs.ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -298,7 +298,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
   args = runs.train_args(tmp_path / "run", prepared, *override.split(";"))
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   for word in words:
     assert word in line
   assert not (tmp_path / "run").exists()
@@ -315,7 +315,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   words += f" --tokenizer={tmp_path}/tokenizer.json"
   runs.main("antlm_jax.commands.prepare", *words.split())
   args = runs.train_args(tmp_path / "both", data)
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   # The removed token leaves a gap, so that antlm cannot add a mask.
   assert "cannot add <mask> to the tokenizer as token 260" in line
   done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
@@ -345,7 +345,7 @@ def test_microbatches_may_change_when_a_run_goes_on(copy, whole, prepared):
 
 def test_a_workdir_of_another_config_is_refused(copy, prepared):
   args = runs.train_args(copy, prepared, *LONG, "schedule.peak_lr=0.5")
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   assert "schedule.peak_lr was 0.003, is 0.5" in line
   kept = json.loads((copy / "config.json").read_text())
   assert kept["schedule"]["peak_lr"] == 0.003
@@ -357,7 +357,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
 ):
   args = "schedule.peak_lr=1e30 schedule.warmup_steps=0 optimizer.clip=0"
   args = runs.train_args(tmp_path, prepared, *LONG, *args.split())
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   assert "stopped before saving" in line and "at step" in line
   assert "there is no good checkpoint" in line
   assert not (tmp_path / "checkpoints").exists()
@@ -369,7 +369,7 @@ def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
   args = runs.train_args(copy, prepared, *LONG)
   with saving.locked(copy):
     before = snapshot(copy)
-    line = runs.refused("antlm_jax.train", *args)
+    line = runs.refused("antlm_jax.commands.train", *args)
     assert snapshot(copy) == before
   for word in (f"{copy} is in use by process", str(os.getpid()), "since 20"):
     assert word in line
@@ -381,7 +381,7 @@ def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
 def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
   other = f"init.checkpoint={whole}", "model.width=48", "model.dropout=0.1"
   args = runs.train_args(tmp_path / "run", prepared, *other)
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   assert f"{whole / 'checkpoints' / '60'} is of another model" in line
   assert "model.width was 32, is 48" in line
   assert not (tmp_path / "run").exists()
@@ -403,7 +403,7 @@ def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
   (copy / "config.json").write_text('{"model": ')
   with (copy / "metrics.jsonl").open("a") as file:
     file.write('\0\0\n[1]\n{"steps": 3}\n{"step": "x"}\nnull\n{"step": 5')
-  runs.main("antlm_jax.train", *runs.train_args(copy, prepared, *LONG))
+  runs.main("antlm_jax.commands.train", *runs.train_args(copy, prepared, *LONG))
   assert runs.same_params(copy, whole)
   assert losses(copy) == losses(whole)
   assert json.loads((copy / "config.json").read_text())["seed"] == 0
@@ -461,7 +461,7 @@ def test_a_step_that_is_not_whole_is_set_aside(copy, whole, prepared):
 def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, small_disk):
   disk, keep = small_disk(3072), (*LONG, "checkpoint.keep_last=20")
   args = runs.train_args(disk / "run", prepared, *keep)
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  line = runs.error_of(runs.run("antlm_jax", "train", *args))
   assert "No space left" in line and "last good checkpoint is step" in line
   assert load(disk / "run").step == int(line.rpartition("step ")[2])
 
@@ -471,7 +471,7 @@ def test_a_file_in_the_checkpoints_place_ends_the_run(prepared, tmp_path):
   run.mkdir()
   (run / "checkpoints").write_text("")
   args = runs.train_args(run, prepared, "curriculum=1C steps", "eval.rows=0")
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  line = runs.error_of(runs.run("antlm_jax", "train", *args))
   folder = run / "checkpoints"
   assert f"cannot write step 1 under {folder}: File exists" in line
   assert line.endswith("; the last good checkpoint is none")

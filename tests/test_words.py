@@ -75,7 +75,9 @@ def test_milestones_stay_and_are_exported_as_revisions(
     "checkpoint.keep_last=1",
   )
   run, output = tmp_path / "run", tmp_path / "out"
-  runs.main("antlm_jax.train", *runs.train_args(run, prepared, *settings))
+  runs.main(
+    "antlm_jax.commands.train", *runs.train_args(run, prepared, *settings)
+  )
   steps = load(run).milestones
   assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
   assert set(checkpoint.steps(run)) == {*steps.values(), 12}

@@ -111,6 +111,6 @@ def test_a_writer_that_is_not_installed_is_told(
 ):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   args = runs.train_args(tmp_path / "run", prepared, "log.writers=wandb")
-  line = runs.refused("antlm_jax.train", *args)
+  line = runs.refused("antlm_jax.commands.train", *args)
   assert "pip install 'antlm_jax[wandb]'" in line
   assert not (tmp_path / "run").exists()

@@ -10,7 +10,6 @@ COMMANDS = {
   "fill": "antlm_jax.commands.fill",
   "export": "antlm_jax.commands.export",
   "import": "antlm_jax.commands.import_",
-  "merge": "antlm_jax.commands.merge",
   "configs": "antlm_jax.commands.configs",
   "doctor": "antlm_jax.commands.doctor",
   "toy_english": "antlm_jax.data.toy_english",

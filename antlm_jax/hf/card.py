@@ -38,7 +38,6 @@ This folder has the {encoder} model with {attention} attention. {origin}
 - [AntLM: Bridging Causal and Masked Language Models](https://arxiv.org/abs/2412.03275)
 - [Should We Still Pretrain Encoders with Masked Language Modeling?](https://arxiv.org/abs/2507.00994)
 """
-_MERGED = "antlm_jax merged other models into it, without training: {merged}."
 _FOREIGN = "antlm_jax imported its weights and did not train them."
 _TRAINED = (
   "antlm_jax trained it with the curriculum `{curriculum}`. One transformer"
@@ -142,9 +141,7 @@ def card(
     eval_results=own,
   )
   origin = _TRAINED.format(curriculum=loaded.config.curriculum)
-  if loaded.merged and not loaded.task:
-    origin = _MERGED.format(merged=loaded.merged)
-  elif not loaded.data:
+  if not loaded.data:
     origin = _FOREIGN
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)

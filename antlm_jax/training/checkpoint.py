@@ -57,7 +57,6 @@ class Meta:
   # Tokens that end a text; if empty, the tokenizer's `</s>` does.
   ends: tuple[int, ...] = ()
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  merged: str = ""  # the models that it was merged from, in a line
 
   @property
   def encoder(self) -> EncoderConfig:

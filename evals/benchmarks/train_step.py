@@ -5,8 +5,7 @@
       --vocab_size=8192 --seq_len=128
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
-that are as unevenly frequent as words. With --together=N, one program takes a
-step of N runs, as `antlm_jax.training.together` does. The batches:
+that are as unevenly frequent as words. The batches:
 - clm: causal rows of one document each;
 - mlm: bidirectional rows of one document each, 15 % of the tokens targets;
 - packed: as clm, but about five documents of random lengths in a row;
@@ -138,42 +137,18 @@ def step_times(
   return np.diff(ends[warmup:])
 
 
-def several(train_step: TrainStep, mesh, runs: int) -> tuple:
-  """Returns the programs of runs with other seeds that train together.
-
-  They are as `jitted`'s, with a tuple of states and batches, one for each run.
-  """
-  from antlm_jax.training import together  # it needs ml_collections
-
-  steps = [dataclasses.replace(train_step, seed=seed) for seed in range(runs)]
-  lanes = together.Lanes(steps, mesh, at_once=runs)
-
-  def init() -> tuple:
-    return tuple(lanes.programs(lane).init() for lane in range(runs))
-
-  def update(states: tuple, batches: tuple) -> tuple:
-    return tuple(
-      zip(*lanes.step(np.arange(runs), states, batches), strict=True)
-    )
-
-  return init, jax.jit(update, donate_argnums=0), None
-
-
 def measure(
-  train_step, programs, mesh, example: Batch, args: "Timings", runs: int = 1
+  train_step, programs, mesh, example: Batch, args: "Timings"
 ) -> dict:
   """Times one case, under `jax.set_mesh`; returns its part of the results.
 
-  `programs` are those of `jitted`, or of `several` for several runs. `error`
-  says why a case has no time.
+  `programs` are those of `jitted`. `error` says why a case has no time.
   """
   out, device, (init, step, _) = {}, mesh.devices.flat[0], programs
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
     placed, state = sharding.place(mesh, example), init()
-    if runs > 1:
-      placed = (placed,) * runs
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
     out["compile_seconds"] = time.perf_counter() - begun
@@ -190,9 +165,9 @@ def measure(
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]
   else:
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
-    out["tokens_per_second"] = runs * example.inputs.size / out["seconds"]
+    out["tokens_per_second"] = example.inputs.size / out["seconds"]
     if chip := chips.of(device):
-      done = runs * flops.train_step(model, example) / out["seconds"]
+      done = flops.train_step(model, example) / out["seconds"]
       out["mfu"] = float(done / (chip.flops * mesh.size))
   peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
   if device.platform == "cpu":
@@ -206,22 +181,18 @@ def measure_size(name: str, args: "Timings", mesh) -> Iterator[dict]:
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
   config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
   train_step, shards = make_step(config), sharding.data_shards(mesh)
-  runs = args.together
   layout = Layout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
-  if runs > 1:
-    programs = several(train_step, mesh, runs)
   for batch in args.batches:
     example = make_example(batch, layout, length, vocab_size)
     yield {
       "size": name,
       "batch": batch,
-      "runs": runs,
       "rows": layout.batch_size,
       "seq_len": length,
       "parameters": train_step.model.size,
       "remat": remat,
-      **measure(train_step, programs, mesh, example, args, runs),
+      **measure(train_step, programs, mesh, example, args),
     }
 
 
@@ -241,7 +212,6 @@ def measure_config(args: "Timings", overrides: Sequence[str]) -> Iterator[dict]:
     yield {
       "size": args.config,
       "batch": program.name,
-      "runs": 1,
       "rows": micro * rows,
       "microbatches": micro,
       "seq_len": length,
@@ -256,7 +226,6 @@ def measure_config(args: "Timings", overrides: Sequence[str]) -> Iterator[dict]:
 _COLUMNS = {
   "size": 5,
   "batch": 6,
-  "runs": (4, str, "runs"),
   "rows x tokens": (13, "{} x {}".format, "rows", "seq_len"),
   "attention": 10,
   "step": (9, units.milliseconds, "seconds"),
@@ -280,9 +249,6 @@ class Timings:
   )
   seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
   steps: int = setting(5, "Smallest number of timed steps", least=1, most=_MOST)
-  together: int = setting(
-    1, "Number of runs of which one program takes a step", least=1, most=256
-  )
   config: str = setting("", "Name or path of a config to time instead of sizes")
   vocab_size: int = setting(
     128_256, "Vocabulary size of --config's rows", least=2, most=2**24
@@ -313,7 +279,7 @@ def main(argv) -> None:
     rows = measure_config(args, overrides)
   place = args.output, f"step {device} {args.config}"
   with jax.set_mesh(mesh):
-    rows = common.report(rows, *place, _COLUMNS, "<<><<>", **about)
+    rows = common.report(rows, *place, _COLUMNS, "<<<<>", **about)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
     sys.exit(1)
 
