@@ -223,12 +223,14 @@ def test_an_unforeseen_error_is_not_explained():
 def test_configs_lists_each_with_its_size_and_length(capsys):
   configs.main(["--vocab_size=1000"])
   head, *lines = capsys.readouterr().out.splitlines()
-  assert "parameters (vocabulary 1k)" in head
+  assert head.split()[2:4] == ["parameters", "vocabulary"]
   rows = {line.split()[0]: line for line in lines}
-  assert rows.keys() == {path.stem for path in config.CONFIGS.glob("*.py")}
+  stems = {path.stem for path in config.CONFIGS.glob("*.py")}
+  assert {name.partition(":")[0] for name in rows} == stems
   for name, words in {
     "antlm_babyllama": ("llama", "24 epochs"),
     "gpt_bert": ("ltg_bert", "7,812 steps"),
+    "encoders:size=1B": ("970M", " 1k ", "42,000 steps"),
     "continued": ("Continues a model",),  # its size depends on that model
   }.items():
     assert all(word in rows[name] for word in words), rows[name]

@@ -25,7 +25,7 @@ LAUNCHES = [
 
 
 def needs(run: config.Config, place: places.Topology) -> tuple:
-  """Returns what decides a device's memory."""
+  """Returns the properties that decide a device's memory."""
   parts = place.devices * run.train.microbatches
   fixed = {"attention": "auto"}
   model = tuple(sorted({**config.settings.to_dict(run.model), **fixed}.items()))
@@ -97,7 +97,7 @@ def test_there_are_launches_on_the_four_topologies():
 
 
 def test_the_table_of_encoders_is_that_of_its_plans():
-  """Catches hours or memory of another plan than the one that a row names."""
+  """Catches hours or memory of another plan than the plan that a row names."""
   text = (ROOT / "docs/explanation/planning.md").read_text()
   rows = re.findall(r"^\| (?:210M|610M|1B) \| \w+:.*$", text, re.M)
   assert len(rows) >= 8
