@@ -74,7 +74,7 @@ def of(device: jax.Device) -> Chip | None:
 
 
 def usable(known: str) -> Chip:
-  """Returns the part of one device of a kind of `CHIPS` that programs can use."""
+  """Returns the usable part of one device of a kind of `CHIPS`."""
   chip = CHIPS[known]
   share = {
     name: getattr(chip, name) / chip.devices
