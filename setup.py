@@ -103,8 +103,8 @@ setuptools.setup(
     ],
     # Runs and data in Google Cloud Storage, on machines without TPUs.
     "gcs": ["gcsfs>=2026.4"],
-    # Libraries that open exported models.
-    "hf": ["torch>=2.9", "transformers>=5.23,<6"],
+    # Libraries that open exported models, and GGUF files.
+    "hf": ["gguf>=0.19", "torch>=2.9", "transformers>=5.23,<6"],
     # Libraries that tests and benchmarks compare with. This version of torch
     # has a CPU wheel.
     "test-hf": [
