@@ -13,6 +13,7 @@ reports the losses without the folders. Needs the extra `evals`: pip install
 'antlm_jax[evals]'.
 """
 
+import argparse
 import collections
 import importlib.util
 import pathlib
@@ -25,8 +26,7 @@ from antlm_jax.evals import design
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   add(
@@ -45,7 +45,12 @@ def main(argv: Sequence[str]) -> None:
     choices=PIPELINES,
     help="Pipeline whose scores of pairs count; the most used by default",
   )
-  args = parser.parse_args(argv)
+  return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  args = _arguments(argv)
   for name in ("jinja2", "pandas"):
     if importlib.util.find_spec(name) is None:
       raise UserError(

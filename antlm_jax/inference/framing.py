@@ -45,10 +45,8 @@ class TextModel:
   @functools.cached_property
   def mask_names(self) -> set[str]:
     """Names of a mask in texts; none if there is no mask token."""
-    if self.tokenizer.mask_id is None:
-      return set()
-    own = tokenizers.Tokenizer.from_str(self.tokenizer.to_json())
-    return {MASK, own.id_to_token(self.tokenizer.mask_id)}
+    own = self.tokenizer.mask_token
+    return set() if own is None else {MASK, own}
 
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.runtime import files, progress
+from antlm_jax.runtime.records import MARK
 
-_MARK = "\ufeff"  # byte-order mark, which WNUT-17 has in its lines
 _DOCUMENT = "-DOCSTART-"
 # Number of a word in CoNLL-U, or of a range or an empty node.
 _ID = re.compile(r"(\d+)([-.]\d+)?")
@@ -100,7 +100,7 @@ def _blocks(path: str) -> Sentences:
   # Not splitlines: U+2028 and the like may be part of a word. Windows may write
   # \r\r\n at the end of one line.
   for line in re.split("\r*\n|\r", text):
-    line = line.replace(_MARK, "").strip(" ")
+    line = line.replace(MARK, "").strip(" ")  # WNUT-17 has marks in its lines
     lines.append(line if line.strip() else "")
   tabs = any("\t" in line for line in lines if line[:1] != "#")
   divider = re.compile("\t" if tabs else " +")
