@@ -2,6 +2,7 @@
 
 import collections
 import os
+import pathlib
 import signal
 import subprocess
 import tempfile
@@ -43,6 +44,20 @@ def optimizations(request):
   spared, name = of not in OPTIMIZED.split(), "JAX_DISABLE_MOST_OPTIMIZATIONS"
   os.environ[name] = str(int(spared))
   jax.config.update(name.lower(), spared)
+
+
+# Linux allows a process 65,530 memory maps, and a compiled program needs some of
+# them. Beyond that, the compiler aborts the process.
+MOST_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+  """Drops compiled programs after a test file if the process has very many."""
+  yield
+  maps = pathlib.Path("/proc/self/maps").read_text()
+  if maps.count("\n") > MOST_MAPS:
+    jax.clear_caches()
 
 
 @pytest.hookimpl(tryfirst=True)
