@@ -2,7 +2,7 @@
 
 A study is a config file with `ROWS` and `SCALES` by name, and a `get_config`
 whose argument takes `row`, `scale` and `seed`. configs/antlm_table.py and
-configs/clm_or_mlm.py are studies. `evals.study` makes them.
+configs/clm_or_mlm.py are studies. evals/study.py makes them.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
   antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
-`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`).
+`--runs` holds ROW/SEED/ for the rows of the study's config (evals/study.py).
 Each is the folder of a training run, with evaluations in its `evals/`. The
 report lists missing results.
 

@@ -2,10 +2,10 @@
 
     ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-A study is a config file (`evals.design`): configs/clm_or_mlm.py compares CLM
+A study is a config file (evals/design.py): configs/clm_or_mlm.py compares CLM
 with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
 2412.03275). Trainings that begin in the same way share that part, which is
-trained once (`evals.branches`). Jobs whose results exist are skipped, so the
+trained once (evals/branches.py). Jobs whose results exist are skipped, so the
 same command resumes after any interruption. --minutes stops the study by
 itself, with exit status 75. --together=N puts up to N trainings of a row, or N
 evaluations, into one process, which saves their start. --dry_run prints the

@@ -57,13 +57,13 @@ without=
 case "$status" in
   124 | 137) without=--without=mosaic ;; # it hangs, so time only its peers
 esac
-part attention 200 "$python" -m evals.benchmarks.attention \
+part attention 200 "$python" -m antlm_jax.evals.benchmarks.attention \
   ${without:+"$without"} \
   --shapes=610M,wide,97M --masks=packed,mixed,causal,full --rounds=10 \
   --output="$folder"
 part tests 140 "$python" -m tests.test_gpu '^test_(?!our_kernel)'
 # Uses the rest of the 10 minutes, and writes each number at once.
-part step $((580 - SECONDS)) "$python" -m evals.benchmarks.train_step \
+part step $((580 - SECONDS)) "$python" -m antlm_jax.evals.benchmarks.train_step \
   --seconds=1 --output="$folder"
 
 echo "== files"

@@ -46,8 +46,8 @@ def optimizations(request):
   jax.config.update(name.lower(), spared)
 
 
-# Linux allows a process 65,530 memory maps, and a compiled program needs some of
-# them. Beyond that, the compiler aborts the process.
+# Linux allows a process 65,530 memory maps, and a compiled program needs some.
+# Beyond that, the compiler aborts the process.
 MOST_MAPS = 20_000
 
 

@@ -91,7 +91,7 @@ def train_args(workdir, data, *overrides: str) -> list[str]:
 def score(run, data, output: pathlib.Path, *options: str, task: str) -> dict:
   """Scores a task of zero-shot evaluation; returns the summary."""
   where = f"--checkpoint={run}", f"--data={data}", f"--output={output}"
-  main("evals.score", f"--task={task}", *where, *options)
+  main("antlm_jax.evals.score", f"--task={task}", *where, *options)
   return summary(output)
 
 

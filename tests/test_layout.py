@@ -30,6 +30,20 @@ def loaded(*modules: str) -> set[str]:
   return set(output(code).split())
 
 
+def test_evals_has_one_name():
+  """A second name would give each registry twice, without a word."""
+  code = "import runpy; runpy.run_module('evals.score')"
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    **{"capture_output": True, "text": True, "cwd": structure.ROOT},
+  )
+  assert done.returncode == 1
+  assert done.stderr.splitlines()[-1] == (
+    "ImportError: import antlm_jax.evals instead of evals:"
+    " it is a part of antlm_jax"
+  )
+
+
 @pytest.fixture(scope="module")
 def commands():
   texts = {n: p.read_text("utf-8") for n, p in structure.modules().items()}
@@ -65,7 +79,7 @@ print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
 
 def test_the_gpus_check_needs_few_packages():
   """launch/gpu_check.sh names the packages."""
-  modules = ("tests.test_gpu", "evals.benchmarks.attention")
+  modules = ("tests.test_gpu", "antlm_jax.evals.benchmarks.attention")
   others = "array_record grain ml_collections safetensors tensorflow_datasets"
   others = {*others.split(), "tokenizers", "tqdm"}
   assert not loaded(*modules) & (others | HEAVY)

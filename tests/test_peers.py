@@ -77,7 +77,12 @@ def test_every_case_runs_and_finds_the_same(tmp_path):
   # `runs.run` would turn the peers' warnings into errors.
   done = subprocess.run(
     [
-      *(sys.executable, "-m", "evals.benchmarks.peers", "--sizes=tiny"),
+      *(
+        sys.executable,
+        "-m",
+        "antlm_jax.evals.benchmarks.peers",
+        "--sizes=tiny",
+      ),
       *("--limit=2", "--rounds=1", f"--output={tmp_path}"),
     ],
     cwd=runs.ROOT,

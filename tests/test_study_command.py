@@ -34,7 +34,7 @@ SCALES = {
     Text(64, 32),
     (
       Evaluation("pairs", "eval blimp", ("--data={data}", "--mode={mode}"), 1),
-      Evaluation("tuning", "evals.finetune", ("{attention}",), looks=True),
+      Evaluation("tuning", "eval finetune", ("{attention}",), looks=True),
     ),
     ("pairs",),
   ),
@@ -261,7 +261,7 @@ def data(tmp_path):
 )
 def test_bad_input_is_told(data, tmp_path, args, words):
   args = [f"--data={data}", f"--runs={tmp_path}/runs", *args]
-  assert words.format(data=data) in runs.refused("evals.study", *args)
+  assert words.format(data=data) in runs.refused("antlm_jax.evals.study", *args)
   assert not (tmp_path / "runs").exists()
 
 
@@ -270,12 +270,12 @@ def test_the_evaluations_folder_is_looked_at_first(data, tmp_path):
     ([], "--data is missing: the folder that evaluations read"),
     ([f"--data={tmp_path}"], f"--data={tmp_path} holds no blimp_filtered:"),
   ):
-    assert words in runs.refused("evals.study", TABLE, *args)
+    assert words in runs.refused("antlm_jax.evals.study", TABLE, *args)
 
 
 def test_a_study_without_rows_or_with_lost_ones_is_told(path):
   def told(*args):
-    return runs.refused("evals.study", f"--config={path}", *args)
+    return runs.refused("antlm_jax.evals.study", f"--config={path}", *args)
 
   assert "has no rows at --scale=empty" in told("--scale=empty")
   path.write_text(ROWS.replace('after="trunk"', 'after="trnk"'))

@@ -200,7 +200,9 @@ def test_one_file_of_wnut_is_each_set(tmp_path, run, capsys):
     told = f"test is emerging.test.annotated; not used: {', '.join(unused)}\n"
     assert f"{folder}: {told}" in capsys.readouterr().out
   how = "--preset=tagging", "--epochs=1", "--max_length=16"
-  runs.main("evals.finetune", f"--checkpoint={run}", f"--data={folder}", *how)
+  runs.main(
+    "antlm_jax.evals.finetune", f"--checkpoint={run}", f"--data={folder}", *how
+  )
   out = capsys.readouterr().out
   assert "wnut17-test" in out and told in out and "left out" not in out
   (folder / "emerging.test.annotated").unlink()
@@ -603,7 +605,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
   assert found == predict(model, [words])[0]
   runs.write_lines(tmp_path / "words.jsonl", [{"text": words}])
   asked = f"--checkpoint={model.path}", f"--data={tmp_path / 'words.jsonl'}"
-  runs.main("evals.predict", *asked)
+  runs.main("antlm_jax.evals.predict", *asked)
   assert capsys.readouterr().out.endswith(json.dumps(found.to_json()) + "\n")
   entity = {"kind": "PER", "start": 0, "stop": 1}
   assert found.to_json()["entities"][0] == entity
@@ -618,7 +620,7 @@ def test_the_real_sentences(loaded, tmp_path, capsys):
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
   words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
   words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]
-  runs.main("evals.finetune", *words)
+  runs.main("antlm_jax.evals.finetune", *words)
   assert "conll-test" in capsys.readouterr().out
   (folder,) = (tmp_path / "out/conll").iterdir()
   assert (folder / "summary.json").exists()

@@ -187,7 +187,9 @@ def test_choices_are_the_pipelines(run, loaded, tmp_path, task, mode):
 @pytest.mark.parametrize("task", [*TASKS, None])
 def test_help_describes_each_task(task, capsys):
   with pytest.raises(SystemExit):
-    runs.main("evals.score", *[f"--task={task}"] * bool(task), "--help")
+    runs.main(
+      "antlm_jax.evals.score", *[f"--task={task}"] * bool(task), "--help"
+    )
   said = capsys.readouterr().out
   about = (TASKS[task].about if task else score_command.__doc__).strip()
   assert about in said
@@ -214,7 +216,9 @@ def test_the_mode_is_that_of_training(run, loaded, tmp_path):
   """Catches a default other than the mode of training."""
   data = write(tmp_path / "data", comps_base=COMPS[:1])
   words = f"--checkpoint={run}", f"--data={data}"
-  runs.main("evals.score", "--task=comps", f"--output={tmp_path}/out", *words)
+  runs.main(
+    "antlm_jax.evals.score", "--task=comps", f"--output={tmp_path}/out", *words
+  )
   for model in (run, loaded):
     assert evaluate(model, "comps", data, quiet=True).mode == "causal"
   masked = dataclasses.replace(loaded.config, curriculum="1M")
@@ -271,7 +275,7 @@ BOX = {"input_prefix": "A", "options": ["a", "b"]}
 def test_data_of_another_form_is_told(run, tmp_path, task, name, row, message):
   data = write(tmp_path / "data", **{name: [row]})
   options = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
-  line = runs.refused("evals.score", f"--task={task}", *options)
+  line = runs.refused("antlm_jax.evals.score", f"--task={task}", *options)
   assert message in line and "data/" in line
 
 
@@ -287,7 +291,7 @@ def test_data_of_another_form_is_told(run, tmp_path, task, name, row, message):
 )
 def test_what_a_task_has_not_is_told(run, options, message):
   words = f"--checkpoint={run}", "--data=nowhere", "--mode=causal"
-  assert message in runs.refused("evals.score", *words, *options)
+  assert message in runs.refused("antlm_jax.evals.score", *words, *options)
 
 
 TIMES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
@@ -491,7 +495,7 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   for split in ("train", "valid"):
     runs.write_lines(full / f"glue_filtered/rte.{split}.jsonl", rte)
   words = f"--checkpoint={kept}", f"--data={data}", f"--output={output}"
-  runs.main("evals.babylm", *words, "--mode=causal")
+  runs.main("antlm_jax.evals.babylm", *words, "--mode=causal")
   said = capsys.readouterr().out
   left_out = re.search("warning: left out, not in .*: (.*)", said)[1].split(
     ", "
@@ -530,7 +534,7 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   assert {uid: len(those["predictions"]) for uid, those in pairs.items()} == {
     uid: len(rows) for uid, rows in by_uid.items()
   }
-  runs.main("evals.babylm", *words, "--mode=causal")
+  runs.main("antlm_jax.evals.babylm", *words, "--mode=causal")
   again = capsys.readouterr().out
   assert "items of" not in again
   assert again.splitlines()[-11:] == said.splitlines()[-11:]

@@ -24,7 +24,7 @@ from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 class FineTuned:
   """Task of a fine-tuned checkpoint, and the head on its encoder.
 
-  `evals.finetuning.saved` and `antlm_jax.hf.heads` interpret the head.
+  `evals/finetuning/saved.py` and `hf/heads.py` interpret the head.
   """
 
   name: str  # name of the task

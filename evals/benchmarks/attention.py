@@ -1,6 +1,7 @@
 """Attention compared with its peers: forward and backward, mask by mask.
 
-    python -m evals.benchmarks.attention [--topology=v5e:2x2] [--bundles]
+    python -m antlm_jax.evals.benchmarks.attention [--topology=v5e:2x2] \\
+      [--bundles]
 
 On a GPU or TPU it times them by turns. Anywhere else it compiles them for a TPU
 that is not there (libtpu: `launch/setup.sh libtpu`) and prints:

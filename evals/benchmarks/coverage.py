@@ -1,10 +1,11 @@
 """How often the reports' intervals hold the true difference, by simulation.
 
-    python -m evals.benchmarks.coverage
+    python -m antlm_jax.evals.benchmarks.coverage
 
 Simulates differences of two rows over seeds and items. Prints and stores how
-often the 95 % interval of `evals.reporting.statistics` holds the truth, and its
-mean width in points. The last columns are of two bootstraps, for few items. The
+often the 95 % interval of evals/reporting/statistics.py holds the truth, and
+its mean width in points. The last columns are of two bootstraps, for few
+items. The
 hierarchical one draws pretrainings, their fine-tunings and items of the
 differences. The other draws the runs of each row apart, and widens their share
 of the variance, as the reports did until November 2026.

@@ -1,6 +1,6 @@
 """How far forecasts are from published times of kernels and products.
 
-    python -m evals.benchmarks.forecast --tables=T --kernels=K
+    python -m antlm_jax.evals.benchmarks.forecast --tables=T --kernels=K
 
 tokamax ships measured times: of splash attention with its fastest blocks, and
 of gated linear units, which are XLA's. Each is compiled here for the same chip,

@@ -1,6 +1,6 @@
 """How fast this library is compared with its peers, on this machine.
 
-    python -m evals.benchmarks.peers --pairs=FOLDER --text=PATH
+    python -m antlm_jax.evals.benchmarks.peers --pairs=FOLDER --text=PATH
 
 A case is work that a peer does as well, with the same weights, batches or
 texts, in float32. Both work by turns in one process, with a thread for each

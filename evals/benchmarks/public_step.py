@@ -1,6 +1,6 @@
 """How far a forecast is from the measured time of a whole train step.
 
-    python -m evals.benchmarks.public_step
+    python -m antlm_jax.evals.benchmarks.public_step
 
 R. Vorushin measured a train step on one TPU v6e and one v5e. The source is "LLM
 pretraining on TPU v6e with a $50 budget" (vorushin.github.io, 2026-02-22). The

@@ -1,7 +1,8 @@
 """Time, throughput and memory of train steps, by size and kind of batch.
 
-    python -m evals.benchmarks.train_step --sizes=97M,610M --batches=clm,mlm
-    python -m evals.benchmarks.train_step --config=babylm_small \\
+    python -m antlm_jax.evals.benchmarks.train_step --sizes=97M,610M \\
+      --batches=clm,mlm
+    python -m antlm_jax.evals.benchmarks.train_step --config=babylm_small \\
       --vocab_size=8192 --seq_len=128
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens

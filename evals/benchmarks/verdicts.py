@@ -1,7 +1,7 @@
 """Tables, intervals and verdicts of the results pages, from stored JSON.
 
-    python -m evals.benchmarks.verdicts          # prints all of them
-    python -m evals.benchmarks.verdicts --write  # replaces them in the pages
+    python -m antlm_jax.evals.benchmarks.verdicts          # prints them all
+    python -m antlm_jax.evals.benchmarks.verdicts --write  # writes the pages
 
 The JSON is in evals/benchmarks/results/, and the statistics are those of
 `antlm report`. A page has each table between `<!-- table NAME -->` and
