@@ -55,8 +55,8 @@ setuptools.setup(
       "py.typed",
       "*.pyi",
       "configs/*.py",
-      "evals/reporting/*/*.csv",
-      "evals/reporting/*/*.j2",
+      "evals/studies/reporting/*/*.csv",
+      "evals/studies/reporting/*/*.j2",
       "hf/remote/*.py",
     ]
   },

@@ -25,15 +25,14 @@ from typing import Any
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from antlm_jax import models, plugins, settings
+from antlm_jax import models, optim, plugins, settings
 from antlm_jax.errors import UserError
+from antlm_jax.mesh import Mesh
 from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
-from antlm_jax.runtime.sharding import Mesh
 from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
 from antlm_jax.settings import nearest, setting
-from antlm_jax.training import optim
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 # Settings that may differ when a run resumes. They change no parameter, except

@@ -48,7 +48,7 @@ seeds at `8m` a difference of 1.0 point is found 80 times of 100, with eight
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.design import Evaluation, Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text, row_of
 
 SIZES = ("tiny", "small", "8m", "24m", "97m", "paper")
 REPORT = "controls"

@@ -42,7 +42,7 @@ report leaves out the claim about learning rates.
 from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.design import Evaluation, Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text, row_of
 
 REPORT = "encoders"
 STEPS = {"tiny": 20, "paper": 1000}  # for a thousand steps of the paper

@@ -67,7 +67,7 @@ docs/results.md has the results.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.design import Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import Row, Scale, Text, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 14  # of the claims: see above

@@ -56,7 +56,7 @@ The results are in docs/appendix/optimizers.md.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.design import Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import Row, Scale, Text, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the differences: see above

@@ -19,10 +19,9 @@ from unittest import mock
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import antlm_jax
-from antlm_jax import config, models, settings
+from antlm_jax import config, models, optim, settings
 from antlm_jax.commands import COMMANDS
 from antlm_jax.objectives.objective import KINDS, OBJECTIVES
-from antlm_jax.training import optim
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TYPING_ERROR = 2**16  # upper bounds from here on only catch typing errors

@@ -114,7 +114,7 @@ for scale in ${scales//,/ }; do
   cp "$times"/*.json "$output/$scale"
   if [ ! -e "$times/seeds" ]; then
     rest=$((60 * budget - spent - (SECONDS - begun)))
-    seeds="$("$python" -m antlm_jax.evals.one_gpu seeds "${asked[@]}" \
+    seeds="$("$python" -m antlm_jax.evals.studies.one_gpu seeds "${asked[@]}" \
       --times="$times" --seconds="$rest")"
     [ "$seeds" -gt 0 ] || continue
     echo "$seeds" > "$times/seeds" # later calls train as many
@@ -129,7 +129,7 @@ for scale in ${scales//,/ }; do
     --together=13 --minutes="$(awk "BEGIN { print $left / 60 }")" \
     "${overrides[@]}" || status=$?
   # Also of a scale that is not done, since the machine may go away.
-  "$python" -m antlm_jax.evals.one_gpu pack --runs="$runs/$scale" \
+  "$python" -m antlm_jax.evals.studies.one_gpu pack --runs="$runs/$scale" \
     --output="$output/$scale"
   [ "$status" -eq 0 ] || break
   touch "$runs/$scale/packed"

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from antlm_jax import config, models
+from antlm_jax import config, models, optim
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.source import Source
 from antlm_jax.masks import BIDIRECTIONAL
@@ -16,8 +17,6 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.runtime import sharding
-from antlm_jax.training import optim
 from antlm_jax.training.step import (
   TrainState,
   TrainStep,
@@ -182,8 +181,8 @@ def begin(of: TrainStep) -> TrainState:
 def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
   """Trains four steps on a mesh; returns losses and parameter shardings."""
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
-  mesh = sharding.Mesh(**shape).build(jax.devices()[: max(shape.values())])
-  layout = Layout(8, 2, sharding.data_shards(mesh))
+  mesh = mesh_lib.Mesh(**shape).build(jax.devices()[: max(shape.values())])
+  layout = Layout(8, 2, mesh_lib.data_shards(mesh))
   batches = source("C:M=1:1", FakeRows(packed=True), layout)
   made = optim.OPTIMIZERS[optimizer]().build(of.axes)
   training, losses = train_step(of, optimizer=made, head=head), []
@@ -192,7 +191,7 @@ def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
     state = init()
     first = jax.device_get(state.params)
     for step in range(4):
-      state, metrics = update(state, sharding.place(mesh, batches[step]))
+      state, metrics = update(state, mesh_lib.place(mesh, batches[step]))
       losses.append(float(metrics["total_loss"]))
   params = state.params
   named = jax.tree_util.tree_leaves_with_path(state.opt_state)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.runtime import sharding
 from antlm_jax.training import metrics
 from tests import runs
 from tests.launching import LAUNCH
@@ -138,10 +138,10 @@ def errors(out: str) -> list[str]:
 def _drop(key):
   rows, length = 16, 32
   states = jnp.ones((rows, length, 24))
-  states = sharding.constrain(states, "batch", "seq", "embed_act")
+  states = mesh_lib.constrain(states, "batch", "seq", "embed_act")
   q = jnp.zeros((rows, length, 4, length))
-  q = sharding.constrain(q, "batch", "seq", "heads", None)
-  k = sharding.constrain(q[:, :, :2], "batch", "seq", "kv_heads", None)
+  q = mesh_lib.constrain(q, "batch", "seq", "heads", None)
+  k = mesh_lib.constrain(q[:, :, :2], "batch", "seq", "kv_heads", None)
   # All weights are equal, and the output at a key's index is its weight.
   v = jnp.broadcast_to(jnp.eye(length)[:, None], k.shape)
   dropped = layers.attention_dropout(0.5, key, rows)
@@ -154,6 +154,6 @@ def drawn(mesh=None) -> list[str]:
   with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
     arrays = _drop(jax.random.key(5))
   if mesh:
-    arrays = jax.jit(lambda x: x, out_shardings=sharding.whole(mesh))(arrays)
+    arrays = jax.jit(lambda x: x, out_shardings=mesh_lib.whole(mesh))(arrays)
   bits = [np.packbits(np.asarray(array)) for array in arrays]
   return [hashlib.sha256(b.tobytes()).hexdigest() for b in bits]

@@ -11,16 +11,17 @@ import pytest
 from jax._src import compilation_cache
 
 from antlm_jax import attention, models
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import attention as benchmark
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.attention import Shape
+from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import losses
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
 from antlm_jax.models.encoder import Head
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import compilers, topology
-from antlm_jax.runtime import sharding
-from antlm_jax.training import head_kernel, losses
 from tests import helpers
 
 needs_libtpu = pytest.mark.skipif(
@@ -210,7 +211,7 @@ def test_v4_has_no_position_terms_in_the_kernel(generation):
   devices = topology.devices(GENERATIONS[generation])[:1]
   q = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
   with jax.set_mesh(
-    jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=devices)
+    jax.make_mesh((1, 1, 1), mesh_lib.MESH_AXES, devices=devices)
   ):
     choice = attention.choose(CAUSAL, q, q, buckets=63)
     assert choice == ("chunked" if generation == "v4" else "pallas")
@@ -294,7 +295,7 @@ def step_example(rows, length, mask) -> Batch:
 )
 def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   devices = topology.devices(GENERATIONS["v5p"])[:1]
-  mesh = sharding.Mesh().build(devices)
+  mesh = mesh_lib.Mesh().build(devices)
   model = models.from_config(
     llama.LlamaConfig(
       vocab_size=16_000,
@@ -324,7 +325,7 @@ def test_a_program_for_an_absent_device_is_not_kept(monkeypatch):
   monkeypatch.setattr(compilation_cache, "put_executable_and_time", None)
   device = topology.devices(GENERATIONS["v5e"])[0]
   mesh = jax.sharding.Mesh([device], ("x",))
-  x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding.whole(mesh))
+  x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=mesh_lib.whole(mesh))
   lowered = jax.jit(lambda x: x @ x).lower(x)
   kept = jax.config.jax_persistent_cache_min_compile_time_secs
   assert topology.compile_lowered(lowered).cost_analysis()

@@ -7,7 +7,7 @@ from flax import traverse_util
 from hypothesis import strategies as st
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals import branches, study
+from antlm_jax.evals.studies import branches, study
 from antlm_jax.objectives import curriculum
 from tests import runs
 

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from antlm_jax import config
+from antlm_jax import config, optim
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
-from antlm_jax.training import optim
 from tests import random_models
 from tests.runs import ROOT, told
 

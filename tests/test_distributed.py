@@ -19,7 +19,8 @@ from antlm_jax import config, errors
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import processes
-from antlm_jax.training import checkpoint, experiment
+from antlm_jax.training import checkpoint
+from antlm_jax.training import run as run_lib
 from tests import helpers, pods, runs
 
 # The run crosses a change of objective, with evaluations around it.
@@ -169,14 +170,15 @@ ROWS = """
 import json, pathlib, sys
 from antlm_jax import cli, config
 from antlm_jax.runtime import processes
-from antlm_jax.training import checkpoint, experiment
+from antlm_jax.training import checkpoint
+from antlm_jax.training import run as run_lib
 from tests import helpers, pods
 
 def main(argv):
   folder, spec, *overrides = argv
   with processes.together():
     import jax
-    parts = experiment.build(config.load(spec, overrides))
+    parts = run_lib.build(config.load(spec, overrides))
     source, found = parts.source, []
     for step in (0, 14, 15, 29):
       layout = source.order.at(step).layout
@@ -210,7 +212,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   status, out = working.end()
   assert status == 0, out
 
-  parts = experiment.build(config.load(runs.QUICK, of))
+  parts = run_lib.build(config.load(runs.QUICK, of))
   source, layout = parts.source, parts.order.at(0).layout
   shifts = [
     parts.config.known_objectives[n].shift for n in parts.curriculum.objectives

@@ -15,7 +15,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax import __main__ as antlm
-from antlm_jax import config, models, plugins, sections
+from antlm_jax import config, models, optim, plugins, sections
 from antlm_jax.attention import BACKENDS
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import Prepared
@@ -25,7 +25,7 @@ from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.hf import export
 from antlm_jax.objectives import objective
 from antlm_jax.objectives.corruption import Draw, Segments
-from antlm_jax.training import hooks, optim, writers
+from antlm_jax.training import hooks, writers
 from tests import helpers, random_models, runs
 
 FOLDER = pathlib.Path(__file__).parent / "plugins"
@@ -121,7 +121,7 @@ def trained(shared, prepared):
 # The config is also a study, for the report.
 TOY = """
 from antlm_jax import config
-from antlm_jax.evals.design import Row, Scale, Text
+from antlm_jax.evals.studies.design import Row, Scale, Text
 
 ROWS = {"toy": Row("Toy", "toy", {"tiny": ""}, {"tiny": 1}, masked="mlm")}
 SCALES = {"tiny": Scale({}, Text(8, 8), (), ())}

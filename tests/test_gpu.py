@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention, cli, errors
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as benchmark
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.objectives.corruption import Segments
-from antlm_jax.runtime import sharding
 from antlm_jax.training.step import jitted, state_shardings
 from tests import reference
 
@@ -225,11 +225,11 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
   )
   train_step = benchmark.make_step(config)
   example = benchmark.make_example(batch, Layout(4), LENGTH, config.vocab_size)
-  mesh = sharding.Mesh().build([device])
+  mesh = mesh_lib.Mesh().build([device])
   found = []
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
-    state, example = init(), sharding.place(mesh, example)
+    state, example = init(), mesh_lib.place(mesh, example)
     for _ in range(steps):
       state, metrics = step(state, example)
       found.append(float(metrics["total_loss"]))

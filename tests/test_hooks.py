@@ -14,14 +14,9 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import minimal_pairs
-from antlm_jax.training import (
-  checkpoint,
-  experiment,
-  hooks,
-  loop,
-  metrics,
-  summary,
-)
+from antlm_jax.page.hook import Page
+from antlm_jax.training import checkpoint, hooks, loop, metrics, notes
+from antlm_jax.training import run as run_lib
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
 
@@ -36,7 +31,7 @@ def train(prepared):
   """Trains in this process."""
 
   def go(workdir, *given):
-    return loop.train(runs.settings(prepared, *SMALL), workdir, given)
+    loop.train(runs.settings(prepared, *SMALL), workdir, [*given, Page()])
 
   return go
 
@@ -73,8 +68,8 @@ class Seen(hooks.Hook):
     assert int(trainer.state.step) == trainer.step
     self.calls.append(("run", trainer.step))
 
-  def stop(self, trainer):
-    self.calls.append(("stop", trainer.step))
+  def finish(self, trainer):
+    self.calls.append(("finish", trainer.step))
 
   def end(self):
     self.calls.append(("end",))
@@ -134,7 +129,7 @@ def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
   with pytest.raises(Stopped) as stopped:
     train(tmp_path / "run", ended)
   assert stopped.value.saved and stopped.value.status == 75
-  (step,) = (call[1] for call in ended.calls if call[0] == "stop")
+  (step,) = (call[1] for call in ended.calls if call[0] == "finish")
   assert step in (8, 9)  # the device is a step ahead of the host
   assert list(runs.logged(tmp_path / "run", "train/clm/loss")) == [5]
   train(tmp_path / "run")
@@ -190,7 +185,7 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings += ("train.z_loss=0.1",)  # not a part of held-out losses
   command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
   loaded = load(tmp_path)
-  source = experiment.build(loaded.config).evaluations["diffusion"][""]
+  source = run_lib.build(loaded.config).evaluations["diffusion"][""]
   lost = weights = 0.0
   for step in range(len(source)):
     batch = source[step]
@@ -309,8 +304,8 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
   """Catches counts of epochs that were meant as steps and train for days."""
   own = ["curriculum=C+M", "train.batch_size=64", *changes]
   words = (f"--config.{word}" for word in (f"data.path={prepared}", *own))
-  built = experiment.build(config_lib.load("quickstart", words))
-  (tip,) = (x for x in summary.of_run(built) if x.startswith("tip: "))
+  built = run_lib.build(config_lib.load("quickstart", words))
+  (tip,) = (x for x in notes.of_run(built) if x.startswith("tip: "))
   assert re.fullmatch(
     rf"tip: .* epochs of the data: did you mean .*{meant}\?", tip
   )
@@ -318,8 +313,8 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
 
 def test_a_run_of_many_hours_gives_a_tip(prepared):
   """Catches a run of days that says so only in its time left."""
-  built = experiment.build(runs.settings(prepared))
-  assert not [*summary.of_time(built, 2, left=9 * 3600)]
-  (tip,) = summary.of_time(built, 2, left=20 * 3600)
+  built = run_lib.build(runs.settings(prepared))
+  assert not [*notes.of_time(built, 2, left=9 * 3600)]
+  (tip,) = notes.of_time(built, 2, left=20 * 3600)
   assert "tip: 40 steps" in tip and "20h00m" in tip
   assert "did you mean 2 steps, which take an hour?" in tip  # 38 in 20 hours

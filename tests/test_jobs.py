@@ -6,7 +6,8 @@ import pytest
 
 from antlm_jax.commands import prepare, train
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals import jobs, score
+from antlm_jax.evals import score
+from antlm_jax.evals.studies import jobs
 from antlm_jax.inference import model
 from antlm_jax.runtime import files
 from tests import runs

@@ -59,7 +59,7 @@ def test_antlm_knows_every_command(commands):
   known = {entry.split()[0] for entry in COMMANDS.values()}
   known |= {"antlm_jax.__main__"}
   # Modules that a study and launch/antlm_on_gpu.sh start.
-  known |= {"antlm_jax.evals.jobs", "antlm_jax.evals.one_gpu"}
+  known |= {"antlm_jax.evals.studies.jobs", "antlm_jax.evals.studies.one_gpu"}
   assert {n for n in commands if ".benchmarks." not in n} == known
 
 

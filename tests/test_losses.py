@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from antlm_jax.head import chunks as head_chunks
+from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import losses
 from antlm_jax.models.encoder import Head
 from antlm_jax.models.layers import At
-from antlm_jax.training import head_chunks, head_kernel, losses
 from tests import helpers
 
 KINDS = 3

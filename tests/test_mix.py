@@ -16,7 +16,8 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.training import experiment, hooks, loop, metrics
+from antlm_jax.training import hooks, loop, metrics
+from antlm_jax.training import run as run_lib
 from tests import helpers, runs
 
 SIZES = {"a": 70, "b": 33, "c": 11}
@@ -256,7 +257,7 @@ def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
 
 def test_frequencies_are_those_of_all_rows_to_train_on(paths):
   given = "curriculum=4C:M steps", "objectives.M.frequency_power=1"
-  run = experiment.build(runs.settings(paths, *given, "model.layers=1"))
+  run = run_lib.build(runs.settings(paths, *given, "model.layers=1"))
   rows = run.sources.rows
   tokens, _ = rows.read(np.arange(len(rows)))
   rank = run.source.vocabulary.rank
@@ -283,7 +284,7 @@ def test_each_held_out_set_has_its_curve(whole):
 
 def test_a_name_for_one_folder_changes_nothing(prepared):
   built = [
-    experiment.build(runs.settings(path, "curriculum=4C:M steps"))
+    run_lib.build(runs.settings(path, "curriculum=4C:M steps"))
     for path in (prepared, f"books={prepared}")
   ]
   for step in range(4):
@@ -316,7 +317,7 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
 def test_what_does_not_fit_is_told(path, settings, words, prepared, other):
   fill = {"a": prepared, "other": other}
   given = (s.format(**fill) for s in (path, "curriculum=12C steps", *settings))
-  assert words in runs.told(lambda: experiment.build(runs.settings(*given)))
+  assert words in runs.told(lambda: run_lib.build(runs.settings(*given)))
 
 
 def test_several_folders_read_as_their_rows_one_after_the_other(paths):

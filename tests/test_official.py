@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 
+from antlm_jax import optim
 from antlm_jax.data.order import Order, Part
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
-from antlm_jax.training import optim
 from tests import helpers
 from tests.helpers import FakeRows, source
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from antlm_jax.evals import one_gpu
 from antlm_jax.evals.benchmarks import train_step
+from antlm_jax.evals.studies import one_gpu
 from tests import runs
 from tests.launching import ends_with_error, launch
 
@@ -32,7 +32,7 @@ def test_as_many_seeds_as_fit(rate, seconds, scale, seeds, tmp_path, capsys):
 
 def test_a_size_without_times_is_an_error(tmp_path):
   words = "seeds", f"--times={tmp_path}", "--seconds=9", "--scale=8m"
-  told = runs.refused("antlm_jax.evals.one_gpu", *words)
+  told = runs.refused("antlm_jax.evals.studies.one_gpu", *words)
   assert "has no time of a step" in told
 
 

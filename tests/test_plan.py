@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.commands import plan
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
@@ -22,7 +23,7 @@ from antlm_jax.planning import (
 )
 from antlm_jax.planning.hlo import Collective
 from antlm_jax.planning.network import Network
-from antlm_jax.runtime import chips, sharding
+from antlm_jax.runtime import chips
 from antlm_jax.training import flops
 from tests import helpers
 from tests.test_aot import GENERATIONS, needs_libtpu
@@ -335,24 +336,24 @@ def test_every_generation_is_known(generation):
 def test_a_mesh_may_split_the_sides_of_a_slice(shape):
   devices = topology.devices(shape)
   for fsdp, tensor in ((2, 1), (16, 2), (64, 1)):
-    mesh = sharding.Mesh(fsdp=fsdp, tensor=tensor).build(devices)
+    mesh = mesh_lib.Mesh(fsdp=fsdp, tensor=tensor).build(devices)
     assert set(mesh.devices.flat) == set(devices)
     assert mesh.shape["fsdp"] == fsdp and mesh.shape["tensor"] == tensor
 
 
 @needs_libtpu
 def test_slices_are_apart_along_data_alone():
-  mesh = sharding.Mesh(fsdp=4).build(topology.devices("v5e:4x4", 2))
+  mesh = mesh_lib.Mesh(fsdp=4).build(topology.devices("v5e:4x4", 2))
   for rows in mesh.devices:
     assert len({device.slice_index for device in rows.flat}) == 1
   with pytest.raises(UserError, match="not a multiple of the 2 slices"):
-    sharding.Mesh(1, -1).build(topology.devices("v5e:4x4", 2))
+    mesh_lib.Mesh(1, -1).build(topology.devices("v5e:4x4", 2))
 
 
 @needs_libtpu
 def test_a_collective_takes_the_links_that_its_group_spans():
   devices = topology.devices("v5p:4x4x8")
-  mesh = sharding.Mesh(fsdp=16).build(devices)
+  mesh = mesh_lib.Mesh(fsdp=16).build(devices)
   network = Network(mesh)
   places = [tuple(d.coords) for d in mesh.devices.flat]
   at = {place: i for i, place in enumerate(places)}
@@ -464,7 +465,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
     "model.max_seq_len=1024",
   ]
   run = pod(small, vocab_size=8192).run(settings)
-  shapes = sharding.abstract(run.mesh, run.programs()[0].batch)
+  shapes = mesh_lib.abstract(run.mesh, run.programs()[0].batch)
   lowered = topology.lower(run.step, run.mesh, shapes)
   compiled = topology.compile_lowered(lowered)
   text = compiled.as_text()

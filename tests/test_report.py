@@ -11,10 +11,11 @@ from scipy import stats
 from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results as results_lib
+from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.reporting import measured, statistics
+from antlm_jax.evals.studies.reporting import measured
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.inference.pairs import Choice, Item
@@ -25,7 +26,7 @@ from tests.tuned import cells, section
 from tests.tuned import report_of as make
 
 ROWS = """
-from antlm_jax.evals.design import Row, Scale, Text
+from antlm_jax.evals.studies.design import Row, Scale, Text
 def row(family, title, masked, *against):
   args = {"tiny": ""}, {"tiny": 1}
   return Row(family, title, *args, masked=masked, against=against)
@@ -658,7 +659,7 @@ def test_a_branch_is_drawn_with_the_steps_that_it_shares(
   def draw(title, runs, path):
     drawn.update({name: found[0].losses["clm"] for name, found in runs.items()})
 
-  monkeypatch.setattr("antlm_jax.evals.reporting.plots.curves", draw)
+  monkeypatch.setattr("antlm_jax.evals.studies.reporting.plots.curves", draw)
   numbers, _ = make(folder, rows)
   assert drawn["AntLM"] == {0: 6.0, 5: 5.0, 10: 4.4, 30: 4.0, STEPS: 3.5}
   assert list(drawn["CLM"]) == [0, 5, 10, STEPS]
@@ -695,7 +696,7 @@ def test_comparing_runs_needs_no_extra():
   code = """
 import sys
 sys.modules |= {"pandas": None, "jinja2": None}
-import antlm_jax.evals.compare, antlm_jax.evals.sweep, antlm_jax.evals.report
+from antlm_jax.evals.studies import compare, report, sweep
 print("fine")
 """
   assert runs.run_code(code, devices=1) == "fine"
@@ -705,7 +706,7 @@ def test_command(folder, tmp_path, rows):
   out = tmp_path / "out"
   three_rows(folder)
   args = (f"--runs={folder}", f"--config={rows}", f"--output={out}")
-  done = runs.run("antlm_jax.evals.report", *args)
+  done = runs.run("antlm_jax.evals.studies.report", *args)
   assert done.returncode == 0, done.stderr
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
   tables = "claims held_out parts published"

@@ -8,11 +8,12 @@ import pytest
 from scipy import stats
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals import design, report
-from antlm_jax.evals.branches import steps_of
+from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.reporting import claims, measured, statistics
-from antlm_jax.evals.reporting.statistics import Estimate
+from antlm_jax.evals.statistics import Estimate
+from antlm_jax.evals.studies import design, report
+from antlm_jax.evals.studies.branches import steps_of
+from antlm_jax.evals.studies.reporting import claims, measured
 from antlm_jax.runtime import files
 from tests import runs, tuned
 from tests.tuned import cells, section
@@ -398,7 +399,7 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   def draw(title, axis, panels, path, **style):
     drawn[path.name] = panels["SC (accuracy)"]
 
-  monkeypatch.setattr("antlm_jax.evals.reporting.plots.lines", draw)
+  monkeypatch.setattr("antlm_jax.evals.studies.reporting.plots.lines", draw)
   output = f"--output={folder / 'again'}"
   report.main([f"--runs={folder}", f"--config={CONFIG}", output])
   means = {"CLM": (0.41, 0.51), "MLM 40 %": (0.71, 0.81)}

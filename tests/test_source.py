@@ -23,7 +23,8 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacity
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
-from antlm_jax.training import experiment, metrics
+from antlm_jax.training import metrics
+from antlm_jax.training import run as run_lib
 from tests import helpers
 from tests.helpers import FakeRows, by_row, source
 
@@ -355,7 +356,7 @@ def built(prepared):
     curriculum="C+X:M=1:1",
     objectives={**settings.objectives, "X": new},
   )
-  return experiment.build(settings)
+  return run_lib.build(settings)
 
 
 def test_prepared_rows_become_steps(built, prepared):

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 
+from antlm_jax import mesh as mesh_lib
+from antlm_jax import optim
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
-from antlm_jax.runtime import sharding
-from antlm_jax.training import optim
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, runs
 from tests.helpers import FakeRows, source
@@ -139,7 +139,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
     layers=1, width=8, mlp_width=8, max_seq_len=256, attention=attention
   )
   train_step = helpers.train_step(model, num_objectives=3)
-  mesh = sharding.Mesh().build()
+  mesh = mesh_lib.Mesh().build()
   programs = set()
   with jax.set_mesh(mesh):
     shardings = state_shardings(train_step, mesh)
@@ -149,7 +149,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
       example = of[s]
       bounds = example.mask.k_start is None, example.mask.k_end is None
       programs.add((example.mask.causal, bounds, example.targets.shape))
-      state, _ = step(state, sharding.place(mesh, example))
+      state, _ = step(state, mesh_lib.place(mesh, example))
   assert step._cache_size() == len(programs)
   assert len(programs) == 3  # causal, mixed, bidirectional
 
@@ -220,12 +220,12 @@ def test_two_devices_train_as_one_and_hold_their_shares(encoder):
 )
 def test_a_mesh_that_does_not_fit_is_refused(shape):
   with pytest.raises(UserError, match=f"mesh .data={shape[0]}, fsdp="):
-    sharding.Mesh(*shape).build(jax.devices()[:1])
+    mesh_lib.Mesh(*shape).build(jax.devices()[:1])
 
 
 def test_a_dimension_that_does_not_divide_takes_the_next_axis_or_none():
-  mesh = jax.sharding.AbstractMesh((1, 2, 4), sharding.MESH_AXES)
-  spec = functools.partial(sharding.spec, mesh)
+  mesh = jax.sharding.AbstractMesh((1, 2, 4), mesh_lib.MESH_AXES)
+  spec = functools.partial(mesh_lib.spec, mesh)
   P = jax.sharding.PartitionSpec
   assert spec(("vocab", "embed"), (64, 32)) == P("tensor", "fsdp")
   assert spec(("vocab", "embed"), (66, 32)) == P("fsdp", None)

@@ -9,7 +9,7 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.commands import COMMANDS
 from antlm_jax.data.prepared_folder import Manifest
-from antlm_jax.evals import study
+from antlm_jax.evals.studies import study
 from tests import real, runs
 
 CONFIGS = runs.ROOT / "configs"
@@ -18,7 +18,7 @@ MADE = pathlib.Path("/made")
 # A trunk, its branch, and rows that start from the end of another row.
 ROWS = """
 from antlm_jax import config
-from antlm_jax.evals.design import Evaluation, Row, Scale, Text
+from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text
 def row(title, text, **how):
   how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
   return Row("One", title, **how)
@@ -261,7 +261,9 @@ def data(tmp_path):
 )
 def test_bad_input_is_told(data, tmp_path, args, words):
   args = [f"--data={data}", f"--runs={tmp_path}/runs", *args]
-  assert words.format(data=data) in runs.refused("antlm_jax.evals.study", *args)
+  assert words.format(data=data) in runs.refused(
+    "antlm_jax.evals.studies.study", *args
+  )
   assert not (tmp_path / "runs").exists()
 
 
@@ -270,12 +272,14 @@ def test_the_evaluations_folder_is_looked_at_first(data, tmp_path):
     ([], "--data is missing: the folder that evaluations read"),
     ([f"--data={tmp_path}"], f"--data={tmp_path} holds no blimp_filtered:"),
   ):
-    assert words in runs.refused("antlm_jax.evals.study", TABLE, *args)
+    assert words in runs.refused("antlm_jax.evals.studies.study", TABLE, *args)
 
 
 def test_a_study_without_rows_or_with_lost_ones_is_told(path):
   def told(*args):
-    return runs.refused("antlm_jax.evals.study", f"--config={path}", *args)
+    return runs.refused(
+      "antlm_jax.evals.studies.study", f"--config={path}", *args
+    )
 
   assert "has no rows at --scale=empty" in told("--scale=empty")
   path.write_text(ROWS.replace('after="trunk"', 'after="trnk"'))

@@ -17,8 +17,8 @@ import pytest
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals import compare, jobs, sweep
-from antlm_jax.evals.reporting import plots, trainings
+from antlm_jax.evals.studies import compare, jobs, sweep
+from antlm_jax.evals.studies.reporting import plots, trainings
 from tests import runs
 
 GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
       "every run must measure the same loss (measured by some: clm, mlm)",
     ),
   ):
-    assert told in runs.refused("antlm_jax.evals.compare", *words)
+    assert told in runs.refused("antlm_jax.evals.studies.compare", *words)
 
 
 def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
@@ -186,7 +186,9 @@ def test_files_without_numbers_are_no_tracebacks(
     (bad / file).read_text() + text if told is None else text
   )
   if told:
-    assert told in runs.refused("antlm_jax.evals.compare", three[0], bad)
+    assert told in runs.refused(
+      "antlm_jax.evals.studies.compare", three[0], bad
+    )
     return
   # A non-finite loss is worse than any other.
   rows, numbers, _ = compared(capsys, three[0], bad)
@@ -308,7 +310,7 @@ def test_a_run_that_fails_is_named(trained, prepared, tmp_path, capsys):
 )
 def test_a_wrong_sweep_writes_nothing(grid, training, told, tmp_path):
   words = f"--grid={grid}", f"--output={tmp_path / 'sweep'}", *training
-  assert told in runs.refused("antlm_jax.evals.sweep", *words)
+  assert told in runs.refused("antlm_jax.evals.studies.sweep", *words)
   assert not list(tmp_path.iterdir())
 
 
@@ -326,7 +328,7 @@ def test_every_run_is_built_before_the_first_is_trained(
   words = [f"--grid={grid}", f"--by={by}", f"--output={tmp_path / 'sweep'}"]
   words += ["--", "--config=quickstart:shrink"]
   words += [f"--config.data.path={prepared}"]
-  assert told in runs.refused("antlm_jax.evals.sweep", *words)
+  assert told in runs.refused("antlm_jax.evals.studies.sweep", *words)
   assert not trained and not list(tmp_path.iterdir())
 
 
@@ -336,7 +338,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   words = ["--grid=seed=1,2", f"--output={tmp_path / 'sweep'}", "--"]
   words += [f"--config={runs.QUICK}", f"--config.data.path={prepared}"]
   words += [f"--config.{setting}"]
-  command = runs.command("antlm_jax.evals.sweep", *words)
+  command = runs.command("antlm_jax.evals.studies.sweep", *words)
   first = tmp_path / "sweep/seed=1"
   process = subprocess.Popen(command, cwd=runs.ROOT)
   while not (first / "checkpoints").is_dir():

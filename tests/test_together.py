@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals import sweep
-from antlm_jax.runtime import sharding
+from antlm_jax.evals.studies import sweep
+from antlm_jax.optim import AdamW
 from antlm_jax.training import loop, metrics, together
-from antlm_jax.training.optim import AdamW
 from tests import helpers, runs
 
 STEPS = 4
@@ -31,7 +31,7 @@ def test_runs_share_programs_with_their_own_seeds_and_rates():
     for seed, rate in ((3, 1e-2), (2**32 - 1, 1e-1))
   ]
   sources = [helpers.source("C:M=1:1", seed=seed) for seed in (0, 1)]
-  mesh = sharding.Mesh().build(jax.devices()[:1])
+  mesh = mesh_lib.Mesh().build(jax.devices()[:1])
   programs = together.shared_programs(steps, mesh)
   both = []
   for source, own in zip(sources, programs, strict=True):
@@ -39,7 +39,7 @@ def test_runs_share_programs_with_their_own_seeds_and_rates():
     with jax.set_mesh(mesh):
       state = own.init()
       for number in range(STEPS):
-        batch = sharding.place(mesh, source[number])
+        batch = mesh_lib.place(mesh, source[number])
         state, results = own.update(state, batch)
         found.append(jax.device_get((state.params, results)))
     both.append(found)
@@ -83,8 +83,7 @@ def test_runs_together_equal_runs_alone_and_one_may_fail(
   }
   built = [loop.build(config) for config in configs.values()]
   folders = [tmp_path / name for name in configs]
-  nothing = [[]] * 3, [""] * 3
-  failed = together.train(built, folders, *nothing)
+  failed = together.train(built, folders, [[]] * 3)
   assert failed.keys() == {1} and "stopped before saving" in str(failed[1])
   assert f"error: {folders[1]}: " in capsys.readouterr().out
   for name in ("a", "b"):
@@ -94,7 +93,7 @@ def test_runs_together_equal_runs_alone_and_one_may_fail(
     both = [recorded(folder) for folder in (tmp_path / name, alone)]
     assert both[0] == both[1]
   # Finished runs are not trained again.
-  again = together.train(built[::2], folders[::2], *nothing)
+  again = together.train(built[::2], folders[::2], [[]] * 2)
   assert not again and recorded(folders[0]) == recorded(tmp_path / "alone-a")
 
 
@@ -118,4 +117,4 @@ def test_what_one_process_cannot_do_is_refused(prepared):
   ):
     asked = [types.SimpleNamespace(config=config) for config in configs]
     with pytest.raises(UserError, match=told):
-      together.train(asked, [], [], [])
+      together.train(asked, [], [])

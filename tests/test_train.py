@@ -21,8 +21,10 @@ from antlm_jax import sections
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
-from antlm_jax.training import checkpoint, experiment, metrics, plots, saving
-from antlm_jax.training import summary as summaries
+from antlm_jax.page import plots
+from antlm_jax.page import summary as summaries
+from antlm_jax.training import checkpoint, metrics, saving
+from antlm_jax.training import run as run_lib
 from antlm_jax.training.checkpoint import Checkpoint
 from tests import helpers, random_models, runs
 
@@ -86,7 +88,7 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   curriculum, at_400, at_1200, told, prepared
 ):
   settings = runs.settings(prepared, f"curriculum={curriculum} steps")
-  run, names = experiment.build(settings), ("eval/clm/loss", "eval/mlm/loss")
+  run, names = run_lib.build(settings), ("eval/clm/loss", "eval/mlm/loss")
   rows = {
     400: dict(zip(names, at_400, strict=True)),
     1200: dict(zip(names, at_1200, strict=True)),
@@ -95,7 +97,7 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   assert len(lines) == len(told)
   assert all(words in line for words, line in zip(told, lines, strict=True))
   watching = dataclasses.replace(settings.eval, watch=("clm",))
-  run = experiment.build(dataclasses.replace(settings, eval=watching))
+  run = run_lib.build(dataclasses.replace(settings, eval=watching))
   lines = summaries.advice(summaries.modes(rows, run), 4.0, run)
   assert "eval.watch" not in " ".join(lines)
 
@@ -227,7 +229,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 def state(path):
   """Returns the whole state of a checkpoint."""
   saved = Checkpoint(path)
-  run = experiment.build(saved.meta.config)
+  run = run_lib.build(saved.meta.config)
   return saved.restore(jax.jit(run.step.init)())
 
 
@@ -430,7 +432,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-    jax.eval_shape(experiment.build(meta.config).step.init),
+    jax.eval_shape(run_lib.build(meta.config).step.init),
   )
   saver = saving.Checkpoints(copy, meta, sections.Saving())
   begun = saver.read_newest(like, check=lambda meta: None)

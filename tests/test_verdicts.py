@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals import report
 from antlm_jax.evals.benchmarks import verdicts
+from antlm_jax.evals.studies import report
 from tests import runs, test_report
 
 RESULTS = runs.ROOT / "evals/benchmarks/results"

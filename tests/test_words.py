@@ -11,7 +11,8 @@ from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write as write_model
-from antlm_jax.training import checkpoint, experiment, summary
+from antlm_jax.training import checkpoint, notes
+from antlm_jax.training import run as run_lib
 from antlm_jax.training.checkpoint import Meta
 from tests import random_models, runs
 from tests.hub import FakeHub
@@ -25,7 +26,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
     f"train.batch_schedule={schedule}",
     "checkpoint.words=3k,12k,20k",
   )
-  run = experiment.build(runs.settings(prepared, *settings))
+  run = run_lib.build(runs.settings(prepared, *settings))
   # Count the words of each step's decoded rows.
   seen = [0]
   for step in range(60):
@@ -52,8 +53,8 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     settings = (*given, f"data.rounding={rounding}", *more)
     words = runs.train_args("unused", prepared, *settings)[2:]
     # A shrunk config would have steps, not epochs.
-    run = experiment.build(config.load("quickstart", words))
-    return " ".join(summary.of_run(run))
+    run = run_lib.build(config.load("quickstart", words))
+    return " ".join(notes.of_run(run))
 
   babylm = "checkpoint.words=babylm"
   assert "rules" not in first_lines("4C+6M", babylm)

@@ -6,12 +6,13 @@ import pathlib
 import jax
 import numpy as np
 
-from antlm_jax.evals import finetune, report
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, loop, saved
 from antlm_jax.evals.finetuning import summary as summaries
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
 from antlm_jax.evals.finetuning.trial import Hyperparameters
+from antlm_jax.evals.studies import report
 from antlm_jax.inference.model import Identity, load
 from tests import runs
 

@@ -23,14 +23,13 @@ from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.backends import BACKENDS, Call
 from antlm_jax.attention.cache import Cached
-from antlm_jax.attention.devices import device
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.relative import Relative
 from antlm_jax.attention.rope import Rope, turned
-from antlm_jax.attention.split import WHOLE, Split, on_shards, parts
 from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
+from antlm_jax.mesh import WHOLE, Split, device, on_shards, parts
 
 _CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.blocks import Blocks
-from antlm_jax.attention.devices import capability, device
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.reference import chunked, reference
-from antlm_jax.attention.split import on_shards, parts
 from antlm_jax.attention.tpu import grid, kernel
+from antlm_jax.mesh import capability, device, on_shards, parts
 
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 _MOSAIC_WIDTHS = (64, 96, 128)  # head widths that were compiled and tested

@@ -21,8 +21,8 @@ COMMANDS = {
   "eval babylm": "antlm_jax.evals.babylm",
   "predict": "antlm_jax.evals.predict",
   "embed": "antlm_jax.evals.embed",
-  "report": "antlm_jax.evals.report",
-  "compare": "antlm_jax.evals.compare",
-  "sweep": "antlm_jax.evals.sweep",
-  "study": "antlm_jax.evals.study",
+  "report": "antlm_jax.evals.studies.report",
+  "compare": "antlm_jax.evals.studies.compare",
+  "sweep": "antlm_jax.evals.studies.sweep",
+  "study": "antlm_jax.evals.studies.study",
 }

@@ -25,6 +25,7 @@ import jax
 
 from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
@@ -33,9 +34,9 @@ from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
-from antlm_jax.runtime import chips, files, progress, sharding
+from antlm_jax.runtime import chips, files, progress
 from antlm_jax.settings import Setting, setting
-from antlm_jax.training.experiment import Run
+from antlm_jax.training.run import Run
 from antlm_jax.units import duration, gib, milliseconds, quantity
 
 
@@ -324,7 +325,7 @@ def _about(run: Run) -> dict[str, object]:
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
     )
     about |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
-  for line in sharding.undivided(run.mesh, run.model.axes, run.model.shapes):
+  for line in mesh_lib.undivided(run.mesh, run.model.axes, run.model.shapes):
     progress.say(line)
   return about
 

@@ -105,6 +105,7 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   from antlm_jax import config as config_lib
+  from antlm_jax.page.hook import Page
   from antlm_jax.runtime import progress
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
@@ -117,9 +118,10 @@ def train(
   path, held = _sources(data)
   made = config_lib.given(config, {**path, **settings})
   around, start = beginning(made)
+  page = Page(command)
   with progress.quietly(quiet):
-    found = loop.train(made, workdir, [*around, *hooks], command, start, held)
-  return Trained(workdir=pathlib.Path(workdir), **found)
+    loop.train(made, workdir, [*around, *hooks, page], start, held)
+  return Trained(workdir=pathlib.Path(workdir), **page.summary)
 
 
 def beginning(config: Config) -> tuple[list[Hook], Checkpoint | None]:
@@ -159,8 +161,8 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   with signals.listening():
     # Here, since they take seconds, in which a signal is to be heeded as well.
+    from antlm_jax.page import summary
     from antlm_jax.runtime import processes
-    from antlm_jax.training import summary
 
     with processes.together():
       config, workdir = read(argv)

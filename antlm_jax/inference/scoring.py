@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import models
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
@@ -28,7 +29,6 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Segments
-from antlm_jax.runtime import sharding
 
 MODES = ("causal", "mlm", "mntp", "fused")
 _ALIASES = {"clm": "causal"}  # name of the mode in logs
@@ -376,4 +376,4 @@ def _logprobs(
   states = jnp.stack(states, axis=1)
   out = jax.lax.map(logprobs, (states, targets), batch_size=programs.LOGIT_ROWS)
   # If a run scores while it trains, each process reads all results.
-  return jax.tree.map(lambda x: sharding.constrain(x, *[None] * x.ndim), out)
+  return jax.tree.map(lambda x: mesh_lib.constrain(x, *[None] * x.ndim), out)

@@ -16,10 +16,10 @@ import numpy as np
 from flax import nnx
 
 from antlm_jax import attention, settings
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
 
@@ -166,8 +166,8 @@ class Encoder(nnx.Module):
 
   Declare each parameter with `nnx.Param(values, axes=...)`, as
   `antlm_jax.models.layers` does, and stack equal blocks with `stack`. The mesh
-  may split the axes that `sharding.RULES` names. The optimizer does not decay
-  parameters with an axis "norm" or "bias" (`antlm_jax.training.optim`). Draw
+  may split the axes that `mesh_lib.RULES` names. The optimizer does not decay
+  parameters with an axis "norm" or "bias" (`antlm_jax.optim`). Draw
   initial values from `rngs`, because shapes come from `jax.eval_shape`.
   """
 
@@ -209,7 +209,7 @@ def table(embedding: nnx.Param) -> jax.Array:
   Cast the result of a lookup or product, not the table. Then the gradients of
   repeated tokens and of chunks add up in float32.
   """
-  return sharding.gathered(embedding[...], "vocab", "embed")
+  return mesh_lib.gathered(embedding[...], "vocab", "embed")
 
 
 @jax.named_scope("embedding")
@@ -237,7 +237,7 @@ def begin(
     keys = jax.random.split(rest, config.layers)
   if not isinstance(mask, attention.Cached):
     mask = prepare_masks(config, mask, *x.shape[:2], training=keys is not None)
-  return sharding.constrain(x, "batch", None, None), mask, keys
+  return mesh_lib.constrain(x, "batch", None, None), mask, keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,7 +307,7 @@ def prepare_masks(
     for n in (config.heads, config.kv_heads)
   )
   dropout = training and config.attention_dropout > 0
-  rows_axes, _, heads_axes, _ = sharding.split(
+  rows_axes, _, heads_axes, _ = mesh_lib.split(
     k.shape, "batch", None, "kv_heads", None
   )
   split = attention.Split(rows_axes, heads_axes)
@@ -338,7 +338,7 @@ def run_blocks(
         for s in (*shared, mask)
       )
       x = block(x, *given, key)
-      return sharding.constrain(x, "batch", None, None)
+      return mesh_lib.constrain(x, "batch", None, None)
 
     return rematerialized(config, run)(block, x, key)
 

@@ -2,7 +2,7 @@
 
 An `nnx.Param` declares a parameter once, with its shape, logical axes and
 initial values. Sharding, weight decay and Hugging Face names are tables over
-the paths and axes (`antlm_jax.runtime.sharding`, `antlm_jax.training.optim`).
+the paths and axes (`antlm_jax.mesh`, `antlm_jax.optim`).
 """
 
 from typing import NamedTuple
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax import attention
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.dropout import keep
-from antlm_jax.runtime import sharding
 
 
 def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
@@ -42,7 +42,7 @@ class Linear(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     kernel = self.kernel[...].astype(x.dtype)
-    y = matmul(x, sharding.gathered(kernel, *self.axes))
+    y = matmul(x, mesh_lib.gathered(kernel, *self.axes))
     return y + self.bias[...].astype(x.dtype) if hasattr(self, "bias") else y
 
 

@@ -11,11 +11,11 @@ import jax
 from flax import nnx
 
 from antlm_jax import attention
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
 from antlm_jax.models.layers import Linear
-from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
 
@@ -190,5 +190,5 @@ class Llama(encoder.Encoder):
   def output_head(self) -> encoder.Head:
     if self.config.tied:
       return encoder.Head(encoder.table(self.embedding).T)
-    kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
+    kernel = mesh_lib.gathered(self.head.kernel[...], *self.head.axes)
     return encoder.Head(kernel)

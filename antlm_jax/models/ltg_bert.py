@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax import attention
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
-from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
 
@@ -248,7 +248,7 @@ class LtgBert(encoder.Encoder):
     for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
       for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
         step = remat(lambda x, f=sublayer: x + f(x))
-        outputs.append(sharding.constrain(step(x), "batch", None, None))
+        outputs.append(mesh_lib.constrain(step(x), "batch", None, None))
         # The next sublayer has a weight for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
         weights = weights.astype(x.dtype)

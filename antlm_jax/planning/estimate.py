@@ -15,16 +15,18 @@ import jax
 import numpy as np
 
 from antlm_jax import hashing, models
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import grid, kernel
+from antlm_jax.head import kernel as head_kernel
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, forecast, gpus, hlo, topology
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
-from antlm_jax.runtime import chips, progress, sharding
-from antlm_jax.training import flops, head_kernel
-from antlm_jax.training.experiment import Program, Run
+from antlm_jax.runtime import chips, progress
+from antlm_jax.training import flops
+from antlm_jax.training.run import Program, Run
 
 _CUTS = 0x9C07  # random stream, distinct from those of objectives
 _PREFIXES = " KMGTPE"  # powers of 2^10
@@ -139,7 +141,7 @@ def estimate_all(
   done: dict = {}
   for program in progress.track(chosen, "program", "compiled", 0):
     # Different objectives may have batches of equal shapes.
-    shapes = sharding.abstract(run.mesh, program.batch)
+    shapes = mesh_lib.abstract(run.mesh, program.batch)
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
     if key not in done:
@@ -154,7 +156,7 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
   device = mesh.devices.flat[0]
-  shapes, chip = sharding.abstract(mesh, batch), chips.of(device)
+  shapes, chip = mesh_lib.abstract(mesh, batch), chips.of(device)
   whole = shapes.inputs.size / batch.inputs.size  # over all processes
   # For each product, the backward pass has two: for inputs and for weights.
   work = flops.forward(run.model, batch) * (3 if training else 1) * whole

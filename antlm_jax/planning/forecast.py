@@ -13,14 +13,15 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.tpu import grid as tpu_grid
 from antlm_jax.attention.tpu import kernel as tpu_kernel
+from antlm_jax.head import kernel as head_kernel
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo
 from antlm_jax.planning.where import KERNELS, NETWORK, PARTS, Time, part, total
-from antlm_jax.runtime import chips, sharding
-from antlm_jax.training import head_kernel
+from antlm_jax.runtime import chips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _head(
   kernel_shape = jax.eval_shape(
     lambda params: model.output_head(params).kernel.T, model.shapes
   ).shape
-  split = sharding.spec(mesh, ("vocab", None), kernel_shape, but=("fsdp",))
+  split = mesh_lib.spec(mesh, ("vocab", None), kernel_shape, but=("fsdp",))
   tokens, width = kernel_shape
   tokens //= mesh.shape["tensor"] if split[0] else 1
   targets, dtype = batch.targets.shape[-1], jnp.dtype(model.config.dtype)

@@ -19,8 +19,8 @@ from jaxlib import xla_client
 
 from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.blocks import SAVED
-from antlm_jax.attention.split import on_shards
 from antlm_jax.errors import UserError
+from antlm_jax.mesh import on_shards
 from antlm_jax.planning import compilers
 from antlm_jax.runtime import chips
 

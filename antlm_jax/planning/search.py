@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 
 from antlm_jax import config as config_lib
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.config import Config
 from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
-from antlm_jax.runtime import progress, sharding
+from antlm_jax.runtime import progress
 from antlm_jax.settings import Setting
-from antlm_jax.training import experiment, flops
-from antlm_jax.training.experiment import Run
+from antlm_jax.training import flops
+from antlm_jax.training import run as run_lib
+from antlm_jax.training.run import Run
 
 _EPOCH = 1000  # default number of steps in an epoch of stand-in data
 _MOST_TOKENS = 2**27  # tokens in a batch, which must fit into host memory
@@ -52,12 +54,12 @@ class Pod:
         f" supports at most {_MOST_TOKENS:,} tokens"
       )
     if config.data.path:
-      sources = experiment.read_data(config)
+      sources = run_lib.read_data(config)
     else:
       rows = self.rows or _EPOCH * batch
       data = StandIn(self.vocab_size, length, self.pieces, rows)
       sources = Sources({"": data}, {"": data}, data, "bos", {}, "")
-    return experiment.assemble(config, sources, self.devices)
+    return run_lib.assemble(config, sources, self.devices)
 
 
 def train_flops(run: Run, begin: int, known: dict) -> float:
@@ -133,7 +135,7 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
   while size <= _MOST_FSDP:
     if run.model.config.width % size == 0:
       with contextlib.suppress(UserError):  # raised if it does not fit
-        sharding.Mesh(-1, size, tensor).build([*run.mesh.devices.flat])
+        mesh_lib.Mesh(-1, size, tensor).build([*run.mesh.devices.flat])
         out.append(size)
     size *= 2
   return out

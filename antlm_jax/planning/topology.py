@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.experimental import topologies
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, compilers, gpus
-from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 # Example topology of each TPU generation, by libtpu's names.
@@ -100,7 +100,7 @@ def arguments(
 
   shapes = jax.eval_shape(step.init)
   state = jax.tree.map(like, shapes, state_shardings(step, mesh))
-  batch = jax.tree.map(lambda x: like(x, sharding.rows(mesh)), batch)
+  batch = jax.tree.map(lambda x: like(x, mesh_lib.rows(mesh)), batch)
   return (state if training else state.best_params), batch
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
+from antlm_jax.page import plots
 from antlm_jax.planning.hlo import Instruction
 from antlm_jax.runtime import files
-from antlm_jax.training import plots
 
 KERNELS, NETWORK = "attention kernel", "network"
 _LAYOUTS, _REST = "RoPE and layouts", "rest"

@@ -24,14 +24,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import units
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import chips, processes, progress, sharding
+from antlm_jax.runtime import chips, processes, progress
 from antlm_jax.settings import Registry
-from antlm_jax.training import flops, metrics, summary
+from antlm_jax.training import flops, metrics, notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +70,11 @@ class Hook:
   def run(self, trainer) -> None:
     """Called when due; `trainer.state` is that after `trainer.step` steps."""
 
-  def stop(self, trainer) -> None:
-    """Called when a signal ends the run, after `trainer.step` steps."""
+  def finish(self, trainer) -> None:
+    """Called after the last step, which a signal may have chosen.
+
+    Hooks finish in the reverse of their order: the first one last.
+    """
 
   def end(self) -> None:
     """Called at the end of the run, whether it fails or not."""
@@ -185,14 +189,14 @@ class HeldOut(Evaluator):
     base = trainer.run.context_after(trainer.step)["rope_theta"]
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
-      placed = sharding.place(trainer.run.mesh, batch)
+      placed = mesh_lib.place(trainer.run.mesh, batch)
       found = trainer.programs.evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         halves[number % len(halves)][name] += float(value.sum())
     return halves
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    shown = summary.of_evaluation(values)
+    shown = notes.of_evaluation(values)
     return f"held out after step {trainer.step}: {shown}"
 
 
@@ -233,7 +237,7 @@ class Watch(Hook):
     found, best = {}, 0
     if processes.is_first():
       records = metrics.read_records(trainer.folder)
-      found = summary.choosing(metrics.by_step(records), watch)
+      found = metrics.choosing(metrics.by_step(records), watch)
       best = min(found, key=found.get, default=0)
     since = sum(step > best for step in found)
     best, since = map(int, processes.largest(lambda: [best, since])())
@@ -263,7 +267,7 @@ class Save(Hook):
       trainer.save()
       self._saved = trainer.step
 
-  def stop(self, trainer) -> None:
+  def finish(self, trainer) -> None:
     self.run(trainer)
     trainer.checkpoints.wait()
 
@@ -294,7 +298,7 @@ class Log(Hook):
     if taken.seconds:
       inputs, order = taken.batch.inputs, run.order
       full = order.at(step - 1).layout.batch_size
-      tokens = sharding.abstract(run.mesh, inputs).size
+      tokens = mesh_lib.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
       # The other processes' rows are taken to be like this process's.
       work = flops.train_step(run.model, taken.batch) / inputs.size
@@ -348,7 +352,7 @@ class Log(Hook):
       left = self._left(trainer, step, rate)
       shown.append(f"{units.duration(left)} left")
       if not self._tipped and jax.process_count() == 1:
-        for line in summary.of_time(run, step, left):
+        for line in notes.of_time(run, step, left):
           progress.say(line)
       self._tipped = True
     return values, shown

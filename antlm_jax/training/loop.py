@@ -10,29 +10,22 @@ import jax
 import numpy as np
 
 from antlm_jax import config as config_lib
-from antlm_jax import errors, tables
+from antlm_jax import errors
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import buckets, files, processes, progress, sharding
+from antlm_jax.runtime import buckets, files, processes, progress
 from antlm_jax.runtime.compilation import keep_programs
 from antlm_jax.runtime.signals import Stop, listening
-from antlm_jax.training import (
-  checkpoint,
-  metrics,
-  plots,
-  saving,
-  summary,
-  writers,
-)
 from antlm_jax.training import hooks as hooks_lib
+from antlm_jax.training import metrics, notes, saving, writers
 from antlm_jax.training.checkpoint import Checkpoint
-from antlm_jax.training.experiment import Run, build
 from antlm_jax.training.hooks import Hook, Taken
+from antlm_jax.training.run import Run, build
 from antlm_jax.training.step import Programs, jitted, state_shardings
-from antlm_jax.units import duration
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
@@ -43,23 +36,18 @@ def train(
   config: config_lib.Config,
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
-  command: str = "",
   start: Checkpoint | None = None,
   data: Mapping[str, Prepared] | None = None,
-) -> dict:
+) -> None:
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
   Args:
     workdir: Path to the run's folder, which may be in a bucket.
       docs/how_to/run_folder.md lists its files.
-    hooks: Hooks to call in addition to those of `hooks.of_run`.
-    command: Command line to show on the run's page.
+    hooks: Hooks to call in addition to those of `hooks.of_run`, such as
+      `page.hook.Page`.
     start: The model of `init.checkpoint`, if that is not a run's checkpoint.
     data: Prepared data by name, in place of that of `data.path`.
-
-  Returns:
-    The summary, as in summary.json; its first two figures on all processes but
-    the first.
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not
@@ -71,7 +59,7 @@ def train(
   with listening() as stop:
     run = build(config, start, data)
     programs = jitted(run.step, state_shardings(run.step, run.mesh))
-    return train_built(run, programs, workdir, hooks, command, stop)
+    train_built(run, programs, workdir, hooks, stop)
 
 
 def train_built(
@@ -79,9 +67,8 @@ def train_built(
   programs: Programs,
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook],
-  command: str,
   stop: Stop,
-) -> dict:
+) -> None:
   """Trains a run that is built; see `train`. `stop` tells of signals."""
   with buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror:
     _check_same(run, mirror.workdir)
@@ -89,9 +76,9 @@ def train_built(
     with (
       jax.set_mesh(run.mesh),
       saving.locked(mirror.workdir),
-      Trainer(run, programs, mirror, stop, around, command) as trainer,
+      Trainer(run, programs, mirror, stop, around) as trainer,
     ):
-      return trainer.train()
+      trainer.train()
 
 
 def _check_same(run: Run, workdir: pathlib.Path) -> None:
@@ -115,6 +102,7 @@ class Trainer:
     total: Number of steps. A hook that lowers it ends the run early.
     state: The state after `step` steps.
     resumed: Whether the run continues from a checkpoint of its own.
+    begun: The step that this start of the run began from.
     sums: Sums of the steps' metrics since the last log line.
     ledger, progress: Seconds by activity, and the progress bar.
   """
@@ -126,12 +114,11 @@ class Trainer:
     mirror: buckets.Mirror,
     stop: Stop,
     hooks: Sequence[Hook],
-    command: str,
   ):
     self.run, self.config, self.hooks = run, run.config, hooks
     self.programs = programs
     self.workdir, self.folder = mirror.workdir, mirror.folder
-    self._mirror, self._stop, self._command = mirror, stop, command
+    self._mirror, self._stop = mirror, stop
     self.total = run.curriculum.steps
     self._pending: Taken | None = None  # the last step; its loss is not known
     settings = run.config.checkpoint
@@ -143,7 +130,7 @@ class Trainer:
     with self.ledger.time("start"):
       begun = saving.begin(run, self.checkpoints, programs.init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
-      self.step = self._begun = int(self.state.step)
+      self.step = self.begun = int(self.state.step)
     window = begun.window.items()
     self.sums = {name: np.asarray(x, np.float32) for name, x in window}
     # All checks have passed: from here on the workdir is this run's.
@@ -154,7 +141,7 @@ class Trainer:
     kept, name = self.step if self.resumed else -1, self.workdir.name
     self._records = metrics.Records(self.folder, kept, run.config, name)
     self.progress = progress.Progress(self.step, self.total)
-    for line in (*summary.of_run(run), *begun.notes):
+    for line in (*notes.of_run(run), *begun.notes):
       progress.say(line)
 
   def __enter__(self):
@@ -171,8 +158,8 @@ class Trainer:
       for hook in self.hooks:
         ends.callback(hook.end)
 
-  def train(self) -> dict:
-    """Takes all remaining steps and writes the summary."""
+  def train(self) -> None:
+    """Takes all remaining steps."""
     batches = self.batches(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
       hook.start(self)
@@ -180,35 +167,25 @@ class Trainer:
     self._stop.waits = True
     while self.step < self.total:
       self._take(batches)
-      # Hooks need the state, and its loss must be good before it is saved. So
-      # the host waits for the device, which may then idle.
-      if any(hook.due(self) for hook in self.hooks):
-        self._settle()
-        for hook in self.hooks:
-          # Asked again, since a hook before it may have ended the run here.
-          if hook.due(self):
-            with self.ledger.time(hook.spent_on):
-              hook.run(self)
-    with self.ledger.time("checkpoint"):
-      self.checkpoints.wait()
-    found = {"steps": self.step, "parameters": self.run.model.size}
-    if processes.is_first():
-      found, table = self._describe()
-      files.write_json(self.folder / "summary.json", found)
-      if steps := self.step - self._begun:
-        of = f" of {self.step:,}" if self._begun else ""
-        time = f"{duration(self.ledger.total)} ({self.ledger})"
-        progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
-      for line in (*table.splitlines(), *found["advice"]):
-        progress.say(line)
-      kept = {self.step: ""}
-      if best := found["best"]:
-        kept[best["step"]] = " (best)"
-      steps = (f"{checkpoint.FOLDER}/{step}{of}" for step, of in kept.items())
-      names = "README.md", "curves.png", metrics.METRICS, *steps
-      progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
+      self._call_due_hooks()
+    self._finish()
+
+  def _call_due_hooks(self) -> None:
+    # Hooks need the state, and its loss must be good before it is saved. So the
+    # host waits for the device, which may then idle.
+    if any(hook.due(self) for hook in self.hooks):
+      self._settle()
+      for hook in self.hooks:
+        # Asked again, since a hook before it may have ended the run here.
+        if hook.due(self):
+          with self.ledger.time(hook.spent_on):
+            hook.run(self)
+
+  def _finish(self) -> None:
+    for hook in reversed(self.hooks):
+      with self.ledger.time(hook.spent_on):
+        hook.finish(self)
     processes.agreed(0)  # the other processes end with the first
-    return found
 
   def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
@@ -218,7 +195,7 @@ class Trainer:
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
-    placed = sharding.place(self.run.mesh, batch)
+    placed = mesh_lib.place(self.run.mesh, batch)
     # A step that compiles takes minutes, which do not count for the speed.
     update = self.programs.update
     compiled = update._cache_size()
@@ -264,7 +241,7 @@ class Trainer:
       good = f"the last good checkpoint is step {last}"
     # A step's loss and gradient are those of the parameters before it.
     advice = "Try a lower schedule.peak_lr, or a longer schedule.warmup_steps"
-    if taken.step == self._begun + 1 and wrong[0] != "param_norm":
+    if taken.step == self.begun + 1 and wrong[0] != "param_norm":
       advice = (
         "The first step already had it, so look at the settings in model, or at"
         " the parameters of init.checkpoint, not at the learning rate"
@@ -306,43 +283,8 @@ class Trainer:
   def _end_early(self, status: int) -> None:
     """Saves the state, and ends with the status that a signal asks for."""
     self._settle()
-    for hook in self.hooks:
-      hook.stop(self)
+    self._finish()
     progress.say(
       f"stopped after step {self.step}, saved: run the same command to resume"
     )
-    if processes.is_first():
-      with contextlib.suppress(UserError):  # the state is saved without a page
-        self._describe()
     raise errors.Stopped(status, saved=True)
-
-  def _describe(self) -> tuple[dict, str]:
-    """Writes the curves and the page; returns the summary and its table."""
-    run = self.run
-    values = metrics.by_step(metrics.read_records(self.folder))
-    best = summary.best(values, self.config.eval.watch)
-    at_best = best and best["step"]
-    held_out = summary.held_out(values, run, self.step, at_best)
-    unigram, modes = run.unigram_entropy(), summary.modes(values, run)
-    at_end = self.step == self.total
-    found = {
-      "steps": self.step,
-      "parameters": run.model.size,
-      "unigram_entropy": unigram,
-      "switches": [s for s in run.curriculum.switches if s < self.step],
-      "best": best,
-      "modes": modes,
-      "advice": summary.advice(modes, unigram, run) if at_end else [],
-      "held_out": held_out,
-      "seconds": {**self.ledger.seconds, "total": self.ledger.total},
-    }
-    if self.step == self._begun and at_end:
-      # No step was left to train: keep the times of the run that trained.
-      with contextlib.suppress(UserError, KeyError):
-        before = files.read_json(self.folder / "summary.json", "the summary")
-        found["seconds"] = before["seconds"]
-    table = summary.table(held_out, unigram, run, self.step)
-    plots.curves(run, values, unigram, self.folder / "curves.png")
-    page = summary.page(run, self.workdir, self._command, found, table)
-    files.write_text(self.folder / "README.md", page)
-    return found, tables.text(*table, "<>")

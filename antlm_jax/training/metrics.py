@@ -5,7 +5,7 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
@@ -17,6 +17,7 @@ PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
 # Each half of the held-out rows has a loss, such as `eval/clm/loss/choose`. One
 # chooses the best step; on the other its loss is not too low by choice.
 HALVES = CHOOSE, REPORT = "choose", "report"
+ByStep = Mapping[int, Mapping[str, float]]  # values by step, then by name
 
 
 class Records:
@@ -72,6 +73,31 @@ def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:
     values = {name: v for name, v in record.items() if name != "step"}
     rows.setdefault(record["step"], {}).update(values)
   return rows
+
+
+def name_of(key: str) -> str:
+  """Returns a held-out loss's objective, with its set if there are several."""
+  return key.removeprefix("eval/").removesuffix("/loss")
+
+
+def choosing(rows: ByStep, watch: Sequence[str]) -> dict[int, float]:
+  """Returns the sum of losses that chooses the best step, by step.
+
+  It is on half of the held-out rows, or on all if they are a single batch.
+  """
+  return watched(rows, watch, f"/{CHOOSE}") or watched(rows, watch)
+
+
+def watched(
+  rows: ByStep, objectives: Sequence[str], half: str = ""
+) -> dict[int, float]:
+  """Returns the sum of held-out losses in nats, by step."""
+  keys = [f"eval/{name}/loss{half}" for name in objectives]
+  return {
+    step: sum(row[key] for key in keys)
+    for step, row in rows.items()
+    if keys and all(key in row for key in keys)
+  }
 
 
 class Ledger:

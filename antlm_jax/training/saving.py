@@ -16,13 +16,14 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from antlm_jax import config as config_lib
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import models, sections
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, processes, sharding
+from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint, Meta, Unreadable
-from antlm_jax.training.experiment import Run
+from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
 
 CONFIG = "config.json"
@@ -190,7 +191,7 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
 
   def smaller(name: str, value: jax.Array) -> jax.ShapeDtypeStruct:
     shape, mesh = model.shapes[name].shape, value.sharding.mesh
-    spec = sharding.spec(mesh, model.axes[name], shape)
+    spec = mesh_lib.spec(mesh, model.axes[name], shape)
     where = jax.sharding.NamedSharding(mesh, spec)
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=where)
 

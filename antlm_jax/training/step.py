@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from antlm_jax import mesh as mesh_lib
+from antlm_jax.head import losses
 from antlm_jax.models import Model, Params
 from antlm_jax.models.layers import At
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import sharding
-from antlm_jax.training import losses
 
 Metrics = dict[str, jax.Array]
 
@@ -144,7 +144,7 @@ class TrainStep:
     )
     shards = micro.target_positions.shape[0]
     hidden = hidden.reshape(shards, -1, hidden.shape[-1])
-    hidden = sharding.constrain(hidden, "batch", None, None)
+    hidden = mesh_lib.constrain(hidden, "batch", None, None)
     # From here on only states that predict a target: with 15 % masked, a
     # seventh of the logits. Each data shard has its own targets, so that
     # nothing crosses devices.
@@ -204,9 +204,9 @@ def state_shardings(train_step: TrainStep, mesh) -> TrainState:
     name = getattr(path[-1], "key", None) if path else None
     like = model.shapes.get(name)
     if like is not None and like.shape == leaf.shape:
-      spec = sharding.spec(mesh, model.axes[name], leaf.shape)
+      spec = mesh_lib.spec(mesh, model.axes[name], leaf.shape)
       return jax.sharding.NamedSharding(mesh, spec)
-    return sharding.whole(mesh)
+    return mesh_lib.whole(mesh)
 
   shapes = jax.eval_shape(train_step.init)
   return jax.tree_util.tree_map_with_path(of, shapes)

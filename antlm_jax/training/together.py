@@ -19,8 +19,8 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.runtime.compilation import keep_programs
 from antlm_jax.runtime.signals import listening
 from antlm_jax.training import loop
-from antlm_jax.training.experiment import Run
 from antlm_jax.training.hooks import Hook
+from antlm_jax.training.run import Run
 from antlm_jax.training.step import Programs, TrainStep, jitted, state_shardings
 
 
@@ -34,7 +34,6 @@ def train(
   runs: Sequence[Run],
   workdirs: Sequence[files.Path],
   hooks: Sequence[Sequence[Hook]],
-  commands: Sequence[str],
 ) -> dict[int, UserError]:
   """Trains runs to their ends, and resumes those that were stopped.
 
@@ -54,12 +53,11 @@ def train(
   programs = shared_programs([run.step for run in runs], runs[0].mesh)
   failed = {}
   for number, run in enumerate(runs):
-    workdir, own = workdirs[number], hooks[number]
+    workdir = workdirs[number]
     progress.say(f"\nrun {number + 1} of {len(runs)}: {workdir}")
-    given = run, programs[number], workdir, own, commands[number]
     try:
       with listening() as stop:
-        loop.train_built(*given, stop)
+        loop.train_built(run, programs[number], workdir, hooks[number], stop)
     except UserError as error:
       progress.say(f"error: {workdir}: {error}")
       failed[number] = error

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from antlm_jax import cli, settings, tables
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.planning import topology
-from antlm_jax.runtime import files, sharding
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 # A width, a function that makes the cell, and the keys of its arguments. A
@@ -32,13 +33,13 @@ def arguments(about: str, section: type, argv: Sequence[str]):
 
 def mesh_of(device) -> jax.sharding.Mesh:
   """Returns a mesh of one device, which may be absent."""
-  return sharding.Mesh().build([device])
+  return mesh_lib.Mesh().build([device])
 
 
 def compile_for(device, run, *args) -> jax.stages.Compiled:
   """Compiles a function of arrays' shapes for a device that may be absent."""
   mesh = mesh_of(device)
-  where = sharding.whole(mesh)
+  where = mesh_lib.whole(mesh)
   args = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
   )

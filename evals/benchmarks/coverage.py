@@ -3,9 +3,9 @@
     python -m antlm_jax.evals.benchmarks.coverage
 
 Simulates differences of two rows over seeds and items. Prints and stores how
-often the 95 % interval of evals/reporting/statistics.py holds the truth, and
-its mean width in points. The last columns are of two bootstraps, for few
-items. The
+often the 95 % interval of evals/statistics.py holds the
+truth, and its mean width in points. The last columns are of two bootstraps, for
+few items. The
 hierarchical one draws pretrainings, their fine-tunings and items of the
 differences. The other draws the runs of each row apart, and widens their share
 of the variance, as the reports did until November 2026.
@@ -25,8 +25,8 @@ import numpy as np
 from scipy import special
 
 from antlm_jax import cli
+from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.evals.reporting import statistics
 from antlm_jax.settings import setting
 
 _ITEM = 38.7  # points

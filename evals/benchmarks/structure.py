@@ -28,23 +28,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # groups are packages and modules; + joins several to one group.
 LEVELS = (
   "errors+cli+plugins+units+hashing+masks+settings+tables",
+  "mesh",
   "objectives",
   "runtime",
   "attention data",
   "models",
-  "training.optim",  # settings that build their part
+  "head optim",
   "config+sections",
   "training",
+  "page",
   "inference planning",
   "hf",
   "",  # antlm_jax itself, which users import
   "commands",
-  "__main__ train",
+  "__main__",
   "evals",
-  "evals.score evals.finetune"
-  " evals.report evals.compare evals.sweep evals.benchmarks",
-  "evals.babylm evals.study",
-  "evals.one_gpu",
+  "evals.score evals.finetune",
+  "evals.babylm evals.studies",
+  "evals.benchmarks",
 )
 _GROUPS = {
   f"antlm_jax.{name}".removesuffix("."): (level, group)
@@ -54,7 +55,7 @@ _GROUPS = {
 }
 # Lower levels that a group never imports, and the only ones that it does.
 NEVER = {"models": ("objectives",)}
-ONLY = {"attention": ("antlm_jax.masks", "antlm_jax.hashing")}
+ONLY = {"attention": ("antlm_jax.masks", "antlm_jax.hashing", "antlm_jax.mesh")}
 
 # The areas, by the beginning of their files' names; the first that fits counts.
 _SATELLITES = (

@@ -38,6 +38,7 @@ import jaxlib
 import numpy as np
 
 from antlm_jax import cli, models, units
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
@@ -45,10 +46,10 @@ from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives import corruption
 from antlm_jax.objectives.batch import Batch, Layout, assemble
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.runtime import chips, sharding
+from antlm_jax.optim import AdamW
+from antlm_jax.runtime import chips
 from antlm_jax.settings import setting
 from antlm_jax.training import flops
-from antlm_jax.training.optim import AdamW
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
@@ -149,7 +150,7 @@ def measure(
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
-    placed, state = sharding.place(mesh, example), init()
+    placed, state = mesh_lib.place(mesh, example), init()
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
     out["compile_seconds"] = time.perf_counter() - begun
@@ -181,7 +182,7 @@ def measure_size(name: str, args: "Timings", mesh) -> Iterator[dict]:
   shape, length, vocab_size, rows, tied, remat = SIZES[name]
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
   config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
-  train_step, shards = make_step(config), sharding.data_shards(mesh)
+  train_step, shards = make_step(config), mesh_lib.data_shards(mesh)
   layout = Layout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
   for batch in args.batches:
@@ -272,7 +273,7 @@ def main(argv) -> None:
   args = settings_lib.from_args(Timings, args)
   if overrides and not args.config:
     raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
-  mesh = sharding.Mesh().build()
+  mesh = mesh_lib.Mesh().build()
   device = mesh.devices.flat[0].device_kind
   about = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
   rows = (row for name in args.sizes for row in measure_size(name, args, mesh))

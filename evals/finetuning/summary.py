@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from antlm_jax import tables
-from antlm_jax.evals import results
+from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, standing
 from antlm_jax.evals.finetuning.sets import OWN
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import Run
-from antlm_jax.evals.reporting import statistics
-from antlm_jax.evals.reporting.statistics import CONFIDENCE, Mean
+from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
 COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
 MODEL = "model"  # folder of the saved model, next to the summary

@@ -25,8 +25,8 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.optim import AdamW
 from antlm_jax.settings import setting
-from antlm_jax.training.optim import AdamW
 
 ATTENTIONS = ("bidirectional", "causal")
 # Rates from 1 to 0 by the share of the way in [0, 1]. `optim` has the same

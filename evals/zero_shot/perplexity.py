@@ -39,9 +39,9 @@ from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
 from antlm_jax.inference.scoring import Text
+from antlm_jax.page import plots
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import Setting, setting
-from antlm_jax.training import plots
 
 _BINS = 64  # points of the curve by position
 _ENCODED = 256  # documents at once: encoding takes 30 times their memory

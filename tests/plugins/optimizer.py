@@ -4,8 +4,8 @@ import dataclasses
 
 import optax
 
+from antlm_jax.optim import OPTIMIZERS, Optimizer
 from antlm_jax.settings import setting
-from antlm_jax.training.optim import OPTIMIZERS, Optimizer
 
 
 @OPTIMIZERS.register("lion")

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from antlm_jax.objectives.curriculum import amount
-from antlm_jax.training.optim import SCHEDULES, Schedule
+from antlm_jax.optim import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("inverse_root")

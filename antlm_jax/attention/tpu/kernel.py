@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from antlm_jax.attention import devices
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.blocks import SAVED, Blocks
 from antlm_jax.attention.tpu import diagonals
 from antlm_jax.attention.tpu.diagonals import dot
@@ -64,7 +64,7 @@ def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
     return f"position terms of at most {LANES} buckets, not {buckets}"
   if buckets and group > 1:
     return f"as many key as query heads with position terms, not {kv_heads}"
-  if buckets and "v4" in devices.device().device_kind.lower():
+  if buckets and "v4" in mesh_lib.device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
   # The smallest block still has the queries of all heads of a group.
   most = 2 * _most_scores(q[3], dtype) // LANES**2
@@ -87,7 +87,7 @@ def heads_of_a_step(
 
 def _most_scores(width: int, dtype) -> int:
   """Returns the largest number of scores per step; fewer for wide heads."""
-  scores = int(_SCORES * devices.vector_memory()) // 4
+  scores = int(_SCORES * mesh_lib.vector_memory()) // 4
   return 2 * scores // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
 
 
@@ -170,7 +170,7 @@ def _backward(settings, residuals, grad):
   if rope is not None:
     rows["rope_row"] = cut.of_rows(rope, blocks.queries, lambda step: 0)
     row_bytes += 2 * 4 * math.prod(rope.shape[1:])
-  if row_bytes <= _ROW * devices.vector_memory():
+  if row_bytes <= _ROW * mesh_lib.vector_memory():
     made = run(
       "attention_gradients",
       functools.partial(_gradients, whole_row=True),
@@ -433,7 +433,7 @@ def _call(
       # Two cores may share the heads, but not the steps, whose sums are in
       # scratch memory.
       dimension_semantics=("parallel", *["arbitrary"] * len(grid)),
-      vmem_limit_bytes=devices.kernel_memory(),
+      vmem_limit_bytes=mesh_lib.kernel_memory(),
     ),
     cost_estimate=_cost(settings, parts, products),
     interpret=settings.interpret,

@@ -18,7 +18,7 @@ from antlm_jax.data import make_folder, source, text_files
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
-from antlm_jax.training import experiment
+from antlm_jax.training import run as run_lib
 
 _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
@@ -95,7 +95,7 @@ def _batches(folder: pathlib.Path, objective: str):
   of = config.changes()
   of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
-  read = experiment.build(config.typed(of)).source
+  read = run_lib.build(config.typed(of)).source
   return lambda: sum(batch.inputs.size for batch in source.load(read))
 
 

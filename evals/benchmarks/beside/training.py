@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.objectives.batch import Batch, Layout
-from antlm_jax.runtime import sharding
 from antlm_jax.training.step import jitted, state_shardings
 
 # Rows of a step, and steps of a call.
@@ -42,10 +42,10 @@ def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
 def _ours(loaded, batch: Batch, count: int):
   """Returns a function that trains some more steps and returns losses."""
   train_step = steps.make_step(loaded.model.config)
-  mesh = sharding.Mesh().build()
+  mesh = mesh_lib.Mesh().build()
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
-    state, placed = init(), sharding.place(mesh, batch)
+    state, placed = init(), mesh_lib.place(mesh, batch)
   # The step gives its state's memory to the next one: a copy stays.
   params = jax.tree.map(jax.numpy.array, loaded.params)
   state = dataclasses.replace(state, params=params)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
 from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, gain
-from antlm_jax.evals.reporting.claims import OPEN, Contrast
+from antlm_jax.evals.studies.reporting.claims import OPEN, Contrast
 
 _WHEN = "end", "lowest"
 # A claim about several controls is contradicted at this confidence, and

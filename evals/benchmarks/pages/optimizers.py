@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from antlm_jax import tables
+from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks.pages import studies
 from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, spread
-from antlm_jax.evals.reporting import plots, statistics
-from antlm_jax.evals.reporting.claims import Contrast
-from antlm_jax.evals.reporting.statistics import Interval
+from antlm_jax.evals.statistics import Interval
+from antlm_jax.evals.studies.reporting import plots
+from antlm_jax.evals.studies.reporting.claims import Contrast
 
 _MEASURES = {  # family and logged name of the objective
   "CLM": ("clm", "clm"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS
-from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate, student
+from antlm_jax.evals.statistics import CONFIDENCE, Estimate, student
 from antlm_jax.runtime import files
 
 _MANY = 10**9  # degrees of freedom of a set's items, which are many

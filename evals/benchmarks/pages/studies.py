@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from antlm_jax import config as config_lib
 from antlm_jax import tables
-from antlm_jax.evals import design
-from antlm_jax.evals.reporting import measured, record
-from antlm_jax.evals.reporting.claims import Claims, Contrast
-from antlm_jax.evals.reporting.controls import Family
-from antlm_jax.evals.reporting.findings import Findings
-from antlm_jax.evals.reporting.render import Row
-from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval, Mean
+from antlm_jax.evals.statistics import Interval, Mean
+from antlm_jax.evals.studies import design
+from antlm_jax.evals.studies.reporting import measured, record
+from antlm_jax.evals.studies.reporting.claims import Claims, Contrast
+from antlm_jax.evals.studies.reporting.controls import Family
+from antlm_jax.evals.studies.reporting.findings import Findings
+from antlm_jax.evals.studies.reporting.render import Row
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import HALVES
 

@@ -14,22 +14,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
-from antlm_jax.evals.reporting import measured, plots, statistics, switches
-from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
-from antlm_jax.evals.reporting.findings import Findings, Side
-from antlm_jax.evals.reporting.measured import KEY, benchmarks
-from antlm_jax.evals.reporting.render import (
+from antlm_jax.evals.statistics import Estimate, Mean
+from antlm_jax.evals.studies.design import CAUSAL
+from antlm_jax.evals.studies.reporting import (
+  measured,
+  plots,
+  statistics,
+  switches,
+)
+from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
+from antlm_jax.evals.studies.reporting.findings import Findings, Side
+from antlm_jax.evals.studies.reporting.measured import KEY, benchmarks
+from antlm_jax.evals.studies.reporting.render import (
   Figure,
   Report,
   Row,
   fill,
   without_empty,
 )
-from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
-from antlm_jax.evals.reporting.statistics import Estimate, Mean
+from antlm_jax.evals.studies.reporting.runs import (
+  TrainedRun,
+  ended,
+  with_shared_steps,
+)
 
 MACRO = "macro-average"
 _BLIMP = "BLiMP"

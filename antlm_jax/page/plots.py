@@ -8,9 +8,8 @@ import numpy as np
 
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
-from antlm_jax.training.experiment import Run
-from antlm_jax.training.metrics import PAIRS
-from antlm_jax.training.summary import Rows
+from antlm_jax.training.metrics import PAIRS, ByStep
+from antlm_jax.training.run import Run
 from antlm_jax.units import number, quantity
 
 # Colours by order of appearance. They differ in grey and for the colour-blind.
@@ -21,7 +20,7 @@ _DASHES = ("--", ":", "-.")  # of several held-out sets
 _BINS = 300  # points of a training curve over the whole run
 
 
-def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
+def curves(run: Run, rows: ByStep, unigram: float, path: pathlib.Path) -> None:
   """Draws training and held-out losses over shaded phases, to a PNG.
 
   Accuracies on minimal pairs have a panel. If sources of data are mixed, the
@@ -90,7 +89,7 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   legend(axes, "thin: in training")
 
 
-def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
+def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
   """Yields the curves of a training loss: steps and values, `[2, n]`.
 
   Both are means over 1/300 of the run's `steps`. Where the objective paused, a
@@ -108,7 +107,7 @@ def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
       yield np.stack([np.mean(list(group), 0) for _, group in bins], 1)
 
 
-def _line(axes, rows: Rows, key: str, **style) -> None:
+def _line(axes, rows: ByStep, key: str, **style) -> None:
   points = [(step, row[key]) for step, row in rows.items() if key in row]
   if points:
     axes.plot(*zip(*points, strict=True), **style)

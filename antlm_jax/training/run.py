@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax import models
 from antlm_jax.config import Config
 from antlm_jax.data import order as order_lib
@@ -19,7 +20,7 @@ from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.runtime import progress, sharding
+from antlm_jax.runtime import progress
 from antlm_jax.training import frequencies, held_out, milestones
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainStep
@@ -139,7 +140,7 @@ class Run:
     """
     try:
       with jax.set_mesh(self.mesh):
-        shapes = sharding.abstract(self.mesh, batch)
+        shapes = mesh_lib.abstract(self.mesh, batch)
         return self.model.attention_of(shapes.inputs, shapes.mask)
     except ValueError as error:
       raise UserError(f"model.{error}") from error
@@ -261,8 +262,8 @@ def _schedule(
   layout = Layout(
     config.train.batch_size,
     config.train.microbatches,
-    sharding.data_shards(mesh),
-    sharding.local_shards(mesh),
+    mesh_lib.data_shards(mesh),
+    mesh_lib.local_shards(mesh),
   )
   seq_len = sources.rows.seq_len
   order = Order(

@@ -1,8 +1,14 @@
-"""The device mesh, and the mesh axes that split each logical axis."""
+"""The device mesh: its devices, and the axes that split each logical axis.
+
+Functions without the argument `mesh` use the current one, of `jax.set_mesh`.
+They do nothing on one device and inside a `shard_map`.
+"""
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
@@ -14,6 +20,17 @@ from antlm_jax.settings import Section, setting
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # rows are split over both
 _AUTO = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
+
+Axes = str | tuple[str, ...] | None  # of a mesh, that split an array's axis
+
+# Compute capability of absent GPUs, by a part of their kind. JAX knows the
+# capability of present GPUs.
+_CAPABILITIES = {
+  10.0: ("B200", "B300"),
+  9.0: ("H100", "H200"),
+  8.0: ("A100", "A10", "L4"),
+  7.0: ("T4", "V100"),
+}
 
 # Mesh axes for each logical axis: the first that divides it. Axes without a
 # rule are whole on every device, so that an encoder may use other names.
@@ -118,7 +135,7 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
 
 def constrain(x: jax.Array, *axes: str | None, but=()) -> jax.Array:
   """Shards `x` by its logical axes; does nothing without a mesh."""
-  mesh = _mesh_to_split_over()
+  mesh = _current()
   if mesh is None:
     return x
   return jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape, but))
@@ -133,14 +150,14 @@ def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
 
 def split(shape: Sequence[int], *axes: str | None, but=()) -> PartitionSpec:
   """Returns `spec` on the current mesh, or all None without a mesh."""
-  mesh = _mesh_to_split_over()
+  mesh = _current()
   if mesh is None:
     return PartitionSpec(*[None] * len(axes))
   return spec(mesh, axes, shape, but)
 
 
-def _mesh_to_split_over():
-  """The mesh; None without one, and inside a `shard_map`."""
+def _current():
+  """Returns the current mesh; None on one device and inside a `shard_map`."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 
@@ -197,3 +214,93 @@ def rows(mesh) -> NamedSharding:
 def whole(mesh) -> NamedSharding:
   """Returns the sharding of arrays that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+class Split(NamedTuple):
+  """Mesh axes that split rows and heads; None if each device has all."""
+
+  rows: Axes = None
+  heads: Axes = None  # key/value heads, and the query heads that use them
+
+  def here(self, rows: int, kv_heads: int) -> "Split":
+    """Returns this split, or `WHOLE` on one device or inside a shard.
+
+    Raises:
+      ValueError: The mesh lacks an axis, or the axes do not divide a size.
+    """
+    mesh = _current()
+    if mesh is None:
+      return WHOLE
+    for name, axes, size in zip(
+      self._fields, self, (rows, kv_heads), strict=True
+    ):
+      if not set(_names(axes)) <= set(mesh.axis_names):
+        raise ValueError(f"split.{name}={axes!r} is no axis of {mesh.shape}")
+      if size % parts(axes):
+        raise ValueError(f"split.{name}={axes!r} does not divide {size} {name}")
+    return self
+
+
+WHOLE = Split()
+
+
+def parts(axes: Axes) -> int:
+  """Returns the number of parts into which mesh axes split an array."""
+  return math.prod(_current().shape[name] for name in _names(axes))
+
+
+def on_shards(f, in_specs, out_specs):
+  """Makes f run on each device's part of the arguments, if there is a mesh."""
+  if _current() is None:
+    return f
+  return jax.shard_map(
+    f, in_specs=in_specs, out_specs=out_specs, check_vma=False
+  )
+
+
+def _names(axes: Axes) -> tuple[str, ...]:
+  return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def device():
+  """Returns a device of the mesh, or the default device.
+
+  An absent device has only a platform and a kind.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.abstract_device is None:
+    return jax.devices()[0]
+  return mesh.abstract_device
+
+
+def vector_memory() -> int:
+  """Returns the bytes of vector memory of a TPU core; 16 MiB if unknown.
+
+  Source: `jax._src.pallas.mosaic.tpu_info`.
+  """
+  kind = device().device_kind
+  if kind in ("TPU v5", "TPU v5p", "TPU7x"):
+    return 64 * 2**20
+  return (128 if re.match("TPU v(5|6)", kind) else 16) * 2**20
+
+
+def kernel_memory() -> int:
+  """Returns the bytes of vector memory that a kernel may use.
+
+  The compiler allows 16 MiB by default. The rest of the program needs some too.
+  """
+  return max(16 * 2**20, vector_memory() * 3 // 4)
+
+
+def capability(kind: str) -> float | None:
+  """Returns the compute capability of a kind of GPU, or None if unknown."""
+  try:
+    gpus = jax.devices("gpu")
+  except RuntimeError:  # no GPU
+    gpus = []
+  here = {gpu.device_kind: gpu.compute_capability for gpu in gpus}
+  named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
+  try:
+    return float(here.get(kind, next(named, "")))
+  except ValueError:  # unknown, or a name such as AMD's gfx942
+    return None

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.reporting import trainings
-from antlm_jax.evals.reporting.runs import read_run
-from antlm_jax.evals.reporting.trainings import Comparison
+from antlm_jax.evals.studies.reporting import trainings
+from antlm_jax.evals.studies.reporting.runs import read_run
+from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import saving

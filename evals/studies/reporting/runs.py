@@ -114,7 +114,7 @@ def with_shared_steps(
 ) -> TrainedRun:
   """Returns a run with the losses of the steps that it shares with another.
 
-  A branch (`antlm_jax.evals.branches`) begins in a checkpoint of another
+  A branch (evals/studies/branches.py) begins in a checkpoint of another
   variant's run, and has no losses from before. `runs` are those of a study.
   """
   init = run.config.get("init") or {}

@@ -5,9 +5,9 @@
 The device decides which implementation computes the head, unless the caller
 names one of `IMPLEMENTATIONS`, or a size of chunks:
 
-- pallas: the fused kernel (`training.head_fused`), which has no scores in
+- pallas: the fused kernel (`head.fused`), which has no scores in
   memory. The choice on TPU.
-- chunked: plain XLA (`training.head_chunks`), with the scores of some targets
+- chunked: plain XLA (`head.chunks`), with the scores of some targets
   in memory. The choice on CPU and GPU, and where the kernel cannot compute the
   head: float16, or states so wide that too few fit into vector memory.
 
@@ -28,10 +28,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.devices import device
+from antlm_jax.head import chunks as head_chunks
+from antlm_jax.head import fused as head_fused
+from antlm_jax.mesh import device
 from antlm_jax.models.encoder import Head
 from antlm_jax.models.layers import At
-from antlm_jax.training import head_chunks, head_fused
 
 IMPLEMENTATIONS = {"pallas": head_fused, "chunked": head_chunks}
 

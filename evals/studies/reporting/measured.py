@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.reporting.runs import TrainedRun, number, reading
+from antlm_jax.evals.studies.reporting.runs import TrainedRun, number, reading
 from antlm_jax.evals.zero_shot.command import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files

@@ -2,7 +2,7 @@
 
 A study is a config file with `ROWS` and `SCALES` by name, and a `get_config`
 whose argument takes `row`, `scale` and `seed`. configs/antlm_table.py and
-configs/clm_or_mlm.py are studies. evals/study.py makes them.
+configs/clm_or_mlm.py are studies. evals/studies/study.py makes them.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 from antlm_jax import config as config_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.evals import branches
-from antlm_jax.evals.branches import Branch
+from antlm_jax.evals.studies import branches
+from antlm_jax.evals.studies.branches import Branch
 
 CAUSAL = "causal"  # a mode, and an attention
 

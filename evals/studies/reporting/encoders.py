@@ -16,12 +16,17 @@ import pandas as pd
 
 from antlm_jax import units
 from antlm_jax.evals.finetuning.protocol import KINDS
-from antlm_jax.evals.reporting import claims, measured, plots, statistics
-from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
-from antlm_jax.evals.reporting.findings import Findings
-from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
-from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval
+from antlm_jax.evals.statistics import Interval
+from antlm_jax.evals.studies.reporting import (
+  claims,
+  measured,
+  plots,
+  statistics,
+)
+from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
+from antlm_jax.evals.studies.reporting.findings import Findings
+from antlm_jax.evals.studies.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 

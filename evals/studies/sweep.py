@@ -40,14 +40,16 @@ from antlm_jax.commands import train as training
 from antlm_jax.config import Config
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
-from antlm_jax.evals import jobs
-from antlm_jax.evals.jobs import Job
-from antlm_jax.evals.reporting import trainings
-from antlm_jax.evals.reporting.runs import TrainedRun, read_run
-from antlm_jax.evals.reporting.trainings import Comparison
+from antlm_jax.evals.studies import jobs
+from antlm_jax.evals.studies.jobs import Job
+from antlm_jax.evals.studies.reporting import trainings
+from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
+from antlm_jax.evals.studies.reporting.trainings import Comparison
+from antlm_jax.page.hook import Page
 from antlm_jax.runtime import files, progress, signals
 from antlm_jax.settings import Setting, setting
-from antlm_jax.training import experiment, held_out, saving
+from antlm_jax.training import held_out, saving
+from antlm_jax.training import run as run_lib
 from antlm_jax.training import together as together_lib
 
 _Point = Mapping[str, str]  # a value, as it is written, by key
@@ -171,7 +173,9 @@ def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
       some = group[first : first + most]
       words = _TRAIN, *(shlex.join(job.arguments) for job in some)
       about = "; ".join(job.about for job in some)
-      out.append(Job(about, "antlm_jax.evals.sweep", words, some[0].folder))
+      out.append(
+        Job(about, "antlm_jax.evals.studies.sweep", words, some[0].folder)
+      )
   return out
 
 
@@ -182,11 +186,10 @@ def _train(commands: Sequence[str]) -> None:
     for words in commands:
       config, workdir = training.read(shlex.split(words))
       own, start = training.beginning(config)
-      runs.append(experiment.build(config, start))
+      runs.append(run_lib.build(config, start))
       workdirs.append(workdir)
-      hooks.append(own)
-    shown = [f"antlm train {words}" for words in commands]
-    failed = together_lib.train(runs, workdirs, hooks, shown)
+      hooks.append([*own, Page(f"antlm train {words}")])
+    failed = together_lib.train(runs, workdirs, hooks)
   if failed:
     raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
 
@@ -228,7 +231,7 @@ def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
     return
   # In another process, whose end frees the devices for the trainings.
   done = subprocess.run(
-    [sys.executable, "-m", "antlm_jax.evals.sweep", _BUILD],
+    [sys.executable, "-m", "antlm_jax.evals.studies.sweep", _BUILD],
     input=json.dumps([[config_lib.to_json(config) for config in configs], by]),
     stderr=subprocess.PIPE,
     text=True,
@@ -242,7 +245,7 @@ def _build(configs: Sequence[str], by: Sequence[str]) -> None:
   """Builds the runs of configs, which are JSON."""
   for config in map(config_lib.from_json, configs):
     _, start = training.beginning(config)
-    run = experiment.build(config, start)
+    run = run_lib.build(config, start)
     known = held_out.measured(run.evaluations)
     if unknown := [kind for kind in by if kind not in known]:
       raise UserError(

@@ -76,7 +76,9 @@ def joined(todo: Sequence[Job], most: int) -> list[Job]:
     some = todo[first : first + most]
     lines = tuple(shlex.join((j.command, *j.arguments)) for j in some)
     about = f"{len(some)} jobs, from {some[0].about} to {some[-1].about}"
-    out.append(Job(about, "antlm_jax.evals.jobs", lines, some[0].folder))
+    out.append(
+      Job(about, "antlm_jax.evals.studies.jobs", lines, some[0].folder)
+    )
   return out
 
 

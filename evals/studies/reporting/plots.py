@@ -1,19 +1,14 @@
-"""Pictures of reports, in the style of `antlm_jax.training.plots`."""
+"""Pictures of reports, in the style of `antlm_jax.page.plots`."""
 
 import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import (
-  CONFIDENCE,
-  Interval,
-  Mean,
-  mean,
-)
+from antlm_jax.evals.statistics import CONFIDENCE, Interval, Mean, mean
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
+from antlm_jax.page.plots import COLOURS, canvas, save, shade, step_axis
 
 _OPEN = "0.55"  # grey of an interval that includes 0
 _COLOURS = {1: COLOURS[0], -1: COLOURS[1], 0: _OPEN}  # by an interval's sign

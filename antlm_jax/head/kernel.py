@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from antlm_jax.attention.devices import device, kernel_memory
 from antlm_jax.attention.tpu.diagonals import dot
+from antlm_jax.mesh import device, kernel_memory
 
 # The names of the kernels, and the axes of a grid of blocks.
 NAMES = "head_(statistics|states_gradient|kernel_gradient)"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from antlm_jax.evals.reporting.render import Row
-from antlm_jax.evals.reporting.runs import TrainedRun, ended
-from antlm_jax.evals.reporting.statistics import mean
+from antlm_jax.evals.statistics import mean
+from antlm_jax.evals.studies.reporting.render import Row
+from antlm_jax.evals.studies.reporting.runs import TrainedRun, ended
 from antlm_jax.training.metrics import REPORT
 
 

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.devices import device
+from antlm_jax.mesh import device
 
 _MOST = 2**29  # scores of a chunk: 2 GiB
 _LEAST = -1e38  # below every score; the difference of two is a number

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antlm_jax.evals.reporting.render import without_empty
-from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate, student
+from antlm_jax.evals.statistics import CONFIDENCE, Estimate, student
+from antlm_jax.evals.studies.reporting.render import without_empty
 
 NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
 _MOST = 1000  # pretrainings that a report may name as necessary

@@ -2,14 +2,14 @@
 
     ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-A study is a config file (evals/design.py): configs/clm_or_mlm.py compares CLM
-with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
-2412.03275). Trainings that begin in the same way share that part, which is
-trained once (evals/branches.py). Jobs whose results exist are skipped, so the
-same command resumes after any interruption. --minutes stops the study by
-itself, with exit status 75. --together=N puts up to N trainings of a row, or N
-evaluations, into one process, which saves their start. --dry_run prints the
-steps and FLOPs of the trainings, and writes nothing.
+A study is a config file (evals/studies/design.py): configs/clm_or_mlm.py
+compares CLM with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's
+table (arXiv 2412.03275). Trainings that begin in the same way share that part,
+which is trained once (evals/studies/branches.py). Jobs whose results exist are
+skipped, so the same command resumes after any interruption. --minutes stops the
+study by itself, with exit status 75. --together=N puts up to N trainings of a
+row, or N evaluations, into one process, which saves their start. --dry_run
+prints the steps and FLOPs of the trainings, and writes nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
@@ -30,15 +30,15 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.commands import train as training
 from antlm_jax.data import prepared_folder
 from antlm_jax.errors import UserError
-from antlm_jax.evals import branches, design, sweep
-from antlm_jax.evals import jobs as jobs_lib
-from antlm_jax.evals.design import Study
-from antlm_jax.evals.jobs import Job
+from antlm_jax.evals.studies import branches, design, sweep
+from antlm_jax.evals.studies import jobs as jobs_lib
+from antlm_jax.evals.studies.design import Study
+from antlm_jax.evals.studies.jobs import Job
 from antlm_jax.planning import search
 from antlm_jax.runtime import chips, files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, saving
-from antlm_jax.training.experiment import Run
+from antlm_jax.training.run import Run
 from antlm_jax.units import quantity
 
 # Share of a chip's peak, an assumption: a real step reaches about half of the

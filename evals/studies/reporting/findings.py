@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from antlm_jax.evals.design import Row
-from antlm_jax.evals.reporting import statistics
-from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Estimate, Mean
+from antlm_jax.evals import statistics
+from antlm_jax.evals.statistics import Estimate, Mean
+from antlm_jax.evals.studies.design import Row
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 
 if TYPE_CHECKING:
   import pandas as pd
 
-  from antlm_jax.evals.reporting.measured import ItemFiles, Items
+  from antlm_jax.evals.studies.reporting.measured import ItemFiles, Items
 
 
 Side = tuple[str, str]  # a variant, and the mode in which it is scored

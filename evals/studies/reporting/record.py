@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.reporting import runs as runs_lib
-from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.studies.reporting import runs as runs_lib
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import HALVES
 

@@ -1,7 +1,8 @@
 """Helps launch/antlm_on_gpu.sh: forecasts a scale, and packs its results.
 
-python -m antlm_jax.evals.one_gpu seeds --scale=8m --times=FOLDER --seconds=900
-python -m antlm_jax.evals.one_gpu pack --runs=RUNS --output=FOLDER
+python -m antlm_jax.evals.studies.one_gpu seeds --scale=8m \\
+      --times=FOLDER --seconds=900
+python -m antlm_jax.evals.studies.one_gpu pack --runs=RUNS --output=FOLDER
 """
 
 import csv
@@ -18,7 +19,7 @@ import numpy as np
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals import study
+from antlm_jax.evals.studies import study
 from antlm_jax.evals.zero_shot.babylm import TASKS
 from antlm_jax.evals.zero_shot.command import ITEMS
 from antlm_jax.runtime import files

@@ -1,4 +1,4 @@
-"""The head's loss by the TPU kernel (`training.head_kernel`), over a mesh.
+"""The head's loss by the TPU kernel (`head.kernel`), over a mesh.
 
 Over a mesh, each data shard has its own targets. If `tensor` splits the
 vocabulary, each part has its own maximum, sum and acc, which are then scaled to
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from antlm_jax.attention.split import on_shards
-from antlm_jax.runtime import sharding
-from antlm_jax.training import head_kernel
+from antlm_jax import mesh as mesh_lib
+from antlm_jax.head import kernel as head_kernel
+from antlm_jax.mesh import on_shards
 
 
 def obstacle(states, kernel) -> str | None:
@@ -68,8 +68,8 @@ def backward(settings, saved, grad):
 
 def _specs(states, kernel, bias):
   """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
-  rows = sharding.split(states.shape, "batch", None, None)[0]
-  tokens = sharding.split(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
+  rows = mesh_lib.split(states.shape, "batch", None, None)[0]
+  tokens = mesh_lib.split(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
   of_rows, of_tokens = PartitionSpec(rows), PartitionSpec(tokens)
   of_bias = None if bias is None else of_tokens
   return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)

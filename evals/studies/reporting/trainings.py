@@ -17,11 +17,11 @@ from flax import traverse_util
 from antlm_jax import config as config_lib
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
-from antlm_jax.evals import branches
-from antlm_jax.evals.reporting import plots, render
-from antlm_jax.evals.reporting.render import Figure, Report, Row
-from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Mean, mean
+from antlm_jax.evals.statistics import Mean, mean
+from antlm_jax.evals.studies import branches
+from antlm_jax.evals.studies.reporting import plots, render
+from antlm_jax.evals.studies.reporting.render import Figure, Report, Row
+from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.metrics import REPORT

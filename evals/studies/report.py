@@ -2,9 +2,9 @@
 
   antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
-`--runs` holds ROW/SEED/ for the rows of the study's config (evals/study.py).
-Each is the folder of a training run, with evaluations in its `evals/`. The
-report lists missing results.
+`--runs` holds ROW/SEED/ for the rows of the study's config
+(evals/studies/study.py). Each is the folder of a training run, with evaluations
+in its `evals/`. The report lists missing results.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
 same numbers, as shares). losses.json has every held-out loss of the runs, on
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals import design
+from antlm_jax.evals.studies import design
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
       )
   # Imported here, because they need the extra's packages.
-  from antlm_jax.evals.reporting import (
+  from antlm_jax.evals.studies.reporting import (
     controls,
     encoders,
     measured,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     render,
     runs,
   )
-  from antlm_jax.evals.reporting.findings import Findings
+  from antlm_jax.evals.studies.reporting.findings import Findings
 
   kinds = {"controls": controls.report, "encoders": encoders.report}
 

@@ -1,0 +1,1 @@
+"""A run's page: its settings, results, curves and advice."""

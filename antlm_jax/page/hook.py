@@ -1,0 +1,88 @@
+"""The hook that writes a run's page and tells its results."""
+
+import contextlib
+from typing import Any
+
+from antlm_jax import tables
+from antlm_jax.errors import UserError
+from antlm_jax.page import plots, summary
+from antlm_jax.runtime import files, processes, progress
+from antlm_jax.training import checkpoint, metrics
+from antlm_jax.training.hooks import Hook
+from antlm_jax.training.loop import Trainer
+from antlm_jax.units import duration
+
+SUMMARY = "summary.json"
+
+
+class Page(Hook):
+  """Writes README.md and curves.png, and at the end summary.json.
+
+  Attributes:
+    summary: The figures of summary.json, once the run has ended. Processes but
+      the first have two of them.
+  """
+
+  def __init__(self, command: str = ""):
+    """Makes the hook; the page shows `command`, the run's command line."""
+    self._command = command
+    self.summary: dict[str, Any] = {}
+
+  def finish(self, trainer: Trainer) -> None:
+    at_end = trainer.step == trainer.total
+    self.summary = {"steps": trainer.step, "parameters": trainer.run.model.size}
+    if not processes.is_first():
+      return
+    if not at_end:  # a signal ends the run, which is saved without a page too
+      with contextlib.suppress(UserError):
+        self._write(trainer)
+      return
+    table = self._write(trainer)
+    files.write_json(trainer.folder / SUMMARY, self.summary)
+    self._say(trainer, table)
+
+  def _write(self, trainer: Trainer) -> str:
+    """Writes the curves and the page; returns the table of held-out losses."""
+    run, step = trainer.run, trainer.step
+    values = metrics.by_step(metrics.read_records(trainer.folder))
+    best = summary.best(values, run.config.eval.watch)
+    at_best = best and best["step"]
+    held_out = summary.held_out(values, run, step, at_best)
+    unigram, modes = run.unigram_entropy(), summary.modes(values, run)
+    at_end = step == trainer.total
+    self.summary |= {
+      "unigram_entropy": unigram,
+      "switches": [s for s in run.curriculum.switches if s < step],
+      "best": best,
+      "modes": modes,
+      "advice": summary.advice(modes, unigram, run) if at_end else [],
+      "held_out": held_out,
+      "seconds": {**trainer.ledger.seconds, "total": trainer.ledger.total},
+    }
+    if step == trainer.begun and at_end:
+      # No step was left to train: keep the times of the run that trained.
+      with contextlib.suppress(UserError, KeyError):
+        before = files.read_json(trainer.folder / SUMMARY, "the summary")
+        self.summary["seconds"] = before["seconds"]
+    table = summary.table(held_out, unigram, run, step)
+    plots.curves(run, values, unigram, trainer.folder / "curves.png")
+    workdir = trainer.workdir
+    page = summary.page(run, workdir, self._command, self.summary, table)
+    files.write_text(trainer.folder / "README.md", page)
+    return tables.text(*table, "<>")
+
+  def _say(self, trainer: Trainer, table: str) -> None:
+    """Prints the time, the held-out losses, advice, and where the files are."""
+    step = trainer.step
+    if steps := step - trainer.begun:
+      of = f" of {step:,}" if trainer.begun else ""
+      time = f"{duration(trainer.ledger.total)} ({trainer.ledger})"
+      progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
+    for line in (*table.splitlines(), *self.summary["advice"]):
+      progress.say(line)
+    kept = {step: ""}
+    if best := self.summary["best"]:
+      kept[best["step"]] = " (best)"
+    steps = (f"{checkpoint.FOLDER}/{step}{of}" for step, of in kept.items())
+    names = "README.md", "curves.png", metrics.METRICS, *steps
+    progress.say(f"\nresults in {trainer.workdir}: {', '.join(names)}")

@@ -1,0 +1,98 @@
+"""Lines about a run for the screen: what it trains, tips and results."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import jax
+
+from antlm_jax import mesh as mesh_lib
+from antlm_jax import units
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.training import metrics
+from antlm_jax.training.run import Run
+
+_BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
+_MANY_EPOCHS = 50  # a longer run may be a slip
+_EPOCHS = 10  # that are often enough
+_LONG = 10 * 3600.0  # seconds after which a run may be a slip
+
+
+def of_run(run: Run) -> Iterator[str]:
+  """Yields lines about a run: model, data, attention, sharding."""
+  device, text = jax.devices()[0], run.config.curriculum
+  yield (
+    f"{run.config.model.name} with {units.quantity(run.model.size)} parameters,"
+    f" {text if len(text) <= 40 else text[:37] + '...'} ="
+    f" {run.curriculum.steps} steps of {run.config.train.batch_size} x"
+    f" {run.sources.rows.seq_len} tokens on {jax.device_count()}"
+    f" {device.device_kind}"
+  )
+  if "babylm" in run.config.checkpoint.words and run.exceeds(_BABYLM_EPOCHS):
+    yield (
+      f"warning: the run has {run.epochs:.3g} epochs of its data, but BabyLM's"
+      f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
+      " refuse more"
+    )
+  if run.exceeds(_MANY_EPOCHS):
+    yield (
+      f"tip: {run.curriculum.steps:,} steps are {run.epochs:,.4g} epochs of the"
+      f" data: did you mean {_fewer(run)}?"
+    )
+  if len(run.order.sources) > 1:
+    taken = run.order.taken(run.curriculum.steps)
+    each = (
+      f"{name} ({units.quantity(size)} rows, {taken[name] / size:.3g} epochs)"
+      for name, size in run.order.sources.items()
+    )
+    yield f"data: {', '.join(each)}"
+  by_name: dict[str, list[str]] = {}
+  for batch, name in run.attention.items():
+    by_name.setdefault(name, []).append(batch)
+  parts = list(by_name)
+  if len(by_name) > 1:
+    parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
+  layers = "as a loop" if run.config.model.loops else "unrolled"
+  yield f"model.attention={', '.join(parts)}; the layers run {layers}"
+  yield from mesh_lib.undivided(run.mesh, run.model.axes, run.model.shapes)
+
+
+def _fewer(run: Run) -> str:
+  """Returns a length that the user of a very long run may have meant."""
+  config = run.config
+  if not (config.train.epochs or config.train.steps):
+    with contextlib.suppress(UserError):  # it has a unit
+      text, known = f"{config.curriculum} steps", config.known_objectives
+      steps = curriculum.parse(text, known, 1).steps
+      if steps != run.curriculum.steps:  # counts of epochs
+        return f"{steps:,} steps, --config.curriculum='{text}'"
+  if config.train.epochs.is_integer() and config.train.epochs:
+    steps = int(config.train.epochs)
+    return f"{steps:,} steps, --config.train.steps={steps}"
+  few = max(1, round(_EPOCHS * run.order.steps_per_epoch))
+  return f"{few:,} steps, {_EPOCHS} epochs"
+
+
+def of_time(run: Run, step: int, left: float) -> Iterator[str]:
+  """Yields a tip if a run has many hours left, in seconds, after a step."""
+  if left > _LONG:
+    hourly = max(1, round((run.curriculum.steps - step) / left * 3600))
+    yield (
+      f"tip: {run.curriculum.steps:,} steps, {run.epochs:,.3g} epochs, take"
+      f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
+      " which take an hour?"
+    )
+
+
+def of_evaluation(values: Mapping[str, float]) -> str:
+  """Returns a line with the results of an evaluation of all objectives."""
+  parts = []
+  for key in values:
+    if key.endswith("/loss"):
+      name = metrics.name_of(key)
+      parts.append(f"{name} {values[key]:.3f}")
+      if "/" not in name:
+        perplexity = values[f"eval/{name}/perplexity"]
+        accuracy = values[f"eval/{name}/accuracy"]
+        parts[-1] += f" (perplexity {perplexity:.4g}, accuracy {accuracy:.1%})"
+  return " · ".join(parts)

@@ -1,0 +1,1 @@
+"""Studies: many models trained, compared and reported."""
