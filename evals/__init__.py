@@ -1,7 +1,7 @@
 """Evaluation: zero-shot minimal pairs, fine-tuning, reports.
 
 The link antlm_jax/evals makes this a part of the library. Under another name,
-its modules and what plugins register would exist twice.
+its modules would exist twice, and so would their registries.
 """
 
 if __name__ != "antlm_jax.evals":

@@ -85,15 +85,18 @@ def test_the_gpus_check_needs_few_packages():
   assert not loaded(*modules) & (others | HEAVY)
 
 
-def test_attention_loads_but_itself_and_masks():
+def test_attention_loads_few_others():
   names = {
     n for n in loaded("antlm_jax.attention") if n.startswith("antlm_jax")
   }
   of_attention = {n for n in names if n.startswith("antlm_jax.attention")}
   assert names - of_attention == {
     "antlm_jax",
+    "antlm_jax.errors",
     "antlm_jax.hashing",
     "antlm_jax.masks",
+    "antlm_jax.mesh",
+    "antlm_jax.settings",
   }
 
 

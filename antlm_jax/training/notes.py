@@ -1,4 +1,4 @@
-"""Lines about a run for the screen: what it trains, tips and results."""
+"""Lines about a run for the screen: its model and data, tips, results."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -14,16 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.evals.statistics import Estimate, Mean
 from antlm_jax.evals.studies.design import CAUSAL
-from antlm_jax.evals.studies.reporting import (
-  measured,
-  plots,
-  statistics,
-  switches,
-)
+from antlm_jax.evals.studies.reporting import measured, plots, switches
 from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.studies.reporting.findings import Findings, Side
 from antlm_jax.evals.studies.reporting.measured import KEY, benchmarks

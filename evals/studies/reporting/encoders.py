@@ -15,14 +15,10 @@ import numpy as np
 import pandas as pd
 
 from antlm_jax import units
+from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning.protocol import KINDS
 from antlm_jax.evals.statistics import Interval
-from antlm_jax.evals.studies.reporting import (
-  claims,
-  measured,
-  plots,
-  statistics,
-)
+from antlm_jax.evals.studies.reporting import claims, measured, plots
 from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.studies.reporting.findings import Findings
 from antlm_jax.evals.studies.reporting.render import Figure, Report, Row, fill
