@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from antlm_jax import plugins
 from antlm_jax.errors import UserError, explain
@@ -28,8 +28,7 @@ class _HelpFormatter(
 class Parser(argparse.ArgumentParser):
   """An argparse parser whose errors are `UserError`s."""
 
-  def __init__(self, *, may_be_empty: Collection[str] = (), **kwargs):
-    """Makes a parser that refuses empty values except of `may_be_empty`."""
+  def __init__(self, **kwargs):
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
     kwargs.setdefault("prog", sys.argv[0])  # as `run` and `antlm` name it
@@ -41,7 +40,6 @@ class Parser(argparse.ArgumentParser):
         default=argparse.SUPPRESS,
         help="Python file to import first; it registers your own parts",
       )
-    self._may_be_empty = may_be_empty
     self._words: Sequence[str] = ()  # that it parses
 
   def error(self, message: str):
@@ -60,11 +58,12 @@ class Parser(argparse.ArgumentParser):
     """Parses, and refuses empty values, as of an unset shell variable."""
     self._words = sys.argv[1:] if args is None else args
     parsed, rest = super().parse_known_args(args, namespace)
-    for name, value in vars(parsed).items():
+    for action in self._actions:
+      value = getattr(parsed, action.dest, None)
       empty = value == "" or (isinstance(value, list) and "" in value)
-      may_be = name in self._may_be_empty or value == self.get_default(name)
-      if empty and not may_be:
-        self.error(f"--{name} is empty")
+      may_be = getattr(action, "may_be_empty", False)
+      if empty and not may_be and value != action.default:
+        self.error(f"{(action.option_strings or [action.dest])[0]} is empty")
     return parsed, rest
 
   def parse_with_overrides(
@@ -85,10 +84,29 @@ class Parser(argparse.ArgumentParser):
     return args, overrides
 
 
+def call(function: Callable, argv: Sequence[str], about: str, **more):
+  """Calls a function with a command's arguments, and returns its result.
+
+  The function declares them: see `settings.of`.
+
+  Args:
+    function: The function.
+    argv: The command's arguments.
+    about: Description for `--help`.
+    **more: Arguments that only Python has.
+  """
+  from antlm_jax import settings  # slow to import, for a list of commands
+
+  parser = Parser(description=about)
+  settings.add_arguments(parser, function)
+  given = settings.arguments(function, parser.parse_args(argv))
+  return function(**given, **more)
+
+
 def here(path: str) -> str:
-  """Argument type of paths that must be on this machine, not in a bucket."""
+  """Reads a path that must be on this machine, not in a bucket."""
   if "://" in path:
-    raise argparse.ArgumentTypeError(
+    raise UserError(
       f"{path} is not on this machine: write to a folder here, then copy it"
     )
   return path

@@ -1,24 +1,40 @@
-"""Settings: dataclasses whose fields carry their help text, bounds and choices.
+"""Typed values with a help text and limits, of dataclasses and of functions.
 
-Such a section is a group of the configuration, or the arguments of a command.
-`to_dict` and `from_dict` turn it into plain values and back; `add_arguments`
-and `from_args` read one from a command line. A kind that has several
-implementations, such as optimizers, has a `Registry` of their sections.
+A section is a dataclass of such values: a group of the configuration. `to_dict`
+and `from_dict` turn it into plain values and back.
+
+A command is a function of such values. Its signature has their types, limits
+and defaults, and the `Args` of its docstring have the help texts:
+
+    @settings.checked
+    def sample(
+      prompt: Annotated[str, argument(may_be_empty=True)],
+      count: Annotated[int, argument(least=1)] = 1,
+      quiet: PythonOnly[bool] = False,
+    ) -> list[str]: ...
+
+`of` lists the values of both, `add_arguments` adds them to a parser, and
+`checked` checks those that Python gives. `cli.call` runs a function as a
+command. A kind that has several implementations, such as optimizers, has a
+`Registry` of their sections.
 """
 
 import argparse
+import collections.abc
 import dataclasses
 import difflib
 import functools
+import inspect
 import operator
+import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 from antlm_jax.errors import UserError
 
-T, U = TypeVar("T"), TypeVar("U")
+P, T, U = ParamSpec("P"), TypeVar("T"), TypeVar("U")
 # Bound of ints whose field has none. Larger ints are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
@@ -43,51 +59,28 @@ Setting = (
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def setting(
-  default: Any = dataclasses.MISSING,
-  help: str = "",
-  *,
-  choices: Collection | None = None,
-  read: Callable[[str], Any] | None = None,
-  **more,
-) -> Any:
-  """Returns a dataclass field with a help text, bounds and choices.
-
-  Types are `str`, `bool`, `int`, `float`, `tuple[T, ...]` of these (written
-  with commas), and `T | None`. Bounds and choices hold for each part of a
-  tuple. Numbers are finite; ints without bounds lie within +-`LARGEST`.
-
-  Args:
-    default: Default value; without one, the argument is required.
-    help: Noun phrase with the setting's unit, for `--help`.
-    choices: All allowed values.
-    read: Function that makes the value from an argument's text.
-    **more: Bounds (`least` and `most` are inclusive, `over` and `under`
-      exclusive) and further keywords of argparse's `add_argument`.
-  """
-  metadata = {
-    "help": help,
-    "bounds": {name: more.pop(name) for name in _BOUNDS if name in more},
-    "choices": choices,
-    "read": read,
-    "argument": more,
-  }
-  return dataclasses.field(default=default, metadata=metadata)
-
-
-class Field(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Field:
   """A value with a type, which can be read from text and checked."""
 
-  name: str
-  kind: type  # of the value, or of a tuple's parts
-  many: bool  # whether it is a tuple
-  optional: bool  # whether it may be None
-  default: Any  # `dataclasses.MISSING` if it is required
-  help: str
-  bounds: Mapping[str, float]
-  choices: Collection | None
-  read: Callable[[str], Any] | None  # makes the value from an argument's text
-  argument: Mapping[str, Any]  # further keywords of argparse
+  name: str = ""
+  kind: type = str  # of the value, or of a tuple's parts
+  many: bool = False  # whether it is a tuple
+  optional: bool = False  # whether it may be None
+  wider: bool = False  # whether Python may give other types, too
+  default: Any = None  # `dataclasses.MISSING` if it is required
+  help: str = ""
+  option: str = ""  # by default --NAME; without dashes, it is positional
+  bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  choices: Collection | None = None
+  read: Callable[[str], Any] | None = None  # makes the value from a text
+  may_be_empty: bool = False
+  keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def flag(self) -> str:
+    """Its name on a command line."""
+    return self.option or f"--{self.name}"
 
   def parse(self, text: str, what: str) -> Any:
     """Reads a value from text; errors are UserErrors that begin with `what`."""
@@ -99,6 +92,25 @@ class Field(NamedTuple):
       return tuple(read(part) for part in parts if part)
     except (ValueError, KeyError) as error:
       raise UserError(f"{what}: not {self.kind.__name__}") from error
+
+  def given(self, value: Any, name: str) -> Any:
+    """Returns a value that Python or a parser gives, as its own type has it.
+
+    A list or a single value becomes a tuple. Raises a UserError, which begins
+    with `name`, if the value is not allowed.
+    """
+    if self.read and isinstance(value, str):
+      value = self.read(value)
+    own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
+    if self.wider and not isinstance(value, own):
+      return value  # the function knows it
+    if self.many and value is not None:
+      many = isinstance(value, list | tuple)
+      value = tuple(value) if many else (value,)
+    elif self.kind is float and type(value) is int:
+      value = float(value)
+    _require(self, value, name)
+    return value
 
   def expected(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if it is allowed."""
@@ -130,29 +142,195 @@ class Field(NamedTuple):
     return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
 
 
+def argument(
+  option: str = "",
+  *,
+  help: str = "",
+  choices: Collection | None = None,
+  read: Callable[[str], Any] | None = None,
+  may_be_empty: bool = False,
+  **more,
+) -> Field:
+  """Describes a value; in a signature, `Annotated[int, argument(least=1)]`.
+
+  The signature has its name, type and default. Bounds and choices hold for each part of a tuple. Numbers are finite; ints
+  without bounds lie within +-`LARGEST`.
+
+  Args:
+    option: Name on a command line, if it is not `--NAME` of the value: another
+      option, or a name without dashes for a positional argument.
+    help: Noun phrase with the value's unit. That of a function is in the `Args`
+      of its docstring, unless a command line needs other words.
+    choices: All allowed values.
+    read: Function that makes the value from a text, or raises a UserError. It
+      keeps texts that it has made.
+    may_be_empty: Whether a command line may give an empty text.
+    **more: Bounds (`least` and `most` are inclusive, `over` and `under`
+      exclusive) and further keywords of argparse's `add_argument`.
+  """
+  return Field(
+    option=option,
+    help=help,
+    bounds={name: more.pop(name) for name in _BOUNDS if name in more},
+    choices=choices,
+    read=read,
+    may_be_empty=may_be_empty,
+    keywords=more,
+  )
+
+
+def setting(
+  default: Any = dataclasses.MISSING, help: str = "", **how: Any
+) -> Any:
+  """Returns a dataclass field with a help text, bounds and choices.
+
+  Types are `str`, `bool`, `int`, `float`, `tuple[T, ...]` of these (written
+  with commas), and `T | None`. Without a default, the value is required.
+  `argument` documents the keywords.
+  """
+  metadata = {"argument": argument(help=help, **how)}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+_PYTHON_ONLY = object()
+# A parameter that no command line can give, such as a function to call.
+PythonOnly = Annotated[T, _PYTHON_ONLY]
+
+
+def _typed(how: Field, hint: Any, **more) -> Field:
+  """Returns a field with its type, such as `int | None` or `tuple[str, ...]`.
+
+  Of a union, text is the first type that `_READERS` has; the other types are
+  Python's alone.
+  """
+  kinds, many = [], False
+  for one in _members(hint):
+    parts = typing.get_args(one)
+    if one is tuple or typing.get_origin(one) in _LISTS:
+      one = parts[0] if parts else str
+      many |= one in _READERS
+    kinds.append(one)
+  plain = [kind for kind in kinds if kind in _READERS]
+  return dataclasses.replace(
+    how,
+    kind=(plain or kinds)[0],
+    many=many,
+    optional=types.NoneType in kinds,
+    wider=len({*kinds} - {types.NoneType}) > 1,
+    **more,
+  )
+
+
+def _members(hint: Any) -> list[Any]:
+  """Returns the types of a union, or the type alone, without annotations."""
+  if typing.get_origin(hint) is Annotated:
+    hint = typing.get_args(hint)[0]
+  if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    return [one for part in typing.get_args(hint) for one in _members(part)]
+  return [hint]
+
+
+def _marks(hint: Any) -> list[Any]:
+  """Returns the annotations of a type, or of a part of a union."""
+  parts = typing.get_args(hint)
+  if typing.get_origin(hint) is Annotated:
+    return [*_marks(parts[0]), *parts[1:]]
+  if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    return [mark for part in parts for mark in _marks(part)]
+  return []
+
+
 @functools.cache
 def _declared(section_type: type) -> dict[str, Field]:
   """Returns all fields of a dataclass by name."""
-  hints, out = typing.get_type_hints(section_type), {}
-  for field in dataclasses.fields(section_type):
-    hint, meta = hints[field.name], field.metadata
-    optional = isinstance(hint, types.UnionType)
-    if optional:
-      (hint,) = set(typing.get_args(hint)) - {types.NoneType}
-    many = hint is tuple or typing.get_origin(hint) is tuple
-    kind = next(iter(typing.get_args(hint)), str) if many else hint
-    rest = (meta.get(name) for name in ("choices", "read"))
-    own = meta.get("help", ""), meta.get("bounds", {}), *rest
-    made = (kind, many, optional, field.default, *own, meta.get("argument", {}))
-    out[field.name] = Field(field.name, *made)
-  return out
+  hints = typing.get_type_hints(section_type)
+  return {
+    field.name: _typed(
+      field.metadata.get("argument", Field()),
+      hints[field.name],
+      name=field.name,
+      default=field.default,
+    )
+    for field in dataclasses.fields(section_type)
+  }
 
 
 @functools.cache
-def of(section_type: type) -> dict[str, Field]:
-  """Returns the settings of a dataclass by name."""
-  own = {f.name for f in dataclasses.fields(section_type) if f.metadata}
-  return {n: f for n, f in _declared(section_type).items() if n in own}
+def of(source: Callable) -> dict[str, Field]:
+  """Returns the settings of a dataclass, or those of a function, by name.
+
+  A function's are its parameters but `*args`, `**settings` and `PythonOnly`.
+  """
+  if not isinstance(source, type):
+    return dict(_parameters(source))
+  own = {f.name for f in dataclasses.fields(source) if f.metadata}
+  return {n: f for n, f in _declared(source).items() if n in own}
+
+
+def _parameters(function: Callable) -> Iterator[tuple[str, Field]]:
+  """Yields a function's parameters that text can give, by name.
+
+  Raises a TypeError for a parameter without such a type or without help.
+  """
+  helps = _helps(function)
+  hints = typing.get_type_hints(function, include_extras=True)
+  for name, parameter in _signature(function).parameters.items():
+    marks = _marks(hints.get(name))
+    if parameter.kind in _REST or _PYTHON_ONLY in marks:
+      continue
+    how = next((m for m in marks if isinstance(m, Field)), Field())
+    help, default = how.help or helps.get(name, ""), parameter.default
+    if default is parameter.empty:
+      default = dataclasses.MISSING
+    more = {"name": name, "default": default, "help": help}
+    field = _typed(how, hints.get(name), **more)
+    if field.kind not in _READERS or not help:
+      lacks = "type that text can give" if help else "help text in Args"
+      raise TypeError(f"{function.__qualname__}: {name!r} has no {lacks}")
+    yield name, field
+
+
+def _helps(function: Callable) -> dict[str, str]:
+  """Returns the texts of a docstring's section `Args` by parameter.
+
+  They lose the dot at the end. Raises a TypeError for a text of no parameter.
+  """
+  doc = inspect.getdoc(function) or ""
+  part = re.split(r"\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+  found = re.findall(r"(?m)^  \**(\w+): (.*(?:\n    .*)*)", part)
+  known = _signature(function).parameters
+  if strange := [n for n, _ in found if n not in known]:
+    raise TypeError(f"{function.__qualname__}: no parameter {strange[0]!r}")
+  return {name: " ".join(text.split()).rstrip(".") for name, text in found}
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+  """Makes a function check its arguments, as its command does.
+
+  For a tuple, a caller may give a list or a single value. Raises a UserError,
+  `limit=-1 is not at least 0`, for the first argument that is not allowed, and
+  for an unknown name.
+  """
+
+  @functools.wraps(function)
+  def call(*args: P.args, **given: P.kwargs) -> T:
+    signature = _signature(function)
+    known = signature.parameters
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for name in given:
+      if name not in known and not takes_more:
+        hint = nearest(name, known, f"it has {', '.join(known)}")
+        raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
+    bound = signature.bind(*args, **given)
+    for name, field in of(function).items():
+      if name in bound.arguments:
+        bound.arguments[name] = field.given(bound.arguments[name], name)
+    return function(*bound.args, **bound.kwargs)
+
+  return call
 
 
 class Section:
@@ -299,34 +477,44 @@ def _require(field: Field, value: Any, name: str) -> None:
     raise UserError(f"{name}={shown:.200} is not {expected}")
 
 
-def add_arguments(parser: argparse.ArgumentParser, section_type: type) -> None:
-  """Adds an argument `--name` for each setting of a section."""
-  for field in of(section_type).values():
-    parser.add_argument(f"--{field.name}", **_argument(field))
+def add_arguments(parser: argparse.ArgumentParser, source: Callable) -> None:
+  """Adds an argument for each setting of a dataclass or a function."""
+  for field in of(source).values():
+    keywords = _keywords(field)
+    if field.flag.startswith("-"):
+      keywords["dest"] = field.name
+    else:
+      keywords.pop("required", None)
+    action = parser.add_argument(field.flag, **keywords)
+    action.may_be_empty = field.may_be_empty  # for `cli.Parser`
 
 
-def _argument(field: Field) -> dict[str, Any]:
+def _keywords(field: Field) -> dict[str, Any]:
   """Returns the keywords of `add_argument` for a setting."""
-  own = field.argument
-  out = {"help": field.help.replace("%", "%%")}
+  own = field.keywords
+  out = {"help": field.help.replace("%", "%%").replace("`", "")}
   if field.default is dataclasses.MISSING:
     out["required"] = True
   else:
     default = field.default
     out["default"] = [*default] if "nargs" in own else written(default)
   if field.kind is bool:
-    off = argparse.BooleanOptionalAction
-    return {**out, "action": off if field.default else "store_true", **own}
+    switch = argparse.BooleanOptionalAction
+    return {"action": "store_true" if field.default is False else switch} | (
+      out | own
+    )
   if not field.many:
     out["choices"] = field.choices
+  if field.option and not out.get("choices"):
+    out["metavar"] = field.option.lstrip("-").upper()
   # With nargs, argparse gives the parts one by one.
-  one = field._replace(many=field.many and "nargs" not in own)
+  one = dataclasses.replace(field, many=field.many and "nargs" not in own)
   return out | {"type": functools.partial(_read, one)} | own
 
 
 def _read(field: Field, text: str):
   """Reads and checks an argument's text."""
-  what = f"--{field.name}={text:.100}"
+  what = f"{field.flag}={text:.100}"
   value = field.read(text) if field.read else field.parse(text, what)
   # argparse compares a single value with the choices, and lists them.
   if field.choices is None or isinstance(value, tuple):
@@ -334,6 +522,13 @@ def _read(field: Field, text: str):
     if expected is not None:
       raise UserError(f"{what} is not {expected}")
   return value
+
+
+def arguments(function: Callable, args: argparse.Namespace) -> dict[str, Any]:
+  """Returns a function's arguments among those of `add_arguments`."""
+  known = of(function).items()
+  values = {n: (f, getattr(args, n)) for n, f in known if hasattr(args, n)}
+  return {n: field.given(x, field.flag) for n, (field, x) in values.items()}
 
 
 def from_args(section_type: type, args: argparse.Namespace):
@@ -360,16 +555,10 @@ def choose(section_type: type, values: Mapping[str, Any]):
   own = {}
   for field in of(section_type).values():
     if field.name in values:
-      value = values[field.name]
-      if field.many and value is not None:  # may be a list or a single value
-        many = isinstance(value, list | tuple)
-        value = tuple(value) if many else (value,)
-      own[field.name] = value
+      own[field.name] = field.given(values[field.name], field.flag)
     elif field.default is dataclasses.MISSING:
-      raise UserError(f"--{field.name} is missing")
-  made = section_type(**own)
-  check(made, "--")
-  return made
+      raise UserError(f"{field.flag} is missing")
+  return section_type(**own)
 
 
 def written(value) -> Any:
@@ -379,8 +568,7 @@ def written(value) -> Any:
 
 def parse(text: str, kind: type, what: str):
   """Reads a single value; errors are UserErrors that begin with `what`."""
-  bare = Field("", kind, False, False, None, "", {}, None, None, {})
-  return bare.parse(text, what)
+  return Field(kind=kind).parse(text, what)
 
 
 def _int(text: str) -> int:
@@ -399,3 +587,5 @@ _READERS = {
   int: _int,
   float: float,
 }
+_LISTS = (tuple, collections.abc.Sequence)
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

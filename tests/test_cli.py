@@ -33,8 +33,8 @@ def test_an_empty_argument_is_refused(main, words, told, tmp_path, monkeypatch):
 
 
 def test_an_empty_argument_may_be_allowed_and_be_the_default():
-  parser = cli.Parser(prog="it", may_be_empty=("prompt",))
-  parser.add_argument("--prompt")
+  parser = cli.Parser(prog="it")
+  parser.add_argument("--prompt").may_be_empty = True
   parser.add_argument("--note", default="")
   args = parser.parse_args(["--prompt=", "--note="])
   assert args.prompt == "" == args.note

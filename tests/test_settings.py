@@ -2,13 +2,19 @@
 
 import dataclasses
 import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import pytest
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.settings import setting
+from antlm_jax.settings import PythonOnly, argument, setting
 from tests import runs
+
+Share = Annotated[float, argument(least=0, under=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +106,152 @@ def test_a_sections_plain_values_make_it_again():
   with pytest.raises(UserError, match=words):
     settings.from_dict(Small, values, "small")
   assert settings.from_dict(Small, values, "small", old=True) == section
+
+
+@settings.checked
+def small(
+  model: Annotated[
+    os.PathLike[str] | str, argument("--checkpoint", help="Path to a model")
+  ],
+  text: Annotated[str | Iterable[str], argument(may_be_empty=True)],
+  *,
+  rows: Annotated[int, argument(least=1)] = 128,
+  share: Share = 0.1,
+  kind: Annotated[str | None, argument("--as", choices=("a", "b"))] = None,
+  fast: bool = False,
+  shuffle: bool = True,
+  exact: bool | None = None,
+  lrs: Annotated[tuple[float, ...], argument(over=0)] = (5e-5, 1e-4),
+  words: str | Sequence[str] = (),
+  output: Annotated[str | None, argument(read=cli.here)] = None,
+  watch: PythonOnly[Callable[[int], None] | None] = None,
+):
+  """Returns its arguments.
+
+  Args:
+    model: A model, or a path.
+    text: Text or texts.
+    rows: Rows in a step, of
+      `T` tokens.
+    share: Share in %.
+    kind: Kind; by default any.
+    fast: Run fast.
+    shuffle: Shuffle the rows. Off for a stream.
+    exact: Be exact.
+    lrs: Learning rates.
+    words: Words.
+    output: Path to a file.
+    watch: Function that sees each number.
+
+  Raises:
+    UserError: Something else: this line is no argument.
+  """
+  return dict(locals())
+
+
+def test_a_functions_signature_is_its_command():
+  """Catches a parameter that reaches a function unlike its signature says."""
+  given = cli.call(small, ["--checkpoint=m", "--text="], "", watch=print)
+  assert given == small("m", "") | {"watch": print}
+  words = (
+    "--checkpoint=m --text=t --rows=1e3 --share=0 --as=b --fast --no-shuffle"
+    " --exact --lrs=1,2 --words=a,b --output=o"
+  )
+  given = cli.call(small, words.split(), "")
+  own = [1000, 0.0, "b", True, False, True, (1.0, 2.0), ("a", "b"), "o", None]
+  assert list(given.values()) == ["m", "t", *own]
+  assert type(given["share"]) is float
+
+
+def test_a_functions_docstring_is_its_help(capsys):
+  """Catches help without a default, and one that is not of the docstring."""
+  with pytest.raises(SystemExit):
+    cli.call(small, ["--help"], "Two\nlines.")
+  shown = capsys.readouterr().out
+  assert "\n\nTwo\nlines.\n\n" in shown
+  shown = " ".join(shown.split())
+  for part in (
+    "--checkpoint CHECKPOINT Path to a model --text TEXT Text or texts --rows",
+    "Rows in a step, of T tokens (default: 128)",
+    "Share in % (default: 0.1)",
+    "--as {a,b} Kind; by default any --fast Run fast",
+    "Off for a stream (default: True)",
+    "Learning rates (default: 5e-05,0.0001)",
+  ):
+    assert part in shown, part
+  assert "--watch" not in shown and "no argument" not in shown
+
+
+@pytest.mark.parametrize(
+  "option, name, value, told",
+  [
+    ("--rows", "rows", 0, "=0 is not at least 1"),
+    ("--share", "share", 1.0, "=1.0 is not at least 0 and under 1"),
+    ("--lrs", "lrs", (1.0, -1.0), "-1.0"),
+    ("--output", "output", "gs://b/o", "gs://b/o is not on this machine: "),
+    ("--as", "kind", "c", "c'"),
+    ("--checkpoint", "model", "", ""),
+  ],
+)
+def test_a_command_names_options_and_python_names_arguments(
+  option, name, value, told
+):
+  """Catches a limit that holds on a command line alone, or in Python alone."""
+  word = f"{option}={settings.written(value)}"
+  words = ["--checkpoint=m", "--text=t", word]
+  line = runs.told(cli.call, small, words, "")
+  assert told in line and (option in line or name == "output")
+  if value:
+    line = runs.told(
+      lambda: small(**{"model": "m", "text": ""} | {name: value})
+    )
+    assert told in line and "--" not in line
+    assert line.startswith(f"{name}=") or name == "output"
+
+
+def test_python_may_give_more_types_and_learns_the_nearest_name():
+  """Catches a check that refuses a path or texts, and a silent unknown name."""
+  path = pathlib.Path("m")
+  given = small(path, ["a"], words="a", lrs=[1], share=0)
+  assert given["model"] is path and given["text"] == ["a"]
+  assert given["words"] == ("a",) and given["lrs"] == (1,)
+  line = runs.told(lambda: small("m", "t", row=3))
+  assert line == "small: no argument 'row'; did you mean 'rows'?"
+  assert "rows='3' is not of type int" in runs.told(
+    lambda: small("m", "t", rows="3")
+  )
+  with pytest.raises(TypeError, match="missing a required argument: 'text'"):
+    small("m")
+
+
+def test_a_function_declares_all_of_its_arguments():
+  """Catches an argument without help, and a text about no argument."""
+
+  def lacks(rows: int = 1):
+    """Args:
+
+    Nothing.
+    """
+
+  def strange(rows: int = 1):
+    """Does it.
+
+    Args:
+      rows: Rows.
+      row: Rows.
+    """
+
+  def unread(rows: Callable = print):
+    """Does it.
+
+    Args:
+      rows: Rows.
+    """
+
+  for function, told in (
+    (lacks, "'rows' has no help text"),
+    (strange, "no parameter 'row'"),
+    (unread, "'rows' has no type that text can give"),
+  ):
+    with pytest.raises(TypeError, match=told):
+      settings.of(function)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -16,8 +16,19 @@ from antlm_jax import models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import compilation, files, progress
+from antlm_jax.settings import argument
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
+
+_Model = TypeVar("_Model", bound=TextModel)
+# A command's model: loaded, or the path to it.
+ModelOrPath = Annotated[
+  _Model | files.Path,
+  argument(
+    "--checkpoint",
+    help="Path to a run or one of its checkpoints; may be gs://...",
+  ),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,16 +144,19 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   )
 
 
-_Model = TypeVar("_Model", bound=TextModel)
-
-
 @overload
-def opened(model: _Model) -> _Model: ...
+def opened(model: _Model, step: int | None = None) -> _Model: ...
 @overload
-def opened(model: str | os.PathLike[str]) -> Loaded: ...
-def opened(model):
-  """Returns the model, or loads it from its path."""
-  return model if isinstance(model, TextModel) else load(model)
+def opened(
+  model: str | os.PathLike[str], step: int | None = None
+) -> Loaded: ...
+def opened(model, step=None):
+  """Returns the model, or loads it from its path and step, as `load` does."""
+  if not isinstance(model, TextModel):
+    return load(model, step)
+  if step is not None:
+    raise UserError(f"step={step}: {model} is loaded: give the path to its run")
+  return model
 
 
 def revisions(model: Loaded) -> dict[str, pathlib.Path]:

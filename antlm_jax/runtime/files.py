@@ -23,14 +23,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Annotated
 
 import fsspec
 from etils import epath
 
+from antlm_jax import cli
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
+from antlm_jax.settings import argument
 
 Path = str | os.PathLike[str]  # to a file or folder
+LocalPath = Annotated[Path, argument(read=cli.here)]  # not in a bucket
 FULL = os.strerror(errno.ENOSPC)
 # In tensorstore's errors, which are all ValueErrors: a bucket is out of reach.
 _OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
