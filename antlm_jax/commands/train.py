@@ -23,12 +23,14 @@ if TYPE_CHECKING:
   from typing import TypeAlias
 
   import numpy.typing as npt
+  from matplotlib.figure import Figure
 
   from antlm_jax.config import Config
   from antlm_jax.data.prepared_folder import Prepared
   from antlm_jax.inference.model import Loaded
   from antlm_jax.settings import Section, Setting
   from antlm_jax.training.checkpoint import Checkpoint
+  from antlm_jax.training.history import History
   from antlm_jax.training.hooks import Hook
 
   Data: TypeAlias = str | os.PathLike[str] | Prepared | npt.ArrayLike
@@ -45,6 +47,7 @@ class Trained:
   steps: int
   parameters: int
   unigram_entropy: float = math.nan  # of the held-out tokens, in nats
+  steps_per_epoch: float = math.nan
   switches: Sequence[int] = ()  # steps at which objectives or data changed
   best: Mapping[str, float] | None = None  # step and loss, with `eval.watch`
   # Last and best held-out loss, in nats, by objective.
@@ -63,7 +66,10 @@ class Trained:
 
   def __repr__(self) -> str:
     losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
-    return f"<run {self.workdir}, {self.steps:,} steps{losses}>"
+    from antlm_jax.runtime import files
+
+    where = files.shown(self.workdir)
+    return f"<run {where}, {self.steps:,} steps{losses}>"
 
   def __fspath__(self) -> str:
     return str(self.workdir)  # so that a run is a path to its model
@@ -73,6 +79,25 @@ class Trained:
     from antlm_jax.inference import model
 
     return model.load(self.workdir)
+
+  def history(self, names: str = "*") -> History:
+    """Returns the values that the run recorded: step, name and value.
+
+    Args:
+      names: Pattern of their names, such as `eval/*/loss`.
+
+    Raises:
+      UserError: No value has such a name.
+    """
+    from antlm_jax.training import history
+
+    return history.read(self.workdir, names)
+
+  def plot(self) -> Figure:
+    """Draws the losses of the run: a figure, which notebooks show."""
+    from antlm_jax.training import history
+
+    return history.plot(self.workdir)
 
 
 def train(
@@ -108,7 +133,7 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   from antlm_jax import config as config_lib
-  from antlm_jax.runtime import progress
+  from antlm_jax.runtime import files, progress
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
@@ -122,7 +147,7 @@ def train(
   around, start = beginning(made)
   with progress.quietly(quiet):
     found = loop.train(made, workdir, [*around, *hooks], command, start, held)
-  return Trained(workdir=pathlib.Path(workdir), **found)
+  return Trained(workdir=files.path(workdir), **found)
 
 
 def beginning(config: Config) -> tuple[list[Hook], Checkpoint | None]:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -16,8 +16,11 @@ from antlm_jax import models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import compilation, files, progress
-from antlm_jax.training import checkpoint
+from antlm_jax.training import checkpoint, history
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +89,14 @@ class Loaded(Meta, TextModel, Identity):
   def longest_row(self) -> int:
     """Number of tokens in the longest row of training, or `max_seq_len`."""
     return self.row_tokens or self.model.config.max_seq_len
+
+  def history(self, names: str = "*") -> history.History:
+    """Returns the values that its run recorded, as `Trained.history`."""
+    return history.read(self.run, names)
+
+  def plot(self) -> "Figure":
+    """Draws the losses of its run: a figure, which notebooks show."""
+    return history.plot(self.run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

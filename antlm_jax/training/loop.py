@@ -329,6 +329,7 @@ class Trainer:
       "steps": self.step,
       "parameters": run.model.size,
       "unigram_entropy": unigram,
+      "steps_per_epoch": run.order.steps_per_epoch,
       "switches": [s for s in run.curriculum.switches if s < self.step],
       "best": best,
       "modes": modes,
@@ -342,7 +343,9 @@ class Trainer:
         before = files.read_json(self.folder / "summary.json", "the summary")
         found["seconds"] = before["seconds"]
     table = summary.table(held_out, unigram, run, self.step)
-    plots.curves(run, values, unigram, self.folder / "curves.png")
+    schedules = run.curriculum, run.order.mix
+    figure = plots.curves(run.config, *schedules, values, unigram)
+    plots.save(figure, self.folder / "curves.png")
     page = summary.page(run, self.workdir, self._command, found, table)
     files.write_text(self.folder / "README.md", page)
     return found, tables.text(*table, "<>")
