@@ -1,6 +1,7 @@
 """Tables, as aligned text and as Markdown: one formatter for all commands."""
 
 from collections.abc import Iterable, Sequence
+from html import escape
 
 _GAP = "  "
 
@@ -35,6 +36,17 @@ def markdown(rows: Iterable[Sequence], head: Sequence[str]) -> str:
   rule = ["---", *["---:"] * (len(head) - 1)]
   escaped = ([c.replace("|", "\\|") for c in _cells(row)] for row in rows)
   return "\n".join(f"| {' | '.join(r)} |" for r in (head, rule, *escaped))
+
+
+def html(rows: Iterable[Sequence], head: Sequence[str]) -> str:
+  """Lays out rows as a table of HTML, for notebooks."""
+  lines = [_html(row, "td") for row in rows]
+  return f"<table>{_html(head, 'th')}{''.join(lines)}</table>"
+
+
+def _html(row: Sequence, tag: str) -> str:
+  cells = (f"<{tag}>{escape(cell)}</{tag}>" for cell in _cells(row))
+  return f"<tr>{''.join(cells)}</tr>"
 
 
 def _cells(row: Sequence) -> list[str]:

@@ -1,5 +1,10 @@
 """Preparing and training from Python, with data in memory."""
 
+import dataclasses
+import json
+import os
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -87,6 +92,25 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   assert train(tmp_path / "c", folder).losses == found[2].losses
 
 
+def test_sources_in_memory_mix_as_folders_do(lines, tmp_path):
+  """Catches rows in memory that mix with no others, or other rows."""
+  how = PACKED | {"packing": "documents", "quiet": True}
+  first = ax.prepare(lines[:300], **how)
+  how["tokenizer"] = tmp_path / "tokenizer.json"
+  how["tokenizer"].write_text(first.tokenizer.to_json())
+  del how["vocab_size"]
+  one, two = lines[:300], lines[300:]
+  folders = [ax.prepare(one, tmp_path / "a", **how)]
+  folders.append(ax.prepare(two, tmp_path / "b", **how))
+  held = [ax.prepare(one, **how), ax.prepare(two, **how)]
+  found = []
+  for i, both in enumerate((folders, held, (folders[0], held[1]))):
+    data = dict(zip(("one", "two"), both, strict=True))
+    run = train(tmp_path / f"run{i}", data, mix="one:two")
+    found.append(run.load().params)
+  assert all(helpers.equal(params, found[0]) for params in found)
+
+
 def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   rows = np.random.default_rng(0).integers(0, 40, (200, 8))
   run = train(tmp_path / "run", rows, **{"train.batch_size": 8})
@@ -128,6 +152,156 @@ def test_a_config_is_a_name_or_a_value():
   assert config.given(as_dict, changes) == by_name
   with pytest.raises(UserError, match=r"did you mean 'train\.steps'"):
     config.given(ax.Config(), {"train.stps": 5})
+
+
+@pytest.mark.parametrize(
+  "short, whole",
+  [
+    ({"steps": 5, "peak_lr": 3e-3}, "train.steps=5 schedule.peak_lr=3e-3"),
+    (
+      {"watch": ["clm", "mlm"], "steps": 1e3},
+      "eval.watch=clm,mlm train.steps=1000",
+    ),
+    (
+      {"optimizer": "muon", "average": "tail"},
+      "optimizer=muon optimizer.average=tail",
+    ),
+    ({"schedule": "wsd"}, "schedule.name=wsd"),
+    (
+      {"model": "ltg_bert", "layers": np.int64(3)},
+      "model.name=ltg_bert model.layers=3",
+    ),
+    ({"init.checkpoint": pathlib.Path("runs/x")}, "init.checkpoint=runs/x"),
+    ({"curriculum": "8C+8M"}, "curriculum=8C+8M"),
+  ],
+)
+def test_a_setting_has_a_short_name(short, whole):
+  """Catches a name that sets another setting than the command's whole key."""
+  words = [f"--config.{word}" for word in whole.split()]
+  expected = config.load("quickstart", words)
+  assert config.given("quickstart", short) == expected
+  assert config.given(config.load("quickstart"), short) == expected
+
+
+def test_a_section_replaces_that_of_the_config():
+  """Catches settings of the config's own section that stay behind."""
+  muon, train_, wsd = ax.Muon(average="tail"), ax.Train(steps=9), ax.WSD()
+  made = config.given(
+    "quickstart", {"optimizer": muon, "train": train_, "schedule": wsd}
+  )
+  assert (made.optimizer, made.train, made.schedule) == (muon, train_, wsd)
+  before = config.load("quickstart")
+  assert made.model == before.model and made.eval == before.eval
+  # `plan` prints the settings as a command has them.
+  words = {"steps": 9, "watch": ("clm",), "optimizer": ax.Muon(average="tail")}
+  keys = config.keys(config.given(before, words), words)
+  assert keys["train.steps"] == "9" and keys["eval.watch"] == "clm"
+  again = config.load(
+    "quickstart", [f"--config.{k}={v}" for k, v in keys.items()]
+  )
+  assert again == config.given(before, words)
+
+
+@pytest.mark.parametrize(
+  "settings, told",
+  [
+    ({"stesp": 5}, r"'stesp'; did you mean 'train\.steps'\?"),
+    ({"lr": 1}, r"'lr'; did you mean 'schedule\.peak_lr'\?"),
+    ({"optimiser": "muon"}, r"'optimiser'; did you mean 'optimizer'\?"),
+    ({"every": 5}, "'eval.every', 'checkpoint.every' or 'log.every'"),
+    ({"mask_ratio": 0.3}, r"'objectives\.C\.mask_ratio', .* or 'objectives"),
+    ({"steps": 2.5}, r"^steps=2\.5: not int$"),
+    ({"steps": None}, r"train\.steps=None is not of type int"),
+    ({"peak_lr": -1}, r"^schedule\.peak_lr=-1\.0 is not at least 0$"),
+    ({"steps": 5, "train.steps": 6}, r"train\.steps is set twice"),
+    ({"optimizer": ax.Train()}, r"optimizer=Train\(.* is no section of that"),
+    ({"train": 3}, r"^train: not a group of settings \(batch_size"),
+  ],
+)
+def test_an_unclear_setting_is_refused(settings, told):
+  """Catches a guess among several settings, and flags in Python's errors."""
+  for start in ("quickstart", config.load("quickstart")):
+    with pytest.raises(UserError, match=told) as error:
+      config.given(start, settings)
+    assert "--config" not in str(error.value)
+  with pytest.raises(UserError, match=r"^config=quikstart: .*'quickstart'"):
+    config.given("quikstart", {})
+
+
+def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
+  """Catches other values than metrics.jsonl's, and a picture of other steps."""
+  held = ax.prepare(lines, quiet=True, **PACKED)
+  run = train(
+    tmp_path / "run", {"one": held, "two": held}, **{"data.mix": "one:two"}
+  )
+  text = (tmp_path / "run/metrics.jsonl").read_text()
+  recorded = [json.loads(line) for line in text.splitlines()]
+  history = run.history()
+  assert {(m.step, m.name): m.value for m in history} == {
+    (record["step"], name): value
+    for record in recorded
+    for name, value in record.items()
+    if name != "step"
+  }
+  losses = run.history("eval/clm/loss")
+  assert losses[-1].value == run.losses["clm"] and losses[-1].step == 12
+  assert losses._repr_html_().count("<tr>") == 1 + len(losses)
+  assert str(losses).splitlines()[-1].split()[:2] == ["12", "eval/clm/loss"]
+  with pytest.raises(UserError, match="'eval/x' is none of eval/clm/loss"):
+    run.history("eval/x")
+  # The curriculum and the mix are shaded as in the run's own picture.
+  assert run.plot()._repr_png_() == (tmp_path / "run/curves.png").read_bytes()
+  (tmp_path / "run/summary.json").unlink()  # as of a run that has not ended
+  model = ax.load(run)
+  assert model.history() == history
+  panel, *_ = model.plot().axes
+  assert panel.get_xlim() == (0, 12) and panel.lines and not panel.patches
+  with pytest.raises(UserError, match="has no measurements of a run"):
+    dataclasses.replace(model, path=tmp_path / "other").history()
+
+
+def test_results_are_models_and_paths(lines, tmp_path):
+  """Catches a result that a function takes only as its `model` or `path`."""
+  run = train(tmp_path / "run", ax.prepare(lines, quiet=True, **PACKED))
+  records = [
+    {"review": line, "stars": "ab"[i % 2]} for i, line in enumerate(lines[:60])
+  ]
+  how = {"preset": "classification", "epochs": 1, "quiet": True}
+  how |= {"text_column": "review", "label_column": "stars"}
+  output = tmp_path / "tuned"
+  tuned = ax.finetune(run, records, output=output, save=True, **how)
+  model = ax.load(tuned)
+  assert model.path == tuned.model and model.task.columns == ["review"]
+  found = ax.predict(model, lines[:3])
+  for one in (tuned, tuned["own"], tuned.model):
+    assert ax.predict(one, lines[:3]) == found
+  np.testing.assert_array_equal(
+    ax.embed(tuned, lines[:2]), ax.embed(model, lines[:2])
+  )
+  (folder,) = ax.export(tuned, tmp_path / "hf", quiet=True)
+  assert folder.attention == "bidirectional" and repr(folder).endswith(
+    f"{folder}: bidirectional, opens with {folder.classes[0]}>"
+  )
+  assert str(folder) == os.fspath(folder) == str(tmp_path / "hf")
+  assert (folder / "config.json").is_file() and pathlib.Path(folder).is_dir()
+  # A run starts from a run, a model or a fine-tuned one.
+  for start in (run, model, tuned):
+    changes = {"init.checkpoint": start}
+    assert config.given("quickstart", changes).init.checkpoint == os.fspath(
+      start
+    )
+  with pytest.raises(UserError, match="own is not saved: fine-tune with save="):
+    ax.predict(ax.finetune(run, records, output=tmp_path / "b", **how), ["a"])
+  untrained = ax.finetune(tuned, {"test": records}, **how | {"epochs": 0})
+  with pytest.raises(UserError, match="own was evaluated without training"):
+    ax.load(untrained)
+  several = dataclasses.replace(
+    tuned, tasks={"a": tuned["own"], "b": tuned["own"]}
+  )
+  with pytest.raises(UserError, match=r"a, b are several models: .*\['a'\]"):
+    ax.load(several)
+  with pytest.raises(UserError, match="None is no model: give a path, or"):
+    ax.score(None, "a")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, labelled, sets
+from antlm_jax.evals.predict import predict
 from antlm_jax.hf import export
 from antlm_jax.inference.model import load
 from tests import random_models, runs, tuned
@@ -267,3 +268,52 @@ def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
   else:
     counts = [len(those) for those in sets.by_split(str(tmp_path)).values()]
     assert counts == found
+
+
+@pytest.mark.parametrize(
+  "preset, columns, record",
+  [
+    (
+      "classification",
+      ("text_column=left,right", "label_column=y"),
+      lambda i: {"left": "Tom sat", "right": "the dogs " * i, "y": "ab"[i % 2]},
+    ),
+    (
+      "tagging",
+      ("tokens_column=words", "tags_column=y"),
+      lambda i: {"words": ["Tom", "sat"] * i, "y": ["B-PER", "O"] * i},
+    ),
+    ("simcse", ("text_column=line",), lambda i: {"line": "the dogs sat " * i}),
+  ],
+)
+def test_predictions_read_the_columns_of_training(
+  run, tmp_path, capsys, preset, columns, record
+):
+  """Catches a model that does not remember its text columns, or any option."""
+  records = [record(i) for i in range(1, 21)]
+  data = runs.write_lines(tmp_path / "own.jsonl", records)
+  how = f"--output={tmp_path}/out", "--epochs=1", "--lrs=1e-3", "--save"
+  finetune.main(
+    [
+      *(f"--checkpoint={run}", f"--data={data}", f"--preset={preset}", *how),
+      *(f"--{column}" for column in columns),
+    ]
+  )
+  (model,) = (tmp_path / "out").rglob("model")
+  command = "embed" if preset == "simcse" else "predict"
+  words = f"--checkpoint={model}", f"--data={data}"
+  words += (f"--output={tmp_path / 'found.jsonl'}",)
+  runs.main(f"antlm_jax.evals.{command}", *words)
+  found = (tmp_path / "found.jsonl").read_text().splitlines()
+  assert len(found) == len(records)
+  if preset == "classification":
+    texts = [(one["left"], one["right"]) for one in records]
+    expected = [one.to_json() for one in predict(model, texts)]
+    assert [json.loads(line) for line in found] == expected
+  # Another file may still have other columns.
+  other = runs.write_lines(tmp_path / "other.jsonl", [{"text": "the dogs"}])
+  words = words[0], f"--data={other}", words[2]
+  (first, *_) = (name.partition("=")[2].split(",")[0] for name in columns)
+  with pytest.raises(UserError, match=f"has no column '{first}' but 'text'"):
+    runs.main(f"antlm_jax.evals.{command}", *words)
+  runs.main(f"antlm_jax.evals.{command}", *words, "--text_column=text")

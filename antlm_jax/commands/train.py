@@ -23,11 +23,13 @@ if TYPE_CHECKING:
   from typing import TypeAlias
 
   import numpy.typing as npt
+  from matplotlib.figure import Figure
 
   from antlm_jax.config import Config
   from antlm_jax.data.prepared_folder import Prepared
   from antlm_jax.inference.model import Loaded
-  from antlm_jax.settings import Setting
+  from antlm_jax.page.history import History
+  from antlm_jax.settings import Section, Setting
   from antlm_jax.training.checkpoint import Checkpoint
   from antlm_jax.training.hooks import Hook
 
@@ -45,6 +47,7 @@ class Trained:
   steps: int
   parameters: int
   unigram_entropy: float = math.nan  # of the held-out tokens, in nats
+  steps_per_epoch: float = math.nan
   switches: Sequence[int] = ()  # steps at which objectives or data changed
   best: Mapping[str, float] | None = None  # step and loss, with `eval.watch`
   # Last and best held-out loss, in nats, by objective.
@@ -63,7 +66,10 @@ class Trained:
 
   def __repr__(self) -> str:
     losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
-    return f"<run {self.workdir}, {self.steps:,} steps{losses}>"
+    from antlm_jax.runtime import files
+
+    where = files.shown(self.workdir)
+    return f"<run {where}, {self.steps:,} steps{losses}>"
 
   def __fspath__(self) -> str:
     return str(self.workdir)  # so that a run is a path to its model
@@ -74,6 +80,25 @@ class Trained:
 
     return model.load(self.workdir)
 
+  def history(self, names: str = "*") -> History:
+    """Returns the values that the run recorded: step, name and value.
+
+    Args:
+      names: Pattern of their names, such as `eval/*/loss`.
+
+    Raises:
+      UserError: No value has such a name.
+    """
+    from antlm_jax.page import history
+
+    return history.read(self.workdir, names)
+
+  def plot(self) -> Figure:
+    """Draws the losses of the run: a figure, which notebooks show."""
+    from antlm_jax.page import history
+
+    return history.plot(self.workdir)
+
 
 def train(
   config: str | os.PathLike[str] | Config,
@@ -83,7 +108,7 @@ def train(
   hooks: Sequence[Hook] = (),
   quiet: bool = False,
   command: str = "",
-  **settings: Setting,
+  **settings: Setting | Section,
 ) -> Trained:
   """Trains a model. The same call resumes a run that was stopped.
 
@@ -96,8 +121,11 @@ def train(
     hooks: Hooks to call in addition to the run's own.
     quiet: Show nothing.
     command: Command line to show on the run's page.
-    **settings: Settings by their names, such as `curriculum="4C+16M+4C"` or
-      `**{"train.steps": 500}`.
+    **settings: Settings by their names, such as `curriculum="4C+16M+4C"`,
+      `peak_lr=3e-3` or, if several end in the same name,
+      `**{"eval.every": 100}`. `optimizer="muon"` keeps what the config sets
+      and Muon has as well; `optimizer=antlm_jax.Muon()` replaces all of it. So
+      do `model`, `schedule` and the other sections.
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not
@@ -106,7 +134,7 @@ def train(
   """
   from antlm_jax import config as config_lib
   from antlm_jax.page.hook import Page
-  from antlm_jax.runtime import progress
+  from antlm_jax.runtime import files, progress
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
@@ -121,7 +149,7 @@ def train(
   page = Page(command)
   with progress.quietly(quiet):
     loop.train(made, workdir, [*around, *hooks, page], start, held)
-  return Trained(workdir=pathlib.Path(workdir), **page.summary)
+  return Trained(workdir=files.path(workdir), **page.summary)
 
 
 def beginning(config: Config) -> tuple[list[Hook], Checkpoint | None]:

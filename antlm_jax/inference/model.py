@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -15,10 +15,14 @@ from etils import epath
 from antlm_jax import models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
+from antlm_jax.page import history
 from antlm_jax.runtime import compilation, files, progress
 from antlm_jax.settings import argument
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 _Model = TypeVar("_Model", bound=TextModel)
 # A command's model: loaded, or the path to it.
@@ -44,11 +48,13 @@ class FineTuned:
   settings: Mapping[str, Any]  # settings of the head, plain JSON
   params: Mapping[str, Any]  # arrays of the head by path; may be empty
   export_as: str = ""  # kind in `hf.heads.HEADS`, if it differs from `kind`
+  columns: Sequence[str] = ()  # of the texts in the records of training
 
   def to_json(self) -> dict[str, Any]:
     """Returns all fields except the parameters, for orbax to write."""
     fields = vars(self).items()
-    return {name: x for name, x in fields if name != "params" and x != ""}
+    left_out = "", ()
+    return {n: x for n, x in fields if n != "params" and x not in left_out}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,9 @@ class Identity:
   path: pathlib.Path  # path to the checkpoint
   step: int  # number of training steps
   digest: int  # CRC-32 of the weights alone
+
+  def __fspath__(self) -> str:
+    return str(self.path)
 
   @property
   def run(self) -> pathlib.Path:
@@ -93,6 +102,14 @@ class Loaded(Meta, TextModel, Identity):
     """Number of tokens in the longest row of training, or `max_seq_len`."""
     return self.row_tokens or self.model.config.max_seq_len
 
+  def history(self, names: str = "*") -> history.History:
+    """Returns the values that its run recorded, as `Trained.history`."""
+    return history.read(self.run, names)
+
+  def plot(self) -> "Figure":
+    """Draws the losses of its run: a figure, which notebooks show."""
+    return history.plot(self.run)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds --checkpoint and --step, which `from_args` reads, to a command."""
@@ -111,12 +128,18 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
   Args:
-    path: Path to the run or checkpoint; may be gs://BUCKET/RUN.
+    path: Path to the run or checkpoint, which may be gs://BUCKET/RUN, or the
+      result of `train` or `finetune`.
     step: Step of the run; by default the newest.
 
   Raises:
     UserError: There is no such checkpoint, or it cannot be read.
   """
+  if not isinstance(path, str | os.PathLike):
+    raise UserError(
+      f"{path!r:.80} is no model: give a path, or what load, train or finetune"
+      " returned"
+    )
   compilation.keep_programs()
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
@@ -151,7 +174,10 @@ def opened(
   model: str | os.PathLike[str], step: int | None = None
 ) -> Loaded: ...
 def opened(model, step=None):
-  """Returns the model, or loads it from its path and step, as `load` does."""
+  """Returns the model, or loads it from its path and step, as `load` does.
+
+  Runs and fine-tunings are paths to their models (`__fspath__`).
+  """
   if not isinstance(model, TextModel):
     return load(model, step)
   if step is not None:

@@ -52,6 +52,7 @@ class Page(Hook):
     at_end = step == trainer.total
     self.summary |= {
       "unigram_entropy": unigram,
+      "steps_per_epoch": run.order.steps_per_epoch,
       "switches": [s for s in run.curriculum.switches if s < step],
       "best": best,
       "modes": modes,
@@ -65,7 +66,9 @@ class Page(Hook):
         before = files.read_json(trainer.folder / SUMMARY, "the summary")
         self.summary["seconds"] = before["seconds"]
     table = summary.table(held_out, unigram, run, step)
-    plots.curves(run, values, unigram, trainer.folder / "curves.png")
+    schedules = run.curriculum, run.order.mix
+    figure = plots.curves(run.config, *schedules, values, unigram)
+    plots.save(figure, trainer.folder / "curves.png")
     workdir = trainer.workdir
     page = summary.page(run, workdir, self._command, self.summary, table)
     files.write_text(trainer.folder / "README.md", page)

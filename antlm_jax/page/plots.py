@@ -1,15 +1,19 @@
 """Style of all pictures, and the learning curves of a run."""
 
+import functools
+import io
 import itertools
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from antlm_jax.config import Config
+from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import PAIRS, ByStep
-from antlm_jax.training.run import Run
 from antlm_jax.units import number, quantity
 
 # Colours by order of appearance. They differ in grey and for the colour-blind.
@@ -17,37 +21,45 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Greys of phases, none of which is a curve's colour.
 SHADES = ("0.96", "0.87", "0.78", "0.69", "0.60", "0.51")
 _DASHES = ("--", ":", "-.")  # of several held-out sets
+_DPI = 130
 _BINS = 300  # points of a training curve over the whole run
 
 
-def curves(run: Run, rows: ByStep, unigram: float, path: pathlib.Path) -> None:
-  """Draws training and held-out losses over shaded phases, to a PNG.
+def curves(
+  config: Config,
+  curriculum: Curriculum | None,
+  mix: Curriculum | None,
+  rows: ByStep,
+  unigram: float,
+):
+  """Returns a figure of training and held-out losses over shaded phases.
 
   Accuracies on minimal pairs have a panel. If sources of data are mixed, the
   lowest panel shades their phases. `unigram` is the entropy of the held-out
-  tokens' frequencies, in nats.
+  tokens' frequencies, in nats, or NaN. Without a curriculum, it shades none.
   """
-  curriculum, mix = run.curriculum, run.order.mix
-  names = {name: o.name for name, o in run.config.known_objectives.items()}
+  steps = curriculum.steps if curriculum else max(rows)
   keys = list(dict.fromkeys(itertools.chain(*rows.values())))
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
-  title = f"Losses over the curriculum {run.config.curriculum}"
-  figure = canvas(9, 5.6 + bool(pairs), title)
-  panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+  title = f"Losses over the curriculum {config.curriculum}"
+  out = canvas(9, 5.6 + bool(pairs), title)
+  panels = out.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
-  names = {name: names[name] for name in curriculum.objectives}
+  trained = curriculum_lib.names(config.curriculum, config.known_objectives)
+  names = {name: config.known_objectives[name].name for name in trained}
   kinds = [*names.values()]
   parts = [key.split("/") for key in keys]
   kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
   sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
   colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
-  shade(panels[:-1] if mix else panels, curriculum, names)
-  _label(panels[0], curriculum)
+  if curriculum:
+    shade(panels[:-1] if mix else panels, curriculum, names)
+    _label(panels[0], curriculum)
   if mix:
     shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
-  _draw_losses(panels[0], rows, colours, sets, curriculum.steps, unigram)
+  _draw_losses(panels[0], rows, colours, sets, steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
     style = {"lw": 2, "marker": "o", "ms": 3.5}
     _line(panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style)
@@ -56,19 +68,17 @@ def curves(run: Run, rows: ByStep, unigram: float, path: pathlib.Path) -> None:
     panels[1].set_ylabel("minimal pairs\n(share right)")
     legend(panels[1])
   _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
-  panels[-1].set(
-    ylabel="learning\nrate", xlabel="step", xlim=(0, curriculum.steps)
-  )
+  panels[-1].set(ylabel="learning\nrate", xlabel="step", xlim=(0, steps))
   if mix:
     legend(panels[-1])
   for axes in panels:
     step_axis(axes)
-  save(figure, path)
+  return out
 
 
 def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   """Draws training losses, and above them the held-out losses."""
-  held_out = [unigram]  # its line is to be seen
+  held_out = [] if math.isnan(unigram) else [unigram]  # to be seen
   for kind, colour in colours.items():
     for curve in smooth(rows, f"train/{kind}/loss", steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
@@ -82,10 +92,12 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
     keys = (k for k in row if k.startswith("eval/") and k.endswith("/loss"))
     # The first losses would flatten the curves.
     held_out += [row[key] for key in keys if step > 0]
-  margin = 0.08 * (max(held_out) - min(held_out)) + 0.05
-  axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+  if not math.isnan(unigram):
+    axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+  if held_out:
+    margin = 0.08 * (max(held_out) - min(held_out)) + 0.05
+    axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
   axes.set_ylabel("loss (nats per target)")
-  axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
   legend(axes, "thin: in training")
 
 
@@ -136,6 +148,7 @@ def canvas(width: float, height: float, title: str):
 
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
+  figure._repr_png_ = functools.partial(_png, figure)  # notebooks show it
   text = figure.suptitle(title[:200], x=0.02, ha="left", fontsize=11)
   while text.get_window_extent().x1 > 0.98 * figure.bbox.x1:
     text.set_text(f"{text.get_text().removesuffix('...')[:-1]}...")
@@ -186,4 +199,10 @@ def shade(
 def save(figure, path: pathlib.Path) -> None:
   """Writes a figure as a PNG, whole or not at all."""
   with files.replacing(path) as aside:
-    figure.savefig(aside, dpi=130, format="png")
+    figure.savefig(aside, dpi=_DPI, format="png")
+
+
+def _png(figure) -> bytes:
+  out = io.BytesIO()
+  figure.savefig(out, dpi=_DPI, format="png")
+  return out.getvalue()

@@ -1,0 +1,112 @@
+"""What a run has measured: a table, and the picture of its curves."""
+
+import contextlib
+import fnmatch
+import itertools
+import math
+import os
+import re
+from typing import NamedTuple
+
+from antlm_jax import config as config_lib
+from antlm_jax import tables
+from antlm_jax.config import Config
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum as curriculum_lib
+from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.page import plots
+from antlm_jax.runtime import files
+from antlm_jax.training import metrics, saving
+
+_SHOWN = 5  # first and last values that a long table shows
+
+
+class Measurement(NamedTuple):
+  """A value that a run recorded."""
+
+  step: int  # number of training steps before it
+  name: str  # such as `eval/clm/loss`
+  value: float
+
+
+class History(list[Measurement]):
+  """Measurements of a run, in order; notebooks show them as a table.
+
+  `pandas.DataFrame(history)` has the columns step, name and value.
+  """
+
+  def __repr__(self) -> str:
+    return tables.text(self._rows(), Measurement._fields, "><>")
+
+  def _repr_html_(self) -> str:
+    return tables.html(self._rows(), Measurement._fields)
+
+  def _rows(self) -> list[tuple]:
+    rows = [(f"{m.step:,}", m.name, f"{m.value:.6g}") for m in self]
+    if len(rows) > 2 * _SHOWN + 1:
+      rows[_SHOWN:-_SHOWN] = [("...", f"{len(rows):,} values", "...")]
+    return rows
+
+
+def read(folder: str | os.PathLike[str], names: str = "*") -> History:
+  """Reads the measurements of a run's folder whose names match a pattern.
+
+  Raises a UserError if the folder has none, or none of these names.
+  """
+  rows = _by_step(folder)
+  found = History(
+    Measurement(step, name, value)
+    for step, row in rows.items()
+    for name, value in row.items()
+    if fnmatch.fnmatchcase(name, names)
+  )
+  if not found:
+    known = dict.fromkeys(itertools.chain(*rows.values()))
+    raise UserError(f"{names!r} is none of {', '.join(known)}")
+  return found
+
+
+def plot(folder: str | os.PathLike[str]):
+  """Returns the picture of a run's curves, a figure of matplotlib.
+
+  Notebooks show it. Raises a UserError if the folder has no measurements.
+  """
+  rows, folder = _by_step(folder), files.path(folder)
+  text = files.read_text(folder / saving.CONFIG, "the run's config")
+  config, found = config_lib.from_json(text), {}
+  with contextlib.suppress(UserError):  # a run that has not ended has none
+    found = files.read_json(folder / "summary.json", "the summary")
+  phases, mix = _schedules(config, found.get("steps_per_epoch"))
+  unigram = found.get("unigram_entropy", math.nan)
+  return plots.curves(config, phases, mix, rows, unigram)
+
+
+def _by_step(folder: str | os.PathLike[str]) -> dict[int, dict[str, float]]:
+  rows = metrics.by_step(metrics.read_records(files.path(folder)))
+  if not rows:
+    raise UserError(
+      f"{os.fspath(folder)} has no measurements of a run: it holds no"
+      f" {metrics.METRICS}"
+    )
+  return rows
+
+
+def _schedules(
+  config: Config, per_epoch: float | None
+) -> tuple[Curriculum | None, Curriculum | None]:
+  """Returns a run's schedules of objectives and of sources of data.
+
+  They are None if their lengths are unknown: without a number of steps per
+  epoch, which is in the summary of a run that has ended.
+  """
+  if per_epoch is None:
+    return None, None
+  train, known = config.train, list(config.known_objectives)
+  length = train.steps or round(train.epochs * per_epoch) or None
+  found = curriculum_lib.parse(config.curriculum, known, per_epoch, length)
+  if not config.data.mix:
+    return found, None
+  text = config.data.mix
+  names = re.findall(curriculum_lib.NAME, text)
+  how = per_epoch, found.steps, "source"
+  return found, curriculum_lib.parse(text, names, *how)
