@@ -1,5 +1,7 @@
 """Holds out a share of the documents, and takes a share of the others."""
 
+import dataclasses
+
 import numpy as np
 
 from antlm_jax.data.document_store import Texts
@@ -20,30 +22,67 @@ def divide(
     cut (only its end is held out), or None.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
-  held_out = np.zeros_like(sizes)
-  if dev_share and len(sizes):
-    held_out = sizes - hold_out(sizes, dev_share)
-    partly = ((held_out > 0) & (held_out < sizes)).any()
-    if partly and spans * dev_share >= 2:
-      every = round(1 / dev_share)
-      held_out = sizes * (span % every == every // 2)
+  train_sizes = _train_sizes(sizes, dev_share, span, spans)
   # The byte where the held-out part of each document begins.
-  begins, cut = np.cumsum(sizes) - held_out, None
-  for cut in np.flatnonzero((held_out > 0) & (held_out < sizes)).tolist():
-    begins[cut] = _word_before(texts, begins[cut], held_out[cut] // 4)
+  begins = np.cumsum(sizes) - sizes + train_sizes
+  cut = _partly(sizes, train_sizes)
+  if cut is not None:
+    spare = (sizes[cut] - train_sizes[cut]) // 4
+    begins[cut] = _word_before(texts, begins[cut], spare)
+  # A piece of text may be before that byte, after it, or on both sides.
   middle = np.clip(begins[texts.documents], texts.begins, texts.ends)
-  dev = _part(texts, middle, texts.ends, middle < texts.ends)
-  train = _part(texts, texts.begins, middle, texts.begins < middle)
+  train = _part(texts, texts.begins, middle)
+  dev = _part(texts, middle, texts.ends)
+  return _taken(train, share, span, len(sizes)), dev, cut
+
+
+def _train_sizes(
+  sizes: np.ndarray, dev_share: float, span: int, spans: int
+) -> np.ndarray:
+  """Returns the bytes of each document before its held-out end, int64 `[n]`.
+
+  That is 0 in a document that is held out, and its size if nothing is.
+  """
+  if not dev_share or not len(sizes):
+    return sizes
+  begins = hold_out(sizes, dev_share)
+  enough_spans = spans * dev_share >= 2
+  if _partly(sizes, begins) is None or not enough_spans:
+    return begins
+  every = round(1 / dev_share)
+  is_held_out = span % every == every // 2
+  return np.zeros_like(sizes) if is_held_out else sizes
+
+
+def _partly(sizes: np.ndarray, train_sizes: np.ndarray) -> int | None:
+  """Returns the number of the document of which a part is held out, or None."""
+  found = np.flatnonzero((train_sizes > 0) & (train_sizes < sizes))
+  return int(found[0]) if len(found) else None
+
+
+def _taken(train: Texts, share: float, span: int, documents: int) -> Texts:
+  """Returns a share of the documents to train on, evenly spread."""
   # A document is taken where the sum of the shares reaches a whole number.
   # Another number in each span, so that no span takes one too many.
   phase = span * 0.618 % 1
-  taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1) - phase)) > 0
+  sums = np.ceil(share * np.arange(documents + 1) - phase)
+  taken = np.diff(sums) > 0
+  # Documents that are held out whole do not count.
   _, number = np.unique(train.documents, return_inverse=True)
-  return _part(train, train.begins, train.ends, taken[number]), dev, cut
+  return _some(train, taken[number])
 
 
-def _part(texts: Texts, begins, ends, kept: np.ndarray) -> Texts:
-  return Texts(texts.data, begins[kept], ends[kept], texts.documents[kept])
+def _part(texts: Texts, begins: np.ndarray, ends: np.ndarray) -> Texts:
+  """Returns the texts between these bytes, without empty ones."""
+  cut = dataclasses.replace(texts, begins=begins, ends=ends)
+  return _some(cut, begins < ends)
+
+
+def _some(texts: Texts, kept: np.ndarray) -> Texts:
+  """Returns the texts that are kept, bool `[n]`."""
+  return Texts(
+    texts.data, texts.begins[kept], texts.ends[kept], texts.documents[kept]
+  )
 
 
 def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
@@ -55,19 +94,24 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   the document of the nearest size, or the end of a long document.
   Sizes are in bytes, int64 `[n]`, which predict tokens best in any script.
   """
-  begins = sizes.copy()
   wanted = share * sizes.sum()
-  # None that is larger than all that is wanted, and at most half of the others.
+  begins = sizes.copy()
+  # Several documents, if small ones hold enough text: none that is larger than
+  # all that is wanted, and at most half of them.
   small = np.flatnonzero(sizes <= wanted)
   if sizes[small].sum() >= 2 * wanted:
     begins[small[_spread(sizes[small], wanted)]] = 0
     return begins
+  # One document, if some document has about the size that is wanted.
   most = min(2 * wanted, sizes.sum() / 2)
   near = np.flatnonzero((sizes >= wanted / 2) & (sizes <= most))
   if len(near):
-    begins[near[np.abs(sizes[near] - wanted).argmin()]] = 0
-  else:
-    begins[np.flatnonzero(sizes > wanted)[-1]] -= round(wanted)
+    nearest = near[np.abs(sizes[near] - wanted).argmin()]
+    begins[nearest] = 0
+    return begins
+  # The end of the last long document.
+  last = np.flatnonzero(sizes > wanted)[-1]
+  begins[last] -= round(wanted)
   return begins
 
 

@@ -84,7 +84,7 @@ class _Stretch(NamedTuple):
   """Steps in which neither the batches nor the shares of the sources change."""
 
   start: int  # its first step
-  slots: float  # number of slots that it fills; infinite for the last source
+  slots: float  # number of slots that it fills; infinite for the last stretch
   taken: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
 
@@ -101,7 +101,8 @@ class Order:
   sources: Mapping[str, int]  # number of prepared rows of each source
   parts: tuple[Part, ...]  # ascending; the first begins at 0
   steps: int = 0  # length of the run; needed by several parts and by a growth
-  # Sources of each step; None for all of them, by their numbers of rows.
+  # Shares of the sources at each step. None gives each source the same share of
+  # every batch as it has of all rows.
   mix: Curriculum | None = None
   # Batch size at step 0 as a share of the part's batch; it grows linearly to
   # the whole over the run.
@@ -161,26 +162,23 @@ class Order:
     return self.parts[bisect.bisect_right(self.starts, step) - 1]
 
   def slots(self, step: int) -> Slots:
-    """Returns the slots of a step that this process fills."""
-    stretch, part = self._stretch(step), self.at(step)
-    slots = self._filled(stretch.start, step) + part.layout.rows
-    source, count = self._shuffled(stretch, slots)
+    """Returns the slots of a step that this process fills.
+
+    Each slot has a number in its stretch. This number decides the slot's source
+    and how many slots the source has filled before. That count decides the
+    epoch and the place in it. The epoch's permutation decides the rows.
+    """
+    part, stretch = self.at(step), self._stretch(step)
+    numbers = self._filled(stretch.start, step) + part.layout.rows
+    source, filled = self._sources_of(stretch, numbers)
     # Each source continues the epoch in which the stretch before it stopped.
-    count += stretch.taken[source] // part.joined
-    epoch, place = np.divmod(count, self._slots_per_epoch(part)[source])
-    # A slot's rows are neighbours: groups of them are permuted.
-    groups = self._sizes // part.joined
-    place %= groups[source]  # `up` and `down` may fill up a batch
-    if self.shuffle:
-      # A batch may reach into the next epoch.
-      for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
-        inside = (source == s) & (epoch == e)
-        # The first source has the permutations of a run without others.
-        key = (self.seed, _ORDER, e, s) if s else (self.seed, _ORDER, e)
-        place[inside] = hashing.permute(place[inside], int(groups[s]), *key)
-    first = np.cumsum(self._sizes) - self._sizes
-    rows = (first[source] + place * part.joined)[:, None]
-    return Slots(rows + np.arange(part.joined), epoch)
+    filled = filled + stretch.taken[source] // part.joined
+    epoch, place = np.divmod(filled, self._slots_per_epoch(part)[source])
+    group = self._permuted(part, source, epoch, place)
+    rows_before = np.cumsum(self._sizes) - self._sizes  # of earlier sources
+    first_row = rows_before[source] + group * part.joined
+    rows = first_row[:, None] + np.arange(part.joined)
+    return Slots(rows, visits=epoch)
 
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that the steps before read."""
@@ -220,15 +218,39 @@ class Order:
       "down": np.maximum(1, groups // batch_size) * batch_size,
     }[self.rounding]
 
+  def _permuted(
+    self, part: Part, source: np.ndarray, epoch: np.ndarray, place: np.ndarray
+  ) -> np.ndarray:
+    """Returns the group of rows at each slot's place in its epoch, int64 `[n]`.
+
+    A group is the `joined` neighbouring rows that fill a slot. It has a number
+    in its source.
+    """
+    groups = self._sizes // part.joined
+    # `up` and `down` may fill a batch with an epoch's first rows again.
+    place = place % groups[source]
+    if not self.shuffle:
+      return place
+    group = np.empty_like(place)
+    # A batch may have several sources, and reach into the next epoch.
+    for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
+      # The first source has the permutations of a run without others.
+      key = (self.seed, _ORDER, e, s) if s else (self.seed, _ORDER, e)
+      inside = (source == s) & (epoch == e)
+      group[inside] = hashing.permute(place[inside], int(groups[s]), *key)
+    return group
+
   def _stretch(self, step: int) -> _Stretch:
+    """Returns the stretch of a step."""
     after = bisect.bisect_right(self._stretches, step, key=lambda s: s.start)
     return self._stretches[after - 1]
 
   @functools.cached_property
   def _stretches(self) -> list[_Stretch]:
-    phases, out = self._mix.phases, []
-    starts = sorted({*self.starts, *(phase.start for phase in phases)})
-    taken = np.zeros_like(self._sizes)
+    """All stretches in order: each begins with a part or a phase of the mix."""
+    changes = [phase.start for phase in self._mix.phases]
+    starts = sorted({*self.starts, *changes})
+    out, taken = [], np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
       slots = self._filled(start, stop)
       out.append(_Stretch(start, slots, taken))
@@ -238,6 +260,7 @@ class Order:
 
   @functools.cached_property
   def _mix(self) -> Curriculum:
+    """The shares of the sources at each step."""
     sizes = self._sizes / self._sizes.sum()
     shares = dict(zip(self.sources, sizes.tolist(), strict=True))
     return self.mix or Curriculum((Phase(0, self.steps, shares),))
@@ -250,29 +273,49 @@ class Order:
     out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
     return out
 
-  def _shuffled(self, stretch: _Stretch, slots: np.ndarray):
-    """Returns the source of each slot, and how many slots it filled before.
+  def _sources_of(
+    self, stretch: _Stretch, slots: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each slot's source, and the slots that this source filled before.
+
+    `slots` are numbers of slots in the stretch, int64 `[n]`, as are both
+    results.
+    """
+    if len(self.sources) == 1:
+      return np.zeros_like(slots), slots
+    source, filled = np.empty_like(slots), np.empty_like(slots)
+    blocks, places = np.divmod(slots, _BLOCK)
+    for block in np.unique(blocks).tolist():
+      inside = blocks == block
+      of_block, filled_of_block = self._shuffled_block(stretch, block)
+      source[inside] = of_block[places[inside]]
+      filled[inside] = filled_of_block[places[inside]]
+    return source, filled
+
+  def _shuffled_block(
+    self, stretch: _Stretch, block: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the results of `_sources_of` for all slots of a block.
 
     The shares of the mix decide exactly how many slots of a block each source
     fills (`_counts`), and a shuffle chooses these slots. The rows of a source
     keep their order.
     """
-    if len(self.sources) == 1:
-      return np.zeros_like(slots), slots
-    source, count = np.empty_like(slots), np.empty_like(slots)
-    for block in np.unique(slots // _BLOCK):
-      every = block * _BLOCK + np.arange(_BLOCK)
-      # Slots that each source fills before each of these, `[S, _BLOCK + 1]`.
-      counts = self._counts(stretch.start, np.append(every, every[-1] + 1))
-      fills = np.diff(counts)  # 1 for the source that fills a slot
-      draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + every)
-      # Slots after the stretch's end stay behind those before, whose shares
-      # are then exact.
-      draws = np.where(every < stretch.slots, draws.astype(np.int64), 2**32)
-      fills = fills[:, np.argsort(draws, kind="stable")]
-      counts = counts[:, :1] + fills.cumsum(axis=1) - fills
-      inside = slots // _BLOCK == block
-      place = slots[inside] % _BLOCK
-      source[inside] = fills.argmax(axis=0)[place]
-      count[inside] = counts[source[inside], place]
-    return source, count
+    slots = block * _BLOCK + np.arange(_BLOCK)
+    # Slots that each source fills before each of these, `[S, _BLOCK + 1]`.
+    before = self._counts(stretch.start, np.append(slots, slots[-1] + 1))
+    # Whether each source fills each slot, 0 or 1, before and after the shuffle.
+    fills = np.diff(before)
+    fills = fills[:, self._shuffle_of(stretch, slots)]
+    before = before[:, :1] + fills.cumsum(axis=1) - fills
+    source = fills.argmax(axis=0)
+    return source, before[source, np.arange(_BLOCK)]
+
+  def _shuffle_of(self, stretch: _Stretch, slots: np.ndarray) -> np.ndarray:
+    """Returns a random permutation of a block's places, int64 `[_BLOCK]`."""
+    draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + slots)
+    # Slots after the stretch's end stay behind the slots before it, so that the
+    # stretch has exactly its shares.
+    after_all = 2**32
+    draws = np.where(slots < stretch.slots, draws.astype(np.int64), after_all)
+    return np.argsort(draws, kind="stable")

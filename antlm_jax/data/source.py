@@ -59,49 +59,30 @@ class Source:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Batch:
-    phase, part = self.curriculum.at(step), self.order.at(step)
+    part, taken = self.order.at(step), self.order.slots(step)
     layout = part.layout
-    slots, taken = layout.rows, self.order.slots(step)
+    slots = layout.rows
     tokens, starts = self._read(step, slots, taken.rows)
-    n, length = tokens.shape
+    kept = self._kept(step, slots, tokens.shape)
     if self.short:
-      # Whether and where are two draws: the share of one cannot bias the other.
-      short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
-      share = hashing.uniform(self.seed, _CUT, step, slots)
-      left = np.where(short, 1 + (share * length).astype(np.int64), length)
-      past_end = np.arange(length) >= left[:, None]
-      # The cut-off tokens are a segment: no token sees across.
-      cut = np.diff(past_end, axis=1, prepend=False)
-      starts = cut if starts is None else starts | cut
+      starts = _with_segment(starts, ~kept)
     # Rows that hold one document need no starts: their mask stays static.
     segmented = starts is not None
-    segments = Segments.of(starts) if segmented else Segments.whole(n, length)
-    # An objective's id is its place in the whole curriculum, so that ids mean
-    # the same in every phase.
-    names = self.curriculum.objectives
-    shares = {names.index(name): s for name, s in phase.shares.items()}
-    kinds = phase.rows(step, layout.batch_size)[slots]
-    objective_ids = np.array(list(shares))[kinds]
+    whole = Segments.whole(*tokens.shape)
+    segments = Segments.of(starts) if segmented else whole
+    # The phase numbers its own objectives, in the order of its shares.
+    shares = self._shares(step)
+    numbers = self.curriculum.at(step).rows(step, layout.batch_size)[slots]
+    objective_ids = np.array(list(shares))[numbers]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     draw = Draw(self.seed, step, slots[:, None], texts)
     corrupted = self._corrupt(draw, tokens, segments, objective_ids)
-    # A batch that still grows has empty slots.
-    counts = slots < self.order.batch_size(step)
-    if self.limit is not None:
-      counts &= step * layout.batch_size + slots < self.limit
-    corrupted.predicted[~counts] = False
-    if self.short:
-      corrupted.predicted[past_end] = False
-    objectives = self._objectives
-    if self.loss_average == "objectives":
-      objectives = [
-        dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
-        for k, o in enumerate(objectives)
-      ]
+    counted = self._counted(step, slots)[:, None]
+    predicted = corrupted.predicted & kept & counted
     batch = assemble(
-      corrupted,
+      corrupted._replace(predicted=predicted),
       objective_ids,
-      objectives,
+      self._weighted(shares),
       layout,
       shares,
       segmented,
@@ -117,15 +98,10 @@ class Source:
     starts = None if starts is None else starts.reshape(tokens.shape)
     if self.random_offset:
       tokens = self._moved(step, slots, rows, tokens)
-    if not self.frame:
-      return tokens, starts
-    before, after = self.frame
-    moved = np.roll(tokens, 1, axis=1)
-    moved[:, 0] = before
-    tokens = np.where(tokens[:, :1] == before, tokens, moved)
-    if after is not None:
-      tokens[:, -1] = after
-    return tokens, tokens == before
+    if self.frame:
+      tokens = _framed(tokens, *self.frame)
+      starts = tokens == self.frame[0]
+    return tokens, starts
 
   def _moved(self, step: int, slots, rows, tokens) -> np.ndarray:
     """Begins each slot's text up to a row's length later, int32 `[n, T]`."""
@@ -138,6 +114,49 @@ class Source:
     at = offset[:, None] + np.arange(tokens.shape[1])
     whole = np.concatenate([tokens, more], axis=1)
     return np.take_along_axis(whole, at, axis=1)
+
+  def _kept(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
+    """Returns whether tokens belong to their slot's text, bool `[n, T]`.
+
+    The others are cut off, in a share `short` of the slots.
+    """
+    if not self.short:
+      return np.ones(shape, bool)
+    _, length = shape
+    # Whether and where are two draws: the share of one cannot bias the other.
+    is_short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
+    share = hashing.uniform(self.seed, _CUT, step, slots)
+    short_length = 1 + (share * length).astype(np.int64)
+    text_length = np.where(is_short, short_length, length)
+    return np.arange(length) < text_length[:, None]
+
+  def _counted(self, step: int, slots) -> np.ndarray:
+    """Returns whether slots have targets, bool `[n]`."""
+    # A batch that still grows has empty slots.
+    counted = slots < self.order.batch_size(step)
+    if self.limit is not None:
+      batch_size = self.order.at(step).layout.batch_size
+      counted &= step * batch_size + slots < self.limit
+    return counted
+
+  def _shares(self, step: int) -> dict[int, float]:
+    """Returns each objective's part of a step's batch, by its id.
+
+    The id is the objective's place in the whole curriculum, so that ids mean
+    the same in every phase.
+    """
+    names = self.curriculum.objectives
+    phase = self.curriculum.at(step)
+    return {names.index(name): share for name, share in phase.shares.items()}
+
+  def _weighted(self, shares: Mapping[int, float]) -> Sequence[Objective]:
+    """Returns all objectives, with the weights of a batch with these shares."""
+    if self.loss_average != "objectives":
+      return self._objectives
+    return [
+      dataclasses.replace(o, weight=o.weight * shares.get(objective_id, 1.0))
+      for objective_id, o in enumerate(self._objectives)
+    ]
 
   @functools.cached_property
   def _objectives(self) -> Sequence[Objective]:
@@ -164,6 +183,26 @@ class Source:
       for whole, array in zip(merged, part, strict=True):
         whole[mine] = array
     return merged
+
+
+def _framed(tokens: np.ndarray, before: int, after: int | None) -> np.ndarray:
+  """Puts the frame's tokens at both ends of rows, int32 `[n, T]`.
+
+  A row moves by one place to make room for the first token, unless it begins
+  with it. The last token replaces the row's own.
+  """
+  moved = np.roll(tokens, 1, axis=1)
+  moved[:, 0] = before
+  framed = np.where(tokens[:, :1] == before, tokens, moved)
+  if after is not None:
+    framed[:, -1] = after
+  return framed
+
+
+def _with_segment(starts: np.ndarray | None, cut_off: np.ndarray) -> np.ndarray:
+  """Makes the cut-off tokens a segment: no token sees across the cut."""
+  first_cut_off = np.diff(cut_off, axis=1, prepend=False)
+  return first_cut_off if starts is None else starts | first_cut_off
 
 
 def load(source: Source, start: int = 0, threads: int = 2) -> Iterator[Batch]:
