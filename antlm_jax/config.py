@@ -19,7 +19,7 @@ import pathlib
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
@@ -121,6 +121,11 @@ def _no_section(name: str, value: object) -> UserError:
   return UserError(f"{name}={value!r:.80} is no section of that name")
 
 
+# A function's config: a value, or where to find it.
+ConfigOrName = Annotated[
+  str | os.PathLike[str] | Config,
+  settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
+]
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, then groups with a single section.
 _KINDS = {
@@ -296,8 +301,7 @@ def load(
 
 
 def given(
-  config: str | os.PathLike[str] | Config,
-  changes: Mapping[str, settings.Setting | Section],
+  config: ConfigOrName, changes: Mapping[str, settings.Setting | Section]
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 
