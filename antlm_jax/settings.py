@@ -380,7 +380,7 @@ def refuse_unknown(
   for name in names:
     if name not in known:
       hint = nearest(name, known, otherwise)
-      raise UserError(f"--{name} is no setting of {what}; {hint}")
+      raise UserError(f"{name} is no setting of {what}; {hint}")
 
 
 def choose(section_type: type, values: Mapping[str, Any]):

@@ -322,7 +322,7 @@ class Suite:
     for name in wanted.split(","):
       if name not in owner:
         known = ", ".join(owner)
-        raise UserError(f"--task={name!r} is not all or of {known}")
+        raise UserError(f"task={name!r} is not all or of {known}")
     return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
 
 
