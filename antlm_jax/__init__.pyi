@@ -1,6 +1,7 @@
 """The names that `antlm_jax` offers, for type checkers and `__getattr__`."""
 
 from antlm_jax.attention import attend as attend
+from antlm_jax.commands.export import Exported as Exported
 from antlm_jax.commands.export import export as export
 from antlm_jax.commands.import_ import import_model as import_model
 from antlm_jax.commands.plan import plan as plan
@@ -14,6 +15,7 @@ from antlm_jax.errors import UserError as UserError
 from antlm_jax.evals.compare import compare as compare
 from antlm_jax.evals.embed import embed as embed
 from antlm_jax.evals.finetune import finetune as finetune
+from antlm_jax.evals.finetuning.summary import FineTuning as FineTuning
 from antlm_jax.evals.predict import predict as predict
 from antlm_jax.evals.score import evaluate as evaluate
 from antlm_jax.evals.sweep import sweep as sweep
@@ -36,6 +38,7 @@ from antlm_jax.sections import Init as Init
 from antlm_jax.sections import Log as Log
 from antlm_jax.sections import Saving as Saving
 from antlm_jax.sections import Train as Train
+from antlm_jax.training.history import History as History
 from antlm_jax.training.hooks import Evaluator as Evaluator
 from antlm_jax.training.hooks import Hook as Hook
 from antlm_jax.training.optim import WSD as WSD

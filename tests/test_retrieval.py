@@ -260,8 +260,8 @@ def test_no_mean_has_an_untrained_score(loaded, tmp_path):
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
-    ({"train_on": "nowhere"}, "--train_on=nowhere: .*no such"),
-    ({"train_on": "tests"}, "--train_on=tests: it has no corpus.jsonl"),
+    ({"train_on": "nowhere"}, "train_on=nowhere: .*no such"),
+    ({"train_on": "tests"}, "train_on=tests: it has no corpus.jsonl"),
     ({"train_on": "nq"}, "nq has no pairs.jsonl or qrels/train.tsv"),
     ({"train_on": "msmarco"}, "trains on msmarco: msmarco is not in"),
     ({"train_on": "nfcorpus", "epochs": 0}, "epochs=0 .* leave out train"),
