@@ -1,6 +1,7 @@
 """The names that `antlm_jax` offers, for type checkers and `__getattr__`."""
 
 from antlm_jax.attention import attend as attend
+from antlm_jax.commands.export import Exported as Exported
 from antlm_jax.commands.export import export as export
 from antlm_jax.commands.import_ import import_model as import_model
 from antlm_jax.commands.plan import plan as plan
@@ -13,6 +14,7 @@ from antlm_jax.errors import Stopped as Stopped
 from antlm_jax.errors import UserError as UserError
 from antlm_jax.evals.embed import embed as embed
 from antlm_jax.evals.finetune import finetune as finetune
+from antlm_jax.evals.finetuning.summary import FineTuning as FineTuning
 from antlm_jax.evals.predict import predict as predict
 from antlm_jax.evals.score import evaluate as evaluate
 from antlm_jax.evals.studies.compare import compare as compare
@@ -41,6 +43,7 @@ from antlm_jax.sections import Init as Init
 from antlm_jax.sections import Log as Log
 from antlm_jax.sections import Saving as Saving
 from antlm_jax.sections import Train as Train
+from antlm_jax.training.history import History as History
 from antlm_jax.training.hooks import Evaluator as Evaluator
 from antlm_jax.training.hooks import Hook as Hook
 

@@ -386,15 +386,14 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
 def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
   """Changes settings further, and returns the keys of those that it changed.
 
-  It reads each value from its text, with the setting's type. `optimizer=muon`
-  means `optimizer.name=muon`; the same holds for the other groups with several
-  implementations. Without a `prefix` of keys in messages, which a command has,
-  keys may be short (see `given`).
+  `optimizer=muon` means `optimizer.name=muon`; the same holds for the other
+  groups with several implementations. Without a `prefix` of keys in messages,
+  which a command has, keys may be short (see `given`).
   """
   out, texts = set(), {}
   for key, value in values.items():
     if isinstance(value, Section):
-      out |= _replace(found, key, value)
+      out.update(_replace(found, key, value))
     else:
       text = value if isinstance(value, str) else settings.text(value)
       texts[f"{key}.name" if key in _KINDS else key] = text
@@ -423,15 +422,15 @@ def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
   return out
 
 
-def _replace(found: Changes, group: str, section: Section) -> set[str]:
+def _replace(found: Changes, group: str, section: Section) -> Collection[str]:
   """Replaces a group's changes by a section; returns the section's keys."""
   if section.group != group:
     raise _no_section(group, section)
   for key in [key for key in found if key.startswith(f"{group}.")]:
     del found[key]
-  each = settings.changed(section).items()
-  found |= {f"{group}.{name}": value for name, value in each}
-  return {f"{group}.{name}" for name in settings.to_dict(section)}
+  own = {f"{group}.{name}": x for name, x in settings.to_dict(section).items()}
+  found |= own
+  return own.keys()
 
 
 def _known(found: Changes) -> dict[str, settings.Field]:
@@ -453,20 +452,6 @@ def _known(found: Changes) -> dict[str, settings.Field]:
   return out
 
 
-def keys(config: Config, changes: Mapping[str, Any]) -> dict[str, str]:
-  """Returns the changes that gave a config, by whole keys and as texts."""
-  known, out = settings.by_name(leaves(config)), {}
-  for name, value in changes.items():
-    own = {name: value}
-    if isinstance(value, Section):
-      each = settings.to_dict(value).items()
-      own = {f"{name}.{part}": one for part, one in each}
-    elif name not in _KINDS:
-      own = {known[name][0]: value}
-    out |= {key: str(settings.text(one)) for key, one in own.items()}
-  return out
-
-
 def _key(name: str, known: Collection[str], prefix: str) -> str:
   """Returns the key of the only setting with this last name.
 
@@ -478,21 +463,19 @@ def _key(name: str, known: Collection[str], prefix: str) -> str:
   found = settings.by_name(known).get(name, ())
   if len(found) == 1 and not prefix:
     return found[0]
-  ours = _USUAL.get(name.rpartition(".")[2], name)
-  hint = settings.meant(ours, [*_KINDS, *known])
+  hint = settings.meant(name, [*_KINDS, *known], _USUAL)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 
 
 def meant(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  known = dict.fromkeys(settings.of(Config))
+  known = dict.fromkeys([*settings.of(Config), *_KINDS])
   for group, found in _GROUPS.items():
     for section in found.values() if group in _KINDS else [found]:
       known |= dict.fromkeys(f"{group}.{own}" for own in settings.of(section))
-  name = word.lstrip("-").partition("=")[0]
-  ours = _USUAL.get(name, name)
-  hint = settings.meant(ours, known, f"{OPTION}.{{}}".format, least=0.75)
+  name, shown = word.lstrip("-").partition("=")[0], f"{OPTION}.{{}}".format
+  hint = settings.meant(name, known, _USUAL, shown, least=0.75)
   return f"; {hint}" if hint else ""
 
 

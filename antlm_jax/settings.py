@@ -473,14 +473,17 @@ def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
 def meant(
   name: str,
   keys: Iterable[str],
+  others: Mapping[str, str] = types.MappingProxyType({}),
   shown: Callable[[str], str] = repr,
   least: float = 0.4,
 ) -> str:
   """Returns a hint at the keys that an unknown name may mean, or "".
 
-  `least` is the smallest similarity, and `shown` writes a key.
+  `others` are keys by further names, `least` is the smallest similarity, and
+  `shown` writes a key.
   """
-  named, last = by_name(keys), name.rpartition(".")[2]
+  named = by_name(keys) | {other: [key] for other, key in others.items()}
+  last = name.rpartition(".")[2]
   for text, cutoff in ((name, 0.75), (last, 0.75), (name, least)):
     if near := difflib.get_close_matches(text, named, cutoff=cutoff):
       # Letters in another order are the likeliest slip: stesp for steps.
@@ -579,7 +582,7 @@ def refuse_unknown(
   for name in names:
     if name not in known:
       hint = nearest(name, known, otherwise)
-      raise UserError(f"--{name} is no setting of {what}; {hint}")
+      raise UserError(f"{name} is no setting of {what}; {hint}")
 
 
 def choose(section_type: type, values: Mapping[str, Any]):

@@ -226,7 +226,7 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
   suite.named(tasks.task)
   known = _names(Tasks, Grid, Hyperparameters, *suite.settings)
   what, help = (
-    f"--preset={tasks.preset}",
+    f"preset={tasks.preset}",
     "antlm eval finetune --help lists them",
   )
   settings_lib.refuse_unknown(given, known, what, help)
@@ -253,7 +253,7 @@ def plan(
     raise UserError(
       f"preset {tasks.preset} reads a folder of files"
       f"{f', not {data}' * bool(file)}; for your own examples, choose a"
-      f" preset ({own}), such as --preset=classification"
+      f" preset ({own}), such as preset=classification"
     )
   names = suite.named(tasks.task)
   folder = isinstance(data, str) and os.path.isdir(data)
@@ -289,8 +289,8 @@ def plan(
       absent.clear()
   if not jobs:
     raise UserError(
-      f"{data} has no set of --preset={tasks.preset} ({', '.join(absent)}):"
-      f" --task={name}, for example, names the files that it looks for"
+      f"{data} has no set of preset={tasks.preset} ({', '.join(absent)}):"
+      f" task={name}, for example, names the files that it looks for"
     )
   absent.pop(sets.OWN, None)
   return jobs, absent
@@ -314,8 +314,8 @@ def _task_of(
   for trains in ("steps", "train_on"):
     if never and given.get(trains):
       raise UserError(
-        f"--epochs=0 evaluates without training: leave out --{trains}, or give"
-        " --epochs=1"
+        f"epochs=0 evaluates without training: leave out {trains}, or give"
+        " epochs=1"
       )
   values = dict(suite.defaults.get(name, {}))
   if suite.exportable and given.get("head") is None:
@@ -399,7 +399,7 @@ def _train(
     epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
     progress.say(
       f"{task.name}: {epochs} of {steps:,} steps in all, fewer than"
-      f" --steps={how.steps}"
+      f" steps={how.steps}"
     )
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"

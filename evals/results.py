@@ -73,7 +73,7 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
     changed = [k for k in changed if k != "data"] or changed
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"
-      " differ): give another --output, or --overwrite"
+      " differ): give another output, or overwrite it"
     )
   return summary
 

@@ -10,6 +10,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax import config
+from antlm_jax.commands import plan
 from antlm_jax.data import in_memory
 from antlm_jax.errors import UserError
 from tests import helpers
@@ -194,7 +195,7 @@ def test_a_section_replaces_that_of_the_config():
   assert made.model == before.model and made.eval == before.eval
   # `plan` prints the settings as a command has them.
   words = {"steps": 9, "watch": ("clm",), "optimizer": ax.Muon(average="tail")}
-  keys = config.keys(config.given(before, words), words)
+  keys = plan.whole_keys(config.given(before, words), words)
   assert keys["train.steps"] == "9" and keys["eval.watch"] == "clm"
   again = config.load(
     "quickstart", [f"--config.{k}={v}" for k, v in keys.items()]

@@ -336,7 +336,7 @@ def test_absent_files_are_all_named(tmp_path):
   )
   with pytest.raises(UserError, match=words):
     glue.find(tmp_path, "rte", glue.FORMATS["rte"])
-  with pytest.raises(UserError, match=r"no set of .*cola, .* --task=wsc, for"):
+  with pytest.raises(UserError, match=r"no set of .*cola, .* task=wsc, for"):
     every(tmp_path)
 
 

@@ -123,9 +123,9 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
   for data, more, message in (
     (texts, {"preset": "2024"}, "preset 2024 reads a folder of files"),
     (texts, {"preset": "own"}, "--preset='own' is not one of 2024, 2026, "),
-    (texts, {"rate": 1}, "--rate is no setting of --preset=classification; "),
+    (texts, {"rate": 1}, "rate is no setting of preset=classification; "),
     (texts, {"pools": 1}, "; did you mean 'pool'?"),
-    (texts, {"query_column": "a"}, "--query_column is no setting of --preset="),
+    (texts, {"query_column": "a"}, "query_column is no setting of preset="),
     (texts, {"lrs": -1}, "--lrs=(-1,) is not over 0"),
     (texts, {"epochs": "1"}, "--epochs='1' is not of type int"),
     ({"x": texts}, {}, "data has the sets 'x': give train, dev and test"),
@@ -241,7 +241,7 @@ def test_no_text_column(run, tmp_path, preset):
   data = write(tmp_path / "films.csv", reviews(4))
   more = f"--preset={preset}", "--text_column=,"
   told = runs.refused("antlm_jax.evals.finetune", *args(run, data, *more))
-  assert "--text_column" in told
+  assert re.search("text_column names no|one text_column", told)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_predictions_read_the_columns_of_training(
   if preset == "classification":
     texts = [(one["left"], one["right"]) for one in records]
     expected = [one.to_json() for one in predict(model, texts)]
-    assert [json.loads(line) for line in found] == expected
+    assert found == [json.dumps(one) for one in expected]
   # Another file may still have other columns.
   other = runs.write_lines(tmp_path / "other.jsonl", [{"text": "the dogs"}])
   words = words[0], f"--data={other}", words[2]

@@ -106,7 +106,7 @@ def test_a_batch_in_chunks_has_the_same_gradient(loaded, batch, at_once, share):
 
 
 def test_a_chunk_that_does_not_divide_is_told(loaded):
-  with pytest.raises(UserError, match="--rows_at_once=3 does not divide"):
+  with pytest.raises(UserError, match="rows_at_once=3 does not divide"):
     gradients(loaded, 3, 8)
 
 
@@ -209,7 +209,7 @@ def test_a_model_is_scored_without_training(loaded, tmp_path, capsys):
   about = json.loads((found.folder / "summary.json").read_text())
   assert about["train_examples"] == 0 and about["request"]["epochs"] == 0
   assert 0 < found.score < 0.5 and found.folder.parts[-3] == "untrained"
-  with pytest.raises(UserError, match=r"no set of .*nfcorpus, .*--task=own"):
+  with pytest.raises(UserError, match=r"no set of .*nfcorpus, .* task=own"):
     finetune.finetune(loaded, tmp_path, **how)
 
 
@@ -260,12 +260,12 @@ def test_no_mean_has_an_untrained_score(loaded, tmp_path):
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
-    ({"train_on": "nowhere"}, "--train_on=nowhere: .*no such"),
-    ({"train_on": "tests"}, "--train_on=tests: it has no corpus.jsonl"),
+    ({"train_on": "nowhere"}, "train_on=nowhere: .*no such"),
+    ({"train_on": "tests"}, "train_on=tests: it has no corpus.jsonl"),
     ({"train_on": "nq"}, "nq has no pairs.jsonl or qrels/train.tsv"),
     ({"train_on": "msmarco"}, "trains on msmarco: msmarco is not in"),
-    ({"train_on": "nfcorpus", "epochs": 0}, "--epochs=0 .* leave out --train"),
-    ({"steps": 3, "epochs": 0}, "--epochs=0 evaluates .* leave out --steps"),
+    ({"train_on": "nfcorpus", "epochs": 0}, "epochs=0 .* leave out train"),
+    ({"steps": 3, "epochs": 0}, "epochs=0 evaluates .* leave out steps"),
   ],
 )
 def test_a_wrong_training_set_is_told(loaded, tmp_path, settings, words):

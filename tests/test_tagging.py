@@ -437,7 +437,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
   task = tagging.make(rows, "own", "causal", tagging.Options(), given)
   assert task.load("train")[0].label == [1, 0]
   with pytest.raises(
-    UserError, match=r"record 1: the tag 1 has no name.*--labels="
+    UserError, match=r"record 1: the tag 1 has no name.* labels="
   ):
     tagging.make(rows, "own", "causal")
 

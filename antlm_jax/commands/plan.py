@@ -159,7 +159,7 @@ def plan(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
-  settings = config_lib.keys(config_lib.given(config, settings), settings)
+  settings = whole_keys(config_lib.given(config, settings), settings)
   if fit:
     settings |= _dividing(config, settings, len(devices))
   pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)
@@ -194,6 +194,23 @@ def plan(
       line = places.launch(topology, slices, words)
       advice = dataclasses.replace(advice, launch=line)
     return advice
+
+
+def whole_keys(
+  config: Config, changes: Mapping[str, Setting | Section]
+) -> dict[str, str]:
+  """Returns the changes that gave a config as `--config.KEY=VALUE` has them."""
+  known, out = config_lib.leaves(config), {}
+  names = settings_lib.by_name(known)
+  for name, value in changes.items():
+    own = {names[name][0] if name in names else name: value}
+    if isinstance(value, Section):
+      each = settings_lib.to_dict(value).items()
+      own = {f"{name}.{part}": one for part, one in each}
+    elif f"{name}.name" in known:
+      own = {name: value}  # an implementation
+    out |= {key: str(settings_lib.text(one)) for key, one in own.items()}
+  return out
 
 
 def _dividing(

@@ -195,7 +195,7 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
   if not found:
     raise UserError(
       f"{model.run} has no checkpoints by words: train with"
-      " --config.checkpoint.words=babylm (from 1M words on), or with smaller"
+      " checkpoint.words=babylm (from 1M words on), or with smaller"
       " counts, such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):

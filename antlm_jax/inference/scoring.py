@@ -221,7 +221,7 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   if not found:
     raise UserError(
       "the tokenizer lacks the token that this pipeline needs for an empty"
-      " context: leave --pipeline out"
+      " context: leave pipeline out"
     )
   return found[:1]
 

@@ -1,4 +1,4 @@
-"""What a run has measured: a table, and the picture of its curves."""
+"""Measurements of a run, as a table and as a picture of its curves."""
 
 import contextlib
 import fnmatch
@@ -96,8 +96,8 @@ def _schedules(
 ) -> tuple[Curriculum | None, Curriculum | None]:
   """Returns a run's schedules of objectives and of sources of data.
 
-  They are None if their lengths are unknown: without a number of steps per
-  epoch, which is in the summary of a run that has ended.
+  They are None without a number of steps per epoch, which gives their lengths.
+  Only a run that has ended has it, in its summary.
   """
   if per_epoch is None:
     return None, None

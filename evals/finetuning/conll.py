@@ -132,7 +132,7 @@ def _form(
   if tag is None and width not in (3, _CONLLU):
     raise UserError(
       f"{path}: the first of {width} columns numbers the words: choose the"
-      " columns of words and tags, such as --tokens_column=2 --tags_column=3"
+      " columns of words and tags, such as tokens_column=2 and tags_column=3"
     )
   given = word is not None and tag is not None
   word = 1 if word is None else word

@@ -59,13 +59,13 @@ def pairs(
   columns = {query: "query_column", positive: "positive_column"} | columns
   if len(columns) < 2 + len(options.negative_column):
     raise UserError(
-      f"--query_column={query}, --positive_column={positive} and"
-      f" --negative_column={','.join(options.negative_column)} must differ"
+      f"query_column={query}, positive_column={positive} and"
+      f" negative_column={','.join(options.negative_column)} must differ"
     )
   found = sets.read(data, functools.partial(_records, columns))
   if len({len(one.texts) for one in found.get("train", ())}) > 1:
     raise UserError(
-      f"{sets.named(data)}: some records have more texts in --negative_column"
+      f"{sets.named(data)}: some records have more texts in negative_column"
       " than others"
     )
   return _task(data, found, _asked, towers, options)
@@ -84,7 +84,7 @@ def simcse(
   Raises a UserError if there are none, or several text columns.
   """
   if len(files.text_column) != 1:
-    raise UserError("simcse reads one --text_column")
+    raise UserError("simcse reads one text_column")
 
   def examples(source: sets.Source) -> Iterator[Example]:
     for (text,) in sets.texts(source, files.text_column):

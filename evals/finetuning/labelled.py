@@ -75,7 +75,7 @@ def classify(
   lists = [[e.label for _, e in those] for those in found.values()]
   first = next((label for labels in lists for label in labels), "")
   of = multi_label if isinstance(first, list) else classification
-  given = [name.strip() for name in sets.plain(classes.labels, "--labels")]
+  given = [name.strip() for name in sets.plain(classes.labels, "labels")]
   labels = given or _classes(data, lists[0])
   made = head.classifier(labels, attention, of.HEADS)
   own = sets.own(data, _indexed(found, labels))
@@ -163,9 +163,9 @@ def _read(
   and lists for labels or none has.
   """
   if not options.text_column:
-    raise UserError("--text_column names no column: give one, or two as A,B")
+    raise UserError("text_column names no column: give one, or two as A,B")
   if options.label_column in options.text_column:
-    raise UserError(f"--label_column={options.label_column} is a text column")
+    raise UserError(f"label_column={options.label_column} is a text column")
   columns = dict.fromkeys(options.text_column, "text_column")
   columns |= {options.label_column: "label_column"}
   out, first = {}, None
@@ -253,12 +253,12 @@ def _classes(
   if parts := [name for name, value in numbers.items() if value % 1]:
     raise UserError(
       f"{data}: labels are numbers with fractions, such as {parts[0]}: choose"
-      " --preset=regression, or name classes with --labels"
+      " preset=regression, or name classes with labels"
     )
   if len(found) > max(_FEW, len(labels) / 2):
     raise UserError(
       f"{data}: {len(found):,} different labels in {len(labels):,} records"
-      " are too many for classes: choose another --label_column"
+      " are too many for classes: choose another label_column"
     )
   _warn_of_twins(data, found)
   if len(numbers) < len(found):

@@ -85,7 +85,7 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
     UserError: A set has no examples, or cannot be read.
   """
   longest = batching.longest(loaded, max_length)
-  by = "--max_length" if longest == max_length else "the model's longest row"
+  by = "max_length" if longest == max_length else "the model's longest row"
 
   def encode(name: str) -> Rows:
     examples = task.examples(name)
@@ -154,7 +154,7 @@ def count_steps(task: Task, rows: Rows, settings: Hyperparameters) -> int:
   if settings.drop_last and examples < size:
     raise UserError(
       f"{task.name} has {examples} training examples, too few for a batch of"
-      f" {size}: give a smaller --batch_size, or --no-drop_last"
+      f" {size}: give a smaller batch_size, or drop_last=False"
     )
   of_epoch = examples // size if settings.drop_last else -(-examples // size)
   of_all = of_epoch * settings.epochs

@@ -342,11 +342,11 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
   if found is None:
     if not (path / "corpus.jsonl").is_file():
       absent = files.absent(path) or "it has no corpus.jsonl"
-      raise UserError(f"--train_on={train_on}: {absent}")
+      raise UserError(f"train_on={train_on}: {absent}")
     found = _find(path, sets.OWN)
   if "train" not in found.paths:
     raise UserError(
-      f"--train_on={train_on}: {found.folder} has no pairs.jsonl or"
+      f"train_on={train_on}: {found.folder} has no pairs.jsonl or"
       " qrels/train.tsv"
     )
   return found

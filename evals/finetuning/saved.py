@@ -92,8 +92,8 @@ def head(task: FineTuned | None, path: pathlib.Path) -> Head:
   """
   if task is None:
     raise UserError(
-      f"{path} is not fine-tuned: fine-tune it with `antlm eval finetune"
-      " --save`, and give the model folder that it prints"
+      f"{path} is not fine-tuned: fine-tune it with save=True (`antlm eval"
+      " finetune --save`), and give the model that it saves"
     )
   heads = presets.heads()
   if task.kind not in heads:
@@ -134,7 +134,7 @@ def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
     why = f"has no head of the kind {wanted.kind!r}"
   raise UserError(
     f"{task.name} cannot be evaluated without training: {path} {why:.200};"
-    " fine-tune with --save first, then give the saved model"
+    " fine-tune a model first, save it, and then give the saved model"
   )
 
 

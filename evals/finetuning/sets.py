@@ -93,7 +93,7 @@ def find(
   if complete:
     return complete[0]
   if absent := files.absent(pathlib.Path(folder)):
-    raise UserError(f"--data={folder}: {absent}")
+    raise UserError(f"data={folder}: {absent}")
   wanted = " or ".join(
     " with ".join(file for s, file in layout.items() if s not in further)
     for layout in layouts

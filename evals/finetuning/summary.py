@@ -47,13 +47,13 @@ class Tuned:
     return next(iter(self.scores.values())).mean
 
   def __fspath__(self) -> str:
-    """Returns the path to the saved model; a UserError if there is none."""
+    """Returns the path to the saved model, or raises a UserError."""
     if self.model:
       return str(self.model)
     if not self.lr:
       raise UserError(
-        f"{self.name} was evaluated without training: its model is the one that"
-        " you gave"
+        f"{self.name} was evaluated without training, so it has no model: use"
+        " the model that you gave"
       )
     raise UserError(
       f"the model of {self.name} is not saved: fine-tune with save=True"
@@ -97,7 +97,10 @@ class FineTuning:
     return models[0] if len(models) == 1 else None
 
   def __fspath__(self) -> str:
-    """Returns the path to the saved model; a UserError unless it has one."""
+    """Returns the path to the saved model.
+
+    Raises a UserError if there is none, or several.
+    """
     if self.model:
       return str(self.model)
     first, *others = self.tasks

@@ -110,7 +110,7 @@ class Tagger(Tags):
     """
     room = batching.longest(loaded, max_length) - sum(map(len, loaded.frame))
     if room < 1:
-      raise UserError(f"--max_length={max_length} leaves no room for a word")
+      raise UserError(f"max_length={max_length} leaves no room for a word")
     parts, count = [], 0  # tokens, and the index of each one's word in all
     for example in examples:
       ids, of = _tokens(loaded, example.texts)
@@ -513,7 +513,7 @@ def _examples(
     if unknown := {*one.label} - index.keys():
       raise UserError(
         f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
-        f" --labels ({', '.join(classes):.200})"
+        f" labels ({', '.join(classes):.200})"
       )
     known = [index[tag] for tag in one.label]
     out.append(Example(one.texts, known, f"{split}_{len(out)}"))
@@ -595,6 +595,6 @@ def _named(tags: Sequence, names: Sequence[str], where: str) -> tuple[str, ...]:
   if unknown := [tag for tag in tags if not 0 <= tag < len(names)]:
     raise UserError(
       f"{where}: the tag {max(unknown)} has no name: name all tags, from 0,"
-      " with --labels=O,B-PER,..."
+      " with labels=O,B-PER,..."
     )
   return tuple(names[tag] for tag in tags)

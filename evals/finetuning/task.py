@@ -319,7 +319,7 @@ class Suite:
     for name in wanted.split(","):
       if name not in self.owner:
         known = ", ".join(self.owner)
-        raise UserError(f"--task={name!r} is not all or of {known}")
+        raise UserError(f"task={name!r} is not all or of {known}")
     return list(dict.fromkeys(self.owner[name] for name in wanted.split(",")))
 
   @property

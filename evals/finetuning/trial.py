@@ -340,9 +340,7 @@ def in_chunks(
   if not 0 < size < rows:
     return compute(tokens, lengths, dropout_key)
   if rows % size:
-    raise UserError(
-      f"--rows_at_once={size} does not divide --batch_size={rows}"
-    )
+    raise UserError(f"rows_at_once={size} does not divide batch_size={rows}")
   count = rows // size
   parts = (
     tokens.reshape(count, size, *tokens.shape[1:]),

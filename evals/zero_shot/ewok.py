@@ -77,8 +77,8 @@ def read(
     paths = sorted(folder.glob("vocab*.txt"))
     if len(paths) != 1:
       raise UserError(
-        f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
-        " word list: put it there, or use --unfiltered"
+        f"data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
+        " word list: put it there, or set unfiltered"
       )
     known = set(files.read_text(paths[0], "the word list").splitlines())
     lines = [
@@ -89,7 +89,7 @@ def read(
   both = (_pair(line, o, seen, by_context) for line in lines for o in _ORDERS)
   out = [item for item in both if not limit or int(item.item_id) < limit]
   if not out:
-    raise UserError(f"--data={folder}: no row of {FILE} is left to score")
+    raise UserError(f"data={folder}: no row of {FILE} is left to score")
   return out
 
 

@@ -234,7 +234,7 @@ def windows(
   stride = stride or (max(1, longest // 2) if masked else longest)
   if stride > longest:
     raise UserError(
-      f"--stride={stride} is over the model's max_seq_len={longest}"
+      f"stride={stride} is over the model's max_seq_len={longest}"
     )
   # Left to right, the last token is predicted but not read.
   tokens = text.tokens if masked else text.tokens[: text.stop]
