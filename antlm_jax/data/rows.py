@@ -168,16 +168,38 @@ class Rows:
     # Not by ArrayRecord's own reader of buckets: for each row it asks for all
     # bytes that follow, one row after the other.
     shards = np.searchsorted(self._ends, wanted, side="right")
-    # Neighbours are read as one range.
+    header = _header_size(self._width)
+    size = header + self._width  # of a record in its shard
+    plain = [
+      _without_headers(data, begin)
+      for begin, data in self._read_ranges(wanted, shards, size)
+    ]
+    records = np.frombuffer(b"".join(plain), np.uint8).reshape(-1, size)
+    # Each header holds the number of bytes that follow it.
+    sizes = np.ascontiguousarray(records[:, 8:16]).view("<u8")[:, 0]
+    bad = np.flatnonzero(sizes != size - _RECORD_HEADER)
+    if len(bad):
+      path = self._paths[shards[bad[0]]]
+      raise damaged(path, f"has rows that are not of {self._width} bytes")
+    rows = [record[header:].tobytes() for record in records]
+    return dict(zip(wanted.tolist(), rows, strict=True))
+
+  def _read_ranges(
+    self, wanted: np.ndarray, shards: np.ndarray, size: int
+  ) -> list[tuple[int, bytes]]:
+    """Reads the bytes of records with `size` bytes, with blocks' headers.
+
+    Neighbours in a shard are one range. Returns the first byte of each range in
+    its file, and its bytes.
+    """
     apart = (np.diff(wanted) > 1) | (np.diff(shards) > 0)
     first = np.append(0, np.flatnonzero(apart) + 1)
     last = np.append(first[1:], len(wanted)) - 1
     places = wanted - self._begins[shards]
-    # The last bytes of the header hold the width, in base 128.
-    header = _RECORD_HEADER + 2 - (-self._width.bit_length() // 7)
-    size = header + self._width
-    begins = _offset(_SIGNATURE + places[first] * size).tolist()
-    ends = (_offset(_SIGNATURE + (places[last] + 1) * size - 1) + 1).tolist()
+    first_byte = _SIGNATURE + places[first] * size
+    last_byte = _SIGNATURE + (places[last] + 1) * size - 1
+    begins = _offset(first_byte).tolist()
+    ends = (_offset(last_byte) + 1).tolist()
     paths = [self._paths[shard] for shard in shards[first]]
     try:
       system = fsspec.filesystem("gcs")
@@ -185,19 +207,17 @@ class Rows:
     except (*files.failures(), ValueError) as error:
       why = files.reason(error)
       raise UserError(f"cannot read {paths[0]}: {why}") from error
-    for path, begin, end, block in zip(paths, begins, ends, found, strict=True):
-      if len(block) != end - begin:
+    for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
+      if len(data) != end - begin:
         raise damaged(path, f"ends before byte {end}")
-    plain = b"".join(map(_without_headers, found, begins))
-    records = np.frombuffer(plain, np.uint8).reshape(-1, size)
-    sizes = np.ascontiguousarray(records[:, 8:16]).view("<u8")[:, 0]
-    for bad in np.flatnonzero(sizes != size - _RECORD_HEADER):
-      path = self._paths[shards[bad]]
-      raise damaged(path, f"has rows that are not of {self._width} bytes")
-    return {
-      index: record[header:].tobytes()
-      for index, record in zip(wanted.tolist(), records, strict=True)
-    }
+    return list(zip(begins, found, strict=True))
+
+
+def _header_size(width: int) -> int:
+  """Returns the bytes of a record before its row, which has `width` bytes."""
+  # After the header and two more bytes is the width, in base 128.
+  digits = -(-width.bit_length() // 7)
+  return _RECORD_HEADER + 2 + digits
 
 
 class Joined(Rows):

@@ -297,37 +297,51 @@ class Checkpoints:
     can be saved again. Raises Unreadable if there are steps, and none can be
     read.
     """
-    bad = {
+    bad = {  # why steps cannot be read
       step: f"{self._folder / str(step)} is not whole: it has no meta"
       for step in checkpoint.torn(self._folder)
     }
-    while True:
-      steps = checkpoint.steps(self._folder).keys() - bad.keys()
-      if (step := processes.agreed(max(steps, default=-1))) < 0:
-        break
-      found, why = None, "another process cannot read it"
+    while (step := self._newest_but(bad)) is not None:
       try:
-        saved = Checkpoint(self._folder / str(step))
-        check(saved.meta)
-        found = saved.read(checkpoint.to_items(like))
-      except Unreadable as error:
-        why = str(error)
-      # Verifying takes all processes: none begins unless all have read.
-      if not processes.agreed(found is None):
-        try:
-          saved.verify(found)
-          notes = [*self._set_aside(bad), f"resuming from step {step}"]
-          state = checkpoint.complete(like, found)
-          return Begun(state, True, notes, saved.fields.get("window", {}))
-        except Unreadable as error:  # the same for all
-          why = str(error)
-      bad[step] = why
+        state, window = self._read(step, like, check)
+      except Unreadable as error:  # on all processes
+        bad[step] = str(error)
+        continue
+      notes = [*self._set_aside(bad), f"resuming from step {step}"]
+      return Begun(state, True, notes, window)
     if not bad:
       return None
     raise Unreadable(
       f"{bad[max(bad)]}; nor can any other step under {self._folder} be read:"
       " move that folder away to start anew"
     )
+
+  def _newest_but(self, bad: Mapping[int, str]) -> int | None:
+    """Returns the newest step that is not bad; the same on all processes."""
+    steps = checkpoint.steps(self._folder).keys() - bad.keys()
+    newest = processes.agreed(max(steps, default=-1))
+    return newest if newest >= 0 else None
+
+  def _read(
+    self, step: int, like: TrainState, check: Callable[[Meta], None]
+  ) -> tuple[TrainState, Mapping]:
+    """Reads the state of a step, and the log's sums; see `read_newest`.
+
+    Raises Unreadable on all processes if one of them cannot read it.
+    """
+    found, why = None, "another process cannot read it"
+    try:
+      saved = Checkpoint(self._folder / str(step))
+      check(saved.meta)
+      found = saved.read(checkpoint.to_items(like))
+    except Unreadable as error:
+      why = str(error)
+    # Verifying takes all processes: none begins unless all have read.
+    if processes.agreed(found is None):
+      raise Unreadable(why)
+    saved.verify(found)  # raises on all processes, or on none
+    state = checkpoint.complete(like, found)
+    return state, saved.fields.get("window", {})
 
   def _set_aside(self, bad: Mapping[int, str]) -> list[str]:
     """Renames unreadable steps; returns a note about each."""

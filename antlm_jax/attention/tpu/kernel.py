@@ -18,7 +18,7 @@ Each block of queries visits the blocks of keys that it needs:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -137,71 +137,85 @@ def _forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
 def _backward(settings, residuals, grad):
   q, k, v, rope, terms, bounds, seeds, schedules, out, lse = residuals
   by_query, by_key = schedules
-  blocks, cut = settings.blocks, _Cut.of(settings.blocks, q)
+  cut = _Cut.of(settings.blocks, q)
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   inputs = _inputs(settings, cut, q, k, v, rope, terms, bounds)
   inputs["do"] = cut.queries(grad)
-  inputs |= {"lse": cut.queries(lse), "delta": cut.queries(delta)}
+  inputs["lse"] = cut.queries(lse)
+  inputs["delta"] = cut.queries(delta)
   of_queries, of_keys = {"q": q}, {"k": k, "v": v}
   if terms:
     of_queries["of_query"] = terms["of_query"]
     of_keys["of_key"] = terms["of_key"]
-  run = functools.partial(_call, settings, seeds=seeds)
-
-  # Sums of a head's gradients: `[H, k_size]` for a block of keys, and
-  # `[blocks, H, lanes]` for some blocks of queries.
-  def query_sums(count):
-    return [
-      (count, x.shape[3], x.shape[2] * blocks.q_size)
-      for x in of_queries.values()
-    ]
-
-  key_sums = [(x.shape[2], blocks.k_size) for x in of_keys.values()]
-  key_parts = {n: cut.keys(x) for n, x in of_keys.items()}
+  run = functools.partial(_gradient_pass, settings, cut, seeds)
   # dQ is a sum over blocks of keys; dK and dV are sums over blocks of queries.
   # So either order of the blocks leaves a sum unfinished. If a row's dQ fits
   # into vector memory, it stays there during one pass over blocks of keys.
   # Otherwise each order has a pass, and each score is recomputed twice.
-  row_sums = query_sums(blocks.q_count)
-  # The sum is float32, and its two output buffers have q's dtype.
-  row_bytes = cut.heads * (4 + 2 * q.dtype.itemsize)
-  row_bytes *= sum(map(math.prod, row_sums))
-  rows = {}
-  if rope is not None:
-    rows["rope_row"] = cut.of_rows(rope, blocks.queries, lambda step: 0)
-    row_bytes += 2 * 4 * math.prod(rope.shape[1:])
-  if row_bytes <= _ROW * mesh_lib.vector_memory():
-    made = run(
-      "attention_gradients",
-      functools.partial(_gradients, whole_row=True),
-      by_key,
-      inputs=inputs | rows,
-      outputs={n: cut.row(x) for n, x in of_queries.items()} | key_parts,
-      sums=row_sums + key_sums,
-      products=5 + 2 * len(terms),
+  if _row_fits(cut, of_queries, rope):
+    if rope is not None:
+      inputs["rope_row"] = cut.of_rows(rope, cut.blocks.queries, lambda step: 0)
+    grads = run(
+      "attention_gradients", by_key, inputs, of_rows=of_queries, of_keys=of_keys
     )
   else:
-    made = run(
-      "attention_query_gradient",
-      _gradients,
-      by_query,
-      inputs=inputs,
-      outputs={n: cut.queries(x) for n, x in of_queries.items()},
-      sums=query_sums(1),
-      products=3 + 3 * len(terms) // 2,
+    grads = run(
+      "attention_query_gradient", by_query, inputs, of_queries=of_queries
     )
-    made += run(
-      "attention_key_gradients",
-      _gradients,
-      by_key,
-      inputs=inputs,
-      outputs=key_parts,
-      sums=key_sums,
-      products=4 + 3 * len(terms) // 2,
-    )
-  grads = dict(zip(of_queries | of_keys, made, strict=True))
-  dq, dk, dv = (grads.pop(n) for n in "qkv")
+    grads |= run("attention_key_gradients", by_key, inputs, of_keys=of_keys)
+  dq, dk, dv = (grads.pop(name) for name in "qkv")
   return dq, dk, dv, None, grads, None, None, None
+
+
+def _row_fits(cut: "_Cut", of_queries: dict[str, jax.Array], rope) -> bool:
+  """Whether vector memory holds the gradients of all queries of a row."""
+  sums = (math.prod(cut.row_sum(x)) for x in of_queries.values())
+  # The sum is float32, and its two output buffers have q's dtype.
+  itemsize = of_queries["q"].dtype.itemsize
+  size = cut.heads * (4 + 2 * itemsize) * sum(sums)
+  if rope is not None:  # float32, in two buffers
+    size += 2 * 4 * math.prod(rope.shape[1:])
+  return size <= _ROW * mesh_lib.vector_memory()
+
+
+def _gradient_pass(
+  settings: KernelSettings,
+  cut: "_Cut",
+  seeds,
+  name: str,
+  schedule: Schedule,
+  inputs: dict[str, "_Part"],
+  *,
+  of_queries: Mapping[str, jax.Array] = {},
+  of_rows: Mapping[str, jax.Array] = {},
+  of_keys: Mapping[str, jax.Array] = {},
+) -> dict[str, jax.Array]:
+  """Returns the gradients of some inputs, in one pass over a schedule.
+
+  Scratch memory holds the sum for one block of queries (`of_queries`), for all
+  blocks of queries of a row (`of_rows`), or for one block of keys (`of_keys`).
+  """
+  outputs = {n: cut.queries(x) for n, x in of_queries.items()}
+  outputs |= {n: cut.row(x) for n, x in of_rows.items()}
+  outputs |= {n: cut.keys(x) for n, x in of_keys.items()}
+  sums = [cut.query_sum(x) for x in of_queries.values()]
+  sums += [cut.row_sum(x) for x in of_rows.values()]
+  sums += [cut.key_sum(x) for x in of_keys.values()]
+  # Each pass recomputes the scores, with two position terms if there are any,
+  # and the gradient of the weights.
+  recomputed = 2 if settings.edges is None else 4
+  made = _call(
+    settings,
+    name,
+    functools.partial(_gradients, whole_row=bool(of_rows)),
+    schedule,
+    seeds=seeds,
+    inputs=inputs,
+    outputs=outputs,
+    sums=sums,
+    products=recomputed + len(outputs),
+  )
+  return dict(zip(outputs, made, strict=True))
 
 
 flash.defvjp(_forward, _backward)
@@ -329,6 +343,19 @@ class _Cut:
 
   def keys(self, x) -> _Part:
     return self._part(x, self.blocks.k_size, lambda step: step.k)
+
+  def query_sum(self, x) -> tuple[int, ...]:
+    """Returns the shape of a head's sum for a block of queries."""
+    return 1, x.shape[3], x.shape[2] * self.blocks.q_size
+
+  def row_sum(self, x) -> tuple[int, ...]:
+    """Returns the shape of a head's sums for all blocks of queries."""
+    _, width, lanes = self.query_sum(x)
+    return self.blocks.q_count, width, lanes
+
+  def key_sum(self, x) -> tuple[int, ...]:
+    """Returns the shape of a head's sum for a block of keys."""
+    return x.shape[2], self.blocks.k_size
 
   def of_rows(self, x, size: int, at) -> _Part:
     """Cuts an array `[B, _, positions]` that all heads share."""
