@@ -18,7 +18,7 @@ from datatrove.pipeline.readers import JsonlReader, ParquetReader
 from datatrove.pipeline.writers import JsonlWriter
 
 from antlm_jax import cli, settings
-from antlm_jax.data.make_folder import Preparation
+from antlm_jax.commands.prepare import prepare
 from antlm_jax.errors import UserError
 from antlm_jax.settings import setting
 
@@ -49,27 +49,27 @@ def pack(asked: dict, data, rank: int, world_size: int) -> None:
   prepare.prepare(**asked | {"tasks": world_size, "task": rank})
 
 
-def run(asked: Preparation, where: Where) -> None:
-  """Runs all stages in order."""
-  if len(asked.text or ()) != 1:
+def run(asked: dict, where: Where) -> None:
+  """Runs all stages in order; `asked` has the arguments of `prepare`."""
+  if len(asked["text"] or ()) != 1:
     raise UserError("give --text one folder of jsonl or parquet files")
-  (text,), tasks = asked.text, asked.tasks or os.cpu_count()
+  (text,), tasks = asked["text"], asked["tasks"] or os.cpu_count()
   # Results depend on the number of tasks, which assigns documents to tasks.
   work = Path(where.work, f"{tasks}-tasks")
   names = "kept", "signatures", "pairs", "removed", "clean"
   kept, signatures, pairs, removed, clean = (str(work / n) for n in names)
   reader = ParquetReader if [*Path(text).rglob("*.parquet")] else JsonlReader
-  read = reader(text, text_key=asked.column)
+  read = reader(text, text_key=asked["column"])
   # Several tasks can read parts of an uncompressed file.
   write = JsonlWriter(clean, compression=None)
-  changes = {"text": clean, "column": "text", "dev": [*map(Path, asked.dev)]}
+  changes = {"text": clean, "column": "text", "dev": [*map(Path, asked["dev"])]}
   stages = {
     "filter": [read, *(one() for one in FILTERS), JsonlWriter(kept)],
     "sign": [JsonlReader(kept), dedup.MinhashDedupSignature(signatures)],
     "match": [dedup.MinhashDedupBuckets(signatures, pairs)],
     "cluster": [dedup.MinhashDedupCluster(pairs, removed)],
     "remove": [JsonlReader(kept), dedup.MinhashDedupFilter(removed), write],
-    "pack": [functools.partial(pack, vars(asked) | changes)],
+    "pack": [functools.partial(pack, asked | changes)],
   }
   counts = {"match": dedup.MinhashConfig().num_buckets, "cluster": 1}
   options = dict(option.split("=", 1) for option in where.option)
@@ -89,10 +89,11 @@ def run(asked: Preparation, where: Where) -> None:
 def main(argv) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
-  for section in Preparation, Where:
-    settings.add_arguments(parser, section)
+  for source in prepare, Where:
+    settings.add_arguments(parser, source)
   args = parser.parse_args(argv)
-  run(*(settings.from_args(section, args) for section in (Preparation, Where)))
+  asked = settings.arguments(prepare, args)
+  run(asked, settings.from_args(Where, args))
 
 
 if __name__ == "__main__":

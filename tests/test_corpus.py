@@ -17,7 +17,8 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors
-from antlm_jax.data import hold_out, make_folder, readers
+from antlm_jax.commands.prepare import prepare
+from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import spool
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.text_files import find
@@ -37,7 +38,7 @@ def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
 
 def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
   path = write(tmp_path, **{"a.txt": content}) / "a.txt"
-  return joined(readers.pieces(str(path), readers.RULES[rule], ""))
+  return joined(readers.read_documents(str(path), readers.RULES[rule], ""))
 
 
 ENGLISH = ("the", "cat", "sees", "a", "dog")
@@ -51,10 +52,9 @@ def make_text(count: int, words=ENGLISH, end=".") -> str:
 
 
 def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
-  asked = {"vocab_size": 300, "seq_len": 16, "text": tuple(paths)} | changes
-  output = str(tmp_path / name)
-  make_folder.make(make_folder.Preparation(output=output, **asked))
-  return Prepared.open(output)
+  asked = {"vocab_size": 300, "seq_len": 16} | changes
+  text = paths[0] if len(paths) == 1 else [*map(pathlib.Path, paths)]
+  return prepare(text, tmp_path / name, **asked)
 
 
 def joined(pieces) -> list[str]:
@@ -215,7 +215,9 @@ def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
 def test_all_kinds_give_the_same_documents(tmp_path):
   expected = [record for record in RECORDS if record]
   for path in as_kinds(tmp_path, RECORDS, "content"):
-    found = joined(readers.pieces(path, readers.RULES["auto"], "content"))
+    found = joined(
+      readers.read_documents(path, readers.RULES["auto"], "content")
+    )
     assert found == expected, path
 
 
@@ -232,14 +234,14 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   assert corpus.train == (f"{source}::train",)
   assert corpus.dev == (f"{source}::validation",)
   assert [*corpus.unused.values()] == [[f"{source}::test"]]
-  assert joined(corpus.pieces("train")) == records[:-1]
+  assert joined(corpus.read("train")) == records[:-1]
   of_hub = prepared(tmp_path, [source], "hub", column="body")
   of_files = prepared(tmp_path, [str(folder)], "files", column="body")
   tokens = [r.train.read(range(9))[0] for r in (of_hub, of_files)]
   assert np.array_equal(*tokens)
   assert find([f"{source}::validation"]).train == corpus.dev
   with pytest.raises(errors.UserError, match="has no split other but train"):
-    next(find([f"{source}::other"]).pieces("train"))
+    next(find([f"{source}::other"]).read("train"))
   with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
     find(["hf://nobody/none"])
   monkeypatch.setattr(datasets, "__version__", "3.6.0")
@@ -288,7 +290,7 @@ BAD = {
 def test_bad_files_are_told(tmp_path, name):
   content, message = BAD[name]
   path = str(write(tmp_path, **{name: content}) / name)
-  line = runs.told(lambda: list(find([path]).pieces("train")))
+  line = runs.told(lambda: list(find([path]).read("train")))
   assert re.search(message, line) and path in line
 
 
@@ -297,8 +299,8 @@ def test_two_columns_of_one_name_are_refused_only_if_they_are_read(tmp_path):
   path = tmp_path / "a.parquet"
   columns = [pa.array([text]) for text in "abc"]
   parquet.write_table(pa.table(columns, names=["text", "x", "x"]), path)
-  assert joined(find([str(path)]).pieces("train")) == ["a"]
-  line = runs.told(lambda: list(find([str(path)], column="x").pieces("train")))
+  assert joined(find([str(path)]).read("train")) == ["a"]
+  line = runs.told(lambda: list(find([str(path)], column="x").read("train")))
   assert line.startswith(f"cannot read {path}: two columns have the name 'x'")
 
 
@@ -370,7 +372,7 @@ def test_byte_order_marks_before_a_line_are_no_text(tmp_path):
   folder = write(tmp_path, **files)
   parquet.write_table(pa.table({"text": marked}), folder / "f.parquet")
   for path in sorted(folder.iterdir()):
-    found = readers.pieces(str(path), readers.RULES["line"], "text")
+    found = readers.read_documents(str(path), readers.RULES["line"], "text")
     assert joined(found) == lines, path
     if path.suffix != ".txt":
       values = [row for _, row in readers.records(str(path), {"text": ""})]
@@ -386,12 +388,14 @@ def test_parts_of_joined_files_hold_each_document_once(tmp_path, rule):
   )
   path = str(write(tmp_path, **{"a.txt": text}) / "a.txt")
   of = readers.RULES[rule]
-  whole = joined(readers.pieces(path, of, ""))
+  whole = joined(readers.read_documents(path, of, ""))
   assert len(whole) == (120 if rule == "auto" else 240)
   assert not any("\ufeff" in document for document in whole)
   for count in (2, 7, 50):
-    parts = (readers.Part(i, count) for i in range(count))
-    found = (joined(readers.pieces(path, of, "", part)) for part in parts)
+    parts = ((i, count) for i in range(count))
+    found = (
+      joined(readers.read_documents(path, of, "", part)) for part in parts
+    )
     assert [*itertools.chain.from_iterable(found)] == whole, count
 
 
@@ -505,7 +509,7 @@ def test_the_held_out_documents_are_spread():
 def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   folder = tmp_path_factory.mktemp("text")
   texts = [f"{1000 + i}" for i in range(n)]
-  whole = spool(map(readers.Piece, texts), folder)
+  whole = spool(map(readers.Document, texts), folder)
   train, dev = (part.read() for part in hold_out.divide(whole, share, 1.0)[:2])
   assert sorted("".join(train + dev)) == sorted("".join(texts))
   some = hold_out.divide(whole, share, 0.3)[0].read()
@@ -573,6 +577,6 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   held = of["dev"].tokens / (of["train"].tokens + of["dev"].tokens)
   assert share / 2 <= held <= 2 * share
   # No text is lost or repeated.
-  whole = sum(len(p.text.encode()) for p in find(paths).pieces("train"))
+  whole = sum(len(p.text.encode()) for p in find(paths).read("train"))
   texts = sum(split.text_bytes for split in of.values())
   assert whole - 2 <= texts <= whole

@@ -24,7 +24,8 @@ from pyarrow import parquet
 
 from antlm_jax import errors
 from antlm_jax.commands import prepare
-from antlm_jax.data import document_store, packing, rows, tasks, tokenizer
+from antlm_jax.data import document_store, packing, rows, spans, tokenizer
+from antlm_jax.data.preparation import Preparation
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
 from tests import runs
 
@@ -596,7 +597,6 @@ def test_a_preparation_goes_on_after_its_end(
     prepare.main,
     [*args, "--seq_len=64"],
   )
-  time.sleep(1)  # tasks of the killed process end without a reader
   prepare.main(args)
   assert counted(output) == counted(in_one_task)
 
@@ -610,8 +610,8 @@ LOST = (
 @pytest.fixture
 def parts(tmp_path, monkeypatch) -> pathlib.Path:
   """A small text of several spans."""
-  monkeypatch.setattr(tasks, "_LEAST", 1 << 12)
-  monkeypatch.setattr(tasks, "_ROWS", 16)
+  monkeypatch.setattr(spans, "_LEAST", 1 << 12)
+  monkeypatch.setattr(spans, "_ROWS", 16)
   text = tmp_path / "text.txt"
   text.write_text(make_text(2000), "utf-8")
   return text
@@ -662,7 +662,7 @@ def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
       (output / name).write_text("mine")
     raise errors.UserError("too few words")
 
-  monkeypatch.setattr(tasks.Job, "seal", fail)
+  monkeypatch.setattr(Preparation, "seal", fail)
   told("too few words", make, corpus, output)
   left = {p.relative_to(output) for p in output.rglob("*") if p.is_file()}
   assert left == set(map(pathlib.Path, theirs))
@@ -680,14 +680,14 @@ def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
-  pack, output, lines = tasks.Job.pack, tmp_path / "out", []
+  pack, output, lines = Preparation.pack, tmp_path / "out", []
 
   def pack_while_another_prepares(*args):
     line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=32"
     lines.append(runs.told(prepare.main, line.split()))
     return pack(*args)
 
-  monkeypatch.setattr(tasks.Job, "pack", pack_while_another_prepares)
+  monkeypatch.setattr(Preparation, "pack", pack_while_another_prepares)
   make(corpus, output)
   (line,) = lines
   assert "out is in use by process" in line

@@ -22,7 +22,7 @@ from tests import tuned
 
 def prepared(path) -> list:
   """Reads the texts as `antlm prepare` does."""
-  return [(one.text,) for one in text_files.find([path]).pieces("train")]
+  return [(one.text,) for one in text_files.find([path]).read("train")]
 
 
 def classified(path) -> list:

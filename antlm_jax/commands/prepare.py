@@ -6,102 +6,178 @@ antlm prepare --verify --output prepared/
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 from antlm_jax import cli, settings
-from antlm_jax.data import in_memory, make_folder
-from antlm_jax.data.make_folder import Preparation
-from antlm_jax.data.prepared_folder import Prepared
-from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.data import (
+  coverage,
+  document_store,
+  in_memory,
+  prepared_folder,
+  readers,
+  text_files,
+)
+from antlm_jax.data.packing import BOUNDARIES, PACKINGS, SHORTEST_CHUNK
+from antlm_jax.data.preparation import Preparation, is_ready
+from antlm_jax.data.prepared_folder import Manifest, Prepared, Recipe
+from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, progress
+from antlm_jax.settings import PythonOnly, argument
+
+# Characters of a command. Linux allows 2 MiB, with the environment.
+_LONGEST = 1 << 19
+_PAUSE = 0.1  # seconds between looks at the processes
+
+
+class _Place(str):
+  """A path, or a dataset of the Hub, rather than a document."""
+
 
 Text = files.Path | Iterable[str] | Sequence[pathlib.Path]
+_PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH", "read": _Place}
 
 
+@settings.checked
 def prepare(
-  text: Text,
-  output: files.Path | None = None,
+  text: Annotated[Text, argument(**_PATHS, required=False)],
+  output: Annotated[
+    files.Path | None, argument(read=cli.here, required=True)
+  ] = None,
   *,
-  dev: Text = (),
-  column: str = Preparation.column,
+  dev: Annotated[Text, argument(**_PATHS)] = (),
+  column: str = "text",
   tokenizer: files.Path | Tokenizer | None = None,
-  vocab_size: int = Preparation.vocab_size,
-  kind: str = Preparation.kind,
-  seq_len: int = Preparation.seq_len,
-  packing: str = Preparation.packing,
-  documents: str = Preparation.documents,
-  boundary: str = Preparation.boundary,
-  dev_share: float = Preparation.dev_share,
-  share: float = Preparation.share,
-  seed: int = Preparation.seed,
-  tasks: int | None = None,
-  task: int | None = None,
-  quiet: bool = False,
+  vocab_size: Annotated[int, argument(least=261, most=1 << 20)] = 16_000,
+  kind: Annotated[str, argument(choices=tuple(KINDS))] = "bpe",
+  seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
+  packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
+  documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
+  boundary: Annotated[str, argument(choices=tuple(BOUNDARIES))] = "bos_eos",
+  dev_share: Annotated[float, argument(over=0, most=0.5)] = 0.02,
+  share: Annotated[float, argument(over=0, most=1)] = 1.0,
+  seed: int = 0,
+  tasks: Annotated[int | None, argument(least=1)] = None,
+  task: Annotated[int | None, argument(least=0)] = None,
+  quiet: PythonOnly[bool] = False,
 ) -> Prepared | None:
   """Turns text into a tokenizer and packed rows of tokens.
 
   Args:
-    text: Text to train on: a path (a file, folder, glob or `hf://NAME`), a list
-      of `pathlib.Path`, or the documents themselves, a list or iterator of str.
-    output: Path to the folder to make; if it exists and has the same settings
-      and text, it is opened. Without it, the data stay in memory.
-    dev: Text to hold out, given as `text`; by default a share of that.
+    text: Text to train on: files, folders, globs or hf://NAME[:CONFIG][:SPLIT].
+      Files named dev or validation are held out. In Python, give one of these,
+      a list of `pathlib.Path`, or a list or iterator of documents (str).
+    output: Path to the folder to make. If it was made with the same settings
+      and text, it is opened. In Python, without it, the data stay in memory.
+    dev: Text to hold out, given as the text to train on.
     column: Column of jsonl, parquet, csv or tsv records that holds the text.
-    tokenizer: A tokenizer, a path to a `tokenizer.json`, or a model whose
-      tokenizer to use; by default one is trained.
+    tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
+      (a run, a folder of transformers or a name on the Hub). By default, train
+      it. In Python, it may be a `Tokenizer`.
     vocab_size: Vocabulary size of the trained tokenizer.
-    kind: Kind of the trained tokenizer, `bpe` or `wordpiece`.
+    kind: Kind of the trained tokenizer.
     seq_len: Tokens in a row, T.
-    packing: How documents fill rows: `stream`, `documents` or `chunks`.
-    documents: Where a document of plain text ends: `auto`, `line` or `file`.
-    boundary: Special tokens around a document: `bos_eos`, `bos`, `eos`, `none`.
-    dev_share: Share of the text to hold out without `dev`.
-    share: Share of the train documents to use.
+    packing: Layout of documents in rows: joined (stream), in segments of their
+      own (documents), or joined and cut into two segments a row at random, as
+      in arXiv 2507.00994 (chunks).
+    documents: End of a document in plain text: a line end (line), the file's
+      end (file), or a blank line, 64 KiB or a heading ` = Title = ` (auto).
+    boundary: Special tokens around a document: <s> and </s>, <s> before it,
+      </s> after it, or none.
+    dev_share: Share of the text to hold out if no file is named dev.
+    share: Share of the train documents to use, spread evenly.
     seed: Random seed of the chunks' lengths.
     tasks: Number of tasks, and of files of rows; the rows are the same for any.
-    task: Number of the one task to run, from 0. By default all run here.
+      By default as many as fit the text and this machine's cores.
+    task: Number of the one task to run, from 0, here or on another machine with
+      the same files. The last one to end makes the folder ready. By default all
+      run here.
     quiet: Show nothing.
 
   Returns:
     The data; None after one task, if others are not finished.
 
   Raises:
-    UserError: The settings, the text or the folder cannot be used. The folder
-      is then as it was before.
+    UserError: The settings, the text or the folder cannot be used. Without
+      `task`, the folder is then as it was before.
   """
-  own = tokenizer if isinstance(tokenizer, Tokenizer) else None
+  given = dict(locals())
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress.quietly(quiet))
     folder = output or stack.enter_context(tempfile.TemporaryDirectory())
-    asked = Preparation(
-      text=stack.enter_context(_paths(text)),
-      dev=stack.enter_context(_paths(dev)),
-      output=os.fspath(folder),
-      column=column,
-      tokenizer=None if own or not tokenizer else os.fspath(tokenizer),
-      vocab_size=vocab_size,
-      kind=kind,
-      seq_len=seq_len,
-      packing=packing,
-      documents=documents,
-      boundary=boundary,
-      dev_share=dev_share,
-      share=share,
-      seed=seed,
-      tasks=tasks,
-      task=task,
-    )
-    if make_folder.make(asked, own or _tokenizer(asked)) is None:
-      return None
+    recipe, own = _recipe(given)
+    _check(recipe, own, tokenizer)
+    _check_task(task, tasks)
+    paths = [stack.enter_context(_paths(one)) for one in (text, dev)]
+    corpus = text_files.find(*paths, documents=documents, column=column)
+    progress.say(str(corpus))
+    if not is_ready(folder, recipe, corpus):
+      asked = Preparation(recipe, corpus, folder, own, tasks)
+      words = _words(asked, *paths, tokenizer)
+      if not _run(asked, task, words):
+        return None
     made = Prepared.open(folder)
     return made if output else in_memory.copy(made)
+
+
+def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
+  """Returns what the arguments ask for, and the tokenizer that they give."""
+  tokenizer = given["tokenizer"]
+  if tokenizer is None:
+    return Recipe.of(given, None), None
+  content = None
+  if not isinstance(tokenizer, Tokenizer):
+    name = os.fspath(tokenizer)
+    if name.endswith(".json") or os.path.isfile(name):
+      tokenizer = Tokenizer.load(name)
+      content = pathlib.Path(name).read_bytes()
+    else:
+      from antlm_jax.hf import import_  # slow to import
+
+      tokenizer = import_.start(name).meta.tokenizer
+  # Its path does not matter, but its content.
+  content = content or tokenizer.to_json().encode()
+  return Recipe.of(given, hashlib.sha256(content).hexdigest()), tokenizer
+
+
+def _check(recipe: Recipe, own: Tokenizer | None, name) -> None:
+  """Checks settings that depend on each other."""
+  length, least = recipe.seq_len, 2 * SHORTEST_CHUNK
+  if recipe.packing == "chunks" and length < least:
+    raise UserError(
+      f"seq_len {length} is too small: chunks packing needs at least {least}"
+    )
+  if own is None:
+    return
+  needed = [name for name in BOUNDARIES[recipe.boundary] if name]
+  needed += ["pad_id"] if recipe.packing == "documents" else []
+  for token in needed:
+    if getattr(own, token) is None:
+      raise UserError(
+        f"{'the tokenizer' if name is own else name} has no {token[:3]} token,"
+        f" which boundary {recipe.boundary} with {recipe.packing} packing"
+        " needs; choose another boundary, packing or tokenizer"
+      )
+
+
+def _check_task(task: int | None, tasks: int | None) -> None:
+  if task is not None and tasks is None:
+    raise UserError(f"task={task} needs the number of tasks: --tasks=N")
+  if task is not None and task >= tasks:
+    raise UserError(
+      f"task={task}: {tasks} tasks have the numbers 0 to {tasks - 1}"
+    )
 
 
 @contextlib.contextmanager
@@ -118,7 +194,7 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
     return
   if not isinstance(first, str | pathlib.Path):
     raise UserError(f"{first!r:.60} is no text: give str, or a path")
-  if isinstance(first, pathlib.Path):
+  if isinstance(first, pathlib.Path | _Place):
     yield tuple(map(str, (first, *documents)))
     return
   if "\n" not in first[:256] and os.path.exists(first[:256]):
@@ -136,11 +212,186 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
     yield (str(path),)
 
 
+def _run(asked: Preparation, task: int | None, words: Sequence[str]) -> bool:
+  """Runs one task or all, and returns whether the folder is ready.
+
+  `words` are the arguments of a command that prepares the same.
+  """
+  start = time.monotonic()
+  if not asked.is_begun:
+    for line in asked.corpus.copies():
+      progress.say(line)
+  asked.begin()
+  if task is None:
+    with asked.sealing():
+      manifest = _run_all(asked, words)
+  else:
+    manifest = _run_one(asked, task)
+  if manifest is None:
+    return False
+  progress.say(
+    f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
+    f" {manifest.seq_len} tokens; {asked.output} ready in"
+    f" {time.monotonic() - start:.0f} s"
+  )
+  for line in _coverage(asked.output, manifest):
+    progress.say(line)
+  return True
+
+
+def _run_all(asked: Preparation, words: Sequence[str]) -> Manifest:
+  """Runs the tasks that are left; if one fails, deletes what was made."""
+  try:
+    asked.sample()
+    left = asked.remaining()
+    alone = len(left) < 2 or not all(map(readers.is_own, asked.corpus.train))
+    if not alone and sum(map(len, words)) > _LONGEST:
+      progress.say("tip: for a process for each core, give folders, not files")
+      alone = True
+    packed = _here(asked, left) if alone else _in_processes(asked, left, words)
+    total = sum(map(asked.size, left))
+    # Closing `packed` ends its processes.
+    with (
+      contextlib.closing(packed),
+      progress.Amount(total, "B", "train") as bar,
+    ):
+      for size in packed:
+        bar.add(size)
+    return asked.seal()
+  except UserError:
+    asked.discard()
+    raise
+
+
+def _run_one(asked: Preparation, task: int) -> Manifest | None:
+  """Runs a task; if no other is left, makes the folder ready."""
+  asked.sample()
+  with progress.Amount(asked.size(task), "B", "train") as bar:
+    for size in asked.pack(task):
+      bar.add(size)
+  if left := asked.remaining():
+    some = ", ".join(map(str, left[:8])) + ", ..." * (len(left) > 8)
+    progress.say(f"task {task} is done; tasks left: {len(left)} ({some})")
+    return None
+  try:
+    with asked.sealing():
+      return asked.seal()
+  except files.InUse:  # by a task that ended at the same time, or by all tasks
+    progress.say(f"task {task} is done; another process ends the last step")
+    return None
+
+
+def _words(
+  asked: Preparation,
+  text: Sequence[str],
+  dev: Sequence[str],
+  tokenizer: files.Path | Tokenizer | None,
+) -> list[str]:
+  """Returns the arguments of a command that prepares the same."""
+  given = vars(asked.recipe) | {"output": asked.output, "tasks": asked.tasks}
+  if tokenizer is None:
+    del given["tokenizer"]
+  else:
+    is_file = not isinstance(tokenizer, Tokenizer) and os.path.isfile(tokenizer)
+    made = asked.output / prepared_folder.TOKENIZER
+    given["tokenizer"] = tokenizer if is_file else made
+  pairs = [*given.items(), *(("text", path) for path in text)]
+  pairs += [("dev", path) for path in dev]
+  return [f"--{name}={value}" for name, value in pairs]
+
+
+def _here(asked: Preparation, tasks: Sequence[int]) -> Iterator[int]:
+  """Runs tasks in this process; yields the bytes that they pack."""
+  for task in tasks:
+    yield from asked.pack(task)
+
+
+def _in_processes(
+  asked: Preparation, tasks: Sequence[int], words: Sequence[str]
+) -> Iterator[int]:
+  """Runs `antlm prepare --task=I` for each task, a process for each core.
+
+  Yields the bytes that the tasks pack meanwhile.
+  """
+  waiting, running, shown = list(tasks), {}, 0
+  try:
+    while waiting or running:
+      while waiting and len(running) < (os.cpu_count() or 1):
+        task = waiting.pop(0)
+        running[task] = _Process(words, task)
+      time.sleep(_PAUSE)
+      for task, process in [*running.items()]:
+        if process.has_ended():
+          del running[task]
+      packed = sum(map(asked.packed, tasks))
+      if packed > shown:
+        yield packed - shown
+        shown = packed
+  finally:
+    for process in running.values():
+      with process:
+        process.kill()
+
+
+class _Process(subprocess.Popen):
+  """Runs a task as the same command, in a process of its own."""
+
+  def __init__(self, words: Sequence[str], task: int):
+    # Not multiprocessing, which imports the user's script again.
+    super().__init__(
+      [sys.executable, "-m", "antlm_jax", "prepare", *words, f"--task={task}"],
+      env=os.environ | {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      bufsize=0,
+      start_new_session=True,  # Ctrl-C ends this process, and it ends them
+    )
+    os.set_blocking(self.stderr.fileno(), False)
+    self._task, self._said = task, b""
+
+  def has_ended(self) -> bool:
+    """Returns whether the task is done.
+
+    Raises:
+      UserError: The process has ended with an error.
+    """
+    status = self.poll()
+    # If this process is killed, nobody reads: the task ends at its next line.
+    while block := self.stderr.read(1 << 16):
+      self._said += block
+    if status is None:
+      return False
+    self.stderr.close()
+    *_, line = self._said.decode(errors="replace").splitlines() or [""]
+    if line.startswith("error: "):
+      raise UserError(line.removeprefix("error: "))
+    if status < 0:
+      raise UserError(
+        f"task {self._task} was killed by signal {-status}, as happens without"
+        " enough memory: run the same command again, or with more --tasks"
+      )
+    if status:
+      sys.stderr.write(self._said.decode(errors="replace"))
+      raise RuntimeError(f"task {self._task} ended with {status}")
+    return True
+
+
+def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+  """Yields lines about characters that the tokenizer cannot read."""
+  used = Tokenizer.load(output / prepared_folder.TOKENIZER)
+  texts = document_store.read(output, "train")
+  split = manifest.splits["train"]
+  size = split.text_bytes / max(1, split.documents)
+  found = coverage.measure(used, texts, split.documents, size)
+  return found.lines("train")
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parse(argv)
   if args.text:
-    make_folder.make(*_settings(args))
+    prepare(**settings.arguments(prepare, args))
   if args.verify:
     Prepared.open(args.output).verify()
     print(f"{args.output} is as it was prepared")
@@ -152,14 +403,16 @@ def done(argv: Sequence[str]) -> bool:
   Raises:
     UserError: The arguments or the folder's files cannot be read.
   """
-  return make_folder.is_prepared(*_settings(_parse(argv)))
+  args = _parse(argv)
+  recipe, _ = _recipe(vars(args))
+  return Prepared.open(args.output).manifest.settings == recipe.recorded
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser = cli.Parser(
     description="Turn text into documents, a tokenizer and packed rows."
   )
-  settings.add_arguments(parser, Preparation)
+  settings.add_arguments(parser, prepare)
   parser.add_argument(
     "--verify",
     action="store_true",
@@ -169,19 +422,3 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   if not args.text and not args.verify:
     parser.error("give --text, or --verify")
   return args
-
-
-def _settings(args: argparse.Namespace) -> tuple[Preparation, Tokenizer | None]:
-  """Returns the settings, and their tokenizer if it is a model's."""
-  wanted = settings.from_args(Preparation, args)
-  return wanted, _tokenizer(wanted)
-
-
-def _tokenizer(wanted: Preparation) -> Tokenizer | None:
-  """Returns the tokenizer of the model that `tokenizer` names, if it does."""
-  name = wanted.tokenizer
-  if not name or name.endswith(".json") or os.path.isfile(name):
-    return None
-  from antlm_jax.hf import import_  # slow to import
-
-  return import_.start(name).meta.tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax.data.readers import Piece
+from antlm_jax.data.readers import Document
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
@@ -20,12 +20,16 @@ _NAME, _FORMAT = "documents", "array_record"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Texts:
-  """Pieces of documents in a file, in order."""
+class DocumentFile:
+  """Documents in a file, in order.
+
+  A document that is too long for memory is in several pieces. All others are
+  one piece.
+  """
 
   data: mmap.mmap | bytes
-  begins: np.ndarray  # byte where each begins, int64 [n]
-  ends: np.ndarray  # byte after each, int64 [n]
+  begins: np.ndarray  # byte where each piece begins, int64 [n]
+  ends: np.ndarray  # byte after each piece, int64 [n]
   documents: np.ndarray  # number of the document of each, int64 [n]
 
   @property
@@ -35,8 +39,8 @@ class Texts:
 
   def read(self, first: int = 0, end: int | None = None) -> list[str]:
     """Reads pieces by number, stripped, and leaves out blank pieces."""
-    spans = np.stack([self.begins[first:end], self.ends[first:end]], axis=1)
-    texts = (self.decode(*span).strip() for span in spans.tolist())
+    bounds = np.stack([self.begins[first:end], self.ends[first:end]], axis=1)
+    texts = (self.decode(*pair).strip() for pair in bounds.tolist())
     return [text for text in texts if text]
 
   def decode(self, begin: int, end: int) -> str:
@@ -44,20 +48,23 @@ class Texts:
     return self.data[begin:end].decode("utf-8", errors="ignore")
 
 
-def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
-  """Writes pieces to a file without a name, so that sources are read once."""
+def spool(
+  documents: Iterable[Document], folder: str | os.PathLike
+) -> DocumentFile:
+  """Writes documents to a file without a name, so sources are read once."""
   sizes, firsts, data = array.array("q"), array.array("b"), b""
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
-    for text, first in pieces:
+    for text, begins in documents:
       sizes.append(file.write(text.encode("utf-8")))
-      firsts.append(first)
+      firsts.append(begins)
     file.flush()
     # The mapping keeps the file until it is collected.
     if sizes:
       data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
   ends = np.cumsum(sizes, dtype=np.int64)
-  return Texts(data, ends - sizes, ends, np.cumsum(firsts, dtype=np.int64) - 1)
+  numbers = np.cumsum(firsts, dtype=np.int64) - 1
+  return DocumentFile(data, ends - sizes, ends, numbers)
 
 
 def writer(folder: str | os.PathLike, splits: Sequence[str]):

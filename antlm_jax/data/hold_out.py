@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from antlm_jax.data.document_store import Texts
+from antlm_jax.data.document_store import DocumentFile as Texts
 
 
 def divide(

@@ -9,7 +9,7 @@ It yields records, each with its place in the file, for errors:
         yield f"line {number}", {"text": text.decode()}
 
 It raises a ValueError for a file that it cannot read. The readers of jsonl,
-parquet and datasets also take a `Part`, and yield the records of that alone.
+parquet and datasets also take a `part`, as `read_documents` does.
 """
 
 import codecs
@@ -53,26 +53,20 @@ _PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
 READERS |= dict.fromkeys(_PLAIN.split())
 
 
-class Part(NamedTuple):
-  """One of `count` parts of a source, of about the same size, in order."""
-
-  index: int = 0
-  count: int = 1
-
-
-WHOLE = Part()
-
+# Part of a source, as (index, count): one of `count` parts of about the same
+# size, in order.
+WHOLE = 0, 1
 
 # Counts of `records`, of `null` and `blank` records, which have no text, and of
 # `blank lines`.
 Tally = collections.Counter[str]
 
 
-class Piece(NamedTuple):
-  """A document, or a part of a document that is too long for memory."""
+class Document(NamedTuple):
+  """A document, or a piece of a document that is too long for memory."""
 
   text: str  # not empty, without space at either end
-  begins: bool = True  # False if it continues the document of the last piece
+  begins: bool = True  # False if it continues the document before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,19 +124,20 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
   return size, max(1, size) if anywhere else 1
 
 
-def pieces(
+def read_documents(
   source: str,
   rule: Rule,
   column: str,
-  part: Part = WHOLE,
+  part: tuple[int, int] = WHOLE,
   tally: Tally | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[Document]:
   """Yields the documents of a file, or of a dataset `hf://NAME:CONFIG:SPLIT`.
 
-  `rule` is for plain text. The `column` of a record holds its text. Only `part`
-  of the source is read; the parts together have all documents. `tally` counts
-  the records, also those without text, which are no documents, and, if each
-  line is a document, the blank lines.
+  `rule` is for plain text. The `column` of a record holds its text. `part` is
+  (index, count): only one of `count` parts of the source is read. The parts
+  together have all documents. `tally` counts the records, also those without
+  text, which are no documents. If each line is a document, it also counts blank
+  lines.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
@@ -152,7 +147,7 @@ def pieces(
     tally = Tally() if tally is None else tally
     for text, ends in _texts(source, rule, column, part, tally):
       if stripped := text.strip():
-        yield Piece(stripped, begins)
+        yield Document(stripped, begins)
         begins = False
       elif text and begins and ends:
         tally["blank lines"] += 1
@@ -170,7 +165,7 @@ def left_out(tally: Tally) -> str:
 
 
 def _texts(
-  source: str, rule: Rule, column: str, part: Part, tally: Tally
+  source: str, rule: Rule, column: str, part: tuple[int, int], tally: Tally
 ) -> Iterator[tuple[str, bool]]:
   """Yields all pieces, even blank, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
@@ -197,7 +192,7 @@ def _texts(
 
 
 def records(
-  source: str, columns: Mapping[str, str], part: Part = WHOLE
+  source: str, columns: Mapping[str, str], part: tuple[int, int] = WHOLE
 ) -> Records:
   """Yields the place of each record, such as `line 3`, and its values.
 
@@ -345,17 +340,17 @@ def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
 
 
 def _bytes(
-  file: BinaryIO, part: Part, ends: Callable[[bytes, int], bool]
+  file: BinaryIO, part: tuple[int, int], ends: Callable[[bytes, int], bool]
 ) -> tuple[int, int]:
   """Returns the first byte of a part of a file, and the byte after it.
 
   A part begins with a line. `ends` says whether it may with this one, and gets
   the bytes that the search has passed.
   """
-  size = file.seek(0, os.SEEK_END)
+  size, (mine, count) = file.seek(0, os.SEEK_END), part
 
   def cut(index: int) -> int:
-    at = size * index // part.count
+    at = size * index // count
     if at in (0, size):
       return at
     file.seek(at - 1)  # a line may begin here
@@ -367,7 +362,7 @@ def _bytes(
       last, whole = file.tell(), line.endswith(b"\n")
     return last
 
-  return cut(part.index), cut(part.index + 1)
+  return cut(mine), cut(mine + 1)
 
 
 def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
@@ -482,8 +477,9 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
     parsing.check_once(names, columns or {*names})
     only = list(columns) if {*columns} <= {*names} else names
     # A file without rows has no row groups.
-    groups = np.array_split(range(file.num_row_groups), part.count)
-    if not (mine := groups[part.index].tolist()):
+    index, count = part
+    groups = np.array_split(range(file.num_row_groups), count)
+    if not (mine := groups[index].tolist()):
       return
     sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
     batches = file.iter_batches(_BATCH, mine, columns=only)
@@ -496,8 +492,9 @@ def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
   parsing.check_once(dataset.column_names, columns or {*dataset.column_names})
   if {*columns} <= {*dataset.column_names}:
     dataset = dataset.select_columns([*columns])
-  begin = len(dataset) * part.index // part.count
-  end = len(dataset) * (part.index + 1) // part.count
+  index, count = part
+  begin = len(dataset) * index // count
+  end = len(dataset) * (index + 1) // count
   mine = dataset.select(range(begin, end)).with_format("arrow")
   yield from _rows(mine.iter(_BATCH), begin)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax.data import readers
-from antlm_jax.data.readers import RULES, Piece
+from antlm_jax.data.readers import RULES, Document
 from antlm_jax.errors import UserError
 
 # A file's name, between two dots, or a folder's that names a split: train,
@@ -42,19 +42,20 @@ class Corpus:
   unused: dict[str, list[str]]  # all others that were found, by reason
   documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
   column: str = "text"  # column of records that holds their text
+  given: tuple[str, ...] = ()  # the paths in which they were found
 
   @property
   def test(self) -> tuple[str, ...]:
     """Sources that are named test. Nothing is trained on them."""
     return tuple(self.unused.get(_UNUSED["test"], ()))
 
-  def pieces(
+  def read(
     self, split: str, tally: readers.Tally | None = None
-  ) -> Iterator[Piece]:
-    """Yields the documents of a split's sources, as `readers.pieces` does."""
+  ) -> Iterator[Document]:
+    """Yields the documents of a split's sources, as `read_documents` does."""
     how = {"column": self.column, "tally": tally}
     for source in getattr(self, split):
-      yield from readers.pieces(source, RULES[self.documents], **how)
+      yield from readers.read_documents(source, RULES[self.documents], **how)
 
   def copies(self) -> list[str]:
     """Returns a warning of files with the same content, if there are any.
@@ -122,6 +123,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
     tuple(one.source for one in train_of.values()),
     tuple(one.source for one in dev_of.values()),
     dict(unused),
+    given=(*text, *dev),
     **reading,
   )
   if not train_of:

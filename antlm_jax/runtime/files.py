@@ -244,12 +244,16 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
     tempfile.TemporaryFile(dir=nearest).close()  # permissions may not suffice
 
 
+class InUse(UserError):
+  """Another process holds a lock."""
+
+
 @contextlib.contextmanager
 def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
   """Holds a lock for the time of its block.
 
-  If another process holds it, this raises a `UserError` that names the process,
-  or waits. The system releases the lock when its holder ends; the file stays.
+  If another process holds it, this raises `InUse`, which names the process, or
+  waits. The system releases the lock when its holder ends; the file stays.
   Buckets have no locks.
   """
   if is_remote(where):
@@ -264,7 +268,7 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
     except BlockingIOError as error:
       file.seek(0)
       holder = file.read(300).decode(errors="replace").strip()
-      raise UserError(
+      raise InUse(
         f"{pathlib.Path(where).parent} is in use by"
         f" {holder or 'another process'}: wait for it, or end it"
       ) from error

@@ -351,9 +351,9 @@ def texts(
 
 def _lines(path: str) -> Iterator[str]:
   """Yields the lines of a text file, and says how many are blank."""
-  tally = readers.Tally()
-  for piece in readers.pieces(path, readers.RULES["line"], "", tally=tally):
-    yield piece.text
+  tally, rule = readers.Tally(), readers.RULES["line"]
+  for document in readers.read_documents(path, rule, "", tally=tally):
+    yield document.text
   if blank := tally["blank lines"]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 

@@ -77,7 +77,7 @@ def _texts(asked: TextSettings) -> Iterator[str]:
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
   held, tally = [], readers.Tally()  # of a document that is read in pieces
-  found = corpus.pieces(split, tally)
+  found = corpus.read(split, tally)
   for text, begins in itertools.chain(found, [("", True)]):
     if begins and held:
       yield "\n".join(held)

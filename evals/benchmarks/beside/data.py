@@ -4,8 +4,6 @@ Both begin with the same files and tokenizer, and end with rows on disk. Then
 both read, shuffle and mask batches of these, without training.
 """
 
-import contextlib
-import io
 import itertools
 import pathlib
 import shutil
@@ -14,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from antlm_jax import config
-from antlm_jax.data import make_folder, source, text_files
+from antlm_jax.commands.prepare import prepare
+from antlm_jax.data import source, text_files
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
@@ -32,12 +31,10 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
   file = folder / "tokenizer.json"
   file.write_text(tokenizer.to_json(), "utf-8")
   ours, theirs = folder / "ours", folder / "theirs"
-  files = {"text": text, "output": str(ours), "tokenizer": str(file)}
-  settings = make_folder.Preparation(**files, seq_len=_LENGTH, boundary="eos")
   yield Case(
     "prepare text",
     "datasets",
-    lambda: _prepare(settings),
+    lambda: _prepare(paths, ours, file),
     lambda: _group(paths, file, theirs),
     work=sum(p.stat().st_size for p in paths) / 1e6,
     unit="MB",
@@ -55,11 +52,13 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     )
 
 
-def _prepare(settings: make_folder.Preparation) -> int:
+def _prepare(
+  paths: list[pathlib.Path], folder: pathlib.Path, tokenizer: pathlib.Path
+) -> int:
   """Prepares anew, and returns the number of rows."""
-  shutil.rmtree(settings.output, ignore_errors=True)
-  with contextlib.redirect_stdout(io.StringIO()):
-    return make_folder.make(settings).splits["train"].rows
+  shutil.rmtree(folder, ignore_errors=True)
+  how = {"tokenizer": tokenizer, "seq_len": _LENGTH, "boundary": "eos"}
+  return len(prepare(paths, folder, **how, quiet=True).train)
 
 
 def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:

@@ -1,0 +1,417 @@
+"""Turns text into a prepared folder, in four steps.
+
+Step      writes in the folder
+begin     preparing/plan.json: the text, the settings and the number of tasks
+sample    tokenizer.json, trained on a sample of the spans
+pack(i)   train-0000i-of-0000n.array_record, the rows of the spans of task i,
+          documents/train-0000i, their text, and preparing/0000i.json, counts
+seal      dev-00000-of-00001.array_record, the rows of the held-out documents,
+          and manifest.json; it deletes preparing/
+
+`spans` says how text is divided, and `shards` writes rows. Tasks run in any
+order, in any processes, on any machines that share the folder. A step does
+nothing if its result exists, so the same steps resume after any kill.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Sequence
+
+from antlm_jax.data import document_store, hold_out, readers, rows, shards
+from antlm_jax.data import prepared_folder as folder_lib
+from antlm_jax.data.document_store import DocumentFile
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, Recipe, Split
+from antlm_jax.data.shards import ShardWriter
+from antlm_jax.data.spans import Span, make_spans, read_span
+from antlm_jax.data.text_files import Corpus
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files, progress
+
+STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
+_LOCK = "preparing.lock"
+# Bytes: smaller texts are a single task, and larger tasks are divided.
+_SMALL, _SHARD = 1 << 26, 1 << 30
+
+
+class Preparation:
+  """A text to prepare into a folder, in a number of tasks."""
+
+  def __init__(
+    self,
+    recipe: Recipe,
+    corpus: Corpus,
+    output: files.Path,
+    tokenizer: Tokenizer | None = None,
+    tasks: int | None = None,
+  ):
+    """Takes a tokenizer, or trains one; without `tasks`, chooses a number."""
+    self.recipe, self.corpus = recipe, corpus
+    self.output, self.tokenizer = pathlib.Path(output), tokenizer
+    self.spans = make_spans(corpus, recipe.seq_len)
+    self.tasks = tasks or _number_of_tasks(corpus, self.spans)
+    self._staging = self.output / STAGING
+    self._plan = self._staging / "plan.json"
+
+  @property
+  def is_begun(self) -> bool:
+    """Whether the folder has a plan."""
+    return self._plan.exists()
+
+  def begin(self) -> None:
+    """Makes the folder and its plan, or checks that its plan is the same.
+
+    Raises:
+      UserError: The folder has other files, or tasks of other text or settings.
+    """
+    plan = {
+      "settings": self.recipe.recorded | {"tasks": self.tasks},
+      "text": {
+        path: [os.path.getsize(path), os.stat(path).st_mtime_ns]
+        for split in SPLITS
+        for path in getattr(self.corpus, split)
+        if not path.startswith(readers.HUB)
+      },
+    }
+    # Before any work that could not be written after it.
+    files.check_writable(self.output, folder=True)
+    self._made = not self.output.exists()
+    if not self.is_begun:
+      own = {STAGING, _LOCK}  # of a task that begins now as well
+      if not self._made and {p.name for p in self.output.iterdir()} - own:
+        raise UserError(
+          f"output {self.output} is not empty; choose another --output"
+        )
+      with files.writing(self.output):
+        self._staging.mkdir(parents=True, exist_ok=True)
+      files.write_json(self._plan, plan)
+    begun = files.read_json(self._plan, "the plan")
+    differ = differences(begun["settings"], plan["settings"])
+    if begun["text"] != plan["text"]:
+      differ.append("files of other names, sizes or times")
+    if differ:
+      raise UserError(
+        f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it,"
+        " or choose another --output"
+      )
+
+  def sealing(self):
+    """Locks the folder for the one process that will seal it.
+
+    Raises:
+      UserError: Another process has locked it.
+    """
+    return files.locked(self.output / _LOCK)
+
+  def sample(self) -> None:
+    """Trains the tokenizer, or uses a given or existing tokenizer."""
+    path = self.output / folder_lib.TOKENIZER
+    # The other tasks wait for the first one.
+    with files.locked(self._staging / "tokenizer.lock", wait=True):
+      if path.exists():
+        self.tokenizer = Tokenizer.load(path)
+        return
+      if self.tokenizer is None:
+        # Train text alone: the held-out text stays unseen. Spread over the
+        # text, since the tokenizer may see only a part of it.
+        order = sorted(self.spans, key=lambda span: span.number * 0.618 % 1)
+        shown = progress.track(order, "part", "tokenizer")
+        self.tokenizer = Tokenizer.train(
+          (text for span in shown for text in self._divided(span)[0].read()),
+          self.recipe.vocab_size,
+          self.recipe.kind,
+        )
+      files.write_text(path, self.tokenizer.to_json())
+
+  def remaining(self) -> list[int]:
+    """Returns the numbers of the tasks that are not finished."""
+    if (self.output / folder_lib.MANIFEST).exists():
+      return []
+    left = [i for i in range(self.tasks) if not self._is_finished(i)]
+    for task in filter(lambda task: self._counts(task).exists(), left):
+      progress.say(
+        f"warning: files of task {task} are missing or changed: it is not done"
+      )
+    return left
+
+  def size(self, task: int) -> int:
+    """Returns the bytes that a task reads."""
+    return sum(span.bytes for span in self._spans(task))
+
+  def packed(self, task: int) -> int:
+    """Returns the bytes that a task has packed, in whichever process."""
+    spans, path = self._spans(task), self._progress(task)
+    done = path.stat().st_size if path.exists() else 0
+    return sum(span.bytes for span in spans[:done])
+
+  def pack(self, task: int) -> Iterator[int]:
+    """Writes the shard of a task; yields the bytes of each packed span."""
+    # If a killed process left the task running, wait: it may finish it.
+    with files.locked(self._lock(task), wait=True):
+      if self._is_finished(task):
+        return
+      for path in (self._counts(task), self._progress(task)):
+        path.unlink(missing_ok=True)
+      counts, tally = {"sources": {}, "cut": []}, readers.Tally()
+      writer = self._writer("train", task, self.tasks)
+      for span in self._spans(task):
+        for path, (index, _) in span.parts:
+          if index == 0:
+            counts["sources"][path] = fingerprint(self.corpus, path)
+        train, dev, cut = self._divided(span, tally)
+        counts["cut"] += [] if cut is None else [cut]
+        writer.keep("dev", dev.read())
+        writer.pack(train, span.number)
+        with (
+          files.writing(self.output),
+          self._progress(task).open("ab") as file,
+        ):
+          file.write(b".")  # a byte for each span: see `packed`
+        yield span.bytes
+      counts["split"] = dataclasses.asdict(writer.close())
+      counts["records"] = tally
+      counts["files"] = self._sizes(task)
+      counts["tokenizer"] = folder_lib.sha256(
+        self.output / folder_lib.TOKENIZER
+      )
+      files.write_json(self._counts(task), counts)
+
+  def seal(self) -> Manifest:
+    """Writes the held-out split and the manifest, unless they exist.
+
+    Raises:
+      UserError: There are too few words to train on, or held out.
+    """
+    where = self.output / folder_lib.MANIFEST
+    if where.exists():
+      return Manifest.load(self.output)
+    parts = [
+      files.read_json(self._counts(task), "the counts of a task")
+      for task in range(self.tasks)
+    ]
+    records = {"train": readers.Tally(), "dev": readers.Tally()}
+    sources = {path: fingerprint(self.corpus, path) for path in self.corpus.dev}
+    for part in parts:
+      records["train"].update(part.get("records", {}))
+      sources |= part["sources"]
+    splits = {
+      "train": shards.joined(Split.load(part["split"]) for part in parts),
+      "dev": self._write_held_out(records["dev"]),
+    }
+    self._check(splits)
+    self._say(splits, [number for part in parts for number in part["cut"]])
+    for name, tally in records.items():
+      if left_out := readers.left_out(tally):
+        progress.say(f"{name}: {left_out}")
+    path = self.output / folder_lib.TOKENIZER
+    vocab_size = self.tokenizer.vocab_size
+    manifest = Manifest(
+      settings=self.recipe.recorded,
+      sources=[
+        {"split": name, "path": path} | sources[path]
+        for name in SPLITS
+        for path in getattr(self.corpus, name)
+      ],
+      tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
+      seq_len=self.recipe.seq_len,
+      dtype=rows.token_dtype(vocab_size),
+      segmented=self.recipe.segmented,
+      splits=splits,
+    )
+    files.write_json(where, dataclasses.asdict(manifest))
+    self._clear()
+    return manifest
+
+  def discard(self) -> None:
+    """Deletes its own files, unless a task of several has finished."""
+    done = any(self._counts(task).exists() for task in range(self.tasks))
+    if self.tasks > 1 and done:
+      progress.say("finished tasks are kept: run the same command to resume")
+      return
+    (self.output / folder_lib.TOKENIZER).unlink(missing_ok=True)
+    for split, count in (("train", self.tasks), ("dev", 1)):
+      for index in range(count):
+        self._rows(split, index, count).unlink(missing_ok=True)
+        shutil.rmtree(self._documents(split, index), ignore_errors=True)
+    self._clear()
+    # Only if they hold nothing else.
+    with contextlib.suppress(OSError):
+      (self.output / "documents").rmdir()
+    with contextlib.suppress(OSError):
+      if self._made:
+        self.output.rmdir()
+
+  def _is_finished(self, task: int) -> bool:
+    """Whether a task's results are there, made with the present tokenizer."""
+    path, tokenizer = self._counts(task), self.output / folder_lib.TOKENIZER
+    if not path.exists():
+      return False
+    counts = files.read_json(path, "the counts of a task")
+    return tokenizer.is_file() and (
+      counts.get("tokenizer") == folder_lib.sha256(tokenizer)
+      and counts["files"] == self._sizes(task)
+    )
+
+  def _sizes(self, task: int) -> dict[str, int]:
+    """Returns the sizes of the files that a task leaves, by path."""
+    rows_file = self._rows("train", task, self.tasks)
+    texts = self._documents("train", task).rglob("*")
+    found = [path for path in (rows_file, *texts) if path.is_file()]
+    return {str(p.relative_to(self.output)): p.stat().st_size for p in found}
+
+  def _spans(self, task: int) -> list[Span]:
+    first, end = (len(self.spans) * i // self.tasks for i in (task, task + 1))
+    return self.spans[first:end]
+
+  def _divided(
+    self, span: Span, tally: readers.Tally | None = None
+  ) -> tuple[DocumentFile, DocumentFile, int | None]:
+    """Reads a span: training text, held-out text, and counts of cut text."""
+    read = read_span(span, self.corpus, tally)
+    whole = document_store.spool(read, self._staging)
+    share = 0.0 if self.corpus.dev else self.recipe.dev_share
+    number, count = span.number, len(self.spans)
+    return hold_out.divide(whole, share, self.recipe.share, number, count)
+
+  def _write_held_out(self, tally: readers.Tally) -> Split:
+    """Writes the rows of the held-out documents of all tasks, or of files."""
+    writer = self._writer("dev", 0, 1)
+    found = self.corpus.read("dev", tally)
+    if not self.corpus.dev:
+      texts = document_store.read(self.output, "dev")
+      found = map(readers.Document, texts)
+    held_out = document_store.spool(found, self._staging)
+    if self.corpus.dev:
+      writer.keep("dev", held_out.read())
+    writer.pack(held_out, 0)
+    return writer.close()
+
+  def _writer(self, split: str, index: int, count: int) -> ShardWriter:
+    paths = self._rows(split, index, count), self._documents(split, index)
+    return ShardWriter(self.recipe, self.tokenizer, *paths, split)
+
+  def _clear(self) -> None:
+    """Deletes the plan, the counts and the locks."""
+    for task in range(self.tasks):
+      for path in (self._counts(task), self._progress(task), self._lock(task)):
+        path.unlink(missing_ok=True)
+    for path in (self._plan, self._staging / "tokenizer.lock"):
+      path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's files
+      self._staging.rmdir()
+    (self.output / _LOCK).unlink(missing_ok=True)
+
+  def _counts(self, task: int) -> pathlib.Path:
+    return self._staging / f"{task:05}.json"
+
+  def _progress(self, task: int) -> pathlib.Path:
+    return self._staging / f"{task:05}.spans"
+
+  def _lock(self, task: int) -> pathlib.Path:
+    return self._staging / f"{task:05}.lock"
+
+  def _rows(self, split: str, index: int, count: int) -> pathlib.Path:
+    return self.output / folder_lib.rows_file(split, index, count)
+
+  def _documents(self, split: str, index: int) -> pathlib.Path:
+    return self.output / "documents" / f"{split}-{index:05}"
+
+  def _check(self, splits: dict[str, Split]) -> None:
+    for name, split in splits.items():
+      if not split.documents:
+        where = " ".join(self.corpus.given)
+        raise UserError(f"no words for {name} in {where}; give more text")
+    for name, split in splits.items():
+      if not split.rows:
+        raise UserError(
+          f"the {name} split has {split.tokens} tokens, less than a row of"
+          f" {self.recipe.seq_len}; give more text, a smaller --seq_len or,"
+          " if it is held out, a larger --dev_share"
+        )
+
+  def _say(self, splits: dict[str, Split], cut: list[int]) -> None:
+    count = len(self.spans)
+    if cut:
+      where = f"documents in {len(cut):,} of {count:,} parts of the text"
+      if count == 1:
+        where = f"document {cut[0] + 1}"
+      progress.say(
+        f"dev: no dev file is given, so the end of {where} is held out; the"
+        " documents are too few or too large to hold out whole documents"
+      )
+    elif not self.corpus.dev:
+      train, dev = (splits[name].text_bytes for name in SPLITS)
+      share = dev / (dev + train)
+      progress.say(
+        f"dev: no dev file is given, so {share:.1%} of the text is held out, in"
+        " whole documents"
+      )
+    for name, split in splits.items():
+      progress.say(
+        f"{name}: {split.documents:,} documents, {split.words:,} words,"
+        f" {split.tokens:,} tokens ({split.tokens / split.words:.2f} per word,"
+        f" {split.text_bytes / split.tokens:.2f} bytes each),"
+        f" {split.rows:,} rows, {split.dropped:,} tokens dropped,"
+        f" {split.padding / (split.rows * self.recipe.seq_len):.1%} padding"
+      )
+
+
+def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:
+  """Returns whether a folder is prepared with this recipe from this text.
+
+  Raises:
+    UserError: It is prepared otherwise.
+  """
+  if not os.path.exists(os.path.join(folder, folder_lib.MANIFEST)):
+    return False
+  manifest = Manifest.load(folder)
+  differ = differences(manifest.settings, recipe.recorded)
+  # Other paths to the same text are fine.
+  before = [(source["split"], source["sha256"]) for source in manifest.sources]
+  now = [
+    (split, fingerprint(corpus, path)["sha256"])
+    for split in SPLITS
+    for path in getattr(corpus, split)
+  ]
+  if before != now:
+    differ.append("other text")
+  if differ:
+    raise UserError(
+      f"{folder} is already prepared otherwise ({'; '.join(differ)}); choose"
+      " another --output"
+    )
+  progress.say(
+    f"{folder} is already prepared with these settings and this text"
+  )
+  return True
+
+
+def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
+  """Returns the number of tasks that fits the text and this machine."""
+  size = sum(span.bytes for span in spans)
+  # The readers of a script are not in other processes.
+  if size < _SMALL or not all(map(readers.is_own, corpus.train)):
+    return 1
+  return min(len(spans), max(os.cpu_count() or 1, -(-size // _SHARD)))
+
+
+def fingerprint(corpus: Corpus, path: str) -> dict:
+  """Returns the size and hash of a source, for the manifest."""
+  if not path.startswith(readers.HUB):
+    return {"bytes": os.path.getsize(path), "sha256": folder_lib.sha256(path)}
+  # A dataset of a hub is not one file: its text counts.
+  size, digest = 0, hashlib.sha256()
+  for text, _ in dataclasses.replace(corpus, train=(path,)).read("train"):
+    size += len(text.encode("utf-8"))
+    digest.update(text.encode("utf-8") + b"\0")
+  return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def differences(there: dict, asked: dict) -> list[str]:
+  """Returns the settings that differ, with both values, for an error."""
+  pairs = {name: (there.get(name), asked.get(name)) for name in there | asked}
+  return [f"{n} {a} there, {b} asked" for n, (a, b) in pairs.items() if a != b]

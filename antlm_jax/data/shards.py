@@ -1,0 +1,114 @@
+"""Writes a shard: the documents of some spans, as text and as packed rows."""
+
+import collections
+import itertools
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from antlm_jax.data import document_store, packing, rows
+from antlm_jax.data import prepared_folder as folder_lib
+from antlm_jax.data.document_store import DocumentFile
+from antlm_jax.data.prepared_folder import SPLITS, Recipe, Shard, Split
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.runtime import files
+
+# Bytes of text encoded at once. The tokenizers library needs 30 times as much.
+_BATCH_BYTES = 1 << 22  # 4 MiB
+
+
+class ShardWriter:
+  """Keeps documents, and encodes, packs and counts those of one split."""
+
+  def __init__(
+    self,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    rows_path: pathlib.Path,
+    documents_folder: pathlib.Path,
+    split: str,
+  ):
+    self._recipe, self._tokenizer = recipe, tokenizer
+    self._path, self._split = rows_path, split
+    self._counts, self._digest = collections.Counter(), 0
+    dtype = rows.token_dtype(tokenizer.vocab_size)
+    with files.writing(rows_path):
+      self._rows = rows.Writer(rows_path, dtype, recipe.segmented)
+    shutil.rmtree(documents_folder, ignore_errors=True)  # left by a kill
+    with files.writing(documents_folder):
+      self._documents = document_store.writer(documents_folder, SPLITS)
+
+  def keep(self, split: str, texts: Iterable[str]) -> None:
+    """Writes documents as text only."""
+    with files.writing(self._path):
+      self._documents.add_examples({split: ({"text": t} for t in texts)})
+
+  def pack(self, documents: DocumentFile, span: int) -> None:
+    """Writes the rows of a span's documents."""
+    # Generators all the way: no more than a block of rows is in memory.
+    length, encoded = self._recipe.seq_len, self._encoded(documents)
+    if self._recipe.packing == "chunks":
+      blocks = packing.chunks(encoded, length, self._recipe.seed, span)
+    elif self._recipe.packing == "documents":
+      blocks = packing.documents(encoded, length, self._tokenizer.pad_id)
+    else:
+      blocks = packing.stream(encoded, length)
+    before = self._counts["tokens"]
+    with files.writing(self._path):
+      count, digest = self._rows.write(blocks)
+    # Packing either drops the last tokens or pads: one of the two is 0.
+    spare = count * length - (self._counts["tokens"] - before)
+    self._counts["dropped"] += max(-spare, 0)
+    self._counts["padding"] += max(spare, 0)
+    self._counts["rows"] += count
+    if count:
+      self._digest += folder_lib.span_hash(span, digest)
+
+  def close(self) -> Split:
+    """Ends the files, and returns their counts and hashes."""
+    with files.writing(self._path):
+      self._rows.close()
+      self._documents.close_all()
+    shard = Shard(
+      rows=self._counts["rows"],
+      bytes=self._path.stat().st_size,
+      sha256=folder_lib.sha256(self._path),
+    )
+    return Split(
+      **{name: self._counts[name] for name in folder_lib.COUNTS},
+      sha256=folder_lib.hexadecimal(self._digest),
+      shards=(shard,),
+    )
+
+  def _encoded(self, documents: DocumentFile) -> Iterator[np.ndarray]:
+    """Yields the tokens of each document."""
+    # By size, not by number: a text may have five bytes or a million.
+    batch_of = np.cumsum(documents.sizes) // _BATCH_BYTES
+    ends = np.flatnonzero(np.diff(batch_of, append=-1)) + 1
+    around = packing.boundary_ids(self._tokenizer, self._recipe.boundary)
+    for begin, end in itertools.pairwise([0, *ends.tolist()]):
+      batch = documents.read(begin, end)
+      if self._split == "train":
+        self.keep("train", batch)
+      self._counts["documents"] += len(batch)
+      self._counts["words"] += sum(len(text.split()) for text in batch)
+      self._counts["text_bytes"] += sum(len(t.encode("utf-8")) for t in batch)
+      encoded = self._tokenizer.encode_batch(batch)
+      for tokens in packing.bound(encoded, *around):
+        self._counts["tokens"] += len(tokens)
+        yield tokens
+
+
+def joined(shards: Iterable[Split]) -> Split:
+  """Returns the split that has some shards, in order."""
+  shards = list(shards)
+  return Split(
+    **{
+      name: sum(getattr(split, name) for split in shards)
+      for name in folder_lib.COUNTS
+    },
+    sha256=folder_lib.hexadecimal(sum(int(s.sha256, 16) for s in shards)),
+    shards=tuple(shard for split in shards for shard in split.shards),
+  )

@@ -1,0 +1,62 @@
+"""Divides text into spans, and reads the documents of a span.
+
+Two words name text on its way from files to rows:
+
+- A *document* is a unit of meaning: an article, a record or a line, as its
+  file's kind and `--documents` say. Documents are held out, bounded by special
+  tokens and packed. A document that is too long for memory is read in pieces,
+  each a `readers.Document`; only the first piece `begins` it.
+- A *span* is a unit of work: some small files, or a part of a large file. A
+  span is read, divided into train and held-out documents, and packed by itself.
+  So its rows depend on its text, the settings and the seed alone. A task packs
+  consecutive spans into one file of rows, a shard. The rows are therefore the
+  same for any number of tasks.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from antlm_jax.data import readers
+from antlm_jax.data.text_files import Corpus
+
+# Bytes of a span. At least 2,048 rows or so: the last tokens of a span, which
+# fill no row, are dropped.
+_LEAST, _MOST, _ROWS = 1 << 19, 1 << 22, 2048
+
+
+class Span(NamedTuple):
+  """Text that is read, divided and packed by itself."""
+
+  number: int
+  # Each source, and its part as (index, count): one of `count` equal parts.
+  parts: tuple[tuple[str, tuple[int, int]], ...]
+  bytes: int
+
+
+def make_spans(corpus: Corpus, seq_len: int) -> list[Span]:
+  """Divides the text to train on into spans."""
+  rule = readers.RULES[corpus.documents]
+  extents = [(path, *readers.extent(path, rule)) for path in corpus.train]
+  total = sum(size for _, size, _ in extents)
+  unit = max(min(max(total >> 12, _LEAST), _MOST), _ROWS * seq_len)
+  out, held, held_bytes = [], [], 0
+  for path, size, most in extents:
+    count = min(most, max(1, round(size / unit)))
+    for index in range(count):
+      held.append((path, (index, count)))
+      held_bytes += size / count
+      if held_bytes >= unit / 2:
+        out.append(Span(len(out), tuple(held), round(held_bytes)))
+        held, held_bytes = [], 0
+  if held:
+    out.append(Span(len(out), tuple(held), round(held_bytes)))
+  return out
+
+
+def read_span(
+  span: Span, corpus: Corpus, tally: readers.Tally | None = None
+) -> Iterator[readers.Document]:
+  """Yields the documents of a span; `tally` counts its records."""
+  rule = readers.RULES[corpus.documents]
+  for path, part in span.parts:
+    yield from readers.read_documents(path, rule, corpus.column, part, tally)
