@@ -41,6 +41,7 @@ class Parser(argparse.ArgumentParser):
         help="Python file to import first; it registers your own parts",
       )
     self._words: Sequence[str] = ()  # that it parses
+    self._meant: Callable[[str], str] = lambda word: ""
 
   def error(self, message: str):
     # A misspelt option may leave a required one missing.
@@ -48,9 +49,12 @@ class Parser(argparse.ArgumentParser):
       known = self._option_string_actions
       for word in itertools.takewhile(lambda word: word != "--", self._words):
         name = word.partition("=")[0]
+        if name in known or not name.startswith("--") or "." in name:
+          continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        if near and name not in known and not name.startswith("--config."):
-          message = f"unrecognized arguments: {word}; did you mean {near[0]!r}?"
+        hint = f"; did you mean {near[0]!r}?" if near else self._meant(word)
+        if hint:
+          message = f"unrecognized arguments: {word}{hint}"
           break
     raise UserError(f"{message} (see --help)")
 
@@ -73,6 +77,7 @@ class Parser(argparse.ArgumentParser):
 
     `meant` returns a hint at the meaning of an unknown word.
     """
+    self._meant = meant
     args, rest = self.parse_known_args(argv)
     overrides, words = [], iter(rest)
     for word in words:

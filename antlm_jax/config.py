@@ -133,9 +133,24 @@ _KINDS = {
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
-# Other libraries' names of settings whose own name is not similar.
 _CHOICE = re.compile(rf"({'|'.join(_KINDS)})\.name|objectives\.\w+\.kind")
-_USUAL = dict.fromkeys(("learning_rate", "lr"), "schedule.peak_lr")
+# Other libraries' names of settings whose own name is not similar.
+_USUAL = {
+  "batch": "train.batch_size",
+  "data": "data.path",
+  "gradient_accumulation_steps": "train.microbatches",
+  "hidden_size": "model.width",
+  "intermediate_size": "model.mlp_width",
+  "learning_rate": "schedule.peak_lr",
+  "lr": "schedule.peak_lr",
+  "max_steps": "train.steps",
+  "num_attention_heads": "model.heads",
+  "num_hidden_layers": "model.layers",
+  "num_train_epochs": "train.epochs",
+  "per_device_train_batch_size": "train.batch_size",
+  "warmup": "schedule.warmup_steps",
+  "warmup_ratio": "schedule.warmup_steps",
+}
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
@@ -224,23 +239,22 @@ def described(config: Config | None = None) -> str:
       lines += _of_kinds(group, found, values)
     else:
       lines.append(_lines(group, settings.of(found), values))
-  each = {}
-  for kind in objective.KINDS.values():
-    each |= settings.of(kind)
-  del each["name"]
-  lines.append(_lines("objectives.NAME", each, values))
+  lines += _of_kinds("objectives.NAME", objective.KINDS, {}, "kind")
   return "\n".join(filter(None, lines))
 
 
-def _of_kinds(group: str, kinds: Mapping[str, type], values: Mapping) -> list:
-  """Returns the lines of a group: its name, and each choice's settings."""
-  key = f"{group}.name"
-  name, known = values.get(key, _CHOSEN[group]), ", ".join(kinds)
+def _of_kinds(
+  group: str, kinds: Mapping[str, type], values: Mapping, choice: str = "name"
+) -> list[str]:
+  """Returns the lines of a group: its choice, and each choice's settings."""
+  key, known = f"{group}.{choice}", ", ".join(filter(None, kinds))
+  name = values.get(key, _CHOSEN.get(group, ""))
   out = [f"  {f'{key}={name}':33} Implementation ({known})"]
-  chosen = settings.of(kinds[name])
+  chosen = {n: f for n, f in settings.of(kinds[name]).items() if f.help}
   out.append(_lines(group, chosen, values))
   for other, section in kinds.items() if not values else ():
-    own = {n: f for n, f in settings.of(section).items() if n not in chosen}
+    known = settings.of(section).items()
+    own = {n: f for n, f in known if f.help and n not in chosen}
     if own:
       out += [f"  with {key}={other} also:", _lines(group, own, values)]
   return out

@@ -10,12 +10,21 @@ script and change FILTERS. The same command resumes an interrupted run.
 import dataclasses
 import functools
 import os
+import sys
 from pathlib import Path
 
-from datatrove import executor
-from datatrove.pipeline import dedup, filters
-from datatrove.pipeline.readers import JsonlReader, ParquetReader
-from datatrove.pipeline.writers import JsonlWriter
+try:
+  from datatrove import executor
+  from datatrove.pipeline import dedup, filters
+  from datatrove.pipeline.readers import JsonlReader, ParquetReader
+  from datatrove.pipeline.writers import JsonlWriter
+except ModuleNotFoundError as missing:
+  if {"-h", "--help"} & {*sys.argv}:
+    print(__doc__)
+    sys.exit()
+  install = "run launch/setup.sh datatrove, then use .venv/bin/python"
+  print(f"error: {missing.name} is missing: {install}", file=sys.stderr)
+  sys.exit(2)
 
 from antlm_jax import cli, settings
 from antlm_jax.commands.prepare import prepare

@@ -6,6 +6,9 @@
 # Slurm sends SIGUSR1 some minutes before the time limit, and SIGTERM to stop
 # the job.
 set -euo pipefail
+case "${1:-}" in
+  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
 # Slurm runs a copy of this file; --chdir makes the checkout its folder.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . launch/common.sh

@@ -12,7 +12,7 @@ import pytest
 
 from antlm_jax import __main__ as antlm
 from antlm_jax import cli, config, errors, plugins
-from antlm_jax.commands import configs, doctor, export, prepare, train
+from antlm_jax.commands import COMMANDS, configs, doctor, export, prepare, train
 from antlm_jax.errors import UserError
 from tests import runs
 
@@ -141,6 +141,22 @@ def test_help_has_the_values_of_a_config(capsys):
     assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+  "word, key",
+  [
+    ("peak_lr=1", "schedule.peak_lr"),
+    ("optimizer=lamb", "optimizer"),
+    ("data=x", "data.path"),
+    ("num_hidden_layers=2", "model.layers"),
+  ],
+)
+def test_a_setting_without_its_group_is_suggested(word, key):
+  """Catches an error about --config alone, or a setting of another group."""
+  for more in ([], ["--config=quickstart", "--workdir=none"]):
+    line = runs.told(train.main, [*more, f"--{word}"])
+    assert f"--{word}; did you mean --config.{key}?" in line.replace("'", "")
+
+
 def test_help_has_the_defaults_of_a_preset(capsys):
   """Catches help that shows one preset's defaults for every preset."""
   rates = {"": "5e-05", "--preset=simcse": "3e-05", "--preset=2026": "3e-05"}
@@ -169,6 +185,22 @@ def test_help_names_each_implementation_with_its_settings(capsys):
   assert "  optimizer.name=lamb " in shown and "momentum" not in shown
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_no_empty_default_and_no_file_that_a_wheel_lacks(
+  command, capsys
+):
+  """Catches `(default: )`, Python's own names, and paths of a checkout."""
+  with pytest.raises(SystemExit):
+    antlm.main([*command.split(), "--help"])
+  shown = " ".join(capsys.readouterr().out.split())
+  assert "(default: )" not in shown and "object at 0x" not in shown
+  options = re.split(r" (?=--\w+ )", shown)
+  # Two defaults, one in words, contradict each other.
+  assert not [o for o in options if "by default" in o and "(default: " in o]
+  path = r"(?:^|[ (`\"])((?:\./)?[\w./]+/[\w.]+\.(?:py|sh|md))"
+  assert not re.findall(path, shown)
+
+
 @pytest.mark.parametrize(
   "words, told",
   [
@@ -177,7 +209,7 @@ def test_help_names_each_implementation_with_its_settings(capsys):
     ("train --confg=x --config.seed=2", "--confg=x; did you mean '--config'"),
     (
       "train --config=quickstart --workdir=x --peak_lr=1",
-      "'--peak_lr=1'; did you mean --config.schedule.peak_lr?",
+      "--peak_lr=1; did you mean --config.schedule.peak_lr?",
     ),
     (
       "train --config=quickstart --workdir=x --lr=1",

@@ -5,13 +5,16 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from antlm_jax import config, models
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
-from antlm_jax.planning import places
+from antlm_jax.planning import compilers, places
+from antlm_jax.planning import topology as topologies
 from tests.launching import LAUNCH, ROOT, launch, run, write_script
 from tests.test_launch import dry, guides
 
@@ -176,6 +179,36 @@ def test_the_launch_that_plan_prints_runs(topology):
   assert len([w for w in words if w.startswith("--config.data.path")]) == 1
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_missing_compiler_is_installed_as_the_package_was(
+  installed, tmp_path, monkeypatch
+):
+  """Catches a remedy that names a script which a wheel lacks."""
+  if installed:
+    monkeypatch.setattr(compilers, "__file__", str(tmp_path / "a/b/c.py"))
+  monkeypatch.setattr(compilers, "libtpu", lambda: None)
+  monkeypatch.setattr(compilers, "cuda", lambda: None)
+  for kind, extra, name in (
+    ("v5e:2x2", "plan-tpu", "libtpu"),
+    ("h100:8", "plan-gpu", "cuda-compiler"),
+  ):
+    with pytest.raises(UserError) as told:
+      topologies.devices(kind)
+    remedy = f"pip install 'antlm_jax[{extra}]'"
+    assert str(told.value).endswith(
+      remedy if installed else f"./launch/setup.sh {name}"
+    )
+
+
+def test_the_filters_of_web_text_have_help_without_datatrove(tmp_path):
+  """Catches a traceback on a fresh clone, where no package is installed."""
+  script = [sys.executable, "-S", LAUNCH / "prepare_datatrove.py"]
+  done = subprocess.run([*script, "--help"], capture_output=True, text=True)
+  assert done.returncode == 0 and done.stdout.startswith("Filter and dedup")
+  done = subprocess.run(script, capture_output=True, text=True)
+  assert done.returncode == 2 and "setup.sh datatrove" in done.stderr
+
+
 def test_status_without_a_project_shows_the_whole_error(tmp_path):
   """Catches a status of 0, or the last line alone, when gcloud fails."""
   error = (
@@ -192,10 +225,7 @@ def test_status_without_a_project_shows_the_whole_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name",
-  sorted(
-    p.name for p in LAUNCH.glob("*.sh") if p.stem not in ("common", "slurm_job")
-  ),
+  "name", sorted(p.name for p in LAUNCH.glob("*.sh") if p.stem != "common")
 )
 def test_help_on_a_fresh_clone_installs_nothing(name, tmp_path):
   """Catches a launcher that installs before it prints its help."""

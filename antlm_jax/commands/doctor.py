@@ -29,7 +29,7 @@ _EXTRAS = {
   "notebook": "the notebook, outside Colab",
   "plan-tpu": "antlm plan for TPUs",
   "plan-gpu": "antlm plan for GPUs",
-  "datatrove": "launch/prepare_datatrove.py",
+  "datatrove": "filters for web text, in a checkout",
   "mteb": "benchmarks of embedders",
   "docs": "the documentation's site",
 }

@@ -27,7 +27,7 @@ from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import settings as settings_lib
-from antlm_jax.config import ConfigOrName
+from antlm_jax.config import Config, ConfigOrName
 from antlm_jax.errors import UserError
 from antlm_jax.planning import places, search
 from antlm_jax.planning import topology as topology_lib
@@ -84,6 +84,11 @@ class Plan:
     seen = self.advised
     return bool(seen) and all(e.memory.fits for e in seen)
 
+  @property
+  def to_launch(self) -> list[str]:
+    """The launch command with a heading, as a part of the printed plan."""
+    return ["launch, in a checkout:", self.launch] if self.launch else []
+
   def __repr__(self) -> str:
     fits = "fits" if self.fits else "does not fit"
     about = self.about
@@ -95,7 +100,7 @@ class Plan:
     out = [table(self.programs)]
     if self.fits:
       out.append(f"{self.steps:,} steps: {_time(self.programs)}")
-      return "\n".join([*out, *filter(None, [self.launch])])
+      return "\n".join([*out, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
       out.append(f"does not fit, but does with\n  {flags}")
@@ -103,7 +108,7 @@ class Plan:
       out.append(f"does not fit, nor with any setting tried; the last: {flags}")
     if self.advised:
       out.append(table(self.advised))
-    return "\n".join([*out, *filter(None, [self.launch])])
+    return "\n".join([*out, *self.to_launch])
 
   def to_json(self) -> dict[str, object]:
     """Returns all of it as plain JSON."""

@@ -10,6 +10,8 @@ import os
 import pathlib
 import sys
 
+from antlm_jax.errors import UserError
+
 _TPUS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 _GPUS = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd")
 
@@ -31,6 +33,21 @@ def cuda() -> pathlib.Path | None:
     for path in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
       return path
   return None
+
+
+def missing(what: str, extra: str, name: str) -> UserError:
+  """Returns an error about a compiler that is not installed.
+
+  Args:
+    what: Devices, such as TPUs.
+    extra: Extra of the package that installs it.
+    name: Its name for launch/setup.sh, which only a checkout has.
+  """
+  setup = pathlib.Path(__file__).parents[2] / "launch/setup.sh"
+  remedy = f"pip install 'antlm_jax[{extra}]'"
+  if setup.exists():
+    remedy = f"./launch/setup.sh {name}"
+  return UserError(f"plans for {what} need a compiler: {remedy}")
 
 
 def ignore_absent_devices() -> None:

@@ -106,11 +106,7 @@ def devices(topology: str) -> Sequence[jax.Device]:
     )
   path = compilers.cuda()
   if path is None:
-    raise UserError(
-      "plans for GPUs need XLA's compiler for GPUs: pip install"
-      " 'antlm_jax[plan-gpu]' (or, in a checkout, ./launch/setup.sh"
-      " cuda-compiler)"
-    )
+    raise compilers.missing("GPUs", "plan-gpu", "cuda-compiler")
   _load(path)
   return topologies.get_topology_desc(
     platform="cuda",

@@ -55,10 +55,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     )
   path = compilers.libtpu()
   if path is None:
-    raise UserError(
-      "plans for TPUs need libtpu: pip install 'antlm_jax[plan-tpu]' (or, in a"
-      " checkout, ./launch/setup.sh libtpu)"
-    )
+    raise compilers.missing("TPUs", "plan-tpu", "libtpu")
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))

@@ -2,9 +2,9 @@
 
   antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
-`--runs` holds ROW/SEED/ for the rows of the study's config
-(evals/studies/study.py). Each is the folder of a training run, with evaluations
-in its `evals/`. The report lists missing results.
+`--runs` holds ROW/SEED/ for the rows of the study's config. Each is the folder
+of a training run, with evaluations in its `evals/`. The report lists missing
+results.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
 same numbers, as shares). losses.json has every held-out loss of the runs, on

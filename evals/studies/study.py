@@ -1,15 +1,14 @@
 """Makes a study: trains its rows, evaluates them, and writes its report.
 
-    ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
+    antlm study --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-A study is a config file (evals/studies/design.py): configs/clm_or_mlm.py
-compares CLM with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's
-table (arXiv 2412.03275). Trainings that begin in the same way share that part,
-which is trained once (evals/studies/branches.py). Jobs whose results exist are
-skipped, so the same command resumes after any interruption. --minutes stops the
-study by itself, with exit status 75. --together=N puts up to N trainings of a
-row, or N evaluations, into one process, which saves their start. --dry_run
-prints the steps and FLOPs of the trainings, and writes nothing.
+A study is a config with rows: clm_or_mlm compares CLM with MLM (arXiv
+2507.00994), antlm_table makes AntLM's table (arXiv 2412.03275). Trainings that
+begin in the same way share that part, which is trained once. Jobs whose results
+exist are skipped, so the same command resumes after any interruption. --minutes
+stops the study by itself, with exit status 75. --together=N puts up to N
+trainings of a row, or N evaluations, into one process, which saves their start.
+--dry_run prints the steps and FLOPs of the trainings, and writes nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
@@ -64,9 +63,7 @@ class StudyArguments:
   )
   rows: tuple[str, ...] = setting((), "Rows to make; all by default")
   seeds: int = setting(
-    0,
-    "Pretrainings of each row; by default as many as its config says",
-    least=0,
+    0, "Pretrainings of each row; 0 for as many as its config says", least=0
   )
   minutes: float | None = setting(None, "Time limit, in minutes", over=0)
   together: int = setting(
