@@ -208,7 +208,7 @@ def _pairs(name: str, *options: str) -> Evaluation:
 
 def _evaluations(pairs, tuned) -> tuple[Evaluation, ...]:
   """Minimal pairs in both modes, and fine-tuning of the first seed."""
-  options = "--data={data}", "--attention={attention}", *tuned
+  options = "--preset=2024", "--data={data}", "--attention={attention}", *tuned
   tuning = Evaluation("fine-tuning", "eval finetune", options, seeds=1)
   return *(_pairs(name, *pairs) for name in _SETS), tuning
 

@@ -1,6 +1,7 @@
 """Fine-tunes a checkpoint: sentences, words, answers, retrieval.
 
-  antlm eval finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
+  antlm eval finetune --checkpoint=RUN --data=reviews.csv --save
+  antlm eval finetune --checkpoint=RUN --data=FOLDER --preset=2024 --task=cola
 
 Trains one run for each learning rate and seed, as many at once as is fastest,
 and evaluates each epoch. A run stops if it diverges or no longer improves; the
@@ -67,7 +68,9 @@ UNTRAINED = "untrained"  # folder of the results of models as they are
 class Tasks:
   """Tasks, and the folder of their results."""
 
-  preset: str = setting("2024", "Kind of task, see above", choices=PRESETS)
+  preset: str = setting(
+    "classification", "Kind of task, see above", choices=PRESETS
+  )
   task: str = setting(
     "all",
     "Names of tasks, separated by commas; all for every task of the preset",
@@ -213,6 +216,13 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
   """
   tasks = settings_lib.choose(Tasks, given)
   suite = PRESETS[tasks.preset]
+  first = tasks.task.partition(",")[0]
+  others = [name for name, other in PRESETS.items() if first in other.owner]
+  if others and first not in suite.owner:
+    raise UserError(
+      f"--preset={tasks.preset} has no task {first!r}: give"
+      f" --preset={' or '.join(others)}"
+    )
   suite.named(tasks.task)
   known = _names(Tasks, Grid, Hyperparameters, *suite.settings)
   what, help = (

@@ -142,8 +142,8 @@ def test_help_has_the_values_of_a_config(capsys):
 
 
 def test_help_has_the_defaults_of_a_preset(capsys):
-  """Catches help that shows 2024's defaults for every preset."""
-  rates = {"": "5e-05", "--preset=simcse": "3e-05"}
+  """Catches help that shows one preset's defaults for every preset."""
+  rates = {"": "5e-05", "--preset=simcse": "3e-05", "--preset=2026": "3e-05"}
   for words, rate in rates.items():
     with pytest.raises(SystemExit):
       antlm.main(["eval", "finetune", *words.split(), "--help"])

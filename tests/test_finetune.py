@@ -624,7 +624,8 @@ SHORT = ("--batch_size=16", "--epochs=2")
 def cola(run, folder, *more, **counts):
   """Writes data; returns the arguments of the command for a run."""
   data = write_cola(folder / "data", **counts)
-  return [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT, *more]
+  own = f"--data={data}", "--preset=2024", "--task=cola"
+  return [f"--checkpoint={run}", *own, *SHORT, *more]
 
 
 @pytest.mark.slow
@@ -632,7 +633,7 @@ def test_command(run, tmp_path, capsys):
   data = write_cola(tmp_path / "data")
   for split in ("train", "valid"):
     (data / f"wsc.{split}.jsonl").write_text(line("wsc", 1) * 3)
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=all", *SHORT]
+  args = [f"--checkpoint={run}", f"--data={data}", "--preset=2024", *SHORT]
   args += ["--attention=causal", "--lrs=3e-3,1e-9", "--seeds=0,1"]
   finetune.main(args)
   said = capsys.readouterr()

@@ -314,14 +314,17 @@ class Suite:
     """
     if wanted == "all":
       return list(self.scores)
-    owner = {
-      name: task for task in self.scores for name in (task, *self.scores[task])
-    }
     for name in wanted.split(","):
-      if name not in owner:
-        known = ", ".join(owner)
+      if name not in self.owner:
+        known = ", ".join(self.owner)
         raise UserError(f"--task={name!r} is not all or of {known}")
-    return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
+    return list(dict.fromkeys(self.owner[name] for name in wanted.split(",")))
+
+  @property
+  def owner(self) -> dict[str, str]:
+    """The task of each name of a task or score."""
+    each = self.scores.items()
+    return {name: task for task, own in each for name in (task, *own)}
 
 
 def mean_of(
