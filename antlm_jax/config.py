@@ -12,7 +12,6 @@ setting. The library itself takes only Configs.
 """
 
 import dataclasses
-import difflib
 import functools
 import json
 import os
@@ -32,9 +31,10 @@ from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
 from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
-from antlm_jax.settings import nearest, setting
+from antlm_jax.settings import Section, nearest, setting
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
+OPTION = "--config"  # names a config on a command line
 # Settings that may differ when a run resumes. They change no parameter, except
 # by rounding (and which neurons a dropout drops, with other microbatches).
 FREE = (
@@ -83,7 +83,7 @@ class Config:
     for name in _GROUPS:
       section = getattr(self, name)
       if getattr(section, "group", None) != name:
-        raise UserError(f"{name}={section!r:.80} is no section of that name")
+        raise _no_section(name, section)
     if self.train.epochs and self.train.steps:
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
@@ -115,6 +115,10 @@ class Config:
     each = self.objectives.items()
     out["objectives"] = {name: settings.to_dict(of) for name, of in each}
     return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
+
+
+def _no_section(name: str, value: object) -> UserError:
+  return UserError(f"{name}={value!r:.80} is no section of that name")
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
@@ -251,65 +255,71 @@ def _lines(
   return "\n".join(out)
 
 
-def load(spec: str, overrides: Iterable[str] = ()) -> Config:
+def load(
+  spec: str,
+  changes: Iterable[str] | Mapping[str, settings.Setting | Section] = (),
+) -> Config:
   """Loads `FILE.py` or `FILE.py:ARG`.
 
   `get_config` receives ARG without the word `shrink`, which this function
-  applies after the overrides (each `--config.key.key=value`). Raises a
-  UserError if the file is no config, a key is unknown, or a value has a wrong
-  type or is out of bounds. The error suggests the nearest known key.
+  applies after the changes: words `--config.key=value` of a command line, or a
+  mapping as `given` takes it. Raises a UserError if the file is no config, a
+  key is unknown, or a value has a wrong type or is out of bounds. The error
+  suggests the nearest known key.
   """
+  python = isinstance(changes, Mapping)
   path, _, arg = spec.partition(":")
-  words = arg.split(",")
-  get_config = module(path).get_config
-  with plugins.reported(path, f"--config={path}"):
+  argument = "config" if python else OPTION
+  words, where = arg.split(","), f"{argument}={path}"
+  get_config = module(path, argument).get_config
+  with plugins.reported(path, where):
     made = get_config(",".join(word for word in words if word != "shrink"))
   if not isinstance(made, ConfigDict):
     raise UserError(
-      f"--config={path}: get_config(arg) returns {type(made).__name__}, not a"
+      f"{where}: get_config(arg) returns {type(made).__name__}, not a"
       " ConfigDict: return changes() with your settings"
     )
-  texts = pairs(overrides)
+  own = values = changes if python else pairs(changes)
   try:
     tree = made.to_dict()
     for group in _GROUPS:
       settings.require_group(tree.get(group, {}), group)
     found = traverse_util.flatten_dict(tree, sep=".")
-    _set_texts(found, texts)
+    own = _set(found, values, "" if python else f"{OPTION}.")
     if "shrink" in words:
-      _shrink(found, texts)
+      _shrink(found, own)
     return typed(traverse_util.unflatten_dict(found, sep="."))
   except UserError as error:
-    if any(key in str(error) for key in texts):
+    if any(key in str(error) for key in own):
       raise
-    raise UserError(f"--config={path}: {error}") from error  # the file's own
+    raise UserError(f"{where}: {error}") from error  # the file's own
 
 
 def given(
   config: str | os.PathLike[str] | Config,
-  changes: Mapping[str, settings.Setting],
+  changes: Mapping[str, settings.Setting | Section],
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 
-  Errors are those of `load` and `typed`.
+  A key may be a setting's last name, such as `steps`, if no other setting of
+  the config has it. A value may be a section, such as `optimizer=Muon()`, which
+  replaces the config's. Errors are those of `load` and `typed`.
   """
-  texts = {key: str(settings.written(of)) for key, of in changes.items()}
   if isinstance(config, str | os.PathLike):
-    words = (f"{key}={value}" for key, value in texts.items())
-    return load(os.fspath(config), words)
+    return load(os.fspath(config), changes)
   config = typed(config)
-  if not texts:
+  if not changes:
     return config
   groups = {name: settings.changed(getattr(config, name)) for name in _GROUPS}
   each = config.objectives.items()
   groups["objectives"] = {name: settings.to_dict(of) for name, of in each}
   own = {"seed": config.seed, "curriculum": config.curriculum}
   found = traverse_util.flatten_dict(own | groups, sep=".")
-  _set_texts(found, texts)
+  _set(found, changes)
   return typed(traverse_util.unflatten_dict(found, sep="."))
 
 
-def find(path: str) -> str:
+def find(path: str, argument: str = OPTION) -> str:
   """Returns a config file's path, of our own by its name; UserError if none."""
   own = {file.stem: file for file in sorted(CONFIGS.glob("*.py"))}
   if path in own:
@@ -317,18 +327,18 @@ def find(path: str) -> str:
   if not pathlib.Path(path).is_file():
     name, comma, arg = path.partition(",")
     if comma and name in own:
-      raise UserError(f"--config={path}: write --config={name}:{arg}")
+      raise UserError(f"{argument}={path}: write {argument}={name}:{arg}")
     near = nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
-    raise UserError(f"--config={path}: no such file, nor such a name; {near}")
+    raise UserError(f"{argument}={path}: no such file, nor such a name; {near}")
   return path
 
 
-def module(path: str) -> types.ModuleType:
+def module(path: str, argument: str = OPTION) -> types.ModuleType:
   """Runs a config file, and returns it as a module with `get_config`."""
-  path = find(path)
-  out = plugins.run_file(path, f"--config={path}")
+  path = find(path, argument)
+  out = plugins.run_file(path, f"{argument}={path}")
   if not hasattr(out, "get_config"):
-    raise UserError(f"--config={path}: it defines no get_config(arg)")
+    raise UserError(f"{argument}={path}: it defines no get_config(arg)")
   return out
 
 
@@ -369,13 +379,21 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
   return out
 
 
-def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
-  """Changes settings further, to values that it reads from text.
+def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
+  """Changes settings further, and returns the keys of those that it changed.
 
-  `optimizer=muon` means `optimizer.name=muon`; the same holds for the other
-  groups with several implementations.
+  It reads each value from its text, with the setting's type. `optimizer=muon`
+  means `optimizer.name=muon`; the same holds for the other groups with several
+  implementations. Without a `prefix` of keys in messages, which a command has,
+  keys may be short (see `given`).
   """
-  texts = {f"{k}.name" if k in _KINDS else k: v for k, v in texts.items()}
+  out, texts = set(), {}
+  for key, value in values.items():
+    if isinstance(value, Section):
+      out |= _replace(found, key, value)
+    else:
+      text = value if isinstance(value, str) else settings.text(value)
+      texts[f"{key}.name" if key in _KINDS else key] = text
   # First those that choose an implementation, whose settings others change.
   for key in filter(_CHOICE.fullmatch, texts):
     found[key], group = texts[key], key.rpartition(".")[0]
@@ -385,15 +403,31 @@ def _set_texts(found: Changes, texts: Mapping[str, str]) -> None:
       if other.startswith(f"{group}.") and other not in known:
         del found[other]
   known = _known(found)
-  for key, text in texts.items():
-    if key not in known:
-      raise _unknown(key, known)
-    found[key] = known[key].parse(text, f"--config.{key}={text:.100}")
+  for name, text in texts.items():
+    key = name if name in known else _key(name, known, prefix)
+    if key in out:
+      raise UserError(f"{key} is set twice: leave out one of its names")
+    out.add(key)
+    found[key] = text
+    if text is not None:  # else a Config refuses it, unless it may be None
+      found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
   lengths = {"train.epochs", "train.steps"}
-  own = "curriculum" in texts and _COUNTS.search(found["curriculum"])
-  if own or lengths & texts.keys():  # a new length replaces the config's
-    for key in lengths - texts.keys():
+  own = "curriculum" in out and _COUNTS.search(found["curriculum"])
+  if own or lengths & out:  # a new length replaces the config's
+    for key in lengths - out:
       found.pop(key, None)
+  return out
+
+
+def _replace(found: Changes, group: str, section: Section) -> set[str]:
+  """Replaces a group's changes by a section; returns the section's keys."""
+  if section.group != group:
+    raise _no_section(group, section)
+  for key in [key for key in found if key.startswith(f"{group}.")]:
+    del found[key]
+  each = settings.changed(section).items()
+  found |= {f"{group}.{name}": value for name, value in each}
+  return {f"{group}.{name}" for name in settings.to_dict(section)}
 
 
 def _known(found: Changes) -> dict[str, settings.Field]:
@@ -403,8 +437,8 @@ def _known(found: Changes) -> dict[str, settings.Field]:
     key = f"{group}.name"
     out[key] = _NAME
     sections[group] = kinds[found.get(key, _CHOSEN[group])]
-  added = {key.split(".")[1] for key in found if key.startswith("objectives.")}
-  for name in OBJECTIVES.keys() | added:
+  added = [key.split(".")[1] for key in found if key.startswith("objectives.")]
+  for name in dict.fromkeys([*OBJECTIVES, *added]):
     key = f"objectives.{name}.kind"
     out[key] = _NAME
     kind = objective.kind_of(name, found.get(key))
@@ -415,26 +449,47 @@ def _known(found: Changes) -> dict[str, settings.Field]:
   return out
 
 
-def _unknown(key: str, known: Collection[str]) -> UserError:
-  if inside := [one for one in known if one.startswith(f"{key}.")]:
-    names = ", ".join(one.removeprefix(f"{key}.") for one in inside)
-    return UserError(f"--config.{key}: not a group of settings ({names})")
-  ours = _USUAL.get(key.rpartition(".")[2], key)
-  return UserError(f"unknown config key {key!r}; {nearest(ours, known)}")
+def keys(config: Config, changes: Mapping[str, Any]) -> dict[str, str]:
+  """Returns the changes that gave a config, by whole keys and as texts."""
+  known, out = settings.by_name(leaves(config)), {}
+  for name, value in changes.items():
+    own = {name: value}
+    if isinstance(value, Section):
+      each = settings.to_dict(value).items()
+      own = {f"{name}.{part}": one for part, one in each}
+    elif name not in _KINDS:
+      own = {known[name][0]: value}
+    out |= {key: str(settings.text(one)) for key, one in own.items()}
+  return out
+
+
+def _key(name: str, known: Collection[str], prefix: str) -> str:
+  """Returns the key of the only setting with this last name.
+
+  Raises a UserError if there is none or there are several, or with a `prefix`.
+  """
+  if inside := [one for one in known if one.startswith(f"{name}.")]:
+    names = ", ".join(one.removeprefix(f"{name}.") for one in inside)
+    raise UserError(f"{prefix}{name}: not a group of settings ({names})")
+  found = settings.by_name(known).get(name, ())
+  if len(found) == 1 and not prefix:
+    return found[0]
+  ours = _USUAL.get(name.rpartition(".")[2], name)
+  hint = settings.meant(ours, [*_KINDS, *known])
+  hint = hint or "antlm train --help lists them"
+  raise UserError(f"unknown config key {name!r}; {hint}")
 
 
 def meant(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  name = word.lstrip("-").partition("=")[0]
-  known = {}
-  for group, found in {"": Config, **_GROUPS}.items():
+  known = dict.fromkeys(settings.of(Config))
+  for group, found in _GROUPS.items():
     for section in found.values() if group in _KINDS else [found]:
-      for own in settings.of(section):
-        known.setdefault(own, f"{group}.{own}".lstrip("."))
-        known[f"{group}.{own}".lstrip(".")] = f"{group}.{own}".lstrip(".")
-  known |= _USUAL
-  near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-  return f"; did you mean --config.{known[near[0]]}?" if near else ""
+      known |= dict.fromkeys(f"{group}.{own}" for own in settings.of(section))
+  name = word.lstrip("-").partition("=")[0]
+  ours = _USUAL.get(name, name)
+  hint = settings.meant(ours, known, f"{OPTION}.{{}}".format, least=0.75)
+  return f"; {hint}" if hint else ""
 
 
 def leaves(config: Config) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import difflib
 import functools
 import inspect
 import operator
+import os
 import re
 import types
 import typing
@@ -39,6 +40,7 @@ P, T, U = ParamSpec("P"), TypeVar("T"), TypeVar("U")
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
+_LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -387,7 +389,7 @@ class Registry(dict[str, T]):
     known = ", ".join(sorted(filter(None, self)))
     raise UserError(
       f"{setting}={name!r} is not one of {known}; if a file of yours registers"
-      " it, give --plugin=FILE.py"
+      " it, give --plugin=FILE.py (in Python, import it)"
     )
 
   def make(
@@ -454,6 +456,36 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
   otherwise = otherwise or "antlm train --help lists them"
   return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
+  """Returns keys by their last names, `steps`, and whole, `train.steps`."""
+  out: dict[str, list[str]] = {}
+  for key in keys:
+    out.setdefault(key.rpartition(".")[2], []).append(key)
+  return out | {key: [key] for each in [*out.values()] for key in each}
+
+
+def meant(
+  name: str,
+  keys: Iterable[str],
+  shown: Callable[[str], str] = repr,
+  least: float = 0.4,
+) -> str:
+  """Returns a hint at the keys that an unknown name may mean, or "".
+
+  `least` is the smallest similarity, and `shown` writes a key.
+  """
+  named, last = by_name(keys), name.rpartition(".")[2]
+  for text, cutoff in ((name, 0.75), (last, 0.75), (name, least)):
+    if near := difflib.get_close_matches(text, named, cutoff=cutoff):
+      # Letters in another order are the likeliest slip: stesp for steps.
+      same = [one for one in near if sorted(one) == sorted(text)]
+      *others, end = map(shown, named[[*same, *near][0]])
+      others[_LISTED:] = ["..."] * (len(others) > _LISTED)
+      listed = f"{', '.join(others)} or {end}" if others else end
+      return f"did you mean {listed}?"
+  return ""
 
 
 def check(section, prefix: str = "") -> None:
@@ -564,6 +596,15 @@ def choose(section_type: type, values: Mapping[str, Any]):
 def written(value) -> Any:
   """Returns a tuple as text with commas, and any other value unchanged."""
   return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def text(value: Any) -> str | None:
+  """Returns a value as a command line has it, and None as it is."""
+  if isinstance(value, list | tuple):
+    return ",".join(str(text(one)) for one in value)
+  if isinstance(value, os.PathLike):  # a run is a path to its model
+    return os.fspath(value)
+  return None if value is None else str(value)
 
 
 def parse(text: str, kind: type, what: str):

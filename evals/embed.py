@@ -53,7 +53,10 @@ class Embedding:
     "Attention of the encoder; by default as fine-tuned, or else bidirectional",
     choices=ATTENTIONS,
   )
-  text_column: str = setting("text", "Column of a file's records with the text")
+  text_column: str | None = setting(
+    None,
+    "Column of a file's records; by default that of training, or else text",
+  )
   batch_tokens: int = setting(
     BATCH_TOKENS, "Number of tokens encoded at once", least=1
   )
@@ -81,15 +84,15 @@ def embed(
   prompt: str | None = Embedding.prompt,
   normalize: bool | None = Embedding.normalize,
   attention: str | None = Embedding.attention,
-  text_column: str = Embedding.text_column,
+  text_column: str | None = Embedding.text_column,
   batch_tokens: int = Embedding.batch_tokens,
   quiet: bool = False,
 ) -> npt.NDArray[np.float32]:
   """Embeds texts.
 
   Args:
-    model: Model, or the path to its run or checkpoint; usually an embedder,
-      which `finetune(preset="pairs", save=True)` saves.
+    model: Model, or the path to its run or checkpoint; usually an embedder, the
+      result of `finetune(preset="pairs", save=True)`.
     texts: n texts, or the path to a file of lines or records.
     prompt: Prefix of each text that an embedder was trained with: `query`,
       `document`; none by default.
@@ -97,7 +100,8 @@ def embed(
       embedder are.
     attention: `bidirectional` or `causal`; as fine-tuned, or else
       bidirectional, by default.
-    text_column: Column of a file's records with the text.
+    text_column: Column of a file's records; by default that of training, or
+      else `text`.
     batch_tokens: Number of tokens encoded at once.
     quiet: Whether to print nothing.
 
@@ -115,8 +119,7 @@ def embed(
     loaded = opened(model)
     of_file = isinstance(texts, str | os.PathLike)
     if of_file:  # which says itself how many texts are blank
-      found = sets.texts(os.fspath(texts), [text_column])
-      texts = (text for (text,) in found)
+      texts = _texts(loaded, os.fspath(texts), text_column)
     examples = inputs.texts(texts)
     if not of_file and (blank := sum(not text.strip() for text in examples)):
       progress.say(
@@ -129,6 +132,13 @@ def embed(
     size = max(1, asked.batch_tokens // length)
     how = length, size, *_head(loaded, asked)
     return saved.compute(loaded, examples, *how)[0]
+
+
+def _texts(loaded: Loaded, path: str, column: str | None) -> list[str]:
+  """Returns the texts of a file."""
+  of_training = loaded.task.columns if loaded.task else ()
+  own = of_training if len(of_training) == 1 else ["text"]
+  return [text for (text,) in sets.texts(path, [column] if column else own)]
 
 
 def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
@@ -160,8 +170,9 @@ def main(argv: Sequence[str]) -> None:
   settings_lib.add_arguments(parser, Embedding)
   args = parser.parse_args(argv)
   how = vars(settings_lib.from_args(Embedding, args))
-  texts = [text for (text,) in sets.texts(args.data, [args.text_column])]
-  vectors = embed(from_args(args), texts, **how)
+  loaded = from_args(args)
+  texts = _texts(loaded, args.data, args.text_column)
+  vectors = embed(loaded, texts, **how)
   if args.output.endswith(".npy"):
     with files.replacing(args.output) as aside, aside.open("wb") as file:
       np.save(file, vectors)

@@ -1,7 +1,7 @@
 """Predicts with a fine-tuned model: labels, entities, answers.
 
   antlm predict --checkpoint=RUN/evals/finetune/own/60-bidirectional/model \\
-    --data=reviews.csv --text_column=review --output=labels.jsonl
+    --data=reviews.csv --output=labels.jsonl
   antlm predict --checkpoint=MODEL --text "Who sat?" "Tom sat near the hills."
 
 `antlm eval finetune --save` writes MODEL. Without --output, prints a line of
@@ -35,9 +35,9 @@ class Predicting:
 
   text_column: tuple[str, ...] = setting(
     (),
-    "Columns of a file's records: text, several as A,B that are read together,"
-    " or question,context for an answering model. For a tagger the column may"
-    " hold lists of words",
+    "Columns of a file's records, several as A,B that are read together; by"
+    " default those of training, or else text (question,context for answering)."
+    " For a tagger the column may hold lists of words",
   )
   max_length: int = setting(
     0,
@@ -66,13 +66,14 @@ def predict(
       predict(model, [("Who sat?", "Tom sat near the hills.")])[0].answer
 
   Args:
-    model: Fine-tuned model from `finetune(save=True)`, or the path to it.
+    model: Result of `finetune(save=True)`, or a fine-tuned model, or the path
+      to it.
     texts: A text for each prediction, or several texts that are read together,
       such as a question and its context. For a tagger, a sentence whose words
       spaces divide, or its words. Or the path to a file of lines or records,
       whose words for a tagger may be a list.
-    text_column: Columns of a file's records, by default `text`, or `question`
-      and `context`.
+    text_column: Columns of a file's records; by default those of training, or
+      else `text`, or `question` and `context`.
     max_length: Largest number of tokens in a row; 0 for the longest row that
       the model was trained on.
     batch_size: Number of rows that are computed together.
@@ -90,7 +91,7 @@ def predict(
     if isinstance(head, retrieval.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if isinstance(texts, str | os.PathLike):
-      columns = asked.text_column or head.columns
+      columns = asked.text_column or loaded.task.columns or head.columns
       words = isinstance(head, tagging.Tagger)
       texts = sets.texts(os.fspath(texts), columns, words)
     examples = inputs.rows(texts)

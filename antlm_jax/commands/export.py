@@ -14,9 +14,9 @@ Only --repo uses the network.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from antlm_jax import cli, settings
 from antlm_jax.hf import card, heads, hub, weights
@@ -48,14 +48,30 @@ class Exporting(card.About):
   repo: str = setting("", "Repository of the Hub to push to, USER/NAME")
 
 
-class Exported(NamedTuple):
-  """A folder that transformers opens."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exported:
+  """A folder that transformers opens: a path, with its model's attention."""
 
   path: pathlib.Path
   attention: str  # `causal` or `bidirectional`
   classes: tuple[str, ...]  # names of transformers' classes that open it
 
+  def __fspath__(self) -> str:
+    return str(self.path)
+
+  def __truediv__(self, name: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path of a file in the folder."""
+    return self.path / name
+
   def __str__(self) -> str:
+    return str(self.path)  # which transformers opens instead of an os.PathLike
+
+  def __repr__(self) -> str:
+    return f"<{self.about}>"
+
+  @property
+  def about(self) -> str:
+    """A line with the path, the attention and the classes."""
     where, names = files.shown(self.path), ", ".join(self.classes)
     return f"{where}: {self.attention}, opens with {names}"
 
@@ -79,8 +95,7 @@ def export(
   """Writes a trained model as folders of Hugging Face's transformers.
 
   Args:
-    model: A model, or a path to a run or checkpoint; a fine-tuned one keeps its
-      head.
+    model: A model, a run, or a path to one; a fine-tuned model keeps its head.
     output: Path to a new folder.
     attention: `causal`, `bidirectional` or `both`; by default those of its
       training.
@@ -121,7 +136,7 @@ def export(
       for path, name in zip(written, chosen, strict=True):
         target = export_lib.target_of(one, name)
         out.append(Exported(path, name, heads.classes(one, target)))
-        progress.say(str(out[-1]))
+        progress.say(out[-1].about)
       if repo:
         hub.push(written, repo, revision)
   return out

@@ -35,7 +35,7 @@ from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips, files, progress
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import Section, Setting, setting
 from antlm_jax.training.run import Run
 from antlm_jax.units import duration, gib, milliseconds, quantity
 
@@ -156,7 +156,7 @@ def plan(
   budget: float = Planning.budget,
   fit: bool = False,
   quiet: bool = False,
-  **settings: Setting,
+  **settings: Setting | Section,
 ) -> Plan:
   """Plans a run on TPUs or GPUs, on a machine that has none.
 
@@ -185,6 +185,7 @@ def plan(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
+  settings = config_lib.keys(config_lib.given(config, settings), settings)
   if fit:
     settings |= _dividing(config, settings, len(devices))
   pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)

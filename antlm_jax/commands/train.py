@@ -27,7 +27,7 @@ if TYPE_CHECKING:
   from antlm_jax.config import Config
   from antlm_jax.data.prepared_folder import Prepared
   from antlm_jax.inference.model import Loaded
-  from antlm_jax.settings import Setting
+  from antlm_jax.settings import Section, Setting
   from antlm_jax.training.checkpoint import Checkpoint
   from antlm_jax.training.hooks import Hook
 
@@ -83,7 +83,7 @@ def train(
   hooks: Sequence[Hook] = (),
   quiet: bool = False,
   command: str = "",
-  **settings: Setting,
+  **settings: Setting | Section,
 ) -> Trained:
   """Trains a model. The same call resumes a run that was stopped.
 
@@ -96,8 +96,11 @@ def train(
     hooks: Hooks to call in addition to the run's own.
     quiet: Show nothing.
     command: Command line to show on the run's page.
-    **settings: Settings by their names, such as `curriculum="4C+16M+4C"` or
-      `**{"train.steps": 500}`.
+    **settings: Settings by their names, such as `curriculum="4C+16M+4C"`,
+      `peak_lr=3e-3` or, if several end in the same name,
+      `**{"eval.every": 100}`. `optimizer="muon"` keeps what the config sets
+      and Muon has as well; `optimizer=antlm_jax.Muon()` replaces all of it. So
+      do `model`, `schedule` and the other sections.
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, overload
 
 import jax
@@ -44,11 +44,13 @@ class FineTuned:
   settings: Mapping[str, Any]  # settings of the head, plain JSON
   params: Mapping[str, Any]  # arrays of the head by path; may be empty
   export_as: str = ""  # kind in `hf.heads.HEADS`, if it differs from `kind`
+  columns: Sequence[str] = ()  # of the texts in the records of training
 
   def to_json(self) -> dict[str, Any]:
     """Returns all fields except the parameters, for orbax to write."""
     fields = vars(self).items()
-    return {name: x for name, x in fields if name != "params" and x != ""}
+    left_out = "", ()
+    return {n: x for n, x in fields if n != "params" and x not in left_out}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,9 @@ class Identity:
   path: pathlib.Path  # path to the checkpoint
   step: int  # number of training steps
   digest: int  # CRC-32 of the weights alone
+
+  def __fspath__(self) -> str:
+    return str(self.path)
 
   @property
   def run(self) -> pathlib.Path:
@@ -111,12 +116,18 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
   Args:
-    path: Path to the run or checkpoint; may be gs://BUCKET/RUN.
+    path: Path to the run or checkpoint, which may be gs://BUCKET/RUN, or the
+      result of `train` or `finetune`.
     step: Step of the run; by default the newest.
 
   Raises:
     UserError: There is no such checkpoint, or it cannot be read.
   """
+  if not isinstance(path, str | os.PathLike):
+    raise UserError(
+      f"{path!r:.80} is no model: give a path, or what load, train or finetune"
+      " returned"
+    )
   compilation.keep_programs()
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
@@ -151,7 +162,10 @@ def opened(
   model: str | os.PathLike[str], step: int | None = None
 ) -> Loaded: ...
 def opened(model, step=None):
-  """Returns the model, or loads it from its path and step, as `load` does."""
+  """Returns the model, or loads it from its path and step, as `load` does.
+
+  Runs and fine-tunings are paths to their models (`__fspath__`).
+  """
   if not isinstance(model, TextModel):
     return load(model, step)
   if step is not None:

@@ -91,7 +91,8 @@ def simcse(
       if text := text.strip():
         yield Example((text, text))
 
-  return _task(data, sets.read(data, examples), _halves, towers, options)
+  found, column = sets.read(data, examples), files.text_column
+  return _task(data, found, _halves, towers, options, columns=column)
 
 
 PAIRS = Suite(
@@ -121,6 +122,7 @@ def _task(
   asked: Callable[[Sequence[Example]], list[Example]],
   towers: retrieval.Options,
   options: Options,
+  **fields,
 ) -> Task:
   """Makes a task; `asked` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
@@ -135,6 +137,7 @@ def _task(
       "accuracy": functools.partial(mean_of, retrieval.first_is_right),
     },
     also=("accuracy",),
+    **fields,
   )
 
 

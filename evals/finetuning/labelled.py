@@ -78,7 +78,8 @@ def classify(
   given = [name.strip() for name in sets.plain(classes.labels, "--labels")]
   labels = given or _classes(data, lists[0])
   made = head.classifier(labels, attention, of.HEADS)
-  return _task(sets.own(data, _indexed(found, labels)), made, of.FIELDS)
+  own = sets.own(data, _indexed(found, labels))
+  return _task(own, made, of.FIELDS, options)
 
 
 def regress(
@@ -110,7 +111,7 @@ def regress(
   for name in own["evaluations"]:
     if len({example.label for example in own["load"](name)}) == 1:
       progress.say(f"warning: {name}: all numbers are equal, so scores are 0")
-  return _task(own, made, regression.FIELDS)
+  return _task(own, made, regression.FIELDS, options)
 
 
 _DATA = (
@@ -146,9 +147,11 @@ REGRESSION = Suite(
 )
 
 
-def _task(own: Mapping[str, Any], head: Head, fields: Mapping) -> Task:
-  texts = functools.partial(_predictions, head)
-  return Task(**own, head=head, texts=texts, **fields)
+def _task(
+  own: Mapping[str, Any], head: Head, fields: Mapping, options: Columns
+) -> Task:
+  texts, columns = functools.partial(_predictions, head), options.text_column
+  return Task(**own, head=head, texts=texts, columns=columns, **fields)
 
 
 def _read(

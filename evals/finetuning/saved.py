@@ -54,6 +54,7 @@ def fine_tuned(
     task.head.settings,
     params or {},
     task.head.export_as,
+    task.columns,
   )
 
 

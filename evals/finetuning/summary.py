@@ -5,12 +5,14 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from antlm_jax import tables
+from antlm_jax.errors import UserError
 from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, standing
@@ -44,6 +46,19 @@ class Tuned:
     """
     return next(iter(self.scores.values())).mean
 
+  def __fspath__(self) -> str:
+    """Returns the path to the saved model; a UserError if there is none."""
+    if self.model:
+      return str(self.model)
+    if not self.lr:
+      raise UserError(
+        f"{self.name} was evaluated without training: its model is the one that"
+        " you gave"
+      )
+    raise UserError(
+      f"the model of {self.name} is not saved: fine-tune with save=True"
+    )
+
   def __repr__(self) -> str:
     return (
       f"<{self.name}: {self.metric} {100 * self.score:.1f} % at learning rate"
@@ -53,7 +68,7 @@ class Tuned:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FineTuning:
-  """Fine-tuned tasks by name, and their table.
+  """Fine-tuned tasks by name, and their table; a path to its saved model.
 
   Tasks that were evaluated without training have the learning rate 0.
   """
@@ -80,6 +95,18 @@ class FineTuning:
     """Path to the saved model; None if there is none, or several."""
     models = [task.model for task in self.tasks.values() if task.model]
     return models[0] if len(models) == 1 else None
+
+  def __fspath__(self) -> str:
+    """Returns the path to the saved model; a UserError unless it has one."""
+    if self.model:
+      return str(self.model)
+    first, *others = self.tasks
+    if others:
+      raise UserError(
+        f"{', '.join(self.tasks):.200} are several models: give that of a task,"
+        f" result[{first!r}]"
+      )
+    return os.fspath(self.tasks[first])
 
   def __repr__(self) -> str:
     scores = ", ".join(

@@ -386,8 +386,8 @@ def make(
 ) -> Task:
   """Makes a task of `FORMATS`, or of the user's own sentences.
 
-  The task `own` reads files of columns or records, or records in memory. Its
-  classes are those in all its sets. Raises a UserError if there are none.
+  The task `own` reads files or records in memory. Its classes are those in all
+  its sets. Raises a UserError if there are none.
   """
   if name != sets.OWN:
     form = FORMATS[name]
@@ -404,7 +404,7 @@ def make(
       return _examples(made, which, classes)
 
     return _of_entities(classes, sets.known(name, paths, examples))
-  read = functools.partial(_read, options, given)
+  read = functools.partial(_read, options, given, files := set())
   found = sets.read(data, read, any_ending=True, labelled=_has_tags)
   of, tags = _scheme(data, found)
   if of:
@@ -416,13 +416,12 @@ def make(
   if of:
     labels = {tag for those in found.values() for e in those for tag in e.label}
     classes = _classes(labels, given.labels)
-  made = {
-    split: _examples(those, split, classes) for split, those in found.items()
-  }
+  made = {n: _examples(those, n, classes) for n, those in found.items()}
   fields = sets.own(data, made)
+  fields["columns"] = (options.tokens_column,) if files == {True} else ()
   if of:
     like = "/".join(_of_kind("" if "B" in classes else "X"))
-    become = "" if of == "IOB2" else f", become {like}"
+    become = f", become {like}" * (of != "IOB2")
     progress.say(f"{fields['name']}: tags are {of}{become}")
     return _of_entities(classes, fields)
   odd = min(tags - {"O"})
@@ -544,10 +543,11 @@ def _has_tags(source: sets.Source) -> bool:
 
 
 def _read(
-  options: Options, given: labelled.Classes, source: sets.Source
+  options: Options, given: labelled.Classes, files: set, source: sets.Source
 ) -> Iterator[Example]:
-  """Yields the sentences of a source, of columns or of records."""
+  """Yields a source's sentences; tells `files` if it is a file of records."""
   places = options.tokens_column, options.tags_column
+  files.add(isinstance(source, str) and not _is_columns(source))
   if _is_columns(source):
     numbers = (int(one) - 1 if one.isdecimal() else None for one in places)
     yield from columns(source, *numbers)

@@ -240,6 +240,8 @@ class Task:
   # Another set that it trains on; empty for its own. The first evaluation set
   # is then the other's, and only chooses the epoch and the rate.
   trained_on: str = ""
+  # Columns of the texts in the user's own records, for predictions from files.
+  columns: tuple[str, ...] = ()
 
   @property
   def chooser(self) -> str:
