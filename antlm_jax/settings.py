@@ -155,8 +155,9 @@ def argument(
 ) -> Field:
   """Describes a value; in a signature, `Annotated[int, argument(least=1)]`.
 
-  The signature has its name, type and default. Bounds and choices hold for each part of a tuple. Numbers are finite; ints
-  without bounds lie within +-`LARGEST`.
+  The signature has its name, type and default. Bounds and choices hold for each
+  part of a tuple. Numbers are finite; ints without bounds lie within
+  +-`LARGEST`.
 
   Args:
     option: Name on a command line, if it is not `--NAME` of the value: another
