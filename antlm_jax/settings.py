@@ -101,8 +101,8 @@ class Field:
     A list or a single value becomes a tuple. Raises a UserError, which begins
     with `name`, if the value is not allowed.
     """
-    if self.read and isinstance(value, str):
-      value = self.read(value)
+    if self.read and isinstance(value, str | os.PathLike):
+      value = self.read(os.fspath(value))
     own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
     if self.wider and not isinstance(value, own):
       return value  # the function knows it
