@@ -105,7 +105,7 @@ def call(function: Callable, argv: Sequence[str], about: str):
 def here(path: str) -> str:
   """Reads a path that must be on this machine, not in a bucket."""
   if "://" in path:
-    raise UserError(
+    raise argparse.ArgumentTypeError(
       f"{path} is not on this machine: write to a folder here, then copy it"
     )
   return path

@@ -19,7 +19,7 @@ import pathlib
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
@@ -117,10 +117,18 @@ class Config:
     return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
 
 
+<<<<<<< HEAD
 def _no_section(name: str, value: object) -> UserError:
   return UserError(f"{name}={value!r:.80} is no section of that name")
 
 
+=======
+# A function's config: a value, or where to find it.
+ConfigOrName = Annotated[
+  str | os.PathLike[str] | Config,
+  settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
+]
+>>>>>>> cmds
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, then groups with a single section.
 _KINDS = {
@@ -296,8 +304,12 @@ def load(
 
 
 def given(
+<<<<<<< HEAD
   config: str | os.PathLike[str] | Config,
   changes: Mapping[str, settings.Setting | Section],
+=======
+  config: ConfigOrName, changes: Mapping[str, settings.Setting]
+>>>>>>> cmds
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 

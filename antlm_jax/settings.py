@@ -61,7 +61,7 @@ Setting = (
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # hashable
 class Field:
   """A value with a type, which can be read from text and checked."""
 
@@ -102,7 +102,10 @@ class Field:
     with `name`, if the value is not allowed.
     """
     if self.read and isinstance(value, str | os.PathLike):
-      value = self.read(os.fspath(value))
+      try:
+        value = self.read(os.fspath(value))
+      except argparse.ArgumentTypeError as error:
+        raise UserError(f"{name}: {error}") from error
     own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
     if self.wider and not isinstance(value, own):
       return value  # the function knows it
@@ -165,8 +168,8 @@ def argument(
     help: Noun phrase with the value's unit. That of a function is in the `Args`
       of its docstring, unless a command line needs other words.
     choices: All allowed values.
-    read: Function that makes the value from a text, or raises a UserError. It
-      keeps texts that it has made.
+    read: Function that makes the value from a text, or raises argparse's
+      `ArgumentTypeError`. It keeps texts that it has made.
     may_be_empty: Whether a command line may give an empty text.
     **more: Bounds (`least` and `most` are inclusive, `over` and `under`
       exclusive) and further keywords of argparse's `add_argument`.

@@ -6,6 +6,7 @@ request, on any machine, reuses its results. Another request for the same folder
 is an error.
 """
 
+import argparse
 import contextlib
 import json
 import pathlib
@@ -100,7 +101,7 @@ def output(*endings: str, required: bool = False) -> settings.Field:
   def read(path: str) -> str:
     if not path.endswith(endings):
       known = ", ".join(endings)
-      raise UserError(f"output {path} ends in none of {known}")
+      raise argparse.ArgumentTypeError(f"{path} ends in none of {known}")
     return cli.here(path)
 
   about = f"Path to a file for the results: {', '.join(endings)}"
