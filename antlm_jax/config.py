@@ -117,18 +117,17 @@ class Config:
     return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
 
 
-<<<<<<< HEAD
-def _no_section(name: str, value: object) -> UserError:
-  return UserError(f"{name}={value!r:.80} is no section of that name")
-
-
-=======
 # A function's config: a value, or where to find it.
 ConfigOrName = Annotated[
   str | os.PathLike[str] | Config,
   settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
 ]
->>>>>>> cmds
+
+
+def _no_section(name: str, value: object) -> UserError:
+  return UserError(f"{name}={value!r:.80} is no section of that name")
+
+
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, then groups with a single section.
 _KINDS = {
@@ -304,12 +303,7 @@ def load(
 
 
 def given(
-<<<<<<< HEAD
-  config: str | os.PathLike[str] | Config,
-  changes: Mapping[str, settings.Setting | Section],
-=======
-  config: ConfigOrName, changes: Mapping[str, settings.Setting]
->>>>>>> cmds
+  config: ConfigOrName, changes: Mapping[str, settings.Setting | Section]
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 

@@ -13,16 +13,11 @@ checkpoint.words to a folder with BabyLM's name, such as FOLDER/chck_1M.
 Only --repo uses the network.
 """
 
-<<<<<<< HEAD
 import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-=======
-import pathlib
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
->>>>>>> cmds
+from typing import Annotated
 
 from antlm_jax import cli, settings
 from antlm_jax.hf import card, heads, hub, weights

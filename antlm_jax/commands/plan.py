@@ -35,15 +35,9 @@ from antlm_jax.planning import where as where_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
-<<<<<<< HEAD
 from antlm_jax.runtime import chips, files, progress
-from antlm_jax.settings import Section, Setting, setting
+from antlm_jax.settings import PythonOnly, Section, Setting, argument, checked
 from antlm_jax.training.run import Run
-=======
-from antlm_jax.runtime import chips, files, progress, sharding
-from antlm_jax.settings import PythonOnly, Setting, argument, checked
-from antlm_jax.training.experiment import Run
->>>>>>> cmds
 from antlm_jax.units import duration, gib, milliseconds, quantity
 
 
@@ -135,13 +129,8 @@ def plan(
   sweep: bool = False,
   budget: float = 3600.0,
   fit: bool = False,
-<<<<<<< HEAD
-  quiet: bool = False,
-  **settings: Setting | Section,
-=======
   quiet: PythonOnly[bool] = False,
-  **settings: Setting,
->>>>>>> cmds
+  **settings: Setting | Section,
 ) -> Plan:
   """Plans a run on TPUs or GPUs, on a machine that has none.
 
