@@ -101,9 +101,9 @@ class Field:
     A list or a single value becomes a tuple. Raises a UserError, which begins
     with `name`, if the value is not allowed.
     """
-    if self.read and isinstance(value, str):
+    if self.read and isinstance(value, str | os.PathLike):
       try:
-        value = self.read(value)
+        value = self.read(os.fspath(value))
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
     own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))

@@ -8,58 +8,28 @@ that `antlm export` makes for sentence-transformers. A text that is longer than
 the longest row of training is cut.
 """
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from antlm_jax import cli
-from antlm_jax import settings as settings_lib
+from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.inference import inputs
-from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
+from antlm_jax.inference.model import Loaded, ModelOrPath, opened
 from antlm_jax.inference.scoring import BATCH_TOKENS
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import PythonOnly, argument
 
 PROMPTS = "query", "document"
-
-
-@dataclasses.dataclass(frozen=True)
-class Embedding:
-  """How texts are embedded."""
-
-  prompt: str | None = setting(
-    None,
-    "Prefix of each text that an embedder was trained with, if it has one:"
-    " query or document",
-    choices=PROMPTS,
-  )
-  normalize: bool | None = setting(
-    None,
-    "Scale vectors to length 1; by default those of an embedder",
-    action=argparse.BooleanOptionalAction,
-  )
-  attention: str | None = setting(
-    None,
-    "Attention of the encoder; by default as fine-tuned, or else bidirectional",
-    choices=ATTENTIONS,
-  )
-  text_column: str | None = setting(
-    None,
-    "Column of a file's records; by default that of training, or else text",
-  )
-  batch_tokens: int = setting(
-    BATCH_TOKENS, "Number of tokens encoded at once", least=1
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +47,25 @@ class _Pool(retrieval.Towers):
     return found / length if self.normalize else found
 
 
+@settings.checked
 def embed(
-  model: Loaded | files.Path,
-  texts: files.Path | Iterable[str],
+  model: ModelOrPath[Loaded],
+  texts: Annotated[
+    files.Path | Iterable[str],
+    argument("--data", help="File of lines, or records"),
+  ],
   *,
-  prompt: str | None = Embedding.prompt,
-  normalize: bool | None = Embedding.normalize,
-  attention: str | None = Embedding.attention,
-  text_column: str | None = Embedding.text_column,
-  batch_tokens: int = Embedding.batch_tokens,
-  quiet: bool = False,
+  output: Annotated[
+    files.Path | None,
+    results.output(".npy", ".jsonl", ".parquet", required=True),
+  ] = None,
+  prompt: Annotated[str | None, argument(choices=PROMPTS)] = None,
+  normalize: bool | None = None,
+  attention: Annotated[str | None, argument(choices=ATTENTIONS)] = None,
+  text_column: str | None = None,
+  batch_tokens: Annotated[int, argument(least=1)] = BATCH_TOKENS,
+  step: int | None = None,
+  quiet: PythonOnly[bool] = False,
 ) -> npt.NDArray[np.float32]:
   """Embeds texts.
 
@@ -94,16 +73,17 @@ def embed(
     model: Model, or the path to its run or checkpoint; usually an embedder, the
       result of `finetune(preset="pairs", save=True)`.
     texts: n texts, or the path to a file of lines or records.
-    prompt: Prefix of each text that an embedder was trained with: `query`,
-      `document`; none by default.
-    normalize: Whether vectors are scaled to length 1; by default those of an
-      embedder are.
-    attention: `bidirectional` or `causal`; as fine-tuned, or else
-      bidirectional, by default.
+    output: Path to a file for the results: .npy, .jsonl, .parquet.
+    prompt: Prefix of each text that an embedder was trained with, if it has
+      one: query or document.
+    normalize: Scale vectors to length 1; by default those of an embedder.
+    attention: Attention of the encoder; by default as fine-tuned, or else
+      bidirectional.
     text_column: Column of a file's records; by default that of training, or
-      else `text`.
+      else text.
     batch_tokens: Number of tokens encoded at once.
-    quiet: Whether to print nothing.
+    step: Step of the run; by default the newest.
+    quiet: Print nothing.
 
   Returns:
     float32 `[n, D]`: the mean over each text's tokens, with the special tokens
@@ -113,35 +93,46 @@ def embed(
     UserError: An argument is wrong, the model has a vector for each token, or
       the file cannot be read or lacks the column.
   """
-  asked = Embedding(prompt, normalize, attention, text_column, batch_tokens)
-  settings_lib.check(asked, "--")
   with progress.quietly(quiet):
-    loaded = opened(model)
-    of_file = isinstance(texts, str | os.PathLike)
-    if of_file:  # which says itself how many texts are blank
-      texts = _texts(loaded, os.fspath(texts), text_column)
-    examples = inputs.texts(texts)
-    if not of_file and (blank := sum(not text.strip() for text in examples)):
-      progress.say(
-        f"warning: {blank:,} of {len(examples):,} texts are blank; their"
-        " vectors are of the special tokens alone"
-      )
-    if not examples:
-      return np.zeros((0, loaded.model.config.width), np.float32)
-    length = loaded.longest_row
-    size = max(1, asked.batch_tokens // length)
-    how = length, size, *_head(loaded, asked)
-    return saved.compute(loaded, examples, *how)[0]
+    loaded = opened(model, step)
+    head, causal = _head(loaded, prompt, normalize, attention)
+    examples = _texts(loaded, texts, text_column)
+    if examples:
+      length = loaded.longest_row
+      size = max(1, batch_tokens // length)
+      how = length, size, head, causal
+      vectors, _ = saved.compute(loaded, examples, *how)
+    else:
+      vectors = np.zeros((0, loaded.model.config.width), np.float32)
+  if output is not None:
+    _write(os.fspath(output), examples, vectors)
+  return vectors
 
 
-def _texts(loaded: Loaded, path: str, column: str | None) -> list[str]:
-  """Returns the texts of a file."""
-  of_training = loaded.task.columns if loaded.task else ()
-  own = of_training if len(of_training) == 1 else ["text"]
-  return [text for (text,) in sets.texts(path, [column] if column else own)]
+def _texts(
+  loaded: Loaded, given: files.Path | Iterable[str], column: str | None
+) -> list[str]:
+  """Returns the texts of a file or of a list, and warns of blank ones."""
+  if isinstance(given, str | os.PathLike):  # says itself how many are blank
+    of_training = loaded.task.columns if loaded.task else ()
+    own = of_training if len(of_training) == 1 else ["text"]
+    found = sets.texts(os.fspath(given), [column] if column else own)
+    return inputs.texts(text for (text,) in found)
+  examples = inputs.texts(given)
+  if blank := sum(not text.strip() for text in examples):
+    progress.say(
+      f"warning: {blank:,} of {len(examples):,} texts are blank; their"
+      " vectors are of the special tokens alone"
+    )
+  return examples
 
 
-def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
+def _head(
+  loaded: Loaded,
+  prompt: str | None,
+  normalize: bool | None,
+  attention: str | None,
+) -> tuple[_Pool, bool]:
   """Returns the head that pools, and whether the attention is causal."""
   task, kind = loaded.task, retrieval.Towers.kind
   if task and task.kind == retrieval.TokenTowers.kind:
@@ -149,36 +140,30 @@ def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
       f"{loaded.path} has a vector for each token, not for each text: export"
       " it, and encode by sentence-transformers' MultiVectorEncoder"
     )
-  settings = task.settings if task else {}
-  attention = asked.attention or (task.attention if task else ATTENTIONS[0])
-  prompts = zip(PROMPTS, settings.get("prompts", ("", "")), strict=True)
-  prefix = dict(prompts)[asked.prompt] if asked.prompt else ""
+  own = task.settings if task else {}
+  attention = attention or (task.attention if task else ATTENTIONS[0])
+  prompts = zip(PROMPTS, own.get("prompts", ("", "")), strict=True)
+  prefix = dict(prompts)[prompt] if prompt else ""
   embeds = task is not None and kind in (task.kind, task.export_as)
   return _Pool(
     prompts=("", prefix),
-    pool=settings.get("pool", "mean"),
-    normalize=embeds if asked.normalize is None else asked.normalize,
+    pool=own.get("pool", "mean"),
+    normalize=embeds if normalize is None else normalize,
   ), attention == "causal"
+
+
+def _write(path: str, texts: Sequence[str], vectors: np.ndarray) -> None:
+  """Writes vectors, and the texts too unless the file is .npy."""
+  if path.endswith(".npy"):
+    with files.replacing(path) as aside, aside.open("wb") as file:
+      np.save(file, vectors)
+  else:
+    pairs = zip(texts, vectors.tolist(), strict=True)
+    results.write_rows(path, [{"text": t, "vector": v} for t, v in pairs])
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  add_arguments(parser)
-  parser.add_argument("--data", required=True, help="File of lines, or records")
-  results.add_output(parser, ".npy", ".jsonl", ".parquet", required=True)
-  settings_lib.add_arguments(parser, Embedding)
-  args = parser.parse_args(argv)
-  how = vars(settings_lib.from_args(Embedding, args))
-  loaded = from_args(args)
-  texts = _texts(loaded, args.data, args.text_column)
-  vectors = embed(loaded, texts, **how)
-  if args.output.endswith(".npy"):
-    with files.replacing(args.output) as aside, aside.open("wb") as file:
-      np.save(file, vectors)
-  else:
-    pairs = zip(texts, vectors.tolist(), strict=True)
-    results.write_rows(
-      args.output, [{"text": t, "vector": v} for t, v in pairs]
-    )
-  print(f"vectors {list(vectors.shape)} are written to {args.output}")
+  asked = cli.parsed(embed, argv, __doc__)
+  shape = list(embed(**asked).shape)
+  print(f"vectors {shape} are written to {asked['output']}")

@@ -33,8 +33,8 @@ import os
 import pathlib
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
 
@@ -53,39 +53,23 @@ from antlm_jax.inference.model import (
   FineTuned,
   Identity,
   Loaded,
-  add_arguments,
+  ModelOrPath,
   identify,
   opened,
 )
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import PythonOnly, Setting, argument, setting
 from antlm_jax.training import checkpoint
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
 
 
-@dataclasses.dataclass(frozen=True)
-class Tasks:
-  """Tasks, and the folder of their results."""
-
-  preset: str = setting(
-    "classification", "Kind of task, see above", choices=PRESETS
-  )
-  task: str = setting(
-    "all",
-    "Names of tasks, separated by commas; all for every task of the preset",
-  )
-  output: str | None = setting(
-    None,
-    "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
-    " with a NAME for each preset,"
-    f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))}",
-    read=cli.here,
-  )
-  save: bool = setting(
-    False, f"Save the best run's model as TASK/STEP-ATTENTION/{MODEL}"
-  )
-  overwrite: bool = setting(False, "Replace existing results")
+T = TypeVar("T")
+_OUTPUT = (
+  "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
+  " with a NAME for each preset,"
+  f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))}"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +99,84 @@ class Grid:
     return [Run(lr, seed) for lr in rates for seed in seeds]
 
 
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A task that is asked for, with its data and its settings."""
+
+  preset: str
+  name: str  # of the task
+  data: sets.Data
+  settings: Mapping[str, Any]  # the preset's, replaced by the given ones
+
+  @classmethod
+  def of(
+    cls,
+    preset: str,
+    name: str,
+    encoder: str,
+    data: sets.Data,
+    given: Mapping[str, Setting],
+  ) -> "Request":
+    """Returns the request for a task of a preset, with the given settings."""
+    suite = PRESETS[preset]
+    settings = dict(suite.defaults.get(name, {}))
+    if suite.exportable and given.get("head") is None:
+      attention = given.get("attention", Hyperparameters.attention)
+      settings |= heads.classifier(encoder, attention)
+    return cls(preset, name, data, {**settings, **given})
+
+  def section(self, kind: type[T]) -> T:
+    """Returns the settings of a section."""
+    return settings_lib.choose(kind, self.settings)
+
+  @property
+  def may_train(self) -> bool:
+    """Whether it asks for training, unless a folder has no set for it."""
+    tests_alone = isinstance(self.data, Mapping) and "train" not in self.data
+    return self.section(Hyperparameters).epochs > 0 and not tests_alone
+
+  def without_training(self, tuned: FineTuned | None) -> "Request":
+    """Returns the request for an evaluation alone.
+
+    The attention and the classes are by default those of the model's own task,
+    `tuned`. A file or list of examples is the test set.
+    """
+    own, data = {}, self.data
+    if tuned:
+      labels = tuple(tuned.settings.get("labels", ()))
+      own = {"attention": tuned.attention, "labels": labels}
+    never = {"epochs": 0, "steps": 0, "train_on": ""}
+    many = isinstance(data, Mapping) or _is_folder(data)
+    if self.name == sets.OWN and not many:
+      data = {"test": data}
+    settings = {**own, **self.settings, **never}
+    return dataclasses.replace(self, data=data, settings=settings)
+
+  def task(self) -> Task:
+    """Makes the task; raises a UserError if its data cannot be read."""
+    suite = PRESETS[self.preset]
+    attention = self.section(Hyperparameters).attention
+    own = map(self.section, suite.settings)
+    return suite.make(self.data, self.name, attention, *own)
+
+  def to_json(self, task: Task, model: Identity) -> dict[str, Any]:
+    """Returns everything that the results of the task depend on."""
+    grid = self.section(Grid)
+    return {
+      "preset": self.preset,
+      "task": task.name,
+      "data": {**results.data_digest(task.files), **task.about},
+      "head": {"kind": task.head.kind, **task.head.settings},
+      **results.model_digest(model),
+      **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
+      **dataclasses.asdict(self.section(Hyperparameters)),
+    }
+
+
+def _is_folder(data: sets.Data) -> bool:
+  return isinstance(data, str) and os.path.isdir(data)
+
+
 class Job(NamedTuple):
   """A task to do, or that is done."""
 
@@ -122,7 +184,7 @@ class Job(NamedTuple):
   grid: Grid
   how: Hyperparameters
   folder: pathlib.Path  # of its results
-  request: dict  # everything that they depend on, as JSON
+  request: dict  # everything that they depend on, `Request.to_json`
   # Summary of the same request, if it exists, and its model, if wanted.
   done: dict | None
 
@@ -133,16 +195,25 @@ class Job(NamedTuple):
     return task.trained_on or task.name, task.head, self.grid, self.how
 
 
+@settings_lib.checked
 def finetune(
-  model: Loaded | files.Path,
-  data: files.Path | sets.Records,
+  model: ModelOrPath[Loaded],
+  data: Annotated[
+    files.Path | sets.Records,
+    argument(help="Path to the folder or file of the tasks' examples"),
+  ],
   *,
-  preset: str = Tasks.preset,
-  task: str = Tasks.task,
-  output: files.Path | None = None,
+  preset: Annotated[
+    str, argument(help="Kind of task, see above", choices=PRESETS)
+  ] = "classification",
+  task: str = "all",
+  output: Annotated[
+    files.Path | None, argument(help=_OUTPUT, read=cli.here)
+  ] = None,
   save: bool = False,
   overwrite: bool = False,
-  quiet: bool = False,
+  step: int | None = None,
+  quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> FineTuning:
   """Fine-tunes a model: one run for each task, learning rate and seed.
@@ -163,11 +234,12 @@ def finetune(
       `(question, context, answers)`, `(query, positive)`, texts alone for
       simcse, or mappings with the columns of a file.
     preset: Kind of task, a key of `presets.PRESETS`.
-    task: All tasks of the preset, or the names of some, with commas.
-    output: Folder of the results; in RUN/evals by default.
-    save: Whether to save each task's best model.
-    overwrite: Whether to replace existing results.
-    quiet: Whether to print nothing.
+    task: Names of tasks, separated by commas; all for every task of the preset.
+    output: Folder for the results; in RUN/evals by default.
+    save: Save the best run's model as TASK/STEP-ATTENTION/model.
+    overwrite: Replace existing results.
+    step: Step of the run; by default the newest.
+    quiet: Print nothing.
     **settings: Settings that replace the preset's, such as `lrs=(1e-5, 3e-5)`:
       the options of `antlm eval finetune`.
 
@@ -175,14 +247,14 @@ def finetune(
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
-  given = dict(preset=preset, task=task, save=save, overwrite=overwrite)
-  given |= {"output": output and os.fspath(output), **settings}
   data = os.fspath(data) if isinstance(data, os.PathLike) else data
   with progress.quietly(quiet):
-    _tasks(given)  # a wrong name must not wait for the model
-    loaded = opened(model)
+    _suite(preset, task, settings)  # a wrong name must not wait for the model
+    loaded = opened(model, step)
     encoder = loaded.config.model.name
-    jobs, absent = plan(loaded, encoder, data, given, loaded.task)
+    where = dict(output=output, save=save, overwrite=overwrite)
+    wanted = loaded, encoder, loaded.task, data, preset, task
+    jobs, absent = plan(*wanted, **where, **settings)
     if absent:
       progress.say(f"warning: left out, not in {data}: {_listed(absent)}")
     # Checks everything before it trains anything.
@@ -209,142 +281,127 @@ def _listed(absent: Mapping[str, str]) -> str:
   return text.removeprefix("; ")
 
 
-def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
-  """Returns the tasks that settings name.
+def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
+  """Returns the suite of a preset.
 
-  Raises a UserError if a preset, a task or a setting has no such name.
+  Raises a UserError if it has no such task or setting, or settings contradict
+  each other.
   """
-  tasks = settings_lib.choose(Tasks, given)
-  suite = PRESETS[tasks.preset]
-  first = tasks.task.partition(",")[0]
+  suite = PRESETS[preset]
+  first = task.partition(",")[0]
   others = [name for name, other in PRESETS.items() if first in other.owner]
   if others and first not in suite.owner:
     raise UserError(
-      f"--preset={tasks.preset} has no task {first!r}: give"
-      f" --preset={' or '.join(others)}"
+      f"preset={preset} has no task {first!r}: give"
+      f" preset={' or '.join(others)}"
     )
-  suite.named(tasks.task)
-  known = _names(Tasks, Grid, Hyperparameters, *suite.settings)
-  what, help = (
-    f"preset={tasks.preset}",
-    "antlm eval finetune --help lists them",
-  )
-  settings_lib.refuse_unknown(given, known, what, help)
-  return tasks, suite
+  suite.named(task)
+  known = _names(finetune, Grid, Hyperparameters, *suite.settings)
+  help = "antlm eval finetune --help lists them"
+  settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
+  for trains in ("steps", "train_on"):
+    if given.get("epochs") == 0 and given.get(trains):
+      raise UserError(
+        f"epochs=0 evaluates without training: leave out {trains}, or give"
+        " epochs=1"
+      )
+  return suite
 
 
 def plan(
   model: Identity,
   encoder: str,
+  tuned: FineTuned | None,
   data: sets.Data,
-  given: Mapping[str, Any],
-  tuned: FineTuned | None = None,
+  preset: str,
+  task: str,
+  *,
+  output: str | None,
+  save: bool,
+  overwrite: bool,
+  **settings: Setting,
 ) -> tuple[list[Job], dict[str, str]]:
   """Makes the tasks that are asked for, without the model's weights.
 
-  `encoder` and `tuned` are the model's, `data` and `given` are the arguments of
+  `encoder` and `tuned` are the model's; all others are the arguments of
   `finetune`, and its errors are those. Also returns the missing tasks, if all
   are asked for, and the set that each of them trains on and lacks, or "".
   """
-  (tasks, suite), jobs, absent = _tasks(given), [], {}
-  file = isinstance(data, str) and pathlib.Path(data).suffix
-  if not suite.in_memory and (file or not isinstance(data, str)):
-    own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
-    raise UserError(
-      f"preset {tasks.preset} reads a folder of files"
-      f"{f', not {data}' * bool(file)}; for your own examples, choose a"
-      f" preset ({own}), such as preset=classification"
-    )
-  names = suite.named(tasks.task)
-  folder = isinstance(data, str) and os.path.isdir(data)
-  if tasks.task == "all" and sets.OWN in names and not folder:
-    names = [sets.OWN]
+  suite, jobs, absent = _suite(preset, task, settings), [], {}
+  names = _wanted(suite, preset, task, data)
   for name in names:
-    if tasks.task == "all" and name == sets.OWN and jobs:
+    if task == "all" and name == sets.OWN and jobs:
       continue  # a folder of known sets
+    request = Request.of(preset, name, encoder, data, settings)
     try:
-      task, grid, how = _task_of(model, encoder, data, given, tuned, name)
+      request, made = _made(request, tuned, model.path)
     except sets.Absent as error:
-      if tasks.task != "all" or len(names) == 1:
+      if task != "all" or len(names) == 1:
         raise
       absent[name] = error.trains_on
       continue
-    into = suite.folder if task.trained else UNTRAINED
-    output = tasks.output or model.evals / into
-    folder = pathlib.Path(output, task.name, f"{model.step}-{how.attention}")
-    request = {
-      "preset": tasks.preset,
-      "task": task.name,
-      "data": {**results.data_digest(task.files), **task.about},
-      "head": {"kind": task.head.kind, **task.head.settings},
-      **results.model_digest(model),
-      **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
-      **dataclasses.asdict(how),
-    }
-    done = None if tasks.overwrite else results.finished(folder, request)
-    if tasks.save and task.trained and not (folder / MODEL).is_dir():
-      done = None
-    jobs.append(Job(task, grid, how, folder, request, done))
+    jobs.append(_job(request, made, model, output, save, overwrite))
     if name == sets.OWN:  # nobody asked for the known sets
       absent.clear()
   if not jobs:
     raise UserError(
-      f"{data} has no set of preset={tasks.preset} ({', '.join(absent)}):"
+      f"{data} has no set of preset={preset} ({', '.join(absent)}):"
       f" task={name}, for example, names the files that it looks for"
     )
   absent.pop(sets.OWN, None)
   return jobs, absent
 
 
-def _task_of(
+def _wanted(suite: Suite, preset: str, task: str, data: sets.Data) -> list[str]:
+  """Returns the names of the tasks to look for in the data."""
+  file = isinstance(data, str) and pathlib.Path(data).suffix
+  if not suite.in_memory and (file or not isinstance(data, str)):
+    own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
+    raise UserError(
+      f"preset {preset} reads a folder of files"
+      f"{f', not {data}' * bool(file)}; for your own examples, choose a"
+      f" preset ({own}), such as preset=classification"
+    )
+  names = suite.named(task)
+  only_own = task == "all" and sets.OWN in names and not _is_folder(data)
+  return [sets.OWN] if only_own else names
+
+
+def _job(
+  request: Request,
+  task: Task,
   model: Identity,
-  encoder: str,
-  data: sets.Data,
-  given: Mapping[str, Any],
-  tuned: FineTuned | None,
-  name: str,
-) -> tuple[Task, Grid, Hyperparameters]:
-  """Makes a task and its settings; the arguments are those of `plan`.
+  output: str | None,
+  save: bool,
+  overwrite: bool,
+) -> Job:
+  """Returns the job of a task, with its results if they exist."""
+  grid, how = request.section(Grid), request.section(Hyperparameters)
+  into = PRESETS[request.preset].folder if task.trained else UNTRAINED
+  name = f"{model.step}-{how.attention}"
+  folder = pathlib.Path(output or model.evals / into, task.name, name)
+  about = request.to_json(task, model)
+  done = None if overwrite else results.finished(folder, about)
+  if save and task.trained and not (folder / MODEL).is_dir():
+    done = None
+  return Job(task, grid, how, folder, about, done)
 
-  A task that is not to be trained, or has no set to train on, gets the model's
-  own head, attention and classes.
+
+def _made(
+  request: Request, tuned: FineTuned | None, path: pathlib.Path
+) -> tuple[Request, Task]:
+  """Makes a task to train, or else to evaluate the model at a path as it is.
+
+  `tuned` is the task of this model. Also returns the request that was met.
   """
-  _, suite = _tasks(given)
-  never = given.get("epochs") == 0
-  for trains in ("steps", "train_on"):
-    if never and given.get(trains):
-      raise UserError(
-        f"epochs=0 evaluates without training: leave out {trains}, or give"
-        " epochs=1"
-      )
-  values = dict(suite.defaults.get(name, {}))
-  if suite.exportable and given.get("head") is None:
-    attention = given.get("attention", Hyperparameters.attention)
-    values |= heads.classifier(encoder, attention)
-  values |= given
-
-  def made() -> tuple[Task, Grid, Hyperparameters]:
-    sections = Grid, Hyperparameters, *suite.settings
-    grid, how, *own = (settings_lib.choose(of, values) for of in sections)
-    source, folder = data, isinstance(data, str) and os.path.isdir(data)
-    whole = folder or isinstance(data, Mapping)
-    if name == sets.OWN and not (how.epochs or whole):
-      source = {"test": data}
-    return suite.make(source, name, how.attention, *own), grid, how
-
-  how = settings_lib.choose(Hyperparameters, values)
-  tests_alone = isinstance(data, Mapping) and "train" not in data
-  if how.epochs and not tests_alone:
-    task, grid, how = made()
+  if request.may_train:
+    task = request.task()
     if task.trained:
-      return task, grid, how
-  values |= {"epochs": 0, "steps": 0, "train_on": ""}
-  if tuned:
-    labels = tuple(tuned.settings.get("labels", ()))
-    values = {"attention": tuned.attention, "labels": labels} | values
-  task, grid, how = made()
-  head = saved.untrained(task, tuned, model.path)
-  return dataclasses.replace(task, head=head, trained=False), grid, how
+      return request, task
+  request = request.without_training(tuned)
+  task = request.task()
+  head = saved.untrained(task, tuned, path)
+  return request, dataclasses.replace(task, head=head, trained=False)
 
 
 def perform(
@@ -418,17 +475,18 @@ def _advise(job: Job, loaded: Loaded) -> None:
     progress.say(f"tip: `antlm export` will refuse {job.task.name}: {error}")
 
 
-def _names(*sections: type) -> list[str]:
-  return [name for one in sections for name in settings_lib.of(one)]
+def _names(*sources: Callable) -> list[str]:
+  return [name for one in sources for name in settings_lib.of(one)]
 
 
 def _sections() -> list[type]:
   """Returns the sections of the command's options, each once."""
   own = (section for suite in PRESETS.values() for section in suite.settings)
-  return [Tasks, Grid, Hyperparameters, *dict.fromkeys(own)]
+  return [Grid, Hyperparameters, *dict.fromkeys(own)]
 
 
-def _parser(preset: str = Tasks.preset) -> cli.Parser:
+def _parser(preset: str) -> cli.Parser:
+  """Returns the command's parser, with the defaults of a preset."""
   wrapped = textwrap.TextWrapper(
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
@@ -438,11 +496,8 @@ def _parser(preset: str = Tasks.preset) -> cli.Parser:
   )
   about = __doc__.format(presets=presets, preset=preset)
   parser = cli.Parser(description=about)
-  add_arguments(parser)
-  about = "Path to the folder or file of the tasks' examples"
-  parser.add_argument("--data", required=True, help=about)
-  for section in _sections():
-    settings_lib.add_arguments(parser, section)
+  for source in (finetune, *_sections()):
+    settings_lib.add_arguments(parser, source)
   # Some settings differ by task: the help shows each of their values.
   suite, own = PRESETS[preset], {}
   each = [suite.defaults.get(task, {}) for task in suite.scores]
@@ -454,24 +509,23 @@ def _parser(preset: str = Tasks.preset) -> cli.Parser:
   return parser
 
 
-def _asked(argv: Sequence[str]) -> tuple[dict, str, dict[str, Any]]:
-  """Returns where the model is, the data, and the settings that are given."""
+def asked(argv: Sequence[str]) -> dict[str, Any]:
+  """Returns the arguments of `finetune` that a command line gives."""
+  first, known = cli.Parser(add_help=False), settings_lib.of(finetune)
+  first.add_argument("--preset")
+  preset = first.parse_known_args(argv)[0].preset
+  shown = preset if preset in PRESETS else known["preset"].default
   # Without defaults, which a preset's settings replace.
   given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
-  first = cli.Parser(add_help=False)
-  first.add_argument("--preset", default=Tasks.preset)
-  preset = first.parse_known_args(argv)[0].preset
-  shown = preset if preset in PRESETS else Tasks.preset
-  args = vars(_parser(shown).parse_args(argv, given))
-  where = {"path": args.pop("checkpoint"), "step": args.pop("step")}
-  data = args.pop("data")
-  return where, data, {n: x for n, x in args.items() if x is not None}
+  args = _parser(shown).parse_args(argv, given)
+  own = settings_lib.arguments(finetune, args)
+  more = {n: x for n, x in vars(args).items() if n not in own}
+  return own | {n: x for n, x in more.items() if x is not None}
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  where, data, given = _asked(argv)
-  print(finetune(identify(**where).path, data, **given))
+  print(finetune(**asked(argv)))
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -481,9 +535,9 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  where, data, given = _asked(argv)
-  model = identify(**where)
+  given = asked(argv)
+  model = identify(given.pop("model"), given.pop("step"))
   kept = checkpoint.Checkpoint(model.path)
   encoder, task = kept.meta.config.model.name, kept.fields.get("task")
   tuned = task and FineTuned(**task, params={})
-  return all(job.done for job in plan(model, encoder, data, given, tuned)[0])
+  return all(job.done for job in plan(model, encoder, tuned, **given)[0])

@@ -13,7 +13,7 @@ import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from antlm_jax import cli
+from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files
@@ -92,10 +92,11 @@ def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
       aside.write_text(text, encoding="utf-8")
 
 
-def add_output(
-  parser: argparse.ArgumentParser, *endings: str, required: bool = False
-) -> None:
-  """Adds --output, a file with one of some endings, to a command."""
+def output(*endings: str, required: bool = False) -> settings.Field:
+  """Describes an argument `output`, a file with one of some endings.
+
+  `required` says whether a command line must give it.
+  """
 
   def read(path: str) -> str:
     if not path.endswith(endings):
@@ -104,7 +105,8 @@ def add_output(
     return cli.here(path)
 
   about = f"Path to a file for the results: {', '.join(endings)}"
-  parser.add_argument("--output", type=read, required=required, help=about)
+  more = {"required": True} if required else {}
+  return settings.argument(help=about, read=read, **more)
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -122,7 +122,7 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
   assert repr(found[0]) == f"<fine-tuned: own {100 * one.score:.1f} %>"
   for data, more, message in (
     (texts, {"preset": "2024"}, "preset 2024 reads a folder of files"),
-    (texts, {"preset": "own"}, "--preset='own' is not one of 2024, 2026, "),
+    (texts, {"preset": "own"}, "preset='own' is not one of 2024, 2026, "),
     (texts, {"rate": 1}, "rate is no setting of preset=classification; "),
     (texts, {"pools": 1}, "; did you mean 'pool'?"),
     (texts, {"query_column": "a"}, "query_column is no setting of preset="),

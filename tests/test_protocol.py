@@ -181,14 +181,20 @@ def test_without_ms_marco_three_sets_are_left_out_in_one_line(tmp_path):
   texts(tmp_path, 9)
   for name in ("nq", "mldr"):
     tuned.write_beir(tmp_path / name, ("test",))
-  given = {"preset": "study"}
   model = Identity(path=tmp_path, step=7, digest=0)
-  jobs, absent = finetune.plan(model, "llama", str(tmp_path), given)
+  words = ["--checkpoint=none", f"--data={tmp_path}", "--preset=study"]
+
+  def plan(*more):
+    given = finetune.asked([*words, *more])
+    del given["model"], given["step"]
+    return finetune.plan(model, "llama", None, **given)
+
+  jobs, absent = plan()
   assert [job.task.name for job in jobs] == ["sst2"]
   line = finetune._listed(absent)
   assert line.endswith("scifact, msmarco; nq, mldr, which train on msmarco")
   with pytest.raises(UserError, match="nq trains on msmarco: msmarco is not"):
-    finetune.plan(model, "llama", str(tmp_path), given | {"task": "nq"})
+    plan("--task=nq")
 
 
 @pytest.mark.parametrize("count, steps", [(300, 9), (40_000, 1000)])

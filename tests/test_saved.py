@@ -271,7 +271,7 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
   found = embed(model, TEXTS, prompt="document")
   np.testing.assert_allclose(found, outputs(model, TEXTS), rtol=1e-5, atol=1e-6)
   assert embed(loaded, []).shape == (0, loaded.model.config.width)
-  with pytest.raises(UserError, match="--prompt='x' is not one of query, d"):
+  with pytest.raises(UserError, match=r"^prompt='x' is not one of query, d"):
     embed(model, TEXTS, prompt="x")
 
 

@@ -26,9 +26,10 @@ def answers(right: int) -> np.ndarray:
 
 def planned(*args) -> list[finetune.Job]:
   """Returns the jobs of the command's arguments, for an absent Llama."""
-  _, data, given = finetune._asked(["--checkpoint=none", *args])
-  model = Identity(path=pathlib.Path("none"), step=7, digest=0)
-  return finetune.plan(model, "llama", data, given)[0]
+  given = finetune.asked(["--checkpoint=none", *args])
+  model = Identity(path=pathlib.Path(given.pop("model")), step=7, digest=0)
+  assert given.pop("step") is None
+  return finetune.plan(model, "llama", None, **given)[0]
 
 
 def write(
