@@ -195,20 +195,26 @@ class Trainer:
     if processes.is_first():
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
-      if steps := self.step - self._begun:
-        of = f" of {self.step:,}" if self._begun else ""
-        time = f"{duration(self.ledger.total)} ({self.ledger})"
-        progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
-      for line in (*table.splitlines(), *found["advice"]):
-        progress.say(line)
-      kept = {self.step: ""}
-      if best := found["best"]:
-        kept[best["step"]] = " (best)"
-      steps = (f"{checkpoint.FOLDER}/{step}{of}" for step, of in kept.items())
-      names = "README.md", "curves.png", metrics.METRICS, *steps
-      progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
+      self._say_results(found, table)
     processes.agreed(0)  # the other processes end with the first
     return found
+
+  def _say_results(self, found: Mapping, table: str) -> None:
+    """Prints the time of the run, its results and its files."""
+    if steps := self.step - self._begun:
+      of = f" of {self.step:,}" if self._begun else ""
+      time = f"{duration(self.ledger.total)} ({self.ledger})"
+      progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
+    for line in (*table.splitlines(), *found["advice"]):
+      progress.say(line)
+    kept = {self.step: ""}
+    if best := found["best"]:
+      kept[best["step"]] = " (best)"
+    folders = (
+      f"{checkpoint.FOLDER}/{step}{note}" for step, note in kept.items()
+    )
+    names = "README.md", "curves.png", metrics.METRICS, *folders
+    progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
 
   def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
