@@ -104,14 +104,13 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
     UserError: A path is missing or of no known kind, or there is no text to
       train on or, in `dev`, to hold out.
   """
-  found = [search(path) for path in text]
-  everything = list(itertools.chain(*found))
-  train = [file for files in found for file in _first(files, "train", "")]
-  if not train:
-    train = _first([f for f in everything if f.alone], "dev", "test")
-  held_out = [f for f in everything if f.split == "dev" and f not in train]
+  by_path = [search(path) for path in text]
+  everything = list(itertools.chain(*by_path))
+  train = _to_train_on(by_path)
   if dev:
     held_out = [file for path in dev for file in _held_out(path)]
+  else:
+    held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and held-out text is not trained on.
   dev_of = _by_file(held_out)
   train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
@@ -135,6 +134,18 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   return corpus
 
 
+def _to_train_on(by_path: Sequence[Sequence[Found]]) -> list[Found]:
+  """Returns the files to train on, of those found under each path."""
+  train = []
+  for found in by_path:
+    train += _first(found, "train", "")
+  if train:
+    return train
+  # If nothing else is found, a file's own path says more than its name.
+  alone = [file for found in by_path for file in found if file.alone]
+  return _first(alone, "dev", "test")
+
+
 def _by_file(found: Iterable[Found]) -> dict[str, Found]:
   """Returns the first of each file and of the links to it."""
   out = {}
@@ -146,11 +157,14 @@ def _by_file(found: Iterable[Found]) -> dict[str, Found]:
 
 def _first(found: Sequence[Found], *splits: str) -> list[Found]:
   """Returns the files of the first of some splits that has any."""
-  of = ([f for f in found if f.split == split] for split in splits)
-  return next(filter(None, of), [])
+  for split in splits:
+    if files := [file for file in found if file.split == split]:
+      return files
+  return []
 
 
 def _held_out(path: str) -> list[Found]:
+  """Returns the files of a path that the user holds out, or raises."""
   found = search(path)
   taken = _first(found, "dev", "") or [f for f in found if f.alone]
   if not taken:

@@ -232,19 +232,7 @@ def reader(
   Raises:
     UserError: Tensors are missing, unknown, quantized or of another shape.
   """
-  rows: dict[str, list[tuple[str, slice]]] = {}  # parts of tensors, by path
-  expected: dict[str, tuple[int, ...]] = {}  # shape of each tensor
-  for path in filter(shapes.__contains__, names):
-    stacked, transpose = "{}" in names[path], path.endswith("/kernel")
-    shape = shapes[path].shape
-    layers, shape = (shape[0], shape[1:]) if stacked else (1, shape)
-    shape = shape[::-1] if transpose else shape
-    rows[path] = []
-    for tensor in map(names[path].format, range(layers)):
-      start = expected[tensor][0] if tensor in expected else 0
-      stop = start + shape[0]
-      expected[tensor] = (stop, *shape[1:])
-      rows[path].append((tensor, slice(start, stop)))
+  parts, expected = _parts(names, shapes)
   ones = {
     n: Stored(expected[n], "F32", functools.partial(np.ones, expected[n]))
     for n in unused
@@ -254,15 +242,66 @@ def reader(
     raise UserError(f"{weights.folder}: {'; '.join(problems)}")
 
   def params() -> Params:
-    out = {}
-    for path, own in rows.items():
-      layers = [weights[tensor][part] for tensor, part in own]
-      if path.endswith("/kernel"):
-        layers = [layer.T for layer in layers]
-      out[path] = np.stack(layers) if "{}" in names[path] else layers[0]
-    return out
+    return {
+      path: _read(weights, names[path], path, own)
+      for path, own in parts.items()
+    }
 
   return params
+
+
+# A tensor, and the rows of it that are a parameter of one layer.
+_TensorPart = tuple[str, slice]
+
+
+def _parts(
+  names: Mapping[str, str], shapes: Mapping
+) -> tuple[dict[str, list[_TensorPart]], dict[str, tuple[int, ...]]]:
+  """Finds the parts of tensors that hold the parameters.
+
+  Parameters with one tensor's name are its rows, in the order of `names`.
+
+  Returns:
+    The parts of each parameter, one for each layer if layers are stacked, by
+    path, and the shape of each tensor, by name.
+  """
+  parts: dict[str, list[_TensorPart]] = {}
+  expected: dict[str, tuple[int, ...]] = {}
+  for path, name in names.items():
+    if path not in shapes:
+      continue
+    layers, shape = 1, shapes[path].shape
+    if _is_stacked(name):
+      layers, *shape = shape
+    if _is_transposed(path):
+      shape = shape[::-1]
+    rows, *rest = shape
+    parts[path] = []
+    for tensor in map(name.format, range(layers)):
+      start = expected[tensor][0] if tensor in expected else 0
+      expected[tensor] = (start + rows, *rest)
+      parts[path].append((tensor, slice(start, start + rows)))
+  return parts, expected
+
+
+def _read(
+  weights: Weights, name: str, path: str, parts: Sequence[_TensorPart]
+) -> np.ndarray:
+  """Reads a parameter from its parts of tensors."""
+  layers = [weights[tensor][rows] for tensor, rows in parts]
+  if _is_transposed(path):
+    layers = [layer.T for layer in layers]
+  return np.stack(layers) if _is_stacked(name) else layers[0]
+
+
+def _is_stacked(name: str) -> bool:
+  """Whether each layer has a tensor, with its number in the name."""
+  return "{}" in name
+
+
+def _is_transposed(path: str) -> bool:
+  """Whether tensors hold a parameter's transpose, as PyTorch's Linear does."""
+  return path.endswith("/kernel")
 
 
 def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:

@@ -22,6 +22,7 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.generation import Count, Temperature, TopK, TopP, draw
 from antlm_jax.inference.model import ModelOrPath, opened
 from antlm_jax.masks import AttentionMask
+from antlm_jax.models.encoder import Head
 from antlm_jax.settings import PythonOnly, argument
 
 ORDERS = "confidence", "random", "ancestral"
@@ -118,16 +119,17 @@ def fill(
   most = min(block_length, int(canvas.sum(axis=1).max()))
   most = programs.round_up(most, canvas.shape[1])
   config, params = programs.unrolled(loaded)
-  drawn, shift = (temperature, top_k, top_p), loaded.mask_shift
-  go_on = programs.compiled(_fill, config, drawn, order, shift, most)
+  drawn = temperature, top_k, top_p
+  static = _Static(drawn, order, loaded.mask_shift, most)
+  go_on = programs.compiled(_fill, config, static)
   # Tokens that are not drawn, if a text may end early and if not.
   never, ends = framing.never_drawn(loaded), framing.ends(loaded)
   never[framing.mask_id(loaded)] = True
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
   every = settings.LARGEST if watch is None else 1
-  numbers = seen, block_length, steps, every, seed, count
+  numbers = _Numbers(seen, block_length, steps, every, seed, count)
   while np.any(rows.masked):
-    rows = jax.device_get(go_on(params, rows, banned, *numbers))
+    rows = jax.device_get(go_on(params, rows, banned, numbers))
     each = zip(canvas & ~rows.masked, *rows[:4], strict=True)
     filled = [_filled(loaded, *row) for row in each]
     if watch is not None:
@@ -228,78 +230,149 @@ def _filled(
 # ------------------------------------------------------------- on the device
 
 
+class _Static(NamedTuple):
+  """Settings that are constants of the program."""
+
+  drawn: tuple[float, int, float]  # temperature, top_k, top_p
+  order: str
+  shift: int  # distance from a mask back to its prediction
+  most: int  # largest number M of masks in a block of a row
+
+
+class _Numbers(NamedTuple):
+  """Settings that the program takes as arguments, int32."""
+
+  attended: jax.Array  # number of tokens in a block of attention
+  filled: jax.Array  # number of tokens in a block that is filled
+  steps: jax.Array  # number of steps for each block; 0 for one token a step
+  every: jax.Array  # largest number of steps of a call
+  seed: jax.Array
+  repeats: jax.Array  # number of rows for each text
+
+
+class _Masks(NamedTuple):
+  """Masks that a step may fill: those of each row's first unfinished block."""
+
+  block: jax.Array  # the block of each row, int32 `[B]`
+  left: jax.Array  # number of steps left for it, with this step, int32 `[B]`
+  at: jax.Array  # places of its masks, then of other tokens, int32 `[B, M]`
+  here: jax.Array  # whether there is a mask, bool `[B, M]`
+
+
 def _fill(
   model: models.Model,
-  drawn: tuple[float, int, float],  # temperature, top_k, top_p
-  order: str,
-  shift: int,  # distance from a mask back to its prediction
-  most: int,  # largest number M of masks in a block of a row
+  static: _Static,
   params,
   rows: _Rows,
   banned,  # tokens that are not drawn, by `rows.whole`, bool `[2, V]`
-  seen,  # number of tokens in a block of attention
-  filled,  # number of tokens in a block that is filled
-  steps,  # number of steps for each block; 0 for one token a step
-  every,  # largest number of steps of this call
-  seed,
-  repeats,  # number of rows for each text
+  numbers: _Numbers,
 ) -> _Rows:
   """Fills masks of rows from `_lay_out` or an earlier call."""
-  stop = rows.step + every
-  (count, size, width), length = rows.tokens.shape, rows.length[:, None]
-  # Draws depend on the seed, the number of the row among its text's rows, the
-  # step and the place, not on the other texts.
-  fold_in, number = jax.random.fold_in, jnp.arange(count) % repeats
-  keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
-  places = jnp.arange(size)
-  k_end = jnp.minimum(length, (places // seen + 1) * seen)
+  stop = rows.step + numbers.every
+  keys = _row_keys(len(rows.length), numbers)
+  places = jnp.arange(rows.masked.shape[1])
+  block_end = (places // numbers.attended + 1) * numbers.attended
+  mask = AttentionMask(k_end=jnp.minimum(rows.length[:, None], block_end))
   head = model.output_head(params)
 
-  def step(rows):
-    # Each row fills its first block with a mask.
-    block = jnp.min(jnp.where(rows.masked, places // filled, size), axis=1)
-    unfilled = rows.masked & (places // filled == block[:, None])
-    first = jnp.where(steps > 0, steps, jnp.sum(unfilled, axis=1))
-    left = jnp.where(block == rows.block, rows.left, first)
-    # The first of these M places are those of its masks.
-    at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
-    here = jnp.take_along_axis(unfilled, at, axis=1)
-    mask = AttentionMask(k_end=k_end)
-    tokens = rows.tokens[..., 0]
+  def step(now: _Rows) -> _Rows:
+    masks = _masks(now, numbers, static.most)
+    tokens = now.tokens[..., 0]
     positions = jnp.broadcast_to(places, tokens.shape)
     hidden = model.encode(params, tokens, positions, mask)
-    now = jax.vmap(fold_in, (0, None))(keys, rows.step)
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now.step)
+    found = _predict(static, head, hidden, now, masks, banned, step_keys)
+    tokens, chances, score = found
+    chosen = _chosen(static.order, masks.here, score, masks.left)
+    return _written(now, masks, chosen, tokens, chances)
 
-    def predict(mask):
-      row, place = mask
-      logits = head.logits(hidden[row, place - shift])
-      allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
-      token_key, own_key = jax.random.split(fold_in(now[row], place))
-      token = draw(token_key, allowed, *drawn)
-      sure, noise = jax.nn.softmax(allowed)[token], jax.random.uniform(own_key)
-      p = jax.nn.softmax(logits)
-      tokens = jnp.append(token, jax.lax.top_k(p, width - 1)[1])
-      return tokens, p[tokens], sure if order == "confidence" else noise
-
-    row = jnp.repeat(jnp.arange(count), at.shape[1])
-    each, most_at_once = (row, at.reshape(-1)), programs.LOGIT_ROWS
-    tokens, p, score = jax.lax.map(predict, each, batch_size=most_at_once)
-    chosen = _chosen(order, here, score.reshape(at.shape), left)
-    # Places outside the row make the writes of other masks have no effect.
-    to = row, jnp.where(chosen, at, size).reshape(-1)
-    return rows._replace(
-      tokens=rows.tokens.at[to].set(tokens, mode="drop"),
-      chances=rows.chances.at[to].set(p, mode="drop"),
-      masked=rows.masked.at[to].set(False, mode="drop"),
-      block=block,
-      left=left - 1,
-      step=rows.step + 1,
-    )
-
-  def unfinished(rows):
-    return (rows.step < stop) & jnp.any(rows.masked)
+  def unfinished(now: _Rows):
+    return (now.step < stop) & jnp.any(now.masked)
 
   return jax.lax.while_loop(unfinished, step, rows)
+
+
+def _row_keys(count: int, numbers: _Numbers) -> jax.Array:
+  """Returns a random key for each row `[B]`."""
+  # Draws depend on the seed, the number of the row among its text's rows, the
+  # step and the place, not on the other texts.
+  number = jnp.arange(count) % numbers.repeats
+  key = jax.random.key(numbers.seed)
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, number)
+
+
+def _masks(rows: _Rows, numbers: _Numbers, most: int) -> _Masks:
+  """Finds the masks that the next step may fill."""
+  size = rows.masked.shape[1]
+  block_of = jnp.arange(size) // numbers.filled
+  block = jnp.min(jnp.where(rows.masked, block_of, size), axis=1)
+  unfilled = rows.masked & (block_of == block[:, None])
+  # A row that begins a block has all of its steps.
+  one_each = jnp.sum(unfilled, axis=1)
+  steps = jnp.where(numbers.steps > 0, numbers.steps, one_each)
+  left = jnp.where(block == rows.block, rows.left, steps)
+  # A stable sort puts the places of the masks first.
+  at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
+  here = jnp.take_along_axis(unfilled, at, axis=1)
+  return _Masks(block, left, at, here)
+
+
+def _predict(
+  static: _Static,
+  head: Head,
+  hidden: jax.Array,  # outputs of the encoder `[B, T, D]`
+  rows: _Rows,
+  masks: _Masks,
+  banned,
+  keys: jax.Array,  # random keys of the rows for this step `[B]`
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Draws a token for each of the masks.
+
+  Returns:
+    Token, then K candidates, int32 `[B M, 1 + K]`, their probabilities, and the
+    score by which `_chosen` orders the masks, `[B, M]`.
+  """
+  candidates = rows.tokens.shape[2] - 1
+
+  def predict(mask):
+    row, place = mask
+    logits = head.logits(hidden[row, place - static.shift])
+    allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
+    token_key, own_key = jax.random.split(jax.random.fold_in(keys[row], place))
+    token = draw(token_key, allowed, *static.drawn)
+    if static.order == "confidence":
+      score = jax.nn.softmax(allowed)[token]
+    else:
+      score = jax.random.uniform(own_key)
+    chances = jax.nn.softmax(logits)
+    tokens = jnp.append(token, jax.lax.top_k(chances, candidates)[1])
+    return tokens, chances[tokens], score
+
+  each = _flat(masks.at)
+  found = jax.lax.map(predict, each, batch_size=programs.LOGIT_ROWS)
+  tokens, chances, score = found
+  return tokens, chances, score.reshape(masks.at.shape)
+
+
+def _flat(places: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns row and place of places `[B, M]`, each int32 `[B M]`."""
+  count, width = places.shape
+  return jnp.repeat(jnp.arange(count), width), places.reshape(-1)
+
+
+def _written(rows: _Rows, masks: _Masks, chosen, tokens, chances) -> _Rows:
+  """Writes the tokens of the chosen masks, bool `[B, M]`, into rows."""
+  # Writes to places outside the row have no effect.
+  outside = rows.masked.shape[1]
+  to = _flat(jnp.where(chosen, masks.at, outside))
+  return rows._replace(
+    tokens=rows.tokens.at[to].set(tokens, mode="drop"),
+    chances=rows.chances.at[to].set(chances, mode="drop"),
+    masked=rows.masked.at[to].set(False, mode="drop"),
+    block=masks.block,
+    left=masks.left - 1,
+    step=rows.step + 1,
+  )
 
 
 def _chosen(order: str, here, score, left) -> jax.Array:

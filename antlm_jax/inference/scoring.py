@@ -74,13 +74,23 @@ class Text(NamedTuple):
 
 
 class Totals(NamedTuple):
-  """Results of n texts at K temperatures."""
+  """Sums of n texts at K temperatures."""
 
   logprobs: np.ndarray  # sums over scored tokens in nats, float64 `[n, K]`
   likeliest: np.ndarray  # number of tokens predicted as likeliest, int `[n]`
   # For each position in a text, the nats at the first temperature and the
   # number of scored tokens, float64 `[T, 2]`.
   by_position: np.ndarray
+
+  def add(self, batch: "Targets", logprobs, likeliest) -> None:
+    """Adds the results `[R, K]` and `[R]` of a batch of R targets."""
+    # The device computes in float32, as in training. Sums are float64, so that
+    # they do not depend on the batches.
+    np.add.at(self.logprobs, batch.text, logprobs.astype(np.float64))
+    np.add.at(self.likeliest, batch.text, likeliest)
+    nats, count = self.by_position.T
+    np.subtract.at(nats, batch.position, logprobs[:, 0])
+    np.add.at(count, batch.position, 1)
 
 
 def mode_named(name: str) -> str:
@@ -240,6 +250,14 @@ class Targets(NamedTuple):
   begins: np.ndarray  # start of the segment in flat rows, int `[P, R]`
 
 
+class Shapes(NamedTuple):
+  """The shapes that all batches share, so that they share a program."""
+
+  rows: tuple[int, ...]  # number of rows of each pass
+  length: int  # number of tokens of a row
+  targets: int  # number of targets
+
+
 class Rows(NamedTuple):
   """Segments of a pass in rows, and the places that predict targets."""
 
@@ -262,11 +280,13 @@ def totals(
   `passes` returns the `wanted` passes, which may encode at most `max_seq_len`
   tokens of a text.
   """
-  out = np.zeros((len(texts), len(temperatures)))
-  likeliest = np.zeros(len(texts), np.int64)
-  by_position = np.zeros((max((t.stop for t in texts), default=0), 2))
+  sums = Totals(
+    logprobs=np.zeros((len(texts), len(temperatures))),
+    likeliest=np.zeros(len(texts), np.int64),
+    by_position=np.zeros((max((t.stop for t in texts), default=0), 2)),
+  )
   if not texts:
-    return Totals(out, likeliest, by_position)
+    return sums
   masked = any(p.masked for p in wanted)
   mask_id = framing.mask_id(loaded) if masked else 0
   temperatures = np.asarray(temperatures, np.float32)
@@ -275,71 +295,93 @@ def totals(
   length = programs.round_up(longest, loaded.model.config.max_seq_len, _ROW)
   most = max(1, batch_tokens // length)
   batches = _batches(texts, wanted, length, most)
-  # All batches have the same shapes, so that they share a program. The number
-  # of rows is a power of two, so that most requests share it too.
-  counts = np.max([b.begins.max(axis=1) // length + 1 for b in batches], axis=0)
-  powers = 2 ** np.ceil(np.log2(counts)).astype(int)
-  counts = np.maximum(counts, np.minimum(powers, most)).tolist()
-  size = max(len(batch.text) for batch in batches)
-  size = programs.round_up(size, step=programs.LOGIT_ROWS)
+  shapes = _shapes(batches, length, most)
   for batch in track(batches):
     rows = [
-      _rows(texts, batch, i, wanted[i], (counts[i], length), size, mask_id)
-      for i in range(len(wanted))
+      _rows(texts, batch, number, wanted[number], shapes, mask_id)
+      for number in range(len(wanted))
     ]
-    places = zip(batch.text, batch.position, strict=True)
-    tokens = _padded([texts[i].tokens[at] for i, at in places], size)
+    tokens = _target_tokens(texts, batch, shapes)
     found = program(loaded.params, rows, tokens, temperatures)
-    logprobs, top = (np.asarray(x)[: len(batch.text)] for x in found)
-    # The device computes in float32, as in training. Sums are float64, so that
-    # they do not depend on the batches.
-    np.add.at(out, batch.text, logprobs.astype(np.float64))
-    np.add.at(likeliest, batch.text, top)
-    np.subtract.at(by_position[:, 0], batch.position, logprobs[:, 0])
-    np.add.at(by_position[:, 1], batch.position, 1)
-  return Totals(out, likeliest, by_position)
+    # The last targets may be padding.
+    logprobs, likeliest = (np.asarray(x)[: len(batch.text)] for x in found)
+    sums.add(batch, logprobs, likeliest)
+  return sums
+
+
+def _shapes(batches: Sequence[Targets], length: int, most: int) -> Shapes:
+  """Returns shapes for all batches of at most `most` rows per pass."""
+  needed = [b.begins.max(axis=1) // length + 1 for b in batches]  # `[P]` each
+  needed = np.max(needed, axis=0)
+  # A power of two, so that most requests share a program too.
+  powers = 2 ** np.ceil(np.log2(needed)).astype(int)
+  rows = np.maximum(needed, np.minimum(powers, most))
+  targets = max(len(batch.text) for batch in batches)
+  targets = programs.round_up(targets, step=programs.LOGIT_ROWS)
+  return Shapes(tuple(rows.tolist()), length, targets)
 
 
 def _batches(
   texts: Sequence[Text], wanted: tuple[Pass, ...], length: int, most: int
 ) -> list[Targets]:
   """Divides all targets into batches of at most `most` rows per pass."""
-
-  def place(where: Pass, owners: np.ndarray) -> np.ndarray:
-    """Packs the texts of targets, and returns the starts of their segments."""
-    segments, segment = owners, np.arange(len(owners))
-    if not where.masked:  # all targets of a text share a segment
-      segments, segment = np.unique(owners, return_inverse=True)
-    lengths = [where.reads(texts[i]) for i in segments]
-    return packing.best_fit(lengths, length)[segment]
-
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
   position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
   # The last pass has most rows, because a masked pass is last.
-  batch = place(wanted[-1], text) // (most * length)
+  batch = _begins(texts, wanted[-1], text, length) // (most * length)
   order = np.argsort(batch, kind="stable")
   out = []
   for index in np.split(order, np.cumsum(np.bincount(batch))[:-1]):
     # This packs the last pass into the same rows again.
-    begins = np.stack([place(where, text[index]) for where in wanted])
-    out.append(Targets(text[index], position[index], begins))
+    begins = [_begins(texts, where, text[index], length) for where in wanted]
+    out.append(Targets(text[index], position[index], np.stack(begins)))
   return out
 
 
+def _begins(
+  texts: Sequence[Text], where: Pass, owners: np.ndarray, length: int
+) -> np.ndarray:
+  """Packs the segments of targets into rows; returns their starts, int `[R]`.
+
+  `owners` are the indices of the targets' texts, int `[R]`.
+  """
+  if where.masked:  # each target has a segment
+    segments, segment = owners, np.arange(len(owners))
+  else:  # all targets of a text share a segment
+    segments, segment = np.unique(owners, return_inverse=True)
+  lengths = [where.reads(texts[i]) for i in segments]
+  return packing.best_fit(lengths, length)[segment]
+
+
 def _rows(
-  texts, batch: Targets, number: int, where: Pass, shape, size, mask_id
+  texts: Sequence[Text],
+  batch: Targets,
+  number: int,
+  where: Pass,
+  shapes: Shapes,
+  mask_id: int,
 ) -> Rows:
   """Writes the segments of pass `number` into rows `[B, T]`."""
   begins = batch.begins[number]
   starts, first = np.unique(begins, return_index=True)
   read = [texts[i] for i in batch.text[first]]
   pieces = [text.tokens[: where.reads(text)] for text in read]
-  tokens, segments = packing.fill(pieces, starts, *shape, pad_id=0)
+  count, length = shapes.rows[number], shapes.length
+  tokens, segments = packing.fill(pieces, starts, count, length, pad_id=0)
   if where.masked:
     tokens.flat[begins + batch.position] = mask_id
   bounds = Segments.of(segments)
-  predicted = begins + batch.position - where.shift
-  return Rows(tokens, bounds.start, bounds.end, _padded(predicted, size))
+  predicted = _padded(begins + batch.position - where.shift, shapes.targets)
+  return Rows(tokens, bounds.start, bounds.end, predicted)
+
+
+def _target_tokens(
+  texts: Sequence[Text], batch: Targets, shapes: Shapes
+) -> np.ndarray:
+  """Returns the tokens to predict, int32 `[R]`."""
+  places = zip(batch.text, batch.position, strict=True)
+  tokens = [texts[i].tokens[position] for i, position in places]
+  return _padded(tokens, shapes.targets)
 
 
 def _padded(values: Sequence[int], size: int) -> np.ndarray:

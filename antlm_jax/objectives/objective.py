@@ -288,26 +288,38 @@ class FillInTheMiddle(Objective):
     at = np.arange(tokens.shape[1])
     special = vocabulary.special[tokens]
     # A document's text is a run of ordinary tokens, in any packing.
-    begins = (at == segments.start) | special
-    begins[:, 1:] |= special[:, :-1]
-    begins = np.flatnonzero(begins)  # in all rows, one after the other
+    first = (at == segments.start) | special
+    first[:, 1:] |= special[:, :-1]
+    # All rows, one after the other.
+    begins = np.flatnonzero(first)
     ends = np.append(begins[1:], tokens.size)
     draws = draw.uniform("middle", at).reshape(-1)
-    taken = (draws[begins] < self.middle_rate) & (ends - begins >= 4)
-    out = tokens.reshape(-1).copy()
+    long_enough = ends - begins >= 4
+    taken = (draws[begins] < self.middle_rate) & long_enough
     mask = np.array([vocabulary.mask_id], np.int32)
+    flat = tokens.reshape(-1).copy()
     for begin, end in zip(begins[taken], ends[taken], strict=True):
-      text = out[begin : end - 2]  # the last two tokens make room for the masks
-      _, one, other, order = draws[begin : begin + 4]
-      first, second = sorted(int(u * (len(text) + 1)) for u in (one, other))
-      prefix, middle, suffix = text[:first], text[first:second], text[second:]
-      if order < 0.5:
-        parts = mask, suffix, mask, prefix, middle  # SPM
-      else:
-        parts = prefix, mask, suffix, mask, middle  # PSM
-      out[begin:end] = np.concatenate(parts)
-    tokens = out.reshape(tokens.shape)
-    return super().corrupt(tokens, segments, draw, vocabulary, progress)
+      # The first draw has chosen the document.
+      _, *three = draws[begin : begin + 4]
+      flat[begin:end] = _with_middle_last(flat[begin:end], mask, *three)
+    moved = flat.reshape(tokens.shape)
+    return super().corrupt(moved, segments, draw, vocabulary, progress)
+
+
+def _with_middle_last(
+  document: np.ndarray, mask: np.ndarray, one: float, other: float, order: float
+) -> np.ndarray:
+  """Returns a document `[n]` with its middle last, for draws in [0, 1).
+
+  `one` and `other` choose the cuts, and `order` the order of the parts. `mask`
+  is `<mask>`, int32 `[1]`.
+  """
+  text = document[:-2]  # the last two tokens make room for the masks
+  first, second = sorted(int(u * (len(text) + 1)) for u in (one, other))
+  prefix, middle, suffix = text[:first], text[first:second], text[second:]
+  psm = prefix, mask, suffix, mask, middle
+  spm = mask, suffix, mask, prefix, middle
+  return np.concatenate(spm if order < 0.5 else psm)
 
 
 OBJECTIVES: dict[str, Objective] = {
