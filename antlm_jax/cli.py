@@ -84,29 +84,28 @@ class Parser(argparse.ArgumentParser):
     return args, overrides
 
 
-def call(function: Callable, argv: Sequence[str], about: str, **more):
-  """Calls a function with a command's arguments, and returns its result.
+def parsed(function: Callable, argv: Sequence[str], about: str) -> dict:
+  """Returns the arguments of a function that a command line gives, by name.
 
-  The function declares them: see `settings.of`.
-
-  Args:
-    function: The function.
-    argv: The command's arguments.
-    about: Description for `--help`.
-    **more: Arguments that only Python has.
+  The function declares them: see `settings.of`. `about` is the description for
+  `--help`.
   """
   from antlm_jax import settings  # slow to import, for a list of commands
 
   parser = Parser(description=about)
   settings.add_arguments(parser, function)
-  given = settings.arguments(function, parser.parse_args(argv))
-  return function(**given, **more)
+  return settings.arguments(function, parser.parse_args(argv))
+
+
+def call(function: Callable, argv: Sequence[str], about: str):
+  """Calls a function with a command's arguments, and returns its result."""
+  return function(**parsed(function, argv, about))
 
 
 def here(path: str) -> str:
   """Reads a path that must be on this machine, not in a bucket."""
   if "://" in path:
-    raise UserError(
+    raise argparse.ArgumentTypeError(
       f"{path} is not on this machine: write to a folder here, then copy it"
     )
   return path

@@ -20,7 +20,7 @@ import pathlib
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
@@ -118,6 +118,11 @@ class Config:
     return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
 
 
+# A function's config: a value, or where to find it.
+ConfigOrName = Annotated[
+  str | os.PathLike[str] | Config,
+  settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
+]
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, then groups with a single section.
 _KINDS = {
@@ -287,8 +292,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def given(
-  config: str | os.PathLike[str] | Config,
-  changes: Mapping[str, settings.Setting],
+  config: ConfigOrName, changes: Mapping[str, settings.Setting]
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 

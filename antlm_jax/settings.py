@@ -59,7 +59,7 @@ Setting = (
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # hashable
 class Field:
   """A value with a type, which can be read from text and checked."""
 
@@ -100,7 +100,10 @@ class Field:
     with `name`, if the value is not allowed.
     """
     if self.read and isinstance(value, str):
-      value = self.read(value)
+      try:
+        value = self.read(value)
+      except argparse.ArgumentTypeError as error:
+        raise UserError(f"{name}: {error}") from error
     own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
     if self.wider and not isinstance(value, own):
       return value  # the function knows it
@@ -153,8 +156,9 @@ def argument(
 ) -> Field:
   """Describes a value; in a signature, `Annotated[int, argument(least=1)]`.
 
-  The signature has its name, type and default. Bounds and choices hold for each part of a tuple. Numbers are finite; ints
-  without bounds lie within +-`LARGEST`.
+  The signature has its name, type and default. Bounds and choices hold for each
+  part of a tuple. Numbers are finite; ints without bounds lie within
+  +-`LARGEST`.
 
   Args:
     option: Name on a command line, if it is not `--NAME` of the value: another
@@ -162,8 +166,8 @@ def argument(
     help: Noun phrase with the value's unit. That of a function is in the `Args`
       of its docstring, unless a command line needs other words.
     choices: All allowed values.
-    read: Function that makes the value from a text, or raises a UserError. It
-      keeps texts that it has made.
+    read: Function that makes the value from a text, or raises argparse's
+      `ArgumentTypeError`. It keeps texts that it has made.
     may_be_empty: Whether a command line may give an empty text.
     **more: Bounds (`least` and `most` are inclusive, `over` and `under`
       exclusive) and further keywords of argparse's `add_argument`.

@@ -13,7 +13,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import generation, scoring
 from antlm_jax.inference.framing import encode
-from antlm_jax.inference.generation import Sampling, draw, stream
+from antlm_jax.inference.generation import draw
 from antlm_jax.masks import CAUSAL
 from tests import helpers, random_models, runs
 
@@ -268,8 +268,10 @@ def test_draws_follow_the_seed_not_the_other_rows(loaded, sample, prompts, how):
 
 
 def test_a_stream_is_the_text_as_it_grows(loaded):
-  *growing, whole = stream(loaded, PROMPTS, Sampling(**SAMPLED))
-  assert whole == generate(loaded, PROMPTS, **SAMPLED)
+  seen = []
+  found = generate(loaded, PROMPTS, **SAMPLED, watch=seen.append)
+  *growing, whole = seen
+  assert whole == found == generate(loaded, PROMPTS, **SAMPLED)
   assert len(growing) == 2
   for early, late in zip(growing, [*growing[1:], whole], strict=True):
     for a, b in zip(early, late, strict=True):

@@ -14,8 +14,7 @@ from scipy import stats
 from antlm_jax import config, fill, models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.inference import filling, framing
-from antlm_jax.inference.filling import Filling
+from antlm_jax.inference import framing
 from antlm_jax.masks import AttentionMask
 from tests import helpers, random_models, runs
 
@@ -185,13 +184,16 @@ SAMPLED = {"tokens": 20, "temperature": 1.0, "steps": 4, "count": 2}
 
 
 def test_a_stream_is_the_text_as_it_is_filled(diffusion):
-  how = Filling(**SAMPLED)
-  *growing, whole = filling.stream(diffusion, TEXT, how)
-  assert whole == fill(diffusion, TEXT, **SAMPLED)
+  seen = []
+  whole = fill(diffusion, TEXT, **SAMPLED, watch=seen.append)
+  *growing, last = seen
+  assert whole == last == fill(diffusion, TEXT, **SAMPLED)
   assert [one.text.count("<mask>") for one, _ in growing] == [1]
   for (early, _), (late, _) in zip(growing, [whole], strict=True):
     assert early.masks[0] in late.masks
-  assert len(list(filling.stream(diffusion, "Tom", how))) == 4
+  seen.clear()
+  fill(diffusion, "Tom", **SAMPLED, watch=seen.append)
+  assert len(seen) == 4
   for one in whole:
     text = one.text
     assert text.startswith("The") and " near Tom" in text and text[-2:] == " ."
@@ -229,7 +231,9 @@ def test_candidates_are_those_of_the_step_that_filled_the_mask(diffusion):
   """The model predicts the second mask with the first already filled."""
   t = diffusion.tokenizer
   tokens = framing.encode(diffusion, TEXT)
-  (early,), (late,) = filling.stream(diffusion, TEXT, Filling(top=4))
+  seen = []
+  fill(diffusion, TEXT, top=4, watch=seen.append)
+  (early,), (late,) = seen
   (first,) = early.masks
   (second,) = (mask for mask in late.masks if mask != first)
   for mask in (first, second):

@@ -6,32 +6,33 @@ names of the encoders' sizes leave out.
 """
 
 import ast
-import dataclasses
 import types
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 from antlm_jax import cli, models, settings, tables
 from antlm_jax import config as config_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
-from antlm_jax.settings import setting
+from antlm_jax.settings import argument
 from antlm_jax.units import quantity
 
 _VOCAB_SIZE = 16_000  # of configs without a VOCAB_SIZE of their own
 
 
-@dataclasses.dataclass(frozen=True)
-class Listing:
-  """Arguments of the command."""
+@settings.checked
+def configs(
+  vocab_size: Annotated[int | None, argument(least=260, most=2**24)] = None,
+) -> str:
+  """Returns a table of all configs.
 
-  vocab_size: int | None = setting(
-    None,
-    "Vocabulary size of the counted models (default: the config's own, or"
-    " 16,000)",
-    least=260,
-    most=2**24,
-  )
+  Args:
+    vocab_size: Vocabulary size of the counted models; by default the config's
+      own, or 16,000.
+  """
+  head = ("config", "encoder", "parameters", "vocabulary", "length", "purpose")
+  return tables.text(list(_rows(vocab_size)), head)
 
 
 def _rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
@@ -78,8 +79,4 @@ def _length(config: Config) -> str:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  settings.add_arguments(parser, Listing)
-  size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
-  head = ("config", "encoder", "parameters", "vocabulary", "length", "purpose")
-  print(tables.text(list(_rows(size)), head))
+  print(cli.call(configs, argv, __doc__))

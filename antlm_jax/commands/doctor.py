@@ -56,9 +56,8 @@ def _packages() -> Iterator[tuple[str, Requirement, str]]:
       yield extra, wanted, version
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  cli.Parser(description=__doc__).parse_args(argv)
+def doctor() -> None:
+  """Prints what works, and exits with status 1 if something does not."""
   print(
     f"antlm {antlm_jax.__version__}, Python {platform.python_version()},"
     f" {platform.platform()}"
@@ -103,3 +102,8 @@ def main(argv: Sequence[str]) -> None:
   if problems:
     sys.exit(1)
   print("everything that antlm_jax needs is here")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  cli.call(doctor, argv, __doc__)

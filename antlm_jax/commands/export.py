@@ -13,39 +13,18 @@ checkpoint.words to a folder with BabyLM's name, such as FOLDER/chck_1M.
 Only --repo uses the network.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from antlm_jax import cli, settings
 from antlm_jax.hf import card, heads, hub, weights
 from antlm_jax.hf import export as export_lib
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference import model as model_lib
-from antlm_jax.inference.model import Loaded, add_arguments, load, opened
+from antlm_jax.inference.model import Loaded, ModelOrPath, opened
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exporting(card.About):
-  """The command's arguments, except the checkpoint and the attention."""
-
-  output: str = setting(help="Path to a new folder", read=cli.here)
-  dtype: str = setting(
-    "float32", "Data type of the weights", choices=weights.DTYPES
-  )
-  shard_gb: float = setting(
-    5.0, "Largest size of a file, in GB", over=0, most=1e6
-  )
-  sentence_transformers: bool = setting(
-    False, "Add the files of sentence-transformers, which average over tokens"
-  )
-  revisions: bool = setting(
-    False, "Also export the steps that checkpoint.words saved"
-  )
-  repo: str = setting("", "Repository of the Hub to push to, USER/NAME")
+from antlm_jax.settings import PythonOnly, argument
 
 
 class Exported(NamedTuple):
@@ -60,13 +39,16 @@ class Exported(NamedTuple):
     return f"{where}: {self.attention}, opens with {names}"
 
 
+@settings.checked
 def export(
-  model: files.Path | Loaded,
-  output: files.Path,
+  model: ModelOrPath[Loaded],
+  output: files.LocalPath,
   *,
-  attention: str | None = None,
-  dtype: str = Exporting.dtype,
-  shard_gb: float = Exporting.shard_gb,
+  attention: Annotated[
+    str | None, argument("--as", choices=(*ATTENTIONS, "both"))
+  ] = None,
+  dtype: Annotated[str, argument(choices=weights.DTYPES)] = "float32",
+  shard_gb: Annotated[float, argument(over=0, most=1e6)] = 5.0,
   sentence_transformers: bool = False,
   revisions: bool = False,
   repo: str = "",
@@ -74,7 +56,7 @@ def export(
   language: Sequence[str] = (),
   base_model: str = "",
   step: int | None = None,
-  quiet: bool = False,
+  quiet: PythonOnly[bool] = False,
 ) -> list[Exported]:
   """Writes a trained model as folders of Hugging Face's transformers.
 
@@ -82,17 +64,17 @@ def export(
     model: A model, or a path to a run or checkpoint; a fine-tuned one keeps its
       head.
     output: Path to a new folder.
-    attention: `causal`, `bidirectional` or `both`; by default those of its
-      training.
-    dtype: Dtype of the weights: `float32`, `bfloat16` or `float16`.
+    attention: Attention of the export; by default those of its training.
+    dtype: Data type of the weights.
     shard_gb: Largest size of a weights file, in GB.
-    sentence_transformers: Add files of sentence-transformers: the mean over
-      tokens. An embedder always has them.
-    revisions: Also export the steps of `checkpoint.words`.
-    repo: Repository of the Hub to push to; the only use of the network.
-    license: License by its name on the Hub, for the card.
-    language: Languages of the text, for the card.
-    base_model: Name on the Hub of the model that training began from.
+    sentence_transformers: Add the files of sentence-transformers, which average
+      over tokens. An embedder always has them.
+    revisions: Also export the steps that `checkpoint.words` saved.
+    repo: Repository of the Hub to push to, USER/NAME; the only use of the
+      network.
+    license: License name on the Hub for the card, such as apache-2.0.
+    language: Languages of the text for the card, such as en,de.
+    base_model: Hub name of the model from which training began.
     step: Step of a run given by its path; by default the newest.
     quiet: Show nothing.
 
@@ -101,7 +83,7 @@ def export(
       no steps by words.
   """
   export_lib.check_new(output)  # before minutes of reading
-  loaded = opened(model) if step is None else load(model, step)
+  loaded = opened(model, step)
   about = card.About(license, tuple(language), base_model)
   parts = {(str(output), step and f"step-{step}"): loaded}
   if revisions:
@@ -129,16 +111,4 @@ def export(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  add_arguments(parser)
-  parser.add_argument(
-    "--as",
-    dest="attention",
-    choices=(*ATTENTIONS, "both"),
-    help="attention of the export (default: those of its training)",
-  )
-  settings.add_arguments(parser, Exporting)
-  args = parser.parse_args(argv)
-  wanted = vars(settings.from_args(Exporting, args))
-  model, attention = args.checkpoint, args.attention
-  export(model, attention=attention, step=args.step, **wanted)
+  cli.call(export, argv, __doc__)

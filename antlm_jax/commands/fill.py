@@ -12,40 +12,35 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from antlm_jax import cli, settings, tables
+from antlm_jax import cli, tables
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
-from antlm_jax.inference.filling import Filled, Filling, stream
-from antlm_jax.inference.model import add_arguments, from_args
+from antlm_jax.inference.filling import Filled, fill
 
 _CLEAR = "\r\x1b[K"  # removes the line from a terminal
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__, may_be_empty=("text",))
-  add_arguments(parser)
-  about = f"Text with one or more {MASK}, each for one token; see --tokens"
-  parser.add_argument("--text", required=True, help=about)
-  settings.add_arguments(parser, Filling)
-  args = parser.parse_args(argv)
-  how = settings.from_args(Filling, args)
-  masks = args.text.count(MASK)
-  if not masks + how.tokens:
+  asked = cli.parsed(fill, argv, __doc__)
+  text = asked["text"]
+  if MASK not in text and not asked["tokens"]:
     raise UserError(
-      f"--text={args.text!a} holds no {MASK}: write {MASK} for each word to"
+      f"--text={text!a} holds no {MASK}: write {MASK} for each word to"
       " fill, or give --tokens=N to add N masks at the end"
     )
-  live = how.count == 1 and sys.stdout.isatty()
-  every = 1 if live else settings.LARGEST
-  for filled in stream(from_args(args), args.text, how, every):
-    if live:
-      line = " ".join(filled[0].text.replace(MASK, "_").split())
-      print(_CLEAR + line[: shutil.get_terminal_size().columns - 1], end="")
-      sys.stdout.flush()
+  live = asked["count"] == 1 and sys.stdout.isatty()
+  filled = fill(**asked, watch=_show if live else None)
   print(_CLEAR * live, end="")
-  parts = ("\n\n".join(_parts(one, args.text)) for one in filled)
+  parts = ("\n\n".join(_parts(one, text)) for one in filled)
   print("\n---\n".join(parts))
+
+
+def _show(filled: Sequence[Filled]) -> None:
+  """Shows a text, as far as it is filled, on the terminal's last line."""
+  line = " ".join(filled[0].text.replace(MASK, "_").split())
+  print(_CLEAR + line[: shutil.get_terminal_size().columns - 1], end="")
+  sys.stdout.flush()
 
 
 def _parts(filled: Filled, text: str) -> Iterator[str]:

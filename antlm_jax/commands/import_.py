@@ -13,28 +13,32 @@ curriculum. Prepare the data with its tokenizer:
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from antlm_jax import cli, units
+from antlm_jax import cli, settings, units
 from antlm_jax.data import packing
 from antlm_jax.hf import import_
 from antlm_jax.inference.model import Loaded, load
 from antlm_jax.runtime import files, progress
+from antlm_jax.settings import PythonOnly, argument
 
 
+@settings.checked
 def import_model(
   model: files.Path,
-  workdir: files.Path,
+  workdir: files.LocalPath,
   *,
-  boundary: str | None = None,
-  quiet: bool = False,
+  boundary: Annotated[
+    str | None, argument(choices=tuple(packing.BOUNDARIES))
+  ] = None,
+  quiet: PythonOnly[bool] = False,
 ) -> Loaded:
   """Makes a run of a transformers model, and returns it loaded.
 
   Args:
     model: Path to its folder, or its name on the Hub, ORG/NAME.
     workdir: Path to the new run.
-    boundary: Special tokens around a text: `bos_eos`, `bos`, `eos` or `none`;
-      by default those of its tokenizer.
+    boundary: Special tokens around a text; by default those of its tokenizer.
     quiet: Do not print notes on the model.
 
   Raises:
@@ -52,15 +56,6 @@ def import_model(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  add = parser.add_argument
-  add("--model", required=True, help="path to a folder, or a name on the Hub")
-  add("--workdir", type=cli.here, required=True, help="path to the new run")
-  add(
-    "--boundary",
-    choices=tuple(packing.BOUNDARIES),
-    help="special tokens around a text (default: those of its tokenizer)",
-  )
-  made = import_model(**vars(parser.parse_args(argv)))
+  made = cli.call(import_model, argv, __doc__)
   size = units.quantity(made.model.size)
   print(f"{made.config.model.name} of {size} parameters: {made.path}")

@@ -16,55 +16,28 @@ more `fsdp`, recomputation and microbatches until it does, and exits with 1.
 import dataclasses
 import datetime
 import functools
-import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import jax
 
 from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
-from antlm_jax.config import Config
+from antlm_jax.config import ConfigOrName
 from antlm_jax.errors import UserError
-from antlm_jax.planning import places, search, where
+from antlm_jax.planning import places, search
 from antlm_jax.planning import topology as topology_lib
+from antlm_jax.planning import where as where_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips, files, progress, sharding
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import PythonOnly, Setting, argument, checked
 from antlm_jax.training.experiment import Run
 from antlm_jax.units import duration, gib, milliseconds, quantity
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Planning:
-  """The command's arguments."""
-
-  config: str = setting(help="Name or path of a config, FILE.py or FILE.py:ARG")
-  topology: str = setting(
-    help="Devices, such as v5e:16x16, v5p:4x4x8 or h100:4x8"
-  )
-  slices: int = setting(1, "Number of such TPU slices", least=1, most=2**10)
-  vocab_size: int = setting(
-    128_256, "Vocabulary size, if there is no data.path", least=2, most=2**24
-  )
-  seq_len: int | None = setting(
-    None,
-    "Tokens in a row, if there is no data.path (default: model.max_seq_len)",
-    least=1,
-    most=2**24,
-  )
-  pieces: int = setting(
-    1, "Documents in a row, if there is no data.path", least=1, most=2**10
-  )
-  sweep: bool = setting(False, "Rank meshes and numbers of microbatches")
-  budget: float = setting(3600.0, "Time limit of the sweep, in seconds")
-  fit: bool = setting(
-    False, "Use the nearest batch size that divides, and print the launch"
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -96,8 +69,8 @@ class Plan:
     return any(row["fits"] for row in self.meshes) if self.meshes else fits
 
   @property
-  def parts(self) -> dict[str, Mapping[str, where.Time]]:
-    """The forecast of each train step, by part: see `where.PARTS`."""
+  def parts(self) -> dict[str, Mapping[str, where_lib.Time]]:
+    """The forecast of each train step, by part: see `planning.where.PARTS`."""
     return {
       e.name: e.forecast.parts
       for e in self.programs
@@ -143,31 +116,32 @@ class Plan:
     return out
 
 
+@checked
 def plan(
-  config: str | os.PathLike[str] | Config,
+  config: ConfigOrName,
   topology: str,
   *,
-  slices: int = Planning.slices,
-  vocab_size: int = Planning.vocab_size,
-  seq_len: int | None = Planning.seq_len,
-  pieces: int = Planning.pieces,
+  slices: Annotated[int, argument(least=1, most=2**10)] = 1,
+  vocab_size: Annotated[int, argument(least=2, most=2**24)] = 128_256,
+  seq_len: Annotated[int | None, argument(least=1, most=2**24)] = None,
+  pieces: Annotated[int, argument(least=1, most=2**10)] = 1,
   sweep: bool = False,
-  budget: float = Planning.budget,
+  budget: float = 3600.0,
   fit: bool = False,
-  quiet: bool = False,
+  quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> Plan:
   """Plans a run on TPUs or GPUs, on a machine that has none.
 
   Args:
     config: Name of a config, path to a config file, or a config.
-    topology: Devices: v5e:16x16, v5p:4x4x8, h100:8 or h100:4x8.
+    topology: Devices, such as v5e:16x16, v5p:4x4x8, h100:8 or h100:4x8.
     slices: Number of such TPU slices.
-    vocab_size: Number of tokens V, without `data.path`.
-    seq_len: Tokens in a row, without `data.path`; by default
+    vocab_size: Vocabulary size, if there is no `data.path`.
+    seq_len: Tokens in a row, if there is no `data.path`; by default
       `model.max_seq_len`.
-    pieces: Documents in a row, without `data.path`.
-    sweep: Rank meshes and microbatches instead.
+    pieces: Documents in a row, if there is no `data.path`.
+    sweep: Rank meshes and numbers of microbatches.
     budget: Time limit of the sweep, in seconds.
     fit: Use the nearest batch size that the devices divide, and print the
       command that launches the run.
@@ -221,9 +195,7 @@ def plan(
 
 
 def _dividing(
-  config: str | os.PathLike[str] | Config,
-  settings: Mapping[str, Setting],
-  devices: int,
+  config: ConfigOrName, settings: Mapping[str, Setting], devices: int
 ) -> dict[str, Setting]:
   """Returns the nearest batch size that the devices divide, if it differs."""
   found = config_lib.given(config, settings)
@@ -329,42 +301,53 @@ def _about(run: Run) -> dict[str, object]:
   return about
 
 
+def report(
+  found: PythonOnly[Plan],
+  *,
+  output: files.LocalPath | None = None,
+  where: bool = False,
+  before: files.LocalPath | None = None,
+) -> None:
+  """Prints a plan, and writes it.
+
+  Args:
+    found: The plan.
+    output: Path to a JSON file.
+    where: Show the forecast by part of the step; with --output, draw it too.
+    before: Path to an earlier plan's JSON file, to compare --where with.
+  """
+  print(found)
+  earlier = where_lib.read(before) if before else {}
+  steps = earlier | found.parts
+  if (where or before) and steps:
+    print(f"\n{where_lib.table(steps)}")
+  if output:
+    files.write_json(output, found.to_json(), indent=1)
+    print(f"wrote {output}")
+    if where and steps:
+      picture = pathlib.Path(output).with_suffix(".png")
+      title = "Step on {topology}, {config}".format_map(found.about)
+      where_lib.draw(title, steps, picture)
+      print(f"wrote {picture}")
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
     description=__doc__,
     epilog="Any setting: --config.KEY=VALUE; `antlm train --help` lists them.",
   )
-  settings_lib.add_arguments(parser, Planning)
-  parser.add_argument("--output", type=cli.here, help="path to a JSON file")
-  parser.add_argument(
-    "--where",
-    action="store_true",
-    help="show the forecast by part of the step; with --output, draw it too",
-  )
-  parser.add_argument(
-    "--before",
-    type=cli.here,
-    help="path to an earlier plan's JSON file, to compare --where with",
-  )
+  for function in (plan, report):
+    settings_lib.add_arguments(parser, function)
   args, overrides = parser.parse_with_overrides(argv)
-  if args.output:
-    files.check_writable(args.output)
-  earlier = where.read(args.before) if args.before else {}
-  asked = vars(settings_lib.from_args(Planning, args))
+  asked, shown = (settings_lib.arguments(f, args) for f in (plan, report))
+  # Before minutes of compiling.
+  if shown["output"]:
+    files.check_writable(shown["output"])
+  if shown["before"]:
+    where_lib.read(shown["before"])
   found = plan(**asked, **config_lib.pairs(overrides))
-  print(found)
-  steps = earlier | found.parts
-  if (args.where or args.before) and steps:
-    print(f"\n{where.table(steps)}")
-  if args.output:
-    files.write_json(args.output, found.to_json(), indent=1)
-    print(f"wrote {args.output}")
-    if args.where and steps:
-      picture = pathlib.Path(args.output).with_suffix(".png")
-      title = "Step on {topology}, {config}".format_map(found.about)
-      where.draw(title, steps, picture)
-      print(f"wrote {picture}")
+  report(found, **shown)
   if not found.fits:
     sys.exit(1)
 

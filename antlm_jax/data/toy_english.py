@@ -14,17 +14,16 @@ Any one slot of a rule yields a minimal pair. Training text consists of good
 sentences and includes near dependencies.
 """
 
-import dataclasses
 import json
 import random
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from antlm_jax import cli, settings
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
+from antlm_jax.settings import argument
 
 # Forms of words that agree: singular, plural (of verbs also the bare form) and
 # participle.
@@ -367,68 +366,61 @@ def _flat(words: Words) -> list[str | Slot]:
   return flat
 
 
-@dataclasses.dataclass(frozen=True)
-class ToyEnglish:
-  """The command's arguments; the defaults are the quickstart's."""
-
-  output: str = setting(help="Path to the output folder", read=cli.here)
-  sentences: int = setting(
-    160_000, "Number of training sentences", least=1, most=10**7
-  )
-  pairs: int = setting(
-    150, "Number of pairs of each phenomenon", least=1, most=MOST_PAIRS
-  )
-  seed: int = setting(0, "Random seed")
-
-
-def write(folder: str | Path, **changes: int) -> str:
+@settings.checked
+def write(
+  output: files.LocalPath,
+  *,
+  sentences: Annotated[int, argument(least=1, most=10**7)] = 160_000,
+  pairs: Annotated[int, argument(least=1, most=MOST_PAIRS)] = 150,
+  seed: int = 0,
+) -> str:
   """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl to a folder.
 
   Each line is a sentence, and no sentence is in two of the three. The held-out
   text has a twentieth of the training text's sentences. Equal settings write
-  equal files, which replace older files.
+  equal files, which replace older files. The defaults are the quickstart's.
 
   Args:
-    folder: The folder.
-    **changes: Settings that differ from the defaults of `ToyEnglish`.
+    output: Path to the output folder.
+    sentences: Number of training sentences.
+    pairs: Number of pairs of each phenomenon.
+    seed: Random seed.
 
   Returns:
     A summary with a sample.
   """
-  asked = ToyEnglish(str(folder), **changes)
-  settings.check(asked)
-  # Each part excludes the sentences of the parts before it.
-  pairs = minimal_pairs(asked.seed, asked.pairs)
-  tested = [pair for group in pairs.values() for pair in group]
-  taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
-  count = -(-asked.sentences // 20)
-  dev = list(sentences(f"dev {asked.seed}", count, taken))
-  taken.update(dev)
-  train = list(sentences(f"train {asked.seed}", asked.sentences, taken))
+  train, dev, groups = _distinct(seed, sentences, pairs)
   made = {"text/toy.train": train, "text/toy.dev": dev}
-  for uid, group in pairs.items():
+  for uid, group in groups.items():
     made[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
   for name, lines in made.items():
-    files.write_text(Path(folder, name), "".join(f"{x}\n" for x in lines))
+    files.write_text(Path(output, name), "".join(f"{x}\n" for x in lines))
   paragraph = (
     f"Wrote {len(train)} sentences of training text and {len(dev)} of held-out"
-    f" text to {folder}/text, and {asked.pairs} minimal pairs of each of"
-    f" {len(pairs)} phenomena to {folder}/pairs. No sentence is in two of the"
+    f" text to {output}/text, and {pairs} minimal pairs of each of"
+    f" {len(groups)} phenomena to {output}/pairs. No sentence is in two of the"
     " three. A sample, its bad sentences starred:"
   )
   sample = [f"  {line}" for line in train[:3]]
-  for first, *_ in pairs.values():
+  for first, *_ in groups.values():
     sample += ["", f"  {first['sentence_good']}", f"* {first['sentence_bad']}"]
   return "\n".join([textwrap.fill(paragraph, 80), "", *sample])
 
 
+def _distinct(
+  seed: int, count: int, pairs: int
+) -> tuple[list[str], list[str], dict[str, list[dict]]]:
+  """Returns training text, held-out text and minimal pairs."""
+  # Each part excludes the sentences of the parts before it.
+  groups = minimal_pairs(seed, pairs)
+  tested = [pair for group in groups.values() for pair in group]
+  taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
+  dev = list(sentences(f"dev {seed}", -(-count // 20), taken))
+  taken.update(dev)
+  return list(sentences(f"train {seed}", count, taken)), dev, groups
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(
-    description="Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
-  )
-  settings.add_arguments(parser, ToyEnglish)
-  asked = settings.from_args(ToyEnglish, parser.parse_args(argv))
-  asked = dataclasses.asdict(asked)
-  folder = asked.pop("output")
-  print(write(folder, **asked))
+  about = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
+  print(cli.call(write, argv, about))

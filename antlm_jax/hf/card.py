@@ -16,7 +16,6 @@ from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference.model import Loaded
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, metrics
 
 _CARD = """\
@@ -92,15 +91,11 @@ _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 @dataclasses.dataclass(frozen=True)
 class About:
-  """Facts for the card that only the user knows."""
+  """Facts for the card that only the user knows; see `commands.export`."""
 
-  license: str = setting("", "License name on the Hub, such as apache-2.0")
-  language: tuple[str, ...] = setting(
-    (), "Languages of the text, such as en,de"
-  )
-  base_model: str = setting(
-    "", "Hub name of the model from which training began"
-  )
+  license: str = ""
+  language: tuple[str, ...] = ()
+  base_model: str = ""
 
 
 def card(

@@ -7,8 +7,8 @@ blocks from left to right; then each block has its steps.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,42 +19,12 @@ from antlm_jax.data.tokenizer import MASK, MASKS
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.generation import Sampling, draw
-from antlm_jax.inference.model import opened
+from antlm_jax.inference.generation import Count, Temperature, TopK, TopP, draw
+from antlm_jax.inference.model import ModelOrPath, opened
 from antlm_jax.masks import AttentionMask
-from antlm_jax.runtime import files
-from antlm_jax.settings import setting
+from antlm_jax.settings import PythonOnly, argument
 
-
-@dataclasses.dataclass(frozen=True)
-class Filling(Sampling):
-  """Settings that fill the masks of a text."""
-
-  tokens: int = setting(
-    0, f"Number of {MASK} to add to a text that has none", least=0
-  )
-  temperature: float = setting(
-    0.0, "Divisor of the logits; 0 takes the likeliest token", least=0
-  )
-  steps: int = setting(
-    0,
-    "Number of steps per block; 0 for one token per step, 1 to predict each"
-    " mask independently",
-    least=0,
-  )
-  order: str = setting(
-    "confidence",
-    "Masks that a step fills: the likeliest tokens (MaskGIT, LLaDA), as many at"
-    " random, or each at random independently (MDLM)",
-    choices=("confidence", "random", "ancestral"),
-  )
-  block_length: int = setting(
-    0,
-    "Number of tokens per block, with blocks filled from left to right; 0 for"
-    " the blocks of training, or the whole text",
-    least=0,
-  )
-  top: int = setting(5, "Number of candidates for each mask", least=0)
+ORDERS = "confidence", "random", "ancestral"
 
 
 class FilledMask(NamedTuple):
@@ -80,20 +50,23 @@ class Filled:
     return f"<Filled {self.text!r:.70}>"
 
 
+@settings.checked
 def fill(
-  model: TextModel | files.Path,
-  text: str | Iterable[str],
+  model: ModelOrPath[TextModel],
+  text: Annotated[str | Iterable[str], argument(may_be_empty=True)],
   *,
-  tokens: int = Filling.tokens,
-  temperature: float = Filling.temperature,
-  top_k: int = Filling.top_k,
-  top_p: float = Filling.top_p,
-  seed: int = Filling.seed,
-  count: int = Filling.count,
-  steps: int = Filling.steps,
-  order: str = Filling.order,
-  block_length: int = Filling.block_length,
-  top: int = Filling.top,
+  tokens: Annotated[int, argument(least=0)] = 0,
+  temperature: Temperature = 0.0,
+  top_k: TopK = 0,
+  top_p: TopP = 1.0,
+  seed: int = 0,
+  count: Count = 1,
+  steps: Annotated[int, argument(least=0)] = 0,
+  order: Annotated[str, argument(choices=ORDERS)] = "confidence",
+  block_length: Annotated[int, argument(least=0)] = 0,
+  top: Annotated[int, argument(least=0)] = 5,
+  step: int | None = None,
+  watch: PythonOnly[Callable[[list[Filled]], object] | None] = None,
 ) -> list[Filled]:
   """Fills the masks of one or more texts.
 
@@ -105,67 +78,61 @@ def fill(
   Args:
     model: Model trained with bidirectional attention, in full or in blocks, or
       path to its run or checkpoint.
-    text: Text or texts; each `<mask>` is one token. The tokenizer's own name
-      of the mask, such as `[MASK]`, is read as well.
+    text: Text with masks, or texts; each `<mask>` is one token. The
+      tokenizer's own name of the mask, such as `[MASK]`, is read as well.
     tokens: Number of masks to add to a text that has none.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_k: Number of likeliest tokens to draw from; 0 for all.
-    top_p: Total probability of the likeliest tokens to draw from.
+    top_p: Total probability of the likeliest tokens to draw from (nucleus
+      sampling, arXiv 1904.09751).
     seed: Random seed; equal seeds give equal texts.
     count: Number of results for each text.
     steps: Number of steps per block; 0 for one token per step, 1 to predict
       each mask independently.
-    order: `confidence`, `random` or `ancestral`; see `Filling`.
+    order: Masks that a step fills: the likeliest tokens (`confidence`, as in
+      MaskGIT and LLaDA), as many at random (`random`), or each at random
+      independently (`ancestral`, as in MDLM).
     block_length: Number of tokens per block, with blocks filled from left to
       right; 0 for the blocks of training, or the whole text.
     top: Number of candidates for each mask.
+    step: Step of a run given by its path; by default the newest.
+    watch: Function to call with the results so far, after each step. Masks that
+      are not filled yet are `<mask>` in the text.
 
   Returns:
     `count` results for each text, in the order of the texts.
 
   Raises:
     UserError: A text is too long or has no mask, the model has no bidirectional
-      training, or a setting is out of range.
+      training, or an argument is out of range.
   """
-  drawn = tokens, temperature, top_k, top_p, seed, count
-  how = Filling(*drawn, steps, order, block_length, top)
-  *_, filled = stream(model, text, how, every=settings.LARGEST)
-  return filled
-
-
-def stream(
-  model: TextModel | files.Path,
-  text: str | Iterable[str],
-  how: Filling,
-  every: int = 1,
-) -> Iterator[list[Filled]]:
-  """Yields the results of `fill` after each `every` steps.
-
-  Masks that are not filled yet are `<mask>` in the text.
-  """
-  loaded = opened(model)
+  loaded = opened(model, step)
   texts = inputs.texts(text)
   if not texts:
     raise UserError("there is no text to fill")
   seen = _block_length(loaded) or loaded.model.config.max_seq_len
-  block_length = how.block_length or seen
-  texts = [_with_masks(loaded, one, how.tokens) for one in texts]
-  rows = _lay_out(loaded, texts, how)
+  block_length = block_length or seen
+  texts = [_with_masks(loaded, one, tokens) for one in texts]
+  rows = _lay_out(loaded, texts, tokens, count, top)
   canvas = rows.masked
   most = min(block_length, int(canvas.sum(axis=1).max()))
   most = programs.round_up(most, canvas.shape[1])
   config, params = programs.unrolled(loaded)
-  drawn, shift = (how.temperature, how.top_k, how.top_p), loaded.mask_shift
-  go_on = programs.compiled(_fill, config, drawn, how.order, shift, most)
+  drawn, shift = (temperature, top_k, top_p), loaded.mask_shift
+  go_on = programs.compiled(_fill, config, drawn, order, shift, most)
   # Tokens that are not drawn, if a text may end early and if not.
   never, ends = framing.never_drawn(loaded), framing.ends(loaded)
   never[framing.mask_id(loaded)] = True
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
-  numbers = seen, block_length, how.steps, every, how.seed, how.count
+  every = settings.LARGEST if watch is None else 1
+  numbers = seen, block_length, steps, every, seed, count
   while np.any(rows.masked):
     rows = jax.device_get(go_on(params, rows, banned, *numbers))
     each = zip(canvas & ~rows.masked, *rows[:4], strict=True)
-    yield [_filled(loaded, *row) for row in each]
+    filled = [_filled(loaded, *row) for row in each]
+    if watch is not None:
+      watch(filled)
+  return filled
 
 
 class _Rows(NamedTuple):
@@ -209,22 +176,24 @@ def _with_masks(loaded: TextModel, text: str, added: int) -> str:
   return text
 
 
-def _lay_out(loaded: TextModel, texts: Sequence[str], how: Filling) -> _Rows:
+def _lay_out(
+  loaded: TextModel, texts: Sequence[str], added: int, count: int, top: int
+) -> _Rows:
   """Encodes texts into `count` rows each."""
   encoded, mask_id = [], framing.mask_id(loaded)
   for text in texts:
-    tokens = framing.encode(loaded, text, 0 if MASK in text else how.tokens)
+    tokens = framing.encode(loaded, text, 0 if MASK in text else added)
     framing.check_length(loaded, len(tokens), text)
     if mask_id in tokens[: loaded.mask_shift]:
       raise UserError(
         "this model predicts a <mask> at the token before it: put a word before"
         " the first <mask>"
       )
-    encoded += [tokens] * how.count
+    encoded += [tokens] * count
   length = np.array([len(tokens) for tokens in encoded], np.int32)
   size = programs.round_up(length.max(), loaded.model.config.max_seq_len)
   row = np.stack([np.pad(t, (0, size - len(t))) for t in encoded])
-  top = min(how.top, loaded.tokenizer.vocab_size)
+  top = min(top, loaded.tokenizer.vocab_size)
   tokens = np.pad(row[..., None], ((0, 0), (0, 0), (0, top)))
   whole = np.array([MASK in text for text in texts], np.int32)
   zeros = np.zeros_like(length)
@@ -233,7 +202,7 @@ def _lay_out(loaded: TextModel, texts: Sequence[str], how: Filling) -> _Rows:
     chances=np.zeros(tokens.shape, np.float32),
     masked=(row == mask_id) & (np.arange(size) < length[:, None]),
     length=length,
-    whole=np.repeat(whole, how.count),
+    whole=np.repeat(whole, count),
     block=zeros - 1,
     left=zeros,
     step=np.int32(0),

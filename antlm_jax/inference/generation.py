@@ -6,9 +6,8 @@ cached keys and values of earlier tokens, and draws the next token. All prompts
 that fit in S slots share a program.
 """
 
-import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,47 +18,34 @@ from antlm_jax.attention import Cache
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import opened
+from antlm_jax.inference.model import ModelOrPath, opened
 from antlm_jax.models.layers import likeliest
-from antlm_jax.runtime import files
-from antlm_jax.settings import setting
+from antlm_jax.settings import PythonOnly, argument
 
 _PIECE = 16  # number of prompt tokens encoded at once; it divides S
+_EVERY = 8  # number of tokens between two calls of `watch`
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampling(settings.Section):
-  """Settings that draw tokens."""
-
-  group = ""
-  tokens: int = setting(50, "Largest number of tokens to add", least=1)
-  temperature: float = setting(
-    0.8, "Divisor of the logits; 0 takes the likeliest token", least=0
-  )
-  top_k: int = setting(
-    0, "Number of likeliest tokens to draw from; 0 for all", least=0
-  )
-  top_p: float = setting(
-    1.0,
-    "Draw from the likeliest tokens with this total probability (nucleus"
-    " sampling, arXiv 1904.09751)",
-    over=0,
-    most=1,
-  )
-  seed: int = setting(0, "Random seed; equal seeds give equal texts")
-  count: int = setting(1, "Number of texts for each prompt", least=1, most=4096)
+# How a token is drawn, and what `draw` and `fill` share.
+Temperature = Annotated[float, argument(least=0)]
+TopK = Annotated[int, argument(least=0)]
+TopP = Annotated[float, argument(over=0, most=1)]
+Count = Annotated[int, argument(least=1, most=4096)]
 
 
+@settings.checked
 def generate(
-  model: TextModel | files.Path,
-  prompt: str | Iterable[str],
+  model: ModelOrPath[TextModel],
+  prompt: Annotated[str | Iterable[str], argument(may_be_empty=True)],
   *,
-  tokens: int = Sampling.tokens,
-  temperature: float = Sampling.temperature,
-  top_k: int = Sampling.top_k,
-  top_p: float = Sampling.top_p,
-  seed: int = Sampling.seed,
-  count: int = Sampling.count,
+  tokens: Annotated[int, argument(least=1)] = 50,
+  temperature: Temperature = 0.8,
+  top_k: TopK = 0,
+  top_p: TopP = 1.0,
+  seed: int = 0,
+  count: Count = 1,
+  step: int | None = None,
+  watch: PythonOnly[Callable[[list[str]], object] | None] = None,
 ) -> list[str]:
   """Continues one or more prompts from left to right.
 
@@ -69,58 +55,51 @@ def generate(
 
   Args:
     model: Model, or path to its run or checkpoint.
-    prompt: Prompt or prompts. A prompt may be empty if documents began with a
-      special token in training. A prompt for fill-in-the-middle has `<mask>`.
+    prompt: Text to continue, or texts. It may be empty if documents began with
+      a special token in training. For fill-in-the-middle, it has `<mask>`.
     tokens: Largest number of tokens to add.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_k: Number of likeliest tokens to draw from; 0 for all.
-    top_p: Total probability of the likeliest tokens to draw from.
+    top_p: Total probability of the likeliest tokens to draw from (nucleus
+      sampling, arXiv 1904.09751).
     seed: Random seed; equal seeds give equal texts.
     count: Number of texts for each prompt.
+    step: Step of a run given by its path; by default the newest.
+    watch: Function to call with the texts so far, after every 8 tokens and at
+      the end.
 
   Returns:
     `count` texts for each prompt, in the order of the prompts. A text begins
     with its prompt.
 
   Raises:
-    UserError: A prompt is too long or cannot be continued, or a setting is out
-      of range.
+    UserError: A prompt is too long or cannot be continued, or an argument is
+      out of range.
   """
-  how = Sampling(tokens, temperature, top_k, top_p, seed, count)
-  (texts,) = stream(model, prompt, how, every=tokens)
-  return texts
-
-
-def stream(
-  model: TextModel | files.Path,
-  prompt: str | Iterable[str],
-  how: Sampling,
-  every: int = 8,
-) -> Iterator[list[str]]:
-  """Yields the texts of `generate` after each `every` tokens, as they grow."""
-  loaded = opened(model)
+  loaded = opened(model, step)
   prompts = inputs.texts(prompt, "prompt")
   if not prompts:
     raise UserError("there is no prompt to continue")
   starts = [encode(loaded, one) for one in prompts]
   config, params = programs.unrolled(loaded)
   length = np.array([len(start) for start in starts], np.int32)
-  stop = np.minimum(length + how.tokens, config.max_seq_len).astype(np.int32)
+  stop = np.minimum(length + tokens, config.max_seq_len).astype(np.int32)
   # Slots beyond the model's positions stay empty.
   slots = programs.round_up(stop.max())
-  tokens = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
-  begin = programs.compiled(_begin, config, how.count)
-  rows = begin(params, tokens, length, stop)
-  drawn = how.temperature, how.top_k, how.top_p
-  go_on = programs.compiled(_continue, config, drawn)
+  padded = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
+  rows = programs.compiled(_begin, config, count)(params, padded, length, stop)
+  go_on = programs.compiled(_continue, config, (temperature, top_k, top_p))
   endings = framing.never_drawn(loaded), framing.ends(loaded)
-  growing = True
+  every, growing = tokens if watch is None else _EVERY, True
   while growing:
-    rows = go_on(params, rows, every, *endings, how.seed, how.count)
-    tokens, length, stop = jax.device_get(rows[:3])
+    rows = go_on(params, rows, every, *endings, seed, count)
+    found, length, stop = jax.device_get(rows[:3])
     growing = bool(np.any(length < stop))
-    ends = zip(tokens, length, strict=True)
-    yield [loaded.tokenizer.decode(row[:end]) for row, end in ends]
+    ends = zip(found, length, strict=True)
+    texts = [loaded.tokenizer.decode(row[:end]) for row, end in ends]
+    if watch is not None:
+      watch(texts)
+  return texts
 
 
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
@@ -147,7 +126,7 @@ def draw(
   top_k: int = 0,
   top_p: float = 1.0,
 ) -> jax.Array:
-  """Draws tokens `[...]` from logits `[..., V]`; see `Sampling`."""
+  """Draws tokens `[...]` from logits `[..., V]`; see `generate`."""
   if temperature == 0:
     return likeliest(logits)
   logits = logits / temperature
