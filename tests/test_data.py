@@ -27,6 +27,7 @@ from antlm_jax.commands import prepare
 from antlm_jax.data import document_store, packing, rows, spans, tokenizer
 from antlm_jax.data.preparation import Preparation
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
+from antlm_jax.runtime import files
 from tests import runs
 
 EOS, PAD = 1, 0
@@ -650,6 +651,109 @@ def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
   (tmp_path / "out/tokenizer.json").write_text(other.to_json(), "utf-8")
   prepare.main([*args, "--task=1"])
   assert "task 1 is done; tasks left: 1 (0)" in capsys.readouterr().out
+
+
+def test_other_processes_see_how_much_a_task_has_packed(
+  parts, tmp_path, monkeypatch
+):
+  """Catches a bar of several processes that is not at the packed bytes."""
+  pack, seen = Preparation.pack, []
+
+  def watched(self, task):
+    total = 0
+    for size in pack(self, task):
+      total += size
+      seen.append((self.packed(task), total))
+      yield size
+
+  monkeypatch.setattr(Preparation, "pack", watched)
+  prepare.main(large_args(parts, tmp_path / "out"))
+  assert len(seen) > 5 and all(packed == total for packed, total in seen)
+  assert abs(seen[-1][1] - parts.stat().st_size) <= len(seen)
+
+
+def test_a_task_leaves_the_last_step_to_the_process_of_all_tasks(
+  parts, tmp_path, capsys
+):
+  """Catches a task and the process that runs it waiting for each other."""
+  prepare.main(large_args(parts, tmp_path / "one"))
+  output = tmp_path / "out"
+  args = large_args(parts, output, "--tasks=2")
+  prepare.main([*args, "--task=0"])
+  with files.locked(output / "preparing.lock"):
+    prepare.main([*args, "--task=1"])
+  out = capsys.readouterr().out
+  assert "task 1 is done; another process makes the folder ready" in out
+  assert not (output / "manifest.json").exists()
+  prepare.main(args)
+  assert counted(output) == counted(tmp_path / "one")
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+  """Makes processes of Python run a shell's commands instead."""
+
+  def replace(commands: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{commands}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+  return replace
+
+
+ENDS = [
+  ("kill -9 $$", "task [01] was killed by signal 9.* with more --tasks$"),
+  ("echo 1/2 >&2; echo 'error: a bad line' >&2; exit 2", "^a bad line$"),
+]
+
+
+@pytest.mark.parametrize(("commands", "message"), ENDS)
+def test_the_end_of_a_process_is_told(
+  parts, tmp_path, python, commands, message
+):
+  """Catches a folder that waits for a task whose process has ended."""
+  python(commands)
+  args = large_args(parts, tmp_path / "out", "--tasks=2")
+  told(message, prepare.main, args)
+  assert not (tmp_path / "out").exists()
+
+
+def test_a_bug_in_a_process_shows_its_traceback(
+  parts, tmp_path, python, capsys
+):
+  """Catches an error of a process that nobody can find."""
+  python("echo 'Traceback: KeyError' >&2; exit 1")
+  args = large_args(parts, tmp_path / "out", "--tasks=2")
+  with pytest.raises(RuntimeError, match=r"task [01] ended with 1"):
+    prepare.main(args)
+  assert "Traceback: KeyError" in capsys.readouterr().err
+
+
+def test_tasks_of_very_many_paths_run_in_one_process(
+  parts, tmp_path, python, monkeypatch, capsys
+):
+  """Catches `Argument list too long`, of thousands of paths from Python."""
+  python("exit 1")
+  monkeypatch.setattr(prepare, "_LONGEST", 10)
+  made = prepare.prepare(
+    [parts], tmp_path / "out", tasks=2, vocab_size=300, seq_len=32
+  )
+  assert len(made.manifest.splits["train"].shards) == 2
+  assert "tip: for a process for each core, give folders" in (
+    capsys.readouterr().out
+  )
+
+
+@pytest.mark.slow
+def test_processes_use_a_tokenizer_of_python(corpus, tmp_path):
+  """Catches processes that train a tokenizer instead, or refuse the folder."""
+  own = tokenizer.Tokenizer.train(make_text(50, seed=9).splitlines(), 270)
+  made = make(corpus, tmp_path / "two", tokenizer=own, tasks=2)
+  assert Prepared.open(tmp_path / "two").tokenizer.to_json() == own.to_json()
+  make(corpus, tmp_path / "one", tokenizer=own)
+  assert counted(tmp_path / "two") == counted(tmp_path / "one")
+  assert "vocab_size" not in made.settings
 
 
 def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):

@@ -29,7 +29,8 @@ from antlm_jax.data import (
 )
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS, SHORTEST_CHUNK
 from antlm_jax.data.preparation import Preparation, is_ready
-from antlm_jax.data.prepared_folder import Manifest, Prepared, Recipe
+from antlm_jax.data.prepared_folder import Manifest, Prepared
+from antlm_jax.data.shards import Recipe
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
@@ -41,12 +42,17 @@ _LONGEST = 1 << 19
 _PAUSE = 0.1  # seconds between looks at the processes
 
 
-class _Place(str):
+class _GivenPath(str):
   """A path, or a dataset of the Hub, rather than a document."""
 
 
 Text = files.Path | Iterable[str] | Sequence[pathlib.Path]
-_PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH", "read": _Place}
+_PATHS = {
+  "nargs": "+",
+  "action": "extend",
+  "metavar": "PATH",
+  "read": _GivenPath,
+}
 
 
 @settings.checked
@@ -132,7 +138,7 @@ def prepare(
 
 
 def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
-  """Returns what the arguments ask for, and the tokenizer that they give."""
+  """Returns the recipe of all arguments, and the tokenizer they name."""
   tokenizer = given["tokenizer"]
   if tokenizer is None:
     return Recipe.of(given, None), None
@@ -194,7 +200,7 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
     return
   if not isinstance(first, str | pathlib.Path):
     raise UserError(f"{first!r:.60} is no text: give str, or a path")
-  if isinstance(first, pathlib.Path | _Place):
+  if isinstance(first, pathlib.Path | _GivenPath):
     yield tuple(map(str, (first, *documents)))
     return
   if "\n" not in first[:256] and os.path.exists(first[:256]):
@@ -240,7 +246,7 @@ def _run(asked: Preparation, task: int | None, words: Sequence[str]) -> bool:
 
 
 def _run_all(asked: Preparation, words: Sequence[str]) -> Manifest:
-  """Runs the tasks that are left; if one fails, deletes what was made."""
+  """Runs the tasks that are left; if one fails, deletes its own files."""
   try:
     asked.sample()
     left = asked.remaining()
@@ -273,12 +279,12 @@ def _run_one(asked: Preparation, task: int) -> Manifest | None:
     some = ", ".join(map(str, left[:8])) + ", ..." * (len(left) > 8)
     progress.say(f"task {task} is done; tasks left: {len(left)} ({some})")
     return None
-  try:
-    with asked.sealing():
+  with asked.sealing(refuse=False) as mine:
+    if mine:
       return asked.seal()
-  except files.InUse:  # by a task that ended at the same time, or by all tasks
-    progress.say(f"task {task} is done; another process ends the last step")
-    return None
+  # Another task ended at the same time, or a process runs all tasks.
+  progress.say(f"task {task} is done; another process makes the folder ready")
+  return None
 
 
 def _words(

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from antlm_jax.data import document_store, hold_out, readers, rows, shards
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, Recipe, Split
-from antlm_jax.data.shards import ShardWriter
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, Split
+from antlm_jax.data.shards import Recipe, ShardWriter
 from antlm_jax.data.spans import Span, make_spans, read_span
 from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ class Preparation:
     tokenizer: Tokenizer | None = None,
     tasks: int | None = None,
   ):
-    """Takes a tokenizer, or trains one; without `tasks`, chooses a number."""
+    """Makes the spans; by default, trains a tokenizer and chooses `tasks`."""
     self.recipe, self.corpus = recipe, corpus
     self.output, self.tokenizer = pathlib.Path(output), tokenizer
     self.spans = make_spans(corpus, recipe.seq_len)
@@ -99,18 +99,18 @@ class Preparation:
         " or choose another --output"
       )
 
-  def sealing(self):
+  def sealing(self, refuse: bool = True):
     """Locks the folder for the one process that will seal it.
 
-    Raises:
-      UserError: Another process has locked it.
+    If it is another process, raises a UserError; with `refuse=False`, yields
+    False.
     """
-    return files.locked(self.output / _LOCK)
+    return files.locked(self.output / _LOCK, refuse=refuse)
 
   def sample(self) -> None:
     """Trains the tokenizer, or uses a given or existing tokenizer."""
     path = self.output / folder_lib.TOKENIZER
-    # The other tasks wait for the first one.
+    # The other tasks wait for the first task.
     with files.locked(self._staging / "tokenizer.lock", wait=True):
       if path.exists():
         self.tokenizer = Tokenizer.load(path)

@@ -64,51 +64,10 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-  """Settings that rows depend on, besides their text.
-
-  Two preparations of the same text with the same recipe are equal. The
-  arguments of `antlm_jax.prepare` have the same names.
-  """
-
-  column: str
-  tokenizer: str | None  # SHA-256 of the given tokenizer; None to train one
-  vocab_size: int  # of the trained tokenizer, as its kind
-  kind: str
-  seq_len: int
-  packing: str
-  documents: str
-  boundary: str
-  dev_share: float
-  share: float
-  seed: int
-
-  @classmethod
-  def of(cls, arguments: Mapping, tokenizer: str | None) -> "Recipe":
-    """Takes its settings from all arguments, and a tokenizer's hash."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    own = {name: arguments[name] for name in names}
-    return cls(**own | {"tokenizer": tokenizer})
-
-  @property
-  def segmented(self) -> bool:
-    """Whether rows are divided into segments."""
-    return self.packing != "stream"
-
-  @property
-  def recorded(self) -> dict:
-    """The settings by name, as a manifest has them."""
-    own = dataclasses.asdict(self)
-    if self.tokenizer is not None:  # no setting of training one counts
-      del own["vocab_size"], own["kind"]
-    return own
-
-
-@dataclasses.dataclass(frozen=True)
 class Manifest:
   """Contents of a prepared folder, and the settings that made it."""
 
-  settings: dict  # the recorded `Recipe`
+  settings: dict  # the recorded `shards.Recipe`
   sources: list[dict]  # split, path, bytes and sha256 of each text file
   tokenizer: dict  # sha256 of its file, and vocab_size
   seq_len: int  # tokens in a row, T

@@ -1,22 +1,64 @@
 """Writes a shard: the documents of some spans, as text and as packed rows."""
 
 import collections
+import dataclasses
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from antlm_jax.data import document_store, packing, rows
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
-from antlm_jax.data.prepared_folder import SPLITS, Recipe, Shard, Split
+from antlm_jax.data.prepared_folder import SPLITS, Shard, Split
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.runtime import files
 
 # Bytes of text encoded at once. The tokenizers library needs 30 times as much.
 _BATCH_BYTES = 1 << 22  # 4 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """Settings that rows depend on, in addition to their text.
+
+  Two preparations of the same text with the same recipe are equal. The
+  arguments of `antlm_jax.prepare` have the same names.
+  """
+
+  column: str
+  tokenizer: str | None  # SHA-256 of a given tokenizer; None to train it
+  vocab_size: int  # of the trained tokenizer, as its kind
+  kind: str
+  seq_len: int
+  packing: str
+  documents: str
+  boundary: str
+  dev_share: float
+  share: float
+  seed: int
+
+  @classmethod
+  def of(cls, arguments: Mapping, tokenizer: str | None) -> "Recipe":
+    """Takes its settings from all arguments, and a tokenizer's hash."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    own = {name: arguments[name] for name in names}
+    return cls(**own | {"tokenizer": tokenizer})
+
+  @property
+  def segmented(self) -> bool:
+    """Whether rows are divided into segments."""
+    return self.packing != "stream"
+
+  @property
+  def recorded(self) -> dict:
+    """The settings by name, as a manifest has them."""
+    own = dataclasses.asdict(self)
+    if self.tokenizer is not None:  # no setting of training one counts
+      del own["vocab_size"], own["kind"]
+    return own
 
 
 class ShardWriter:

@@ -244,20 +244,18 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
     tempfile.TemporaryFile(dir=nearest).close()  # permissions may not suffice
 
 
-class InUse(UserError):
-  """Another process holds a lock."""
-
-
 @contextlib.contextmanager
-def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
-  """Holds a lock for the time of its block.
+def locked(
+  where: str | os.PathLike, wait: bool = False, refuse: bool = True
+) -> Iterator[bool]:
+  """Holds a lock for the time of its block, and yields whether it does.
 
-  If another process holds it, this raises `InUse`, which names the process, or
-  waits. The system releases the lock when its holder ends; the file stays.
-  Buckets have no locks.
+  If another process holds it, this raises a `UserError` that names the process,
+  or waits, or, with `refuse=False`, yields False. The system releases the lock
+  when its holder ends; the file stays. Buckets have no locks.
   """
   if is_remote(where):
-    yield
+    yield True
     return
   with contextlib.ExitStack() as stack:
     with writing(where):
@@ -266,9 +264,12 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
+      if not refuse:
+        yield False
+        return
       file.seek(0)
       holder = file.read(300).decode(errors="replace").strip()
-      raise InUse(
+      raise UserError(
         f"{pathlib.Path(where).parent} is in use by"
         f" {holder or 'another process'}: wait for it, or end it"
       ) from error
@@ -279,7 +280,7 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
     with writing(where):
       file.truncate(0)
       file.write(line.encode())
-    yield
+    yield True
 
 
 def failures() -> tuple[type[Exception], ...]:
