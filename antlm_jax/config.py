@@ -281,10 +281,10 @@ def load(
   """Loads `FILE.py` or `FILE.py:ARG`.
 
   `get_config` receives ARG without the word `shrink`, which this function
-  applies after the changes: words `--config.key=value` of a command line, or a
-  mapping as `given` takes it. Raises a UserError if the file is no config, a
-  key is unknown, or a value has a wrong type or is out of bounds. The error
-  suggests the nearest known key.
+  applies after the changes. These are words `--config.key=value`, or a mapping
+  that `given` takes. Raises a UserError if the file is no config, a key is
+  unknown, or a value has a wrong type or is out of bounds. The error suggests
+  the nearest known key.
   """
   python = isinstance(changes, Mapping)
   path, _, arg = spec.partition(":")

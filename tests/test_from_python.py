@@ -285,7 +285,7 @@ def test_results_are_models_and_paths(lines, tmp_path):
   )
   assert str(folder) == os.fspath(folder) == str(tmp_path / "hf")
   assert (folder / "config.json").is_file() and pathlib.Path(folder).is_dir()
-  # A run starts from a run, a model or a fine-tuned one.
+  # A run starts from another run, or from a model.
   for start in (run, model, tuned):
     changes = {"init.checkpoint": start}
     assert config.given("quickstart", changes).init.checkpoint == os.fspath(

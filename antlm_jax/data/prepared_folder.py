@@ -11,6 +11,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
+from antlm_jax.data.joined_rows import Joined
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.rows import Rows, damaged, token_dtype
 from antlm_jax.data.tokenizer import Tokenizer
@@ -288,7 +289,9 @@ class Sources:
   @property
   def rows(self) -> Rows:
     """All rows to train on."""
-    first, *more = self.train.values()
+    first, *more = parts = [*self.train.values()]
+    if more and any(type(rows) is not Rows for rows in parts):
+      return Joined(parts)  # some are in memory
     return first.followed_by(more) if more else first
 
 

@@ -101,10 +101,7 @@ class Rows:
 
   def followed_by(self, others: Sequence["Rows"]) -> "Rows":
     """Returns these rows and then others with the same layout."""
-    parts = self, *others
-    if any(type(rows) is not Rows for rows in parts):
-      return Joined(parts)
-    shards = [shard for rows in parts for shard in rows._shards]
+    shards = [shard for rows in (self, *others) for shard in rows._shards]
     return Rows(shards, self.seq_len, self._vocab_size, self.segmented)
 
   def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
@@ -218,28 +215,6 @@ def _header_size(width: int) -> int:
   # After the header and two more bytes is the width, in base 128.
   digits = -(-width.bit_length() // 7)
   return _RECORD_HEADER + 2 + digits
-
-
-class Joined(Rows):
-  """Rows of several sources, some of which are in memory."""
-
-  def __init__(self, parts: Sequence[Rows]):
-    self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
-    self._parts, self._ends = parts, np.cumsum([len(rows) for rows in parts])
-    self._count = int(self._ends[-1])
-
-  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
-    indices = np.asarray(indices, np.int64)
-    tokens = np.empty((len(indices), self.seq_len), np.int32)
-    starts = np.empty(tokens.shape, bool) if self.segmented else None
-    of_part = np.searchsorted(self._ends, indices, side="right")
-    for number in np.unique(of_part).tolist():
-      mine, part = of_part == number, self._parts[number]
-      begin = self._ends[number] - len(part)
-      tokens[mine], found = part.read(indices[mine] - begin)
-      if starts is not None:
-        starts[mine] = found
-    return tokens, starts
 
 
 def _offset(place: np.ndarray) -> np.ndarray:

@@ -137,8 +137,8 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """
   if not isinstance(path, str | os.PathLike):
     raise UserError(
-      f"{path!r:.80} is no model: give a path, or what load, train or finetune"
-      " returned"
+      f"{path!r:.80} is no model: give a path, or the result of load, train or"
+      " finetune"
     )
   compilation.keep_programs()
   saved = Checkpoint(path, step)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from antlm_jax.config import Config
-from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import PAIRS, ByStep
@@ -46,8 +45,9 @@ def curves(
   out = canvas(9, 5.6 + bool(pairs), title)
   panels = out.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
-  trained = curriculum_lib.names(config.curriculum, config.known_objectives)
-  names = {name: config.known_objectives[name].name for name in trained}
+  known = config.known_objectives
+  trained = curriculum.objectives if curriculum else known
+  names = {name: known[name].name for name in trained}
   kinds = [*names.values()]
   parts = [key.split("/") for key in keys]
   kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])

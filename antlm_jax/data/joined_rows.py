@@ -1,0 +1,29 @@
+"""Rows of several sources as one, wherever each of them is."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from antlm_jax.data.rows import Indices, Rows
+
+
+class Joined(Rows):
+  """Rows of several sources, some of which are in memory."""
+
+  def __init__(self, parts: Sequence[Rows]):
+    self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
+    self._parts, self._ends = parts, np.cumsum([len(rows) for rows in parts])
+    self._count = int(self._ends[-1])
+
+  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
+    indices = np.asarray(indices, np.int64)
+    tokens = np.empty((len(indices), self.seq_len), np.int32)
+    starts = np.empty(tokens.shape, bool) if self.segmented else None
+    of_part = np.searchsorted(self._ends, indices, side="right")
+    for number in np.unique(of_part).tolist():
+      mine, part = of_part == number, self._parts[number]
+      begin = self._ends[number] - len(part)
+      tokens[mine], found = part.read(indices[mine] - begin)
+      if starts is not None:
+        starts[mine] = found
+    return tokens, starts
