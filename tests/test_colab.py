@@ -8,11 +8,15 @@ import json
 import os
 import re
 import sys
+import types
 
 import pytest
 from packaging.requirements import Requirement
 
+from antlm_jax import config as config_lib
+from antlm_jax.objectives import curriculum
 from antlm_jax.runtime import progress
+from antlm_jax.training import plots
 from tests import runs
 
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
@@ -126,6 +130,26 @@ def test_what_it_shows_is_stored_for_its_readers():
   text = "".join("".join(o.get("text", "")) for o in outputs)
   assert "held out after step 2000" in text and "pairs, % right" in text
   assert "/root" not in text and "/tmp" not in text and "/home" not in text
+
+
+def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
+  tmp_path, monkeypatch
+):
+  """Catches a picture whose zigzag hides what a block makes a model forget."""
+  config = config_lib.load("quickstart")
+  blocks = curriculum.parse("20*(2%C+3%M)", config.known_objectives, 100, 2000)
+  ends = [phase.stop for phase in blocks.phases]
+  rows = {step: {"eval/clm/loss": 2.0 + step / 1e4} for step in ends}
+  drawn = []
+  monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+  run = types.SimpleNamespace(
+    curriculum=blocks, config=config, order=types.SimpleNamespace(mix=None)
+  )
+  plots.curves(run, rows, 4.0, tmp_path / "curves.png")
+  (figure,) = drawn
+  lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+  assert [*lines["clm, after clm blocks"].get_xdata()] == ends[::2]
+  assert [*lines["clm, after others"].get_xdata()] == ends[1::2]
 
 
 @pytest.mark.slow

@@ -384,7 +384,7 @@ class ToyEnglish:
 def write(folder: str | Path, **changes: int) -> str:
   """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl to a folder.
 
-  Each line is a sentence, and no sentence is in two of the three. The held-out
+  Each line is a sentence, and the three share no sentence. The held-out
   text has a twentieth of the training text's sentences. Equal settings write
   equal files, which replace older files.
 
@@ -411,10 +411,10 @@ def write(folder: str | Path, **changes: int) -> str:
   for name, lines in made.items():
     files.write_text(Path(folder, name), "".join(f"{x}\n" for x in lines))
   paragraph = (
-    f"Wrote {len(train)} sentences of training text and {len(dev)} of held-out"
-    f" text to {folder}/text, and {asked.pairs} minimal pairs of each of"
-    f" {len(pairs)} phenomena to {folder}/pairs. No sentence is in two of the"
-    " three. A sample, its bad sentences starred:"
+    f"Wrote {len(train):,} sentences of training text and {len(dev):,} of"
+    f" held-out text to {folder}/text, and {asked.pairs} minimal pairs of each"
+    f" of {len(pairs)} phenomena to {folder}/pairs. The three share no"
+    " sentence. An asterisk marks the wrong sentence of a pair. A sample:"
   )
   sample = [f"  {line}" for line in train[:3]]
   for first, *_ in pairs.values():
