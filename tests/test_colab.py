@@ -2,15 +2,21 @@
 
 import base64
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
+import re
 import sys
+import types
 
 import pytest
 from packaging.requirements import Requirement
 
+from antlm_jax import config as config_lib
+from antlm_jax.objectives import curriculum
 from antlm_jax.runtime import progress
+from antlm_jax.training import plots
 from tests import runs
 
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
@@ -47,17 +53,46 @@ def test_one_line_installs_it_for_the_device(gpu, tmp_path, monkeypatch):
   quiet, _, wanted = line.removeprefix("install ").partition(" ")
   wanted = Requirement(wanted.strip('"'))
   assert quiet == "--quiet" and wanted.name == "antlm_jax"
-  assert wanted.extras == ({"cuda12"} if gpu else set())
+  assert wanted.extras == ({"hf", "cuda12"} if gpu else {"hf"})
   known = importlib.metadata.metadata("antlm_jax").get_all("Provides-Extra")
   assert wanted.extras | {"tpu"} <= set(known)
   assert wanted.url == "git+https://example.org/antlm_jax"
 
 
-def test_without_a_checkout_it_says_what_to_do(tmp_path, monkeypatch):
-  (tmp_path / "content").mkdir()
-  monkeypatch.chdir(tmp_path / "content")
-  with pytest.raises(RuntimeError, match="set SOURCE above"):
-    install(monkeypatch, "")
+def test_a_failed_installation_says_what_to_change(tmp_path, monkeypatch):
+  """Catches an ImportError, far below, while the repository is not public."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(RuntimeError, match="set SOURCE above to its path"):
+    install(monkeypatch, "git+https://example.org/antlm_jax")
+
+
+def test_a_wheel_and_a_checkout_are_installed_from_their_path(
+  tmp_path, monkeypatch
+):
+  """Catches a path that pip refuses, or the network inside of a checkout."""
+  monkeypatch.chdir(tmp_path)
+  wheel = tmp_path / "antlm_jax-1-py3-none-any.whl"
+  wheel.write_text("")
+  assert wheel.as_uri() in install(monkeypatch, str(wheel))
+  monkeypatch.chdir(NOTEBOOK.parent)
+  line = install(monkeypatch, "git+https://example.org/antlm_jax")
+  assert f" @ {runs.ROOT.resolve().as_uri()}" in line
+
+
+def test_all_pages_name_one_address():
+  """Catches a notebook, README or page that installs from another address."""
+  cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+  settings = "".join(cells[1]["source"])
+  (address,) = re.findall(r'^SOURCE = "git\+(\S+)"', settings, re.M)
+  setup = (runs.ROOT / "setup.py").read_text("utf-8")
+  assert f'URL = "{address}"' in setup
+  for page in ("README.md", "docs/install.md"):
+    text = (runs.ROOT / page).read_text("utf-8")
+    assert f"git clone {address} " in text
+    there = address.removeprefix("https://github.com/")
+    opened = f"https://colab.research.google.com/github/{there}/blob/main/"
+    assert f"{opened}launch/colab.ipynb" in text
 
 
 class Stream(io.StringIO):
@@ -95,6 +130,26 @@ def test_what_it_shows_is_stored_for_its_readers():
   text = "".join("".join(o.get("text", "")) for o in outputs)
   assert "held out after step 2000" in text and "pairs, % right" in text
   assert "/root" not in text and "/tmp" not in text and "/home" not in text
+
+
+def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
+  tmp_path, monkeypatch
+):
+  """Catches a picture whose zigzag hides what a block makes a model forget."""
+  config = config_lib.load("quickstart")
+  blocks = curriculum.parse("20*(2%C+3%M)", config.known_objectives, 100, 2000)
+  ends = [phase.stop for phase in blocks.phases]
+  rows = {step: {"eval/clm/loss": 2.0 + step / 1e4} for step in ends}
+  drawn = []
+  monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+  run = types.SimpleNamespace(
+    curriculum=blocks, config=config, order=types.SimpleNamespace(mix=None)
+  )
+  plots.curves(run, rows, 4.0, tmp_path / "curves.png")
+  (figure,) = drawn
+  lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+  assert [*lines["clm, after clm blocks"].get_xdata()] == ends[::2]
+  assert [*lines["clm, after others"].get_xdata()] == ends[1::2]
 
 
 @pytest.mark.slow

@@ -150,6 +150,32 @@ def test_encoders_take_a_topology(topology, size):
   assert models.build(made.model, 128_256).size > 3e8
 
 
+@pytest.mark.parametrize("topology", ["v5e:8x16", "v5e:8x8", "v5e:2x2"])
+@pytest.mark.parametrize("size", ["610M", "1B"])
+def test_activations_and_state_of_a_topology_fit(topology, size):
+  """Catches microbatches that ignore the memory of a small topology."""
+  made = config.load(
+    f"{ROOT}/configs/encoders.py:size={size},topology={topology}"
+  )
+  place, model = places.parse(topology), made.model
+  rows = made.train.batch_size / place.devices / made.train.microbatches
+  # A layer's products of matrices, in bfloat16.
+  head = model.width // model.heads
+  wide = 2 * model.width + 2 * (model.heads + model.kv_heads) * head
+  wide += 2 * model.mlp_width
+  saved = 2 * rows * model.max_seq_len * model.layers * wide
+  state = 16 * models.build(model, 128_256).size / made.mesh.fsdp
+  assert 0.2 < (saved + state) / place.chip.memory < 0.85
+
+
+def test_a_topology_that_is_too_small_is_refused():
+  """Catches settings that no compiler fits into the memory."""
+  with pytest.raises(
+    UserError, match="1,409M parameters do not fit: take more"
+  ):
+    config.load(f"{ROOT}/configs/encoders.py:size=1B,topology=v5e:1x1")
+
+
 def test_a_batch_that_does_not_divide_proposes_the_nearest():
   """Catches an error without a remedy, after the queue of a pod."""
   with pytest.raises(UserError, match="use 1024 or 1280"):

@@ -376,7 +376,7 @@ def write(
 ) -> str:
   """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl to a folder.
 
-  Each line is a sentence, and no sentence is in two of the three. The held-out
+  Each line is a sentence, and the three share no sentence. The held-out
   text has a twentieth of the training text's sentences. Equal settings write
   equal files, which replace older files. The defaults are the quickstart's.
 
@@ -396,10 +396,10 @@ def write(
   for name, lines in made.items():
     files.write_text(Path(output, name), "".join(f"{x}\n" for x in lines))
   paragraph = (
-    f"Wrote {len(train)} sentences of training text and {len(dev)} of held-out"
-    f" text to {output}/text, and {pairs} minimal pairs of each of"
-    f" {len(groups)} phenomena to {output}/pairs. No sentence is in two of the"
-    " three. A sample, its bad sentences starred:"
+    f"Wrote {len(train):,} sentences of training text and {len(dev):,} of"
+    f" held-out text to {output}/text, and {pairs} minimal pairs of each of"
+    f" {len(groups)} phenomena to {output}/pairs. The three share no sentence."
+    " An asterisk marks the wrong sentence of a pair. A sample:"
   )
   sample = [f"  {line}" for line in train[:3]]
   for first, *_ in groups.values():

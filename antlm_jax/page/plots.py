@@ -21,6 +21,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SHADES = ("0.96", "0.87", "0.78", "0.69", "0.60", "0.51")
 _DASHES = ("--", ":", "-.")  # of several held-out sets
 _DPI = 130
+# Number of blocks above which one line for each held-out loss would fill the
+# picture: two lines show it after the objective's own blocks and after others'.
+_MANY = 12
 _BINS = 300  # points of a training curve over the whole run
 
 
@@ -59,7 +62,8 @@ def curves(
   if mix:
     shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
-  _draw_losses(panels[0], rows, colours, sets, steps, unigram)
+  own = _own_steps(curriculum, names, rows) if curriculum else {}
+  _draw_losses(panels[0], rows, colours, sets, own, steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
     style = {"lw": 2, "marker": "o", "ms": 3.5}
     _line(panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style)
@@ -76,15 +80,41 @@ def curves(
   return out
 
 
-def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
+def _own_steps(
+  curriculum: Curriculum, names: Mapping[str, str], rows: ByStep
+) -> dict[str, set[int]]:
+  """Returns the logged steps in or after the blocks of each objective.
+
+  They are by logged name. Without many blocks, it returns nothing.
+  """
+  if len(curriculum.phases) <= _MANY:
+    return {}
+  own = {kind: set() for kind in names.values()}
+  for phase in curriculum.phases:
+    inside = {step for step in rows if phase.start < step <= phase.stop}
+    for name in phase.shares:
+      own[names[name]] |= inside
+  return own
+
+
+def _draw_losses(axes, rows, colours, sets, own, steps: int, unigram) -> None:
   """Draws training losses, and above them the held-out losses."""
   held_out = [] if math.isnan(unigram) else [unigram]  # to be seen
   for kind, colour in colours.items():
     for curve in smooth(rows, f"train/{kind}/loss", steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
   for kind, colour in colours.items():
-    of_all = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
-    _line(axes, rows, f"eval/{kind}/loss", color=colour, **of_all)
+    key = f"eval/{kind}/loss"
+    style = {"color": colour, "lw": 2, "marker": "o", "ms": 3.5}
+    if kind in own:
+      after = {s: row for s, row in rows.items() if s in own[kind]}
+      others = {s: row for s, row in rows.items() if s not in after}
+      _line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
+      _line(axes, after, key, label=f"{kind}, after {kind} blocks", **style)
+      style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
+      _line(axes, others, key, label=f"{kind}, after others", **style)
+    else:
+      _line(axes, rows, key, label=f"{kind}, held out", **style)
     for of, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
       style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {of}"}
       _line(axes, rows, f"eval/{kind}/{of}/loss", color=colour, **style)
@@ -98,7 +128,7 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
     margin = 0.08 * (max(held_out) - min(held_out)) + 0.05
     axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
   axes.set_ylabel("loss (nats per target)")
-  legend(axes, "thin: in training")
+  legend(axes, "held-out losses\n" * bool(own) + "thin: in training")
 
 
 def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
@@ -184,13 +214,16 @@ def shade(
   in the curriculum. Their order decides the greys.
   """
   greys = dict(zip(names, itertools.cycle(SHADES), strict=False))
+  # Many stripes would be stronger than the curves.
+  faint = {"alpha": 0.7 if len(curriculum.phases) > _MANY else 1.0}
   for axes, name in itertools.product(panels, curriculum.objectives):
-    axes.fill([], [], color=greys[name], label=f"{names[name]} {verb}")
+    label = f"{names[name]} {verb}"
+    axes.fill([], [], color=greys[name], label=label, **faint)
   for phase in curriculum.phases:
     low = 0.0
     for name, share in phase.shares.items():
       high = min(low + share, 1.0)
-      style = {"color": greys[name], "lw": 0, "zorder": 0}
+      style = {"color": greys[name], "lw": 0, "zorder": 0, **faint}
       for axes in panels:
         axes.axvspan(phase.start, phase.stop, low, high, **style)
       low = high

@@ -47,6 +47,11 @@ class Topology:
     return chips.usable(KINDS[self.kind][0])
 
   @property
+  def is_tpu(self) -> bool:
+    """Whether its devices are TPUs."""
+    return KINDS[self.kind][0].startswith("TPU")
+
+  @property
   def devices(self) -> int:
     """Number of devices that JAX shows."""
     return self.chips * self.chip.devices
@@ -90,7 +95,11 @@ def settings_for(
 
   Memory holds parameters, gradients and AdamW's moments: 16 bytes
   a parameter, or 20 if gradients add up over microbatches. It also holds the
-  activations that the policy `dots` saves in each layer, in bfloat16.
+  activations that the policy `dots` saves in each layer, in bfloat16. A GPU
+  holds one layer's attention scores and weights, 6 bytes each: XLA's attention
+  writes them if a row has several documents.
+
+  It prefers whole parameters on each device, then the fewest microbatches.
 
   Args:
     topology: Devices; see `parse`.
@@ -98,6 +107,9 @@ def settings_for(
     vocab_size: Number of tokens V; embedding and head are untied.
     rows: Preferred number of rows of a batch.
     length: Number of tokens in a row.
+
+  Raises:
+    UserError: The topology is unknown, or the encoder does not fit.
   """
   place = parse(topology)
   devices, limit = place.devices, _SPARE * place.chip.memory
@@ -107,21 +119,24 @@ def settings_for(
   parameters = body + 2 * vocab_size * width
   rows = nearest_rows(rows, devices)
   each = rows // devices
-  microbatches = next(
-    n for n in range(1, each + 1)
-    if each % n == 0 and each // n * length <= max(_MOST_TOKENS, length)
-  )  # fmt: skip
-  saved = 2 * layers * length * (4 * width + kv + 2 * mlp)
-  state = parameters * (16 if microbatches == 1 else 20)
-  needed = _WORKSPACE + saved * each // microbatches
-  fsdp = 1
-  if needed + state > limit:
-    fsdp = math.gcd(math.gcd(devices, width), 64)
-  return {
-    "train.batch_size": rows,
-    "train.microbatches": microbatches,
-    "mesh.fsdp": fsdp,
-  }
+  row = 2 * layers * length * (4 * width + kv + 2 * mlp)
+  row += 0 if place.is_tpu else 6 * shape["heads"] * length**2
+  counts = [n for n in range(1, each + 1) if each % n == 0]
+  most = max(1, _MOST_TOKENS // length)  # rows of a microbatch
+  counts = [n for n in counts if each // n <= most]
+  first, widest = counts[0], math.gcd(math.gcd(devices, width), 64)
+  for fsdp, count in [(1, first), *((widest, n) for n in counts)]:
+    state = parameters * (16 if count == 1 else 20) // fsdp
+    if _WORKSPACE + row * each // count + state <= limit:
+      return {
+        "train.batch_size": rows,
+        "train.microbatches": count,
+        "mesh.fsdp": fsdp,
+      }
+  raise UserError(
+    f"topology={topology}: {parameters / 1e6:,.0f}M parameters do not fit:"
+    " take more chips, or chips with more memory"
+  )
 
 
 def launch(topology: str, slices: int, words: Sequence[str]) -> str:
