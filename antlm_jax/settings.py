@@ -106,7 +106,7 @@ class Field:
         value = self.read(os.fspath(value))
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
-    own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
+    own = (*_READERS, *(_LISTS if self.many else ()))
     if self.wider and not isinstance(value, own):
       return value  # the function knows it
     if self.many and value is not None:
@@ -513,8 +513,11 @@ def _require(field: Field, value: Any, name: str) -> None:
     raise UserError(f"{name}={shown:.200} is not {expected}")
 
 
-def add_arguments(parser: argparse.ArgumentParser, source: Callable) -> None:
-  """Adds an argument for each setting of a dataclass or a function."""
+def add_arguments(
+  parser: argparse.ArgumentParser, source: Callable
+) -> dict[str, argparse.Action]:
+  """Adds an argument for each setting of a dataclass or a function, by name."""
+  actions = {}
   for field in of(source).values():
     keywords = _keywords(field)
     if field.flag.startswith("-"):
@@ -523,6 +526,8 @@ def add_arguments(parser: argparse.ArgumentParser, source: Callable) -> None:
       keywords.pop("required", None)
     action = parser.add_argument(field.flag, **keywords)
     action.may_be_empty = field.may_be_empty  # for `cli.Parser`
+    actions[field.name] = action
+  return actions
 
 
 def _keywords(field: Field) -> dict[str, Any]:
