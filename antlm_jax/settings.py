@@ -111,7 +111,10 @@ class Field:
       return value  # the function knows it
     if self.many and value is not None:
       many = isinstance(value, list | tuple)
-      value = tuple(value) if many else (value,)
+      parts = value if many else (value,)
+      value = tuple(
+        os.fspath(x) if isinstance(x, os.PathLike) else x for x in parts
+      )
     elif self.kind is float and type(value) is int:
       value = float(value)
     _require(self, value, name)
@@ -211,11 +214,11 @@ def _typed(how: Field, hint: Any, **more) -> Field:
   """
   kinds, many = [], False
   for one in _members(hint):
-    parts = typing.get_args(one)
+    parts = [one]
     if one is tuple or typing.get_origin(one) in _LISTS:
-      one = parts[0] if parts else str
-      many |= one in _READERS
-    kinds.append(one)
+      parts = _members((typing.get_args(one) or (str,))[0])
+      many |= any(part in _READERS for part in parts)
+    kinds += parts
   plain = [kind for kind in kinds if kind in _READERS]
   return dataclasses.replace(
     how,
