@@ -16,7 +16,7 @@ reports the losses without the folders. Needs the extra `evals`: pip install
 import collections
 import importlib.util
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Annotated
 
@@ -78,10 +78,9 @@ def report(
     for name in pipelines
     if name != pipeline
   ]
-  strangers = {p.parent.parent.name for p in folder.glob("*/*/config.json")}
   absent += [
     f"runs of `{name}`: no row of {config}"
-    for name in sorted(strangers - set(variants))
+    for name in _strangers(folder, variants)
   ]
   about = module.__doc__ or pathlib.Path(config).stem
   table = table[table.pipeline.isin([pipeline, ""])]
@@ -101,6 +100,12 @@ def report(
   render.write(make(study, absent), into)
   record.write(into / record.FILE, found)
   return into / "report.md"
+
+
+def _strangers(folder: pathlib.Path, known: Collection[str]) -> list[str]:
+  """Returns the names of runs in a folder that the study has no row for."""
+  found = {p.parent.parent.name for p in folder.glob("*/*/config.json")}
+  return sorted(found - set(known))
 
 
 def _kind(config: str, module: ModuleType) -> Callable:
