@@ -106,12 +106,15 @@ class Field:
         value = self.read(os.fspath(value))
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
-    own = (*_READERS, types.NoneType, *(_LISTS if self.many else ()))
+    own = (*_READERS, *(_LISTS if self.many else ()))
     if self.wider and not isinstance(value, own):
       return value  # the function knows it
     if self.many and value is not None:
       many = isinstance(value, list | tuple)
-      value = tuple(value) if many else (value,)
+      parts = value if many else (value,)
+      value = tuple(
+        os.fspath(x) if isinstance(x, os.PathLike) else x for x in parts
+      )
     elif self.kind is float and type(value) is int:
       value = float(value)
     _require(self, value, name)
@@ -211,11 +214,11 @@ def _typed(how: Field, hint: Any, **more) -> Field:
   """
   kinds, many = [], False
   for one in _members(hint):
-    parts = typing.get_args(one)
+    parts = [one]
     if one is tuple or typing.get_origin(one) in _LISTS:
-      one = parts[0] if parts else str
-      many |= one in _READERS
-    kinds.append(one)
+      parts = _members((typing.get_args(one) or (str,))[0])
+      many |= any(part in _READERS for part in parts)
+    kinds += parts
   plain = [kind for kind in kinds if kind in _READERS]
   return dataclasses.replace(
     how,
@@ -516,8 +519,11 @@ def _require(field: Field, value: Any, name: str) -> None:
     raise UserError(f"{name}={shown:.200} is not {expected}")
 
 
-def add_arguments(parser: argparse.ArgumentParser, source: Callable) -> None:
-  """Adds an argument for each setting of a dataclass or a function."""
+def add_arguments(
+  parser: argparse.ArgumentParser, source: Callable
+) -> dict[str, argparse.Action]:
+  """Adds an argument for each setting of a dataclass or a function, by name."""
+  actions = {}
   for field in of(source).values():
     keywords = _keywords(field)
     if field.flag.startswith("-"):
@@ -526,6 +532,8 @@ def add_arguments(parser: argparse.ArgumentParser, source: Callable) -> None:
       keywords.pop("required", None)
     action = parser.add_argument(field.flag, **keywords)
     action.may_be_empty = field.may_be_empty  # for `cli.Parser`
+    actions[field.name] = action
+  return actions
 
 
 def _keywords(field: Field) -> dict[str, Any]:

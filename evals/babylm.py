@@ -18,16 +18,18 @@ scores.
 import pathlib
 import statistics
 from collections.abc import Sequence
+from typing import Annotated
 
-from antlm_jax import cli, tables
+from antlm_jax import cli, settings, tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.evals.zero_shot.command import mode_of
 from antlm_jax.inference import model as model_lib
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import Loaded, ModelOrPath
 from antlm_jax.runtime import files, progress
+from antlm_jax.settings import PythonOnly, argument
 
 PIPELINE = "2026"
 # Tasks by folder of data, in full_eval or fast_eval or both.
@@ -70,14 +72,20 @@ _COLUMNS = {
 }
 
 
+@settings.checked
 def submission(
-  model: Loaded | files.Path,
+  model: ModelOrPath[Loaded],
   data: files.Path,
-  output: files.Path,
+  output: files.LocalPath,
   *,
-  mode: str | None = None,
-  tune: bool = True,
-  quiet: bool = False,
+  mode: Annotated[
+    str | None, argument(choices=tuple(pipelines.PIPELINES[PIPELINE]))
+  ] = None,
+  tune: Annotated[
+    bool, argument("--no-tune", help="Do not fine-tune", action="store_false")
+  ] = True,
+  step: int | None = None,
+  quiet: PythonOnly[bool] = False,
 ) -> dict[str, float]:
   """Evaluates a run for BabyLM 2026.
 
@@ -87,11 +95,12 @@ def submission(
   Args:
     model: Model of a run, or the path to it.
     data: Path to the pipeline's `evaluation_data`.
-    output: Folder for the results, whose name is the model's.
-    mode: Outputs that predict a token (`causal`, `mlm` or `mntp`). By default
-      the mode of training, `causal` if there are several.
+    output: Path to a folder for the results, results/NAME of the pipeline.
+    mode: Outputs that predict a token; by default the mode of training, causal
+      if there are several.
     tune: Whether to fine-tune.
-    quiet: Whether to print nothing.
+    step: Step of the run; by default the newest.
+    quiet: Print nothing.
 
   Raises:
     UserError: The run kept no steps by words, or an argument or file is wrong.
@@ -99,7 +108,7 @@ def submission(
   data, output, found = pathlib.Path(data), pathlib.Path(output), {}
   absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
-    loaded = model_lib.opened(model)
+    loaded = model_lib.opened(model, step)
     mode = mode_of(loaded, mode)
     kept = model_lib.revisions(loaded)
     for revision, path in {"main": loaded.path, **kept}.items():
@@ -149,23 +158,11 @@ def _tuned(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  model_lib.add_arguments(parser)
-  add = parser.add_argument
-  add("--data", required=True, help="Path to the pipeline's evaluation_data")
-  modes = pipelines.PIPELINES[PIPELINE]
-  about = "Outputs that predict a token (default: the mode of training)"
-  add("--mode", choices=modes, help=about)
-  about = "Path to a folder for the results, results/NAME of the pipeline"
-  add("--output", required=True, type=cli.here, help=about)
-  add("--no-tune", dest="tune", action="store_false", help="Do not fine-tune")
-  args = parser.parse_args(argv)
-  model = model_lib.identify(args.checkpoint, args.step).path
-  how = {"mode": args.mode, "tune": args.tune}
-  found = submission(model, args.data, args.output, **how)
+  asked = cli.parsed(submission, argv, __doc__)
+  found = submission(**asked)
   rows = {name: found.get(name) for name in _COLUMNS}
   rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
   shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
   head = "task", "score (%)"
   print(tables.text([*zip(rows, shares, strict=True)], head, "<>"))
-  print(f"written to {args.output}")
+  print(f"written to {asked['output']}")

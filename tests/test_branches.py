@@ -183,9 +183,7 @@ def test_a_restart_at_a_switch_is_in_the_rates():
 
 
 def read(name, scale):
-  return study.read(
-    study.StudyArguments(config=str(CONFIGS / name), scale=scale)
-  )
+  return study.read(str(CONFIGS / name), scale)
 
 
 def test_the_papers_models_share_what_they_do():

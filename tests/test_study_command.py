@@ -61,8 +61,7 @@ def path(tmp_path):
 
 def made(path, *rows, overrides=(), folder=MADE, seeds=0):
   """Returns module and arguments of the jobs of rows, by description."""
-  settings = study.StudyArguments(config=str(path), rows=rows, seeds=seeds)
-  asked = study.read(settings, overrides)
+  asked = study.read(str(path), "tiny", rows, seeds, overrides)
   found = study.jobs(asked, folder, "text", "data")
   return {job.about: (job.command, job.arguments) for job in found}
 
@@ -122,7 +121,7 @@ def test_the_pieces_of_a_seed_come_in_order(path):
 
 
 def test_evaluations_are_told_of_what_and_how(path):
-  asked = study.read(study.StudyArguments(config=str(path), rows=("trunk",)))
+  asked = study.read(str(path), "tiny", ("trunk",))
   found = [p for p in study.jobs(asked, MADE, "t", "d") if "seed 0" in p.about]
   assert [job.arguments for job in found[1:]] == [
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=causal"),

@@ -244,8 +244,8 @@ def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
   assert found.score == again.score == written["macro_accuracy"]
   assert repr(found) == f"<comps, causal: macro_accuracy {found.score:.4g}>"
   for task, more, message in (
-    ("comp", {}, "task 'comp' is not one of aoa, blimp, comps, "),
-    ("comps", {"mode": "both"}, "--mode='both' is not one of causal, mlm"),
+    ("comp", {}, "task='comp' is not one of "),
+    ("comps", {"mode": "both"}, "mode='both' is not one of causal, mlm"),
     ("comps", {"temperatur": 2.0}, "task comps; did you mean 'temperature'?"),
     ("comps", {"limit": -1}, "--limit=-1 is not at least 0"),
   ):

@@ -8,62 +8,51 @@ or with `eval.watch` at its best step. Losses compare only between runs with the
 same held-out tokens: the table marks all others.
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Annotated
 
-from antlm_jax import cli
-from antlm_jax import settings as settings_lib
+from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies.reporting import trainings
 from antlm_jax.evals.studies.reporting.runs import read_run
 from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
+from antlm_jax.settings import argument
 from antlm_jax.training import saving
 
 
-@dataclasses.dataclass(frozen=True)
-class Ranking:
-  """How runs are compared, and where the report goes."""
-
-  by: tuple[str, ...] = setting(
-    (), "Objectives whose losses rank the runs, such as mlm; all by default"
-  )
-  x: str | None = setting(
-    None,
-    "X axis of the picture, share in % of each run; by default share if the"
-    " longest run has over twice the steps of the shortest, else step",
-    choices=tuple(trainings.AXES),
-  )
-  output: str | None = setting(
-    None,
-    "Path to a folder; comparison/ next to the first run by default",
-    read=cli.here,
-  )
-
-
+@settings.checked
 def compare(
-  runs: Sequence[files.Path],
+  runs: Annotated[
+    Sequence[files.Path],
+    argument("runs", nargs="+", metavar="RUN", read=cli.here),
+  ],
   *,
-  output: files.Path | None = None,
   by: str | Sequence[str] = (),
-  x: str | None = Ranking.x,
+  x: Annotated[str | None, argument(choices=tuple(trainings.AXES))] = None,
+  output: Annotated[
+    files.Path | None,
+    argument(
+      help="Path to a folder; comparison/ next to the first run by default",
+      read=cli.here,
+    ),
+  ] = None,
 ) -> Comparison:
   """Compares trainings by their held-out losses.
 
   Args:
     runs: Paths to the runs' folders.
-    output: Folder for the report, a picture of the losses and tables.
-    by: Objectives whose losses rank the runs, such as `mlm`; all by default.
-    x: X axis of the picture, `step`, `tokens` or `share`; by default `share`
-      if the longest run has over twice the steps of the shortest.
+    by: Objectives whose losses rank the runs, such as mlm; all by default.
+    x: X axis of the picture, share in % of each run; by default share if the
+      longest run has over twice the steps of the shortest, else step.
+    output: Path to a folder for the report, a picture of the losses and tables;
+      by default nothing is written.
 
   Raises:
     UserError: A folder is no run, or a run has not measured one of the losses.
   """
-  asked = settings_lib.choose(Ranking, {"by": by, "x": x})
   paths = [pathlib.Path(os.path.abspath(path)) for path in runs]
   # A glob of a sweep's runs also finds its comparison.
   paths = [path for path in paths if path.name != trainings.FOLDER]
@@ -77,16 +66,12 @@ def compare(
   labels = {os.path.relpath(path, common): path for path in paths}
   found = {label: [read_run(label, path)] for label, path in labels.items()}
   folder = pathlib.Path(output) if output else None
-  return trainings.compare("Runs compared", found, asked.by, folder, asked.x)
+  return trainings.compare("Runs compared", found, by, folder, x)
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  parser.add_argument("runs", nargs="+", type=cli.here, metavar="RUN")
-  settings_lib.add_arguments(parser, Ranking)
-  args = parser.parse_args(argv)
-  how = vars(settings_lib.from_args(Ranking, args))
-  first = pathlib.Path(os.path.abspath(args.runs[0]))
-  how["output"] = how["output"] or first.parent / trainings.FOLDER
-  print(compare(args.runs, **how))
+  asked = cli.parsed(compare, argv, __doc__)
+  first = pathlib.Path(os.path.abspath(asked["runs"][0]))
+  asked["output"] = asked["output"] or first.parent / trainings.FOLDER
+  print(compare(**asked))

@@ -6,7 +6,6 @@ python -m antlm_jax.evals.studies.one_gpu pack --runs=RUNS --output=FOLDER
 """
 
 import csv
-import dataclasses
 import json
 import math
 import pathlib
@@ -16,14 +15,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from antlm_jax import cli
-from antlm_jax import settings as settings_lib
+from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import study
 from antlm_jax.evals.zero_shot.babylm import TASKS
 from antlm_jax.evals.zero_shot.command import ITEMS
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
 from antlm_jax.training.metrics import METRICS
 
 # Measured on two cores of a CPU, except for the first.
@@ -34,65 +31,57 @@ _EPOCHS = 24
 _FEWEST = 3  # seeds of a scale that has as many
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
-  """The arguments of `seeds`."""
-
-  scale: str = setting(help="Scale of configs/antlm_table.py")
-  times: str = setting(help="Path to the folder of train_step's results")
-  seconds: float = setting(help="Number of seconds for all runs")
-  rows: tuple[str, ...] = setting((), "Rows to train; all by default")
-
-
-@dataclasses.dataclass(frozen=True)
-class Packing:
-  """The arguments of `pack`."""
-
-  runs: str = setting(help="Path to the folder of a study's runs")
-  output: str = setting(help="Path to the folder for the packed results")
-
-
-def seeds(asked: Forecast) -> tuple[int, float]:
+@settings.checked
+def seeds(
+  *, scale: str, times: str, seconds: float, rows: tuple[str, ...] = ()
+) -> tuple[int, float]:
   """Returns the number of seeds that fit into a time, and all seeds' seconds.
 
   The number is 0 if fewer than three seeds fit, or fewer than all of one or
   two. The time is that of steps, of making their batches if that takes longer,
   of preparing pairs and of starting each row.
 
+  Args:
+    scale: Scale of configs/antlm_table.py.
+    times: Path to the folder of train_step's results.
+    seconds: Number of seconds for all runs.
+    rows: Rows to train; all by default.
+
   Raises:
     UserError: There are no times of this size.
   """
-  found = study.read(
-    study.StudyArguments(
-      config="antlm_table", scale=asked.scale, rows=asked.rows
-    )
-  )
+  found = study.read("antlm_table", scale, rows)
   rates = [
     row["tokens_per_second"]
-    for path in pathlib.Path(asked.times).glob("*.json")
+    for path in pathlib.Path(times).glob("*.json")
     for row in json.loads(path.read_text()).get("rows", ())
     if row.get("tokens_per_second")
   ]
   if not rates:
-    raise UserError(f"--times={asked.times} has no time of a step")
-  text, rows = found.scale.text, len(found.rows)
+    raise UserError(f"--times={times} has no time of a step")
+  text, count = found.scale.text, len(found.rows)
   most = min(map(found.seeds, found.rows))
   rate = min(*rates, text.seq_len / _ROW)
   pairs = sum(x.pairs for x in TASKS["blimp"].reported)
   each = _EPOCHS * text.rows * text.seq_len / rate + 2 * _SCORE * pairs
-  each, start = each * rows, _START * rows
-  fit = min(most, math.floor((asked.seconds - start) / each))
+  each, start = each * count, _START * count
+  fit = min(most, math.floor((seconds - start) / each))
   return fit if fit >= min(most, _FEWEST) else 0, start + most * each
 
 
-def pack(asked: Packing) -> None:
+@settings.checked
+def pack(*, runs: files.Path, output: files.Path) -> None:
   """Writes all losses (losses.csv) and log-odds of pairs (ROW-SET-MODE.npz).
 
   `odds` is float16 `[seeds, pairs]`: the log-probability of each right sentence
   minus that of the wrong sentence, in nats. Its axes are `seeds`, and `uid` and
   `id` together.
+
+  Args:
+    runs: Path to the folder of a study's runs.
+    output: Path to the folder for the packed results.
   """
-  runs, output = pathlib.Path(asked.runs), pathlib.Path(asked.output)
+  runs, output = pathlib.Path(runs), pathlib.Path(output)
   output.mkdir(parents=True, exist_ok=True)
   losses, scored = [], {}
   for metrics in sorted(runs.glob(f"*/*/{METRICS}")):
@@ -132,19 +121,16 @@ def pack(asked: Packing) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  commands = {"seeds": Forecast, "pack": Packing}
-  if argv[:1] not in [[name] for name in commands]:
-    raise UserError("write seeds or pack first")
-  kind = commands[argv[0]]
-  parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, kind)
-  asked = settings_lib.from_args(kind, parser.parse_args(argv[1:]))
-  if kind is Packing:
-    pack(asked)
+  first, *words = argv or [""]
+  if first == "pack":
+    cli.call(pack, words, __doc__)
     return
-  fit, needs = seeds(asked)
-  about = f"{asked.scale}: all seeds take {needs:,.0f} s by forecast"
-  print(f"{about}; in {asked.seconds:,.0f} s fit {fit}", file=sys.stderr)
+  if first != "seeds":
+    raise UserError("write seeds or pack first")
+  asked = cli.parsed(seeds, words, __doc__)
+  fit, needs = seeds(**asked)
+  about = f"{asked['scale']}: all seeds take {needs:,.0f} s by forecast"
+  print(f"{about}; in {asked['seconds']:,.0f} s fit {fit}", file=sys.stderr)
   print(fit)
 
 

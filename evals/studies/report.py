@@ -13,89 +13,76 @@ reports the losses without the folders. Needs the extra `evals`: pip install
 'antlm_jax[evals]'.
 """
 
-import argparse
 import collections
 import importlib.util
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
+from typing import Annotated
 
-from antlm_jax import cli
+from antlm_jax import cli, settings
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import design
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
+from antlm_jax.runtime import files, progress
+from antlm_jax.settings import argument
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = cli.Parser(description=__doc__)
-  add = parser.add_argument
-  add(
-    "--runs",
-    type=cli.here,
-    required=True,
-    help="Path to a study's runs, or to losses.json",
-  )
-  add(
-    "--output", type=cli.here, help="Path to a folder; RUNS/report by default"
-  )
-  add("--config", default="antlm_table", help="Study, by name or path")
-  add("--scale", default="tiny", help="Scale of the study")
-  add(
-    "--pipeline",
-    choices=PIPELINES,
-    help="Pipeline whose scores of pairs count; the most used by default",
-  )
-  return parser.parse_args(argv)
+@settings.checked
+def report(
+  runs: files.LocalPath,
+  *,
+  output: files.LocalPath | None = None,
+  config: str = "antlm_table",
+  scale: str = "tiny",
+  pipeline: Annotated[str | None, argument(choices=PIPELINES)] = None,
+) -> pathlib.Path:
+  """Writes the report of a study, and returns the path to report.md.
 
+  Args:
+    runs: Path to a study's runs, or to losses.json.
+    output: Path to a folder; RUNS/report by default.
+    config: Study, by name or path.
+    scale: Scale of the study.
+    pipeline: Pipeline whose scores of pairs count; the most used by default.
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  args = _arguments(argv)
+  Raises:
+    UserError: A package is missing, the config is no study, or its runs cannot
+      be read.
+  """
   for name in ("jinja2", "pandas"):
     if importlib.util.find_spec(name) is None:
       raise UserError(
         f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
       )
   # Imported here, because they need the extra's packages.
-  from antlm_jax.evals.studies.reporting import (
-    controls,
-    encoders,
-    measured,
-    record,
-    render,
-    runs,
-  )
+  from antlm_jax.evals.studies.reporting import measured, record, render
+  from antlm_jax.evals.studies.reporting import runs as runs_lib
   from antlm_jax.evals.studies.reporting.findings import Findings
 
-  kinds = {"controls": controls.report, "encoders": encoders.report}
-
-  _, variants = design.read(args.config, args.scale)
-  module = config_lib.module(args.config)
-  make = kinds.get(getattr(module, "REPORT", None))
-  if make is None:
-    known = ", ".join(kinds)
-    raise UserError(f"--config={args.config}: REPORT is not one of {known}")
-  folder = pathlib.Path(args.runs)
+  _, variants = design.read(config, scale)
+  module = config_lib.module(config)
+  make = _kind(config, module)
+  folder = pathlib.Path(runs)
   packed = folder.is_file()
-  found = (record.read if packed else runs.read_runs)(folder, variants)
-  print(
-    f"{sum(map(len, found.values()))} runs of {len(found)} rows", flush=True
-  )
+  found = (record.read if packed else runs_lib.read_runs)(folder, variants)
+  count = sum(map(len, found.values()))
+  progress.say(f"{count} runs of {len(found)} rows")
   table = measured.read(found)
   used = collections.Counter(measured.latest(table).pipeline)
   pipelines = [name for name, _ in used.most_common() if name]
-  pipeline = args.pipeline or next(iter(pipelines), "ours")
+  pipeline = pipeline or next(iter(pipelines), "ours")
   absent = [
     f"pairs as `--pipeline={name}` scores them: ask for that"
     for name in pipelines
     if name != pipeline
   ]
-  strangers = {p.parent.parent.name for p in folder.glob("*/*/config.json")}
   absent += [
-    f"runs of `{name}`: no row of {args.config}"
-    for name in sorted(strangers - set(variants))
+    f"runs of `{name}`: no row of {config}"
+    for name in _strangers(folder, variants)
   ]
-  about = module.__doc__ or pathlib.Path(args.config).stem
+  about = module.__doc__ or pathlib.Path(config).stem
   table = table[table.pipeline.isin([pipeline, ""])]
   study = Findings(
     name=about.partition("\n")[0].rstrip("."),
@@ -109,7 +96,30 @@ def main(argv: Sequence[str]) -> None:
     fixed=getattr(module, "CONFIDENCE", None),
   )
   default = folder.with_suffix("") if packed else folder / "report"
-  output = pathlib.Path(args.output or default)
-  render.write(make(study, absent), output)
-  record.write(output / record.FILE, found)
-  print(f"written to {output / 'report.md'}")
+  into = pathlib.Path(output or default)
+  render.write(make(study, absent), into)
+  record.write(into / record.FILE, found)
+  return into / "report.md"
+
+
+def _strangers(folder: pathlib.Path, known: Collection[str]) -> list[str]:
+  """Returns the names of runs in a folder that the study has no row for."""
+  found = {p.parent.parent.name for p in folder.glob("*/*/config.json")}
+  return sorted(found - set(known))
+
+
+def _kind(config: str, module: ModuleType) -> Callable:
+  """Returns the function that makes the report of a study's kind."""
+  from antlm_jax.evals.studies.reporting import controls, encoders
+
+  kinds = {"controls": controls.report, "encoders": encoders.report}
+  make = kinds.get(getattr(module, "REPORT", None))
+  if make is None:
+    known = ", ".join(kinds)
+    raise UserError(f"--config={config}: REPORT is not one of {known}")
+  return make
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  print(f"written to {cli.call(report, argv, __doc__)}")

@@ -19,6 +19,7 @@ import dataclasses
 import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ from antlm_jax.evals.studies.design import Study
 from antlm_jax.evals.studies.jobs import Job
 from antlm_jax.planning import search
 from antlm_jax.runtime import chips, files
-from antlm_jax.settings import setting
+from antlm_jax.settings import PythonOnly, argument
 from antlm_jax.training import checkpoint, saving
 from antlm_jax.training.run import Run
 from antlm_jax.units import quantity
@@ -46,60 +47,37 @@ _UTILIZATION = 0.4
 _CHIP = "TPU v5"  # v5p
 
 
-@dataclasses.dataclass(frozen=True)
-class StudyArguments:
-  """The command's arguments."""
-
-  data: str | None = setting(None, "Path to the folder of evaluation sets")
-  config: str = setting("clm_or_mlm", "Name or path of the study's config")
-  text: str | None = setting(
-    None, "Path to a folder of *.train and *.dev files"
-  )
-  scale: str = setting("tiny", "Scale of the study; tiny fits a CPU")
-  runs: str | None = setting(
-    None,
-    "Path to the folder for all results; runs/STUDY_SCALE by default",
-    read=cli.here,
-  )
-  rows: tuple[str, ...] = setting((), "Rows to make; all by default")
-  seeds: int = setting(
-    0, "Pretrainings of each row; 0 for as many as its config says", least=0
-  )
-  minutes: float | None = setting(None, "Time limit, in minutes", over=0)
-  together: int = setting(
-    1, "Number of trainings or evaluations in one process", least=1, most=256
-  )
-  dry_run: bool = setting(
-    False, "Print steps, tokens and chip-hours of each row, and write nothing"
-  )
-  commands: bool = setting(
-    False, "Print all commands, to run them on other machines"
-  )
-
-
-def read(settings: StudyArguments, overrides: Sequence[str] = ()) -> Study:
+def read(
+  config: str,
+  scale: str,
+  rows: Sequence[str] = (),
+  seeds: int = 0,
+  overrides: Sequence[str] = (),
+) -> Study:
   """Reads a study's config.
 
   Args:
-    settings: The command's arguments.
+    config: Name or path of the study's config.
+    scale: Scale of the study.
+    rows: Rows to make; all by default.
+    seeds: Pretrainings of each row; 0 for as many as its config says.
     overrides: `--config.KEY=VALUE` for every training.
 
   Raises:
     UserError: The config has no such scale or row.
   """
-  path = pathlib.Path(config_lib.find(settings.config)).absolute()
-  scale, there = design.read(path, settings.scale)
-  for name in settings.rows:
+  path = pathlib.Path(config_lib.find(config)).absolute()
+  found, there = design.read(path, scale)
+  for name in rows:
     if name not in there:
       raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
   wanted = set()
-  for name in settings.rows or there:
+  for name in rows or there:
     while name and name not in wanted:  # also the row that it begins after
       wanted.add(name)
       name = there[name].after
-  rows = {name: row for name, row in there.items() if name in wanted}
-  overrides, seeds = tuple(overrides), settings.seeds
-  return Study(path, settings.scale, scale, there, rows, overrides, seeds)
+  own = {name: row for name, row in there.items() if name in wanted}
+  return Study(path, scale, found, there, own, tuple(overrides), seeds)
 
 
 # ------------------------------------------------------------------- the jobs
@@ -283,33 +261,69 @@ def _hours(work: float) -> float:
 # ------------------------------------------------------------------ the command
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command; --config.KEY=VALUE goes to every training."""
-  parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, StudyArguments)
-  args, overrides = parser.parse_with_overrides(argv)
-  settings = settings_lib.from_args(StudyArguments, args)
-  # The jobs need the accelerator, which only one process can have.
-  jax.config.update("jax_platforms", "cpu")
-  study = read(settings, overrides)
-  runs = pathlib.Path(
-    settings.runs or f"runs/{study.path.stem}_{study.name}"
-  ).absolute()
-  if settings.dry_run:
-    print(costs(study, runs))
+@settings_lib.checked
+def make(
+  *,
+  data: str | None = None,
+  config: str = "clm_or_mlm",
+  text: str | None = None,
+  scale: str = "tiny",
+  runs: files.LocalPath | None = None,
+  rows: tuple[str, ...] = (),
+  seeds: Annotated[int, argument(least=0)] = 0,
+  minutes: Annotated[float | None, argument(over=0)] = None,
+  together: Annotated[int, argument(least=1, most=256)] = 1,
+  dry_run: bool = False,
+  commands: bool = False,
+  overrides: PythonOnly[Sequence[str]] = (),
+) -> None:
+  """Makes a study, or prints its cost or its commands.
+
+  Args:
+    data: Path to the folder of evaluation sets.
+    config: Name or path of the study's config.
+    text: Path to a folder of *.train and *.dev files.
+    scale: Scale of the study; tiny fits a CPU.
+    runs: Path to the folder for all results; runs/STUDY_SCALE by default.
+    rows: Rows to make; all by default.
+    seeds: Pretrainings of each row; by default as many as its config says.
+    minutes: Time limit, in minutes.
+    together: Number of trainings or evaluations in one process.
+    dry_run: Print steps, tokens and chip-hours of each row, and write nothing.
+    commands: Print all commands, to run them on other machines.
+    overrides: `--config.KEY=VALUE` for every training.
+
+  Raises:
+    UserError: The config, the text or the evaluation sets cannot be used.
+    Stopped: The time limit or a signal ended the study.
+  """
+  study = read(config, scale, rows, seeds, overrides)
+  name = f"{study.path.stem}_{study.name}"
+  folder = pathlib.Path(runs or f"runs/{name}").absolute()
+  if dry_run:
+    print(costs(study, folder))
     return
-  data = _found(study, settings.data)
-  todo = list(jobs(study, runs, settings.text, data))
-  if settings.together > 1:
-    todo = _joined(todo, settings.together)
-  if settings.commands:
+  todo = list(jobs(study, folder, text, _found(study, data)))
+  if together > 1:
+    todo = _joined(todo, together)
+  if commands:
     for job in todo:
       print(shlex.join(["python", "-m", *job.words]))
     return
-  options = f"--runs={runs}", f"--config={study.path}"
-  options += (f"--scale={study.name}", f"--output={runs}/report")
-  todo.append(Job("the report", "report", options, runs))
-  jobs_lib.run(todo, runs, settings.minutes and 60 * settings.minutes)
+  options = f"--runs={folder}", f"--config={study.path}"
+  options += (f"--scale={study.name}", f"--output={folder}/report")
+  todo.append(Job("the report", "report", options, folder))
+  jobs_lib.run(todo, folder, minutes and 60 * minutes)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command; --config.KEY=VALUE goes to every training."""
+  parser = cli.Parser(description=__doc__)
+  settings_lib.add_arguments(parser, make)
+  args, overrides = parser.parse_with_overrides(argv)
+  # The jobs need the accelerator, which only one process can have.
+  jax.config.update("jax_platforms", "cpu")
+  make(**settings_lib.arguments(make, args), overrides=overrides)
 
 
 def _found(study: Study, data: str | None) -> str:

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from antlm_jax import cli
 from antlm_jax import config as config_lib
@@ -47,7 +48,7 @@ from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
 from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import files, progress, signals
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import PythonOnly, Setting, argument
 from antlm_jax.training import held_out, saving
 from antlm_jax.training import run as run_lib
 from antlm_jax.training import together as together_lib
@@ -58,36 +59,19 @@ _BUILD = "--build"  # its only argument, in the process that builds the runs
 _TRAIN = "--train"  # before the arguments of each run that a process trains
 
 
-@dataclasses.dataclass(frozen=True)
-class Sweeping:
-  """The runs of a sweep, and their ranking."""
-
-  grid: str = setting(help="KEY=VALUE,...;KEY=VALUE,...: all combinations")
-  output: str = setting(help="Path to the folder of all runs", read=cli.here)
-  by: tuple[str, ...] = setting(
-    (), "Objectives whose losses rank the runs, such as mlm; all by default"
-  )
-  together: int = setting(
-    1,
-    "Number of runs that one process trains, if they differ in their seed and"
-    " schedule alone",
-    least=1,
-    most=256,
-  )
-  commands: bool = setting(
-    False, "Print the command of each run, to run them on other machines"
-  )
-
-
+@settings_lib.checked
 def sweep(
-  config: files.Path,
-  grid: Mapping[str, Sequence[Setting]],
-  output: files.Path,
+  config: PythonOnly[files.Path],
+  grid: Annotated[
+    str | Mapping[str, Sequence[Setting]],
+    argument(help="KEY=VALUE,...;KEY=VALUE,...: all combinations"),
+  ],
+  output: files.LocalPath,
   *,
-  data: files.Path | Prepared | None = None,
+  data: PythonOnly[files.Path | Prepared | None] = None,
   by: str | Sequence[str] = (),
-  together: int = Sweeping.together,
-  quiet: bool = False,
+  together: Annotated[int, argument(least=1, most=256)] = 1,
+  quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> Comparison:
   """Trains a grid of settings, one run after another, and ranks them.
@@ -100,21 +84,19 @@ def sweep(
 
   Args:
     config: Name of a config, or path to a config file (`FILE.py:ARG`).
-    grid: Values of each setting that varies; all combinations are trained.
-    output: Path to the folder of all runs, OUTPUT/SETTINGS, and of their
-      comparison.
+    grid: Values of each setting that varies; all combinations are trained. Or
+      the same as a text, `KEY=VALUE,...;KEY=VALUE,...`.
+    output: Path to the folder of all runs.
     data: Prepared folder, or the path to it; by default the config's.
-    by: Objectives whose losses rank the runs, such as `mlm`; all by default.
+    by: Objectives whose losses rank the runs, such as mlm; all by default.
     together: Number of runs that one process trains, if they differ in their
       seed and schedule alone.
-    quiet: Whether to print nothing.
+    quiet: Print nothing.
     **settings: Settings of all runs, as those of `train`.
 
   Raises:
     UserError: The settings or the data of a run are wrong, or no run ended.
   """
-  given = {"grid": "", "output": "", "by": by, "together": together}
-  asked = settings_lib.choose(Sweeping, given)
   if data is not None:
     path = data.folder if isinstance(data, Prepared) else data
     if path is None:
@@ -124,15 +106,15 @@ def sweep(
   todo = _jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
     left = {j: training.read(j.arguments)[0] for j in todo if not j.done}
-    _check([*left.values()], asked.by)
-    jobs.run(joined(left, asked.together), folder, go_on=True)
+    _check([*left.values()], by)
+    jobs.run(joined(left, together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
     runs = _read(folder, points)
     if not runs:
       raise UserError(_failure(failed, len(todo)))
   title = f"A sweep of {', '.join(points[0])}"
   try:
-    found = trainings.compare(title, runs, asked.by, folder / trainings.FOLDER)
+    found = trainings.compare(title, runs, by, folder / trainings.FOLDER)
   except UserError as error:
     if not failed:
       raise
@@ -203,11 +185,13 @@ def _written(value: Setting) -> str:
   return str(settings_lib.written(value))
 
 
-def _points(grid: Mapping[str, Sequence[Setting]]) -> list[_Point]:
+def _points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
   """Returns the combinations of a grid's values.
 
   Raises a UserError if it has none, or too many.
   """
+  if isinstance(grid, str):
+    grid = _parsed(grid)
   values = {key: dict.fromkeys(map(_written, vs)) for key, vs in grid.items()}
   count = math.prod(map(len, values.values()))
   if not values or not count:
@@ -263,12 +247,14 @@ def main(argv: Sequence[str]) -> None:
     _train(argv[1:])
     return
   parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, Sweeping)
+  settings_lib.add_arguments(parser, sweep)
+  about = "Print the command of each run, to run them on other machines"
+  parser.add_argument("--commands", action="store_true", help=about)
   at = argv.index("--") if "--" in argv else len(argv)
   args = parser.parse_args(argv[:at])
   if at == len(argv):
     raise UserError("the training is missing: antlm sweep ... -- --config=...")
-  grid = _parsed(args.grid)
+  points = _points(args.grid)
   about = "After --: the arguments of `antlm train`."
   parser = cli.Parser(description=about)
   parser.add_argument("--config", required=True)
@@ -276,16 +262,16 @@ def main(argv: Sequence[str]) -> None:
   pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
   if args.commands:
     folder = pathlib.Path(args.output).absolute()
-    todo = _jobs(_points(grid), folder, base.config, dict(pairs))
+    todo = _jobs(points, folder, base.config, dict(pairs))
     configs = {job: training.read(job.arguments)[0] for job in todo}
     for job in joined(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
-  options = {"by": args.by, "together": args.together}
-  found = sweep(base.config, grid, args.output, **options, **dict(pairs))
+  asked = settings_lib.arguments(sweep, args)
+  found = sweep(base.config, **asked, **dict(pairs))
   print(f"\n{found}")
   if found.failed:
-    raise UserError(_failure(found.failed, len(_points(grid))))
+    raise UserError(_failure(found.failed, len(points)))
 
 
 def _parsed(grid: str) -> dict[str, list[str]]:

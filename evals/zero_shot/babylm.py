@@ -36,7 +36,7 @@ Minimal pairs: BLiMP (arXiv 1912.00582) and its supplement.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanSettings(ChoiceSettings):
-  """The arguments of tasks that average over tokens."""
+  """The settings of tasks that average over tokens."""
 
   reduction: str = setting(
     "mean", "Sum or mean over the tokens of a choice", choices=REDUCTIONS

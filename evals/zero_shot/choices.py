@@ -32,7 +32,7 @@ _RULE = __doc__.split("\n\n", 1)[1]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoiceSettings(PipelineSettings):
-  """The arguments of these tasks."""
+  """The settings of these tasks."""
 
   reduction: str | None = setting(
     None,

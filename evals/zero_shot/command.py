@@ -13,30 +13,31 @@ import pathlib
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
-from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
 from antlm_jax.inference.model import (
   Identity,
   Loaded,
-  add_arguments,
+  ModelOrPath,
   identify,
   opened,
 )
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import PythonOnly, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint
 
 ITEMS = "items.jsonl"
 _WRITES = """\
 Writes summary.json (the figures) and items.jsonl (every item with its scores).
 If the output folder has results of the same request, prints those instead."""
+
+Mode = Annotated[str | None, argument(choices=MODES, read=mode_named)]
 
 
 class Outcome(NamedTuple):
@@ -49,34 +50,21 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-  """The arguments of every task, in addition to the model and the task."""
+  """The data, the mode, and the settings of every task."""
 
-  data: str = setting(help="Path to the folder of the task's files")
-  mode: str | None = setting(
-    None,
-    "Outputs that predict a token, causal (left to right), mlm (at a mask),"
-    " mntp (one position before it) or fused (both); by default the mode of"
-    " training, causal if there are several",
-    choices=MODES,
-    read=mode_named,
-  )
+  data: str = ""  # path to the task's files
+  mode: str = "causal"
   limit: int = setting(
     0, "Largest number of items of each file or UID; 0 for all", least=0
   )
-  output: str | None = setting(
-    None,
-    "Path to a folder for results; RUN/evals/DATA/STEP-MODE by default",
-    read=cli.here,
-  )
-  overwrite: bool = setting(False, "Score again if results exist")
   batch_tokens: int = setting(
     BATCH_TOKENS, "Number of tokens encoded at once", least=1
   )
-  # For tasks without these arguments.
+  # For tasks without these settings.
   pipeline: ClassVar[str] = "ours"
   reduction: ClassVar[str | None] = None
-  # Arguments that change no score.
-  apart: ClassVar = {"data", "output", "overwrite", "batch_tokens"}
+  # Values that change no score.
+  apart: ClassVar = {"data", "batch_tokens"}
 
   @property
   def batches(self) -> dict[str, Any]:
@@ -87,7 +75,7 @@ class TaskSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineSettings(TaskSettings):
-  """The arguments of a task of BabyLM's evaluation pipelines."""
+  """The settings of a task of BabyLM's evaluation pipelines."""
 
   pipeline: str = setting(
     "ours",
@@ -115,7 +103,8 @@ class Task:
     figure: Name of the main figure in the summary.
     table: Formats of a summary's figures by title, or a function that lays out
       the summary.
-    settings: Section of the command's arguments.
+    settings: Section of its settings.
+    reads: Help text of `data`, if it is not a folder.
     reported: Columns of `antlm report`.
   """
 
@@ -125,6 +114,7 @@ class Task:
   figure: str
   table: Mapping[str, str] | Callable[[Mapping], str]
   settings: type[TaskSettings] = TaskSettings
+  reads: str = ""
   reported: Sequence[Reported] = ()
 
   def shown(self, summary: Mapping) -> str:
@@ -173,15 +163,23 @@ class Evaluation:
     return self.table
 
 
+@settings_lib.checked
 def evaluate(
-  model: Loaded | files.Path,
-  task: str,
+  model: ModelOrPath[Loaded],
+  task: Annotated[str, argument(choices=TASKS)],
   data: files.Path,
   *,
-  mode: str | None = None,
-  output: files.Path | None = None,
+  mode: Mode = None,
+  output: Annotated[
+    files.Path | None,
+    argument(
+      help="Path to a folder for results; RUN/evals/DATA/STEP-MODE by default",
+      read=cli.here,
+    ),
+  ] = None,
   overwrite: bool = False,
-  quiet: bool = False,
+  step: int | None = None,
+  quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> Evaluation:
   """Scores a zero-shot task.
@@ -190,27 +188,29 @@ def evaluate(
 
   Args:
     model: Model, or the path to its run or checkpoint.
-    task: Name of the task, a key of `TASKS`.
-    data: Path to the task's files.
-    mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
-      `fused`; by default the mode of training, `causal` if there are several.
+    task: Name of the task.
+    data: Path to the folder of the task's files.
+    mode: Outputs that predict a token, causal (left to right), mlm (at a mask),
+      mntp (one position before it) or fused (both); by default the mode of
+      training, causal if there are several.
     output: Folder for the results. If it has results of the same request, these
       are returned.
-    overwrite: Whether to score again if results exist.
-    quiet: Whether to print nothing.
-    **settings: Options of the task, such as `limit=100`, which `antlm eval
+    overwrite: Score again if results exist.
+    step: Step of the run; by default the newest.
+    quiet: Print nothing.
+    **settings: Settings of the task, such as `limit=100`, which `antlm eval
       score --task=TASK --help` lists.
 
   Raises:
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
-  mode = mode_of(model, mode)
-  asked = asked_of(task, data, {"mode": mode, **settings})
+  mode = mode_of(model, mode, step)
+  asked = asked_of(task, data, mode, settings)
   of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
-    loaded = opened(model)
+    loaded = opened(model, step)
     request = request_of(task, asked, loaded)
     # Identifies the data, independent of their path.
     request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
@@ -221,7 +221,7 @@ def evaluate(
     else:
       if folder:  # before minutes of scoring
         files.check_writable(folder, folder=True)
-      progress.say(f"{len(items):,} items of {asked.data}, mode {asked.mode}")
+      progress.say(f"{len(items):,} items of {asked.data}, mode {mode}")
       began = time.monotonic()
       outcome = of.score(loaded, items, asked)
       seconds = time.monotonic() - began  # compilation included
@@ -230,31 +230,33 @@ def evaluate(
       if folder:
         rows = "".join(json.dumps(line) + "\n" for line in lines)
         results.write(folder, {**outcome.files, ITEMS: rows}, summary)
-  table = of.shown(summary)
-  return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
+  return Evaluation(
+    task, mode, summary, lines, of.shown(summary), folder, reused
+  )
 
 
-def mode_of(model: TextModel | files.Path, mode: str | None) -> str:
+def mode_of(
+  model: TextModel | files.Path, mode: str | None, step: int | None = None
+) -> str:
   """Returns the mode; by default that of the model's training."""
   if mode is not None:
     return mode
   known = isinstance(model, TextModel)
-  config = model.config if known else Checkpoint(model).meta.config
+  config = model.config if known else Checkpoint(model, step).meta.config
   return trained_modes(config)[0]
 
 
-def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
+def asked_of(
+  task: str, data: files.Path, mode: str, settings: Mapping[str, Setting]
+) -> Any:
   """Returns the settings of a task; errors are those of `evaluate`."""
-  if task not in TASKS:
-    raise UserError(f"task {task!r} is not one of {', '.join(sorted(TASKS))}")
   section = TASKS[task].settings
-  known = [*settings_lib.of(section)]
   help = f"antlm eval score --task={task} --help lists them"
-  settings_lib.refuse_unknown(given, known, f"task {task}", help)
-  given = {**given, "data": os.fspath(data), "mode": mode_named(given["mode"])}
-  asked = settings_lib.choose(section, given)
-  pipelines.options(asked.pipeline, asked.mode, task)  # refuses unknown modes
-  return asked
+  known = [*settings_lib.of(section)]
+  settings_lib.refuse_unknown(settings, known, f"task {task}", help)
+  asked = settings_lib.choose(section, settings)
+  pipelines.options(asked.pipeline, mode, task)  # refuses unknown modes
+  return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
 
 
 def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
@@ -270,9 +272,8 @@ def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
 
 def run(description: str, argv: Sequence[str]) -> None:
   """Runs the command of a task; `description` is the command's docstring."""
-  name, asked, model = _parse(description, argv)
-  given = vars(asked) | {"output": _folder(asked, model)}
-  found = evaluate(model.path, name, **given)
+  given, model = _parse(description, argv)
+  found = evaluate(model.path, **given)
   print(found)
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
@@ -286,37 +287,45 @@ def done(description: str, argv: Sequence[str]) -> bool:
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  name, asked, model = _parse(description, argv)
-  request = request_of(name, asked, model)
-  return results.finished(_folder(asked, model), request) is not None
-
-
-def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
-  folder = "-".join((str(model.step), asked.mode, asked.pipeline))
-  data = pathlib.Path(asked.data).absolute().name
-  default = model.evals / data / folder.removesuffix("-ours")
-  return pathlib.Path(asked.output or default)
+  given, model = _parse(description, argv)
+  task, folder = given["task"], given["output"]
+  own = {n: given[n] for n in settings_lib.of(TASKS[task].settings)}
+  asked = asked_of(task, given["data"], given["mode"], own)
+  return results.finished(folder, request_of(task, asked, model)) is not None
 
 
 def _parse(
   description: str, argv: Sequence[str]
-) -> tuple[str, TaskSettings, Identity]:
-  """Parses the arguments of the task that --task names."""
+) -> tuple[dict[str, Any], Identity]:
+  """Returns the arguments of `evaluate` with their defaults, and the model."""
   parser = cli.Parser(add_help=False)
   parser.add_argument("--task", choices=TASKS)
   named = parser.parse_known_args(argv)[0].task
+  args = _parser(description, named).parse_args(argv)
+  given = settings_lib.arguments(evaluate, args)
+  section = TASKS[named].settings
+  given |= {name: getattr(args, name) for name in settings_lib.of(section)}
+  model = identify(given.pop("model"), given.pop("step"))
+  given["mode"] = mode_of(model.path, given["mode"])
+  if given["output"] is None:
+    pipeline = given.get("pipeline", section.pipeline)
+    folder = "-".join((str(model.step), given["mode"], pipeline))
+    data = pathlib.Path(given["data"]).absolute().name
+    given["output"] = model.evals / data / folder.removesuffix("-ours")
+  return given | {"output": pathlib.Path(given["output"])}, model
+
+
+def _parser(description: str, named: str | None) -> cli.Parser:
+  """Returns the command's parser, for the task that --task names."""
+  task = TASKS.get(named)
   rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
   every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
-  about = TASKS[named].about if named else every
+  about = task.about if task else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
-  add_arguments(parser)
-  given = parser.prog == f"antlm eval {named}"  # a command that is a task's
-  about = argparse.SUPPRESS if given else "Name of the task"
-  parser.add_argument("--task", required=True, choices=TASKS, help=about)
-  section = TASKS[named].settings if named else TaskSettings
-  settings_lib.add_arguments(parser, section)
-  args = parser.parse_args(argv)
-  asked = settings_lib.from_args(section, args)
-  model = identify(args.checkpoint, args.step)
-  mode = mode_of(model.path, asked.mode)
-  return named, dataclasses.replace(asked, mode=mode), model
+  actions = settings_lib.add_arguments(parser, evaluate)
+  if task:
+    if parser.prog == f"antlm eval {named}":  # the command is the task's
+      actions["task"].help = argparse.SUPPRESS
+    actions["data"].help = task.reads or actions["data"].help
+  settings_lib.add_arguments(parser, task.settings if task else TaskSettings)
+  return parser

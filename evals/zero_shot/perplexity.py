@@ -32,16 +32,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of, mode_of
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Mode,
+  Outcome,
+  asked_of,
+  mode_of,
+)
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import opened
+from antlm_jax.inference.model import ModelOrPath, opened
 from antlm_jax.inference.scoring import Text
 from antlm_jax.page import plots
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import Setting, setting
+from antlm_jax.settings import PythonOnly, Setting, setting
 
 _BINS = 64  # points of the curve by position
 _ENCODED = 256  # documents at once: encoding takes 30 times their memory
@@ -49,7 +56,7 @@ _ENCODED = 256  # documents at once: encoding takes 30 times their memory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerplexitySettings(texts_lib.TextSettings):
-  """The arguments of the task."""
+  """The settings of the task."""
 
   stride: int = setting(
     0,
@@ -91,14 +98,13 @@ class Perplexity:
     )
 
 
+@settings_lib.checked
 def perplexity(
-  model: TextModel | files.Path,
+  model: ModelOrPath[TextModel],
   texts: files.Path | Iterable[str],
   *,
-  mode: str | None = None,
-  stride: int = PerplexitySettings.stride,
-  limit: int = PerplexitySettings.limit,
-  quiet: bool = False,
+  mode: Mode = None,
+  quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> Perplexity:
   """Measures the perplexity of texts.
@@ -108,18 +114,15 @@ def perplexity(
     texts: Documents, or the path to a file of them, a folder or prepared data.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
       `fused`; by default the mode of training, `causal` if there are several.
-    stride: Number of tokens from one window of a long document to the next; 0
-      for the model's longest row, with masks for half of it.
-    limit: Largest number of documents; 0 for all.
-    quiet: Whether to print nothing.
-    **settings: Other options of `antlm eval perplexity`, such as `column`.
+    quiet: Print nothing.
+    **settings: Settings that `antlm eval perplexity --help` lists: `limit`, the
+      largest number of documents, `stride` of the windows of a long document,
+      `column`, and others.
 
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
-  mode = mode_of(model, mode)
-  given = {"mode": mode, "stride": stride, "limit": limit, **settings}
-  asked = asked_of("perplexity", "", given)
+  asked = asked_of("perplexity", "", mode_of(model, mode), settings)
   with progress.quietly(quiet):
     found = texts_lib.read(asked, texts)
     return measure(opened(model), found, asked)

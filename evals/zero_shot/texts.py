@@ -22,12 +22,8 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSettings(command.TaskSettings):
-  """The arguments of tasks on texts."""
+  """The settings of tasks on texts."""
 
-  data: str = setting(
-    help="Path to a text, jsonl, csv or parquet file, a folder of them, or a"
-    " prepared folder"
-  )
   limit: int = setting(0, "Largest number of texts; 0 for all", least=0)
   column: str = setting("text", "Name of the field or column with the text")
   documents: str = setting(
@@ -87,7 +83,11 @@ def _texts(asked: TextSettings) -> Iterator[str]:
     progress.say(f"warning: {asked.data}: {left_out}")
 
 
-Task = functools.partial(command.Task, settings=TextSettings)
+_READS = (
+  "Path to a text, jsonl, csv or parquet file, a folder of them, or a prepared"
+  " folder"
+)
+Task = functools.partial(command.Task, settings=TextSettings, reads=_READS)
 
 
 def perplexity(nats: float) -> float:
