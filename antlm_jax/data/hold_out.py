@@ -73,7 +73,7 @@ def _taken(train: Texts, share: float, span: int, documents: int) -> Texts:
 
 
 def _part(texts: Texts, begins: np.ndarray, ends: np.ndarray) -> Texts:
-  """Returns the texts between these bytes, without empty ones."""
+  """Returns the texts between these bytes, and leaves out empty texts."""
   cut = dataclasses.replace(texts, begins=begins, ends=ends)
   return _some(cut, begins < ends)
 
@@ -96,13 +96,13 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   """
   wanted = share * sizes.sum()
   begins = sizes.copy()
-  # Several documents, if small ones hold enough text: none that is larger than
-  # all that is wanted, and at most half of them.
+  # Several documents, if the small documents have enough text. None is larger
+  # than all that is wanted, and at most half of their bytes are held out.
   small = np.flatnonzero(sizes <= wanted)
   if sizes[small].sum() >= 2 * wanted:
     begins[small[_spread(sizes[small], wanted)]] = 0
     return begins
-  # One document, if some document has about the size that is wanted.
+  # One document, if its size is near the number of bytes that is wanted.
   most = min(2 * wanted, sizes.sum() / 2)
   near = np.flatnonzero((sizes >= wanted / 2) & (sizes <= most))
   if len(near):

@@ -277,12 +277,13 @@ def _fill(
 
   def step(now: _Rows) -> _Rows:
     masks = _masks(now, numbers, static.most)
-    tokens = now.tokens[..., 0]
-    positions = jnp.broadcast_to(places, tokens.shape)
-    hidden = model.encode(params, tokens, positions, mask)
+    text = now.tokens[..., 0]
+    positions = jnp.broadcast_to(places, text.shape)
+    hidden = model.encode(params, text, positions, mask)
     step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now.step)
-    found = _predict(static, head, hidden, now, masks, banned, step_keys)
-    tokens, chances, score = found
+    tokens, chances, score = _predict(
+      static, head, hidden, now, masks, banned, step_keys
+    )
     chosen = _chosen(static.order, masks.here, score, masks.left)
     return _written(now, masks, chosen, tokens, chances)
 
@@ -348,9 +349,9 @@ def _predict(
     tokens = jnp.append(token, jax.lax.top_k(chances, candidates)[1])
     return tokens, chances[tokens], score
 
-  each = _flat(masks.at)
-  found = jax.lax.map(predict, each, batch_size=programs.LOGIT_ROWS)
-  tokens, chances, score = found
+  tokens, chances, score = jax.lax.map(
+    predict, _flat(masks.at), batch_size=programs.LOGIT_ROWS
+  )
   return tokens, chances, score.reshape(masks.at.shape)
 
 

@@ -83,7 +83,7 @@ class Totals(NamedTuple):
   by_position: np.ndarray
 
   def add(self, batch: "Targets", logprobs, likeliest) -> None:
-    """Adds the results `[R, K]` and `[R]` of a batch of R targets."""
+    """Adds the results `[R, K]` and `[R]` of a batch to the sums, in place."""
     # The device computes in float32, as in training. Sums are float64, so that
     # they do not depend on the batches.
     np.add.at(self.logprobs, batch.text, logprobs.astype(np.float64))

@@ -192,8 +192,8 @@ def _gradient_pass(
 ) -> dict[str, jax.Array]:
   """Returns the gradients of some inputs, in one pass over a schedule.
 
-  Scratch memory holds the sum for one block of queries (`of_queries`), for all
-  blocks of queries of a row (`of_rows`), or for one block of keys (`of_keys`).
+  Scratch memory holds sums for one block of queries (`of_queries`), for all
+  queries of a row (`of_rows`), or for one block of keys (`of_keys`).
   """
   outputs = {n: cut.queries(x) for n, x in of_queries.items()}
   outputs |= {n: cut.row(x) for n, x in of_rows.items()}
