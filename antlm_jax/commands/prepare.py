@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -319,7 +320,8 @@ def _in_processes(
 
   Yields the bytes that the tasks pack meanwhile.
   """
-  waiting, running, shown = list(tasks), {}, 0
+  waiting, running = list(tasks), {}
+  finished, shown = 0, 0  # bytes
   try:
     while waiting or running:
       while waiting and len(running) < (os.cpu_count() or 1):
@@ -329,7 +331,8 @@ def _in_processes(
       for task, process in [*running.items()]:
         if process.has_ended():
           del running[task]
-      packed = sum(map(asked.packed, tasks))
+          finished += asked.size(task)
+      packed = finished + sum(map(asked.packed, running))
       if packed > shown:
         yield packed - shown
         shown = packed
@@ -369,16 +372,16 @@ class _Process(subprocess.Popen):
     if status is None:
       return False
     self.stderr.close()
-    *_, line = self._said.decode(errors="replace").splitlines() or [""]
-    if line.startswith("error: "):
-      raise UserError(line.removeprefix("error: "))
+    said = self._said.decode(errors="replace")
+    if status and (found := re.search("(?m)^error: (.*)$", said)):
+      raise UserError(found[1])
     if status < 0:
       raise UserError(
         f"task {self._task} was killed by signal {-status}, as happens without"
         " enough memory: run the same command again, or with more --tasks"
       )
     if status:
-      sys.stderr.write(self._said.decode(errors="replace"))
+      sys.stderr.write(said)
       raise RuntimeError(f"task {self._task} ended with {status}")
     return True
 
