@@ -69,4 +69,4 @@ From $PWD, try:
   $antlm export $of --output=$(printf %q "$run/hf")
 END
 [ -n "$text" ] || echo "  ./launch/quickstart.sh TEXT_FOLDER   # your own text"
-printf '\nThe pages in docs/tutorials/ go on from here.\n'
+printf '\nTo go further, read the pages in docs/tutorials/.\n'

@@ -21,8 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SHADES = ("0.96", "0.87", "0.78", "0.69", "0.60", "0.51")
 _DASHES = ("--", ":", "-.")  # of several held-out sets
 _DPI = 130
-# Number of blocks above which one line for each held-out loss would fill the
-# picture: two lines show it after the objective's own blocks and after others'.
+# With more blocks, one line for each held-out loss would fill the picture. Two
+# lines then show it after the objective's own blocks and after the others.
 _MANY = 12
 _BINS = 300  # points of a training curve over the whole run
 
