@@ -27,7 +27,7 @@ CONFIG = "quickstart:shrink"
 # The most that a test allows, and the goal of the design. A change that makes a
 # number smaller makes its limit smaller, too.
 LIMITS = {
-  "train: functions": (478, 390),
+  "train: functions": (485, 390),
   "train: files": (60, 46),
   "train: classes": (104, 90),
   "override: functions": (36, 20),
