@@ -60,7 +60,7 @@ class Preparation:
   @property
   def is_begun(self) -> bool:
     """Whether the folder has a plan."""
-    return self._plan.exists()
+    return os.path.exists(self._plan)  # Path raises for very long names
 
   def begin(self) -> None:
     """Makes the folder and its plan, or checks that its plan is the same.
