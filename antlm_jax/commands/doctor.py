@@ -57,7 +57,7 @@ def _packages() -> Iterator[tuple[str, Requirement, str]]:
 
 
 def doctor() -> None:
-  """Prints what works, and exits with status 1 if something does not."""
+  """Prints the state of this installation, and exits with 1 if it is faulty."""
   print(
     f"antlm {antlm_jax.__version__}, Python {platform.python_version()},"
     f" {platform.platform()}"

@@ -26,7 +26,7 @@ _PIECE = 16  # number of prompt tokens encoded at once; it divides S
 _EVERY = 8  # number of tokens between two calls of `watch`
 
 
-# How a token is drawn, and what `draw` and `fill` share.
+# Arguments of both `generate` and `fill`.
 Temperature = Annotated[float, argument(least=0)]
 TopK = Annotated[int, argument(least=0)]
 TopP = Annotated[float, argument(over=0, most=1)]

@@ -17,6 +17,7 @@ import threading
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 
+import antlm_jax
 from antlm_jax import config as config_lib
 from antlm_jax.commands import prepare, train
 from antlm_jax.data import toy_english
@@ -32,6 +33,7 @@ LIMITS = {
   "override: functions": (36, 20),
   "override: files": (9, 4),
   "override: configs made": (1, 1),
+  "arguments declared again": (38, 0),
   "class names with several meanings": (32, 8),
   "functions that share their name, %": (53, 25),
   "tokens a code line of the core": (9.5, 9.6),
@@ -124,6 +126,46 @@ def names(files: Iterable[pathlib.Path]) -> tuple[dict[str, set], float]:
   return several, shared / max(1, functions.total())
 
 
+def declared_again(files: Iterable[pathlib.Path]) -> list[str]:
+  """Returns the arguments of public functions that their file declares again.
+
+  Public functions are those of `antlm_jax` and those that are `checked`. Other
+  declarations are a section's setting, a parser's option, and a default that a
+  parameter takes from a section.
+  """
+  out, homes = [], {(of, name) for name, of in antlm_jax._homes().items()}
+  for file in files:
+    path = file.relative_to(ROOT).with_suffix("").as_posix()
+    module = re.sub("^evals", "antlm_jax/evals", path).replace("/", ".")
+    tree = ast.parse(file.read_text("utf-8"))
+    parameters, others = set(), set()
+    for node in ast.walk(tree):
+      if node in tree.body and isinstance(node, ast.FunctionDef):
+        own, names = node.args, {ast.unparse(d) for d in node.decorator_list}
+        if (module, node.name) in homes or names & {
+          "checked",
+          "settings.checked",
+        }:
+          parameters |= {a.arg for a in (*own.args, *own.kwonlyargs)}
+          defaults = (*own.defaults, *own.kw_defaults)
+          others |= {d.attr for d in defaults if isinstance(d, ast.Attribute)}
+      elif isinstance(node, ast.AnnAssign) and _calls(node.value, "setting"):
+        others.add(node.target.id)
+      elif _calls(node, "add_argument", "add") and node.args:
+        others.add(str(getattr(node.args[0], "value", "")).lstrip("-"))
+    found = sorted(parameters & others)
+    out += [f"{file.relative_to(ROOT)}: {name}" for name in found]
+  return out
+
+
+def _calls(node: ast.AST | None, *names: str) -> bool:
+  """Returns whether a node calls a function or method with one of the names."""
+  if not isinstance(node, ast.Call):
+    return False
+  of = node.func
+  return getattr(of, "id", getattr(of, "attr", "")) in names
+
+
 def tokens(files: Iterable[pathlib.Path]) -> tuple[int, int]:
   """Returns the numbers of tokens and of code lines.
 
@@ -166,6 +208,7 @@ def measured(
   out |= {f"override: {name}": found[name] for name in ("functions", "files")}
   out["override: configs made"] = one.configs
   remote = re.compile("/remote/")
+  out["arguments declared again"] = len(declared_again(product))
   several, share = names(f for f in product if not remote.search(f.as_posix()))
   out["class names with several meanings"] = len(several)
   out["functions that share their name, %"] = round(100 * share)
