@@ -106,7 +106,7 @@ class Request:
   preset: str
   name: str  # of the task
   data: sets.Data
-  settings: Mapping[str, Any]  # the preset's, replaced by the given ones
+  settings: Mapping[str, Any]  # the preset's, or those that are given
 
   @classmethod
   def of(
