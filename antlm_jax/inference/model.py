@@ -1,6 +1,5 @@
 """Loads and writes trained models."""
 
-import argparse
 import dataclasses
 import os
 import pathlib
@@ -97,19 +96,6 @@ class Loaded(Meta, TextModel, Identity):
   def longest_row(self) -> int:
     """Number of tokens in the longest row of training, or `max_seq_len`."""
     return self.row_tokens or self.model.config.max_seq_len
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds --checkpoint and --step, which `from_args` reads, to a command."""
-  add = parser.add_argument
-  where = "Path to a run or one of its checkpoints; may be gs://..."
-  add("--checkpoint", required=True, help=where)
-  add("--step", type=int, help="Step of the run (default: the newest)")
-
-
-def from_args(args: argparse.Namespace) -> Loaded:
-  """Loads the model that a command's arguments name."""
-  return load(args.checkpoint, args.step)
 
 
 def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
