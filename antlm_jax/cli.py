@@ -107,6 +107,13 @@ def call(function: Callable, argv: Sequence[str], about: str):
   return function(**parsed(function, argv, about))
 
 
+def value_of(option: str, argv: Sequence[str]) -> str | None:
+  """Returns an option's text, before the other arguments can be parsed."""
+  parser = Parser(add_help=False)
+  parser.add_argument(option, dest="value")
+  return parser.parse_known_args(argv)[0].value
+
+
 def here(path: str) -> str:
   """Reads a path that must be on this machine, not in a bucket."""
   if "://" in path:

@@ -112,7 +112,7 @@ def embed(
 def _texts(
   loaded: Loaded, given: files.Path | Iterable[str], column: str | None
 ) -> list[str]:
-  """Returns the texts of a file or of a list, and warns of blank ones."""
+  """Returns the texts of a file or of a list, and warns of blank texts."""
   if isinstance(given, str | os.PathLike):  # says itself how many are blank
     of_training = loaded.task.columns if loaded.task else ()
     own = of_training if len(of_training) == 1 else ["text"]

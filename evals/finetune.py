@@ -106,7 +106,7 @@ class Request:
   preset: str
   name: str  # of the task
   data: sets.Data
-  settings: Mapping[str, Any]  # the preset's, replaced by the given ones
+  settings: Mapping[str, Any]  # the preset's, or those that are given
 
   @classmethod
   def of(
@@ -511,10 +511,9 @@ def _parser(preset: str) -> cli.Parser:
 
 def asked(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
-  first, known = cli.Parser(add_help=False), settings_lib.of(finetune)
-  first.add_argument("--preset")
-  preset = first.parse_known_args(argv)[0].preset
-  shown = preset if preset in PRESETS else known["preset"].default
+  preset = cli.value_of("--preset", argv)
+  default = settings_lib.of(finetune)["preset"].default
+  shown = preset if preset in PRESETS else default
   # Without defaults, which a preset's settings replace.
   given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
   args = _parser(shown).parse_args(argv, given)

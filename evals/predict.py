@@ -21,7 +21,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
 from antlm_jax.evals.finetuning.task import Prediction
-from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference import inputs
 from antlm_jax.inference.model import Loaded, ModelOrPath, opened
 from antlm_jax.runtime import files, progress
@@ -35,7 +34,7 @@ def predict(
   *,
   text_column: str | Sequence[str] = (),
   max_length: Annotated[int, argument(least=0)] = 0,
-  batch_size: Annotated[int, argument(least=1)] = Hyperparameters.batch_size,
+  batch_size: Annotated[int, argument(least=1)] = 64,
   output: Annotated[
     files.Path | None, results.output(".jsonl", ".parquet")
   ] = None,

@@ -313,6 +313,12 @@ def test_commands_write_predictions_and_vectors(
       texts, found = zip(*(row.values() for row in read), strict=True)
       assert list(texts) == TEXTS
     np.testing.assert_array_equal(np.array(found, np.float32), vectors)
+    again = tmp_path / f"again{ending}"
+    embed(loaded, data, output=again, quiet=True)
+    assert again.read_bytes() == output.read_bytes()
+  again = tmp_path / "again.parquet"
+  predict(classifier, data, output=again, quiet=True)
+  assert parquet.read_table(again).to_pylist() == written
   told = runs.refused("antlm_jax.evals.embed", *where, "--output=a.csv")
   assert "a.csv ends in none of .npy, .jsonl, .parquet" in told
 

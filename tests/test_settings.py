@@ -11,6 +11,7 @@ import pytest
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
+from antlm_jax.evals import results
 from antlm_jax.settings import PythonOnly, argument, setting
 from tests import runs
 
@@ -222,6 +223,31 @@ def test_python_may_give_more_types_and_learns_the_nearest_name():
   )
   with pytest.raises(TypeError, match="missing a required argument: 'text'"):
     small("m")
+
+
+def test_python_may_give_paths_where_text_is_read():
+  """Catches a path that a reader never sees, and one in a list of texts."""
+
+  @settings.checked
+  def it(
+    runs: Sequence[str | os.PathLike[str]],
+    output: Annotated[
+      str | os.PathLike[str] | None, results.output(".npy")
+    ] = None,
+  ):
+    """Returns its arguments.
+
+    Args:
+      runs: Paths to runs.
+    """
+    return runs, output
+
+  path = pathlib.Path("a.npy")
+  assert it([path, "b"], path) == (("a.npy", "b"), "a.npy")
+  assert cli.call(it, ["--runs=a,b"], "") == (("a", "b"), None)
+  told = "output: a.txt ends in none of .npy"
+  assert runs.told(it, ["b"], path.with_suffix(".txt")) == told
+  assert it(None) == (None, None)  # the function knows whether it may be
 
 
 def test_a_function_declares_all_of_its_arguments():

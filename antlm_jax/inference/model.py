@@ -1,6 +1,5 @@
 """Loads and writes trained models."""
 
-import argparse
 import dataclasses
 import os
 import pathlib
@@ -109,19 +108,6 @@ class Loaded(Meta, TextModel, Identity):
   def plot(self) -> "Figure":
     """Draws the losses of its run: a figure, which notebooks show."""
     return history.plot(self.run)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds --checkpoint and --step, which `from_args` reads, to a command."""
-  add = parser.add_argument
-  where = "Path to a run or one of its checkpoints; may be gs://..."
-  add("--checkpoint", required=True, help=where)
-  add("--step", type=int, help="Step of the run (default: the newest)")
-
-
-def from_args(args: argparse.Namespace) -> Loaded:
-  """Loads the model that a command's arguments name."""
-  return load(args.checkpoint, args.step)
 
 
 def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:

@@ -298,9 +298,7 @@ def _parse(
   description: str, argv: Sequence[str]
 ) -> tuple[dict[str, Any], Identity]:
   """Returns the arguments of `evaluate` with their defaults, and the model."""
-  parser = cli.Parser(add_help=False)
-  parser.add_argument("--task", choices=TASKS)
-  named = parser.parse_known_args(argv)[0].task
+  named = cli.value_of("--task", argv)
   args = _parser(description, named).parse_args(argv)
   given = settings_lib.arguments(evaluate, args)
   section = TASKS[named].settings

@@ -115,9 +115,8 @@ def perplexity(
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
       `fused`; by default the mode of training, `causal` if there are several.
     quiet: Print nothing.
-    **settings: Settings that `antlm eval perplexity --help` lists: `limit`, the
-      largest number of documents, `stride` of the windows of a long document,
-      `column`, and others.
+    **settings: Settings that `antlm eval perplexity --help` lists, such as the
+      largest number of documents (`limit=100`) and the `stride` of windows.
 
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
