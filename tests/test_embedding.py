@@ -125,8 +125,8 @@ def test_files_of_pairs(tmp_path):
     ({"positive": " "}, {}, "line 1: no text to read"),
     ({"positive": ["b", "c"]}, {}, "not one query and one"),
     ({}, {}, "choose one with --positive_column"),
-    ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in --negati"),
-    ({"positive": "b"}, {"positive": "query"}, "query, --positive_"),
+    ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in negati"),
+    ({"positive": "b"}, {"positive": "query"}, "query, positive_"),
     ({"positive": "b"}, {"negative": "positive"}, "=positive must differ"),
   ],
 )

@@ -135,7 +135,7 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   said = (
     "warning: cola: texts of {} that are cut to fit {} tokens ({}): 1".format
   )
-  limits = (32, "--max_length"), (48, "the model's longest row")
+  limits = (32, "max_length"), (48, "the model's longest row")
   names = "train", "cola"
   assert lines == [said(name, *limit) for limit in limits for name in names]
   task = dataclasses.replace(task, load=lambda split: [])

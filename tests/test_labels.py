@@ -139,8 +139,8 @@ def test_names_of_classes(tmp_path, capsys):
     (5, r"data, record 2 is 5: give \(text, label\)"),
     (("c", ["x"]), "2 has 1 text and a list of labels, but data, record 1"),
     ((("c", "d"), "x"), "record 2 has 2 texts and one label, but data, record"),
-    (("c", 0.5), "numbers with fractions, such as 0.5: choose --preset=regr"),
-    (("c", "0.5"), "numbers with fractions, such as 0.5: choose --preset=reg"),
+    (("c", 0.5), "numbers with fractions, such as 0.5: choose preset=regr"),
+    (("c", "0.5"), "numbers with fractions, such as 0.5: choose preset=reg"),
   ],
 )
 def test_what_cannot_be_read_is_refused(second, message):

@@ -91,7 +91,7 @@ def test_texts_in_memory_are_those_of_a_file(loaded, run, tmp_path, capsys):
   for given, more, message in (
     ([], {}, "the list of texts holds no text"),
     (DOCUMENTS, {"mode": "both"}, "^mode='both' is not one of causal"),
-    (DOCUMENTS, {"stride": 49}, "--stride=49 is over the model's max_seq_len"),
+    (DOCUMENTS, {"stride": 49}, "^stride=49 is over the model's max_seq_len"),
   ):
     with pytest.raises(UserError, match=message):
       perplexity.perplexity(loaded, given, **more)

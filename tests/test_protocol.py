@@ -141,7 +141,7 @@ def test_nq_and_mldr_are_of_the_ms_marco_model(run, tmp_path, capsys):
   published(tmp_path / "data")
   output = study_run(tmp_path / "runs", run, f"--data={tmp_path / 'data'}")
   said = capsys.readouterr().out
-  assert "sst2: 1 epoch of 9 steps in all, fewer than --steps=1000" in said
+  assert "sst2: 1 epoch of 9 steps in all, fewer than steps=1000" in said
   assert len(re.findall("^msmarco epoch 1, seed", said, re.MULTILINE)) == 6
   assert "nq epoch" not in said and "mldr epoch" not in said
   found = {

@@ -4,12 +4,16 @@ import dataclasses
 
 import numpy as np
 
-from antlm_jax.data.document_store import DocumentFile as Texts
+from antlm_jax.data.document_store import DocumentFile
 
 
 def divide(
-  texts: Texts, dev_share: float, share: float, span: int = 0, spans: int = 1
-) -> tuple[Texts, Texts, int | None]:
+  texts: DocumentFile,
+  dev_share: float,
+  share: float,
+  span: int = 0,
+  spans: int = 1,
+) -> tuple[DocumentFile, DocumentFile, int | None]:
   """Divides documents into those to train on and those held out.
 
   Holds out `dev_share` of the bytes, and takes `share` of the other documents,
@@ -18,7 +22,7 @@ def divide(
   whole, and there are enough spans, every n-th span is held out entirely.
 
   Returns:
-    Texts to train on, held-out texts, and the number of the document that is
+    DocumentFile to train on, held-out texts, and the number of the document that is
     cut (only its end is held out), or None.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
@@ -60,7 +64,9 @@ def _partly(sizes: np.ndarray, train_sizes: np.ndarray) -> int | None:
   return int(found[0]) if len(found) else None
 
 
-def _taken(train: Texts, share: float, span: int, documents: int) -> Texts:
+def _taken(
+  train: DocumentFile, share: float, span: int, documents: int
+) -> DocumentFile:
   """Returns a share of the documents to train on, evenly spread."""
   # A document is taken where the sum of the shares reaches a whole number.
   # Another number in each span, so that no span takes one too many.
@@ -72,15 +78,17 @@ def _taken(train: Texts, share: float, span: int, documents: int) -> Texts:
   return _some(train, taken[number])
 
 
-def _part(texts: Texts, begins: np.ndarray, ends: np.ndarray) -> Texts:
+def _part(
+  texts: DocumentFile, begins: np.ndarray, ends: np.ndarray
+) -> DocumentFile:
   """Returns the texts between these bytes, and leaves out empty texts."""
   cut = dataclasses.replace(texts, begins=begins, ends=ends)
   return _some(cut, begins < ends)
 
 
-def _some(texts: Texts, kept: np.ndarray) -> Texts:
+def _some(texts: DocumentFile, kept: np.ndarray) -> DocumentFile:
   """Returns the texts that are kept, bool `[n]`."""
-  return Texts(
+  return DocumentFile(
     texts.data, texts.begins[kept], texts.ends[kept], texts.documents[kept]
   )
 
@@ -137,7 +145,7 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   return np.array(taken)
 
 
-def _word_before(texts: Texts, at: int, spare: int) -> int:
+def _word_before(texts: DocumentFile, at: int, spare: int) -> int:
   """Returns where the word at a byte begins, if `spare` characters reach it."""
   begin = int(texts.begins[np.searchsorted(texts.ends, at, side="right")])
   before = texts.decode(begin, int(at))
