@@ -1,7 +1,7 @@
 """Evaluation: zero-shot minimal pairs, fine-tuning, reports.
 
 The link antlm_jax/evals makes this a part of the library. Under another name,
-its modules and what plugins register would exist twice.
+its modules and the parts of plugins would exist twice.
 """
 
 if __name__ != "antlm_jax.evals":
