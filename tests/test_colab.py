@@ -135,7 +135,7 @@ def test_what_it_shows_is_stored_for_its_readers():
 def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
   tmp_path, monkeypatch
 ):
-  """Catches a picture whose zigzag hides what a block makes a model forget."""
+  """Catches a picture whose zigzag hides the loss that a block adds."""
   config = config_lib.load("quickstart")
   blocks = curriculum.parse("20*(2%C+3%M)", config.known_objectives, 100, 2000)
   ends = [phase.stop for phase in blocks.phases]

@@ -22,7 +22,7 @@ def divide(
   whole, and there are enough spans, every n-th span is held out entirely.
 
   Returns:
-    DocumentFile to train on, held-out texts, and the number of the document that is
+    Texts to train on, held-out texts, and the number of the document that is
     cut (only its end is held out), or None.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
