@@ -108,9 +108,10 @@ class Field:
         value = self.read(os.fspath(value))
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
-    own = (*_READERS, *(_LISTS if self.many else ()))
-    if self.wider and not isinstance(value, own):
-      return value  # the function knows it
+    is_list = self.many and isinstance(value, _LISTS)
+    own = is_list or isinstance(value, _TYPES.get(self.kind, self.kind))
+    if self.wider and not own:
+      return value  # the function checks its other types
     if self.many and value is not None:
       many = isinstance(value, list | tuple)
       parts = value if many else (value,)
@@ -135,8 +136,9 @@ class Field:
   def _expected(self, value: Any) -> str | None:
     kind, bounds = self.kind, self.bounds
     # True is an int to Python, but no number of anything.
-    if isinstance(value, bool) != (kind is bool) or not isinstance(
-      value, (int, float) if kind is float else kind
+    is_bool = isinstance(value, bool)
+    if is_bool != (kind is bool) or not isinstance(
+      value, _TYPES.get(kind, kind)
     ):
       return f"of type {kind.__name__}"
     if self.choices is not None and value not in self.choices:
@@ -642,5 +644,6 @@ _READERS = {
   int: _int,
   float: float,
 }
+_TYPES = {float: (int, float)}  # of which a value of a kind may be
 _LISTS = (tuple, collections.abc.Sequence)
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
