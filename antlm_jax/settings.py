@@ -35,7 +35,9 @@ from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 from antlm_jax.errors import UserError
 
-P, T, U = ParamSpec("P"), TypeVar("T"), TypeVar("U")
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
 # Bound of ints whose field has none. Larger ints are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1

@@ -78,7 +78,7 @@ ax.prepare(["a"], vocab_sice=300)
 ax.prepare(["a"], seq_len="long")
 ax.train("quickstart", "x", hooks=[1])
 ax.load("x").steps
-ax.fill("x", "a <mask>", step=1)
+ax.fill("x", "a <mask>", step="x")
 ax.unknown
 """
 
