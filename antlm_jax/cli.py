@@ -95,11 +95,11 @@ def parsed(function: Callable, argv: Sequence[str], about: str) -> dict:
   The function declares them: see `settings.of`. `about` is the description for
   `--help`.
   """
-  from antlm_jax import settings  # slow to import, for a list of commands
+  from antlm_jax.arguments import add_arguments, read_arguments  # slow
 
   parser = Parser(description=about)
-  settings.add_arguments(parser, function)
-  return settings.arguments(function, parser.parse_args(argv))
+  add_arguments(parser, function)
+  return read_arguments(function, parser.parse_args(argv))
 
 
 def call(function: Callable, argv: Sequence[str], about: str):

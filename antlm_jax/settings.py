@@ -13,10 +13,9 @@ and defaults, and the `Args` of its docstring have the help texts:
       quiet: PythonOnly[bool] = False,
     ) -> list[str]: ...
 
-`of` lists the values of both, `add_arguments` adds them to a parser, and
-`checked` checks those that Python gives. `cli.call` runs a function as a
-command. A kind that has several implementations, such as optimizers, has a
-`Registry` of their sections.
+`of` lists the values of both, and `checked` checks those that Python gives.
+`cli.call` runs a function as a command (arguments.py). A kind that has several
+implementations, such as optimizers, has a `Registry` of their sections.
 """
 
 import argparse
@@ -521,70 +520,6 @@ def _require(field: Field, value: Any, name: str) -> None:
   if (expected := field.expected(value)) is not None:
     shown = ascii(value) if isinstance(value, str) else repr(value)
     raise UserError(f"{name}={shown:.200} is not {expected}")
-
-
-def add_arguments(
-  parser: argparse.ArgumentParser, source: Callable
-) -> dict[str, argparse.Action]:
-  """Adds an argument for each setting of a dataclass or a function, by name."""
-  actions = {}
-  for field in of(source).values():
-    keywords = _keywords(field)
-    if field.flag.startswith("-"):
-      keywords["dest"] = field.name
-    else:
-      keywords.pop("required", None)
-    action = parser.add_argument(field.flag, **keywords)
-    action.may_be_empty = field.may_be_empty  # for `cli.Parser`
-    actions[field.name] = action
-  return actions
-
-
-def _keywords(field: Field) -> dict[str, Any]:
-  """Returns the keywords of `add_argument` for a setting."""
-  own = field.keywords
-  out = {"help": field.help.replace("%", "%%").replace("`", "")}
-  if field.default is dataclasses.MISSING:
-    out["required"] = True
-  else:
-    default = field.default
-    out["default"] = [*default] if "nargs" in own else written(default)
-  if field.kind is bool:
-    switch = argparse.BooleanOptionalAction
-    return {"action": "store_true" if field.default is False else switch} | (
-      out | own
-    )
-  if not field.many:
-    out["choices"] = field.choices
-  if field.option and not out.get("choices"):
-    out["metavar"] = field.option.lstrip("-").upper()
-  # With nargs, argparse gives the parts one by one.
-  one = dataclasses.replace(field, many=field.many and "nargs" not in own)
-  return out | {"type": functools.partial(_read, one)} | own
-
-
-def _read(field: Field, text: str):
-  """Reads and checks an argument's text."""
-  what = f"{field.flag}={text:.100}"
-  value = field.read(text) if field.read else field.parse(text, what)
-  # argparse compares a single value with the choices, and lists them.
-  if field.choices is None or isinstance(value, tuple):
-    expected = field.expected(value)
-    if expected is not None:
-      raise UserError(f"{what} is not {expected}")
-  return value
-
-
-def arguments(function: Callable, args: argparse.Namespace) -> dict[str, Any]:
-  """Returns a function's arguments among those of `add_arguments`."""
-  known = of(function).items()
-  values = {n: (f, getattr(args, n)) for n, f in known if hasattr(args, n)}
-  return {n: field.given(x, field.flag) for n, (field, x) in values.items()}
-
-
-def from_args(section_type: type, args: argparse.Namespace):
-  """Builds a section from the parsed arguments of `add_arguments`."""
-  return choose(section_type, vars(args))
 
 
 def refuse_unknown(

@@ -40,6 +40,7 @@ import jax
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import loop, saved, sets, summary
@@ -497,7 +498,7 @@ def _parser(preset: str) -> cli.Parser:
   about = __doc__.format(presets=presets, preset=preset)
   parser = cli.Parser(description=about)
   for source in (finetune, *_sections()):
-    settings_lib.add_arguments(parser, source)
+    add_arguments(parser, source)
   # Some settings differ by task: the help shows each of their values.
   suite, own = PRESETS[preset], {}
   each = [suite.defaults.get(task, {}) for task in suite.scores]
@@ -517,7 +518,7 @@ def asked(argv: Sequence[str]) -> dict[str, Any]:
   # Without defaults, which a preset's settings replace.
   given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
   args = _parser(shown).parse_args(argv, given)
-  own = settings_lib.arguments(finetune, args)
+  own = read_arguments(finetune, args)
   more = {n: x for n, x in vars(args).items() if n not in own}
   return own | {n: x for n, x in more.items() if x is not None}
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
@@ -90,14 +91,14 @@ def predict(
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
-  settings.add_arguments(parser, predict)
+  add_arguments(parser, predict)
   either = parser.add_mutually_exclusive_group(required=True)
   either.add_argument("--data", help="File of lines, or of records")
   about = "A text, or several texts that are read together"
   either.add_argument("--text", nargs="+", help=about)
   args = parser.parse_args(argv)
   texts = args.data or [args.text[0] if len(args.text) == 1 else args.text]
-  asked = settings.arguments(predict, args)
+  asked = read_arguments(predict, args)
   output = asked["output"]
   found = predict(texts=texts, **asked, quiet=not output)
   if output:

@@ -26,7 +26,8 @@ except ModuleNotFoundError as missing:
   print(f"error: {missing.name} is missing: {install}", file=sys.stderr)
   sys.exit(2)
 
-from antlm_jax import cli, settings
+from antlm_jax import cli
+from antlm_jax.arguments import add_arguments, read_arguments, read_section
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.errors import UserError
 from antlm_jax.settings import setting
@@ -99,10 +100,10 @@ def main(argv) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
   for source in prepare, Where:
-    settings.add_arguments(parser, source)
+    add_arguments(parser, source)
   args = parser.parse_args(argv)
-  asked = settings.arguments(prepare, args)
-  run(asked, settings.from_args(Where, args))
+  asked = read_arguments(prepare, args)
+  run(asked, read_section(Where, args))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated
 import pytest
 
 from antlm_jax import cli, settings
+from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.settings import PythonOnly, argument, setting
@@ -36,8 +37,8 @@ class Small:
 
 def arguments(*words):
   parser = cli.Parser(prog="small")
-  settings.add_arguments(parser, Small)
-  return settings.from_args(Small, parser.parse_args(["--needed=x", *words]))
+  add_arguments(parser, Small)
+  return read_section(Small, parser.parse_args(["--needed=x", *words]))
 
 
 def test_arguments_have_the_fields_defaults_and_types():
@@ -50,7 +51,7 @@ def test_arguments_have_the_fields_defaults_and_types():
 
 def test_help_has_every_argument_its_default_and_choices(capsys):
   parser = cli.Parser(prog="small")
-  settings.add_arguments(parser, Small)
+  add_arguments(parser, Small)
   with pytest.raises(SystemExit):
     parser.parse_args(["--help"])
   shown = " ".join(capsys.readouterr().out.split())

@@ -27,6 +27,7 @@ from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.config import Config, ConfigOrName
 from antlm_jax.errors import UserError
 from antlm_jax.planning import places, search
@@ -362,9 +363,9 @@ def main(argv: Sequence[str]) -> None:
     epilog="Any setting: --config.KEY=VALUE; `antlm train --help` lists them.",
   )
   for function in (plan, report):
-    settings_lib.add_arguments(parser, function)
+    add_arguments(parser, function)
   args, overrides = parser.parse_with_overrides(argv)
-  asked, shown = (settings_lib.arguments(f, args) for f in (plan, report))
+  asked, shown = (read_arguments(f, args) for f in (plan, report))
   # Before minutes of compiling.
   if shown["output"]:
     files.check_writable(shown["output"])

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.data import (
   coverage,
   document_store,
@@ -400,7 +401,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parse(argv)
   if args.text:
-    prepare(**settings.arguments(prepare, args))
+    prepare(**read_arguments(prepare, args))
   if args.verify:
     Prepared.open(args.output).verify()
     print(f"{args.output} is as it was prepared")
@@ -421,7 +422,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser = cli.Parser(
     description="Turn text into documents, a tokenizer and packed rows."
   )
-  settings.add_arguments(parser, prepare)
+  add_arguments(parser, prepare)
   parser.add_argument(
     "--verify",
     action="store_true",

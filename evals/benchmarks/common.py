@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-from antlm_jax import cli, settings, tables
+from antlm_jax import cli, tables
 from antlm_jax import mesh as mesh_lib
+from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.planning import topology
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
@@ -27,8 +28,8 @@ def output():
 def arguments(about: str, section: type, argv: Sequence[str]):
   """Returns a benchmark's arguments as a section of settings."""
   parser = cli.Parser(description=about)
-  settings.add_arguments(parser, section)
-  return settings.from_args(section, parser.parse_args(argv))
+  add_arguments(parser, section)
+  return read_section(section, parser.parse_args(argv))
 
 
 def mesh_of(device) -> jax.sharding.Mesh:

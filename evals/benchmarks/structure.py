@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # A module may import modules of lower levels and of its own group. A level's
 # groups are packages and modules; + joins several to one group.
 LEVELS = (
-  "errors+cli+plugins+units+hashing+masks+settings+tables",
+  "errors+cli+plugins+units+hashing+masks+settings+arguments+tables",
   "mesh",
   "objectives",
   "runtime",

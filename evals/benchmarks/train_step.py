@@ -39,7 +39,7 @@ import numpy as np
 
 from antlm_jax import cli, models, units
 from antlm_jax import mesh as mesh_lib
-from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.models.llama import SHAPES, LlamaConfig
@@ -268,9 +268,9 @@ class Timings:
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
   parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, Timings)
+  add_arguments(parser, Timings)
   args, overrides = parser.parse_with_overrides(argv)
-  args = settings_lib.from_args(Timings, args)
+  args = read_section(Timings, args)
   if overrides and not args.config:
     raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
   mesh = mesh_lib.Mesh().build()

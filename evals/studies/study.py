@@ -27,6 +27,7 @@ import numpy as np
 from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.commands import train as training
 from antlm_jax.data import prepared_folder
 from antlm_jax.errors import UserError
@@ -319,11 +320,11 @@ def make(
 def main(argv: Sequence[str]) -> None:
   """Runs the command; --config.KEY=VALUE goes to every training."""
   parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, make)
+  add_arguments(parser, make)
   args, overrides = parser.parse_with_overrides(argv)
   # The jobs need the accelerator, which only one process can have.
   jax.config.update("jax_platforms", "cpu")
-  make(**settings_lib.arguments(make, args), overrides=overrides)
+  make(**read_arguments(make, args), overrides=overrides)
 
 
 def _found(study: Study, data: str | None) -> str:

@@ -37,6 +37,7 @@ from typing import Annotated
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.commands import train as training
 from antlm_jax.config import Config
 from antlm_jax.data.prepared_folder import Prepared
@@ -247,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     _train(argv[1:])
     return
   parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, sweep)
+  add_arguments(parser, sweep)
   about = "Print the command of each run, to run them on other machines"
   parser.add_argument("--commands", action="store_true", help=about)
   at = argv.index("--") if "--" in argv else len(argv)
@@ -267,7 +268,7 @@ def main(argv: Sequence[str]) -> None:
     for job in joined(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
-  asked = settings_lib.arguments(sweep, args)
+  asked = read_arguments(sweep, args)
   found = sweep(base.config, **asked, **dict(pairs))
   print(f"\n{found}")
   if found.failed:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
@@ -300,7 +301,7 @@ def _parse(
   """Returns the arguments of `evaluate` with their defaults, and the model."""
   named = cli.value_of("--task", argv)
   args = _parser(description, named).parse_args(argv)
-  given = settings_lib.arguments(evaluate, args)
+  given = read_arguments(evaluate, args)
   section = TASKS[named].settings
   given |= {name: getattr(args, name) for name in settings_lib.of(section)}
   model = identify(given.pop("model"), given.pop("step"))
@@ -320,10 +321,10 @@ def _parser(description: str, named: str | None) -> cli.Parser:
   every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
   about = task.about if task else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
-  actions = settings_lib.add_arguments(parser, evaluate)
+  actions = add_arguments(parser, evaluate)
   if task:
     if parser.prog == f"antlm eval {named}":  # the command is the task's
       actions["task"].help = argparse.SUPPRESS
     actions["data"].help = task.reads or actions["data"].help
-  settings_lib.add_arguments(parser, task.settings if task else TaskSettings)
+  add_arguments(parser, task.settings if task else TaskSettings)
   return parser

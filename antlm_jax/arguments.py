@@ -1,0 +1,77 @@
+"""Arguments of a command line: those of functions and of sections."""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from antlm_jax import settings
+from antlm_jax.errors import UserError
+from antlm_jax.settings import Field
+
+
+def add_arguments(
+  parser: argparse.ArgumentParser, source: Callable
+) -> dict[str, argparse.Action]:
+  """Adds an argument for each setting of a dataclass or a function, by name."""
+  actions = {}
+  for field in settings.of(source).values():
+    keywords = _keywords(field)
+    if field.flag.startswith("-"):
+      keywords["dest"] = field.name
+    else:
+      keywords.pop("required", None)
+    action = parser.add_argument(field.flag, **keywords)
+    action.may_be_empty = field.may_be_empty  # for `cli.Parser`
+    actions[field.name] = action
+  return actions
+
+
+def _keywords(field: Field) -> dict[str, Any]:
+  """Returns the keywords of `add_argument` for a setting."""
+  own = field.keywords
+  out = {"help": field.help.replace("%", "%%").replace("`", "")}
+  if field.default is dataclasses.MISSING:
+    out["required"] = True
+  else:
+    default = field.default
+    out["default"] = [*default] if "nargs" in own else settings.written(default)
+  if field.kind is bool:
+    switch = argparse.BooleanOptionalAction
+    return {"action": "store_true" if field.default is False else switch} | (
+      out | own
+    )
+  if not field.many:
+    out["choices"] = field.choices
+  if field.option and not out.get("choices"):
+    out["metavar"] = field.option.lstrip("-").upper()
+  # With nargs, argparse gives the parts one by one.
+  one = dataclasses.replace(field, many=field.many and "nargs" not in own)
+  return out | {"type": functools.partial(_read, one)} | own
+
+
+def _read(field: Field, text: str):
+  """Reads and checks an argument's text."""
+  what = f"{field.flag}={text:.100}"
+  value = field.read(text) if field.read else field.parse(text, what)
+  # argparse compares a single value with the choices, and lists them.
+  if field.choices is None or isinstance(value, tuple):
+    expected = field.expected(value)
+    if expected is not None:
+      raise UserError(f"{what} is not {expected}")
+  return value
+
+
+def read_arguments(
+  function: Callable, args: argparse.Namespace
+) -> dict[str, Any]:
+  """Returns a function's arguments among those of `add_arguments`."""
+  known = settings.of(function).items()
+  values = {n: (f, getattr(args, n)) for n, f in known if hasattr(args, n)}
+  return {n: field.given(x, field.flag) for n, (field, x) in values.items()}
+
+
+def read_section(section_type: type, args: argparse.Namespace):
+  """Builds a section from the parsed arguments of `add_arguments`."""
+  return settings.choose(section_type, vars(args))
