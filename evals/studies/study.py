@@ -287,7 +287,7 @@ def make(
     scale: Scale of the study; tiny fits a CPU.
     runs: Path to the folder for all results; runs/STUDY_SCALE by default.
     rows: Rows to make; all by default.
-    seeds: Pretrainings of each row; by default as many as its config says.
+    seeds: Pretrainings of each row; 0 for as many as its config says.
     minutes: Time limit, in minutes.
     together: Number of trainings or evaluations in one process.
     dry_run: Print steps, tokens and chip-hours of each row, and write nothing.
