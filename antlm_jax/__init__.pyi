@@ -37,13 +37,13 @@ from antlm_jax.optim import AdamW as AdamW
 from antlm_jax.optim import Cosine as Cosine
 from antlm_jax.optim import Lamb as Lamb
 from antlm_jax.optim import Muon as Muon
+from antlm_jax.page.history import History as History
 from antlm_jax.sections import Data as Data
 from antlm_jax.sections import Eval as Eval
 from antlm_jax.sections import Init as Init
 from antlm_jax.sections import Log as Log
 from antlm_jax.sections import Saving as Saving
 from antlm_jax.sections import Train as Train
-from antlm_jax.training.history import History as History
 from antlm_jax.training.hooks import Evaluator as Evaluator
 from antlm_jax.training.hooks import Hook as Hook
 

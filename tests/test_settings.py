@@ -166,7 +166,7 @@ def test_a_functions_signature_is_its_command():
 
 
 def test_a_functions_docstring_is_its_help(capsys):
-  """Catches help without a default, and one that is not of the docstring."""
+  """Catches help without a default, and a help text of another place."""
   with pytest.raises(SystemExit):
     cli.call(small, ["--help"], "Two\nlines.")
   shown = capsys.readouterr().out
