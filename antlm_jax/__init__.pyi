@@ -9,7 +9,7 @@ from antlm_jax.commands.prepare import prepare as prepare
 from antlm_jax.commands.train import Trained as Trained
 from antlm_jax.commands.train import train as train
 from antlm_jax.config import Config as Config
-from antlm_jax.data.prepared_folder import Prepared as Prepared
+from antlm_jax.data.prepared_folder import PreparedData as PreparedData
 from antlm_jax.errors import Stopped as Stopped
 from antlm_jax.errors import UserError as UserError
 from antlm_jax.evals.embed import embed as embed

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
       return
   name = " ".join(word for word in argv[:2] if not word.startswith("-"))
   rows = [
-    (f"antlm {command}", _about(entry))
+    (f"antlm {command}", _command_summary(entry))
     for command, entry in COMMANDS.items()
     if f"{command} ".startswith(f"{name} ".lstrip())
   ]
@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f"no command {name!r}; {hint}")
   if options := {*argv} - {*name.split(), "-h", "--help"}:
     raise UserError(f"unknown option {min(options)!r}; antlm --help helps")
-  listed = tables.text(rows, ("command", "purpose"))
+  listed = tables.text_table(rows, ("command", "purpose"))
   print(f"{listed}\n\nantlm COMMAND --help describes a command.")
 
 
-def _about(entry: str) -> str:
+def _command_summary(entry: str) -> str:
   """Returns the first line of a command's help, without importing it."""
   module, *first = entry.split()
   if first:
@@ -57,7 +57,7 @@ def _about(entry: str) -> str:
 def run() -> None:
   """Entry point of the installed `antlm`."""
   compilers.ignore_absent_devices()
-  cli.run(main)
+  cli.run_command(main)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def _keywords(field: Field) -> dict[str, Any]:
     out["required"] = True
   else:
     default = field.default
-    out["default"] = [*default] if "nargs" in own else settings.written(default)
+    out["default"] = (
+      [*default] if "nargs" in own else settings.comma_text(default)
+    )
   if field.kind is bool:
     switch = argparse.BooleanOptionalAction
     return {"action": "store_true" if field.default is False else switch} | (
@@ -74,4 +76,4 @@ def read_arguments(
 
 def read_section(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  return settings.choose(section_type, vars(args))
+  return settings.make_section(section_type, vars(args))

@@ -31,9 +31,13 @@ class Parser(argparse.ArgumentParser):
   def __init__(self, **kwargs):
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
-    kwargs.setdefault("prog", sys.argv[0])  # as `run` and `antlm` name it
+    kwargs.setdefault(
+      "prog", sys.argv[0]
+    )  # as `run_command` and `antlm` name it
     super().__init__(**kwargs)
-    if self.add_help:  # `run` takes it before the command sees its arguments
+    if (
+      self.add_help
+    ):  # `run_command` takes it before the command sees its arguments
       self.add_argument(
         plugins.OPTION,
         metavar="FILE",
@@ -102,7 +106,7 @@ def parsed(function: Callable, argv: Sequence[str], about: str) -> dict:
   return read_arguments(function, parser.parse_args(argv))
 
 
-def call(function: Callable, argv: Sequence[str], about: str):
+def call_with_arguments(function: Callable, argv: Sequence[str], about: str):
   """Calls a function with a command's arguments, and returns its result."""
   return function(**parsed(function, argv, about))
 
@@ -123,7 +127,7 @@ def here(path: str) -> str:
   return path
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
+def run_command(main: Callable[[Sequence[str]], None]) -> None:
   """Runs a command, and exits with a status of `antlm_jax.errors`."""
   # Orbax and asyncio also log the tracebacks of errors that they raise.
   for name in ("absl", "asyncio"):
@@ -131,7 +135,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   if spec := sys.modules["__main__"].__spec__:
     sys.argv[0] = f"python -m {spec.name}"
   try:
-    main(plugins.load(sys.argv[1:]))
+    main(plugins.load_plugins(sys.argv[1:]))
   except BrokenPipeError:  # the reader (head, less) has quit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)

@@ -6,9 +6,9 @@ has only the settings that it changes. `--config=FILE.py:ARG` loads it, and
 name: `--config=quickstart`. The argument `shrink` makes every config run in
 seconds: `--config=quickstart:shrink`.
 
-`load` sets the overrides on these changes, and makes one `Config` of them: a
-tree of frozen dataclasses that build the parts of the run. They check every
-setting. The library itself takes only Configs.
+`load_config` sets the overrides on these changes, and makes one `Config` of
+them: a tree of frozen dataclasses that build the parts of the run. They check
+every setting. The library itself takes only Configs.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Config:
   init: Init = Init()
 
   def __post_init__(self):
-    settings.check(self)
+    settings.check_section(self)
     for name in _GROUPS:
       section = getattr(self, name)
       if getattr(section, "group", None) != name:
@@ -106,7 +106,7 @@ class Config:
   @property
   def trained(self) -> list[Objective]:
     """The objectives of the curriculum, in order."""
-    names = curriculum.names(self.curriculum, self.known_objectives)
+    names = curriculum.objective_names(self.curriculum, self.known_objectives)
     return [self.known_objectives[name] for name in names]
 
   def to_dict(self) -> dict[str, Any]:
@@ -173,14 +173,14 @@ def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   """
   own = {"name": encoder}
   if not isinstance(encoder, str):
-    own = settings.changed(encoder)
+    own = settings.changed_settings(encoder)
   empty = {group: {} for group in _GROUPS}
   each = {name: {} for name in OBJECTIVES}
   # A Config checks the types.
   return ConfigDict(empty | {"model": own, "objectives": each}, type_safe=False)
 
 
-def typed(given: Config | ConfigDict | Mapping[str, Any]) -> Config:
+def typed_config(given: Config | ConfigDict | Mapping[str, Any]) -> Config:
   """Makes a Config of changed settings; returns a Config as it is.
 
   Missing settings have their defaults. Raises a UserError for the first setting
@@ -233,12 +233,12 @@ def described(config: Config | None = None) -> str:
   are under their names, and a config shows those that it chooses.
   """
   values = leaves(config) if config else {}
-  lines = [_lines("", settings.of(Config), values)]
+  lines = [_settings_lines("", settings.of(Config), values)]
   for group, found in _GROUPS.items():
     if group in _KINDS:
       lines += _of_kinds(group, found, values)
     else:
-      lines.append(_lines(group, settings.of(found), values))
+      lines.append(_settings_lines(group, settings.of(found), values))
   lines += _of_kinds("objectives.NAME", objective.KINDS, {}, "kind")
   return "\n".join(filter(None, lines))
 
@@ -251,16 +251,19 @@ def _of_kinds(
   name = values.get(key, _CHOSEN.get(group, ""))
   out = [f"  {f'{key}={name}':33} Implementation ({known})"]
   chosen = {n: f for n, f in settings.of(kinds[name]).items() if f.help}
-  out.append(_lines(group, chosen, values))
+  out.append(_settings_lines(group, chosen, values))
   for other, section in kinds.items() if not values else ():
     known = settings.of(section).items()
     own = {n: f for n, f in known if f.help and n not in chosen}
     if own:
-      out += [f"  with {key}={other} also:", _lines(group, own, values)]
+      out += [
+        f"  with {key}={other} also:",
+        _settings_lines(group, own, values),
+      ]
   return out
 
 
-def _lines(
+def _settings_lines(
   group: str, fields: Mapping[str, settings.Field], values: Mapping
 ) -> str:
   """Returns a line for each setting of a group."""
@@ -269,12 +272,12 @@ def _lines(
     key = f"{group}.{name}".lstrip(".")
     choices = ", ".join(map(str, field.choices or ()))
     choices = f" ({choices})" if choices else ""
-    pair = f"{key}={settings.written(values.get(key, field.default))}"
+    pair = f"{key}={settings.comma_text(values.get(key, field.default))}"
     out.append(f"  {pair:33} {field.help}{choices}")
   return "\n".join(out)
 
 
-def load(
+def load_config(
   spec: str,
   changes: Iterable[str] | Mapping[str, settings.Setting | Section] = (),
 ) -> Config:
@@ -282,15 +285,15 @@ def load(
 
   `get_config` receives ARG without the word `shrink`, which this function
   applies after the changes. These are words `--config.key=value`, or a mapping
-  that `given` takes. Raises a UserError if the file is no config, a key is
-  unknown, or a value has a wrong type or is out of bounds. The error suggests
-  the nearest known key.
+  that `given_config` takes. Raises a UserError if the file is no config, a key
+  is unknown, or a value has a wrong type or is out of bounds. The error
+  suggests the nearest known key.
   """
   python = isinstance(changes, Mapping)
   path, _, arg = spec.partition(":")
   argument = "config" if python else OPTION
   words, where = arg.split(","), f"{argument}={path}"
-  get_config = module(path, argument).get_config
+  get_config = config_module(path, argument).get_config
   with plugins.reported(path, where):
     made = get_config(",".join(word for word in words if word != "shrink"))
   if not isinstance(made, ConfigDict):
@@ -298,7 +301,7 @@ def load(
       f"{where}: get_config(arg) returns {type(made).__name__}, not a"
       " ConfigDict: return changes() with your settings"
     )
-  own = values = changes if python else pairs(changes)
+  own = values = changes if python else parse_overrides(changes)
   try:
     tree = made.to_dict()
     for group in _GROUPS:
@@ -307,37 +310,39 @@ def load(
     own = _set(found, values, "" if python else f"{OPTION}.")
     if "shrink" in words:
       _shrink(found, own)
-    return typed(traverse_util.unflatten_dict(found, sep="."))
+    return typed_config(traverse_util.unflatten_dict(found, sep="."))
   except UserError as error:
     if any(key in str(error) for key in own):
       raise
     raise UserError(f"{where}: {error}") from error  # the file's own
 
 
-def given(
+def given_config(
   config: ConfigOrName, changes: Mapping[str, settings.Setting | Section]
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.
 
   A key may be a setting's last name, such as `steps`, if no other setting of
   the config has it. A value may be a section, such as `optimizer=Muon()`, which
-  replaces the config's. Errors are those of `load` and `typed`.
+  replaces the config's. Errors are those of `load_config` and `typed_config`.
   """
   if isinstance(config, str | os.PathLike):
-    return load(os.fspath(config), changes)
-  config = typed(config)
+    return load_config(os.fspath(config), changes)
+  config = typed_config(config)
   if not changes:
     return config
-  groups = {name: settings.changed(getattr(config, name)) for name in _GROUPS}
+  groups = {
+    name: settings.changed_settings(getattr(config, name)) for name in _GROUPS
+  }
   each = config.objectives.items()
   groups["objectives"] = {name: settings.to_dict(of) for name, of in each}
   own = {"seed": config.seed, "curriculum": config.curriculum}
   found = traverse_util.flatten_dict(own | groups, sep=".")
   _set(found, changes)
-  return typed(traverse_util.unflatten_dict(found, sep="."))
+  return typed_config(traverse_util.unflatten_dict(found, sep="."))
 
 
-def find(path: str, argument: str = OPTION) -> str:
+def find_config(path: str, argument: str = OPTION) -> str:
   """Returns a config file's path, of our own by its name; UserError if none."""
   own = {file.stem: file for file in sorted(CONFIGS.glob("*.py"))}
   if path in own:
@@ -351,9 +356,9 @@ def find(path: str, argument: str = OPTION) -> str:
   return path
 
 
-def module(path: str, argument: str = OPTION) -> types.ModuleType:
+def config_module(path: str, argument: str = OPTION) -> types.ModuleType:
   """Runs a config file, and returns it as a module with `get_config`."""
-  path = find(path, argument)
+  path = find_config(path, argument)
   out = plugins.run_file(path, f"{argument}={path}")
   if not hasattr(out, "get_config"):
     raise UserError(f"{argument}={path}: it defines no get_config(arg)")
@@ -379,14 +384,14 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       near = nearest(name, known, f"known: {', '.join(known)}")
       raise UserError(f"config argument {name!r} is unknown; {near}")
     text, kind = value if equals else "True", parsed.get_type(name)
-    parsed[name] = settings.parse(text, kind, f"config argument {part}")
+    parsed[name] = settings.parse_value(text, kind, f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
       known = ", ".join(choices[name])
       raise UserError(f"config argument {name}={value!r} is not one of {known}")
   return parsed
 
 
-def pairs(words: Iterable[str]) -> dict[str, str]:
+def parse_overrides(words: Iterable[str]) -> dict[str, str]:
   """Returns `KEY=VALUE` or `--config.KEY=VALUE` words as settings by key."""
   out = {}
   for word in words:
@@ -402,7 +407,7 @@ def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
 
   `optimizer=muon` means `optimizer.name=muon`; the same holds for the other
   groups with several implementations. Without a `prefix` of keys in messages,
-  which a command has, keys may be short (see `given`).
+  which a command has, keys may be short (see `given_config`).
   """
   out, texts = set(), {}
   for key, value in values.items():
@@ -414,12 +419,12 @@ def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
   # First those that choose an implementation, whose settings others change.
   for key in filter(_CHOICE.fullmatch, texts):
     found[key], group = texts[key], key.rpartition(".")[0]
-    known = _known(found)
+    known = _known_settings(found)
     # Of the settings that both have, those that the config changed stay.
     for other in [*found]:
       if other.startswith(f"{group}.") and other not in known:
         del found[other]
-  known = _known(found)
+  known = _known_settings(found)
   for name, text in texts.items():
     key = name if name in known else _key(name, known, prefix)
     if key in out:
@@ -447,7 +452,7 @@ def _replace(found: Changes, group: str, section: Section) -> Collection[str]:
   return own.keys()
 
 
-def _known(found: Changes) -> dict[str, settings.Field]:
+def _known_settings(found: Changes) -> dict[str, settings.Field]:
   """Returns all settings of the chosen implementations, by key."""
   sections, out = {"": Config, **_GROUPS}, {}
   for group, kinds in _KINDS.items():
@@ -482,7 +487,7 @@ def _key(name: str, known: Collection[str], prefix: str) -> str:
   raise UserError(f"unknown config key {name!r}; {hint}")
 
 
-def meant(word: str) -> str:
+def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
   known = dict.fromkeys([*settings.of(Config), *_KINDS])
   for group, found in _GROUPS.items():
@@ -529,14 +534,14 @@ def _shrink(found: Changes, own: Collection[str]) -> None:
   if found.get("init.checkpoint") and "init.checkpoint" not in own:
     model = {}  # the config file starts from a model
   small = {f"model.{name}": value for name, value in model.items()} | _SHRUNK
-  here = _known(found).keys() - {*own}
+  here = _known_settings(found).keys() - {*own}
   found |= {key: value for key, value in small.items() if key in here}
   text = found.get("curriculum", Config.curriculum)
   in_steps = "curriculum" in own and text.endswith("steps")
   if not in_steps and "train.epochs" not in own:
     tree = traverse_util.unflatten_dict(found, sep=".")
     known = _with_ratios(_objectives(tree), text)
-    phases = curriculum.parse(text, known, 1000, 1000).phases
+    phases = curriculum.parse_curriculum(text, known, 1000, 1000).phases
     asked = found["train.steps"] if "train.steps" in own else 0
     steps = asked or max(12, len(phases))
     found["curriculum"] = curriculum.scaled(text, known, steps)
@@ -544,11 +549,11 @@ def _shrink(found: Changes, own: Collection[str]) -> None:
 
 
 def to_json(config: Config) -> str:
-  """Returns the resolved config as JSON, which `from_json` reads."""
+  """Returns the resolved config as JSON, which `config_from_json` reads."""
   return json.dumps(config.to_dict(), indent=2)
 
 
-def from_json(text: str) -> Config:
+def config_from_json(text: str) -> Config:
   """Reads the text of `to_json`; UserError if it is not that of a config.
 
   Missing settings have their defaults, and unknown settings are ignored.
@@ -560,7 +565,7 @@ def from_json(text: str) -> Config:
     # The run had loaded its plugins, but does not need an unused objective.
     each = stored.get("objectives", {}).items()
     stored["objectives"] = {
-      name: objective.make(own, f"config.objectives.{name}", old=True)
+      name: objective.make_objective(own, f"config.objectives.{name}", old=True)
       for name, own in each
       if own.get("kind", "") in objective.KINDS or name in stored["curriculum"]
     } or OBJECTIVES
@@ -569,7 +574,7 @@ def from_json(text: str) -> Config:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
 
 
-def differences(old: Config, new: Config) -> list[str]:
+def config_differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
   # Objectives that the curriculum does not use only matter to evaluations. It

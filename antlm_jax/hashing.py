@@ -17,11 +17,11 @@ def bits(seed: int, *counters) -> np.ndarray:
   """
   state = _mix(np.asarray(seed & 0xFFFFFFFF, np.uint32))
   for counter in counters:
-    state = mix(state, np.asarray(counter).astype(np.uint32))
+    state = mix_counter(state, np.asarray(counter).astype(np.uint32))
   return state
 
 
-def mix(state, counter):
+def mix_counter(state, counter):
   """Hashes one more counter into a state, both uint32, broadcast together.
 
   Works on NumPy and JAX arrays, also inside a kernel: host and device compute

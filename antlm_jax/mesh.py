@@ -148,7 +148,7 @@ def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
   return constrain(x, *axes, but=("fsdp",))
 
 
-def split(shape: Sequence[int], *axes: str | None, but=()) -> PartitionSpec:
+def mesh_spec(shape: Sequence[int], *axes: str | None, but=()) -> PartitionSpec:
   """Returns `spec` on the current mesh, or all None without a mesh."""
   mesh = _current()
   if mesh is None:
@@ -170,29 +170,31 @@ def data_shards(mesh) -> int:
 def local_shards(mesh) -> tuple[int, ...]:
   """Returns the parts of a batch's rows on the devices of this process."""
   # Processes that share a part, such as over `tensor`, each make it.
-  places = rows(mesh).addressable_devices_indices_map((1, data_shards(mesh)))
+  places = row_sharding(mesh).addressable_devices_indices_map(
+    (1, data_shards(mesh))
+  )
   return tuple(sorted({at[1].indices(2**30)[0] for at in places.values()}))
 
 
 def abstract(mesh, batch):
-  """Returns the shapes and shardings of the arrays that `place` returns."""
+  """Returns the shapes and shardings of the arrays of `place_batch`."""
   shards, local = data_shards(mesh), len(local_shards(mesh))
 
   def shape_of(x):
     shape = x.shape[0], x.shape[1] // local * shards, *x.shape[2:]
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=rows(mesh))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=row_sharding(mesh))
 
   return jax.tree.map(shape_of, batch)
 
 
-def place(mesh, batch):
+def place_batch(mesh, batch):
   """Puts this process's rows of a batch, on axis 1, onto its devices.
 
   The rows are those of `local_shards`, in that order. The result has the rows
   of all processes.
   """
   if not mesh.is_multi_process:
-    return jax.device_put(batch, rows(mesh))
+    return jax.device_put(batch, row_sharding(mesh))
   shards, local = data_shards(mesh), local_shards(mesh)
 
   def global_array(x):
@@ -200,18 +202,20 @@ def place(mesh, batch):
     part = {s: x[:, i * size : (i + 1) * size] for i, s in enumerate(local)}
     shape = x.shape[0], size * shards, *x.shape[2:]
     return jax.make_array_from_callback(
-      shape, rows(mesh), lambda index: part[(index[1].start or 0) // size]
+      shape,
+      row_sharding(mesh),
+      lambda index: part[(index[1].start or 0) // size],
     )
 
   return jax.tree.map(global_array, batch)
 
 
-def rows(mesh) -> NamedSharding:
+def row_sharding(mesh) -> NamedSharding:
   """Returns the sharding of every array of a batch."""
   return NamedSharding(mesh, PartitionSpec(None, BATCH))
 
 
-def whole(mesh) -> NamedSharding:
+def replicated_sharding(mesh) -> NamedSharding:
   """Returns the sharding of arrays that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
 
@@ -234,9 +238,9 @@ class Split(NamedTuple):
     for name, axes, size in zip(
       self._fields, self, (rows, kv_heads), strict=True
     ):
-      if not set(_names(axes)) <= set(mesh.axis_names):
+      if not set(_axis_names(axes)) <= set(mesh.axis_names):
         raise ValueError(f"split.{name}={axes!r} is no axis of {mesh.shape}")
-      if size % parts(axes):
+      if size % number_of_shards(axes):
         raise ValueError(f"split.{name}={axes!r} does not divide {size} {name}")
     return self
 
@@ -244,9 +248,9 @@ class Split(NamedTuple):
 WHOLE = Split()
 
 
-def parts(axes: Axes) -> int:
+def number_of_shards(axes: Axes) -> int:
   """Returns the number of parts into which mesh axes split an array."""
-  return math.prod(_current().shape[name] for name in _names(axes))
+  return math.prod(_current().shape[name] for name in _axis_names(axes))
 
 
 def on_shards(f, in_specs, out_specs):
@@ -258,7 +262,7 @@ def on_shards(f, in_specs, out_specs):
   )
 
 
-def _names(axes: Axes) -> tuple[str, ...]:
+def _axis_names(axes: Axes) -> tuple[str, ...]:
   return (axes,) if isinstance(axes, str) else axes or ()
 
 

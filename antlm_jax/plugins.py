@@ -21,13 +21,13 @@ from antlm_jax.errors import UserError
 OPTION, VARIABLE = "--plugin", "ANTLM_PLUGINS"
 
 
-def load(argv: Sequence[str]) -> list[str]:
+def load_plugins(argv: Sequence[str]) -> list[str]:
   """Imports a command's plugins, and returns its other arguments.
 
   Adds them to `ANTLM_PLUGINS`, for the processes that the command starts.
   Raises a UserError if a plugin is missing or fails.
   """
-  found, others, given = {}, [], iter([*words(), *argv])
+  found, others, given = {}, [], iter([*plugin_arguments(), *argv])
   for word in given:
     option, equals, path = word.partition("=")
     if option != OPTION:
@@ -42,7 +42,7 @@ def load(argv: Sequence[str]) -> list[str]:
   return others
 
 
-def words() -> list[str]:
+def plugin_arguments() -> list[str]:
   """Returns the arguments for the plugins of `ANTLM_PLUGINS`."""
   paths = os.environ.get(VARIABLE, "").split(os.pathsep)
   return [f"{OPTION}={path}" for path in paths if path]

@@ -14,8 +14,9 @@ and defaults, and the `Args` of its docstring have the help texts:
     ) -> list[str]: ...
 
 `of` lists the values of both, and `checked` checks those that Python gives.
-`cli.call` runs a function as a command (arguments.py). A kind that has several
-implementations, such as optimizers, has a `Registry` of their sections.
+`cli.call_with_arguments` runs a function as a command (arguments.py). A kind
+that has several implementations, such as optimizers, has a `Registry` of their
+sections.
 """
 
 import argparse
@@ -119,7 +120,7 @@ class Field:
       )
     elif self.kind is float and type(value) is int:
       value = float(value)
-    _require(self, value, name)
+    _require_value(self, value, name)
     return value
 
   def expected(self, value: Any) -> str | None:
@@ -209,7 +210,7 @@ _PYTHON_ONLY = object()
 PythonOnly = Annotated[T, _PYTHON_ONLY]
 
 
-def _typed(how: Field, hint: Any, **more) -> Field:
+def _typed_field(how: Field, hint: Any, **more) -> Field:
   """Returns a field with its type, such as `int | None` or `tuple[str, ...]`.
 
   Of a union, text is the first type that `_READERS` has; the other types are
@@ -257,7 +258,7 @@ def _declared(section_type: type) -> dict[str, Field]:
   """Returns all fields of a dataclass by name."""
   hints = typing.get_type_hints(section_type)
   return {
-    field.name: _typed(
+    field.name: _typed_field(
       field.metadata.get("argument", Field()),
       hints[field.name],
       name=field.name,
@@ -295,7 +296,7 @@ def _parameters(function: Callable) -> Iterator[tuple[str, Field]]:
     if default is parameter.empty:
       default = dataclasses.MISSING
     more = {"name": name, "default": default, "help": help}
-    field = _typed(how, hints.get(name), **more)
+    field = _typed_field(how, hints.get(name), **more)
     if field.kind not in _READERS or not help:
       lacks = "type that text can give" if help else "help text in Args"
       raise TypeError(f"{function.__qualname__}: {name!r} has no {lacks}")
@@ -361,7 +362,7 @@ class Section:
         object.__setattr__(self, name, tuple(value))
       elif field.kind is float and type(value) is int:
         object.__setattr__(self, name, float(value))
-    check(self, self.group)
+    check_section(self, self.group)
 
 
 class Registry(dict[str, T]):
@@ -422,7 +423,7 @@ def to_dict(section) -> dict[str, Any]:
   return {name: value for name, value in chosen.items() if value} | own
 
 
-def changed(section) -> dict[str, Any]:
+def changed_settings(section) -> dict[str, Any]:
   """Returns the settings that are not at their default, and its name."""
   known = of(type(section))
   return {
@@ -501,7 +502,7 @@ def meant(
   return ""
 
 
-def check(section, prefix: str = "") -> None:
+def check_section(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
   Messages put the prefix before a setting's name: `schedule` gives
@@ -513,10 +514,10 @@ def check(section, prefix: str = "") -> None:
   dot = "." if prefix[-1:].isalnum() else ""
   for name, field in _declared(type(section)).items():
     if field.kind in _READERS:
-      _require(field, getattr(section, name), f"{prefix}{dot}{name}")
+      _require_value(field, getattr(section, name), f"{prefix}{dot}{name}")
 
 
-def _require(field: Field, value: Any, name: str) -> None:
+def _require_value(field: Field, value: Any, name: str) -> None:
   if (expected := field.expected(value)) is not None:
     shown = ascii(value) if isinstance(value, str) else repr(value)
     raise UserError(f"{name}={shown:.200} is not {expected}")
@@ -532,7 +533,7 @@ def refuse_unknown(
       raise UserError(f"{name} is no setting of {what}; {hint}")
 
 
-def choose(section_type: type, values: Mapping[str, Any]):
+def make_section(section_type: type, values: Mapping[str, Any]):
   """Makes a section of its settings among some values, and checks them.
 
   Messages name a setting by its argument. Raises a UserError for the first
@@ -547,7 +548,7 @@ def choose(section_type: type, values: Mapping[str, Any]):
   return section_type(**own)
 
 
-def written(value) -> Any:
+def comma_text(value) -> Any:
   """Returns a tuple as text with commas, and any other value unchanged."""
   return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
@@ -561,7 +562,7 @@ def text(value: Any) -> str | None:
   return None if value is None else str(value)
 
 
-def parse(text: str, kind: type, what: str):
+def parse_value(text: str, kind: type, what: str):
   """Reads a single value; errors are UserErrors that begin with `what`."""
   return Field(kind=kind).parse(text, what)
 

@@ -6,7 +6,7 @@ from html import escape
 _GAP = "  "
 
 
-def text(
+def text_table(
   rows: Iterable[Sequence], head: Sequence[str] = (), align: str = "<"
 ) -> str:
   """Lays out rows in columns as wide as their cells.
@@ -14,19 +14,21 @@ def text(
   None is shown as a dash, and short rows are filled up. `align` has `<` or `>`
   for each column; the last holds for all further columns.
   """
-  cells = [_cells(row) for row in (*([head] if head else ()), *rows)]
+  cells = [_table_cells(row) for row in (*([head] if head else ()), *rows)]
   columns = max(map(len, cells), default=0)
   cells = [row + [""] * (columns - len(row)) for row in cells]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  return "\n".join(line(row, widths, align) for row in cells)
+  return "\n".join(table_line(row, widths, align) for row in cells)
 
 
-def line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
+def table_line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
   """Lays out one row at given widths, for a table that is shown as it grows."""
   sides = align + align[-1] * len(widths)
   padded = (
     f"{cell:{side}{width}}"
-    for cell, side, width in zip(_cells(cells), sides, widths, strict=False)
+    for cell, side, width in zip(
+      _table_cells(cells), sides, widths, strict=False
+    )
   )
   return _GAP.join(padded).rstrip()
 
@@ -34,20 +36,20 @@ def line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
 def markdown(rows: Iterable[Sequence], head: Sequence[str]) -> str:
   """Lays out rows as a Markdown table, all but the first to the right."""
   rule = ["---", *["---:"] * (len(head) - 1)]
-  escaped = ([c.replace("|", "\\|") for c in _cells(row)] for row in rows)
+  escaped = ([c.replace("|", "\\|") for c in _table_cells(row)] for row in rows)
   return "\n".join(f"| {' | '.join(r)} |" for r in (head, rule, *escaped))
 
 
 def html(rows: Iterable[Sequence], head: Sequence[str]) -> str:
   """Lays out rows as a table of HTML, for notebooks."""
-  lines = [_html(row, "td") for row in rows]
-  return f"<table>{_html(head, 'th')}{''.join(lines)}</table>"
+  lines = [_html_row(row, "td") for row in rows]
+  return f"<table>{_html_row(head, 'th')}{''.join(lines)}</table>"
 
 
-def _html(row: Sequence, tag: str) -> str:
-  cells = (f"<{tag}>{escape(cell)}</{tag}>" for cell in _cells(row))
+def _html_row(row: Sequence, tag: str) -> str:
+  cells = (f"<{tag}>{escape(cell)}</{tag}>" for cell in _table_cells(row))
   return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cells(row: Sequence) -> list[str]:
+def _table_cells(row: Sequence) -> list[str]:
   return ["-" if x is None else " ".join(str(x).split("\n")) for x in row]

@@ -28,7 +28,7 @@ def quantity(number: float, unit: str = "") -> str:
   return f"{number / size:.3g}{' ' if unit else ''}{prefix}{unit}"
 
 
-def number(text: str) -> float:
+def parse_quantity(text: str) -> float:
   """Reads a number that `quantity` wrote without a unit, or a ValueError."""
   size = _PREFIXES.get(text[-1:], 1.0)
   return float(text[:-1] if text[-1:] in _PREFIXES else text) * size

@@ -48,7 +48,13 @@ seeds at `8m` a difference of 1.0 point is found 80 times of 100, with eight
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import (
+  Evaluation,
+  ExpectedText,
+  Row,
+  Scale,
+  row_of,
+)
 
 SIZES = ("tiny", "small", "8m", "24m", "97m", "paper")
 REPORT = "controls"
@@ -130,7 +136,7 @@ def get_config(arg: str = ""):
 
 
 def _paper(family: str):
-  return config_lib.module(PAPER[family]).get_config()
+  return config_lib.config_module(PAPER[family]).get_config()
 
 
 def _few(family: str):
@@ -237,7 +243,7 @@ def _one_gpu(share: float, rows: int, vocab_size=8192, options=(), **more):
   options = "--batch_tokens=65536", *options
   blimp = _SETS[:2]
   scored = tuple(_pairs(name, *options) for name in blimp)
-  text = Text(vocab_size, 128, rows=rows)
+  text = ExpectedText(vocab_size, 128, rows=rows)
   return _scale(words, scored, blimp, text=text, **more)
 
 
@@ -248,7 +254,7 @@ SCALES = {
     ("--share=0.002", "--vocab_size=512"),
     ("--limit=2",),
     ("--task=cola,rte", "--epochs=1", "--limit=64"),
-    text=Text(512, 128),
+    text=ExpectedText(512, 128),
     config="tiny",
     shrink=True,
   ),
@@ -256,10 +262,11 @@ SCALES = {
     ("--share=0.0075", "--vocab_size=4096"),
     ("--limit=30",),
     (_FIVE, "--lrs=5e-4", "--epochs=2", "--limit=2000", "--max_length=64"),
-    text=Text(4096, 128, rows=1100),
+    text=ExpectedText(4096, 128, rows=1100),
   ),
   "small": _scale(
-    ("--share=0.0185", "--vocab_size=4096"), text=Text(4096, 128, rows=2500)
+    ("--share=0.0185", "--vocab_size=4096"),
+    text=ExpectedText(4096, 128, rows=2500),
   ),
   "8m_shrink": _one_gpu(
     0.002, 100, 512, ("--limit=2",), config="8m", shrink=True
@@ -274,6 +281,6 @@ SCALES = {
     },
     ("--pipeline=2024",),
     ("--task=all", "--lrs=5e-5,1e-4", "--seeds=12,13,14"),
-    text=Text(16_384, 128, rows=115_000),
+    text=ExpectedText(16_384, 128, rows=115_000),
   ),
 }

@@ -42,7 +42,13 @@ report leaves out the claim about learning rates.
 from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import (
+  Evaluation,
+  ExpectedText,
+  Row,
+  Scale,
+  row_of,
+)
 
 REPORT = "encoders"
 STEPS = {"tiny": 20, "paper": 1000}  # for a thousand steps of the paper
@@ -156,7 +162,7 @@ def get_config(arg: str = ""):
 
 
 def _paper(size: str):
-  return config_lib.module("encoders").get_config(f"size={size}")
+  return config_lib.config_module("encoders").get_config(f"size={size}")
 
 
 def _tiny(size: str):
@@ -195,7 +201,7 @@ SCALES = {
     prepare={
       "tiny": ("--share=0.05", "--vocab_size=4096", "--seq_len=128", *_TEXT)
     },
-    text=Text(4096, 128, 2),
+    text=ExpectedText(4096, 128, 2),
     evaluations=(
       _tuning(*_LESS, *_SHORT, "--lrs=5e-4,1e-3"),
       _tuning(*_LESS, "--task=squad", "--max_length=192", "--lrs=1e-3"),
@@ -209,7 +215,7 @@ SCALES = {
       size: ("--tokenizer=tokenizer.json", "--seq_len=2048", *_TEXT)
       for size in SIZES["paper"]
     },
-    text=Text(128_256, 2048, 2),
+    text=ExpectedText(128_256, 2048, 2),
     evaluations=(
       _tuning(*_PROTOCOL, "--task=all"),
       _tuning(*_PROTOCOL, "--task=all", looks=True),

@@ -29,7 +29,7 @@ def get_config(arg: str = ""):
   arg = config_lib.parse_arg(arg, model="", curriculum="2000M", mask_ratio=0.4)
   if not arg.model:
     raise UserError("config argument model=FOLDER is missing")
-  start = import_.start(arg.model)
+  start = import_.open_start(arg.model)
   config = config_lib.changes(start.meta.encoder)
   config.curriculum = arg.curriculum
   for name in ("M", "N"):

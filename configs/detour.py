@@ -29,6 +29,6 @@ def get_config(arg: str = ""):
     f"mask_ratio={arg.mask_ratio}",
     *([f"model={arg.model}"] if arg.model else []),
   ]
-  config = config_lib.module("continued").get_config(",".join(continued))
+  config = config_lib.config_module("continued").get_config(",".join(continued))
   config.schedule.update(decay_steps=masked / arg.steps, decay="1-sqrt")
   return config

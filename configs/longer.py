@@ -38,7 +38,7 @@ def get_config(arg: str = ""):
   continued = f"curriculum={arg.curriculum},mask_ratio={arg.mask_ratio}"
   if arg.model:
     continued += f",model={arg.model}"
-  config = config_lib.module("continued").get_config(continued)
+  config = config_lib.config_module("continued").get_config(continued)
   encoder = models.ENCODERS[config.model.name]
   if "rope_theta" not in settings.of(encoder):
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")

@@ -67,7 +67,7 @@ docs/results.md has the results.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 14  # of the claims: see above
@@ -188,7 +188,7 @@ def _scale(repeated: float, fresh: float, vocab_size: int, **more) -> Scale:
   share = {"repeated": repeated, "fresh": fresh}
   words = (f"--vocab_size={vocab_size}", "--seq_len=128")
   prepare = {data: (f"--share={share[data]}", *words) for data in share}
-  return Scale(prepare, Text(vocab_size, 128), (), (), **more)
+  return Scale(prepare, ExpectedText(vocab_size, 128), (), (), **more)
 
 
 SCALES = {

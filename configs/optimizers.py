@@ -56,7 +56,7 @@ The results are in docs/appendix/optimizers.md.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import Row, Scale, Text, row_of
+from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the differences: see above
@@ -124,7 +124,7 @@ def get_config(arg: str = ""):
 def _scale(share: float, vocab_size: int, **more) -> Scale:
   words = (f"--share={share}", f"--vocab_size={vocab_size}", "--seq_len=64")
   prepare = dict.fromkeys(_OBJECTIVES, words)
-  return Scale(prepare, Text(vocab_size, 64), (), (), **more)
+  return Scale(prepare, ExpectedText(vocab_size, 64), (), (), **more)
 
 
 SCALES = {

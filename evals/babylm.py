@@ -108,7 +108,7 @@ def submission(
   data, output, found = pathlib.Path(data), pathlib.Path(output), {}
   absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
-    loaded = model_lib.opened(model, step)
+    loaded = model_lib.open_model(model, step)
     mode = mode_of(loaded, mode)
     kept = model_lib.revisions(loaded)
     for revision, path in {"main": loaded.path, **kept}.items():
@@ -129,7 +129,7 @@ def submission(
     if absent:
       progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
-      found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
+      found["glue"] = _tuned_score(loaded, data / "full_eval", output, mode)
   if not found:
     raise UserError(
       f"--data={data} has data for no task: give the pipeline's"
@@ -142,7 +142,7 @@ def submission(
   }
 
 
-def _tuned(
+def _tuned_score(
   loaded: Loaded, data: pathlib.Path, output: pathlib.Path, mode: str
 ) -> float:
   """Fine-tunes a model and puts predictions in place; returns the score."""
@@ -164,5 +164,5 @@ def main(argv: Sequence[str]) -> None:
   rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
   shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
   head = "task", "score (%)"
-  print(tables.text([*zip(rows, shares, strict=True)], head, "<>"))
+  print(tables.text_table([*zip(rows, shares, strict=True)], head, "<>"))
   print(f"written to {asked['output']}")

@@ -24,7 +24,7 @@ from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.inference import inputs
-from antlm_jax.inference.model import Loaded, ModelOrPath, opened
+from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
 from antlm_jax.inference.scoring import BATCH_TOKENS
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, argument
@@ -57,7 +57,7 @@ def embed(
   *,
   output: Annotated[
     files.Path | None,
-    results.output(".npy", ".jsonl", ".parquet", required=True),
+    results.output_argument(".npy", ".jsonl", ".parquet", required=True),
   ] = None,
   prompt: Annotated[str | None, argument(choices=PROMPTS)] = None,
   normalize: bool | None = None,
@@ -94,8 +94,8 @@ def embed(
       the file cannot be read or lacks the column.
   """
   with progress.quietly(quiet):
-    loaded = opened(model, step)
-    head, causal = _head(loaded, prompt, normalize, attention)
+    loaded = open_model(model, step)
+    head, causal = _pooling_head(loaded, prompt, normalize, attention)
     examples = _texts(loaded, texts, text_column)
     if examples:
       length = loaded.longest_row
@@ -116,9 +116,9 @@ def _texts(
   if isinstance(given, str | os.PathLike):  # says itself how many are blank
     of_training = loaded.task.columns if loaded.task else ()
     own = of_training if len(of_training) == 1 else ["text"]
-    found = sets.texts(os.fspath(given), [column] if column else own)
-    return inputs.texts(text for (text,) in found)
-  examples = inputs.texts(given)
+    found = sets.source_texts(os.fspath(given), [column] if column else own)
+    return inputs.as_texts(text for (text,) in found)
+  examples = inputs.as_texts(given)
   if blank := sum(not text.strip() for text in examples):
     progress.say(
       f"warning: {blank:,} of {len(examples):,} texts are blank; their"
@@ -127,7 +127,7 @@ def _texts(
   return examples
 
 
-def _head(
+def _pooling_head(
   loaded: Loaded,
   prompt: str | None,
   normalize: bool | None,

@@ -48,7 +48,7 @@ from antlm_jax.evals.finetuning import task as task_lib
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
 from antlm_jax.evals.finetuning.task import Suite, Task
-from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
+from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import (
   FineTuned,
@@ -56,7 +56,7 @@ from antlm_jax.inference.model import (
   Loaded,
   ModelOrPath,
   identify,
-  opened,
+  open_model,
 )
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
@@ -94,10 +94,10 @@ class Grid:
   )
 
   @property
-  def runs(self) -> list[Run]:
+  def runs(self) -> list[TrialRun]:
     """A run for each learning rate and seed."""
     rates, seeds = dict.fromkeys(self.lrs), dict.fromkeys(self.seeds)
-    return [Run(lr, seed) for lr in rates for seed in seeds]
+    return [TrialRun(lr, seed) for lr in rates for seed in seeds]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +123,12 @@ class Request:
     settings = dict(suite.defaults.get(name, {}))
     if suite.exportable and given.get("head") is None:
       attention = given.get("attention", Hyperparameters.attention)
-      settings |= heads.classifier(encoder, attention)
+      settings |= heads.classifier_options(encoder, attention)
     return cls(preset, name, data, {**settings, **given})
 
   def section(self, kind: type[T]) -> T:
     """Returns the settings of a section."""
-    return settings_lib.choose(kind, self.settings)
+    return settings_lib.make_section(kind, self.settings)
 
   @property
   def may_train(self) -> bool:
@@ -178,7 +178,7 @@ def _is_folder(data: sets.Data) -> bool:
   return isinstance(data, str) and os.path.isdir(data)
 
 
-class Job(NamedTuple):
+class TaskJob(NamedTuple):
   """A task to do, or that is done."""
 
   task: Task
@@ -251,18 +251,18 @@ def finetune(
   data = os.fspath(data) if isinstance(data, os.PathLike) else data
   with progress.quietly(quiet):
     _suite(preset, task, settings)  # a wrong name must not wait for the model
-    loaded = opened(model, step)
+    loaded = open_model(model, step)
     encoder = loaded.config.model.name
     where = dict(output=output, save=save, overwrite=overwrite)
     wanted = loaded, encoder, loaded.task, data, preset, task
-    jobs, absent = plan(*wanted, **where, **settings)
+    jobs, absent = plan_tasks(*wanted, **where, **settings)
     if absent:
-      progress.say(f"warning: left out, not in {data}: {_listed(absent)}")
+      progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
       if save and job.task.trained and not job.done:
-        _advise(job, loaded)
+        _advise_head(job, loaded)
     found = {job.folder: job.done for job in jobs}
     for job in jobs:
       if job.done:
@@ -270,10 +270,10 @@ def finetune(
       elif not found[job.folder]:  # not done with another
         same = [j for j in jobs if j.training == job.training and not j.done]
         found |= perform(same, loaded, save)
-  return summary.result(PRESETS[preset], found)
+  return summary.tuning_result(PRESETS[preset], found)
 
 
-def _listed(absent: Mapping[str, str]) -> str:
+def _list_missing(absent: Mapping[str, str]) -> str:
   """Lists missing tasks, and those whose training set is missing."""
   text = ", ".join(name for name, source in absent.items() if not source)
   for source in dict.fromkeys(filter(None, absent.values())):
@@ -297,7 +297,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
       f" preset={' or '.join(others)}"
     )
   suite.named(task)
-  known = _names(finetune, Grid, Hyperparameters, *suite.settings)
+  known = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
   settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
   for trains in ("steps", "train_on"):
@@ -309,7 +309,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
   return suite
 
 
-def plan(
+def plan_tasks(
   model: Identity,
   encoder: str,
   tuned: FineTuned | None,
@@ -321,7 +321,7 @@ def plan(
   save: bool,
   overwrite: bool,
   **settings: Setting,
-) -> tuple[list[Job], dict[str, str]]:
+) -> tuple[list[TaskJob], dict[str, str]]:
   """Makes the tasks that are asked for, without the model's weights.
 
   `encoder` and `tuned` are the model's; all others are the arguments of
@@ -335,7 +335,7 @@ def plan(
       continue  # a folder of known sets
     request = Request.of(preset, name, encoder, data, settings)
     try:
-      request, made = _made(request, tuned, model.path)
+      request, made = _make_request(request, tuned, model.path)
     except sets.Absent as error:
       if task != "all" or len(names) == 1:
         raise
@@ -375,7 +375,7 @@ def _job(
   output: str | None,
   save: bool,
   overwrite: bool,
-) -> Job:
+) -> TaskJob:
   """Returns the job of a task, with its results if they exist."""
   grid, how = request.section(Grid), request.section(Hyperparameters)
   into = PRESETS[request.preset].folder if task.trained else UNTRAINED
@@ -385,10 +385,10 @@ def _job(
   done = None if overwrite else results.finished(folder, about)
   if save and task.trained and not (folder / MODEL).is_dir():
     done = None
-  return Job(task, grid, how, folder, about, done)
+  return TaskJob(task, grid, how, folder, about, done)
 
 
-def _made(
+def _make_request(
   request: Request, tuned: FineTuned | None, path: pathlib.Path
 ) -> tuple[Request, Task]:
   """Makes a task to train, or else to evaluate the model at a path as it is.
@@ -406,7 +406,7 @@ def _made(
 
 
 def perform(
-  jobs: Sequence[Job], loaded: Loaded, save: bool
+  jobs: Sequence[TaskJob], loaded: Loaded, save: bool
 ) -> dict[pathlib.Path, dict]:
   """Trains the runs that tasks share, and writes the results of each.
 
@@ -414,10 +414,10 @@ def perform(
     The summary of each task, by its folder.
   """
   begun, best, first = time.monotonic(), None, jobs[0]
-  task = task_lib.joined([job.task for job in jobs])
+  task = task_lib.join_tasks([job.task for job in jobs])
   if task.trained:
     best = saved.Best(first.grid.runs) if save else None
-    data, outcomes = _train(task, first, loaded, best)
+    data, outcomes = _train_grid(task, first, loaded, best)
     examples = {name: rows.examples for name, rows in data.evaluations.items()}
     trained_on, longest = len(data.train.examples), data.train.tokens.shape[-1]
   else:
@@ -431,27 +431,27 @@ def perform(
     about = {"request": request, "train_examples": trained_on}
     about |= summary.summarise(task, own, found) | {"seconds": seconds}
     # A model always belongs to the summary next to it.
-    saved.remove(folder)
-    summary.write(folder, task, about, found, own)
+    saved.remove_saved(folder)
+    summary.write_task_results(folder, task, about, found, own)
     if best and not best.params:
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
       rows = max(loaded.longest_row, longest)
       trained = dataclasses.replace(loaded, row_tokens=rows)
-      saved.save(folder, trained, task, how.attention, best.params)
-      where = files.shown(folder / MODEL)
+      saved.save_model(folder, trained, task, how.attention, best.params)
+      where = files.shown_path(folder / MODEL)
       progress.say(f"{task.name}: model saved to {where}")
-    progress.say(f"{task.name}: written to {files.shown(folder)}")
+    progress.say(f"{task.name}: written to {files.shown_path(folder)}")
     out[folder] = about
   return out
 
 
-def _train(
-  task: Task, job: Job, loaded: Loaded, best: saved.Best | None
-) -> tuple[loop.Data, list[loop.Outcome]]:
+def _train_grid(
+  task: Task, job: TaskJob, loaded: Loaded, best: saved.Best | None
+) -> tuple[loop.TaskData, list[loop.TuningOutcome]]:
   """Trains the runs of a job's grid on a task."""
   grid, how = job.grid, job.how
-  data = loop.read(loaded, task, how.max_length, grid.limit)
+  data = loop.read_task_data(loaded, task, how.max_length, grid.limit)
   steps = loop.count_steps(task, data.train, how)
   if steps < how.steps:
     epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
@@ -466,17 +466,17 @@ def _train(
   return data, loop.fit_in_groups(fit, grid.runs, at_once)
 
 
-def _advise(job: Job, loaded: Loaded) -> None:
+def _advise_head(job: TaskJob, loaded: Loaded) -> None:
   """Prints a tip if transformers has no model with a task's head."""
   task = saved.fine_tuned(job.task, job.how.attention)
   try:
     target = export.target_of(loaded, task.attention)
-    heads.config(dataclasses.replace(loaded, task=task), target)
+    heads.head_config(dataclasses.replace(loaded, task=task), target)
   except UserError as error:
     progress.say(f"tip: `antlm export` will refuse {job.task.name}: {error}")
 
 
-def _names(*sources: Callable) -> list[str]:
+def _setting_names(*sources: Callable) -> list[str]:
   return [name for one in sources for name in settings_lib.of(one)]
 
 
@@ -486,7 +486,7 @@ def _sections() -> list[type]:
   return [Grid, Hyperparameters, *dict.fromkeys(own)]
 
 
-def _parser(preset: str) -> cli.Parser:
+def _finetune_parser(preset: str) -> cli.Parser:
   """Returns the command's parser, with the defaults of a preset."""
   wrapped = textwrap.TextWrapper(
     80, subsequent_indent=" " * 18, break_on_hyphens=False
@@ -504,20 +504,20 @@ def _parser(preset: str) -> cli.Parser:
   each = [suite.defaults.get(task, {}) for task in suite.scores]
   for name in dict.fromkeys(name for of in each for name in of):
     values = (of.get(name, parser.get_default(name)) for of in each)
-    shown = dict.fromkeys(str(settings_lib.written(x)) for x in values)
+    shown = dict.fromkeys(str(settings_lib.comma_text(x)) for x in values)
     own[name] = " or ".join(shown)
   parser.set_defaults(**own, preset=preset)
   return parser
 
 
-def asked(argv: Sequence[str]) -> dict[str, Any]:
+def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
   preset = cli.value_of("--preset", argv)
   default = settings_lib.of(finetune)["preset"].default
   shown = preset if preset in PRESETS else default
   # Without defaults, which a preset's settings replace.
-  given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
-  args = _parser(shown).parse_args(argv, given)
+  given = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
+  args = _finetune_parser(shown).parse_args(argv, given)
   own = read_arguments(finetune, args)
   more = {n: x for n, x in vars(args).items() if n not in own}
   return own | {n: x for n, x in more.items() if x is not None}
@@ -525,7 +525,7 @@ def asked(argv: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  print(finetune(**asked(argv)))
+  print(finetune(**parse_finetune(argv)))
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -535,9 +535,9 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  given = asked(argv)
+  given = parse_finetune(argv)
   model = identify(given.pop("model"), given.pop("step"))
   kept = checkpoint.Checkpoint(model.path)
   encoder, task = kept.meta.config.model.name, kept.fields.get("task")
   tuned = task and FineTuned(**task, params={})
-  return all(job.done for job in plan(model, encoder, tuned, **given)[0])
+  return all(job.done for job in plan_tasks(model, encoder, tuned, **given)[0])

@@ -23,7 +23,7 @@ from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
 from antlm_jax.evals.finetuning.task import Prediction
 from antlm_jax.inference import inputs
-from antlm_jax.inference.model import Loaded, ModelOrPath, opened
+from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, argument
 
@@ -37,7 +37,7 @@ def predict(
   max_length: Annotated[int, argument(least=0)] = 0,
   batch_size: Annotated[int, argument(least=1)] = 64,
   output: Annotated[
-    files.Path | None, results.output(".jsonl", ".parquet")
+    files.Path | None, results.output_argument(".jsonl", ".parquet")
   ] = None,
   step: int | None = None,
   quiet: PythonOnly[bool] = False,
@@ -69,15 +69,15 @@ def predict(
       read or lacks a column, or a value is not text.
   """
   with progress.quietly(quiet):
-    loaded = opened(model, step)
-    head = saved.head(loaded.task, loaded.path)
+    loaded = open_model(model, step)
+    head = saved.saved_head(loaded.task, loaded.path)
     if isinstance(head, retrieval.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if isinstance(texts, str | os.PathLike):
       columns = text_column or loaded.task.columns or head.columns
       words = isinstance(head, tagging.Tagger)
-      texts = sets.texts(os.fspath(texts), columns, words)
-    examples, predictions = inputs.rows(texts), []
+      texts = sets.source_texts(os.fspath(texts), columns, words)
+    examples, predictions = inputs.as_items(texts), []
     if examples:
       length = max_length or loaded.longest_row
       found, rows = saved.compute(loaded, examples, length, batch_size)

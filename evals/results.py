@@ -35,13 +35,13 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
   paths, digest = [*paths], {}
   for path in paths:
     try:
-      digest[_short(path, paths)] = zlib.crc32(path.read_bytes())
+      digest[_short_path(path, paths)] = zlib.crc32(path.read_bytes())
     except OSError as error:
       raise UserError(f"cannot read {path}: {error.strerror}") from error
   return digest
 
 
-def _short(path: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+def _short_path(path: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
   """Returns the shortest end of a path that no other of the paths has."""
   parts = path.parts
   for count in range(1, len(parts)):
@@ -78,7 +78,9 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   return summary
 
 
-def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
+def write_results(
+  folder: pathlib.Path, texts: Mapping[str, str], summary: dict
+):
   """Writes files by name, all of them or none, the summary last.
 
   Raises:
@@ -92,8 +94,8 @@ def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
       aside.write_text(text, encoding="utf-8")
 
 
-def output(*endings: str, required: bool = False) -> settings.Field:
-  """Describes an argument `output`, a file with one of some endings.
+def output_argument(*endings: str, required: bool = False) -> settings.Field:
+  """Describes an argument `output_argument`, a file with one of some endings.
 
   `required` says whether a command line must give it.
   """

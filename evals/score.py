@@ -16,8 +16,8 @@ from antlm_jax.evals.zero_shot.command import evaluate
 # So that all tasks are registered.
 __all__ = ["done", "evaluate", "main", "tasks"]
 
-main = functools.partial(command.run, __doc__)
+main = functools.partial(command.run_task, __doc__)
 done = functools.partial(command.done, __doc__)
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

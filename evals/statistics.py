@@ -47,7 +47,7 @@ class Interval(NamedTuple):
     return int(self.low > 0) - int(self.high < 0)
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
   """A mean over seeds and items, and the variances that make its interval."""
 
   value: float
@@ -81,7 +81,7 @@ class Estimate(NamedTuple):
       by_seeds, both = factor * self.by_seeds, factor * self.both
     return max(by_items, by_seeds, by_items + by_seeds - both) ** 0.5
 
-  def with_seeds(self, count: int) -> "Estimate":
+  def with_seeds(self, count: int) -> "MeanEstimate":
     """Returns it as of so many seeds that differ as much as these."""
     share = self.seeds / count
     return self._replace(
@@ -91,19 +91,19 @@ class Estimate(NamedTuple):
       both=share * self.both,
     )
 
-  def times(self, unit: float) -> "Estimate":
+  def times(self, unit: float) -> "MeanEstimate":
     """Returns it in another unit, such as points: 100 of a share."""
     parts = ("by_items", "by_seeds", "both")
     squares = {name: getattr(self, name) * unit**2 for name in parts}
     return self._replace(value=unit * self.value, **squares)
 
 
-def estimate(
+def estimate_mean(
   values: np.ndarray,
   strata: np.ndarray | None = None,
   texts: np.ndarray | None = None,
   pretrained: bool = True,
-) -> Estimate:
+) -> MeanEstimate:
   """Estimates the mean over S seeds of the unweighted mean over strata.
 
   Args:
@@ -135,7 +135,7 @@ def estimate(
       rest = ((added - mean) ** 2).sum() / (max(1, seeds - 1) * (size - 1))
       both += rest / (seeds * size)
   by_seed = np.mean(means, axis=0)
-  return Estimate(
+  return MeanEstimate(
     value=float(by_seed.mean()),
     seeds=seeds,
     items=int(items),
@@ -147,14 +147,14 @@ def estimate(
   )
 
 
-def over_seeds(
+def estimate_over_seeds(
   values: Mapping[tuple[str, str], np.ndarray | float], **items
-) -> Estimate | None:
+) -> MeanEstimate | None:
   """Estimates a mean over pretrainings, or over one's fine-tunings.
 
   Args:
     values: By pretraining and fine-tuning: of each item `[n]`, or one value.
-    **items: `strata` and `texts` of `estimate`.
+    **items: `strata` and `texts` of `estimate_mean`.
   """
   by_seed = {}
   for (seed, _), found in values.items():
@@ -165,7 +165,7 @@ def over_seeds(
   rows = [np.mean(x, axis=0) for x in by_seed.values()]
   rows = np.stack(rows if several else next(iter(by_seed.values())))
   # One value of one pretraining is of a pretraining.
-  return estimate(rows, **items, pretrained=several or len(rows) == 1)
+  return estimate_mean(rows, **items, pretrained=several or len(rows) == 1)
 
 
 class Mean(NamedTuple):
@@ -183,7 +183,7 @@ class Mean(NamedTuple):
     return student(count - 1, confidence) * self.std / count**0.5
 
 
-def mean(values: Mapping[str, float]) -> Mean | None:
+def mean_of_seeds(values: Mapping[str, float]) -> Mean | None:
   """Returns the mean of values by seed, or None if there are none."""
   if not values:
     return None

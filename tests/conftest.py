@@ -89,7 +89,7 @@ def shared(tmp_path_factory, worker_id):
 
   def folder_of(name, make):
     folder = root / f"shared_{name}"
-    with files.locked(root / f"{name}.lock", wait=True):
+    with files.file_lock(root / f"{name}.lock", wait=True):
       if not folder.exists():
         with files.replacing(folder) as aside:
           make(aside)
@@ -103,7 +103,9 @@ def english(shared):
   """A folder of generated English: text/ and pairs/."""
   return shared(
     "english",
-    lambda folder: toy_english.write(folder, sentences=3000, pairs=20),
+    lambda folder: toy_english.write_toy_english(
+      folder, sentences=3000, pairs=20
+    ),
   )
 
 

@@ -10,11 +10,11 @@ import optax
 
 from antlm_jax import config, models, optim
 from antlm_jax import mesh as mesh_lib
-from antlm_jax.data.order import Order, Part
+from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.source import Source
 from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.objectives import curriculum
-from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.objectives.batch import Batch, BatchLayout
 from antlm_jax.objectives.corruption import Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.training.step import (
@@ -110,11 +110,11 @@ def source(
 ) -> Source:
   """Returns a source over fake rows; `text` is its curriculum."""
   rows = FakeRows() if rows is None else rows
-  layout = layout or Layout(batch_size=8)
+  layout = layout or BatchLayout(batch_size=8)
   objectives = OBJECTIVES | (objectives or {})
-  parts = (Part(0.0, layout),)
+  parts = (Stage(0.0, layout),)
   order = Order({"": len(rows)}, parts, rounding=rounding, shuffle=shuffle)
-  parsed = curriculum.parse(
+  parsed = curriculum.parse_curriculum(
     text, list(objectives), order.steps_per_epoch, steps
   )
   settings = {"vocabulary": vocabulary(), "seed": 0} | changes
@@ -122,7 +122,7 @@ def source(
 
 
 def model(**changes) -> models.Model:
-  return models.build(TINY | changes, VOCAB)
+  return models.build_model(TINY | changes, VOCAB)
 
 
 def ltg_bert(**changes) -> models.Model:
@@ -138,7 +138,7 @@ def ltg_bert(**changes) -> models.Model:
     "dropout": 0.0,
     "attention_dropout": 0.0,
   }
-  return models.build(settings | changes, VOCAB)
+  return models.build_model(settings | changes, VOCAB)
 
 
 def random_params(of: models.Model, seed: int = 0) -> models.Params:
@@ -153,7 +153,7 @@ def random_params(of: models.Model, seed: int = 0) -> models.Params:
 
 def settings(**groups) -> config.Config:
   """Returns the default config with changes by group."""
-  return config.typed(config.changes().to_dict() | groups)
+  return config.typed_config(config.changes().to_dict() | groups)
 
 
 def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
@@ -182,7 +182,7 @@ def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
   """Trains four steps on a mesh; returns losses and parameter shardings."""
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
   mesh = mesh_lib.Mesh(**shape).build(jax.devices()[: max(shape.values())])
-  layout = Layout(8, 2, mesh_lib.data_shards(mesh))
+  layout = BatchLayout(8, 2, mesh_lib.data_shards(mesh))
   batches = source("C:M=1:1", FakeRows(packed=True), layout)
   made = optim.OPTIMIZERS[optimizer]().build(of.axes)
   training, losses = train_step(of, optimizer=made, head=head), []
@@ -191,7 +191,7 @@ def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
     state = init()
     first = jax.device_get(state.params)
     for step in range(4):
-      state, metrics = update(state, mesh_lib.place(mesh, batches[step]))
+      state, metrics = update(state, mesh_lib.place_batch(mesh, batches[step]))
       losses.append(float(metrics["total_loss"]))
   params = state.params
   named = jax.tree_util.tree_leaves_with_path(state.opt_state)
@@ -228,7 +228,7 @@ def check_leaks(run, seen, places=None) -> None:
     assert (changed[0] == seen[:, at]).all(), at
 
 
-def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
+def by_row(batch: Batch, layout: BatchLayout, shifts) -> tuple:
   """Returns a batch in the order of its rows.
 
   Returns:

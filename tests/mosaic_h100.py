@@ -16,12 +16,12 @@ from antlm_jax.planning import gpus
 ROWS, LENGTH, HEADS, KV_HEADS = 8, 2048, 12, 4
 
 
-def program(settings: kernel.KernelSettings, q, k, v, g, bounds, seeds):
+def program(settings: kernel.GpuKernelSettings, q, k, v, g, bounds, seeds):
   """Returns attention's output and gradients."""
   mask = AttentionMask(False, *bounds)
-  made = visits.make(mask, ROWS, LENGTH, LENGTH)
+  made = visits.make_visit_schedule(mask, ROWS, LENGTH, LENGTH)
   out, pull = jax.vjp(
-    lambda *args: kernel.flash(settings, *args, seeds, made), q, k, v
+    lambda *args: kernel.mosaic_attention(settings, *args, seeds, made), q, k, v
   )
   return out, *pull(g)
 
@@ -44,7 +44,7 @@ def main(width: int, rate: float) -> None:
   bounds = [like(ROWS, LENGTH, dtype=jnp.int32)] * 2
   seeds = like(ROWS, HEADS, dtype=jnp.uint32)
   jitted = jax.jit(program, static_argnums=0)
-  settings = kernel.KernelSettings(width**-0.5, rate)
+  settings = kernel.GpuKernelSettings(width**-0.5, rate)
   traced = jitted.trace(settings, q, k, k, q, bounds, seeds)
   traced.lower(lowering_platforms=("cuda",)).compile()
 

@@ -154,6 +154,8 @@ def drawn(mesh=None) -> list[str]:
   with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
     arrays = _drop(jax.random.key(5))
   if mesh:
-    arrays = jax.jit(lambda x: x, out_shardings=mesh_lib.whole(mesh))(arrays)
+    arrays = jax.jit(
+      lambda x: x, out_shardings=mesh_lib.replicated_sharding(mesh)
+    )(arrays)
   bits = [np.packbits(np.asarray(array)) for array in arrays]
   return [hashlib.sha256(b.tobytes()).hexdigest() for b in bits]

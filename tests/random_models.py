@@ -28,7 +28,7 @@ def with_curriculum(loaded: Loaded, text) -> Loaded:
 
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
   """Trains a tokenizer on a little generated English."""
-  return Tokenizer.train(toy_english.sentences(0, 500), vocab_size, kind)
+  return Tokenizer.train(toy_english.make_sentences(0, 500), vocab_size, kind)
 
 
 def without_mask(text: str) -> str:
@@ -58,7 +58,7 @@ def save(
   shape = {"layers": 2, "width": 32, "heads": 2, "mlp_width": 48}
   shape |= {"max_seq_len": 48, **_SHAPES[encoder], **changes}
   settings = config.Config(model=models.ENCODERS[encoder](**shape))
-  model = models.build(settings.model, tokenizer.vocab_size)
+  model = models.build_model(settings.model, tokenizer.vocab_size)
   params = jax.jit(lambda: model.init(0))()
   state = TrainState(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)

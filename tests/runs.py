@@ -97,7 +97,7 @@ def score(run, data, output: pathlib.Path, *options: str, task: str) -> dict:
 
 def settings(data, *overrides: str) -> config.Config:
   """Returns the configuration of the run of `train_args`."""
-  return config.load(QUICK, train_args("unused", data, *overrides)[2:])
+  return config.load_config(QUICK, train_args("unused", data, *overrides)[2:])
 
 
 def train(

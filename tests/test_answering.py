@@ -15,8 +15,8 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import answering, loop
 from antlm_jax.evals.finetuning.answering import Inside, Spans
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import load
 from tests import random_models, runs, tuned
@@ -183,7 +183,7 @@ def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
   labels = np.zeros((2, 4), np.int32)  # the cut text has no answer token
   about = [asked, asked._replace(label=[])]
   places = [(1, [(0, 3)])] * 2  # the text's only token in each row
-  rows = Rows(labels, np.array([4, 4]), labels, True, about, places)
+  rows = ExampleRows(labels, np.array([4, 4]), labels, True, about, places)
   found = Inside().decode(np.zeros((2, 4), np.int32), rows)
   found.append({"found": [1, 2, 5], "there": [2]})
   assert [answering.index_f1(one, None) for one in found] == [0, 1, 0.5]
@@ -201,8 +201,10 @@ def squad_task(folder, train, dev, **options):
       paragraphs.append({"context": text, "qas": asked})
     data = json.dumps({"data": [{"paragraphs": paragraphs}]})
     (folder / f"{name}-v1.1.json").write_text(data)
-  options = answering.Options(**options)
-  return answering.make(folder, "squad", "bidirectional", options)
+  options = answering.AnsweringOptions(**options)
+  return answering.make_answering_task(
+    folder, "squad", "bidirectional", options
+  )
 
 
 def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
@@ -244,7 +246,7 @@ SAT = LOST | {"answers": [{"text": "sat", "answer_start": 4}]}
 def test_bad_files_are_told(tmp_path, text, words):
   (tmp_path / "a").write_text(text)
   with pytest.raises(UserError, match=words):
-    answering.read(tmp_path / "a")
+    answering.read_squad(tmp_path / "a")
 
 
 def test_tokens_inside_become_the_texts_words(loaded):
@@ -266,8 +268,8 @@ def test_own_files_and_records(tmp_path):
   """Catches a text that is in train and dev, and lost empty answers."""
   squad_task(tmp_path, 45, 7)
   (tmp_path / "train-v1.1.json").rename(tmp_path / "my.json")
-  path, options = str(tmp_path / "my.json"), answering.Options()
-  task = answering.make(path, "own", "bidirectional", options)
+  path, options = str(tmp_path / "my.json"), answering.AnsweringOptions()
+  task = answering.make_answering_task(path, "own", "bidirectional", options)
   train, dev = map(task.load, ("train", "my-dev"))
   assert len(train) + len(dev) == 45 and not task.head.may_be_none
   assert not {e.texts[1] for e in train} & {e.texts[1] for e in dev}
@@ -275,7 +277,7 @@ def test_own_files_and_records(tmp_path):
   rows = [{"question": "Who?", "context": "Tom sat", "answers": both}]
   rows += [("Who?", "", [])]
   made = {"train": rows, "test": rows}
-  task = answering.make(made, "own", "bidirectional", options)
+  task = answering.make_answering_task(made, "own", "bidirectional", options)
   assert task.load("own-test")[0].label == [["sat", 4]]
   assert task.head.may_be_none
   for text, words in (
@@ -284,7 +286,7 @@ def test_own_files_and_records(tmp_path):
   ):
     (tmp_path / "my.json").write_text(text)
     with pytest.raises(UserError, match=words):
-      answering.make(path, "own", "bidirectional", options)
+      answering.make_answering_task(path, "own", "bidirectional", options)
 
 
 CONTEXT = "Tom sat. Ann sat near the hills"
@@ -306,7 +308,9 @@ CONTEXT = "Tom sat. Ann sat near the hills"
 def test_forms_of_answers(answers):
   """Catches an answer that is not found, or found at another place."""
   rows = [("Who?", CONTEXT, answers), ("What?", CONTEXT, [])]
-  task = answering.make({"test": rows}, "own", "causal", answering.Options())
+  task = answering.make_answering_task(
+    {"test": rows}, "own", "causal", answering.AnsweringOptions()
+  )
   labels = [example.label for example in task.load("own-test")]
   assert labels == [[["near", 17]], []]
 
@@ -334,15 +338,15 @@ def test_forms_of_answers(answers):
 def test_answers_that_have_no_place_are_told(tmp_path, answers, message):
   """Catches tracebacks, and a place that is guessed; in memory and files."""
   rows = [("Who?", CONTEXT, []), ("Who?", CONTEXT, answers)]
-  options = answering.Options()
+  options = answering.AnsweringOptions()
   with pytest.raises(UserError, match=f"data, record 2: .*{message}"):
-    answering.make(rows, "own", "causal", options)
+    answering.make_answering_task(rows, "own", "causal", options)
   rows = [
     dict(zip(("question", "context", "answers"), r, strict=True)) for r in rows
   ]
   path = runs.write_lines(tmp_path / "own.jsonl", rows)
   with pytest.raises(UserError, match=r"own\.jsonl.*line 2"):
-    answering.make(str(path), "own", "causal", options)
+    answering.make_answering_task(str(path), "own", "causal", options)
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
@@ -367,9 +371,9 @@ def test_answers_keep_their_combining_marks(loaded, form):
 @pytest.mark.parametrize("answers_by", ["spans", "inside"])
 def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
   task = squad_task(tmp_path, 200, 24, answers=answers_by)
-  assert loop.read(loaded, task, 48).train.cut == 0
+  assert loop.read_task_data(loaded, task, 48).train.cut == 0
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
-  (outcome,) = tuned.trained(loaded, task, [Run(1e-2, 0)], tmp_path, **how)
+  (outcome,) = tuned.trained(loaded, task, [TrialRun(1e-2, 0)], tmp_path, **how)
   assert outcome.best["squad-test"][task.main_metric] > 0.9
   model, examples = load(tmp_path / "model"), task.load("squad-test")
   found = predict(model, [e.texts for e in examples], max_length=48)
@@ -382,5 +386,5 @@ def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
   assert again.score == pytest.approx(expected, abs=1e-12)
   assert "evals/untrained/xquad_en" in str(again.folder)
   pairs = zip(found, examples, strict=True)
-  right = [answering.same(one.answer, e.label[0][0]) for one, e in pairs]
+  right = [answering.same_answer(one.answer, e.label[0][0]) for one, e in pairs]
   assert np.mean(right) > 0.8

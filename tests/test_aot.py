@@ -58,13 +58,13 @@ def compile_attention(device, shape, mask, implementation="pallas", **options):
       q, k, v, mask, implementation=implementation, **options
     )
 
-  return benchmark.compile_for(device, attend, shape, mask)
+  return benchmark.compile_attention(device, attend, shape, mask)
 
 
 @needs_libtpu
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_kernels_compile(width):
-  device = topology.devices(GENERATIONS["v5e"])[0]
+  device = topology.topology_devices(GENERATIONS["v5e"])[0]
   mask = benchmark.make_mask("packed causal", 2, 1024)
   compiled = compile_attention(device, Shape(2, 1024, 4, 2, width), mask)
   assert kernels(compiled) == FUSED
@@ -94,7 +94,7 @@ SHAPES = (
   ],
 )
 def test_the_kernels_compile_for_every_generation(generation, width):
-  device = topology.devices(GENERATIONS[generation])[0]
+  device = topology.topology_devices(GENERATIONS[generation])[0]
   for shape, name in SHAPES if generation == FULLY else SHAPES[2:3]:
     if shape.width == 64:
       shape = dataclasses.replace(shape, width=width)
@@ -108,7 +108,7 @@ def test_the_kernels_compile_for_every_generation(generation, width):
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_dropout_and_large_steps_compile_for_every_generation(generation):
-  device = topology.devices(GENERATIONS[generation])[0]
+  device = topology.topology_devices(GENERATIONS[generation])[0]
 
   def run(q, k, row_keys):
     return jax.grad(
@@ -166,7 +166,7 @@ def compile_head(device, targets, tokens, width, dtype, biased):
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_the_heads_kernels_compile_for_every_generation(generation):
-  device = topology.devices(GENERATIONS[generation])[0]
+  device = topology.topology_devices(GENERATIONS[generation])[0]
   cases = (
     (2048, 128_256, 1152, jnp.bfloat16, False),
     (1000, 50_368, 768, jnp.bfloat16, True),  # no block divides these
@@ -186,8 +186,8 @@ def test_the_heads_kernels_compile_for_every_generation(generation):
 
 def compile_with_terms(device, shape, implementation="auto"):
   mask = benchmark.make_mask("packed", shape.rows, shape.length)
-  attend = benchmark.ours(shape, "packed", implementation)
-  return benchmark.compile_for(device, attend, shape, mask)
+  attend = benchmark.our_attention(shape, "packed", implementation)
+  return benchmark.compile_attention(device, attend, shape, mask)
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def compile_with_terms(device, shape, implementation="auto"):
   [("v5e", 32), *((g, 64) for g in GENERATIONS if g != "v4")],
 )
 def test_position_terms_compile_for_later_generations(generation, width):
-  device = topology.devices(GENERATIONS[generation])[0]
+  device = topology.topology_devices(GENERATIONS[generation])[0]
   sizes = ((2, 512), (8, 128), (1, 2048))
   for rows, length in sizes if generation == "v5e" else sizes[:1]:
     shape = Shape(rows, length, 4, 4, width, buckets=63)
@@ -208,20 +208,20 @@ def test_position_terms_compile_for_later_generations(generation, width):
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_v4_has_no_position_terms_in_the_kernel(generation):
-  devices = topology.devices(GENERATIONS[generation])[:1]
+  devices = topology.topology_devices(GENERATIONS[generation])[:1]
   q = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
   with jax.set_mesh(
     jax.make_mesh((1, 1, 1), mesh_lib.MESH_AXES, devices=devices)
   ):
-    choice = attention.choose(CAUSAL, q, q, buckets=63)
+    choice = attention.choose_attention(CAUSAL, q, q, buckets=63)
     assert choice == ("chunked" if generation == "v4" else "pallas")
-    assert attention.choose(CAUSAL, q, q) == "pallas"
+    assert attention.choose_attention(CAUSAL, q, q) == "pallas"
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_position_terms_take_memory_linear_in_the_length():
-  device = topology.devices(GENERATIONS["v5e"])[0]
+  device = topology.topology_devices(GENERATIONS["v5e"])[0]
   compiled = compile_with_terms(device, Shape(1, 65536, 2, 2, 64, buckets=63))
   assert kernels(compiled) == IN_TWO
   # One T x T matrix of bytes has 4 GiB per head; the terms have 16 MiB.
@@ -234,7 +234,7 @@ def test_position_terms_take_memory_linear_in_the_length():
 
 @needs_libtpu
 def test_memory_is_linear_in_the_length():
-  device = topology.devices(GENERATIONS["v5e"])[0]
+  device = topology.topology_devices(GENERATIONS["v5e"])[0]
   found = {}
   for length in (8192, 32768):
     shape = Shape(1, length, 12, 12, 64)
@@ -252,16 +252,16 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_layers_memory_is_at_most_with_splash_attention(width):
   # With projections, because bare arrays get the layout that a kernel prefers.
-  device = topology.devices(GENERATIONS["v5e"])[0]
+  device = topology.topology_devices(GENERATIONS["v5e"])[0]
   shape = Shape(8, 2048, 12, 12, width)
   for name in ("causal", "packed"):
     mask = benchmark.make_mask(name, 8, 2048)
     ours, *theirs = (
       temp(benchmark.compile_layer(device, attend, shape, mask))
       for attend in (
-        benchmark.ours(shape, name, "pallas"),
-        benchmark.splash(shape, name),
-        benchmark.splash(shape, name, fused=True),
+        benchmark.our_attention(shape, name, "pallas"),
+        benchmark.splash_attention(shape, name),
+        benchmark.splash_attention(shape, name, fused=True),
       )
     )
     print(f"{shape} {name}: {ours:,} B; with splash attention {theirs}")
@@ -294,7 +294,7 @@ def step_example(rows, length, mask) -> Batch:
   ],
 )
 def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
-  devices = topology.devices(GENERATIONS["v5p"])[:1]
+  devices = topology.topology_devices(GENERATIONS["v5p"])[:1]
   mesh = mesh_lib.Mesh().build(devices)
   model = models.from_config(
     llama.LlamaConfig(
@@ -323,9 +323,11 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
 def test_a_program_for_an_absent_device_is_not_kept(monkeypatch):
   """Only the device can read such a cache entry; others warn."""
   monkeypatch.setattr(compilation_cache, "put_executable_and_time", None)
-  device = topology.devices(GENERATIONS["v5e"])[0]
+  device = topology.topology_devices(GENERATIONS["v5e"])[0]
   mesh = jax.sharding.Mesh([device], ("x",))
-  x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=mesh_lib.whole(mesh))
+  x = jax.ShapeDtypeStruct(
+    (8, 8), jnp.float32, sharding=mesh_lib.replicated_sharding(mesh)
+  )
   lowered = jax.jit(lambda x: x @ x).lower(x)
   kept = jax.config.jax_persistent_cache_min_compile_time_secs
   assert topology.compile_lowered(lowered).cost_analysis()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import attention
-from antlm_jax.attention.blocks import Blocks
+from antlm_jax.attention.blocks import AttentionBlocks
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
@@ -172,7 +172,7 @@ def test_the_kernel_and_its_gradients_are_exact(examples):
   "heads, kv_heads, edges", [(48, 24, None), (4, 4, LTG_BERTS)]
 )
 def test_several_key_heads_in_a_step_but_not_all(heads, kv_heads, edges):
-  blocks = kernel.cut(40, 40, heads // kv_heads, 8, jnp.float32)
+  blocks = kernel.choose_blocks(40, 40, heads // kv_heads, 8, jnp.float32)
   group = heads // kv_heads
   at_once = kernel.heads_of_a_step(kv_heads, group, 8, blocks, jnp.float32)
   assert 1 < at_once < kv_heads
@@ -301,7 +301,7 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
   visits = kernel_visits(monkeypatch, mask, shape, block, 0)
   visits |= kernel_visits(monkeypatch, mask, shape, block, 2**23)
   assert len(visits) == 4  # forward, and gradients in two or one kernels
-  blocks = Blocks.of(length, length, block)
+  blocks = AttentionBlocks.of(length, length, block)
   needed = needed_blocks(mask, batch, length, blocks)
   assert mode == "full" or len(needed) < batch * blocks.q_count**2
   for name, steps in visits.items():
@@ -320,7 +320,7 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
 def test_a_gpu_visits_what_is_needed_and_masks_what_is_hidden(mode):
   batch, queries, keys = 3, 640, 500
   mask = long_mask(mode, batch, queries, keys, seed=3)
-  made = visits.make(mask, batch, queries, keys)
+  made = visits.make_visit_schedule(mask, batch, queries, keys)
   seen = np.zeros((batch, 640, 512), bool)
   seen[:, :, :keys] = reference.visible(mask, batch, queries, keys)
   seen = seen.reshape(batch, 5, 128, 4, 128)
@@ -339,9 +339,11 @@ def test_a_gpu_visits_what_is_needed_and_masks_what_is_hidden(mode):
 def test_plain_masks_need_no_table():
   q, k = (jax.ShapeDtypeStruct((2, 600, 2, 8), jnp.float32),) * 2
   for mask in (CAUSAL, BIDIRECTIONAL):
-    made = attention.prepare(mask, q, k, "pallas")
+    made = attention.prepare_mask(mask, q, k, "pallas")
     assert not jax.tree.leaves(made)
-  made = attention.prepare(long_mask("packed", 2, 600, 600, 0), q, k, "pallas")
+  made = attention.prepare_mask(
+    long_mask("packed", 2, 600, 600, 0), q, k, "pallas"
+  )
   assert len(jax.tree.leaves(made.schedules)) == 4
 
 
@@ -351,7 +353,7 @@ def test_plain_masks_need_no_table():
 def test_the_choice_on_cpu_is_by_length():
   def choice(length, mask=CAUSAL, **options):
     x = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.float32)
-    return attention.choose(mask, x, x, **options)
+    return attention.choose_attention(mask, x, x, **options)
 
   assert choice(128) == "reference"
   assert choice(8192) == "chunked"
@@ -367,11 +369,11 @@ def test_the_choice_on_cpu_is_by_length():
   q = jax.ShapeDtypeStruct((2, 128, 40, 8), jnp.bfloat16)
   k = jax.ShapeDtypeStruct((2, 128, 1, 8), jnp.bfloat16)
   with pytest.raises(ValueError, match="needs at most 32 query heads"):
-    attention.choose(CAUSAL, q, k, "pallas")
+    attention.choose_attention(CAUSAL, q, k, "pallas")
   q = jax.ShapeDtypeStruct((2**18, 128, 2, 8), jnp.bfloat16)
-  assert attention.choose(CAUSAL, q, q, "pallas") == "pallas"
+  assert attention.choose_attention(CAUSAL, q, q, "pallas") == "pallas"
   with pytest.raises(ValueError, match="needs smaller batches"):
-    attention.choose(CAUSAL, q, q, "pallas", dropout=True)
+    attention.choose_attention(CAUSAL, q, q, "pallas", dropout=True)
 
 
 @pytest.mark.parametrize(
@@ -391,12 +393,12 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
   bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
   needs = "jax 0.11.2" if "H100" in kind else "a Hopper GPU"
   with jax.sharding.use_abstract_mesh(mesh):
-    assert attention.choose(CAUSAL, q, q) == choice
-    assert attention.choose(bound, q, q) == "chunked"
-    assert attention.choose(CAUSAL, q, q, dropout=True) == "chunked"
+    assert attention.choose_attention(CAUSAL, q, q) == choice
+    assert attention.choose_attention(bound, q, q) == "chunked"
+    assert attention.choose_attention(CAUSAL, q, q, dropout=True) == "chunked"
     if needs == "a Hopper GPU" or jax.__version_info__ < (0, 12):
       with pytest.raises(ValueError, match=f"'mosaic' needs {needs}"):
-        attention.choose(bound, q, q, "mosaic")
+        attention.choose_attention(bound, q, q, "mosaic")
 
 
 SHAPES = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}
@@ -463,7 +465,7 @@ def test_what_does_not_fit_is_told(words, changes):
 
 def test_a_mask_prepared_for_something_else_is_refused():
   q, k, v, _ = inputs(CASES["grouped"])
-  made = attention.prepare(CAUSAL, q, k)
+  made = attention.prepare_mask(CAUSAL, q, k)
   keys = jnp.zeros(len(q), jnp.uint32)
   with pytest.raises(ValueError, match=r"prepared for .*, not .*q=\(3, 3,"):
     attention.attend(q[:, :3], k, v, made)
@@ -471,7 +473,7 @@ def test_a_mask_prepared_for_something_else_is_refused():
     attention.attend(q, k, v, made, dropout=attention.Dropout(0.1, keys))
   with pytest.raises(ValueError, match="'reference', not 'pallas'"):
     attention.attend(q, k, v, made, implementation="pallas")
-  able = attention.prepare(CAUSAL, q, k, dropout=True)
+  able = attention.prepare_mask(CAUSAL, q, k, dropout=True)
   assert np.array_equal(*(attention.attend(q, k, v, m) for m in (made, able)))
 
 

@@ -23,7 +23,7 @@ def make(text, ratio=0.15, warmup=0, decay=0, **settings):
   if "schedule.name" not in settings:
     out.schedule.decay_steps = decay
   out.update(traverse_util.unflatten_dict(settings, sep="."))
-  return config_lib.typed(out)
+  return config_lib.typed_config(out)
 
 
 @st.composite
@@ -68,8 +68,8 @@ PROPERTY = hypothesis.settings(max_examples=60, deadline=None)
 @PROPERTY
 def test_two_runs_share_their_first_steps_that_are_alike(one, other):
   a, b = config(one), config(other)
-  assert branches.shared(a, b) == in_common(one, other)
-  assert branches.shared(b, a) == in_common(one, other)
+  assert branches.shared_steps(a, b) == in_common(one, other)
+  assert branches.shared_steps(b, a) == in_common(one, other)
 
 
 @hypothesis.given(st.lists(runs_of(), min_size=1, max_size=5))
@@ -77,7 +77,7 @@ def test_two_runs_share_their_first_steps_that_are_alike(one, other):
 def test_a_plan_spares_all_that_was_trained_before(those):
   configs = {f"run{i}": config(run) for i, run in enumerate(those)}
   before, spared = {}, 0
-  found = branches.plan(configs)
+  found = branches.plan_branches(configs)
   assert list(found) == list(configs)
   for (name, branch), run in zip(found.items(), those, strict=True):
     most = max((in_common(other, run) for other in before.values()), default=0)
@@ -117,7 +117,7 @@ def test_a_plan_spares_all_that_was_trained_before(those):
 )
 def test_settings_that_differ_end_what_is_shared(changes, steps):
   one, other = make("9C+3M steps"), make("9C+8M steps", **changes)
-  assert branches.shared(one, other) == steps
+  assert branches.shared_steps(one, other) == steps
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,11 @@ def test_settings_that_differ_end_what_is_shared(changes, steps):
 def test_mixed_batches_are_alike_by_order_and_start(one, other, steps):
   a, b = make(f"{one} steps"), make(f"{other} steps")
   least = min(branches.steps_of(x).steps for x in (a, b)) - 1
-  assert branches.shared(a, b) == branches.shared(b, a) == min(steps, least)
+  assert (
+    branches.shared_steps(a, b)
+    == branches.shared_steps(b, a)
+    == min(steps, least)
+  )
 
 
 @pytest.mark.parametrize(
@@ -153,9 +157,9 @@ def test_mixed_batches_are_alike_by_order_and_start(one, other, steps):
 )
 def test_what_goes_by_the_runs_length_is_alike_at_one_length(changes):
   one, other = make("9C+3M steps", **changes), make("9C+9M steps", **changes)
-  assert branches.shared(one, other) == 0
-  other = config_lib.given(other, {"curriculum": "6C+6M steps"})
-  assert branches.shared(one, other) == 6
+  assert branches.shared_steps(one, other) == 0
+  other = config_lib.given_config(other, {"curriculum": "6C+6M steps"})
+  assert branches.shared_steps(one, other) == 6
 
 
 @pytest.mark.parametrize(
@@ -166,24 +170,24 @@ def test_epochs_share_nothing(text, epochs):
   settings = {"train.epochs": epochs}
   found = make(text, **settings)
   assert branches.steps_of(found) is None
-  assert branches.shared(found, found) == 0
-  assert branches.shared(found, make("9C steps", **settings)) == 0
+  assert branches.shared_steps(found, found) == 0
+  assert branches.shared_steps(found, make("9C steps", **settings)) == 0
 
 
 def test_shares_of_so_many_steps_are_steps():
   one, other = (make(x, **{"train.steps": 8}) for x in ("C+M", "25%C+75%M"))
-  assert branches.shared(one, other) == 2
+  assert branches.shared_steps(one, other) == 2
 
 
 def test_a_restart_at_a_switch_is_in_the_rates():
   again = {"decay": 2, "schedule.restart_at_switch": True}
   # The first one's rate falls before its switch, the second one's does not.
   one, other = make("6C+6M steps", **again), make("9C+6M steps", **again)
-  assert branches.shared(one, other) == 4
+  assert branches.shared_steps(one, other) == 4
 
 
 def read(name, scale):
-  return study.read(str(CONFIGS / name), scale)
+  return study.read_study(str(CONFIGS / name), scale)
 
 
 def test_the_papers_models_share_what_they_do():
@@ -206,7 +210,7 @@ def test_the_table_in_epochs_shares_nothing():
 def test_a_row_of_the_study_is_as_long_as_its_name_says(scale):
   found = read("clm_or_mlm.py", scale)
   steps = {
-    name: curriculum.parse(row.curriculum[scale], "CM", 1.0).steps
+    name: curriculum.parse_curriculum(row.curriculum[scale], "CM", 1.0).steps
     for name, row in found.rows.items()
   }
   unit = max(steps.values()) / 42

@@ -13,7 +13,7 @@ import pytest
 
 from antlm_jax.commands import export, import_, prepare
 from antlm_jax.data import toy_english
-from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.errors import UserError
 from antlm_jax.evals import score
 from antlm_jax.inference.model import load
@@ -93,10 +93,12 @@ def finished(gcs, data, tmp_path_factory):
     assert status == 75, err
     assert "saved: run the same command to resume" in out
     assert "Traceback" not in err
-    saved = max(checkpoint.steps(url))
+    saved = max(checkpoint.checkpoint_steps(url))
     assert 8 <= saved < 20
     gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})
-    before = max(step for step in checkpoint.steps(url) if step < saved)
+    before = max(
+      step for step in checkpoint.checkpoint_steps(url) if step < saved
+    )
     # A kill in the middle of the next save leaves such a file.
     due = 4 * (saved // 4 + 1)
     gcs.put("bucket", f"run/checkpoints/{due}/meta/metadata", b"{", {})
@@ -110,7 +112,7 @@ def finished(gcs, data, tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_disk_bit_for_bit(whole, finished):
   assert runs.same_params(finished, whole)
-  assert max(checkpoint.steps(finished)) == 20
+  assert max(checkpoint.checkpoint_steps(finished)) == 20
 
 
 @pytest.mark.slow
@@ -122,7 +124,9 @@ def test_the_bucket_holds_all_that_a_run_promises(gcs, whole, finished):
   records = metrics.read_records(finished)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 21))
-  summary = json.loads((files.path(finished) / "summary.json").read_text())
+  summary = json.loads(
+    (files.absolute_path(finished) / "summary.json").read_text()
+  )
   here = json.loads((whole / "summary.json").read_text())
   assert summary["held_out"] == here["held_out"]
 
@@ -190,14 +194,14 @@ def test_a_missing_right_is_told_before_anything(allowed, method, name):
 @pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])
 def test_data_that_is_not_there_is_told(gcs, url):
   with pytest.raises(UserError, match=f"{url} is not a prepared folder"):
-    Prepared.open(url)
+    PreparedData.open(url)
 
 
 @pytest.fixture(scope="module", params=["stream", "chunks"])
 def shards(request, tmp_path_factory):
   """A prepared folder of 4 shards whose rows cross ArrayRecord's blocks."""
   folder = tmp_path_factory.mktemp("shards")
-  toy_english.write(folder / "text")
+  toy_english.write_toy_english(folder / "text")
   args = {"vocab_size": 300, "seq_len": 24, "tasks": 4}
   how = args | {"packing": request.param}
   return prepare.prepare(folder / "text", folder / "out", **how)
@@ -211,7 +215,7 @@ def put(gcs, folder, name) -> str:
 
 
 def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
-  remote = Prepared.open(put(gcs, shards.folder, "shards")).train
+  remote = PreparedData.open(put(gcs, shards.folder, "shards")).train
   generator = np.random.default_rng(0)
   for count in (1, 64, 64):
     rows = generator.choice(len(remote), count, replace=False)
@@ -234,7 +238,7 @@ def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
 
 def test_a_shard_of_a_bucket_that_is_damaged_is_told(allowed, shards):
   url = put(allowed, shards.folder, "damaged")
-  remote = Prepared.open(url).train
+  remote = PreparedData.open(url).train
   name = "damaged/train-00002-of-00004.array_record"
   data = allowed.buckets["bucket"][name][0]
   rows = [len(remote) * 5 // 8]
@@ -323,7 +327,7 @@ def test_training_does_not_wait_for_a_bucket_that_hangs(allowed):
 def test_without_gcsfs_the_package_is_named(monkeypatch):
   monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match="pip install gcsfs"):
-    files.path("gs://bucket/run")
+    files.absolute_path("gs://bucket/run")
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,16 @@ def test_a_plugin_is_imported_once_here_and_in_children(plugin, capsys):
   first = plugin("print('first')", "first.py")
   second = plugin("from __future__ import annotations\nprint('second')")
   argv = ["--plugin=first.py", "train", "--plugin", "own.py", "--x=y"]
-  assert plugins.load([*argv, f"--plugin={first}"]) == ["train", "--x=y"]
+  assert plugins.load_plugins([*argv, f"--plugin={first}"]) == [
+    "train",
+    "--x=y",
+  ]
   assert capsys.readouterr().out == "first\nsecond\n"
-  assert plugins.words() == [f"--plugin={first}", f"--plugin={second}"]
-  code = "from antlm_jax import plugins; plugins.load([])"
+  assert plugins.plugin_arguments() == [
+    f"--plugin={first}",
+    f"--plugin={second}",
+  ]
+  code = "from antlm_jax import plugins; plugins.load_plugins([])"
   child = [sys.executable, "-c", code]
   done = subprocess.run(child, cwd=runs.ROOT, capture_output=True, text=True)
   assert done.stdout == "first\nsecond\n", done.stderr
@@ -87,7 +93,7 @@ def test_a_plugin_is_imported_once_here_and_in_children(plugin, capsys):
 )
 def test_a_plugin_that_fails_is_told_with_its_line(plugin, text, told):
   plugin(text)
-  assert told in runs.told(plugins.load, ["--plugin=own.py"])
+  assert told in runs.told(plugins.load_plugins, ["--plugin=own.py"])
 
 
 def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
@@ -97,9 +103,9 @@ def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
     ("--plugin=words.txt", "--plugin=words.txt: not a Python file"),
     ("--plugin", "--plugin is empty: give a file"),
   ):
-    assert told in runs.told(plugins.load, [word])
+    assert told in runs.told(plugins.load_plugins, [word])
   monkeypatch.setenv(plugins.VARIABLE, "/none.py")
-  assert "--plugin=/none.py: no such" in runs.told(plugins.load, [])
+  assert "--plugin=/none.py: no such" in runs.told(plugins.load_plugins, [])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +240,7 @@ def test_what_the_machine_refuses_is_one_line(number, name):
 
 def test_a_platform_that_jax_lacks_is_one_line():
   code = (
-    "import jax; from antlm_jax import cli\ncli.run(lambda _: jax.devices())"
+    "import jax; from antlm_jax import cli\ncli.run_command(lambda _: jax.devices())"
   )
   done = subprocess.run(
     [sys.executable, "-c", code],

@@ -136,8 +136,10 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
   tmp_path, monkeypatch
 ):
   """Catches a picture whose zigzag hides the loss that a block adds."""
-  config = config_lib.load("quickstart")
-  blocks = curriculum.parse("20*(2%C+3%M)", config.known_objectives, 100, 2000)
+  config = config_lib.load_config("quickstart")
+  blocks = curriculum.parse_curriculum(
+    "20*(2%C+3%M)", config.known_objectives, 100, 2000
+  )
   ends = [phase.stop for phase in blocks.phases]
   rows = {step: {"eval/clm/loss": 2.0 + step / 1e4} for step in ends}
   drawn = []

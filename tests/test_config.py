@@ -56,7 +56,7 @@ def spec(path, *arguments):
 
 
 def load(*overrides):
-  return config.load(QUICK, [f"--config.{o}" for o in overrides])
+  return config.load_config(QUICK, [f"--config.{o}" for o in overrides])
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_letters_with_a_ratio_are_objectives_where_they_are_used():
     made = known[f"M{percent}"]
     assert (made.name, made.unit) == (f"mlm{percent}", "word")
     assert made.mask_ratio == percent / 100
-  parsed = curriculum.parse(found.curriculum, list(known), 10)
+  parsed = curriculum.parse_curriculum(found.curriculum, list(known), 10)
   assert parsed.objectives == ("C", "M30", "M15", "M5")
   assert parsed.steps == 10 * (30 + 2 * (10 + 20) + 3)
   with pytest.raises(UserError, match="unknown objective 'D30'"):
-    curriculum.parse("D30", list(known), 10)
+    curriculum.parse_curriculum("D30", list(known), 10)
 
 
 def test_an_override_changes_nothing_else_and_the_last_one_wins():
@@ -154,19 +154,19 @@ def test_a_loaded_config_does_not_change_but_makes_another():
   loaded = load()
   with pytest.raises(AttributeError):
     loaded.seed = 1
-  other = config.given(loaded, {"seed": 1, "model.layers": 3})
+  other = config.given_config(loaded, {"seed": 1, "model.layers": 3})
   assert (other.seed, other.model.layers, loaded.seed) == (1, 3, 0)
   with pytest.raises(UserError, match=r"'model\.layer'; did you mean"):
-    config.given(loaded, {"model.layer": 3})
+    config.given_config(loaded, {"model.layer": 3})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_every_config_loads_with_its_arguments_and_shrinks(path, required):
   needed = required.get(path.stem, "")
-  plain = config.load(spec(path, needed))
+  plain = config.load_config(spec(path, needed))
   for arg in ["", *ARGUMENTS[path.stem]]:
-    whole = config.load(spec(path, needed, arg))
-    small = config.load(spec(path, "shrink", needed, arg))
+    whole = config.load_config(spec(path, needed, arg))
+    small = config.load_config(spec(path, "shrink", needed, arg))
     for part in arg.split(","):
       name, _, value = part.partition("=")
       if name == "curriculum":
@@ -178,8 +178,8 @@ def test_every_config_loads_with_its_arguments_and_shrinks(path, required):
 def check_shrunk(whole, small):
   """Asserts that a shrunk run has the same phases in about 12 small steps."""
   names = list(whole.known_objectives)
-  long = curriculum.parse(whole.curriculum, names, 1000, 1000)
-  short = curriculum.parse(small.curriculum, names, 1, None)
+  long = curriculum.parse_curriculum(whole.curriculum, names, 1000, 1000)
+  short = curriculum.parse_curriculum(small.curriculum, names, 1, None)
   assert 2 <= short.steps <= max(24, len(long.phases))
   assert small.model.width <= 64
   assert len(short.phases) == len(long.phases)
@@ -191,8 +191,10 @@ def check_shrunk(whole, small):
 
 
 def test_fractions_of_an_epoch_shrink_too():
-  small = config.load("antlm_babyllama:shrink,curriculum=0.25C+0.5M+0.25C")
-  parsed = curriculum.parse(small.curriculum, ["C", "M"], 1)
+  small = config.load_config(
+    "antlm_babyllama:shrink,curriculum=0.25C+0.5M+0.25C"
+  )
+  parsed = curriculum.parse_curriculum(small.curriculum, ["C", "M"], 1)
   assert [p.stop for p in parsed.phases] == [3, 9, 12]
 
 
@@ -209,24 +211,24 @@ def test_fractions_of_an_epoch_shrink_too():
 )
 def test_shrink_heeds_the_overrides(overrides, curriculum_, steps):
   changes = [f"--config.{word}" for word in (*overrides, "model.layers=3")]
-  small = config.load("antlm_babyllama:shrink", changes)
+  small = config.load_config("antlm_babyllama:shrink", changes)
   known = ["C", "M"]
-  parsed = curriculum.parse(small.curriculum, known, 10_000, None)
-  whole = curriculum.parse(curriculum_, known, 1000, 1000)
+  parsed = curriculum.parse_curriculum(small.curriculum, known, 10_000, None)
+  whole = curriculum.parse_curriculum(curriculum_, known, 1000, 1000)
   assert (parsed.steps, small.train.steps) == (steps, 0)
   for a, b in zip(parsed.phases, whole.phases, strict=True):
     assert abs(a.stop / parsed.steps - b.stop / whole.steps) < 1 / steps
   assert (small.model.layers, small.model.width) == (3, 32)
   epochs = ["--config.train.epochs=2", "--config.curriculum=1C+1M"]
-  assert config.load("quickstart:shrink", epochs).curriculum == "1C+1M"
+  assert config.load_config("quickstart:shrink", epochs).curriculum == "1C+1M"
 
 
 @pytest.mark.parametrize("steps", [1, 3, 6, 40, 41, 100])
 def test_shrink_takes_the_steps_that_are_asked_for(steps):
   """Catches a curriculum of many phases that ignores `train.steps`."""
   change = [f"--config.train.steps={steps}"]
-  small = config.load("quickstart:shrink", change)  # 40 phases
-  parsed = curriculum.parse(small.curriculum, ["C", "M"], 1000)
+  small = config.load_config("quickstart:shrink", change)  # 40 phases
+  parsed = curriculum.parse_curriculum(small.curriculum, ["C", "M"], 1000)
   assert (parsed.steps, small.train.steps) == (steps, 0)
   assert len(parsed.phases) == min(steps, 40)
   kinds = [tuple(phase.shares) for phase in parsed.phases]
@@ -245,12 +247,12 @@ def test_shrink_takes_the_steps_that_are_asked_for(steps):
   ],
 )
 def test_a_length_replaces_that_of_the_config(change, steps, epochs):
-  train = config.load("quickstart", [f"--config.{change}"]).train
+  train = config.load_config("quickstart", [f"--config.{change}"]).train
   assert (train.steps, train.epochs) == (steps, epochs)
 
 
 def test_encoders_take_the_papers_mask_ratio():
-  loaded = config.load("encoders:mask_ratio=0.2")
+  loaded = config.load_config("encoders:mask_ratio=0.2")
   assert loaded.known_objectives["M"] == dataclasses.replace(
     OBJECTIVES["M"], mask_ratio=0.2, mask_token=1.0, random_token=0.0
   )
@@ -265,7 +267,7 @@ def test_an_objective_of_old_json_keeps_its_meaning():
     for name, rate in rates.items()
   }
   assert stored["objectives"]["F"].pop("kind") == "fim"
-  found = config.from_json(json.dumps(stored)).objectives
+  found = config.config_from_json(json.dumps(stored)).objectives
   assert found == {name: OBJECTIVES[name] for name in "CM"} | {
     "F": dataclasses.replace(OBJECTIVES["F"], middle_rate=0.25)
   }
@@ -273,12 +275,14 @@ def test_an_objective_of_old_json_keeps_its_meaning():
 
 def test_settings_of_a_kind_of_objective_are_its_own():
   word = "--config.objectives.F.middle_rate=0.3"
-  loaded = config.load("quickstart", [word])
+  loaded = config.load_config("quickstart", [word])
   assert loaded.objectives["F"].middle_rate == 0.3
-  assert config.from_json(config.to_json(loaded)) == loaded
-  told_ = told(config.load, "quickstart", [word.replace("F", "C")])
+  assert config.config_from_json(config.to_json(loaded)) == loaded
+  told_ = told(config.load_config, "quickstart", [word.replace("F", "C")])
   assert "unknown config key 'objectives.C.middle_rate'" in told_
-  told_ = told(config.load, "quickstart", ["--config.objectives.F.kind=other"])
+  told_ = told(
+    config.load_config, "quickstart", ["--config.objectives.F.kind=other"]
+  )
   assert "objective.kind='other' is not one of fim; if a file" in told_
 
 
@@ -299,7 +303,7 @@ def test_settings_of_a_kind_of_objective_are_its_own():
 )
 def test_bad_file_or_argument_is_told(spec, words, monkeypatch):
   monkeypatch.chdir(ROOT)
-  assert (words or "size=") in told(config.load, spec)
+  assert (words or "size=") in told(config.load_config, spec)
 
 
 MAKE = """from antlm_jax import config as config_lib
@@ -335,11 +339,11 @@ MISSPELT = "train.bacth_size is unknown; did you mean 'batch_size'?"
 )
 def test_a_file_that_is_no_config_is_told(content, words, tmp_path):
   (tmp_path / "bad.py").write_text(content)
-  line = told(config.load, str(tmp_path / "bad.py"))
+  line = told(config.load_config, str(tmp_path / "bad.py"))
   assert words in line and len(line) < 400 + len(str(tmp_path))
   (tmp_path / "notes.txt").write_text("")
   with pytest.raises(UserError, match="not a Python file"):
-    config.load(str(tmp_path / "notes.txt"))
+    config.load_config(str(tmp_path / "notes.txt"))
 
 
 def test_parse_arg_gives_each_name_its_type():
@@ -354,10 +358,10 @@ def test_parse_arg_gives_each_name_its_type():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_json_gives_the_config_back(path, required):
   chosen = spec(path, "shrink", required.get(path.stem, ""))
-  loaded = config.load(chosen, ["--config.eval.objectives=N"])
-  again = config.from_json(config.to_json(loaded))
+  loaded = config.load_config(chosen, ["--config.eval.objectives=N"])
+  again = config.config_from_json(config.to_json(loaded))
   assert repr(again) == repr(loaded)  # repr shows types
-  assert config.differences(loaded, again) == []
+  assert config.config_differences(loaded, again) == []
 
 
 NO_CONFIGS = ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}']
@@ -367,7 +371,7 @@ NO_CONFIGS = ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}']
   "text", [*NO_CONFIGS, '{"model": {"name": "llama"}, "train": 3}']
 )
 def test_what_is_no_configs_json_is_told(text):
-  told(config.from_json, text)
+  told(config.config_from_json, text)
 
 
 def test_differences_name_what_matters_and_leave_out_the_rest():
@@ -377,12 +381,12 @@ def test_differences_name_what_matters_and_leave_out_the_rest():
   rest += " train.loss_chunk=8 objectives.N.mask_ratio=0.3"
   change = "seed=2", "data.shuffle=false", "objectives.M.mask_ratio=0.5"
   new = load(*rest.split(), *change)
-  assert config.differences(old, new) == [
+  assert config.config_differences(old, new) == [
     "data.shuffle was True, is False",
     "objectives.M.mask_ratio was 0.3, is 0.5",
     "seed was 1, is 2",
   ]
-  assert config.differences(old, old) == []
+  assert config.config_differences(old, old) == []
 
 
 def test_differences_see_an_objective_of_another_ratio():
@@ -390,11 +394,11 @@ def test_differences_see_an_objective_of_another_ratio():
   old = load("curriculum=4C+4M30")
   new = load("curriculum=4C+4M30", "objectives.M.unit=word")
   lines = ["objectives.M.unit was 'token', is 'word'"]
-  assert config.differences(old, new) == lines
+  assert config.config_differences(old, new) == lines
 
 
 def test_differences_see_another_implementation():
-  lines = config.differences(load(), load("schedule.name=wsd"))
+  lines = config.config_differences(load(), load("schedule.name=wsd"))
   assert lines[0] == "schedule.decay was None, is 'linear'"
   assert lines[-1] == "schedule.name was 'cosine', is 'wsd'"
 
@@ -417,16 +421,20 @@ def test_old_runs_may_have_other_settings():
   del stored["eval"]["pairs"], stored["init"]
   stored["model"]["went"] = stored["schedule"]["decay_steps"] = 0.7
   stored["objectives"]["M"]["went"] = stored["went"] = 1
-  assert config.from_json(json.dumps(stored)) == load("seed=3")
+  assert config.config_from_json(json.dumps(stored)) == load("seed=3")
 
 
 def test_an_objective_that_is_not_used_is_no_difference():
   old, new = config.changes(), config.changes()
   new.objectives.X = dataclasses.asdict(Objective("x"))
-  pair = config.typed(old), config.typed(new)
-  assert config.differences(*pair) == config.differences(*pair[::-1]) == []
+  pair = config.typed_config(old), config.typed_config(new)
+  assert (
+    config.config_differences(*pair)
+    == config.config_differences(*pair[::-1])
+    == []
+  )
   new.curriculum = "4X"
-  (line,) = config.differences(pair[0], config.typed(new))
+  (line,) = config.config_differences(pair[0], config.typed_config(new))
   assert line.startswith("curriculum was")
 
 

@@ -20,8 +20,8 @@ from antlm_jax import errors
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import spool
-from antlm_jax.data.prepared_folder import Prepared
-from antlm_jax.data.text_files import find
+from antlm_jax.data.prepared_folder import PreparedData
+from antlm_jax.data.text_files import find_corpus
 from tests import runs
 
 pa = pytest.importorskip("pyarrow")
@@ -51,7 +51,7 @@ def make_text(count: int, words=ENGLISH, end=".") -> str:
   return "".join(f"{' '.join(line)} {end}\n\n" for line in lines)
 
 
-def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
+def prepared(tmp_path, paths, name="out", **changes) -> PreparedData:
   asked = {"vocab_size": 300, "seq_len": 16} | changes
   text = paths[0] if len(paths) == 1 else [*map(pathlib.Path, paths)]
   return prepare(text, tmp_path / name, **asked)
@@ -140,7 +140,7 @@ def test_names_make_the_splits(tmp_path, files, train, dev):
   files = files.split()
   folder = str(write(tmp_path, **dict.fromkeys(files, "a")))
   for paths in ([folder], [folder, f"{folder}/{files[0]}"], [f"{folder}/**"]):
-    corpus = find(paths)
+    corpus = find_corpus(paths)
     stems = [{n.partition(".")[0] for n in names(s)}
              for s in (corpus.train, corpus.dev)]  # fmt: skip
     assert stems == [set(train.split()), set(dev.split())]
@@ -157,7 +157,7 @@ def test_dev_paths_and_files_given_by_themselves(tmp_path):
 
   def found(paths, dev=()):
     with_folder = [[f"{folder}/{p}" for p in some] for some in (paths, dev)]
-    corpus = find(*with_folder)
+    corpus = find_corpus(*with_folder)
     return names(corpus.train), names(corpus.dev)
 
   assert found([""], ["b.txt"]) == ({"a.txt", "e.txt"}, {"b.txt"})
@@ -175,7 +175,7 @@ def test_links_are_followed_once(tmp_path):
   (tmp_path / "linked").symlink_to(folder)
   (folder / "again.txt").symlink_to(folder / "a.txt")
   (folder / "sub/loop").symlink_to(folder)
-  corpus = find([str(tmp_path / "linked"), str(folder)])
+  corpus = find_corpus([str(tmp_path / "linked"), str(folder)])
   assert names(corpus.train) == {"a.txt", "b.txt"}
 
 
@@ -230,7 +230,7 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   contents = {f"{name}.jsonl": jsonl(of, "body") for name, of in splits.items()}
   folder = write(tmp_path / "in", **contents)
   source = f"hf://{folder}"
-  corpus = find([source], column="body")
+  corpus = find_corpus([source], column="body")
   assert corpus.train == (f"{source}::train",)
   assert corpus.dev == (f"{source}::validation",)
   assert [*corpus.unused.values()] == [[f"{source}::test"]]
@@ -239,14 +239,14 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   of_files = prepared(tmp_path, [str(folder)], "files", column="body")
   tokens = [r.train.read(range(9))[0] for r in (of_hub, of_files)]
   assert np.array_equal(*tokens)
-  assert find([f"{source}::validation"]).train == corpus.dev
+  assert find_corpus([f"{source}::validation"]).train == corpus.dev
   with pytest.raises(errors.UserError, match="has no split other but train"):
-    next(find([f"{source}::other"]).read("train"))
+    next(find_corpus([f"{source}::other"]).read("train"))
   with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
-    find(["hf://nobody/none"])
+    find_corpus(["hf://nobody/none"])
   monkeypatch.setattr(datasets, "__version__", "3.6.0")
   with pytest.raises(errors.UserError, match=r"may run code .* datasets 4 or"):
-    find(["hf://nobody/script"])
+    find_corpus(["hf://nobody/script"])
 
 
 BAD = {
@@ -290,7 +290,7 @@ BAD = {
 def test_bad_files_are_told(tmp_path, name):
   content, message = BAD[name]
   path = str(write(tmp_path, **{name: content}) / name)
-  line = runs.told(lambda: list(find([path]).read("train")))
+  line = runs.told(lambda: list(find_corpus([path]).read("train")))
   assert re.search(message, line) and path in line
 
 
@@ -299,8 +299,10 @@ def test_two_columns_of_one_name_are_refused_only_if_they_are_read(tmp_path):
   path = tmp_path / "a.parquet"
   columns = [pa.array([text]) for text in "abc"]
   parquet.write_table(pa.table(columns, names=["text", "x", "x"]), path)
-  assert joined(find([str(path)]).read("train")) == ["a"]
-  line = runs.told(lambda: list(find([str(path)], column="x").read("train")))
+  assert joined(find_corpus([str(path)]).read("train")) == ["a"]
+  line = runs.told(
+    lambda: list(find_corpus([str(path)], column="x").read("train"))
+  )
   assert line.startswith(f"cannot read {path}: two columns have the name 'x'")
 
 
@@ -337,7 +339,9 @@ def test_quotation_marks_of_tsv(tmp_path, kind, texts):
       out.writerows(row[::order] for row in rows)
     path = write(tmp_path, **{"a.tsv": file.getvalue()}) / "a.tsv"
     asked = dict.fromkeys(("text", "label"), "")
-    found = [tuple(row) for _, row in readers.records(str(path), asked)]
+    found = [
+      tuple(row) for _, row in readers.read_source_records(str(path), asked)
+    ]
     assert found == rows[1:]
 
 
@@ -347,7 +351,7 @@ def test_tsv_whose_names_are_quoted_is_quoted(tmp_path, quoting):
   with open(tmp_path / "a.tsv", "w", newline="") as file:
     out = csv.writer(file, delimiter="\t", quoting=quoting)
     out.writerows([("text", "n"), ("plain", 1), ("x y", 2)])
-  found = readers.records(str(tmp_path / "a.tsv"), {"text": ""})
+  found = readers.read_source_records(str(tmp_path / "a.tsv"), {"text": ""})
   assert [row for _, row in found] == [["plain"], ["x y"]]
 
 
@@ -375,7 +379,9 @@ def test_byte_order_marks_before_a_line_are_no_text(tmp_path):
     found = readers.read_documents(str(path), readers.RULES["line"], "text")
     assert joined(found) == lines, path
     if path.suffix != ".txt":
-      values = [row for _, row in readers.records(str(path), {"text": ""})]
+      values = [
+        row for _, row in readers.read_source_records(str(path), {"text": ""})
+      ]
       assert values == [[line] for line in lines], path
 
 
@@ -453,12 +459,12 @@ def test_a_link_to_nothing_is_refused(tmp_path):
   ):
     (folder / name).symlink_to(folder / target)
     for path in (folder, folder / "*", folder / name):
-      line = runs.told(find, [str(path)])
+      line = runs.told(find_corpus, [str(path)])
       assert line.startswith(f"cannot read {folder / name}: ")
       assert line.endswith("; delete or mend this link")
     (folder / name).unlink()
   os.mkfifo(folder / "b.txt")
-  assert "b.txt is not a regular file" in runs.told(find, [str(folder)])
+  assert "b.txt is not a regular file" in runs.told(find_corpus, [str(folder)])
 
 
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
@@ -473,9 +479,9 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, "scandir", denied)
   for path in (folder, folder / "**/*.txt"):
-    line = runs.told(find, [str(path)])
+    line = runs.told(find_corpus, [str(path)])
     assert line.startswith(f"cannot read the folder {folder}/sub: Permission")
-  assert names(find([f"{folder}/*.txt"]).train) == {"a.txt"}
+  assert names(find_corpus([f"{folder}/*.txt"]).train) == {"a.txt"}
 
 
 @hypothesis.given(
@@ -510,9 +516,11 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   folder = tmp_path_factory.mktemp("text")
   texts = [f"{1000 + i}" for i in range(n)]
   whole = spool(map(readers.Document, texts), folder)
-  train, dev = (part.read() for part in hold_out.divide(whole, share, 1.0)[:2])
+  train, dev = (
+    part.read() for part in hold_out.hold_out_documents(whole, share, 1.0)[:2]
+  )
   assert sorted("".join(train + dev)) == sorted("".join(texts))
-  some = hold_out.divide(whole, share, 0.3)[0].read()
+  some = hold_out.hold_out_documents(whole, share, 0.3)[0].read()
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
   # Ten consecutive documents have the same share as all, within 1.
   taken = np.isin(train, some)
@@ -577,6 +585,6 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   held = of["dev"].tokens / (of["train"].tokens + of["dev"].tokens)
   assert share / 2 <= held <= 2 * share
   # No text is lost or repeated.
-  whole = sum(len(p.text.encode()) for p in find(paths).read("train"))
+  whole = sum(len(p.text.encode()) for p in find_corpus(paths).read("train"))
   texts = sum(split.text_bytes for split in of.values())
   assert whole - 2 <= texts <= whole

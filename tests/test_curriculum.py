@@ -9,7 +9,12 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.curriculum import Curriculum, Phase, names, parse
+from antlm_jax.objectives.curriculum import (
+  Curriculum,
+  Phase,
+  objective_names,
+  parse_curriculum,
+)
 
 NAMES = ("C", "M", "N", "Xy_2")
 
@@ -38,14 +43,14 @@ FORMS = {  # the end and the shares of each phase
 
 @pytest.mark.parametrize("text", FORMS)
 def test_form(text):
-  parsed = parse(text, NAMES, 10, 400)
+  parsed = parse_curriculum(text, NAMES, 10, 400)
   assert [(p.stop, dict(p.shares)) for p in parsed.phases] == FORMS[text]
-  assert names(text, NAMES) == parsed.objectives
+  assert objective_names(text, NAMES) == parsed.objectives
 
 
 def test_a_repeated_phase_is_no_switch():
-  assert parse("1C+1C+1M", NAMES, 5).switches == (10,)
-  parsed = parse("12*(1C+1M)", NAMES, 7)  # as documented
+  assert parse_curriculum("1C+1C+1M", NAMES, 5).switches == (10,)
+  parsed = parse_curriculum("12*(1C+1M)", NAMES, 7)  # as documented
   assert parsed.switches == tuple(range(7, 168, 7)) and parsed.steps == 168
 
 
@@ -74,7 +79,7 @@ def texts(draw):
 @hypothesis.given(texts(), st.floats(1.2, 50))
 @hypothesis.settings(max_examples=80, deadline=None)
 def test_phases_cover_the_run_without_gaps(text, steps_per_epoch):
-  parsed = parse(text, NAMES, steps_per_epoch)
+  parsed = parse_curriculum(text, NAMES, steps_per_epoch)
   assert parsed.phases[0].start == 0
   assert parsed.phases[-1].stop == parsed.steps
   for a, b in itertools.pairwise(parsed.phases):
@@ -93,7 +98,7 @@ def test_phases_cover_the_run_without_gaps(text, steps_per_epoch):
 @hypothesis.given(st.floats(1.01, 30), st.integers(2, 60))
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_fractions_of_steps_never_accumulate(steps_per_epoch, repeats):
-  parsed = parse(f"{repeats}*(1C+1M)", NAMES, steps_per_epoch)
+  parsed = parse_curriculum(f"{repeats}*(1C+1M)", NAMES, steps_per_epoch)
   for index, phase in enumerate(parsed.phases):
     assert abs(phase.stop - (index + 1) * steps_per_epoch) <= 0.5 + 1e-6
 
@@ -121,13 +126,13 @@ def test_rows_follow_the_shares_within_one(weights, batch_size, start):
 
 
 def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
-  phase = parse("C:M=1:15", NAMES, 1, 100).at(0)
+  phase = parse_curriculum("C:M=1:15", NAMES, 1, 100).at(0)
   for step in range(20):
     assert np.bincount(phase.rows(step, 16)).tolist() == [1, 15]
 
 
 def test_rows_of_an_objective_are_spread_over_the_batch():
-  rows = parse("C:M", NAMES, 1, 100).at(0).rows(0, 64)
+  rows = parse_curriculum("C:M", NAMES, 1, 100).at(0).rows(0, 64)
   for part in rows.reshape(8, 8):  # eight microbatches or shards
     assert 3 <= part.sum() <= 5
 
@@ -157,7 +162,7 @@ POSITIONS = {
 @pytest.mark.parametrize("text", POSITIONS)
 def test_error_points_at_the_character(text):
   with pytest.raises(UserError) as caught:
-    parse(text, NAMES, 10, 100)
+    parse_curriculum(text, NAMES, 10, 100)
   message = str(caught.value)
   found = re.search(r", character (\d+)(?: \((.*?)\))?: ", message)
   assert found and int(found[1]) == POSITIONS[text], message
@@ -183,7 +188,7 @@ def test_error_points_at_the_character(text):
 )
 def test_error_says_what_is_wrong(text, run_steps, words):
   with pytest.raises(UserError, match=re.escape(words)):
-    parse(text, NAMES, 10, run_steps)
+    parse_curriculum(text, NAMES, 10, run_steps)
 
 
 @hypothesis.given(
@@ -192,7 +197,7 @@ def test_error_says_what_is_wrong(text, run_steps, words):
 @hypothesis.settings(max_examples=400, deadline=None)
 def test_any_text_parses_or_is_a_user_error(text):
   try:
-    assert isinstance(parse(text, NAMES, 10, 100), Curriculum)
+    assert isinstance(parse_curriculum(text, NAMES, 10, 100), Curriculum)
   except UserError as error:
     assert str(error)
 
@@ -201,4 +206,4 @@ def test_absurd_sizes_are_user_errors():
   texts = "9" * 400 + "C", "9*(" * 30 + "C" + ")" * 30, "300000000C epochs"
   for text in (*texts, "99999999999999999999*(C)", "99999999999C"):
     with pytest.raises(UserError):
-      parse(text, NAMES, 10, 100)
+      parse_curriculum(text, NAMES, 10, 100)

@@ -26,7 +26,7 @@ from antlm_jax import errors
 from antlm_jax.commands import prepare
 from antlm_jax.data import document_store, packing, rows, spans, tokenizer
 from antlm_jax.data.preparation import Preparation
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedData
 from antlm_jax.runtime import files
 from tests import runs
 
@@ -152,7 +152,7 @@ def small_windows():
 def test_a_stream_drops_only_the_end_and_chunks_cut_its_rows_in_two(
   documents, seq_len, seed
 ):
-  plain, starts = joined(packing.stream(documents, seq_len), seq_len)
+  plain, starts = joined(packing.pack_stream(documents, seq_len), seq_len)
   everything = np.concatenate(documents)
   kept = len(everything) // seq_len * seq_len
   np.testing.assert_array_equal(plain.ravel(), everything[:kept])
@@ -180,7 +180,7 @@ def test_chunks_are_a_function_of_the_seed_and_uniform(monkeypatch):
 
 @hypothesis.given(sequences(), st.integers(2, 64))
 def test_documents_are_whole_and_apart(documents, seq_len):
-  blocks = packing.documents(documents, seq_len, PAD)
+  blocks = packing.pack_documents(documents, seq_len, PAD)
   tokens, starts = joined(blocks, seq_len)
   segments = np.split(tokens.ravel(), np.flatnonzero(starts.ravel())[1:])
   padding = [s for s in segments if (s == PAD).any()]
@@ -198,7 +198,7 @@ def test_documents_pack_tightly(monkeypatch):
   monkeypatch.setattr(packing, "_WINDOW", 1 << 20)
   lengths = np.random.default_rng(0).geometric(1 / 25, 40_000)
   documents = [np.ones(length, np.int32) for length in lengths]
-  tokens, _ = joined(packing.documents(documents, 128, PAD), 128)
+  tokens, _ = joined(packing.pack_documents(documents, 128, PAD), 128)
   assert (tokens == PAD).mean() < 0.01
 
 
@@ -218,7 +218,7 @@ def test_boundaries(small_tokenizer):
 def write_rows(shards, tokens, starts, dtype, segmented) -> None:
   begin = 0
   for path, count in shards:
-    writer, end = rows.Writer(path, dtype, segmented), begin + count
+    writer, end = rows.RowWriter(path, dtype, segmented), begin + count
     middle = begin + count // 3
     parts = slice(begin, middle), slice(middle, end)
     found, _ = writer.write((tokens[part], starts[part]) for part in parts)
@@ -271,7 +271,9 @@ ROW = {"train": {"rows": 1}, "dev": None}
 def test_a_manifest_of_another_version_is_refused(copy, change):
   manifest = json.loads((copy / "manifest.json").read_text())
   (copy / "manifest.json").write_text(json.dumps(manifest | change))
-  line = told("json was changed, or is of another version", Prepared.open, copy)
+  line = told(
+    "json was changed, or is of another version", PreparedData.open, copy
+  )
   assert "another --output" in line and "delete" not in line
 
 
@@ -297,7 +299,7 @@ def test_every_field_of_a_manifest_is_checked(copy):
       inner[keys[-1]] = wrong
       path.write_text(json.dumps(manifest))
       message = "json was changed, or is of another|of its manifest"
-      told(message, Prepared.open, copy)
+      told(message, PreparedData.open, copy)
 
   every = list(leaves(json.loads(whole)))
   assert len(every) > 40
@@ -316,7 +318,7 @@ def test_every_field_of_a_manifest_is_checked(copy):
   refused(("splits", "train", "padding"), -1)
   refused(("splits", "dev", "shards", 0, "rows"), True)
   path.write_text(whole)
-  Prepared.open(copy)
+  PreparedData.open(copy)
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", None])
@@ -325,23 +327,23 @@ def test_a_folder_without_a_manifest_is_refused(copy, content):
   if content is not None:
     (copy / "manifest.json").write_bytes(content)
   message = "is not a prepared folder .*; run antlm prepare"
-  told(message, Prepared.open, copy)
+  told(message, PreparedData.open, copy)
   told(message, Manifest.load, copy / "none")
   missing = copy.with_name(copy.name[:-1])
   assert f"no such folder; did you mean {copy}?" in told(
-    message, Prepared.open, missing
+    message, PreparedData.open, missing
   )
 
 
 def test_another_tokenizer_is_refused(copy, tmp_path):
   texts = make_text(300, seed=5).replace("c", "k").splitlines()
   other = tokenizer.Tokenizer.train(texts, 300)
-  assert other.vocab_size == Prepared.open(copy).tokenizer.vocab_size
+  assert other.vocab_size == PreparedData.open(copy).tokenizer.vocab_size
   (copy / "tokenizer.json").write_text(other.to_json(), "utf-8")
   message = "is not the tokenizer that the rows were made with"
-  told(message, Prepared.open, copy)
+  told(message, PreparedData.open, copy)
   (copy / "tokenizer.json").unlink()
-  told("cannot read the tokenizer", Prepared.open, copy)
+  told("cannot read the tokenizer", PreparedData.open, copy)
 
 
 def flip(path: pathlib.Path, at: int) -> None:
@@ -366,8 +368,10 @@ def test_a_foreign_folder_runs_no_code(copy, whole, tmp_path, monkeypatch):
     )
   )
   assert "planted.Text" in path.read_text()
-  documents = list(document_store.read(copy, "train"))
-  assert documents == list(document_store.read(whole, "train")) != []
+  documents = list(document_store.read_kept_documents(copy, "train"))
+  assert (
+    documents == list(document_store.read_kept_documents(whole, "train")) != []
+  )
   assert "planted" not in sys.modules
 
 
@@ -388,40 +392,40 @@ def test_other_documents_are_refused(copy, old, new):
   assert changed != path.read_text()
   path.write_text(changed)
   message = r"train-00000 holds no documents of antlm prepare \(.+\)"
-  told(message, lambda: list(document_store.read(copy, "train")))
+  told(message, lambda: list(document_store.read_kept_documents(copy, "train")))
 
 
 def test_damaged_rows_are_told_on_opening(copy):
   path = copy / TRAIN
   size = path.stat().st_size
   path.write_bytes(bytes(size))
-  told(f"{TRAIN} has .* prepare it again", Prepared.open, copy)
+  told(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
   for other in (size + 100, size - 100):
     os.truncate(path, other)
     of = f"{TRAIN} has {other} bytes, not the {size} of its manifest"
-    told(of, Prepared.open, copy)
+    told(of, PreparedData.open, copy)
   path.unlink()
-  told(f"{TRAIN} has .* prepare it again", Prepared.open, copy)
+  told(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
 
 
 def test_a_flipped_bit_is_found(copy):
   path, row = copy / TRAIN, 7
-  record = Prepared.open(copy).train.read([row])[0].astype("<u2").tobytes()
+  record = PreparedData.open(copy).train.read([row])[0].astype("<u2").tobytes()
   at = path.read_bytes().index(record) + 9
   flip(path, at)
-  opened = Prepared.open(copy)
+  opened = PreparedData.open(copy)
   told("has a bad row: .*; delete", opened.train.read, [3, row, 1])
   told("not as it was prepared", opened.verify)
   flip(path, at)
-  Prepared.open(copy).verify()
+  PreparedData.open(copy).verify()
   flip(path, 3)  # a byte outside the rows
-  told("not as it was prepared", Prepared.open(copy).verify)
+  told("not as it was prepared", PreparedData.open(copy).verify)
 
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)
 def test_rows_hold_the_text(corpus, tmp_path, pack):
   manifest = make(corpus, tmp_path / "out", packing=pack)
-  opened = Prepared.open(tmp_path / "out")
+  opened = PreparedData.open(tmp_path / "out")
   vocabulary = opened.tokenizer
   for name, source in (("train", opened.train), ("dev", opened.dev)):
     split = manifest.splits[name]
@@ -464,13 +468,13 @@ def test_every_option_of_the_command(corpus, tmp_path):
   line += " --documents=line --boundary=eos --dev_share=0.1 --share=0.5"
   line += " --verify"
   prepare.main(line.split())
-  opened = Prepared.open(tmp_path / "out")
+  opened = PreparedData.open(tmp_path / "out")
   assert opened.manifest.splits["train"].documents == 180
   assert opened.manifest.splits["dev"].documents == 120
   again = f"--text={corpus} --dev={corpus}/a.dev --output={tmp_path}/again"
   again += f" --seq_len=32 --tokenizer={tmp_path}/out/tokenizer.json"
   prepare.main(again.split())
-  assert Prepared.open(tmp_path / "again").tokenizer.vocab_size == 290
+  assert PreparedData.open(tmp_path / "again").tokenizer.vocab_size == 290
 
 
 @pytest.mark.parametrize(
@@ -547,14 +551,17 @@ def in_one_task(large):
 def test_the_rows_are_the_same_for_any_number_of_tasks(
   large, in_one_task, tmp_path
 ):
-  whole, args = Prepared.open(in_one_task), ["--packing=chunks", "--tasks=3"]
+  whole, args = (
+    PreparedData.open(in_one_task),
+    ["--packing=chunks", "--tasks=3"],
+  )
   prepare.main(large_args(large, tmp_path / "here", *args))
   # Separate tasks may run in any order.
   for task in (2, 0, 1):
     alone = large_args(large, tmp_path / "apart", *args, f"--task={task}")
     prepare.main(alone)
   for folder in ("here", "apart"):
-    made = Prepared.open(tmp_path / folder)
+    made = PreparedData.open(tmp_path / folder)
     made.verify()
     assert counted(made.folder) == counted(in_one_task)
     assert len(made.manifest.splits["train"].shards) == 3
@@ -562,11 +569,17 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
     for ours, theirs in ((made.train, whole.train), (made.dev, whole.dev)):
       every = np.random.default_rng(0).permutation(len(theirs))
       np.testing.assert_equal(ours.read(every), theirs.read(every))
-    documents = list(document_store.read(made.folder, "train"))
-    assert documents == list(document_store.read(in_one_task, "train"))
+    documents = list(document_store.read_kept_documents(made.folder, "train"))
+    assert documents == list(
+      document_store.read_kept_documents(in_one_task, "train")
+    )
     assert not list(made.folder.glob("preparing*"))
   # Every document is kept once.
-  own = [t for name in SPLITS for t in document_store.read(in_one_task, name)]
+  own = [
+    t
+    for name in SPLITS
+    for t in document_store.read_kept_documents(in_one_task, name)
+  ]
   texts = make_text(60_000).split("\n\n")[:-1]
   assert sorted(own) == sorted(texts)
 
@@ -638,7 +651,7 @@ def test_a_task_whose_files_are_gone_is_done_again(
   before = other.stat().st_mtime_ns
   prepare.main([*args, "--task=0"])
   assert other.stat().st_mtime_ns == before
-  Prepared.open(output).verify()
+  PreparedData.open(output).verify()
   assert counted(output) == counted(tmp_path / "one")
   assert not list(output.glob("preparing*"))
 
@@ -680,7 +693,7 @@ def test_a_task_leaves_the_last_step_to_the_process_of_all_tasks(
   output = tmp_path / "out"
   args = large_args(parts, output, "--tasks=2")
   prepare.main([*args, "--task=0"])
-  with files.locked(output / "preparing.lock"):
+  with files.file_lock(output / "preparing.lock"):
     prepare.main([*args, "--task=1"])
   out = capsys.readouterr().out
   assert "task 1 is done; another process makes the folder ready" in out
@@ -750,7 +763,9 @@ def test_processes_use_a_tokenizer_of_python(corpus, tmp_path):
   """Catches processes that train a tokenizer instead, or refuse the folder."""
   own = tokenizer.Tokenizer.train(make_text(50, seed=9).splitlines(), 270)
   made = make(corpus, tmp_path / "two", tokenizer=own, tasks=2)
-  assert Prepared.open(tmp_path / "two").tokenizer.to_json() == own.to_json()
+  assert (
+    PreparedData.open(tmp_path / "two").tokenizer.to_json() == own.to_json()
+  )
   make(corpus, tmp_path / "one", tokenizer=own)
   assert counted(tmp_path / "two") == counted(tmp_path / "one")
   assert "vocab_size" not in made.settings

@@ -145,12 +145,12 @@ def test_a_disturbed_run_ends_with_the_same_bits(
   words = tmp_path / "run", prepared, *SETTINGS, *sizes
   options = {"count": count, "devices": 2, "cache": cache}
   working = pods.training(*words, **options)
-  while working.running() and not checkpoint.steps(words[0]):
+  while working.running() and not checkpoint.checkpoint_steps(words[0]):
     time.sleep(0.002)
   working.send(sent, 1)
   status, out = working.end(120)
   assert status == (137 if sent == signal.SIGKILL else 75), out
-  steps = checkpoint.steps(words[0])
+  steps = checkpoint.checkpoint_steps(words[0])
   newest = max(steps)
   assert newest < 30
   if damaged:
@@ -178,7 +178,7 @@ def main(argv):
   folder, spec, *overrides = argv
   with processes.together():
     import jax
-    parts = run_lib.build(config.load(spec, overrides))
+    parts = run_lib.build_run(config.load_config(spec, overrides))
     source, found = parts.source, []
     for step in (0, 14, 15, 29):
       layout = source.order.at(step).layout
@@ -190,7 +190,7 @@ def main(argv):
     path = pathlib.Path(folder) / f"{jax.process_index()}.json"
     path.write_text(json.dumps(found))
 
-cli.run(main)
+cli.run_command(main)
 """
 
 
@@ -212,7 +212,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   status, out = working.end()
   assert status == 0, out
 
-  parts = run_lib.build(config.load(runs.QUICK, of))
+  parts = run_lib.build_run(config.load_config(runs.QUICK, of))
   source, layout = parts.source, parts.order.at(0).layout
   shifts = [
     parts.config.known_objectives[n].shift for n in parts.curriculum.objectives
@@ -330,7 +330,7 @@ def main(argv):
     threading.Thread(target=terminate, daemon=True).start()
   with signals.listening():
     processes.initialize()
-cli.run(main)
+cli.run_command(main)
 """
 
 

@@ -170,7 +170,7 @@ def test_every_curriculum_of_the_reference_parses():
   assert len(strings) >= 10
   for text in strings:
     known = config.Config(curriculum=text).known_objectives
-    assert curriculum.parse(text, known, 100, 5000).steps > 0
+    assert curriculum.parse_curriculum(text, known, 100, 5000).steps > 0
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_every_setting_that_a_page_changes_exists(page, hooks):
     assert key in {*known, "objectives."}, key
   for _, text in blocks(page, "text"):
     if text.startswith("--config."):
-      config.load("quickstart", text.split())
+      config.load_config("quickstart", text.split())
 
 
 def test_the_messages_of_the_faq_exist():

@@ -36,7 +36,7 @@ def begun(tmp_path):
 
 def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   folder, text = begun(tmp_path), tmp_path / "mine.txt"
-  sentences = list(toy_english.sentences(0, 600))
+  sentences = list(toy_english.make_sentences(0, 600))
   text.write_text("\n".join(sentences))
   words = f"--text={text}", f"--tokenizer={folder}", f"--output={tmp_path}/data"
   runs.main("antlm_jax.commands.prepare", *words, "--seq_len=16")
@@ -63,7 +63,7 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   best, first = about["scores"]["my-dev"], about["epochs"][0]["my-dev"]
   print(f"NDCG {first['ndcg']:.3f} to {best['ndcg']:.3f}")
   loaded = load(model)
-  (path,) = export.export(loaded, tmp_path / "out")
+  (path,) = export.export_model(loaded, tmp_path / "out")
   model = sbert.SentenceTransformer(str(path), device="cpu")
   texts = sentences[-20:]
   # Fine-tuning and inference use longer rows than pretraining.

@@ -13,12 +13,12 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   trial,
 )
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from tests import random_models, runs
 
-OPTIONS = retrieval.Options(), embedding.Options()
+OPTIONS = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
 WEIGHTS = np.float32([1, 1, 1, 0])  # 0 marks an empty row
 run = random_models.run()
 
@@ -62,14 +62,14 @@ def test_max_similarity_is_its_definition():
 
 def test_late_interaction_learns_to_find(loaded):
   """Gradients reach encoder and projection; decoding ranks by the scores."""
-  halves = [s.split() for s in toy_english.sentences(0, 150)]
+  halves = [s.split() for s in toy_english.make_sentences(0, 150)]
   records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
   # The held-out pairs are training pairs, so that few examples suffice.
   sets = {"train": records, "dev": records[:40]}
-  task = pairs(sets, embedding.Options(token_size=8))
+  task = pairs(sets, embedding.EmbedderOptions(token_size=8))
   settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)
-  data = loop.read(loaded, task, 16)
-  (outcome,) = loop.fit(loaded, task, data, settings, [Run(3e-3, 0)])
+  data = loop.read_task_data(loaded, task, 16)
+  (outcome,) = loop.fit(loaded, task, data, settings, [TrialRun(3e-3, 0)])
   first, last = outcome.epochs[0], outcome.epochs[-1]
   assert last["train_loss"] < first["train_loss"] - 1
   assert last["own-dev"]["ndcg"] > first["own-dev"]["ndcg"] + 0.2
@@ -78,7 +78,7 @@ def test_late_interaction_learns_to_find(loaded):
 def test_prompts_stand_before_queries_and_others(loaded):
   head = Towers(0.05, ("the dogs ", "a cat "))
   bare = Towers(0.05)
-  asks = embedding._asked([embedding.Example(("sat", "rest", "often"))])
+  asks = embedding._pair_queries([embedding.Example(("sat", "rest", "often"))])
   for examples, told in (
     ([embedding.Example(("sat", "rest"))], [("the dogs sat", "a cat rest")]),
     (asks, [("the dogs sat",), ("a cat rest",), ("a cat often",)]),
@@ -90,8 +90,8 @@ def test_prompts_stand_before_queries_and_others(loaded):
 
 
 def pairs(data, options):
-  ranking = retrieval.Options()
-  return embedding.pairs(data, "own", "bidirectional", ranking, options)
+  ranking = retrieval.RetrievalOptions()
+  return embedding.pairs_task(data, "own", "bidirectional", ranking, options)
 
 
 def simcse(data):
@@ -105,7 +105,7 @@ def test_files_of_pairs(tmp_path):
     {"query": f"q{i % 19}", "positive": f"p{i}", "no": [f"n{i}", "n"]}
     for i in range(20)
   ]
-  options = embedding.Options(negative_column=("no",))
+  options = embedding.EmbedderOptions(negative_column=("no",))
   data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   task = pairs(data, options)
   (dev,) = task.evaluations
@@ -115,7 +115,9 @@ def test_files_of_pairs(tmp_path):
   queries = [e for e in asked if e.label is not None]
   assert len(queries) == 2 and len(asked) == 2 + 2 + 3  # "n" is one document
   # A query in two records asks for both documents.
-  both = embedding._asked([embedding.Example(("q", text)) for text in "ab"])
+  both = embedding._pair_queries(
+    [embedding.Example(("q", text)) for text in "ab"]
+  )
   assert both[0].label == {"d0": 1.0, "d1": 1.0} and len(both) == 3
 
 
@@ -134,7 +136,7 @@ def test_bad_pairs_are_told(tmp_path, row, columns, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
   rows = [{"query": "a"} | row, fine]
   data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
-  options = embedding.Options(
+  options = embedding.EmbedderOptions(
     positive_column=columns.get("positive", "positive"),
     negative_column=tuple(filter(None, [columns.get("negative")])),
   )
@@ -155,15 +157,15 @@ def test_texts_alone_are_their_own_pairs(tmp_path):
 
 def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   """Only dropout makes two encodings of a text differ."""
-  (tmp_path / "a.txt").write_text("\n".join(toy_english.sentences(0, 40)))
+  (tmp_path / "a.txt").write_text("\n".join(toy_english.make_sentences(0, 40)))
   task = simcse(tmp_path)
-  data = loop.read(loaded, task, 16)
+  data = loop.read_task_data(loaded, task, 16)
 
   def loss(**changes):
     settings = Hyperparameters(
       batch_size=36, epochs=1, max_length=16, **changes
     )
-    (outcome,) = loop.fit(loaded, task, data, settings, [Run(0.0, 0)])
+    (outcome,) = loop.fit(loaded, task, data, settings, [TrialRun(0.0, 0)])
     return outcome.best["train_loss"]
 
   without, dropped = loss(), loss(encoder_dropout=0.3)

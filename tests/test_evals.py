@@ -12,8 +12,8 @@ from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import generation, scoring
-from antlm_jax.inference.framing import encode
-from antlm_jax.inference.generation import draw
+from antlm_jax.inference.framing import encode_framed
+from antlm_jax.inference.generation import draw_tokens
 from antlm_jax.masks import CAUSAL
 from tests import helpers, random_models, runs
 
@@ -22,7 +22,7 @@ run = random_models.run()
 
 @pytest.fixture(scope="module")
 def sentences():
-  return [*toy_english.sentences(1, 6), "Tom", "the " * 20]
+  return [*toy_english.make_sentences(1, 6), "Tom", "the " * 20]
 
 
 def laid_out(loaded, context, text, mode, pipeline):
@@ -125,7 +125,7 @@ def test_fused_reads_masks_as_trained(loaded, sentences):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_batching_does_not_matter(loaded, mode):
-  texts = list(toy_english.sentences(1, 24))
+  texts = list(toy_english.make_sentences(1, 24))
   whole = score(loaded, texts, mode)
   small = score(loaded, texts[::-1], mode, batch_tokens=150)[::-1]
   np.testing.assert_allclose(whole, small, rtol=1e-5, atol=1e-4)
@@ -233,7 +233,7 @@ def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
   if encoder == "ltg_bert":
     settings = config.changes(encoder).model.to_dict()
     settings.update(layers=1, width=32, heads=2, mlp_width=48, max_seq_len=48)
-    model = models.build(settings, loaded.tokenizer.vocab_size)
+    model = models.build_model(settings, loaded.tokenizer.vocab_size)
     params = helpers.random_params(model)
     loaded = dataclasses.replace(loaded, model=model, params=params)
   texts = generate(loaded, PROMPTS, tokens=20, temperature=0, count=2)
@@ -298,7 +298,9 @@ def test_top_k_and_top_p():
     ({"temperature": 0.0}, {1}),
   ):
     keys = jax.random.split(jax.random.key(0), 200)
-    drawn = jax.jit(jax.vmap(lambda key, s=sampling: draw(key, logits, **s)))
+    drawn = jax.jit(
+      jax.vmap(lambda key, s=sampling: draw_tokens(key, logits, **s))
+    )
     assert set(np.asarray(drawn(keys)).ravel().tolist()) == allowed
 
 
@@ -330,7 +332,7 @@ def test_one_step_shows_the_top_of_the_softmax(loaded, curriculum, shift):
   loaded = random_models.with_curriculum(loaded, curriculum)
   t = loaded.tokenizer
   text = "The <mask> near Tom <mask> ."
-  tokens = encode(loaded, text)
+  tokens = encode_framed(loaded, text)
   at = np.flatnonzero(tokens == t.mask_id) - shift
   p = np.exp(helpers.log_softmax(helpers.logits(loaded, tokens)[at]))
   (filled,) = fill(loaded, text, steps=1, top=4)
@@ -356,12 +358,14 @@ def test_masks_stand_like_words(loaded):
     text = before + "<mask>" * masks + after
     ids = [*t.encode(before.strip()), *[t.mask_id] * masks]
     ids += t.encode("the" + after)[1:].tolist()
-    assert encode(loaded, text).tolist() == [t.bos_id, *ids, t.eos_id]
+    assert encode_framed(loaded, text).tolist() == [t.bos_id, *ids, t.eos_id]
 
 
 def test_a_prompt_may_hold_masks(loaded):
   of = loaded.tokenizer
-  start = generation.encode(loaded, "the dogs <mask> rested . <mask>").tolist()
+  start = generation.encode_prompt(
+    loaded, "the dogs <mask> rested . <mask>"
+  ).tolist()
   first, second = np.flatnonzero(np.array(start) == of.mask_id)
   assert start[:first] == [of.bos_id, *of.encode("the dogs")]
   assert start[first + 1 : second] == of.encode("rested .").tolist()

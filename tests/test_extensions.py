@@ -18,7 +18,7 @@ from antlm_jax import __main__ as antlm
 from antlm_jax import config, models, optim, plugins, sections
 from antlm_jax.attention import BACKENDS
 from antlm_jax.data import readers, toy_english
-from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import presets
 from antlm_jax.evals.zero_shot.tasks import TASKS
@@ -90,7 +90,7 @@ def imported(*names: str) -> list:
 
 def command(name: str, *words: str) -> None:
   """Runs `antlm --plugin=NAME words` in this process."""
-  antlm.main(plugins.load([plugin(name), *words]))
+  antlm.main(plugins.load_plugins([plugin(name), *words]))
 
 
 @pytest.fixture(scope="session")
@@ -121,10 +121,10 @@ def trained(shared, prepared):
 # The config is also a study, for the report.
 TOY = """
 from antlm_jax import config
-from antlm_jax.evals.studies.design import Row, Scale, Text
+from antlm_jax.evals.studies.design import Row, Scale, ExpectedText
 
 ROWS = {"toy": Row("Toy", "toy", {"tiny": ""}, {"tiny": 1}, masked="mlm")}
-SCALES = {"tiny": Scale({}, Text(8, 8), (), ())}
+SCALES = {"tiny": Scale({}, ExpectedText(8, 8), (), ())}
 REPORT = "controls"
 
 
@@ -160,12 +160,12 @@ def test_a_model_names_the_plugin_that_it_lacks(trained, name):
 
 
 def test_an_objective_that_a_model_does_not_use_may_be_lacking():
-  before = config.typed(config.changes())
+  before = config.typed_config(config.changes())
   imported("objective")
-  text = config.to_json(config.typed(config.changes()))
-  assert "R" in config.from_json(text).objectives
+  text = config.to_json(config.typed_config(config.changes()))
+  assert "R" in config.config_from_json(text).objectives
   del objective.KINDS["reversed"], objective.OBJECTIVES["R"]
-  assert config.from_json(text) == before
+  assert config.config_from_json(text) == before
 
 
 def test_a_model_needs_neither_writers_nor_hooks(trained):
@@ -237,7 +237,7 @@ def test_an_objective_with_its_own_corruption(trained):
   help = config.described()
   assert "  objectives.NAME.share=0.5" in help
   word = "--config.objectives.R.share=2"
-  line = runs.told(config.load, "quickstart", [word])
+  line = runs.told(config.load_config, "quickstart", [word])
   assert "objective 'reversed': share=2.0 is not at least 0 and at most" in line
 
 
@@ -274,7 +274,7 @@ def test_a_hook(trained):
 
 
 def test_a_reader(run, tmp_path, capsys):
-  texts = [text.strip() for text in toy_english.sentences(0, 300)]
+  texts = [text.strip() for text in toy_english.make_sentences(0, 300)]
   divs = "".join(f"<div>\n<p>{text}</p>\n</div>" for text in texts)
   (tmp_path / "a.tei").write_text(f"<TEI><text>{divs}</text></TEI>")
   line = runs.told(ax.prepare, str(tmp_path / "a.tei"))
@@ -286,7 +286,7 @@ def test_a_reader(run, tmp_path, capsys):
     texts, vocab_size=300, seq_len=32, packing="documents", quiet=True
   )
   at = np.arange(len(by_hand.train))
-  read = Prepared.open(tmp_path / "data").train.read(at)
+  read = PreparedData.open(tmp_path / "data").train.read(at)
   for found, expected in zip(read, by_hand.train.read(at), strict=True):
     assert np.array_equal(found, expected)
   capsys.readouterr()
@@ -323,7 +323,7 @@ def test_a_fine_tuning_task(run, tmp_path, capsys):
   assert [one.value for one in found] == expected
   texts = [example.texts for example in module.load("toy")]
   assert ax.predict(model, texts, max_length=16) == found
-  (hf,) = export.export(model, tmp_path / "hf")
+  (hf,) = export.export_model(model, tmp_path / "hf")
   described = json.loads((hf / "config.json").read_text())
   assert described["architectures"] == ["EuroBertForTokenClassification"]
   assert described["id2label"] == {"0": "O", "1": "NAME", "2": "VERB"}

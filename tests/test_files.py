@@ -205,7 +205,7 @@ def test_writing_is_checked_before_the_work(tmp_path):
 _HOLDER = """
 import sys
 from antlm_jax.runtime import files
-with files.locked(sys.argv[1]):
+with files.file_lock(sys.argv[1]):
   print("held", flush=True)
   sys.stdin.read()
 """
@@ -222,10 +222,10 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
   try:
     assert holder.stdout.readline() == b"held\n"
     told = f"{tmp_path} is in use by process {holder.pid} on .* since 20"
-    with pytest.raises(UserError, match=told), files.locked(path):
+    with pytest.raises(UserError, match=told), files.file_lock(path):
       pass
     holder.send_signal(signal.SIGKILL)
-    with files.locked(path, wait=True):
+    with files.file_lock(path, wait=True):
       assert path.read_text().startswith(f"process {os.getpid()} on ")
   finally:
     holder.kill()
@@ -278,7 +278,7 @@ def test_a_lock_on_a_full_disk_names_its_file(small_disk):
   lock.touch()
   (disk / "all").write_bytes(bytes(4096))
   told = f"cannot write {lock}: No space left"
-  with pytest.raises(UserError, match=told), files.locked(lock):
+  with pytest.raises(UserError, match=told), files.file_lock(lock):
     pass
 
 
@@ -287,10 +287,10 @@ def test_a_lock_on_a_full_disk_names_its_file(small_disk):
 
 def test_a_table_is_as_wide_as_what_it_holds():
   rows = [("a", 1, None), ("long", 1000)]
-  shown = tables.text(rows, ("", "n", "x"), "<>").split("\n")
+  shown = tables.text_table(rows, ("", "n", "x"), "<>").split("\n")
   assert shown == ["         n  x", "a        1  -", "long  1000"]
-  assert tables.text([]) == ""
-  assert tables.line(("a", 1), (3, 4), "<>") == "a       1"
+  assert tables.text_table([]) == ""
+  assert tables.table_line(("a", 1), (3, 4), "<>") == "a       1"
 
 
 def test_a_table_in_markdown():

@@ -30,7 +30,9 @@ def diffusion(loaded):
 def in_blocks(loaded):
   """Returns the model with attention in blocks of eight tokens."""
   blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
-  return dataclasses.replace(loaded, config=config.given(loaded.config, blocks))
+  return dataclasses.replace(
+    loaded, config=config.given_config(loaded.config, blocks)
+  )
 
 
 WORDS = ("<pad>", "<s>", "</s>", "<mask>", "a", "b", "c")
@@ -45,7 +47,7 @@ def toy():
   backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "a"))
   backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   backend.add_special_tokens(list(WORDS[:4]))
-  model = models.build(helpers.TINY, len(WORDS))
+  model = models.build_model(helpers.TINY, len(WORDS))
   return framing.TextModel(
     model=model,
     params=helpers.random_params(model),
@@ -142,7 +144,7 @@ def test_texts_follow_the_law_by_enumeration(toy, how):
 def slow_fill(loaded, seen, text, tokens, shift, steps, block_length):
   """Fills a text with the likeliest tokens, the most probable first."""
   t = loaded.tokenizer
-  row = framing.encode(loaded, text, tokens)
+  row = framing.encode_framed(loaded, text, tokens)
   banned = t.special.copy()
   banned[t.eos_id] = not tokens  # a continuation may end early
   canvas = np.flatnonzero(row == t.mask_id)
@@ -230,7 +232,7 @@ def test_special_tokens_are_never_drawn(diffusion):
 def test_candidates_are_those_of_the_step_that_filled_the_mask(diffusion):
   """The model predicts the second mask with the first already filled."""
   t = diffusion.tokenizer
-  tokens = framing.encode(diffusion, TEXT)
+  tokens = framing.encode_framed(diffusion, TEXT)
   seen = []
   fill(diffusion, TEXT, top=4, watch=seen.append)
   (early,), (late,) = seen

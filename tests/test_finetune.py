@@ -25,8 +25,11 @@ from antlm_jax.evals.finetuning import (
 )
 from antlm_jax.evals.finetuning.answering import Inside, Spans
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.classification import Classifier, Options
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.classification import (
+  Classifier,
+  ClassifierOptions,
+)
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.trial import Hyperparameters
@@ -64,9 +67,11 @@ def write_cola(folder, train=96, valid=40):
 
 def toy(loaded, folder, settings=QUICK):
   """Returns the easy task and its rows."""
-  options = Options("first", dropout=0.1)
-  task = glue.make(write_cola(folder), "cola", settings.attention, options)
-  return task, loop.read(loaded, task, settings.max_length)
+  options = ClassifierOptions("first", dropout=0.1)
+  task = glue.make_glue_task(
+    write_cola(folder), "cola", settings.attention, options
+  )
+  return task, loop.read_task_data(loaded, task, settings.max_length)
 
 
 # ---------------------------------------------------------------------- rows
@@ -125,12 +130,12 @@ def test_a_long_sentence_has_several_rows(loaded):
 def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   task = toy(loaded, tmp_path)[0]
   for length in (32, 1000):
-    loop.read(loaded, task, length)
+    loop.read_task_data(loaded, task, length)
   assert capsys.readouterr().out == ""
   long = [Example((LONG,), 1), Example(("the dogs",), 0)]
   task = dataclasses.replace(task, load=lambda split: long)
   for length in (32, 1000):
-    loop.read(loaded, task, length)
+    loop.read_task_data(loaded, task, length)
   lines = capsys.readouterr().out.splitlines()
   said = (
     "warning: cola: texts of {} that are cut to fit {} tokens ({}): 1".format
@@ -140,7 +145,7 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   assert lines == [said(name, *limit) for limit in limits for name in names]
   task = dataclasses.replace(task, load=lambda split: [])
   with pytest.raises(UserError, match=r"cola: its files .* is left for train"):
-    loop.read(loaded, task, 8)
+    loop.read_task_data(loaded, task, 8)
 
 
 @pytest.mark.parametrize(
@@ -159,26 +164,26 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   ],
 )
 def test_what_is_kept_of_a_pair(lengths, budget, kept):
-  assert batching.truncated(lengths, budget) == kept
+  assert batching.truncate_lengths(lengths, budget) == kept
 
 
 def make_rows(n=203):
   lengths = np.random.default_rng(0).integers(1, 101, n).astype(np.int32)
   tokens = np.tile(np.arange(100, dtype=np.int32), (n, 1))
-  return batching.Rows(tokens, lengths, np.arange(n))
+  return batching.ExampleRows(tokens, lengths, np.arange(n))
 
 
 def test_every_row_is_in_one_batch():
   rows = make_rows()
   for key in ({}, {"seed": 3, "epoch": 1}):
-    made = batching.batches(rows, 16, **key)
+    made = batching.batches_by_length(rows, 16, **key)
     real = np.concatenate([s.rows[s.weights > 0] for s in made])
     assert sorted(real) == list(range(203))
     assert sum((s.weights == 0).any() for s in made) == 1
     assert {s.length for s in made} <= {16, 32, 64, 100}
     assert all(rows.lengths[s.rows].max() <= s.length for s in made)
     assert all(len(s.rows) == len(s.weights) == 16 for s in made)
-  few = batching.batches(make_rows(5), 16, seed=0)
+  few = batching.batches_by_length(make_rows(5), 16, seed=0)
   assert len(few) == 1 and few[0].weights.sum() == 5
 
 
@@ -188,7 +193,7 @@ def test_what_does_not_fill_a_batch_is_left_out_at_random():
   for epoch in range(60):
     out = []
     for seed in (3, 4):
-      made = batching.batches(rows, 16, seed, epoch, drop_last=True)
+      made = batching.batches_by_length(rows, 16, seed, epoch, drop_last=True)
       assert len(made) == 203 // 16 and all(s.weights.all() for s in made)
       kept = np.concatenate([s.rows for s in made])
       assert len(kept) == len(set(kept)) == 192
@@ -198,14 +203,14 @@ def test_what_does_not_fill_a_batch_is_left_out_at_random():
   # Long and short rows are left out equally often, nearly every row once.
   assert abs(rows.lengths[left].mean() - rows.lengths.mean()) < 5
   assert len(set(left)) > 180
-  assert not batching.batches(make_rows(5), 16, 0, drop_last=True)
+  assert not batching.batches_by_length(make_rows(5), 16, 0, drop_last=True)
 
 
 def test_order_is_a_function_of_seed_and_epoch():
   rows = make_rows()
 
   def order(seed, epoch):
-    made = batching.batches(rows, 16, seed, epoch)
+    made = batching.batches_by_length(rows, 16, seed, epoch)
     return [s.length for s in made], [s.rows.tolist() for s in made]
 
   assert order(0, 0) == order(0, 0)
@@ -219,7 +224,7 @@ def test_order_is_a_function_of_seed_and_epoch():
 
 def one_run(loaded, head, settings):
   """Returns the computations of a run."""
-  return trial.Trial(loaded, head, settings, [Run(0.0, 0)], 1)._one
+  return trial.Trial(loaded, head, settings, [TrialRun(0.0, 0)], 1)._one
 
 
 class EveryPool(Classifier):
@@ -402,7 +407,9 @@ class Scored(Classifier):
 def scored():
   """Returns a task that selects epochs by another metric than it reports."""
   head = Scored(("0", "1"), "first")
-  task = classification.task("a", None, ["set", "other"], head, best_by="f1")
+  task = classification.classification_task(
+    "a", None, ["set", "other"], head, best_by="f1"
+  )
   metrics = {"accuracy": lambda p, y: 1 - p, "f1": lambda p, y: p}
   return dataclasses.replace(task, metrics=metrics)
 
@@ -419,9 +426,9 @@ def scored():
 )
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
-  rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
+  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
   watch = loop.Standings(
-    scored(), rows, [Run(1, 0)], Hyperparameters(**settings)
+    scored(), rows, [TrialRun(1, 0)], Hyperparameters(**settings)
   )
   for score in scores:
     if not watch.stopped:
@@ -436,8 +443,8 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 
 
 def test_an_epoch_that_diverges_never_counts():
-  rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
-  runs = [Run(1e-3, 0), Run(1, 1), Run(1e-5, 2)]
+  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
+  runs = [TrialRun(1e-3, 0), TrialRun(1, 1), TrialRun(1e-5, 2)]
   watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
   found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
   watch.add([0.0, np.nan, 0.0], found)
@@ -451,7 +458,7 @@ def test_an_epoch_that_diverges_never_counts():
   assert line in watch.line()
 
 
-GRID = [Run(3e-3, 0), Run(3e-3, 1), Run(1e-9, 0)]
+GRID = [TrialRun(3e-3, 0), TrialRun(3e-3, 1), TrialRun(1e-9, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -477,7 +484,7 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
 
 def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   task, data, settings, (_, *others), _ = toy_fit
-  runs = [Run(1e30, 0), *GRID[1:]]
+  runs = [TrialRun(1e30, 0), *GRID[1:]]
   best = saved.Best(runs)
   outcomes = loop.fit(loaded, task, data, settings, runs, best)
   lines = capsys.readouterr().out.splitlines()
@@ -494,7 +501,7 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   assert said == "cola: seed 0 at rate 1e+30 diverged in epoch 1"
   # A single diverged run is reported and has no best model.
   alone = summary.summarise(task, examples, outcomes[:1])
-  assert "1 of 1 diverged" in summary.table([alone], GLUE)
+  assert "1 of 1 diverged" in summary.scores_table([alone], GLUE)
   assert json.loads(json.dumps(alone, allow_nan=False))["best_run"] == 0
 
 
@@ -535,7 +542,7 @@ def test_the_help_says_what_every_preset_is(capsys):
   [(30, [30]), (29, [15, 15]), (8, [8, 8, 8, 6]), (1, [1] * 30)],
 )
 def test_a_device_takes_what_it_has_memory_for(room, sizes, capsys):
-  runs, taken = [Run(1e-3, seed) for seed in range(30)], []
+  runs, taken = [TrialRun(1e-3, seed) for seed in range(30)], []
 
   def fit(group):
     if len(group) > room:
@@ -567,14 +574,16 @@ EXAMPLES = {"mrpc": [Example(("a", "b"), label) for label in LABELS]}
 def outcome(lr, seed, found, metrics):
   scores = {name: metric(found, LABELS) for name, metric in metrics.items()}
   epoch = {"train_loss": 0.5, "mrpc": scores}
-  return loop.Outcome(Run(lr, seed), (epoch,), 1, {"mrpc": found})
+  return loop.TuningOutcome(TrialRun(lr, seed), (epoch,), 1, {"mrpc": found})
 
 
 @pytest.fixture
 def mrpc(tmp_path):
   for split in ("train", "valid"):
     (tmp_path / f"mrpc.{split}.jsonl").write_text(line("mrpc", 1))
-  return glue.make(tmp_path, "mrpc", "bidirectional", Options())
+  return glue.make_glue_task(
+    tmp_path, "mrpc", "bidirectional", ClassifierOptions()
+  )
 
 
 GLUE = glue.OF_2024
@@ -598,12 +607,12 @@ def test_summary(mrpc):
   assert shares == [1, 1, 0.75, 0.5]
   (said,) = summary.remarks(about)
   assert "2 of 2 runs at lr 1e-05" in said
-  text = summary.table([about], GLUE)
+  text = summary.scores_table([about], GLUE)
   assert "90.0 ± 127.1" in text and "85.7" in text  # t of 1: 12.7
   assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text
   alone = summary.summarise(mrpc, EXAMPLES, outcomes[:1])
   assert alone["by_lr"][0]["scores"]["mrpc"]["std"] is None
-  assert "1 of 1 collapsed" in summary.table([alone], GLUE)
+  assert "1 of 1 collapsed" in summary.scores_table([alone], GLUE)
 
 
 def test_the_mean_over_all_is_glue(mrpc):
@@ -613,9 +622,9 @@ def test_the_mean_over_all_is_glue(mrpc):
   everything = [*map(json.loads, texts)]
   for i, about in enumerate(everything):
     about["by_lr"][0]["scores"][about["task"]]["mean"] = i / 10
-  table = summary.table(everything, GLUE)
+  table = summary.scores_table(everything, GLUE)
   assert "GLUE, unweighted mean of all 11: 50.0" in table
-  assert "10 of 11 scores" in summary.table(everything[1:], GLUE)
+  assert "10 of 11 scores" in summary.scores_table(everything[1:], GLUE)
 
 
 # ------------------------------------------------------------------ command

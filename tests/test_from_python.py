@@ -145,14 +145,16 @@ def test_bad_rows_are_one_line(rows, told):
 def test_a_config_is_a_name_or_a_value():
   """Settings change a config given by name, as a value or as a dict."""
   changes = {"optimizer.name": "muon", "train.steps": 5, "eval.watch": ("clm",)}
-  by_name = config.given("quickstart", changes)
+  by_name = config.given_config("quickstart", changes)
   assert isinstance(by_name.optimizer, ax.Muon)
   assert by_name.train.steps == 5 and by_name.eval.watch == ("clm",)
-  assert config.given(config.load("quickstart"), changes) == by_name
-  as_dict = config.module("quickstart").get_config("")
-  assert config.given(as_dict, changes) == by_name
+  assert (
+    config.given_config(config.load_config("quickstart"), changes) == by_name
+  )
+  as_dict = config.config_module("quickstart").get_config("")
+  assert config.given_config(as_dict, changes) == by_name
   with pytest.raises(UserError, match=r"did you mean 'train\.steps'"):
-    config.given(ax.Config(), {"train.stps": 5})
+    config.given_config(ax.Config(), {"train.stps": 5})
 
 
 @pytest.mark.parametrize(
@@ -179,28 +181,30 @@ def test_a_config_is_a_name_or_a_value():
 def test_a_setting_has_a_short_name(short, whole):
   """Catches a name that sets another setting than the command's whole key."""
   words = [f"--config.{word}" for word in whole.split()]
-  expected = config.load("quickstart", words)
-  assert config.given("quickstart", short) == expected
-  assert config.given(config.load("quickstart"), short) == expected
+  expected = config.load_config("quickstart", words)
+  assert config.given_config("quickstart", short) == expected
+  assert (
+    config.given_config(config.load_config("quickstart"), short) == expected
+  )
 
 
 def test_a_section_replaces_that_of_the_config():
   """Catches settings of the config's own section that stay behind."""
   muon, train_, wsd = ax.Muon(average="tail"), ax.Train(steps=9), ax.WSD()
-  made = config.given(
+  made = config.given_config(
     "quickstart", {"optimizer": muon, "train": train_, "schedule": wsd}
   )
   assert (made.optimizer, made.train, made.schedule) == (muon, train_, wsd)
-  before = config.load("quickstart")
+  before = config.load_config("quickstart")
   assert made.model == before.model and made.eval == before.eval
   # `plan` prints the settings as a command has them.
   words = {"steps": 9, "watch": ("clm",), "optimizer": ax.Muon(average="tail")}
-  keys = plan.whole_keys(config.given(before, words), words)
+  keys = plan.whole_keys(config.given_config(before, words), words)
   assert keys["train.steps"] == "9" and keys["eval.watch"] == "clm"
-  again = config.load(
+  again = config.load_config(
     "quickstart", [f"--config.{k}={v}" for k, v in keys.items()]
   )
-  assert again == config.given(before, words)
+  assert again == config.given_config(before, words)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +225,12 @@ def test_a_section_replaces_that_of_the_config():
 )
 def test_an_unclear_setting_is_refused(settings, told):
   """Catches a guess among several settings, and flags in Python's errors."""
-  for start in ("quickstart", config.load("quickstart")):
+  for start in ("quickstart", config.load_config("quickstart")):
     with pytest.raises(UserError, match=told) as error:
-      config.given(start, settings)
+      config.given_config(start, settings)
     assert "--config" not in str(error.value)
   with pytest.raises(UserError, match=r"^config=quikstart: .*'quickstart'"):
-    config.given("quikstart", {})
+    config.given_config("quikstart", {})
 
 
 def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
@@ -288,9 +292,9 @@ def test_results_are_models_and_paths(lines, tmp_path):
   # A run starts from another run, or from a model.
   for start in (run, model, tuned):
     changes = {"init.checkpoint": start}
-    assert config.given("quickstart", changes).init.checkpoint == os.fspath(
-      start
-    )
+    assert config.given_config(
+      "quickstart", changes
+    ).init.checkpoint == os.fspath(start)
   with pytest.raises(UserError, match="own is not saved: fine-tune with save="):
     ax.predict(ax.finetune(run, records, output=tmp_path / "b", **how), ["a"])
   untrained = ax.finetune(tuned, {"test": records}, **how | {"epochs": 0})

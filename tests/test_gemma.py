@@ -26,7 +26,9 @@ def written(form, **changes):
   """Returns the fields of a model's config.json."""
   model = helpers.model(**SHAPE | changes)
   target = GEMMA.target(model.config, form, 0)
-  return config.config(model, {"mask": None}, GEMMA, target, "float32")
+  return config.make_config_json(
+    model, {"mask": None}, GEMMA, target, "float32"
+  )
 
 
 def read(fields):

@@ -13,7 +13,7 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.classification import Classifier, Linear
+from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import random_models, real, runs, tuned
 
@@ -55,7 +55,7 @@ def two_layers(x, p, norm=lambda x: x):
   [
     ("last", Classifier, functools.partial(two_layers, norm=normed)),
     ("mean", functools.partial(Classifier, norms=False), two_layers),
-    ("first", Linear, lambda x, p: x @ p["classes/kernel"]),
+    ("first", LinearHead, lambda x, p: x @ p["classes/kernel"]),
   ],
 )
 def test_heads_are_what_they_say(pool, head, reference):
@@ -81,7 +81,7 @@ def test_heads_are_what_they_say(pool, head, reference):
 
 
 @pytest.mark.parametrize(
-  ("head", "std"), [(Classifier, math.sqrt(2 / (5 * 64))), (Linear, 0.02)]
+  ("head", "std"), [(Classifier, math.sqrt(2 / (5 * 64))), (LinearHead, 0.02)]
 )
 def test_a_heads_first_values(head, std):
   labels = tuple(map(str, range(64)))
@@ -95,7 +95,7 @@ def test_a_heads_first_values(head, std):
 def test_empty_places_weigh_nothing():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
   labels, weights = jnp.array([0, 2, 1, 1]), jnp.array([1.0, 1.0, 1.0, 0.0])
-  got = classification.cross_entropy(logits, labels, weights)
+  got = classification.class_loss(logits, labels, weights)
   p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   expected = -np.log(p[[0, 1, 2], [0, 2, 1]]).mean()
   assert got == pytest.approx(expected, rel=1e-5)
@@ -208,7 +208,7 @@ def test_what_presets_set(tmp_path, attention):
   write_all(tmp_path / "glue_filtered")
   labels, pool = ("0", "1"), "last" if attention == "causal" else "first"
   with_norms = Classifier(labels, pool)
-  by_attention = Linear(labels, pool) if pool == "last" else with_norms
+  by_attention = LinearHead(labels, pool) if pool == "last" else with_norms
   words = ("entailment", "neutral", "contradiction")
   found = asked(tmp_path, f"--attention={attention}")
   for args, task in found:
@@ -295,7 +295,7 @@ def test_the_real_files(tmp_path):
   expected |= {"rte": (2490, 139), "sst2": (67349, 436), "wsc": (554, 52)}
   assert sizes == expected
   with pytest.raises(UserError, match=r"boolq is not in .*BoolQ/train.jsonl"):
-    glue.find(tmp_path, "boolq", glue.FORMATS["boolq"])
+    glue.find_glue_files(tmp_path, "boolq", glue.FORMATS["boolq"])
 
 
 GOOD = '{"sentence": "a", "label": 1}'
@@ -319,8 +319,8 @@ GOOD = '{"sentence": "a", "label": 1}'
 def test_bad_files(tmp_path, text, message):
   for split, content in (("train", text), ("valid", GOOD)):
     (tmp_path / f"cola.{split}.jsonl").write_text(content)
-  options = classification.Options()
-  cola = glue.make(tmp_path, "cola", "bidirectional", options)
+  options = classification.ClassifierOptions()
+  cola = glue.make_glue_task(tmp_path, "cola", "bidirectional", options)
   with pytest.raises(UserError, match=message):
     cola.load("train")
 
@@ -328,14 +328,14 @@ def test_bad_files(tmp_path, text, message):
 def test_absent_files_are_all_named(tmp_path):
   """Catches an error that names only one of a set's possible places."""
   with pytest.raises(UserError, match="nowhere: no such folder"):
-    glue.find(tmp_path / "nowhere", "cola", glue.FORMATS["cola"])
+    glue.find_glue_files(tmp_path / "nowhere", "cola", glue.FORMATS["cola"])
   (tmp_path / "rte.train.jsonl").write_text("")
   words = (
     "rte.train.jsonl with rte.valid.jsonl or glue_filtered/rte.train.jsonl with"
     " glue_filtered/rte.valid.jsonl or RTE/train.jsonl with RTE/val.jsonl"
   )
   with pytest.raises(UserError, match=words):
-    glue.find(tmp_path, "rte", glue.FORMATS["rte"])
+    glue.find_glue_files(tmp_path, "rte", glue.FORMATS["rte"])
   with pytest.raises(UserError, match=r"no set of .*cola, .* task=wsc, for"):
     every(tmp_path)
 

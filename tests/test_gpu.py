@@ -21,7 +21,7 @@ from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as benchmark
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.corruption import Segments
 from antlm_jax.training.step import jitted, state_shardings
 from tests import reference
@@ -106,7 +106,7 @@ def need_mosaic():
   """Skips the test if our kernel for Hopper cannot run."""
   q, k = inputs(jnp.bfloat16)[:2]
   try:
-    attention.choose(CAUSAL, q, k, "mosaic")
+    attention.choose_attention(CAUSAL, q, k, "mosaic")
   except ValueError as reason:
     raise unittest.SkipTest(str(reason)) from None
 
@@ -198,18 +198,18 @@ def check_zeros(dtype, implementation):
 def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
   q, k = inputs(jnp.bfloat16)[:2]
   for mask in (CAUSAL, BIDIRECTIONAL):
-    assert attention.choose(mask, q, k, dropout=True) == "chunked"
+    assert attention.choose_attention(mask, q, k, dropout=True) == "chunked"
     for odd in (
       inputs(jnp.float32),
       inputs(jnp.bfloat16, 12),
       inputs(jnp.bfloat16, 512),
     ):
-      assert attention.choose(mask, *odd[:2]) == "chunked"
+      assert attention.choose_attention(mask, *odd[:2]) == "chunked"
   for mask in (packed(True), packed(False), mixed()):
-    assert attention.choose(mask, q, k) == "chunked"
+    assert attention.choose_attention(mask, q, k) == "chunked"
   need_cudnn()
   for mask in (CAUSAL, BIDIRECTIONAL):
-    assert attention.choose(mask, q, k) == "cudnn"
+    assert attention.choose_attention(mask, q, k) == "cudnn"
 
 
 def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
@@ -224,12 +224,14 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
     dtype="bfloat16",
   )
   train_step = benchmark.make_step(config)
-  example = benchmark.make_example(batch, Layout(4), LENGTH, config.vocab_size)
+  example = benchmark.make_example(
+    batch, BatchLayout(4), LENGTH, config.vocab_size
+  )
   mesh = mesh_lib.Mesh().build([device])
   found = []
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
-    state, example = init(), mesh_lib.place(mesh, example)
+    state, example = init(), mesh_lib.place_batch(mesh, example)
     for _ in range(steps):
       state, metrics = step(state, example)
       found.append(float(metrics["total_loss"]))
@@ -286,4 +288,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

@@ -25,7 +25,7 @@ from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
-from antlm_jax.inference.model import write as write_model
+from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 from tests.hub import FakeHub
@@ -67,7 +67,7 @@ def llama(tokenizer, tmp_path_factory):
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, tokenizer, tied=False)
   loaded = load(run)
-  (path,) = export.export(loaded, run / "hf", ["causal"])
+  (path,) = export.export_model(loaded, run / "hf", ["causal"])
   return loaded, path
 
 
@@ -104,21 +104,21 @@ def rewrite(path, edit):
 
 @pytest.mark.sample(4)
 def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
-  export.export(loaded, tmp_path / "hf", ATTENTIONS)
+  export.export_model(loaded, tmp_path / "hf", ATTENTIONS)
   for form in ATTENTIONS:
-    imported = import_.read(tmp_path / "hf" / form)
-    path = import_.write(imported, tmp_path / form)
+    imported = import_.read_model_folder(tmp_path / "hf" / form)
+    path = import_.write_imported_run(imported, tmp_path / form)
     again = load(path)
     assert helpers.equal(again.params, loaded.params)
     assert again.step == loaded.step == random_models.STEP
     assert again.config.to_dict() == loaded.config.to_dict()
     assert again.tokenizer.to_json() == loaded.tokenizer.to_json()
-    export.export(again, tmp_path / f"again-{form}", ATTENTIONS)
+    export.export_model(again, tmp_path / f"again-{form}", ATTENTIONS)
     assert contents(tmp_path / f"again-{form}") == contents(tmp_path / "hf")
 
 
 def test_both_forms_are_the_same_file(loaded, tmp_path):
-  paths = export.export(loaded, tmp_path / "hf", ATTENTIONS)
+  paths = export.export_model(loaded, tmp_path / "hf", ATTENTIONS)
   inodes = {(path / folders.SINGLE).stat().st_ino for path in paths}
   # ModernBERT's decoder has other names of tensors.
   assert len(inodes) == 1 + (loaded.config.model.name == "modernbert")
@@ -126,7 +126,7 @@ def test_both_forms_are_the_same_file(loaded, tmp_path):
 
 def test_shards_hold_the_same(llama, tmp_path):
   loaded, whole = llama
-  (path,) = export.export(
+  (path,) = export.export_model(
     loaded, tmp_path / "hf", ["causal"], shard_bytes=50_000
   )
   files = sorted(path.glob("*.safetensors"))
@@ -137,7 +137,10 @@ def test_shards_hold_the_same(llama, tmp_path):
     f.stat().st_size < 60_000 or len(safetensors.numpy.load_file(f)) == 1
     for f in files
   )
-  assert helpers.equal(import_.read(path).params, import_.read(whole).params)
+  assert helpers.equal(
+    import_.read_model_folder(path).params,
+    import_.read_model_folder(whole).params,
+  )
   # All files follow the umask.
   assert {f.stat().st_mode for f in path.iterdir()} == {
     (path / "README.md").stat().st_mode
@@ -147,15 +150,15 @@ def test_shards_hold_the_same(llama, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
   loaded, whole = llama
-  (path,) = export.export(loaded, tmp_path / "a", ["causal"], dtype)
+  (path,) = export.export_model(loaded, tmp_path / "a", ["causal"], dtype)
   assert json.loads((path / "config.json").read_text())["dtype"] == dtype
-  imported = import_.read(path)
-  exact = import_.read(whole).params
+  imported = import_.read_model_folder(path)
+  exact = import_.read_model_folder(whole).params
   step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
   for name, value in imported.params.items():
     np.testing.assert_allclose(value, exact[name], rtol=step, atol=1e-7)
-  again = load(import_.write(imported, tmp_path / "run"))
-  (path_again,) = export.export(again, tmp_path / "b", ["causal"], dtype)
+  again = load(import_.write_imported_run(imported, tmp_path / "run"))
+  (path_again,) = export.export_model(again, tmp_path / "b", ["causal"], dtype)
   assert contents(path_again) == contents(path)
 
 
@@ -169,7 +172,9 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   assert forms("4C+16M+4C") == forms("C:N=1:15") == ATTENTIONS
   assert forms("2P") == ("causal",)
   blocks = random_models.with_curriculum(llama[0], "8D")
-  changed = config_lib.given(blocks.config, {"objectives.D.attention": "block"})
+  changed = config_lib.given_config(
+    blocks.config, {"objectives.D.attention": "block"}
+  )
   blocks = dataclasses.replace(blocks, config=changed)
   assert blocks.mask_shift == 1
   with pytest.raises(UserError, match="only with attention in blocks"):
@@ -199,7 +204,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
   loaded = load(run)
-  settings = config_lib.given(
+  settings = config_lib.given_config(
     loaded.config,
     {
       "data.path": f"a={tmp_path}/own/data,b={tmp_path}/b",
@@ -208,7 +213,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   )
   loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
   about = card.About("mit", ("en", "de"), "me/base")
-  paths = export.export(loaded, tmp_path / "hf", about=about)
+  paths = export.export_model(loaded, tmp_path / "hf", about=about)
   for path in paths:
     text = (path / "README.md").read_text()
     front = huggingface_hub.ModelCard(text).data
@@ -246,7 +251,7 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
 
   monkeypatch.setattr(safetensors.numpy, "save_file", fail)
   with pytest.raises(UserError, match="No space left"):
-    export.export(llama[0], tmp_path / "hf")
+    export.export_model(llama[0], tmp_path / "hf")
   assert not list(tmp_path.iterdir())
 
 
@@ -270,9 +275,9 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
   cached(foreign, cache, "some/llama")
   import_command.main(words)
   loaded = load(tmp_path / "run")
-  here = import_.read(foreign)
+  here = import_.read_model_folder(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
-  (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
+  (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
   assert not hub.is_name(tmp_path.name) and not hub.is_name(str(foreign))
 
@@ -288,14 +293,16 @@ def test_a_card_follows_a_start_on_this_machine_alone(
     raise AssertionError(f"{name} would be downloaded")
 
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(hub, "folder", download)
+  monkeypatch.setattr(hub, "download_model", download)
   random_models.save(tmp_path / "other", tokenizer)
   other = load(tmp_path / "other")
-  settings = config_lib.given(other.config, {"init.checkpoint": begin})
+  settings = config_lib.given_config(other.config, {"init.checkpoint": begin})
   fields = {f.name: getattr(other, f.name) for f in dataclasses.fields(Meta)}
   meta = Meta(**fields | {"config": settings})
   write_model(tmp_path / "run/checkpoints/7", 7, other.params, meta)
-  (path,) = export.export(load(tmp_path / "run"), tmp_path / "hf", ["causal"])
+  (path,) = export.export_model(
+    load(tmp_path / "run"), tmp_path / "hf", ["causal"]
+  )
   front = huggingface_hub.ModelCard((path / "README.md").read_text()).data
   assert front.base_model is None
 
@@ -340,10 +347,12 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
     del config[name]
   config |= {"rope_scaling": None, "rope_theta": 10000.0}
   (foreign / "config.json").write_text(json.dumps(config))
-  imported = import_.read(foreign)
+  imported = import_.read_model_folder(foreign)
   assert helpers.equal(dict(imported.params), dict(llama[0].params))
   assert (imported.step, imported.meta.boundary) == (0, framing.OWN)
-  assert import_.read(foreign, boundary="eos").meta.boundary == "eos"
+  assert (
+    import_.read_model_folder(foreign, boundary="eos").meta.boundary == "eos"
+  )
   settings = imported.meta.config.model
   assert settings.rope_theta == 10000.0
   assert not settings.tied
@@ -351,9 +360,9 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
 
 @pytest.mark.parametrize("form", ATTENTIONS)
 def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
-  export.export(loaded, tmp_path / "hf", [form])
+  export.export_model(loaded, tmp_path / "hf", [form])
   (tmp_path / "hf" / NATIVE).unlink()
-  imported = import_.read(tmp_path / "hf")
+  imported = import_.read_model_folder(tmp_path / "hf")
   assert helpers.equal(dict(imported.params), dict(loaded.params))
   own = imported.meta.config.model
   for name in ARCHITECTURES[own.name].settings:
@@ -362,8 +371,8 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   masks = "1N" if loaded.mask_shift else "1M"
   expected = {"causal": "1C", "bidirectional": masks}[form]
   assert imported.meta.config.curriculum == expected
-  again = import_.write(imported, tmp_path / "run")
-  export.export(load(again), tmp_path / "b", [form])
+  again = import_.write_imported_run(imported, tmp_path / "run")
+  export.export_model(load(again), tmp_path / "b", [form])
   assert "imported its weights" in (tmp_path / "b/README.md").read_text()
 
 
@@ -372,12 +381,14 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   shutil.copytree(llama[1], path)
   change(path, rms_norm_eps=1e-3)
   with pytest.raises(UserError, match="disagree on norm_eps"):
-    import_.read(path)
-  assert import_.read(llama[1], boundary="eos").meta.boundary == "eos"
+    import_.read_model_folder(path)
+  assert (
+    import_.read_model_folder(llama[1], boundary="eos").meta.boundary == "eos"
+  )
   fields = json.loads((path / NATIVE).read_text())
   (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
   with pytest.raises(UserError, match="boundary 'both' is unknown"):
-    import_.read(path)
+    import_.read_model_folder(path)
 
 
 def framed(tokenizer, single):
@@ -400,19 +411,19 @@ def test_the_frame_is_what_the_tokenizer_adds(
   """The frame is also exported again unchanged."""
   own = framed(llama[0].tokenizer, single)
   (foreign / "tokenizer.json").write_text(own.to_json())
-  imported = import_.read(foreign)
-  path = import_.write(imported, tmp_path / "run")
+  imported = import_.read_model_folder(foreign)
+  path = import_.write_imported_run(imported, tmp_path / "run")
   loaded = load(path)
   assert [x.tolist() for x in loaded.frame] == [before, after]
   assert "its tokenizer adds" in imported.notes[0]
   assert len(imported.notes) == 1
-  (out,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
+  (out,) = export.export_model(loaded, tmp_path / "hf", ["bidirectional"])
   again = Tokenizer.load(out / "tokenizer.json")
   assert again.frame == (before, after)
-  assert import_.read(out).meta.boundary == framing.OWN
+  assert import_.read_model_folder(out).meta.boundary == framing.OWN
   config = json.dumps({"add_bos_token": not before, "add_eos_token": None})
   (foreign / "tokenizer_config.json").write_text(config)
-  note = import_.read(foreign).notes[1]
+  note = import_.read_model_folder(foreign).notes[1]
   assert note.startswith("warning: ") and "but tokenizer.json decides" in note
 
 
@@ -424,7 +435,7 @@ def without_mask(path):
 def test_a_tokenizer_without_a_mask_stays_so(llama, foreign):
   """The vocabulary does not grow before training needs a mask."""
   without_mask(foreign / "tokenizer.json")
-  imported = import_.read(foreign)
+  imported = import_.read_model_folder(foreign)
   assert imported.meta.tokenizer.mask_id is None
   assert imported.params["head/kernel"].shape == (32, 400)
   assert "has no <mask>; training that needs it adds it" in imported.notes[-1]
@@ -438,7 +449,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
   rewrite(foreign, widen)
   size = llama[0].tokenizer.vocab_size
   change(foreign, vocab_size=size + 7)
-  imported = import_.read(foreign)
+  imported = import_.read_model_folder(foreign)
   assert imported.meta.tokenizer.vocab_size == size + 7
   assert imported.meta.tokenizer.special[size:].all()
   assert "7 rows of the embedding have no token" in imported.notes[0]
@@ -480,7 +491,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
 def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
   change(foreign, **fields)
   with pytest.raises(UserError) as error:
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   assert said in str(error.value)
 
 
@@ -502,7 +513,7 @@ def test_weights_that_do_not_fit_are_named(foreign, name, value, said):
 
   rewrite(foreign, edit)
   with pytest.raises(UserError, match=said):
-    _ = import_.read(foreign).params
+    _ = import_.read_model_folder(foreign).params
 
 
 def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
@@ -511,14 +522,14 @@ def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
 
   change(foreign, tie_word_embeddings=True)
   with pytest.raises(UserError, match=r"lm_head.weight differs"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   rewrite(foreign, same)
-  assert "head/kernel" not in import_.read(foreign).params
+  assert "head/kernel" not in import_.read_model_folder(foreign).params
 
 
 def test_weights_of_an_encoder_alone_are_read(foreign):
   """transformers' AutoModel writes such weights."""
-  rows = import_.read(foreign).params["embedding"]
+  rows = import_.read_model_folder(foreign).params["embedding"]
 
   def bare(tensors):
     del tensors["lm_head.weight"]
@@ -527,7 +538,9 @@ def test_weights_of_an_encoder_alone_are_read(foreign):
 
   rewrite(foreign, bare)
   change(foreign, tie_word_embeddings=True)
-  assert np.array_equal(import_.read(foreign).params["embedding"], rows)
+  assert np.array_equal(
+    import_.read_model_folder(foreign).params["embedding"], rows
+  )
 
 
 @pytest.mark.parametrize(
@@ -546,7 +559,7 @@ def test_folders_that_are_not_whole(foreign, file, content, said):
   if content is not None:
     (foreign / file).write_text(content)
   with pytest.raises(UserError, match=said):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
 
 
 @pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd"])
@@ -555,7 +568,7 @@ def test_an_index_stays_in_its_folder(foreign, name):
   index = {"weight_map": {"model.norm.weight": name}}
   (foreign / folders.INDEX).write_text(json.dumps(index))
   with pytest.raises(UserError, match="which is not in its folder"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
 
 
 def test_a_full_disk_leaves_room_for_the_same_command(
@@ -587,28 +600,28 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   path = foreign / "pytorch_model.bin"
   path.write_bytes(b"not whole")
   with pytest.raises(UserError, match=r"cannot read .*model.bin as weights"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   state = {name: torch.tensor(value) for name, value in tensors.items()}
   torch.save(state | {"more": Runs()}, path)
   with pytest.raises(UserError, match=r"only: Unsupported .*print was not"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   assert "it ran" not in capsys.readouterr().out
   torch.save(state, path)
-  imported = import_.read(foreign).params
+  imported = import_.read_model_folder(foreign).params
   assert imported.keys() == llama[0].params.keys()
   for name, value in imported.items():
     assert np.array_equal(value, llama[0].params[name]), name
   path.rename(foreign / "a.bin")
   shutil.copyfile(foreign / "a.bin", foreign / "b.bin")
   with pytest.raises(UserError, match=r"several pickles \(a.bin, b.bin\)"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   (foreign / "b.bin").unlink()
   monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
   with pytest.raises(UserError, match=r"may run code in torch 2.5.1.*2.6 or"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(UserError, match=r"install torch to read it, or convert"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
 
 
 @pytest.mark.filterwarnings("ignore:.*(CSR|nested):UserWarning")
@@ -629,7 +642,7 @@ def test_pickled_tensors_without_an_array_are_named(kind, foreign):
   state[name] = changed(state[name])
   torch.save(state, foreign / "pytorch_model.bin")
   with pytest.raises(UserError, match=rf"has tensors .*: {name}; load the"):
-    import_.read(foreign)
+    import_.read_model_folder(foreign)
 
 
 def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
@@ -656,10 +669,12 @@ def test_the_commands(llama, tmp_path, capsys):
 def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
   """The study's "start from an existing CLM model" from start to end."""
   random_models.save(tmp_path / "old", tokenizer)
-  (path,) = export.export(load(tmp_path / "old"), tmp_path / "hf", ["causal"])
+  (path,) = export.export_model(
+    load(tmp_path / "old"), tmp_path / "hf", ["causal"]
+  )
   (path / NATIVE).unlink()
   without_mask(path / "tokenizer.json")
-  import_.write(import_.read(path), tmp_path / "run")
+  import_.write_imported_run(import_.read_model_folder(path), tmp_path / "run")
   words = f"--text={english}/text --output={tmp_path}/data --seq_len=32"
   words += f" --tokenizer={tmp_path}/run/tokenizer.json"
   runs.main("antlm_jax.commands.prepare", *words.split())

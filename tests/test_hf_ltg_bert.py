@@ -63,16 +63,18 @@ class Exported:
     self.params = helpers.random_params(self.model)
     form = LTG_BERT.targets["bidirectional"][0]
     path.mkdir()
-    self.config = configs.config(self.model, IDS, LTG_BERT, form, "float32")
+    self.config = configs.make_config_json(
+      self.model, IDS, LTG_BERT, form, "float32"
+    )
     (path / "config.json").write_text(json.dumps(self.config))
     for code in form.code:
       shutil.copyfile(CODE / code, path / code)
     self.tensors = self.of_torch(self.params)
-    folder.write(path, self.tensors, 10**9)
+    folder.write_weights(path, self.tensors, 10**9)
 
   def of_torch(self, tree):
     """Returns parameters or gradients under the names of transformers."""
-    return folder.tensors(tree, LTG_BERT.weights, "float32")
+    return folder.params_to_tensors(tree, LTG_BERT.weights, "float32")
 
   def open(self, auto, **settings):
     found = getattr(transformers, auto).from_pretrained(
@@ -424,7 +426,7 @@ def test_saved_again(exported, auto, tmp_path):
     expected = {n: t for n, t in exported.tensors.items() if "lm_head" not in n}
   else:
     tensors, expected = after, exported.tensors
-    written = folder.read(tmp_path / "again")
+    written = folder.read_weights(tmp_path / "again")
     assert set(written) == set(expected)
   assert set(before) == set(after)
   assert set(tensors) == set(expected)
@@ -457,7 +459,7 @@ def drawn_head(model, classes):
       value = jnp.asarray(draw.normal(0, 0.5, shape), jnp.float32)
       params[f"{name}/{part}"] = value
   names = heads.HEADS["classifier"].weights
-  for name, value in folder.tensors(params, names, "float32").items():
+  for name, value in folder.params_to_tensors(params, names, "float32").items():
     model.get_parameter(name).data.copy_(torch.tensor(value))
   return params
 

@@ -40,7 +40,7 @@ def sentence_piece(normalizer=None, pre_tokenizer=None):
     initial_alphabet=[*"▁abcdefghijklmnopqrstuvwxyz.,()A0"],
     special_tokens=["<pad>", "<s>", "</s>", "<mask>"],
   )
-  backend.train_from_iterator(toy_english.sentences(0, 300), trainer)
+  backend.train_from_iterator(toy_english.make_sentences(0, 300), trainer)
   backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
   return backend
 
@@ -98,7 +98,7 @@ TOKENIZERS = {
 # Those that cut texts into words, so that a word's tokens depend on it alone.
 WORDS = [kind for kind in TOKENIZERS if kind not in ("Llama 2", "digits first")]
 TEXTS = [
-  *toy_english.sentences(0, 12),
+  *toy_english.make_sentences(0, 12),
   "the dogs near\n\nthe house (rest), don't they",
   "a cat\trests \n often.\n\n  the dogs  rest",
   "1984 dogs and 3 cats; Ann's horse",
@@ -138,7 +138,10 @@ def test_a_mask_stands_for_a_word_of_the_whole_text(made):
         elif not (a < end and b > start):
           expected.append(token)
       masked = text[: word.start()] + mask + text[word.end() :]
-      for found in (framing.encode(loaded, masked), theirs.encode(masked).ids):
+      for found in (
+        framing.encode_framed(loaded, masked),
+        theirs.encode(masked).ids,
+      ):
         assert list(found)[1:-1] == expected, masked
 
 
@@ -193,7 +196,7 @@ def test_a_difference_is_an_error_and_writes_nothing(
 
   monkeypatch.setattr(hf_tokenizers, "files", wrong)
   with pytest.raises(UserError, match=r"would read '.*' as \[1, .*\], but"):
-    export.export(llama, tmp_path / "hf")
+    export.export_model(llama, tmp_path / "hf")
   assert not list(tmp_path.iterdir())
 
 
@@ -204,4 +207,4 @@ def test_a_tokenizer_that_drops_the_stand_ins_is_refused(llama):
   backend.normalizer = tokenizers.normalizers.Replace(drop, "")
   loaded = dataclasses.replace(llama, tokenizer=Tokenizer(backend))
   with pytest.raises(UserError, match="cannot read <mask> in a text"):
-    framing.encode(loaded, "the <mask> rest")
+    framing.encode_framed(loaded, "the <mask> rest")

@@ -13,7 +13,7 @@ from antlm_jax.commands import train as command
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
-from antlm_jax.inference.pairs import minimal_pairs
+from antlm_jax.inference.pairs import read_minimal_pairs
 from antlm_jax.page.hook import Page
 from antlm_jax.training import checkpoint, hooks, loop, metrics, notes
 from antlm_jax.training import run as run_lib
@@ -31,7 +31,7 @@ def train(prepared):
   """Trains in this process."""
 
   def go(workdir, *given):
-    loop.train(runs.settings(prepared, *SMALL), workdir, [*given, Page()])
+    loop.train_run(runs.settings(prepared, *SMALL), workdir, [*given, Page()])
 
   return go
 
@@ -167,7 +167,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   lowest = [min(list(losses.values())[: i + 1]) for i in range(len(losses))]
   assert lowest[-4] == lowest[-1] == losses[best] != lowest[-5]
   assert end == max(losses) < 60 and best == end - 12
-  assert set(checkpoint.steps(run)) == {best, end}
+  assert set(checkpoint.checkpoint_steps(run)) == {best, end}
   assert f"ended after step {end}: clm has not improved in 3" in printed
   assert f"checkpoints/{end}, checkpoints/{best} (best)" in printed
   rows = {row["step"] for row in summary["held_out"]}
@@ -177,7 +177,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert again == summary and f"ended after step {end}" in printed
   longer, _ = train(5)
   assert longer["steps"] > end and longer["best"] == summary["best"]
-  assert best in checkpoint.steps(run)
+  assert best in checkpoint.checkpoint_steps(run)
 
 
 def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
@@ -185,7 +185,7 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings += ("train.z_loss=0.1",)  # not a part of held-out losses
   command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
   loaded = load(tmp_path)
-  source = run_lib.build(loaded.config).evaluations["diffusion"][""]
+  source = run_lib.build_run(loaded.config).evaluations["diffusion"][""]
   lost = weights = 0.0
   for step in range(len(source)):
     batch = source[step]
@@ -215,12 +215,12 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
   settings = (f"eval.pairs={english / 'pairs'}", "curriculum=4C+4M steps")
   command.main(runs.train_args(workdir, prepared, *SMALL, *settings))
   # The checkpoint of the same step gives the same scores.
-  loaded, read = load(workdir), minimal_pairs(english / "pairs")
+  loaded, read = load(workdir), read_minimal_pairs(english / "pairs")
   row = runs.summary(workdir)["held_out"][-1]
   for mode in ("causal", "mlm"):
     found = runs.logged(workdir, f"eval/pairs/{mode}")
     assert list(found) == [0, 4, 8]
-    assert found[8] == pytest.approx(pairs.accuracy(loaded, read, mode))
+    assert found[8] == pytest.approx(pairs.pair_accuracy(loaded, read, mode))
     assert row[f"eval/pairs/{mode}"] == found[8]
   out = capsys.readouterr().out
   assert "pairs after step 8: causal" in out and "pairs mlm" in out
@@ -285,7 +285,7 @@ def test_a_resumed_run_counts_the_steps_of_this_start(prepared, tmp_path):
 
   given, folder = runs.settings(prepared, *SMALL), tmp_path / "run"
   with pytest.raises(Stopped):
-    loop.train(given, folder, [End()])
+    loop.train_run(given, folder, [End()])
   done = re.search(
     r"done: (\d+) of 12 steps in", runs.train(folder, prepared, *SMALL).stdout
   )
@@ -304,8 +304,8 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
   """Catches counts of epochs that were meant as steps and train for days."""
   own = ["curriculum=C+M", "train.batch_size=64", *changes]
   words = (f"--config.{word}" for word in (f"data.path={prepared}", *own))
-  built = run_lib.build(config_lib.load("quickstart", words))
-  (tip,) = (x for x in notes.of_run(built) if x.startswith("tip: "))
+  built = run_lib.build_run(config_lib.load_config("quickstart", words))
+  (tip,) = (x for x in notes.notes_of_run(built) if x.startswith("tip: "))
   assert re.fullmatch(
     rf"tip: .* epochs of the data: did you mean .*{meant}\?", tip
   )
@@ -313,7 +313,7 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
 
 def test_a_run_of_many_hours_gives_a_tip(prepared):
   """Catches a run of days that says so only in its time left."""
-  built = run_lib.build(runs.settings(prepared))
+  built = run_lib.build_run(runs.settings(prepared))
   assert not [*notes.of_time(built, 2, left=9 * 3600)]
   (tip,) = notes.of_time(built, 2, left=20 * 3600)
   assert "tip: 40 steps" in tip and "20h00m" in tip

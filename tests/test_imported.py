@@ -100,7 +100,9 @@ def family(request, files, tmp_path_factory):
   transformers.PreTrainedTokenizerFast(
     tokenizer_object=backend, eos_token="␃", pad_token="␢", mask_token="␥"
   ).save_pretrained(folder / "hf")
-  import_.write(import_.read(folder / "hf"), folder / "run")
+  import_.write_imported_run(
+    import_.read_model_folder(folder / "hf"), folder / "run"
+  )
   # AutoTokenizer would rebuild Qwen2's tokenizer from its vocabulary alone.
   opened = transformers.PreTrainedTokenizerFast.from_pretrained
   tokenizer = opened(folder / "hf")
@@ -163,7 +165,9 @@ def test_gradients_are_theirs(family):
   expected = model.base_model(ids).last_hidden_state.detach().numpy()
   np.testing.assert_allclose(hidden, expected, atol=1e-4)
   _, architecture, target = mapping.of_model_type(model.config.model_type)
-  ours = hf_weights.tensors(ours, architecture.names(target), "float32")
+  ours = hf_weights.params_to_tensors(
+    ours, architecture.names(target), "float32"
+  )
   checked = 0
   for name, value in model.named_parameters():
     if value.grad is not None and name in ours:
@@ -212,9 +216,9 @@ def test_it_goes_out_again(family, form, tmp_path):
   kind = model.config.model_type
   if kind == "mistral" and form == "bidirectional":
     with pytest.raises(UserError, match="no eurobert with"):
-      export.export(loaded, tmp_path / "hf", [form])
+      export.export_model(loaded, tmp_path / "hf", [form])
     return
-  (path,) = export.export(loaded, tmp_path / "hf", [form])
+  (path,) = export.export_model(loaded, tmp_path / "hf", [form])
   out = hub.opened(path, form)
   names = {  # causal, and bidirectional
     "eurobert": ("llama", "eurobert"),
@@ -230,7 +234,7 @@ def test_it_goes_out_again(family, form, tmp_path):
     theirs = out(torch.tensor(ids)).logits.numpy()
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
   (path / NATIVE).unlink()
-  again = import_.read(path)
+  again = import_.read_model_folder(path)
   assert again.meta.config.model == loaded.config.model
   again = {name: np.asarray(value) for name, value in again.params.items()}
   assert helpers.equal(again, dict(loaded.params))

@@ -44,34 +44,34 @@ def timed(tmp_path, monkeypatch):
 
 def test_what_is_done_is_not_done_again(timed, tmp_path, capfd):
   todo = [timed("a"), timed("b")]
-  jobs.run(todo, tmp_path)
+  jobs.run_jobs(todo, tmp_path)
   assert "[1/2] a" in capfd.readouterr().out
-  jobs.run(todo, tmp_path)  # mkdir would fail
+  jobs.run_jobs(todo, tmp_path)  # mkdir would fail
   assert "[" not in capfd.readouterr().out
   # A job is not done without its result, or with other arguments.
   (tmp_path / "b/argv").unlink()
   (tmp_path / "b").rmdir()
-  jobs.run(todo, tmp_path)
+  jobs.run_jobs(todo, tmp_path)
   assert "[2/2] b" in capfd.readouterr().out
   assert not timed("b", 0.5).done
   # A command may have run elsewhere.
-  jobs.call(timed("c"))
-  jobs.run([*todo, timed("c")], tmp_path)
+  jobs.run_job(timed("c"))
+  jobs.run_jobs([*todo, timed("c")], tmp_path)
   assert "[" not in capfd.readouterr().out
 
 
 def test_a_job_that_fails_ends_it_and_is_tried_again(timed, tmp_path):
   (tmp_path / "a").mkdir()
   with pytest.raises(UserError, match=r"a failed \(status 1\): see above"):
-    jobs.run([timed("a")], tmp_path)
+    jobs.run_jobs([timed("a")], tmp_path)
   (tmp_path / "a").rmdir()
-  jobs.run([timed("a")], tmp_path)
+  jobs.run_jobs([timed("a")], tmp_path)
 
 
 def test_it_stops_in_time_and_resumes(timed, tmp_path, capfd):
   todo = [timed("a"), timed("b", seconds=60)]
   with pytest.raises(Stopped) as stopped:
-    jobs.run(todo, tmp_path, 3.0)
+    jobs.run_jobs(todo, tmp_path, 3.0)
   assert stopped.value.status == RUN_AGAIN
   assert "run the same command to resume" in capfd.readouterr().out
   assert [job.done for job in todo] == [True, False]
@@ -83,16 +83,16 @@ def test_a_signal_ends_the_job_too(tmp_path):
   code = ("-n", "1", "-r", "1", "-s", term, wait)
   begun = time.monotonic()
   with pytest.raises(Stopped) as stopped:
-    jobs.run([jobs.Job("a", "timeit", code, tmp_path)], tmp_path)
+    jobs.run_jobs([jobs.Job("a", "timeit", code, tmp_path)], tmp_path)
   assert stopped.value.status == RUN_AGAIN
   assert time.monotonic() - begun < 50
 
 
 def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
   refused = pytest.raises(UserError, match="is in use by process")
-  with files.locked(tmp_path / "lock"), refused:
-    jobs.run([timed("a")], tmp_path)
-  jobs.run([timed("a")], tmp_path)
+  with files.file_lock(tmp_path / "lock"), refused:
+    jobs.run_jobs([timed("a")], tmp_path)
+  jobs.run_jobs([timed("a")], tmp_path)
 
 
 def test_commands_tell_whether_they_are_done(

@@ -22,7 +22,7 @@ from antlm_jax.evals.predict import predict
 from tests import random_models, runs
 
 run = random_models.run(layers=1)
-HOW = classification.Options(), labelled.Columns()
+HOW = classification.ClassifierOptions(), labelled.Columns()
 NAN = float("nan")
 
 
@@ -187,11 +187,18 @@ def test_the_scale_is_that_of_the_numbers_trained_on(capsys):
 
 def test_a_list_of_positives_is_no_negative():
   """Catches a second positive text that is taken for a negative."""
-  how = "own", "causal", retrieval.Options(), embedding.Options()
-  task = embedding.pairs([("q", "p", ["n", "m"]), ("r", "s", "n", "m")], *how)
+  how = (
+    "own",
+    "causal",
+    retrieval.RetrievalOptions(),
+    embedding.EmbedderOptions(),
+  )
+  task = embedding.pairs_task(
+    [("q", "p", ["n", "m"]), ("r", "s", "n", "m")], *how
+  )
   assert {len(e.texts) for e in task.load("train")} == {4}
   with pytest.raises(UserError, match="record 1: not one query and one pos"):
-    embedding.pairs([("q", ["p", "n"])], *how)
+    embedding.pairs_task([("q", ["p", "n"])], *how)
 
 
 def test_metrics_of_lists_are_scikit_learns():
@@ -205,7 +212,9 @@ def test_metrics_of_lists_are_scikit_learns():
   found = multi_label.exact_match(*lists)
   assert found == metrics.accuracy_score(y, x) > 0
   assert (
-    multi_label.micro_f1([[]], [[]]) == 0 == multi_label.macro_f1([[]], [[]])
+    multi_label.micro_f1([[]], [[]])
+    == 0
+    == multi_label.label_macro_f1([[]], [[]])
   )
   examples = [Example(("a",), label) for label in lists[1]]
   every = [*multi_label.frequent(examples)]

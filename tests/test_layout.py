@@ -47,7 +47,7 @@ def test_evals_has_one_name():
 @pytest.fixture(scope="module")
 def commands():
   texts = {n: p.read_text("utf-8") for n, p in structure.modules().items()}
-  ways = "cli.run(main)", "\ndef main(argv: Sequence[str])"
+  ways = "cli.run_command(main)", "\ndef main(argv: Sequence[str])"
   return {n for n, text in texts.items() if any(way in text for way in ways)}
 
 
@@ -108,10 +108,10 @@ def held(found):
 
 def test_names_and_the_way_of_a_setting_keep_their_limits():
   """Catches a class name with a second meaning, and a Config made twice."""
-  held(concepts.measured(**structure.product(), walk=False))
+  held(concepts.measure_concepts(**structure.product_files(), walk=False))
 
 
 @pytest.mark.slow
 def test_the_way_of_a_training_keeps_its_limits(capsys):
   """Catches a further class or file on the way of `antlm train`."""
-  held({f"train: {n}": x for n, x in concepts.training().counts().items()})
+  held({f"train: {n}": x for n, x in concepts.walk_training().counts().items()})

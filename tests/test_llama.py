@@ -28,16 +28,16 @@ TWO = POSITIONS.repeat(2, 0)
 
 
 def test_babyllama_has_its_97_million_parameters():
-  settings = config.load("configs/antlm_babyllama.py")
-  assert models.build(settings.model, 16_000).size == 97_241_856
+  settings = config.load_config("configs/antlm_babyllama.py")
+  assert models.build_model(settings.model, 16_000).size == 97_241_856
 
 
 @pytest.mark.parametrize(
   "size, millions", [("210M", 310.3), ("610M", 755.6), ("1B", 1409.0)]
 )
 def test_encoders_have_the_papers_parameters(size, millions):
-  settings = config.load(f"configs/encoders.py:size={size}")
-  model = models.build(settings.model, 128_256)
+  settings = config.load_config(f"configs/encoders.py:size={size}")
+  model = models.build_model(settings.model, 128_256)
   assert model.size / 1e6 == pytest.approx(millions, abs=0.5)
   if size != "1B":  # Table 1 gives 1B without decimals
     assert round(model.size / 1e6, 1) == millions
@@ -53,7 +53,7 @@ ENCODERS = {
   "llama": helpers.model,
   "ltg_bert": helpers.ltg_bert,
   "gpt_bert": functools.partial(helpers.ltg_bert, **GPT_BERT),
-  "toy_gpt": lambda **changes: models.build(
+  "toy_gpt": lambda **changes: models.build_model(
     TOY | {"name": GptConfig.name} | changes, helpers.VOCAB
   ),
 }

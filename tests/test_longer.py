@@ -53,7 +53,7 @@ def test_each_checkpoint_has_the_base_and_rows_of_its_last_step(run):
 
 
 def test_an_export_has_the_last_base_and_the_longest_row(run, tmp_path):
-  (path,) = export.export(load(run), tmp_path / "hf", ("causal",))
+  (path,) = export.export_model(load(run), tmp_path / "hf", ("causal",))
   fields = json.loads((path / "config.json").read_text())
   assert fields["rope_parameters"]["rope_theta"] == 500.0
   tokenizer = json.loads((path / "tokenizer_config.json").read_text())

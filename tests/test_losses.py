@@ -222,13 +222,13 @@ def test_each_state_is_transformed_with_its_place():
 def test_the_choice_and_its_reasons():
   states = jax.ShapeDtypeStruct((1, 8, 64), jnp.float32)
   kernel = jax.ShapeDtypeStruct((64, 100), jnp.float32)
-  assert losses.choose(states, kernel) == "chunked"  # on CPU
-  assert losses.choose(states, kernel, 0, "pallas") == "pallas"
+  assert losses.choose_head(states, kernel) == "chunked"  # on CPU
+  assert losses.choose_head(states, kernel, 0, "pallas") == "pallas"
   with pytest.raises(ValueError, match="not one of auto, pallas, chunked"):
-    losses.choose(states, kernel, 0, "triton")
+    losses.choose_head(states, kernel, 0, "triton")
   wide = jax.ShapeDtypeStruct((1, 8, 2**17), jnp.float32)
   kernel = jax.ShapeDtypeStruct((2**17, 100), jnp.float32)
   with pytest.raises(
     ValueError, match="'pallas' needs blocks in vector memory"
   ):
-    losses.choose(wide, kernel, 0, "pallas")
+    losses.choose_head(wide, kernel, 0, "pallas")

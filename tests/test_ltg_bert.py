@@ -43,7 +43,7 @@ MASKS = {
 )
 def test_published_sizes(size, vocab_size, parameters):
   settings = {"name": "ltg_bert", **ltg_bert.SHAPES[size]}
-  assert models.build(settings, vocab_size).size == parameters
+  assert models.build_model(settings, vocab_size).size == parameters
 
 
 @pytest.mark.parametrize(

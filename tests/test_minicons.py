@@ -50,7 +50,7 @@ def loaded(sentences, tmp_path_factory):
 def exported(loaded, tmp_path_factory):
   """The model's exported folders by attention."""
   folder = tmp_path_factory.mktemp("exported") / "hf"
-  paths = export.export(loaded, folder, ATTENTIONS)
+  paths = export.export_model(loaded, folder, ATTENTIONS)
   return dict(zip(ATTENTIONS, paths, strict=True))
 
 

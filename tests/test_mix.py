@@ -9,12 +9,12 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax.commands.prepare import prepare
-from antlm_jax.data.order import Order, Part
-from antlm_jax.data.prepared_folder import Sources, named
+from antlm_jax.data.order import Order, Stage
+from antlm_jax.data.prepared_folder import Sources, folders_by_name
 from antlm_jax.data.source import Source
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.objectives import curriculum
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.training import hooks, loop, metrics
 from antlm_jax.training import run as run_lib
@@ -24,8 +24,10 @@ SIZES = {"a": 70, "b": 33, "c": 11}
 
 
 def order(text, steps, *parts, sizes=SIZES, **options) -> Order:
-  parts = parts or (Part(0.0, Layout(8)),)
-  mix = text and curriculum.parse(text, list(sizes), 1, steps, kind="source")
+  parts = parts or (Stage(0.0, BatchLayout(8)),)
+  mix = text and curriculum.parse_curriculum(
+    text, list(sizes), 1, steps, kind="source"
+  )
   return Order(sizes, parts, steps, mix or None, **options)
 
 
@@ -78,14 +80,14 @@ def mixes(draw):
 @hypothesis.given(mixes(), st.integers(0, 5))
 @hypothesis.settings(max_examples=12, deadline=None)
 def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
-  whole = taken(order(text, 60, Part(0.0, Layout(24)), seed=seed))
-  smaller = order(text, 180, Part(0.0, Layout(8, 2, 2)), seed=seed)
+  whole = taken(order(text, 60, Stage(0.0, BatchLayout(24)), seed=seed))
+  smaller = order(text, 180, Stage(0.0, BatchLayout(8, 2, 2)), seed=seed)
   places = smaller.at(0).layout.rows
   found = [smaller.slots(s).rows[np.argsort(places), 0] for s in range(180)]
   assert np.array_equal(np.concatenate(found), whole)
   for local in ((0,), (1,)):  # the shards of two processes
-    layout = Layout(8, 2, 2, local)
-    mine = order(text, 180, Part(0.0, layout), seed=seed)
+    layout = BatchLayout(8, 2, 2, local)
+    mine = order(text, 180, Stage(0.0, layout), seed=seed)
     for step in (0, 59, 60, 121, 179):
       at = np.isin(places, layout.rows)
       own, all_slots = mine.slots(step), smaller.slots(step)
@@ -98,7 +100,7 @@ def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
 
 
 def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
-  parts = (Part(0.0, Layout(8)), Part(0.5, Layout(2), 4))
+  parts = (Stage(0.0, BatchLayout(8)), Stage(0.5, BatchLayout(2), 4))
   given = {"growth": 0.5, "shuffle": False, "sizes": {n: 4000 for n in SIZES}}
   of = order("a:b:c=2:1:1+b", 40, *parts, **given)
   found, filled = [], []
@@ -120,8 +122,8 @@ def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
 @pytest.mark.parametrize("batch", [1, 3, 8, 64])
 def test_sources_and_objectives_of_a_batch_are_independent(batch):
   steps = 3200 // batch
-  both = curriculum.parse("C:M", ["C", "M"], 1, steps).at(0)
-  of = order("a:b", steps, Part(0.0, Layout(batch)))
+  both = curriculum.parse_curriculum("C:M", ["C", "M"], 1, steps).at(0)
+  of = order("a:b", steps, Stage(0.0, BatchLayout(batch)))
   counts = collections.Counter()
   for step in range(steps):
     kinds, sources = both.rows(step, batch), of.slots(step).rows[:, 0] >= 70
@@ -143,7 +145,7 @@ def test_moved_text_ends_with_its_source():
   of = Source(
     rows,
     order("", 12, sizes={"a": 3, "b": 3}),
-    curriculum.parse("C", ["C"], 1, 12),
+    curriculum.parse_curriculum("C", ["C"], 1, 12),
     OBJECTIVES,
     helpers.vocabulary(),
     seed=0,
@@ -161,10 +163,10 @@ def test_moved_text_ends_with_its_source():
 
 
 def test_folders_have_names():
-  assert named("runs/a,b", "data.path") == {"": "runs/a,b"}
-  assert named("a=x,y,b=z=1", "data.path") == {"a": "x,y", "b": "z=1"}
+  assert folders_by_name("runs/a,b", "data.path") == {"": "runs/a,b"}
+  assert folders_by_name("a=x,y,b=z=1", "data.path") == {"a": "x,y", "b": "z=1"}
   with pytest.raises(UserError, match="have the same name"):
-    named("a=x,a=y", "data.path")
+    folders_by_name("a=x,a=y", "data.path")
 
 
 def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
@@ -172,12 +174,14 @@ def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for folder in ("seed=1/data", "1/data", "x,lr=1,b=2/data", "x"):
     (tmp_path / folder).mkdir(parents=True)
-  assert named("seed=1/data", "data.path") == {"": "seed=1/data"}
-  assert named("x,lr=1,b=2/data", "data.path") == {"": "x,lr=1,b=2/data"}
+  assert folders_by_name("seed=1/data", "data.path") == {"": "seed=1/data"}
+  assert folders_by_name("x,lr=1,b=2/data", "data.path") == {
+    "": "x,lr=1,b=2/data"
+  }
   text = "a=seed=1/data,b=x,lr=1,b=2/data,c=x,lr=1"
   expected = {"a": "seed=1/data", "b": "x,lr=1,b=2/data", "c": "x", "lr": "1"}
-  assert named(text, "data.path") == expected
-  assert named("seed=2/data", "data.path") == {"seed": "2/data"}
+  assert folders_by_name(text, "data.path") == expected
+  assert folders_by_name("seed=2/data", "data.path") == {"seed": "2/data"}
   with pytest.raises(UserError, match="seed=1/data is not a prepared folder"):
     Sources.open("seed=1/data")
 
@@ -223,7 +227,7 @@ MIX = "data.mix=50%a+50%a:b=1:3"
 
 def train(workdir, paths, *overrides, hook=None):
   loaded = runs.settings(paths, *MIXED, *overrides)
-  return loop.train(loaded, workdir, [hook] if hook else [])
+  return loop.train_run(loaded, workdir, [hook] if hook else [])
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +261,7 @@ def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
 
 def test_frequencies_are_those_of_all_rows_to_train_on(paths):
   given = "curriculum=4C:M steps", "objectives.M.frequency_power=1"
-  run = run_lib.build(runs.settings(paths, *given, "model.layers=1"))
+  run = run_lib.build_run(runs.settings(paths, *given, "model.layers=1"))
   rows = run.sources.rows
   tokens, _ = rows.read(np.arange(len(rows)))
   rank = run.source.vocabulary.rank
@@ -284,7 +288,7 @@ def test_each_held_out_set_has_its_curve(whole):
 
 def test_a_name_for_one_folder_changes_nothing(prepared):
   built = [
-    run_lib.build(runs.settings(path, "curriculum=4C:M steps"))
+    run_lib.build_run(runs.settings(path, "curriculum=4C:M steps"))
     for path in (prepared, f"books={prepared}")
   ]
   for step in range(4):
@@ -317,7 +321,7 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
 def test_what_does_not_fit_is_told(path, settings, words, prepared, other):
   fill = {"a": prepared, "other": other}
   given = (s.format(**fill) for s in (path, "curriculum=12C steps", *settings))
-  assert words in runs.told(lambda: run_lib.build(runs.settings(*given)))
+  assert words in runs.told(lambda: run_lib.build_run(runs.settings(*given)))
 
 
 def test_several_folders_read_as_their_rows_one_after_the_other(paths):

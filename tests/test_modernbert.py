@@ -41,14 +41,14 @@ def loaded(tmp_path_factory):
 @pytest.fixture
 def read(loaded, tmp_path):
   """Returns a function that changes an exported config.json and reads it."""
-  (path,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
+  (path,) = export.export_model(loaded, tmp_path / "hf", ["bidirectional"])
   (path / NATIVE).unlink()
   config = json.loads((path / "config.json").read_text())
 
   def changed(less=(), **fields):
     left = {k: v for k, v in config.items() if k not in less}
     (path / "config.json").write_text(json.dumps(left | fields))
-    return import_.read(path)
+    return import_.read_model_folder(path)
 
   return changed
 
@@ -87,17 +87,19 @@ def test_what_it_would_compute_differently_is_refused(read, fields, said):
 def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   shifted = random_models.with_curriculum(loaded, "24N")
   with pytest.raises(UserError, match="--as=causal"):
-    export.export(shifted, tmp_path / "a")
-  assert export.export(shifted, tmp_path / "b", ["causal"])
-  other = models.build(
+    export.export_model(shifted, tmp_path / "a")
+  assert export.export_model(shifted, tmp_path / "b", ["causal"])
+  other = models.build_model(
     dataclasses.replace(loaded.config.model, windows=(3, 5)), 400
   )
   with pytest.raises(UserError, match="windows of several widths"):
-    export.export(dataclasses.replace(loaded, model=other), tmp_path / "c")
+    export.export_model(
+      dataclasses.replace(loaded, model=other), tmp_path / "c"
+    )
 
 
 def test_the_first_layer_has_no_norm_of_its_own(loaded):
-  of = models.build(
+  of = models.build_model(
     dataclasses.replace(loaded.config.model, scan_layers="yes"), 400
   )
   tokens = helpers.tokens(1, 12)

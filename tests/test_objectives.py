@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout, assemble
+from antlm_jax.objectives.batch import BatchLayout, assemble_batch
 from antlm_jax.objectives.corruption import Draw, Segments
 from antlm_jax.objectives.objective import (
   CHOICES,
@@ -400,9 +400,9 @@ def test_half_the_documents_have_their_middle_last_in_both_orders():
 
 
 def assembled(case, found):
-  layout = Layout(len(case.tokens))
+  layout = BatchLayout(len(case.tokens))
   objective_ids = np.zeros(len(case.tokens), np.int64)
-  return assemble(
+  return assemble_batch(
     found, objective_ids, [case.objective], layout, {0: 1.0}, segmented=True
   )
 

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 from antlm_jax import optim
-from antlm_jax.data.order import Order, Part
+from antlm_jax.data.order import Order, Stage
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from tests import helpers
 from tests.helpers import FakeRows, source
 
@@ -39,7 +39,7 @@ def only(batch, objective: int):
 
 
 def test_each_objective_weighs_as_its_part_of_the_rows():
-  of = source(MIX, FakeRows(64), Layout(32, 2), loss_average="objectives")
+  of = source(MIX, FakeRows(64), BatchLayout(32, 2), loss_average="objectives")
   batch = of[1]
   assert (batch.objective_ids[batch.weights > 0] == 0).sum() > 16  # causal
   moved, metrics = one_step(batch, loss_average="objectives")
@@ -60,7 +60,7 @@ def test_the_causal_part_is_a_sixteenth_from_start_to_end(average):
   ratios = {"mask_ratio": 0.3, "mask_ratio_end": 0.15}
   falling = {"N": dataclasses.replace(helpers.OBJECTIVES["N"], **ratios)}
   rows, how = FakeRows(64, 128, special=0.0), {"loss_average": average}
-  of = source(MIX, rows, Layout(64), falling, steps=40, **how)
+  of = source(MIX, rows, BatchLayout(64), falling, steps=40, **how)
   for step in (0, 20, 39):
     kept = [only(of[step], k).weights for k in (0, 1)]
     if average == "objectives":  # mean weights are the objectives' shares
@@ -112,7 +112,7 @@ def test_the_rate_falls_once_more_at_the_end():
 
 
 def test_batches_grow_linearly():
-  parts = Part(0.0, Layout(512, 4)), Part(0.7, Layout(256, 4), 2)
+  parts = Stage(0.0, BatchLayout(512, 4)), Stage(0.7, BatchLayout(256, 4), 2)
   order = Order({"": 10_000}, parts, 800, growth=0.25, shuffle=False)
   taken = 0
   for step in range(800):
@@ -129,7 +129,7 @@ def test_batches_grow_linearly():
 
 @pytest.mark.slow
 def test_a_step_of_a_growing_batch_is_that_of_its_rows():
-  of = source("C", FakeRows(64), Layout(32, 8), steps=10)
+  of = source("C", FakeRows(64), BatchLayout(32, 8), steps=10)
   order = dataclasses.replace(of.order, steps=10, growth=0.25)
   of = dataclasses.replace(of, order=order)
   batch = of[4]
@@ -138,7 +138,7 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
   rows = batch.weights.reshape(8, -1).any(axis=1)
   assert rows.tolist() == [i * 4 < filled for i in range(8)]
   moved, metrics = one_step(batch, num_objectives=1, growing=True)
-  alone = source("C", FakeRows(64), Layout(filled), steps=10)
+  alone = source("C", FakeRows(64), BatchLayout(filled), steps=10)
   plain = dataclasses.replace(alone.order, shuffle=False)
   fewer = dataclasses.replace(alone, order=plain)
   fewer.rows.tokens = of.rows.tokens[order.slots(4).rows[:filled, 0]]
@@ -149,7 +149,9 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
 
 def test_growing_batches_need_epochs_that_carry_on():
   with pytest.raises(UserError, match=r"batch_start need data\.rounding=carry"):
-    Order({"": 100}, (Part(0.0, Layout(8)),), 10, growth=0.5, rounding="up")
+    Order(
+      {"": 100}, (Stage(0.0, BatchLayout(8)),), 10, growth=0.5, rounding="up"
+    )
 
 
 # ------------------------------------------------------------------------ LAMB
@@ -228,12 +230,14 @@ def test_every_row_is_framed_and_documents_are_apart(after):
   draw = np.random.default_rng(0)
   rows.tokens = draw.integers(10, 60, (24, 16)).astype(np.int32)
   rows.tokens[draw.random((24, 16)) < 0.1] = before
-  of = source("N", rows, Layout(24), steps=1, frame=(before, after))
+  of = source("N", rows, BatchLayout(24), steps=1, frame=(before, after))
   found, plain = of[0], dataclasses.replace(of, frame=None)[0]
   assert (plain.targets != found.targets).any()
   there = rows.tokens[of.order.slots(0).rows[:, 0]]
   bare = dataclasses.replace(helpers.OBJECTIVES["C"], name="bare")
-  shown = source("C", rows, Layout(24), {"C": bare}, 1, frame=(before, after))
+  shown = source(
+    "C", rows, BatchLayout(24), {"C": bare}, 1, frame=(before, after)
+  )
   visible = shown[0].mask.k_start[0]
   inputs = shown[0].inputs[0]
   for row, text, k_start in zip(inputs, there, visible, strict=True):
@@ -250,7 +254,7 @@ def test_every_row_is_framed_and_documents_are_apart(after):
 def test_a_streams_rows_are_cut_elsewhere_at_every_visit():
   rows = FakeRows(24, 16)
   rows.tokens = np.arange(24 * 16, dtype=np.int32).reshape(24, 16)
-  of = source("C", rows, Layout(24), steps=3, random_offset=True)
+  of = source("C", rows, BatchLayout(24), steps=3, random_offset=True)
   firsts = []
   for step in range(3):
     inputs, numbers = of[step].inputs[0], of.order.slots(step).rows[:, 0]

@@ -31,7 +31,7 @@ pytestmark = hub.MARKS
 FAMILIES = {"llama": {"tied": False}, "ltg_bert": {"encoder": "ltg_bert"}}
 FAMILIES["gpt_bert"] = {"encoder": "ltg_bert"}
 FAMILIES["gpt_bert"] |= {"attention_gate": True, "depth_weights": True}
-SENTENCES = list(toy_english.sentences(1, 12))
+SENTENCES = list(toy_english.make_sentences(1, 12))
 TEXTS = ("the <mask> often rest .", "a <mask> rests<mask>", "<mask><mask> .")
 TRUSTED = {"trust_remote_code": True}
 
@@ -50,7 +50,7 @@ class Folder:
 
   def __init__(self, loaded, curriculum, path):
     self.loaded = random_models.with_curriculum(loaded, curriculum)
-    paths = export.export(self.loaded, path, ATTENTIONS)
+    paths = export.export_model(self.loaded, path, ATTENTIONS)
     self.paths = dict(zip(ATTENTIONS, paths, strict=True))
     self.tokenizers = {
       a: transformers.AutoTokenizer.from_pretrained(path, **TRUSTED)

@@ -7,22 +7,24 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax.data.order import Order, Part, parse
+from antlm_jax.data.order import Order, Stage, parse_batch_schedule
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from tests import helpers
 from tests.helpers import FakeRows, source
 
 
-def part(begin, batch_size, joined=1) -> Part:
-  return Part(begin, Layout(batch_size), joined)
+def part(begin, batch_size, joined=1) -> Stage:
+  return Stage(begin, BatchLayout(batch_size), joined)
 
 
 def test_a_schedule_is_read():
-  parts = parse(("64x128@.5", "32x512@0.9"), Layout(96), 128)
+  parts = parse_batch_schedule(
+    ("64x128@.5", "32x512@0.9"), BatchLayout(96), 128
+  )
   assert parts == (part(0.0, 96), part(0.5, 64), part(0.9, 32, 4))
   schedule = "64x128@.2", "64x128@.5:base=160000", "32x512@0.9"
-  parts = parse(schedule, Layout(96), 128)
+  parts = parse_batch_schedule(schedule, BatchLayout(96), 128)
   assert [p.base for p in parts] == [None, None, 160000.0, 160000.0]
 
 
@@ -40,7 +42,7 @@ def test_a_schedule_is_read():
 )
 def test_a_schedule_that_cannot_be_read_is_told(schedule, words):
   with pytest.raises(UserError, match=words):
-    parse(schedule.split(), Layout(96, shards=2), 128)
+    parse_batch_schedule(schedule.split(), BatchLayout(96, shards=2), 128)
 
 
 def test_what_does_not_go_with_a_schedule_is_told():

@@ -64,7 +64,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
   # By default, transformers has the same head.
   assert (head["norms"], head["pool"]) == (False, "mean")
   assert "tip:" not in said
-  (hf,) = export.export(load(folder / "model"), tmp_path / "hf")
+  (hf,) = export.export_model(load(folder / "model"), tmp_path / "hf")
   config = json.loads((hf / "config.json").read_text())
   assert config["architectures"] == ["EuroBertForSequenceClassification"]
   assert summary["train_examples"] == 108  # a tenth is held out
@@ -161,7 +161,10 @@ def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
   for name, count in (("train", 6), ("valid", 2), ("test", 3)):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
     runs.write_lines(tmp_path / f"{name}.jsonl", lines)
-  options = classification.Options(), labelled.Columns(("a", "b"), "y")
+  options = (
+    classification.ClassifierOptions(),
+    labelled.Columns(("a", "b"), "y"),
+  )
   task = labelled.classify(str(tmp_path), "own", "causal", *options)
   name = task.name
   assert task.evaluations == (f"{name}-dev", f"{name}-test")
@@ -175,7 +178,7 @@ def test_equal_texts_are_on_one_side(capsys):
   draw = np.random.default_rng(0)
   texts = [(f"text {i}", str(draw.integers(2))) for i in range(40)]
   rows = [(text.upper(), label) for text, label in texts] + texts * 9
-  options = classification.Options(), labelled.Columns()
+  options = classification.ClassifierOptions(), labelled.Columns()
   task = labelled.classify(rows, "own", "bidirectional", *options)
   train, dev = (
     {e.texts[0].lower() for e in task.load(s)} for s in ("train", "own-dev")
@@ -207,7 +210,7 @@ def test_own_names_are_not_those_of_known_sets():
   """Catches results that `antlm report` would confuse with GLUE's."""
   names = "cola.csv", "rte", "nfcorpus", "films.csv"
   expected = ["own_cola", "own_rte", "own_nfcorpus", "films"]
-  assert [sets.name_of(f"data/{name}") for name in names] == expected
+  assert [sets.task_name(f"data/{name}") for name in names] == expected
 
 
 MANY = " ".join(f"a,{i}" for i in range(30))

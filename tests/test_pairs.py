@@ -20,9 +20,9 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.pairs import (
   Choice,
   Item,
-  accuracy,
-  minimal_pairs,
-  scores,
+  choice_scores,
+  pair_accuracy,
+  read_minimal_pairs,
 )
 from antlm_jax.runtime import progress
 from tests import random_models, real, runs
@@ -35,7 +35,7 @@ GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
 
 def write_pairs(folder, *names):
   for name in names:
-    groups = toy_english.minimal_pairs(name, 3).values()
+    groups = toy_english.make_minimal_pairs(name, 3).values()
     runs.write_lines(folder / name, [one for pairs in groups for one in pairs])
   return folder
 
@@ -98,7 +98,7 @@ def test_ties_are_wrong_and_counted():
 
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   (tmp_path / "hypernym.jsonl").write_text(f"{GOOD}\n{GOOD}")
-  found = minimal_pairs(tmp_path)
+  found = read_minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
   lines = table(results_of(("hypernym", 1, 0)).summary())
   assert lines[3].split() == ["hypernym", "1", "100.00"]
@@ -119,9 +119,9 @@ def test_the_table_has_means_first_then_phenomena():
 @pytest.mark.parametrize(
   ("name", "read", "uids", "total", "largest"),
   [  # the counts of collate_preds.py in babylm-eval
-    ("blimp_filtered", minimal_pairs, 67, 59_875, 986),
-    ("blimp_supplement_filtered", minimal_pairs, 5, 5218, 3867),
-    ("ewok", ewok.read, 11, 7618, 2210),
+    ("blimp_filtered", read_minimal_pairs, 67, 59_875, 986),
+    ("blimp_supplement_filtered", read_minimal_pairs, 5, 5218, 3867),
+    ("ewok", ewok.read_ewok_pairs, 11, 7618, 2210),
   ],
 )
 def test_sizes_of_the_real_files(tmp_path, name, read, uids, total, largest):
@@ -147,8 +147,8 @@ def write_ewok(folder):
 
 
 def test_ewok_makes_two_pairs_of_a_row(tmp_path):
-  first, second = ewok.read(write_ewok(tmp_path / "ewok"))
-  _, turned = ewok.read(tmp_path / "ewok", by_context=True)
+  first, second = ewok.read_ewok_pairs(write_ewok(tmp_path / "ewok"))
+  _, turned = ewok.read_ewok_pairs(tmp_path / "ewok", by_context=True)
   assert turned.choices[0] == second.choices[0]
   assert turned.choices[1] == ("Tom can't sit.", "No, it sat.")
   assert first.choices[0] == ("Tom can't sit.", "Dog's here.")
@@ -156,10 +156,12 @@ def test_ewok_makes_two_pairs_of_a_row(tmp_path):
   assert first.choices[1] == ("Tom can't sit.", "No, it sat.")
   assert [p.item_id for p in (first, second)] == ["0", "1"]
   assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is unknown
-  assert len(ewok.read(tmp_path / "ewok", unfiltered=True)) == 4
-  assert len(ewok.read(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
+  assert len(ewok.read_ewok_pairs(tmp_path / "ewok", unfiltered=True)) == 4
+  assert (
+    len(ewok.read_ewok_pairs(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
+  )
   (tmp_path / "ewok/vocab.txt").write_bytes("\r\n".join(WORDS.split()).encode())
-  assert ewok.read(tmp_path / "ewok") == [first, second]
+  assert ewok.read_ewok_pairs(tmp_path / "ewok") == [first, second]
 
 
 @pytest.mark.slow
@@ -201,7 +203,7 @@ def test_ewok_refuses_data(tmp_path, file, text, message):
   folder = write_ewok(tmp_path / "ewok")
   (folder / file).unlink() if text is None else (folder / file).write_text(text)
   with pytest.raises(UserError, match=message):
-    ewok.read(folder)
+    ewok.read_ewok_pairs(folder)
 
 
 @pytest.mark.slow
@@ -253,7 +255,7 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
 def test_damaged_pairs_are_told(tmp_path, text, message):
   (tmp_path / "x.jsonl").write_text(text)
   with pytest.raises(UserError, match=message):
-    minimal_pairs(tmp_path)
+    read_minimal_pairs(tmp_path)
 
 
 def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
@@ -270,7 +272,9 @@ def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
   """A failed first write leaves no file; a failed second, the old files."""
   folder = tmp_path / "out"
   if before:
-    results.write(folder, {"a": "old", "b": "old"}, {"request": {"n": 1}})
+    results.write_results(
+      folder, {"a": "old", "b": "old"}, {"request": {"n": 1}}
+    )
   write_text = pathlib.Path.write_text
 
   def full(path, *args, **options):
@@ -280,7 +284,9 @@ def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
 
   monkeypatch.setattr(pathlib.Path, "write_text", full)
   with pytest.raises(UserError, match=r"out/b: No space left on device"):
-    results.write(folder, {"a": "new", "b": "new"}, {"request": {"n": 2}})
+    results.write_results(
+      folder, {"a": "new", "b": "new"}, {"request": {"n": 2}}
+    )
   found = {path.name: path.read_text() for path in folder.glob("*")}
   assert sorted(found) == ["a", "b", "summary.json"] * before
   assert set(found.values()) & {"old", "new"} == ({"old"} if before else set())
@@ -298,11 +304,11 @@ def test_a_damaged_summary_is_none(tmp_path, text):
 def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   """A model in memory is enough, e.g. during training."""
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
-  found = minimal_pairs(tmp_path / "pairs", limit=6)
+  found = read_minimal_pairs(tmp_path / "pairs", limit=6)
   names = ("model", "params", "tokenizer", "boundary", "config")
   live = TextModel(**{n: getattr(loaded, n) for n in names})
-  summary = Results(found, scores(loaded, found, "causal")).summary()
-  assert accuracy(live, found, "causal") == summary["macro_accuracy"]
+  summary = Results(found, choice_scores(loaded, found, "causal")).summary()
+  assert pair_accuracy(live, found, "causal") == summary["macro_accuracy"]
 
 
 def test_blimp_refuses_arguments(run, tmp_path):

@@ -30,14 +30,14 @@ class Machine:
 def machine(monkeypatch):
   of = Machine()
   monkeypatch.setattr(turns.time, "perf_counter", lambda: of.now)
-  monkeypatch.setattr(turns, "_own", lambda: of.own)
+  monkeypatch.setattr(turns, "_own_cpu_seconds", lambda: of.own)
   monkeypatch.setattr(turns, "_busy", lambda: of.all)
   monkeypatch.setattr(turns.os, "cpu_count", lambda: 2)
   return of
 
 
 def case(ours, theirs, **changes):
-  of = turns.Case(
+  of = turns.TimedCase(
     *("work", "a peer", ours, theirs),
     work=10,
     unit="things",
@@ -58,7 +58,7 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
     # In the second turn, others use a fifth of the machine.
     machine.work(4.0, others=0.2 if calls.count("theirs") == 5 else 0.0)
 
-  row = turns.measure(case(ours, theirs), rounds=3)
+  row = turns.time_case(case(ours, theirs), rounds=3)
   np.testing.assert_allclose([*row["ratios"], row["best"]], [2.0] * 4)
   assert row["compile_seconds"] == pytest.approx(5.0)
   assert (row["ours"], row["theirs"]) == (5.0, 2.5)

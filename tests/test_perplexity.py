@@ -12,13 +12,13 @@ from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import lambada, perplexity, texts
 from antlm_jax.inference import scoring
-from antlm_jax.inference.scoring import Text
+from antlm_jax.inference.scoring import EncodedText
 from antlm_jax.masks import CAUSAL
 from tests import helpers, hub, random_models, runs
 
 run = random_models.run()
 LONGEST = 48  # the model's max_seq_len
-SENTENCES = list(toy_english.sentences(1, 40))
+SENTENCES = list(toy_english.make_sentences(1, 40))
 # Shorter than a row, and several times as long
 DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 
@@ -26,12 +26,14 @@ DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 def predicted(loaded, documents, mode="causal"):
   """Returns the outcome, and the nats of each document."""
   asked = perplexity.PerplexitySettings(data="x", mode=mode)
-  found = perplexity.measure(loaded, documents, asked)
+  found = perplexity.measure_perplexity(loaded, documents, asked)
   return found, [item["nats"] for item in found.items]
 
 
 def last_words(loaded, items, mode="causal"):
-  return lambada.score(loaded, items, texts.TextSettings(data="x", mode=mode))
+  return lambada.score_clozes(
+    loaded, items, texts.TextSettings(data="x", mode=mode)
+  )
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 12, 57])
@@ -40,7 +42,7 @@ def last_words(loaded, items, mode="causal"):
 def test_every_token_is_scored_once(length, stride, mode):
   """Scores `length` tokens between a first and a last token, in rows of 10."""
   wanted = scoring.Pass(mode == "mlm", int(mode == "causal"))
-  text = Text(np.arange(length + 2), 1, length + 1)
+  text = EncodedText(np.arange(length + 2), 1, length + 1)
   found = []
   for part in perplexity.windows(text, [wanted], 10, stride):
     targets = part.tokens[part.start : part.stop].tolist()
@@ -64,7 +66,7 @@ def test_a_short_text_has_the_sum_of_its_scores(loaded):
 
 
 def test_figures_are_their_definitions():
-  found = perplexity.figures(
+  found = perplexity.perplexity_figures(
     ["é b", " c\n"], [3, 2], np.array([4, 1.0]), np.array([1, 1])
   )
   expected = {"documents": 2, "tokens": 5, "words": 3, "bytes": 7}
@@ -106,7 +108,7 @@ def theirs(loaded, tmp_path_factory):
   from antlm_jax.hf import export
 
   folder = tmp_path_factory.mktemp("hf")
-  (path,) = export.export(loaded, folder / "hf", ("causal",))
+  (path,) = export.export_model(loaded, folder / "hf", ("causal",))
   how = {"dtype": "float32", "device": "cpu", "max_length": LONGEST}
   return HFLM(pretrained=str(path), batch_size=1, **how)
 
@@ -194,7 +196,7 @@ def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
   dev = Manifest.load(prepared).splits["dev"]
   counts = [found[name] for name in ("documents", "words", "bytes")]
   assert counts == [dev.documents, dev.words, dev.text_bytes]
-  those = list(document_store.read(prepared, "dev"))
+  those = list(document_store.read_kept_documents(prepared, "dev"))
   ours = predicted(loaded, those)[0].summary
   assert {k: found[k] for k in ours} == pytest.approx(ours)
   plain = tmp_path / "dev.txt"

@@ -185,8 +185,8 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
     for size in parts
     for line in range(size)
   )
-  listing = bundles.Listing.parse(text)
-  assert listing == bundles.Listing(50, 40, rest=7, all=97, looped=90)
+  listing = bundles.BundleCounts.parse(text)
+  assert listing == bundles.BundleCounts(50, 40, rest=7, all=97, looped=90)
   assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
   assert listing.passes(10) == 10 * 90 + 7  # of a fusion
 
@@ -232,7 +232,7 @@ def test_attention_is_counted_apart_by_rows():
   assert (causal, others) == (36, 64)
   source = helpers.source("C:M=1:1", rows=helpers.FakeRows(length=16))
   model = helpers.model()
-  work = flops.forward(model, source[0])
+  work = flops.forward_work(model, source[0])
   per_pair = 4 * 2 * 32  # two products, layers, width
   assert work.causal == per_pair * 4 * (16 * 17 / 2)
   assert work.bidirectional == per_pair * 4 * 16**2
@@ -274,14 +274,14 @@ def small(tmp_path):
 
 
 def pod(small, slices=1, **changes) -> search.Pod:
-  devices = topology.devices("v5e:2x2", slices)
+  devices = topology.topology_devices("v5e:2x2", slices)
   return search.Pod(
     small, {}, devices, **{"vocab_size": 1024, "pieces": 2} | changes
   )
 
 
 def estimate_first(run):
-  return estimate.estimate(run, run.programs()[0])
+  return estimate.estimate_program(run, run.programs()[0])
 
 
 def planned(small, *words):
@@ -321,8 +321,8 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation_is_known(generation):
-  devices = topology.devices(GENERATIONS[generation])
-  chip = chips.of(devices[0])
+  devices = topology.topology_devices(GENERATIONS[generation])
+  chip = chips.chip_of(devices[0])
   shown = [d for d in devices if d.coords == devices[0].coords]
   assert len(shown) == chip.devices
   kind = devices[0].device_kind
@@ -334,7 +334,7 @@ def test_every_generation_is_known(generation):
 @needs_libtpu
 @pytest.mark.parametrize("shape", ["v5p:4x4x8", "v5e:16x16"])
 def test_a_mesh_may_split_the_sides_of_a_slice(shape):
-  devices = topology.devices(shape)
+  devices = topology.topology_devices(shape)
   for fsdp, tensor in ((2, 1), (16, 2), (64, 1)):
     mesh = mesh_lib.Mesh(fsdp=fsdp, tensor=tensor).build(devices)
     assert set(mesh.devices.flat) == set(devices)
@@ -343,16 +343,16 @@ def test_a_mesh_may_split_the_sides_of_a_slice(shape):
 
 @needs_libtpu
 def test_slices_are_apart_along_data_alone():
-  mesh = mesh_lib.Mesh(fsdp=4).build(topology.devices("v5e:4x4", 2))
+  mesh = mesh_lib.Mesh(fsdp=4).build(topology.topology_devices("v5e:4x4", 2))
   for rows in mesh.devices:
     assert len({device.slice_index for device in rows.flat}) == 1
   with pytest.raises(UserError, match="not a multiple of the 2 slices"):
-    mesh_lib.Mesh(1, -1).build(topology.devices("v5e:4x4", 2))
+    mesh_lib.Mesh(1, -1).build(topology.topology_devices("v5e:4x4", 2))
 
 
 @needs_libtpu
 def test_a_collective_takes_the_links_that_its_group_spans():
-  devices = topology.devices("v5p:4x4x8")
+  devices = topology.topology_devices("v5p:4x4x8")
   mesh = mesh_lib.Mesh(fsdp=16).build(devices)
   network = Network(mesh)
   places = [tuple(d.coords) for d in mesh.devices.flat]
@@ -582,7 +582,7 @@ def canned(run, chosen):
 def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   monkeypatch.setattr(search, "estimate_all", canned)
   asked = pod(small)
-  rows = search.sweep(asked, asked.run(), budget=60)
+  rows = search.sweep_meshes(asked, asked.run(), budget=60)
   assert [(*row["mesh"].values(), row["microbatches"]) for row in rows] == [
     (1, 4, 1, 1),
     (2, 2, 1, 2),
@@ -599,7 +599,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   table = plan.sweep_table(rows).splitlines()
   assert "data=1 fsdp=4 tensor=1" in table[1] and "25.0%" in table[1]
   assert "does not fit" in table[-1]
-  assert not search.sweep(asked, asked.run(), budget=-1)
+  assert not search.sweep_meshes(asked, asked.run(), budget=-1)
 
 
 @needs_libtpu

@@ -76,9 +76,9 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
   device = described("h100", 1, 1).devices.flat[0]
   whole = chips.CHIPS["NVIDIA H100"].memory
   monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
-  assert chips.of(device).memory == int(0.75 * whole)
+  assert chips.chip_of(device).memory == int(0.75 * whole)
   monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
-  assert chips.of(device).memory == int(0.9 * whole)
+  assert chips.chip_of(device).memory == int(0.9 * whole)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
 
 def estimates(small, shape, *settings, pieces=1):
   pod = search.Pod(
-    small, {}, topology.devices(shape), vocab_size=1024, pieces=pieces
+    small, {}, topology.topology_devices(shape), vocab_size=1024, pieces=pieces
   )
   run = pod.run(settings)
   return run, list(estimate.estimate_all(run, run.programs()))
@@ -210,5 +210,5 @@ def test_what_a_gpu_has_no_room_for_does_not_fit(small):
   settings = "model.mlp_width=1048576", "curriculum=10C steps"
   _, (e,) = estimates(small, "h100:1", *settings)
   assert not e.memory.fits
-  table = plan.table([e])
+  table = plan.estimates_table([e])
   assert "too much by" in table and "best MFU" in table

@@ -18,8 +18,8 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   tagging,
 )
-from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.sets import held_out
+from antlm_jax.evals.finetuning.loop import TrialRun
+from antlm_jax.evals.finetuning.sets import divide_training_set
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files, progress
@@ -41,9 +41,11 @@ def mnli(folder, count=60):
 
 
 def study(folder, name):
-  head = classification.Options(pool="mean", head="plain")
-  others = answering.Options(), retrieval.Options()
-  return protocol.make(folder, name, "bidirectional", head, *others)
+  head = classification.ClassifierOptions(pool="mean", head="plain")
+  others = answering.AnsweringOptions(), retrieval.RetrievalOptions()
+  return protocol.make_protocol_task(
+    folder, name, "bidirectional", head, *others
+  )
 
 
 def test_the_protocol_is_the_codes(tmp_path):
@@ -71,7 +73,7 @@ def test_texts_and_splits_are_the_codes(tmp_path):
   assert test[0].texts == ("Premise: Tom 0\nHypothesis: sat",)
   assert not {e.id for e in train} & {e.id for e in dev}
   order = np.random.default_rng(42).permutation(60)
-  assert held_out(list(range(60)))[1] == order[:3].tolist()
+  assert divide_training_set(list(range(60)))[1] == order[:3].tolist()
 
 
 def test_steps_go_through_epochs_and_are_evaluated_once(
@@ -80,7 +82,7 @@ def test_steps_go_through_epochs_and_are_evaluated_once(
   mnli(tmp_path, 40)
   task = study(tmp_path, "mnli")
   settings = Hyperparameters(batch_size=8, steps=12, max_length=16, patience=0)
-  data = loop.read(loaded, task, 16)
+  data = loop.read_task_data(loaded, task, 16)
   taken = []
 
   def track(batches, unit, name):
@@ -88,11 +90,11 @@ def test_steps_go_through_epochs_and_are_evaluated_once(
     return batches
 
   monkeypatch.setattr(progress, "track", track)
-  (outcome,) = loop.fit(loaded, task, data, settings, [Run(1e-3, 0)])
+  (outcome,) = loop.fit(loaded, task, data, settings, [TrialRun(1e-3, 0)])
   assert taken == [12] and len(outcome.epochs) == 1
-  (steps,) = loop._parts(data.train, settings, [Run(1e-3, 0)])
+  (steps,) = loop._training_parts(data.train, settings, [TrialRun(1e-3, 0)])
   one_epoch = dataclasses.replace(settings, steps=0, epochs=1)
-  (first,) = loop._parts(data.train, one_epoch, [Run(1e-3, 0)])
+  (first,) = loop._training_parts(data.train, one_epoch, [TrialRun(1e-3, 0)])
   assert len(first) == 5  # 38 rows by 8
   assert np.array_equal(steps[4]().tokens, first[4]().tokens)
 
@@ -121,7 +123,7 @@ def published(folder):
 
 def study_run(folder, run, *args):
   """Fine-tunes a model as the row CLM of the tiny study; returns the folder."""
-  config = config_lib.load(f"{CONFIG}:row=tiny_clm_42")
+  config = config_lib.load_config(f"{CONFIG}:row=tiny_clm_42")
   row = folder / "tiny_clm_42" / "0"
   files.write_text(row / "config.json", config_lib.to_json(config))
   output = row / "evals" / "finetune-study"
@@ -185,13 +187,13 @@ def test_without_ms_marco_three_sets_are_left_out_in_one_line(tmp_path):
   words = ["--checkpoint=none", f"--data={tmp_path}", "--preset=study"]
 
   def plan(*more):
-    given = finetune.asked([*words, *more])
+    given = finetune.parse_finetune([*words, *more])
     del given["model"], given["step"]
-    return finetune.plan(model, "llama", None, **given)
+    return finetune.plan_tasks(model, "llama", None, **given)
 
   jobs, absent = plan()
   assert [job.task.name for job in jobs] == ["sst2"]
-  line = finetune._listed(absent)
+  line = finetune._list_missing(absent)
   assert line.endswith("scifact, msmarco; nq, mldr, which train on msmarco")
   with pytest.raises(UserError, match="nq trains on msmarco: msmarco is not"):
     plan("--task=nq")
@@ -212,7 +214,7 @@ def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
   folder.mkdir()
   for name in ("train", "testa", "testb"):
     (folder / f"eng.{name}").write_text("Tom X I-PER\n")
-  own = tagging.make(tmp_path, "conll", "bidirectional")
+  own = tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
   theirs = study(tmp_path, "conll")
   assert (own.main_metric, theirs.main_metric) == ("entity_f1", "sentence_f1")
   assert own.metrics.keys() == theirs.metrics.keys()

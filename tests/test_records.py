@@ -22,12 +22,12 @@ from tests import tuned
 
 def prepared(path) -> list:
   """Reads the texts as `antlm prepare` does."""
-  return [(one.text,) for one in text_files.find([path]).read("train")]
+  return [(one.text,) for one in text_files.find_corpus([path]).read("train")]
 
 
 def classified(path) -> list:
   """Reads texts and labels as fine-tuning does."""
-  options = classification.Options(), labelled.Columns()
+  options = classification.ClassifierOptions(), labelled.Columns()
   task = labelled.classify({"train": path}, "own", "causal", *options)
   found = task.load("train") + task.load(task.evaluations[0])
   names = task.head.labels
@@ -45,10 +45,12 @@ READERS = {
   "prepare": prepared,
   "classification": classified,
   "pairs": paired,
-  "embed": lambda path: [*sets.texts(path, ["text"])],
-  "predict": lambda path: [*sets.texts(path, ["text", "label"])],
-  "perplexity": lambda path: texts.read(texts.TextSettings(data=path, mode="")),
-  "known": lambda path: [*sets.fields(path)],
+  "embed": lambda path: [*sets.source_texts(path, ["text"])],
+  "predict": lambda path: [*sets.source_texts(path, ["text", "label"])],
+  "perplexity": lambda path: texts.read_texts(
+    texts.TextSettings(data=path, mode="")
+  ),
+  "known": lambda path: [*sets.record_fields(path)],
 }
 BAD = {
   "comma.csv": ("text,label\na,pos\na, b, c,pos\nx,neg\n", "line 3 has more"),
@@ -82,7 +84,11 @@ def test_every_reader_refuses_utf16(tmp_path, encoding):
     "a.conll": "Tom B-X\nsat O\n\nAnn B-X\n",
     "a.json": json.dumps({"data": []}),
   }
-  reads = {".txt": prepared, ".conll": tagging.columns, ".json": answering.read}
+  reads = {
+    ".txt": prepared,
+    ".conll": tagging.columns,
+    ".json": answering.read_squad,
+  }
   for name, text in texts.items():
     path = tmp_path / name
     path.write_bytes(text.encode(encoding))
@@ -121,7 +127,7 @@ def test_every_reader_takes_marks_of_tsv_as_text(tmp_path):
   assert READERS["predict"](str(path)) == rows
   assert READERS["perplexity"](str(path)) == [text for (text,) in alone]
   assert sorted(classified(str(path))) == sorted(rows)
-  found = [tuple(fields.values()) for _, fields in sets.fields(path)]
+  found = [tuple(fields.values()) for _, fields in sets.record_fields(path)]
   assert found == rows
 
 
@@ -129,16 +135,16 @@ def test_blank_lines_and_records_are_counted(tmp_path, capsys):
   """Catches predictions that are fewer than the lines, without a word."""
   path = tmp_path / "a.txt"
   path.write_text("a b\n\nc\n \nd")
-  assert [*sets.texts(str(path), ["text"])] == [("a b",), ("c",), ("d",)]
+  assert [*sets.source_texts(str(path), ["text"])] == [("a b",), ("c",), ("d",)]
   told = f"warning: {path}: 2 blank lines are left out\n"
   assert capsys.readouterr().out == told
   table = tmp_path / "a.csv"
   table.write_text("id,text\n1,a\n2,\n3, \n")
-  assert [*sets.texts(str(table), ["text"])] == [("a",), ("",), (" ",)]
+  assert [*sets.source_texts(str(table), ["text"])] == [("a",), ("",), (" ",)]
   assert "a.csv: 2 of 3 records are blank" in capsys.readouterr().out
   path.with_suffix(".jsonl").write_text('{"text": "a"}\n{"text": null}\n')
   asked = texts.TextSettings(data=str(path.with_suffix(".jsonl")), mode="")
-  assert texts.read(asked) == ["a"]
+  assert texts.read_texts(asked) == ["a"]
   assert "1 of 2 records have no text" in capsys.readouterr().out
 
 
@@ -148,7 +154,7 @@ def test_a_bad_line_after_the_first_is_not_hidden(tmp_path):
   path.write_text("prompt,answer\na b,c\na, b,c\n")
   asked = texts.TextSettings(data=str(path), mode="")
   with pytest.raises(UserError, match=r"a.csv: line 3 has more columns"):
-    lambada.read(asked)
+    lambada.read_clozes(asked)
 
 
 def marked(path, records) -> None:
@@ -162,10 +168,10 @@ def test_every_reader_accepts_byte_order_marks(tmp_path):
   """Catches an evaluation that refuses a file which another one reads."""
   good = {"sentence_good": "a b", "sentence_bad": "b a"}
   marked(tmp_path / "pairs/x.jsonl", [good, good])
-  assert len(pairs.minimal_pairs(tmp_path / "pairs")) == 2
+  assert len(pairs.read_minimal_pairs(tmp_path / "pairs")) == 2
   row = {"Domain": "x"} | dict.fromkeys(ewok._TEXTS, "a")
   marked(tmp_path / "ewok/x.jsonl", [row])
-  assert len(ewok.read(tmp_path / "ewok")) == 1
+  assert len(ewok.read_ewok_pairs(tmp_path / "ewok")) == 1
   for name in ("queries", "corpus"):
     marked(tmp_path / f"beir/{name}.jsonl", [{"_id": "1", "text": "\u00e9"}])
   (tmp_path / "beir/qrels").mkdir()
@@ -173,18 +179,20 @@ def test_every_reader_accepts_byte_order_marks(tmp_path):
   (tmp_path / "beir/qrels/test.tsv").write_text(
     f"\ufeff{head}1\t1\t1\n", "utf-8"
   )
-  options = retrieval.Options()
-  task = retrieval.make(tmp_path / "beir", sets.OWN, "causal", options)
+  options = retrieval.RetrievalOptions()
+  task = retrieval.make_retrieval_task(
+    tmp_path / "beir", sets.OWN, "causal", options
+  )
   assert [e.texts for e in task.load("beir-test")] == [("\u00e9",)] * 2
   asked = {"question": "q", "id": "1"}
   asked["answers"] = [{"text": "b", "answer_start": 2}]
   squad = {"data": [{"paragraphs": [{"context": "a b", "qas": [asked]}]}]}
   marked(tmp_path / "squad", [squad])
-  (example,) = answering.read(tmp_path / "squad")
+  (example,) = answering.read_squad(tmp_path / "squad")
   assert example.texts == ("q", "a b")
   marked(tmp_path / "a.jsonl", [{"prompt": "a b", "answer": "c"}])
   found = texts.TextSettings(data=str(tmp_path / "a.jsonl"), mode="")
-  assert lambada.read(found) == [("a b", "c", "")]
+  assert lambada.read_clozes(found) == [("a b", "c", "")]
   (tmp_path / "tags.tsv").write_text("\ufeffTom\tB\n", "utf-8")
   (sentence,) = tagging.columns(tmp_path / "tags.tsv")
   assert sentence.texts == ("Tom",)

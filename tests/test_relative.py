@@ -44,7 +44,7 @@ def test_what_the_kernel_does_not_do_with_terms_is_told():
   def choose(heads, kv_heads, implementation="pallas"):
     q = jax.ShapeDtypeStruct((2, 128, heads, 8), jnp.float32)
     k = jax.ShapeDtypeStruct((2, 128, kv_heads, 8), jnp.float32)
-    return attention.choose(CAUSAL, q, k, implementation, buckets=3)
+    return attention.choose_attention(CAUSAL, q, k, implementation, buckets=3)
 
   assert choose(4, 4) == "pallas"
   with pytest.raises(ValueError, match="needs as many key as query heads"):
@@ -79,9 +79,9 @@ def on_four_devices():
       assert (rows, heads) == ((2, 2) if split.rows else (4, 4))
       check_errors(found, exact, 1e-6)
     with pytest.raises(ValueError, match=r"split.rows='data' is no axis of"):
-      attention.prepare(mask, q, k, split=attention.Split("data"))
+      attention.prepare_mask(mask, q, k, split=attention.Split("data"))
     with pytest.raises(ValueError, match=r"split.heads='y' does not divide 3"):
-      attention.prepare(
+      attention.prepare_mask(
         mask, q[:, :, :3], k[:, :, :3], split=attention.Split(None, "y")
       )
 

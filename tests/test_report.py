@@ -14,7 +14,7 @@ from antlm_jax.evals import results as results_lib
 from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.finetuning import glue
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.studies.reporting import measured
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.choices import Results
@@ -26,7 +26,7 @@ from tests.tuned import cells, section
 from tests.tuned import report_of as make
 
 ROWS = """
-from antlm_jax.evals.studies.design import Row, Scale, Text
+from antlm_jax.evals.studies.design import Row, Scale, ExpectedText
 def row(family, title, masked, *against):
   args = {"tiny": ""}, {"tiny": 1}
   return Row(family, title, *args, masked=masked, against=against)
@@ -36,7 +36,7 @@ ROWS = {
   "antlm": row("BabyLlama", "AntLM", "mlm", "c", "m"),
   "mntp": row("LTG-BERT", "mixed", "mntp"),
 }
-SCALES = {"tiny": Scale({}, Text(8, 8), (), ())}
+SCALES = {"tiny": Scale({}, ExpectedText(8, 8), (), ())}
 REPORT = "controls"
 get_config = None
 """
@@ -55,14 +55,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(
 ):
   # A bootstrap of each row's runs covers over 99 %, items or seeds alone under
   # 90 %.
-  case = coverage.Case(pretrainings, tunings, 200, 2.0, 1.5)
+  case = coverage.SimulatedStudy(pretrainings, tunings, 200, 2.0, 1.5)
   ((held, _),) = coverage.simulate(case, 300, bootstraps=False)
   assert 0.925 <= held <= 0.985
 
 
 def test_over_items_the_width_is_that_of_the_closed_form():
   right = np.arange(900) < 630
-  found = statistics.estimate(right[None]).interval()
+  found = statistics.estimate_mean(right[None]).interval()
   error = stats.t.ppf(0.975, 899) * (0.7 * 0.3 / 899) ** 0.5
   assert found.low == pytest.approx(0.7 - error)
   assert found.high == pytest.approx(0.7 + error)
@@ -71,19 +71,19 @@ def test_over_items_the_width_is_that_of_the_closed_form():
 def test_over_seeds_it_is_students_interval():
   a, b = {"0": 3.0, "1": 3.4, "2": 3.3}, {"0": 2.5, "1": 3.1, "2": 2.7}
   both = {(seed, ""): a[seed] - b[seed] for seed in a}
-  found = statistics.over_seeds(both)
+  found = statistics.estimate_over_seeds(both)
   expected = stats.ttest_rel([*a.values()], [*b.values()])
   ends = expected.confidence_interval(0.99)
   interval = found.interval(0.99)
   assert (interval.low, interval.high) == pytest.approx(tuple(ends))
   assert found.general
-  assert not statistics.over_seeds({("0", "0"): 1.0}).interval()
+  assert not statistics.estimate_over_seeds({("0", "0"): 1.0}).interval()
 
 
 def test_a_score_is_the_mean_over_strata_and_so_is_its_interval():
   # All right in a stratum of 10, all wrong in a stratum of 90: no variance.
   strata = np.repeat([0, 1], [10, 90])
-  found = statistics.estimate((strata == 0)[None], strata).interval()
+  found = statistics.estimate_mean((strata == 0)[None], strata).interval()
   assert (found.low, found.estimate, found.high) == (0.5, 0.5, 0.5)
   assert found.sign == 1
 
@@ -91,11 +91,11 @@ def test_a_score_is_the_mean_over_strata_and_so_is_its_interval():
 def test_repeated_items_do_not_narrow_an_interval():
   draw = np.random.default_rng(0)
   values, texts = draw.random((1, 50)), np.arange(50)
-  once = statistics.estimate(values, texts=texts)
+  once = statistics.estimate_mean(values, texts=texts)
   twice = np.concatenate([values, values], axis=1)
-  again = statistics.estimate(twice, texts=np.tile(texts, 2))
+  again = statistics.estimate_mean(twice, texts=np.tile(texts, 2))
   assert again.interval().low == pytest.approx(once.interval().low)
-  unknown = statistics.estimate(twice, texts=np.arange(100))
+  unknown = statistics.estimate_mean(twice, texts=np.arange(100))
   widths = [x.high - x.low for x in (again.interval(), unknown.interval())]
   assert widths[1] < 0.85 * widths[0]
 
@@ -140,7 +140,7 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   summary = {"request": about, **results.summary()}
   items = "".join(json.dumps(line) + "\n" for line in results.lines())
   folder = run / "evals" / benchmark / name
-  results_lib.write(folder, {command.ITEMS: items}, summary)
+  results_lib.write_results(folder, {command.ITEMS: items}, summary)
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):
@@ -151,7 +151,7 @@ def tune(run, name, shares, attention="bidirectional", limit=0):
   found = {}
   for seed, share in enumerate(shares):
     answers = tuned.answers(round(100 * share)) if share else np.ones(100, int)
-    found[Run(1e-4, seed)] = dict.fromkeys(glue.SCORES_OF[name], answers)
+    found[TrialRun(1e-4, seed)] = dict.fromkeys(glue.SCORES_OF[name], answers)
   metric = glue.FORMATS[name].metric
   folder = run / "evals" / "finetune"
   tuned.write(folder, name, found, STEPS, attention, limit, metric)
@@ -659,7 +659,9 @@ def test_a_branch_is_drawn_with_the_steps_that_it_shares(
   def draw(title, runs, path):
     drawn.update({name: found[0].losses["clm"] for name, found in runs.items()})
 
-  monkeypatch.setattr("antlm_jax.evals.studies.reporting.plots.curves", draw)
+  monkeypatch.setattr(
+    "antlm_jax.evals.studies.reporting.plots.draw_study_curves", draw
+  )
   numbers, _ = make(folder, rows)
   assert drawn["AntLM"] == {0: 6.0, 5: 5.0, 10: 4.4, 30: 4.0, STEPS: 3.5}
   assert list(drawn["CLM"]) == [0, 5, 10, STEPS]

@@ -9,8 +9,8 @@ from scipy import stats
 
 from antlm_jax import config as config_lib
 from antlm_jax.evals import statistics
-from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.statistics import Estimate
+from antlm_jax.evals.finetuning.loop import TrialRun
+from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.evals.studies import design, report
 from antlm_jax.evals.studies.branches import steps_of
 from antlm_jax.evals.studies.reporting import claims, measured
@@ -19,14 +19,14 @@ from tests import runs, tuned
 from tests.tuned import cells, section
 
 CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
-_, ROWS = design.read(CONFIG, "tiny")
+_, ROWS = design.read_scale(CONFIG, "tiny")
 LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # step 2,000 in the paper
 
 
 def train(folder, row, done=True, seed=0):
   """Writes the files of a trained row."""
   run = folder / f"tiny_{row}" / str(seed)
-  config = config_lib.load(f"{CONFIG}:row=tiny_{row}")
+  config = config_lib.load_config(f"{CONFIG}:row=tiny_{row}")
   files.write_text(run / "config.json", config_lib.to_json(config))
   curriculum = steps_of(config)
   if done:
@@ -43,13 +43,15 @@ def tune(run, task, right, step=None, by_example=True, limit=0, **other):
   """
   sets = f"{task}-dev", f"{task}-test"
   found = {
-    Run(1e-4, seed): dict.fromkeys(sets, tuned.answers(n))
+    TrialRun(1e-4, seed): dict.fromkeys(sets, tuned.answers(n))
     for seed, n in enumerate(right)
   }
   for i, both in enumerate(other.values()):
     for seed in range(len(right)):
       answers = map(tuned.answers, both)
-      found[Run(1e-5 * (i + 1), seed)] = dict(zip(sets, answers, strict=True))
+      found[TrialRun(1e-5 * (i + 1), seed)] = dict(
+        zip(sets, answers, strict=True)
+      )
   if step is None:
     step = json.loads((run / "summary.json").read_text())["steps"]
   how = {"limit": limit, "by_example": by_example}
@@ -158,7 +160,7 @@ def test_claims_without_a_difference_are_said_not_to_be_run(tmp_path):
   ],
 )
 def test_a_verdict_goes_by_the_sign_of_a_claim(value, error, sign, verdict):
-  found = Estimate(value, 2, 1000, 998, error**2)
+  found = MeanEstimate(value, 2, 1000, 998, error**2)
   contrast = claims.Contrast("it", found, sign=sign)
   assert (
     claims.Claim("it", "there", [contrast]).verdict(0.95).startswith(verdict)
@@ -233,8 +235,8 @@ def test_rates_and_ratios_are_claims_of_deviations(tmp_path):
 
 def test_every_claim_is_of_rows_that_the_paper_has():
   # A claim with an unknown row would be "not run" at every scale.
-  _, rows = design.read(CONFIG, "paper")
-  for claim in measured.published("encoders_claims").itertuples():
+  _, rows = design.read_scale(CONFIG, "paper")
+  for claim in measured.published_numbers("encoders_claims").itertuples():
     names = f"{claim.plus} {claim.minus}".split()
     assert all(name in rows or f"610m_{name}" in rows for name in names)
 
@@ -289,7 +291,7 @@ def test_a_rate_outside_figure_5_is_in_no_claim(tmp_path):
   """Catches a sensitivity claim over all rates that were tried."""
   for row, far in (("clm_42", (1, 2)), ("mlm40_42", (30, 40))):
     found = {
-      Run(rate, seed): dict.fromkeys(
+      TrialRun(rate, seed): dict.fromkeys(
         ("sst2-dev", "sst2-test"), tuned.answers(right + seed)
       )
       for rate, right in (
@@ -321,7 +323,7 @@ def test_the_usual_measures_and_published_intervals_are_next_to_scores(
   run, right = train(tmp_path, "mlm40_42"), (80, 90, 94)
   tune(run, "sst2", right)
   found = {
-    Run(1e-4, seed): dict.fromkeys(
+    TrialRun(1e-4, seed): dict.fromkeys(
       ("conll-dev", "conll-test"), tuned.answers(n)
     )
     for seed, n in enumerate(right)
@@ -355,7 +357,7 @@ def test_an_open_claim_says_how_many_pretrainings_decide(tmp_path):
   """Catches a forecast that ignores how Student's t shrinks with them."""
   draw = np.array([3.0, 1.0, 4.0]) - 8 / 3
   values = {(str(seed), ""): 2.0 + x for seed, x in enumerate(draw)}
-  found = statistics.over_seeds(values)
+  found = statistics.estimate_over_seeds(values)
   contrast = claims.Contrast("it", found)
   deviation, confidence = np.std(draw, ddof=1), 0.9967
   needed = next(
@@ -399,7 +401,9 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   def draw(title, axis, panels, path, **style):
     drawn[path.name] = panels["SC (accuracy)"]
 
-  monkeypatch.setattr("antlm_jax.evals.studies.reporting.plots.lines", draw)
+  monkeypatch.setattr(
+    "antlm_jax.evals.studies.reporting.plots.draw_lines", draw
+  )
   output = f"--output={folder / 'again'}"
   report.main([f"--runs={folder}", f"--config={CONFIG}", output])
   means = {"CLM": (0.41, 0.51), "MLM 40 %": (0.71, 0.81)}

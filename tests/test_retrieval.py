@@ -12,7 +12,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.retrieval import Towers
 from tests import random_models, runs, tuned
 
@@ -59,7 +59,7 @@ def test_documents_are_ranked_by_their_cosine():
 
 def test_bm25_is_its_definition():
   texts = ["A cat, a CAT!", "the dog", "cat and dog and fox", "¿?"]
-  (found,) = bm25.scores(["dog cat cat bird"], texts)
+  (found,) = bm25.bm25_scores(["dog cat cat bird"], texts)
   cat = dog = np.log(1 + 2.5 / 2.5)
 
   def gain(count, length):  # of 11 words in 4 texts
@@ -68,7 +68,7 @@ def test_bm25_is_its_definition():
   third = (2 * cat + dog) * gain(1, 5)
   expected = [2 * cat * gain(2, 4), dog * gain(1, 2), third, 0]
   assert found == pytest.approx(expected)
-  assert list(bm25.scores(["a"], ["¿?"])) == [0]
+  assert list(bm25.bm25_scores(["a"], ["¿?"])) == [0]
 
 
 def gradients(loaded, at_once, batch, length=16):
@@ -113,7 +113,9 @@ def test_a_chunk_that_does_not_divide_is_told(loaded):
 def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
   """Returns the task of a folder that `tuned.write_beir` writes."""
   tuned.write_beir(data / name, splits)
-  return retrieval.make(data, name, "bidirectional", retrieval.Options())
+  return retrieval.make_retrieval_task(
+    data, name, "bidirectional", retrieval.RetrievalOptions()
+  )
 
 
 def test_beirs_files_are_read(tmp_path):
@@ -137,11 +139,11 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   epoch = {"train_loss": 1.0}
   epoch |= {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
   predictions = {name: found[: len(e)] for name, e in examples.items()}
-  outcome = loop.Outcome(Run(1e-3, 0), (epoch,), 1, predictions)
+  outcome = loop.TuningOutcome(TrialRun(1e-3, 0), (epoch,), 1, predictions)
   about = summary.summarise(task, examples, [outcome])
   beside = about["evaluations"]["nfcorpus-test"]["references"]
   assert beside["BM25"]["ndcg"] == 1
-  lines = summary.table([about], retrieval.SUITE).splitlines()
+  lines = summary.scores_table([about], retrieval.SUITE).splitlines()
   assert lines[0].split("  ")[-1].strip() == "BM25 (%)"
   assert [line.split()[-1] for line in lines[1:3]] == ["100.0"] * 2
 
@@ -169,7 +171,7 @@ def bm25_ndcg(texts, judged):
   """Returns NDCG@10 of BM25 without a query's own document."""
   names, found = list(texts), []
   for query, relevant in judged.items():
-    (scores,) = bm25.scores([texts[query]], list(texts.values()))
+    (scores,) = bm25.bm25_scores([texts[query]], list(texts.values()))
     order = [names[i] for i in np.argsort(-scores, kind="stable")]
     order.remove(query)
     found.append(retrieval.ndcg(order[:10], relevant))
@@ -179,8 +181,10 @@ def bm25_ndcg(texts, judged):
 def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
   """Catches hits of the query itself, and lost documents that do not count."""
   texts = arguana(tmp_path / "arguana")
-  options = retrieval.Options()
-  task = retrieval.make(tmp_path / "arguana", "own", "bidirectional", options)
+  options = retrieval.RetrievalOptions()
+  task = retrieval.make_retrieval_task(
+    tmp_path / "arguana", "own", "bidirectional", options
+  )
   assert not task.trained and task.evaluations == ("arguana-test",)
   read = task.load("arguana-test")
   told = capsys.readouterr().out
@@ -346,7 +350,7 @@ def test_bad_files_are_told(tmp_path, file, text, words):
 @pytest.mark.slow
 def test_it_trains_and_is_saved(loaded, tmp_path):
   how = {"batch_size": 8, "rows_at_once": 4, "epochs": 6, "max_length": 16}
-  runs = [Run(3e-3, 0), Run(1e-9, 0)]
+  runs = [TrialRun(3e-3, 0), TrialRun(1e-9, 0)]
   outcomes = tuned.trained(loaded, beir(tmp_path), runs, tmp_path, **how)
   learnt, untrained = (o.best["nfcorpus-test"]["ndcg"] for o in outcomes)
   assert learnt > 0.9 and learnt > untrained

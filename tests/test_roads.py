@@ -12,7 +12,7 @@ import pytest
 
 from antlm_jax import config, models
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.planning import compilers, places
 from antlm_jax.planning import topology as topologies
 from tests.launching import LAUNCH, ROOT, launch, run, write_script
@@ -43,23 +43,25 @@ def stored() -> dict[tuple, dict]:
     plan = json.loads(path.read_text())
     train = [p for p in plan["programs"] if p["steps"]]
     if plan.get("pieces") == 2 and all(p["memory"]["fits"] for p in train):
-      made = config.load(str(ROOT / "configs/encoders.py") + ":" + plan[
+      made = config.load_config(str(ROOT / "configs/encoders.py") + ":" + plan[
         "config"].partition(":")[2], plan["overrides"])  # fmt: skip
-      out[needs(made, places.parse(plan["topology"]))] = plan
+      out[needs(made, places.parse_topology(plan["topology"]))] = plan
   return out
 
 
 def place_of(script: str, options: dict[str, str], arg: str) -> places.Topology:
   """Returns the devices of a launch; a topology of the config names them."""
   if script == "slurm":
-    found = places.parse(f"h100:{options['--nodes']}x{options['--gpus']}")
+    found = places.parse_topology(
+      f"h100:{options['--nodes']}x{options['--gpus']}"
+    )
   else:
     kind, _, size = options["--type"].partition("-")
     halved = script == "tpu_vm" and kind in ("v4", "v5p")
     kind = {"v5litepod": "v5e"}.get(kind, kind)
-    found = places.parse(f"{kind}:{int(size) // (1 + halved)}")
+    found = places.parse_topology(f"{kind}:{int(size) // (1 + halved)}")
   if named := re.search(r"topology=([\w:]+)", arg):
-    named = places.parse(named[1])
+    named = places.parse_topology(named[1])
     assert (named.kind, named.chips) == (found.kind, found.chips)
   return found
 
@@ -75,9 +77,9 @@ def test_a_documented_launch_can_start(guide, line):
   given = dict(w.split("=", 1) for w in training)
   spec = given.pop("--config")
   overrides = [f"{k}={v}" for k, v in given.items() if "--config." in k]
-  made = config.load(str(ROOT / spec), overrides)
+  made = config.load_config(str(ROOT / spec), overrides)
   place = place_of(script, options, spec)
-  Layout(made.train.batch_size, made.train.microbatches, place.devices)
+  BatchLayout(made.train.batch_size, made.train.microbatches, place.devices)
   assert needs(made, place) in stored(), "no stored plan shows that it fits"
   # The data are those that the road's page prepares for this config.
   page = (ROOT / "docs/how_to/train_encoders.md").read_text()
@@ -121,7 +123,7 @@ def test_the_table_of_encoders_is_that_of_its_plans():
     ) = cells  # fmt: skip
     plan = json.loads((RESULTS / f"{name.strip('`')}.json").read_text())
     train = [p for p in plan["programs"] if p["steps"]]
-    made = config.load(
+    made = config.load_config(
       f"{ROOT}/configs/encoders.py:{plan['config'].partition(':')[2]}",
       plan["overrides"],
     )
@@ -142,29 +144,29 @@ def test_the_table_of_encoders_is_that_of_its_plans():
 def test_encoders_take_a_topology(topology, size):
   """Catches settings of the config's own that a batch or a mesh refuses."""
   spec = f"{ROOT}/configs/encoders.py:size={size},topology={topology}"
-  made, place = config.load(spec), places.parse(topology)
-  Layout(made.train.batch_size, made.train.microbatches, place.devices)
+  made, place = config.load_config(spec), places.parse_topology(topology)
+  BatchLayout(made.train.batch_size, made.train.microbatches, place.devices)
   assert place.devices % made.mesh.fsdp == 0
   assert abs(made.train.batch_size - 1152) <= place.devices / 2
   assert made.model.width % made.mesh.fsdp == 0
-  assert models.build(made.model, 128_256).size > 3e8
+  assert models.build_model(made.model, 128_256).size > 3e8
 
 
 @pytest.mark.parametrize("topology", ["v5e:8x16", "v5e:8x8", "v5e:2x2"])
 @pytest.mark.parametrize("size", ["610M", "1B"])
 def test_activations_and_state_of_a_topology_fit(topology, size):
   """Catches microbatches that ignore the memory of a small topology."""
-  made = config.load(
+  made = config.load_config(
     f"{ROOT}/configs/encoders.py:size={size},topology={topology}"
   )
-  place, model = places.parse(topology), made.model
+  place, model = places.parse_topology(topology), made.model
   rows = made.train.batch_size / place.devices / made.train.microbatches
   # A layer's products of matrices, in bfloat16.
   head = model.width // model.heads
   wide = 2 * model.width + 2 * (model.heads + model.kv_heads) * head
   wide += 2 * model.mlp_width
   saved = 2 * rows * model.max_seq_len * model.layers * wide
-  state = 16 * models.build(model, 128_256).size / made.mesh.fsdp
+  state = 16 * models.build_model(model, 128_256).size / made.mesh.fsdp
   assert 0.2 < (saved + state) / place.chip.memory < 0.85
 
 
@@ -173,15 +175,15 @@ def test_a_topology_that_is_too_small_is_refused():
   with pytest.raises(
     UserError, match="1,409M parameters do not fit: take more"
   ):
-    config.load(f"{ROOT}/configs/encoders.py:size=1B,topology=v5e:1x1")
+    config.load_config(f"{ROOT}/configs/encoders.py:size=1B,topology=v5e:1x1")
 
 
 def test_a_batch_that_does_not_divide_proposes_the_nearest():
   """Catches an error without a remedy, after the queue of a pod."""
   with pytest.raises(UserError, match="use 1024 or 1280"):
-    Layout(1152, 1, 256)
+    BatchLayout(1152, 1, 256)
   with pytest.raises(UserError, match=r"use 16$"):
-    Layout(3, 2, 8)
+    BatchLayout(3, 2, 8)
 
 
 def test_the_table_of_names_is_that_of_the_code():
@@ -190,7 +192,7 @@ def test_the_table_of_names_is_that_of_the_code():
   rows = re.findall(r"^\| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.M)
   assert len(rows) == 5
   for chips, gcloud, gke, topology in rows:
-    place = places.parse(topology)
+    place = places.parse_topology(topology)
     assert place.chips == int(chips) and place.type("gke") == gke
     assert (place.type("gcloud") or "-") == gcloud
 
@@ -219,7 +221,7 @@ def test_a_missing_compiler_is_installed_as_the_package_was(
     ("h100:8", "plan-gpu", "cuda-compiler"),
   ):
     with pytest.raises(UserError) as told:
-      topologies.devices(kind)
+      topologies.topology_devices(kind)
     remedy = f"pip install 'antlm_jax[{extra}]'"
     assert str(told.value).endswith(
       remedy if installed else f"./launch/setup.sh {name}"

@@ -20,10 +20,13 @@ from antlm_jax.evals import finetune
 from antlm_jax.evals import predict as predict_command
 from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import glue, loop, saved, trial
-from antlm_jax.evals.finetuning.classification import Classifier, Options
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.classification import (
+  Classifier,
+  ClassifierOptions,
+)
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.predict import predict
-from antlm_jax.inference.model import FineTuned, Loaded, load, write
+from antlm_jax.inference.model import FineTuned, Loaded, load, write_checkpoint
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint
@@ -41,28 +44,28 @@ run = random_models.run(layers=1, tied=False)
 def foreign(prepared, tmp_path_factory):
   """A workdir of one step, written from NumPy arrays, and the arrays."""
   workdir = tmp_path_factory.mktemp("foreign")
-  config = config_lib.load(runs.QUICK)
+  config = config_lib.load_config(runs.QUICK)
   tokenizer = Tokenizer.from_json((prepared / "tokenizer.json").read_text())
-  model = models.build(config.model, tokenizer.vocab_size)
+  model = models.build_model(config.model, tokenizer.vocab_size)
   params = jax.device_get(jax.jit(lambda: model.init(3))())
   meta = checkpoint.Meta(config, tokenizer, "eos", "nothing of ours")
-  path = write(workdir / "checkpoints" / "5", 5, params, meta)
+  path = write_checkpoint(workdir / "checkpoints" / "5", 5, params, meta)
   assert path == workdir / "checkpoints" / "5"
   return workdir, params
 
 
 def test_weights_alone_are_a_checkpoint(foreign):
   workdir, params = foreign
-  assert list(checkpoint.steps(workdir)) == [5]
+  assert list(checkpoint.checkpoint_steps(workdir)) == [5]
   found = load(workdir)
   assert equal(found.params, params)
   assert (found.step, found.boundary, found.task) == (5, "eos", None)
   size = units.quantity(found.model.size)
   assert repr(found) == f"<llama, {size} parameters, step 5, {workdir}>"
   # The digest is that of the weights, not of the path.
-  assert found.digest == checkpoint.digest(checkpoint.sums(params))
+  assert found.digest == checkpoint.json_checksum(checkpoint.bit_sums(params))
   other = params | {"norm/scale": params["norm/scale"] + 1}
-  assert found.digest != checkpoint.digest(checkpoint.sums(other))
+  assert found.digest != checkpoint.json_checksum(checkpoint.bit_sums(other))
   assert Checkpoint(found.path).meta.data == "nothing of ours"
   zeros = jax.tree.map(jnp.zeros_like, found.params)
   like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
@@ -83,12 +86,12 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   path = workdir / "checkpoints" / "5"
   meta = Checkpoint(path).meta
   before = load(path).params
-  assert "already exists" in runs.told(write, path, 6, params, meta)
+  assert "already exists" in runs.told(write_checkpoint, path, 6, params, meta)
   assert equal(load(path).params, before)
   full = shutil._ntuple_diskusage(10, 9, 1)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
   with pytest.raises(UserError, match="No space left on device"):
-    write(tmp_path / "full", 5, params, meta)
+    write_checkpoint(tmp_path / "full", 5, params, meta)
   assert not list(tmp_path.iterdir())
 
 
@@ -142,13 +145,13 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
 def test_pairs_and_words_for_classes(loaded, tmp_path):
   for split in ("train", "valid"):
     (tmp_path / f"mnli.{split}.jsonl").write_text(line("mnli", 0))
-  options = Options("last", "plain")
-  task = glue.make(tmp_path, "mnli", "bidirectional", options)
+  options = ClassifierOptions("last", "plain")
+  task = glue.make_glue_task(tmp_path, "mnli", "bidirectional", options)
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
-  params = trial.joined(loaded.params, head)
-  saved.save(tmp_path, loaded, task, "bidirectional", params)
+  params = trial.join_params(loaded.params, head)
+  saved.save_model(tmp_path, loaded, task, "bidirectional", params)
   model = load(tmp_path / "model")
-  assert saved.head(model.task, model.path) == task.head
+  assert saved.saved_head(model.task, model.path) == task.head
   assert task.head.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
   pairs = [("p", "h"), ("Tom sat", "the dogs rest near the hills")]
@@ -280,7 +283,9 @@ def test_commands_write_predictions_and_vectors(
 ):
   """The files hold the results of the Python functions."""
   meta = Checkpoint(loaded.path).meta
-  model = write(tmp_path / "model", 7, loaded.params, meta, classifier.task)
+  model = write_checkpoint(
+    tmp_path / "model", 7, loaded.params, meta, classifier.task
+  )
   data = runs.write_lines(tmp_path / "a.jsonl", [{"text": t} for t in TEXTS])
   expected = [one.to_json() for one in predict(classifier, TEXTS)]
   where = [f"--checkpoint={model}", f"--data={data}"]
@@ -333,7 +338,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
 
   how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
   task = dataclasses.replace(task, **how)
-  grid = [Run(2e-4, seed) for seed in range(3)]
+  grid = [TrialRun(2e-4, seed) for seed in range(3)]
   best = saved.Best(grid)
   copies = []
 
@@ -348,7 +353,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch
-  saved.save(tmp_path, loaded, task, "bidirectional", best.params)
+  saved.save_model(tmp_path, loaded, task, "bidirectional", best.params)
   model = load(tmp_path / "model")
   logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
@@ -367,7 +372,7 @@ def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
 
 
 def test_the_first_of_equals_is_the_best():
-  grid = [Run(lr, 0) for lr in (1.0, 2.0, 3.0)]
+  grid = [TrialRun(lr, 0) for lr in (1.0, 2.0, 3.0)]
   offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
   best, taken = saved.Best(grid), []
   for run, score in offers:

@@ -13,14 +13,14 @@ from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import retrieval, saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
-from antlm_jax.inference.model import FineTuned, load, write
+from antlm_jax.inference.model import FineTuned, load, write_checkpoint
 from tests import hub, random_models
 
 sbert = pytest.importorskip("sentence_transformers")
 
 pytestmark = hub.MARKS
 
-HALVES = [s.split() for s in toy_english.sentences(0, 60)]
+HALVES = [s.split() for s in toy_english.make_sentences(0, 60)]
 QUERIES = {f"q{i}": " ".join(w[::2]) for i, w in enumerate(HALVES)}
 DOCUMENTS = {f"d{i}": " ".join(w[1::2]) for i, w in enumerate(HALVES)}
 RELEVANT = {f"q{i}": {f"d{i}": 1} for i in range(len(HALVES))}
@@ -37,8 +37,8 @@ def exported(folder, head, encoder="llama"):
   base = load(run)
   params = head.init(jax.random.key(0), base.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
-  path = write(folder / "model", base.step, base.params, base, task)
-  (out,) = export.export(load(path), folder / "hf")
+  path = write_checkpoint(folder / "model", base.step, base.params, base, task)
+  (out,) = export.export_model(load(path), folder / "hf")
   return load(path), out
 
 
@@ -120,7 +120,7 @@ def test_onnxruntime_gives_our_logits(encoder, form, tmp_path):
 
   tokenizer = random_models.tokenizer()
   random_models.save(tmp_path / "run", tokenizer, encoder)
-  export.export(load(tmp_path / "run"), tmp_path / "hf", [form])
+  export.export_model(load(tmp_path / "run"), tmp_path / "hf", [form])
   model = hub.opened(tmp_path / "hf", form, attn_implementation="eager")
   model.config.use_cache = False
   tokenize = transformers.AutoTokenizer.from_pretrained(

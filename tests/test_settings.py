@@ -94,7 +94,7 @@ def test_a_bad_argument_is_told_in_one_line(word, told):
 )
 def test_a_bad_value_is_told_by_its_key(values, told):
   changed = dataclasses.replace(Small("x"), **values)
-  line = runs.told(settings.check, changed, "small")
+  line = runs.told(settings.check_section, changed, "small")
   assert told in line and len(line) < 300 and line.isascii()
 
 
@@ -153,13 +153,13 @@ def small(
 
 def test_a_functions_signature_is_its_command():
   """Catches a parameter that reaches a function unlike its signature says."""
-  given = cli.call(small, ["--checkpoint=m", "--text="], "")
+  given = cli.call_with_arguments(small, ["--checkpoint=m", "--text="], "")
   assert given == small("m", "")
   words = (
     "--checkpoint=m --text=t --rows=1e3 --share=0 --as=b --fast --no-shuffle"
     " --exact --lrs=1,2 --words=a,b --output=o"
   )
-  given = cli.call(small, words.split(), "")
+  given = cli.call_with_arguments(small, words.split(), "")
   own = [1000, 0.0, "b", True, False, True, (1.0, 2.0), ("a", "b"), "o", None]
   assert list(given.values()) == ["m", "t", *own]
   assert type(given["share"]) is float
@@ -168,7 +168,7 @@ def test_a_functions_signature_is_its_command():
 def test_a_functions_docstring_is_its_help(capsys):
   """Catches help without a default, and a help text of another place."""
   with pytest.raises(SystemExit):
-    cli.call(small, ["--help"], "Two\nlines.")
+    cli.call_with_arguments(small, ["--help"], "Two\nlines.")
   shown = capsys.readouterr().out
   assert "\n\nTwo\nlines.\n\n" in shown
   shown = " ".join(shown.split())
@@ -199,9 +199,9 @@ def test_a_command_names_options_and_python_names_arguments(
   option, name, value, told
 ):
   """Catches a limit that holds on a command line alone, or in Python alone."""
-  word = f"{option}={settings.written(value)}"
+  word = f"{option}={settings.comma_text(value)}"
   words = ["--checkpoint=m", "--text=t", word]
-  line = runs.told(cli.call, small, words, "")
+  line = runs.told(cli.call_with_arguments, small, words, "")
   assert told in line and option in line
   if value:
     line = runs.told(
@@ -233,7 +233,7 @@ def test_python_may_give_paths_where_text_is_read():
   def it(
     runs: Sequence[str | os.PathLike[str]],
     output: Annotated[
-      str | os.PathLike[str] | None, results.output(".npy")
+      str | os.PathLike[str] | None, results.output_argument(".npy")
     ] = None,
   ):
     """Returns its arguments.
@@ -245,7 +245,7 @@ def test_python_may_give_paths_where_text_is_read():
 
   path = pathlib.Path("a.npy")
   assert it([path, "b"], path) == (("a.npy", "b"), "a.npy")
-  assert cli.call(it, ["--runs=a,b"], "") == (("a", "b"), None)
+  assert cli.call_with_arguments(it, ["--runs=a,b"], "") == (("a", "b"), None)
   told = "output: a.txt ends in none of .npy"
   assert runs.told(it, ["b"], path.with_suffix(".txt")) == told
   assert it(None) == (None, None)  # the function knows whether it may be

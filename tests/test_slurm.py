@@ -17,7 +17,7 @@ import time
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.data.prepared_folder import Manifest, Prepared
+from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from tests import runs
 
 PROGRAMS = "munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol"
@@ -132,7 +132,7 @@ def submit(environment, *words: str) -> str:
 
 
 def test_prepare_as_an_array_of_which_a_task_is_killed(slurm, tmp_path):
-  toy_english.write(tmp_path / "toy")
+  toy_english.write_toy_english(tmp_path / "toy")
   words = f"prepare --text {tmp_path}/toy/text --vocab_size=500 --seq_len=64"
   alone = runs.run("antlm_jax", *words.split(), f"--output={tmp_path}/alone")
   assert alone.returncode == 0, alone.stderr
@@ -172,7 +172,7 @@ def test_datatrove_runs_as_arrays(slurm, tmp_path):
   programs = os.path.dirname(sys.executable)
   output(script, slurm | {"PATH": f"{programs}:{PATH}"})
   until((tmp_path / "out/manifest.json").exists, 300)
-  Prepared.open(tmp_path / "out").verify()
+  PreparedData.open(tmp_path / "out").verify()
 
 
 @pytest.fixture

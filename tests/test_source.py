@@ -15,12 +15,12 @@ import antlm_jax as ax
 from antlm_jax import config, hashing
 from antlm_jax.data import in_memory
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.order import ROUNDING, Order, Part
-from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.order import ROUNDING, Order, Stage
+from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
-from antlm_jax.objectives.batch import Layout, capacity
+from antlm_jax.objectives.batch import BatchLayout, capacity
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from antlm_jax.training import metrics
@@ -83,7 +83,7 @@ def test_bits_broadcast_as_single_draws():
 
 
 def order(size, batch, **options) -> Order:
-  return Order({"": size}, (Part(0.0, Layout(batch)),), **options)
+  return Order({"": size}, (Stage(0.0, BatchLayout(batch)),), **options)
 
 
 def rows_of(order, steps):
@@ -129,15 +129,15 @@ def test_shuffling_differs_by_epoch_and_can_be_left_out():
 @pytest.mark.parametrize("packed", [False, True])
 def test_random_access_is_reading_in_order_with_threads(packed):
   of = source(f"C+M+{MIXED}", FakeRows(packed=packed), steps=12)
-  in_order = list(source_lib.load(of, threads=3))
+  in_order = list(source_lib.load_batches(of, threads=3))
   assert len(in_order) == len(of) == 12
   for step in (7, 0, 11, 7, 3):
     assert helpers.equal(of[step], in_order[step])
-  rest = list(source_lib.load(of, start=5))
+  rest = list(source_lib.load_batches(of, start=5))
   assert len(rest) == 7
   for a, b in zip(rest, in_order[5:], strict=True):
     assert helpers.equal(a, b)
-  assert list(source_lib.load(of, start=12)) == []
+  assert list(source_lib.load_batches(of, start=12)) == []
 
 
 def test_what_is_hidden_differs_when_a_row_comes_again():
@@ -148,16 +148,16 @@ def test_what_is_hidden_differs_when_a_row_comes_again():
 
 
 LAYOUTS = {
-  "microbatches": Layout(16, microbatches=4),
-  "shards": Layout(16, shards=4),
-  "both": Layout(16, microbatches=2, shards=4),
-  "rows": Layout(16, microbatches=4, shards=4),
+  "microbatches": BatchLayout(16, microbatches=4),
+  "shards": BatchLayout(16, shards=4),
+  "both": BatchLayout(16, microbatches=2, shards=4),
+  "rows": BatchLayout(16, microbatches=4, shards=4),
 }
 
 
 def laid_out(of, layout):
   """Returns the source with another layout."""
-  order = dataclasses.replace(of.order, parts=(Part(0.0, layout),))
+  order = dataclasses.replace(of.order, parts=(Stage(0.0, layout),))
   return dataclasses.replace(of, order=order)
 
 
@@ -174,7 +174,7 @@ def unfolded(of, step):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
   rows = FakeRows(packed=packed)
-  plain = source(MIXED, rows, Layout(16))
+  plain = source(MIXED, rows, BatchLayout(16))
   other = laid_out(plain, LAYOUTS[name])
   for step in range(8):
     assert unfolded(plain, step) == unfolded(other, step)
@@ -185,8 +185,8 @@ def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
 @pytest.mark.parametrize("local", [(0,), (3,), (1, 2), (0, 2, 3)])
 def test_a_process_makes_its_shards_of_the_whole(local):
   rows = FakeRows(packed=True)
-  whole = source(MIXED, rows, Layout(16, 2, shards=4))
-  mine = laid_out(whole, Layout(16, 2, 4, local))
+  whole = source(MIXED, rows, BatchLayout(16, 2, shards=4))
+  mine = laid_out(whole, BatchLayout(16, 2, 4, local))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
     here = mine.order.at(0).layout.rows.tolist()
@@ -198,7 +198,7 @@ def test_a_process_makes_its_shards_of_the_whole(local):
 
 def test_targets_are_the_tokens_of_their_rows():
   rows = FakeRows(packed=True)
-  of = source(MIXED, rows, Layout(16, 2, 2), masked(weight=2.5))
+  of = source(MIXED, rows, BatchLayout(16, 2, 2), masked(weight=2.5))
   for step in range(8):
     tokens = rows.tokens[of.order.slots(step).rows[:, 0]]
     names, phase = of.curriculum.objectives, of.curriculum.at(step)
@@ -214,7 +214,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   rows = FakeRows(40, 512, special=0)
   rows.tokens |= 1  # odd: no token begins a word, so a row is one word
   words = masked(unit="word", mask_token=1.0, random_token=0.0)
-  of = source("M", rows, Layout(1), objectives=words, steps=40)
+  of = source("M", rows, BatchLayout(1), objectives=words, steps=40)
   size = capacity([(words["M"], 1.0)], 1, 512)
   assert size == 256
   # The first step with a masked row; the list has room for half of it.
@@ -258,7 +258,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   ],
 )
 def test_capacities_stay(text, rows, length, size):
-  phase = curriculum.parse(text, OBJECTIVES, 1, 100).at(0)
+  phase = curriculum.parse_curriculum(text, OBJECTIVES, 1, 100).at(0)
   shares = [(OBJECTIVES[name], share) for name, share in phase.shares.items()]
   assert capacity(shares, rows, length) == size
 
@@ -280,7 +280,7 @@ UNITS = {
 @pytest.mark.parametrize("name", UNITS)
 def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
   rows, objectives = FakeRows(500, 64, special=0), masked(**UNITS[name])
-  of = source(text, rows, Layout(128), objectives=objectives, steps=6000)
+  of = source(text, rows, BatchLayout(128), objectives=objectives, steps=6000)
   counts = np.array([(of[step].weights > 0).sum() for step in range(60)])
   size = of[0].targets.shape[-1]
   # The helpers' words have two tokens on average; some are long.
@@ -289,7 +289,7 @@ def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
 
 
 def test_limit_leaves_rows_after_it_unpredicted():
-  of = source("C", FakeRows(5), Layout(4), rounding="up", shuffle=False)
+  of = source("C", FakeRows(5), BatchLayout(4), rounding="up", shuffle=False)
   limited = dataclasses.replace(of, limit=5)
   assert unfolded(limited, 0) == unfolded(of, 0)
   rows = {row for row, _ in unfolded(limited, 1)[1]}
@@ -300,7 +300,7 @@ def test_limit_leaves_rows_after_it_unpredicted():
 def test_a_changing_ratio_reaches_its_end_with_the_run():
   falling = masked(mask_ratio=0.8, mask_ratio_end=0.2)
   rows = FakeRows(64, 64, special=0)
-  of = source("M", rows, Layout(64), objectives=falling, steps=5)
+  of = source("M", rows, BatchLayout(64), objectives=falling, steps=5)
   shares = [(of[s].weights > 0).sum() / rows.tokens.size for s in range(5)]
   assert shares == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2], abs=0.03)
 
@@ -349,19 +349,19 @@ def test_positions_restart_with_each_document():
 @pytest.fixture(scope="module")
 def built(prepared):
   path = f"--config.data.path={prepared}"
-  settings = config.load("configs/quickstart.py:shrink", [path])
+  settings = config.load_config("configs/quickstart.py:shrink", [path])
   new = Objective("copy", attention="prefix", predict="suffix")
   settings = dataclasses.replace(
-    config.given(settings, {"train.steps": 6}),
+    config.given_config(settings, {"train.steps": 6}),
     curriculum="C+X:M=1:1",
     objectives={**settings.objectives, "X": new},
   )
-  return run_lib.build(settings)
+  return run_lib.build_run(settings)
 
 
 def test_prepared_rows_become_steps(built, prepared):
   of = built.source
-  rows = Prepared.open(prepared).train
+  rows = PreparedData.open(prepared).train
   tokens, starts = rows.read(of.order.slots(4).rows[:, 0])
   found = unfolded(of, 4)[1]
   assert found and len(of) == 6
@@ -369,7 +369,7 @@ def test_prepared_rows_become_steps(built, prepared):
     assert target == tokens[row, at] != built.tokenizer.pad_id
     if built.curriculum.objectives[kind] == "X":
       assert not starts[row, at]
-  assert all(map(helpers.equal, source_lib.load(of), of))
+  assert all(map(helpers.equal, source_lib.load_batches(of), of))
 
 
 def test_a_damaged_row_is_told_from_threads(built, prepared, tmp_path):
@@ -378,11 +378,11 @@ def test_a_damaged_row_is_told_from_threads(built, prepared, tmp_path):
   data = bytearray(path.read_bytes())
   data[len(data) // 200] ^= 1
   path.write_bytes(data)
-  rows = Prepared.open(folder).train
+  rows = PreparedData.open(folder).train
   order = dataclasses.replace(built.source.order, shuffle=False)
   of = dataclasses.replace(built.source, rows=rows, order=order)
   with pytest.raises(UserError, match=r"array_record has a bad row: "):
-    list(source_lib.load(of))
+    list(source_lib.load_batches(of))
 
 
 def test_held_out_rows_are_each_predicted_once(built):

@@ -14,7 +14,7 @@ import pytest
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import optim
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, runs
 from tests.helpers import FakeRows, source
@@ -24,7 +24,7 @@ from tests.helpers import FakeRows, source
 
 @functools.cache
 def after_one_step(microbatches):
-  of = source("C:M=1:3", FakeRows(packed=True), Layout(16, microbatches))
+  of = source("C:M=1:3", FakeRows(packed=True), BatchLayout(16, microbatches))
   train_step = helpers.train_step(rate=1.0)
   update = jax.jit(train_step.update)
   return of[1], *update(helpers.begin(train_step), of[1])
@@ -133,7 +133,11 @@ def test_a_program_for_each_mask_and_no_more(attention):
   rows = FakeRows(24, 256, special=0)
   rows.tokens |= 1  # odd tokens only: a row is one word, hidden or not
   of = source(
-    "3*(C+M)+C:M=1:1+E+C", rows, Layout(2), objectives={"M": words}, steps=36
+    "3*(C+M)+C:M=1:1+E+C",
+    rows,
+    BatchLayout(2),
+    objectives={"M": words},
+    steps=36,
   )
   model = helpers.model(
     layers=1, width=8, mlp_width=8, max_seq_len=256, attention=attention
@@ -149,7 +153,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
       example = of[s]
       bounds = example.mask.k_start is None, example.mask.k_end is None
       programs.add((example.mask.causal, bounds, example.targets.shape))
-      state, _ = step(state, mesh_lib.place(mesh, example))
+      state, _ = step(state, mesh_lib.place_batch(mesh, example))
   assert step._cache_size() == len(programs)
   assert len(programs) == 3  # causal, mixed, bidirectional
 

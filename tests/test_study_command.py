@@ -18,7 +18,7 @@ MADE = pathlib.Path("/made")
 # A trunk, its branch, and rows that start from the end of another row.
 ROWS = """
 from antlm_jax import config
-from antlm_jax.evals.studies.design import Evaluation, Row, Scale, Text
+from antlm_jax.evals.studies.design import Evaluation, Row, Scale, ExpectedText
 def row(title, text, **how):
   how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
   return Row("One", title, **how)
@@ -31,14 +31,14 @@ ROWS = {
 SCALES = {
   "tiny": Scale(
     {"One": ("--seq_len=32",)},
-    Text(64, 32),
+    ExpectedText(64, 32),
     (
       Evaluation("pairs", "eval blimp", ("--data={data}", "--mode={mode}"), 1),
       Evaluation("tuning", "eval finetune", ("{attention}",), looks=True),
     ),
     ("pairs",),
   ),
-  "empty": Scale({}, Text(64, 32), (), ()),
+  "empty": Scale({}, ExpectedText(64, 32), (), ()),
 }
 def get_config(arg):
   arg = config.parse_arg(arg, row="trunk", seed=0, scale="tiny")
@@ -61,8 +61,8 @@ def path(tmp_path):
 
 def made(path, *rows, overrides=(), folder=MADE, seeds=0):
   """Returns module and arguments of the jobs of rows, by description."""
-  asked = study.read(str(path), "tiny", rows, seeds, overrides)
-  found = study.jobs(asked, folder, "text", "data")
+  asked = study.read_study(str(path), "tiny", rows, seeds, overrides)
+  found = study.study_jobs(asked, folder, "text", "data")
   return {job.about: (job.command, job.arguments) for job in found}
 
 
@@ -121,8 +121,10 @@ def test_the_pieces_of_a_seed_come_in_order(path):
 
 
 def test_evaluations_are_told_of_what_and_how(path):
-  asked = study.read(str(path), "tiny", ("trunk",))
-  found = [p for p in study.jobs(asked, MADE, "t", "d") if "seed 0" in p.about]
+  asked = study.read_study(str(path), "tiny", ("trunk",))
+  found = [
+    p for p in study.study_jobs(asked, MADE, "t", "d") if "seed 0" in p.about
+  ]
   assert [job.arguments for job in found[1:]] == [
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=causal"),
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=mlm"),
@@ -214,7 +216,7 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
   "name", ["antlm_table", "clm_or_mlm", "mixing", "optimizers"]
 )
 def test_every_command_of_a_study_works_without_a_checkout(name):
-  scales = config_lib.module(str(CONFIGS / f"{name}.py")).SCALES.values()
+  scales = config_lib.config_module(str(CONFIGS / f"{name}.py")).SCALES.values()
   found = {e.command for scale in scales for e in scale.evaluations}
   assert found <= {*COMMANDS}
 

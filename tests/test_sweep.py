@@ -48,7 +48,7 @@ def write(folder, config, losses, entropy=6.0, ended=True, **summary):
 
 def config(*overrides):
   words = "--config.curriculum=2C+2M steps", *overrides
-  return config_lib.load("quickstart", words)
+  return config_lib.load_config("quickstart", words)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
       k: [x for x, _ in v] for k, v in panels["clm, held out"].items()
     }
 
-  monkeypatch.setattr(plots, "losses", draw)
+  monkeypatch.setattr(plots, "draw_loss_lines", draw)
   paths = [str(path) for path in (three[0], three[2], tmp_path / "long")]
   for words in ([], ["--x=share"], ["--x=tokens"], ["--x=step"]):
     compare.main([*paths, *words])
@@ -157,7 +157,9 @@ def test_models_of_other_sizes_have_other_panels(tmp_path, monkeypatch):
     write(tmp_path / "unknown", unknown, losses, ended=False),
   ]
   drawn = {}
-  monkeypatch.setattr(plots, "losses", lambda *args: drawn.update(args[2]))
+  monkeypatch.setattr(
+    plots, "draw_loss_lines", lambda *args: drawn.update(args[2])
+  )
   compare.main([str(path) for path in paths])
   assert {title: {*found} for title, found in drawn.items()} == {
     "clm, held out, 1k parameters": {"small", "running"},
@@ -205,7 +207,7 @@ def trained(monkeypatch):
     assert job.command == "train" and of == "--config=quickstart"
     words = " ".join(overrides).replace("curriculum ", "curriculum=", 1)
     words = [f"--config.{w.strip()}" for w in words.split("--config.")[1:]]
-    found = config_lib.load("quickstart", words)
+    found = config_lib.load_config("quickstart", words)
     calls.append((found.schedule.peak_lr, found.seed))
     failing = {1: UserError("not finite"), 2: Stopped(RUN_AGAIN)}
     if calls[-1][0] == 3e-3 and len(calls) < 5 and found.seed in failing:
@@ -213,7 +215,7 @@ def trained(monkeypatch):
     loss = 1000 * found.schedule.peak_lr + found.seed
     write(job.folder, found, {0: {"clm": 9.0}, 4: {"clm": loss}})
 
-  monkeypatch.setattr(jobs, "call", call)
+  monkeypatch.setattr(jobs, "run_job", call)
   return calls
 
 

@@ -12,7 +12,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import labelled, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import load
 from tests import random_models, real, runs, tuned
@@ -61,7 +61,7 @@ def test_a_split_that_is_absent_is_told(tmp_path):
   with pytest.raises(
     UserError, match=r"conll is not .*eng\.train with .*testa"
   ):
-    tagging.make(tmp_path, "conll", "bidirectional")
+    tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
 
 
 def test_the_measures_are_seqevals_and_scikit_learns():
@@ -120,7 +120,9 @@ def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme, capsys):
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
   rows = [sentence(draw, scheme) for _ in range(300)]
-  task = tagging.make({"train": rows, "test": rows}, "own", "bidirectional")
+  task = tagging.make_tagging_task(
+    {"train": rows, "test": rows}, "own", "bidirectional"
+  )
   become = "" if scheme == "IOB2" else ", become B-X/I-X"
   assert f"own: tags are {scheme}{become}\n" in capsys.readouterr().out
   gold = [e.label for e in task.load("own-test")]
@@ -149,8 +151,8 @@ York\tI-location
 
 
 def own_task(data, **columns):
-  options = tagging.Options(**columns)
-  return tagging.make(str(data), "own", "bidirectional", options)
+  options = tagging.TagOptions(**columns)
+  return tagging.make_tagging_task(str(data), "own", "bidirectional", options)
 
 
 def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
@@ -219,7 +221,7 @@ def test_two_files_of_a_known_set_are_refused(tmp_path):
   for name in itertools.product(("train", "dev", "test"), ("conll", "txt")):
     (tmp_path / "ontonotes" / ".".join(name)).write_text("Tom B-PERSON\n")
   with pytest.raises(UserError, match=r"train: .*train\.conll, .*train\.txt"):
-    tagging.make(tmp_path, "ontonotes", "bidirectional")
+    tagging.make_tagging_task(tmp_path, "ontonotes", "bidirectional")
 
 
 COMMENTS = "# id 1\tdomain=train\n{}\n# id 2 domain=x\n# _ _ O\nx _ _ O\n"
@@ -314,7 +316,9 @@ def test_letters_alone_and_kinds_alone_are_entities(
 ):
   """Catches entities that are scored as words, as parts of speech are."""
   row = (["w"] * len(tags.split()), tags.split())
-  task = tagging.make({"train": [row], "test": [row]}, "own", "bidirectional")
+  task = tagging.make_tagging_task(
+    {"train": [row], "test": [row]}, "own", "bidirectional"
+  )
   assert f"own: tags are {scheme}" in capsys.readouterr().out
   assert task.main_metric == "entity_f1"
   if classes is not ...:
@@ -340,7 +344,9 @@ def test_numbers_are_the_given_names(names, added):
   numbers = [*range(1, len(names)), 0, 1]
   rows = {"test": [(["w"] * len(numbers), numbers)] * 2}
   given = labelled.Classes(names)
-  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  task = tagging.make_tagging_task(
+    rows, "own", "causal", tagging.TagOptions(), given
+  )
   assert task.head.labels == (*names, *added)
   (label, _) = (e.label for e in task.load("own-test"))
   found = tagging.entities([task.head.labels[x] for x in label])
@@ -351,7 +357,9 @@ def test_numbers_are_the_given_names(names, added):
   assert task.head.of_entities
   # A model with these classes is evaluated on the same numbers.
   given = labelled.Classes(task.head.labels)
-  again = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  again = tagging.make_tagging_task(
+    rows, "own", "causal", tagging.TagOptions(), given
+  )
   assert again.head == task.head
 
 
@@ -359,7 +367,9 @@ def test_numbers_are_the_given_names(names, added):
 def test_other_tags_are_scored_by_word(capsys, tags):
   """Catches a pronoun's O, or a subject's S, that is read as no entity."""
   row = (tags.lower().split(), tags.split())
-  task = tagging.make({"train": [row], "test": [row]}, "own", "bidirectional")
+  task = tagging.make_tagging_task(
+    {"train": [row], "test": [row]}, "own", "bidirectional"
+  )
   assert task.main_metric == "accuracy"
   assert "are not entity tags" in capsys.readouterr().out
 
@@ -383,7 +393,7 @@ def test_mixed_schemes_are_refused(tags, message):
   row = {"tokens": row[0], "tags": row[1]}
   first = {"tokens": ["w"], "tags": first}
   with pytest.raises(UserError, match=f"data, record [12]: {message}"):
-    tagging.make([first, row], "own", "bidirectional")
+    tagging.make_tagging_task([first, row], "own", "bidirectional")
 
 
 def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
@@ -416,7 +426,9 @@ def test_lists_in_text_and_arrays_are_sentences(tmp_path):
   rows = [(np.array(["Tom", "sat"]), np.array([1, 0]))]
   given = labelled.Classes(("O", "B-X"))
   rows = {"train": rows, "test": rows}
-  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  task = tagging.make_tagging_task(
+    rows, "own", "causal", tagging.TagOptions(), given
+  )
   assert task.load("own-test")[0][:2] == (("Tom", "sat"), [1, 0])
 
 
@@ -427,19 +439,23 @@ def test_columns_by_number_and_other_tags(tmp_path):
   (example,) = task.load("train")
   assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]
   rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
-  task = tagging.make({"train": rows, "test": rows}, "own", "causal")
+  task = tagging.make_tagging_task(
+    {"train": rows, "test": rows}, "own", "causal"
+  )
   assert (task.main_metric, task.baseline) == ("accuracy", "one tag")
   gold = [e.label for e in task.load("own-test")]
   assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
   assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
   rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
   given = labelled.Classes(("O", "B-PER"))
-  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  task = tagging.make_tagging_task(
+    rows, "own", "causal", tagging.TagOptions(), given
+  )
   assert task.load("train")[0].label == [1, 0]
   with pytest.raises(
     UserError, match=r"record 1: the tag 1 has no name.* labels="
   ):
-    tagging.make(rows, "own", "causal")
+    tagging.make_tagging_task(rows, "own", "causal")
 
 
 @pytest.mark.parametrize(
@@ -585,13 +601,13 @@ def task(tmp_path) -> tagging.Task:
       lines += [f"{who} X I-PER", *(f"{w} X O" for w in middle)]
       lines += [f"{draw.choice(['hills', 'town'])} X I-LOC", ""]
     (folder / f"eng.{name}").write_text("\n".join(lines))
-  return tagging.make(tmp_path, "conll", "bidirectional")
+  return tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
 
 
 def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
   made = task(tmp_path)
   how = {"batch_size": 16, "epochs": 6, "max_length": 16}
-  (outcome,) = tuned.trained(loaded, made, [Run(1e-2, 0)], tmp_path, **how)
+  (outcome,) = tuned.trained(loaded, made, [TrialRun(1e-2, 0)], tmp_path, **how)
   examples = {n: made.load(n) for n in made.evaluations}
   about = summary.summarise(made, examples, [outcome])
   assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
@@ -614,7 +630,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path, capsys):
   real.unpacked("ner", tmp_path)
-  task = tagging.make(tmp_path, "conll", "bidirectional")
+  task = tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
   sizes = [len(task.load(split)) for split in ("train", *task.evaluations)]
   assert sizes == [14041, 3250, 3453] and len(task.head.labels) == 9
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]

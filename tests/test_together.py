@@ -39,7 +39,7 @@ def test_runs_share_programs_with_their_own_seeds_and_rates():
     with jax.set_mesh(mesh):
       state = own.init()
       for number in range(STEPS):
-        batch = mesh_lib.place(mesh, source[number])
+        batch = mesh_lib.place_batch(mesh, source[number])
         state, results = own.update(state, batch)
         found.append(jax.device_get((state.params, results)))
     both.append(found)
@@ -81,19 +81,19 @@ def test_runs_together_equal_runs_alone_and_one_may_fail(
     )
     for name, (seed, rate) in values.items()
   }
-  built = [loop.build(config) for config in configs.values()]
+  built = [loop.build_run(config) for config in configs.values()]
   folders = [tmp_path / name for name in configs]
-  failed = together.train(built, folders, [[]] * 3)
+  failed = together.train_together(built, folders, [[]] * 3)
   assert failed.keys() == {1} and "stopped before saving" in str(failed[1])
   assert f"error: {folders[1]}: " in capsys.readouterr().out
   for name in ("a", "b"):
     alone = tmp_path / f"alone-{name}"
-    loop.train(configs[name], alone)
+    loop.train_run(configs[name], alone)
     assert runs.same_params(tmp_path / name, alone)
     both = [recorded(folder) for folder in (tmp_path / name, alone)]
     assert both[0] == both[1]
   # Finished runs are not trained again.
-  again = together.train(built[::2], folders[::2], [[]] * 2)
+  again = together.train_together(built[::2], folders[::2], [[]] * 2)
   assert not again and recorded(folders[0]) == recorded(tmp_path / "alone-a")
 
 
@@ -117,4 +117,4 @@ def test_what_one_process_cannot_do_is_refused(prepared):
   ):
     asked = [types.SimpleNamespace(config=config) for config in configs]
     with pytest.raises(UserError, match=told):
-      together.train(asked, [], [])
+      together.train_together(asked, [], [])

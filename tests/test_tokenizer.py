@@ -150,7 +150,7 @@ def test_spans_are_those_of_the_encoding(split, normalizer, model, text):
 
 
 ENGLISH = [
-  *toy_english.sentences(0, 300),
+  *toy_english.make_sentences(0, 300),
   "in 1990 it cost 3.50, or 12 in 2001",
 ]
 WORDS = {
@@ -329,17 +329,23 @@ def test_coverage_counts_unknown_characters():
     models.WordLevel({"<unk>": 0, "the": 1, "dogs": 2}, unk_token="<unk>")
   )
   backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  found = coverage.measure(Tokenizer(backend), ["the dogs", "the кот"], 2, 8.0)
+  found = coverage.measure_coverage(
+    Tokenizer(backend), ["the dogs", "the кот"], 2, 8.0
+  )
   assert found == coverage.Coverage(13, 4, 3, 1)
   lines = [*found.lines("train")]
   assert "23.08% of the characters; 25.00%" in lines[0]
   assert lines[1].startswith("warning:") and "23.1%" in lines[1]
   # Without <unk>, unknown characters have no token at all.
   dropping = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-  found = coverage.measure(Tokenizer(dropping), ["abc"], 1, 3.0)
+  found = coverage.measure_coverage(Tokenizer(dropping), ["abc"], 1, 3.0)
   assert found == coverage.Coverage(3, 2, 1, 0)
   # Bytes read all, but are far more than the characters of another script.
   english = Tokenizer.train(ENGLISH, 300)
-  (line,) = coverage.measure(english, texts("thai"), 300, 99).lines("train")
+  (line,) = coverage.measure_coverage(english, texts("thai"), 300, 99).lines(
+    "train"
+  )
   assert "needs 3.0 tokens per character" in line  # bytes of a Thai letter
-  assert not [*coverage.measure(english, ENGLISH, 300, 50.0).lines("train")]
+  assert not [
+    *coverage.measure_coverage(english, ENGLISH, 300, 50.0).lines("train")
+  ]

@@ -17,7 +17,9 @@ SIDES = ("sentence_good", "sentence_bad")
 def data(tmp_path_factory):
   """The folder, its training and held-out lines, and pairs by UID."""
   folder = tmp_path_factory.mktemp("toy")
-  toy_english.write(folder, seed=1, sentences=SENTENCES, pairs=PAIRS)
+  toy_english.write_toy_english(
+    folder, seed=1, sentences=SENTENCES, pairs=PAIRS
+  )
   train, dev = (
     (folder / f"text/toy.{split}").read_text().splitlines()
     for split in ("train", "dev")
@@ -73,7 +75,9 @@ def test_short_contexts_do_not_decide(data):
 
 def test_equal_seeds_write_equal_files(data, tmp_path):
   folder, *_ = data
-  toy_english.write(tmp_path, seed=1, sentences=SENTENCES, pairs=PAIRS)
+  toy_english.write_toy_english(
+    tmp_path, seed=1, sentences=SENTENCES, pairs=PAIRS
+  )
   names = sorted(p.relative_to(folder) for p in folder.rglob("*.*"))
   assert len(names) == 2 + len(toy_english.PHENOMENA)
   for name in names:
@@ -123,4 +127,4 @@ def test_bad_options(tmp_path):
       toy_english.main([f"--output={tmp_path}", f"--{wrong}"])
   (tmp_path / "file").write_text("")
   with pytest.raises(errors.UserError, match="cannot write"):
-    toy_english.write(tmp_path / "file", sentences=1, pairs=1)
+    toy_english.write_toy_english(tmp_path / "file", sentences=1, pairs=1)

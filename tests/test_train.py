@@ -88,7 +88,7 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   curriculum, at_400, at_1200, told, prepared
 ):
   settings = runs.settings(prepared, f"curriculum={curriculum} steps")
-  run, names = run_lib.build(settings), ("eval/clm/loss", "eval/mlm/loss")
+  run, names = run_lib.build_run(settings), ("eval/clm/loss", "eval/mlm/loss")
   rows = {
     400: dict(zip(names, at_400, strict=True)),
     1200: dict(zip(names, at_1200, strict=True)),
@@ -97,7 +97,7 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   assert len(lines) == len(told)
   assert all(words in line for words, line in zip(told, lines, strict=True))
   watching = dataclasses.replace(settings.eval, watch=("clm",))
-  run = run_lib.build(dataclasses.replace(settings, eval=watching))
+  run = run_lib.build_run(dataclasses.replace(settings, eval=watching))
   lines = summaries.advice(summaries.modes(rows, run), 4.0, run)
   assert "eval.watch" not in " ".join(lines)
 
@@ -220,7 +220,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   assert status == 130
   assert "saved: run the same command to resume" in out
   assert "Traceback" not in out
-  steps = f"| steps | {max(checkpoint.steps(tmp_path))} of 60 |"
+  steps = f"| steps | {max(checkpoint.checkpoint_steps(tmp_path))} of 60 |"
   assert steps in (tmp_path / "README.md").read_text()
   runs.train(tmp_path, prepared, *LONG)
   assert runs.same_params(tmp_path, whole)
@@ -229,7 +229,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 def state(path):
   """Returns the whole state of a checkpoint."""
   saved = Checkpoint(path)
-  run = run_lib.build(saved.meta.config)
+  run = run_lib.build_run(saved.meta.config)
   return saved.restore(jax.jit(run.step.init)())
 
 
@@ -369,14 +369,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
 
 def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
   args = runs.train_args(copy, prepared, *LONG)
-  with saving.locked(copy):
+  with saving.lock_workdir(copy):
     before = snapshot(copy)
     line = runs.refused("antlm_jax.commands.train", *args)
     assert snapshot(copy) == before
   for word in (f"{copy} is in use by process", str(os.getpid()), "since 20"):
     assert word in line
-  with pytest.raises(UserError, match="in use"), saving.locked(tmp_path / "a"):
-    saving.locked(tmp_path / "a").__enter__()
+  with (
+    pytest.raises(UserError, match="in use"),
+    saving.lock_workdir(tmp_path / "a"),
+  ):
+    saving.lock_workdir(tmp_path / "a").__enter__()
   assert not (tmp_path / "a").exists()
 
 
@@ -390,7 +393,7 @@ def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
 
 
 def test_arrays_of_another_model_are_named(whole):
-  step = checkpoint.steps(whole)[60]
+  step = checkpoint.checkpoint_steps(whole)[60]
   with pytest.raises(checkpoint.Unreadable) as told:
     Checkpoint(step).read({"counters": {"step": None, "other": None}})
   assert str(told.value) == (
@@ -432,7 +435,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-    jax.eval_shape(run_lib.build(meta.config).step.init),
+    jax.eval_shape(run_lib.build_run(meta.config).step.init),
   )
   saver = saving.Checkpoints(copy, meta, sections.Saving())
   begun = saver.read_newest(like, check=lambda meta: None)
@@ -455,7 +458,7 @@ def test_a_step_that_is_not_whole_is_set_aside(copy, whole, prepared):
     assert f"{note} {step}.unreadable" in done.stdout
     assert (folder / f"{step}.unreadable").exists()
   assert "resuming from step 56" in done.stdout
-  assert set(checkpoint.steps(copy)) == {56, 60}
+  assert set(checkpoint.checkpoint_steps(copy)) == {56, 60}
   assert runs.same_params(copy, whole)
 
 
@@ -490,7 +493,7 @@ class Signalled:
       os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Signalled())
-cli.run(train.main)
+cli.run_command(train.main)
 """
 
 

@@ -19,7 +19,7 @@ from antlm_jax.evals.predict import predict
 from antlm_jax.hf import check, export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference import framing
-from antlm_jax.inference.model import FineTuned, load, write
+from antlm_jax.inference.model import FineTuned, load, write_checkpoint
 from antlm_jax.masks import AttentionMask
 from tests import hub, random_models
 from tests.tuned import outputs
@@ -52,7 +52,7 @@ def pair(request, tokenizer, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param)
   random_models.save(folder / "run", tokenizer, **VARIANTS[request.param])
   loaded = load(folder / "run")
-  causal, bidirectional = export.export(loaded, folder / "hf", ATTENTIONS)
+  causal, bidirectional = export.export_model(loaded, folder / "hf", ATTENTIONS)
   return loaded, {"causal": causal, "bidirectional": bidirectional}
 
 
@@ -131,7 +131,7 @@ def test_texts_are_read_as_ours(pair, tmp_path):
   again = opened(tmp_path)
   masked = [form.replace("{}", "<mask>") for form in check._AT_MASKS]
   for text in (*check._ODD, *masked, "</s> the", "the\n<mask> dogs <s> rest"):
-    ours = framing.encode(loaded, text).tolist()
+    ours = framing.encode_framed(loaded, text).tolist()
     assert tokenize(text)["input_ids"] == ours, text
     assert again(text)["input_ids"] == ours, text
   named = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -184,9 +184,11 @@ def test_a_fine_tuned_head_comes_along(
     settings=head.settings,
     params=head.init(jax.random.key(0), base.model.config.width),
   )
-  path = write(tmp_path / "model", base.step, base.params, base, task)
+  path = write_checkpoint(
+    tmp_path / "model", base.step, base.params, base, task
+  )
   loaded = load(path)
-  (folder,) = export.export(loaded, tmp_path / "hf")
+  (folder,) = export.export_model(loaded, tmp_path / "hf")
   auto = transformers.AutoModelForSequenceClassification
   trusted = {"trust_remote_code": True}
   model = auto.from_pretrained(folder, **trusted).eval()
@@ -225,8 +227,10 @@ def test_labels_and_numbers_come_along(
   }[kind]
   own = head.init(jax.random.key(0), base.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
-  loaded = load(write(tmp_path / "model", base.step, base.params, base, task))
-  (folder,) = export.export(loaded, tmp_path / "hf")
+  loaded = load(
+    write_checkpoint(tmp_path / "model", base.step, base.params, base, task)
+  )
+  (folder,) = export.export_model(loaded, tmp_path / "hf")
   trusted = {"trust_remote_code": True}
   auto = transformers.AutoModelForSequenceClassification
   pipeline = transformers.pipeline(
@@ -250,7 +254,9 @@ def test_a_taggers_entities_are_ours(tokenizer, tmp_path):
   """Catches entities that begin at the space before their word."""
   texts = ["the dogs near the house rest .", " the dogs", "dogs and  cats"]
   random_models.save(tmp_path / "run", tokenizer)
-  (folder,) = export.export(load(tmp_path / "run"), tmp_path / "hf", [FORM])
+  (folder,) = export.export_model(
+    load(tmp_path / "run"), tmp_path / "hf", [FORM]
+  )
   model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
   tokenize = transformers.AutoTokenizer.from_pretrained(folder)
   tag = transformers.pipeline("token-classification", model, tokenizer=tokenize)
@@ -276,7 +282,7 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
     tuned = dataclasses.replace(task, **changes)
     with pytest.raises(UserError, match=said):
       changed = dataclasses.replace(loaded, task=tuned)
-      export.export(changed, tmp_path / "hf", forms)
+      export.export_model(changed, tmp_path / "hf", forms)
   assert not list(tmp_path.iterdir())
 
 
@@ -292,7 +298,9 @@ def unquantized(file, folder):
   transformers.AutoTokenizer.from_pretrained(
     file.parent, gguf_file=file.name
   ).save_pretrained(folder / "hf")
-  import_.write(import_.read(folder / "hf"), folder / "run")
+  import_.write_imported_run(
+    import_.read_model_folder(folder / "hf"), folder / "run"
+  )
   return model.eval(), folder
 
 

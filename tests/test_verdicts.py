@@ -25,7 +25,7 @@ GIVEN = {
 def test_the_tables_of_a_page_are_those_of_its_data(page):
   """Catches a table, interval or verdict that its JSON does not give."""
   text = (runs.ROOT / page).read_text()
-  assert verdicts.filled(page, text) == text
+  assert verdicts.fill_page(page, text) == text
 
 
 @pytest.mark.parametrize("page", GIVEN)
@@ -111,4 +111,4 @@ def test_a_file_that_is_no_record_is_named(tmp_path, rows):
 def test_a_page_without_its_tables_is_named():
   """Catches a page that lost a marker, so that its table is never compared."""
   with pytest.raises(UserError, match=r"README\.md has the tables none"):
-    verdicts.filled("README.md", "no table")
+    verdicts.fill_page("README.md", "no table")

@@ -72,7 +72,7 @@ def test_only_what_is_seen_through_the_windows_changes_a_state(mask):
 
 def test_far_blocks_are_skipped_and_only_near_pairs_counted():
   length, window = 2048, 200
-  of = models.build(
+  of = models.build_model(
     helpers.TINY | {"windows": (0, window), "attention": "pallas"}, 64
   )
   near = np.arange(length)
@@ -86,7 +86,9 @@ def test_far_blocks_are_skipped_and_only_near_pairs_counted():
     assert sum(found.of_layer(1)) == pairs
     shape = jax.ShapeDtypeStruct((1, length, 4, 8), np.float32)
     made = masks.map(
-      lambda mask, x=shape: attention.prepare(mask, x, x, "pallas").schedules[0]
+      lambda mask, x=shape: attention.prepare_mask(
+        mask, x, x, "pallas"
+      ).schedules[0]
     )
     steps = [int(made.of_layer(layer).total[0]) for layer in (0, 1)]
     n = made.of_layer(0).blocks.q_count

@@ -10,7 +10,7 @@ from antlm_jax import config
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
-from antlm_jax.inference.model import write as write_model
+from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.training import checkpoint, notes
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.checkpoint import Meta
@@ -26,7 +26,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
     f"train.batch_schedule={schedule}",
     "checkpoint.words=3k,12k,20k",
   )
-  run = run_lib.build(runs.settings(prepared, *settings))
+  run = run_lib.build_run(runs.settings(prepared, *settings))
   # Count the words of each step's decoded rows.
   seen = [0]
   for step in range(60):
@@ -53,8 +53,8 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     settings = (*given, f"data.rounding={rounding}", *more)
     words = runs.train_args("unused", prepared, *settings)[2:]
     # A shrunk config would have steps, not epochs.
-    run = run_lib.build(config.load("quickstart", words))
-    return " ".join(notes.of_run(run))
+    run = run_lib.build_run(config.load_config("quickstart", words))
+    return " ".join(notes.notes_of_run(run))
 
   babylm = "checkpoint.words=babylm"
   assert "rules" not in first_lines("4C+6M", babylm)
@@ -81,7 +81,7 @@ def test_milestones_stay_and_are_exported_as_revisions(
   )
   steps = load(run).milestones
   assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
-  assert set(checkpoint.steps(run)) == {*steps.values(), 12}
+  assert set(checkpoint.checkpoint_steps(run)) == {*steps.values(), 12}
   monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
   monkeypatch.setattr(FakeHub, "calls", [])
   words = (f"--checkpoint={run}", f"--output={output}", "--revisions")

@@ -72,7 +72,7 @@ class Kill(hooks.Hook):
       os.kill(os.getpid(), signal.SIGKILL)
 
 spec, workdir = (word.partition("=")[2] for word in sys.argv[1:3])
-loop.train(config.load(spec, sys.argv[3:]), workdir, [Kill()])
+loop.train_run(config.load_config(spec, sys.argv[3:]), workdir, [Kill()])
 """
 
 

@@ -13,10 +13,10 @@ from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition
-from antlm_jax.evals.zero_shot.age_of_acquisition import Word
+from antlm_jax.evals.zero_shot.age_of_acquisition import AcquiredWord
 from antlm_jax.evals.zero_shot.command import TASKS, evaluate
 from antlm_jax.inference.model import load
-from antlm_jax.inference.model import write as write_model
+from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
@@ -194,7 +194,7 @@ def test_help_describes_each_task(task, capsys):
   about = (TASKS[task].about if task else score_command.__doc__).strip()
   assert about in said
   assert not any(
-    x in said for x in ("command.Task", "see above", "{pipelines}")
+    x in said for x in ("command.ZeroShotTask", "see above", "{pipelines}")
   )
   assert len(about) > 100 and max(map(len, about.splitlines())) <= 80
   assert all(f" {name} " in said for name in TASKS if not task)
@@ -405,10 +405,13 @@ def test_ages_of_curves_that_are_known():
     shares = 1 / (1 + np.exp(-0.6 * (months - born)))
     child = age_of_acquisition.child_age(months, shares)
     assert child == pytest.approx(born, abs=1e-3)
-    words.append(Word("dog", ("a ", "b "), child))
+    words.append(AcquiredWord("dog", ("a ", "b "), child))
     curves.append(np.stack([curve - 0.5, curve + 0.5], axis=1))
   # A word that is never learned, and a word without data of children.
-  words += [Word("never", ("a ",), 20.0), Word("unknown", ("a ",), None)]
+  words += [
+    AcquiredWord("never", ("a ",), 20.0),
+    AcquiredWord("unknown", ("a ",), None),
+  ]
   curves += [np.full((len(x), 1), 19.0), curves[0]]
   chances = np.full(6, chance)
   found = age_of_acquisition.outcome(words, names, curves, chances)
@@ -471,7 +474,7 @@ def surprisals(kept):
 def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   """Catches a file in another place or form than collate_preds.py reads."""
   data, output = tmp_path / "data", tmp_path / "results/model"
-  pairs = toy_english.minimal_pairs("a", 3).values()
+  pairs = toy_english.make_minimal_pairs("a", 3).values()
   by_uid = {group[0]["UID"]: group for group in pairs}
   for kind, suffix in (("full", "filtered"), ("fast", "fast")):
     folder = data / f"{kind}_eval"

@@ -10,7 +10,7 @@ from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, loop, saved
 from antlm_jax.evals.finetuning import summary as summaries
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import Outcome
+from antlm_jax.evals.finetuning.loop import TuningOutcome
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.evals.studies import report
 from antlm_jax.inference.model import Identity, load
@@ -24,12 +24,12 @@ def answers(right: int) -> np.ndarray:
   return np.where(np.arange(100) < 100 - right, 1 - LABELS, LABELS)
 
 
-def planned(*args) -> list[finetune.Job]:
+def planned(*args) -> list[finetune.TaskJob]:
   """Returns the jobs of the command's arguments, for an absent Llama."""
-  given = finetune.asked(["--checkpoint=none", *args])
+  given = finetune.parse_finetune(["--checkpoint=none", *args])
   model = Identity(path=pathlib.Path(given.pop("model")), step=7, digest=0)
   assert given.pop("step") is None
-  return finetune.plan(model, "llama", None, **given)[0]
+  return finetune.plan_tasks(model, "llama", None, **given)[0]
 
 
 def write(
@@ -43,7 +43,7 @@ def write(
   sets = list(next(iter(found.values())))
   head = classification.Classifier(("0", "1"), "first")
   task = {"main_metric": metric} | task
-  of_task = classification.task(name, None, sets, head, **task)
+  of_task = classification.classification_task(name, None, sets, head, **task)
   outcomes = []
   for run, by_set in found.items():
     metrics = {
@@ -52,7 +52,7 @@ def write(
     }
     epoch = {"train_loss": 0.5} | metrics
     predictions = {of: by_set[of].tolist() for of in sets}
-    outcomes.append(Outcome(run, (epoch,), 1, predictions))
+    outcomes.append(TuningOutcome(run, (epoch,), 1, predictions))
   examples = {
     n: [Example((f"a {i}",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
     for n in sets
@@ -62,7 +62,7 @@ def write(
   into = folder / name / f"{step}-{attention}"
   into.mkdir(parents=True)
   summary = {"request": request} | summary
-  summaries.write(into, of_task, summary, outcomes, examples)
+  summaries.write_task_results(into, of_task, summary, outcomes, examples)
 
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
@@ -93,17 +93,17 @@ def write_beir(folder, splits=("train", "dev", "test"), seed=0) -> None:
     (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
 
 
-def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
+def trained(loaded, task, runs, folder, **settings) -> list[TuningOutcome]:
   """Fine-tunes a model; the first run must be the best.
 
   Asserts that the saved model has the task's head and predicts as that run.
   """
   settings, best = Hyperparameters(**settings), saved.Best(runs)
-  data = loop.read(loaded, task, settings.max_length)
+  data = loop.read_task_data(loaded, task, settings.max_length)
   outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
-  saved.save(folder, loaded, task, "bidirectional", best.params)
+  saved.save_model(folder, loaded, task, "bidirectional", best.params)
   model, test = load(folder / "model"), task.evaluations[-1]
-  assert saved.head(model.task, model.path) == task.head
+  assert saved.saved_head(model.task, model.path) == task.head
   found, rows = saved.compute(model, task.load(test), settings.max_length)
   told = task.head.decode(jax.device_get(task.head.reduce(found)), rows)
   assert told == outcomes[0].predictions[test]

@@ -1,6 +1,11 @@
 """Attention with one function for all masks and devices."""
 
-from antlm_jax.attention.api import Prepared, attend, choose, prepare
+from antlm_jax.attention.api import (
+  MaskPlan,
+  attend,
+  choose_attention,
+  prepare_mask,
+)
 from antlm_jax.attention.backends import BACKENDS, Backend
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.attention.cache import Cache, Cached
@@ -16,13 +21,13 @@ __all__ = [
   "Cache",
   "Cached",
   "Dropout",
-  "Prepared",
+  "MaskPlan",
   "Relative",
   "Rope",
   "Split",
   "attend",
-  "choose",
+  "choose_attention",
   "device",
   "log_edges",
-  "prepare",
+  "prepare_mask",
 ]

@@ -29,14 +29,14 @@ from antlm_jax.attention.relative import Relative
 from antlm_jax.attention.rope import Rope, turned
 from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
-from antlm_jax.mesh import WHOLE, Split, device, on_shards, parts
+from antlm_jax.mesh import WHOLE, Split, device, number_of_shards, on_shards
 
 _CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class MaskPlan:
   """A mask prepared for an implementation; pass it in place of the mask."""
 
   mask: AttentionMask
@@ -46,7 +46,7 @@ class Prepared:
   call: Call = dataclasses.field(metadata={"static": True})
   split: Split = dataclasses.field(metadata={"static": True})
   # Schedules of the kernel, concatenated over the data shards.
-  schedules: tuple[grid.Schedule, ...] | visits.Schedule | None = None
+  schedules: tuple[grid.Schedule, ...] | visits.VisitSchedule | None = None
 
 
 @jax.named_scope("attention")
@@ -54,7 +54,7 @@ def attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  mask: AttentionMask | Prepared | Cached,
+  mask: AttentionMask | MaskPlan | Cached,
   *,
   scale: float | None = None,
   dropout: Dropout | None = None,
@@ -73,8 +73,9 @@ def attend(
   Args:
     q: Queries `[B, T, N, H]`, float32, bfloat16 or float16.
     k, v: Keys and values `[B, S, K, H]`, where K divides N.
-    mask: Keys that each query sees. If several layers share a mask, `prepare`
-      it once. If it is one layer's cache, q, k and v belong to new tokens.
+    mask: Keys that each query sees. If several layers share a mask,
+      `prepare_mask` it once. If it is one layer's cache, q, k and v belong to
+      new tokens.
     scale: Factor of the scores; None for H ** -0.5.
     dropout: Dropout of attention weights.
     relative: Position terms in q's dtype, added to the scores before `scale`.
@@ -95,7 +96,7 @@ def attend(
     if not 0.0 <= dropout.rate < 1.0:
       raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
     keys = dropout.row_keys
-    _check("dropout.row_keys", keys, jnp.uint32, q.shape[:1], "one a row")
+    _check_array("dropout.row_keys", keys, jnp.uint32, q.shape[:1], "one a row")
     dropout = dropout if dropout.rate else None
   buckets = 0
   if relative is not None:
@@ -105,13 +106,15 @@ def attend(
     scale = q.shape[-1] ** -0.5
   for angles in rope or ():
     wanted = q.shape[0], k.shape[1], 1, q.shape[3] // 2
-    _check("rope", angles, jnp.float32, wanted, "one for each query and key")
+    _check_array(
+      "rope", angles, jnp.float32, wanted, "one for each query and key"
+    )
   if isinstance(mask, Cached):
     q, k = turned(rope, q, k)
     return mask.attend(q, k, v, float(scale), relative)
   dropped = dropout is not None
   if isinstance(mask, AttentionMask):
-    mask = prepare(mask, q, k, implementation, dropped, buckets, split)
+    mask = prepare_mask(mask, q, k, implementation, dropped, buckets, split)
   else:
     _check_prepared(mask, Call.of(q, k, dropped, buckets), implementation)
   backend = BACKENDS[mask.implementation]
@@ -120,7 +123,7 @@ def attend(
   return backend.run(q, k, v, mask, float(scale), dropout, relative, rope)
 
 
-def prepare(
+def prepare_mask(
   mask: AttentionMask,
   q: jax.Array | jax.ShapeDtypeStruct,
   k: jax.Array | jax.ShapeDtypeStruct,
@@ -128,7 +131,7 @@ def prepare(
   dropout: bool = False,
   buckets: int = 0,
   split: Split = WHOLE,
-) -> Prepared:
+) -> MaskPlan:
   """Prepares a mask once for all layers that use it.
 
   `attend` documents the other arguments and the errors.
@@ -141,20 +144,23 @@ def prepare(
   """
   _check_bounds(mask, q.shape[:2], k.shape[1])
   split = split.here(k.shape[0], k.shape[2])
-  name = choose(mask, q, k, implementation, dropout, buckets, split)
+  name = choose_attention(mask, q, k, implementation, dropout, buckets, split)
   call, schedule = Call.of(q, k, dropout, buckets), BACKENDS[name].schedule
   if schedule is None:
-    return Prepared(mask, name, call, split)
+    return MaskPlan(mask, name, call, split)
   # Each data shard lists the blocks of its rows.
-  local, spec = q.shape[0] // parts(split.rows), PartitionSpec(split.rows)
+  local, spec = (
+    q.shape[0] // number_of_shards(split.rows),
+    PartitionSpec(split.rows),
+  )
   make = on_shards(lambda mask: schedule(mask, local, call), spec, spec)
-  return Prepared(mask, name, call, split, make(mask))
+  return MaskPlan(mask, name, call, split, make(mask))
 
 
-def choose(
+def choose_attention(
   mask, q, k, implementation="auto", dropout=False, buckets=0, split=WHOLE
 ) -> str:
-  """Returns the name of the implementation that `prepare` chooses.
+  """Returns the name of the implementation that `prepare_mask` chooses.
 
   Raises:
     ValueError: The implementation is unknown or cannot compute this call.
@@ -179,7 +185,7 @@ def choose(
 
 
 def _check_arrays(q, k, v) -> None:
-  shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
+  shapes = f"q {_array_text(q)}, k {_array_text(k)}, v {_array_text(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:
     raise ValueError(
       f"attention needs q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
@@ -202,11 +208,11 @@ def _check_arrays(q, k, v) -> None:
     )
 
 
-def _check(name: str, x, dtype, shape, why: str) -> None:
+def _check_array(name: str, x, dtype, shape, why: str) -> None:
   """Checks an array's dtype and shape."""
   if x.shape != tuple(shape) or x.dtype != dtype:
     wanted = f"{jnp.dtype(dtype).name}{list(shape)}"
-    raise ValueError(f"{name} is {_say(x)}, not {wanted}, {why}")
+    raise ValueError(f"{name} is {_array_text(x)}, not {wanted}, {why}")
 
 
 def _check_terms(q, k, relative: Relative, buckets: int) -> None:
@@ -215,10 +221,10 @@ def _check_terms(q, k, relative: Relative, buckets: int) -> None:
   for name, rows in (("query", q), ("key", k)):
     wanted, terms = (*rows.shape[:2], q.shape[2], buckets), f"relative.{name}"
     what = "one for each bucket"
-    _check(terms, getattr(relative, name), q.dtype, wanted, what)
+    _check_array(terms, getattr(relative, name), q.dtype, wanted, what)
 
 
-def _check_prepared(made: Prepared, call: Call, implementation: str) -> None:
+def _check_prepared(made: MaskPlan, call: Call, implementation: str) -> None:
   if implementation not in ("auto", made.implementation):
     raise ValueError(
       f"the mask is prepared for attention={made.implementation!r}, not"
@@ -235,7 +241,7 @@ def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
     bound = getattr(mask, name)
     if bound is None:
       continue
-    _check(name, bound, jnp.int32, shape, "one a query")
+    _check_array(name, bound, jnp.int32, shape, "one a query")
     # NumPy arrays, and JAX arrays outside a trace, have known values.
     concrete = isinstance(bound, np.ndarray | jax.Array)
     if concrete and not isinstance(bound, jax.core.Tracer):
@@ -253,5 +259,5 @@ def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
     )
 
 
-def _say(x) -> str:
+def _array_text(x) -> str:
   return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from antlm_jax.attention.blocks import Blocks
+from antlm_jax.attention.blocks import AttentionBlocks
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.tpu import grid, kernel
-from antlm_jax.mesh import capability, device, on_shards, parts
+from antlm_jax.mesh import capability, device, number_of_shards, on_shards
 
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 _MOSAIC_WIDTHS = (64, 96, 128)  # head widths that were compiled and tested
@@ -33,10 +33,12 @@ class Call(NamedTuple):
     return cls(tuple(q.shape), tuple(k.shape), dtype, dropout, buckets)
 
   @property
-  def blocks(self) -> Blocks:
+  def blocks(self) -> AttentionBlocks:
     """Blocks that the TPU kernel uses."""
     group = self.q[2] // self.k[2]
-    return kernel.cut(self.q[1], self.k[1], group, self.q[3], self.dtype)
+    return kernel.choose_blocks(
+      self.q[1], self.k[1], group, self.q[3], self.dtype
+    )
 
 
 class Backend:
@@ -109,14 +111,14 @@ class Pallas(Backend):
     # Scalar memory holds all tables and seeds of a shard at once.
     scalars = grid.table_size(mask, call.q[0], call.blocks)
     if call.dropout:
-      scalars += call.q[0] * call.q[2] // parts(split.heads)
-    scalars //= parts(split.rows)
+      scalars += call.q[0] * call.q[2] // number_of_shards(split.heads)
+    scalars //= number_of_shards(split.rows)
     if scalars > _MOST_SCALARS:
       return f"smaller batches: {scalars} scalars exceed {_MOST_SCALARS}"
     return kernel.obstacle(call.q, call.k[2], call.dtype, call.buckets)
 
   def schedule(self, mask, rows: int, call: Call):
-    return grid.make(mask, rows, call.blocks)
+    return grid.make_grid_schedules(mask, rows, call.blocks)
 
 
 class Cudnn(Backend):
@@ -161,10 +163,10 @@ class Mosaic(Backend):
     rate, seeds = 0.0, None
     if dropout:
       rate, seeds = dropout.rate, dropout.seeds(q.shape[2])
-    settings = gpu_kernel.KernelSettings(
+    settings = gpu_kernel.GpuKernelSettings(
       scale, rate, device().platform != "gpu"
     )
-    flash = functools.partial(gpu_kernel.flash, settings)
+    flash = functools.partial(gpu_kernel.mosaic_attention, settings)
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)
     specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
@@ -187,7 +189,7 @@ class Mosaic(Backend):
     return "scores without position terms" if call.buckets else None
 
   def schedule(self, mask, rows: int, call: Call):
-    return visits.make(mask, rows, call.q[1], call.k[1])
+    return visits.make_visit_schedule(mask, rows, call.q[1], call.k[1])
 
 
 class Plain(Backend):

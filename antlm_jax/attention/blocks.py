@@ -17,7 +17,7 @@ SAVED = "attention"  # name of the residuals that `jax.checkpoint` may save
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class AttentionBlocks:
   """Division of T queries and S keys into blocks."""
 
   queries: int  # T
@@ -26,7 +26,7 @@ class Blocks:
   k_size: int  # keys per block
 
   @classmethod
-  def of(cls, queries: int, keys: int, largest: int) -> "Blocks":
+  def of(cls, queries: int, keys: int, largest: int) -> "AttentionBlocks":
     """Chooses the fewest blocks that `largest` allows, of the smallest size."""
 
     def size(length):
@@ -65,7 +65,7 @@ class Blocks:
     return over
 
 
-def visibility(mask: AttentionMask, rows: int, blocks: Blocks):
+def visibility(mask: AttentionMask, rows: int, blocks: AttentionBlocks):
   """Returns whether blocks have a visible score, and whether all are visible.
 
   Both are bool `[B, query blocks, key blocks]`.

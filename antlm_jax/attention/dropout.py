@@ -31,7 +31,7 @@ class Dropout:
   def seeds(self, heads: int) -> jax.Array:
     """Returns the seed of each row and head, uint32 `[B, N]`."""
     head = jnp.arange(heads, dtype=jnp.uint32)
-    return hashing.mix(self.row_keys[:, None], head)
+    return hashing.mix_counter(self.row_keys[:, None], head)
 
   def kept(self, heads: int, queries, keys) -> jax.Array:
     """Returns whether weights are kept, bool `[B, N, T, S]`."""
@@ -44,10 +44,12 @@ def keep(rate: float, seed, queries, keys) -> jax.Array:
 
   `seed` is the uint32 seed of a row and head. Queries and keys are indices.
   """
-  return keep_of(rate, hashing.mix(seed, queries.astype(jnp.uint32)), keys)
+  return keep_of(
+    rate, hashing.mix_counter(seed, queries.astype(jnp.uint32)), keys
+  )
 
 
 def keep_of(rate: float, state, keys) -> jax.Array:
   """Like `keep`, but `state` is the hash of a seed and a query."""
-  state = hashing.mix(state, keys.astype(jnp.uint32))
+  state = hashing.mix_counter(state, keys.astype(jnp.uint32))
   return (state >> (32 - _BITS)).astype(jnp.int32) >= round(rate * 2**_BITS)

@@ -50,11 +50,11 @@ def reference(
 def _weighted(scale, kept_scale, q, k, v, terms, visible, kept) -> jax.Array:
   # q is `[B, K, G, T, H]`; k and v are `[B, K, S, H]`. `terms`, `visible` and
   # `kept` broadcast to `[B, K, G, T, S]`, or are None.
-  return _forward(scale, kept_scale, q, k, v, terms, visible, kept)[0]
+  return _reference_forward(scale, kept_scale, q, k, v, terms, visible, kept)[0]
 
 
-def _forward(scale, kept_scale, q, k, v, terms, visible, kept):
-  scores = _product("bkgth,bksh->bkgts", q, k)
+def _reference_forward(scale, kept_scale, q, k, v, terms, visible, kept):
+  scores = _float32_einsum("bkgth,bksh->bkgts", q, k)
   scores = (scores if terms is None else scores + terms) * scale
   if visible is not None:
     # With -inf, a query that sees no key would get NaN.
@@ -67,27 +67,27 @@ def _forward(scale, kept_scale, q, k, v, terms, visible, kept):
   return out, (q, k, v, terms, kept, weights, out)
 
 
-def _backward(scale, kept_scale, residual, grad):
+def _reference_backward(scale, kept_scale, residual, grad):
   q, k, v, terms, kept, weights, out = residual
   dropped = _dropped(weights, kept_scale, kept).astype(v.dtype)
-  of_v = _product("bkgts,bkgth->bksh", dropped, grad)
-  of_weights = _product("bkgth,bksh->bkgts", grad, v)
+  of_v = _float32_einsum("bkgts,bkgth->bksh", dropped, grad)
+  of_weights = _float32_einsum("bkgth,bksh->bkgts", grad, v)
   of_weights = _dropped(of_weights, kept_scale, kept)
   # Equal to the sum over a query's keys of weight times gradient.
   total = jnp.sum(grad.astype(jnp.float32) * out, axis=-1, keepdims=True)
   of_scores = weights * (of_weights - total) * scale
   of_terms = None if terms is None else of_scores.astype(terms.dtype)
   of_scores = of_scores.astype(q.dtype)
-  of_q = _product("bkgts,bksh->bkgth", of_scores, k)
-  of_k = _product("bkgts,bkgth->bksh", of_scores, q)
+  of_q = _float32_einsum("bkgts,bksh->bkgth", of_scores, k)
+  of_k = _float32_einsum("bkgts,bkgth->bksh", of_scores, q)
   of_q, of_k, of_v = (x.astype(q.dtype) for x in (of_q, of_k, of_v))
   return of_q, of_k, of_v, of_terms, None, None
 
 
-_weighted.defvjp(_forward, _backward)
+_weighted.defvjp(_reference_forward, _reference_backward)
 
 
-def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def _float32_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 

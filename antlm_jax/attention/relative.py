@@ -36,8 +36,12 @@ class Relative:
       return self._scores_of_few(first)
     queries, keys = self.query.shape[1], self.key.shape[1]
     diagonal = jnp.arange(queries + keys)
-    of_query = _spread(self.query, self.edges, first + queries - 1 - diagonal)
-    of_key = _spread(self.key, self.edges, first - (keys - 1) + diagonal)
+    of_query = _terms_by_distance(
+      self.query, self.edges, first + queries - 1 - diagonal
+    )
+    of_key = _terms_by_distance(
+      self.key, self.edges, first - (keys - 1) + diagonal
+    )
     return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
 
   def _scores_of_few(self, first: jax.Array) -> jax.Array:
@@ -75,7 +79,7 @@ def bucket_of(distance, edges: tuple[int, ...]):
   return jnp.searchsorted(edges, distance, side="right", method="compare_all")
 
 
-def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
+def _terms_by_distance(terms, edges: tuple[int, ...], distances) -> jax.Array:
   """Maps `[B, R, N, C]` by bucket to float32 `[B, N, R, W]` by distance."""
   chosen = jax.nn.one_hot(
     bucket_of(distances, edges), len(edges) + 1, dtype=terms.dtype, axis=0

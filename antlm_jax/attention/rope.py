@@ -43,7 +43,7 @@ class Rope(NamedTuple):
 
   def rotate(self, x: jax.Array) -> jax.Array:
     """Rotates the pairs (h, h + H/2) of x, `[B, T, N, H]`."""
-    return rotated(x, self.cos, self.sin, axis=-1)
+    return rotate_halves(x, self.cos, self.sin, axis=-1)
 
 
 def turned(rope: Rope | None, q: jax.Array, k: jax.Array):
@@ -52,7 +52,7 @@ def turned(rope: Rope | None, q: jax.Array, k: jax.Array):
 
 
 @jax.named_scope("rope")
-def rotated(x: jax.Array, cos, sin, axis: int) -> jax.Array:
+def rotate_halves(x: jax.Array, cos, sin, axis: int) -> jax.Array:
   """Rotates the two halves of x along an axis, in float32."""
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=axis)
   halves = [a * cos - b * sin, b * cos + a * sin]

@@ -32,33 +32,33 @@ def configs(
       own, or 16,000.
   """
   head = ("config", "encoder", "parameters", "vocabulary", "length", "purpose")
-  return tables.text(list(_rows(vocab_size)), head)
+  return tables.text_table(list(_config_rows(vocab_size)), head)
 
 
-def _rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
+def _config_rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
   for path in sorted(config_lib.CONFIGS.glob("*.py")):
     about = ast.get_docstring(ast.parse(path.read_text("utf-8")))
     first = " ".join(about.partition("\n\n")[0].split())
-    module = config_lib.module(path.stem)
+    module = config_lib.config_module(path.stem)
     vocabulary = vocab_size or getattr(module, "VOCAB_SIZE", _VOCAB_SIZE)
-    for name in _names(path.stem, module):
+    for name in _config_names(path.stem, module):
       try:
-        config = config_lib.load(name)
+        config = config_lib.load_config(name)
       except UserError:  # it needs an argument, such as a model
         yield name, "", "", "", "", first
         continue
-      model = models.build(config.model, vocabulary)
+      model = models.build_model(config.model, vocabulary)
       size = quantity(model.size)
       length = _length(config)
       each = quantity(vocabulary)
       yield name, config.model.name, size, each, length, first
 
 
-def _names(stem: str, module: types.ModuleType) -> list[str]:
+def _config_names(stem: str, module: types.ModuleType) -> list[str]:
   """Returns a config's name, or one for each size that it takes."""
   names = [f"{stem}:size={size}" for size in getattr(module, "SIZES", ())]
   try:
-    config_lib.load(names[0] if names else stem)
+    config_lib.load_config(names[0] if names else stem)
   except UserError:  # SIZES are no sizes of an encoder, as in a study
     return [stem]
   return names or [stem]
@@ -69,7 +69,7 @@ def _length(config: Config) -> str:
   train, names = config.train, list(config.known_objectives)
   # In epochs, the number of steps depends on the steps of an epoch.
   once, twice = (
-    curriculum.parse(
+    curriculum.parse_curriculum(
       config.curriculum, names, n, train.steps or round(train.epochs * n)
     ).steps
     for n in (1000, 2000)
@@ -79,4 +79,4 @@ def _length(config: Config) -> str:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  print(cli.call(configs, argv, __doc__))
+  print(cli.call_with_arguments(configs, argv, __doc__))

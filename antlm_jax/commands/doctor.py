@@ -73,7 +73,7 @@ def doctor() -> None:
     if not tested:
       found = version or "is missing"
       problems.append(f"{name} {found}: pip install '{name}{known}'")
-  print(tables.text(rows, ("package", "version", "tested")), end="\n\n")
+  print(tables.text_table(rows, ("package", "version", "tested")), end="\n\n")
   rows = []
   for extra, names in lacking.items():
     if extra in _COMPILERS:  # an extra of jax, which is always there
@@ -81,7 +81,7 @@ def doctor() -> None:
     few = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
     state = f"needs {', '.join(few)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
-  print(tables.text(rows, ("optional", "installed", "for")), end="\n\n")
+  print(tables.text_table(rows, ("optional", "installed", "for")), end="\n\n")
   begun, ones = time.monotonic(), jnp.ones((512, 512))
   if float(jax.jit(lambda x: jnp.sum(x @ x))(ones)) != 512**3:
     problems.append("a matrix product of this device is wrong")
@@ -90,7 +90,7 @@ def doctor() -> None:
     f" compiled and ran in {time.monotonic() - begun:.1f} s"
   )
   compilation.keep_programs()
-  if folder := compilation.folder():
+  if folder := compilation.program_cache():
     print(f"compiled programs are kept in {folder}")
   else:
     print(
@@ -106,4 +106,4 @@ def doctor() -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  cli.call(doctor, argv, __doc__)
+  cli.call_with_arguments(doctor, argv, __doc__)

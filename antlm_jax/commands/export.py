@@ -24,7 +24,7 @@ from antlm_jax.hf import card, heads, hub, weights
 from antlm_jax.hf import export as export_lib
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference import model as model_lib
-from antlm_jax.inference.model import Loaded, ModelOrPath, opened
+from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, argument
 
@@ -53,7 +53,7 @@ class Exported:
   @property
   def about(self) -> str:
     """A line with the path, the attention and the classes."""
-    where, names = files.shown(self.path), ", ".join(self.classes)
+    where, names = files.shown_path(self.path), ", ".join(self.classes)
     return f"{where}: {self.attention}, opens with {names}"
 
 
@@ -100,7 +100,7 @@ def export(
       no steps by words.
   """
   export_lib.check_new(output)  # before minutes of reading
-  loaded = opened(model, step)
+  loaded = open_model(model, step)
   about = card.About(license, tuple(language), base_model)
   parts = {(str(output), step and f"step-{step}"): loaded}
   if revisions:
@@ -110,16 +110,16 @@ def export(
   out = []
   with progress.quietly(quiet):
     for (folder, revision), one in parts.items():
-      one = opened(one)
+      one = open_model(one)
       chosen = ATTENTIONS if attention == "both" else (attention,)
       if attention is None:
         chosen = export_lib.trained_attentions(one)
       size = round(1e9 * shard_gb)
       how = dtype, size, sentence_transformers, about
-      written = export_lib.export(one, folder, chosen, *how)
+      written = export_lib.export_model(one, folder, chosen, *how)
       for path, name in zip(written, chosen, strict=True):
         target = export_lib.target_of(one, name)
-        out.append(Exported(path, name, heads.classes(one, target)))
+        out.append(Exported(path, name, heads.export_classes(one, target)))
         progress.say(out[-1].about)
       if repo:
         hub.push(written, repo, revision)
@@ -128,4 +128,4 @@ def export(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  cli.call(export, argv, __doc__)
+  cli.call_with_arguments(export, argv, __doc__)

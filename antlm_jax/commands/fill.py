@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
   live = asked["count"] == 1 and sys.stdout.isatty()
   filled = fill(**asked, watch=_show if live else None)
   print(_CLEAR * live, end="")
-  parts = ("\n\n".join(_parts(one, text)) for one in filled)
+  parts = ("\n\n".join(_filled_lines(one, text)) for one in filled)
   print("\n---\n".join(parts))
 
 
@@ -43,7 +43,7 @@ def _show(filled: Sequence[Filled]) -> None:
   sys.stdout.flush()
 
 
-def _parts(filled: Filled, text: str) -> Iterator[str]:
+def _filled_lines(filled: Filled, text: str) -> Iterator[str]:
   """Yields a table of the candidates for each mask of a text, and the text."""
   pieces = text.split(MASK)
   for number, mask in enumerate(filled.masks[: len(pieces) - 1], start=1):
@@ -54,5 +54,5 @@ def _parts(filled: Filled, text: str) -> Iterator[str]:
     ]
     if rows:
       name = MASK if len(pieces) == 2 else f"{MASK} {number}"
-      yield tables.text(rows, ("probability", name, "text"), "><")
+      yield tables.text_table(rows, ("probability", name, "text"), "><")
   yield filled.text

@@ -21,7 +21,10 @@ def main(argv: Sequence[str]) -> None:
   asked = cli.parsed(generate, argv, __doc__)
   model = load(asked.pop("model"), asked.pop("step"))
   longest = model.model.config.max_seq_len
-  if len(generation.encode(model, asked["prompt"])) + asked["tokens"] > longest:
+  if (
+    len(generation.encode_prompt(model, asked["prompt"])) + asked["tokens"]
+    > longest
+  ):
     note = f"warning: texts stop at the model's max_seq_len={longest} tokens"
     print(note, file=sys.stderr)
   shown = 0

@@ -46,8 +46,8 @@ def import_model(
       exists.
   """
   import_.check_workdir(workdir)
-  imported = import_.read(model, boundary)
-  path = import_.write(imported, workdir)
+  imported = import_.read_model_folder(model, boundary)
+  path = import_.write_imported_run(imported, workdir)
   with progress.quietly(quiet):
     for note in imported.notes:
       progress.say(note)
@@ -56,6 +56,6 @@ def import_model(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  made = cli.call(import_model, argv, __doc__)
+  made = cli.call_with_arguments(import_model, argv, __doc__)
   size = units.quantity(made.model.size)
   print(f"{made.config.model.name} of {size} parameters: {made.path}")

@@ -98,7 +98,7 @@ class Plan:
   def __str__(self) -> str:
     if self.meshes:
       return sweep_table(self.meshes)
-    out = [table(self.programs)]
+    out = [estimates_table(self.programs)]
     if self.fits:
       out.append(f"{self.steps:,} steps: {_time(self.programs)}")
       return "\n".join([*out, *self.to_launch])
@@ -108,7 +108,7 @@ class Plan:
     else:
       out.append(f"does not fit, nor with any setting tried; the last: {flags}")
     if self.advised:
-      out.append(table(self.advised))
+      out.append(estimates_table(self.advised))
     return "\n".join([*out, *self.to_launch])
 
   def to_json(self) -> dict[str, object]:
@@ -159,13 +159,13 @@ def plan(
     UserError: The topology or the settings cannot be used, or the compilers for
       these devices are not installed.
   """
-  devices = topology_lib.devices(topology, slices)
-  if slices > 1 and not chips.of(devices[0]).dcn:
+  devices = topology_lib.topology_devices(topology, slices)
+  if slices > 1 and not chips.chip_of(devices[0]).dcn:
     raise UserError(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
-  settings = whole_keys(config_lib.given(config, settings), settings)
+  settings = whole_keys(config_lib.given_config(config, settings), settings)
   if fit:
     settings |= _dividing(config, settings, len(devices))
   pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)
@@ -179,10 +179,10 @@ def plan(
     }
     of = f"{slices} x {topology}" if slices > 1 else topology
     progress.say(f"{about['config']} on {of}")
-    about |= _about(run)
+    about |= _show_setup(run)
     result = functools.partial(Plan, about=about, steps=run.curriculum.steps)
     if sweep:
-      if rows := search.sweep(pod, run, budget):
+      if rows := search.sweep_meshes(pod, run, budget):
         return result(meshes=tuple(rows))
       raise UserError(
         f"--budget={budget:g} seconds ended before any program was compiled"
@@ -193,7 +193,7 @@ def plan(
       line = places.launch(topology, slices, words) if fit else ""
       return result(programs=found, launch=line)
     progress.say("does not fit: trying settings that need less memory")
-    changes, seen = search.advise(pod, run, found)
+    changes, seen = search.advise_settings(pod, run, found)
     advice = result(programs=found, changes=changes, advised=tuple(seen))
     if fit and advice.advice_fits:
       words += [f"--config.{change}" for change in changes]
@@ -223,21 +223,21 @@ def _dividing(
   config: ConfigOrName, settings: Mapping[str, Setting], devices: int
 ) -> dict[str, Setting]:
   """Returns the nearest batch size that the devices divide, if it differs."""
-  found = config_lib.given(config, settings)
+  found = config_lib.given_config(config, settings)
   parts = devices * found.train.microbatches // max(1, found.mesh.tensor)
   rows = places.nearest_rows(found.train.batch_size, parts)
   same = rows == found.train.batch_size
   return {} if same else {"train.batch_size": rows}
 
 
-def table(found: Sequence[Estimate]) -> str:
+def estimates_table(found: Sequence[Estimate]) -> str:
   """Lays out programs side by side; times and bytes are per device and step."""
   columns = {e.name: _column(e) for e in found}
   # In the order of the longest column.
   longest = max(columns.values(), key=len)
   names = dict.fromkeys([*longest, *(n for c in columns.values() for n in c)])
   rows = [[n, *(c.get(n) for c in columns.values())] for n in names]
-  return tables.text(rows, ["", *columns])
+  return tables.text_table(rows, ["", *columns])
 
 
 def _column(e: Estimate) -> dict[str, str]:
@@ -292,14 +292,14 @@ def sweep_table(rows: Sequence[dict]) -> str:
     memory = _part_of(row["needed"], row["limit"])
     out.append([mesh, row["microbatches"], memory, *speed])
   head = ("mesh", "microbatches", "memory", "step", "bound", "best MFU")
-  return tables.text(out, head)
+  return tables.text_table(out, head)
 
 
 def _part_of(needed: int, limit: int) -> str:
   return f"{gib(needed)} ({needed / limit:.0%})"
 
 
-def _about(run: Run) -> dict[str, object]:
+def _show_setup(run: Run) -> dict[str, object]:
   """Shows the run's setup and returns it."""
   mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
   progress.say(
@@ -342,17 +342,17 @@ def report(
     before: Path to an earlier plan's JSON file, to compare --where with.
   """
   print(found)
-  earlier = where_lib.read(before) if before else {}
+  earlier = where_lib.read_step_parts(before) if before else {}
   steps = earlier | found.parts
   if (where or before) and steps:
-    print(f"\n{where_lib.table(steps)}")
+    print(f"\n{where_lib.step_parts_table(steps)}")
   if output:
     files.write_json(output, found.to_json(), indent=1)
     print(f"wrote {output}")
     if where and steps:
       picture = pathlib.Path(output).with_suffix(".png")
       title = "Step on {topology}, {config}".format_map(found.about)
-      where_lib.draw(title, steps, picture)
+      where_lib.draw_step_parts(title, steps, picture)
       print(f"wrote {picture}")
 
 
@@ -370,8 +370,8 @@ def main(argv: Sequence[str]) -> None:
   if shown["output"]:
     files.check_writable(shown["output"])
   if shown["before"]:
-    where_lib.read(shown["before"])
-  found = plan(**asked, **config_lib.pairs(overrides))
+    where_lib.read_step_parts(shown["before"])
+  found = plan(**asked, **config_lib.parse_overrides(overrides))
   report(found, **shown)
   if not found.fits:
     sys.exit(1)

@@ -31,7 +31,7 @@ from antlm_jax.data import (
 )
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS, SHORTEST_CHUNK
 from antlm_jax.data.preparation import Preparation, is_ready
-from antlm_jax.data.prepared_folder import Manifest, Prepared
+from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
@@ -79,7 +79,7 @@ def prepare(
   tasks: Annotated[int | None, argument(least=1)] = None,
   task: Annotated[int | None, argument(least=0)] = None,
   quiet: PythonOnly[bool] = False,
-) -> Prepared | None:
+) -> PreparedData | None:
   """Turns text into a tokenizer and packed rows of tokens.
 
   Args:
@@ -127,15 +127,15 @@ def prepare(
     recipe, own = _recipe(given)
     _check(recipe, own, tokenizer)
     _check_task(task, tasks)
-    paths = [stack.enter_context(_paths(one)) for one in (text, dev)]
-    corpus = text_files.find(*paths, documents=documents, column=column)
+    paths = [stack.enter_context(_text_paths(one)) for one in (text, dev)]
+    corpus = text_files.find_corpus(*paths, documents=documents, column=column)
     progress.say(str(corpus))
     if not is_ready(folder, recipe, corpus):
       asked = Preparation(recipe, corpus, folder, own, tasks)
       words = _words(asked, *paths, tokenizer)
-      if not _run(asked, task, words):
+      if not _run_preparation(asked, task, words):
         return None
-    made = Prepared.open(folder)
+    made = PreparedData.open(folder)
     return made if output else in_memory.copy(made)
 
 
@@ -153,7 +153,7 @@ def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
     else:
       from antlm_jax.hf import import_  # slow to import
 
-      tokenizer = import_.start(name).meta.tokenizer
+      tokenizer = import_.open_start(name).meta.tokenizer
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
   return Recipe.of(given, hashlib.sha256(content).hexdigest()), tokenizer
@@ -189,7 +189,7 @@ def _check_task(task: int | None, tasks: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _paths(text: Text) -> Iterator[tuple[str, ...]]:
+def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
   """Returns the paths to a text, which is written to a file if it has none."""
   if isinstance(text, str | os.PathLike):
     yield (os.fspath(text),)
@@ -215,12 +215,14 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
     with files.writing(path), path.open("w", encoding="utf-8") as file:
       for index, one in enumerate(itertools.chain([first], documents)):
         if one is not None:  # a record without text, which is counted
-          inputs.check(one, f"text {index}")
+          inputs.check_is_text(one, f"text {index}")
         file.write(json.dumps({"text": one}) + "\n")
     yield (str(path),)
 
 
-def _run(asked: Preparation, task: int | None, words: Sequence[str]) -> bool:
+def _run_preparation(
+  asked: Preparation, task: int | None, words: Sequence[str]
+) -> bool:
   """Runs one task or all, and returns whether the folder is ready.
 
   `words` are the arguments of a command that prepares the same.
@@ -256,7 +258,9 @@ def _run_all(asked: Preparation, words: Sequence[str]) -> Manifest:
     if not alone and sum(map(len, words)) > _LONGEST:
       progress.say("tip: for a process for each core, give folders, not files")
       alone = True
-    packed = _here(asked, left) if alone else _in_processes(asked, left, words)
+    packed = (
+      _run_here(asked, left) if alone else _in_processes(asked, left, words)
+    )
     total = sum(map(asked.size, left))
     # Closing `packed` ends its processes.
     with (
@@ -308,7 +312,7 @@ def _words(
   return [f"--{name}={value}" for name, value in pairs]
 
 
-def _here(asked: Preparation, tasks: Sequence[int]) -> Iterator[int]:
+def _run_here(asked: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
   for task in tasks:
     yield from asked.pack(task)
@@ -390,20 +394,20 @@ class _Process(subprocess.Popen):
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
   """Yields lines about characters that the tokenizer cannot read."""
   used = Tokenizer.load(output / prepared_folder.TOKENIZER)
-  texts = document_store.read(output, "train")
+  texts = document_store.read_kept_documents(output, "train")
   split = manifest.splits["train"]
   size = split.text_bytes / max(1, split.documents)
-  found = coverage.measure(used, texts, split.documents, size)
+  found = coverage.measure_coverage(used, texts, split.documents, size)
   return found.lines("train")
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  args = _parse(argv)
+  args = _parse_prepare(argv)
   if args.text:
     prepare(**read_arguments(prepare, args))
   if args.verify:
-    Prepared.open(args.output).verify()
+    PreparedData.open(args.output).verify()
     print(f"{args.output} is as it was prepared")
 
 
@@ -413,12 +417,12 @@ def done(argv: Sequence[str]) -> bool:
   Raises:
     UserError: The arguments or the folder's files cannot be read.
   """
-  args = _parse(argv)
+  args = _parse_prepare(argv)
   recipe, _ = _recipe(vars(args))
-  return Prepared.open(args.output).manifest.settings == recipe.recorded
+  return PreparedData.open(args.output).manifest.settings == recipe.recorded
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def _parse_prepare(argv: Sequence[str]) -> argparse.Namespace:
   parser = cli.Parser(
     description="Turn text into documents, a tokenizer and packed rows."
   )

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
   from antlm_jax.config import Config
-  from antlm_jax.data.prepared_folder import Prepared
+  from antlm_jax.data.prepared_folder import PreparedData
   from antlm_jax.inference.model import Loaded
   from antlm_jax.page.history import History
   from antlm_jax.settings import Section, Setting
   from antlm_jax.training.checkpoint import Checkpoint
   from antlm_jax.training.hooks import Hook
 
-  Data: TypeAlias = str | os.PathLike[str] | Prepared | npt.ArrayLike
+  Data: TypeAlias = str | os.PathLike[str] | PreparedData | npt.ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Trained:
     losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
     from antlm_jax.runtime import files
 
-    where = files.shown(self.workdir)
+    where = files.shown_path(self.workdir)
     return f"<run {where}, {self.steps:,} steps{losses}>"
 
   def __fspath__(self) -> str:
@@ -143,43 +143,43 @@ def train(
       raise UserError(
         f"hooks: {hook!r:.80} is no Hook: give objects, [MyHook()]"
       )
-  path, held = _sources(data)
-  made = config_lib.given(config, {**path, **settings})
-  around, start = beginning(made)
+  path, held = _data_sources(data)
+  made = config_lib.given_config(config, {**path, **settings})
+  around, start = hooks_and_start(made)
   page = Page(command)
   with progress.quietly(quiet):
-    loop.train(made, workdir, [*around, *hooks, page], start, held)
-  return Trained(workdir=files.path(workdir), **page.summary)
+    loop.train_run(made, workdir, [*around, *hooks, page], start, held)
+  return Trained(workdir=files.absolute_path(workdir), **page.summary)
 
 
-def beginning(config: Config) -> tuple[list[Hook], Checkpoint | None]:
+def hooks_and_start(config: Config) -> tuple[list[Hook], Checkpoint | None]:
   """Returns a run's hooks from outside of training, and where it starts."""
   from antlm_jax.hf import import_
   from antlm_jax.inference.while_training import Pairs
 
   pairs, begin = config.eval.pairs, config.init.checkpoint
-  start = import_.start(begin) if begin else None
+  start = import_.open_start(begin) if begin else None
   return [Pairs(pairs)] if pairs else [], start
 
 
-def _sources(
+def _data_sources(
   data: Data | Mapping[str, Data] | None,
-) -> tuple[dict[str, str], dict[str, Prepared]]:
+) -> tuple[dict[str, str], dict[str, PreparedData]]:
   """Returns data as the setting `data.path`, or prepared data by name."""
   from antlm_jax.data import in_memory
-  from antlm_jax.data.prepared_folder import Prepared
+  from antlm_jax.data.prepared_folder import PreparedData
 
   if data is None:
     return {}, {}
-  if isinstance(data, Prepared) and data.folder:
+  if isinstance(data, PreparedData) and data.folder:
     data = data.folder
   if isinstance(data, str | os.PathLike):
     return {"data.path": os.fspath(data)}, {}
   found = {}
   for name, one in (data if isinstance(data, Mapping) else {"": data}).items():
     if isinstance(one, str | os.PathLike):
-      one = Prepared.open(one)
-    elif not isinstance(one, Prepared):
+      one = PreparedData.open(one)
+    elif not isinstance(one, PreparedData):
       one = in_memory.from_rows(one)
     found[name] = one
   return {}, found
@@ -193,9 +193,9 @@ def main(argv: Sequence[str]) -> None:
     from antlm_jax.runtime import processes
 
     with processes.together():
-      config, workdir = read(argv)
-      words = shlex.join([*plugins.words(), *argv])
-      command = f"{summary.program()} train {words}"
+      config, workdir = read_run_arguments(argv)
+      words = shlex.join([*plugins.plugin_arguments(), *argv])
+      command = f"{summary.antlm_program()} train {words}"
       train(config, workdir, command=command)
 
 
@@ -211,15 +211,17 @@ def done(argv: Sequence[str]) -> bool:
   from antlm_jax.runtime import files
   from antlm_jax.training import saving
 
-  config, workdir = read(argv)
-  workdir = files.path(workdir)
+  config, workdir = read_run_arguments(argv)
+  workdir = files.absolute_path(workdir)
   if not (workdir / "summary.json").exists():
     return False
   before = files.read_text(workdir / saving.CONFIG, "the run's config")
-  return not config_lib.differences(config_lib.from_json(before), config)
+  return not config_lib.config_differences(
+    config_lib.config_from_json(before), config
+  )
 
 
-def read(argv: Sequence[str]) -> tuple[Config, str]:
+def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
   from antlm_jax import config as config_lib
 
@@ -230,7 +232,7 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     name = first.parse_known_args(argv)[0].config
     config, of = None, "defaults"
     with contextlib.suppress(UserError):  # a config may need an argument
-      config = name and config_lib.load(name)
+      config = name and config_lib.load_config(name)
       of = f"the values of {name}" if name else of
     settings = config_lib.described(config)
     epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
@@ -251,5 +253,5 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  args, overrides = parser.parse_with_overrides(argv, config_lib.meant)
-  return config_lib.load(args.config, overrides), args.workdir
+  args, overrides = parser.parse_with_overrides(argv, config_lib.meant_setting)
+  return config_lib.load_config(args.config, overrides), args.workdir

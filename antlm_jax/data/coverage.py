@@ -45,7 +45,7 @@ class Coverage:
       )
 
 
-def measure(
+def measure_coverage(
   tokenizer: Tokenizer, texts: Iterable[str], count: int, size: float
 ) -> Coverage:
   """Measures a sample of `count` texts, whose mean size is `size` bytes."""

@@ -98,7 +98,9 @@ def _info(folder: str | os.PathLike):
   )
 
 
-def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
+def read_kept_documents(
+  prepared: str | os.PathLike, split: str
+) -> Iterator[str]:
   """Yields the documents of a split of a prepared folder.
 
   Raises:
@@ -110,7 +112,7 @@ def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
   for path in found:
     try:
-      source = _source(path.parent, split)
+      source = _open_documents(path.parent, split)
       for first in range(0, len(source), _BATCH):
         block = range(first, min(first + _BATCH, len(source)))
         for example in source.__getitems__(block):
@@ -118,11 +120,11 @@ def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
     except Exception as error:  # also assertions of tfds
       raise UserError(
         f"{path.parent} holds no documents of antlm prepare"
-        f" ({files.reason(error)}); prepare its text again"
+        f" ({files.failure_reason(error)}); prepare its text again"
       ) from error
 
 
-def _source(folder: pathlib.Path, split: str) -> Sequence:
+def _open_documents(folder: pathlib.Path, split: str) -> Sequence:
   """Opens the documents of a split of one dataset.
 
   It reads them with the features of `writer`. A builder of tfds would import

@@ -7,7 +7,7 @@ import numpy as np
 from antlm_jax.data.document_store import DocumentFile
 
 
-def divide(
+def hold_out_documents(
   texts: DocumentFile,
   dev_share: float,
   share: float,
@@ -35,8 +35,8 @@ def divide(
     begins[cut] = _word_before(texts, begins[cut], spare)
   # A piece of text may be before that byte, after it, or on both sides.
   middle = np.clip(begins[texts.documents], texts.begins, texts.ends)
-  train = _part(texts, texts.begins, middle)
-  dev = _part(texts, middle, texts.ends)
+  train = _part_of_texts(texts, texts.begins, middle)
+  dev = _part_of_texts(texts, middle, texts.ends)
   return _taken(train, share, span, len(sizes)), dev, cut
 
 
@@ -78,7 +78,7 @@ def _taken(
   return _some(train, taken[number])
 
 
-def _part(
+def _part_of_texts(
   texts: DocumentFile, begins: np.ndarray, ends: np.ndarray
 ) -> DocumentFile:
   """Returns the texts between these bytes, and leaves out empty texts."""
@@ -108,7 +108,7 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   # than all that is wanted, and at most half of their bytes are held out.
   small = np.flatnonzero(sizes <= wanted)
   if sizes[small].sum() >= 2 * wanted:
-    begins[small[_spread(sizes[small], wanted)]] = 0
+    begins[small[_evenly_spread(sizes[small], wanted)]] = 0
     return begins
   # One document, if its size is near the number of bytes that is wanted.
   most = min(2 * wanted, sizes.sum() / 2)
@@ -123,7 +123,7 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   return begins
 
 
-def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
+def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   """Returns the indices of sizes, evenly spread, whose sum is about wanted."""
   # Every n-th of any size, so that they are like the others. Of 16 first
   # indices, the index that gives the nearest sum.

@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from antlm_jax.data.prepared_folder import Manifest, Prepared, Split
+from antlm_jax.data.prepared_folder import Manifest, PreparedData, PreparedSplit
 from antlm_jax.data.rows import Indices, Rows
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -30,7 +30,7 @@ class Held(Rows):
     return self._tokens[indices], starts
 
 
-def copy(prepared: Prepared) -> Prepared:
+def copy(prepared: PreparedData) -> PreparedData:
   """Reads a prepared folder, which may then be deleted."""
   train, dev = (
     Held(*rows.read(range(len(rows))))
@@ -39,7 +39,7 @@ def copy(prepared: Prepared) -> Prepared:
   return dataclasses.replace(prepared, folder=None, train=train, dev=dev)
 
 
-def _checked(tokens: npt.ArrayLike, name: str) -> np.ndarray:
+def _checked_tokens(tokens: npt.ArrayLike, name: str) -> np.ndarray:
   """Returns rows as an array; UserError if they are not int `[N, T]`."""
   try:
     rows = np.asarray(tokens)
@@ -59,7 +59,7 @@ def from_rows(
   tokens: npt.ArrayLike,
   dev: npt.ArrayLike | None = None,
   tokenizer: Tokenizer | None = None,
-) -> Prepared:
+) -> PreparedData:
   """Makes prepared data of rows of tokens, int `[N, T]`.
 
   Each row is one document and has no special tokens.
@@ -74,7 +74,7 @@ def from_rows(
       tokenizer.
   """
   train, dev = (
-    None if rows is None else _checked(rows, name)
+    None if rows is None else _checked_tokens(rows, name)
     for name, rows in (("train", tokens), ("dev", dev))
   )
   if dev is None:
@@ -91,7 +91,7 @@ def from_rows(
   held, splits = {}, {}
   for name, rows in parts.items():
     held[name] = Held(rows.astype(np.int32))
-    splits[name] = Split(
+    splits[name] = PreparedSplit(
       rows=len(rows),
       documents=len(rows),
       words=rows.size,
@@ -115,4 +115,4 @@ def from_rows(
     segmented=False,
     splits=splits,
   )
-  return Prepared(None, manifest, tokenizer, **held)
+  return PreparedData(None, manifest, tokenizer, **held)

@@ -42,20 +42,20 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
   mask = tokenizers.Tokenizer.from_str(text).id_to_token(index)
   names = sorted({mask, *names})
   found = "|".join(re.escape(name) for name in names)
-  steps = [_replace(found, _WORD + _MASK + _WORD)]
-  steps += parts(spec["normalizer"], "normalizers")
+  steps = [_replace_pattern(found, _WORD + _MASK + _WORD)]
+  steps += sequence_parts(spec["normalizer"], "normalizers")
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
   # The library searches normalized texts for the mask's normalized name, which
   # must not be part of a stand-in.
   bare = json.dumps(spec | {"added_tokens": []})
   name = tokenizers.Tokenizer.from_str(bare).normalizer.normalize_str(mask)
-  steps.append(_replace(rf"\A{re.escape(name)}\z", _MASK))
+  steps.append(_replace_pattern(rf"\A{re.escape(name)}\z", _MASK))
   byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   ((in_bytes, _),) = byte_level.pre_tokenize_str(_WORD)
   spec["pre_tokenizer"] = {
     "type": "Sequence",
     "pretokenizers": [
-      *parts(spec["pre_tokenizer"], "pretokenizers"),
+      *sequence_parts(spec["pre_tokenizer"], "pretokenizers"),
       removed_split(f"[ ▁␣]?{_WORD}|Ġ?{in_bytes}"),
     ],
   }
@@ -84,14 +84,14 @@ def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
   """
   bare = json.dumps(spec | {"added_tokens": []})
   normalizer = tokenizers.Tokenizer.from_str(bare).normalizer
-  steps = parts(spec["normalizer"], "normalizers")
+  steps = sequence_parts(spec["normalizer"], "normalizers")
   for token in spec["added_tokens"]:
     if token["special"] and token["id"] != mask_id:
       token["normalized"] = True
       name = token["content"]
       name = normalizer.normalize_str(name) if normalizer else name
       form = _SPECIAL.format(token["id"])
-      steps = [*steps, _replace(rf"\A{re.escape(name)}\z", form)]
+      steps = [*steps, _replace_pattern(rf"\A{re.escape(name)}\z", form)]
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
 
 
@@ -100,7 +100,7 @@ def removed(text: str) -> str:
   spec = json.loads(text)
   for kind in ("normalizer", "pre_tokenizer"):
     key = kind.replace("_", "") + "s"
-    every = parts(spec.get(kind), key)
+    every = sequence_parts(spec.get(kind), key)
     kept = [part for part in every if not _OWN.search(str(part))]
     if len(kept) == len(every):
       continue
@@ -112,7 +112,9 @@ def removed(text: str) -> str:
   return json.dumps(spec)
 
 
-def parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+def sequence_parts(
+  part: dict[str, Any] | None, key: str
+) -> list[dict[str, Any]]:
   """Returns the parts of a sequence, or a single part in a list."""
   return part.get(key, [part]) if part else []
 
@@ -127,5 +129,5 @@ def removed_split(pattern: str) -> dict[str, Any]:
   }
 
 
-def _replace(pattern: str, content: str) -> dict[str, Any]:
+def _replace_pattern(pattern: str, content: str) -> dict[str, Any]:
   return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}

@@ -18,7 +18,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 
 # Keep these draws apart from the objectives'.
@@ -28,25 +28,27 @@ ROUNDING = ("carry", "up", "down")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Stage:
   """A part of a run whose batches have one size and one RoPE base."""
 
   begin: float  # where in the run, from 0 to 1
-  layout: Layout  # size of its batches, and the slots that this process fills
+  layout: (
+    BatchLayout  # size of its batches, and the slots that this process fills
+  )
   joined: int = 1  # number of neighbouring prepared rows that fill one slot
   base: float | None = None  # RoPE's base; None for the model's own
 
 
-class Slots(NamedTuple):
+class StepSlots(NamedTuple):
   """The n slots of a step that this process fills."""
 
   rows: np.ndarray  # prepared rows of each slot, int64 `[n, joined]`
   visits: np.ndarray  # number of earlier visits to these rows, int64 `[n]`
 
 
-def parse(
-  schedule: Sequence[str], layout: Layout, seq_len: int
-) -> tuple[Part, ...]:
+def parse_batch_schedule(
+  schedule: Sequence[str], layout: BatchLayout, seq_len: int
+) -> tuple[Stage, ...]:
   """Reads a batch schedule: parts `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`.
 
   Batches before the first part have `layout`. Prepared rows have `seq_len`
@@ -55,7 +57,7 @@ def parse(
   Raises:
     UserError: A part cannot be read or laid out, or does not ascend.
   """
-  parts = [Part(0.0, layout)]
+  parts = [Stage(0.0, layout)]
   for text in schedule:
     what = f"train.batch_schedule: {text!r}"
     found = re.fullmatch(
@@ -76,7 +78,7 @@ def parse(
       raise UserError(f"{what} does not begin after the part before it")
     sized = dataclasses.replace(layout, batch_size=size)
     base = float(found[4]) if found[4] else parts[-1].base
-    parts.append(Part(begin, sized, joined, base))
+    parts.append(Stage(begin, sized, joined, base))
   return tuple(parts)
 
 
@@ -99,7 +101,7 @@ class Order:
   """
 
   sources: Mapping[str, int]  # number of prepared rows of each source
-  parts: tuple[Part, ...]  # ascending; the first begins at 0
+  parts: tuple[Stage, ...]  # ascending; the first begins at 0
   steps: int = 0  # length of the run; needed by several parts and by a growth
   # Shares of the sources at each step. None gives each source the same share of
   # every batch as it has of all rows.
@@ -157,11 +159,11 @@ class Order:
     """The first step of each part."""
     return [round(part.begin * self.steps) for part in self.parts]
 
-  def at(self, step: int) -> Part:
+  def at(self, step: int) -> Stage:
     """Returns the part of a step."""
     return self.parts[bisect.bisect_right(self.starts, step) - 1]
 
-  def slots(self, step: int) -> Slots:
+  def slots(self, step: int) -> StepSlots:
     """Returns the slots of a step that this process fills.
 
     Each slot has a number in its stretch. This number decides the slot's source
@@ -178,7 +180,7 @@ class Order:
     rows_before = np.cumsum(self._sizes) - self._sizes  # of earlier sources
     first_row = rows_before[source] + group * part.joined
     rows = first_row[:, None] + np.arange(part.joined)
-    return Slots(rows, visits=epoch)
+    return StepSlots(rows, visits=epoch)
 
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that the steps before read."""
@@ -208,7 +210,7 @@ class Order:
     more = (1 - self.growth) * (end**2 - begin**2) / 2
     return self.growth * (end - begin) + more
 
-  def _slots_per_epoch(self, part: Part) -> np.ndarray:
+  def _slots_per_epoch(self, part: Stage) -> np.ndarray:
     """Number of slots in an epoch of each source, int64 `[S]`."""
     groups, batch_size = self._sizes // part.joined, part.layout.batch_size
     return {
@@ -219,7 +221,7 @@ class Order:
     }[self.rounding]
 
   def _permuted(
-    self, part: Part, source: np.ndarray, epoch: np.ndarray, place: np.ndarray
+    self, part: Stage, source: np.ndarray, epoch: np.ndarray, place: np.ndarray
   ) -> np.ndarray:
     """Returns the group of rows at each slot's place in its epoch, int64 `[n]`.
 

@@ -54,13 +54,13 @@ def bound(
     yield np.concatenate([*before, sequence, *after])
 
 
-def stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
+def pack_stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
   """Cuts the concatenated documents into rows, one segment each (BabyLlama).
 
   Tokens at the end that do not fill a row are dropped.
   """
   left = np.zeros(0, np.int32)
-  for window in _windows(sequences):
+  for window in _packing_windows(sequences):
     # Tokens left over begin the next window's first row.
     joined = np.concatenate([left, *window])
     whole = len(joined) // seq_len * seq_len
@@ -73,13 +73,13 @@ def stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
 def chunks(
   sequences: Documents, seq_len: int, seed: int, span: int = 0
 ) -> Iterator[Block]:
-  """Like `stream`, with each row cut in two segments (arXiv 2507.00994).
+  """Like `pack_stream`, with each row cut in two segments (arXiv 2507.00994).
 
   The first segment has r tokens, with r uniform on [12, T - 12] and a function
   of (seed, span, row) only.
   """
   lengths, row = seq_len - 2 * SHORTEST_CHUNK + 1, 0
-  for tokens, starts in stream(sequences, seq_len):
+  for tokens, starts in pack_stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
     # By the row's number, so that windows do not change the cuts.
     draw = hashing.uniform(seed, _CHUNK_PURPOSE, span, rows)
@@ -89,7 +89,7 @@ def chunks(
     row += len(tokens)
 
 
-def documents(
+def pack_documents(
   sequences: Documents, seq_len: int, pad_id: int
 ) -> Iterator[Block]:
   """Packs each document as a segment, and cuts documents longer than a row.
@@ -97,14 +97,16 @@ def documents(
   Nothing is dropped. Within a window, the longest pieces are placed first, each
   where it fits best. The rest of a row is padding, in a separate segment.
   """
-  for window in _windows(sequences):
+  for window in _packing_windows(sequences):
     pieces = [
       sequence[start : start + seq_len]
       for sequence in window
       for start in range(0, len(sequence), seq_len)
     ]
     begins = best_fit([len(piece) for piece in pieces], seq_len)
-    yield fill(pieces, begins, begins.max() // seq_len + 1, seq_len, pad_id)
+    yield fill_rows(
+      pieces, begins, begins.max() // seq_len + 1, seq_len, pad_id
+    )
 
 
 def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
@@ -135,7 +137,7 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
   return begins
 
 
-def fill(
+def fill_rows(
   pieces: Sequence[np.ndarray],
   begins: np.ndarray,
   rows: int,
@@ -160,7 +162,7 @@ def fill(
   return tokens, starts
 
 
-def _windows(sequences: Documents) -> Iterator[list[np.ndarray]]:
+def _packing_windows(sequences: Documents) -> Iterator[list[np.ndarray]]:
   """Groups documents until each group holds `_WINDOW` tokens."""
   window, size = [], 0
   for sequence in sequences:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from antlm_jax.data import document_store, hold_out, readers, rows, shards
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, Split
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedSplit
 from antlm_jax.data.shards import Recipe, ShardWriter
 from antlm_jax.data.spans import Span, make_spans, read_span
 from antlm_jax.data.text_files import Corpus
@@ -105,13 +105,13 @@ class Preparation:
     If it is another process, raises a UserError; with `refuse=False`, yields
     False.
     """
-    return files.locked(self.output / _LOCK, refuse=refuse)
+    return files.file_lock(self.output / _LOCK, refuse=refuse)
 
   def sample(self) -> None:
     """Trains the tokenizer, or uses a given or existing tokenizer."""
     path = self.output / folder_lib.TOKENIZER
     # The other tasks wait for the first task.
-    with files.locked(self._staging / "tokenizer.lock", wait=True):
+    with files.file_lock(self._staging / "tokenizer.lock", wait=True):
       if path.exists():
         self.tokenizer = Tokenizer.load(path)
         return
@@ -151,7 +151,7 @@ class Preparation:
   def pack(self, task: int) -> Iterator[int]:
     """Writes the shard of a task; yields the bytes of each packed span."""
     # If a killed process left the task running, wait: it may finish it.
-    with files.locked(self._lock(task), wait=True):
+    with files.file_lock(self._lock(task), wait=True):
       if self._is_finished(task):
         return
       for path in (self._counts(task), self._progress(task)):
@@ -199,7 +199,9 @@ class Preparation:
       records["train"].update(part.get("records", {}))
       sources |= part["sources"]
     splits = {
-      "train": shards.joined(Split.load(part["split"]) for part in parts),
+      "train": shards.joined(
+        PreparedSplit.load(part["split"]) for part in parts
+      ),
       "dev": self._write_held_out(records["dev"]),
     }
     self._check(splits)
@@ -275,14 +277,16 @@ class Preparation:
     whole = document_store.spool(read, self._staging)
     share = 0.0 if self.corpus.dev else self.recipe.dev_share
     number, count = span.number, len(self.spans)
-    return hold_out.divide(whole, share, self.recipe.share, number, count)
+    return hold_out.hold_out_documents(
+      whole, share, self.recipe.share, number, count
+    )
 
-  def _write_held_out(self, tally: readers.Tally) -> Split:
+  def _write_held_out(self, tally: readers.Tally) -> PreparedSplit:
     """Writes the rows of the held-out documents of all tasks, or of files."""
     writer = self._writer("dev", 0, 1)
     found = self.corpus.read("dev", tally)
     if not self.corpus.dev:
-      texts = document_store.read(self.output, "dev")
+      texts = document_store.read_kept_documents(self.output, "dev")
       found = map(readers.Document, texts)
     held_out = document_store.spool(found, self._staging)
     if self.corpus.dev:
@@ -320,7 +324,7 @@ class Preparation:
   def _documents(self, split: str, index: int) -> pathlib.Path:
     return self.output / "documents" / f"{split}-{index:05}"
 
-  def _check(self, splits: dict[str, Split]) -> None:
+  def _check(self, splits: dict[str, PreparedSplit]) -> None:
     for name, split in splits.items():
       if not split.documents:
         where = " ".join(self.corpus.given)
@@ -333,7 +337,7 @@ class Preparation:
           " if it is held out, a larger --dev_share"
         )
 
-  def _say(self, splits: dict[str, Split], cut: list[int]) -> None:
+  def _say(self, splits: dict[str, PreparedSplit], cut: list[int]) -> None:
     count = len(self.spans)
     if cut:
       where = f"documents in {len(cut):,} of {count:,} parts of the text"

@@ -1,7 +1,7 @@
 """A prepared folder: its manifest, and opening one folder or several.
 
 Opening a folder checks the sizes of its files and the tokenizer's hash. Reading
-a row checks that row. `Prepared.verify` checks all rows.
+a row checks that row. `PreparedData.verify` checks all rows.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class PreparedSplit:
   """Counts of a split, and its files of rows."""
 
   rows: int
@@ -53,7 +53,7 @@ class Split:
   shards: tuple[Shard, ...]
 
   @classmethod
-  def load(cls, fields: dict) -> "Split":
+  def load(cls, fields: dict) -> "PreparedSplit":
     """Makes a split of the fields of a JSON file."""
     shards = tuple(Shard(**shard) for shard in fields["shards"])
     return cls(**fields | {"shards": shards})
@@ -74,7 +74,7 @@ class Manifest:
   seq_len: int  # tokens in a row, T
   dtype: str  # of the tokens on disk
   segmented: bool  # whether rows are divided into segments
-  splits: dict[str, Split]  # train and dev
+  splits: dict[str, PreparedSplit]  # train and dev
   version: int = _VERSION  # of this format
 
   @classmethod
@@ -84,7 +84,7 @@ class Manifest:
     Raises:
       UserError: There is none, or another version of antlm_jax wrote it.
     """
-    path = _path(folder) / MANIFEST
+    path = _folder_path(folder) / MANIFEST
     try:
       fields = files.read_json(path, "the manifest")
     except UserError as error:
@@ -93,7 +93,9 @@ class Manifest:
         f"{folder} is not a prepared folder ({why}); run antlm prepare"
       ) from error
     try:
-      splits = {name: Split.load(fields["splits"][name]) for name in SPLITS}
+      splits = {
+        name: PreparedSplit.load(fields["splits"][name]) for name in SPLITS
+      }
       manifest = cls(**fields | {"splits": splits})
       wrong = next(_wrong(manifest), "")
     except (AttributeError, KeyError, TypeError) as error:
@@ -173,7 +175,7 @@ def _is_hash(value) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Prepared:
+class PreparedData:
   """A prepared folder, or the same data in memory."""
 
   folder: pathlib.Path | None  # None in memory
@@ -190,13 +192,13 @@ class Prepared:
     )
 
   @classmethod
-  def open(cls, folder: str | os.PathLike) -> "Prepared":
+  def open(cls, folder: str | os.PathLike) -> "PreparedData":
     """Opens a folder, on this machine or in a bucket, without reading all.
 
     Raises:
       UserError: It is not a prepared folder, or a file of it is damaged.
     """
-    folder = _path(folder)
+    folder = _folder_path(folder)
     manifest = Manifest.load(folder)
     path, made_with = folder / TOKENIZER, manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
@@ -211,7 +213,7 @@ class Prepared:
       raise damaged(path, what)
     segmented, rows = manifest.segmented, {}
     for name, split in manifest.splits.items():
-      shards = _shards(folder, name, split)
+      shards = _shard_paths(folder, name, split)
       for path, shard in shards:
         if files.is_remote(path):
           continue  # reading its rows raises the error
@@ -232,7 +234,7 @@ class Prepared:
       UserError: A file of rows is not as it was prepared.
     """
     for name, split in self.manifest.splits.items():
-      for path, shard in _shards(self.folder, name, split):
+      for path, shard in _shard_paths(self.folder, name, split):
         if sha256(path) != shard.sha256:
           raise damaged(path, "is not as it was prepared")
 
@@ -261,12 +263,12 @@ class Sources:
       UserError: A folder cannot be opened, two have the same name, or they were
         not prepared alike.
     """
-    return cls.of(opened(path, "data.path"), further)
+    return cls.of(open_prepared(path, "data.path"), further)
 
   @classmethod
-  def of(cls, own: Mapping[str, Prepared], further: str = "") -> "Sources":
+  def of(cls, own: Mapping[str, PreparedData], further: str = "") -> "Sources":
     """Joins prepared data by name; `further` and errors are those of `open`."""
-    others = opened(further, "eval.data")
+    others = open_prepared(further, "eval.data")
     if {*others} & {"", *own}:
       raise UserError(
         f"eval.data={further}: give each folder a name that no other has, such"
@@ -295,13 +297,13 @@ class Sources:
     return first.followed_by(more) if more else first
 
 
-def opened(text: str, key: str) -> dict[str, Prepared]:
+def open_prepared(text: str, key: str) -> dict[str, PreparedData]:
   """Opens the folders that a setting names, also in a bucket."""
-  folders = named(text, key).items()
-  return {name: Prepared.open(folder) for name, folder in folders}
+  folders = folders_by_name(text, key).items()
+  return {name: PreparedData.open(folder) for name, folder in folders}
 
 
-def named(text: str, key: str) -> dict[str, str]:
+def folders_by_name(text: str, key: str) -> dict[str, str]:
   """Reads `FOLDER`, or `NAME=FOLDER,NAME=FOLDER`, as folders by name.
 
   A path that exists is a path, also `seed=1/data`.
@@ -334,12 +336,12 @@ def _exists(folder: str) -> bool:
   return not files.is_remote(folder) and os.path.exists(folder)
 
 
-def _check_alike(prepared: Mapping[str, Prepared]) -> None:
+def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
   """Checks that rows of all folders can be in one batch."""
   (first, like), *others = prepared.items()
-  ours = _layout(like.manifest)
+  ours = _manifest_layout(like.manifest)
   for name, of in others:
-    for what, value in _layout(of.manifest).items():
+    for what, value in _manifest_layout(of.manifest).items():
       if value != ours[what]:
         raise UserError(
           f"{like.folder} and {of.folder} differ in {what}, which is"
@@ -349,7 +351,7 @@ def _check_alike(prepared: Mapping[str, Prepared]) -> None:
         )
 
 
-def _layout(manifest: Manifest) -> dict:
+def _manifest_layout(manifest: Manifest) -> dict:
   return {
     "tokenizer.json": manifest.tokenizer["sha256"][:8],
     "--seq_len": manifest.seq_len,
@@ -358,10 +360,10 @@ def _layout(manifest: Manifest) -> dict:
   }
 
 
-def _path(folder: files.Path):
+def _folder_path(folder: files.Path):
   """Returns a path, as it is given or in a bucket."""
   remote = files.is_remote(folder)
-  return files.path(folder) if remote else pathlib.Path(folder)
+  return files.absolute_path(folder) if remote else pathlib.Path(folder)
 
 
 def rows_file(split: str, index: int, count: int) -> str:
@@ -369,7 +371,7 @@ def rows_file(split: str, index: int, count: int) -> str:
   return f"{split}-{index:05}-of-{count:05}.array_record"
 
 
-def _shards(folder, name: str, split: Split) -> list:
+def _shard_paths(folder, name: str, split: PreparedSplit) -> list:
   """Returns the path to each shard, and the shard."""
   # The names are not in the manifest, where they could lead elsewhere.
   count = len(split.shards)

@@ -57,8 +57,8 @@ READERS |= dict.fromkeys(_PLAIN.split())
 # size, in order.
 WHOLE = 0, 1
 
-# Counts of `records`, of `null` and `blank` records, which have no text, and of
-# `blank lines`.
+# Counts of `read_source_records`, of `null` and `blank` records, which have no
+# text, and of `blank lines`.
 Tally = collections.Counter[str]
 
 
@@ -116,7 +116,7 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
   if of == ".parquet":
     from pyarrow import parquet  # slow to import
 
-    with _reading(source), parquet.ParquetFile(source) as file:
+    with _reading_source(source), parquet.ParquetFile(source) as file:
       return size, max(1, file.num_row_groups)
   plain = READERS.get(of) is None and rule.length < math.inf
   packed = os.path.splitext(source)[1].lower() in _COMPRESSED
@@ -143,9 +143,9 @@ def read_documents(
     UserError: The source cannot be read, or a record has no text.
   """
   begins = True
-  with _reading(source):
+  with _reading_source(source):
     tally = Tally() if tally is None else tally
-    for text, ends in _texts(source, rule, column, part, tally):
+    for text, ends in _text_pieces(source, rule, column, part, tally):
       if stripped := text.strip():
         yield Document(stripped, begins)
         begins = False
@@ -164,7 +164,7 @@ def left_out(tally: Tally) -> str:
   )
 
 
-def _texts(
+def _text_pieces(
   source: str, rule: Rule, column: str, part: tuple[int, int], tally: Tally
 ) -> Iterator[tuple[str, bool]]:
   """Yields all pieces, even blank, and whether each ends its document."""
@@ -174,9 +174,9 @@ def _texts(
       if part != WHOLE:
         ends = _document_end(file, rule)
         begin, end = _bytes(file, part, ends)
-      yield from _divide(_lines(file, begin, end), rule)
+      yield from _divide_lines(_file_lines(file, begin, end), rule)
     return
-  for where, (value,) in records(source, {column: "column"}, part):
+  for where, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
@@ -186,12 +186,12 @@ def _texts(
     tally["records"] += 1
     if not text:
       tally["null" if value is None else "blank"] += 1
-    *parts, last = _cut(text)
+    *parts, last = _cut_text(text)
     yield from ((part, False) for part in parts)
     yield last, True
 
 
-def records(
+def read_source_records(
   source: str, columns: Mapping[str, str], part: tuple[int, int] = WHOLE
 ) -> Records:
   """Yields the place of each record, such as `line 3`, and its values.
@@ -218,12 +218,13 @@ def records(
 def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
   """Yields the place of each record, and the record, which has the columns.
 
-  `how` has options of the kind's reader. The errors are those of `records`.
+  `how` has options of the kind's reader. The errors are those of
+  `read_source_records`.
   """
   if (reader := READERS.get(kind(source))) is None:
     known = " ".join(end for end, of in READERS.items() if of and end != HUB)
     raise UserError(f"{source} holds no records; files of records are {known}")
-  with _reading(source):
+  with _reading_source(source):
     for where, record in reader(source, columns, **how):
       for column, argument in columns.items():
         if not isinstance(record, dict):
@@ -242,16 +243,18 @@ def splits_of(source: str) -> list[str]:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
   name, config, split = (source.removeprefix(HUB) + "::").split(":")[:3]
-  found = [split] if split else _load(name, config)
+  found = [split] if split else _load_hub_splits(name, config)
   return [f"{HUB}{name}:{config}:{split}" for split in found]
 
 
 @contextlib.contextmanager
-def _reading(source: str) -> Iterator[None]:
+def _reading_source(source: str) -> Iterator[None]:
   try:
     yield
   except (OSError, ValueError, NotImplementedError) as error:
-    raise UserError(f"cannot read {source}: {files.reason(error)}") from error
+    raise UserError(
+      f"cannot read {source}: {files.failure_reason(error)}"
+    ) from error
 
 
 def open_file(path: str) -> BinaryIO:
@@ -259,14 +262,14 @@ def open_file(path: str) -> BinaryIO:
 
   Raises a ValueError if it is text in UTF-16.
   """
-  file = _opened(path)
+  file = _open_source_file(path)
   if why := parsing.not_utf8(file.peek(4)):
     file.close()
     raise ValueError(why)
   return file
 
 
-def _opened(path: str) -> io.BufferedReader:
+def _open_source_file(path: str) -> io.BufferedReader:
   ending = os.path.splitext(path)[1].lower()
   if ending not in _COMPRESSED:
     return open(path, "rb")
@@ -292,16 +295,16 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
     by_key = collections.defaultdict(list)
     for path in paths:
       by_key[key(path)].append(path)
-    by_key.pop(_digest(io.BytesIO()), None)
+    by_key.pop(_file_digest(io.BytesIO()), None)
     return (group for group in by_key.values() if group[1:])
 
   def begin(path: str) -> bytes:
-    with _reading(path), open_file(path) as file:
-      return _digest(io.BytesIO(file.read(1 << 12)))
+    with _reading_source(path), open_file(path) as file:
+      return _file_digest(io.BytesIO(file.read(1 << 12)))
 
   def whole(path: str) -> bytes:
-    with _reading(path), open_file(path) as file:
-      return _digest(file)
+    with _reading_source(path), open_file(path) as file:
+      return _file_digest(file)
 
   found = []
   for group in alike((s for s in sources if not s.startswith(HUB)), begin):
@@ -312,14 +315,16 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
   return found
 
 
-def _digest(file: BinaryIO) -> bytes:
+def _file_digest(file: BinaryIO) -> bytes:
   found = hashlib.sha256()
   while block := file.read(_BLOCK):
     found.update(block)
   return found.digest()
 
 
-def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
+def _divide_lines(
+  lines: Iterable[str], rule: Rule
+) -> Iterator[tuple[str, bool]]:
   held, length = [], 0
   level = math.inf  # highest level of a heading so far: the articles' level
   for line in lines:
@@ -387,7 +392,7 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
   return ends
 
 
-def _lines(
+def _file_lines(
   file: BinaryIO, begin: int = 0, end: int | None = None
 ) -> Iterator[str]:
   """Yields lines with their ends (\\n, \\r\\n or \\r), and long lines in parts.
@@ -412,13 +417,13 @@ def _lines(
       ) from error
     *lines, left = (left + text).split("\n")
     for line in lines:
-      yield from _cut(line.lstrip(parsing.MARK) + "\n")
-    *parts, left = _cut(left.lstrip(parsing.MARK))
+      yield from _cut_text(line.lstrip(parsing.MARK) + "\n")
+    *parts, left = _cut_text(left.lstrip(parsing.MARK))
     yield from parts
   yield left
 
 
-def _cut(text: str) -> Iterator[str]:
+def _cut_text(text: str) -> Iterator[str]:
   """Cuts a text longer than a piece, between words if it has any."""
   begin = 0
   while len(text) - begin > _PIECE:
@@ -442,7 +447,7 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
       if line.strip(b" \t\r\n" + codecs.BOM_UTF8):
         where = f"line {number}" + (f" after byte {begin:,}" if begin else "")
         try:
-          record = parsing.from_json(line.decode("utf-8"))
+          record = parsing.parse_json(line.decode("utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
           raise ValueError(f"{where} is not JSON: {error}") from error
         except ValueError as error:
@@ -452,19 +457,19 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
 
 
 @READERS.register(".csv")
-def _table(path: str, columns: Collection, tabs: bool = False) -> Records:
+def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
   csv.field_size_limit(2**31 - 1)
 
   def lines() -> Iterator[str]:
     how = {"errors": "surrogateescape", "newline": ""}
     with io.TextIOWrapper(open_file(path), "utf-8", **how) as file:
-      yield from parsing.lines(file)
+      yield from parsing.unmarked_lines(file)
 
-  for number, row in parsing.table(lines, columns, tabs):
+  for number, row in parsing.csv_records(lines, columns, tabs):
     yield f"line {number}", row
 
 
-READERS[".tsv"] = functools.partial(_table, tabs=True)
+READERS[".tsv"] = functools.partial(_read_table, tabs=True)
 
 
 @READERS.register(".parquet")
@@ -483,7 +488,7 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
       return
     sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
     batches = file.iter_batches(_BATCH, mine, columns=only)
-    yield from _rows(batches, sum(sizes))
+    yield from _batch_records(batches, sum(sizes))
 
 
 @READERS.register(HUB)
@@ -496,10 +501,10 @@ def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count
   mine = dataset.select(range(begin, end)).with_format("arrow")
-  yield from _rows(mine.iter(_BATCH), begin)
+  yield from _batch_records(mine.iter(_BATCH), begin)
 
 
-def _rows(batches: Iterable, before: int) -> Records:
+def _batch_records(batches: Iterable, before: int) -> Records:
   rows = (row for batch in batches for row in batch.to_pylist())
   for number, row in enumerate(rows, start=1 + before):
     yield f"row {number}", row
@@ -507,14 +512,14 @@ def _rows(batches: Iterable, before: int) -> Records:
 
 def _dataset(source: str):
   name, config, split = source.removeprefix(HUB).split(":")
-  found = _load(name, config)
+  found = _load_hub_splits(name, config)
   if split not in found:
     raise UserError(f"{HUB}{name} has no split {split} but {', '.join(found)}")
   return found[split]
 
 
 @functools.cache
-def _load(name: str, config: str):
+def _load_hub_splits(name: str, config: str):
   """Returns a dataset's splits by name, from the hub or a local folder."""
   try:
     import datasets
@@ -532,7 +537,7 @@ def _load(name: str, config: str):
   try:
     return datasets.load_dataset(name, config or None)
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-    why = files.reason(error)
+    why = files.failure_reason(error)
     raise UserError(f"cannot load {HUB}{name}: {why}") from error
 
 

@@ -36,7 +36,7 @@ def token_dtype(vocab_size: int) -> str:
   return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-class Writer:
+class RowWriter:
   """Writes a shard."""
 
   def __init__(self, path: files.Path, dtype: str, segmented: bool):
@@ -195,14 +195,14 @@ class Rows:
     places = wanted - self._begins[shards]
     first_byte = _SIGNATURE + places[first] * size
     last_byte = _SIGNATURE + (places[last] + 1) * size - 1
-    begins = _offset(first_byte).tolist()
-    ends = (_offset(last_byte) + 1).tolist()
+    begins = _file_offset(first_byte).tolist()
+    ends = (_file_offset(last_byte) + 1).tolist()
     paths = [self._paths[shard] for shard in shards[first]]
     try:
       system = fsspec.filesystem("gcs")
       found = system.cat_ranges(paths, begins, ends, on_error="raise")
-    except (*files.failures(), ValueError) as error:
-      why = files.reason(error)
+    except (*files.file_failures(), ValueError) as error:
+      why = files.failure_reason(error)
       raise UserError(f"cannot read {paths[0]}: {why}") from error
     for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
       if len(data) != end - begin:
@@ -217,7 +217,7 @@ def _header_size(width: int) -> int:
   return _RECORD_HEADER + 2 + digits
 
 
-def _offset(place: np.ndarray) -> np.ndarray:
+def _file_offset(place: np.ndarray) -> np.ndarray:
   """Returns the byte in the file of a byte between the blocks' headers."""
   block, inside = np.divmod(place, _BLOCK - _BLOCK_HEADER)
   return block * _BLOCK + _BLOCK_HEADER + inside

@@ -12,7 +12,7 @@ import numpy as np
 from antlm_jax.data import document_store, packing, rows
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
-from antlm_jax.data.prepared_folder import SPLITS, Shard, Split
+from antlm_jax.data.prepared_folder import SPLITS, PreparedSplit, Shard
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.runtime import files
 
@@ -77,7 +77,7 @@ class ShardWriter:
     self._counts, self._digest = collections.Counter(), 0
     dtype = rows.token_dtype(tokenizer.vocab_size)
     with files.writing(rows_path):
-      self._rows = rows.Writer(rows_path, dtype, recipe.segmented)
+      self._rows = rows.RowWriter(rows_path, dtype, recipe.segmented)
     shutil.rmtree(documents_folder, ignore_errors=True)  # left by a kill
     with files.writing(documents_folder):
       self._documents = document_store.writer(documents_folder, SPLITS)
@@ -94,9 +94,9 @@ class ShardWriter:
     if self._recipe.packing == "chunks":
       blocks = packing.chunks(encoded, length, self._recipe.seed, span)
     elif self._recipe.packing == "documents":
-      blocks = packing.documents(encoded, length, self._tokenizer.pad_id)
+      blocks = packing.pack_documents(encoded, length, self._tokenizer.pad_id)
     else:
-      blocks = packing.stream(encoded, length)
+      blocks = packing.pack_stream(encoded, length)
     before = self._counts["tokens"]
     with files.writing(self._path):
       count, digest = self._rows.write(blocks)
@@ -108,7 +108,7 @@ class ShardWriter:
     if count:
       self._digest += folder_lib.span_hash(span, digest)
 
-  def close(self) -> Split:
+  def close(self) -> PreparedSplit:
     """Ends the files, and returns their counts and hashes."""
     with files.writing(self._path):
       self._rows.close()
@@ -118,7 +118,7 @@ class ShardWriter:
       bytes=self._path.stat().st_size,
       sha256=folder_lib.sha256(self._path),
     )
-    return Split(
+    return PreparedSplit(
       **{name: self._counts[name] for name in folder_lib.COUNTS},
       sha256=folder_lib.hexadecimal(self._digest),
       shards=(shard,),
@@ -143,10 +143,10 @@ class ShardWriter:
         yield tokens
 
 
-def joined(shards: Iterable[Split]) -> Split:
+def joined(shards: Iterable[PreparedSplit]) -> PreparedSplit:
   """Returns the split that has some shards, in order."""
   shards = list(shards)
-  return Split(
+  return PreparedSplit(
     **{
       name: sum(getattr(split, name) for split in shards)
       for name in folder_lib.COUNTS

@@ -15,7 +15,7 @@ import numpy as np
 from antlm_jax import hashing
 from antlm_jax.data.order import Order
 from antlm_jax.data.rows import Rows
-from antlm_jax.objectives.batch import Batch, assemble
+from antlm_jax.objectives.batch import Batch, assemble_batch
 from antlm_jax.objectives.corruption import (
   Corrupted,
   Draw,
@@ -79,7 +79,7 @@ class Source:
     corrupted = self._corrupt(draw, tokens, segments, objective_ids)
     counted = self._counted(step, slots)[:, None]
     predicted = corrupted.predicted & kept & counted
-    batch = assemble(
+    batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
       self._weighted(shares),
@@ -205,7 +205,9 @@ def _with_segment(starts: np.ndarray | None, cut_off: np.ndarray) -> np.ndarray:
   return first_cut_off if starts is None else starts | first_cut_off
 
 
-def load(source: Source, start: int = 0, threads: int = 2) -> Iterator[Batch]:
+def load_batches(
+  source: Source, start: int = 0, threads: int = 2
+) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., made by grain's threads.
 
   Raises:

@@ -80,7 +80,9 @@ class Corpus:
     for why, found in self.unused.items():
       expected = why == _UNUSED["test"]
       listed[f"{'' if expected else 'warning: '}not used, {why}"] = found
-    return "\n".join(f"{k}: {_listed(v)}" for k, v in listed.items() if v)
+    return "\n".join(
+      f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
+    )
 
 
 class Found(NamedTuple):
@@ -91,7 +93,9 @@ class Found(NamedTuple):
   alone: bool = False  # given by its own path, rather than found in a folder
 
 
-def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
+def find_corpus(
+  text: Sequence[str], dev: Sequence[str] = (), **reading
+) -> Corpus:
   """Finds files, in folders (recursively) and by globs, and datasets of a hub.
 
   A file belongs to the split that its name says (docs/how_to/prepare_text.md).
@@ -108,7 +112,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   everything = list(itertools.chain(*by_path))
   train = _to_train_on(by_path)
   if dev:
-    held_out = [file for path in dev for file in _held_out(path)]
+    held_out = [file for path in dev for file in _held_out_files(path)]
   else:
     held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and held-out text is not trained on.
@@ -138,12 +142,12 @@ def _to_train_on(by_path: Sequence[Sequence[Found]]) -> list[Found]:
   """Returns the files to train on, of those found under each path."""
   train = []
   for found in by_path:
-    train += _first(found, "train", "")
+    train += _first_split(found, "train", "")
   if train:
     return train
   # If nothing else is found, a file's own path says more than its name.
   alone = [file for found in by_path for file in found if file.alone]
-  return _first(alone, "dev", "test")
+  return _first_split(alone, "dev", "test")
 
 
 def _by_file(found: Iterable[Found]) -> dict[str, Found]:
@@ -155,7 +159,7 @@ def _by_file(found: Iterable[Found]) -> dict[str, Found]:
   return out
 
 
-def _first(found: Sequence[Found], *splits: str) -> list[Found]:
+def _first_split(found: Sequence[Found], *splits: str) -> list[Found]:
   """Returns the files of the first of some splits that has any."""
   for split in splits:
     if files := [file for file in found if file.split == split]:
@@ -163,10 +167,10 @@ def _first(found: Sequence[Found], *splits: str) -> list[Found]:
   return []
 
 
-def _held_out(path: str) -> list[Found]:
+def _held_out_files(path: str) -> list[Found]:
   """Returns the files of a path that the user holds out, or raises."""
   found = search(path)
-  taken = _first(found, "dev", "") or [f for f in found if f.alone]
+  taken = _first_split(found, "dev", "") or [f for f in found if f.alone]
   if not taken:
     raise UserError(f"no text to hold out in {path}; give its files themselves")
   return taken
@@ -180,11 +184,13 @@ def search(path: str) -> list[Found]:
   if path.startswith(readers.HUB):
     alone = path.count(":") > 2
     sources = readers.splits_of(path)
-    return [Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
+    return [
+      Found(s, _named_split([s.rpartition(":")[2]]), alone) for s in sources
+    ]
   root, matched = path, [pathlib.Path(path)]
   # Not of Path, which raises for names that are too long.
   if os.path.lexists(path) and not os.path.isdir(path):
-    found = _checked(_sorted(path, os.path.dirname(path), alone=True))
+    found = _checked_file(_sorted(path, os.path.dirname(path), alone=True))
     if found.split == "unknown":
       raise UserError(
         f"{path} is of no known kind; give files that end in"
@@ -199,13 +205,13 @@ def search(path: str) -> list[Found]:
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
   return [
-    _checked(_sorted(file, root))
+    _checked_file(_sorted(file, root))
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
 
 
-def _checked(found: Found) -> Found:
+def _checked_file(found: Found) -> Found:
   """Raises a UserError for a link to nothing, and for text in no plain file."""
   try:
     mode = os.stat(found.source).st_mode
@@ -249,10 +255,12 @@ def _sorted(file: Path, root: Path, alone: bool = False) -> Found:
   if not plain and readers.kind(source) is None:
     return Found(source, "unknown", alone)
   *folders, name = pathlib.Path(os.path.relpath(source, root)).parts
-  return Found(source, _split([*name.split("."), *reversed(folders)]), alone)
+  return Found(
+    source, _named_split([*name.split("."), *reversed(folders)]), alone
+  )
 
 
-def _split(names: Iterable[str]) -> str:
+def _named_split(names: Iterable[str]) -> str:
   """Returns the split of the first name that says one, "" if none does."""
   matches = (_NAMED.fullmatch(name.lower()) for name in names)
   return next((match.lastgroup for match in matches if match), "")
@@ -272,7 +280,7 @@ def _equal(groups: Sequence[Sequence[str]]) -> str:
   return ", ".join(shown) + more
 
 
-def _listed(sources: Sequence[str]) -> str:
+def _listed_sources(sources: Sequence[str]) -> str:
   names = [source.rpartition("/")[2] or source for source in sources]
   shown = ", ".join(names[:_SHOWN]) + (", ..." if names[_SHOWN:] else "")
   if len(names) == 1:

@@ -123,7 +123,7 @@ class Tokenizer:
     # decoding returns the encoded text.
     backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(_first(texts), trainer)
+    backend.train_from_iterator(_training_texts(texts), trainer)
     backend.pre_tokenizer = split
     return cls(backend)
 
@@ -207,7 +207,7 @@ class Tokenizer:
       it, belong to its token.
     """
     encoding = self._untrimmed.encode(text, add_special_tokens=False)
-    spans = _spans(text, encoding.tokens, encoding.offsets)
+    spans = _offset_spans(text, encoding.tokens, encoding.offsets)
     return np.asarray(encoding.ids, np.int32), spans
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -288,8 +288,10 @@ class Tokenizer:
         continue
       marked = token.startswith(inside or _SPACES)
       parts = words.token_bytes(token.removeprefix(inside), signs)
-      begins = whole or marked != bool(inside) or words.begins(parts)
-      ends = words.ends(parts) or (bool(suffix) and token.endswith(suffix))
+      begins = whole or marked != bool(inside) or words.begins_word(parts)
+      ends = words.ends_character(parts) or (
+        bool(suffix) and token.endswith(suffix)
+      )
       out[:, index] = begins, ends, not begins and words.continues(parts)
     return out
 
@@ -351,7 +353,7 @@ class Tokenizer:
     return next((index for index in ids if index is not None), None)
 
 
-def _spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
+def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
   """Returns the spans of `encode_offsets` from those of the library."""
   spans, after = [], len(text)
   for i, (begin, end) in reversed([*enumerate(offsets)]):
@@ -400,7 +402,7 @@ def _digits() -> str:
   return "|".join(f"{lead}[{''.join(of)}]" for lead, of in lasts.items())
 
 
-def _first(texts: Iterable[str]) -> Iterator[str]:
+def _training_texts(texts: Iterable[str]) -> Iterator[str]:
   """Yields texts until training has enough characters."""
   characters, phrases = _TRAINING_CHARACTERS, _TRAINING_PHRASES
   for text in texts:

@@ -84,7 +84,7 @@ class Slot(NamedTuple):
   wrong: str
 
 
-def slot(forms: Sequence[str], right: int) -> Slot:
+def word_slot(forms: Sequence[str], right: int) -> Slot:
   """Returns a slot for the form of index `right`."""
   return Slot(forms[right], forms[1 - right])
 
@@ -103,7 +103,7 @@ class Grammar:
 
   def say(self, rule: str) -> list[str | Slot]:
     """Returns a sentence of the rule of that name."""
-    return _flat(getattr(self, rule)())
+    return _flat_words(getattr(self, rule)())
 
   def choose(self, options: Sequence):
     return options[int(self._random() * len(options))]
@@ -170,8 +170,8 @@ class Grammar:
     """A finite verb phrase with a slot for the verb that agrees."""
     verb, rest = self.action()
     if self.coin():
-      return [slot(verb, number), rest]
-    return [slot(HAVE, number), verb[PARTICIPLE], rest]
+      return [word_slot(verb, number), rest]
+    return [word_slot(HAVE, number), verb[PARTICIPLE], rest]
 
   def auxiliary(self, number: int) -> tuple[str, int]:
     """An auxiliary, and the form of its verb."""
@@ -201,7 +201,7 @@ class Grammar:
     """`Tom and | beside the boy near the hills wait | waits.`"""
     n = self.coin()
     first = self.someone(SINGULAR)
-    joint = slot((self.pick("PREPOSITIONS"), "and"), n)
+    joint = word_slot((self.pick("PREPOSITIONS"), "and"), n)
     second = [self.someone(SINGULAR), self.between(self.where)]
     return [first, joint, second, self.predicate(n)]
 
@@ -210,9 +210,9 @@ class Grammar:
     n, subject = self.coin(), self.coin()
     auxiliary, form = self.auxiliary(subject)
     verb = [self.someone(subject), auxiliary, self.pick("TRANSITIVE")[form]]
-    determiner = slot(self.pick("DETERMINERS"), n)
+    determiner = word_slot(self.pick("DETERMINERS"), n)
     adjectives = [self.between(self.adjective), self.between(self.adjective)]
-    return [verb, determiner, adjectives, slot(self.pick("NOUNS"), n)]
+    return [verb, determiner, adjectives, word_slot(self.pick("NOUNS"), n)]
 
   def anaphor_gender(self) -> Words:
     """The queen near Tom has often helped herself | himself."""
@@ -221,7 +221,7 @@ class Grammar:
     # The auxiliary, without a gender, separates the two.
     distant = self.between(lambda: [auxiliary, self.adverb(), verb[form]])
     subject = [self.person(gender), self.between(self.where)]
-    return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
+    return [subject, distant or verb[SINGULAR], word_slot(REFLEXIVES, gender)]
 
   def anaphor_number(self) -> Words:
     """The queens near Tom will often help themselves | herself."""
@@ -229,7 +229,7 @@ class Grammar:
     auxiliary, form = self.auxiliary(n)
     subject = [self.the(PEOPLE[gender], n), self.between(self.where), auxiliary]
     verb = [self.between(self.adverb), self.pick("TRANSITIVE")[form]]
-    return [subject, verb, slot((REFLEXIVES[gender], "themselves"), n)]
+    return [subject, verb, word_slot((REFLEXIVES[gender], "themselves"), n)]
 
   def npi_subject(self) -> Words:
     """No | every king near the hill has ever | already rested."""
@@ -237,15 +237,27 @@ class Grammar:
     # "Nobody" is a subject; "no" needs a noun.
     noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
     verb, rest = self.action()
-    noun = [slot(subject, polarity), noun, self.between(self.where), "has"]
-    return [noun, slot(("ever", "already"), polarity), verb[PARTICIPLE], rest]
+    noun = [word_slot(subject, polarity), noun, self.between(self.where), "has"]
+    return [
+      noun,
+      word_slot(("ever", "already"), polarity),
+      verb[PARTICIPLE],
+      rest,
+    ]
 
   def npi_adverb(self) -> Words:
     """The girl has never | always really helped any | some dogs."""
     polarity, n = self.coin(), self.coin()
-    subject = [self.someone(n), HAVE[n], slot(("never", "always"), polarity)]
+    subject = [
+      self.someone(n),
+      HAVE[n],
+      word_slot(("never", "always"), polarity),
+    ]
     verb = [self.between(self.adverb), self.pick("TRANSITIVE")[PARTICIPLE]]
-    amount = [slot(("any", "some"), polarity), self.optional(self.adjective)]
+    amount = [
+      word_slot(("any", "some"), polarity),
+      self.optional(self.adjective),
+    ]
     return [subject, verb, amount, self.pick("NOUNS")[PLURAL]]
 
   def filler_gap(self) -> Words:
@@ -253,7 +265,7 @@ class Grammar:
     n, gap, subject = self.coin(), self.coin(), self.coin()
     auxiliary, form = self.auxiliary(subject)
     knows = [self.someone(n), self.pick("KNOWING")[n]]
-    knows.append(slot(("that", "who"), gap))
+    knows.append(word_slot(("that", "who"), gap))
     inner = [self.the("ANIMATE", subject), self.optional(self.where), auxiliary]
     verb = self.pick("TRANSITIVE")[form]
     return [knows, inner, verb, [] if gap else self.anyone()]
@@ -265,7 +277,7 @@ class Grammar:
     verbs = self.pick("INTRANSITIVE")[form], self.pick("TRANSITIVE")[form]
     knows = [self.someone(n), self.pick("KNOWING")[n], ("that", "who")[gap]]
     inner = [self.the("ANIMATE", subject), auxiliary, self.between(self.adverb)]
-    return [knows, inner, slot(verbs, gap), self.where()]
+    return [knows, inner, word_slot(verbs, gap), self.where()]
 
   def auxiliary_form(self) -> Words:
     """The girls have often really helped | help the boys."""
@@ -313,19 +325,19 @@ RULES = [uid for uid, (*_, share) in PHENOMENA.items() for _ in range(share)]
 MOST_PAIRS = 2000
 
 
-def sentences(
+def make_sentences(
   seed: int | str, count: int, exclude: Collection[str] = frozenset()
 ) -> Iterator[str]:
   """Yields `count` good sentences that are not in `exclude`; some recur."""
   grammar = Grammar(f"sentences {seed}")
   while count > 0:
-    line = _line(grammar.say(grammar.choose(RULES)))
+    line = _sentence_text(grammar.say(grammar.choose(RULES)))
     if line not in exclude:
       yield line
       count -= 1
 
 
-def minimal_pairs(
+def make_minimal_pairs(
   seed: int | str, per_phenomenon: int, exclude: Collection[str] = frozenset()
 ) -> dict[str, list[dict]]:
   """Makes distinct minimal pairs in BLiMP's form, the same number for each UID.
@@ -342,9 +354,9 @@ def minimal_pairs(
       words = grammar.say(uid)
       slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
       tested = grammar.choose(slots)
-      good = _line(words)
+      good = _sentence_text(words)
       words[tested] = words[tested].wrong
-      bad = _line(words)
+      bad = _sentence_text(words)
       # A bad sentence must not be good in another pair.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
@@ -353,21 +365,21 @@ def minimal_pairs(
   return made
 
 
-def _line(words: list) -> str:
+def _sentence_text(words: list) -> str:
   """Returns the sentence as text, with all slots right."""
   right = (word if isinstance(word, str) else word.right for word in words)
   return " ".join([*right, "."])
 
 
-def _flat(words: Words) -> list[str | Slot]:
+def _flat_words(words: Words) -> list[str | Slot]:
   flat = []
   for word in words:
-    flat += _flat(word) if isinstance(word, list) else [word]
+    flat += _flat_words(word) if isinstance(word, list) else [word]
   return flat
 
 
 @settings.checked
-def write(
+def write_toy_english(
   output: files.LocalPath,
   *,
   sentences: Annotated[int, argument(least=1, most=10**7)] = 160_000,
@@ -412,15 +424,15 @@ def _distinct(
 ) -> tuple[list[str], list[str], dict[str, list[dict]]]:
   """Returns training text, held-out text and minimal pairs."""
   # Each part excludes the sentences of the parts before it.
-  groups = minimal_pairs(seed, pairs)
+  groups = make_minimal_pairs(seed, pairs)
   tested = [pair for group in groups.values() for pair in group]
   taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
-  dev = list(sentences(f"dev {seed}", -(-count // 20), taken))
+  dev = list(make_sentences(f"dev {seed}", -(-count // 20), taken))
   taken.update(dev)
-  return list(sentences(f"train {seed}", count, taken)), dev, groups
+  return list(make_sentences(f"train {seed}", count, taken)), dev, groups
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   about = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
-  print(cli.call(write, argv, about))
+  print(cli.call_with_arguments(write_toy_english, argv, about))

@@ -54,9 +54,9 @@ def token_bytes(token: str, signs: Mapping[str, int] | None) -> bytes:
   return token.encode("utf-8", "surrogatepass")
 
 
-def begins(token: bytes) -> bool:
+def begins_word(token: bytes) -> bool:
   """Whether a token begins a word of a script without spaces."""
-  size = _size(token)
+  size = _character_size(token)
   if not size:
     return False
   if len(token) >= size:
@@ -75,7 +75,7 @@ def begins(token: bytes) -> bool:
 
 def continues(token: bytes) -> bool:
   """Whether a token begins inside a character, or with a mark."""
-  size = _size(token)
+  size = _character_size(token)
   if not size:
     return bool(token)
   if len(token) < size:
@@ -83,16 +83,16 @@ def continues(token: bytes) -> bool:
   return unicodedata.category(_char(token[:size])) in _CONTINUING
 
 
-def ends(token: bytes) -> bool:
+def ends_character(token: bytes) -> bool:
   """Whether a token ends with a whole character of a script without spaces."""
   for size in range(1, min(4, len(token)) + 1):
-    if found := _size(token[-size:]):
+    if found := _character_size(token[-size:]):
       char = _char(token[-size:]) if found == size else "a"
       return _unspaced(char, char)
   return False
 
 
-def _size(token: bytes) -> int:
+def _character_size(token: bytes) -> int:
   """Returns the first character's size; 0 if the token begins inside it."""
   if not token or 0x80 <= token[0] < 0xC2 or token[0] > 0xF4:
     return 0

@@ -16,7 +16,7 @@ _MOST = 2**29  # scores of a chunk: 2 GiB
 _LEAST = -1e38  # below every score; the difference of two is a number
 
 
-def size(vocab_size: int) -> int:
+def chunk_size(vocab_size: int) -> int:
   """Returns the number of a shard's targets in a chunk, if none is set."""
   # On CPU a chunk's scores mostly stay in its cache. Elsewhere every chunk
   # reads and writes the kernel's gradient.
@@ -28,7 +28,7 @@ def size(vocab_size: int) -> int:
 def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   """Scores the states, as `losses` says; `saved` are the gradients."""
   capacity = targets.shape[1]
-  count = -(-capacity // (settings.chunk or size(kernel.shape[1])))
+  count = -(-capacity // (settings.chunk or chunk_size(kernel.shape[1])))
   each = -(-capacity // count)
 
   # Every chunk has the same size, so that one program computes them all. The
@@ -99,12 +99,14 @@ def _statistics(scores, at_target, targets):
   else:  # one pass through memory, with two exponentials for each score
     arrays = scores, jnp.ones_like(scores), earlier
     least = jnp.float32(_LEAST)
-    found = jax.lax.reduce(arrays, (least, jnp.float32(0), least), _join, (2,))
+    found = jax.lax.reduce(
+      arrays, (least, jnp.float32(0), least), _join_maxima, (2,)
+    )
     top, total, before = (x[..., None] for x in found)
   return top, total, (at_target == top) & (before < top)
 
 
-def _join(a, b):
+def _join_maxima(a, b):
   """Joins maxima, sums of exp(score - maximum), and maxima of others."""
   top = jnp.maximum(a[0], b[0])
   total = a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)

@@ -27,7 +27,7 @@ def obstacle(states, kernel) -> str | None:
   width, tokens = kernel.shape
   if states.dtype not in (jnp.float32, jnp.bfloat16):
     return f"float32 or bfloat16, not {states.dtype}"
-  if head_kernel.Blocks.of(1, tokens, width, states.dtype) is None:
+  if head_kernel.HeadBlocks.of(1, tokens, width, states.dtype) is None:
     return f"blocks in vector memory, too small for a width of {width}"
   return None
 
@@ -37,7 +37,7 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   near = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
   rows, tokens, specs = _specs(states, near, bias)
   saved = states, near, bias, targets, weights
-  local = functools.partial(_local, settings.z_loss, gradient, tokens)
+  local = functools.partial(_local_arrays, settings.z_loss, gradient, tokens)
   each = PartitionSpec(rows)
   found = (each, each, each, each if gradient else None)
   *found, of_states = on_shards(local, specs, found)(*saved)
@@ -52,10 +52,10 @@ def backward(settings, saved, grad):
   rows, tokens, specs = _specs(states, near, bias)
 
   def local(states, kernel, bias, targets, *numbers):
-    own = targets - _first(tokens, kernel)
+    own = targets - _first_token(tokens, kernel)
     flat = (x.reshape(-1) for x in (own, *numbers))
     states = states.reshape(-1, states.shape[2])
-    grads = head_kernel.by_token(states, kernel, bias, *flat)
+    grads = head_kernel.gradients_by_token(states, kernel, bias, *flat)
     return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
 
   each, out = PartitionSpec(rows), PartitionSpec(tokens)
@@ -68,14 +68,14 @@ def backward(settings, saved, grad):
 
 def _specs(states, kernel, bias):
   """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
-  rows = mesh_lib.split(states.shape, "batch", None, None)[0]
-  tokens = mesh_lib.split(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
+  rows = mesh_lib.mesh_spec(states.shape, "batch", None, None)[0]
+  tokens = mesh_lib.mesh_spec(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
   of_rows, of_tokens = PartitionSpec(rows), PartitionSpec(tokens)
   of_bias = None if bias is None else of_tokens
   return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)
 
 
-def _first(axis, kernel):
+def _first_token(axis, kernel):
   """Returns the first token of this part of the vocabulary."""
   return 0 if axis is None else jax.lax.axis_index(axis) * len(kernel)
 
@@ -85,14 +85,14 @@ def _over(axes, reduce, x):
   return x if axes is None else reduce(x, axes)
 
 
-def _local(
+def _local_arrays(
   z_loss, gradient, axis, states, kernel, bias, targets, weights
 ) -> tuple[jax.Array | None, ...]:
   """Makes `forward`'s arrays from a part of the targets and of the tokens."""
   shape, over = targets.shape, functools.partial(_over, axis)
   states = states.reshape(-1, states.shape[2])
-  own = targets.reshape(-1) - _first(axis, kernel)
-  found = head_kernel.by_target(states, kernel, bias, gradient)
+  own = targets.reshape(-1) - _first_token(axis, kernel)
+  found = head_kernel.loss_by_target(states, kernel, bias, gradient)
   top = over(jax.lax.pmax, found.top)
   shrink = jnp.exp(found.top - top)
   total = over(jax.lax.psum, found.total * shrink)

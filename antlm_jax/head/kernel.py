@@ -35,7 +35,7 @@ _LARGEST = 1024  # most targets, and most tokens, of a block
 _HIDDEN = -1e38  # score of a token beyond the end
 
 
-class Blocks(NamedTuple):
+class HeadBlocks(NamedTuple):
   """Division of N targets and V tokens into blocks."""
 
   targets: int  # of a block
@@ -43,7 +43,9 @@ class Blocks(NamedTuple):
   grid: tuple[int, int]  # numbers of blocks of targets and of tokens
 
   @classmethod
-  def of(cls, targets: int, tokens: int, width: int, dtype) -> "Blocks | None":
+  def of(
+    cls, targets: int, tokens: int, width: int, dtype
+  ) -> "HeadBlocks | None":
     """Chooses blocks for states of width D; None if the smallest do not fit."""
     bytes_of = jnp.dtype(dtype).itemsize
     size = _LARGEST
@@ -78,7 +80,7 @@ def _up(size: int) -> int:
 # The passes: the work on each block of scores `[tokens, targets]`.
 
 
-class Pass(NamedTuple):
+class PassResults(NamedTuple):
   """Results of a pass over all tokens, for each target."""
 
   top: jax.Array  # highest score, float32 `[N]`
@@ -87,7 +89,7 @@ class Pass(NamedTuple):
   acc: jax.Array | None  # float32 `[D, N]`, for the gradient of the states
 
 
-def by_target(states, kernel, bias, gradient: bool) -> Pass:
+def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
   """Runs the pass of the loss, with or without the states' gradient.
 
   Args:
@@ -97,23 +99,23 @@ def by_target(states, kernel, bias, gradient: bool) -> Pass:
     gradient: Whether to make `acc`.
   """
   count, tokens = len(states), len(kernel)
-  blocks = Blocks.of(count, *kernel.shape, states.dtype)
+  blocks = HeadBlocks.of(count, *kernel.shape, states.dtype)
   size = blocks.grid[0] * blocks.targets
   row = jax.ShapeDtypeStruct((1, size), jnp.float32)
   place = jax.ShapeDtypeStruct((1, size), jnp.int32)
   acc = jax.ShapeDtypeStruct((kernel.shape[1], size), jnp.float32)
-  found = _run(
+  found = _run_on_blocks(
     "head_states_gradient" if gradient else "head_statistics",
     functools.partial(_by_target, tokens),
     blocks,
     _scored(blocks, states, kernel, bias),
-    [_Part(x, 1, TARGETS) for x in (row, row, place, acc)[: 3 + gradient]],
+    [_HeadArray(x, 1, TARGETS) for x in (row, row, place, acc)[: 3 + gradient]],
     tokens_inside=True,
     products=1 + gradient,
   )
   *rows, acc = found if gradient else (*found, None)
   acc = acc[:, :count] if gradient else None
-  return Pass(*(x[0, :count] for x in rows), acc)
+  return PassResults(*(x[0, :count] for x in rows), acc)
 
 
 def _by_target(count, states, kernel, bias, top, total, best, acc=None):
@@ -125,7 +127,7 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
     for x in (total, best) if acc is None else (total, best, acc):
       x[...] = jnp.zeros_like(x)
 
-  s = _scores(states, kernel, bias)
+  s = _block_scores(states, kernel, bias)
   token = jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
   if count % len(s):
     s = jnp.where(token < count - first, s, _HIDDEN)
@@ -141,25 +143,25 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
     acc[...] = acc[...] * shrink + part
 
 
-def by_token(states, kernel, bias, targets, lse, scale, weights):
+def gradients_by_token(states, kernel, bias, targets, lse, scale, weights):
   """Returns the gradients of the kernel, float32 `[V, D]`, and of the bias.
 
   The gradient of a target's score s is scale exp(s - lse), less the weight at
-  the target's own token. The arguments are those of `by_target`, and targets
-  int32 `[N]` and float32 `[N]` each.
+  the target's own token. The arguments are those of `loss_by_target`, and
+  targets int32 `[N]` and float32 `[N]` each.
   """
-  blocks = Blocks.of(len(states), *kernel.shape, states.dtype)
+  blocks = HeadBlocks.of(len(states), *kernel.shape, states.dtype)
   padding = 0, blocks.grid[0] * blocks.targets - len(states)
   rows = (jnp.pad(x, padding)[None] for x in (targets, lse, scale, weights))
   shapes = kernel.shape, (len(kernel), 1)
-  grads = _run(
+  grads = _run_on_blocks(
     "head_kernel_gradient",
     _by_token,
     blocks,
     _scored(blocks, states, kernel, bias)
-    + [_Part(x, 1, TARGETS) for x in rows],
+    + [_HeadArray(x, 1, TARGETS) for x in rows],
     [
-      _Part(jax.ShapeDtypeStruct(shape, jnp.float32), 0, TOKENS)
+      _HeadArray(jax.ShapeDtypeStruct(shape, jnp.float32), 0, TOKENS)
       for shape in shapes[: 1 if bias is None else 2]
     ],
     tokens_inside=False,
@@ -176,7 +178,7 @@ def _by_token(
     for x in (grad,) if of_bias is None else (grad, of_bias):
       x[...] = jnp.zeros_like(x)
 
-  s = _scores(states, kernel, bias)
+  s = _block_scores(states, kernel, bias)
   token = jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
   target = targets[...] - pl.program_id(0) * len(s)
   ds = jnp.exp(s - lse[...]) * scale[...]
@@ -186,7 +188,7 @@ def _by_token(
     of_bias[...] += ds.sum(axis=1, keepdims=True)
 
 
-def _scores(states, kernel, bias):
+def _block_scores(states, kernel, bias):
   s = dot(kernel[...], states[...], 1, 1)
   return s if bias is None else s + bias[...]
 
@@ -194,7 +196,7 @@ def _scores(states, kernel, bias):
 # The call.
 
 
-class _Part(NamedTuple):
+class _HeadArray(NamedTuple):
   """An array, cut along an axis into blocks of targets or of tokens."""
 
   array: jax.Array | jax.ShapeDtypeStruct
@@ -202,25 +204,29 @@ class _Part(NamedTuple):
   over: int
 
 
-def _scored(blocks: Blocks, states, kernel, bias) -> list[_Part | None]:
+def _scored(
+  blocks: HeadBlocks, states, kernel, bias
+) -> list[_HeadArray | None]:
   """The inputs of every pass, with zeros for targets and tokens at the end."""
 
   def part(x, over):
     pad = blocks.grid[over] * blocks[over] - len(x)
-    return _Part(jnp.pad(x, [(0, pad), (0, 0)]), 0, over)
+    return _HeadArray(jnp.pad(x, [(0, pad), (0, 0)]), 0, over)
 
   column = None if bias is None else part(bias[:, None], TOKENS)
   return [part(states, TARGETS), part(kernel, TOKENS), column]
 
 
-def _run(name, body, blocks, inputs, outputs, *, tokens_inside, products):
+def _run_on_blocks(
+  name, body, blocks, inputs, outputs, *, tokens_inside, products
+):
   """Runs `body(*inputs, *outputs)` on every block of scores.
 
   The inner loop is over blocks of tokens, or of targets. A block of an output
   stays in vector memory for the whole inner loop, and adds up there.
   """
 
-  def spec(part: _Part | None):
+  def spec(part: _HeadArray | None):
     if part is None:
       return None
     shape = list(part.array.shape)

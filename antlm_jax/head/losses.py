@@ -70,7 +70,7 @@ def cross_entropy(
     objective_ids: Each target's objective, int32 `[S, C]`.
     num_objectives: Number of objectives K.
     chunk: Largest number of a shard's targets whose scores are in memory; 0
-      for none on TPU, and elsewhere for `head_chunks.size`.
+      for none on TPU, and elsewhere for `head_chunks.chunk_size`.
     z_loss: Weight of the squared log-partition in the loss, which keeps it
       near 0 (PaLM, arXiv 2204.02311, section 5).
     implementation: A name of `IMPLEMENTATIONS`, or auto.
@@ -85,9 +85,9 @@ def cross_entropy(
     ValueError: if the implementation is unknown or cannot compute this.
   """
   states = head.transform(hidden, at)
-  name = choose(states, head.kernel, chunk, implementation)
+  name = choose_head(states, head.kernel, chunk, implementation)
   settings = Settings(name, chunk, z_loss)
-  loss, each = _score(
+  loss, each = _score_targets(
     settings, states, head.kernel, head.bias, targets, weights
   )
   # A product with a one-hot table, since a scatter would be slow on a TPU.
@@ -96,7 +96,9 @@ def cross_entropy(
   return loss, {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}
 
 
-def choose(states, kernel, chunk: int = 0, implementation: str = "auto") -> str:
+def choose_head(
+  states, kernel, chunk: int = 0, implementation: str = "auto"
+) -> str:
   """Returns the name of the implementation that `cross_entropy` chooses.
 
   Raises:
@@ -115,23 +117,25 @@ def choose(states, kernel, chunk: int = 0, implementation: str = "auto") -> str:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _score(settings: Settings, states, kernel, bias, targets, weights):
+def _score_targets(settings: Settings, states, kernel, bias, targets, weights):
   """Returns the summed loss, and arrays `[S, C]` without a gradient."""
   arrays = states, kernel, bias, targets, weights
-  return _sums(settings, weights, *_run(settings, arrays, gradient=False)[0])
+  return _loss_sums(
+    settings, weights, *_run_implementation(settings, arrays, gradient=False)[0]
+  )
 
 
-def _forward(settings: Settings, *arrays):
-  found, saved = _run(settings, arrays, gradient=True)
-  return _sums(settings, arrays[-1], *found), saved
+def _loss_forward(settings: Settings, *arrays):
+  found, saved = _run_implementation(settings, arrays, gradient=True)
+  return _loss_sums(settings, arrays[-1], *found), saved
 
 
-def _run(settings: Settings, arrays, gradient: bool):
+def _run_implementation(settings: Settings, arrays, gradient: bool):
   run = IMPLEMENTATIONS[settings.implementation].forward
   return run(settings, *arrays, gradient)
 
 
-def _sums(settings: Settings, weights, log_partition, at_target, correct):
+def _loss_sums(settings: Settings, weights, log_partition, at_target, correct):
   nats = log_partition - at_target
   loss = (nats + settings.z_loss * log_partition**2) * weights
   real = (weights > 0).astype(jnp.float32)
@@ -144,9 +148,9 @@ def _sums(settings: Settings, weights, log_partition, at_target, correct):
   }
 
 
-def _backward(settings: Settings, saved, grads):
+def _loss_backward(settings: Settings, saved, grads):
   run = IMPLEMENTATIONS[settings.implementation].backward
   return *run(settings, saved, grads[0]), None, None
 
 
-_score.defvjp(_forward, _backward)
+_score_targets.defvjp(_loss_forward, _loss_backward)

@@ -27,13 +27,15 @@ SETTINGS = {
 }
 
 
-def classes(family: str, *tasks: str, base: str = "Model") -> dict[str, str]:
+def auto_classes(
+  family: str, *tasks: str, base: str = "Model"
+) -> dict[str, str]:
   """Returns a family's classes by auto class, beginning with the main class."""
   named = {f"AutoModelFor{task}": f"{family}For{task}" for task in tasks}
   return named | {"AutoModel": family + base}
 
 
-def tensors(modules: Mapping[str, str]) -> dict[str, str]:
+def tensor_names(modules: Mapping[str, str]) -> dict[str, str]:
   """Returns the tensors of all possible parameters of modules by our paths."""
   parts = {"kernel": "weight", "scale": "weight", "bias": "bias"}
   return {
@@ -136,7 +138,7 @@ def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   return given
 
 
-def whole(fields: Mapping, name: str, least: int) -> int:
+def integer_field(fields: Mapping, name: str, least: int) -> int:
   """Returns an integer field; ValueError if it is no integer or too small."""
   found = fields.get(name)
   if type(found) is not int or not least <= found < 2**20:
@@ -152,7 +154,7 @@ def layer_kinds(
   Raises a ValueError if a kind is not `known`, or the number of kinds is not
   the number of layers.
   """
-  layers = whole(given, "num_hidden_layers", 1)
+  layers = integer_field(given, "num_hidden_layers", 1)
   kinds = given.get("layer_types") or [default(i) for i in range(layers)]
   complete = isinstance(kinds, list) and len(kinds) == layers
   if not complete or any(kind not in known for kind in kinds):

@@ -115,10 +115,10 @@ def card(
 
   name, size = loaded.config.model.name, units.quantity(loaded.model.size)
   tag = "text-generation" if attention == "causal" else "fill-mask"
-  auto = heads.classes(loaded, target)[0]
+  auto = heads.export_classes(loaded, target)[0]
   more = ""
   if loaded.task:
-    place = heads.place(loaded.task)
+    place = heads.head_place(loaded.task)
     tag, more = place.tag, place.pipeline
   embedder = auto in heads.EMBEDDERS
   since = heads.EMBEDDERS.get(auto, target.since)
@@ -158,8 +158,10 @@ def card(
     attention=attention,
     origin=origin,
     use="\n\n".join(filter(None, notes)),
-    training=_table("Training", _training(loaded) if loaded.data else {}),
-    evaluation=_table("Evaluation", dict(map(_shown, results))),
+    training=_card_table(
+      "Training", _training_facts(loaded) if loaded.data else {}
+    ),
+    evaluation=_card_table("Evaluation", dict(map(_result_row, results))),
     paper=ARCHITECTURES[name].paper,
   )
 
@@ -169,7 +171,7 @@ def without_folders(paths: str) -> str:
   return re.sub(r"[^,=]*/", "", paths.rstrip("/"))
 
 
-def _table(title: str, rows: Mapping[str, str]) -> str:
+def _card_table(title: str, rows: Mapping[str, str]) -> str:
   """Returns a section with a table, or nothing without rows."""
   lines = [row for row in rows.items() if row[1]]
   table = tables.markdown(lines, ("", ""))
@@ -189,13 +191,13 @@ def _base_model(loaded: Loaded) -> str:
       return ""
     seen.add(folder)
     try:
-      found = import_.start(folder).meta.config.init.checkpoint
+      found = import_.open_start(folder).meta.config.init.checkpoint
     except UserError:
       return ""
   return found.removeprefix(hub.PREFIX)
 
 
-def _training(loaded: Loaded) -> dict[str, str]:
+def _training_facts(loaded: Loaded) -> dict[str, str]:
   config = loaded.config
   trained = ", ".join(objective.name for objective in config.trained)
   start = pathlib.PurePath(config.init.checkpoint.removeprefix(hub.PREFIX))
@@ -222,7 +224,7 @@ def _results(loaded: Loaded, tag: str) -> Iterator[dict[str, object]]:
   if not loaded.task:
     for record in metrics.read_records(loaded.run):
       if record.get("step") == loaded.step:
-        yield from _held_out(loaded, record)
+        yield from _held_out_results(loaded, record)
   folder = loaded.run if loaded.task else loaded.evals
   found = [] if files.is_remote(folder) else folder.rglob("summary.json")
   for path in sorted(found):
@@ -239,19 +241,21 @@ def _results(loaded: Loaded, tag: str) -> Iterator[dict[str, object]]:
       best = summary["runs"][summary["best_run"]]
       for name, scores in best["scores"].items():
         task, said = tag if loaded.task else "", f"{metric}, fine-tuned{part}"
-        yield _result(task, name, metric, scores[metric], said)
+        yield _card_result(task, name, metric, scores[metric], said)
       continue
     mode, data = request.get("mode", ""), path.parent.parent.name
-    task = _task(mode == "causal")
+    task = _pipeline_tag(mode == "causal")
     count = next((f"{summary[n]:,} {n}" for n in _COUNTS if n in summary), "")
     about = f"{', '.join(filter(None, (mode, count)))}{part}"
     for figure, (metric, name) in _FIGURES.items():
       value = summary.get(figure)
       if isinstance(value, float) and math.isfinite(value):
-        yield _result(task, data, metric, value, f"{name} ({about})")
+        yield _card_result(task, data, metric, value, f"{name} ({about})")
 
 
-def _held_out(loaded: Loaded, record: Mapping) -> Iterator[dict[str, object]]:
+def _held_out_results(
+  loaded: Loaded, record: Mapping
+) -> Iterator[dict[str, object]]:
   """Yields held-out losses and perplexities of a record of metrics."""
   data = without_folders(loaded.config.data.path) or "the training data"
   known = (*OBJECTIVES.values(), *loaded.config.trained)
@@ -261,15 +265,17 @@ def _held_out(loaded: Loaded, record: Mapping) -> Iterator[dict[str, object]]:
       objective, part, metric = found.groups()
       name = f"held-out text of {part or data}"
       about = f"{metric} ({objective}{', nats' * (metric == 'loss')})"
-      result = _result(_task(objective in causal), name, metric, value, about)
+      result = _card_result(
+        _pipeline_tag(objective in causal), name, metric, value, about
+      )
       yield result | {"dataset_type": "text", "dataset_config": part}
 
 
-def _task(causal: bool) -> str:
+def _pipeline_tag(causal: bool) -> str:
   return "text-generation" if causal else "fill-mask"
 
 
-def _result(task: str, data: str, metric: str, value, name: str) -> dict:
+def _card_result(task: str, data: str, metric: str, value, name: str) -> dict:
   return {
     "task_type": task,
     "dataset_type": data,
@@ -280,7 +286,7 @@ def _result(task: str, data: str, metric: str, value, name: str) -> dict:
   }
 
 
-def _shown(result) -> tuple[str, str]:
+def _result_row(result) -> tuple[str, str]:
   """Returns the card's row of an `EvalResult`."""
   name, value = result.metric_type, result.metric_value
   share = name not in ("loss", "perplexity", "bits_per_byte", "pearsonr")

@@ -85,8 +85,8 @@ def same_tokens(
   """
   theirs = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
   head, tail = (len(ids) for ids in loaded.frame)
-  for text in _texts(loaded):
-    ids = framing.encode(loaded, text).tolist()
+  for text in _sample_texts(loaded):
+    ids = framing.encode_framed(loaded, text).tolist()
     expected = [*before, *ids[head : len(ids) - tail], *after]
     found = theirs.encode(text).ids
     if found != expected:
@@ -97,11 +97,11 @@ def same_tokens(
       )
 
 
-def _texts(loaded: Loaded) -> Iterator[str]:
+def _sample_texts(loaded: Loaded) -> Iterator[str]:
   """Yields texts without and with masks."""
   random = np.random.default_rng(0)
   names = sorted(loaded.mask_names)
-  for text in (*_ODD, *_held_out(loaded), *_of_random_tokens(loaded)):
+  for text in (*_ODD, *_held_out_rows(loaded), *_of_random_tokens(loaded)):
     yield text
     if names and text:
       words = [word.span() for word in re.finditer(r"\S+", text)] or [(0, 0)]
@@ -111,13 +111,13 @@ def _texts(loaded: Loaded) -> Iterator[str]:
   yield from (form.replace("{}", name) for form in _AT_MASKS for name in names)
 
 
-def _held_out(loaded: Loaded) -> Iterator[str]:
+def _held_out_rows(loaded: Loaded) -> Iterator[str]:
   """Yields held-out rows of the training data, if this machine has it."""
   path = loaded.config.data.path
   if "://" in path:  # export does not use the network
     return
   with contextlib.suppress(UserError):
-    for data in prepared_folder.opened(path, "data.path").values():
+    for data in prepared_folder.open_prepared(path, "data.path").values():
       count = min(len(data.dev), _ROWS)
       rows, _ = data.dev.read(np.linspace(0, len(data.dev) - 1, count).round())
       for row in rows:

@@ -22,7 +22,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
 
-def config(
+def make_config_json(
   model: models.Model,
   special: Mapping[str, int | None],
   architecture: Architecture,
@@ -87,7 +87,7 @@ class Described(NamedTuple):
   special: dict[str, int]  # known token ids by role in `ROLES`
 
 
-def fields(folder: pathlib.Path) -> dict[str, Any]:
+def read_config_json(folder: pathlib.Path) -> dict[str, Any]:
   """Reads a folder's config.json; UserError if there is none."""
   path = folder / CONFIG
   if not path.exists():
@@ -106,7 +106,7 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
     model_type = fields.get("model_type")
     encoder, architecture, target = mapping.of_model_type(model_type)
     fields = architecture.complete(fields, target)
-    settings = _settings(encoder, architecture, fields)
+    settings = _settings_of_fields(encoder, architecture, fields)
   except ValueError as error:
     raise UserError(f"{path}: {error}") from error
   objective = "N" if fields.get("mask_shift") else "M"
@@ -123,7 +123,9 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   return Described(encoder, names, settings, objective, special)
 
 
-def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
+def end_ids(
+  folder: pathlib.Path, fields: Mapping, rows: int
+) -> tuple[int, ...]:
   """Returns the tokens under `rows` that end a generated text."""
   path = folder / GENERATION
   own = files.read_json(path, "the model's") if path.exists() else {}
@@ -132,7 +134,9 @@ def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
   return tuple(i for i in found if type(i) is int and 0 <= i < rows)
 
 
-def _settings(encoder: str, architecture, fields: Mapping) -> dict[str, Any]:
+def _settings_of_fields(
+  encoder: str, architecture, fields: Mapping
+) -> dict[str, Any]:
   """Returns our settings for the fields, after a check of their types."""
   known = dataclasses.fields(models.ENCODERS[encoder])
   types = {field.name: field.type for field in known}

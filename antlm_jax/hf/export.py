@@ -25,7 +25,7 @@ _NOTHING = card.About()
 _SBERT = "sentence_transformers"
 
 
-def export(
+def export_model(
   loaded: Loaded,
   output: str | os.PathLike,
   attentions: Sequence[str] = (),
@@ -62,9 +62,13 @@ def export(
       " exports only with it: leave out --as"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
-  texts = {a: _texts(loaded, a, dtype, sentences, about) for a in attentions}
+  texts = {
+    a: _text_files(loaded, a, dtype, sentences, about) for a in attentions
+  }
   for attention in attentions:
-    check.same_tokens(loaded, texts[attention], *_frame(loaded, attention))
+    check.same_tokens(
+      loaded, texts[attention], *_frame_tokens(loaded, attention)
+    )
   inside = attentions if len(attentions) > 1 else (".",)
   with files.replacing(output) as aside:
     for name, (attention, target) in zip(inside, targets.items(), strict=True):
@@ -75,15 +79,15 @@ def export(
         (folder / path).write_text(text, "utf-8")
       for code in target.code:
         shutil.copyfile(_CODE / code, folder / code)
-      if loaded.task and (kernel := heads.place(loaded.task).projection):
+      if loaded.task and (kernel := heads.head_place(loaded.task).projection):
         names = {kernel: "linear.weight"}
-        dense = weights.tensors(loaded.task.params, names, dtype)
-        weights.write(folder / "1_Dense", dense, shard_bytes)
+        dense = weights.params_to_tensors(loaded.task.params, names, dtype)
+        weights.write_weights(folder / "1_Dense", dense, shard_bytes)
       first = targets[attentions[0]]
       same = first.zeros == target.zeros and first.weights == target.weights
       if target is first or not same:
-        tensors = _tensors(loaded, target, dtype)
-        weights.write(folder, tensors, shard_bytes)
+        tensors = _export_tensors(loaded, target, dtype)
+        weights.write_weights(folder, tensors, shard_bytes)
         continue
       for path in (aside / inside[0]).glob("model*.safetensors*"):
         try:
@@ -126,14 +130,16 @@ def target_of(loaded: Loaded, attention: str) -> Target:
   return architecture.target(loaded.model.config, attention, shift)
 
 
-def _frame(loaded: Loaded, attention: str) -> tuple[list[int], list[int]]:
+def _frame_tokens(
+  loaded: Loaded, attention: str
+) -> tuple[list[int], list[int]]:
   """Returns the special tokens before and after an exported model's text."""
   before, after = (ids.tolist() for ids in loaded.frame)
   # A causal model continues the text, so no special token may follow it.
   return before, after if attention == "bidirectional" or loaded.task else []
 
 
-def _texts(
+def _text_files(
   loaded: Loaded, attention: str, dtype: str, sentences: bool, about: card.About
 ) -> dict[str, str]:
   """Returns the text files of a folder by path."""
@@ -145,23 +151,25 @@ def _texts(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " --as=causal"
     )
-  before, after = _frame(loaded, attention)
+  before, after = _frame_tokens(loaded, attention)
   special = tokenizer.special_ids(loaded.tokenizer, before)
-  config = hf_config.config(loaded.model, special, architecture, target, dtype)
+  config = hf_config.make_config_json(
+    loaded.model, special, architecture, target, dtype
+  )
   if target.code:
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
-    config |= heads.config(loaded, target)
+    config |= heads.head_config(loaded, target)
   names = loaded.tokenizer, before, after, loaded.longest_row
   values = {hf_config.CONFIG: config, **tokenizer.files(*names)}
-  values[NATIVE] = _native(loaded)
+  values[NATIVE] = _import_metadata(loaded)
   if attention == "causal" and not loaded.task:
     values[hf_config.GENERATION] = hf_config.generation_config(
-      special, framing.ends(loaded), framing.never_drawn(loaded)
+      special, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )
-  prompts = heads.prompts(loaded)
+  prompts = heads.embedder_prompts(loaded)
   if sentences or prompts:
-    values |= _sentences(loaded, prompts)
+    values |= _sentence_transformers_files(loaded, prompts)
   texts = {
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in values.items()
@@ -169,25 +177,25 @@ def _texts(
   return texts | {"README.md": card.card(loaded, attention, target, about)}
 
 
-def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
+def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights, and the head of a fine-tuned model."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   names, params = architecture.names(target), loaded.params
   ours = loaded.model.config
   if loaded.task:
     params = {p: v for p, v in params.items() if not p.startswith("head/")}
-  out = weights.tensors(params, names, dtype)
+  out = weights.params_to_tensors(params, names, dtype)
   if loaded.task:
-    place = heads.place(loaded.task)
+    place = heads.head_place(loaded.task)
     own = place.params(loaded.task)
-    out |= weights.tensors(own, place.weights | target.head, dtype)
+    out |= weights.params_to_tensors(own, place.weights | target.head, dtype)
   for name in target.zeros:
     layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
     out |= {name.format(i): bias for i, bias in enumerate(layers)}
   return {n: w for n, w in out.items() if n not in architecture.unused}
 
 
-def _native(loaded: Loaded) -> dict[str, object]:
+def _import_metadata(loaded: Loaded) -> dict[str, object]:
   """Returns the metadata that import needs, without the paths of folders."""
 
   def last_names(settings: dict) -> dict:
@@ -200,17 +208,21 @@ def _native(loaded: Loaded) -> dict[str, object]:
 
   text = config_lib.to_json(loaded.config)
   settings = json.dumps(json.loads(text, object_hook=last_names))
-  meta = dataclasses.replace(loaded, config=config_lib.from_json(settings))
+  meta = dataclasses.replace(
+    loaded, config=config_lib.config_from_json(settings)
+  )
   return meta.to_json() | {"step": loaded.step}
 
 
-def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
+def _sentence_transformers_files(
+  loaded: Loaded, prompts: Mapping | None
+) -> dict[str, object]:
   """Returns the files of sentence-transformers by path.
 
   The model has a vector for each token, or their mean as a vector of the text.
   """
   size, tokens = loaded.model.config.width, "token_embeddings"
-  if loaded.task and heads.place(loaded.task).projection:
+  if loaded.task and heads.head_place(loaded.task).projection:
     about = {"model_type": "MultiVectorEncoder"}
     about |= {"similarity_fn_name": "meanmaxsim"}
     modules = {

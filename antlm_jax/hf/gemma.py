@@ -7,12 +7,12 @@ from antlm_jax.hf import llama, rope
 from antlm_jax.hf.architecture import (
   Architecture,
   Target,
-  classes,
+  auto_classes,
   completed,
   differs,
+  integer_field,
   layer_kinds,
-  tensors,
-  whole,
+  tensor_names,
 )
 from antlm_jax.models import encoder
 
@@ -44,13 +44,13 @@ _DEFAULTS = {
 }
 
 
-def _target(both_ways: bool) -> Target:
+def _gemma_target(both_ways: bool) -> Target:
   """Returns a Gemma 3; a bidirectional masked LM needs code in its folder."""
   tasks = ("MaskedLM",) * both_ways + ("CausalLM",)
   code = {"AutoModelForMaskedLM": "modeling_masked.Gemma3ForMaskedLM"}
   return Target(
     "gemma3_text",
-    classes("Gemma3", *tasks, base="TextModel"),
+    auto_classes("Gemma3", *tasks, base="TextModel"),
     since="5.4" if both_ways else "4.57",
     ours={"qk_norm": True, "qkv_bias": False},
     settings={**_ONLY, "use_cache": True, _BOTH_WAYS: both_ways}
@@ -59,13 +59,13 @@ def _target(both_ways: bool) -> Target:
   )
 
 
-def _extra(config, target: Target) -> dict[str, Any]:
+def _gemma_fields(config, target: Target) -> dict[str, Any]:
   windows = config.layer_windows
   width = target.window(config, default=_DEFAULTS[_WINDOW])
-  scaling = rope.field(config.rope_scaling)
+  scaling = rope.rope_field(config.rope_scaling)
   rotates = (
     scaling | {"rope_theta": config.rope_theta},
-    rope.field() | {"rope_theta": config.window_rope_theta},
+    rope.rope_field() | {"rope_theta": config.window_rope_theta},
   )
   return {
     # A bidirectional Gemma computes our width as this / 2 + 1.
@@ -77,7 +77,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   }
 
 
-def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
+def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS, _ONLY | llama.ONLY)
   both_ways = given.get(_BOTH_WAYS) is True
   bases = dict(zip(_KINDS, (given["rope_theta"], given[_LOCAL]), strict=True))
@@ -85,22 +85,22 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   scaled = given.get("rope_scaling", {})
   if not isinstance(scaled, dict):
     raise differs("rope_scaling", scaled)
-  if rope.scaling("rope_parameters.sliding_attention", near):
+  if rope.read_rope_scaling("rope_parameters.sliding_attention", near):
     raise differs("rope_parameters.sliding_attention", near)
   return given | {
     "is_causal": not both_ways,
-    "rope_scaling": rope.scaling(
+    "rope_scaling": rope.read_rope_scaling(
       "rope_parameters.full_attention", full | scaled
     ),
     "rope_theta": full["rope_theta"],
     _LOCAL: near["rope_theta"],
-    _WINDOW: _windows(given, both_ways),
+    _WINDOW: _gemma_windows(given, both_ways),
   }
 
 
-def _windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
-  width = whole(given, _WINDOW, 1)
-  every = whole({_PATTERN: 6, **given}, _PATTERN, 1)
+def _gemma_windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
+  width = integer_field(given, _WINDOW, 1)
+  every = integer_field({_PATTERN: 6, **given}, _PATTERN, 1)
   kinds = layer_kinds(given, lambda i: _KINDS[(i + 1) % every > 0], _KINDS)
   seen = width // 2 + 1 if both_ways else width
   return encoder.pattern([seen * (kind == _KINDS[1]) for kind in kinds])
@@ -115,7 +115,7 @@ GEMMA = Architecture(
   },
   weights={
     **llama.LLAMA.weights,
-    **tensors(
+    **tensor_names(
       {
         "blocks/attention_out_norm": f"{_L}.post_attention_layernorm",
         "blocks/mlp_norm": f"{_L}.pre_feedforward_layernorm",
@@ -123,8 +123,11 @@ GEMMA = Architecture(
       }
     ),
   },
-  targets={"causal": [_target(False)], "bidirectional": [_target(True)]},
+  targets={
+    "causal": [_gemma_target(False)],
+    "bidirectional": [_gemma_target(True)],
+  },
   causal_field="is_causal",
-  extra=_extra,
-  complete=_complete,
+  extra=_gemma_fields,
+  complete=_complete_gemma,
 )

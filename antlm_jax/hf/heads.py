@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.architecture import Target, tensors
+from antlm_jax.hf.architecture import Target, tensor_names
 from antlm_jax.inference.model import FineTuned, Loaded
 
 _CLASSES = {"classes": "classifier"}
@@ -20,7 +20,7 @@ _POOLS = {  # our pooling to that of transformers
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class HeadPlace:
   """A kind of head in transformers."""
 
   auto: str  # auto class that opens it
@@ -37,7 +37,7 @@ class Place:
   projection: str = ""  # our kernel that maps token states to vectors
 
 
-def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
+def _label_config(loaded: Loaded, model_type: str) -> dict[str, Any]:
   labels = list(enumerate(loaded.task.settings["labels"]))
   return {
     "id2label": {str(i): label for i, label in labels},
@@ -45,11 +45,11 @@ def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
   }
 
 
-def _classifier(
+def _classifier_config(
   problem_type: str, loaded: Loaded, model_type: str
 ) -> dict[str, Any]:
   head = loaded.task.settings
-  out = {"problem_type": problem_type, **_labels(loaded, model_type)}
+  out = {"problem_type": problem_type, **_label_config(loaded, model_type)}
   if model_type == "ltg_bert":
     return out | {
       "classifier_pooling": head["pool"],
@@ -79,11 +79,11 @@ def _unscaled(task: FineTuned) -> dict[str, Any]:
   return {**task.params, **last}
 
 
-_CLASSIFIER = Place(
+_CLASSIFIER = HeadPlace(
   auto="AutoModelForSequenceClassification",
   tag="text-classification",
-  weights=tensors({"norm": "norm", "dense": "dense", **_CLASSES}),
-  config=functools.partial(_classifier, "single_label_classification"),
+  weights=tensor_names({"norm": "norm", "dense": "dense", **_CLASSES}),
+  config=functools.partial(_classifier_config, "single_label_classification"),
 )
 # First version of sentence-transformers that has each class.
 EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
@@ -91,24 +91,24 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": _CLASSIFIER,
   "multi_label_classifier": dataclasses.replace(
     _CLASSIFIER,
-    config=functools.partial(_classifier, "multi_label_classification"),
+    config=functools.partial(_classifier_config, "multi_label_classification"),
     pipeline=", top_k=None",
   ),
   "regressor": dataclasses.replace(
     _CLASSIFIER,
-    config=functools.partial(_classifier, "regression"),
+    config=functools.partial(_classifier_config, "regression"),
     params=_unscaled,
   ),
-  "tagger": Place(
+  "tagger": HeadPlace(
     auto="AutoModelForTokenClassification",
     tag="token-classification",
-    weights=tensors(_CLASSES),
-    config=_labels,
+    weights=tensor_names(_CLASSES),
+    config=_label_config,
   ),
-  "towers": Place(
+  "towers": HeadPlace(
     auto="AutoModel", tag="sentence-similarity", embedder="SentenceTransformer"
   ),
-  "token_towers": Place(
+  "token_towers": HeadPlace(
     auto="AutoModel",
     tag="sentence-similarity",
     embedder="MultiVectorEncoder",
@@ -117,7 +117,7 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
 }
 
 
-def place(task: FineTuned) -> Place:
+def head_place(task: FineTuned) -> HeadPlace:
   """Returns a task's head in transformers; UserError if there is none."""
   kind = task.export_as or task.kind
   if kind not in HEADS:
@@ -128,15 +128,15 @@ def place(task: FineTuned) -> Place:
   return HEADS[kind]
 
 
-def classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
+def export_classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
   """Returns names of the classes that open an export, the main class first."""
   if not loaded.task:
     return tuple(target.classes)
-  found = place(loaded.task)
+  found = head_place(loaded.task)
   return tuple(filter(None, (found.embedder, found.auto)))
 
 
-def classifier(encoder: str, attention: str) -> dict[str, str]:
+def classifier_options(encoder: str, attention: str) -> dict[str, str]:
   """Returns options of `antlm eval finetune` for an exportable classifier.
 
   They are `head` and `pool`; empty if there is no such classifier.
@@ -150,17 +150,17 @@ def classifier(encoder: str, attention: str) -> dict[str, str]:
   return {"head": head, "pool": pool}
 
 
-def prompts(loaded: Loaded) -> dict[str, str] | None:
+def embedder_prompts(loaded: Loaded) -> dict[str, str] | None:
   """Returns an embedder's prefixes of texts; None for other models."""
-  if not (loaded.task and place(loaded.task).embedder):
+  if not (loaded.task and head_place(loaded.task).embedder):
     return None
   query, document = loaded.task.settings.get("prompts", ("", ""))
   return {"query": query, "document": document}
 
 
-def config(loaded: Loaded, target: Target) -> dict[str, Any]:
+def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   """Returns fields of config.json for a head; UserError if there is none."""
-  found = place(loaded.task)
+  found = head_place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
     hint = ": fine-tune with --attention=bidirectional" if causal else ""

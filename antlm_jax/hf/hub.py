@@ -22,7 +22,7 @@ def is_name(model: str | os.PathLike) -> bool:
   return not pathlib.Path(model).parent.exists()
 
 
-def folder(name: str) -> pathlib.Path:
+def download_model(name: str) -> pathlib.Path:
   """Downloads a model from the Hub and returns its folder.
 
   It uses the cache of huggingface_hub. Raises a UserError if the download
@@ -43,11 +43,11 @@ def folder(name: str) -> pathlib.Path:
     path = download("*.json", "model*.safetensors")
     if not any(path.glob("*.safetensors")):
       path = download("*.bin")
-  except _failures() as error:
+  except _hub_failures() as error:
     where = f"{repo} --revision={revision}" if revision else repo
     raise UserError(
       f"{name} is not a local folder, and its download failed"
-      f" ({_reason(error)}): on a machine with a network, run `hf download"
+      f" ({_hub_reason(error)}): on a machine with a network, run `hf download"
       f" {where} --local-dir=FOLDER`, then use --model=FOLDER"
     ) from error
   return path
@@ -73,14 +73,15 @@ def push(
       # transformers would prefer older shards to the new files.
       old, where = ["*.safetensors*"], {"repo_id": name, "revision": revision}
       api.upload_folder(**where, folder_path=path, delete_patterns=old)
-    except _failures() as error:
+    except _hub_failures() as error:
       raise UserError(
-        f"pushing to {name} failed ({_reason(error)}), but {path} is written"
+        f"pushing to {name} failed ({_hub_reason(error)}), but {path} is"
+        " written"
       ) from error
     print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _hub_failures() -> tuple[type[Exception], ...]:
   """Returns the errors that huggingface_hub raises for network and names."""
   try:  # huggingface_hub 2 or later
     import httpx2 as httpx
@@ -93,6 +94,6 @@ def _failures() -> tuple[type[Exception], ...]:
   return OSError, ValueError, RuntimeError, httpx.HTTPError, missing, xet
 
 
-def _reason(error: Exception) -> str:
+def _hub_reason(error: Exception) -> str:
   text = (str(error).strip() or type(error).__name__).splitlines()[0]
   return text.split(". ")[0]

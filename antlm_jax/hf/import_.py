@@ -46,7 +46,7 @@ class Imported(NamedTuple):
     return self.weights()
 
 
-def start(model: str) -> Checkpoint:
+def open_start(model: str) -> Checkpoint:
   """Opens the checkpoint or transformers model from which a run starts."""
   return Foreign(model) if is_foreign(model) else Checkpoint(model)
 
@@ -56,7 +56,7 @@ class Foreign(Checkpoint):
 
   @functools.cached_property
   def _found(self) -> Imported:
-    return read(self._where.removeprefix(hub.PREFIX))
+    return read_model_folder(self._where.removeprefix(hub.PREFIX))
 
   @property
   def name(self) -> str:
@@ -83,7 +83,7 @@ class Foreign(Checkpoint):
       # Read them for each run, so that no copy stays in memory.
       for path, value in self._found.params.items()
     }
-    return checkpoint.complete(like, {"params": params})
+    return checkpoint.complete_state(like, {"params": params})
 
 
 def is_foreign(model: str | os.PathLike) -> bool:
@@ -93,28 +93,30 @@ def is_foreign(model: str | os.PathLike) -> bool:
     return True
   # Our runs also have a config.json.
   folder = pathlib.Path(name)
-  ours = checkpoint.steps(folder) or (folder / "params").is_dir()
+  ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
   return (folder / hf_config.CONFIG).is_file() and not ours
 
 
-def load(model: str) -> Loaded:
+def load_model(model: str) -> Loaded:
   """Loads a run or a transformers model; UserError if it is neither."""
   if not is_foreign(model):
     return model_lib.load(model)
   name = model.removeprefix(hub.PREFIX)
-  found = read(name)
+  found = read_model_folder(name)
   meta, params = found.meta, found.params
   return Loaded(
     **vars(meta),
     path=pathlib.Path(name),
     step=found.step,
-    model=models.build(meta.config.model, meta.tokenizer.vocab_size),
+    model=models.build_model(meta.config.model, meta.tokenizer.vocab_size),
     params=params,
-    digest=checkpoint.digest(checkpoint.sums(params)),
+    digest=checkpoint.json_checksum(checkpoint.bit_sums(params)),
   )
 
 
-def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
+def read_model_folder(
+  path: str | os.PathLike, boundary: str | None = None
+) -> Imported:
   """Opens a model folder and checks it, without reading its parameters.
 
   Args:
@@ -127,15 +129,15 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     UserError: It is no such folder, or no encoder computes the model.
   """
   name = os.fspath(path)
-  path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
-  fields, tensors = hf_config.fields(path), weights.read(path)
-  layout = layouts.layout(tensors)
+  path = hub.download_model(name) if hub.is_name(name) else pathlib.Path(name)
+  fields, tensors = hf_config.read_config_json(path), weights.read_weights(path)
+  layout = layouts.find_layout(tensors)
   file = path / hf_config.CONFIG
   described = hf_config.describe(file, layout.fields_of(fields))
   encoder, settings = described.encoder, dict(described.settings)
   rows = settings.pop("vocab_size")
   try:
-    model = models.build({"name": encoder, **settings}, rows)
+    model = models.build_model({"name": encoder, **settings}, rows)
   except UserError as error:
     raise UserError(f"{file}: {error}") from error
   tokenizer = Tokenizer.load(path / TOKENIZER)
@@ -145,7 +147,7 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   names = layout.weights or described.weights
   params = weights.reader(stored, names, model.shapes, unused)
   if (path / NATIVE).exists():
-    return _native(path, params, model, boundary)
+    return _import_own_export(path, params, model, boundary)
   notes = list(layout.notes)
   if known := rows - tokenizer.vocab_size:
     names = [f"<no_token_{i}>" for i in range(rows - known, rows)]
@@ -166,13 +168,16 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   boundary = boundary or layout.boundary
   if not boundary:
     boundary = framing.OWN
-    notes += _frame(path, tokenizer)
+    notes += _frame_notes(path, tokenizer)
   if tokenizer.mask_id is None:
     notes.append(
       f"the tokenizer has no {MASK}; training that needs it adds it, with the"
       " mean of all embeddings"
     )
-  ends, longest = hf_config.ends(path, fields, rows), model.config.max_seq_len
+  ends, longest = (
+    hf_config.end_ids(path, fields, rows),
+    model.config.max_seq_len,
+  )
   meta = Meta(
     config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
   )
@@ -202,7 +207,7 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
     )
 
 
-def _native(
+def _import_own_export(
   path, params, model: models.Model, boundary: str | None
 ) -> Imported:
   """Returns the checkpoint that export wrote."""
@@ -214,7 +219,7 @@ def _native(
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is incomplete: {error}") from error
-  own = models.build(meta.config.model, meta.tokenizer.vocab_size).config
+  own = models.build_model(meta.config.model, meta.tokenizer.vocab_size).config
   shared = ARCHITECTURES[meta.config.model.name].settings
   changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
   if changed:
@@ -226,7 +231,7 @@ def _native(
   return Imported(meta, step, (), params)
 
 
-def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
+def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
   """Returns notes on the special tokens that the tokenizer adds."""
   before, after = (tokenizer.decode(ids, False) for ids in tokenizer.frame)
   notes = [
@@ -244,7 +249,7 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
   return notes
 
 
-def write(
+def write_imported_run(
   imported: Imported, workdir: str | os.PathLike, task: FineTuned | None = None
 ) -> pathlib.Path:
   """Writes a run with a tokenizer and a checkpoint, and returns its path.
@@ -254,7 +259,9 @@ def write(
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)
   path = workdir / checkpoint.FOLDER / str(imported.step)
-  model_lib.write(path, imported.step, imported.params, imported.meta, task)
+  model_lib.write_checkpoint(
+    path, imported.step, imported.params, imported.meta, task
+  )
   try:
     files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
   except BaseException:  # so that the same command works after a full disk
@@ -266,7 +273,7 @@ def write(
 def check_workdir(workdir: str | os.PathLike) -> None:
   """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
-  if checkpoint.steps(workdir):
+  if checkpoint.checkpoint_steps(workdir):
     raise UserError(f"{workdir} holds a run: give another --workdir")
   if (workdir / TOKENIZER).exists():
     raise UserError(

@@ -1,6 +1,6 @@
 """Layouts of checkpoints of our encoders that other programs write.
 
-A `Layout` has the names of tensors and of fields of config.json.
+A `TensorLayout` has the names of tensors and of fields of config.json.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.architecture import tensors
+from antlm_jax.hf.architecture import tensor_names
 from antlm_jax.hf.weights import Stored, Weights
 
 # Names of modules that wrap the encoder in other programs.
@@ -19,7 +19,7 @@ _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class TensorLayout:
   """Names in the checkpoints of another program."""
 
   mark: str  # tensor that identifies the layout, without wrappers
@@ -53,7 +53,9 @@ class Layout:
     }
     if pieces:
       where = f"{weights.folder}: {self.numbered}"
-      found[self.numbered] = _joined(where, [pieces[i] for i in sorted(pieces)])
+      found[self.numbered] = _concatenate_tensors(
+        where, [pieces[i] for i in sorted(pieces)]
+      )
     return dataclasses.replace(weights, tensors=found)
 
 
@@ -61,7 +63,7 @@ def _inner(name: str) -> str:
   return _WRAPPERS.sub("", name, count=1)
 
 
-def _joined(name: str, pieces: Sequence[Stored]) -> Stored:
+def _concatenate_tensors(name: str, pieces: Sequence[Stored]) -> Stored:
   """Concatenates tensors along the first axis."""
   shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
@@ -90,7 +92,7 @@ def _ltg_bert(attention: str, mlp: str, **values: str) -> dict[str, str]:
     "embedding": "embedding.word_embedding.weight",
     "relative": "embedding.relative_embedding",
     "depth_weights": "dwa_modules.alphas",
-    **tensors(
+    **tensor_names(
       {
         "relative_norm": "embedding.relative_layer_norm",
         **{
@@ -113,7 +115,7 @@ _FIELDS = {
 }
 _GPT_BERT = "attention_gate", "depth_weights"  # LTG-BERT has neither
 LAYOUTS = (
-  Layout(  # github.com/ltgoslo/ltg-bert, babylm/
+  TensorLayout(  # github.com/ltgoslo/ltg-bert, babylm/
     mark="layers.0.attention.in_proj_qk.weight",
     weights=_ltg_bert("layers.{}.attention", "layers.{}.mlp", v="in_proj_v"),
     fields=_FIELDS,
@@ -124,7 +126,7 @@ LAYOUTS = (
       " the same names but another layout",
     ),
   ),
-  Layout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py
+  TensorLayout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py
     mark="attention_layers.0.in_proj_qk.weight",
     weights=_ltg_bert(
       "attention_layers.{}", "mlp_layers.{}", v="in_proj_vg", gate="in_proj_vg"
@@ -136,12 +138,12 @@ LAYOUTS = (
     numbered="dwa_modules.alphas",
   ),
 )
-OWN = Layout(mark="", weights={}, fields={}, settings={})
+OWN = TensorLayout(mark="", weights={}, fields={}, settings={})
 # AutoModel of transformers saves this layout, for example for embedders.
 BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", prefix="model.")
 
 
-def layout(weights: Weights) -> Layout:
+def find_layout(weights: Weights) -> TensorLayout:
   """Returns the layout of a folder's weights; by default export's."""
   if BARE.mark in weights.tensors:
     return BARE

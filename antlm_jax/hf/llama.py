@@ -9,10 +9,10 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
-  classes,
+  auto_classes,
   completed,
   differs,
-  tensors,
+  tensor_names,
 )
 
 # The only values that our llama encoder computes.
@@ -46,7 +46,7 @@ def _causal(
   """Returns a causal model family of transformers."""
   return Target(
     family.lower(),
-    classes(family, "CausalLM"),
+    auto_classes(family, "CausalLM"),
     since,
     ours,
     _COMPUTES | {"use_cache": True},
@@ -65,7 +65,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
   # compute other scores.
   family = "EuroBertPlus" if plus else "EuroBert"
   tasks = "MaskedLM", "SequenceClassification", "TokenClassification"
-  own = classes(family, *tasks)
+  own = auto_classes(family, *tasks)
   code = {"AutoConfig": f"{family}Config", **own}
   code = {auto: f"modeling_masked.{name}" for auto, name in code.items()}
   return Target(
@@ -90,13 +90,13 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
 _BIASES = (False, True)
 
 
-def _extra(config, target: Target) -> dict[str, Any]:
+def _llama_fields(config, target: Target) -> dict[str, Any]:
   windows = config.windows
   if windows and (len(windows) > 1 or _WINDOW not in target.defaults):
     raise UserError(
       f"transformers has no {target.model_type} with model.windows={windows}"
     )
-  scaling = rope.field(config.rope_scaling)
+  scaling = rope.rope_field(config.rope_scaling)
   return {
     _WINDOW: windows[0] if windows else None,
     # Read by transformers 5; version 4 reads rope_scaling and rope_theta.
@@ -105,7 +105,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   }
 
 
-def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
+def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS | target.defaults, ONLY | _COMPUTES)
   if given.get("use_sliding_window") is False:  # Qwen2 sets an unused window
     given.pop(_WINDOW, None)
@@ -117,13 +117,13 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
   rotates = given.get(name) or {}
   return given | {
-    "rope_scaling": rope.scaling(name, rotates),
+    "rope_scaling": rope.read_rope_scaling(name, rotates),
     "rope_theta": rotates.get("rope_theta", given["rope_theta"]),
-    _WINDOW: _windows(given, target),
+    _WINDOW: _llama_windows(given, target),
   }
 
 
-def _windows(given: Mapping, target: Target) -> tuple[int, ...]:
+def _llama_windows(given: Mapping, target: Target) -> tuple[int, ...]:
   """Returns `windows`, with a window for all layers or empty."""
   kinds = given.get("layer_types", [])
   if not isinstance(kinds, list) or any(t != "full_attention" for t in kinds):
@@ -156,7 +156,7 @@ LLAMA = Architecture(
   },
   weights={
     "embedding": "model.embed_tokens.weight",
-    **tensors(
+    **tensor_names(
       {
         "blocks/attention_norm": f"{_LAYER}.input_layernorm",
         "blocks/attention/q": f"{_LAYER}.self_attn.q_proj",
@@ -220,6 +220,6 @@ LLAMA = Architecture(
     "mntp": [_eurobert(bias, {}, plus=True) for bias in _BIASES],
   },
   causal_field="is_causal",
-  extra=_extra,
-  complete=_complete,
+  extra=_llama_fields,
+  complete=_complete_llama,
 )

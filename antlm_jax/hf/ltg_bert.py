@@ -4,13 +4,13 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
-  classes,
-  tensors,
+  auto_classes,
+  tensor_names,
 )
 
 _LAYER = "model.layers.{}"
 _TASKS = "SequenceClassification", "TokenClassification"
-_CLASSES = classes("LtgBert", "CausalLM", "MaskedLM", *_TASKS)
+_CLASSES = auto_classes("LtgBert", "CausalLM", "MaskedLM", *_TASKS)
 _SETTINGS = {
   "tie_word_embeddings": True,
   "auto_map": {
@@ -20,7 +20,7 @@ _SETTINGS = {
 }
 
 
-def _target(masked: bool, classes: dict[str, str]) -> Target:
+def _ltg_bert_target(masked: bool, classes: dict[str, str]) -> Target:
   return Target(
     "ltg_bert",
     classes,
@@ -49,7 +49,7 @@ LTG_BERT = Architecture(
   weights={
     "embedding": "model.embed_tokens.weight",
     "relative": "model.relative_embedding.weight",
-    **tensors(
+    **tensor_names(
       {
         "relative_norm": "model.relative_norm",
         "blocks/attention/q": f"{_LAYER}.self_attn.q_proj",
@@ -64,12 +64,14 @@ LTG_BERT = Architecture(
       }
     ),
     "depth_weights": "model.depth_weights",
-    **tensors({"head/linear": "lm_head.dense", "head": "lm_head"}),
+    **tensor_names({"head/linear": "lm_head.dense", "head": "lm_head"}),
   },
   targets={
-    "causal": [_target(False, _CLASSES)],
+    "causal": [_ltg_bert_target(False, _CLASSES)],
     "bidirectional": [
-      _target(True, classes("LtgBert", "MaskedLM", "CausalLM", *_TASKS))
+      _ltg_bert_target(
+        True, auto_classes("LtgBert", "MaskedLM", "CausalLM", *_TASKS)
+      )
     ],
   },
   causal_field="is_decoder",

@@ -8,12 +8,12 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
-  classes,
+  auto_classes,
   completed,
   differs,
+  integer_field,
   layer_kinds,
-  tensors,
-  whole,
+  tensor_names,
 )
 from antlm_jax.models import encoder
 
@@ -56,7 +56,7 @@ _BEGIN, _END = ("bos", "pad"), ("eos", "pad")
 _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
 
-def _extra(config, target: Target) -> dict[str, Any]:
+def _modernbert_fields(config, target: Target) -> dict[str, Any]:
   width = target.window(config, default=65)
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
@@ -64,18 +64,19 @@ def _extra(config, target: Target) -> dict[str, Any]:
     # Sum of both directions; the decoder also counts the token itself.
     "local_attention": 2 * (width - (target.model_type == _BIDIRECTIONAL)),
     "rope_parameters": {
-      kind: rope.field() | {"rope_theta": base} for kind, base in bases.items()
+      kind: rope.rope_field() | {"rope_theta": base}
+      for kind, base in bases.items()
     },
     "embedding_dropout": config.dropout,
   }
 
 
-def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
+def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS | target.defaults, _ONLY)
   if given["embedding_dropout"] != given["mlp_dropout"]:
     raise differs("embedding_dropout", given["embedding_dropout"])
-  every = whole(given, "global_attn_every_n_layers", 1)
-  window = whole(given, "local_attention", 0) // 2
+  every = integer_field(given, "global_attn_every_n_layers", 1)
+  window = integer_field(given, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
   kinds = layer_kinds(
     given, lambda i: _SLIDING if i % every else _FULL, (_FULL, _SLIDING)
@@ -87,7 +88,7 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   bases = {_FULL: base, _SLIDING: given["local_rope_theta"]}
   ropes = rope.by_kind(given, bases)
   for kind, found in zip(bases, ropes, strict=True):
-    if rope.scaling(name := f"rope_parameters.{kind}", found):
+    if rope.read_rope_scaling(name := f"rope_parameters.{kind}", found):
       raise differs(name, found)
   return given | {
     "layer_types": windows if any(windows) else (),
@@ -109,7 +110,7 @@ MODERNBERT = Architecture(
   },
   weights={
     "embedding": "model.embeddings.tok_embeddings.weight",
-    **tensors(
+    **tensor_names(
       {
         "embedding_norm": "model.embeddings.norm",
         "blocks/attention_norm": f"{_BLOCK}.attn_norm",
@@ -131,12 +132,12 @@ MODERNBERT = Architecture(
     "causal": [
       Target(
         _CAUSAL,
-        classes("ModernBertDecoder", "CausalLM"),
+        auto_classes("ModernBertDecoder", "CausalLM"),
         since="5.23",  # version 4.57 uses one base for all layers
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,
-        weights=tensors(
+        weights=tensor_names(
           {
             "blocks/attention/q": f"{_BLOCK}.attn.q_proj",
             "blocks/attention/k": f"{_BLOCK}.attn.k_proj",
@@ -150,17 +151,17 @@ MODERNBERT = Architecture(
     "bidirectional": [
       Target(
         _BIDIRECTIONAL,
-        classes("ModernBert", "MaskedLM", "SequenceClassification"),
+        auto_classes("ModernBert", "MaskedLM", "SequenceClassification"),
         since="4.48",
         settings=_COMPUTES,
         defaults={"is_causal": False},
         ids=_IDS,
-        head=tensors({"norm": "head.norm", "dense": "head.dense"}),
+        head=tensor_names({"norm": "head.norm", "dense": "head.dense"}),
       )
     ],
     "mntp": [],
   },
   causal_field="is_causal",
-  extra=_extra,
-  complete=_complete,
+  extra=_modernbert_fields,
+  complete=_complete_modernbert,
 )

@@ -18,7 +18,7 @@ _KINDS = {
 }
 
 
-def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
+def rope_field(scaling: Sequence[float] = ()) -> dict[str, Any]:
   """Returns the field of config.json for our `rope_scaling`."""
   kind, parts = next(x for x in _KINDS.items() if len(x[1]) == len(scaling))
   out = {"rope_type": kind, **dict(zip(parts, scaling, strict=True))}
@@ -40,7 +40,7 @@ def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
   return [{"rope_theta": x, **new} for x, new in zip(thetas, own, strict=True)]
 
 
-def scaling(name: str, rope: Any) -> tuple[float, ...]:
+def read_rope_scaling(name: str, rope: Any) -> tuple[float, ...]:
   """Returns `rope_scaling` for a field; ValueError for an unknown kind."""
   if not isinstance(rope, dict) or dict in map(type, rope.values()):
     raise differs(name, rope)

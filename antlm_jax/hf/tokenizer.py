@@ -52,7 +52,7 @@ def files(
   if tokenizer.mask_id is None:
     spec = json.loads(tokenizer.to_json())
   else:
-    spec = framing.with_masks(tokenizer)
+    spec = framing.tokenizer_with_masks(tokenizer)
   ids, unknown = special_ids(tokenizer, before), spec["model"].get("unk_token")
   backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
   name = backend.id_to_token
@@ -68,7 +68,7 @@ def files(
   mask_words.special_as_text(spec, tokenizer.mask_id)
   steps = _trim_offsets(spec, tokenizer.mask_id)
   if before or after:
-    steps.append(_frame(name, before, after))
+    steps.append(_frame_processor(name, before, after))
   whole = {"type": "Sequence", "processors": steps}
   spec["post_processor"] = whole if len(steps) > 1 else next(iter(steps), None)
 
@@ -101,7 +101,7 @@ def _trim_offsets(
 
   It changes spans, no tokens. Returns the post-processors that this needs.
   """
-  steps = mask_words.parts(spec["pre_tokenizer"], "pretokenizers")
+  steps = mask_words.sequence_parts(spec["pre_tokenizer"], "pretokenizers")
   kinds = [step["type"] for step in steps]
   if "ByteLevel" in kinds:
     place = kinds.index("ByteLevel")
@@ -116,7 +116,7 @@ def _trim_offsets(
     if adds:
       # The library takes a text's own first space for an added space.
       own = normalizers.Replace(tokenizers.Regex(r"\A (?=\S)"), "")
-      normal = mask_words.parts(spec["normalizer"], "normalizers")
+      normal = mask_words.sequence_parts(spec["normalizer"], "normalizers")
       normal = [*normal, json.loads(own.__getstate__())]
       spec["normalizer"] = {"type": "Sequence", "normalizers": normal}
     return [json.loads(trim.__getstate__())]
@@ -129,7 +129,9 @@ def _trim_offsets(
   return []
 
 
-def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
+def _frame_processor(
+  name, before: Sequence[int], after: Sequence[int]
+) -> dict | None:
   """Returns the post-processor that adds special tokens around a text."""
 
   def special(ids):

@@ -36,7 +36,7 @@ _DAMAGED = (
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
-def tensors(
+def params_to_tensors(
   params: Params, names: Mapping[str, str], dtype: str
 ) -> dict[str, np.ndarray]:
   """Returns parameters as tensors of transformers, rounded to a dtype."""
@@ -53,7 +53,9 @@ def tensors(
   return {n: np.ascontiguousarray(np.concatenate(p)) for n, p in parts.items()}
 
 
-def write(folder: pathlib.Path, tensors: Mapping, shard_bytes: int) -> None:
+def write_weights(
+  folder: pathlib.Path, tensors: Mapping, shard_bytes: int
+) -> None:
   """Writes one file, or an index and files of at most `shard_bytes`."""
   import huggingface_hub  # slow to import
 
@@ -106,26 +108,26 @@ class Weights:
     return value
 
 
-def read(folder: pathlib.Path) -> Weights:
+def read_weights(folder: pathlib.Path) -> Weights:
   """Opens a folder's weights, safetensors in preference to a pickle.
 
   Raises a UserError if the folder has no weights, or they cannot be read.
   """
   tensors = {}
-  for path in _paths(folder):
-    tensors |= _pickled(path) if path.suffix == PICKLE else _opened(path)
+  for path in _weight_files(folder):
+    tensors |= _pickled(path) if path.suffix == PICKLE else _open_tensors(path)
   kept = {n: t for n, t in tensors.items() if not n.endswith(_FOLLOW)}
   return Weights(folder, kept)
 
 
-def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
+def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files with a folder's weights."""
   for single in (SINGLE, "pytorch_model.bin"):
     index = folder / f"{single}.index.json"
     if (folder / single).is_file():
       return [folder / single]
     if index.is_file():
-      return _shards(index)
+      return _index_files(index)
   pickles = sorted(folder.glob(f"*{PICKLE}"))  # training code names it
   if len(pickles) == 1:
     return pickles
@@ -134,7 +136,7 @@ def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
   raise UserError(f"{folder} holds no {SINGLE}{which}")
 
 
-def _shards(index: pathlib.Path) -> list[pathlib.Path]:
+def _index_files(index: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files that an index names."""
   names = files.read_json(index, "the weights' index").get("weight_map")
   names = names.values() if isinstance(names, dict) else [None]
@@ -146,7 +148,7 @@ def _shards(index: pathlib.Path) -> list[pathlib.Path]:
   return [index.parent / name for name in sorted(set(names))]
 
 
-def _opened(path: pathlib.Path) -> dict[str, Stored]:
+def _open_tensors(path: pathlib.Path) -> dict[str, Stored]:
   out = {}
   try:
     file = safetensors.safe_open(path, framework="np")
@@ -199,8 +201,8 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   ):
     if names := [name for name, tensor in tensors.items() if wrong(tensor)]:
       raise UserError(
-        f"{path} has tensors {kind}: {_listed(names)}; load the model in"
-        " PyTorch and save ordinary tensors"
+        f"{path} has tensors {kind}: {_listed_tensors(names)}; load the model"
+        " in PyTorch and save ordinary tensors"
       )
   return {
     name: Stored(
@@ -308,7 +310,7 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
   """Yields a description of each kind of mismatch."""
   found = set(weights)
   if missing := sorted(expected.keys() - found):
-    yield f"weights are missing: {_listed(missing)}"
+    yield f"weights are missing: {_listed_tensors(missing)}"
   extra = found - expected.keys()
   biases = {n for n in extra if n.endswith("proj.bias")}
   extra -= {n for n in biases if not weights[n].any()}  # zeros have no effect
@@ -321,8 +323,8 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
       )
   if extra:
     yield (
-      f"the encoder has no place for {_listed(sorted(extra))} (import does not"
-      " read task heads)"
+      f"the encoder has no place for {_listed_tensors(sorted(extra))} (import"
+      " does not read task heads)"
     )
   both = {n: weights.tensors[n] for n in sorted(expected.keys() & found)}
   if other := [
@@ -330,11 +332,11 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
     for n, tensor in both.items()
     if tensor.shape != expected[n]
   ]:
-    yield f"tensor shapes do not match config.json: {_listed(other)}"
+    yield f"tensor shapes do not match config.json: {_listed_tensors(other)}"
   if other := [n for n, tensor in both.items() if tensor.dtype not in _FLOATS]:
-    yield f"quantized weights cannot be read: {_listed(other)}"
+    yield f"quantized weights cannot be read: {_listed_tensors(other)}"
 
 
-def _listed(names: list[str]) -> str:
+def _listed_tensors(names: list[str]) -> str:
   more = f" and {len(names) - 8} more" if len(names) > 8 else ""
   return ", ".join(names[:8]) + more

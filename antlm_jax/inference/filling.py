@@ -19,8 +19,14 @@ from antlm_jax.data.tokenizer import MASK, MASKS
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.generation import Count, Temperature, TopK, TopP, draw
-from antlm_jax.inference.model import ModelOrPath, opened
+from antlm_jax.inference.generation import (
+  Count,
+  Temperature,
+  TopK,
+  TopP,
+  draw_tokens,
+)
+from antlm_jax.inference.model import ModelOrPath, open_model
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models.encoder import Head
 from antlm_jax.settings import PythonOnly, argument
@@ -107,13 +113,13 @@ def fill(
     UserError: A text is too long or has no mask, the model has no bidirectional
       training, or an argument is out of range.
   """
-  loaded = opened(model, step)
-  texts = inputs.texts(text)
+  loaded = open_model(model, step)
+  texts = inputs.as_texts(text)
   if not texts:
     raise UserError("there is no text to fill")
   seen = _block_length(loaded) or loaded.model.config.max_seq_len
   block_length = block_length or seen
-  texts = [_with_masks(loaded, one, tokens) for one in texts]
+  texts = [_insert_masks(loaded, one, tokens) for one in texts]
   rows = _lay_out(loaded, texts, tokens, count, top)
   canvas = rows.masked
   most = min(block_length, int(canvas.sum(axis=1).max()))
@@ -121,9 +127,9 @@ def fill(
   config, params = programs.unrolled(loaded)
   drawn = temperature, top_k, top_p
   static = _Static(drawn, order, loaded.mask_shift, most)
-  go_on = programs.compiled(_fill, config, static)
+  go_on = programs.compiled(_fill_masks, config, static)
   # Tokens that are not drawn, if a text may end early and if not.
-  never, ends = framing.never_drawn(loaded), framing.ends(loaded)
+  never, ends = framing.never_drawn(loaded), framing.end_tokens(loaded)
   never[framing.mask_id(loaded)] = True
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
   every = settings.LARGEST if watch is None else 1
@@ -131,13 +137,13 @@ def fill(
   while np.any(rows.masked):
     rows = jax.device_get(go_on(params, rows, banned, numbers))
     each = zip(canvas & ~rows.masked, *rows[:4], strict=True)
-    filled = [_filled(loaded, *row) for row in each]
+    filled = [_decode_filled(loaded, *row) for row in each]
     if watch is not None:
       watch(filled)
   return filled
 
 
-class _Rows(NamedTuple):
+class _FillingRows(NamedTuple):
   """Texts while their masks are filled."""
 
   tokens: jax.Array  # token, then K candidates, int32 `[B, T, 1 + K]`
@@ -161,7 +167,7 @@ def _block_length(loaded: TextModel) -> int:
   return next((o.block_length for o in found if o.attention == "block"), 0)
 
 
-def _with_masks(loaded: TextModel, text: str, added: int) -> str:
+def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
   """Returns a text whose masks are `<mask>`, or raises a UserError if none."""
   framing.mask_id(loaded)
   own = loaded.tokenizer.mask_token
@@ -180,11 +186,11 @@ def _with_masks(loaded: TextModel, text: str, added: int) -> str:
 
 def _lay_out(
   loaded: TextModel, texts: Sequence[str], added: int, count: int, top: int
-) -> _Rows:
+) -> _FillingRows:
   """Encodes texts into `count` rows each."""
   encoded, mask_id = [], framing.mask_id(loaded)
   for text in texts:
-    tokens = framing.encode(loaded, text, 0 if MASK in text else added)
+    tokens = framing.encode_framed(loaded, text, 0 if MASK in text else added)
     framing.check_length(loaded, len(tokens), text)
     if mask_id in tokens[: loaded.mask_shift]:
       raise UserError(
@@ -199,7 +205,7 @@ def _lay_out(
   tokens = np.pad(row[..., None], ((0, 0), (0, 0), (0, top)))
   whole = np.array([MASK in text for text in texts], np.int32)
   zeros = np.zeros_like(length)
-  return _Rows(
+  return _FillingRows(
     tokens=tokens,
     chances=np.zeros(tokens.shape, np.float32),
     masked=(row == mask_id) & (np.arange(size) < length[:, None]),
@@ -211,12 +217,12 @@ def _lay_out(
   )
 
 
-def _filled(
+def _decode_filled(
   loaded: TextModel, drawn, tokens, chances, masked, length
 ) -> Filled:
   """Decodes a row up to its end, with `<mask>` for each mask."""
   decode, text = loaded.tokenizer.decode, tokens[:, 0]
-  (ends,) = np.nonzero(drawn & np.isin(text, framing.ends(loaded)))
+  (ends,) = np.nonzero(drawn & np.isin(text, framing.end_tokens(loaded)))
   end = ends[0] if len(ends) else length
   kept = (masked | ~loaded.tokenizer.special[text])[:end]
   masks = []
@@ -259,14 +265,14 @@ class _Masks(NamedTuple):
   here: jax.Array  # whether there is a mask, bool `[B, M]`
 
 
-def _fill(
+def _fill_masks(
   model: models.Model,
   static: _Static,
   params,
-  rows: _Rows,
+  rows: _FillingRows,
   banned,  # tokens that are not drawn, by `rows.whole`, bool `[2, V]`
   numbers: _Numbers,
-) -> _Rows:
+) -> _FillingRows:
   """Fills masks of rows from `_lay_out` or an earlier call."""
   stop = rows.step + numbers.every
   keys = _row_keys(len(rows.length), numbers)
@@ -275,19 +281,19 @@ def _fill(
   mask = AttentionMask(k_end=jnp.minimum(rows.length[:, None], block_end))
   head = model.output_head(params)
 
-  def step(now: _Rows) -> _Rows:
-    masks = _masks(now, numbers, static.most)
+  def step(now: _FillingRows) -> _FillingRows:
+    masks = _find_masks(now, numbers, static.most)
     text = now.tokens[..., 0]
     positions = jnp.broadcast_to(places, text.shape)
     hidden = model.encode(params, text, positions, mask)
     step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now.step)
-    tokens, chances, score = _predict(
+    tokens, chances, score = _predict_masks(
       static, head, hidden, now, masks, banned, step_keys
     )
     chosen = _chosen(static.order, masks.here, score, masks.left)
     return _written(now, masks, chosen, tokens, chances)
 
-  def unfinished(now: _Rows):
+  def unfinished(now: _FillingRows):
     return (now.step < stop) & jnp.any(now.masked)
 
   return jax.lax.while_loop(unfinished, step, rows)
@@ -302,7 +308,7 @@ def _row_keys(count: int, numbers: _Numbers) -> jax.Array:
   return jax.vmap(jax.random.fold_in, (None, 0))(key, number)
 
 
-def _masks(rows: _Rows, numbers: _Numbers, most: int) -> _Masks:
+def _find_masks(rows: _FillingRows, numbers: _Numbers, most: int) -> _Masks:
   """Finds the masks that the next step may fill."""
   size = rows.masked.shape[1]
   block_of = jnp.arange(size) // numbers.filled
@@ -318,11 +324,11 @@ def _masks(rows: _Rows, numbers: _Numbers, most: int) -> _Masks:
   return _Masks(block, left, at, here)
 
 
-def _predict(
+def _predict_masks(
   static: _Static,
   head: Head,
   hidden: jax.Array,  # outputs of the encoder `[B, T, D]`
-  rows: _Rows,
+  rows: _FillingRows,
   masks: _Masks,
   banned,
   keys: jax.Array,  # random keys of the rows for this step `[B]`
@@ -340,7 +346,7 @@ def _predict(
     logits = head.logits(hidden[row, place - static.shift])
     allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
     token_key, own_key = jax.random.split(jax.random.fold_in(keys[row], place))
-    token = draw(token_key, allowed, *static.drawn)
+    token = draw_tokens(token_key, allowed, *static.drawn)
     if static.order == "confidence":
       score = jax.nn.softmax(allowed)[token]
     else:
@@ -361,7 +367,9 @@ def _flat(places: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.repeat(jnp.arange(count), width), places.reshape(-1)
 
 
-def _written(rows: _Rows, masks: _Masks, chosen, tokens, chances) -> _Rows:
+def _written(
+  rows: _FillingRows, masks: _Masks, chosen, tokens, chances
+) -> _FillingRows:
   """Writes the tokens of the chosen masks, bool `[B, M]`, into rows."""
   # Writes to places outside the row have no effect.
   outside = rows.masked.shape[1]

@@ -52,7 +52,7 @@ class TextModel:
   def mask_reader(self) -> tokenizers.Tokenizer:
     """Tokenizer that reads masks in a text as words."""
     reader = tokenizers.Tokenizer.from_str(
-      json.dumps(with_masks(self.tokenizer))
+      json.dumps(tokenizer_with_masks(self.tokenizer))
     )
     reader.encode_special_tokens = True  # "</s>" in a text is text
     return reader
@@ -68,7 +68,7 @@ class TextModel:
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
-def with_masks(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_with_masks(tokenizer: Tokenizer) -> dict[str, Any]:
   """Returns the tokenizer.json that reads masks in a text as words."""
   return mask_words.added(tokenizer.to_json(), tokenizer.mask_id, MASK)
 
@@ -82,7 +82,7 @@ def trained_modes(config: Config) -> list[str]:
   return sorted(modes)
 
 
-def ends(loaded: TextModel) -> np.ndarray:
+def end_tokens(loaded: TextModel) -> np.ndarray:
   """Returns the tokens that end a generated text, int32 `[n]`."""
   eos = loaded.tokenizer.eos_id
   return np.array(loaded.ends or [-1 if eos is None else eos], np.int32)
@@ -95,7 +95,7 @@ def never_drawn(loaded: TextModel) -> np.ndarray:
   may draw all tokens, as in their original library.
   """
   banned = loaded.tokenizer.special & (loaded.boundary != OWN)
-  banned[[i for i in ends(loaded) if i >= 0]] = False
+  banned[[i for i in end_tokens(loaded) if i >= 0]] = False
   return banned
 
 
@@ -122,7 +122,7 @@ def check_length(loaded: TextModel, length: int, text: str) -> None:
     )
 
 
-def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
+def encode_framed(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
   """Encodes a text with special tokens and `masks` added masks, int32 `[n]`.
 
   A mask is like a word: it includes the space before it, and does not change

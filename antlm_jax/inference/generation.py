@@ -18,7 +18,7 @@ from antlm_jax.attention import Cache
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import ModelOrPath, opened
+from antlm_jax.inference.model import ModelOrPath, open_model
 from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import PythonOnly, argument
 
@@ -76,20 +76,22 @@ def generate(
     UserError: A prompt is too long or cannot be continued, or an argument is
       out of range.
   """
-  loaded = opened(model, step)
-  prompts = inputs.texts(prompt, "prompt")
+  loaded = open_model(model, step)
+  prompts = inputs.as_texts(prompt, "prompt")
   if not prompts:
     raise UserError("there is no prompt to continue")
-  starts = [encode(loaded, one) for one in prompts]
+  starts = [encode_prompt(loaded, one) for one in prompts]
   config, params = programs.unrolled(loaded)
   length = np.array([len(start) for start in starts], np.int32)
   stop = np.minimum(length + tokens, config.max_seq_len).astype(np.int32)
   # Slots beyond the model's positions stay empty.
   slots = programs.round_up(stop.max())
   padded = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
-  rows = programs.compiled(_begin, config, count)(params, padded, length, stop)
+  rows = programs.compiled(_begin_texts, config, count)(
+    params, padded, length, stop
+  )
   go_on = programs.compiled(_continue, config, (temperature, top_k, top_p))
-  endings = framing.never_drawn(loaded), framing.ends(loaded)
+  endings = framing.never_drawn(loaded), framing.end_tokens(loaded)
   every, growing = tokens if watch is None else _EVERY, True
   while growing:
     rows = go_on(params, rows, every, *endings, seed, count)
@@ -102,13 +104,13 @@ def generate(
   return texts
 
 
-def encode(loaded: TextModel, prompt: str) -> np.ndarray:
+def encode_prompt(loaded: TextModel, prompt: str) -> np.ndarray:
   """Encodes a prompt after the special tokens before a document, int32 `[n]`.
 
   Prompts for fill-in-the-middle have `<mask>`. Raises a UserError if the prompt
   is too long to be continued, or has no token.
   """
-  whole = framing.encode(loaded, prompt)
+  whole = framing.encode_framed(loaded, prompt)
   start = whole[: len(whole) - len(loaded.frame[1])]
   framing.check_length(loaded, len(start) + 1, prompt)
   if not len(start):
@@ -119,7 +121,7 @@ def encode(loaded: TextModel, prompt: str) -> np.ndarray:
   return start
 
 
-def draw(
+def draw_tokens(
   key: jax.Array,
   logits: jax.Array,
   temperature: float,
@@ -147,7 +149,7 @@ def draw(
 # ------------------------------------------------------------- on the device
 
 
-class _Rows(NamedTuple):
+class _GrowingRows(NamedTuple):
   """Texts while they grow."""
 
   tokens: jax.Array  # int32 `[B, S]`
@@ -156,7 +158,7 @@ class _Rows(NamedTuple):
   cache: Cache  # cache of all tokens except the last
 
 
-def _begin(model: models.Model, count: int, params, tokens, length, stop):
+def _begin_texts(model: models.Model, count: int, params, tokens, length, stop):
   """Encodes prompts and returns `count` rows of each."""
 
   def piece(i, cache):
@@ -167,7 +169,7 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
 
   pieces = -(-jnp.max(length) // _PIECE)
   cache = jax.lax.fori_loop(0, pieces, piece, model.cache(*tokens.shape))
-  rows = _Rows(tokens, length, stop, cache)
+  rows = _GrowingRows(tokens, length, stop, cache)
   return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), rows)
 
 
@@ -175,14 +177,14 @@ def _continue(
   model: models.Model,
   drawn: tuple[float, int, float],  # temperature, top_k and top_p
   params,
-  rows: _Rows,
+  rows: _GrowingRows,
   steps,
   banned,  # tokens that are not drawn, bool `[V]`
   ends,  # tokens that end a text, int32 `[n]`
   seed,
   repeats,  # number of rows for each prompt
-) -> _Rows:
-  """Adds at most `steps` tokens to rows from `_begin` or an earlier call."""
+) -> _GrowingRows:
+  """Adds up to `steps` tokens to rows of `_begin_texts` or an earlier call."""
   every = jnp.arange(len(rows.length))
   # Draws depend on the seed, the number of the row among its prompt's rows and
   # the slot, not on the other prompts.
@@ -202,12 +204,14 @@ def _continue(
     hidden, cache = model.extend(params, last, length - 1, cache)
     logits = jnp.where(banned, -jnp.inf, head.logits(hidden[:, 0]))
     here = jax.vmap(fold_in)(keys, length)
-    token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
+    token = jax.vmap(lambda key, row: draw_tokens(key, row, *drawn))(
+      here, logits
+    )
     # Nothing reads the slots after the end of a text.
     tokens = tokens.at[every, length].set(token)
     ended = (length >= stop) | jnp.isin(token, ends)
     stop = jnp.where(ended, length, stop)
     length = jnp.where(ended, length, length + 1)
-    return done + 1, _Rows(tokens, length, stop, cache)
+    return done + 1, _GrowingRows(tokens, length, stop, cache)
 
   return jax.lax.while_loop(unfinished, step, (0, rows))[1]

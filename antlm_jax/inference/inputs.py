@@ -7,7 +7,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
 
 
-def texts(
+def as_texts(
   given: str | Iterable[str], what: str = "text", most: int | None = None
 ) -> list[str]:
   """Returns one or more texts as a list.
@@ -22,13 +22,15 @@ def texts(
   """
   if isinstance(given, str):
     return [given]
-  found = rows(given, what, most)
+  found = as_items(given, what, most)
   for index, one in enumerate(found):
-    check(one, f"{what} {index}")
+    check_is_text(one, f"{what} {index}")
   return found
 
 
-def rows(given: Iterable, what: str = "text", most: int | None = None) -> list:
+def as_items(
+  given: Iterable, what: str = "text", most: int | None = None
+) -> list:
   """Returns the items of an iterable; UserError if that loses the texts."""
   check_rows(given, what)
   try:
@@ -44,7 +46,7 @@ def check_rows(given: object, what: str = "text") -> None:
     raise UserError(f"a {kind} is no list of {what}s: give a list or a column")
 
 
-def check(one: object, where: str) -> None:
+def check_is_text(one: object, where: str) -> None:
   """Raises a UserError if an item, at this place of a list, is not a text."""
   if not isinstance(one, str):
     raise UserError(

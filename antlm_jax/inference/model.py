@@ -93,7 +93,7 @@ class Loaded(Meta, TextModel, Identity):
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
     where = self.run if self.path.parent.name == FOLDER else self.path
-    name, where = self.config.model.name, files.shown(where)
+    name, where = self.config.model.name, files.shown_path(where)
     return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
 
   @property
@@ -129,7 +129,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   compilation.keep_programs()
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
-  model = models.build(meta.encoder, meta.tokenizer.vocab_size)
+  model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)
   wanted = {saved.weights: model.shapes}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # has the head's shapes
@@ -154,12 +154,12 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
 
 
 @overload
-def opened(model: _Model, step: int | None = None) -> _Model: ...
+def open_model(model: _Model, step: int | None = None) -> _Model: ...
 @overload
-def opened(
+def open_model(
   model: str | os.PathLike[str], step: int | None = None
 ) -> Loaded: ...
-def opened(model, step=None):
+def open_model(model, step=None):
   """Returns the model, or loads it from its path and step, as `load` does.
 
   Runs and fine-tunings are paths to their models (`__fspath__`).
@@ -176,7 +176,7 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
 
   Raises a UserError if the model's run has no such checkpoint.
   """
-  steps, names = checkpoint.steps(model.run), model.milestones
+  steps, names = checkpoint.checkpoint_steps(model.run), model.milestones
   found = {name: steps[step] for name, step in names.items() if step in steps}
   if not found:
     raise UserError(
@@ -198,7 +198,7 @@ def identify(path: str | os.PathLike[str], step: int | None = None) -> Identity:
   return Identity(path=saved.path, step=saved.step, digest=saved.digest)
 
 
-def write(
+def write_checkpoint(
   path,
   step: int,
   params: Mapping[str, Any],
@@ -212,7 +212,7 @@ def write(
       `WORKDIR/checkpoints/STEP`.
     step: Number of training steps.
     params: NumPy or JAX parameters of the encoder by path, with the shapes of
-      `models.build` for the config in `meta`.
+      `models.build_model` for the config in `meta`.
     meta: Metadata.
     task: Task of a fine-tuned model, with its head.
 
@@ -222,7 +222,7 @@ def write(
   Raises:
     UserError: The path exists, or cannot be written.
   """
-  path = files.path(path)
+  path = files.absolute_path(path)
   if path.exists():
     raise UserError(f"{path} already exists: give another folder")
   counters = {"step": np.asarray(step, np.int32)}

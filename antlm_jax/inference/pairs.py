@@ -58,7 +58,7 @@ class Line(NamedTuple):
     return UserError(f"{self.path}, line {self.number}: {why}")
 
 
-def read(
+def read_items(
   folder,
   parse: Callable[[Line], Item | None],
   limit: int = 0,
@@ -92,8 +92,8 @@ def read(
   return found
 
 
-def minimal_pairs(folder, limit: int = 0) -> list[Item]:
-  """Reads the minimal pairs of a folder; see `read`."""
+def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
+  """Reads the minimal pairs of a folder; see `read_items`."""
 
   def parse(line: Line) -> Item:
     both = line.text("sentence_good"), line.text("sentence_bad")
@@ -104,10 +104,10 @@ def minimal_pairs(folder, limit: int = 0) -> list[Item]:
       term=str(line.fields.get("linguistics_term", "")),
     )
 
-  return read(folder, parse, limit, "pairs")
+  return read_items(folder, parse, limit, "pairs")
 
 
-def scores(
+def choice_scores(
   loaded: TextModel, items: Sequence[Item], mode: str, **options
 ) -> np.ndarray:
   """Scores the choices of n items.
@@ -141,7 +141,7 @@ def by_uid(items: Sequence[Item], right: np.ndarray) -> dict[str, float]:
   return {uid: float(np.mean(hits)) for uid, hits in found.items()}
 
 
-def accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
+def pair_accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
   """Returns BabyLM's accuracy, the share of right items averaged over UIDs."""
-  right = correct(scores(loaded, items, mode))
+  right = correct(choice_scores(loaded, items, mode))
   return float(np.mean([*by_uid(items, right).values()]))

@@ -26,7 +26,7 @@ from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import opened
+from antlm_jax.inference.model import open_model
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Segments
 
@@ -38,7 +38,7 @@ _ROW = 64  # row lengths are multiples of this, since TPU kernels pad rows
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
+class TextFormat:
   """Layout of a text for scoring."""
 
   framed: bool = True  # whether to add the special tokens of training
@@ -54,13 +54,13 @@ class Pass(NamedTuple):
   masked: bool  # whether it is bidirectional with the token masked, or causal
   shift: int  # number of positions from the prediction to the token
 
-  def reads(self, text: "Text") -> int:
+  def reads(self, text: "EncodedText") -> int:
     """Returns the number of tokens that it encodes of a text."""
     # The last token is never an input to a left-to-right prediction.
     return len(text.tokens) if self.masked else text.stop - 1
 
 
-class Text(NamedTuple):
+class EncodedText(NamedTuple):
   """An encoded text; the tokens from `start` to `stop` are scored."""
 
   tokens: np.ndarray  # tokens with context and special tokens, int32 `[n]`
@@ -98,7 +98,7 @@ def mode_named(name: str) -> str:
   return _ALIASES.get(name, name)
 
 
-def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
+def passes_of_mode(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
   """Returns the passes of a mode, whose logits are added; masked is last.
 
   Raises a UserError for an unknown mode.
@@ -119,7 +119,7 @@ def score(
   texts: str | Iterable[str],
   mode: str = "causal",
   contexts: Sequence[str] | None = None,
-  text_format: Format = Format(),
+  text_format: TextFormat = TextFormat(),
   reduction: str = "sum",
   temperature: float | Sequence[float] = 1.0,
   batch_tokens: int = BATCH_TOKENS,
@@ -153,9 +153,9 @@ def score(
       a text is too long, empty or not a str, or the model has no `<mask>`
       token.
   """
-  loaded = opened(model)
-  texts = inputs.texts(texts)
-  wanted = passes(loaded, mode)
+  loaded = open_model(model)
+  texts = inputs.as_texts(texts)
+  wanted = passes_of_mode(loaded, mode)
   if reduction not in REDUCTIONS:
     known = ", ".join(REDUCTIONS)
     raise UserError(f"reduction {reduction!r} is not one of {known}")
@@ -164,7 +164,7 @@ def score(
     raise UserError(f"temperature {temperature} is not positive")
   if contexts is None:
     contexts = [""] * len(texts)
-  contexts = inputs.texts(contexts, "context")
+  contexts = inputs.as_texts(contexts, "context")
   if len(contexts) != len(texts):
     raise UserError(
       f"there are {len(contexts)} contexts for {len(texts)} texts: give one for"
@@ -173,7 +173,7 @@ def score(
   pairs = list(zip(contexts, texts, strict=True))
   # Benchmarks repeat sentences, so compute each sentence once.
   unique = list(dict.fromkeys(pairs))
-  encoded = encode(loaded, unique, text_format, wanted)
+  encoded = encode_pairs(loaded, unique, text_format, wanted)
   for text, (context, choice) in zip(encoded, unique, strict=True):
     framing.check_length(loaded, len(text.tokens), context + choice)
   found = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
@@ -185,12 +185,12 @@ def score(
   return scores.reshape(len(pairs), *np.shape(temperature))
 
 
-def encode(
+def encode_pairs(
   loaded: TextModel,
   pairs: Sequence[tuple[str, str]],
-  text_format: Format,
+  text_format: TextFormat,
   wanted: tuple[Pass, ...],
-) -> list[Text]:
+) -> list[EncodedText]:
   """Encodes pairs (context, text) for `score`, without a limit of length.
 
   Raises a UserError if a text has no token to score.
@@ -217,11 +217,11 @@ def encode(
     start = max(start, earliest)  # skip tokens that no position predicts
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
-    out.append(Text(tokens, start, stop))
+    out.append(EncodedText(tokens, start, stop))
   return out
 
 
-def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
+def _stand_in(loaded: TextModel, text_format: TextFormat) -> list[int]:
   """Returns the token in place of an empty context as a list, maybe empty."""
   if not text_format.no_context:
     return []
@@ -258,7 +258,7 @@ class Shapes(NamedTuple):
   targets: int  # number of targets
 
 
-class Rows(NamedTuple):
+class ScoringRows(NamedTuple):
   """Segments of a pass in rows, and the places that predict targets."""
 
   tokens: np.ndarray  # int32 `[B, T]`
@@ -269,7 +269,7 @@ class Rows(NamedTuple):
 
 def totals(
   loaded: TextModel,
-  texts: Sequence[Text],
+  texts: Sequence[EncodedText],
   wanted: tuple[Pass, ...],
   temperatures: Sequence[float] = (1.0,),
   batch_tokens: int = BATCH_TOKENS,
@@ -277,8 +277,8 @@ def totals(
 ) -> Totals:
   """Sums the log-probabilities of n encoded texts; see `score`.
 
-  `passes` returns the `wanted` passes, which may encode at most `max_seq_len`
-  tokens of a text.
+  `passes_of_mode` returns the `wanted` passes, which may encode at most
+  `max_seq_len` tokens of a text.
   """
   sums = Totals(
     logprobs=np.zeros((len(texts), len(temperatures))),
@@ -294,11 +294,11 @@ def totals(
   longest = max(p.reads(text) for text in texts for p in wanted)
   length = programs.round_up(longest, loaded.model.config.max_seq_len, _ROW)
   most = max(1, batch_tokens // length)
-  batches = _batches(texts, wanted, length, most)
+  batches = _target_batches(texts, wanted, length, most)
   shapes = _shapes(batches, length, most)
   for batch in track(batches):
     rows = [
-      _rows(texts, batch, number, wanted[number], shapes, mask_id)
+      _segment_rows(texts, batch, number, wanted[number], shapes, mask_id)
       for number in range(len(wanted))
     ]
     tokens = _target_tokens(texts, batch, shapes)
@@ -321,8 +321,8 @@ def _shapes(batches: Sequence[Targets], length: int, most: int) -> Shapes:
   return Shapes(tuple(rows.tolist()), length, targets)
 
 
-def _batches(
-  texts: Sequence[Text], wanted: tuple[Pass, ...], length: int, most: int
+def _target_batches(
+  texts: Sequence[EncodedText], wanted: tuple[Pass, ...], length: int, most: int
 ) -> list[Targets]:
   """Divides all targets into batches of at most `most` rows per pass."""
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
@@ -339,7 +339,7 @@ def _batches(
 
 
 def _begins(
-  texts: Sequence[Text], where: Pass, owners: np.ndarray, length: int
+  texts: Sequence[EncodedText], where: Pass, owners: np.ndarray, length: int
 ) -> np.ndarray:
   """Packs the segments of targets into rows; returns their starts, int `[R]`.
 
@@ -353,38 +353,40 @@ def _begins(
   return packing.best_fit(lengths, length)[segment]
 
 
-def _rows(
-  texts: Sequence[Text],
+def _segment_rows(
+  texts: Sequence[EncodedText],
   batch: Targets,
   number: int,
   where: Pass,
   shapes: Shapes,
   mask_id: int,
-) -> Rows:
+) -> ScoringRows:
   """Writes the segments of pass `number` into rows `[B, T]`."""
   begins = batch.begins[number]
   starts, first = np.unique(begins, return_index=True)
   read = [texts[i] for i in batch.text[first]]
   pieces = [text.tokens[: where.reads(text)] for text in read]
   count, length = shapes.rows[number], shapes.length
-  tokens, segments = packing.fill(pieces, starts, count, length, pad_id=0)
+  tokens, segments = packing.fill_rows(pieces, starts, count, length, pad_id=0)
   if where.masked:
     tokens.flat[begins + batch.position] = mask_id
   bounds = Segments.of(segments)
-  predicted = _padded(begins + batch.position - where.shift, shapes.targets)
-  return Rows(tokens, bounds.start, bounds.end, predicted)
+  predicted = _pad_with_zeros(
+    begins + batch.position - where.shift, shapes.targets
+  )
+  return ScoringRows(tokens, bounds.start, bounds.end, predicted)
 
 
 def _target_tokens(
-  texts: Sequence[Text], batch: Targets, shapes: Shapes
+  texts: Sequence[EncodedText], batch: Targets, shapes: Shapes
 ) -> np.ndarray:
   """Returns the tokens to predict, int32 `[R]`."""
   places = zip(batch.text, batch.position, strict=True)
   tokens = [texts[i].tokens[position] for i, position in places]
-  return _padded(tokens, shapes.targets)
+  return _pad_with_zeros(tokens, shapes.targets)
 
 
-def _padded(values: Sequence[int], size: int) -> np.ndarray:
+def _pad_with_zeros(values: Sequence[int], size: int) -> np.ndarray:
   """Pads with zeros, whose results are ignored."""
   return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
@@ -393,7 +395,7 @@ def _logprobs(
   model: models.Model,
   wanted: tuple[Pass, ...],
   params: models.Params,
-  inputs: Sequence[Rows],  # rows of each pass
+  inputs: Sequence[ScoringRows],  # rows of each pass
   targets: jax.Array,  # tokens to predict, int32 `[R]`
   temperatures: jax.Array,  # float32 `[K]`
 ) -> tuple[jax.Array, jax.Array]:
@@ -401,7 +403,7 @@ def _logprobs(
 
   # Logits of whole rows, [T, V], would be the largest array by far. So compute
   # only logits of targets, from hidden states [R, D], in chunks.
-  def hidden(where: Pass, rows: Rows) -> jax.Array:
+  def hidden(where: Pass, rows: ScoringRows) -> jax.Array:
     positions = jnp.arange(rows.tokens.shape[1]) - rows.starts
     mask = AttentionMask(not where.masked, rows.starts, rows.ends)
     out = model.encode(params, rows.tokens, positions, mask)

@@ -22,7 +22,7 @@ class Pairs(hooks.Evaluator):
   prefixes = (PAIRS,)
 
   def __init__(self, folder: str | os.PathLike):
-    self._pairs = pairs.minimal_pairs(folder, limit=PER_FILE)
+    self._pairs = pairs.read_minimal_pairs(folder, limit=PER_FILE)
 
   def measure(self, trainer) -> dict[str, float]:
     """Scores the pairs with the parameters that a checkpoint would have."""
@@ -35,7 +35,7 @@ class Pairs(hooks.Evaluator):
       config=run.config,
     )
     return {
-      f"{PAIRS}{mode}": pairs.accuracy(live, self._pairs, mode)
+      f"{PAIRS}{mode}": pairs.pair_accuracy(live, self._pairs, mode)
       for mode in framing.trained_modes(run.config)
     }
 

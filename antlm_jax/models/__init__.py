@@ -2,7 +2,13 @@
 
 from antlm_jax.models import gemma, llama, ltg_bert, modernbert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
-from antlm_jax.models.model import Model, Params, Tensor, build, from_config
+from antlm_jax.models.model import (
+  Model,
+  Params,
+  Tensor,
+  build_model,
+  from_config,
+)
 
 __all__ = [
   "ENCODERS",
@@ -11,7 +17,7 @@ __all__ = [
   "Model",
   "Params",
   "Tensor",
-  "build",
+  "build_model",
   "from_config",
   # Importing these modules registers their encoders.
   "gemma",

@@ -203,7 +203,7 @@ class Encoder(nnx.Module):
     raise NotImplementedError
 
 
-def table(embedding: nnx.Param) -> jax.Array:
+def embedding_table(embedding: nnx.Param) -> jax.Array:
   """Returns the embeddings, float32 `[V, D]`, gathered over the mesh.
 
   Cast the result of a lookup or product, not the table. Then the gradients of
@@ -213,12 +213,12 @@ def table(embedding: nnx.Param) -> jax.Array:
 
 
 @jax.named_scope("embedding")
-def embed(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
+def embed_tokens(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
   """Returns the embeddings `[B, T, D]` of tokens `[B, T]` in a dtype."""
-  return table(embedding)[tokens].astype(dtype)
+  return embedding_table(embedding)[tokens].astype(dtype)
 
 
-def begin(
+def block_inputs(
   config: EncoderConfig,
   x: jax.Array,
   mask: AttentionMask | attention.Cached,
@@ -307,13 +307,13 @@ def prepare_masks(
     for n in (config.heads, config.kv_heads)
   )
   dropout = training and config.attention_dropout > 0
-  rows_axes, _, heads_axes, _ = mesh_lib.split(
+  rows_axes, _, heads_axes, _ = mesh_lib.mesh_spec(
     k.shape, "batch", None, "kv_heads", None
   )
   split = attention.Split(rows_axes, heads_axes)
   call = q, k, config.attention, dropout, config.buckets, split
   layer_masks = masks(config, mask, (rows, length))
-  return layer_masks.map(lambda mask: attention.prepare(mask, *call))
+  return layer_masks.map(lambda mask: attention.prepare_mask(mask, *call))
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
@@ -327,7 +327,7 @@ def run_blocks(
 ):
   """Runs `x = block(x, *shared, mask, key)` for each of the stacked blocks.
 
-  `begin` returns the mask and the keys. Shared values may be `PerLayer`.
+  `block_inputs` returns the mask and the keys. Shared values may be `PerLayer`.
   """
 
   def step(x, layer, block, key):

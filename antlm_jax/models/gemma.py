@@ -50,7 +50,7 @@ class GemmaConfig(llama.LlamaConfig):
     return Gemma(rngs, self)
 
 
-class Block(llama.Block):
+class GemmaBlock(llama.LlamaBlock):
   """Attention and gated MLP, each with a norm before and after it."""
 
   def __init__(self, rngs: nnx.Rngs, config: GemmaConfig):
@@ -58,7 +58,7 @@ class Block(llama.Block):
     self.attention_out_norm = config.norm(config.width, config.norm_eps)
     self.mlp_out_norm = config.norm(config.width, config.norm_eps)
 
-  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, rope, mask: attention.MaskPlan, key) -> jax.Array:
     keys = layers.split_key(key, 3)
     y = self.attention(self.attention_norm(x), rope, mask, keys[0])
     x = x + layers.dropout(self.attention_out_norm(y), self.dropout, keys[1])
@@ -69,7 +69,7 @@ class Block(llama.Block):
 class Gemma(llama.Llama):
   """The gemma encoder; hidden states are the output of the last norm."""
 
-  block = Block
+  block = GemmaBlock
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     c = self.config

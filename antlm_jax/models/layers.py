@@ -21,7 +21,7 @@ def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
   return nnx.Param(std * jax.random.normal(rngs.params(), shape), axes=axes)
 
 
-def truncated(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
+def truncated_normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
   """Like `normal`, but truncated at 2 std, without rescaling."""
   draws = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape)
   return nnx.Param(std * draws, axes=axes)

@@ -98,7 +98,7 @@ SHAPES = {
 }
 
 
-class Attention(nnx.Module):
+class LlamaAttention(nnx.Module):
   """Grouped-query attention with RoPE."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
@@ -114,7 +114,7 @@ class Attention(nnx.Module):
       self.k_norm = c.norm(c.head_dim, c.norm_eps)
 
   @jax.named_scope("projections")
-  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, rope, mask: attention.MaskPlan, key) -> jax.Array:
     c = self.config
     q, k, v = (
       layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
@@ -143,17 +143,17 @@ class GatedMLP(nnx.Module):
     return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-class Block(nnx.Module):
+class LlamaBlock(nnx.Module):
   """Pre-norm attention and a pre-norm gated MLP, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.attention_norm = config.norm(config.width, config.norm_eps)
-    self.attention = Attention(rngs, config)
+    self.attention = LlamaAttention(rngs, config)
     self.mlp_norm = config.norm(config.width, config.norm_eps)
     self.mlp = GatedMLP(rngs, config)
     self.dropout = config.dropout
 
-  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, rope, mask: attention.MaskPlan, key) -> jax.Array:
     keys = layers.split_key(key, 3)
     y = self.attention(self.attention_norm(x), rope, mask, keys[0])
     x = x + layers.dropout(y, self.dropout, keys[1])
@@ -164,7 +164,7 @@ class Block(nnx.Module):
 class Llama(encoder.Encoder):
   """The llama encoder; hidden states are the output of the last norm."""
 
-  block = Block
+  block = LlamaBlock
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     c = self.config = config
@@ -179,16 +179,18 @@ class Llama(encoder.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x, mask, keys = encoder.begin(c, self.embed(tokens), mask, dropout_key)
+    x, mask, keys = encoder.block_inputs(
+      c, self.embed(tokens), mask, dropout_key
+    )
     rope = encoder.rope(c, positions)
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns the first hidden states, `[B, T, D]`."""
-    return encoder.embed(self.embedding, tokens, self.config.dtype)
+    return encoder.embed_tokens(self.embedding, tokens, self.config.dtype)
 
   def output_head(self) -> encoder.Head:
     if self.config.tied:
-      return encoder.Head(encoder.table(self.embedding).T)
+      return encoder.Head(encoder.embedding_table(self.embedding).T)
     kernel = mesh_lib.gathered(self.head.kernel[...], *self.head.axes)
     return encoder.Head(kernel)

@@ -101,11 +101,11 @@ SHAPES = {
 
 
 def _linear(rngs, c: LtgBertConfig, shape, axes, bias=True, scale=1.0):
-  kernel = layers.truncated(rngs, shape, axes, c.init_std * scale)
+  kernel = layers.truncated_normal(rngs, shape, axes, c.init_std * scale)
   return layers.Linear(kernel, bias)
 
 
-class Attention(nnx.Module):
+class LtgBertAttention(nnx.Module):
   """Attention with relative position terms, and a norm before and after it."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
@@ -123,7 +123,7 @@ class Attention(nnx.Module):
     )
 
   @jax.named_scope("projections")
-  def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, relative, mask: attention.MaskPlan, key) -> jax.Array:
     """Attends with x `[B, T, D]` and bucket embeddings `[C, D]`."""
     c = self.config
     keys = layers.split_key(key, 3)
@@ -176,14 +176,14 @@ class GEGLU(nnx.Module):
     return layers.dropout(y, self.config.dropout, key)
 
 
-class Block(nnx.Module):
+class LtgBertBlock(nnx.Module):
   """Attention and the MLP, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
-    self.attention = Attention(rngs, config)
+    self.attention = LtgBertAttention(rngs, config)
     self.mlp = GEGLU(rngs, config, index)
 
-  def sublayers(self, relative, mask: attention.Prepared, key):
+  def sublayers(self, relative, mask: attention.MaskPlan, key):
     """Returns functions from states `[B, T, D]` to each sublayer's output."""
     keys = layers.split_key(key, 2)
     return (
@@ -191,13 +191,13 @@ class Block(nnx.Module):
       lambda x: self.mlp(x, keys[1]),
     )
 
-  def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, relative, mask: attention.MaskPlan, key) -> jax.Array:
     for sublayer in self.sublayers(relative, mask, key):
       x = x + sublayer(x)
     return x
 
 
-class TokenHead(nnx.Module):
+class LtgBertTokenHead(nnx.Module):
   """Transforms hidden states before their product with the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
@@ -217,25 +217,27 @@ class LtgBert(encoder.Encoder):
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
-    draw = functools.partial(layers.truncated, rngs, std=c.init_std)
+    draw = functools.partial(layers.truncated_normal, rngs, std=c.init_std)
     self.embedding = draw((c.vocab_size, c.width), ("vocab", "embed"))
     self.embedding_norm = layers.LayerNorm(c.width, c.norm_eps)
     self.relative = draw((c.buckets, c.width), ("relative", "embed"))
     self.relative_norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
-    self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
+    self.blocks = encoder.stack(
+      lambda r, i: LtgBertBlock(r, c, i), rngs, c.layers
+    )
     if c.depth_weights:
       # Initially, each sublayer reads only the preceding output.
       sizes = tuple(range(2, 2 * c.layers + 2))
       weights = jnp.concatenate([jnp.eye(n)[-1] for n in sizes])
       self.depth_weights = layers.vector(weights, "depth", parts=sizes)
-    self.head = TokenHead(rngs, c)
+    self.head = LtgBertTokenHead(rngs, c)
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     # `positions` are unused, because attention needs only distances.
     c = self.config
-    x = encoder.embed(self.embedding, tokens, c.dtype)
+    x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
     x = self.embedding_norm(x)
-    x, mask, keys = encoder.begin(c, x, mask, dropout_key)
+    x, mask, keys = encoder.block_inputs(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
     if c.depth_weights:
       return self._run_by_depth(x, mask, keys, relative)
@@ -257,5 +259,5 @@ class LtgBert(encoder.Encoder):
     return x
 
   def output_head(self) -> encoder.Head:
-    kernel = encoder.table(self.embedding).T
+    kernel = encoder.embedding_table(self.embedding).T
     return encoder.Head(kernel, self.head.bias[...], self.head)

@@ -42,7 +42,7 @@ class Model:
 
   def init(self, seed: int) -> Params:
     """Draws parameters that do not depend on the mesh. Call it under jit."""
-    variables = _variables(_module(self.config, seed))
+    variables = _variables(_encoder_module(self.config, seed))
     return {path: v.get_value() for path, v in variables.items()}
 
   def encode(
@@ -145,7 +145,9 @@ class Model:
     return sum(shape.size for shape in self.shapes.values())
 
 
-def build(config: EncoderConfig | Mapping[str, Any], vocab_size: int) -> Model:
+def build_model(
+  config: EncoderConfig | Mapping[str, Any], vocab_size: int
+) -> Model:
   """Builds a model from an encoder's settings.
 
   A mapping of settings must include the encoder's `name`. Raises a UserError
@@ -159,7 +161,7 @@ def build(config: EncoderConfig | Mapping[str, Any], vocab_size: int) -> Model:
 def from_config(config: EncoderConfig) -> Model:
   """Builds a model from an encoder's configuration."""
   with nnx.set_graph_mode(False):
-    module = nnx.eval_shape(lambda: _module(config, 0))
+    module = nnx.eval_shape(lambda: _encoder_module(config, 0))
     graph, _ = nnx.split(module)
   shapes, axes, tensors = {}, {}, {}
   for path, variable in _variables(module).items():
@@ -174,7 +176,7 @@ def from_config(config: EncoderConfig) -> Model:
   return Model(config, graph, shapes, axes, tensors)
 
 
-def _module(config: EncoderConfig, seed: int) -> Encoder:
+def _encoder_module(config: EncoderConfig, seed: int) -> Encoder:
   return config.module(nnx.Rngs(params=jax.random.key(seed)))
 
 

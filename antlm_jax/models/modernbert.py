@@ -66,21 +66,21 @@ class ModernBertConfig(EncoderConfig):
   ) -> Linear:
     """Declares a matrix, with smaller weights if its output is added."""
     std = self.init_std / ((2 * self.layers) ** 0.5 if out else 1)
-    return Linear(layers.truncated(rngs, shape, axes, std), bias)
+    return Linear(layers.truncated_normal(rngs, shape, axes, std), bias)
 
 
-def _norm(config: ModernBertConfig) -> layers.LayerNorm:
+def _layer_norm(config: ModernBertConfig) -> layers.LayerNorm:
   return layers.LayerNorm(config.width, config.norm_eps, True, bias=False)
 
 
-class Attention(llama.Attention):
+class ModernBertAttention(llama.LlamaAttention):
   """Llama's attention with dropout of its output."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     super().__init__(rngs, config)
     layers.published_as("qkv", self.q, self.k, self.v)
 
-  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
+  def __call__(self, x, rope, mask: attention.MaskPlan, key) -> jax.Array:
     keys = layers.split_key(key, 2)
     y = super().__call__(x, rope, mask, keys[0])
     return layers.dropout(y, self.config.attention_dropout, keys[1])
@@ -100,16 +100,16 @@ class GeGLU(llama.GatedMLP):
     return self.down(layers.dropout(y, self.dropout, key))
 
 
-class Block(nnx.Module):
+class ModernBertBlock(nnx.Module):
   """Pre-norm attention and pre-norm GeGLU, each added to its input."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
-    self.attention_norm = _norm(config)
-    self.attention = Attention(rngs, config)
-    self.mlp_norm = _norm(config)
+    self.attention_norm = _layer_norm(config)
+    self.attention = ModernBertAttention(rngs, config)
+    self.mlp_norm = _layer_norm(config)
     self.mlp = GeGLU(rngs, config)
 
-  def __call__(self, x, first, rope, mask: attention.Prepared, key):
+  def __call__(self, x, first, rope, mask: attention.MaskPlan, key):
     keys = layers.split_key(key, 2)
     # The norm of the embeddings has already normalized the first input.
     y = jnp.where(first, x, self.attention_norm(x))
@@ -117,14 +117,14 @@ class Block(nnx.Module):
     return x + self.mlp(self.mlp_norm(x), keys[1])
 
 
-class TokenHead(nnx.Module):
+class ModernBertTokenHead(nnx.Module):
   """Transforms hidden states before their product with the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = config
     shape = c.width, c.width
     self.linear = c.linear(rngs, shape, ("embed", None), out=True)
-    self.norm = _norm(c)
+    self.norm = _layer_norm(c)
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
   def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
@@ -136,23 +136,27 @@ class ModernBert(encoder.Encoder):
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = self.config = config
-    self.embedding = layers.truncated(
+    self.embedding = layers.truncated_normal(
       rngs, (c.vocab_size, c.width), ("vocab", "embed"), c.init_std
     )
-    self.embedding_norm = _norm(c)
-    self.blocks = encoder.stack(lambda r, _: Block(r, c), rngs, c.layers)
-    self.norm = _norm(c)
-    self.head = TokenHead(rngs, c)
+    self.embedding_norm = _layer_norm(c)
+    self.blocks = encoder.stack(
+      lambda r, _: ModernBertBlock(r, c), rngs, c.layers
+    )
+    self.norm = _layer_norm(c)
+    self.head = ModernBertTokenHead(rngs, c)
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x = encoder.embed(self.embedding, tokens, c.dtype)
-    x, mask, keys = encoder.begin(c, self.embedding_norm(x), mask, dropout_key)
+    x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
+    x, mask, keys = encoder.block_inputs(
+      c, self.embedding_norm(x), mask, dropout_key
+    )
     first = encoder.per_layer([layer == 0 for layer in range(c.layers)])
     rope = encoder.rope(c, positions)
     x = encoder.run_blocks(c, self.blocks, x, mask, keys, first, rope)
     return self.norm(x)
 
   def output_head(self) -> encoder.Head:
-    kernel = encoder.table(self.embedding).T
+    kernel = encoder.embedding_table(self.embedding).T
     return encoder.Head(kernel, self.head.bias[...], self.head)

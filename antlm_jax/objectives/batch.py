@@ -45,7 +45,7 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class BatchLayout:
   """Layout of a batch's rows over microbatches and data shards.
 
   Row r of the batch is row r % (batch_size / microbatches) of microbatch
@@ -131,11 +131,11 @@ def capacity(
   return min(size, rows * length)
 
 
-def assemble(
+def assemble_batch(
   corrupted: Corrupted,
   row_objectives: np.ndarray,
   objectives: Sequence[Objective],
-  layout: Layout,
+  layout: BatchLayout,
   shares: Mapping[int, float],
   segmented: bool,
   word_size: float = 1.0,

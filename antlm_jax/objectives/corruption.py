@@ -55,7 +55,7 @@ class Vocabulary:
     if self.word_inside is not None:
       after = after & ~self.word_inside[tokens[:, 1:]]
     begins[:, 1:] |= after
-    return latest(begins)
+    return latest_begins(begins)
 
   def mean_word_size(self, tokens: np.ndarray) -> float:
     """Returns the mean size of a token's word in rows, in ordinary tokens."""
@@ -131,7 +131,7 @@ class Segments:
     at = np.arange(1, length, dtype=np.int32)
     later[:, :-1] = np.where(starts[:, 1:], at, length)
     end = np.minimum.accumulate(later[:, ::-1], axis=1)[:, ::-1]
-    return cls(latest(starts).astype(np.int32), end)
+    return cls(latest_begins(starts).astype(np.int32), end)
 
   @classmethod
   def whole(cls, n: int, length: int) -> "Segments":
@@ -140,7 +140,7 @@ class Segments:
     return cls(zeros, zeros + np.int32(length))
 
 
-def latest(begins: np.ndarray) -> np.ndarray:
+def latest_begins(begins: np.ndarray) -> np.ndarray:
   """Returns the last begin up to each place; places before it have 0."""
   at = np.arange(begins.shape[1])
   return np.maximum.accumulate(np.where(begins, at, 0), axis=1)

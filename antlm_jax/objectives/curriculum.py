@@ -74,10 +74,10 @@ class Phase:
 
   def counts(self, rows: np.ndarray) -> np.ndarray:
     """Divides a phase's first `rows` rows, int64 `[names, *rows.shape]`."""
-    return np.stack(_counts(rows, list(self.shares.values())))
+    return np.stack(_divide_rows(rows, list(self.shares.values())))
 
 
-def _counts(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
+def _divide_rows(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
   """Divides numbers of rows by shares, as `Phase.counts` does."""
   if len(shares) == 1:
     return [rows]
@@ -88,7 +88,9 @@ def _counts(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
   part = sum(shares[:half]) / sum(shares)
   # 1e-9: 0.1 * 25 must not be 2.4999999999999996 rows.
   first = np.floor(rows * part + 0.5 + 1e-9).astype(np.int64)
-  return _counts(first, shares[:half]) + _counts(rows - first, shares[half:])
+  return _divide_rows(first, shares[:half]) + _divide_rows(
+    rows - first, shares[half:]
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Curriculum:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _WrittenPhase:
   """A phase as written."""
 
   count: float | None
@@ -187,10 +189,10 @@ class _Reader:
       items.append(item())
     return items
 
-  def _sum(self) -> list[_Part]:
+  def _sum(self) -> list[_WrittenPhase]:
     return [part for parts in self._list(self._term, "+") for part in parts]
 
-  def _term(self) -> list[_Part]:
+  def _term(self) -> list[_WrittenPhase]:
     begin = self.at
     repeat = self._take(r"\d+\s*\*")
     if repeat is None:
@@ -207,7 +209,7 @@ class _Reader:
       self.fail(f"over {_MOST_PHASES} phases", begin)
     return parts * int(times)
 
-  def _phase(self) -> _Part:
+  def _phase(self) -> _WrittenPhase:
     position = self.at
     count = self._number()
     if count == 0:
@@ -227,7 +229,7 @@ class _Reader:
     for name, weight in zip(names, weights, strict=True):
       # C:M:C=1:2:1 has C twice.
       shares[name] = shares.get(name, 0) + weight / sum(weights)
-    return _Part(count, unit, shares, position)
+    return _WrittenPhase(count, unit, shares, position)
 
   def _name(self) -> str:
     name, known = self._take(NAME), ", ".join(self.known)
@@ -271,7 +273,7 @@ class _Reader:
 _read = functools.lru_cache(_Reader)  # runs read their string several times
 
 
-def names(text: str, known: Collection[str]) -> tuple[str, ...]:
+def objective_names(text: str, known: Collection[str]) -> tuple[str, ...]:
   """Returns the names in a curriculum string as they first appear.
 
   Raises:
@@ -287,7 +289,7 @@ def scaled(text: str, known: Collection[str], steps: int) -> str:
   If it has more phases than steps, only the first of them stay.
   """
   # A thousand, so that each phase has at least a step before it is scaled.
-  kept = parse(text, known, 1000, 1000).phases[:steps]
+  kept = parse_curriculum(text, known, 1000, 1000).phases[:steps]
   end, phases = 0, []
   for later, phase in zip(range(len(kept))[::-1], kept, strict=True):
     start, wanted = end, round(phase.stop / kept[-1].stop * steps)
@@ -296,7 +298,7 @@ def scaled(text: str, known: Collection[str], steps: int) -> str:
   return f"{'+'.join(phases)} steps"
 
 
-def parse(
+def parse_curriculum(
   text: str,
   known: Collection[str],
   steps_per_epoch: float,

@@ -19,9 +19,9 @@ from antlm_jax.objectives.corruption import (
   Draw,
   Segments,
   Vocabulary,
-  latest,
+  latest_begins,
 )
-from antlm_jax.settings import Registry, check, setting
+from antlm_jax.settings import Registry, check_section, setting
 
 KINDS = Registry("objective", "kind")
 ATTENTION = ("causal", "bidirectional", "prefix", "block")
@@ -133,7 +133,7 @@ class Objective:
   )
 
   def __post_init__(self):
-    check(self, f"objective {self.name!r}: ")
+    check_section(self, f"objective {self.name!r}: ")
     if self.mask_token + self.random_token > 1 + 1e-6:
       self.fail("random_token", "at most 1 - mask_token")
     if self.predict == "suffix" and self.attention != "prefix":
@@ -242,8 +242,10 @@ class Objective:
       if self.mask_ends and vocabulary.eos_id is not None:
         # But not an end token that is a document's first.
         maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
-      chosen, unit = _choose(self, own, tokens, maskable, draw, vocabulary)
-      inputs = _replace(self, tokens, chosen, unit, draw, vocabulary)
+      chosen, unit = _choose_tokens(
+        self, own, tokens, maskable, draw, vocabulary
+      )
+      inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
     targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
     predicted = targets[self.predict]
     for never in (vocabulary.pad_id, vocabulary.mask_id):
@@ -373,10 +375,12 @@ def changed(name: str, values: Mapping[str, Any]) -> Objective:
     known = settings.of(chosen)
     base = settings.to_dict(OBJECTIVES[name])
     base = {n: v for n, v in base.items() if n in {*known, "kind"}}
-  return make({**base, **values}, group)
+  return make_objective({**base, **values}, group)
 
 
-def make(values: Mapping[str, Any], group: str, old: bool = False) -> Objective:
+def make_objective(
+  values: Mapping[str, Any], group: str, old: bool = False
+) -> Objective:
   """Makes an objective of plain values, as `settings.from_dict` does."""
   if old and values.get("middle_rate"):  # which every objective had until 0.2
     values = {"kind": "fim", **values}
@@ -458,12 +462,12 @@ def _block_begin(objective, segments) -> np.ndarray:
   return at - (at - segments.start) % np.int32(objective.block_length)
 
 
-def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
+def _choose_tokens(objective, ratio, tokens, maskable, draw, vocabulary):
   """Returns which tokens are chosen, and the position whose draws each uses."""
   at = np.arange(tokens.shape[1])
   coins = objective.choice == "coin"
   if coins and objective.unit == "span":
-    chosen, unit = _spans(objective, ratio, draw, len(at))
+    chosen, unit = _random_spans(objective, ratio, draw, len(at))
     return chosen & maskable, unit
   visit = 0
   if objective.choice == "covering":
@@ -472,7 +476,7 @@ def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
   if objective.unit == "word":
     unit = vocabulary.words(tokens)
   elif objective.unit == "span":
-    unit = _tiles(objective, draw, len(at))
+    unit = _tile_spans(objective, draw, len(at))
   if not coins:
     return _in_turn(objective, ratio, unit, maskable, draw, visit), unit
   u = draw.uniform("choose", at)
@@ -512,7 +516,7 @@ def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
   return np.take_along_axis(before, unit, axis=1)
 
 
-def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
+def _tile_spans(objective: Objective, draw: Draw, length: int) -> np.ndarray:
   """Cuts rows into spans; returns where the span of each token begins."""
   shares = np.cumsum(objective.span_shares)[:-1]
   u = draw.uniform("tile", np.arange(length))
@@ -521,10 +525,10 @@ def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
   row, span = np.nonzero(begins < length)
   is_begin = np.zeros((len(draw.rows), length), bool)
   is_begin[row, begins[row, span]] = True
-  return latest(is_begin)
+  return latest_begins(is_begin)
 
 
-def _spans(objective: Objective, ratio, draw: Draw, length: int):
+def _random_spans(objective: Objective, ratio, draw: Draw, length: int):
   """Chooses spans by coins; a span that begins inside another cuts it off."""
   shares = objective.span_shares
   # Spans may begin before the row, so that its first tokens are as likely to be
@@ -558,7 +562,7 @@ def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
   return high
 
 
-def _replace(objective, tokens, chosen, unit, draw, vocabulary):
+def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
   """Makes each chosen token `<mask>` or a random token, or leaves it."""
   if objective.mask_token >= 1:
     return np.where(chosen, np.int32(vocabulary.mask_id), tokens)

@@ -36,7 +36,7 @@ class History(list[Measurement]):
   """
 
   def __repr__(self) -> str:
-    return tables.text(self._rows(), Measurement._fields, "><>")
+    return tables.text_table(self._rows(), Measurement._fields, "><>")
 
   def _repr_html_(self) -> str:
     return tables.html(self._rows(), Measurement._fields)
@@ -53,7 +53,7 @@ def read(folder: str | os.PathLike[str], names: str = "*") -> History:
 
   Raises a UserError if the folder has none, or none of these names.
   """
-  rows = _by_step(folder)
+  rows = _metrics_by_step(folder)
   found = History(
     Measurement(step, name, value)
     for step, row in rows.items()
@@ -71,18 +71,20 @@ def plot(folder: str | os.PathLike[str]):
 
   Notebooks show it. Raises a UserError if the folder has no measurements.
   """
-  rows, folder = _by_step(folder), files.path(folder)
+  rows, folder = _metrics_by_step(folder), files.absolute_path(folder)
   text = files.read_text(folder / saving.CONFIG, "the run's config")
-  config, found = config_lib.from_json(text), {}
+  config, found = config_lib.config_from_json(text), {}
   with contextlib.suppress(UserError):  # a run that has not ended has none
     found = files.read_json(folder / "summary.json", "the summary")
   phases, mix = _schedules(config, found.get("steps_per_epoch"))
   unigram = found.get("unigram_entropy", math.nan)
-  return plots.curves(config, phases, mix, rows, unigram)
+  return plots.draw_run_curves(config, phases, mix, rows, unigram)
 
 
-def _by_step(folder: str | os.PathLike[str]) -> dict[int, dict[str, float]]:
-  rows = metrics.by_step(metrics.read_records(files.path(folder)))
+def _metrics_by_step(
+  folder: str | os.PathLike[str],
+) -> dict[int, dict[str, float]]:
+  rows = metrics.by_step(metrics.read_records(files.absolute_path(folder)))
   if not rows:
     raise UserError(
       f"{os.fspath(folder)} has no measurements of a run: it holds no"
@@ -103,10 +105,12 @@ def _schedules(
     return None, None
   train, known = config.train, list(config.known_objectives)
   length = train.steps or round(train.epochs * per_epoch) or None
-  found = curriculum_lib.parse(config.curriculum, known, per_epoch, length)
+  found = curriculum_lib.parse_curriculum(
+    config.curriculum, known, per_epoch, length
+  )
   if not config.data.mix:
     return found, None
   text = config.data.mix
   names = re.findall(curriculum_lib.NAME, text)
   how = per_epoch, found.steps, "source"
-  return found, curriculum_lib.parse(text, names, *how)
+  return found, curriculum_lib.parse_curriculum(text, names, *how)

@@ -45,9 +45,9 @@ class Page(Hook):
     """Writes the curves and the page; returns the table of held-out losses."""
     run, step = trainer.run, trainer.step
     values = metrics.by_step(metrics.read_records(trainer.folder))
-    best = summary.best(values, run.config.eval.watch)
+    best = summary.best_step(values, run.config.eval.watch)
     at_best = best and best["step"]
-    held_out = summary.held_out(values, run, step, at_best)
+    held_out = summary.held_out_evaluations(values, run, step, at_best)
     unigram, modes = run.unigram_entropy(), summary.modes(values, run)
     at_end = step == trainer.total
     self.summary |= {
@@ -65,14 +65,14 @@ class Page(Hook):
       with contextlib.suppress(UserError, KeyError):
         before = files.read_json(trainer.folder / SUMMARY, "the summary")
         self.summary["seconds"] = before["seconds"]
-    table = summary.table(held_out, unigram, run, step)
+    table = summary.held_out_table(held_out, unigram, run, step)
     schedules = run.curriculum, run.order.mix
-    figure = plots.curves(run.config, *schedules, values, unigram)
-    plots.save(figure, trainer.folder / "curves.png")
+    figure = plots.draw_run_curves(run.config, *schedules, values, unigram)
+    plots.save_figure(figure, trainer.folder / "curves.png")
     workdir = trainer.workdir
     page = summary.page(run, workdir, self._command, self.summary, table)
     files.write_text(trainer.folder / "README.md", page)
-    return tables.text(*table, "<>")
+    return tables.text_table(*table, "<>")
 
   def _say(self, trainer: Trainer, table: str) -> None:
     """Prints the time, the held-out losses, advice, and where the files are."""

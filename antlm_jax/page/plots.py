@@ -13,7 +13,7 @@ from antlm_jax.config import Config
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import PAIRS, ByStep
-from antlm_jax.units import number, quantity
+from antlm_jax.units import parse_quantity, quantity
 
 # Colours by order of appearance. They differ in grey and for the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -27,7 +27,7 @@ _MANY = 12
 _BINS = 300  # points of a training curve over the whole run
 
 
-def curves(
+def draw_run_curves(
   config: Config,
   curriculum: Curriculum | None,
   mix: Curriculum | None,
@@ -66,12 +66,14 @@ def curves(
   _draw_losses(panels[0], rows, colours, sets, own, steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
     style = {"lw": 2, "marker": "o", "ms": 3.5}
-    _line(panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style)
+    _draw_line(
+      panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style
+    )
   if pairs:
     panels[1].axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
     panels[1].set_ylabel("minimal pairs\n(share right)")
     legend(panels[1])
-  _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
+  _draw_line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
   panels[-1].set(ylabel="learning\nrate", xlabel="step", xlim=(0, steps))
   if mix:
     legend(panels[-1])
@@ -109,15 +111,17 @@ def _draw_losses(axes, rows, colours, sets, own, steps: int, unigram) -> None:
     if kind in own:
       after = {s: row for s, row in rows.items() if s in own[kind]}
       others = {s: row for s, row in rows.items() if s not in after}
-      _line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
-      _line(axes, after, key, label=f"{kind}, after {kind} blocks", **style)
+      _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
+      _draw_line(
+        axes, after, key, label=f"{kind}, after {kind} blocks", **style
+      )
       style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
-      _line(axes, others, key, label=f"{kind}, after others", **style)
+      _draw_line(axes, others, key, label=f"{kind}, after others", **style)
     else:
-      _line(axes, rows, key, label=f"{kind}, held out", **style)
+      _draw_line(axes, rows, key, label=f"{kind}, held out", **style)
     for of, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
       style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {of}"}
-      _line(axes, rows, f"eval/{kind}/{of}/loss", color=colour, **style)
+      _draw_line(axes, rows, f"eval/{kind}/{of}/loss", color=colour, **style)
   for step, row in rows.items():
     keys = (k for k in row if k.startswith("eval/") and k.endswith("/loss"))
     # The first losses would flatten the curves.
@@ -149,7 +153,7 @@ def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
       yield np.stack([np.mean(list(group), 0) for _, group in bins], 1)
 
 
-def _line(axes, rows: ByStep, key: str, **style) -> None:
+def _draw_line(axes, rows: ByStep, key: str, **style) -> None:
   points = [(step, row[key]) for step, row in rows.items() if key in row]
   if points:
     axes.plot(*zip(*points, strict=True), **style)
@@ -188,7 +192,7 @@ def canvas(width: float, height: float, title: str):
 def tick(value: float) -> str:
   """Writes a number without rounding it: 2,048, 20,000, 1.5M."""
   short = quantity(value)
-  exact = value >= 1e6 and number(short) == value
+  exact = value >= 1e6 and parse_quantity(short) == value
   return short if exact else f"{value:,.10g}"
 
 
@@ -229,7 +233,7 @@ def shade(
       low = high
 
 
-def save(figure, path: pathlib.Path) -> None:
+def save_figure(figure, path: pathlib.Path) -> None:
   """Writes a figure as a PNG, whole or not at all."""
   with files.replacing(path) as aside:
     figure.savefig(aside, dpi=_DPI, format="png")

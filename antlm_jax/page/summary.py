@@ -46,7 +46,9 @@ model = antlm_jax.load($path)
 """)
 
 
-def held_out(rows: ByStep, run: Run, end: int, best: int | None) -> list[dict]:
+def held_out_evaluations(
+  rows: ByStep, run: Run, end: int, best: int | None
+) -> list[dict]:
   """Returns the evaluations at the start, each switch, the best and the end."""
   measured = {
     step: {"step": step} | found
@@ -57,7 +59,7 @@ def held_out(rows: ByStep, run: Run, end: int, best: int | None) -> list[dict]:
   return [row for step, row in measured.items() if step in wanted]
 
 
-def best(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
+def best_step(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
   """Returns the best step, and its loss on the rows that did not choose it."""
   losses = metrics.choosing(rows, watch)
   if not losses:
@@ -71,10 +73,10 @@ def best(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
   }
 
 
-def table(
+def held_out_table(
   found: Sequence[dict], unigram_entropy: float, run: Run, end: int
 ) -> tuple[list[list[str]], list[str]]:
-  """Returns the rows and the head of a table of `held_out`'s evaluations."""
+  """Returns the rows and the head of a table of `held_out_evaluations`."""
   keys = dict.fromkeys(key for row in found for key in row)
   losses = [key for key in keys if key.endswith("/loss")]
   modes = sorted(key for key in keys if key.startswith(metrics.PAIRS))
@@ -85,7 +87,7 @@ def table(
   if len(lines) > _MOST_LINES:
     lines[2:-2] = [["..."]]
   lines.append(["unigram entropy", f"{unigram_entropy:.3f}"])
-  names = [metrics.name_of(key) for key in losses]
+  names = [metrics.objective_of_loss(key) for key in losses]
   names += [f"pairs {key.removeprefix(metrics.PAIRS)}" for key in modes]
   return lines, ["held out, loss in nats", *names]
 
@@ -175,9 +177,9 @@ def page(
   lines = [f"- {line}" for line in found["advice"]]
   return _PAGE.substitute(
     name=workdir.name,
-    about=next(notes.of_run(run)),
+    about=next(notes.notes_of_run(run)),
     command=command,
-    figures=tables.markdown(_figures(run, found), ("", "")),
+    figures=tables.markdown(_run_figures(run, found), ("", "")),
     held_out=tables.markdown(*table),
     advice="\n".join([*lines, "\n"]) if lines else "",
     uses="\n".join(_uses(run, workdir)),
@@ -185,7 +187,9 @@ def page(
   )
 
 
-def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _run_figures(
+  run: Run, found: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
   """Yields names and values of a run's figures."""
   step, whole = found["steps"], run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
@@ -203,7 +207,7 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
-  antlm, of = program(), f"--checkpoint={shlex.quote(str(workdir))}"
+  antlm, of = antlm_program(), f"--checkpoint={shlex.quote(str(workdir))}"
   if any(o.left_to_right for o in trained):
     yield f'{antlm} generate {of} --prompt="The"'
   if any(o.per_ratio for o in trained):
@@ -216,7 +220,7 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   yield f"{antlm} export {of} --output={output}   # for transformers"
 
 
-def program() -> str:
+def antlm_program() -> str:
   """Returns the words that run `antlm` here: its path, if not on the PATH."""
   script = pathlib.Path(sys.executable).parent / "antlm"
   if shutil.which("antlm") == str(script):

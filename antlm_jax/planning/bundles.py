@@ -23,7 +23,7 @@ _DUMP = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Listing:
+class BundleCounts:
   """Numbers of bundles of an attention kernel or of an XLA fusion."""
 
   masked: int  # bundles for a block with hidden scores
@@ -33,7 +33,7 @@ class Listing:
   looped: int  # bundles in the loop of a fusion; 0 without a loop
 
   @classmethod
-  def parse(cls, text: str) -> "Listing":
+  def parse(cls, text: str) -> "BundleCounts":
     """Parses a listing and splits it at branches.
 
     A kernel has code for a block with the mask and, maybe, shorter code without
@@ -59,7 +59,7 @@ class Listing:
 
 
 @functools.cache
-def folder() -> str:
+def listing_folder() -> str:
   """Makes a folder for this process's listings; the exit removes it."""
   path = tempfile.mkdtemp(prefix="antlm_bundles_")
   atexit.register(shutil.rmtree, path, ignore_errors=True)
@@ -67,13 +67,15 @@ def folder() -> str:
 
 
 @contextlib.contextmanager
-def listed() -> Iterator[None]:
+def list_programs() -> Iterator[None]:
   """Makes libtpu list its programs, if it is loaded inside this context.
 
   libtpu reads its options once. The environment is restored afterwards.
   """
   before = os.environ.get(_OPTIONS)
-  os.environ[_OPTIONS] = f"{before or ''} {_DUMP.format(folder())}".strip()
+  os.environ[_OPTIONS] = (
+    f"{before or ''} {_DUMP.format(listing_folder())}".strip()
+  )
   try:
     yield
   finally:
@@ -82,15 +84,15 @@ def listed() -> Iterator[None]:
       os.environ[_OPTIONS] = before
 
 
-def read() -> dict[str, Listing]:
+def read_bundle_counts() -> dict[str, BundleCounts]:
   """Returns the listings by the instruction's name, and removes the files.
 
   The compiler lists equal instructions only once.
   """
   out = {}
-  for path in sorted(pathlib.Path(folder()).glob("*.txt")):
+  for path in sorted(pathlib.Path(listing_folder()).glob("*.txt")):
     found = re.fullmatch(r"\d+-(.+)-\d+-final_bundles.txt", path.name)
     if found and "schedule-analysis" not in path.name:
-      out[found[1]] = Listing.parse(path.read_text())
+      out[found[1]] = BundleCounts.parse(path.read_text())
     path.unlink()
   return out

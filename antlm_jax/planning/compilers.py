@@ -35,7 +35,7 @@ def cuda() -> pathlib.Path | None:
   return None
 
 
-def missing(what: str, extra: str, name: str) -> UserError:
+def missing_compiler(what: str, extra: str, name: str) -> UserError:
   """Returns an error about a compiler that is not installed.
 
   Args:

@@ -26,7 +26,7 @@ from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress
 from antlm_jax.training import flops
-from antlm_jax.training.run import Program, Run
+from antlm_jax.training.run import BatchKind, Run
 
 _CUTS = 0x9C07  # random stream, distinct from those of objectives
 _PREFIXES = " KMGTPE"  # powers of 2^10
@@ -135,7 +135,7 @@ class Estimate:
 
 
 def estimate_all(
-  run: Run, chosen: Sequence[Program], forecasts: bool = False
+  run: Run, chosen: Sequence[BatchKind], forecasts: bool = False
 ) -> Iterator[Estimate]:
   """Yields estimates of programs; compiles equal programs only once."""
   done: dict = {}
@@ -145,21 +145,23 @@ def estimate_all(
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
     if key not in done:
-      done[key] = estimate(run, program, forecasts)
+      done[key] = estimate_program(run, program, forecasts)
     yield dataclasses.replace(done[key], name=program.name, steps=program.steps)
 
 
-def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
+def estimate_program(
+  run: Run, program: BatchKind, forecasts: bool = False
+) -> Estimate:
   """Compiles a program and estimates its memory and speed.
 
   Raises a UserError if the config's attention cannot run on the devices.
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
   device = mesh.devices.flat[0]
-  shapes, chip = mesh_lib.abstract(mesh, batch), chips.of(device)
+  shapes, chip = mesh_lib.abstract(mesh, batch), chips.chip_of(device)
   whole = shapes.inputs.size / batch.inputs.size  # over all processes
   # For each product, the backward pass has two: for inputs and for weights.
-  work = flops.forward(run.model, batch) * (3 if training else 1) * whole
+  work = flops.forward_work(run.model, batch) * (3 if training else 1) * whole
   attention = run.attention_of(batch)
   found = {}
   # Estimate the largest batch, if batches grow.
@@ -172,7 +174,7 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
     spent = time.monotonic() - begun
   except jax.errors.JaxRuntimeError as error:
     spent = time.monotonic() - begun
-    arguments = topology.arguments(step, mesh, shapes, training)
+    arguments = topology.program_arguments(step, mesh, shapes, training)
     on_a_device = (
       math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
       for x in jax.tree.leaves(arguments)
@@ -188,14 +190,16 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
     arguments = of.argument_size_in_bytes
     needed = arguments + temporaries
     memory = Memory(chip.memory, needed, arguments, temporaries)
-    listings = bundles.read() if device.platform == "tpu" else {}
+    listings = bundles.read_bundle_counts() if device.platform == "tpu" else {}
     counts = hlo.count(compiled.as_text(), listings)
     found = _speed(run, batch, attention, counts)
     if forecasts:
       network = found["seconds"]["network"]
       what = mesh, run.model, batch, whole, training, counts, listings
       visited = found["executed"] - counts.flops
-      found["forecast"] = forecast.step(*what, visited=visited, network=network)
+      found["forecast"] = forecast.forecast_step_time(
+        *what, visited=visited, network=network
+      )
   return Estimate(
     name=program.name,
     steps=program.steps,
@@ -233,7 +237,7 @@ def exceeded(message: str, arguments: int) -> Memory | None:
 
 def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   """Returns the fields of an `Estimate` about speed."""
-  chip = chips.of(run.mesh.devices.flat[0])
+  chip = chips.chip_of(run.mesh.devices.flat[0])
   fused = counts.stated(head_kernel.NAMES)
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
@@ -279,13 +283,15 @@ def _visited(
   rows = math.prod(batch.inputs.shape[:2])
   group = c.heads // c.kv_heads
   with jax.set_mesh(mesh):
-    blocks = kernel.cut(length, length, group, c.head_dim, c.dtype)
+    blocks = kernel.choose_blocks(length, length, group, c.head_dim, c.dtype)
   stated = rows * length**2 / (2 if mask.causal else 1)
 
   def share(mask):
     if attention == "mosaic":
-      return visits.make(mask, rows, length, length).by_query.share
-    by_query, _ = grid.make(mask, rows, blocks)
+      return visits.make_visit_schedule(
+        mask, rows, length, length
+      ).by_query.share
+    by_query, _ = grid.make_grid_schedules(mask, rows, blocks)
     steps = math.prod(int(n) for n in by_query.grid(rows))
     return steps * blocks.q_size * blocks.k_size / stated
 

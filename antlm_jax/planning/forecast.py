@@ -20,7 +20,14 @@ from antlm_jax.head import kernel as head_kernel
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo
-from antlm_jax.planning.where import KERNELS, NETWORK, PARTS, Time, part, total
+from antlm_jax.planning.where import (
+  KERNELS,
+  NETWORK,
+  PARTS,
+  Time,
+  part_of_step,
+  total_time,
+)
 from antlm_jax.runtime import chips
 
 
@@ -69,22 +76,22 @@ class Forecast:
   @property
   def seconds(self) -> float:
     """Seconds of the whole step."""
-    return total(self.parts).seconds
+    return total_time(self.parts).seconds
 
 
-def of(device: jax.Device) -> Measured | None:
+def measured_chip(device: jax.Device) -> Measured | None:
   """Returns the measurements of a device's chip, or None if unknown."""
-  return MEASURED.get(chips.kind(device.device_kind))
+  return MEASURED.get(chips.chip_kind(device.device_kind))
 
 
-def step(
+def forecast_step_time(
   mesh: jax.sharding.Mesh,
   model: Model,
   batch: Batch,
   whole: float,
   training: bool,
   counts: hlo.Counts,
-  listings: Mapping[str, bundles.Listing],
+  listings: Mapping[str, bundles.BundleCounts],
   *,
   visited: float,
   network: float,
@@ -103,13 +110,13 @@ def step(
     network: Seconds of the collectives.
   """
   device = mesh.devices.flat[0]
-  measured, chip = of(device), chips.of(device)
+  measured, chip = measured_chip(device), chips.chip_of(device)
   if measured is None:
     return f"there are no measurements of {device.device_kind}"
-  parts = instructions(counts.work, chip, measured)
+  parts = instruction_times(counts.work, chip, measured)
   fused, spent = counts.stated(head_kernel.NAMES), 0.0
   if fused:
-    each = _head(mesh, model, batch, listings, chip, measured)
+    each = _head_seconds(mesh, model, batch, listings, chip, measured)
     products = fused / (chip.flops * measured.product)
     # Like other instructions, it takes at least the time of its products.
     seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
@@ -134,7 +141,7 @@ def step(
   return Forecast({name: parts[name] for name in PARTS if name in parts})
 
 
-def instructions(
+def instruction_times(
   work: Mapping[hlo.Instruction, int], chip: chips.Chip, measured: Measured
 ) -> dict[str, Time]:
   """Returns the time of `hlo.Counts.work` by part."""
@@ -143,18 +150,18 @@ def instructions(
   for what, times in work.items():
     products = what.flops / (chip.flops * measured.product)
     seconds = max(products, what.bytes / chip.bandwidth, what.cycles / rate)
-    out[part(what)] += Time(times * seconds, times * products)
+    out[part_of_step(what)] += Time(times * seconds, times * products)
   return dict(out)
 
 
 def kernel(
-  listing: bundles.Listing,
+  listing: bundles.BundleCounts,
   masked: float,
   whole: float,
   outputs: float,
   measured: Measured,
 ) -> float:
-  """Returns the seconds of a TPU kernel on all cores; see `Listing.cycles`."""
+  """Returns the seconds of a kernel on all cores; see `BundleCounts.cycles`."""
   cycles = listing.cycles(masked, whole, outputs)
   return cycles / (measured.clock * measured.cores)
 
@@ -179,12 +186,12 @@ def _attention(
   masks = encoder.masks(c, mask, (parts * rows, length))
   heads_of = tpu_kernel.heads_of_a_step
   with jax.set_mesh(mesh):
-    blocks = tpu_kernel.cut(length, length, group, c.head_dim, dtype)
+    blocks = tpu_kernel.choose_blocks(length, length, group, c.head_dim, dtype)
     at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
 
   def visits(mask):
-    orders = tpu_grid.make(mask, parts * rows, blocks)
-    return [_visits(order, parts * rows) for order in orders]
+    orders = tpu_grid.make_grid_schedules(mask, parts * rows, blocks)
+    return [_block_visits(order, parts * rows) for order in orders]
 
   steps = (masks.total(visits) / c.layers).tolist()  # mean over layers
   out = {}
@@ -198,7 +205,7 @@ def _attention(
   return out
 
 
-def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
+def _block_visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
   """Returns the numbers of masked, whole and output blocks."""
   grid = [int(n) for n in order.grid(rows)]
   ids = jnp.indices(grid).reshape(len(grid), -1)
@@ -212,7 +219,7 @@ def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
   return tuple(int(jnp.sum(x)) for x in at(*ids))
 
 
-def _head(
+def _head_seconds(
   mesh, model: Model, batch: Batch, listings: Mapping, chip, measured: Measured
 ) -> dict[str, float]:
   """Returns the seconds of each head kernel for a microbatch, by name.
@@ -227,7 +234,7 @@ def _head(
   tokens //= mesh.shape["tensor"] if split[0] else 1
   targets, dtype = batch.targets.shape[-1], jnp.dtype(model.config.dtype)
   with jax.set_mesh(mesh):
-    blocks = head_kernel.Blocks.of(targets, tokens, width, dtype)
+    blocks = head_kernel.HeadBlocks.of(targets, tokens, width, dtype)
   steps, out = math.prod(blocks.grid), {}
   for listed, listing in listings.items():
     if not (found := re.search(head_kernel.NAMES, listed)):

@@ -84,12 +84,12 @@ dnn_version_info {{ major: 9 minor: 12 }}
 
 def description(gpu: Gpu) -> str:
   """Returns XLA's description of a GPU, a GpuTargetConfig as text."""
-  chip = chips.CHIPS[chips.kind(gpu.kind)]
+  chip = chips.CHIPS[chips.chip_kind(gpu.kind)]
   known = dataclasses.asdict(gpu) | dataclasses.asdict(chip)
   return _DESCRIPTION.format(**known)
 
 
-def devices(topology: str) -> Sequence[jax.Device]:
+def gpu_devices(topology: str) -> Sequence[jax.Device]:
   """Returns GPUs that programs can be compiled for but not run on.
 
   A topology is a kind and a number, h100:8 for a node of eight or h100:4x8 for
@@ -106,8 +106,8 @@ def devices(topology: str) -> Sequence[jax.Device]:
     )
   path = compilers.cuda()
   if path is None:
-    raise compilers.missing("GPUs", "plan-gpu", "cuda-compiler")
-  _load(path)
+    raise compilers.missing_compiler("GPUs", "plan-gpu", "cuda-compiler")
+  _register_compiler(path)
   return topologies.get_topology_desc(
     platform="cuda",
     topology_name=name,
@@ -117,7 +117,7 @@ def devices(topology: str) -> Sequence[jax.Device]:
 
 
 @functools.cache
-def _load(path: pathlib.Path) -> None:
+def _register_compiler(path: pathlib.Path) -> None:
   """Registers the compiler with JAX."""
   # Let JAX find its devices first, or it would search for a GPU.
   jax.devices()
@@ -138,7 +138,7 @@ def without_cudnn() -> Iterator[None]:
   def attend(q, k, v, prepared, scale, dropout, relative, rope):
     split = prepared.split
     spec = PartitionSpec(split.rows, None, split.heads, None)
-    run = functools.partial(_local, prepared.mask.causal)
+    run = functools.partial(_local_attention, prepared.mask.causal)
     return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
   BACKENDS["cudnn"].run = attend
@@ -149,27 +149,27 @@ def without_cudnn() -> Iterator[None]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _local(causal: bool, q, k, v):
-  return _forward(causal, q, k, v)[0]
+def _local_attention(causal: bool, q, k, v):
+  return _stand_in_forward(causal, q, k, v)[0]
 
 
-def _forward(causal: bool, q, k, v):
+def _stand_in_forward(causal: bool, q, k, v):
   rows, length, heads, _ = q.shape
   sums = jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
-  made = _call(causal, 2, (q, k, v), (q, sums))
+  made = _call_stand_in(causal, 2, (q, k, v), (q, sums))
   out, sums = (checkpoint_name(x, SAVED) for x in made)
   return out, (q, k, v, out, sums)
 
 
-def _backward(causal: bool, kept, g):
+def _stand_in_backward(causal: bool, kept, g):
   q, k, v, *_ = kept
-  return tuple(_call(causal, 5, (*kept, g), (q, k, v)))
+  return tuple(_call_stand_in(causal, 5, (*kept, g), (q, k, v)))
 
 
-_local.defvjp(_forward, _backward)
+_local_attention.defvjp(_stand_in_forward, _stand_in_backward)
 
 
-def _call(causal: bool, products: int, arguments, results):
+def _call_stand_in(causal: bool, products: int, arguments, results):
   """Calls the stand-in for `products` products of queries and keys."""
   q, k = arguments[:2]
   pairs = q.shape[1] * k.shape[1] / (2 if causal else 1)

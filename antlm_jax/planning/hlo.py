@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from antlm_jax.planning.bundles import Listing
+from antlm_jax.planning.bundles import BundleCounts
 
 # First line of a computation, and an instruction: ROOT if it is the result,
 # name, shape, code, text in parentheses, attributes.
@@ -126,9 +126,9 @@ class _Array:
 
   @classmethod
   def parse(cls, kind: str, dims: str, layout: str) -> "_Array":
-    sizes = tuple(_numbers(dims))
+    sizes = tuple(_parse_integers(dims))
     # Size is the first number in bf16, s32 or f8e4m3fn; tokens have no number.
-    bits = _numbers(kind) or [8 * (kind == "pred")]
+    bits = _parse_integers(kind) or [8 * (kind == "pred")]
     # {1,0:T(8,128)S(1)} is in memory space 1. Main memory has no S.
     return cls(sizes, math.prod(sizes) * bits[0] // 8, "S(" in layout)
 
@@ -198,7 +198,7 @@ class _Op:
     """Cycles of its bundles, or the compiler's estimate if unknown."""
     if listing := self.home.listings.get(self.window):
       bounds = self.get(r'"iteration_bounds":\[(.*?)\]')
-      return listing.passes(math.prod(_numbers(bounds)))
+      return listing.passes(math.prod(_parse_integers(bounds)))
     return int(self.get(r'"estimated_cycles":"(\d+)"') or 0)
 
   def get(self, pattern: str) -> str:
@@ -237,7 +237,9 @@ class _Computation:
     return next(op for op in own if op.inside == str(index))
 
 
-def count(text: str, listings: Mapping[str, Listing] | None = None) -> Counts:
+def count(
+  text: str, listings: Mapping[str, BundleCounts] | None = None
+) -> Counts:
   """Counts the work of a program.
 
   Args:
@@ -265,7 +267,7 @@ def count(text: str, listings: Mapping[str, Listing] | None = None) -> Counts:
   return entry.counts
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_integers(text: str) -> list[int]:
   return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
@@ -275,7 +277,7 @@ def _numbers(text: str) -> list[int]:
 def _add(out: Counts, op: _Op) -> None:
   """Adds the work of an instruction."""
   if op.code == "while":
-    passes = _passes(op)
+    passes = _loop_passes(op)
     out.unknown_loops += passes is None
     (body,) = op.called
     out.add(body.counts, 1 if passes is None else passes)
@@ -303,19 +305,19 @@ def _work(out: Counts, op: _Op) -> None:
       _work(out, part)
   elif op.code == "dot":  # equal to XLA's cost analysis
     left = op.operands[0].arrays[0].dims
-    contracted = _numbers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
+    contracted = _parse_integers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
     ways = math.prod(left[d] for d in contracted)
     out.flops += 2.0 * math.prod(op.arrays[0].dims) * ways
   elif op.code == "convolution":
     out.flops += _convolution_flops(op)
-  elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins(op):
+  elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins_collective(op):
     out.collectives[_collective(op, kind[1])] += 1
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
     # The host sends it to other slices.
     kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
     slices = 0
     for part in op.get(r'_xla_megascale_target="\{([\d,:]+)\}').split(","):
-      first, *last = _numbers(part)  # 1 or 1:2
+      first, *last = _parse_integers(part)  # 1 or 1:2
       slices += max(last, default=first) - first + 1
     kind = kind.lower().replace("_", "-")
     one = Collective(kind, op.arrays[0].bytes, slices=slices)
@@ -329,7 +331,7 @@ def _work(out: Counts, op: _Op) -> None:
     out.kernels[op.name, float(stated)] += 1  # stand-in for cuDNN
 
 
-def _passes(loop: _Op) -> int | None:
+def _loop_passes(loop: _Op) -> int | None:
   """Returns the number of passes of a loop, or None if it is unknown.
 
   TPU programs do not state it. Their loops have a counter that begins at a
@@ -375,7 +377,7 @@ def _convolution_flops(op: _Op) -> float:
   window = re.findall(r"(\w+)=(\S+)", op.get(r"window=\{([^}]*)\}"))
   flops = 2.0 * right["i"] * out["b"] * out["f"]
   for axis in sorted(out.keys() - set("bf")):
-    along = {n: _numbers(v.split("x")[int(axis)])[0] for n, v in window}
+    along = {n: _parse_integers(v.split("x")[int(axis)])[0] for n, v in window}
     # Count places of the window that overlap the input, not padding.
     first = np.arange(out[axis])[:, None] * along.get("stride", 1)
     place = first - along.get("pad", 0)  # padding in front
@@ -389,7 +391,7 @@ def _convolution_flops(op: _Op) -> float:
 # ---------------------------------------------------------------- collectives
 
 
-def _begins(op: _Op) -> bool:
+def _begins_collective(op: _Op) -> bool:
   """Whether a collective begins here; TPUs split it into several fusions."""
   if '"async_collective_fusion_config"' not in op.attributes:
     return True
@@ -400,7 +402,7 @@ def _begins(op: _Op) -> bool:
 def _collective(op: _Op, kind: str) -> Collective:
   # A device sends a part of a gathered array, or a whole array to be summed.
   given = sum(operand.bytes for operand in op.operands)
-  group = _group(op.attributes, kind)
+  group = _device_group(op.attributes, kind)
   if kind == "all-gather":
     return Collective(kind, given * len(group), group)
   if kind == "all-reduce" and _is_cut(op):
@@ -417,14 +419,14 @@ def _is_cut(op: _Op) -> bool:
   return {user.code for user in users} == {"dynamic-slice"}
 
 
-def _group(attributes: str, kind: str) -> tuple[int, ...]:
+def _device_group(attributes: str, kind: str) -> tuple[int, ...]:
   """Returns the first group of devices, written in one of four notations."""
   if kind == "collective-permute":
     pairs = re.search(r"source_target_pairs=\{\{(\d+,\d+)\}", attributes)
-    return tuple(_numbers(pairs[1])) if pairs else (0,)
+    return tuple(_parse_integers(pairs[1])) if pairs else (0,)
   text = attributes.partition("replica_groups=")[2]
   if listed := re.match(r"\{\{([\d,]+)\}", text):
-    return tuple(_numbers(listed[1]))
+    return tuple(_parse_integers(listed[1]))
   if spread := re.match(r"\[\d+,(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
     return tuple(_iota(spread[2])[: int(spread[1])].tolist())
   return _group_of_axes(text)
@@ -457,10 +459,12 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
 def _iota(text: str) -> np.ndarray:
   """Returns numbers in an order such as `[4,2]T(1,0)`, or a list."""
   if not text.startswith("["):
-    return np.array(_numbers(text))
+    return np.array(_parse_integers(text))
   sizes, _, order = text.partition("T")
-  ids = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
-  return (ids.transpose(_numbers(order)) if order else ids).reshape(-1)
+  ids = np.arange(math.prod(_parse_integers(sizes))).reshape(
+    _parse_integers(sizes)
+  )
+  return (ids.transpose(_parse_integers(order)) if order else ids).reshape(-1)
 
 
 # --------------------------------------------------------- bytes of main memory
@@ -475,13 +479,13 @@ def _moved(op: _Op) -> int:
     return min(sum(o.far for o in sources), op.bytes) + op.far
   # Arrays on the chip do not count.
   reads = (
-    min(operand.far, _read(op, index, operand.bytes))
+    min(operand.far, _operand_bytes(op, index, operand.bytes))
     for index, operand in enumerate(op.operands)
   )
-  return sum(reads) + _written(op)
+  return sum(reads) + _result_bytes(op)
 
 
-def _read(op: _Op, index: int, whole: int) -> int:
+def _operand_bytes(op: _Op, index: int, whole: int) -> int:
   """Returns the bytes of an operand that an instruction reads."""
   if op.code == "fusion":
     return min(whole, _used(op.called[0].parameter(index), whole))
@@ -501,13 +505,13 @@ def _used(value: _Op, whole: int) -> int:
     elif "AsyncCollective" in user.attributes:
       pass  # counted for the collective
     elif _COLLECTIVE.fullmatch(user.code):
-      total += whole if _begins(user) else 0
+      total += whole if _begins_collective(user) else 0
     elif user.code != "tuple":
-      total += _read(user, index, whole)
+      total += _operand_bytes(user, index, whole)
   return total
 
 
-def _written(op: _Op) -> int:
+def _result_bytes(op: _Op) -> int:
   """Returns the bytes of the result that an instruction writes."""
   if op.code in _UPDATES:
     return op.operands[_UPDATES[op.code]].bytes

@@ -22,7 +22,7 @@ class Network:
   def __init__(self, mesh: jax.sharding.Mesh):
     self._mesh = mesh
     self._devices = list(mesh.devices.flat)
-    self._chip = chips.of(self._devices[0])
+    self._chip = chips.chip_of(self._devices[0])
     self._switched = not self._chip.closes
     self._slice = () if self._switched else self._sides(range(mesh.size))
 

@@ -63,7 +63,7 @@ class Topology:
     return pattern.format(chips=self.chips, cores=cores, shape=self.shape)
 
 
-def parse(topology: str) -> Topology:
+def parse_topology(topology: str) -> Topology:
   """Parses v5e:16x16, h100:8, or a number of chips, such as 256.
 
   Raises a UserError for another text.
@@ -102,7 +102,7 @@ def settings_for(
   It prefers whole parameters on each device, then the fewest microbatches.
 
   Args:
-    topology: Devices; see `parse`.
+    topology: Devices; see `parse_topology`.
     shape: Layers, width, mlp_width, heads and kv_heads of the encoder.
     vocab_size: Number of tokens V; embedding and head are untied.
     rows: Preferred number of rows of a batch.
@@ -111,7 +111,7 @@ def settings_for(
   Raises:
     UserError: The topology is unknown, or the encoder does not fit.
   """
-  place = parse(topology)
+  place = parse_topology(topology)
   devices, limit = place.devices, _SPARE * place.chip.memory
   width, mlp, layers = shape["width"], shape["mlp_width"], shape["layers"]
   kv = 2 * width * shape["kv_heads"] // shape["heads"]
@@ -144,7 +144,7 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
 
   TPUs are TPU VMs where Google has them, and GKE otherwise; GPUs are Slurm's.
   """
-  place = parse(topology)
+  place = parse_topology(topology)
   many = [f"--slices={slices}"] if slices > 1 else []
   bucket = ["--workdir=gs://BUCKET/NAME", "--config.data.path=gs://BUCKET/DATA"]
   if place.type("gcloud"):

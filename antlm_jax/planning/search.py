@@ -44,8 +44,8 @@ class Pod:
     The devices may be absent. It reads the data of `data.path`, if set. Raises
     a UserError if the settings do not fit the devices or each other.
     """
-    changes = {**self.settings, **config_lib.pairs(settings)}
-    config = config_lib.given(self.config, changes)
+    changes = {**self.settings, **config_lib.parse_overrides(settings)}
+    config = config_lib.given_config(self.config, changes)
     length = self.seq_len or config.model.max_seq_len
     batch = config.train.batch_size
     if batch * length > _MOST_TOKENS:
@@ -59,7 +59,7 @@ class Pod:
       rows = self.rows or _EPOCH * batch
       data = StandIn(self.vocab_size, length, self.pieces, rows)
       sources = Sources({"": data}, {"": data}, data, "bos", {}, "")
-    return run_lib.assemble(config, sources, self.devices)
+    return run_lib.assemble_run(config, sources, self.devices)
 
 
 def train_flops(run: Run, begin: int, known: dict) -> float:
@@ -79,7 +79,7 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
   return total
 
 
-def advise(
+def advise_settings(
   pod: Pod, run: Run, found: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
   """Tries settings until all programs fit.
@@ -148,7 +148,7 @@ def microbatches(run: Run) -> list[int]:
   return [n for n in range(1, common + 1) if common % n == 0]
 
 
-def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
+def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
   """Estimates the train steps on all meshes, and returns the fastest first.
 
   It starts no compilation after `budget` seconds.
@@ -167,14 +167,14 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
     for count in counts:
       if time.monotonic() > end:
         break
-      row = _row(pod.run((*mesh, f"train.microbatches={count}")))
+      row = _sweep_row(pod.run((*mesh, f"train.microbatches={count}")))
       out.append(row)
       if row["fits"]:  # more microbatches would be slower
         break
   return sorted(out, key=lambda row: row.get("seconds", math.inf))
 
 
-def _row(run: Run) -> dict:
+def _sweep_row(run: Run) -> dict:
   """Returns the row of a run in the sweep, over all train steps."""
   found = list(estimate_all(run, run.programs(evaluations=False)))
   fits = all(e.memory.fits for e in found)

@@ -33,11 +33,11 @@ _ENVIRONMENT = {
 }
 
 
-def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
+def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices that programs can be compiled for but not run on.
 
   A topology is a TPU generation and its shape, such as v5p:4x4x8, in one or
-  several slices; or GPUs, as in `gpus.devices`. Raises a UserError for an
+  several slices; or GPUs, as in `gpus.gpu_devices`. Raises a UserError for an
   unknown topology or if the compiler is not installed.
   """
   kind = topology.partition(":")[0]
@@ -46,7 +46,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
       raise UserError(
         f"--slices={slices} is for TPUs: {topology} includes its nodes"
       )
-    return gpus.devices(topology)
+    return gpus.gpu_devices(topology)
   if kind not in TPUS:
     known = f"TPUs ({', '.join(TPUS.values())}) or GPUs"
     raise UserError(
@@ -55,7 +55,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     )
   path = compilers.libtpu()
   if path is None:
-    raise compilers.missing("TPUs", "plan-tpu", "libtpu")
+    raise compilers.missing_compiler("TPUs", "plan-tpu", "libtpu")
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
@@ -63,7 +63,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   if kind == "v4":
     options["chip_config_name"] = "megacore"  # a v4 chip is one device
   try:
-    with bundles.listed():
+    with bundles.list_programs():
       return topologies.get_topology_desc(
         platform="tpu", topology_name=topology, **options
       ).devices
@@ -84,10 +84,10 @@ def lower(
   programs = jitted(step, state_shardings(step, mesh))
   function = programs.update if training else programs.evaluate
   with jax.set_mesh(mesh), gpus.without_cudnn():
-    return function.lower(*arguments(step, mesh, batch, training))
+    return function.lower(*program_arguments(step, mesh, batch, training))
 
 
-def arguments(
+def program_arguments(
   step: TrainStep, mesh: jax.sharding.Mesh, batch: Batch, training: bool
 ) -> tuple:
   """Returns the shapes and shardings of the program's arguments."""
@@ -97,7 +97,7 @@ def arguments(
 
   shapes = jax.eval_shape(step.init)
   state = jax.tree.map(like, shapes, state_shardings(step, mesh))
-  batch = jax.tree.map(lambda x: like(x, mesh_lib.rows(mesh)), batch)
+  batch = jax.tree.map(lambda x: like(x, mesh_lib.row_sharding(mesh)), batch)
   return (state if training else state.best_params), batch
 
 

@@ -48,7 +48,7 @@ class Time:
     return Time(self.seconds + other.seconds, self.products + other.products)
 
 
-def part(what: Instruction) -> str:
+def part_of_step(what: Instruction) -> str:
   """Returns the part of a step that an instruction belongs to (`PARTS`)."""
   for name, pattern in _SCOPES.items():
     if re.search(pattern, what.scope):
@@ -57,12 +57,12 @@ def part(what: Instruction) -> str:
   return _REST
 
 
-def total(parts: Mapping[str, Time]) -> Time:
+def total_time(parts: Mapping[str, Time]) -> Time:
   """Returns the time of a whole step."""
   return sum(parts.values(), Time())
 
 
-def read(path: files.Path) -> dict[str, dict[str, Time]]:
+def read_step_parts(path: files.Path) -> dict[str, dict[str, Time]]:
   """Reads the parts of each step from the JSON file of an earlier plan.
 
   Raises a UserError if the file is not a plan with a forecast.
@@ -83,16 +83,17 @@ def read(path: files.Path) -> dict[str, dict[str, Time]]:
     ) from error
 
 
-def table(columns: Mapping[str, Mapping[str, Time]]) -> str:
+def step_parts_table(columns: Mapping[str, Mapping[str, Time]]) -> str:
   """Returns a table of the parts of steps, in milliseconds."""
   rows = [
-    [n, *(_say(c.get(n)) for c in columns.values())] for n in _seen(columns)
+    [n, *(_time_text(c.get(n)) for c in columns.values())]
+    for n in _seen(columns)
   ]
-  rows.append(["all", *(_say(total(c)) for c in columns.values())])
-  return tables.text(rows, ["ms per step (products)", *columns], "<>")
+  rows.append(["all", *(_time_text(total_time(c)) for c in columns.values())])
+  return tables.text_table(rows, ["ms per step (products)", *columns], "<>")
 
 
-def draw(
+def draw_step_parts(
   title: str, columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path
 ) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
@@ -106,7 +107,7 @@ def draw(
     places = [y - 0.4 + thick * (row + 0.5) for y in range(len(seen))]
     style = {"height": thick, "color": next(colours)}
     each = [1e3 * time.seconds for time in times]
-    name += f": {units.milliseconds(total(parts).seconds)}"
+    name += f": {units.milliseconds(total_time(parts).seconds)}"
     axes.barh(places, each, alpha=0.45, label=name, **style)
     axes.barh(places, [1e3 * time.products for time in times], **style)
   axes.set_yticks(range(len(seen)), seen)
@@ -114,14 +115,14 @@ def draw(
   axes.set_xlabel("forecast (ms per step); dark: matrix multiplications alone")
   plots.step_axis(axes)
   plots.legend(axes)
-  plots.save(figure, path)
+  plots.save_figure(figure, path)
 
 
 def _seen(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
   return [name for name in PARTS if any(name in c for c in columns.values())]
 
 
-def _say(time: Time | None) -> str | None:
+def _time_text(time: Time | None) -> str | None:
   if time is None:
     return None
   products = f" ({1e3 * time.products:,.1f})" if time.products else ""

@@ -31,7 +31,7 @@ class Mirror:
   or cannot be written.
 
   Attributes:
-    workdir: The run's folder, as `files.path` returns it.
+    workdir: The run's folder, as `files.absolute_path` returns it.
     folder: The folder to write to.
   """
 
@@ -40,9 +40,9 @@ class Mirror:
     self._copies = files.is_remote(workdir) and processes.is_first()
     if not files.is_remote(workdir):
       return
-    self.workdir = files.path(workdir)
+    self.workdir = files.absolute_path(workdir)
     if self._copies:
-      _check(self.workdir)
+      _check_bucket_rights(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
     # A single thread, so that no older copy of a file replaces a newer copy.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -98,16 +98,16 @@ class Mirror:
           (self.workdir / name).write_bytes(path.read_bytes())
           self._seen[path] = changed
       self._failed, self._whole = "", True
-    except files.failures() as error:
+    except files.file_failures() as error:
       if not self._failed:  # the next push tries again, silently
-        self._failed = files.reason(error)
+        self._failed = files.failure_reason(error)
         progress.say(
           f"warning: metrics cannot be copied to {self.workdir} now:"
           f" {self._failed}"
         )
 
 
-def _check(url) -> None:
+def _check_bucket_rights(url) -> None:
   """Tries every right that a run needs."""
   probe = url / f".writable-{os.getpid()}"
   try:
@@ -121,5 +121,10 @@ def _check(url) -> None:
       f"{url}: there is no such bucket; make it with gcloud storage buckets"
       " create"
     ) from error
-  except (*files.failures(), ValueError) as error:  # that of a name's letters
-    raise UserError(f"{url} cannot be used: {files.reason(error)}") from error
+  except (
+    *files.file_failures(),
+    ValueError,
+  ) as error:  # that of a name's letters
+    raise UserError(
+      f"{url} cannot be used: {files.failure_reason(error)}"
+    ) from error

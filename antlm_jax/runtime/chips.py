@@ -58,18 +58,18 @@ CHIPS = {
 }
 
 
-def kind(name: str) -> str | None:
+def chip_kind(name: str) -> str | None:
   """Returns the key of `CHIPS` for a jax.Device.device_kind, or None."""
   kinds = [kind for kind in CHIPS if name.startswith(kind)]
   return max(kinds, key=len, default=None)
 
 
-def of(device: jax.Device) -> Chip | None:
+def chip_of(device: jax.Device) -> Chip | None:
   """Returns a device's peaks, or None if they are unknown.
 
   A GPU's memory is the share that JAX takes.
   """
-  known = kind(device.device_kind)
+  known = chip_kind(device.device_kind)
   return None if known is None else usable(known)
 
 

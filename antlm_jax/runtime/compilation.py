@@ -46,7 +46,7 @@ def _machine() -> str:
   return f"{known}-{zlib.crc32(str(sorted(set(able))).encode()):08x}"
 
 
-def folder() -> str | None:
+def program_cache() -> str | None:
   """Returns the folder of compiled programs, or None."""
   kept = jax.config.jax_enable_compilation_cache
   return (kept and jax.config.jax_compilation_cache_dir) or None

@@ -53,7 +53,7 @@ def is_remote(path: str | os.PathLike) -> bool:
   return os.fspath(path).startswith("gs://")
 
 
-def shown(path: pathlib.PurePath) -> pathlib.PurePath:
+def shown_path(path: pathlib.PurePath) -> pathlib.PurePath:
   """Returns a path as people write it: relative, in the present folder."""
   here = pathlib.Path.cwd()
   return path.relative_to(here) if path.is_relative_to(here) else path
@@ -67,11 +67,13 @@ def absent(folder: pathlib.PurePath) -> str:
   near_by = [] if is_remote(folder) else folder.parent.glob("*")
   others = (other.name for other in near_by if other.is_dir())
   near = difflib.get_close_matches(folder.name, others, n=1)
-  hint = f"; did you mean {shown(folder.parent / near[0])}?" if near else ""
+  hint = (
+    f"; did you mean {shown_path(folder.parent / near[0])}?" if near else ""
+  )
   return f"no such folder{hint}"
 
 
-def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
+def absolute_path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
   if not is_remote(where):
     return pathlib.Path(where).absolute()
@@ -96,13 +98,13 @@ def read_text(
   bytes are replaced. A byte-order mark at the beginning is dropped.
   """
   try:
-    data = path(where).read_bytes()
+    data = absolute_path(where).read_bytes()
     if not (why := records.not_utf8(data)):
       return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
     why = f"line {line}: not UTF-8: {error.reason}"
-  except failures() as error:
+  except file_failures() as error:
     why = _why(error)
   raise UserError(f"cannot read {what} {where}: {why}")
 
@@ -135,7 +137,7 @@ def read_jsonl(
 def _object(text: str, start: str, line: int, once: bool = True) -> dict:
   """Parses a JSON object that begins on `line`; errors begin with `start`."""
   try:
-    found = records.from_json(text, once)
+    found = records.parse_json(text, once)
   except json.JSONDecodeError as error:
     line += error.lineno - 1
     raise UserError(f"{start}, line {line}: not JSON: {error.msg}") from error
@@ -149,10 +151,10 @@ def _object(text: str, start: str, line: int, once: bool = True) -> dict:
 def read_csv(
   where: str | os.PathLike, what: str
 ) -> Iterator[tuple[int, dict[str, str]]]:
-  """Yields the line numbers and records of a CSV file, as `records.table`."""
+  """Yields line numbers and records of a CSV file, as `records.csv_records`."""
   text = records.without_marks(read_text(where, what))
   try:
-    yield from records.table(lambda: io.StringIO(text, ""), ())
+    yield from records.csv_records(lambda: io.StringIO(text, ""), ())
   except ValueError as error:
     raise UserError(f"cannot read {what} {where}, {error}") from error
 
@@ -168,7 +170,7 @@ def writing(where: str | os.PathLike) -> Iterator[None]:
     # A failed computation may be "UNAVAILABLE", too, but is no ValueError.
     words = _TENSORSTORES if isinstance(error, ValueError) else ()
     wrapped = any(word in str(error) for word in (FULL, *words))
-    if not wrapped and not isinstance(error, failures()):
+    if not wrapped and not isinstance(error, file_failures()):
       raise
     raise UserError(f"cannot write {where}: {_why(error)}") from error
 
@@ -189,7 +191,7 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
       target.parent.mkdir(parents=True, exist_ok=True)
       for left in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
         if left == aside or not _is_alive(left.name.split(".")[-2]):
-          _remove(left)
+          _remove_path(left)
       yield aside
       # A rename may reach the disk before the file's content.
       for file in (aside, *aside.rglob("*")):
@@ -198,7 +200,7 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
             os.fsync(opened.fileno())
       aside.replace(target)
     finally:
-      _remove(aside)
+      _remove_path(aside)
 
 
 def _is_alive(process: str) -> bool:
@@ -212,7 +214,7 @@ def _is_alive(process: str) -> bool:
   return True
 
 
-def _remove(path: pathlib.Path) -> None:
+def _remove_path(path: pathlib.Path) -> None:
   """Removes a file or folder, if it is there."""
   shutil.rmtree(path, ignore_errors=True)
   path.unlink(missing_ok=True)
@@ -222,7 +224,7 @@ def write_text(where: str | os.PathLike, text: str) -> None:
   """Writes a file whole or not at all, on this machine or in a bucket."""
   if is_remote(where):  # an object appears when it is whole
     with writing(where):
-      path(where).write_text(text)
+      absolute_path(where).write_text(text)
     return
   with replacing(where) as aside:
     aside.write_text(text, encoding="utf-8")
@@ -245,7 +247,7 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def locked(
+def file_lock(
   where: str | os.PathLike, wait: bool = False, refuse: bool = True
 ) -> Iterator[bool]:
   """Holds a lock for the time of its block, and yields whether it does.
@@ -283,7 +285,7 @@ def locked(
     yield True
 
 
-def failures() -> tuple[type[Exception], ...]:
+def file_failures() -> tuple[type[Exception], ...]:
   """Returns the errors of files and buckets; others are bugs.
 
   tensorstore raises a ValueError instead. `writing` knows it by its text.
@@ -303,10 +305,10 @@ def failures() -> tuple[type[Exception], ...]:
 def out_of_reach(error: Exception) -> bool:
   """Whether a bucket, or the right to use it, is missing, not its content."""
   words = any(w in str(error) for w in (*_OUT_OF_REACH, "Forbidden: "))
-  return words or isinstance(error, (TimeoutError, *failures()[1:]))
+  return words or isinstance(error, (TimeoutError, *file_failures()[1:]))
 
 
-def reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
   """Returns in one line why a file could not be read or written."""
   if getattr(error, "filename", None):
     return f"{error.strerror}: {error.filename}"

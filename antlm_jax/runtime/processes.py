@@ -49,7 +49,7 @@ def initialize() -> None:
     "initialization_timeout": 10 * JOIN,  # then JAX would abort the process
   }
   try:
-    _join(options)
+    _join_processes(options)
   except KeyboardInterrupt as error:
     _end(*errors.explain(error))
   except ValueError as error:
@@ -103,7 +103,7 @@ def _on_tpu() -> bool:
   return bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
-def _join(options: dict) -> None:
+def _join_processes(options: dict) -> None:
   """Joins in a thread, since Python handles no signal while JAX waits."""
   pool = concurrent.futures.ThreadPoolExecutor(1)
   joined = pool.submit(jax.distributed.initialize, **options)
@@ -159,7 +159,7 @@ def agreed(value: int) -> int:
   return int(largest(lambda: [value])()[0])
 
 
-def same(text: str) -> bool:
+def same_on_all(text: str) -> bool:
   """Whether all processes have the same text; waits for all of them."""
   number = zlib.crc32(text.encode()) >> 1  # an int32
   # The largest and, as the largest of the negated, the smallest.
@@ -209,7 +209,7 @@ def _watch(left: threading.Event) -> None:
       # Process 0 may have succeeded a moment ago, as this one will.
       if left.wait(_STAY):
         return
-      _end(errors.CRASHED, f"error: process 0 has ended: {_line(error)}")
+      _end(errors.CRASHED, f"error: process 0 has ended: {_error_line(error)}")
     for key, text in said:
       status, _, line = text.partition(" ")
       number, stay = key.removeprefix(_FAILED), _STAY if is_first() else 0
@@ -227,12 +227,15 @@ def _fail(error: BaseException, left: threading.Event) -> None:
       errors.CRASHED,
       (
         f"error: process {me}: a computation failed, as happens when another"
-        f" process ends: {_line(error)}"
+        f" process ends: {_error_line(error)}"
       ),
     )
   elif told is None:
     traceback.print_exception(error)
-    told = errors.CRASHED, f"error: {type(error).__name__}: {_line(error)}"
+    told = (
+      errors.CRASHED,
+      f"error: {type(error).__name__}: {_error_line(error)}",
+    )
   left.set()
   status, line = told
   with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has ended
@@ -250,5 +253,5 @@ def _end(status: int, line: str, stay: float = 0.0) -> None:
   os._exit(status)
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
   return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -46,7 +46,7 @@ def not_utf8(head: bytes) -> str:
   return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 
-def lines(file: Iterable[str]) -> Iterator[str]:
+def unmarked_lines(file: Iterable[str]) -> Iterator[str]:
   """Yields lines without byte-order marks before them.
 
   `file` is opened with `errors="surrogateescape"`, so that the line of a byte
@@ -71,7 +71,7 @@ def writable(text: str) -> bool:
   return True
 
 
-def from_json(text: str, once: bool = True) -> Any:
+def parse_json(text: str, once: bool = True) -> Any:
   """Parses a value of JSON, which a byte-order mark may precede.
 
   Raises:
@@ -80,7 +80,7 @@ def from_json(text: str, once: bool = True) -> Any:
   """
   text = text.lstrip(MARK)
   try:
-    found = json.loads(text, object_pairs_hook=_fields if once else None)
+    found = json.loads(text, object_pairs_hook=_unique_fields if once else None)
     escaped = "\\ud" in text or "\\uD" in text
     if escaped and not writable(json.dumps(found, ensure_ascii=False)):
       raise ValueError(HALF)
@@ -89,7 +89,7 @@ def from_json(text: str, once: bool = True) -> Any:
   return found
 
 
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   found = dict(pairs)
   if len(found) < len(pairs):
     check_once([name for name, _ in pairs], found)
@@ -103,7 +103,7 @@ def check_once(names: Collection[str], columns: Collection[str]) -> None:
     raise ValueError(f"two columns have the name {more[0]!r}; rename one")
 
 
-def table(
+def csv_records(
   read: Callable[[], Lines], columns: Collection[str], tabs: bool = False
 ) -> Iterator[tuple[int, dict[str, str]]]:
   """Yields the last line's number, and the fields by name, of each record.

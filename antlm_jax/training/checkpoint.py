@@ -79,10 +79,10 @@ class Meta:
     """Reads the result of `to_json`, from any version of this library."""
     names = {f.name for f in dataclasses.fields(Meta)} & fields.keys()
     own = {name: fields[name] for name in names}
-    own["config"] = config_lib.from_json(fields["config"])
+    own["config"] = config_lib.config_from_json(fields["config"])
     own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
     own["ends"] = tuple(fields.get("ends", ()))
-    milestones.check(fields.get("milestones", {}))
+    milestones.check_milestones(fields.get("milestones", {}))
     return cls(**own)
 
 
@@ -115,12 +115,12 @@ def _sums_of_bits(arrays):
   return jax.tree.map(total, arrays)
 
 
-def sums(arrays):
+def bit_sums(arrays):
   """Sums the bits of each array modulo 2^32: the same for every sharding."""
   return jax.tree.map(int, jax.device_get(_sums_of_bits(arrays)))
 
 
-def digest(sums: Mapping[str, Any]) -> int:
+def json_checksum(sums: Mapping[str, Any]) -> int:
   """Returns the CRC-32 of plain JSON, such as the arrays' sums."""
   return zlib.crc32(json.dumps(sums, sort_keys=True).encode())
 
@@ -145,15 +145,15 @@ def save_args(
         f"{files.FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
       )
   # The CRC-32 covers the sums, and so every array.
-  fields = {**fields, "sums": sums(items)}
-  fields["crc32"] = digest(fields)
+  fields = {**fields, "sums": bit_sums(items)}
+  fields["crc32"] = json_checksum(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
 
 
-def steps(path) -> dict[int, pathlib.Path]:
+def checkpoint_steps(path) -> dict[int, pathlib.Path]:
   """Finds the whole checkpoints of a run, or of a folder of steps."""
-  path = files.path(path)
+  path = files.absolute_path(path)
   folder = path / FOLDER if (path / FOLDER).is_dir() else path
   mark = _COMMITTED if files.is_remote(path) else "meta"
   whole = (entry.parent for entry in folder.glob(f"*/{mark}"))
@@ -165,26 +165,26 @@ def torn(folder: pathlib.Path) -> list[int]:
   """Returns the steps that orbax counts although they are not whole.
 
   An interrupted copy or removal leaves such folders. In a bucket, orbax looks
-  for the same file as `steps`.
+  for the same file as `checkpoint_steps`.
   """
   if files.is_remote(folder):
     return []
   names = (entry.name for entry in folder.glob("[0-9]*"))
   found = (int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
-  return sorted({*found} - steps(folder).keys())
+  return sorted({*found} - checkpoint_steps(folder).keys())
 
 
-def find(path, step: int | None = None) -> pathlib.Path:
+def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
   """Returns a step's folder, by default the newest, that `path` is or holds.
 
   Raises a UserError if there is no such checkpoint.
   """
-  path = files.path(path)
+  path = files.absolute_path(path)
   if (path / "meta").is_dir():
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
-  found = steps(path)
+  found = checkpoint_steps(path)
   if not found:
     parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
     inside = sorted({str(part.parent) for each in parts for part in each})
@@ -207,7 +207,7 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     raise
   except Exception as error:  # orbax raises a bare one for a truncated file
     # A checkpoint that is out of reach now must not be passed over.
-    away, why = files.out_of_reach(error), files.reason(error)
+    away, why = files.out_of_reach(error), files.failure_reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
       why = "its files are damaged, or not all there"
     raise (UserError if away else Unreadable)(
@@ -243,7 +243,7 @@ class Checkpoint:
 
   @functools.cached_property
   def path(self) -> pathlib.Path:
-    return find(self._where, self._step)
+    return find_checkpoint(self._where, self._step)
 
   @property
   def name(self) -> str:
@@ -257,7 +257,7 @@ class Checkpoint:
       fields = ocp.JsonCheckpointHandler().restore(
         epath.Path(self.path / "meta"), ocp.args.JsonRestore()
       )
-      if fields.pop("crc32", None) != digest(fields):
+      if fields.pop("crc32", None) != json_checksum(fields):
         raise ValueError("it is not what was saved")
       return fields
 
@@ -284,7 +284,7 @@ class Checkpoint:
   @property
   def digest(self) -> int:
     """CRC-32 of these weights, which depends on nothing else."""
-    return digest(self.sums[self.weights])
+    return json_checksum(self.sums[self.weights])
 
   def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads those of the wanted groups of arrays that it holds, unverified.
@@ -314,7 +314,7 @@ class Checkpoint:
 
   def verify(self, found: Mapping[str, Any]) -> None:
     """Raises Unreadable, on all processes, for arrays with other bits."""
-    for name, group in sums(found).items():
+    for name, group in bit_sums(found).items():
       if wrong := [key for key in group if group[key] != self.sums[name][key]]:
         raise Unreadable(
           f"cannot read the checkpoint {self.path}: {name}/{wrong[0]} is not"
@@ -335,10 +335,10 @@ class Checkpoint:
       del wanted["optimizer"]
     found = self.read(wanted)
     self.verify(found)
-    return complete(like, found)
+    return complete_state(like, found)
 
 
-def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+def complete_state(like: TrainState, found: Mapping[str, Any]) -> TrainState:
   """Makes a state of the arrays that were read, and of `like` for the rest."""
   items = to_items(like) | found
   if "ema" in items and "ema" not in found:

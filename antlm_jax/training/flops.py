@@ -33,10 +33,10 @@ class Work:
 
 def train_step(model: Model, batch: Batch) -> float:
   """Counts a step's operations, without recomputation and padded targets."""
-  return 3 * forward(model, batch).total
+  return 3 * forward_work(model, batch).total
 
 
-def forward(model: Model, batch: Batch) -> Work:
+def forward_work(model: Model, batch: Batch) -> Work:
   """Counts the operations of a batch's evaluation."""
   c = model.config
   # Matrices have three axes, with that of the layers; norms and biases two.

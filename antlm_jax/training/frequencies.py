@@ -11,7 +11,7 @@ _BLOCK = 4096  # rows in memory at once
 _SAMPLE = 1 << 20  # tokens of a sample of rows
 
 
-def counts(rows: Rows, vocab_size: int) -> np.ndarray:
+def token_counts(rows: Rows, vocab_size: int) -> np.ndarray:
   """Counts the tokens of rows, or of an even sample of them, float64 `[V]`."""
   size = min(len(rows), _MOST_ROWS)
   sample = np.linspace(0, len(rows) - 1, size).astype(int)
@@ -34,7 +34,7 @@ def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:
   This is the loss of a model that always predicts the tokens' frequencies.
   Tokens that are `special` (bool `[V]`) do not count: they are never predicted.
   """
-  total = sum(counts(rows, len(special)) for rows in sets)
+  total = sum(token_counts(rows, len(special)) for rows in sets)
   total[special] = 0
   shares = total[total > 0] / total.sum()
   return float(-(shares * np.log(shares)).sum())

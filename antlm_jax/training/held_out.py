@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from antlm_jax.config import Config
-from antlm_jax.data.order import Order, Part
+from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 
 
-def sources(
+def held_out_sources(
   config: Config, training: Source, sets: Mapping[str, Rows]
 ) -> dict[str, dict[str, Source]]:
   """Returns held-out batches by an objective's logged name and by set.
@@ -37,10 +37,10 @@ def sources(
       frequency_power=0.0,
     )
     out[objective.name] = {
-      of: _source(training, name, fixed, rows, config.eval.rows)
+      of: _held_out_source(training, name, fixed, rows, config.eval.rows)
       for of, rows in sets.items()
     }
-  watch, known = config.eval.watch, measured(out)
+  watch, known = config.eval.watch, loss_names(out)
   if unknown := [name for name in watch if name not in known]:
     raise UserError(
       f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
@@ -53,7 +53,7 @@ def sources(
   return out
 
 
-def measured(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
+def loss_names(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
   """Returns the names of the losses that these sources measure.
 
   If an objective has several sets, each also has a loss, such as `clm/NAME`.
@@ -64,7 +64,9 @@ def measured(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
   return out
 
 
-def _source(training: Source, name, objective, held_out: Rows, most) -> Source:
+def _held_out_source(
+  training: Source, name, objective, held_out: Rows, most
+) -> Source:
   """Returns at most `most` held-out rows as batches of one objective."""
   first = training.order.parts[0].layout
   rows = min(most, len(held_out))
@@ -76,8 +78,8 @@ def _source(training: Source, name, objective, held_out: Rows, most) -> Source:
   return Source(
     rows=held_out,
     # Shuffled, so that the first rows are a sample of all.
-    order=Order({"": len(held_out)}, (Part(0.0, layout),), rounding="up"),
-    curriculum=curriculum.parse(name, [name], 1, -(-rows // size)),
+    order=Order({"": len(held_out)}, (Stage(0.0, layout),), rounding="up"),
+    curriculum=curriculum.parse_curriculum(name, [name], 1, -(-rows // size)),
     objectives={name: objective},
     vocabulary=training.vocabulary,
     seed=training.seed,

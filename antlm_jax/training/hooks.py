@@ -1,8 +1,8 @@
 """Hooks: actions around the steps of a run, such as logging and saving.
 
-`of_run` lists a run's own hooks. `loop.train` accepts further hooks, and
-`log.hooks` names registered hooks. For example, this evaluator records
-the norm of the parameters:
+`hooks_of_run` lists a run's own hooks. `loop.train_run` accepts further hooks,
+and `log.hooks` names registered hooks. For example, this evaluator records the
+norm of the parameters:
 
     @hooks.HOOKS.register("norm")
     class Norm(hooks.Evaluator):
@@ -84,7 +84,7 @@ class Hook:
 HOOKS = Registry[Callable[[], Hook]]("log.hooks")
 
 
-def of_run(
+def hooks_of_run(
   config: Config, folder: pathlib.Path, given: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
@@ -93,7 +93,7 @@ def of_run(
   named = [HOOKS[name]() for name in config.log.hooks]
   watch = [Watch()] if config.eval.watch else []
   trace = Trace(config.log.trace, folder / "trace")
-  return [Log(), HeldOut(), *given, *named, *watch, Save(), trace]
+  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), trace]
 
 
 def is_time(trainer, every: float) -> bool:
@@ -170,9 +170,9 @@ class HeldOut(Evaluator):
       if len(sums) > 1:
         totals |= {f"{name}/{of}": [sums[of]] for of in filter(None, sums)}
       for key, of_sets in totals.items():
-        halves = [_total(each) for each in zip(*of_sets, strict=True)]
-        total = _total(halves)
-        loss = _loss(total)
+        halves = [_total_by_name(each) for each in zip(*of_sets, strict=True)]
+        total = _total_by_name(halves)
+        loss = _mean_loss(total)
         out |= {
           f"eval/{key}/loss": loss,
           f"eval/{key}/perplexity": math.exp(min(loss, 700)),
@@ -180,7 +180,7 @@ class HeldOut(Evaluator):
         }
         if all(half["weight"] for half in halves):
           for half, of in zip(metrics.HALVES, halves, strict=True):
-            out[f"eval/{key}/loss/{half}"] = _loss(of)
+            out[f"eval/{key}/loss/{half}"] = _mean_loss(of)
     return out
 
   def _sums(self, trainer, source) -> list[dict[str, float]]:
@@ -189,7 +189,7 @@ class HeldOut(Evaluator):
     base = trainer.run.context_after(trainer.step)["rope_theta"]
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
-      placed = mesh_lib.place(trainer.run.mesh, batch)
+      placed = mesh_lib.place_batch(trainer.run.mesh, batch)
       found = trainer.programs.evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         halves[number % len(halves)][name] += float(value.sum())
@@ -200,7 +200,7 @@ class HeldOut(Evaluator):
     return f"held out after step {trainer.step}: {shown}"
 
 
-def _total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _total_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
   """Adds sums up, by their names."""
   out = collections.defaultdict(float)
   for part in parts:
@@ -209,7 +209,7 @@ def _total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
   return out
 
 
-def _loss(sums: Mapping[str, float]) -> float:
+def _mean_loss(sums: Mapping[str, float]) -> float:
   """Returns the loss of sums over batches, divided once.
 
   Targets count by their weights, as in training: weights differ within an
@@ -278,7 +278,7 @@ _LOST = (
 )
 
 
-class Log(Hook):
+class LogHook(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
@@ -344,7 +344,7 @@ class Log(Hook):
     shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
-    if chip := chips.of(jax.devices()[0]):
+    if chip := chips.chip_of(jax.devices()[0]):
       mfu = work / seconds / (chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")

@@ -13,7 +13,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import errors
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
@@ -24,7 +24,7 @@ from antlm_jax.training import hooks as hooks_lib
 from antlm_jax.training import metrics, notes, saving, writers
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.hooks import Hook, Taken
-from antlm_jax.training.run import Run, build
+from antlm_jax.training.run import Run, build_run
 from antlm_jax.training.step import Programs, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
@@ -32,12 +32,12 @@ BLOWN_UP = 1e9
 _WATCHED = ("total_loss", "grad_norm", "param_norm")
 
 
-def train(
+def train_run(
   config: config_lib.Config,
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
   start: Checkpoint | None = None,
-  data: Mapping[str, Prepared] | None = None,
+  data: Mapping[str, PreparedData] | None = None,
 ) -> None:
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
@@ -55,9 +55,9 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   keep_programs()
-  writers.check(config.log.writers)
+  writers.check_writers(config.log.writers)
   with listening() as stop:
-    run = build(config, start, data)
+    run = build_run(config, start, data)
     programs = jitted(run.step, state_shardings(run.step, run.mesh))
     train_built(run, programs, workdir, hooks, stop)
 
@@ -69,24 +69,24 @@ def train_built(
   hooks: Sequence[Hook],
   stop: Stop,
 ) -> None:
-  """Trains a run that is built; see `train`. `stop` tells of signals."""
+  """Trains a run that is built; see `train_run`. `stop` tells of signals."""
   with buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror:
-    _check_same(run, mirror.workdir)
-    around = hooks_lib.of_run(run.config, mirror.folder, hooks)
+    _check_same_run(run, mirror.workdir)
+    around = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
     with (
       jax.set_mesh(run.mesh),
-      saving.locked(mirror.workdir),
+      saving.lock_workdir(mirror.workdir),
       Trainer(run, programs, mirror, stop, around) as trainer,
     ):
       trainer.train()
 
 
-def _check_same(run: Run, workdir: pathlib.Path) -> None:
+def _check_same_run(run: Run, workdir: pathlib.Path) -> None:
   """Checks that all processes train the same run."""
   text = config_lib.to_json(run.config) + run.meta.data
   if files.is_remote(workdir):  # on a disk, the lock tells
     text += str(workdir)
-  if not processes.same(text):
+  if not processes.same_on_all(text):
     raise UserError(
       "the processes of this run have different settings or different data:"
       " start all of them with the same command, on the same data"
@@ -128,7 +128,7 @@ class Trainer:
     self._reset = jax.jit(reset, out_shardings=shardings, donate_argnums=0)
     self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
-      begun = saving.begin(run, self.checkpoints, programs.init, shardings)
+      begun = saving.begin_run(run, self.checkpoints, programs.init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self.begun = int(self.state.step)
     window = begun.window.items()
@@ -141,7 +141,7 @@ class Trainer:
     kept, name = self.step if self.resumed else -1, self.workdir.name
     self._records = metrics.Records(self.folder, kept, run.config, name)
     self.progress = progress.Progress(self.step, self.total)
-    for line in (*notes.of_run(run), *begun.notes):
+    for line in (*notes.notes_of_run(run), *begun.notes):
       progress.say(line)
 
   def __enter__(self):
@@ -195,7 +195,7 @@ class Trainer:
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
-    placed = mesh_lib.place(self.run.mesh, batch)
+    placed = mesh_lib.place_batch(self.run.mesh, batch)
     # A step that compiles takes minutes, which do not count for the speed.
     update = self.programs.update
     compiled = update._cache_size()
@@ -261,7 +261,7 @@ class Trainer:
     """
     # Asked a batch ahead, while the step before runs, so that nobody waits.
     asked = processes.largest(lambda: [self._stop.status])
-    for batch in source_lib.load(source, start, threads):
+    for batch in source_lib.load_batches(source, start, threads):
       if status := int(asked()[0]):
         self._end_early(status)
       asked = processes.largest(lambda: [self._stop.status])

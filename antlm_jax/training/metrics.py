@@ -59,7 +59,7 @@ class Records:
 
 def read_records(workdir: pathlib.Path) -> list[dict]:
   """Reads the metrics of a run, without the lines that are not metrics."""
-  path = files.path(workdir) / METRICS
+  path = files.absolute_path(workdir) / METRICS
   if not path.exists():
     return []
   lines = files.read_jsonl(path, "the metrics", lenient=True)
@@ -75,7 +75,7 @@ def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:
   return rows
 
 
-def name_of(key: str) -> str:
+def objective_of_loss(key: str) -> str:
   """Returns a held-out loss's objective, with its set if there are several."""
   return key.removeprefix("eval/").removesuffix("/loss")
 

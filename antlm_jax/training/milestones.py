@@ -19,7 +19,7 @@ _TOLERANCE = 1.05
 _NAME = re.compile(r"chck_[\d.e+-]+M")
 
 
-def find(
+def find_milestones(
   wanted: Sequence[str], words: Callable[[int], float], steps: int
 ) -> dict[str, int]:
   """Returns the steps of `checkpoint.words` by BabyLM's names, e.g. chck_1M.
@@ -30,7 +30,7 @@ def find(
   """
   out, total = {}, words(steps)
   for text in wanted:
-    for count in _numbers(text):
+    for count in _parse_milestone(text):
       if count <= total * _TOLERANCE:
         step = bisect.bisect_left(range(steps), count, key=words)
         out[f"chck_{count / 1e6:g}M"] = max(step, 1)
@@ -42,8 +42,8 @@ def find(
   return out
 
 
-def check(names: Mapping[str, int]) -> None:
-  """Raises a ValueError for a name that `find` does not give.
+def check_milestones(names: Mapping[str, int]) -> None:
+  """Raises a ValueError for a name that `find_milestones` does not give.
 
   Names become folders, and a checkpoint may have another one, such as `../x`.
   """
@@ -52,11 +52,11 @@ def check(names: Mapping[str, int]) -> None:
       raise ValueError(f"{name!r} is no step's name, such as chck_1M")
 
 
-def _numbers(text: str) -> Sequence[float]:
+def _parse_milestone(text: str) -> Sequence[float]:
   if text == BABYLM:
     return _OF_BABYLM
   with contextlib.suppress(ValueError):
-    if 0 < (number := units.number(text)) < math.inf:
+    if 0 < (number := units.parse_quantity(text)) < math.inf:
       return [number]
   raise UserError(
     f"checkpoint.words={text!a} is not a number of words: write a number such"

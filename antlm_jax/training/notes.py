@@ -18,7 +18,7 @@ _EPOCHS = 10  # that are often enough
 _LONG = 10 * 3600.0  # seconds after which a run may be a slip
 
 
-def of_run(run: Run) -> Iterator[str]:
+def notes_of_run(run: Run) -> Iterator[str]:
   """Yields lines about a run: model, data, attention, sharding."""
   device, text = jax.devices()[0], run.config.curriculum
   yield (
@@ -63,7 +63,7 @@ def _fewer(run: Run) -> str:
   if not (config.train.epochs or config.train.steps):
     with contextlib.suppress(UserError):  # it has a unit
       text, known = f"{config.curriculum} steps", config.known_objectives
-      steps = curriculum.parse(text, known, 1).steps
+      steps = curriculum.parse_curriculum(text, known, 1).steps
       if steps != run.curriculum.steps:  # counts of epochs
         return f"{steps:,} steps, --config.curriculum='{text}'"
   if config.train.epochs.is_integer() and config.train.epochs:
@@ -89,7 +89,7 @@ def of_evaluation(values: Mapping[str, float]) -> str:
   parts = []
   for key in values:
     if key.endswith("/loss"):
-      name = metrics.name_of(key)
+      name = metrics.objective_of_loss(key)
       parts.append(f"{name} {values[key]:.3f}")
       if "/" not in name:
         perplexity = values[f"eval/{name}/perplexity"]

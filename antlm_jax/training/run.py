@@ -12,12 +12,12 @@ from antlm_jax.config import Config
 from antlm_jax.data import order as order_lib
 from antlm_jax.data import packing
 from antlm_jax.data.order import Order
-from antlm_jax.data.prepared_folder import Prepared, Sources
+from antlm_jax.data.prepared_folder import PreparedData, Sources
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum as curriculum_lib
-from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.objectives.batch import Batch, BatchLayout
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import progress
@@ -28,7 +28,7 @@ from antlm_jax.units import quantity
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class BatchKind:
   """A step that a run compiles for one kind of batch."""
 
   name: str  # the objectives of the batch
@@ -48,9 +48,11 @@ class Run:
   mesh: jax.sharding.Mesh
   step: TrainStep
   source: Source  # the training batches
-  evaluations: Mapping[str, Mapping[str, Source]]  # see `held_out.sources`
+  evaluations: Mapping[
+    str, Mapping[str, Source]
+  ]  # see `held_out.held_out_sources`
   start: Checkpoint | None  # the model of init.checkpoint
-  # `build` adds these:
+  # `build_run` adds these:
   attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -111,7 +113,7 @@ class Run:
     own = (self.sources.held_out[name] for name in self.sources.train)
     return frequencies.entropy(own, self.tokenizer.special)
 
-  def programs(self, evaluations: bool = True) -> list[Program]:
+  def programs(self, evaluations: bool = True) -> list[BatchKind]:
     """Returns the steps that the run compiles, each with one of its batches."""
     out = {}
     # The kind of batch changes with the curriculum or the rows' layout.
@@ -126,11 +128,11 @@ class Run:
       if base := self.order.at(start).base:
         name += f", RoPE's base {base:g}"
       # Phases with the same objectives share a program.
-      known = out.get(name) or Program(name, 0, self.source[start])
+      known = out.get(name) or BatchKind(name, 0, self.source[start])
       out[name] = dataclasses.replace(known, steps=known.steps + end - start)
     for name, sets in self.evaluations.items() if evaluations else ():
       first, *_ = sets.values()  # the batches of other sets have its shapes
-      out[f"eval {name}"] = Program(f"eval {name}", 0, first[0])
+      out[f"eval {name}"] = BatchKind(f"eval {name}", 0, first[0])
     return list(out.values())
 
   def attention_of(self, batch: Batch) -> str:
@@ -146,10 +148,10 @@ class Run:
       raise UserError(f"model.{error}") from error
 
 
-def build(
+def build_run(
   config: Config,
   start: Checkpoint | None = None,
-  data: Mapping[str, Prepared] | None = None,
+  data: Mapping[str, PreparedData] | None = None,
 ) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
@@ -157,7 +159,7 @@ def build(
   `data` by name replaces that of `data.path`.
   Raises a UserError if settings, data and devices do not fit together.
   """
-  run = assemble(config, read_data(config, data), start=start)
+  run = assemble_run(config, read_data(config, data), start=start)
   most = config.train.max_epochs
   if most and run.exceeds(most):
     raise UserError(
@@ -169,7 +171,7 @@ def build(
   # implementation of attention cannot compute it.
   attention = {p.name: run.attention_of(p.batch) for p in run.programs()}
   words = config.checkpoint.words
-  found = milestones.find(words, run.words, run.curriculum.steps)
+  found = milestones.find_milestones(words, run.words, run.curriculum.steps)
   if words and not found:
     seen = quantity(run.words(run.curriculum.steps))
     progress.say(
@@ -180,7 +182,7 @@ def build(
 
 
 def read_data(
-  config: Config, data: Mapping[str, Prepared] | None = None
+  config: Config, data: Mapping[str, PreparedData] | None = None
 ) -> Sources:
   """Opens the data of `data.path`, unless given, and of `eval.data`."""
   if data:
@@ -193,7 +195,7 @@ def read_data(
   return Sources.open(config.data.path, config.eval.data)
 
 
-def assemble(
+def assemble_run(
   config: Config,
   sources: Sources,
   devices: Sequence[jax.Device] | None = None,
@@ -214,7 +216,7 @@ def assemble(
     or (start and start.meta.tokenizer.mask_id is not None)
   ):
     tokenizer = tokenizer.extended([MASK])
-  model = models.build(config.model, tokenizer.vocab_size)
+  model = models.build_model(config.model, tokenizer.vocab_size)
   longest = sources.rows.seq_len * order.joined
   if longest > model.config.max_seq_len:
     raise UserError(
@@ -227,7 +229,9 @@ def assemble(
       f"train.batch_schedule changes RoPE's base, but {config.model.name} has"
       " no RoPE: leave out :base="
     )
-  source = _source(config, sources, tokenizer, objectives, curriculum, order)
+  source = _training_source(
+    config, sources, tokenizer, objectives, curriculum, order
+  )
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
   step = TrainStep(
     model=model,
@@ -250,7 +254,7 @@ def assemble(
     mesh=mesh,
     step=step,
     source=source,
-    evaluations=held_out.sources(config, source, sources.held_out),
+    evaluations=held_out.held_out_sources(config, source, sources.held_out),
     start=start,
   )
 
@@ -259,7 +263,7 @@ def _schedule(
   config: Config, objectives, sources: Sources, mesh
 ) -> tuple[Curriculum, Order]:
   """Returns the run's schedules of objectives and of rows."""
-  layout = Layout(
+  layout = BatchLayout(
     config.train.batch_size,
     config.train.microbatches,
     mesh_lib.data_shards(mesh),
@@ -268,7 +272,9 @@ def _schedule(
   seq_len = sources.rows.seq_len
   order = Order(
     sources={name: len(of) for name, of in sources.train.items()},
-    parts=order_lib.parse(config.train.batch_schedule, layout, seq_len),
+    parts=order_lib.parse_batch_schedule(
+      config.train.batch_schedule, layout, seq_len
+    ),
     growth=config.train.batch_start,
     rounding=config.data.rounding,
     seed=config.seed,
@@ -277,7 +283,7 @@ def _schedule(
   per_epoch = order.steps_per_epoch
   length = config.train.steps or round(config.train.epochs * per_epoch)
   known = list(objectives)
-  curriculum = curriculum_lib.parse(
+  curriculum = curriculum_lib.parse_curriculum(
     config.curriculum, known, per_epoch, length or None
   )
   steps, mix = curriculum.steps, None
@@ -295,7 +301,9 @@ def _schedule(
         f"data.mix={text} has names of data, and data.path none: give"
         " --config.data.path=NAME=FOLDER,NAME=FOLDER"
       )
-    mix = curriculum_lib.parse(text, names, per_epoch, steps, kind="source")
+    mix = curriculum_lib.parse_curriculum(
+      text, names, per_epoch, steps, kind="source"
+    )
     if mix.steps != steps:
       raise UserError(
         f"data.mix {text!r} is {mix.steps} steps long, but the run is {steps}:"
@@ -304,7 +312,7 @@ def _schedule(
   return curriculum, dataclasses.replace(order, steps=steps, mix=mix)
 
 
-def _source(
+def _training_source(
   config: Config, sources: Sources, tokenizer, objectives, curriculum, order
 ) -> Source:
   """Returns the training batches."""
@@ -324,7 +332,7 @@ def _source(
       )
   rank = None
   if any(objectives[n].frequency_power for n in curriculum.objectives):
-    often = frequencies.counts(sources.rows, tokenizer.vocab_size)
+    often = frequencies.token_counts(sources.rows, tokenizer.vocab_size)
     rank = np.argsort(np.argsort(-often, kind="stable")) / len(often)
   vocabulary = Vocabulary(
     tokenizer.mask_id,

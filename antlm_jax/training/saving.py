@@ -32,7 +32,7 @@ _PATIENCE = 600  # seconds that a process waits for the others' part of a save
 
 
 @contextlib.contextmanager
-def locked(workdir: pathlib.Path) -> Iterator[None]:
+def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   """Keeps other runs out of a workdir while its block runs.
 
   If the block fails before it writes the config, nothing stays. Buckets have no
@@ -48,7 +48,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     if processes.is_first():
       with files.writing(f"--workdir={workdir}"):
         workdir.mkdir(parents=True, exist_ok=True)
-      held.enter_context(files.locked(lock))
+      held.enter_context(files.file_lock(lock))
     try:
       # Before the first process has written its own, an older lock may exist.
       processes.agreed(0)
@@ -80,7 +80,7 @@ class Begun:
   window: Mapping = dataclasses.field(default_factory=dict)
 
 
-def begin(
+def begin_run(
   run: Run,
   checkpoints: "Checkpoints",
   init: Callable[[], TrainState],
@@ -93,7 +93,7 @@ def begin(
   """
 
   def check(meta: Meta) -> None:
-    if changed := config_lib.differences(meta.config, run.config):
+    if changed := config_lib.config_differences(meta.config, run.config):
       raise UserError(
         f"{checkpoints.workdir} is the run of another config:"
         f" {'; '.join(changed)}. Give another --workdir"
@@ -141,7 +141,7 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
     )
   where = start.name
   if "://" not in where:
-    where = files.shown(pathlib.Path(where))
+    where = files.shown_path(pathlib.Path(where))
   notes = [f"starting from {where} (optimizer: {settings.optimizer})"]
   if changed := _model_changes(start, run):
     notes.append(f"the model's settings change: {'; '.join(changed)}")
@@ -152,7 +152,7 @@ def _model_changes(start: Checkpoint, run: Run) -> list[str]:
   """Lists the model's settings in which a run differs from its start."""
   meta = start.meta
   before = dataclasses.replace(meta.config, model=meta.encoder)
-  changed = config_lib.differences(before, run.config)
+  changed = config_lib.config_differences(before, run.config)
   return [line for line in changed if line.startswith("model.")]
 
 
@@ -171,7 +171,7 @@ def _check_fits(start: Checkpoint, run: Run) -> None:
       f"{start.name} was trained with another tokenizer than that of"
       f" {run.config.data.path}: prepare the data with its own"
     )
-  shapes = models.build(start.meta.config.model, own.vocab_size).shapes
+  shapes = models.build_model(start.meta.config.model, own.vocab_size).shapes
   # Settings may differ if shapes do not, such as dropout or attention.
   if shapes != run.model.shapes:
     raise UserError(
@@ -187,7 +187,7 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   by more than log(1 + 1/V) nats.
   """
   meta = start.meta
-  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+  model = models.build_model(meta.config.model, meta.tokenizer.vocab_size)
 
   def smaller(name: str, value: jax.Array) -> jax.ShapeDtypeStruct:
     shape, mesh = model.shapes[name].shape, value.sharding.mesh
@@ -235,7 +235,7 @@ class Checkpoints:
   _last: "Checkpoints | None" = None  # those that this process saved to last
 
   def __init__(self, workdir, meta: Meta, settings: sections.Saving):
-    self.workdir = files.path(workdir)
+    self.workdir = files.absolute_path(workdir)
     self.best: int | None = None
     self._folder = self.workdir / checkpoint.FOLDER
     self._meta = meta.to_json()
@@ -249,7 +249,7 @@ class Checkpoints:
   @property
   def last_good(self) -> int | None:
     """The newest whole step."""
-    return max(checkpoint.steps(self._folder), default=None)
+    return max(checkpoint.checkpoint_steps(self._folder), default=None)
 
   def keeps(self, step: int) -> bool:
     """Whether a step is saved, and kept when it is not the newest."""
@@ -318,7 +318,7 @@ class Checkpoints:
 
   def _newest_but(self, bad: Mapping[int, str]) -> int | None:
     """Returns the newest step that is not bad; the same on all processes."""
-    steps = checkpoint.steps(self._folder).keys() - bad.keys()
+    steps = checkpoint.checkpoint_steps(self._folder).keys() - bad.keys()
     newest = processes.agreed(max(steps, default=-1))
     return newest if newest >= 0 else None
 
@@ -340,7 +340,7 @@ class Checkpoints:
     if processes.agreed(found is None):
       raise Unreadable(why)
     saved.verify(found)  # raises on all processes, or on none
-    state = checkpoint.complete(like, found)
+    state = checkpoint.complete_state(like, found)
     return state, saved.fields.get("window", {})
 
   def _set_aside(self, bad: Mapping[int, str]) -> list[str]:

@@ -206,7 +206,7 @@ def state_shardings(train_step: TrainStep, mesh) -> TrainState:
     if like is not None and like.shape == leaf.shape:
       spec = mesh_lib.spec(mesh, model.axes[name], leaf.shape)
       return jax.sharding.NamedSharding(mesh, spec)
-    return mesh_lib.whole(mesh)
+    return mesh_lib.replicated_sharding(mesh)
 
   shapes = jax.eval_shape(train_step.init)
   return jax.tree_util.tree_map_with_path(of, shapes)

@@ -24,20 +24,20 @@ from antlm_jax.training.run import Run
 from antlm_jax.training.step import Programs, TrainStep, jitted, state_shardings
 
 
-def shared(config: Config) -> str:
+def shared_settings(config: Config) -> str:
   """Returns the settings that runs trained together have in common, as JSON."""
   common = dataclasses.replace(config, seed=0, schedule=Config.schedule)
   return config_lib.to_json(common)
 
 
-def train(
+def train_together(
   runs: Sequence[Run],
   workdirs: Sequence[files.Path],
   hooks: Sequence[Sequence[Hook]],
 ) -> dict[int, UserError]:
   """Trains runs to their ends, and resumes those that were stopped.
 
-  Arguments after `runs` are those of `loop.train`, for each run. A run that
+  Arguments after `runs` are those of `loop.train_run`, for each run. A run that
   fails does not stop the others.
 
   Returns:
@@ -49,7 +49,7 @@ def train(
     Stopped: A signal ended the runs. Their last steps are saved.
   """
   keep_programs()
-  _check([run.config for run in runs])
+  _check_configs([run.config for run in runs])
   programs = shared_programs([run.step for run in runs], runs[0].mesh)
   failed = {}
   for number, run in enumerate(runs):
@@ -64,10 +64,10 @@ def train(
   return failed
 
 
-def _check(configs: Sequence[Config]) -> None:
+def _check_configs(configs: Sequence[Config]) -> None:
   if jax.process_count() > 1:
     raise UserError("runs are trained together by one process, not by several")
-  if len(set(map(shared, configs))) > 1:
+  if len(set(map(shared_settings, configs))) > 1:
     raise UserError(
       "runs that are trained together may differ in seed and schedule alone"
     )

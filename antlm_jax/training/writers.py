@@ -86,15 +86,19 @@ class TensorBoard(Writer):
   def write(self, step: int, values: Mapping[str, float]) -> None:
     if not self._path.exists():
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      self._event(0, _field(3, b"brain.Event:2"))  # the first of every file
+      self._event(
+        0, _protobuf_field(3, b"brain.Event:2")
+      )  # the first of every file
       # A session log with status START: TensorBoard then drops later steps of
       # older files.
-      self._event(self._next, _field(7, b"\x08\x01"))
+      self._event(self._next, _protobuf_field(7, b"\x08\x01"))
     scalars = (
-      _field(1, name.encode()) + b"\x15" + struct.pack("<f", value)
+      _protobuf_field(1, name.encode()) + b"\x15" + struct.pack("<f", value)
       for name, value in values.items()
     )
-    self._event(step, _field(5, b"".join(_field(1, s) for s in scalars)))
+    self._event(
+      step, _protobuf_field(5, b"".join(_protobuf_field(1, s) for s in scalars))
+    )
 
   def _event(self, step: int, content: bytes) -> None:
     wall_time = b"\x09" + struct.pack("<d", time.time())
@@ -113,7 +117,7 @@ def _varint(number: int) -> bytes:
   return bytes([*out, number])
 
 
-def _field(number: int, data: bytes) -> bytes:
+def _protobuf_field(number: int, data: bytes) -> bytes:
   """Encodes a field of text or a message as protocol buffers do."""
   return bytes([number << 3 | 2]) + _varint(len(data)) + data
 
@@ -157,8 +161,8 @@ class Wandb(Writer):
       )
     except wandb.Error as error:
       raise UserError(
-        f"log.writers=wandb: {files.reason(error).rstrip('.')}; without a login"
-        " or a network set WANDB_MODE=offline"
+        f"log.writers=wandb: {files.failure_reason(error).rstrip('.')}; without"
+        " a login or a network set WANDB_MODE=offline"
       ) from error
     self._run.define_metric("step")
     self._run.define_metric("*", step_metric="step")
@@ -187,7 +191,7 @@ class Wandb(Writer):
     self._run.finish()
 
 
-def check(names: Sequence[str]) -> None:
+def check_writers(names: Sequence[str]) -> None:
   """Raises a UserError for an unknown writer, or one that is not installed."""
   for name in names:
     WRITERS[name]

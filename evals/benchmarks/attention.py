@@ -105,7 +105,7 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
 # `attend(q, k, v, mask)`, or None if they cannot do this mask.
 
 
-def ours(shape: Shape, name: str, implementation: str):
+def our_attention(shape: Shape, name: str, implementation: str):
   """Our attention; its position terms are of one table for both q and k."""
   if implementation == "cudnn" and name not in ("causal", "full"):
     return None
@@ -126,7 +126,7 @@ def ours(shape: Shape, name: str, implementation: str):
   return with_terms
 
 
-def splash(shape: Shape, name: str, fused: bool = False):
+def splash_attention(shape: Shape, name: str, fused: bool = False):
   """Splash attention, as its users call it."""
   from jax.experimental.pallas.ops.tpu import splash_attention as peer
 
@@ -159,7 +159,7 @@ def splash(shape: Shape, name: str, fused: bool = False):
 def dense(shape: Shape, name: str):
   """JAX's own attention with a dense mask; with terms, our reference."""
   if shape.buckets:
-    return ours(shape, name, "reference")
+    return our_attention(shape, name, "reference")
 
   def attend(q, k, v, mask):
     square = mask.dense(shape.length, shape.length)
@@ -188,13 +188,17 @@ def tokamax(shape: Shape, name: str):
 
 
 _OURS = {
-  name: functools.partial(ours, implementation=name)
+  name: functools.partial(our_attention, implementation=name)
   for name in ("pallas", "mosaic", "cudnn", "chunked")
 }
 _ANYWHERE = {"chunked": _OURS["chunked"], "XLA, dense": dense}
 _GPU = {"mosaic": _OURS["mosaic"], "cuDNN": _OURS["cudnn"], "tokamax": tokamax}
-_FUSED = functools.partial(splash, fused=True)
-_TPU = {"pallas": _OURS["pallas"], "splash": splash, "splash, fused": _FUSED}
+_FUSED = functools.partial(splash_attention, fused=True)
+_TPU = {
+  "pallas": _OURS["pallas"],
+  "splash": splash_attention,
+  "splash, fused": _FUSED,
+}
 PEERS = {"tpu": _TPU | _ANYWHERE, "gpu": _GPU | _ANYWHERE}
 
 
@@ -208,7 +212,7 @@ def with_gradients(attend):
   return run
 
 
-def compile_for(device, attend, shape: Shape, mask: AttentionMask):
+def compile_attention(device, attend, shape: Shape, mask: AttentionMask):
   """Compiles forward and backward for a device that may be absent."""
   args = shape.arrays(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16))
   return common.compile_for(device, with_gradients(attend), *args, mask)
@@ -240,9 +244,9 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
   return common.compile_for(device, run, x, kernels, x, positions, mask)
 
 
-def compiled(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
+def compile_cases(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
   """Compiles every case for a TPU; yields a row for each."""
-  device = topology.devices(name)[0]
+  device = topology.topology_devices(name)[0]
   for shape, mask_name in itertools.product(shapes, masks):
     mask = make_mask(mask_name, shape.rows, shape.length)
     for peer, make in PEERS["tpu"].items():
@@ -262,11 +266,11 @@ def compiled(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
           raise
         row["temp_MB"] = "out of memory"
       if listings and peer not in ("chunked", "XLA, dense"):
-        bundles.read()  # the layer's, with its own layouts
-        compile_for(device, attend, shape, mask)
+        bundles.read_bundle_counts()  # the layer's, with its own layouts
+        compile_attention(device, attend, shape, mask)
         found = {
           kernel[0]: listing
-          for listed, listing in bundles.read().items()
+          for listed, listing in bundles.read_bundle_counts().items()
           if (kernel := re.search("(attention|splash)_[a-z_]+", listed))
         }
         row["bundles"] = count_bundles(device, shape, peer, found)
@@ -274,14 +278,14 @@ def compiled(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
 
 
 def count_bundles(
-  device, shape: Shape, peer: str, found: Mapping[str, bundles.Listing]
+  device, shape: Shape, peer: str, found: Mapping[str, bundles.BundleCounts]
 ) -> str:
   """Returns the bundles for 512 x 512 scores: forward and backward."""
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group, kind = shape.heads // shape.kv_heads, (shape.width, jnp.bfloat16)
     with jax.set_mesh(common.mesh_of(device)):
-      blocks = kernel.cut(shape.length, shape.length, group, *kind)
+      blocks = kernel.choose_blocks(shape.length, shape.length, group, *kind)
       heads = kernel.heads_of_a_step(
         shape.kv_heads, group, kind[0], blocks, kind[1]
       )
@@ -292,13 +296,13 @@ def count_bundles(
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in counts.values())
 
 
-def timed(shapes, masks, without, rounds: int) -> Iterator[dict]:
+def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
   """Times every case by turns; yields a row for each."""
   peers = PEERS[jax.default_backend()]
   first = next(iter(peers))
   for shape, name in itertools.product(shapes, masks):
     found = {
-      peer: _call(make, shape, name)
+      peer: _peer_call(make, shape, name)
       for peer, make in peers.items()
       if peer not in without
     }
@@ -318,7 +322,7 @@ def timed(shapes, masks, without, rounds: int) -> Iterator[dict]:
 _CALLS = 5  # at a time: one alone is mostly its launch
 
 
-def _call(make, shape: Shape, name: str):
+def _peer_call(make, shape: Shape, name: str):
   """Returns a peer's function to time; None, or why there is none."""
   key = jax.random.key(0)
   args = shape.arrays(lambda s: jax.random.normal(key, s, jnp.bfloat16))
@@ -336,7 +340,7 @@ def _call(make, shape: Shape, name: str):
 
 
 @dataclasses.dataclass(frozen=True)
-class Timings:
+class AttentionTimings:
   """The command's arguments."""
 
   shapes: tuple[str, ...] = setting(
@@ -356,20 +360,20 @@ class Timings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = common.arguments(__doc__, Timings, argv)
+  args = common.benchmark_arguments(__doc__, AttentionTimings, argv)
   shapes = [SHAPES[name] for name in args.shapes]
   columns = {"shape": 18, "mask": 13, "peer": 13}
   if jax.default_backend() == "cpu":
     machine = args.topology.partition(":")[0] + "-compiled"
     columns |= {"temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0}
-    rows = compiled(args.topology, shapes, args.masks, args.bundles)
+    rows = compile_cases(args.topology, shapes, args.masks, args.bundles)
   else:
     machine = jax.devices()[0].device_kind
     columns |= {"ms": 9, "to ours": 7}
-    rows = timed(shapes, args.masks, args.without, args.rounds)
+    rows = time_cases(shapes, args.masks, args.without, args.rounds)
   name = f"attention {machine}"
-  common.report(rows, args.output, name, columns, machine=machine)
+  common.report_rows(rows, args.output, name, columns, machine=machine)
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

@@ -25,7 +25,7 @@ def output():
   return setting(str(folder), "Folder of the JSON file", read=cli.here)
 
 
-def arguments(about: str, section: type, argv: Sequence[str]):
+def benchmark_arguments(about: str, section: type, argv: Sequence[str]):
   """Returns a benchmark's arguments as a section of settings."""
   parser = cli.Parser(description=about)
   add_arguments(parser, section)
@@ -40,7 +40,7 @@ def mesh_of(device) -> jax.sharding.Mesh:
 def compile_for(device, run, *args) -> jax.stages.Compiled:
   """Compiles a function of arrays' shapes for a device that may be absent."""
   mesh = mesh_of(device)
-  where = mesh_lib.whole(mesh)
+  where = mesh_lib.replicated_sharding(mesh)
   args = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
   )
@@ -48,7 +48,7 @@ def compile_for(device, run, *args) -> jax.stages.Compiled:
     return topology.compile_lowered(jax.jit(run).lower(*args))
 
 
-def report(
+def report_rows(
   rows: Iterable[dict],
   folder: str,
   name: str,
@@ -58,9 +58,9 @@ def report(
 ) -> list[dict]:
   """Prints each row, and writes it to FOLDER/NAME.json, as soon as it is there.
 
-  A cell is a dash if an argument of it is None. `align` is as in `tables.text`;
-  the file says `about` next to the rows. Raises a UserError if it cannot be
-  written.
+  A cell is a dash if an argument of it is None. `align` is as in
+  `tables.text_table`; the file says `about` next to the rows. Raises a
+  UserError if it cannot be written.
   """
   name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
   path = pathlib.Path(folder) / f"{name}.json"
@@ -68,22 +68,22 @@ def report(
   date = datetime.date.today().isoformat()
   about = {"date": date, "jax": jax.__version__, **about, "rows": []}
   shown = [
-    (column, _plain, name) if isinstance(column, int) else column
+    (column, _plain_value, name) if isinstance(column, int) else column
     for name, column in columns.items()
   ]
   widths = [width for width, *_ in shown]
-  print(tables.line(list(columns), widths, align), flush=True)
+  print(tables.table_line(list(columns), widths, align), flush=True)
   for row in rows:
     cells = []
     for _, show, *keys in shown:
       values = [row.get(key) for key in keys]
       cells.append(None if None in values else show(*values))
-    print(tables.line(cells, widths, align), flush=True)
+    print(tables.table_line(cells, widths, align), flush=True)
     about["rows"].append(row)
     files.write_json(path, about, indent=1)
   print(f"wrote {path}")
   return about["rows"]
 
 
-def _plain(value) -> str:
+def _plain_value(value) -> str:
   return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -34,7 +34,7 @@ _DRAWS = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class SimulatedStudy:
   """A study: numbers of seeds and items, and deviations in points."""
 
   pretrainings: int
@@ -62,7 +62,7 @@ class Case:
 
 
 CASES = tuple(
-  Case(p, f, n, *spreads)
+  SimulatedStudy(p, f, n, *spreads)
   for n, p, f, spreads in itertools.product(
     (200, 2000), (1, 2, 3, 5), (2, 5), ((0.5, 0.5), (2.0, 1.5))
   )
@@ -76,7 +76,7 @@ def interval(sides: np.ndarray) -> tuple[float, float]:
     (str(p), str(f)): apart[p, f]
     for p, f in itertools.product(*map(range, apart.shape[:2]))
   }
-  found = statistics.over_seeds(values).interval()
+  found = statistics.estimate_over_seeds(values).interval()
   return found.low, found.high
 
 
@@ -90,10 +90,12 @@ def hierarchical(
   chosen = _shares(draw, p)[:, :, None] * np.stack(
     [_shares(draw, f) for _ in range(p)], axis=1
   )
-  return _ends((scores * chosen.reshape(_DRAWS, p * f)).sum(axis=1))
+  return _interval_ends((scores * chosen.reshape(_DRAWS, p * f)).sum(axis=1))
 
 
-def apart(sides: np.ndarray, draw: np.random.Generator) -> tuple[float, float]:
+def bootstrap_ends(
+  sides: np.ndarray, draw: np.random.Generator
+) -> tuple[float, float]:
   """Returns the ends by a bootstrap of each row's runs, as if exchangeable."""
   runs = sides.shape[1] * sides.shape[2]
   items = _shares(draw, sides.shape[3])
@@ -106,7 +108,7 @@ def apart(sides: np.ndarray, draw: np.random.Generator) -> tuple[float, float]:
     ).sum(axis=1)
     for side in sides
   ]
-  return _ends(means[0] - means[1])
+  return _interval_ends(means[0] - means[1])
 
 
 def _shares(draw: np.random.Generator, size: int) -> np.ndarray:
@@ -117,13 +119,13 @@ def _shares(draw: np.random.Generator, size: int) -> np.ndarray:
   return counts.reshape(_DRAWS, size) / size
 
 
-def _ends(means: np.ndarray) -> tuple[float, float]:
+def _interval_ends(means: np.ndarray) -> tuple[float, float]:
   low, high = np.quantile(means, (0.025, 0.975))
   return float(low), float(high)
 
 
 def simulate(
-  case: Case, trials: int, bootstraps: bool = True
+  case: SimulatedStudy, trials: int, bootstraps: bool = True
 ) -> Iterator[tuple[float, float]]:
   """Yields each method's coverage and mean width."""
   draw = np.random.default_rng(0)
@@ -132,13 +134,13 @@ def simulate(
     sides = case.sides(draw)
     methods = [interval(sides)]
     if bootstraps:
-      methods += [hierarchical(sides, draw), apart(sides, draw)]
+      methods += [hierarchical(sides, draw), bootstrap_ends(sides, draw)]
     found.append(methods)
   for low, high in np.moveaxis(found, 0, 2):
     yield float(np.mean((low <= 0) & (high >= 0))), float(np.mean(high - low))
 
 
-# The columns that name a case, and the fields of `Case`.
+# The columns that name a case, and the fields of `SimulatedStudy`.
 HEAD = {
   "pretrainings": "pretrainings",
   "fine-tunings": "tunings",
@@ -149,7 +151,7 @@ HEAD = {
 METHODS = "the reports'", "hierarchical", "rows apart"
 
 
-def shown(held: float, width: float) -> str:
+def coverage_text(held: float, width: float) -> str:
   """Writes a method's coverage, and its mean width in points."""
   return f"{100 * held:.1f} % ({width:.1f})"
 
@@ -166,10 +168,11 @@ class Simulated:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  args = common.arguments(__doc__, Simulated, argv)
+  args = common.benchmark_arguments(__doc__, Simulated, argv)
   columns = {head: (len(head), str, name) for head, name in HEAD.items()}
   columns |= {
-    method: (16, lambda found: shown(*found), method) for method in METHODS
+    method: (16, lambda found: coverage_text(*found), method)
+    for method in METHODS
   }
   rows = (
     dataclasses.asdict(case)
@@ -182,10 +185,10 @@ def main(argv: Sequence[str]) -> None:
     )
     for case in CASES
   )
-  common.report(
+  common.report_rows(
     *(rows, args.output, "coverage", columns, ">"), trials=args.trials
   )
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

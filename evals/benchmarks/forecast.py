@@ -54,7 +54,7 @@ _LONGEST = 2048  # tokens in a row, and in a block
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class PublishedCase:
   """Something whose time is published."""
 
   generation: str
@@ -70,7 +70,9 @@ class Case:
     return [n for k, n in self.config.items() if k.startswith("block_") and n]
 
 
-def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
+def published_cases(
+  folder: str, generation: str, what: str
+) -> Iterator[PublishedCase]:
   """Yields a table's cases in bfloat16 without further options."""
   name = f"{GENERATIONS[generation][0]}/{_TABLES[what]}.json"
   path = pathlib.Path(folder) / "tokamax/data/autotuning" / name
@@ -91,10 +93,12 @@ def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
     seconds = float(np.median(times["evaluation_times_ms"])) / 1e3
     shapes = dict(zip(names, sizes, strict=True))
     config = json.loads(config)
-    yield Case(generation, what, shapes, config, seconds, causal is not None)
+    yield PublishedCase(
+      generation, what, shapes, config, seconds, causal is not None
+    )
 
 
-def wanted(case: Case) -> bool:
+def wanted_case(case: PublishedCase) -> bool:
   """Whether a case is like training runs here, and compiles quickly."""
   if case.what == "product":  # there are many, and most are narrower
     *rows, width = case.shapes["x"]
@@ -103,13 +107,13 @@ def wanted(case: Case) -> bool:
   return width in (64, 128) and max(length, *case.blocks) <= _LONGEST
 
 
-def program(case: Case, kernels: str):
+def case_program(case: PublishedCase, kernels: str):
   """Returns a function, and the shapes of its arguments."""
   like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
   shapes = [like(s) for s in case.shapes.values()]
   if case.what == "product":
     return _unit, shapes
-  splash, masks = _splash(kernels)
+  splash, masks = _splash_kernels(kernels)
   config = {
     name: splash.QKVLayout(value) if name.endswith("_layout") else value
     for name, value in case.config.items()
@@ -124,9 +128,9 @@ def program(case: Case, kernels: str):
       q_seq_shards=1,
     )
   if case.what == "forward":
-    return functools.partial(_forward, made), shapes
+    return functools.partial(_splash_forward, made), shapes
   sums = like((q.shape[0], q.shape[2], q.shape[1]), dtype=jnp.float32)
-  run = functools.partial(_backward, splash, made)
+  run = functools.partial(_splash_backward, splash, made)
   return run, [*shapes, q, q, sums]
 
 
@@ -137,12 +141,12 @@ def _unit(x, weights):
   return wide.astype(x.dtype)
 
 
-def _forward(kernel, q, k, v):
+def _splash_forward(kernel, q, k, v):
   q, k, v = _by_heads(q * q.shape[-1] ** -0.5, k, v)
   return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
 
 
-def _backward(splash, kernel, q, k, v, out, grad, sums):
+def _splash_backward(splash, kernel, q, k, v, out, grad, sums):
   scale = q.shape[-1] ** -0.5
   names = ("mask_value", "is_mqa", "config", "mask_function")
   names += ("fwd_mask_sparsity", "dkv_mask_sparsity")
@@ -163,7 +167,7 @@ def _by_heads(*arrays):
 
 
 @functools.cache
-def _splash(folder: str):
+def _splash_kernels(folder: str):
   # tokamax would import packages that are not installed; its kernel does not.
   package = types.ModuleType("tokamax")
   package.__path__ = [f"{folder}/tokamax"]
@@ -176,7 +180,7 @@ def _splash(folder: str):
   return splash_attention_kernel, splash_attention_mask
 
 
-def visits(case: Case) -> tuple[int, int, int]:
+def visit_counts(case: PublishedCase) -> tuple[int, int, int]:
   """Returns the numbers of masked, whole and output blocks."""
   rows, length, heads, _ = case.shapes["q"]
   end = "_dkv" if case.what == "backward" else ""
@@ -193,20 +197,20 @@ def visits(case: Case) -> tuple[int, int, int]:
   return tuple(rows * heads * n for n in (masked, whole, outputs))
 
 
-def measure(case: Case, kernels: str) -> dict:
+def measure_forecast(case: PublishedCase, kernels: str) -> dict:
   """Compiles a case; returns its forecast next to the published time."""
-  device = topology.devices(GENERATIONS[case.generation][1])[0]
-  chip, measured = chips.of(device), forecast.of(device)
-  run, shapes = program(case, kernels)
+  device = topology.topology_devices(GENERATIONS[case.generation][1])[0]
+  chip, measured = chips.chip_of(device), forecast.measured_chip(device)
+  run, shapes = case_program(case, kernels)
   text = common.compile_for(device, run, *shapes).as_text()
-  found = bundles.read()
+  found = bundles.read_bundle_counts()
   counts = hlo.count(text, found)
-  times = forecast.instructions(counts.work, chip, measured)
-  parts = {"xla": where.total(times).seconds}
+  times = forecast.instruction_times(counts.work, chip, measured)
+  parts = {"xla": where.total_time(times).seconds}
   seconds = parts["xla"]
   if case.what != "product":
     (listing,) = (x for name, x in found.items() if "splash_" in name)
-    parts["kernel"] = forecast.kernel(listing, *visits(case), measured)
+    parts["kernel"] = forecast.kernel(listing, *visit_counts(case), measured)
     seconds += parts["kernel"]
     parts |= dataclasses.asdict(listing)
   sizes = ("x".join(map(str, s)) for s in case.shapes.values())
@@ -234,19 +238,19 @@ class Forecasts:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = common.arguments(__doc__, Forecasts, argv)
+  args = common.benchmark_arguments(__doc__, Forecasts, argv)
   found = [
     case
     for what, generation in itertools.product(_TABLES, GENERATIONS)
-    for case in cases(args.tables, generation, what)
-    if wanted(case)
+    for case in published_cases(args.tables, generation, what)
+    if wanted_case(case)
   ]
   found.sort(key=lambda case: math.prod(case.shapes.get("q", (1,))[1:2]))
   columns = {"chip": 5, "what": 8, "shape": 34, "causal": 6, "blocks": 16}
   columns |= {"forecast_ms": 11, "measured_ms": 11, "error": 6}
-  rows = (measure(case, args.kernels) for case in found)
+  rows = (measure_forecast(case, args.kernels) for case in found)
   name = "forecast errors"
-  rows = common.report(rows, args.output, name, columns, "<<<<<>")
+  rows = common.report_rows(rows, args.output, name, columns, "<<<<<>")
   errors = collections.defaultdict(list)
   for row in rows:
     errors[f"{row['what']}, {row['chip']}"].append(row["error"])
@@ -254,8 +258,8 @@ def main(argv) -> None:
     (name, len(x), f"{np.median(x):+.0%}", f"{max(x, key=abs):+.0%}")
     for name, x in errors.items()
   ]
-  print(tables.text(summary, ("", "cases", "median", "worst")))
+  print(tables.text_table(summary, ("", "cases", "median", "worst")))
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

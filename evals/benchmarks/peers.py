@@ -78,36 +78,38 @@ class Comparisons:
   output: str = common.output()
 
 
-def cases(asked: Comparisons, folder: pathlib.Path) -> Iterator[turns.Case]:
+def peer_cases(
+  asked: Comparisons, folder: pathlib.Path
+) -> Iterator[turns.TimedCase]:
   """Yields the cases; a case's models are gone after it."""
-  toy_english.write(folder / "toy")
+  toy_english.write_toy_english(folder / "toy")
   pairs = asked.pairs or str(folder / "toy/pairs")
   text = asked.text or (str(folder / "toy/text"),)
   for kind in asked.cases:
     if kind == "data":
-      yield from data.cases(folder, text)
+      yield from data.preparation_cases(folder, text)
     if kind == "score":  # with a larger one it takes hours
       size = asked.sizes[0]
-      yield from scoring.cases(folder / kind, size, pairs, asked.limit)
+      yield from scoring.scoring_cases(folder / kind, size, pairs, asked.limit)
     for size in asked.sizes:
       if kind == "train":
-        yield from training.cases(folder / kind / size, size)
+        yield from training.training_cases(folder / kind / size, size)
       if kind == "generate":
-        yield from generation.cases(folder / kind / size, size)
+        yield from generation.generation_cases(folder / kind / size, size)
 
 
 def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
-  asked = common.arguments(__doc__, Comparisons, argv)
+  asked = common.benchmark_arguments(__doc__, Comparisons, argv)
   device = jax.devices()[0].device_kind
   cores = len(os.sched_getaffinity(0))
   about = {"device": device, "cores": cores} | {n: version(n) for n in _PEERS}
   name = f"peers {platform.machine()} {device} {cores} cores"
   with tempfile.TemporaryDirectory() as folder:
-    found = cases(asked, pathlib.Path(folder))
-    rows = (turns.measure(case, asked.rounds) for case in found)
-    common.report(rows, asked.output, name, _COLUMNS, "<<>", **about)
+    found = peer_cases(asked, pathlib.Path(folder))
+    rows = (turns.time_case(case, asked.rounds) for case in found)
+    common.report_rows(rows, asked.output, name, _COLUMNS, "<<>", **about)
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

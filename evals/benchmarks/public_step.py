@@ -28,7 +28,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from antlm_jax import cli
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.planning import bundles, forecast, hlo, where
-from antlm_jax.planning.topology import devices
+from antlm_jax.planning.topology import topology_devices
 from antlm_jax.runtime import chips
 
 LAYERS, WIDTH, HEADS, HEAD, MLP, VOCAB = 8, 1024, 4, 256, 3072, 32768
@@ -46,7 +46,7 @@ _SHAPES = {
 }
 
 
-def norm(x):
+def rms_norm(x):
   """RMS norm without weights."""
   return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
@@ -60,7 +60,7 @@ def rotate(x):
   return jnp.concatenate([a * cos + b * sin, b * cos - a * sin], -1)
 
 
-def attend(q, k, v):
+def splash_attend(q, k, v):
   """Causal splash attention of `[B, heads, T, head]`."""
   mask = splash.CausalMask((LENGTH, LENGTH))
   names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
@@ -75,11 +75,11 @@ def attend(q, k, v):
 
 def layer(x, w):
   """A layer on `[B, T, D]`."""
-  h = norm(x)
+  h = rms_norm(x)
   q, k, v = (jnp.einsum("btd,dhk->bhtk", h, w[name]) for name in "qkv")
-  mixed = attend(norm(rotate(q)), norm(rotate(k)), v)
+  mixed = splash_attend(rms_norm(rotate(q)), rms_norm(rotate(k)), v)
   x = x + jnp.einsum("bhtk,hkd->btd", mixed, w["out"])
-  h = norm(x)
+  h = rms_norm(x)
   return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
 
 
@@ -114,12 +114,12 @@ def _head_gradients(kept, grad):
 head_loss.defvjp(lambda *args: (head_loss(*args), args), _head_gradients)
 
 
-def loss(params, inputs, targets):
+def microbatch_loss(params, inputs, targets):
   """Mean loss of a microbatch."""
-  x = norm(params["embedding"][inputs])
+  x = rms_norm(params["embedding"][inputs])
   for w in params["layers"]:
     x = layer(x, w)
-  return head_loss(norm(x), params["head"], targets)
+  return head_loss(rms_norm(x), params["head"], targets)
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -130,11 +130,11 @@ def optimizer() -> optax.GradientTransformation:
   return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1)
 
 
-def step(params, state, inputs, targets):
+def public_train_step(params, state, inputs, targets):
   """One step; inputs and targets are `[microbatches, B, T]`."""
 
   def add(total, data):
-    value, grads = jax.value_and_grad(loss)(params, *data)
+    value, grads = jax.value_and_grad(microbatch_loss)(params, *data)
     return jax.tree.map(lax.add, total, grads), value
 
   start = jax.tree.map(jnp.zeros_like, params)
@@ -144,7 +144,7 @@ def step(params, state, inputs, targets):
   return losses.mean(), optax.apply_updates(params, updates), state
 
 
-def arguments():
+def step_arguments():
   """Returns the shapes of the step's arguments."""
   like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
   params = {
@@ -163,10 +163,12 @@ def forecast_step(topology: str) -> dict[str, object]:
   The forecast by estimates takes the cycles that XLA states in the program; the
   forecast by bundles takes those of the program's instruction listings.
   """
-  device = devices(topology)[0]
-  chip, measured = chips.of(device), forecast.of(device)
-  text = common.compile_for(device, step, *arguments()).as_text()
-  listings = bundles.read()
+  device = topology_devices(topology)[0]
+  chip, measured = chips.chip_of(device), forecast.measured_chip(device)
+  text = common.compile_for(
+    device, public_train_step, *step_arguments()
+  ).as_text()
+  listings = bundles.read_bundle_counts()
   visits = [n * LAYERS * ROWS * HEADS for n in (2, 1, 2)]  # masked, whole, ends
   splash_times = {  # the forward kernel has two names
     re.sub(r"\.\d+$", "", name): forecast.kernel(listing, *visits, measured)
@@ -179,9 +181,9 @@ def forecast_step(topology: str) -> dict[str, object]:
   }
   for name, known in {"estimates": {}, "bundles": listings}.items():
     work = hlo.count(text, known).work
-    parts = forecast.instructions(work, chip, measured)
-    row["products_ms"] = 1e3 * where.total(parts).products
-    seconds = where.total(parts).seconds + sum(splash_times.values())
+    parts = forecast.instruction_times(work, chip, measured)
+    row["products_ms"] = 1e3 * where.total_time(parts).products
+    seconds = where.total_time(parts).seconds + sum(splash_times.values())
     row[f"{name}_ms"] = 1e3 * seconds
     row[f"{name}_error"] = seconds / (row["measured_ms"] / 1e3) - 1
   row["splash_ms"] = 1e3 * sum(splash_times.values())
@@ -197,12 +199,12 @@ class Steps:
 
 def main(argv) -> None:
   """Prints a line per chip, and writes them to a file."""
-  args = common.arguments(__doc__, Steps, argv)
+  args = common.benchmark_arguments(__doc__, Steps, argv)
   columns = {"chip": 8, "measured_ms": 11, "estimates_ms": 12}
   columns |= {"estimates_error": 15, "bundles_ms": 10, "bundles_error": 13}
   rows = map(forecast_step, MEASURED)
-  common.report(rows, args.output, "public step", columns, "<>")
+  common.report_rows(rows, args.output, "public step", columns, "<>")
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

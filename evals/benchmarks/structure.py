@@ -70,7 +70,7 @@ AREAS = {
 }
 
 
-def group(module: str) -> tuple[int, str]:
+def module_group(module: str) -> tuple[int, str]:
   """Returns a module's level, counted from the ground, and its group.
 
   Raises:
@@ -131,7 +131,7 @@ def upward(arrows: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
 
 
 def _may(a: str, b: str) -> bool:
-  (from_level, source), (to_level, target) = group(a), group(b)
+  (from_level, source), (to_level, target) = module_group(a), module_group(b)
   if source == target:
     return True
   if target in NEVER.get(source, ()) or b not in ONLY.get(source, (b,)):
@@ -148,7 +148,7 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
   return []
 
 
-def _sizes(path: pathlib.Path) -> list[int]:
+def _file_sizes(path: pathlib.Path) -> list[int]:
   """A file's lines, its longest function's, private functions, called once."""
   text = path.read_text("utf-8")
   nodes = list(ast.walk(ast.parse(text)))
@@ -178,7 +178,7 @@ def areas() -> dict[str, list[pathlib.Path]]:
   return out
 
 
-def product() -> dict[str, list[pathlib.Path]]:
+def product_files() -> dict[str, list[pathlib.Path]]:
   """Returns the files of the core, and of all that is no test."""
   found = areas()
   all_of = [p for area in dict.fromkeys(AREAS.values()) for p in found[area]]
@@ -192,15 +192,15 @@ def main(argv) -> None:
   cli.Parser(description=__doc__).parse_args(argv)
   rows = []
   for name, paths in sorted(areas().items()):
-    lines, longest, private, once = zip(*map(_sizes, paths), strict=True)
+    lines, longest, private, once = zip(*map(_file_sizes, paths), strict=True)
     row = [name, len(paths), f"{sum(lines):,}", max(lines), max(longest)]
     rows.append([*row, sum(private), sum(once)])
   head = ("", "files", "lines", "longest file", "function")
-  print(tables.text(rows, (*head, "private", "called once"), "<>"))
+  print(tables.text_table(rows, (*head, "private", "called once"), "<>"))
   with contextlib.redirect_stdout(io.StringIO()):
-    found = concepts.measured(**product(), walk=True)
+    found = concepts.measure_concepts(**product_files(), walk=True)
   rows = [(n, found[n], *limits) for n, limits in concepts.LIMITS.items()]
-  print(f"\n{tables.text(rows, ('concepts', 'now', 'limit', 'goal'))}")
+  print(f"\n{tables.text_table(rows, ('concepts', 'now', 'limit', 'goal'))}")
   arrows = imports(modules())
   wrong, rings = upward(arrows), circles(arrows)
   count = sum(map(len, arrows.values()))
@@ -217,4 +217,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

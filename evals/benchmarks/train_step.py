@@ -44,7 +44,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives import corruption
-from antlm_jax.objectives.batch import Batch, Layout, assemble
+from antlm_jax.objectives.batch import Batch, BatchLayout, assemble_batch
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.optim import AdamW
 from antlm_jax.runtime import chips
@@ -79,7 +79,7 @@ SIZES = {  # shape, tokens in a row T, vocabulary V, rows each, tied, remat
 
 
 def make_example(
-  batch: str, layout: Layout, seq_len: int, vocab_size: int
+  batch: str, layout: BatchLayout, seq_len: int, vocab_size: int
 ) -> Batch:
   """Makes one of `BATCHES`, by its name, of random tokens."""
   names, packed = BATCHES[batch]
@@ -107,7 +107,7 @@ def make_example(
   merged = (np.stack(arrays)[each] for arrays in zip(*made, strict=True))
   shares = {k: 1 / len(chosen) for k in range(len(chosen))}
   merged = corruption.Corrupted(*merged)
-  return assemble(merged, kinds, chosen, layout, shares, packed)
+  return assemble_batch(merged, kinds, chosen, layout, shares, packed)
 
 
 def make_step(config: LlamaConfig) -> TrainStep:
@@ -139,8 +139,8 @@ def step_times(
   return np.diff(ends[warmup:])
 
 
-def measure(
-  train_step, programs, mesh, example: Batch, args: "Timings"
+def time_train_step(
+  train_step, programs, mesh, example: Batch, args: "StepTimings"
 ) -> dict:
   """Times one case, under `jax.set_mesh`; returns its part of the results.
 
@@ -150,7 +150,7 @@ def measure(
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
-    placed, state = mesh_lib.place(mesh, example), init()
+    placed, state = mesh_lib.place_batch(mesh, example), init()
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
     out["compile_seconds"] = time.perf_counter() - begun
@@ -168,7 +168,7 @@ def measure(
   else:
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
     out["tokens_per_second"] = example.inputs.size / out["seconds"]
-    if chip := chips.of(device):
+    if chip := chips.chip_of(device):
       done = flops.train_step(model, example) / out["seconds"]
       out["mfu"] = float(done / (chip.flops * mesh.size))
   peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
@@ -177,13 +177,13 @@ def measure(
   return out | {"peak_bytes": peak}
 
 
-def measure_size(name: str, args: "Timings", mesh) -> Iterator[dict]:
+def measure_size(name: str, args: "StepTimings", mesh) -> Iterator[dict]:
   """Yields the results of each batch, under `jax.set_mesh`."""
   shape, length, vocab_size, rows, tied, remat = SIZES[name]
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
   config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
   train_step, shards = make_step(config), mesh_lib.data_shards(mesh)
-  layout = Layout(rows * shards, 1, shards)
+  layout = BatchLayout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
   for batch in args.batches:
     example = make_example(batch, layout, length, vocab_size)
@@ -194,23 +194,25 @@ def measure_size(name: str, args: "Timings", mesh) -> Iterator[dict]:
       "seq_len": length,
       "parameters": train_step.model.size,
       "remat": remat,
-      **measure(train_step, programs, mesh, example, args),
+      **time_train_step(train_step, programs, mesh, example, args),
     }
 
 
-def measure_config(args: "Timings", overrides: Sequence[str]) -> Iterator[dict]:
+def measure_config(
+  args: "StepTimings", overrides: Sequence[str]
+) -> Iterator[dict]:
   """Yields the results of each kind of batch of a config's run."""
   from antlm_jax import config as config_lib  # it needs ml_collections
   from antlm_jax.planning.search import Pod
 
-  changes = config_lib.pairs(overrides)
+  changes = config_lib.parse_overrides(overrides)
   text = args.vocab_size, args.seq_len, args.pieces
   run = Pod(args.config, changes, jax.devices(), *text).run()
   programs = jitted(run.step, state_shardings(run.step, run.mesh))
   for program in run.programs(evaluations=False):
     micro, rows, length = program.batch.inputs.shape
     with jax.set_mesh(run.mesh):
-      found = measure(run.step, programs, run.mesh, program.batch, args)
+      found = time_train_step(run.step, programs, run.mesh, program.batch, args)
     yield {
       "size": args.config,
       "batch": program.name,
@@ -240,7 +242,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Timings:
+class StepTimings:
   """The command's arguments."""
 
   sizes: tuple[str, ...] = setting(
@@ -268,9 +270,9 @@ class Timings:
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
   parser = cli.Parser(description=__doc__)
-  add_arguments(parser, Timings)
+  add_arguments(parser, StepTimings)
   args, overrides = parser.parse_with_overrides(argv)
-  args = read_section(Timings, args)
+  args = read_section(StepTimings, args)
   if overrides and not args.config:
     raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
   mesh = mesh_lib.Mesh().build()
@@ -281,10 +283,10 @@ def main(argv) -> None:
     rows = measure_config(args, overrides)
   place = args.output, f"step {device} {args.config}"
   with jax.set_mesh(mesh):
-    rows = common.report(rows, *place, _COLUMNS, "<<<<>", **about)
+    rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **about)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
     sys.exit(1)
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

@@ -20,7 +20,7 @@ _STAT = pathlib.Path("/proc/stat")  # Linux only: elsewhere nothing is known
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class TimedCase:
   """Work that we do, and a peer."""
 
   name: str
@@ -34,7 +34,7 @@ class Case:
   before: Callable[[], Any] | None = None
 
 
-def measure(case: Case, rounds: int) -> dict:
+def time_case(case: TimedCase, rounds: int) -> dict:
   """Times a case, after a call of each that does not count.
 
   Returns:
@@ -43,7 +43,10 @@ def measure(case: Case, rounds: int) -> dict:
     The extra time of our first call, which compiles. The share of the machine
     that other processes used, and the number of repeated turns.
   """
-  (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
+  (first, mine, _), (_, other, _) = (
+    _time_call(case.ours),
+    _time_call(case.theirs),
+  )
   calls = case.ours, case.theirs
   before = case.before or case.ours, case.theirs
   seconds, others, repeated = by_turns(calls, rounds, before)
@@ -87,7 +90,7 @@ def by_turns(
     turn, others = [0.0] * len(calls), 0.0
     for n in list(range(len(calls)))[:: -1 if len(turns) % 2 else 1]:
       before[n]()
-      turn[n], _, taken = _timed(calls[n])
+      turn[n], _, taken = _time_call(calls[n])
       others = max(others, taken)
     if others > _DISTURBED and repeated < rounds:
       repeated += 1
@@ -97,16 +100,16 @@ def by_turns(
   return np.array(turns), largest, repeated
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any, float]:
+def _time_call(call: Callable[[], Any]) -> tuple[float, Any, float]:
   """Returns a call's seconds, its result, and others' share of the machine."""
-  own, busy, begun = _own(), _busy(), time.perf_counter()
+  own, busy, begun = _own_cpu_seconds(), _busy(), time.perf_counter()
   out = call()
   seconds = time.perf_counter() - begun
-  others = (_busy() - busy) - (_own() - own)
+  others = (_busy() - busy) - (_own_cpu_seconds() - own)
   return seconds, out, max(0.0, others / (seconds * (os.cpu_count() or 1)))
 
 
-def _own() -> float:
+def _own_cpu_seconds() -> float:
   """The CPU seconds of this process and of those that it started."""
   return sum(os.times()[:4])
 
@@ -114,7 +117,7 @@ def _own() -> float:
 def _busy() -> float:
   """The CPU seconds of all processes, and those that a host took away."""
   if not _STAT.exists():
-    return _own()
+    return _own_cpu_seconds()
   words = _STAT.read_text().partition("\n")[0].split()[1:9]
   user, nice, system, _, _, *rest = map(int, words)
   return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")

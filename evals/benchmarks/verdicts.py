@@ -30,7 +30,7 @@ from antlm_jax.settings import setting
 _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Makers of the tables, by page and name.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-  "README.md": {"short": mixing.short},
+  "README.md": {"short": mixing.readme_table},
   "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
@@ -38,12 +38,12 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 }
 # Makers of further figures that the text of a page quotes.
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
-  "docs/results.md": (mixing.figures, simulated.figures),
-  "docs/appendix/optimizers.md": (optimizers.figures,),
+  "docs/results.md": (mixing.mixing_figures, simulated.interval_figures),
+  "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
 }
 
 
-def filled(page: str, text: str) -> str:
+def fill_page(page: str, text: str) -> str:
   """Returns a page's text with its tables made anew.
 
   Args:
@@ -73,11 +73,11 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  args = common.arguments(__doc__, Arguments, argv)
+  args = common.benchmark_arguments(__doc__, Arguments, argv)
   for page, makers in PAGES.items():
     if args.write:
       path = pathlib.Path(ROOT / page)
-      files.write_text(path, filled(page, path.read_text("utf-8")))
+      files.write_text(path, fill_page(page, path.read_text("utf-8")))
       print(f"wrote {page}")
       continue
     for name, make in makers.items():
@@ -89,4 +89,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

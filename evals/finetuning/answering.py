@@ -23,8 +23,8 @@ import numpy as np
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, sets
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.classification import cross_entropy
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.classification import class_loss
 from antlm_jax.evals.finetuning.tagging import Tags
 from antlm_jax.evals.finetuning.task import (
   PerToken,
@@ -71,18 +71,18 @@ class Spans(PerToken):
     scores = jnp.where(may[..., None], outputs, -jnp.inf)
     ends = (jnp.argmax((labels & end) > 0, axis=1) for end in (_FIRST, _LAST))
     first, last = (
-      cross_entropy(scores[..., i], end, weights) for i, end in enumerate(ends)
+      class_loss(scores[..., i], end, weights) for i, end in enumerate(ends)
     )
     return (first + last) / 2
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows of a question and a window of its text each."""
     before, after = loaded.frame
     limit = batching.longest(loaded, max_length)
     most = min(_QUESTION, limit // 2)  # tokens of a question
     tokens, labels, windows, cut = [], [], [], 0
     for number, example in enumerate(examples):
-      question, text, spans = _encoded(loaded, example)
+      question, text, spans = _encode_question(loaded, example)
       cut += len(question) > most
       lead = [*before, *question[:most], *after]
       room = limit - len(lead) - len(after)
@@ -93,12 +93,14 @@ class Spans(PerToken):
         stop = min(start + room, len(text))
         tokens.append([*lead, *text[start:stop], *after])
         windows.append(_Window(number, len(lead), spans[start:stop]))
-        labels.append(_labels(len(lead), start, stop, answer, len(after)))
-    tokens, lengths = batching.padded(tokens)
-    labels, _ = batching.padded(labels)
-    return Rows(tokens, lengths, labels, True, examples, windows, cut)
+        labels.append(
+          _window_labels(len(lead), start, stop, answer, len(after))
+        )
+    tokens, lengths = batching.pad_rows(tokens)
+    labels, _ = batching.pad_rows(labels)
+    return ExampleRows(tokens, lengths, labels, True, examples, windows, cut)
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[str]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[str]:
     """Returns the answers' texts; an empty text is no answer."""
     best = [(-math.inf, "")] * len(rows.examples)
     none = [math.inf] * len(rows.examples)
@@ -150,17 +152,17 @@ class Inside(Tags):
   columns: ClassVar[tuple[str, ...]] = _COLUMNS
   num_outputs: ClassVar[int] = 2  # logits of being outside and inside
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes a row of each example; labels are 1 inside the answer, else 0."""
     parts, places = [], []
     for example in examples:
-      question, text, spans = _encoded(loaded, example, _TEMPLATE)
+      question, text, spans = _encode_question(loaded, example, _TEMPLATE)
       places.append((len(loaded.frame[0]) + len(question), spans))
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [int(first <= i <= last) for i in range(len(text))]
       parts.append(([*question, *text], [0] * len(question) + inside))
     *made, cut = batching.labelled(loaded, parts, 0, max_length)
-    return Rows(*made, True, examples, places, cut)
+    return ExampleRows(*made, True, examples, places, cut)
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Returns the longest run of tokens found in each text."""
@@ -170,7 +172,7 @@ class Inside(Tags):
       for example, answer in zip(rows.examples, answers, strict=True)
     ]
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
     """Returns the indices of the tokens found and of the answer's, and text."""
     answers = _longest_runs(reduced, rows)
 
@@ -189,7 +191,7 @@ class Inside(Tags):
     ]
 
 
-def _longest_runs(found: np.ndarray, rows: Rows) -> Iterator[str]:
+def _longest_runs(found: np.ndarray, rows: ExampleRows) -> Iterator[str]:
   """Yields the text of each row's longest run of tokens that are inside."""
   for tags, example, (lead, spans) in zip(
     found, rows.examples, rows.about, strict=True
@@ -205,7 +207,9 @@ def _longest_runs(found: np.ndarray, rows: Rows) -> Iterator[str]:
 _TEMPLATE = "Question: {question}\nContext: "
 
 
-def _encoded(loaded: Loaded, example: Example, template: str = "{question}"):
+def _encode_question(
+  loaded: Loaded, example: Example, template: str = "{question}"
+):
   """Returns a question's tokens, its text's, and the latter's characters."""
   if len(example.texts) != 2:
     raise UserError(
@@ -228,7 +232,9 @@ def _answer(example: Example, spans) -> tuple[int, int] | None:
   return (inside[0], inside[-1]) if inside else None
 
 
-def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:
+def _window_labels(
+  lead: int, start: int, stop: int, answer, after: int
+) -> list[int]:
   """Returns the labels of a window's tokens."""
   out = [_MAY] + [0] * (lead - 1) + [_MAY] * (stop - start) + [0] * after
   whole = answer and start <= answer[0] and answer[1] < stop
@@ -253,7 +259,7 @@ def word_f1(found: str, there: str) -> float:
   return 2 * both / (len(x) + len(y))
 
 
-def same(found: str, there: str) -> bool:
+def same_answer(found: str, there: str) -> bool:
   """Whether two answers are equal when normalized."""
   return normalized(found) == normalized(there)
 
@@ -283,7 +289,7 @@ def index_f1(prediction: dict, label: Any) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class AnsweringOptions:
   """Command-line options of answering."""
 
   answers: str = setting(
@@ -309,7 +315,9 @@ FILES = {
 SCORES = sets.dev_and_test(FILES)
 
 
-def make(data: sets.Data, name: str, attention: str, options: Options) -> Task:
+def make_answering_task(
+  data: sets.Data, name: str, attention: str, options: AnsweringOptions
+) -> Task:
   """Makes a task of `FILES`, or of the user's own questions.
 
   The dev set of a known task is a twentieth of the training set, and the test
@@ -317,21 +325,27 @@ def make(data: sets.Data, name: str, attention: str, options: Options) -> Task:
   """
   if name != sets.OWN:
     layout = dict(zip(("train", "test"), FILES[name], strict=True))
-    paths = sets.find(data, name, layout)
-    fields = sets.known(name, paths, lambda path, which: read(path))
-    return _task(name != "squad", options, **fields)
-  found = sets.read(data, _examples, any_ending=True)
+    paths = sets.find_set_files(data, name, layout)
+    fields = sets.known_task_fields(
+      name, paths, lambda path, which: read_squad(path)
+    )
+    return _question_task(name != "squad", options, **fields)
+  found = sets.read_own_set(data, _question_examples, any_ending=True)
   every = [example for those in found.values() for example in those]
   if not every:
-    raise UserError(f"{sets.named(data)} holds no questions")
+    raise UserError(f"{sets.path_or_name(data)} holds no questions")
   # A text is in one part, with all its questions.
-  fields = sets.own(data, found, key=lambda example: example.texts[1:])
-  return _task(not all(e.label for e in every), options, **fields)
+  fields = sets.own_task_fields(
+    data, found, key=lambda example: example.texts[1:]
+  )
+  return _question_task(not all(e.label for e in every), options, **fields)
 
 
-def _task(may_be_none: bool, options: Options, **fields) -> Task:
+def _question_task(
+  may_be_none: bool, options: AnsweringOptions, **fields
+) -> Task:
   """Makes a task; `may_be_none` says whether some questions have no answer."""
-  f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
+  f1, exact = (functools.partial(closest, of) for of in (word_f1, same_answer))
   if options.answers == "inside":
     none = {"found": [0], "answer": ""}
     return Task(
@@ -373,14 +387,14 @@ SUITE = Suite(
   " folder of some named train, dev and test; or a folder with SQuAD 1.1, 2.0"
   " or ReCoRD",
   SCORES | {sets.OWN: (sets.OWN,)},
-  make,
+  make_answering_task,
   heads=(Spans, Inside),
-  settings=(Options,),
+  settings=(AnsweringOptions,),
   in_memory=True,
 )
 
 
-def read(path: str | pathlib.Path) -> list[Example]:
+def read_squad(path: str | pathlib.Path) -> list[Example]:
   """Reads a file of SQuAD's form, 1.1 or 2.0.
 
   Raises a UserError if an answer is not in its text.
@@ -418,13 +432,13 @@ def _possible(asked: Mapping[str, Any], where: str) -> object:
   return [] if impossible else answers
 
 
-def _examples(source: sets.Source) -> Iterator[Example]:
+def _question_examples(source: sets.Source) -> Iterator[Example]:
   """Yields the examples of a source, in SQuAD's form or records."""
   if isinstance(source, str) and readers.kind(source) is None:
-    yield from read(source)
+    yield from read_squad(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for where, (*texts, answers) in sets.records(source, columns):
+  for where, (*texts, answers) in sets.source_records(source, columns):
     yield _example(tuple(texts), answers, where, where.rpartition(", ")[2])
 
 
@@ -432,11 +446,14 @@ def _example(
   texts: tuple[str, str], answers: object, where: str, name: str
 ) -> Example:
   """Makes an example of the answers in one of the forms of `_answers`."""
-  texts, answers = sets.plain([*texts], where), sets.plain(answers, where)
+  texts, answers = (
+    sets.plain_python([*texts], where),
+    sets.plain_python(answers, where),
+  )
   if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{where}: it, or its text, is not text")
   label = [
-    [text, _start(text, start, texts[1], where)]
+    [text, _answer_start(text, start, texts[1], where)]
     for text, start in _answers(answers, where)
   ]
   return Example(tuple(texts), label, name)
@@ -471,7 +488,7 @@ def _answers(answers: object, where: str) -> list[tuple[str, object]]:
   return out
 
 
-def _start(found: str, start: object, text: str, where: str) -> int:
+def _answer_start(found: str, start: object, text: str, where: str) -> int:
   """Returns the first character of an answer, which it finds if it is None."""
   answer = f"{where}: the answer {found!r:.60}"
   if start is None:

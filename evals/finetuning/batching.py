@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ExampleRows:
   """Examples as rows of tokens; an example may have several rows."""
 
   # int32 `[n, T]`, padded on the right; `[n, S, T]` if a row is S texts that
@@ -60,7 +60,7 @@ def longest(loaded: Loaded, max_length: int) -> int:
   return min(max_length, loaded.model.config.max_seq_len)
 
 
-def framed(
+def frame_texts(
   loaded: Loaded, texts: Sequence[Sequence[str]], max_length: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
   """Makes rows `<s> A </s> B </s>`, with the special tokens of training.
@@ -82,10 +82,12 @@ def framed(
     lengths = [len(part) for part in parts]
     cut += sum(lengths) > budget
     row = [before]
-    for part, length in zip(parts, truncated(lengths, budget), strict=True):
+    for part, length in zip(
+      parts, truncate_lengths(lengths, budget), strict=True
+    ):
       row += [part[:length], after]
     rows.append(np.concatenate(row))
-  return *padded(rows), cut
+  return *pad_rows(rows), cut
 
 
 def labelled(
@@ -112,10 +114,10 @@ def labelled(
     rows.append([*row[:limit], *after])
     marks = [*[around] * len(before), *marks]
     labels.append(marks[:limit] + [around] * len(after))
-  return *padded(rows), padded(labels, fill=-1)[0], cut
+  return *pad_rows(rows), pad_rows(labels, fill=-1)[0], cut
 
 
-def truncated(lengths: Sequence[int], budget: int) -> list[int]:
+def truncate_lengths(lengths: Sequence[int], budget: int) -> list[int]:
   """Shortens the longest, again and again, until the sum fits the budget."""
   kept = list(lengths)
   while sum(kept) > max(budget, 0):
@@ -124,7 +126,7 @@ def truncated(lengths: Sequence[int], budget: int) -> list[int]:
   return kept
 
 
-def padded(
+def pad_rows(
   rows: Sequence[Sequence[int]], fill: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
   """Pads rows on the right to int32 `[n, T]`; their lengths are at least 1."""
@@ -135,7 +137,7 @@ def padded(
   return out, lengths
 
 
-class Slots(NamedTuple):
+class BatchRows(NamedTuple):
   """Rows of a batch."""
 
   length: int  # padded length T in tokens
@@ -143,13 +145,13 @@ class Slots(NamedTuple):
   weights: np.ndarray  # float32 `[B]`; 0 for an empty place
 
 
-def batches(
-  rows: Rows,
+def batches_by_length(
+  rows: ExampleRows,
   size: int,
   seed: int | None = None,
   epoch: int = 0,
   drop_last: bool = False,
-) -> list[Slots]:
+) -> list[BatchRows]:
   """Divides rows into batches of similar length.
 
   Rows of a length that do not fill a batch go to the next length, so that at
@@ -175,12 +177,12 @@ def batches(
     pool = np.concatenate([left, members])
     full = len(pool) // size * size
     for chosen in pool[:full].reshape(-1, size):
-      out.append(Slots(length, chosen, np.ones(size, np.float32)))
+      out.append(BatchRows(length, chosen, np.ones(size, np.float32)))
     left = pool[full:]
   if len(left):
     filled = np.pad(left, (0, size - len(left)), constant_values=left[0])
     weights = (np.arange(size) < len(left)).astype(np.float32)
-    out.append(Slots(length, filled, weights))
+    out.append(BatchRows(length, filled, weights))
   if seed is None:
     return out
   # Without the seed, because runs that train together need equal lengths.
@@ -200,7 +202,7 @@ class TaskBatch(NamedTuple):
   weights: Any  # float32 `[B]`; 0 for padding
 
 
-def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:
+def gather(rows: ExampleRows, slots: Sequence[BatchRows]) -> TaskBatch:
   """Returns a batch `[runs, B, ...]` of each run's rows, of one length."""
   which, length = np.stack([s.rows for s in slots]), slots[0].length
   labels = rows.labels[which]
@@ -212,14 +214,14 @@ def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:
   )
 
 
-def predict(call: Callable, rows: Rows, size: int) -> Any:
+def predict_rows(call: Callable, rows: ExampleRows, size: int) -> Any:
   """Calls a function on all n rows, in batches of similar length.
 
   `call` maps tokens int32 `[B, T]` and lengths `[B]` to arrays
   `[runs, B, ...]`. Returns arrays `[runs, n, ...]`; axes that are longer for
   longer rows are padded with zeros.
   """
-  made = batches(rows, size)
+  made = batches_by_length(rows, size)
   # All calls start before the first result is awaited.
   found = [
     call(rows.tokens[s.rows][..., : s.length], rows.lengths[s.rows])

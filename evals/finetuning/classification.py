@@ -11,14 +11,14 @@ import optax
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
-from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.task import (
-  Head,
   Param,
   Params,
   Prediction,
   Predictions,
   Task,
+  TaskHead,
 )
 from antlm_jax.models import layers
 from antlm_jax.settings import setting
@@ -32,7 +32,7 @@ _BY_ATTENTION = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ClassifierOptions:
   """Command-line options of a classifier."""
 
   pool: str | None = setting(
@@ -56,7 +56,7 @@ class Options:
 
   def classifier(
     self, labels: Sequence[str], attention: str, heads: "Heads | None" = None
-  ) -> "Linear":
+  ) -> "LinearHead":
     """Returns one of two heads, with outputs of these names.
 
     By default it predicts one of these classes.
@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Head):
+class LinearHead(TaskHead):
   """One linear layer without a bias, on one vector of the row.
 
   On the last token it is the head of causal models in transformers, such as
@@ -103,13 +103,15 @@ class Linear(Head):
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean cross-entropy in nats."""
-    return cross_entropy(self.logits(outputs), labels, weights)
+    return class_loss(self.logits(outputs), labels, weights)
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes a row of each example's texts together."""
     texts = [example.texts for example in examples]
-    *made, cut = batching.framed(loaded, texts, max_length)
-    return Rows(*made, self.targets(examples), examples=examples, cut=cut)
+    *made, cut = batching.frame_texts(loaded, texts, max_length)
+    return ExampleRows(
+      *made, self.targets(examples), examples=examples, cut=cut
+    )
 
   def targets(self, examples: Sequence[Example]) -> np.ndarray:
     """Returns the labels for the loss, `[n, ...]`; 0 if unknown."""
@@ -119,7 +121,7 @@ class Linear(Head):
     """Returns the class of the highest logit, int32 `[B]`."""
     return jnp.argmax(self.logits(outputs), axis=-1).astype(jnp.int32)
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[int]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[int]:
     """Returns the classes."""
     return reduced.tolist()
 
@@ -145,7 +147,7 @@ class Linear(Head):
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier(Linear):
+class Classifier(LinearHead):
   """Norm, linear, exact GELU, norm, dropout, linear, on one vector of the row.
 
   It is the head of LTG-BERT and of BabyLM's 2026 pipeline, whose norms have no
@@ -199,7 +201,7 @@ class Chooser(Classifier):
     """Returns the scores of the choices, `[B, C]` of `[B, C, 1]`."""
     return outputs[..., 0]
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows `[n, C, T]`: each choice after the context."""
     pairs = []
     for example in examples:
@@ -209,16 +211,16 @@ class Chooser(Classifier):
           f"{context!r:.60} has {len(choices)} choices, not {len(self.labels)}"
         )
       pairs += [(context, choice) for choice in choices]
-    tokens, lengths, cut = batching.framed(loaded, pairs, max_length)
+    tokens, lengths, cut = batching.frame_texts(loaded, pairs, max_length)
     shape = len(examples), len(self.labels)
     rows = tokens.reshape(*shape, -1), lengths.reshape(shape)
     targets = self.targets(examples)
-    return Rows(*rows, targets, examples=examples, cut=cut)
+    return ExampleRows(*rows, targets, examples=examples, cut=cut)
 
 
 # A linear head, or None if there is none, and a deeper head.
-Heads = tuple[type[Linear] | None, type[Classifier]]
-HEADS: Heads = Linear, Classifier
+Heads = tuple[type[LinearHead] | None, type[Classifier]]
+HEADS: Heads = LinearHead, Classifier
 CHOOSERS: Heads = None, Chooser
 
 
@@ -237,7 +239,7 @@ def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
   return total / lengths[:, None]
 
 
-def cross_entropy(
+def class_loss(
   logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Returns the weighted mean cross-entropy of a batch in nats, `[]`.
@@ -248,11 +250,11 @@ def cross_entropy(
   return (weights * nats).sum() / weights.sum()
 
 
-def task(
+def classification_task(
   name: str,
   load: Callable[[str], Sequence[Example]],
   evaluations: Sequence[str],
-  head: Linear,
+  head: LinearHead,
   **fields,
 ) -> Task:
   """Makes a classification task; only two classes have F1 and MCC.

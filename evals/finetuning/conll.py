@@ -66,7 +66,7 @@ def columns(
   of a line are not those of the file.
   """
   blocks = _blocks(path)
-  form = _form(path, blocks, word, tag)
+  form = _find_columns(path, blocks, word, tag)
   left_out = collections.defaultdict(list)
   if blocks and _names_columns(blocks[0][0], form):
     left_out["names of columns"].append(blocks[0][0].text)
@@ -77,7 +77,7 @@ def columns(
     for line in _without_comments(block, form, tags, left_out):
       if form.numbered and not line.parts[0].isdecimal():
         left_out["ranges or empty nodes"].append(line.text)
-      elif not (found := _pair(path, line, form))[0]:
+      elif not (found := _word_and_tag(path, line, form))[0]:
         left_out["lines without a word"].append(line.text)
       else:
         where = where if pairs else f"{path}, line {line.number}"
@@ -88,7 +88,7 @@ def columns(
   return _without_language(path, out)
 
 
-def has_tags(path: str) -> bool:
+def file_has_tags(path: str) -> bool:
   """Whether a file's lines have several columns, not words alone."""
   return _width(_blocks(path)) > 1
 
@@ -121,7 +121,7 @@ def _width(blocks: Sentences) -> int:
   return len((first or lines[0]).parts) if lines else 0
 
 
-def _form(
+def _find_columns(
   path: str, blocks: Sentences, word: int | None, tag: int | None
 ) -> _Form:
   """Finds a file's columns. Raises a UserError if the tags' is unclear."""
@@ -200,7 +200,7 @@ def _without_comments(
     yield line
 
 
-def _pair(path: str, line: TaggedLine, form: _Form) -> tuple[str, str]:
+def _word_and_tag(path: str, line: TaggedLine, form: _Form) -> tuple[str, str]:
   """Returns a line's word and tag. Raises a UserError if it has none."""
   where, count = f"{path}, line {line.number}", len(line.parts)
   if count < 2:

@@ -1,6 +1,6 @@
 """Embedders of your own texts: positive pairs, or texts alone.
 
-`pairs` learns from records of a query, a positive text and maybe negatives
+`pairs_task` learns from records of a query, a positive text and maybe negatives
 (InfoNCE, with the other texts of the batch as negatives, too). `simcse` learns
 from texts alone: a positive pair is the same text twice, with different dropout
 (unsupervised SimCSE, arXiv 2104.08821). A text is one vector, or one for each
@@ -22,7 +22,7 @@ from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class EmbedderOptions:
   """Command-line options of embedders."""
 
   query_column: str = setting("query", "Column of the query")
@@ -42,12 +42,12 @@ class Options:
   )
 
 
-def pairs(
+def pairs_task(
   data: sets.Data,
   name: str,
   attention: str,
-  towers: retrieval.Options,
-  options: Options,
+  towers: retrieval.RetrievalOptions,
+  options: EmbedderOptions,
 ) -> Task:
   """Makes a task of records of a query, a positive and maybe negatives.
 
@@ -62,21 +62,21 @@ def pairs(
       f"query_column={query}, positive_column={positive} and"
       f" negative_column={','.join(options.negative_column)} must differ"
     )
-  found = sets.read(data, functools.partial(_records, columns))
+  found = sets.read_own_set(data, functools.partial(_pair_records, columns))
   if len({len(one.texts) for one in found.get("train", ())}) > 1:
     raise UserError(
-      f"{sets.named(data)}: some records have more texts in negative_column"
-      " than others"
+      f"{sets.path_or_name(data)}: some records have more texts in"
+      " negative_column than others"
     )
-  return _task(data, found, _asked, towers, options)
+  return _embedding_task(data, found, _pair_queries, towers, options)
 
 
 def simcse(
   data: sets.Data,
   name: str,
   attention: str,
-  towers: retrieval.Options,
-  options: Options,
+  towers: retrieval.RetrievalOptions,
+  options: EmbedderOptions,
   files: labelled.Columns,
 ) -> Task:
   """Makes a task of texts: lines, or records' --text_column.
@@ -87,12 +87,12 @@ def simcse(
     raise UserError("simcse reads one text_column")
 
   def examples(source: sets.Source) -> Iterator[Example]:
-    for (text,) in sets.texts(source, files.text_column):
+    for (text,) in sets.source_texts(source, files.text_column):
       if text := text.strip():
         yield Example((text, text))
 
-  found, column = sets.read(data, examples), files.text_column
-  return _task(data, found, _halves, towers, options, columns=column)
+  found, column = sets.read_own_set(data, examples), files.text_column
+  return _embedding_task(data, found, _halves, towers, options, columns=column)
 
 
 PAIRS = Suite(
@@ -100,8 +100,8 @@ PAIRS = Suite(
   "an embedder of your own pairs: a query, a positive text and maybe negatives;"
   " held out as for classification",
   {"own": ("own",)},
-  pairs,
-  settings=(retrieval.Options, Options),
+  pairs_task,
+  settings=(retrieval.RetrievalOptions, EmbedderOptions),
   in_memory=True,
 )
 SIMCSE = Suite(
@@ -110,18 +110,18 @@ SIMCSE = Suite(
   " one text twice, with different dropout",
   {"own": ("own",)},
   simcse,
-  settings=(retrieval.Options, Options, labelled.Columns),
+  settings=(retrieval.RetrievalOptions, EmbedderOptions, labelled.Columns),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
   in_memory=True,
 )
 
 
-def _task(
+def _embedding_task(
   data: sets.Data,
   found: Mapping[str, list[Example]],
   asked: Callable[[Sequence[Example]], list[Example]],
-  towers: retrieval.Options,
-  options: Options,
+  towers: retrieval.RetrievalOptions,
+  options: EmbedderOptions,
   **fields,
 ) -> Task:
   """Makes a task; `asked` makes a set's queries and documents."""
@@ -129,8 +129,8 @@ def _task(
   head = retrieval.Towers(towers.temperature, prompts)
   if options.token_size:
     head = retrieval.TokenTowers(*dataclasses.astuple(head), options.token_size)
-  return retrieval.task(
-    **sets.own(data, found, asked, key=lambda e: e.texts[:1]),
+  return retrieval.ranking_task(
+    **sets.own_task_fields(data, found, asked, key=lambda e: e.texts[:1]),
     head=head,
     metrics={
       "ndcg": retrieval.METRICS["ndcg"],
@@ -141,12 +141,12 @@ def _task(
   )
 
 
-def _records(
+def _pair_records(
   columns: Mapping[str, str], source: sets.Source
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
   counts = range(len(columns), sys.maxsize)  # further values are negatives
-  for where, values in sets.records(source, columns, counts):
+  for where, values in sets.source_records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
     texts = [text for one in lists for text in one]
     sets.nonempty(texts, where)
@@ -155,7 +155,7 @@ def _records(
     yield Example(tuple(texts), id=where.rpartition(", ")[2])
 
 
-def _asked(examples: Sequence[Example]) -> list[Example]:
+def _pair_queries(examples: Sequence[Example]) -> list[Example]:
   """Makes queries of pairs, and documents of all their other texts."""
   texts = dict.fromkeys(text for e in examples for text in e.texts[1:])
   names = {text: f"d{i}" for i, text in enumerate(texts)}
@@ -176,4 +176,4 @@ def _halves(examples: Sequence[Example]) -> list[Example]:
     words = example.texts[0].split()
     if half := len(words) // 2:
       halves += [Example((" ".join(words[:half]), " ".join(words[half:])))]
-  return _asked(halves)
+  return _pair_queries(halves)

@@ -19,12 +19,12 @@ from typing import Any
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.classification import Options
+from antlm_jax.evals.finetuning.classification import ClassifierOptions
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
+class GlueFormat:
   """Form of a task's files, and its metric."""
 
   texts: tuple[str, ...]  # of an example, as templates over a record's fields
@@ -41,23 +41,27 @@ _NLI, _BOOL = ("{premise}", "{hypothesis}"), ("false", "true")
 _PAIR = ("{sentence1}", "{sentence2}")
 # Texts as in both years' pipelines, in their order.
 FORMATS = {
-  "boolq": Format(("{question}", "{passage}"), words=_BOOL, superglue="BoolQ"),
-  "cola": Format(("{sentence}",), metric="mcc"),
-  "mnli": Format(
+  "boolq": GlueFormat(
+    ("{question}", "{passage}"), words=_BOOL, superglue="BoolQ"
+  ),
+  "cola": GlueFormat(("{sentence}",), metric="mcc"),
+  "mnli": GlueFormat(
     _NLI,
     classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
   ),
-  "mrpc": Format(_PAIR, metric="f1"),
-  "multirc": Format(
+  "mrpc": GlueFormat(_PAIR, metric="f1"),
+  "multirc": GlueFormat(
     ("Question: {question} Answer: {answer}", "{paragraph}"),
     superglue="MultiRC",
   ),
-  "qnli": Format(("{question}", "{sentence}")),
-  "qqp": Format(("{question1}", "{question2}"), metric="f1"),
-  "rte": Format(_PAIR, words=("entailment", "not_entailment"), superglue="RTE"),
-  "sst2": Format(("{sentence}",)),
-  "wsc": Format(
+  "qnli": GlueFormat(("{question}", "{sentence}")),
+  "qqp": GlueFormat(("{question1}", "{question2}"), metric="f1"),
+  "rte": GlueFormat(
+    _PAIR, words=("entailment", "not_entailment"), superglue="RTE"
+  ),
+  "sst2": GlueFormat(("{sentence}",)),
+  "wsc": GlueFormat(
     ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}"),
     words=_BOOL,
     superglue="WSC",
@@ -69,13 +73,13 @@ SCORES_OF = {
 SCORES = tuple(name for those in SCORES_OF.values() for name in those)
 SUPERGLUE = {
   "boolq": FORMATS["boolq"],
-  "cb": Format(
+  "cb": GlueFormat(
     _NLI,
     classes=("entailment", "contradiction", "neutral"),
     also=("macro_f1",),
     superglue="CB",
   ),
-  "copa": Format(
+  "copa": GlueFormat(
     ("{premise} {asked}", "{choice1}", "{choice2}"),
     superglue="COPA",
     heads=classification.CHOOSERS,
@@ -83,7 +87,7 @@ SUPERGLUE = {
   # F1 over all answers, SuperGLUE's F1a.
   "multirc": dataclasses.replace(FORMATS["multirc"], metric="f1"),
   "rte": FORMATS["rte"],
-  "wic": Format(
+  "wic": GlueFormat(
     ("{word}: {sentence1}", "{sentence2}"), words=_BOOL, superglue="WiC"
   ),
   "wsc": FORMATS["wsc"],
@@ -101,7 +105,9 @@ _OTHERS = {
 }
 
 
-def find(folder, name: str, form: Format) -> dict[str, pathlib.Path]:
+def find_glue_files(
+  folder, name: str, form: GlueFormat
+) -> dict[str, pathlib.Path]:
   """Finds the files of a task: `train`, and evaluation sets by their names.
 
   Raises an `Absent` error if there is no training set, or no evaluation set.
@@ -115,7 +121,7 @@ def find(folder, name: str, form: Format) -> dict[str, pathlib.Path]:
     layouts += [dict(zip(("train", name), _OTHERS[name], strict=True))]
   if of := form.superglue:
     layouts += [{"train": f"{of}/train.jsonl", name: f"{of}/val.jsonl"}]
-  return sets.find(folder, name, *layouts, further=form.evaluations)
+  return sets.find_set_files(folder, name, *layouts, further=form.evaluations)
 
 
 def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
@@ -123,7 +129,7 @@ def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
 
   collect_results.py writes the first, finetune_classification.py the others.
   """
-  texts = {"predictions.json": json.dumps({"glue": _predictions(found)})}
+  texts = {"predictions.json": json.dumps({"glue": _glue_predictions(found)})}
   for name, those in found.items():
     lines = [f"{i}\t{one}\n" for i, one in enumerate(those.predictions)]
     texts[f"{name}/predictions.txt"] = "".join(["index\tprediction\n", *lines])
@@ -132,10 +138,10 @@ def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
 
 def texts_2026(found: Mapping[str, Predicted]) -> dict[str, str]:
   """File of finetune/run.py."""
-  return {"predictions.json": json.dumps(_predictions(found))}
+  return {"predictions.json": json.dumps(_glue_predictions(found))}
 
 
-def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
+def _glue_predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
   return {
     name: {
       "predictions": [
@@ -147,8 +153,12 @@ def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
   }
 
 
-def make(
-  folder, name: str, attention: str, options: Options, year: int = 2024
+def make_glue_task(
+  folder,
+  name: str,
+  attention: str,
+  options: ClassifierOptions,
+  year: int = 2024,
 ) -> Task:
   """Makes a task, a key of `FORMATS`, of the files in a folder.
 
@@ -156,13 +166,13 @@ def make(
   evaluated mismatched. In 2026, the main metric chooses the epoch.
   """
   form = FORMATS[name]
-  paths = find(folder, name, form)
+  paths = find_glue_files(folder, name, form)
   if year == 2026:
     paths = {split: paths[split] for split in ("train", name)}
   by_f1 = year == 2024 and len(form.classes) == 2
-  return classification.task(
+  return classification.classification_task(
     name,
-    lambda which: read(form, paths[which], which),
+    lambda which: read_glue_examples(form, paths[which], which),
     [*paths][1:],
     options.classifier(form.classes, attention),
     main_metric=form.metric,
@@ -173,16 +183,24 @@ def make(
 
 
 def make_held_out(
-  folder, name: str, form: Format, attention: str, options: Options, key=None
+  folder,
+  name: str,
+  form: GlueFormat,
+  attention: str,
+  options: ClassifierOptions,
+  key=None,
 ) -> Task:
   """Makes a task whose test set is the validation set.
 
-  Its dev set is held out of the training set by `key`, as in `sets.held_out`.
+  Its dev set is held out of the training set by `key`, as in
+  `sets.divide_training_set`.
   """
-  paths = find(folder, name, form)
+  paths = find_glue_files(folder, name, form)
   paths = {"train": paths["train"], "test": paths[name]}
-  return classification.task(
-    **sets.known(name, paths, functools.partial(read, form), key),
+  return classification.classification_task(
+    **sets.known_task_fields(
+      name, paths, functools.partial(read_glue_examples, form), key
+    ),
     head=options.classifier(form.classes, attention, form.heads),
     main_metric=form.metric,
     also=form.also,
@@ -218,15 +236,15 @@ OF_2024 = Suite(
   "GLUE",
   "GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks",
   SCORES_OF,
-  make,
-  settings=(Options,),
+  make_glue_task,
+  settings=(ClassifierOptions,),
 )
 OF_2026 = Suite(
   "GLUE of 2026",
   "seven of them, with the settings of that year's pipeline",
   {name: (name,) for name in _SEVEN},
-  functools.partial(make, year=2026),
-  settings=(Options,),
+  functools.partial(make_glue_task, year=2026),
+  settings=(ClassifierOptions,),
   defaults={n: _SETTINGS_2026 | _OWN_2026.get(n, {}) for n in _SEVEN},
   folder="finetune-2026",
   reported=False,  # its scores have the names of 2024's
@@ -241,12 +259,14 @@ SUPER = Suite(
   lambda folder, name, *how: make_held_out(
     folder, name, SUPERGLUE[name], *how, key=lambda example: example.texts[1]
   ),
-  settings=(Options,),
+  settings=(ClassifierOptions,),
   folder="finetune-superglue",
 )
 
 
-def read(form: Format, path: pathlib.Path, which: str) -> list[Example]:
+def read_glue_examples(
+  form: GlueFormat, path: pathlib.Path, which: str
+) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
   Raises a UserError if a line is not an example.
@@ -258,9 +278,9 @@ def read(form: Format, path: pathlib.Path, which: str) -> list[Example]:
   for names in (form.words, form.classes):
     known |= {word: number for number, word in enumerate(names)}
   out = []
-  for where, record in sets.fields(path):
+  for where, record in sets.record_fields(path):
     for fields in _unfolded(record):
-      sets.require(fields, texts, where)
+      sets.require_texts(fields, texts, where)
       if "label" not in fields:
         raise UserError(f"{where}: the field 'label' is absent")
       label = fields["label"]

@@ -28,7 +28,7 @@ from antlm_jax.evals.finetuning import (
   sets,
 )
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Head, Predicted, Suite, Task
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, TaskHead
 from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
@@ -62,7 +62,7 @@ def classify(
   data: sets.Data,
   name: str,
   attention: str,
-  head: classification.Options,
+  head: classification.ClassifierOptions,
   options: Columns,
   classes: Classes = Classes(),
 ) -> Task:
@@ -71,22 +71,22 @@ def classify(
   Raises a UserError if there are no records, or a record lacks a text or a
   known label. Labels with fractions, or too many for classes, also raise it.
   """
-  found = _read(data, options, _names)
+  found = _read_labelled(data, options, _label_names)
   lists = [[e.label for _, e in those] for those in found.values()]
   first = next((label for labels in lists for label in labels), "")
   of = multi_label if isinstance(first, list) else classification
-  given = [name.strip() for name in sets.plain(classes.labels, "labels")]
-  labels = given or _classes(data, lists[0])
+  given = [name.strip() for name in sets.plain_python(classes.labels, "labels")]
+  labels = given or _class_names(data, lists[0])
   made = head.classifier(labels, attention, of.HEADS)
-  own = sets.own(data, _indexed(found, labels))
-  return _task(own, made, of.FIELDS, options)
+  own = sets.own_task_fields(data, _indexed(found, labels))
+  return _labelled_task(own, made, of.FIELDS, options)
 
 
 def regress(
   data: sets.Data,
   name: str,
   attention: str,
-  head: classification.Options,
+  head: classification.ClassifierOptions,
   options: Columns,
 ) -> Task:
   """Makes a task of records with numbers, which has the data's name.
@@ -96,22 +96,22 @@ def regress(
   """
   found = {
     split: [example for _, example in those]
-    for split, those in _read(data, options, _number).items()
+    for split, those in _read_labelled(data, options, _label_number).items()
   }
   made = head.classifier(regression.OUTPUTS, attention, regression.HEADS)
-  own = sets.own(data, found)
+  own = sets.own_task_fields(data, found)
   if numbers := [example.label for example in own["load"]("train") or ()]:
     mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
     if not 0 < deviation < math.inf:
       raise UserError(
-        f"{sets.named(data)}: the labels to train on have the standard"
+        f"{sets.path_or_name(data)}: the labels to train on have the standard"
         f" deviation {deviation}: give numbers that differ"
       )
     made = dataclasses.replace(made, mean=mean, deviation=deviation)
   for name in own["evaluations"]:
     if len({example.label for example in own["load"](name)}) == 1:
       progress.say(f"warning: {name}: all numbers are equal, so scores are 0")
-  return _task(own, made, regression.FIELDS, options)
+  return _labelled_task(own, made, regression.FIELDS, options)
 
 
 _DATA = (
@@ -126,11 +126,11 @@ CLASSIFICATION = Suite(
   classify,
   heads=(
     classification.Classifier,
-    classification.Linear,
+    classification.LinearHead,
     classification.Chooser,
     *multi_label.HEADS,
   ),
-  settings=(classification.Options, Columns, Classes),
+  settings=(classification.ClassifierOptions, Columns, Classes),
   exportable=True,
   in_memory=True,
 )
@@ -141,20 +141,23 @@ REGRESSION = Suite(
   {"own": ("own",)},
   regress,
   heads=regression.HEADS,
-  settings=(classification.Options, Columns),
+  settings=(classification.ClassifierOptions, Columns),
   exportable=True,
   in_memory=True,
 )
 
 
-def _task(
-  own: Mapping[str, Any], head: Head, fields: Mapping, options: Columns
+def _labelled_task(
+  own: Mapping[str, Any], head: TaskHead, fields: Mapping, options: Columns
 ) -> Task:
-  texts, columns = functools.partial(_predictions, head), options.text_column
+  texts, columns = (
+    functools.partial(_prediction_files, head),
+    options.text_column,
+  )
   return Task(**own, head=head, texts=texts, columns=columns, **fields)
 
 
-def _read(
+def _read_labelled(
   data: sets.Data, options: Columns, label_of: Callable[[object, str], Any]
 ) -> dict[str, list[tuple[str, Example]]]:
   """Reads each split's examples, with their places.
@@ -171,7 +174,9 @@ def _read(
   out, first = {}, None
   for split, sources in sets.by_split(data).items():
     out[split] = []
-    records = (sets.records(one, columns, (2, len(columns))) for one in sources)
+    records = (
+      sets.source_records(one, columns, (2, len(columns))) for one in sources
+    )
     for where, values in itertools.chain.from_iterable(records):
       *texts, label = values
       nested = [isinstance(text, list) for text in texts] == [True]
@@ -179,7 +184,7 @@ def _read(
         (texts,) = texts
       sets.nonempty(texts, where)
       label = label_of(label, where)
-      form = _form(texts, label)
+      form = _record_form(texts, label)
       first = first or (form, where)
       if form != first[0]:
         raise UserError(f"{where} has {form}, but {first[1]} has {first[0]}")
@@ -187,17 +192,17 @@ def _read(
       out[split].append((where, example))
     if not first:
       use = " to train on" * (split == "train")
-      raise UserError(f"{sets.named(data)} holds no records{use}")
+      raise UserError(f"{sets.path_or_name(data)} holds no records{use}")
   return out
 
 
-def _form(texts: Sequence[str], label: object) -> str:
+def _record_form(texts: Sequence[str], label: object) -> str:
   several = "s" * (len(texts) != 1)
   what = "a list of labels" if isinstance(label, list) else "one label"
   return f"{len(texts)} text{several} and {what}"
 
 
-def _names(label: object, where: str) -> str | list[str]:
+def _label_names(label: object, where: str) -> str | list[str]:
   """Returns the name of a record's class, or of all its labels if a list."""
   if isinstance(label, list):
     return [_name(one, where) for one in label]
@@ -206,7 +211,7 @@ def _names(label: object, where: str) -> str | list[str]:
 
 def _name(label: object, where: str) -> str:
   """Returns the name of a class, without space around it."""
-  _require(label, where)
+  _require_label(label, where)
   if isinstance(label, str):
     with contextlib.suppress(ValueError, SyntaxError):
       if isinstance(ast.literal_eval(label.strip()), list):
@@ -224,9 +229,9 @@ def _name(label: object, where: str) -> str:
   )
 
 
-def _number(label: object, where: str) -> float:
+def _label_number(label: object, where: str) -> float:
   """Returns a record's number."""
-  _require(label, where)
+  _require_label(label, where)
   if isinstance(label, str | int | float) and not isinstance(label, bool):
     with contextlib.suppress(ValueError, OverflowError):
       if math.isfinite(number := float(label)):
@@ -234,22 +239,22 @@ def _number(label: object, where: str) -> float:
   raise UserError(f"{where}: the label {label!r:.60} is not a number")
 
 
-def _require(label: object, where: str) -> None:
+def _require_label(label: object, where: str) -> None:
   """Raises a UserError if a label is missing: null, NaN or blank."""
   blank = isinstance(label, str) and not label.strip()
   if label is None or blank or (isinstance(label, float) and label != label):
     raise UserError(f"{where}: no label")
 
 
-def _classes(
+def _class_names(
   data: sets.Data, labels: Sequence[str | list[str]]
 ) -> tuple[str, ...]:
   """Returns the names of the classes, sorted; numbers by their values."""
   lists = [label if isinstance(label, list) else [label] for label in labels]
-  found, data = {name for one in lists for name in one}, sets.named(data)
+  found, data = {name for one in lists for name in one}, sets.path_or_name(data)
   if len({frozenset(one) for one in lists}) < 2:
     raise UserError(f"{data}: all labels to train on are {labels[0]!r:.60}")
-  numbers = _numbers(found)
+  numbers = _finite_numbers(found)
   if parts := [name for name, value in numbers.items() if value % 1]:
     raise UserError(
       f"{data}: labels are numbers with fractions, such as {parts[0]}: choose"
@@ -266,7 +271,7 @@ def _classes(
   return tuple(sorted(found, key=lambda name: (numbers[name], name)))
 
 
-def _numbers(names: Iterable[str]) -> dict[str, float]:
+def _finite_numbers(names: Iterable[str]) -> dict[str, float]:
   """Returns the values of the names that are finite numbers."""
   out = {}
   for name in sorted(names):
@@ -278,7 +283,7 @@ def _numbers(names: Iterable[str]) -> dict[str, float]:
 
 def _warn_of_twins(data: str, names: Iterable[str]) -> None:
   """Warns of two classes that differ only in their writing: '1' and '1.0'."""
-  forms, numbers = collections.defaultdict(list), _numbers(names)
+  forms, numbers = collections.defaultdict(list), _finite_numbers(names)
   for name in sorted(names):
     form = unicodedata.normalize("NFKC", name).casefold()
     forms[numbers.get(name, form)].append(name)
@@ -313,7 +318,9 @@ def _indexed(
   }
 
 
-def _predictions(head: Head, found: Mapping[str, Predicted]) -> dict[str, str]:
+def _prediction_files(
+  head: TaskHead, found: Mapping[str, Predicted]
+) -> dict[str, str]:
   """Returns a csv of each set, with the classes' names."""
 
   def shown(label: Any) -> str:

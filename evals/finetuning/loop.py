@@ -1,8 +1,8 @@
 """Fine-tunes many runs of one task at once, and chooses each one's best epoch.
 
-`read` makes rows of a task's examples. `fit` trains a `trial.Trial` on them,
-evaluates it after each epoch, and keeps the scores in an `Outcome` for each
-run.
+`read_task_data` makes rows of a task's examples. `fit` trains a `trial.Trial`
+on them, evaluates it after each epoch, and keeps the scores in a
+`TuningOutcome` for each run.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ import numpy as np
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
-from antlm_jax.evals.finetuning.batching import Rows
+from antlm_jax.evals.finetuning.batching import ExampleRows
 from antlm_jax.evals.finetuning.task import Predictions, Task
-from antlm_jax.evals.finetuning.trial import Hyperparameters, Run, Trial
+from antlm_jax.evals.finetuning.trial import Hyperparameters, Trial, TrialRun
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import progress
 
 
 @dataclasses.dataclass
-class Outcome:
+class TuningOutcome:
   """A run's losses, scores and predictions, epoch after epoch."""
 
-  run: Run
+  run: TrialRun
   # For each epoch the `train_loss` in nats, and the metrics by evaluation set.
   # If the run diverged in an epoch, its loss is not finite and its metrics are
   # meaningless.
@@ -45,7 +45,7 @@ class Outcome:
     """Loss and metrics of the best epoch."""
     return self.epochs[self.best_epoch - 1]
 
-  def on(self, names: Sequence[str]) -> "Outcome":
+  def on(self, names: Sequence[str]) -> "TuningOutcome":
     """Returns the outcome on some of the evaluation sets."""
     kept = "train_loss", *names
     return dataclasses.replace(
@@ -68,14 +68,16 @@ def standing(task: Task, epoch: Mapping[str, Any]) -> float:
   return score if counts else -math.inf
 
 
-class Data(NamedTuple):
+class TaskData(NamedTuple):
   """A task's rows: those to train on, and those of each evaluation set."""
 
-  train: Rows
-  evaluations: dict[str, Rows]
+  train: ExampleRows
+  evaluations: dict[str, ExampleRows]
 
 
-def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
+def read_task_data(
+  loaded: Loaded, task: Task, max_length: int, limit: int = 0
+) -> TaskData:
   """Reads a task's examples and makes rows of at most `max_length` tokens.
 
   If `limit` is not 0, a random part of so many training examples is used.
@@ -87,7 +89,7 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
   longest = batching.longest(loaded, max_length)
   by = "max_length" if longest == max_length else "the model's longest row"
 
-  def encode(name: str) -> Rows:
+  def encode(name: str) -> ExampleRows:
     examples = task.examples(name)
     if name == "train" and 0 < limit < len(examples):
       chosen = hashing.permute(np.arange(limit), len(examples), 0)
@@ -100,7 +102,7 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
       )
     return rows
 
-  return Data(
+  return TaskData(
     encode("train"), {name: encode(name) for name in task.evaluations}
   )
 
@@ -108,16 +110,17 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
 def fit(
   loaded: Loaded,
   task: Task,
-  data: Data,
+  data: TaskData,
   settings: Hyperparameters,
-  runs: Sequence[Run],
-  keep: Callable[[Run, float, Callable[[], dict]], None] | None = None,
-) -> list[Outcome]:
+  runs: Sequence[TrialRun],
+  keep: Callable[[TrialRun, float, Callable[[], dict]], None] | None = None,
+) -> list[TuningOutcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `data` is from `read`. Prints a line about each epoch. If an epoch is the best
-  of the leading run (the first of equals), calls `keep`. Its arguments are this
-  run, the score and a function that copies the run's parameters to the host.
+  `data` is from `read_task_data`. Prints a line about each epoch. If an epoch
+  is the best of the leading run (the first of equals), calls `keep`. Its
+  arguments are this run, the score and a function that copies the run's
+  parameters to the host.
 
   Returns:
     The outcome of each run, in their order.
@@ -125,7 +128,7 @@ def fit(
   steps = count_steps(task, data.train, settings)
   trial = Trial(loaded, task.head, settings, runs, steps)
   standings = Standings(task, data.evaluations, runs, settings)
-  for batches in _parts(data.train, settings, runs):
+  for batches in _training_parts(data.train, settings, runs):
     shown = progress.track(batches, unit="step", name=task.name)
     losses = trial.train(batch() for batch in shown)
     found = {
@@ -145,7 +148,9 @@ def fit(
   return standings.outcomes
 
 
-def count_steps(task: Task, rows: Rows, settings: Hyperparameters) -> int:
+def count_steps(
+  task: Task, rows: ExampleRows, settings: Hyperparameters
+) -> int:
   """Returns the steps of a run: those of all epochs, or fewer if set so.
 
   Raises a UserError if the training rows do not fill a batch.
@@ -162,8 +167,10 @@ def count_steps(task: Task, rows: Rows, settings: Hyperparameters) -> int:
 
 
 def fit_in_groups(
-  fit: Callable[[Sequence[Run]], list[Outcome]], runs: Sequence[Run], size: int
-) -> list[Outcome]:
+  fit: Callable[[Sequence[TrialRun]], list[TuningOutcome]],
+  runs: Sequence[TrialRun],
+  size: int,
+) -> list[TuningOutcome]:
   """Trains runs with `fit`, at most `size` at a time; fewer if memory is short.
 
   A group for which the device has too little memory is halved and restarted.
@@ -183,8 +190,8 @@ def fit_in_groups(
   return out
 
 
-def _parts(
-  rows: Rows, settings: Hyperparameters, runs: Sequence[Run]
+def _training_parts(
+  rows: ExampleRows, settings: Hyperparameters, runs: Sequence[TrialRun]
 ) -> Iterator[list[Callable]]:
   """Yields the batches between evaluations: an epoch's, or those of all steps.
 
@@ -193,7 +200,7 @@ def _parts(
 
   def of_epoch(epoch: int) -> list[Callable]:
     slots = {
-      seed: batching.batches(
+      seed: batching.batches_by_length(
         rows, settings.batch_size, seed, epoch, settings.drop_last
       )
       for seed in {run.seed for run in runs}
@@ -219,14 +226,14 @@ class Standings:
   def __init__(
     self,
     task: Task,
-    rows: Mapping[str, Rows],
-    runs: Sequence[Run],
+    rows: Mapping[str, ExampleRows],
+    runs: Sequence[TrialRun],
     settings: Hyperparameters,
   ):
     """`rows` are those that are predicted, by evaluation set."""
     self._task, self._rows, self._settings = task, rows, settings
     self._standing = functools.partial(standing, task)
-    self.outcomes = [Outcome(run) for run in runs]
+    self.outcomes = [TuningOutcome(run) for run in runs]
 
   def add(self, losses, found: Mapping[str, Any]) -> None:
     """Adds an epoch: losses `[runs]`, and arrays to decode `[runs, n, ...]`.
@@ -291,7 +298,7 @@ class Standings:
       f" best {_span([100 * self.leader[1]], 1)}{stopped}"
     )
 
-  def _stopped(self, outcome: Outcome) -> bool:
+  def _stopped(self, outcome: TuningOutcome) -> bool:
     if outcome.diverged:
       return True  # its parameters stay NaN
     best, waited = -math.inf, 0

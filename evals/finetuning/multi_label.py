@@ -11,15 +11,15 @@ import numpy as np
 import optax
 
 from antlm_jax.evals.finetuning import classification
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.classification import Classifier, Linear
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.evals.finetuning.task import Predictions
 
 Labels = Sequence[Sequence[int]]  # indices of each text's labels, sorted
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLabelLinear(Linear):
+class MultiLabelLinear(LinearHead):
   """One linear layer; each label has a probability of its own (sigmoid)."""
 
   kind: ClassVar[str] = "multi_label_linear"
@@ -38,7 +38,7 @@ class MultiLabelLinear(Linear):
     """Returns the labels whose probability is over 1/2, bool `[B, C]`."""
     return self.logits(outputs) > 0
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[list[int]]:
     """Returns the indices of each text's labels."""
     return [np.flatnonzero(row).tolist() for row in reduced]
 
@@ -69,7 +69,9 @@ def _hot(lists: Labels, count: int) -> np.ndarray:
   return out
 
 
-def _counts(predictions: Labels, labels: Labels) -> tuple[np.ndarray, ...]:
+def _label_counts(
+  predictions: Labels, labels: Labels
+) -> tuple[np.ndarray, ...]:
   """Returns for each label how often it is found, true, and both."""
   every = [label for one in (*predictions, *labels) for label in one]
   x, y = (
@@ -80,13 +82,13 @@ def _counts(predictions: Labels, labels: Labels) -> tuple[np.ndarray, ...]:
 
 def micro_f1(predictions: Labels, labels: Labels) -> float:
   """F1 over all labels of all texts; 0 if none is predicted or true."""
-  found, there, both = (x.sum() for x in _counts(predictions, labels))
+  found, there, both = (x.sum() for x in _label_counts(predictions, labels))
   return float(2 * both / max(found + there, 1))
 
 
-def macro_f1(predictions: Labels, labels: Labels) -> float:
+def label_macro_f1(predictions: Labels, labels: Labels) -> float:
   """Mean F1 of the labels that are predicted or true."""
-  found, there, both = _counts(predictions, labels)
+  found, there, both = _label_counts(predictions, labels)
   called = found + there
   scores = 2 * both[called > 0] / called[called > 0]
   return float(scores.mean()) if len(scores) else 0.0
@@ -108,7 +110,7 @@ def frequent(examples: Sequence[Example]) -> Iterator[Predictions]:
 
 METRICS = {
   "micro_f1": micro_f1,
-  "macro_f1": macro_f1,
+  "macro_f1": label_macro_f1,
   "exact_match": exact_match,
 }
 # Fields of a `Task` that differ from those of a classification.

@@ -13,7 +13,7 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   tagging,
 )
-from antlm_jax.evals.finetuning.task import Head, Suite
+from antlm_jax.evals.finetuning.task import Suite, TaskHead
 
 PRESETS: dict[str, Suite] = {
   "2024": glue.OF_2024,
@@ -30,6 +30,6 @@ PRESETS: dict[str, Suite] = {
 }
 
 
-def heads() -> dict[str, type[Head]]:
+def head_types() -> dict[str, type[TaskHead]]:
   """Returns the types of head that saved models may have, by kind."""
   return {h.kind: h for suite in PRESETS.values() for h in suite.heads}

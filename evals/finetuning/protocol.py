@@ -52,13 +52,13 @@ SCORES = {
 }
 
 
-def make(
+def make_protocol_task(
   folder,
   name: str,
   attention: str,
-  head: classification.Options,
-  answers: answering.Options,
-  ranking: retrieval.Options,
+  head: classification.ClassifierOptions,
+  answers: answering.AnsweringOptions,
+  ranking: retrieval.RetrievalOptions,
 ) -> Task:
   """Makes a task of the study of the files in a folder.
 
@@ -70,11 +70,11 @@ def make(
     form = dataclasses.replace(form, texts=TEXTS[name], metric="accuracy")
     made = glue.make_held_out(folder, name, form, attention, head)
   elif name in KINDS["TC"]:
-    made = tagging.make(*where)
+    made = tagging.make_tagging_task(*where)
   elif name in KINDS["QA"]:
-    made = answering.make(*where, answers)
+    made = answering.make_answering_task(*where, answers)
   else:
-    made = retrieval.make(*where, ranking)
+    made = retrieval.make_retrieval_task(*where, ranking)
   kind = next(kind for kind, names in KINDS.items() if name in names)
   usual, metric = [made.main_metric, *made.also], MEASURES[kind]
   if metric not in made.metrics:  # as with --answers=spans
@@ -106,8 +106,12 @@ SUITE = Suite(
   "the study",
   "arXiv 2507.00994: tagging, answering, retrieval, SST-2, QQP and MNLI",
   SCORES,
-  make,
-  settings=(classification.Options, answering.Options, retrieval.Options),
+  make_protocol_task,
+  settings=(
+    classification.ClassifierOptions,
+    answering.AnsweringOptions,
+    retrieval.RetrievalOptions,
+  ),
   defaults={
     name: PROTOCOL | {"train_on": TRAINED_ON.get(name, "")} for name in SCORES
   },

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 
 from antlm_jax.evals.finetuning import classification
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.classification import Classifier, Linear
-from antlm_jax.evals.finetuning.task import Head, Prediction, Predictions
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
+from antlm_jax.evals.finetuning.task import Prediction, Predictions, TaskHead
 
 OUTPUTS = ("value",)  # names of the head's outputs
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearRegressor(Linear):
+class LinearRegressor(LinearHead):
   """One linear layer, whose output is a number.
 
   The output is (number - mean) / deviation, so that a learning rate suits
@@ -42,13 +42,13 @@ class LinearRegressor(Linear):
     """Returns the output, float32 `[B]`."""
     return outputs[:, 0]
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[float]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[float]:
     """Returns the numbers."""
     return (np.float64(reduced) * self.deviation + self.mean).tolist()
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Returns the numbers as values."""
-    return Head.predictions(self, outputs, rows)
+    return TaskHead.predictions(self, outputs, rows)
 
   def told(self, prediction: float) -> dict[str, float]:
     """Returns the number."""

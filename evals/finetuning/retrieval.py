@@ -22,14 +22,14 @@ import numpy as np
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, bm25, sets
-from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
-  Head,
   Param,
   Params,
   Suite,
   Task,
+  TaskHead,
   mean_of,
 )
 from antlm_jax.runtime import files, progress
@@ -41,7 +41,7 @@ _AT_ONCE = 256  # queries whose scores of all documents are in memory
 
 
 @dataclasses.dataclass(frozen=True)
-class Towers(Head):
+class Towers(TaskHead):
   """Mean of a text's token states, scaled to length 1, without parameters.
 
   A training example is a query, its document, and maybe negatives. Otherwise an
@@ -80,7 +80,7 @@ class Towers(Head):
     """Returns the cosines of vectors `[Q, D]` and `[N, D]`, `[Q, N]`."""
     return queries @ documents.T
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
     query, document = self.prompts
     texts = []
@@ -89,15 +89,15 @@ class Towers(Head):
       asks = others or example.label is not None
       texts += [((query if asks else document) + first,)]
       texts += [(document + text,) for text in others]
-    tokens, lengths, cut = batching.framed(loaded, texts, max_length)
+    tokens, lengths, cut = batching.frame_texts(loaded, texts, max_length)
     if (apart := len(examples[0].texts)) > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
-    asked = _asked(examples) or examples
+    asked = _only_queries(examples) or examples
     labels = np.zeros(len(tokens), np.int32)  # unused
-    return Rows(tokens, lengths, labels, False, asked, examples, cut)
+    return ExampleRows(tokens, lengths, labels, False, asked, examples, cut)
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
     """Ranks documents by their similarity to each query."""
     asks = np.array([e.label is not None for e in rows.about])
     queries, documents = reduced[asks], reduced[~asks]
@@ -167,7 +167,7 @@ def ranked(
   """
   names, pools = _pools(examples)
   out = []
-  for query, one in zip(_asked(examples), scores, strict=True):
+  for query, one in zip(_only_queries(examples), scores, strict=True):
     found = {}
     for pool, places in pools.items():
       order = np.argsort(-one[places], kind="stable")[: TOP + 1]
@@ -187,19 +187,19 @@ def random_order(examples: Sequence[Example]) -> list[list[dict]]:
   return [
     [
       {name: _without(query, drawn(number, of)) for name, of in pools.items()}
-      for number, query in enumerate(_asked(examples))
+      for number, query in enumerate(_only_queries(examples))
     ]
   ]
 
 
-def _asked(examples: Sequence[Example]) -> list[Example]:
+def _only_queries(examples: Sequence[Example]) -> list[Example]:
   return [e for e in examples if e.label is not None]
 
 
 def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
   """Returns the documents' names, and places of those that are ranked."""
   names = np.array([e.id for e in examples if e.label is None])
-  wanted = {name for e in _asked(examples) for name in e.label}
+  wanted = {name for e in _only_queries(examples) for name in e.label}
   labelled = np.flatnonzero(np.isin(names, list(wanted)))
   return names, {"all": np.arange(len(names)), "labelled": labelled}
 
@@ -210,7 +210,9 @@ def _without(query: Example, names: np.ndarray) -> list[str]:
 
 def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
   """NDCG@10 of a ranking, as in trec_eval: the gain is the relevance itself."""
-  return _ratio([relevant.get(name, 0) for name in found], relevant.values())
+  return _gain_ratio(
+    [relevant.get(name, 0) for name in found], relevant.values()
+  )
 
 
 def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
@@ -220,10 +222,10 @@ def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
   were missed, and relevance is 0 or 1.
   """
   gains = [float(relevant.get(name, 0) >= 1) for name in found]
-  return _ratio(gains, gains)
+  return _gain_ratio(gains, gains)
 
 
-def _ratio(gains: Sequence[float], possible: Iterable[float]) -> float:
+def _gain_ratio(gains: Sequence[float], possible: Iterable[float]) -> float:
   best = _discounted(sorted(possible, reverse=True))
   return _discounted(gains) / best if best else 0.0
 
@@ -234,19 +236,19 @@ def _discounted(gains: Sequence[float]) -> float:
   return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
 
 
-def _mean(score, pool: str, predictions, labels) -> float:
+def _mean_score(score, pool: str, predictions, labels) -> float:
   return mean_of(score, [found[pool] for found in predictions], labels)
 
 
 METRICS = {
-  "ndcg": functools.partial(_mean, ndcg, "all"),
-  "ndcg_labelled": functools.partial(_mean, ndcg, "labelled"),
-  "ndcg_of_ranked": functools.partial(_mean, ndcg_of_ranked, "labelled"),
+  "ndcg": functools.partial(_mean_score, ndcg, "all"),
+  "ndcg_labelled": functools.partial(_mean_score, ndcg, "labelled"),
+  "ndcg_of_ranked": functools.partial(_mean_score, ndcg_of_ranked, "labelled"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RetrievalOptions:
   """Command-line options of retrieval."""
 
   temperature: float = setting(
@@ -283,25 +285,27 @@ class _Set(NamedTuple):
     return *texts, *dict.fromkeys(self.paths.values())
 
   def load(self, split: str) -> list[Example]:
-    """Reads a split, as `load` does."""
-    return load(self.folder, self.paths, split)
+    """Reads a split, as `load_retrieval_examples` does."""
+    return load_retrieval_examples(self.folder, self.paths, split)
 
 
-def make(folder, name: str, attention: str, options: Options) -> Task:
+def make_retrieval_task(
+  folder, name: str, attention: str, options: RetrievalOptions
+) -> Task:
   """Makes a task of a folder in BEIR's form: a known one in it, or itself.
 
   It is trained on pairs.jsonl or qrels/train.tsv. Without qrels/dev.tsv, a
   twentieth of the queries of train.tsv is held out to choose on. A folder with
   qrels/test.tsv alone is evaluated without training, or trained on another set
-  (`Options.train_on`).
+  (`RetrievalOptions.train_on`).
   """
-  own = _find(folder, name)
+  own = _find_retrieval_set(folder, name)
   fields = {"head": Towers(options.temperature, PROMPTS), "name": own.name}
   if options.train_on:
     other = _training_set(folder, own.name, options.train_on)
     if other.folder != own.folder:
-      return task(**fields, **_trained_on(other, own))
-  return task(
+      return ranking_task(**fields, **_trained_on(other, own))
+  return ranking_task(
     **fields,
     load=own.load,
     evaluations=own.evaluations,
@@ -334,7 +338,7 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
   found, path = None, pathlib.Path(train_on)
   if train_on in KNOWN:
     try:
-      found = _find(folder, train_on)
+      found = _find_retrieval_set(folder, train_on)
     except sets.Absent as error:
       if not path.is_dir():
         words = f"{name} trains on {train_on}: {error}"
@@ -343,7 +347,7 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
     if not (path / "corpus.jsonl").is_file():
       absent = files.absent(path) or "it has no corpus.jsonl"
       raise UserError(f"train_on={train_on}: {absent}")
-    found = _find(path, sets.OWN)
+    found = _find_retrieval_set(path, sets.OWN)
   if "train" not in found.paths:
     raise UserError(
       f"train_on={train_on}: {found.folder} has no pairs.jsonl or"
@@ -352,7 +356,7 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
   return found
 
 
-def _find(folder, name: str) -> _Set:
+def _find_retrieval_set(folder, name: str) -> _Set:
   """Finds a known set in a folder, or the folder itself."""
   folder = pathlib.Path(folder).absolute()
   places = ("",) if name == sets.OWN else (f"retrieval/{name}/", f"{name}/")
@@ -360,9 +364,9 @@ def _find(folder, name: str) -> _Set:
     {file: f"{place}{file}.jsonl" for file in ("corpus", "queries")}
     for place in places
   ]
-  inside = sets.find(folder, name, *layouts)["corpus"].parent
+  inside = sets.find_set_files(folder, name, *layouts)["corpus"].parent
   if name == sets.OWN:
-    name = sets.name_of(str(folder))
+    name = sets.task_name(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
   qrels = [inside / f"qrels/{split}.tsv" for split in ("train", "dev", "test")]
   paths = dict(zip(names, qrels, strict=True))
@@ -383,7 +387,7 @@ def _find(folder, name: str) -> _Set:
   return _Set(name, inside, paths)
 
 
-def task(**fields) -> Task:
+def ranking_task(**fields) -> Task:
   """Makes a task of ranking documents, of the fields that are its own."""
   usual = {
     "metrics": METRICS,
@@ -401,9 +405,9 @@ SUITE = Suite(
   "documents: --data is a folder in BEIR's form, or holds nfcorpus, scifact,"
   " msmarco, nq or mldr",
   SCORES | {sets.OWN: (sets.OWN,)},
-  make,
+  make_retrieval_task,
   heads=(Towers, TokenTowers),
-  settings=(Options,),
+  settings=(RetrievalOptions,),
 )
 
 
@@ -414,12 +418,12 @@ def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
 
 def by_words(examples: Sequence[Example]) -> list[dict]:
   """Ranks documents by BM25, of their titles and texts."""
-  queries = [e.texts[0] for e in _asked(examples)]
+  queries = [e.texts[0] for e in _only_queries(examples)]
   documents = [e.texts[0] for e in examples if e.label is None]
-  return ranked(examples, bm25.scores(queries, documents))
+  return ranked(examples, bm25.bm25_scores(queries, documents))
 
 
-def load(
+def load_retrieval_examples(
   folder: pathlib.Path, paths: Mapping[str, pathlib.Path], split: str
 ) -> list[Example]:
   """Reads training pairs, or an evaluation set's queries and all documents.
@@ -431,13 +435,13 @@ def load(
   path = paths[split]
   if path.suffix == ".jsonl":
     columns, out = ("anchor", "positive"), []
-    for where, pair in sets.fields(path):
+    for where, pair in sets.record_fields(path):
       texts = tuple(pair.get(column) for column in columns)
       sets.nonempty(texts, where)
       out.append(Example(texts, id=where))
     return out
-  queries = _texts(folder / "queries.jsonl")
-  documents = _texts(folder / "corpus.jsonl")
+  queries = _texts_by_id(folder / "queries.jsonl")
+  documents = _texts_by_id(folder / "corpus.jsonl")
   relevant = _relevant(path, queries)
   judged = [name for wanted in relevant.values() for name in wanted]
   if missing := sum(name not in documents for name in judged):
@@ -448,7 +452,9 @@ def load(
   if missing == len(judged):
     raise UserError(f"{path} judges no document of {folder / 'corpus.jsonl'}")
   if list(paths.values()).count(path) > 1:
-    relevant = dict(sets.held_out(list(relevant.items()))[split != "train"])
+    relevant = dict(
+      sets.divide_training_set(list(relevant.items()))[split != "train"]
+    )
   if split == "train":
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
@@ -460,10 +466,10 @@ def load(
   return asked + [Example((t,), None, name) for name, t in documents.items()]
 
 
-def _texts(path: pathlib.Path) -> dict[str, str]:
+def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   """Reads titles and texts, joined, by id."""
   out = {}
-  for where, line in sets.fields(path, ("_id", "text")):
+  for where, line in sets.record_fields(path, ("_id", "text")):
     name, text, title = line["_id"], line["text"], line.get("title")
     if name in out:
       raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
@@ -477,7 +483,7 @@ def _relevant(
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
-  for where, line in sets.fields(path, columns):
+  for where, line in sets.record_fields(path, columns):
     query, document, score = (line[column] for column in columns)
     if query not in queries:
       raise UserError(

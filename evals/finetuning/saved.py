@@ -12,13 +12,13 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, presets, sets, trial
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.loop import Outcome, Standings
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.loop import Standings, TuningOutcome
 from antlm_jax.evals.finetuning.summary import MODEL
-from antlm_jax.evals.finetuning.task import Head, Task
-from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
+from antlm_jax.evals.finetuning.task import Task, TaskHead
+from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.inference import programs
-from antlm_jax.inference.model import FineTuned, Loaded, write
+from antlm_jax.inference.model import FineTuned, Loaded, write_checkpoint
 from antlm_jax.runtime import progress
 
 
@@ -30,12 +30,14 @@ class Best:
   is the best.
   """
 
-  def __init__(self, runs: Sequence[Run]):
+  def __init__(self, runs: Sequence[TrialRun]):
     self._runs = list(runs)
     self._rank = (-math.inf, 0)
     self.params: dict[str, np.ndarray] = {}
 
-  def __call__(self, run: Run, score: float, copy: Callable[[], dict]) -> None:
+  def __call__(
+    self, run: TrialRun, score: float, copy: Callable[[], dict]
+  ) -> None:
     """Keeps a run if it is the best so far; `copy` returns its parameters."""
     rank = score, -self._runs.index(run)
     if rank > self._rank:
@@ -58,7 +60,7 @@ def fine_tuned(
   )
 
 
-def save(
+def save_model(
   folder: pathlib.Path,
   loaded: Loaded,
   task: Task,
@@ -70,13 +72,13 @@ def save(
   `loaded` is the model that was fine-tuned; `params` are the trained parameters
   of encoder and head. Raises a UserError if the model cannot be written.
   """
-  encoder, own = trial.split(params)
+  encoder, own = trial.split_params(params)
   tuned = fine_tuned(task, attention, own)
   all_params = {**loaded.params, **encoder}
-  write(folder / MODEL, loaded.step, all_params, loaded, tuned)
+  write_checkpoint(folder / MODEL, loaded.step, all_params, loaded, tuned)
 
 
-def remove(folder: pathlib.Path) -> None:
+def remove_saved(folder: pathlib.Path) -> None:
   """Removes a folder's saved model, after a rename: never only a part."""
   model, aside = folder / MODEL, folder / f"{MODEL}.old"
   shutil.rmtree(aside, ignore_errors=True)
@@ -85,7 +87,7 @@ def remove(folder: pathlib.Path) -> None:
     shutil.rmtree(aside)
 
 
-def head(task: FineTuned | None, path: pathlib.Path) -> Head:
+def saved_head(task: FineTuned | None, path: pathlib.Path) -> TaskHead:
   """Returns the head of the saved model at a path.
 
   Raises a UserError if it has none, or one of an unknown kind.
@@ -95,7 +97,7 @@ def head(task: FineTuned | None, path: pathlib.Path) -> Head:
       f"{path} is not fine-tuned: fine-tune it with save=True (`antlm eval"
       " finetune --save`), and give the model that it saves"
     )
-  heads = presets.heads()
+  heads = presets.head_types()
   if task.kind not in heads:
     raise UserError(
       f"{path} has a head of the kind {task.kind!r}, which is not one of"
@@ -111,7 +113,9 @@ def head(task: FineTuned | None, path: pathlib.Path) -> Head:
     ) from error
 
 
-def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
+def untrained(
+  task: Task, tuned: FineTuned | None, path: pathlib.Path
+) -> TaskHead:
   """Returns the head with which a model can do a task as it is.
 
   It is the head of `tuned` if its inputs and predictions are the task's.
@@ -119,7 +123,7 @@ def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
   if
   there is none.
   """
-  wanted, own = task.head, tuned and head(tuned, path)
+  wanted, own = task.head, tuned and saved_head(tuned, path)
   if own and (own.encode.__func__, own.decode.__func__) == (
     wanted.encode.__func__,
     wanted.decode.__func__,
@@ -140,7 +144,7 @@ def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
 
 def as_is(
   loaded: Loaded, task: Task, how: Hyperparameters
-) -> tuple[Outcome, dict[str, Sequence[Example]]]:
+) -> tuple[TuningOutcome, dict[str, Sequence[Example]]]:
   """Evaluates a model without training it, as a run at rate 0.
 
   Also returns the examples that are predicted, by evaluation set.
@@ -158,7 +162,7 @@ def as_is(
     )
     reduced = jax.device_get(task.head.reduce(outputs))
     found[name] = jax.tree.map(lambda x: x[None], reduced)
-  standings = Standings(task, rows, [Run(0.0, 0)], how)
+  standings = Standings(task, rows, [TrialRun(0.0, 0)], how)
   standings.add([0.0], found)
   return standings.outcomes[0], {n: of.examples for n, of in rows.items()}
 
@@ -171,9 +175,9 @@ def compute(
   texts: Texts,
   max_length: int,
   batch_size: int = Hyperparameters.batch_size,
-  own: Head | None = None,
+  own: TaskHead | None = None,
   causal: bool | None = None,
-) -> tuple[Any, Rows]:
+) -> tuple[Any, ExampleRows]:
   """Returns a head's outputs for rows of texts, and the rows.
 
   Args:
@@ -190,10 +194,10 @@ def compute(
       is not text.
   """
   params = {} if own else loaded.task and loaded.task.params
-  own = own or head(loaded.task, loaded.path)
+  own = own or saved_head(loaded.task, loaded.path)
   causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [
-    t if isinstance(t, Example) else own.example(sets.given(t, index))
+    t if isinstance(t, Example) else own.example(sets.given_text(t, index))
     for index, t in enumerate(texts)
   ]
   rows = own.encode(loaded, examples, max_length)
@@ -202,12 +206,12 @@ def compute(
       f"warning: texts that are cut to fit {max_length} tokens: {rows.cut}"
     )
   program = programs.compiled(_one_run, loaded.model.config, own, causal)
-  call = functools.partial(program, trial.joined(loaded.params, params))
-  found = batching.predict(call, rows, batch_size)
+  call = functools.partial(program, trial.join_params(loaded.params, params))
+  found = batching.predict_rows(call, rows, batch_size)
   return jax.tree.map(lambda x: x[0], found), rows
 
 
-def _one_run(model, head: Head, causal: bool, params, tokens, lengths):
+def _one_run(model, head: TaskHead, causal: bool, params, tokens, lengths):
   """Returns a head's outputs `[1, B, ...]`."""
   out = trial.outputs(model, head, causal, params, {}, tokens, lengths)
   return jax.tree.map(lambda x: x[None], out)

@@ -70,7 +70,7 @@ def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
   return {name: (f"{name}-dev", f"{name}-test") for name in names}
 
 
-def find(
+def find_set_files(
   folder, name: str, *layouts: Mapping[str, str], further: Sequence[str] = ()
 ) -> dict[str, pathlib.Path]:
   """Finds the files of a known set in a folder, by split.
@@ -189,7 +189,7 @@ def _twins(where: str, split: str, paths: Sequence[str]) -> UserError:
   )
 
 
-def read(
+def read_own_set(
   data: Data,
   examples: Callable[[Source], Iterable],
   any_ending: bool = False,
@@ -202,7 +202,7 @@ def read(
   }
 
 
-def fields(
+def record_fields(
   path: pathlib.Path, texts: Sequence[str] = ()
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
   """Yields the place of each record of a known set's file, and its fields.
@@ -213,11 +213,11 @@ def fields(
     where = f"{path}, {line}"
     if not isinstance(found, dict):
       raise UserError(f"{where}: not a JSON object")
-    require(found, texts, where)
+    require_texts(found, texts, where)
     yield where, found
 
 
-def require(found: Mapping, texts: Sequence[str], where: str) -> None:
+def require_texts(found: Mapping, texts: Sequence[str], where: str) -> None:
   """Raises a UserError if one of the fields `texts` is absent or no text."""
   for name in texts:
     if not isinstance(found.get(name), str):
@@ -225,10 +225,10 @@ def require(found: Mapping, texts: Sequence[str], where: str) -> None:
       raise UserError(f"{where}: the field {name!r} {problem}")
 
 
-def records(
+def source_records(
   source: Source, columns: Mapping[str, str], counts: Container[int] = ()
 ) -> Iterator[tuple[str, list | tuple]]:
-  """Yields each record's place and values, as `readers.records` does.
+  """Yields each record's place and values, as `read_source_records` does.
 
   The values of a sequence in memory are a tuple. They have the order of the
   columns; `counts` are their possible numbers, by default that of the columns.
@@ -236,15 +236,15 @@ def records(
   UserError for another form, or text that no file can hold.
   """
   if isinstance(source, str):
-    for where, values in readers.records(source, columns):
+    for where, values in readers.read_source_records(source, columns):
       where = f"{source}, {where}"
-      yield where, plain(values, where)
+      yield where, plain_python(values, where)
     return
   form = f"give ({', '.join(columns)})"
-  source = _rows(source, columns)
+  source = _table_records(source, columns)
   for number, record in enumerate(source, start=1):
     where = f"data, record {number}"
-    record = plain(record, where)
+    record = plain_python(record, where)
     if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
@@ -259,7 +259,9 @@ def records(
     yield where, tuple(values)
 
 
-def _rows(source: Iterable, columns: Iterable[str]) -> Iterable[Record]:
+def _table_records(
+  source: Iterable, columns: Iterable[str]
+) -> Iterable[Record]:
   """Returns the records of a table, whose own items are columns or names.
 
   It is one of pandas, polars or pyarrow. Others are returned as they are.
@@ -278,19 +280,19 @@ def _rows(source: Iterable, columns: Iterable[str]) -> Iterable[Record]:
   return source.to_dict("records")
 
 
-def given(text: object, index: int) -> str | list[str]:
+def given_text(text: object, index: int) -> str | list[str]:
   """Returns a text in memory, or a sequence of texts, as plain Python.
 
   Raises a UserError for another value, such as None, with its index.
   """
   where = f"text {index}"
-  text = plain(text, where)
+  text = plain_python(text, where)
   for one in text if isinstance(text, list) else [text]:
-    inputs.check(one, where)
+    inputs.check_is_text(one, where)
   return text
 
 
-def plain(value: Any, where: str) -> Any:
+def plain_python(value: Any, where: str) -> Any:
   """Returns a value without NumPy's types, tuples and sets.
 
   Raises a UserError if a text in it is not Unicode.
@@ -304,9 +306,9 @@ def plain(value: Any, where: str) -> Any:
         " can hold: remove it"
       )
   elif isinstance(value, Mapping):
-    return {key: plain(one, where) for key, one in value.items()}
+    return {key: plain_python(one, where) for key, one in value.items()}
   elif isinstance(value, list | tuple | set | frozenset):
-    return [plain(one, where) for one in value]
+    return [plain_python(one, where) for one in value]
   return value
 
 
@@ -319,7 +321,7 @@ def nonempty(texts: Iterable[object], where: str) -> None:
       raise UserError(f"{where}: no text to read")
 
 
-def texts(
+def source_texts(
   source: Source, columns: Sequence[str], words: bool = False
 ) -> Iterator[tuple[str, ...]]:
   """Yields the texts of a source: a file's lines, or columns of its records.
@@ -331,10 +333,12 @@ def texts(
   if path and not os.path.exists(path) and not path.startswith(readers.HUB):
     raise files.not_a_path(path)
   if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
-    yield from ((line,) for line in _lines(path))
+    yield from ((line,) for line in _text_lines(path))
     return
   count = blank = 0
-  for where, values in records(source, dict.fromkeys(columns, "text_column")):
+  for where, values in source_records(
+    source, dict.fromkeys(columns, "text_column")
+  ):
     if words and len(values) == 1 and isinstance(values[0], list):
       values = values[0]
     for text in values:
@@ -349,7 +353,7 @@ def texts(
     )
 
 
-def _lines(path: str) -> Iterator[str]:
+def _text_lines(path: str) -> Iterator[str]:
   """Yields the lines of a text file, and says how many are blank."""
   tally, rule = readers.Tally(), readers.RULES["line"]
   for document in readers.read_documents(path, rule, "", tally=tally):
@@ -358,7 +362,7 @@ def _lines(path: str) -> Iterator[str]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 
 
-def held_out(
+def divide_training_set(
   examples: Sequence[Any],
   kept: float = 0.95,
   key: Callable[[Any], Hashable] | None = None,
@@ -382,7 +386,7 @@ def held_out(
   return train, left_out
 
 
-def known(
+def known_task_fields(
   name: str,
   paths: Mapping[str, pathlib.Path],
   examples: Callable[[pathlib.Path, str], list[Example]],
@@ -391,15 +395,15 @@ def known(
   """Returns the fields of a `Task` of a known set.
 
   `paths` are the files of `train`, `test` and maybe `dev`. Without `dev`, a
-  twentieth of train is held out by `key`, as `held_out` does. `examples` reads
-  a file, of `train` or of an evaluation set by its name.
+  twentieth of train is held out by `key`, as `divide_training_set` does.
+  `examples` reads a file, of `train` or of an evaluation set by its name.
   """
 
   def load(which: str) -> list[Example]:
     split = which.removeprefix(f"{name}-")
     if split in paths and (split != "train" or "dev" in paths):
       return examples(paths[split], which)
-    train, dev = held_out(examples(paths["train"], "train"), key=key)
+    train, dev = divide_training_set(examples(paths["train"], "train"), key=key)
     return train if split == "train" else dev
 
   return {
@@ -410,20 +414,20 @@ def known(
   }
 
 
-def named(data: Data) -> str:
+def path_or_name(data: Data) -> str:
   """Returns the path of data, or a name for data in memory."""
   if isinstance(data, Mapping):
     data = next(iter(data.values()), "")
   return data if isinstance(data, str) else OWN
 
 
-def name_of(data: Data) -> str:
+def task_name(data: Data) -> str:
   """Returns the name of the task of data, never that of a known task."""
-  name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
+  name = re.sub(r"\W+", "_", pathlib.Path(path_or_name(data)).absolute().stem)
   return f"own_{name}" if name in NAMES else name
 
 
-def own(
+def own_task_fields(
   data: Data,
   found: Mapping[str, list[Example]],
   asked: Callable[[list[Example]], list[Example]] = list,
@@ -436,7 +440,7 @@ def own(
   into those that are evaluated. Examples with the same texts, those of `key`,
   are on one side. Prints how many there are.
   """
-  name, found = name_of(data), {**found}
+  name, found = task_name(data), {**found}
 
   def same(example: Example) -> tuple[str, ...]:
     return tuple(" ".join(text.casefold().split()) for text in key(example))
@@ -449,7 +453,7 @@ def own(
         f"{name}: {repeated:,} of {len(train):,} examples repeat the text of"
         " another; equal texts are all in train or all in dev"
       )
-    found["train"], found["dev"] = held_out(train, _KEPT, same)
+    found["train"], found["dev"] = divide_training_set(train, _KEPT, same)
   elif both := sum(same(example) in seen for example in found.get("dev", ())):
     count = len(found["dev"])
     progress.say(

@@ -15,10 +15,10 @@ from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import Outcome, standing
+from antlm_jax.evals.finetuning.loop import TuningOutcome, standing
 from antlm_jax.evals.finetuning.sets import OWN
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
-from antlm_jax.evals.finetuning.trial import Run
+from antlm_jax.evals.finetuning.trial import TrialRun
 from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
 COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
@@ -121,7 +121,9 @@ class FineTuning:
     return self.table
 
 
-def result(suite: Suite, found: Mapping[pathlib.Path, dict]) -> FineTuning:
+def tuning_result(
+  suite: Suite, found: Mapping[pathlib.Path, dict]
+) -> FineTuning:
   """Returns the result of tasks, from the summaries in their folders."""
   tasks = {}
   for folder, summary in found.items():
@@ -133,11 +135,11 @@ def result(suite: Suite, found: Mapping[pathlib.Path, dict]) -> FineTuning:
       metric=metric,
       lr=summary["best_lr"],
       seed=best["seed"],
-      scores={name: _over_seeds(runs, name, metric) for name in names},
+      scores={name: _score_over_seeds(runs, name, metric) for name in names},
       folder=folder,
       model=path if (path := folder / MODEL).is_dir() else None,
     )
-  said = [table([*found.values()], suite)]
+  said = [scores_table([*found.values()], suite)]
   said += [line for summary in found.values() for line in remarks(summary)]
   return FineTuning(tasks, "\n".join(said))
 
@@ -145,7 +147,7 @@ def result(suite: Suite, found: Mapping[pathlib.Path, dict]) -> FineTuning:
 def summarise(
   task: Task,
   examples: Mapping[str, Sequence[Example]],
-  outcomes: Sequence[Outcome],
+  outcomes: Sequence[TuningOutcome],
 ) -> dict:
   """Returns the scores of a task's runs, of trivial answers and references.
 
@@ -154,7 +156,7 @@ def summarise(
   are not of runs that diverged in their first epoch, unless all did. `examples`
   are those that are predicted, by evaluation set.
   """
-  runs = [_run(task, outcome) for outcome in outcomes]
+  runs = [_run_summary(task, outcome) for outcome in outcomes]
   by_lr = [
     _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
     for lr in dict.fromkeys(run["lr"] for run in runs)
@@ -193,7 +195,7 @@ def summarise(
   }
 
 
-def _run(task: Task, outcome: Outcome) -> dict:
+def _run_summary(task: Task, outcome: TuningOutcome) -> dict:
   shares = {}  # of the most frequent prediction
   for name, found in outcome.predictions.items():
     counts = collections.Counter(map(json.dumps, found))
@@ -223,21 +225,21 @@ def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
     "scores": {
       name: {"mean": found.mean, "std": found.std}
       for name in task.evaluations
-      for found in [_over_seeds(runs, name, task.main_metric)]
+      for found in [_score_over_seeds(runs, name, task.main_metric)]
     },
   }
 
 
-def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> Mean:
+def _score_over_seeds(runs: Sequence[dict], name: str, metric: str) -> Mean:
   values = {str(run["seed"]): run["scores"][name][metric] for run in runs}
-  return statistics.mean(values)
+  return statistics.mean_of_seeds(values)
 
 
-def write(
+def write_task_results(
   folder: pathlib.Path,
   task: Task,
   summary: dict,
-  outcomes: Sequence[Outcome],
+  outcomes: Sequence[TuningOutcome],
   examples: Mapping[str, Sequence[Example]],
 ) -> None:
   """Writes a task's files, all or none, the summary last.
@@ -272,10 +274,10 @@ def write(
         for name, those in examples.items()
       }
     )
-  results.write(folder, texts, summary)
+  results.write_results(folder, texts, summary)
 
 
-def table(summaries: Sequence[dict], suite: Suite) -> str:
+def scores_table(summaries: Sequence[dict], suite: Suite) -> str:
   """Returns a table of each score at its best learning rate, and their mean.
 
   Scores without training are in no mean with others.
@@ -289,24 +291,26 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
   )
   head = ["", "metric", "lr", "seeds", "score (%)", "baseline (%)"]
   head += [*(f"{name} (%)" for name in references), "note"]
-  rows = [row for summary in summaries for row in _rows(summary, references)]
+  rows = [
+    row for summary in summaries for row in _summary_rows(summary, references)
+  ]
   if not any(row[-1] for row in rows):
     head.pop()
-  text = tables.text(rows, head, "<<>>>>" + ">" * len(references) + "<")
-  if any(_best(summary)["seeds"] > 1 for summary in summaries):
+  text = tables.text_table(rows, head, "<<>>>>" + ">" * len(references) + "<")
+  if any(_best_by_lr(summary)["seeds"] > 1 for summary in summaries):
     text += f"\n±: half of the {100 * CONFIDENCE:g} % interval over seeds, by"
     text += " Student's t"
-  return "\n".join([text, *_mean(summaries, suite)])
+  return "\n".join([text, *_mean_lines(summaries, suite)])
 
 
-def _mean(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
+def _mean_lines(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
   """Yields a line about the mean over a suite's known evaluation sets."""
   known = {n for name, of in suite.scores.items() if name != OWN for n in of}
   if not {name for one in summaries for name in one["evaluations"]} <= known:
     return
   counted = [one for one in summaries if one["best_lr"]] or summaries
   means = [
-    _best(one)["scores"][name]["mean"]
+    _best_by_lr(one)["scores"][name]["mean"]
     for one in counted
     for name in one["evaluations"]
   ]
@@ -322,16 +326,18 @@ def _mean(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
   yield f"{what}: {100 * np.mean(means):.1f}"
 
 
-def _best(summary: Mapping) -> dict:
+def _best_by_lr(summary: Mapping) -> dict:
   return next(e for e in summary["by_lr"] if e["lr"] == summary["best_lr"])
 
 
-def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
-  best = _best(summary)
+def _summary_rows(
+  summary: Mapping, references: Sequence[str]
+) -> Iterator[tuple]:
+  best = _best_by_lr(summary)
   runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
   for name, about in summary["evaluations"].items():
     for metric in (summary["main_metric"], *summary["also"]):
-      found = _over_seeds(runs, name, metric)
+      found = _score_over_seeds(runs, name, metric)
       score, half = f"{100 * found.mean:.1f}", found.half_width()
       if half is not None:
         score += f" ± {100 * half:.1f}"
@@ -364,7 +370,7 @@ def remarks(summary: Mapping) -> Iterator[str]:
   for run in summary["runs"]:
     if epoch := run["diverged"]:
       before = "" if epoch == 1 else "; its epochs before that count"
-      which = Run(run["lr"], run["seed"])
+      which = TrialRun(run["lr"], run["seed"])
       yield f"{task}: {which} diverged in epoch {epoch}{before}"
   for entry in summary["by_lr"]:
     if entry["collapsed"]:

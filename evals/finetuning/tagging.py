@@ -33,8 +33,8 @@ from antlm_jax.evals.finetuning import (
   labelled,
   sets,
 )
-from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
+from antlm_jax.evals.finetuning.classification import class_loss, macro_f1
 from antlm_jax.evals.finetuning.conll import columns
 from antlm_jax.evals.finetuning.task import (
   Entity,
@@ -45,7 +45,7 @@ from antlm_jax.evals.finetuning.task import (
 )
 from antlm_jax.evals.zero_shot import perplexity
 from antlm_jax.inference.model import Loaded
-from antlm_jax.inference.scoring import Pass, Text
+from antlm_jax.inference.scoring import EncodedText, Pass
 from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
@@ -67,7 +67,7 @@ _OTHER_PLACE = re.compile("[BIMELSUW][_/:.].+|.+[-_/:.][BIMELSUW]")
 _SEVERAL = re.compile(".*[,;|/ ][BI]-.+")
 _FEW = 3  # sentences that may all have one word
 _LONG = 100  # words, above which a set's only sentence is probably several
-_EITHER_SIDE = Pass(masked=True, shift=0)
+_MASKED = Pass(masked=True, shift=0)
 _RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
 
@@ -77,7 +77,7 @@ class Tags(PerToken):
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean cross-entropy in nats over those tokens."""
     weights = weights[:, None] * (labels != _NOWHERE)
-    return cross_entropy(outputs, jnp.maximum(labels, 0), weights)
+    return class_loss(outputs, jnp.maximum(labels, 0), weights)
 
   def reduce(self, outputs) -> jax.Array:
     """Returns each token's class, int32 `[B, T]`."""
@@ -102,7 +102,7 @@ class Tagger(Tags):
     begin = any(one == "B" or one.startswith("B-") for one in self.labels)
     return begin and "O" in self.labels
 
-  def encode(self, loaded, examples, max_length) -> Rows:
+  def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows of sentences; a long sentence has several.
 
     Rows of a sentence overlap, so that tokens have text on both sides. Each
@@ -113,8 +113,8 @@ class Tagger(Tags):
       raise UserError(f"max_length={max_length} leaves no room for a word")
     parts, count = [], 0  # tokens, and the index of each one's word in all
     for example in examples:
-      ids, of = _tokens(loaded, example.texts)
-      for part in _windows(ids, room) or [Text(ids, 0, 0)]:
+      ids, of = _word_tokens(loaded, example.texts)
+      for part in _token_windows(ids, room) or [EncodedText(ids, 0, 0)]:
         marks = np.full(len(part.tokens), _NOWHERE)
         marks[part.start : part.stop] = count + of[: part.targets]
         of = of[part.targets :]
@@ -131,9 +131,9 @@ class Tagger(Tags):
         f" {'O' if self.of_entities else 'no tag'}: {len(without):,}"
         f" ({texts[without[0]]!r:.40})"
       )
-    return Rows(*made, labels[words], True, examples, words)
+    return ExampleRows(*made, labels[words], True, examples, words)
 
-  def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
+  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[list[int]]:
     """Returns each word's class: that of most of its tokens.
 
     A word without a token is O among entities' tags. Otherwise it is -1, which
@@ -177,7 +177,7 @@ class Tagger(Tags):
     return {"labels": labels, "entities": found}
 
 
-def _tokens(
+def _word_tokens(
   loaded: Loaded, words: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens of words that spaces join, and each one's word.
@@ -192,9 +192,11 @@ def _tokens(
   return ids, np.searchsorted([*ends], starts, side="right") - 1
 
 
-def _windows(ids: np.ndarray, room: int) -> list[Text]:
+def _token_windows(ids: np.ndarray, room: int) -> list[EncodedText]:
   """Returns windows of tokens, which score each token once."""
-  return [*perplexity.windows(Text(ids, 0, len(ids)), [_EITHER_SIDE], room)]
+  return [
+    *perplexity.windows(EncodedText(ids, 0, len(ids)), [_MASKED], room)
+  ]
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
@@ -238,7 +240,7 @@ def _of_kind(kind: str) -> tuple[str, str]:
   return tuple("-".join(filter(None, (letter, kind))) for letter in "BI")
 
 
-def scheme(places: Mapping[str, str]) -> str:
+def tag_scheme(places: Mapping[str, str]) -> str:
   """Returns the name of the scheme of a set's tags, which have their places.
 
   It is one of `SCHEMES`, `PLAIN` for kinds of entity without a letter, or empty
@@ -332,7 +334,7 @@ def word_accuracy(
 _SPLITS = "train", "dev", "test"
 
 
-class Format(NamedTuple):
+class TaggingFormat(NamedTuple):
   """Files of a known set, and its kinds of entity."""
 
   files: tuple[str, ...]  # of a split, in one layout or several
@@ -343,13 +345,13 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-  "conll": Format(
+  "conll": TaggingFormat(
     ("conll2003/eng.{}",), "LOC MISC ORG PER", ("train", "testa", "testb")
   ),
-  "uner": Format(
+  "uner": TaggingFormat(
     ("uner_en_ewt/en_ewt-ud-{}.iob2",), "LOC ORG PER", word=1, tag=2
   ),
-  "ontonotes": Format(
+  "ontonotes": TaggingFormat(
     ("ontonotes/{}.conll", "ontonotes/{}.txt"),
     "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG"
     " PERCENT PERSON PRODUCT QUANTITY TIME WORK_OF_ART",
@@ -359,7 +361,7 @@ SCORES = sets.dev_and_test(FORMATS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class TagOptions:
   """Command-line options of your own sentences."""
 
   tokens_column: str = setting(
@@ -377,11 +379,11 @@ class Options:
 _CLASSES = labelled.Classes()
 
 
-def make(
+def make_tagging_task(
   data: sets.Data,
   name: str,
   attention: str,
-  options: Options = Options(),
+  options: TagOptions = TagOptions(),
   given: labelled.Classes = _CLASSES,
 ) -> Task:
   """Makes a task of `FORMATS`, or of the user's own sentences.
@@ -396,17 +398,17 @@ def make(
       dict(zip(_SPLITS, map(of.format, form.splits), strict=True))
       for of in form.files
     ]
-    paths = sets.find(data, name, *layouts)
+    paths = sets.find_set_files(data, name, *layouts)
 
     def examples(path: pathlib.Path, which: str) -> list[Example]:
       found = columns(path, form.word, form.tag)
       made = (one._replace(label=iob2(one.label)) for one in found)
       return _examples(made, which, classes)
 
-    return _of_entities(classes, sets.known(name, paths, examples))
-  read = functools.partial(_read, options, given, files := set())
-  found = sets.read(data, read, any_ending=True, labelled=_has_tags)
-  of, tags = _scheme(data, found)
+    return _of_entities(classes, sets.known_task_fields(name, paths, examples))
+  read = functools.partial(_read_sentences, options, given, files := set())
+  found = sets.read_own_set(data, read, any_ending=True, labelled=_has_tags)
+  of, tags = _scheme_of_set(data, found)
   if of:
     found = {
       split: [one._replace(label=iob2(one.label, of)) for one in those]
@@ -415,9 +417,9 @@ def make(
   classes = given.labels or tuple(sorted(tags))
   if of:
     labels = {tag for those in found.values() for e in those for tag in e.label}
-    classes = _classes(labels, given.labels)
+    classes = _tag_classes(labels, given.labels)
   made = {n: _examples(those, n, classes) for n, those in found.items()}
-  fields = sets.own(data, made)
+  fields = sets.own_task_fields(data, made)
   fields["columns"] = (options.tokens_column,) if files == {True} else ()
   if of:
     like = "/".join(_of_kind("" if "B" in classes else "X"))
@@ -441,7 +443,7 @@ def make(
   )
 
 
-def _scheme(
+def _scheme_of_set(
   data: sets.Data, found: Mapping[str, Sequence[Example]]
 ) -> tuple[str, set[str]]:
   """Returns the scheme of an own set, "" for no entities, and its tags.
@@ -451,25 +453,25 @@ def _scheme(
   places, every = {}, [*itertools.chain(*found.values())]
   if len(every) > _FEW and all(len(one.texts) == 1 for one in every):
     raise UserError(
-      f"{every[0].id}: each sentence of {sets.named(data)} has one word: give"
-      " its lists of words and of tags, or an empty line only at its end"
+      f"{every[0].id}: each sentence of {sets.path_or_name(data)} has one word:"
+      " give its lists of words and of tags, or an empty line only at its end"
     )
   for split, those in found.items():
     if len(those) == 1 and (words := len(those[0].texts)) > _LONG:
       progress.say(
-        f"warning: {sets.named(data)}: {split} is one sentence of {words:,}"
-        " words: write an empty line after each sentence"
+        f"warning: {sets.path_or_name(data)}: {split} is one sentence of"
+        f" {words:,} words: write an empty line after each sentence"
       )
   for one in every:
     places |= {tag: one.id for tag in one.label if tag not in places}
-  of, tags = scheme(places), {*places}
+  of, tags = tag_scheme(places), {*places}
   if tags <= {"O"} or (len(tags) == 1 and not of):
     one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
-    raise UserError(f"{sets.named(data)} holds {one}")
+    raise UserError(f"{sets.path_or_name(data)} holds {one}")
   return _iob(e.label for e in every) if of == "IOB" else of, tags
 
 
-def _classes(labels: set[str], given: tuple[str, ...]) -> tuple[str, ...]:
+def _tag_classes(labels: set[str], given: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the classes of IOB2 labels.
 
   Given classes keep their numbers. IOB2 labels of their kinds follow, if labels
@@ -526,9 +528,9 @@ SUITE = Suite(
   " with the words and tags, or a folder of files named train, dev and test; or"
   " a folder with CoNLL-2003, Universal NER or OntoNotes",
   SCORES | {sets.OWN: (sets.OWN,)},
-  make,
+  make_tagging_task,
   heads=(Tagger,),
-  settings=(Options, labelled.Classes),
+  settings=(TagOptions, labelled.Classes),
   in_memory=True,
 )
 
@@ -539,11 +541,11 @@ def _is_columns(source: sets.Source) -> bool:
 
 def _has_tags(source: sets.Source) -> bool:
   """Whether a file has tags, and not words alone."""
-  return not _is_columns(source) or conll.has_tags(source)
+  return not _is_columns(source) or conll.file_has_tags(source)
 
 
-def _read(
-  options: Options, given: labelled.Classes, files: set, source: sets.Source
+def _read_sentences(
+  options: TagOptions, given: labelled.Classes, files: set, source: sets.Source
 ) -> Iterator[Example]:
   """Yields a source's sentences; tells `files` if it is a file of records."""
   places = options.tokens_column, options.tags_column
@@ -553,7 +555,7 @@ def _read(
     yield from columns(source, *numbers)
     return
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
-  for where, both in sets.records(source, asked):
+  for where, both in sets.source_records(source, asked):
     words, tags = map(_values, both)
     if not _are_words(words):
       raise UserError(f"{where}: the words are not texts")

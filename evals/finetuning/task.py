@@ -1,10 +1,10 @@
 """Fine-tuning tasks: examples, a head, and metrics.
 
-A `Head` is the model's side: it makes rows of examples, maps hidden states to
-outputs, and has the loss and the predictions. A saved model keeps its head. A
-`Task` is the data's side: where the examples come from, and how predictions are
-measured and written. A `Suite` makes tasks by name. A new kind of task is one
-file, such as `tagging`, and its suite's row in `presets.PRESETS`.
+A `TaskHead` is the model's side: it makes rows of examples, maps hidden states
+to outputs, and has the loss and the predictions. A saved model keeps its head.
+A `Task` is the data's side: where the examples come from, and how predictions
+are measured and written. A `Suite` makes tasks by name. A new kind of task is
+one file, such as `tagging`, and its suite's row in `presets.PRESETS`.
 """
 
 import abc
@@ -21,7 +21,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import sets
-from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.inference.model import Loaded
 
 Params = dict[str, jax.Array]
@@ -76,7 +76,7 @@ class Param(NamedTuple):
   fill: float = 0.0
 
 
-class Head(abc.ABC):
+class TaskHead(abc.ABC):
   """Model's side of a task: a frozen dataclass whose fields are plain JSON.
 
   Equal heads share their compiled programs.
@@ -123,7 +123,7 @@ class Head(abc.ABC):
   @abc.abstractmethod
   def encode(
     self, loaded: Loaded, examples: Sequence[Example], max_length: int
-  ) -> Rows:
+  ) -> ExampleRows:
     """Makes rows of at most `max_length` tokens, with or without labels."""
 
   def reduce(self, outputs: Any) -> Any:
@@ -131,7 +131,7 @@ class Head(abc.ABC):
     return outputs
 
   @abc.abstractmethod
-  def decode(self, reduced: Any, rows: Rows) -> Predictions:
+  def decode(self, reduced: Any, rows: ExampleRows) -> Predictions:
     """Returns a prediction for each of `rows.examples`, on the host.
 
     `reduced` has the arrays `[n, ...]` of all rows.
@@ -141,7 +141,7 @@ class Head(abc.ABC):
     """Returns a text, or several that are read together, as an example."""
     return Example((texts,) if isinstance(texts, str) else tuple(texts))
 
-  def predictions(self, outputs: Any, rows: Rows) -> list[Prediction]:
+  def predictions(self, outputs: Any, rows: ExampleRows) -> list[Prediction]:
     """Returns the predictions of `rows.examples` for users, with names.
 
     `outputs` has the arrays `[n, ...]` of all rows, on the host.
@@ -177,7 +177,7 @@ class Head(abc.ABC):
     return {name: value(name, param) for name, param in declared.items()}
 
 
-class PerToken(Head):
+class PerToken(TaskHead):
   """Linear layer on every token.
 
   Attributes:
@@ -215,7 +215,7 @@ class Task:
   # Reads the examples of `train`, or of an evaluation set by its name.
   load: Callable[[str], Sequence[Example]]
   evaluations: tuple[str, ...]  # sets by name; the first chooses the epoch
-  head: Head
+  head: TaskHead
   metrics: Mapping[str, Metric]  # by name; higher is better
   main_metric: str  # that is reported
   baseline: str  # name of the best trivial answer
@@ -270,7 +270,7 @@ class Task:
     return {n: of(predictions, labels) for n, of in self.metrics.items()}
 
 
-def joined(tasks: Sequence[Task]) -> Task:
+def join_tasks(tasks: Sequence[Task]) -> Task:
   """Returns a task with the evaluation sets of tasks that share a training."""
   first = tasks[0]
   loads = {name: t.load for t in reversed(tasks) for name in t.evaluations}
@@ -295,7 +295,7 @@ class Suite:
   # Makes a task from the data's path, its name, the attention, and a value of
   # each of `settings`. Raises a UserError if a file is missing.
   make: Callable[..., Task]
-  heads: tuple[type[Head], ...] = ()  # that its file defines
+  heads: tuple[type[TaskHead], ...] = ()  # that its file defines
   settings: tuple[type, ...] = ()  # dataclasses of command-line options
   # Defaults of command-line options, by task, if they differ.
   defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)

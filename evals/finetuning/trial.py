@@ -19,8 +19,8 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
-from antlm_jax.evals.finetuning.batching import Rows, TaskBatch
-from antlm_jax.evals.finetuning.task import Head
+from antlm_jax.evals.finetuning.batching import ExampleRows, TaskBatch
+from antlm_jax.evals.finetuning.task import TaskHead
 from antlm_jax.inference.model import Loaded
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
@@ -137,7 +137,7 @@ class Hyperparameters:
     return np.where(step < warmup, up, down).astype(np.float32)
 
 
-class Run(NamedTuple):
+class TrialRun(NamedTuple):
   """One of the runs that train together."""
 
   lr: float  # peak learning rate
@@ -153,9 +153,9 @@ class Trial:
   def __init__(
     self,
     loaded: Loaded,
-    head: Head,
+    head: TaskHead,
     settings: Hyperparameters,
-    runs: Sequence[Run],
+    runs: Sequence[TrialRun],
     steps: int,
   ):
     """Starts runs whose learning rates decay over so many steps."""
@@ -180,11 +180,11 @@ class Trial:
       self._step += 1
     return np.mean(jax.device_get(losses), axis=0)
 
-  def predict(self, rows: Rows) -> tuple[Any, np.ndarray]:
+  def predict(self, rows: ExampleRows) -> tuple[Any, np.ndarray]:
     """Returns arrays to decode `[runs, n, ...]`, and runs with NaN `[runs]`."""
     params, frozen = self._state.params, self._frozen
     call = functools.partial(predict, self._one, params, frozen)
-    reduced, is_nan = batching.predict(call, rows, self._batch_size)
+    reduced, is_nan = batching.predict_rows(call, rows, self._batch_size)
     return reduced, is_nan.any(axis=1)
 
   def params(self, run: int) -> dict[str, np.ndarray]:
@@ -218,7 +218,7 @@ class OneRun:
   """Computations of one run; equal values share their compiled programs."""
 
   config: EncoderConfig
-  head: Head
+  head: TaskHead
   settings: (
     Hyperparameters  # only those of `_COMPILED`, all others as by default
   )
@@ -236,14 +236,16 @@ class OneRun:
   def _optimizer(self):
     head = self.head.parameters(self.config.width)
     encoder, _ = divided(self._model.axes)
-    axes = joined(encoder, {name: param.axes for name, param in head.items()})
+    axes = join_params(
+      encoder, {name: param.axes for name, param in head.items()}
+    )
     adamw = {name: getattr(self.settings, name) for name in _ADAMW}
     return AdamW(**adamw).build(axes)
 
   def init(self, encoder: Mapping, seed: jax.Array) -> State:
     """Draws a head; the encoder's parameters are given."""
     head = self.head.init(jax.random.key(seed), self.config.width)
-    params = joined(encoder, head)
+    params = join_params(encoder, head)
     params = jax.tree.map(lambda p: p.astype(self.settings.weights), params)
     return State(params, self._optimizer.init(params))
 
@@ -302,7 +304,7 @@ predict = _over_runs(OneRun.predict, (0, None, None, None))
 
 def outputs(
   model: models.Model,
-  head: Head,
+  head: TaskHead,
   causal: bool,
   params: Mapping,
   frozen: Mapping,
@@ -314,7 +316,7 @@ def outputs(
 
   `params` are a run's, and `frozen` the model's other parameters.
   """
-  encoder, own = split(params)
+  encoder, own = split_params(params)
   keys = layers.split_key(dropout_key, 2)
   # Texts that are encoded apart, [B, S, T], are rows of their own here.
   apart, length = tokens.shape[:-1], tokens.shape[-1]
@@ -351,13 +353,13 @@ def in_chunks(
   return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), out)
 
 
-def split(params: Mapping[str, Any]) -> tuple[dict, dict]:
+def split_params(params: Mapping[str, Any]) -> tuple[dict, dict]:
   """Splits a run's parameters into the encoder's and the head's."""
   own = {n: p for n, p in params.items() if n.startswith(_HEAD)}
   encoder = {n: p for n, p in params.items() if n not in own}
   return encoder, {n.removeprefix(_HEAD): p for n, p in own.items()}
 
 
-def joined(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:
-  """Joins the parameters that `split` splits."""
+def join_params(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:
+  """Joins the parameters that `split_params` splits."""
   return {**encoder, **{_HEAD + name: p for name, p in head.items()}}

@@ -29,7 +29,7 @@ class Branch(NamedTuple):
   step: int
 
 
-def plan(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
+def plan_branches(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
   """Returns the branch that saves most steps, or None, for each run.
 
   Runs are trained in the given order. A run branches only from runs before it,
@@ -39,14 +39,14 @@ def plan(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
   for name, config in configs.items():
     best = None
     for trunk, branch in out.items():
-      step = shared(configs[trunk], config)
+      step = shared_steps(configs[trunk], config)
       if step > max(branch.step if branch else 0, best.step if best else 0):
         best = Branch(trunk, step)
     out[name] = best
   return out
 
 
-def shared(one: Config, other: Config) -> int:
+def shared_steps(one: Config, other: Config) -> int:
   """Returns the number of first steps that two runs on the same data share.
 
   It is 0 for curricula in epochs, whose length depends on the data. The last
@@ -70,7 +70,7 @@ def steps_of(config: Config) -> Curriculum | None:
   names, train = list(config.known_objectives), config.train
   # Phases in steps have the same length with any epoch.
   short, long = (
-    curriculum_lib.parse(
+    curriculum_lib.parse_curriculum(
       config.curriculum,
       names,
       epoch,

@@ -66,7 +66,7 @@ def compare(
   labels = {os.path.relpath(path, common): path for path in paths}
   found = {label: [read_run(label, path)] for label, path in labels.items()}
   folder = pathlib.Path(output) if output else None
-  return trainings.compare("Runs compared", found, by, folder, x)
+  return trainings.compare_runs("Runs compared", found, by, folder, x)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class ExpectedText:
   """The expected data, from which a dry run estimates the cost."""
 
   vocab_size: int
@@ -130,7 +130,7 @@ class Scale:
   """
 
   prepare: Mapping[str, tuple[str, ...]]
-  text: Text
+  text: ExpectedText
   evaluations: tuple[Evaluation, ...]
   needs: tuple[str, ...]
   config: str = ""
@@ -158,7 +158,9 @@ class Study:
   def configs(self) -> dict[str, Config]:
     """The training configs of all rows, with their first seed."""
     specs = {n: f"{self.path}:{self.argument(n, 0)}" for n in self.every}
-    return {n: config_lib.load(s, self.overrides) for n, s in specs.items()}
+    return {
+      n: config_lib.load_config(s, self.overrides) for n, s in specs.items()
+    }
 
   def argument(self, row: str, seed: int) -> str:
     """Returns the config's argument."""
@@ -181,7 +183,7 @@ class Study:
     for name, row in self.every.items():
       key = row.family, row.after, self.seeds(name)
       groups.setdefault(key, {})[name] = self.configs[name]
-    plans = map(branches.plan, groups.values())
+    plans = map(branches.plan_branches, groups.values())
     return {name: branch for plan in plans for name, branch in plan.items()}
 
   @property
@@ -201,13 +203,15 @@ class Study:
     return self.every[row].looks.get(self.size, ())
 
 
-def read(path: str | pathlib.Path, scale: str) -> tuple[Scale, dict[str, Row]]:
+def read_scale(
+  path: str | pathlib.Path, scale: str
+) -> tuple[Scale, dict[str, Row]]:
   """Returns a scale of a study's config, and its rows by name.
 
   Raises:
     UserError: There is no such file or scale, or the file is not a study.
   """
-  module = config_lib.module(str(path))
+  module = config_lib.config_module(str(path))
   for name in ("ROWS", "SCALES"):
     if not hasattr(module, name):
       raise UserError(f"--config={path} is no study: it defines no {name}")

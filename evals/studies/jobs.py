@@ -69,7 +69,7 @@ class Job:
     command.main(list(words))
 
 
-def joined(todo: Sequence[Job], most: int) -> list[Job]:
+def join_jobs(todo: Sequence[Job], most: int) -> list[Job]:
   """Returns jobs that each run up to `most` of the jobs in one process."""
   out = []
   for first in range(0, len(todo), most):
@@ -82,26 +82,26 @@ def joined(todo: Sequence[Job], most: int) -> list[Job]:
   return out
 
 
-def _split(lines: Sequence[str]) -> Iterator[Job]:
-  """Yields the jobs that `joined` has combined."""
+def _split_jobs(lines: Sequence[str]) -> Iterator[Job]:
+  """Yields the jobs that `join_jobs` has combined."""
   for line in lines:
     command, *words = shlex.split(line)
     yield Job(line, command, tuple(words), pathlib.Path())
 
 
 def done(argv: Sequence[str]) -> bool:
-  """Returns whether all jobs of a process are done; see `joined`."""
-  return all(job.done for job in _split(argv))
+  """Returns whether all jobs of a process are done; see `join_jobs`."""
+  return all(job.done for job in _split_jobs(argv))
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the jobs of a process that are not done; see `joined`."""
-  for job in _split(argv):
+  """Runs the jobs of a process that are not done; see `join_jobs`."""
+  for job in _split_jobs(argv):
     if not job.done:
       job.run_here()
 
 
-def run(
+def run_jobs(
   todo: Sequence[Job],
   folder: pathlib.Path,
   seconds: float | None = None,
@@ -126,14 +126,14 @@ def run(
   begun, failed = time.monotonic(), []
   with files.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  with files.locked(folder / "lock"):
+  with files.file_lock(folder / "lock"):
     for number, job in enumerate(todo, start=1):
       if job.done:
         continue
       progress.say(f"\n[{number}/{len(todo)}] {job.about}")
       _wait_for(job.folder / saving.LOCK)
       try:
-        call(job, seconds and begun + seconds - time.monotonic())
+        run_job(job, seconds and begun + seconds - time.monotonic())
       except UserError as error:
         if not go_on:
           raise
@@ -149,16 +149,16 @@ def _wait_for(lock: pathlib.Path) -> None:
   if not lock.exists():
     return
   try:
-    with files.locked(lock):
+    with files.file_lock(lock):
       pass
   except UserError as error:
     progress.say(f"{error}; waiting")
-    with files.locked(lock, wait=True):
+    with files.file_lock(lock, wait=True):
       pass
 
 
-def call(job: Job, seconds: float | None = None) -> None:
-  """Runs one job, done or not; arguments and errors are those of `run`."""
+def run_job(job: Job, seconds: float | None = None) -> None:
+  """Runs one job, done or not; arguments and errors are those of `run_jobs`."""
   command = [sys.executable, "-m", *job.words]
   environment = {**_ENVIRONMENT, **os.environ}  # the user's settings win
 
@@ -195,4 +195,4 @@ def call(job: Job, seconds: float | None = None) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

@@ -50,7 +50,7 @@ def seeds(
   Raises:
     UserError: There are no times of this size.
   """
-  found = study.read("antlm_table", scale, rows)
+  found = study.read_study("antlm_table", scale, rows)
   rates = [
     row["tokens_per_second"]
     for path in pathlib.Path(times).glob("*.json")
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   first, *words = argv or [""]
   if first == "pack":
-    cli.call(pack, words, __doc__)
+    cli.call_with_arguments(pack, words, __doc__)
     return
   if first != "seeds":
     raise UserError("write seeds or pack first")
@@ -135,4 +135,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

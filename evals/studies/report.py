@@ -61,16 +61,18 @@ def report(
   from antlm_jax.evals.studies.reporting import runs as runs_lib
   from antlm_jax.evals.studies.reporting.findings import Findings
 
-  _, variants = design.read(config, scale)
-  module = config_lib.module(config)
+  _, variants = design.read_scale(config, scale)
+  module = config_lib.config_module(config)
   make = _kind(config, module)
   folder = pathlib.Path(runs)
   packed = folder.is_file()
-  found = (record.read if packed else runs_lib.read_runs)(folder, variants)
+  found = (record.read_record if packed else runs_lib.read_runs)(
+    folder, variants
+  )
   count = sum(map(len, found.values()))
   progress.say(f"{count} runs of {len(found)} rows")
-  table = measured.read(found)
-  used = collections.Counter(measured.latest(table).pipeline)
+  table = measured.read_measurements(found)
+  used = collections.Counter(measured.latest_scores(table).pipeline)
   pipelines = [name for name, _ in used.most_common() if name]
   pipeline = pipeline or next(iter(pipelines), "ours")
   absent = [
@@ -97,8 +99,8 @@ def report(
   )
   default = folder.with_suffix("") if packed else folder / "report"
   into = pathlib.Path(output or default)
-  render.write(make(study, absent), into)
-  record.write(into / record.FILE, found)
+  render.write_report(make(study, absent), into)
+  record.write_record(into / record.FILE, found)
   return into / "report.md"
 
 
@@ -112,7 +114,10 @@ def _kind(config: str, module: ModuleType) -> Callable:
   """Returns the function that makes the report of a study's kind."""
   from antlm_jax.evals.studies.reporting import controls, encoders
 
-  kinds = {"controls": controls.report, "encoders": encoders.report}
+  kinds = {
+    "controls": controls.report_controls,
+    "encoders": encoders.report_encoders,
+  }
   make = kinds.get(getattr(module, "REPORT", None))
   if make is None:
     known = ", ".join(kinds)
@@ -122,4 +127,4 @@ def _kind(config: str, module: ModuleType) -> Callable:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  print(f"written to {cli.call(report, argv, __doc__)}")
+  print(f"written to {cli.call_with_arguments(report, argv, __doc__)}")

@@ -48,7 +48,7 @@ _UTILIZATION = 0.4
 _CHIP = "TPU v5"  # v5p
 
 
-def read(
+def read_study(
   config: str,
   scale: str,
   rows: Sequence[str] = (),
@@ -67,8 +67,8 @@ def read(
   Raises:
     UserError: The config has no such scale or row.
   """
-  path = pathlib.Path(config_lib.find(config)).absolute()
-  found, there = design.read(path, scale)
+  path = pathlib.Path(config_lib.find_config(config)).absolute()
+  found, there = design.read_scale(path, scale)
   for name in rows:
     if name not in there:
       raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
@@ -84,7 +84,7 @@ def read(
 # ------------------------------------------------------------------- the jobs
 
 
-def jobs(
+def study_jobs(
   study: Study, runs: pathlib.Path, text: str | None, data: str
 ) -> Iterator[Job]:
   """Yields the commands that make a study, in order.
@@ -111,7 +111,7 @@ def jobs(
     # All rows of a seed before the next seed, so that finished rows compare.
     names = [name for name in study.rows if seed < study.seeds(name)]
     for name in names:
-      yield _training(study, runs, name, seed)
+      yield _training_job(study, runs, name, seed)
     for name in names:
       yield from _evaluations(study, runs, name, seed, data)
 
@@ -123,7 +123,7 @@ def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
   return runs / "data" / same[0].lower()
 
 
-def _training(study: Study, runs, name: str, seed: int) -> Job:
+def _training_job(study: Study, runs, name: str, seed: int) -> Job:
   workdir, kept = runs / name / str(seed), study.kept(name)
   data = _data(study, runs, study.rows[name].family)
   arguments = (
@@ -134,12 +134,14 @@ def _training(study: Study, runs, name: str, seed: int) -> Job:
   )
   if kept:
     arguments += (f"--config.checkpoint.at={','.join(map(str, kept))}",)
-  arguments += _beginning(study, runs, name, seed)
+  arguments += _start_settings(study, runs, name, seed)
   about = f"{name}, seed {seed}: training"
   return Job(about, "train", arguments, workdir)
 
 
-def _beginning(study: Study, runs, name: str, seed: int) -> tuple[str, ...]:
+def _start_settings(
+  study: Study, runs, name: str, seed: int
+) -> tuple[str, ...]:
   """Returns the settings that say where a run begins."""
   row, branch = study.rows[name], study.plan[name]
   begin = "--config.init.checkpoint="
@@ -180,7 +182,7 @@ def _evaluations(
         yield Job(about, evaluation.command, arguments, run)
 
 
-def _joined(todo: Sequence[Job], most: int) -> list[Job]:
+def _join_jobs_by_kind(todo: Sequence[Job], most: int) -> list[Job]:
   """Returns the jobs with up to `most` of a kind in each process.
 
   Trainings that begin at another one's checkpoint wait until it exists.
@@ -189,13 +191,15 @@ def _joined(todo: Sequence[Job], most: int) -> list[Job]:
   for job in todo:
     kinds[job.command].append(job)
   prepared, trained = kinds.pop("prepare", []), kinds.pop("train", [])
-  configs = {job: training.read(job.arguments)[0] for job in trained}
+  configs = {
+    job: training.read_run_arguments(job.arguments)[0] for job in trained
+  }
   later = [job for job in trained if configs[job].init.checkpoint]
   first = {job: configs[job] for job in trained if job not in later}
   scored = [
-    part for some in kinds.values() for part in jobs_lib.joined(some, most)
+    part for some in kinds.values() for part in jobs_lib.join_jobs(some, most)
   ]
-  return [*prepared, *sweep.joined(first, most), *later, *scored]
+  return [*prepared, *sweep.join_trainings(first, most), *later, *scored]
 
 
 # ------------------------------------------------------------------- the cost
@@ -204,7 +208,7 @@ def _joined(todo: Sequence[Job], most: int) -> list[Job]:
 def costs(study: Study, runs: pathlib.Path) -> str:
   """Lays out the cost of a study's trainings, and the savings by shared steps.
 
-  Epochs are those of the data in `runs`, or else of `Text.rows`.
+  Epochs are those of the data in `runs`, or else of `ExpectedText.rows`.
   """
   rows, known, total, epoch = [], {}, np.zeros(3), 0
   for name, row in study.rows.items():
@@ -220,20 +224,20 @@ def costs(study: Study, runs: pathlib.Path) -> str:
     own, work = steps - begin, search.train_flops(run, begin, known)
     tokens = own * run.config.train.batch_size * run.sources.rows.seq_len
     cells = f"{steps:,}", f"{own:,}", quantity(tokens), quantity(work), seeds
-    hours = f"{_hours(seeds * work):,.1f}"
+    hours = f"{_work_hours(seeds * work):,.1f}"
     rows.append((name, run.config.curriculum, begins, *cells, hours))
     total += seeds * np.array([steps, own, work])
   head = ("row", "curriculum", "begins", "steps", "to train", "tokens")
   head += ("FLOPs", "seeds", "chip-hours")
   steps, own, work = total
   lines = [
-    tables.text(rows, head, "<<<>"),
+    tables.text_table(rows, head, "<<<>"),
     "",
     f"{len(rows)} rows, {sum(map(study.seeds, study.rows))} runs",
     f"{steps:,.0f} steps, of which {steps - own:,.0f} are shared, and trained"
     f" once: {own:,.0f} are left to train",
-    f"{quantity(work, 'FLOPs')}: {_hours(work):,.1f} hours of a v5p chip at"
-    f" {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)",
+    f"{quantity(work, 'FLOPs')}: {_work_hours(work):,.1f} hours of a v5p chip"
+    f" at {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)",
   ]
   if epoch:
     lines.append(
@@ -250,12 +254,14 @@ def _planned(study: Study, runs: pathlib.Path, name: str) -> Run:
     overrides += (f"--config.data.path={data}",)
   spec = f"{study.path}:{study.argument(name, 0)}"
   text = dataclasses.asdict(study.scale.text)
-  pod = search.Pod(spec, config_lib.pairs(overrides), jax.devices()[:1], **text)
+  pod = search.Pod(
+    spec, config_lib.parse_overrides(overrides), jax.devices()[:1], **text
+  )
   # Any mesh takes the same number of FLOPs.
   return pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
 
 
-def _hours(work: float) -> float:
+def _work_hours(work: float) -> float:
   return work / (chips.CHIPS[_CHIP].flops * _UTILIZATION) / 3600
 
 
@@ -298,15 +304,15 @@ def make(
     UserError: The config, the text or the evaluation sets cannot be used.
     Stopped: The time limit or a signal ended the study.
   """
-  study = read(config, scale, rows, seeds, overrides)
+  study = read_study(config, scale, rows, seeds, overrides)
   name = f"{study.path.stem}_{study.name}"
   folder = pathlib.Path(runs or f"runs/{name}").absolute()
   if dry_run:
     print(costs(study, folder))
     return
-  todo = list(jobs(study, folder, text, _found(study, data)))
+  todo = list(study_jobs(study, folder, text, _found(study, data)))
   if together > 1:
-    todo = _joined(todo, together)
+    todo = _join_jobs_by_kind(todo, together)
   if commands:
     for job in todo:
       print(shlex.join(["python", "-m", *job.words]))
@@ -314,7 +320,7 @@ def make(
   options = f"--runs={folder}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={folder}/report")
   todo.append(Job("the report", "report", options, folder))
-  jobs_lib.run(todo, folder, minutes and 60 * minutes)
+  jobs_lib.run_jobs(todo, folder, minutes and 60 * minutes)
 
 
 def main(argv: Sequence[str]) -> None:

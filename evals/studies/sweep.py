@@ -40,7 +40,7 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.commands import train as training
 from antlm_jax.config import Config
-from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import jobs
 from antlm_jax.evals.studies.jobs import Job
@@ -69,7 +69,7 @@ def sweep(
   ],
   output: files.LocalPath,
   *,
-  data: PythonOnly[files.Path | Prepared | None] = None,
+  data: PythonOnly[files.Path | PreparedData | None] = None,
   by: str | Sequence[str] = (),
   together: Annotated[int, argument(least=1, most=256)] = 1,
   quiet: PythonOnly[bool] = False,
@@ -99,23 +99,25 @@ def sweep(
     UserError: The settings or the data of a run are wrong, or no run ended.
   """
   if data is not None:
-    path = data.folder if isinstance(data, Prepared) else data
+    path = data.folder if isinstance(data, PreparedData) else data
     if path is None:
       raise UserError("the data are in memory: give prepare an output folder")
     settings = {"data.path": os.fspath(path), **settings}
-  points, folder = _points(grid), pathlib.Path(output).absolute()
-  todo = _jobs(points, folder, os.fspath(config), settings)
+  points, folder = _grid_points(grid), pathlib.Path(output).absolute()
+  todo = _training_jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
-    left = {j: training.read(j.arguments)[0] for j in todo if not j.done}
-    _check([*left.values()], by)
-    jobs.run(joined(left, together), folder, go_on=True)
+    left = {
+      j: training.read_run_arguments(j.arguments)[0] for j in todo if not j.done
+    }
+    _check_sweep_runs([*left.values()], by)
+    jobs.run_jobs(join_trainings(left, together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
-    runs = _read(folder, points)
+    runs = _read_begun_runs(folder, points)
     if not runs:
       raise UserError(_failure(failed, len(todo)))
   title = f"A sweep of {', '.join(points[0])}"
   try:
-    found = trainings.compare(title, runs, by, folder / trainings.FOLDER)
+    found = trainings.compare_runs(title, runs, by, folder / trainings.FOLDER)
   except UserError as error:
     if not failed:
       raise
@@ -123,7 +125,7 @@ def sweep(
   return dataclasses.replace(found, failed=failed)
 
 
-def _jobs(
+def _training_jobs(
   points: Sequence[_Point],
   folder: pathlib.Path,
   config: str,
@@ -133,14 +135,14 @@ def _jobs(
   out = []
   for point in points:
     given = {**settings, **point}.items()
-    words = [f"--config.{key}={_written(value)}" for key, value in given]
+    words = [f"--config.{key}={_value_text(value)}" for key, value in given]
     workdir = _workdir(folder, point)
     arguments = f"--workdir={workdir}", f"--config={config}", *words
     out.append(Job(_title(point), "train", arguments, workdir))
   return out
 
 
-def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
+def join_trainings(todo: Mapping[Job, Config], most: int) -> list[Job]:
   """Returns jobs that each train up to `most` of the runs in one process.
 
   Runs of a process differ in their seed and schedule alone.
@@ -149,7 +151,7 @@ def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
     return [*todo]
   groups = collections.defaultdict(list)
   for job, config in todo.items():
-    groups[together_lib.shared(config)].append(job)
+    groups[together_lib.shared_settings(config)].append(job)
   out = []
   for group in groups.values():
     for first in range(0, len(group), most):
@@ -162,17 +164,17 @@ def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
   return out
 
 
-def _train(commands: Sequence[str]) -> None:
+def _train_commands(commands: Sequence[str]) -> None:
   """Trains runs together, given the arguments of `antlm train` for each."""
   with signals.listening():
     runs, workdirs, hooks = [], [], []
     for words in commands:
-      config, workdir = training.read(shlex.split(words))
-      own, start = training.beginning(config)
-      runs.append(run_lib.build(config, start))
+      config, workdir = training.read_run_arguments(shlex.split(words))
+      own, start = training.hooks_and_start(config)
+      runs.append(run_lib.build_run(config, start))
       workdirs.append(workdir)
       hooks.append([*own, Page(f"antlm train {words}")])
-    failed = together_lib.train(runs, workdirs, hooks)
+    failed = together_lib.train_together(runs, workdirs, hooks)
   if failed:
     raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
 
@@ -182,18 +184,20 @@ def done(argv: Sequence[str]) -> bool:
   return all(training.done(shlex.split(words)) for words in argv[1:])
 
 
-def _written(value: Setting) -> str:
-  return str(settings_lib.written(value))
+def _value_text(value: Setting) -> str:
+  return str(settings_lib.comma_text(value))
 
 
-def _points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
+def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
   """Returns the combinations of a grid's values.
 
   Raises a UserError if it has none, or too many.
   """
   if isinstance(grid, str):
-    grid = _parsed(grid)
-  values = {key: dict.fromkeys(map(_written, vs)) for key, vs in grid.items()}
+    grid = _parse_grid(grid)
+  values = {
+    key: dict.fromkeys(map(_value_text, vs)) for key, vs in grid.items()
+  }
   count = math.prod(map(len, values.values()))
   if not values or not count:
     raise UserError(f"the grid {dict(grid)} has no values to vary")
@@ -206,7 +210,7 @@ def _points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
   return [dict(zip(values, point, strict=True)) for point in combinations]
 
 
-def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
+def _check_sweep_runs(configs: Sequence[Config], by: Sequence[str]) -> None:
   """Builds the runs that are left, before the first is trained.
 
   Raises a UserError of the first run whose settings or data are wrong, or that
@@ -226,12 +230,12 @@ def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
     raise UserError(line.removeprefix("error: "))
 
 
-def _build(configs: Sequence[str], by: Sequence[str]) -> None:
+def _build_runs(configs: Sequence[str], by: Sequence[str]) -> None:
   """Builds the runs of configs, which are JSON."""
-  for config in map(config_lib.from_json, configs):
-    _, start = training.beginning(config)
-    run = run_lib.build(config, start)
-    known = held_out.measured(run.evaluations)
+  for config in map(config_lib.config_from_json, configs):
+    _, start = training.hooks_and_start(config)
+    run = run_lib.build_run(config, start)
+    known = held_out.loss_names(run.evaluations)
     if unknown := [kind for kind in by if kind not in known]:
       raise UserError(
         f"--by={unknown[0]}: not every run measures this; measured:"
@@ -242,10 +246,10 @@ def _build(configs: Sequence[str], by: Sequence[str]) -> None:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   if argv == [_BUILD]:
-    _build(*json.load(sys.stdin))
+    _build_runs(*json.load(sys.stdin))
     return
   if argv[:1] == [_TRAIN]:
-    _train(argv[1:])
+    _train_commands(argv[1:])
     return
   parser = cli.Parser(description=__doc__)
   add_arguments(parser, sweep)
@@ -255,7 +259,7 @@ def main(argv: Sequence[str]) -> None:
   args = parser.parse_args(argv[:at])
   if at == len(argv):
     raise UserError("the training is missing: antlm sweep ... -- --config=...")
-  points = _points(args.grid)
+  points = _grid_points(args.grid)
   about = "After --: the arguments of `antlm train`."
   parser = cli.Parser(description=about)
   parser.add_argument("--config", required=True)
@@ -263,9 +267,11 @@ def main(argv: Sequence[str]) -> None:
   pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
   if args.commands:
     folder = pathlib.Path(args.output).absolute()
-    todo = _jobs(points, folder, base.config, dict(pairs))
-    configs = {job: training.read(job.arguments)[0] for job in todo}
-    for job in joined(configs, args.together):
+    todo = _training_jobs(points, folder, base.config, dict(pairs))
+    configs = {
+      job: training.read_run_arguments(job.arguments)[0] for job in todo
+    }
+    for job in join_trainings(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
   asked = read_arguments(sweep, args)
@@ -275,7 +281,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(_failure(found.failed, len(points)))
 
 
-def _parsed(grid: str) -> dict[str, list[str]]:
+def _parse_grid(grid: str) -> dict[str, list[str]]:
   """Reads a grid; raises a UserError if it is none."""
   values = {}
   for part in filter(str.strip, grid.split(";")):
@@ -314,7 +320,7 @@ def _title(point: _Point) -> str:
   return ", ".join(f"{name}={value}" for name, value in pairs)
 
 
-def _read(
+def _read_begun_runs(
   folder: pathlib.Path, points: Sequence[_Point]
 ) -> dict[str, list[TrainedRun]]:
   """Reads the runs that have begun, those of other seeds under one label."""
@@ -330,4 +336,4 @@ def _read(
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run_command(main)

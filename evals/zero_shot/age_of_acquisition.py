@@ -26,7 +26,7 @@ from scipy import optimize, stats
 from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command, pipelines
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome
+from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
 from antlm_jax.inference import scoring
 from antlm_jax.inference.model import load, revisions
 from antlm_jax.runtime import files
@@ -37,7 +37,7 @@ _FEWEST = 3  # points of a curve, and words of a correlation
 _LARGEST_P = 0.1  # of a correlation that counts
 
 
-class Word(NamedTuple):
+class AcquiredWord(NamedTuple):
   """A word, the texts before it, and the age at which children say it."""
 
   text: str
@@ -45,7 +45,7 @@ class Word(NamedTuple):
   child: float | None  # in months, if known
 
 
-def read(asked: command.PipelineSettings) -> list[Word]:
+def read_acquired_words(asked: command.PipelineSettings) -> list[AcquiredWord]:
   """Reads the words, or raises a UserError."""
   folder, out = pathlib.Path(asked.data), []
   path, children = folder / CONTEXTS, _children(folder / CHILDREN)
@@ -55,7 +55,7 @@ def read(asked: command.PipelineSettings) -> list[Word]:
     except (KeyError, TypeError) as error:
       raise UserError(f"{path}: {text!r} has no list of contexts") from error
     if len(text) > 1 and contexts:  # letters are left out there
-      out.append(Word(text, contexts, children.get(text)))
+      out.append(AcquiredWord(text, contexts, children.get(text)))
   if not out:
     raise UserError(f"{path} holds no words with contexts")
   return out[: asked.limit or None]
@@ -66,7 +66,7 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
   out = {}
   for number, row in files.read_csv(path, "children's words"):
     try:
-      shares = {m: pipelines.number(row.get(str(m)) or "") for m in _MONTHS}
+      shares = {m: pipelines.csv_number(row.get(str(m)) or "") for m in _MONTHS}
       there = {m: share for m, share in shares.items() if share == share}
       age = child_age(np.array([*there]), np.array([*there.values()]))
       out.setdefault(row["word"], age)
@@ -77,7 +77,7 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
 
 def words_seen(name: str) -> int:
   """Reads the number in a revision's name: 10,000,000 in chck_10M."""
-  return round(units.number(name.removeprefix("chck_")))
+  return round(units.parse_quantity(name.removeprefix("chck_")))
 
 
 def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
@@ -132,11 +132,11 @@ def model_age(
 
 
 def outcome(
-  words: Sequence[Word],
+  words: Sequence[AcquiredWord],
   names: Sequence[str],
   surprisals: Sequence[np.ndarray],
   chances: Sequence[float],
-) -> Outcome:
+) -> ZeroShotOutcome:
   """Returns the correlation of n words, and 2026's files.
 
   Their surprisals are `[revisions, contexts]` each, by the names of revisions;
@@ -177,14 +177,18 @@ def outcome(
   about = {"use_bos_only": False, **steps}
   own = {"surprisal.json": {"metadata": about, "results": rows}}
   own["aoa_score.json"] = {"aoa": fit}
-  return Outcome(summary, lines, {n: json.dumps(x) for n, x in own.items()})
+  return ZeroShotOutcome(
+    summary, lines, {n: json.dumps(x) for n, x in own.items()}
+  )
 
 
-def score(loaded, items: Sequence[Word], asked) -> Outcome:
+def score_acquired_words(
+  loaded, items: Sequence[AcquiredWord], asked
+) -> ZeroShotOutcome:
   """Scores the words with each revision."""
   texts = [word.text.strip() for word in items for _ in word.contexts]
   contexts = [c.strip() + " " for word in items for c in word.contexts]
-  how = {"text_format": scoring.Format(separator=""), **asked.batches}
+  how = {"text_format": scoring.TextFormat(separator=""), **asked.batches}
   kept, found = revisions(loaded), []
   for path in kept.values():  # one of them in memory at a time
     model = loaded if path == loaded.path else load(path)
@@ -200,10 +204,10 @@ def score(loaded, items: Sequence[Word], asked) -> Outcome:
   return outcome(items, list(kept), by_word, chances)
 
 
-TASKS["aoa"] = command.Task(
+TASKS["aoa"] = command.ZeroShotTask(
   about=__doc__,
-  read=read,
-  score=score,
+  read=read_acquired_words,
+  score=score_acquired_words,
   figure="correlation",
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
   settings=command.PipelineSettings,

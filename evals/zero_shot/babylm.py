@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
 from antlm_jax.evals.zero_shot.choices import ChoiceSettings
-from antlm_jax.evals.zero_shot.command import TASKS, Reported, Task
+from antlm_jax.evals.zero_shot.command import TASKS, Reported, ZeroShotTask
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
 from antlm_jax.inference.scoring import REDUCTIONS
@@ -43,16 +43,16 @@ class MeanSettings(ChoiceSettings):
   )
 
 
-def _task(parse: Callable[[Line], Item | None], **rules) -> Task:
+def _babylm_task(parse: Callable[[Line], Item | None], **rules) -> ZeroShotTask:
   """Returns a task whose lines `parse` reads and describes.
 
-  `rules` are those of `choices.task`.
+  `rules` are those of `choices.choice_task`.
   """
 
   def read(asked: ChoiceSettings) -> list[Item]:
-    return pairs.read(asked.data, parse, asked.limit)
+    return pairs.read_items(asked.data, parse, asked.limit)
 
-  return choices.task(inspect.getdoc(parse), read, **rules)
+  return choices.choice_task(inspect.getdoc(parse), read, **rules)
 
 
 def of_2024(items: Sequence[Item]) -> str:
@@ -124,17 +124,17 @@ def global_piqa(line: Line) -> Item:
   return Item(tuple(both), line.text("example_id"), line.path.stem)
 
 
-TASKS["blimp"] = choices.task(
+TASKS["blimp"] = choices.choice_task(
   _BLIMP,
-  lambda asked: pairs.minimal_pairs(asked.data, asked.limit),
+  lambda asked: pairs.read_minimal_pairs(asked.data, asked.limit),
   reported=[  # as BabyLM filters them
     Reported("BLiMP", "blimp_filtered", 59_875),
     Reported("BLiMP supplement", "blimp_supplement_filtered", 5_218),
   ],
   name_2024=of_2024,
 )
-TASKS["comps"] = _task(comps, glue="", with_context=True)
-TASKS["entity_tracking"] = _task(entity_tracking, glue="", by_term=True)
-TASKS["global_piqa"] = _task(
+TASKS["comps"] = _babylm_task(comps, glue="", with_context=True)
+TASKS["entity_tracking"] = _babylm_task(entity_tracking, glue="", by_term=True)
+TASKS["global_piqa"] = _babylm_task(
   global_piqa, settings=MeanSettings, glue="", by_id=True
 )

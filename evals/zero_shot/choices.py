@@ -17,10 +17,10 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.evals.zero_shot.command import (
-  Outcome,
   PipelineSettings,
   Reported,
-  Task,
+  ZeroShotOutcome,
+  ZeroShotTask,
 )
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item
@@ -54,27 +54,29 @@ class Rules:
   name_2024: Callable[[Sequence[Item]], str] | None = None
 
 
-def task(
+def choice_task(
   about: str,
   read: Callable[[ChoiceSettings], list[Item]],
   settings: type[ChoiceSettings] = ChoiceSettings,
   reported: Sequence[Reported] = (),
   **rules,
-) -> Task:
+) -> ZeroShotTask:
   """Returns a task of items with choices; `rules` are those of `Rules`."""
   rules = Rules(**rules)
-  return Task(
+  return ZeroShotTask(
     about=f"{about.strip()}\n\n{_RULE}\n{pipelines.NOTES}",
     read=read,
-    score=functools.partial(score, rules),
+    score=functools.partial(score_choices, rules),
     figure="macro_accuracy",
-    table=functools.partial(table, rules),
+    table=functools.partial(accuracy_table, rules),
     settings=settings,
     reported=reported,
   )
 
 
-def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
+def score_choices(
+  rules: Rules, loaded, items, asked: ChoiceSettings
+) -> ZeroShotOutcome:
   """Scores the choices."""
   options = dict(pipelines.options(asked.pipeline, asked.mode))
   if options["text_format"].separator == " ":  # else it is the pipeline's own
@@ -83,13 +85,13 @@ def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
   if asked.reduction:
     options["reduction"] = asked.reduction
   options |= {"temperature": asked.temperature, **asked.batches}
-  found = pairs.scores(loaded, items, asked.mode, **options)
+  found = pairs.choice_scores(loaded, items, asked.mode, **options)
   results = Results(items, found, rules)
   files = results.files(asked.pipeline)
-  return Outcome(results.summary(), results.lines(), files)
+  return ZeroShotOutcome(results.summary(), results.lines(), files)
 
 
-def table(rules: Rules, summary: Mapping) -> str:
+def accuracy_table(rules: Rules, summary: Mapping) -> str:
   """Lays out accuracies in percent: first the means, then by group.
 
   Groups are phenomena, or else the UIDs themselves.
@@ -105,7 +107,7 @@ def table(rules: Rules, summary: Mapping) -> str:
   for group, those in sorted(groups.items()):
     counts, shares = zip(*those, strict=True)
     rows.append((group, sum(counts), np.mean(shares)))
-  return tables.text(
+  return tables.text_table(
     [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
     head=("", "pairs", "accuracy (%)"),
     align="<>",
@@ -117,7 +119,7 @@ class Results:
   """n items and the scores of their choices."""
 
   items: Sequence[Item]
-  scores: np.ndarray  # float64 `[C, n]`, of `pairs.scores`
+  scores: np.ndarray  # float64 `[C, n]`, of `pairs.choice_scores`
   rules: Rules = Rules()
 
   @functools.cached_property

@@ -26,7 +26,7 @@ from antlm_jax.inference.model import (
   Loaded,
   ModelOrPath,
   identify,
-  opened,
+  open_model,
 )
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
@@ -41,7 +41,7 @@ If the output folder has results of the same request, prints those instead."""
 Mode = Annotated[str | None, argument(choices=MODES, read=mode_named)]
 
 
-class Outcome(NamedTuple):
+class ZeroShotOutcome(NamedTuple):
   """The results of a task."""
 
   summary: dict  # the figures
@@ -94,7 +94,7 @@ class Reported(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class ZeroShotTask:
   """A zero-shot task: a reader, and a metric of a model's scores.
 
   Attributes:
@@ -111,7 +111,7 @@ class Task:
 
   about: str
   read: Callable[[Any], Sequence]
-  score: Callable[[Any, Sequence, Any], Outcome]
+  score: Callable[[Any, Sequence, Any], ZeroShotOutcome]
   figure: str
   table: Mapping[str, str] | Callable[[Mapping], str]
   settings: type[TaskSettings] = TaskSettings
@@ -123,14 +123,14 @@ class Task:
     if callable(self.table):
       return self.table(summary)
     rows = ((n, form.format_map(summary)) for n, form in self.table.items())
-    return tables.text(rows, ("figure", "value"), "<>")
+    return tables.text_table(rows, ("figure", "value"), "<>")
 
 
-TASKS: dict[str, Task] = {}
+TASKS: dict[str, ZeroShotTask] = {}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Evaluation:
+class ZeroShotResult:
   """The results of a zero-shot task.
 
   Attributes:
@@ -182,7 +182,7 @@ def evaluate(
   step: int | None = None,
   quiet: PythonOnly[bool] = False,
   **settings: Setting,
-) -> Evaluation:
+) -> ZeroShotResult:
   """Scores a zero-shot task.
 
       evaluate("runs/x", "blimp", "blimp_filtered", mode="causal").score
@@ -211,7 +211,7 @@ def evaluate(
   of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
-    loaded = opened(model, step)
+    loaded = open_model(model, step)
     request = request_of(task, asked, loaded)
     # Identifies the data, independent of their path.
     request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
@@ -230,8 +230,8 @@ def evaluate(
       summary, lines = {**about, **outcome.summary}, list(outcome.lines)
       if folder:
         rows = "".join(json.dumps(line) + "\n" for line in lines)
-        results.write(folder, {**outcome.files, ITEMS: rows}, summary)
-  return Evaluation(
+        results.write_results(folder, {**outcome.files, ITEMS: rows}, summary)
+  return ZeroShotResult(
     task, mode, summary, lines, of.shown(summary), folder, reused
   )
 
@@ -255,7 +255,7 @@ def asked_of(
   help = f"antlm eval score --task={task} --help lists them"
   known = [*settings_lib.of(section)]
   settings_lib.refuse_unknown(settings, known, f"task {task}", help)
-  asked = settings_lib.choose(section, settings)
+  asked = settings_lib.make_section(section, settings)
   pipelines.options(asked.pipeline, mode, task)  # refuses unknown modes
   return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
 
@@ -271,31 +271,31 @@ def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
   }
 
 
-def run(description: str, argv: Sequence[str]) -> None:
+def run_task(description: str, argv: Sequence[str]) -> None:
   """Runs the command of a task; `description` is the command's docstring."""
-  given, model = _parse(description, argv)
+  given, model = _parse_task_arguments(description, argv)
   found = evaluate(model.path, **given)
   print(found)
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
   else:
-    print(f"written to {files.shown(found.folder)}")
+    print(f"written to {files.shown_path(found.folder)}")
 
 
 def done(description: str, argv: Sequence[str]) -> bool:
-  """Returns whether `run` has written its results; reads no model and no data.
+  """Returns whether `run_task` has written its results; reads no model.
 
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  given, model = _parse(description, argv)
+  given, model = _parse_task_arguments(description, argv)
   task, folder = given["task"], given["output"]
   own = {n: given[n] for n in settings_lib.of(TASKS[task].settings)}
   asked = asked_of(task, given["data"], given["mode"], own)
   return results.finished(folder, request_of(task, asked, model)) is not None
 
 
-def _parse(
+def _parse_task_arguments(
   description: str, argv: Sequence[str]
 ) -> tuple[dict[str, Any], Identity]:
   """Returns the arguments of `evaluate` with their defaults, and the model."""
@@ -318,7 +318,7 @@ def _parser(description: str, named: str | None) -> cli.Parser:
   """Returns the command's parser, for the task that --task names."""
   task = TASKS.get(named)
   rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
-  every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
+  every = f"{description}\nThe tasks:\n\n{tables.text_table(sorted(rows))}"
   about = task.about if task else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   actions = add_arguments(parser, evaluate)

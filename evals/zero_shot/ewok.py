@@ -51,12 +51,12 @@ class EwokSettings(choices.ChoiceSettings):
   unfiltered: bool = setting(False, "Keep rows with words not on BabyLM's list")
 
 
-def words(text: str) -> list[str]:
+def lower_case_words(text: str) -> list[str]:
   """Cuts a text into lower-case words, to look up in the list."""
   return _WORD.findall(text.lower())
 
 
-def read(
+def read_ewok_pairs(
   folder, limit: int = 0, unfiltered: bool = False, by_context: bool = False
 ) -> list[Item]:
   """Reads the pairs of a folder.
@@ -68,8 +68,11 @@ def read(
   """
   folder, seen = pathlib.Path(folder), collections.Counter()
   if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):
-    return pairs.read(
-      folder, lambda line: _pair(line, "12", seen, by_context), limit, "EWoK"
+    return pairs.read_items(
+      folder,
+      lambda line: _ewok_pair(line, "12", seen, by_context),
+      limit,
+      "EWoK",
     )
   rows = files.read_csv(folder / FILE, "EWoK")
   lines = [Line(folder / FILE, *row) for row in rows]
@@ -84,16 +87,20 @@ def read(
     lines = [
       line
       for line in lines
-      if all(known.issuperset(words(line.text(name))) for name in _TEXTS)
+      if all(
+        known.issuperset(lower_case_words(line.text(name))) for name in _TEXTS
+      )
     ]
-  both = (_pair(line, o, seen, by_context) for line in lines for o in _ORDERS)
+  both = (
+    _ewok_pair(line, o, seen, by_context) for line in lines for o in _ORDERS
+  )
   out = [item for item in both if not limit or int(item.item_id) < limit]
   if not out:
     raise UserError(f"data={folder}: no row of {FILE} is left to score")
   return out
 
 
-def _pair(
+def _ewok_pair(
   line: Line, order: str, seen: collections.Counter, by_context: bool
 ) -> Item:
   """Returns one of a row's two pairs, numbered within its domain."""
@@ -109,9 +116,9 @@ def _pair(
   return Item(both, str(number), domain)
 
 
-TASKS["ewok"] = choices.task(
+TASKS["ewok"] = choices.choice_task(
   __doc__,
-  lambda asked: read(
+  lambda asked: read_ewok_pairs(
     asked.data, asked.limit, asked.unfiltered, asked.pipeline == "2026"
   ),
   settings=EwokSettings,

@@ -25,9 +25,9 @@ import numpy as np
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome
+from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
 from antlm_jax.inference import framing, scoring
-from antlm_jax.inference.scoring import Text
+from antlm_jax.inference.scoring import EncodedText
 
 _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
 _ANSWER = "{answer}"  # place of the answer in a prompt
@@ -41,20 +41,24 @@ class Cloze(NamedTuple):
   ending: str = ""  # directly after the word
 
 
-def read(asked) -> list[Cloze]:
+def read_clozes(asked) -> list[Cloze]:
   """Reads contexts and their words."""
-  rows = readers.records(asked.data, _PARTS)
+  rows = readers.read_source_records(asked.data, _PARTS)
   try:
     first = [*itertools.islice(rows, 1)]
   except UserError:  # they are whole texts
     first, rows = [], ()
   rows = itertools.islice(itertools.chain(first, rows), asked.limit or None)
   found = [
-    _filled(f"{asked.data}, {where}", *(str(part or "") for part in row))
+    _cloze_of_record(
+      f"{asked.data}, {where}", *(str(part or "") for part in row)
+    )
     for where, row in rows
   ]
   if not found:
-    found = [Cloze(*text.rpartition(" ")[::2]) for text in texts.read(asked)]
+    found = [
+      Cloze(*text.rpartition(" ")[::2]) for text in texts.read_texts(asked)
+    ]
   for number, (context, word, _) in enumerate(found, start=1):
     if not context.strip() or not word.strip():
       raise UserError(
@@ -63,7 +67,7 @@ def read(asked) -> list[Cloze]:
   return found
 
 
-def _filled(where: str, prompt: str, answer: str) -> Cloze:
+def _cloze_of_record(where: str, prompt: str, answer: str) -> Cloze:
   """Returns a record's answer in its prompt, or after it.
 
   Raises a UserError if another placeholder is in the prompt, or two are.
@@ -77,12 +81,14 @@ def _filled(where: str, prompt: str, answer: str) -> Cloze:
   return Cloze(context.strip(), answer.strip(), ending.rstrip())
 
 
-def _encoded(loaded, items: list[Cloze], wanted) -> list[Text]:
+def _encode_clozes(loaded, items: list[Cloze], wanted) -> list[EncodedText]:
   """Returns the tokens of texts, of which those of the word are scored."""
   pairs = [item[:2] for item in items]
   out = []
   for text, item in zip(
-    scoring.encode(loaded, pairs, scoring.Format(), wanted), items, strict=True
+    scoring.encode_pairs(loaded, pairs, scoring.TextFormat(), wanted),
+    items,
+    strict=True,
   ):
     before, after = text.tokens[: text.stop], text.tokens[text.stop :]
     # The ending behind a letter, so that no space is added before it.
@@ -92,20 +98,20 @@ def _encoded(loaded, items: list[Cloze], wanted) -> list[Text]:
       ending = loaded.tokenizer.encode(item.ending)
       letter = letter[:0]
     tokens = np.concatenate([before, ending[len(letter) :], after])
-    out.append(Text(tokens.astype(np.int32), text.start, text.stop))
+    out.append(EncodedText(tokens.astype(np.int32), text.start, text.stop))
   return out
 
 
-def score(loaded, items: list[Cloze], asked) -> Outcome:
+def score_clozes(loaded, items: list[Cloze], asked) -> ZeroShotOutcome:
   """Scores the words after their contexts."""
-  wanted = scoring.passes(loaded, asked.mode)
+  wanted = scoring.passes_of_mode(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
   longest, parts = loaded.model.config.max_seq_len, []
   items = [Cloze(*item) for item in items]
-  encoded = _encoded(loaded, items, wanted)
+  encoded = _encode_clozes(loaded, items, wanted)
   for text, (_, word, _) in zip(encoded, items, strict=True):
     over = max(0, *(p.reads(text) - longest for p in wanted))
-    text = Text(text.tokens[over:], text.start - over, text.stop - over)
+    text = EncodedText(text.tokens[over:], text.start - over, text.stop - over)
     if text.start < 1:
       raise UserError(f"the word {word!r:.60} leaves no room for a context")
     parts.append([] if masked else [text])
@@ -113,13 +119,13 @@ def score(loaded, items: list[Cloze], asked) -> Outcome:
     for at in range(text.start, text.stop) if masked else ():
       tokens = text.tokens.copy()
       tokens[at + 1 : text.stop] = framing.mask_id(loaded)
-      parts[-1].append(Text(tokens, at, at + 1))
-  logprobs, likeliest, _ = texts.score(loaded, parts, wanted, asked)
+      parts[-1].append(EncodedText(tokens, at, at + 1))
+  logprobs, likeliest, _ = texts.score_text_parts(loaded, parts, wanted, asked)
   right = likeliest == [text.targets for text in encoded]
   summary = {
     "texts": len(items),
     "accuracy": float(right.mean()),
-    "word_perplexity": texts.perplexity(-logprobs.mean()),
+    "word_perplexity": texts.perplexity_of_nats(-logprobs.mean()),
   }
   rows = zip(items, logprobs.tolist(), right.tolist(), strict=True)
   lines = [
@@ -128,13 +134,13 @@ def score(loaded, items: list[Cloze], asked) -> Outcome:
     | {"logprob": nats, "correct": hit}
     for item, nats, hit in rows
   ]
-  return Outcome(summary, lines)
+  return ZeroShotOutcome(summary, lines)
 
 
 TASKS["lambada"] = texts.Task(
   about=__doc__,
-  read=read,
-  score=score,
+  read=read_clozes,
+  score=score_clozes,
   figure="accuracy",
   table={
     "texts": "{texts:,}",

@@ -38,14 +38,14 @@ from antlm_jax.evals.zero_shot import texts as texts_lib
 from antlm_jax.evals.zero_shot.command import (
   TASKS,
   Mode,
-  Outcome,
+  ZeroShotOutcome,
   asked_of,
   mode_of,
 )
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import ModelOrPath, opened
-from antlm_jax.inference.scoring import Text
+from antlm_jax.inference.model import ModelOrPath, open_model
+from antlm_jax.inference.scoring import EncodedText
 from antlm_jax.page import plots
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, setting
@@ -123,15 +123,15 @@ def perplexity(
   """
   asked = asked_of("perplexity", "", mode_of(model, mode), settings)
   with progress.quietly(quiet):
-    found = texts_lib.read(asked, texts)
-    return measure(opened(model), found, asked)
+    found = texts_lib.read_texts(asked, texts)
+    return measure_perplexity(open_model(model), found, asked)
 
 
-def measure(
+def measure_perplexity(
   loaded: TextModel, documents: Sequence[str], asked: PerplexitySettings
 ) -> Perplexity:
   """Measures the perplexity of n documents."""
-  wanted = scoring.passes(loaded, asked.mode)
+  wanted = scoring.passes_of_mode(loaded, asked.mode)
   before, after = loaded.frame
   # No position before predicts the first token of a text without a frame.
   first = max(len(before), *(p.shift for p in wanted))
@@ -139,17 +139,17 @@ def measure(
   for at in range(0, len(documents), _ENCODED):
     for ids in loaded.tokenizer.encode_batch(documents[at : at + _ENCODED]):
       tokens = np.concatenate([before, ids, after])
-      text = Text(tokens, first, len(before) + len(ids))
+      text = EncodedText(tokens, first, len(before) + len(ids))
       parts.append(list(windows(text, wanted, longest, asked.stride)))
   if not any(parts) or not any(map(str.split, documents)):
     raise UserError("the texts hold no word to predict")
-  found = texts_lib.score(loaded, parts, wanted, asked)
+  found = texts_lib.score_text_parts(loaded, parts, wanted, asked)
   tokens = [sum(window.targets for window in those) for those in parts]
   nats, places = -found.logprobs, found.by_position
-  return figures(documents, tokens, nats, found.likeliest, places)
+  return perplexity_figures(documents, tokens, nats, found.likeliest, places)
 
 
-def figures(
+def perplexity_figures(
   documents: Sequence[str],
   tokens: Sequence[int],
   nats: np.ndarray,
@@ -182,8 +182,8 @@ def figures(
     documents=len(documents),
     **sums,
     nats_per_token=total / count,
-    token_perplexity=texts_lib.perplexity(total / count),
-    word_perplexity=texts_lib.perplexity(total / sums["words"]),
+    token_perplexity=texts_lib.perplexity_of_nats(total / count),
+    word_perplexity=texts_lib.perplexity_of_nats(total / sums["words"]),
     bits_per_byte=total / math.log(2) / sums["bytes"],
     accuracy=float(likeliest.sum() / count),
     items=items,
@@ -195,15 +195,17 @@ def figures(
   )
 
 
-def score(loaded, items: Sequence[str], asked: PerplexitySettings) -> Outcome:
+def score_documents(
+  loaded, items: Sequence[str], asked: PerplexitySettings
+) -> ZeroShotOutcome:
   """Scores documents."""
-  found = measure(loaded, items, asked)
+  found = measure_perplexity(loaded, items, asked)
   names = "position", "tokens", "nats_per_token"
   rows = [[row[name] for name in names] for row in found.by_position]
   lines = (",".join(map(str, row)) for row in (names, *rows))
   files = {"positions.csv": "\n".join(lines) + "\n"}
   files["positions.svg"] = _drawn(np.array(rows))
-  return Outcome(found.summary, found.items, files)
+  return ZeroShotOutcome(found.summary, found.items, files)
 
 
 def _drawn(rows: np.ndarray) -> str:
@@ -223,8 +225,11 @@ def _drawn(rows: np.ndarray) -> str:
 
 
 def windows(
-  text: Text, wanted: Sequence[scoring.Pass], longest: int, stride: int = 0
-) -> Iterator[Text]:
+  text: EncodedText,
+  wanted: Sequence[scoring.Pass],
+  longest: int,
+  stride: int = 0,
+) -> Iterator[EncodedText]:
   """Yields parts of a text of which each pass reads at most `longest` tokens.
 
   Each token is scored in one part. Left to right, it is among the last `stride`
@@ -247,14 +252,14 @@ def windows(
     begin = max(0, end - size)
     whole = end == len(tokens)
     stop = text.stop if whole else min(text.stop, end - behind)
-    yield Text(tokens[begin:end], start - begin, stop - begin)
+    yield EncodedText(tokens[begin:end], start - begin, stop - begin)
     start, end = stop, min(end + stride, len(tokens))
 
 
 TASKS["perplexity"] = texts_lib.Task(
   about=__doc__,
-  read=texts_lib.read,
-  score=score,
+  read=texts_lib.read_texts,
+  score=score_documents,
   figure="nats_per_token",
   table={
     **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},

@@ -26,23 +26,24 @@ texts and returns the scores in that order. Ours are in the order of the data.
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.inference.scoring import MODES, Format
+from antlm_jax.inference.scoring import MODES, TextFormat
 
 _RULES = __doc__.split("\n\n", 1)[1]
 NOTES = f"--pipeline sets the rules:\n\n{_RULES}"
 
 
 # 2026 scores as we do, and so by the same options.
-_SUMS = {"text_format": Format(), "reduction": "sum"}
+_SUMS = {"text_format": TextFormat(), "reduction": "sum"}
 # Options of `scoring.score` by pipeline and mode.
 PIPELINES = {
   "ours": dict.fromkeys(MODES, _SUMS),
   "2024": {
-    "causal": _SUMS | {"text_format": Format(framed=False, no_context="bos")},
+    "causal": _SUMS
+    | {"text_format": TextFormat(framed=False, no_context="bos")},
     # minicons' conditional_score: a prefix that is never empty, and a space of
     # its own next to that of the choice.
     "mlm": {
-      "text_format": Format(separator="  ", no_context="eos"),
+      "text_format": TextFormat(separator="  ", no_context="eos"),
       "reduction": "mean",
     },
   },
@@ -69,6 +70,6 @@ def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
   return modes[mode]
 
 
-def number(text: str) -> float:
+def csv_number(text: str) -> float:
   """Reads a number of a CSV file; NaN if it is missing."""
   return float("nan" if text in NOTHING else text)

@@ -23,7 +23,7 @@ import numpy as np
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command, pipelines, texts
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome
+from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
 
@@ -36,7 +36,7 @@ _NUMBERS = (*_PREDICTORS, _BEFORE[0], *_EYES, _PACED)  # columns of the file
 _MASKS = 3  # at the end of a text that masked modes read
 
 
-class Word(NamedTuple):
+class MeasuredWord(NamedTuple):
   """A word in its place, with its measurements."""
 
   here: tuple[str, str]  # the text before it, and the word
@@ -44,7 +44,7 @@ class Word(NamedTuple):
   values: dict[str, float]  # predictors and times by name; NaN if missing
 
 
-def read(asked) -> list[Word]:
+def read_measured_words(asked) -> list[MeasuredWord]:
   """Reads the words, or raises a UserError."""
   path = pathlib.Path(asked.data) / FILE
   rows = files.read_csv(path, "reading times")
@@ -55,7 +55,7 @@ def read(asked) -> list[Word]:
   return found
 
 
-def _word(where: str, row: dict[str, str]) -> Word:
+def _word(where: str, row: dict[str, str]) -> MeasuredWord:
   needed = "item", "word", "prev_item", "prev_word", *_NUMBERS
   if missing := [n for n in needed if row.get(n) is None]:
     raise UserError(f"{where}: no {', '.join(missing)}")
@@ -65,10 +65,10 @@ def _word(where: str, row: dict[str, str]) -> Word:
   if row["prev_item"] not in pipelines.NOTHING:
     before = row["prev_item"], row["prev_word"]
   try:
-    values = {name: pipelines.number(row[name]) for name in _NUMBERS}
+    values = {name: pipelines.csv_number(row[name]) for name in _NUMBERS}
   except ValueError as error:
     raise UserError(f"{where}: {error}") from error
-  return Word((item, row["word"]), before, values)
+  return MeasuredWord((item, row["word"]), before, values)
 
 
 def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
@@ -79,31 +79,31 @@ def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
   2406.04823), and the first is predicted. `words` are (text before, word).
   Raises a UserError if a text is too long, or a word holds no token.
   """
-  wanted = scoring.passes(loaded, asked.mode)
+  wanted = scoring.passes_of_mode(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
   masks = [framing.mask_id(loaded)] * (_MASKS - 1) if masked else []
   # Each is scored once: most words are also the word before another.
   unique = list(dict.fromkeys(words))
   before, after = loaded.frame
 
-  def encoded(text: str, target: int) -> scoring.Text:
+  def encoded(text: str, target: int) -> scoring.EncodedText:
     # A mask takes the space before it, as in exported tokenizers.
     ids = loaded.tokenizer.encode(text.rstrip() if masked else text)
     head = np.concatenate([before, ids])
     tokens = np.concatenate([head, [target], masks, after]).astype(np.int32)
     framing.check_length(loaded, len(tokens), text)
-    return scoring.Text(tokens, len(head), len(head) + 1)
+    return scoring.EncodedText(tokens, len(head), len(head) + 1)
 
   parts = [
-    [encoded(*one) for one in _tokens(loaded.tokenizer, *word)]
+    [encoded(*one) for one in _tokens_of_word(loaded.tokenizer, *word)]
     for word in unique
   ]
-  logprobs = texts.score(loaded, parts, wanted, asked).logprobs
+  logprobs = texts.score_text_parts(loaded, parts, wanted, asked).logprobs
   index = {word: i for i, word in enumerate(unique)}
   return -logprobs[[index[word] for word in words]]
 
 
-def _tokens(
+def _tokens_of_word(
   tokenizer: Tokenizer, text: str, word: str
 ) -> Iterator[tuple[str, int]]:
   """Yields for each token of a word the text before it, and the token."""
@@ -120,7 +120,7 @@ def _tokens(
     text += piece
 
 
-def _gain(
+def _explained_gain(
   columns: dict[str, np.ndarray], time: str, predictors: Sequence[str]
 ) -> float:
   """Returns the share that surprisal explains of the variance that is left.
@@ -147,7 +147,9 @@ def _explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
   return float(1 - left @ left / (spread @ spread))
 
 
-def score(loaded, items: Sequence[Word], asked) -> Outcome:
+def score_measured_words(
+  loaded, items: Sequence[MeasuredWord], asked
+) -> ZeroShotOutcome:
   """Scores the words, and explains their reading times."""
   before = [word.before for word in items if word.before]
   here = [word.here for word in items]
@@ -156,9 +158,9 @@ def score(loaded, items: Sequence[Word], asked) -> Outcome:
   behind[[word.before is not None for word in items]] = rest
   columns = {n: np.array([w.values[n] for w in items]) for n in _NUMBERS}
   columns |= {"prev_pred": behind, "pred": found}
-  eyes = {name: _gain(columns, name, _PREDICTORS) for name in _EYES}
+  eyes = {name: _explained_gain(columns, name, _PREDICTORS) for name in _EYES}
   eye = float(np.mean(list(eyes.values())))
-  paced = _gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
+  paced = _explained_gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
   rows = enumerate(zip(here, found.tolist(), behind.tolist(), strict=True))
   lines, said = [], []
   for i, ((context, word), nats, previous) in rows:
@@ -168,13 +170,13 @@ def score(loaded, items: Sequence[Word], asked) -> Outcome:
   # The file of `reading` in 2026.
   own = {"predictions.json": json.dumps({"reading": {"predictions": said}})}
   scores = {"eye_tracking": eye, "self_paced_reading": paced, "by_time": eyes}
-  return Outcome({"words": len(items), **scores}, lines, own)
+  return ZeroShotOutcome({"words": len(items), **scores}, lines, own)
 
 
-TASKS["reading"] = command.Task(
+TASKS["reading"] = command.ZeroShotTask(
   about=__doc__,
-  read=read,
-  score=score,
+  read=read_measured_words,
+  score=score_measured_words,
   figure="eye_tracking",
   table={
     "eye tracking, explained": "{eye_tracking:.2%}",

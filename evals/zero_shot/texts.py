@@ -15,7 +15,7 @@ from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.inference import inputs, scoring
-from antlm_jax.inference.scoring import Pass, Text
+from antlm_jax.inference.scoring import EncodedText, Pass
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
@@ -38,7 +38,7 @@ class TextSettings(command.TaskSettings):
   )
 
 
-def read(
+def read_texts(
   asked: TextSettings, given: files.Path | Iterable[str] = ""
 ) -> list[str]:
   """Reads the texts of a path, `data` by default, or takes given texts.
@@ -49,16 +49,16 @@ def read(
     asked = dataclasses.replace(asked, data=os.fspath(given) or asked.data)
     if "\n" in asked.data or len(asked.data) > 255:
       raise files.not_a_path(asked.data)
-    where, given = asked.data, _texts(asked)
+    where, given = asked.data, _asked_texts(asked)
   else:
     where = "the list of texts"
-  found = inputs.texts(given, most=asked.limit or None)
+  found = inputs.as_texts(given, most=asked.limit or None)
   if not found:
     raise UserError(f"{where} holds no text")
   return found
 
 
-def _texts(asked: TextSettings) -> Iterator[str]:
+def _asked_texts(asked: TextSettings) -> Iterator[str]:
   folder = pathlib.Path(asked.data)
   if (folder / prepared_folder.MANIFEST).exists():
     from antlm_jax.data import document_store  # slow to import: not for --help
@@ -66,9 +66,9 @@ def _texts(asked: TextSettings) -> Iterator[str]:
     if asked.split not in prepared_folder.SPLITS:
       raise UserError(f"{asked.data}: a prepared folder has no {asked.split}")
     # Text, not rows: the model has a tokenizer of its own.
-    yield from document_store.read(folder, asked.split)
+    yield from document_store.read_kept_documents(folder, asked.split)
     return
-  corpus = text_files.find(
+  corpus = text_files.find_corpus(
     [asked.data], documents=asked.documents, column=asked.column
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
@@ -87,16 +87,21 @@ _READS = (
   "Path to a text, jsonl, csv or parquet file, a folder of them, or a prepared"
   " folder"
 )
-Task = functools.partial(command.Task, settings=TextSettings, reads=_READS)
+Task = functools.partial(
+  command.ZeroShotTask, settings=TextSettings, reads=_READS
+)
 
 
-def perplexity(nats: float) -> float:
+def perplexity_of_nats(nats: float) -> float:
   """Returns e to a mean of nats; it is finite even if that overflows."""
   return math.exp(min(nats, 700))
 
 
-def score(
-  loaded, parts: Sequence[Sequence[Text]], wanted: tuple[Pass, ...], asked
+def score_text_parts(
+  loaded,
+  parts: Sequence[Sequence[EncodedText]],
+  wanted: tuple[Pass, ...],
+  asked,
 ) -> scoring.Totals:
   """Scores n texts in parts.
 

@@ -60,9 +60,14 @@ class Gpt(models.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None):
     c = self.config
-    x = encoder.table(self.embedding)[tokens] + self.places[...][positions]
-    x, mask, keys = encoder.begin(c, x.astype(c.dtype), mask, dropout_key)
+    x = (
+      encoder.embedding_table(self.embedding)[tokens]
+      + self.places[...][positions]
+    )
+    x, mask, keys = encoder.block_inputs(
+      c, x.astype(c.dtype), mask, dropout_key
+    )
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys))
 
   def output_head(self):
-    return encoder.Head(encoder.table(self.embedding).T)
+    return encoder.Head(encoder.embedding_table(self.embedding).T)

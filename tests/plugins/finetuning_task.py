@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.evals.finetuning import batching
-from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.finetuning.task import Head, Param, Suite, Task
+from antlm_jax.evals.finetuning.task import Param, Suite, Task, TaskHead
 from antlm_jax.settings import setting
 
 NOWHERE = -1  # the label of a token outside every word
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagger(Head):
+class Tagger(TaskHead):
   """A linear layer on every token; a word has its tokens' majority label."""
 
   labels: tuple[str, ...]
@@ -56,9 +56,9 @@ class Tagger(Head):
       tokens.append([*ids, *after])
       words.append([*word.astype(int), *([NOWHERE] * len(after))])
       labels.append([NOWHERE if w < 0 else tags[w] for w in words[-1]])
-    tokens, lengths = batching.padded(tokens)
-    labels, _ = batching.padded(labels, fill=NOWHERE)
-    return Rows(tokens, lengths, labels, True, examples, about=words)
+    tokens, lengths = batching.pad_rows(tokens)
+    labels, _ = batching.pad_rows(labels, fill=NOWHERE)
+    return ExampleRows(tokens, lengths, labels, True, examples, about=words)
 
   def reduce(self, outputs):
     return jnp.argmax(outputs, axis=-1)

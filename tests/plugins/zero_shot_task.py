@@ -2,7 +2,12 @@
 
 import pathlib
 
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Reported, Task
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Reported,
+  ZeroShotOutcome,
+  ZeroShotTask,
+)
 from antlm_jax.inference import scoring
 
 
@@ -20,10 +25,10 @@ def score(loaded, items, asked):
     {"text": item, "correct": hit}
     for item, hit in zip(items, right, strict=True)
   ]
-  return Outcome({"accuracy": sum(right) / len(right)}, lines)
+  return ZeroShotOutcome({"accuracy": sum(right) / len(right)}, lines)
 
 
-TASKS["order"] = Task(
+TASKS["order"] = ZeroShotTask(
   about="Order: is a text likelier than its words in reverse?\n\n"
   "The folder holds text.txt, a text in each line.",
   read=read,

@@ -33,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from antlm_jax import hashing
 from antlm_jax.attention.blocks import SAVED, UNIT
 from antlm_jax.attention.dropout import keep_of
-from antlm_jax.attention.gpu.visits import Schedule
+from antlm_jax.attention.gpu.visits import VisitSchedule
 
 _LOG2E = math.log2(math.e)
 _FLOOR = -1e37  # first maximum, under any score except a hidden key's -inf
@@ -47,7 +47,7 @@ _TILE = plgpu.Layout.WGMMA  # layout of a product in a warpgroup's registers
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelSettings:
+class GpuKernelSettings:
   """Static settings of a kernel."""
 
   scale: float  # factor of the scores
@@ -55,8 +55,8 @@ class KernelSettings:
   interpret: bool = False  # interpret the kernel on CPU and detect races
 
 
-def flash(
-  settings: KernelSettings, q, k, v, seeds, schedule: Schedule
+def mosaic_attention(
+  settings: GpuKernelSettings, q, k, v, seeds, schedule: VisitSchedule
 ) -> jax.Array:
   """Runs the kernels and returns `[B, T, N, H]` in q's dtype.
 
@@ -65,7 +65,7 @@ def flash(
     q: Queries `[B, T, N, H]`, bfloat16 or float16.
     k, v: Keys and values `[B, S, K, H]`.
     seeds: Seeds of dropout, uint32 `[B, N]`, or None.
-    schedule: Schedule of the mask, from `visits.make`.
+    schedule: Schedule of the mask, from `visits.make_visit_schedule`.
   """
   if settings.scale <= 0:  # because kernels scale after they take the maximum
     q = q * settings.scale
@@ -75,17 +75,17 @@ def flash(
     jnp.pad(x, ((0, 0), (0, -x.shape[1] % UNIT), (0, 0), (0, 0)))
     for x in (q, k, v)
   )
-  return _flash(settings, *padded, seeds, schedule)[:, : q.shape[1]]
+  return _mosaic_flash(settings, *padded, seeds, schedule)[:, : q.shape[1]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(settings, q, k, v, seeds, schedule):
-  return _forward(settings, q, k, v, seeds, schedule)[0]
+def _mosaic_flash(settings, q, k, v, seeds, schedule):
+  return _mosaic_forward(settings, q, k, v, seeds, schedule)[0]
 
 
-def _forward(settings, q, k, v, seeds, schedule):
+def _mosaic_forward(settings, q, k, v, seeds, schedule):
   rows, queries, heads, _ = q.shape
-  out, lse = _call(
+  out, lse = _call_mosaic(
     _output,
     settings,
     products=2,
@@ -103,7 +103,7 @@ def _forward(settings, q, k, v, seeds, schedule):
   return out, (q, k, v, seeds, schedule, out, lse)
 
 
-def _backward(settings, residuals, grad):
+def _mosaic_backward(settings, residuals, grad):
   q, k, v, seeds, schedule, out, lse = residuals
   rows, queries, heads, _ = q.shape
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
@@ -111,7 +111,7 @@ def _backward(settings, residuals, grad):
   # Stack the two numbers of each query, `[B, N, 2, T]`.
   arrays["sums"] = jnp.stack([lse, delta.swapaxes(1, 2)], axis=2)
   arrays["seeds"] = seeds
-  (dq,) = _call(
+  (dq,) = _call_mosaic(
     _query_gradient,
     settings,
     products=3,
@@ -123,7 +123,7 @@ def _backward(settings, residuals, grad):
     come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
   )
   of_queries = (_SLOTS, 2, UNIT)
-  dk, dv = _call(
+  dk, dv = _call_mosaic(
     _key_gradients,
     settings,
     products=4,
@@ -143,7 +143,7 @@ def _backward(settings, residuals, grad):
   return dq, dk, dv, None, None
 
 
-_flash.defvjp(_forward, _backward)
+_mosaic_flash.defvjp(_mosaic_forward, _mosaic_backward)
 
 
 # Array of each value per query, and the value's index in it.
@@ -158,7 +158,7 @@ _GIVEN = {
 # name, and names of shared memory end in _s.
 
 
-def _output(b: "_Block", r):
+def _output(b: "_ThreadBlock", r):
   """Computes the output, and the base-2 log-sum-exp of each query's scores."""
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
   width, dtype = r.q.shape[3], r.q.dtype
@@ -175,7 +175,8 @@ def _output(b: "_Block", r):
     b.bring(part, {"q_s": r.q.at[queries]})
     bounds = r.bounds.at[b.row]
     given = {
-      n: _read(n, bounds, None, queries[1], axis=0) for n in ("start", "end")
+      n: _read_value(n, bounds, None, queries[1], axis=0)
+      for n in ("start", "end")
     }
 
     def step(masked, slot, block, _, carry):
@@ -214,7 +215,7 @@ def _output(b: "_Block", r):
     _send((r.q_s.at[part], r.out.at[queries]), (r.lse_s.at[part], lse))
 
 
-def _query_gradient(b: "_Block", r):
+def _query_gradient(b: "_ThreadBlock", r):
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
   width, dtype = r.q.shape[3], r.q.dtype
 
@@ -229,7 +230,9 @@ def _query_gradient(b: "_Block", r):
     queries = b.row, pl.ds(first, _PART), b.head
     b.bring(part, {"q_s": r.q.at[queries], "do_s": r.do.at[queries]})
     bounds, sums = r.bounds.at[b.row], r.sums.at[b.row, b.head]
-    given = {n: _read(n, bounds, sums, queries[1], axis=0) for n in _GIVEN}
+    given = {
+      n: _read_value(n, bounds, sums, queries[1], axis=0) for n in _GIVEN
+    }
 
     def run(dq):
       def step(masked, slot, block, _, carry):
@@ -254,7 +257,7 @@ def _query_gradient(b: "_Block", r):
     _send((r.q_s.at[part], r.dq.at[queries]))
 
 
-def _key_gradients(b: "_Block", r):
+def _key_gradients(b: "_ThreadBlock", r):
   width, dtype = r.k.shape[3], r.k.dtype
   # `b.head` is a key head here, and the kernel visits its query heads in turn.
 
@@ -284,7 +287,7 @@ def _key_gradients(b: "_Block", r):
           # layout. So read values per query only when they are needed, and
           # finish each product before the next begins.
           read = functools.partial(
-            _read,
+            _read_value,
             bounds=r.bounds_s.at[slot],
             sums=r.sums_s.at[slot],
             at=queries[1],
@@ -317,7 +320,7 @@ def _key_gradients(b: "_Block", r):
 class _Scores:
   """Scores of some queries and keys in a warpgroup's registers."""
 
-  block: "_Block"
+  block: "_ThreadBlock"
   shape: tuple[int, int]
   axis: int  # axis of the queries
   query: jax.Array  # index of the first query in its row
@@ -346,7 +349,7 @@ class _Scores:
     layout = _TILE.reduce(1 - self.axis)
     query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
     query = (self.query + query).astype(jnp.uint32)
-    state = hashing.mix(b.refs.seeds[b.row, self.head], query)
+    state = hashing.mix_counter(b.refs.seeds[b.row, self.head], query)
     return keep_of(b.settings.rate, self.spread(state), self.keys())
 
   def drop(self, x: jax.Array) -> jax.Array:
@@ -372,7 +375,7 @@ class _Scores:
 # Code that the kernels share.
 
 
-def _call(
+def _call_mosaic(
   body,
   settings,
   *,
@@ -409,7 +412,7 @@ def _call(
     named = dict(zip((*arrays, *outputs), refs, strict=True))
     refs = types.SimpleNamespace(**named, **shared)
     head, tile, row = (lax.axis_index(name) for name in _GRID)
-    body(_Block(settings, refs, row, head, tile, group), refs)
+    body(_ThreadBlock(settings, refs, row, head, tile, group), refs)
 
   kernel.__name__ = f"attention{body.__name__}"
   return plgpu.kernel(
@@ -422,14 +425,14 @@ def _call(
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=interpret,
-    **_cost(products, arrays, outputs),
+    **_mosaic_cost(products, arrays, outputs),
   )(*arrays.values())
 
 
 _GRID = ("head", "tile", "row")
 
 
-def _cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
+def _mosaic_cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
   """Estimates work for `antlm plan`, as if the kernel visited all blocks.
 
   JAX 0.11 does not accept an estimate.
@@ -448,10 +451,10 @@ def _cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
+class _ThreadBlock:
   """A thread block, the tile that it owns, and its warpgroups' loops."""
 
-  settings: KernelSettings
+  settings: GpuKernelSettings
   refs: types.SimpleNamespace
   row: jax.Array
   head: jax.Array  # query head, or key head if the tile has keys
@@ -563,7 +566,7 @@ def _send(*pairs) -> None:
   plgpu.wait_smem_to_gmem(0)
 
 
-def _read(name: str, bounds, sums, at, axis: int) -> jax.Array:
+def _read_value(name: str, bounds, sums, at, axis: int) -> jax.Array:
   """Reads a value per query, along an axis of scores."""
   of, i = _GIVEN[name]
   ref = {"bounds": bounds, "sums": sums}[of].at[i, at]

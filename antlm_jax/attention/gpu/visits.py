@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.blocks import UNIT, Blocks, visibility
+from antlm_jax.attention.blocks import UNIT, AttentionBlocks, visibility
 from antlm_jax.masks import AttentionMask
 
 
@@ -29,7 +29,7 @@ class Visits(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class VisitSchedule:
   """Mask in the form that the kernels read."""
 
   # First visible key, and last plus 1, int32 `[B, 2, T]`. Queries that see
@@ -39,9 +39,11 @@ class Schedule:
   by_key: Visits
 
 
-def make(mask: AttentionMask, rows: int, queries: int, keys: int) -> Schedule:
+def make_visit_schedule(
+  mask: AttentionMask, rows: int, queries: int, keys: int
+) -> VisitSchedule:
   """Returns the schedule of a mask whose bounds, if any, are `[rows, T]`."""
-  blocks = Blocks(queries, keys, UNIT, UNIT)
+  blocks = AttentionBlocks(queries, keys, UNIT, UNIT)
   bounds = jnp.stack(
     [jnp.broadcast_to(x, (rows, queries)) for x in mask.bounds(queries, keys)],
     axis=1,
@@ -49,11 +51,11 @@ def make(mask: AttentionMask, rows: int, queries: int, keys: int) -> Schedule:
   over = blocks.q_count * UNIT - queries
   bounds = jnp.pad(bounds, ((0, 0), (0, 0), (0, over)))
   needed, whole = visibility(mask, rows, blocks)
-  by_key = _list(needed.mT, whole.mT)
-  return Schedule(bounds, _list(needed, whole), by_key)
+  by_key = _list_visits(needed.mT, whole.mT)
+  return VisitSchedule(bounds, _list_visits(needed, whole), by_key)
 
 
-def _list(needed: jax.Array, whole: jax.Array) -> Visits:
+def _list_visits(needed: jax.Array, whole: jax.Array) -> Visits:
   """Lists blocks by whether they are needed, bool `[B, outer, inner]`."""
   rank = jnp.where(whole, 0, jnp.where(needed, 1, 2))
   counts = jnp.stack([whole.sum(-1), needed.sum(-1)], axis=-1)

@@ -14,14 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from antlm_jax.attention.blocks import Blocks
+from antlm_jax.attention.blocks import AttentionBlocks
 from antlm_jax.attention.relative import bucket_of
 from antlm_jax.attention.tpu.grid import LANES, Step
 
 _SUBLANES = 8
 
 
-def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
+def one_hots(
+  edges: tuple[int, ...], blocks: AttentionBlocks, dtype
+) -> jax.Array:
   """Returns buckets `[offsets, 2, q_size + k_size, C]` of a block's diagonals.
 
   Blocks at the same distance from the main diagonal share an `offset`. Along
@@ -40,7 +42,7 @@ def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
   return jax.nn.one_hot(buckets, len(edges) + 1, dtype=dtype)
 
 
-def offset(step: Step, blocks: Blocks) -> jax.Array:
+def one_hot_offset(step: Step, blocks: AttentionBlocks) -> jax.Array:
   """Returns the index of a block's `one_hots`."""
   # (q * q_size - k * k_size - first) / unit, without a division at run time.
   unit, _ = _offsets(blocks)
@@ -48,7 +50,7 @@ def offset(step: Step, blocks: Blocks) -> jax.Array:
   return step.q * q + (blocks.k_count - 1 - step.k) * k
 
 
-def _offsets(blocks: Blocks) -> tuple[int, int]:
+def _offsets(blocks: AttentionBlocks) -> tuple[int, int]:
   """Returns the distance between offsets, and the first (the last keys')."""
   unit = math.gcd(blocks.q_size, blocks.k_size)
   return unit, -(blocks.k_count - 1) * blocks.k_size

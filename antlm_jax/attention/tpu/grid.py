@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.blocks import Blocks, visibility
+from antlm_jax.attention.blocks import AttentionBlocks, visibility
 from antlm_jax.masks import AttentionMask
 
 LANES = 128  # number of lanes of a register
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 class _Base:
   """Base class; `grid(rows)` is the grid's shape, `at(ids, scalars)` a step."""
 
-  blocks: Blocks = dataclasses.field(metadata={"static": True})
+  blocks: AttentionBlocks = dataclasses.field(metadata={"static": True})
   # Whether output blocks are blocks of keys, with an inner loop over queries.
   by_key: bool = dataclasses.field(metadata={"static": True})
 
@@ -127,7 +127,7 @@ class Table(_Base):
 
   def at(self, ids, scalars) -> Step:
     code = scalars[0][ids[0]]
-    outer_bits, inner_bits = _bits(self.blocks, self.by_key)
+    outer_bits, inner_bits = _block_bits(self.blocks, self.by_key)
     group = code >> (inner_bits + _FLAG_BITS)
     outer = group & ((1 << outer_bits) - 1)
     inner = (code >> _FLAG_BITS) & ((1 << inner_bits) - 1)
@@ -136,7 +136,7 @@ class Table(_Base):
     return Step(group >> outer_bits, q, k, *flags)
 
 
-def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
+def _block_bits(blocks: AttentionBlocks, by_key: bool) -> tuple[int, int]:
   """Returns the number of bits of an outer and of an inner block."""
   bits = (blocks.q_count - 1).bit_length(), (blocks.k_count - 1).bit_length()
   return bits[::-1] if by_key else bits
@@ -145,7 +145,9 @@ def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
 Schedule = Full | Triangle | Table
 
 
-def make(mask: AttentionMask, rows: int, blocks: Blocks):
+def make_grid_schedules(
+  mask: AttentionMask, rows: int, blocks: AttentionBlocks
+):
   """Returns the schedules by blocks of queries and by blocks of keys.
 
   The mask's bounds, if any, are `[rows, T]`.
@@ -154,26 +156,28 @@ def make(mask: AttentionMask, rows: int, blocks: Blocks):
     kind = Triangle if mask.causal else Full
     return kind(blocks, False), kind(blocks, True)
   needed, whole = visibility(mask, rows, blocks)
-  by_query = _list(needed, whole, *_bits(blocks, False))
+  by_query = _list_blocks(needed, whole, *_block_bits(blocks, False))
   needed, whole = needed.swapaxes(1, 2), whole.swapaxes(1, 2)
-  by_key = _list(needed, whole, *_bits(blocks, True))
+  by_key = _list_blocks(needed, whole, *_block_bits(blocks, True))
   return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
 
-def table_size(mask: AttentionMask, rows: int, blocks: Blocks) -> int:
+def table_size(mask: AttentionMask, rows: int, blocks: AttentionBlocks) -> int:
   """Returns the maximum number of entries of a table; 0 without tables."""
   if _is_plain(mask, blocks):
     return 0
   return rows * blocks.q_count * blocks.k_count
 
 
-def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
+def _is_plain(mask: AttentionMask, blocks: AttentionBlocks) -> bool:
   """Whether arithmetic finds the blocks, without a table."""
   square = blocks.queries == blocks.keys
   return not mask.bounded and (square or not mask.causal)
 
 
-def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
+def _list_blocks(
+  needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int
+):
   """Returns a table's arrays for needed blocks, bool `[B, outer, inner]`."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
   # If an output needs no block, an idle step clears it.

@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax.attention.blocks import SAVED, Blocks
+from antlm_jax.attention.blocks import SAVED, AttentionBlocks
 from antlm_jax.attention.tpu import diagonals
 from antlm_jax.attention.tpu.diagonals import dot
 from antlm_jax.attention.tpu.grid import LANES, Schedule
@@ -36,7 +36,7 @@ from antlm_jax.attention.tpu.scores import (
   HeadScores,
   KernelSettings,
   ScoreBlock,
-  rotated,
+  rotate_heads,
 )
 
 _HIDDEN = -1e38  # score of a hidden key
@@ -47,12 +47,14 @@ _BLOCK = 512  # largest side of a block
 _SCORES, _ROW = 1 / 16, 3 / 8
 
 
-def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
+def choose_blocks(
+  queries: int, keys: int, group: int, width: int, dtype
+) -> AttentionBlocks:
   """Chooses the blocks, with `group` query heads per key head."""
   largest, most = _BLOCK, _most_scores(width, dtype)
   while largest > LANES and group * largest**2 > most:
     largest //= 2
-  return Blocks.of(queries, keys, largest)
+  return AttentionBlocks.of(queries, keys, largest)
 
 
 def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
@@ -74,7 +76,7 @@ def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
 
 
 def heads_of_a_step(
-  kv_heads: int, group: int, width: int, blocks: Blocks, dtype
+  kv_heads: int, group: int, width: int, blocks: AttentionBlocks, dtype
 ) -> int:
   """Returns the number of key heads per step, enough to hide its overhead.
 
@@ -107,17 +109,18 @@ def flash(
       `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`, with G = 1.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
     seeds: Seeds of dropout, uint32 `[B, K, G]`, or None.
-    schedules: Schedules by queries and by keys, from `grid.make`.
+    schedules: Schedules by queries and by keys, from
+      `grid.make_grid_schedules`.
   """
   args = q, k, v, rope, terms, bounds, seeds, schedules
-  return _forward(settings, *args)[0]
+  return _pallas_forward(settings, *args)[0]
 
 
-def _forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
+def _pallas_forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
   cut = _Cut.of(settings.blocks, q)
   lanes = q.shape[2] * settings.blocks.q_size
   lse = jax.ShapeDtypeStruct((*q.shape[:3], q.shape[4]), jnp.float32)
-  out, lse = _call(
+  out, lse = _call_pallas(
     settings,
     "attention_output",
     _output,
@@ -134,7 +137,7 @@ def _forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
   return out, (q, k, v, rope, terms, bounds, seeds, schedules, out, lse)
 
 
-def _backward(settings, residuals, grad):
+def _pallas_backward(settings, residuals, grad):
   q, k, v, rope, terms, bounds, seeds, schedules, out, lse = residuals
   by_query, by_key = schedules
   cut = _Cut.of(settings.blocks, q)
@@ -184,7 +187,7 @@ def _gradient_pass(
   seeds,
   name: str,
   schedule: Schedule,
-  inputs: dict[str, "_Part"],
+  inputs: dict[str, "_BlockedArray"],
   *,
   of_queries: Mapping[str, jax.Array] = {},
   of_rows: Mapping[str, jax.Array] = {},
@@ -204,7 +207,7 @@ def _gradient_pass(
   # Each pass recomputes the scores, with two position terms if there are any,
   # and the gradient of the weights.
   recomputed = 2 if settings.edges is None else 4
-  made = _call(
+  made = _call_pallas(
     settings,
     name,
     functools.partial(_gradients, whole_row=bool(of_rows)),
@@ -218,7 +221,7 @@ def _gradient_pass(
   return dict(zip(outputs, made, strict=True))
 
 
-flash.defvjp(_forward, _backward)
+flash.defvjp(_pallas_forward, _pallas_backward)
 
 
 # The kernels, which work on one block of scores.
@@ -285,7 +288,7 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
       scale = 1.0 / kept if name == "v" else b.settings.scale
       x = x[...] * scale
       if name == "k" and "rope_k" in b.refs:
-        x = rotated(x, b.refs["rope_k"][...], -1)
+        x = rotate_heads(x, b.refs["rope_k"][...], -1)
       outs[name][0] = x.astype(outs[name].dtype)
 
   begins, ends = b.step.first, b.step.last
@@ -315,7 +318,7 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
 # The call, and the part of each array that a step reads or writes.
 
 
-class _Part(NamedTuple):
+class _BlockedArray(NamedTuple):
   """An array in blocks; each step reads or writes a block."""
 
   array: jax.Array | jax.ShapeDtypeStruct
@@ -327,21 +330,21 @@ class _Part(NamedTuple):
 class _Cut:
   """Cuts arrays `[B, K, ..., positions]` into blocks for steps."""
 
-  blocks: Blocks
+  blocks: AttentionBlocks
   heads: int  # number of key heads per step
 
   @classmethod
-  def of(cls, blocks: Blocks, q) -> "_Cut":
+  def of(cls, blocks: AttentionBlocks, q) -> "_Cut":
     return cls(blocks, heads_of_a_step(*q.shape[1:4], blocks, q.dtype))
 
-  def queries(self, x) -> _Part:
+  def queries(self, x) -> _BlockedArray:
     return self._part(x, self.blocks.q_size, lambda step: step.q)
 
-  def row(self, x) -> _Part:
+  def row(self, x) -> _BlockedArray:
     """Cuts out all queries of a row."""
     return self._part(x, self.blocks.queries, lambda step: 0)
 
-  def keys(self, x) -> _Part:
+  def keys(self, x) -> _BlockedArray:
     return self._part(x, self.blocks.k_size, lambda step: step.k)
 
   def query_sum(self, x) -> tuple[int, ...]:
@@ -357,23 +360,23 @@ class _Cut:
     """Returns the shape of a head's sum for a block of keys."""
     return x.shape[2], self.blocks.k_size
 
-  def of_rows(self, x, size: int, at) -> _Part:
+  def of_rows(self, x, size: int, at) -> _BlockedArray:
     """Cuts an array `[B, _, positions]` that all heads share."""
     block = 1, x.shape[1], size
-    return _Part(x, block, lambda h, step: (step.row, 0, at(step)))
+    return _BlockedArray(x, block, lambda h, step: (step.row, 0, at(step)))
 
-  def _part(self, x, size: int, at) -> _Part:
+  def _part(self, x, size: int, at) -> _BlockedArray:
     inner = x.shape[2:-1]
 
     def index(h, step):
       return step.row, h, *[0] * len(inner), at(step)
 
-    return _Part(x, (1, self.heads, *inner, size), index)
+    return _BlockedArray(x, (1, self.heads, *inner, size), index)
 
 
 def _inputs(
   settings, cut: _Cut, q, k, v, rope, terms, bounds
-) -> dict[str, _Part]:
+) -> dict[str, _BlockedArray]:
   """Returns the inputs of every pass by name."""
   parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
   if terms:
@@ -389,23 +392,28 @@ def _inputs(
   if terms:
     dtype = terms["of_query"].dtype
     table = diagonals.one_hots(settings.edges, settings.blocks, dtype)
-    parts["one_hots"] = _Part(
+    parts["one_hots"] = _BlockedArray(
       table,
       (1, *table.shape[1:]),
-      lambda h, step: (diagonals.offset(step, settings.blocks), 0, 0, 0),
+      lambda h, step: (
+        diagonals.one_hot_offset(step, settings.blocks),
+        0,
+        0,
+        0,
+      ),
     )
   return parts
 
 
-def _call(
+def _call_pallas(
   settings: KernelSettings,
   name: str,
   body: Callable,
   schedule: Schedule,
   *,
   seeds,
-  inputs: dict[str, _Part],
-  outputs: dict[str, _Part],
+  inputs: dict[str, _BlockedArray],
+  outputs: dict[str, _BlockedArray],
   sums: list[tuple[int, ...]],
   products: int,
 ) -> list[jax.Array]:
@@ -462,13 +470,13 @@ def _call(
       dimension_semantics=("parallel", *["arbitrary"] * len(grid)),
       vmem_limit_bytes=mesh_lib.kernel_memory(),
     ),
-    cost_estimate=_cost(settings, parts, products),
+    cost_estimate=_pallas_cost(settings, parts, products),
     interpret=settings.interpret,
     name=name,
   )(*scalars, *(part.array for part in inputs.values()))
 
 
-def _cost(settings, parts, products: int) -> pl.CostEstimate:
+def _pallas_cost(settings, parts, products: int) -> pl.CostEstimate:
   """Estimates work as if tables hid nothing and each array moved once."""
   arrays = [part.array for part in parts]
   q = arrays[0]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from antlm_jax.attention import rope as rope_lib
-from antlm_jax.attention.blocks import Blocks
+from antlm_jax.attention.blocks import AttentionBlocks
 from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.tpu.diagonals import Diagonals, dot
 from antlm_jax.attention.tpu.grid import Step
@@ -23,20 +23,20 @@ from antlm_jax.attention.tpu.grid import Step
 _LOG2E = math.log2(math.e)
 
 
-def rotated(x: jax.Array, rope: jax.Array, sign: int = 1) -> jax.Array:
+def rotate_heads(x: jax.Array, rope: jax.Array, sign: int = 1) -> jax.Array:
   """Rotates x `[..., H, _]` by cosines, then sines, `[..., H, _]` together.
 
   The sign -1 rotates back, for gradients.
   """
   cos, sin = jnp.split(rope, 2, axis=-2)
-  return rope_lib.rotated(x, cos, sign * sin, axis=-2)
+  return rope_lib.rotate_halves(x, cos, sign * sin, axis=-2)
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
   """Static settings of a kernel."""
 
-  blocks: Blocks  # division of queries and keys
+  blocks: AttentionBlocks  # division of queries and keys
   causal: bool  # whether later keys are hidden
   scale: float  # factor of the scores
   rate: float = 0.0  # dropout rate of attention weights
@@ -100,7 +100,7 @@ class ScoreBlock:
     for g in range(self.group):
       part = x[:, g * size : g * size + to.stop - to.start]
       if rope is not None:
-        part = rotated(part, rope[0, :, to], -1)
+        part = rotate_heads(part, rope[0, :, to], -1)
       ref[0, h, g, :, to] = part.astype(ref.dtype)
 
   def store_row(self, ref, h: int, row: jax.Array) -> None:
@@ -210,7 +210,7 @@ class HeadScores:
     """Returns the block's part of k or v, `[H, keys]`."""
     x = self.block.refs[name][0, self.h]
     if name == "k" and "rope_k" in self.block.refs:
-      x = rotated(x, self.block.refs["rope_k"][0])
+      x = rotate_heads(x, self.block.refs["rope_k"][0])
     blocks = self.block.settings.blocks
     if not (self.masked and blocks.ragged_k):
       return x
@@ -222,7 +222,7 @@ class HeadScores:
     block, blocks = self.block, self.block.settings.blocks
     parts = [block.refs[name][0, self.h, g] for g in range(block.group)]
     if name == "q" and "rope_q" in block.refs:
-      parts = [rotated(x, block.refs["rope_q"][0]) for x in parts]
+      parts = [rotate_heads(x, block.refs["rope_q"][0]) for x in parts]
     x = block.join(parts)
     if not (self.masked and blocks.ragged_q):
       return x

@@ -16,35 +16,37 @@ from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import source, text_files
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
-from antlm_jax.evals.benchmarks.turns import Case
+from antlm_jax.evals.benchmarks.turns import TimedCase
 from antlm_jax.training import run as run_lib
 
 _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
 
-def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
+def preparation_cases(
+  folder: pathlib.Path, text: tuple[str, ...]
+) -> Iterator[TimedCase]:
   """Yields the cases of text files."""
-  paths = [pathlib.Path(path) for path in text_files.find(text).train]
+  paths = [pathlib.Path(path) for path in text_files.find_corpus(text).train]
   tokenizer = Tokenizer.train(
     (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
   )
   file = folder / "tokenizer.json"
   file.write_text(tokenizer.to_json(), "utf-8")
   ours, theirs = folder / "ours", folder / "theirs"
-  yield Case(
+  yield TimedCase(
     "prepare text",
     "datasets",
-    lambda: _prepare(paths, ours, file),
-    lambda: _group(paths, file, theirs),
+    lambda: _prepare_anew(paths, ours, file),
+    lambda: _group_texts(paths, file, theirs),
     work=sum(p.stat().st_size for p in paths) / 1e6,
     unit="MB",
     same=lambda a, b: abs(a / b - 1) < 0.1,  # documents end otherwise
   )
   for objective in ("C", "M"):
-    yield Case(
+    yield TimedCase(
       f"read batches {objective}, {_ROWS} x {_LENGTH}",
       "datasets",
-      _batches(ours, objective),
+      _benchmark_batches(ours, objective),
       _collated(theirs, file, masked=objective == "M"),
       work=_BATCHES * _ROWS * _LENGTH,
       unit="tokens",
@@ -52,7 +54,7 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     )
 
 
-def _prepare(
+def _prepare_anew(
   paths: list[pathlib.Path], folder: pathlib.Path, tokenizer: pathlib.Path
 ) -> int:
   """Prepares anew, and returns the number of rows."""
@@ -61,7 +63,7 @@ def _prepare(
   return len(prepare(paths, folder, **how, quiet=True).train)
 
 
-def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
+def _group_texts(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
   """Does as transformers' run_clm.py does: lines, tokens, groups of them."""
   transformers, _ = models.torch_modules()
   import datasets
@@ -90,12 +92,12 @@ def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
   return len(rows)
 
 
-def _batches(folder: pathlib.Path, objective: str):
+def _benchmark_batches(folder: pathlib.Path, objective: str):
   of = config.changes()
   of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
-  read = run_lib.build(config.typed(of)).source
-  return lambda: sum(batch.inputs.size for batch in source.load(read))
+  read = run_lib.build_run(config.typed_config(of)).source
+  return lambda: sum(batch.inputs.size for batch in source.load_batches(read))
 
 
 def _collated(folder: pathlib.Path, file: pathlib.Path, masked: bool):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from antlm_jax.evals.benchmarks.beside import models
-from antlm_jax.evals.benchmarks.turns import Case
+from antlm_jax.evals.benchmarks.turns import TimedCase
 from antlm_jax.inference import generation
 
 _PROMPTS = 4, 24  # words of the shortest and of the longest
@@ -19,18 +19,20 @@ _BATCHES = 1, 8  # prompts at once
 _TOKENS = 50, 200  # that are generated
 
 
-def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
+def generation_cases(folder: pathlib.Path, size: str) -> Iterator[TimedCase]:
   """Yields the cases of a size: one and more prompts, few and many tokens."""
-  loaded = models.make(size, models.words(size), folder)
+  loaded = models.make_benchmark_model(
+    size, models.word_tokenizer(size), folder
+  )
   model, _ = models.in_transformers(loaded, "causal", folder)
   for batch, tokens in itertools.product(_BATCHES, _TOKENS):
-    prompts = _prompts(batch, loaded.tokenizer.vocab_size)
-    rows = [generation.encode(loaded, prompt) for prompt in prompts]
-    yield Case(
+    prompts = _random_prompts(batch, loaded.tokenizer.vocab_size)
+    rows = [generation.encode_prompt(loaded, prompt) for prompt in prompts]
+    yield TimedCase(
       f"generate {size}, {batch} x {tokens}",
       "transformers",
-      _ours(loaded, prompts, tokens),
-      _theirs(model.eval(), rows, tokens),
+      _our_generation(loaded, prompts, tokens),
+      _their_generation(model.eval(), rows, tokens),
       work=batch * tokens,
       unit="tokens",
       # Rounding may choose another one of two that are as likely.
@@ -38,7 +40,7 @@ def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
     )
 
 
-def _prompts(count: int, vocab_size: int) -> list[str]:
+def _random_prompts(count: int, vocab_size: int) -> list[str]:
   """Makes prompts of words drawn at random, the first one the longest."""
   draw = np.random.default_rng(0)
   least, most = _PROMPTS
@@ -49,7 +51,7 @@ def _prompts(count: int, vocab_size: int) -> list[str]:
   ]
 
 
-def _ours(loaded, prompts: list[str], tokens: int):
+def _our_generation(loaded, prompts: list[str], tokens: int):
   def call():
     texts = generation.generate(loaded, prompts, tokens=tokens, temperature=0)
     found = loaded.tokenizer.encode_batch(texts)
@@ -58,7 +60,7 @@ def _ours(loaded, prompts: list[str], tokens: int):
   return call
 
 
-def _theirs(model, rows: list[np.ndarray], tokens: int):
+def _their_generation(model, rows: list[np.ndarray], tokens: int):
   """Continues rows of tokens, padded on the left."""
   _, torch = models.torch_modules()
   longest = max(map(len, rows))

@@ -27,7 +27,7 @@ def vocab_size(size: str) -> int:
   return 16_000 if size == "97M" else 8_192
 
 
-def words(size: str) -> Tokenizer:
+def word_tokenizer(size: str) -> Tokenizer:
   """Makes a tokenizer of words w0, w1, ..., a token each."""
   names = [f"w{n}" for n in range(vocab_size(size) - len(_SPECIAL))]
   ids = {word: n for n, word in enumerate([*_SPECIAL, *names])}
@@ -38,12 +38,14 @@ def words(size: str) -> Tokenizer:
   return Tokenizer(backend)
 
 
-def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
+def make_benchmark_model(
+  size: str, tokenizer: Tokenizer, folder: pathlib.Path
+) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
   of = config.changes()
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
-  settings = config.typed(of)
-  model = models.build(settings.model, tokenizer.vocab_size)
+  settings = config.typed_config(of)
+  model = models.build_model(settings.model, tokenizer.vocab_size)
   return Loaded(
     config=settings,
     tokenizer=tokenizer,
@@ -60,7 +62,7 @@ def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
 def in_transformers(loaded: Loaded, attention: str, folder):
   """Exports a model, and returns it in transformers, with where it lies."""
   transformers, torch = torch_modules()
-  (path,) = export.export(loaded, folder / attention, [attention])
+  (path,) = export.export_model(loaded, folder / attention, [attention])
   kind = {"causal": "CausalLM", "bidirectional": "MaskedLM"}[attention]
   auto = getattr(transformers, f"AutoModelFor{kind}")
   return auto.from_pretrained(path, dtype=torch.float32), path

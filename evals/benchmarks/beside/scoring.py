@@ -13,7 +13,7 @@ import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
-from antlm_jax.evals.benchmarks.turns import Case
+from antlm_jax.evals.benchmarks.turns import TimedCase
 from antlm_jax.inference import pairs, programs
 from antlm_jax.inference.scoring import score
 
@@ -21,14 +21,14 @@ _BATCH = 32
 _MASKED = 20  # every 20th sentence is scored masked, which is slow
 
 
-def cases(
+def scoring_cases(
   folder: pathlib.Path, size: str, path: str, limit: int
-) -> Iterator[Case]:
+) -> Iterator[TimedCase]:
   """Yields the cases of a folder of pairs, at most `limit` of each file."""
-  items = pairs.minimal_pairs(path, limit)
+  items = pairs.read_minimal_pairs(path, limit)
   texts = [choice.text for item in items for choice in item.choices]
   texts = list(dict.fromkeys(texts))  # ours scores equal texts once
-  loaded = models.make(
+  loaded = models.make_benchmark_model(
     size, Tokenizer.train(texts, models.vocab_size(size)), folder
   )
   causal, where = models.in_transformers(loaded, "causal", folder)
@@ -39,7 +39,7 @@ def cases(
     ("mlm", "minicons", texts[::_MASKED], _minicons(masked, where, "mlm")),
   ):
     for name, before in (("", None), (" anew", _forget)):
-      yield Case(
+      yield TimedCase(
         f"score {mode} {size}{name}",
         peer,
         lambda mode=mode, chosen=chosen: score(loaded, chosen, mode),

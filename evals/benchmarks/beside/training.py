@@ -10,8 +10,8 @@ import numpy as np
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks.beside import models
-from antlm_jax.evals.benchmarks.turns import Case
-from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.evals.benchmarks.turns import TimedCase
+from antlm_jax.objectives.batch import Batch, BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
 
 # Rows of a step, and steps of a call.
@@ -20,32 +20,34 @@ _LENGTH = 128
 _ATTENTION = {"clm": "causal", "mlm": "bidirectional"}
 
 
-def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
+def training_cases(folder: pathlib.Path, size: str) -> Iterator[TimedCase]:
   """Yields the cases of a size: causal and masked."""
   rows, count = _SIZES[size]
-  loaded = models.make(size, models.words(size), folder)
+  loaded = models.make_benchmark_model(
+    size, models.word_tokenizer(size), folder
+  )
   for kind, attention in _ATTENTION.items():
     vocabulary = loaded.tokenizer.vocab_size
-    batch = steps.make_example(kind, Layout(rows), _LENGTH, vocabulary)
+    batch = steps.make_example(kind, BatchLayout(rows), _LENGTH, vocabulary)
     model, _ = models.in_transformers(loaded, attention, folder)
-    yield Case(
+    yield TimedCase(
       f"train {kind} {size}, {rows} x {_LENGTH}",
       "transformers",
-      _ours(loaded, batch, count),
-      _theirs(model, batch, count),
+      _our_training(loaded, batch, count),
+      _their_training(model, batch, count),
       work=count * rows * _LENGTH,
       unit="tokens",
       same=lambda a, b: models.alike(a[0], b[0]),
     )
 
 
-def _ours(loaded, batch: Batch, count: int):
+def _our_training(loaded, batch: Batch, count: int):
   """Returns a function that trains some more steps and returns losses."""
   train_step = steps.make_step(loaded.model.config)
   mesh = mesh_lib.Mesh().build()
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
-    state, placed = init(), mesh_lib.place(mesh, batch)
+    state, placed = init(), mesh_lib.place_batch(mesh, batch)
   # The step gives its state's memory to the next one: a copy stays.
   params = jax.tree.map(jax.numpy.array, loaded.params)
   state = dataclasses.replace(state, params=params)
@@ -62,7 +64,7 @@ def _ours(loaded, batch: Batch, count: int):
   return call
 
 
-def _theirs(model, batch: Batch, count: int):
+def _their_training(model, batch: Batch, count: int):
   _, torch = models.torch_modules()
   inputs = batch.inputs.reshape(-1, batch.inputs.shape[-1])
   # -100 predicts nothing. A causal model shifts the labels by itself.

@@ -36,7 +36,7 @@ _ON_GPUS = {
 }
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read_stored_results(name: str) -> dict[str, Any]:
   return files.read_json(RESULTS / f"{name}.json", "the figures")
 
 
@@ -44,12 +44,14 @@ def _trained(name: str) -> list[dict[str, Any]]:
   """Returns the training steps of a plan, or none if it is not there."""
   if not (RESULTS / f"{name}.json").is_file():
     return []
-  return [step for step in _read(name)["programs"] if step["steps"]]
+  return [
+    step for step in _read_stored_results(name)["programs"] if step["steps"]
+  ]
 
 
 def _public() -> str:
   lines = []
-  for row in _read("public-step")["rows"]:
+  for row in _read_stored_results("public-step")["rows"]:
     cells = [f"{row['measured_ms']:.0f} ms"]
     for kind in ("bundles", "estimates"):
       time, error = row[f"{kind}_ms"], row[f"{kind}_error"]
@@ -62,7 +64,7 @@ def _public() -> str:
 
 
 def _kernels() -> str:
-  found, lines = _read("forecast-errors")["rows"], []
+  found, lines = _read_stored_results("forecast-errors")["rows"], []
   for title, (what, *chips) in _KERNELS.items():
     ratios = [
       row["measured_ms"] / row["forecast_ms"]
@@ -76,16 +78,16 @@ def _kernels() -> str:
   return tables.markdown(lines, ("kernel", "cases", "measured / forecast"))
 
 
-def _parts() -> str:
+def _step_parts() -> str:
   """The parts of a step, as `antlm plan --where --before` shows them."""
   before, after = (
-    where.read(RESULTS / f"step-610M-v5e-{when}.json")
+    where.read_step_parts(RESULTS / f"step-610M-v5e-{when}.json")
     for when in ("before", "after")
   )
   columns = {}
   for name, parts in before.items():
     columns |= {name: parts, name.split()[0]: after[name]}
-  return f"```\n{where.table(columns)}\n```"
+  return f"```\n{where.step_parts_table(columns)}\n```"
 
 
 def _versions() -> str:
@@ -96,7 +98,7 @@ def _versions() -> str:
       steps = _trained(f"step-{name}-{when}")
       ms = (f"{1e3 * step['forecast']['seconds']:,.0f}" for step in steps)
       times.append(f"{', '.join(ms)} ms" if steps else None)
-      found = ", ".join(f"{_instructions(step):.2f}" for step in steps)
+      found = ", ".join(f"{_time_over_products(step):.2f}" for step in steps)
       ratios.append(found or None)
     lines.append((title, *times, *ratios))
   head = "C, M", "forecast before", "forecast now"
@@ -104,7 +106,7 @@ def _versions() -> str:
   return tables.markdown(lines, (*head, f"{ratio}, before", f"{ratio}, now"))
 
 
-def _instructions(step: Mapping[str, Any]) -> float:
+def _time_over_products(step: Mapping[str, Any]) -> float:
   """Returns the time of XLA's instructions over that of their products."""
   parts = step["forecast"]["parts"]
   own = [v for k, v in parts.items() if k not in (where.NETWORK, where.KERNELS)]
@@ -112,9 +114,9 @@ def _instructions(step: Mapping[str, Any]) -> float:
   return seconds / products
 
 
-def _scaling() -> str:
+def _scaling_table() -> str:
   lines = []
-  for row in _read("weak-scaling-v5p")["rows"]:
+  for row in _read_stored_results("weak-scaling-v5p")["rows"]:
     axes = (f"{axis}={n}" for axis, n in row["mesh"].items() if n > 1)
     lines.append(
       (
@@ -153,20 +155,20 @@ def _on_gpus() -> str:
   return tables.markdown(lines, (*head, "bound by memory", "best MFU"))
 
 
-def _hours() -> str:
+def _hours_table() -> str:
   lines = []
   for name in _VERSIONS.values():
-    plan = _read(f"step-{name}-after")
+    plan = _read_stored_results(f"step-{name}-after")
     steps = _trained(f"step-{name}-after")
     if len(steps) > 1:
-      hours = [_whole(step) for step in steps]
+      hours = [_training_hours(step) for step in steps]
       chips = plan["devices"]
       cells = (f"{h:.{int(h < 10)}f} ({h * chips:,.0f})" for h in hours)
       lines.append((name.partition("-")[0], plan["topology"], *cells))
   return tables.markdown(lines, ("", "chips", "CLM", "MLM"))
 
 
-def _whole(step: Mapping[str, Any]) -> float:
+def _training_hours(step: Mapping[str, Any]) -> float:
   """Returns the hours of a training with one kind of step."""
   seconds = step["forecast"]["seconds"]
   return _TOKENS / (step["rows"] * step["seq_len"]) * seconds / 3600
@@ -175,9 +177,9 @@ def _whole(step: Mapping[str, Any]) -> float:
 TABLES = {
   "forecast-public": _public,
   "forecast-kernels": _kernels,
-  "forecast-parts": _parts,
+  "forecast-parts": _step_parts,
   "forecast-versions": _versions,
-  "forecast-scaling": _scaling,
+  "forecast-scaling": _scaling_table,
   "forecast-gpus": _on_gpus,
-  "forecast-hours": _hours,
+  "forecast-hours": _hours_table,
 }

@@ -4,7 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, gain
+from antlm_jax.evals.benchmarks.pages.studies import (
+  StoredStudy,
+  gain_text,
+  interval_text,
+)
 from antlm_jax.evals.studies.reporting.claims import OPEN, Contrast
 
 _WHEN = "end", "lowest"
@@ -25,7 +29,7 @@ _REGULARISED = "repeated_c_dropout_10 repeated_c_dropout_20 repeated_c_decay_5"
 _REGULARISED = [*_REGULARISED.split(), "repeated_c_decay_15"]
 
 
-def _study() -> StoredStudy:
+def _mixing_study() -> StoredStudy:
   return studies.stored("mixing")
 
 
@@ -47,8 +51,8 @@ def _decide(
   return against, confidence, text
 
 
-def _claims() -> str:
-  study, lines = _study(), []
+def _mixing_claims() -> str:
+  study, lines = _mixing_study(), []
   for row, kind in _CLAIMS:
     for when in _WHEN:
       found = study.of(row, kind, when)
@@ -58,35 +62,37 @@ def _claims() -> str:
       below = " and ".join(names) if len(names) < 3 else "the best CLM"
       family = row.partition("_")[0]
       claim = f"`{family}`: {study.title(row)} below {below}"
-      interval = apart(found[control].found.interval(confidence))
+      interval = interval_text(found[control].found.interval(confidence))
       of = f" against {study.title(control)}" if len(names) > 1 else ""
       percent = f"{100 * confidence:.4g} %"
-      measure = studies.measure(kind, when)
+      measure = studies.measure_name(kind, when)
       lines.append((claim, measure, interval + of, percent, verdict))
   head = "claim", "measure", "against the best control", "interval", "verdict"
   return f"{tables.markdown(lines, head)}\n\n{study.lowest()}"
 
 
-def _losses() -> str:
-  return studies.losses(_study(), ("clm", "mlm"), "repeated", "fresh")
+def _mixing_losses() -> str:
+  return studies.losses_table(
+    _mixing_study(), ("clm", "mlm"), "repeated", "fresh"
+  )
 
 
 def _gained(row: str, when: str) -> float:
   """By how much a row of `repeated` is below plain CLM, in causal nats."""
-  found = _study().means("repeated")
+  found = _mixing_study().means("repeated")
   plain = found["repeated_c"][f"clm, {when}"].mean
   return plain - found[row][f"clm, {when}"].mean
 
 
 def _against(row: str, kind: str, when: str) -> str:
-  study = _study()
+  study = _mixing_study()
   found = study.of(row, kind, when)
   control, confidence, _ = _decide(found, study.confidence)
-  return gain(found[control], confidence, study.where(when))
+  return gain_text(found[control], confidence, study.where(when))
 
 
 def _regularisers(when: str) -> str:
-  study = _study()
+  study = _mixing_study()
   two = sorted(_REGULARISED, key=lambda row: -_gained(row, when))[:2]
   return ", then ".join(
     f"{study.title(row).removeprefix('C, ')} by {_gained(row, when):.2f}"
@@ -94,7 +100,7 @@ def _regularisers(when: str) -> str:
   )
 
 
-def _expected() -> str:
+def _mixing_expectations() -> str:
   def both(kind: str, when: str) -> str:
     rows = {"C:D": "repeated_cd", "C:M": "repeated_cm"}
     found = (f"{n} {_against(row, kind, when)}" for n, row in rows.items())
@@ -104,7 +110,7 @@ def _expected() -> str:
     return ", ".join(f"{when} {_against(row, kind, when)}" for when in _WHEN)
 
   best = "C:D and C:M against the best CLM"
-  return studies.expected(
+  return studies.expectations_table(
     [
       (f"{best}, end", "better by over 0.3", both("clm", "end")),
       (f"{best}, lowest", "within 0.1", both("clm", "lowest")),
@@ -143,8 +149,8 @@ def _expected() -> str:
   )
 
 
-def _entropies() -> str:
-  study = _study()
+def _mixing_entropies() -> str:
+  study = _mixing_study()
   each = (
     f"{of.entropy.mean:.2f} nats in `{name}`"
     for name, of in study.families.items()
@@ -152,17 +158,17 @@ def _entropies() -> str:
   return f"Token frequencies alone give {' and '.join(each)}."
 
 
-def figures() -> Iterator[float]:
+def mixing_figures() -> Iterator[float]:
   """Yields further figures that the text quotes."""
-  study = _study()
+  study = _mixing_study()
   for when in _WHEN:
     found = study.of("repeated_cd", "clm", when)["repeated_c"]
     yield from found.found.interval(study.confidence)
 
 
-def short() -> str:
+def readme_table() -> str:
   """The table of the README."""
-  study, found = _study(), _study().means("repeated")
+  study, found = _mixing_study(), _mixing_study().means("repeated")
   more = {"cd": "CLM and diffusion in every batch", "antlm": "AntLM's blocks"}
   rows = {f"repeated_{name}": title for name, title in more.items()}
   plain = "repeated_c", "repeated_c_dropout_20", "repeated_c_decay_15"
@@ -178,8 +184,8 @@ def short() -> str:
 
 
 TABLES = {
-  "mixing-claims": _claims,
-  "mixing-losses": _losses,
-  "mixing-entropies": _entropies,
-  "mixing-expected": _expected,
+  "mixing-claims": _mixing_claims,
+  "mixing-losses": _mixing_losses,
+  "mixing-entropies": _mixing_entropies,
+  "mixing-expected": _mixing_expectations,
 }

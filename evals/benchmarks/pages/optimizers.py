@@ -9,7 +9,11 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, apart, spread
+from antlm_jax.evals.benchmarks.pages.studies import (
+  StoredStudy,
+  interval_text,
+  mean_and_deviation,
+)
 from antlm_jax.evals.statistics import Interval
 from antlm_jax.evals.studies.reporting import plots
 from antlm_jax.evals.studies.reporting.claims import Contrast
@@ -37,16 +41,18 @@ _OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "mixed": "mixture"}
 _OPTIMIZERS = "adamw", "lamb", "muon"
 
 
-def _study() -> StoredStudy:
+def _optimizer_study() -> StoredStudy:
   return studies.stored("optimizers")
 
 
-def _ends(row: str, kind: str) -> dict[str, float]:
-  return {run.seed: run.end(kind) for run in _study().findings.runs[row]}
+def _end_losses(row: str, kind: str) -> dict[str, float]:
+  return {
+    run.seed: run.end(kind) for run in _optimizer_study().findings.runs[row]
+  }
 
 
-def _losses() -> str:
-  study, lines = _study(), []
+def _optimizer_losses() -> str:
+  study, lines = _optimizer_study(), []
   found = {family: study.means(family) for family in study.families}
   best = {
     name: min(
@@ -58,7 +64,9 @@ def _losses() -> str:
   for optimizer, title in _TITLES.items():
     cells = []
     for name, (family, kind) in _MEASURES.items():
-      text = spread(found[family][f"{family}_{optimizer}"][f"{kind}, end"], 3)
+      text = mean_and_deviation(
+        found[family][f"{family}_{optimizer}"][f"{kind}, end"], 3
+      )
       mean, rest = text.split(" ", 1)
       bold = best[name] == optimizer
       cells.append(f"**{mean}** {rest}" if bold else text)
@@ -66,20 +74,24 @@ def _losses() -> str:
   return tables.markdown(lines, ["", *_MEASURES])
 
 
-def _contrast(one: str, other: str, family: str, kind: str) -> Contrast:
-  found = _study().of(f"{family}_{one}", kind, "end")
+def _optimizer_contrast(
+  one: str, other: str, family: str, kind: str
+) -> Contrast:
+  found = _optimizer_study().of(f"{family}_{one}", kind, "end")
   return found[f"{family}_{other}"]
 
 
-def _differences() -> str:
-  confidence, lines = _study().confidence, []
+def _optimizer_differences() -> str:
+  confidence, lines = _optimizer_study().confidence, []
   for one, other in _PAIRS:
     cells = [
-      apart(_contrast(one, other, *of).found.interval(confidence), 2)
+      interval_text(
+        _optimizer_contrast(one, other, *of).found.interval(confidence), 2
+      )
       for of in _MEASURES.values()
     ]
     lines.append([f"{_TITLES[one]} - {_TITLES[other]}", *cells])
-  cells = [_ratio(_speed_up(*of)) for of in _MEASURES.values()]
+  cells = [_ratio_text(_speed_up(*of)) for of in _MEASURES.values()]
   lines.append(["Muon's speed-up in steps", *cells])
   return tables.markdown(lines, ["", *_MEASURES])
 
@@ -88,23 +100,25 @@ def _speed_up(
   family: str, kind: str, adamw: Mapping[str, float] | None = None
 ) -> Interval:
   """The factor of steps that AdamW needs for Muon's loss, with its interval."""
-  adamw = adamw or _ends(f"{family}_adamw", kind)
-  muon, longer = (_ends(f"{family}_{x}", kind) for x in ("muon", "adamw_long"))
+  adamw = adamw or _end_losses(f"{family}_adamw", kind)
+  muon, longer = (
+    _end_losses(f"{family}_{x}", kind) for x in ("muon", "adamw_long")
+  )
   # Steps whose logarithm is linear in AdamW's loss.
   logs = {
     (seed, ""): math.log(_LONGER) * (a - muon[seed]) / (a - longer[seed])
     for seed, a in adamw.items()
   }
-  interval = statistics.over_seeds(logs).interval()
+  interval = statistics.estimate_over_seeds(logs).interval()
   return Interval(*(math.exp(x) for x in interval))
 
 
-def _ratio(found: Interval) -> str:
+def _ratio_text(found: Interval) -> str:
   return f"{found.estimate:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
-def _rates() -> str:
-  found, lines = _study().about["rates"], []
+def _rates_table() -> str:
+  found, lines = _optimizer_study().about["rates"], []
   for family, title in _OBJECTIVES.items():
     losses = {
       (optimizer, rate): float(np.mean([*by_kind.values()]))
@@ -112,7 +126,7 @@ def _rates() -> str:
       for rate, by_kind in found[family][optimizer].items()
     }
     rates = dict.fromkeys(rate for _, rate in losses)
-    best = {x: _best(losses, x)[1] for x in _OPTIMIZERS}
+    best = {x: _best_variant(losses, x)[1] for x in _OPTIMIZERS}
     cells = []
     for rate in rates:
       texts = [f"{losses[x, rate]:.2f}" for x in _OPTIMIZERS]
@@ -125,7 +139,7 @@ def _rates() -> str:
   return tables.markdown(lines, ["peak rate", *rates])
 
 
-def _best(losses: Mapping[tuple[str, str], float], optimizer: str):
+def _best_variant(losses: Mapping[tuple[str, str], float], optimizer: str):
   return min((x for x in losses if x[0] == optimizer), key=losses.get)
 
 
@@ -141,21 +155,30 @@ _MUON_TAIL = "muon, constant rate, average=tail"
 
 
 def _averages() -> str:
-  found, adamw = _study().about["average"], _ends("clm_adamw", "clm")
+  found, adamw = (
+    _optimizer_study().about["average"],
+    _end_losses("clm_adamw", "clm"),
+  )
   lines = [
-    (title, apart(_minus(found[name], adamw)))
+    (title, interval_text(_minus(found[name], adamw)))
     for title, name in _AVERAGES.items()
   ]
-  muon = _ends("clm_muon", "clm")
+  muon = _end_losses("clm_muon", "clm")
   best = found["constant rate, average=tail"]
   tail = found[_MUON_TAIL]
   lines += [
-    ("Muon, constant at 2e-2, `average=tail`", apart(_minus(tail, adamw))),
-    ("the same, compared with Muon, cosine", apart(_minus(tail, muon))),
-    ("the same, compared with AdamW's row of it", apart(_minus(tail, best))),
+    (
+      "Muon, constant at 2e-2, `average=tail`",
+      interval_text(_minus(tail, adamw)),
+    ),
+    ("the same, compared with Muon, cosine", interval_text(_minus(tail, muon))),
+    (
+      "the same, compared with AdamW's row of it",
+      interval_text(_minus(tail, best)),
+    ),
     (
       "Muon, cosine to zero, none (same seeds)",
-      apart(_minus(muon, adamw, tail)),
+      interval_text(_minus(muon, adamw, tail)),
     ),
   ]
   head = "optimizer, schedule, average", "compared with AdamW, cosine, none"
@@ -170,23 +193,32 @@ def _minus(
   """Returns a minus b, paired by seed, at 95 %."""
   wanted = a if seeds is None else seeds
   pairs = {(seed, ""): a[seed] - b[seed] for seed in wanted}
-  return statistics.over_seeds(pairs).interval()
+  return statistics.estimate_over_seeds(pairs).interval()
 
 
-def _tuned() -> str:
+def _tuned_at_half_rate() -> str:
   """AdamW on MLM at half of its rate, with the seeds of the experiment."""
-  study = _study()
-  half, ends = study.about["mlm_adamw_5e_3"], _ends("mlm_adamw", "mlm")
-  muon = _ends("mlm_muon", "mlm")
+  study = _optimizer_study()
+  half, ends = study.about["mlm_adamw_5e_3"], _end_losses("mlm_adamw", "mlm")
+  muon = _end_losses("mlm_muon", "mlm")
   pairs = {(seed, ""): muon[seed] - half[seed] for seed in half}
-  wide = statistics.over_seeds(pairs).interval(study.confidence)
+  wide = statistics.estimate_over_seeds(pairs).interval(study.confidence)
   rows = [
-    ("AdamW at 5e-3, loss", spread(statistics.mean(half), 2)),
-    ("AdamW at 5e-3 - AdamW at 1e-2 (95 %)", apart(_minus(half, ends), 2)),
-    (f"Muon - AdamW at 5e-3 ({100 * study.confidence:.4g} %)", apart(wide, 2)),
+    (
+      "AdamW at 5e-3, loss",
+      mean_and_deviation(statistics.mean_of_seeds(half), 2),
+    ),
+    (
+      "AdamW at 5e-3 - AdamW at 1e-2 (95 %)",
+      interval_text(_minus(half, ends), 2),
+    ),
+    (
+      f"Muon - AdamW at 5e-3 ({100 * study.confidence:.4g} %)",
+      interval_text(wide, 2),
+    ),
     (
       "Muon's speed-up over AdamW at 5e-3",
-      _ratio(_speed_up("mlm", "mlm", half)),
+      _ratio_text(_speed_up("mlm", "mlm", half)),
     ),
   ]
   return tables.markdown(rows, ("MLM", "seven seeds"))
@@ -207,7 +239,7 @@ def _reached() -> str:
 
 def _curve(row: str, kinds: Sequence[str]) -> list[tuple[int, float]]:
   """Returns the mean over seeds and objectives, by step."""
-  runs = _study().findings.runs[row]
+  runs = _optimizer_study().findings.runs[row]
   lines = [plots.mean_line([run.held_out(k) for run in runs]) for k in kinds]
   return [
     (points[0][0], float(np.mean([mean.mean for _, mean in points])))
@@ -222,9 +254,9 @@ def _crossing(curve: Sequence[tuple[int, float]], loss: float) -> float:
   raise ValueError("the curve does not reach the loss")
 
 
-def figures() -> Iterator[float]:
+def optimizer_figures() -> Iterator[float]:
   """Yields further figures that the text quotes."""
-  losses = _study().about["rates"]
+  losses = _optimizer_study().about["rates"]
   for optimizer, family in itertools.product(_OPTIMIZERS, _OBJECTIVES):
     means = {
       float(rate): float(np.mean([*by_kind.values()]))
@@ -236,10 +268,10 @@ def figures() -> Iterator[float]:
 
 
 TABLES = {
-  "optimizers-losses": _losses,
-  "optimizers-differences": _differences,
+  "optimizers-losses": _optimizer_losses,
+  "optimizers-differences": _optimizer_differences,
   "optimizers-reached": _reached,
-  "optimizers-rates": _rates,
-  "optimizers-tuned": _tuned,
+  "optimizers-rates": _rates_table,
+  "optimizers-tuned": _tuned_at_half_rate,
   "optimizers-averages": _averages,
 }

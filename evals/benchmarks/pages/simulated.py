@@ -5,33 +5,35 @@ from collections.abc import Iterator, Mapping
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS
-from antlm_jax.evals.statistics import CONFIDENCE, Estimate, student
+from antlm_jax.evals.statistics import CONFIDENCE, MeanEstimate, student
 from antlm_jax.runtime import files
 
 _MANY = 10**9  # degrees of freedom of a set's items, which are many
 _MOST = 100  # pretrainings
 
 
-def _coverage() -> str:
+def _coverage_table() -> str:
   found = files.read_json(RESULTS / "coverage.json", "the simulation")["rows"]
   lines = []
   for row in found:
     cells = [row[name] for name in coverage.HEAD.values()]
     for method in coverage.METHODS:
-      cells.append(coverage.shown(*row[method]) if method in row else None)
+      cells.append(
+        coverage.coverage_text(*row[method]) if method in row else None
+      )
     lines.append(cells)
   return tables.markdown(lines, [*coverage.HEAD, *coverage.METHODS])
 
 
-def _sizes() -> dict:
+def _simulated_sizes() -> dict:
   return files.read_json(RESULTS / "study-sizes.json", "the sizes")
 
 
 def _half(row: Mapping, runs: int, deviation: float, freedom: int) -> float:
   """Returns half of a claim's interval, as the reports make it."""
-  about = _sizes()
+  about = _simulated_sizes()
   return (
-    Estimate(
+    MeanEstimate(
       value=0.0,
       seeds=runs,
       items=2,
@@ -45,7 +47,7 @@ def _half(row: Mapping, runs: int, deviation: float, freedom: int) -> float:
 
 
 def _deciding() -> str:
-  about, lines = _sizes(), []
+  about, lines = _simulated_sizes(), []
   each, tuning = about["tunings_each"], about["tunings"]
   for row in about["rows"]:
     one = _half(row, each, tuning, _MANY)
@@ -71,11 +73,11 @@ def _needed(row: Mapping, deviation: float) -> int | None:
   return None
 
 
-INTERVALS = {"coverage": _coverage}
+INTERVALS = {"coverage": _coverage_table}
 SIZES = {"study-sizes": _deciding}
 
 
-def figures() -> Iterator[float]:
+def interval_figures() -> Iterator[float]:
   """Yields half of an interval of two pretrainings, in deviations."""
-  confidence = 1 - (1 - CONFIDENCE) / _sizes()["claims"]
+  confidence = 1 - (1 - CONFIDENCE) / _simulated_sizes()["claims"]
   yield student(1, confidence) / 2**0.5

@@ -92,13 +92,13 @@ def stored(name: str) -> StoredStudy:
   """Reads a study from its record, a file of results/."""
   path = RESULTS / f"{name}.json"
   about = files.read_json(path, "the record")
-  path_of_config = config_lib.find(about["config"])
-  _, variants = design.read(path_of_config, about["scale"])
-  runs = record.read(path, variants)
+  path_of_config = config_lib.find_config(about["config"])
+  _, variants = design.read_scale(path_of_config, about["scale"])
+  runs = record.read_record(path, variants)
   halved = all(run.halves for of in runs.values() for run in of)
   if not halved:
     runs = {name: [_unhalved(run) for run in of] for name, of in runs.items()}
-  table = measured.read(runs)
+  table = measured.read_measurements(runs)
   findings = Findings(
     name=about["config"],
     pipeline="",
@@ -108,7 +108,9 @@ def stored(name: str) -> StoredStudy:
     also=table,
     scores=table,
     items=measured.ItemFiles(),
-    fixed=getattr(config_lib.module(about["config"]), "CONFIDENCE", None),
+    fixed=getattr(
+      config_lib.config_module(about["config"]), "CONFIDENCE", None
+    ),
   )
   families = {
     name: Family(findings, name, of) for name, of in findings.families.items()
@@ -116,7 +118,7 @@ def stored(name: str) -> StoredStudy:
   every = [claim for of in families.values() for claim in of.claims]
   compared = [sides for of in families.values() for sides in of.compared]
   differences = [
-    Difference(row, control, *_measure(contrast), contrast)
+    Difference(row, control, *_kind_and_when(contrast), contrast)
     for ((row, _), (control, _)), claim in zip(compared, every, strict=True)
     for contrast in claim.contrasts
   ]
@@ -129,7 +131,7 @@ def _unhalved(run: TrainedRun) -> TrainedRun:
   return dataclasses.replace(run, halves=dict.fromkeys(HALVES, run.losses))
 
 
-def _measure(contrast: Contrast) -> tuple[str, ...]:
+def _kind_and_when(contrast: Contrast) -> tuple[str, ...]:
   return re.fullmatch(r"held-out (\S+) loss, (\w+) .*", contrast.on).groups()
 
 
@@ -142,24 +144,26 @@ def verdict(contrast: Contrast, confidence: float) -> str:
   return _WORDS.get(found, found)
 
 
-def apart(interval: Interval, digits: int = 3) -> str:
+def interval_text(interval: Interval, digits: int = 3) -> str:
   """Writes a difference with its interval, in bold if that excludes zero."""
   value, low, high = (f"{x:+.{digits}f}" for x in interval)
   value = f"**{value}**" if interval.sign else value
   return f"{value} ({low} to {high})"
 
 
-def spread(value: Mean, digits: int = 2) -> str:
+def mean_and_deviation(value: Mean, digits: int = 2) -> str:
   """Writes a mean and its standard deviation."""
   return f"{value.mean:.{digits}f} ± {value.std:.{digits}f}"
 
 
-def measure(kind: str, when: str) -> str:
+def measure_name(kind: str, when: str) -> str:
   """Names a measure as the pages do."""
   return f"{_MODES[kind]}, {when}"
 
 
-def losses(study: StoredStudy, kinds: Sequence[str], *families: str) -> str:
+def losses_table(
+  study: StoredStudy, kinds: Sequence[str], *families: str
+) -> str:
   """Lays out mean losses; brackets are as in the report, the best is bold.
 
   Args:
@@ -183,21 +187,21 @@ def losses(study: StoredStudy, kinds: Sequence[str], *families: str) -> str:
     for name, row in found.items():
       cells = []
       for head in heads:
-        mean, deviation = spread(row[head]).split(" ", 1)
+        mean, deviation = mean_and_deviation(row[head]).split(" ", 1)
         mean = f"**{mean}**" if best[head] == name else mean
         text = f"{mean} {deviation}"
         cells.append(f"({text})" if head in row["_untrained"] else text)
       lines.append([study.title(name), *cells])
-  titles = [measure(*head.split(", ")) for head in heads]
+  titles = [measure_name(*head.split(", ")) for head in heads]
   return tables.markdown(lines, ["", *titles])
 
 
-def expected(rows: Iterable[tuple[str, str, str]]) -> str:
+def expectations_table(rows: Iterable[tuple[str, str, str]]) -> str:
   """Lays out expectations and findings."""
   return tables.markdown(rows, ("measure", "expected", "found"))
 
 
-def gain(contrast: Contrast, confidence: float, where: str = "") -> str:
+def gain_text(contrast: Contrast, confidence: float, where: str = "") -> str:
   """Says by how much a row is better or worse, if that is decided."""
   word, value = verdict(contrast, confidence), contrast.found.value
   if word in _WORDS.values():

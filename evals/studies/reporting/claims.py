@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antlm_jax.evals.statistics import CONFIDENCE, Estimate, student
+from antlm_jax.evals.statistics import CONFIDENCE, MeanEstimate, student
 from antlm_jax.evals.studies.reporting.render import without_empty
 
 NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
 _MOST = 1000  # pretrainings that a report may name as necessary
 
 
-def is_above(found: Estimate) -> bool:
+def is_above(found: MeanEstimate) -> bool:
   """Whether a difference is above zero by more than its 95 % interval."""
   interval = found.interval(CONFIDENCE)
   return (interval.low if interval else found.value) > 0
@@ -28,12 +28,12 @@ class Contrast(NamedTuple):
   """A difference that a claim is about."""
 
   on: str  # the rows compared, and their scores
-  found: Estimate | None  # our difference, in the unit that is shown
+  found: MeanEstimate | None  # our difference, in the unit that is shown
   published: float | None = None  # the paper's difference, in the same unit
   sign: int = 1  # that the claim expects of it
   digits: int = 2  # number of decimals that are shown
   # By how much each side is above its trivial answer, by its title.
-  above: Mapping[str, Estimate] = {}
+  above: Mapping[str, MeanEstimate] = {}
   each: bool = False  # whether each side has to be above it, or one of them
 
   @property

@@ -17,7 +17,7 @@ import pandas as pd
 from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
-from antlm_jax.evals.statistics import Estimate, Mean
+from antlm_jax.evals.statistics import Mean, MeanEstimate
 from antlm_jax.evals.studies.design import CAUSAL
 from antlm_jax.evals.studies.reporting import measured, plots, switches
 from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
@@ -27,7 +27,7 @@ from antlm_jax.evals.studies.reporting.render import (
   Figure,
   Report,
   Row,
-  fill,
+  fill_template,
   without_empty,
 )
 from antlm_jax.evals.studies.reporting.runs import (
@@ -43,15 +43,17 @@ _ODDS = f"{_BLIMP} (log-odds)"  # by how much pairs are right, in nats
 *_, _LOWEST = _WHEN = "end", "lowest"  # when a held-out loss counts
 
 
-def report(study: Findings, absent: Sequence[str]) -> Report:
+def report_controls(study: Findings, absent: Sequence[str]) -> Report:
   """Makes the report.
 
   Args:
     study: The study; which of its scores count is decided here.
     absent: Lines to add to those about missing results.
   """
-  trials = measured.latest(study.table[study.table.chosen])
-  study = dataclasses.replace(study, scores=_scores(trials, study.items))
+  trials = measured.latest_scores(study.table[study.table.chosen])
+  study = dataclasses.replace(
+    study, scores=_average_trials(trials, study.items)
+  )
   families = [Family(study, *found) for found in study.families.items()]
   every = [claim for family in families for claim in family.claims]
   claims = Claims(every, study.fixed)
@@ -60,15 +62,19 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     for kind, title, rows in family.tables():
       tables[kind][title] = rows
   if not study.scores.empty:
-    theirs = measured.published("controls").astype(object)
+    theirs = measured.published_numbers("controls").astype(object)
     theirs = theirs.where(theirs.notna(), None)
     tables["published"]["Published"] = theirs.to_dict("records")
   about = {
     "pipeline": study.pipeline,
     "confidence": claims.confidence,
-    "missing": [*study.gaps(_lacks), *study.repeated(), *absent],
+    "missing": [
+      *study.gaps(_missing_control_results),
+      *study.repeated(),
+      *absent,
+    ],
   }
-  text = fill(
+  text = fill_template(
     "controls.md.j2",
     study=study,
     claims=claims,
@@ -81,7 +87,9 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   return Report(text, about, tables, figures)
 
 
-def _scores(trials: pd.DataFrame, items: measured.ItemFiles) -> pd.DataFrame:
+def _average_trials(
+  trials: pd.DataFrame, items: measured.ItemFiles
+) -> pd.DataFrame:
   """Averages a task's trials, and adds the log-odds behind BLiMP's accuracy."""
   means = trials.groupby(KEY).value.transform("mean")
   scores = trials.assign(value=means, trial="").drop_duplicates(KEY)
@@ -111,7 +119,9 @@ class Family:
     switched = [
       row
       for name in self.variants
-      for row in switches.rows(self.study.title(name), self.study.runs[name])
+      for row in switches.switch_rows(
+        self.study.title(name), self.study.runs[name]
+      )
     ]
     yield "switches", f"{self.name}, switches", switched
     if self.study.scores.empty:
@@ -139,7 +149,7 @@ class Family:
 
   def _difference(
     self, task: str, one: Side, other: Side, part: str = ""
-  ) -> Estimate | None:
+  ) -> MeanEstimate | None:
     """Estimates a difference in pairs, in points or nats."""
     found = self.study.difference(task, {one: 1.0, other: -1.0}, part)
     return found and found.times(1 if task == _ODDS else 100)
@@ -180,7 +190,9 @@ class Family:
       for name, found in panels.items():
         title = f"{self.study.title(name)}: {task} by phenomenon"
         title += f", with {100 * statistics.CONFIDENCE:g} % intervals"
-        draw = functools.partial(plots.differences, title, found, unit=unit)
+        draw = functools.partial(
+          plots.draw_differences, title, found, unit=unit
+        )
         figures.append(Figure(f"phenomena_{name}{suffix}.png", draw))
     return figures
 
@@ -203,10 +215,16 @@ class Family:
       above = {
         self.study.title(name): found
         for name, own in runs.items()
-        if (found := _apart(_entropies(own), _losses(own, kind, _LOWEST)))
+        if (
+          found := _difference_estimate(
+            _unigram_entropies(own), _losses_by_seed(own, kind, _LOWEST)
+          )
+        )
       }
       for when in _WHEN:
-        found = _apart(*(_losses(own, kind, when) for own in runs.values()))
+        found = _difference_estimate(
+          *(_losses_by_seed(own, kind, when) for own in runs.values())
+        )
         on = f"held-out {kind} loss, {when} (nats)"
         how = {"sign": -1, "digits": 3, "above": above, "each": True}
         yield Contrast(on, found, **how)
@@ -275,7 +293,9 @@ class Family:
       runs = self.study.runs[name]
       row = {"row": self.study.title(name), "_untrained": []}
       for kind, when in itertools.product(runs[0].names.values(), _WHEN):
-        row[f"{kind}, {when}"] = statistics.mean(_losses(runs, kind, when))
+        row[f"{kind}, {when}"] = statistics.mean_of_seeds(
+          _losses_by_seed(runs, kind, when)
+        )
         if kind not in runs[0].seen:
           row["_untrained"].append(f"{kind}, {when}")
       rows.append(row)
@@ -285,9 +305,9 @@ class Family:
   @property
   def entropy(self) -> Mean | None:
     """The mean loss of predicting token frequencies."""
-    of = [_entropies(self.study.runs[name]) for name in self.variants]
+    of = [_unigram_entropies(self.study.runs[name]) for name in self.variants]
     every = itertools.chain.from_iterable(found.values() for found in of)
-    return statistics.mean(dict(enumerate(every)))
+    return statistics.mean_of_seeds(dict(enumerate(every)))
 
   @functools.cached_property
   def curves(self) -> list[Figure]:
@@ -298,12 +318,12 @@ class Family:
       if found:
         whole = [with_shared_steps(run, study.runs) for run in found]
         runs[study.title(name)] = whole
-    draw = functools.partial(plots.curves, self.name, runs)
+    draw = functools.partial(plots.draw_study_curves, self.name, runs)
     name = self.name.lower().replace("-", "_")
     return [Figure(f"curves_{name}.png", draw)] if runs else []
 
 
-def _losses(
+def _losses_by_seed(
   runs: Sequence[TrainedRun], kind: str, when: str
 ) -> dict[str, float]:
   """Returns held-out losses in nats by seed, at the `end` or the `lowest`."""
@@ -311,15 +331,17 @@ def _losses(
   return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
+def _unigram_entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
   """Returns the losses of predicting token frequencies."""
   return {run.seed: run.summary["unigram_entropy"] for run in ended(runs)}
 
 
-def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate | None:
+def _difference_estimate(
+  a: Mapping[str, float], b: Mapping[str, float]
+) -> MeanEstimate | None:
   """Estimates the mean of a minus b, over the seeds of both."""
   both = {(seed, ""): a[seed] - b[seed] for seed in a if seed in b}
-  return statistics.over_seeds(both)
+  return statistics.estimate_over_seeds(both)
 
 
 def _macro(study: Findings, name: str, mode: str) -> Mean | None:
@@ -333,7 +355,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
   for attention in ATTENTIONS if mode == CAUSAL else reversed(ATTENTIONS):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
-  return statistics.mean(
+  return statistics.mean_of_seeds(
     {
       seed: (count * score + tuned[seed]) / (count + 1)
       for seed, score in (pairs.values if pairs else {}).items()
@@ -345,7 +367,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 # ----------------------------------------------------------------------- gaps
 
 
-def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
+def _missing_control_results(study: Findings, run: TrainedRun) -> Iterator[str]:
   """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"

@@ -21,7 +21,12 @@ from antlm_jax.evals.statistics import Interval
 from antlm_jax.evals.studies.reporting import claims, measured, plots
 from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.studies.reporting.findings import Findings
-from antlm_jax.evals.studies.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.studies.reporting.render import (
+  Figure,
+  Report,
+  Row,
+  fill_template,
+)
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
@@ -38,11 +43,11 @@ _RATES = 1e-5, 1e-4  # lowest and highest learning rate of figure 5
 def _trials(table: pd.DataFrame, step: int = 0) -> pd.DataFrame:
   """Returns the trials on test sets, at one step or at each task's last."""
   found = table[table.task.str.endswith(_TEST)]
-  found = found[found.step == step] if step else measured.latest(found)
+  found = found[found.step == step] if step else measured.latest_scores(found)
   return found.assign(task=found.task.str.removesuffix(_TEST))
 
 
-def _at(
+def _scores_at(
   study: Findings, step: int = 0, left_out: Collection[str] = ()
 ) -> Findings:
   """Returns a study whose scores are of one step, and of kinds of task.
@@ -56,13 +61,15 @@ def _at(
   for kind, tasks in KINDS.items():
     present = [task for task in tasks if task in there]
     counted = [task for task in present if task not in left_out] or present
-    found = _mean(scores[scores.task.isin(counted)], kind, len(counted))
+    found = _mean_of_tasks(
+      scores[scores.task.isin(counted)], kind, len(counted)
+    )
     found.complete &= len(counted) == len(tasks)
     out.append(found)
   return dataclasses.replace(study, scores=pd.concat(out, ignore_index=True))
 
 
-def _mean(scores: pd.DataFrame, kind: str, count: int) -> pd.DataFrame:
+def _mean_of_tasks(scores: pd.DataFrame, kind: str, count: int) -> pd.DataFrame:
   """Averages tasks, for the seeds that have a number of them."""
   out = []
   by = ["variant", "seed", "trial", "mode"]
@@ -92,29 +99,29 @@ def _not_learnt(study: Findings) -> list[str]:
 # ----------------------------------------------------------------- the report
 
 
-def report(study: Findings, absent: Sequence[str]) -> Report:
+def report_encoders(study: Findings, absent: Sequence[str]) -> Report:
   """Makes the report.
 
   Args:
     study: The study; which of its scores count is decided here.
     absent: Lines to add to those about missing results.
   """
-  flat = _not_learnt(_at(study))
-  claimed = Claims(_claims(study, flat), study.fixed)
-  study = _at(study, left_out=flat)
+  flat = _not_learnt(_scores_at(study))
+  claimed = Claims(_paper_claims(study, flat), study.fixed)
+  study = _scores_at(study, left_out=flat)
   tables, families = collections.defaultdict(dict), []
   tables["claims"][""] = claimed.rows()
   for name, variants in study.families.items():
-    tables["scores"][name] = _scores(study, variants)
+    tables["scores"][name] = _score_rows(study, variants)
     tables["usual"][name] = _usual(study, variants)
-    tables["rates"][name] = _rates(study, variants)
-    figures = dict(_figures(study, name, variants, flat))
+    tables["rates"][name] = _rate_rows(study, variants)
+    figures = dict(_encoder_figures(study, name, variants, flat))
     families.append({"name": name, "variants": variants, "figures": figures})
   tables["published"]["Published"] = _published_rows()
   missing = [*_missing(study, flat), *study.repeated(), *absent]
   about = {"confidence": claimed.confidence}
   about |= {"not_learnt": flat, "missing": missing}
-  text = fill(
+  text = fill_template(
     "encoders.md.j2",
     study=study,
     claims=claimed,
@@ -126,7 +133,7 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   return Report(text, about, tables, figures)
 
 
-def _heads(study: Findings) -> dict[str, str]:
+def _score_headings(study: Findings) -> dict[str, str]:
   """Returns the headings of kinds and tasks that have scores: with measures."""
   measures, out = study.scores.groupby("task").metric.unique(), {}
   for name in filter(measures.index.__contains__, (*KINDS, *_TASKS)):
@@ -136,8 +143,8 @@ def _heads(study: Findings) -> dict[str, str]:
   return out
 
 
-def _scores(study: Findings, variants: Sequence[str]) -> list[Row]:
-  heads = _heads(study)
+def _score_rows(study: Findings, variants: Sequence[str]) -> list[Row]:
+  heads = _score_headings(study)
   return [
     {
       "row": study.title(name),
@@ -167,7 +174,7 @@ def _usual(study: Findings, variants: Sequence[str]) -> list[Row]:
   return rows if order else []
 
 
-def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
+def _rate_rows(study: Findings, variants: Sequence[str]) -> list[Row]:
   """Returns by kind how much tasks' scores deviate over rates and seeds.
 
   They deviate over the rates of figure 5, and over all.
@@ -196,11 +203,13 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
 # -------------------------------------------------------------------- claims
 
 
-def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
+def _paper_claims(
+  study: Findings, left_out: Collection[str] = ()
+) -> list[Claim]:
   """Returns the paper's claims: for each family, or for several at once."""
-  out, last, rows = {}, _at(study, left_out=left_out), study.variants
+  out, last, rows = {}, _scores_at(study, left_out=left_out), study.variants
   families = dict.fromkeys(row.family for row in rows.values())
-  for claimed in measured.published("encoders_claims").itertuples():
+  for claimed in measured.published_numbers("encoders_claims").itertuples():
     for family in families:
       names = [
         # A family's row, or a row of this very name.
@@ -211,10 +220,11 @@ def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
         continue
       at = last
       if claimed.measure == "early":
-        step = round(_EARLY * _longest(study, family))
-        at = _at(study, step, left_out)
+        step = round(_EARLY * _longest_steps(study, family))
+        at = _scores_at(study, step, left_out)
       contrasts = [
-        _contrast(at, kind, *names, claimed) for kind in claimed.kinds.split()
+        _encoder_contrast(at, kind, *names, claimed)
+        for kind in claimed.kinds.split()
       ]
       text = f"{claimed.text} ({family})" * (len(families) > 1) or claimed.text
       # Families that a claim compares have it once.
@@ -225,7 +235,7 @@ def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
   return [*out.values()]
 
 
-def _contrast(
+def _encoder_contrast(
   study: Findings,
   kind: str,
   plus: Sequence[str],
@@ -241,16 +251,18 @@ def _contrast(
     "ratios": (study.scores, [kind]),
   }
   if measured_on := spreads.get(claimed.measure):
-    more, less = (_spread(*measured_on, side) for side in (plus, minus))
+    more, less = (
+      _score_deviation(*measured_on, side) for side in (plus, minus)
+    )
     # Only tasks, seeds and trials that both have count.
     means = (more - less).dropna().groupby(["seed", "trial"]).mean()
-    found, published = statistics.over_seeds(means.to_dict()), None
+    found, published = statistics.estimate_over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"
     if claimed.measure == "rates":
       on += " from {:g} to {:g}".format(*_RATES)
   else:
     found = study.difference(kind, sides)
-    theirs = _published(claimed.measure == "early")[kind]
+    theirs = _published_averages(claimed.measure == "early")[kind]
     named = claimed.plus.split(), claimed.minus.split()
     more, less = (sum(theirs[name] for name in side) for side in named)
     published = float(more - less)
@@ -270,7 +282,7 @@ def _same_rates(study: Findings, names: Collection[str]) -> pd.DataFrame:
   return trials[same.transform("nunique") == len(names)]
 
 
-def _spread(
+def _score_deviation(
   scores: pd.DataFrame, tasks: Sequence[str], names: Sequence[str]
 ) -> pd.Series:
   """Returns the deviation over all scores of rows, by seed, trial and task."""
@@ -279,19 +291,19 @@ def _spread(
   return own.value.std()[own.variant.nunique() == len(names)]
 
 
-def _published(early: bool = False) -> pd.DataFrame:
+def _published_averages(early: bool = False) -> pd.DataFrame:
   """Returns the averages of each kind in percent, by row.
 
   They are those of tables 10 to 17, or of 6 to 9: after 2,000 steps, undecayed.
   Rows without a size have 610M parameters.
   """
-  found = measured.published("encoders").set_index("row")
+  found = measured.published_numbers("encoders").set_index("row")
   return found[found.early == early][[*KINDS]]
 
 
 def _published_rows() -> list[Row]:
   """Returns the published averages with their 95 % intervals, if given."""
-  theirs = measured.published("encoders")
+  theirs = measured.published_numbers("encoders")
   theirs = theirs[theirs.early == 0].set_index("row")
   return [
     {"published": name}
@@ -304,10 +316,10 @@ def _published_rows() -> list[Row]:
   ]
 
 
-def _longest(study: Findings, family: str) -> int:
+def _longest_steps(study: Findings, family: str) -> int:
   """Returns the steps of a family's longest row, trained or not."""
   return max(
-    curriculum.parse(text, OBJECTIVES, 1000, 1000).steps
+    curriculum.parse_curriculum(text, OBJECTIVES, 1000, 1000).steps
     for row in study.variants.values()
     if row.family == family and not row.after
     for text in row.curriculum.values()
@@ -324,17 +336,17 @@ _FIGURES = {  # titles of the figure and its x axis
 }
 
 
-def _figures(
+def _encoder_figures(
   study: Findings,
   family: str,
   variants: Sequence[str],
   left_out: Collection[str],
 ) -> Iterator[tuple[str, Figure]]:
   """Yields by name the figures in which a line has two points."""
-  heads = _heads(study)
-  for name, points in _points(study, family, variants).items():
+  heads = _score_headings(study)
+  for name, points in _figure_points(study, family, variants).items():
     steps = set(points.step) - {0}
-    studies = {step: _at(study, step, left_out) for step in steps}
+    studies = {step: _scores_at(study, step, left_out) for step in steps}
     panels = collections.defaultdict(lambda: collections.defaultdict(list))
     for kind, label in itertools.product(KINDS, points.label.unique()):
       line = points[points.label == label].sort_values(["x", "row"])
@@ -346,17 +358,17 @@ def _figures(
       title, axis = _FIGURES[name]
       title = f"{family}: {title}"
       log = name == "looks"
-      draw = functools.partial(plots.lines, title, axis, panels, log=log)
+      draw = functools.partial(plots.draw_lines, title, axis, panels, log=log)
       yield name, Figure(f"{name}_{family.lower()}.png", draw)
 
 
-def _points(
+def _figure_points(
   study: Findings, family: str, variants: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
   """Returns the points of each figure: label of the line, x, row, and step."""
-  longest = _longest(study, family)
+  longest = _longest_steps(study, family)
   ended = [name for name in variants if study.runs[name][0].curriculum]
-  recipes = [_recipe(study, name) for name in ended]
+  recipes = [_row_recipe(study, name) for name in ended]
   columns = "row", "after", "ratio", "clm", "mlm"
   rows = pd.DataFrame(recipes, columns=columns)
   rows = rows.assign(total=rows.clm + rows.mlm, step=0)
@@ -386,7 +398,7 @@ def _points(
   }
 
 
-def _recipe(study: Findings, name: str) -> dict[str, Any]:
+def _row_recipe(study: Findings, name: str) -> dict[str, Any]:
   """Returns how a row was trained, in steps."""
   run = study.runs[name][0]
   steps = collections.Counter()
@@ -406,7 +418,7 @@ def _recipe(study: Findings, name: str) -> dict[str, Any]:
 
 
 def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
-  out = study.gaps(_lacks)
+  out = study.gaps(_missing_encoder_results)
   scores = study.scores[study.scores.task.isin(_TASKS)]
   there = set(scores.task)
   absent = [task for task in _TASKS if task not in there]
@@ -422,7 +434,7 @@ def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
   return out
 
 
-def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
+def _missing_encoder_results(study: Findings, run: TrainedRun) -> Iterator[str]:
   """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from antlm_jax.evals import statistics
-from antlm_jax.evals.statistics import Estimate, Mean
+from antlm_jax.evals.statistics import Mean, MeanEstimate
 from antlm_jax.evals.studies.design import Row
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 
@@ -47,7 +47,9 @@ class Findings:
   pipeline: str  # how items of zero-shot scores were scored
   variants: Mapping[str, Row]  # by name, in order, with runs or without
   runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
-  table: "pd.DataFrame"  # values of main metrics, see `measured.read`
+  table: (
+    "pd.DataFrame"  # values of main metrics, see `measured.read_measurements`
+  )
   also: "pd.DataFrame"  # values of other metrics, which no claim counts
   scores: "pd.DataFrame"  # those that count
   items: "ItemFiles"  # scores of single items
@@ -100,11 +102,11 @@ class Findings:
       means = means.groupby("seed", sort=False).mean()
     else:
       means = means.droplevel("seed")
-    return statistics.mean(means.to_dict())
+    return statistics.mean_of_seeds(means.to_dict())
 
   def difference(
     self, task: str, weights: Mapping[Side, float], part: str = ""
-  ) -> Estimate | None:
+  ) -> MeanEstimate | None:
     """Estimates a weighted sum of scores, such as one minus another.
 
     All sides have the same seeds and items; None if they share none.
@@ -128,9 +130,9 @@ class Findings:
       if all(seed in other for other in rest)
     }
     items = {"strata": common.strata[chosen], "texts": common.texts[chosen]}
-    return statistics.over_seeds(values, **items)
+    return statistics.estimate_over_seeds(values, **items)
 
-  def above(self, task: str, side: Side) -> Estimate | None:
+  def above(self, task: str, side: Side) -> MeanEstimate | None:
     """Estimates by how much a side is above the trivial answer of a task."""
     found, (variant, mode) = self.difference(task, {side: 1.0}), side
     trivial = self.at(variant, [task], mode).baseline.mean()

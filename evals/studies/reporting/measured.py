@@ -19,7 +19,11 @@ import numpy as np
 import pandas as pd
 
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.studies.reporting.runs import TrainedRun, number, reading
+from antlm_jax.evals.studies.reporting.runs import (
+  TrainedRun,
+  finite_number,
+  reading_file,
+)
 from antlm_jax.evals.zero_shot.command import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
@@ -55,7 +59,7 @@ def benchmarks() -> list[Reported]:
   return [benchmark for task in TASKS.values() for benchmark in task.reported]
 
 
-def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
+def read_measurements(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
   """Reads all that was measured of runs, by variant.
 
   Raises:
@@ -66,19 +70,19 @@ def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
     for run in of_variant:
       own = _COLUMNS | {"variant": variant, "seed": run.seed}
       rows += [own | row for row in _zero_shot(run.folder / "evals")]
-      rows += [own | row for row in _tuned(run.folder / "evals")]
+      rows += [own | row for row in _read_tuned_scores(run.folder / "evals")]
   plain = bool, int, float  # an empty table has these types, too
   types = {n: type(v) for n, v in _COLUMNS.items() if isinstance(v, plain)}
   return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(types)
 
 
-def latest(table: pd.DataFrame) -> pd.DataFrame:
+def latest_scores(table: pd.DataFrame) -> pd.DataFrame:
   """Returns the scores of each task's last checkpoint evaluated."""
   last = table.groupby([*KEY, "pipeline"], sort=False).step.transform("max")
   return table[table.step == last]
 
 
-def published(name: str) -> pd.DataFrame:
+def published_numbers(name: str) -> pd.DataFrame:
   """Returns numbers of papers, from a file of published/."""
   path = pathlib.Path(__file__).parent / "published" / f"{name}.csv"
   return pd.read_csv(path)
@@ -88,20 +92,20 @@ def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
   found = {}
   for task, benchmark in ((t, b) for t in TASKS.values() for b in t.reported):
     for path in sorted((folder / benchmark.folder).glob("*/summary.json")):
-      with reading(path) as summary:
+      with reading_file(path) as summary:
         request = summary["request"]
         place = {
           "task": benchmark.name,
           "pipeline": request["pipeline"] if benchmark.pairs else "",
           "mode": request["mode"],
-          "step": number(request, "step"),
+          "step": finite_number(request, "step"),
         }
-        value = number(summary, task.figure)
+        value = finite_number(summary, task.figure)
         row = place | {"metric": "accuracy", "value": value}
         if benchmark.pairs:
           by_uid = summary["by_uid"].items()
           row |= {
-            "pairs": number(summary, "pairs"),
+            "pairs": finite_number(summary, "pairs"),
             "baseline": CHANCE,
             "phenomena": {uid: about["term"] for uid, about in by_uid},
             "complete": summary["pairs"] == benchmark.pairs,
@@ -111,12 +115,12 @@ def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
   return list(found.values())
 
 
-def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
+def _read_tuned_scores(folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns a row for each trial and evaluation set of fine-tuned tasks."""
   found = {}  # a later folder's results of the same checkpoint replace others
   paths = [sorted((folder / t).glob("*/*/summary.json")) for t in _TUNED]
   for path in itertools.chain(*paths):
-    with reading(path) as summary:
+    with reading_file(path) as summary:
       request, main = summary["request"], summary["main_metric"]
       shown = main, *summary.get("also", ())
       sets = summary["evaluations"].items()
@@ -124,22 +128,22 @@ def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
         place = {
           "task": name,
           "mode": request["attention"],
-          "step": number(request, "step"),
+          "step": finite_number(request, "step"),
           "main": metric == main,
           "metric": metric if metric != main else "",
         }
         row = place | {
           "metric": metric,
           "complete": not request["limit"],
-          "baseline": number(about["baseline"], metric),
+          "baseline": finite_number(about["baseline"], metric),
         }
         of_task = name.removesuffix("-test") == summary["task"]
         found[tuple(place.values())] = [
           row
           | {
-            "value": number(trial["scores"][name], metric),
+            "value": finite_number(trial["scores"][name], metric),
             "trial": str(trial["seed"]),
-            "lr": number(trial, "lr"),
+            "lr": finite_number(trial, "lr"),
             "chosen": trial["lr"] == summary["best_lr"],
             "collapsed": of_task and trial["collapsed"],
             "items": _items(path, (name, index)) if metric == main else (),
@@ -176,7 +180,7 @@ class ItemFiles(dict):
   """
 
   def __missing__(self, path: pathlib.Path) -> dict[Any, Items]:
-    with reading(path, files.read_jsonl) as lines:
+    with reading_file(path, files.read_jsonl) as lines:
       found = [item for _, item in lines]
       if not found:
         raise ValueError("it is empty")

@@ -5,17 +5,19 @@ import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from antlm_jax.evals.statistics import CONFIDENCE, Interval, Mean, mean
+from antlm_jax.evals.statistics import CONFIDENCE, Interval, Mean, mean_of_seeds
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.page.plots import COLOURS, canvas, save, shade, step_axis
+from antlm_jax.page.plots import COLOURS, canvas, save_figure, shade, step_axis
 
 _OPEN = "0.55"  # grey of an interval that includes 0
 _COLOURS = {1: COLOURS[0], -1: COLOURS[1], 0: _OPEN}  # by an interval's sign
 _Runs = Sequence[TrainedRun]
 
 
-def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
+def draw_study_curves(
+  title: str, runs: Mapping[str, _Runs], path: pathlib.Path
+) -> None:
   """Draws held-out losses to a PNG, a panel for each variant, phases shaded.
 
   `runs` has the runs of a variant, which have one curriculum, by its title.
@@ -35,14 +37,17 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   }
   phases = [found[0].curriculum for found in runs.values()]
   limits = _limits(every, measured)
-  losses(title, "step", panels, limits, path, phases, names)
+  draw_loss_lines(title, "step", panels, limits, path, phases, names)
 
 
 def mean_line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
   """Returns the mean over seeds at the steps that all of them have."""
   steps = sorted(set.intersection(*map(set, losses)))
   return [
-    (step, mean({str(seed): of[step] for seed, of in enumerate(losses)}))
+    (
+      step,
+      mean_of_seeds({str(seed): of[step] for seed, of in enumerate(losses)}),
+    )
     for step in steps
   ]
 
@@ -79,7 +84,7 @@ def _limits(runs: _Runs, measured: Sequence[str]) -> tuple[float, float]:
   return min(low, default=0.0) - margin, max(high) + margin
 
 
-def differences(
+def draw_differences(
   title: str,
   deltas: Mapping[str, Mapping[str, Interval]],
   path: pathlib.Path,
@@ -105,14 +110,14 @@ def differences(
     panel.grid(axis="x", color="0.9", lw=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right", "left"]].set_visible(False)
-  save(figure, path)
+  save_figure(figure, path)
 
 
 _Line = Sequence[tuple[float, Mean]]  # points
 _Panels = Mapping[str, Mapping[str, _Line]]  # lines by kind and label
 
 
-def lines(
+def draw_lines(
   title: str, axis: str, panels: _Panels, path: pathlib.Path, log: bool = False
 ) -> None:
   """Draws scores to a PNG, a panel for each kind, a line for each label.
@@ -132,10 +137,10 @@ def lines(
     bars = [100 * (mean.half_width() or 0) for _, mean in points]
     style |= {"lw": 1.6, "marker": "o", "ms": 4, "capsize": 2.5}
     panel.errorbar([x for x, _ in points], y, bars, **style)
-  _save(figure, places, axis, "score (%)", path)
+  _save_with_legend(figure, places, axis, "score (%)", path)
 
 
-def losses(
+def draw_loss_lines(
   title: str,
   axis: str,
   panels: _Panels,
@@ -171,7 +176,7 @@ def losses(
   for panel, notes in above.items():
     place = {"transform": panel.transAxes}
     panel.text(0.98, 0.96, "\n".join(notes), **place, **style)
-  _save(figure, places, axis, "loss (nats per target)", path)
+  _save_with_legend(figure, places, axis, "loss (nats per target)", path)
 
 
 def _each_line(places, panels: _Panels) -> Iterator[tuple]:
@@ -186,7 +191,7 @@ def _each_line(places, panels: _Panels) -> Iterator[tuple]:
       yield panel, points, {"ls": dashes, "color": colour, "label": label}
 
 
-def _save(figure, places, x: str, y: str, path) -> None:
+def _save_with_legend(figure, places, x: str, y: str, path) -> None:
   """Adds the axes' titles and the legend of all lines, and writes the PNG."""
   marks = {}  # by label: not every panel has every line
   for panel in places:
@@ -201,4 +206,4 @@ def _save(figure, places, x: str, y: str, path) -> None:
   for panel in places[-2:]:  # the figure's own label would be under the legend
     panel.set_xlabel(x, fontsize=10)
   figure.supylabel(y, fontsize=10)
-  save(figure, path)
+  save_figure(figure, path)

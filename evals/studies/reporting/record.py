@@ -22,7 +22,7 @@ _SUMMARY = ("steps", "parameters", "unigram_entropy", "switches")
 _ALL = "all"  # held-out rows, next to `HALVES`
 
 
-def write(
+def write_record(
   path: pathlib.Path, runs: Mapping[str, Sequence[TrainedRun]], **about: Any
 ) -> None:
   """Writes the record of runs, by variant, and `about` before it.
@@ -32,7 +32,7 @@ def write(
   """
   rows = {
     variant: {
-      "config": _settings(of[0].config),
+      "config": _reported_settings(of[0].config),
       "runs": {run.seed: _packed(run) for run in of},
     }
     for variant, of in runs.items()
@@ -41,7 +41,7 @@ def write(
   files.write_text(path, text + "\n")
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _reported_settings(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings that a report reads."""
   objectives = {
     name: {key: about[key] for key in ("name", "attention")}
@@ -80,7 +80,7 @@ def _rounded(loss: float | None) -> float | str | None:
   return round(loss, _DIGITS) if math.isfinite(loss) else "nan"
 
 
-def read(
+def read_record(
   path: pathlib.Path, variants: Collection[str]
 ) -> dict[str, list[TrainedRun]]:
   """Reads the runs of a record; variants without runs are left out.
@@ -88,7 +88,7 @@ def read(
   Raises:
     UserError: If it cannot be read, is no record, or has none of the variants.
   """
-  with runs_lib.reading(path) as record:
+  with runs_lib.reading_file(path) as record:
     rows = record["rows"]
     found = {
       variant: list(_unpacked(path, variant, rows[variant]))

@@ -43,7 +43,7 @@ def without_empty(rows: Sequence[Row], *names: str) -> list[Row]:
   return [{n: x for n, x in row.items() if n not in empty} for row in rows]
 
 
-def write(report: Report, folder: pathlib.Path) -> None:
+def write_report(report: Report, folder: pathlib.Path) -> None:
   """Writes report.md, table.json, pictures, and a .csv file for each kind.
 
   Raises:
@@ -51,22 +51,22 @@ def write(report: Report, folder: pathlib.Path) -> None:
   """
   for figure in report.figures:
     figure.draw(folder / figure.name)
-  tables = _plain(report.tables)
+  tables = _json_value(report.tables)
   for name, by_title in tables.items():
     files.write_text(folder / f"{name}.csv", _csv(by_title))
-  files.write_json(folder / "table.json", _plain(report.about) | tables)
+  files.write_json(folder / "table.json", _json_value(report.about) | tables)
   files.write_text(folder / "report.md", report.markdown)
 
 
-def _plain(value):
+def _json_value(value):
   """Returns a value as JSON has it."""
   if hasattr(value, "_asdict"):
-    return _plain(value._asdict())
+    return _json_value(value._asdict())
   if isinstance(value, Mapping):
     shown = (key for key in value if not key.startswith("_"))
-    return {key: _plain(value[key]) for key in shown}
+    return {key: _json_value(value[key]) for key in shown}
   if isinstance(value, list | tuple):
-    return [_plain(part) for part in value]
+    return [_json_value(part) for part in value]
   return value
 
 
@@ -94,7 +94,7 @@ def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
 # ------------------------------------------------------------------- Markdown
 
 
-def fill(template: str, **values) -> str:
+def fill_template(template: str, **values) -> str:
   """Fills a file of templates/ in; needs jinja2."""
   import jinja2
 
@@ -104,18 +104,20 @@ def fill(template: str, **values) -> str:
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  environment.globals["table"] = _table
+  environment.globals["table"] = _markdown_table
   environment.filters["quantity"] = units.quantity
   text = environment.get_template(template).render(values)
   return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _table(rows: Sequence[Row], caller: Callable, most: int = 1000) -> str:
+def _markdown_table(
+  rows: Sequence[Row], caller: Callable, most: int = 1000
+) -> str:
   """Lays rows out; the block of the template's `call` writes the numbers.
 
   Shows at most `most` rows with the same first value, without the middle rows.
   """
-  head, texts = cells(rows, caller)
+  head, texts = report_cells(rows, caller)
   shown = []
   for _, group in itertools.groupby(texts, key=lambda row: row[0]):
     some, half = list(group), most // 2
@@ -125,7 +127,7 @@ def _table(rows: Sequence[Row], caller: Callable, most: int = 1000) -> str:
   return layout.markdown(shown, head) + "\n"
 
 
-def cells(
+def report_cells(
   rows: Sequence[Row], write: Callable[[Any, str, Row], str]
 ) -> tuple[list[str], list[list[str | None]]]:
   """Returns a table's headings, and its cells; None where there is no value.

@@ -50,7 +50,7 @@ class TrainedRun:
   @functools.cached_property
   def objectives(self) -> tuple[str, ...]:
     """The objectives that the curriculum has, in order."""
-    return curriculum.names(self.text, list(self.names))
+    return curriculum.objective_names(self.text, list(self.names))
 
   @property
   def attention(self) -> str:
@@ -167,15 +167,15 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   Raises:
     UserError: if one of its files cannot be read.
   """
-  every = _losses(path)
+  every = _read_losses(path)
   losses = every.pop("", {})
-  with reading(path / "config.json") as config:
+  with reading_file(path / "config.json") as config:
     run = TrainedRun(variant, path.name, path, config, losses, every)
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
   if not (path / "summary.json").is_file():
     return run
-  with reading(path / "summary.json") as summary:
+  with reading_file(path / "summary.json") as summary:
     return with_summary(run, summary)
 
 
@@ -191,14 +191,14 @@ def with_summary(
   if summary is None:
     return run
   for name in ("steps", "parameters", "unigram_entropy"):
-    number(summary, name)
+    finite_number(summary, name)
   if "seconds" in summary:  # only comparisons of runs show them
-    number(summary["seconds"], "total")
+    finite_number(summary["seconds"], "total")
   phases = _curriculum(run.config, summary)
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 
 
-def _losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
+def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
   """Reads losses on all held-out rows (""), and on each half of them."""
   out = {}
   for record in metrics.read_records(path):
@@ -220,7 +220,9 @@ def _curriculum(config: Mapping, summary: Mapping) -> Curriculum:
   # The config does not say how many steps an epoch has. With any number of
   # them, the phases and their shares are the same; only lengths are not.
   objectives = list(config["objectives"])
-  shape = curriculum.parse(config["curriculum"], objectives, 1000.0, 1000)
+  shape = curriculum.parse_curriculum(
+    config["curriculum"], objectives, 1000.0, 1000
+  )
   shares = [shape.at(step).shares for step in (0, *shape.switches)]
   # In which steps phases end is known at the run's end alone: it says so.
   bounds = [0, *summary["switches"], summary["steps"]]
@@ -231,7 +233,9 @@ def _curriculum(config: Mapping, summary: Mapping) -> Curriculum:
 
 
 @contextlib.contextmanager
-def reading(path: pathlib.Path, read: Callable = files.read_json) -> Iterator:
+def reading_file(
+  path: pathlib.Path, read: Callable = files.read_json
+) -> Iterator:
   """Reads a file for a block, and names it where the block finds it wrong.
 
   Raises:
@@ -246,7 +250,7 @@ def reading(path: pathlib.Path, read: Callable = files.read_json) -> Iterator:
     raise UserError(f"{where}{why}: make it again, or remove it") from error
 
 
-def number(values: Mapping[str, Any], name: str) -> float:
+def finite_number(values: Mapping[str, Any], name: str) -> float:
   """Returns a finite number of a file; raises a ValueError for all else."""
   value = values[name]
   if not isinstance(value, int | float) or not math.isfinite(value):

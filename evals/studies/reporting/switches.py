@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from antlm_jax.evals.statistics import mean
+from antlm_jax.evals.statistics import mean_of_seeds
 from antlm_jax.evals.studies.reporting.render import Row
 from antlm_jax.evals.studies.reporting.runs import TrainedRun, ended
 from antlm_jax.training.metrics import REPORT
 
 
-def rows(title: str, runs: Sequence[TrainedRun]) -> Iterator[Row]:
+def switch_rows(title: str, runs: Sequence[TrainedRun]) -> Iterator[Row]:
   """Yields a row for each objective that a variant leaves or takes up."""
   runs = ended(runs)
   for index in range(len(runs[0].curriculum.phases) - 1 if runs else 0):
@@ -25,7 +25,9 @@ def rows(title: str, runs: Sequence[TrainedRun]) -> Iterator[Row]:
         }
         for head in next(iter(losses.values())):
           by_seed = {seed: found[head] for seed, found in losses.items()}
-          row[head] = None if None in by_seed.values() else mean(by_seed)
+          row[head] = (
+            None if None in by_seed.values() else mean_of_seeds(by_seed)
+          )
         yield row
 
 

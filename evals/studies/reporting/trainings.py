@@ -17,7 +17,7 @@ from flax import traverse_util
 from antlm_jax import config as config_lib
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
-from antlm_jax.evals.statistics import Mean, mean
+from antlm_jax.evals.statistics import Mean, mean_of_seeds
 from antlm_jax.evals.studies import branches
 from antlm_jax.evals.studies.reporting import plots, render
 from antlm_jax.evals.studies.reporting.render import Figure, Report, Row
@@ -75,7 +75,7 @@ class Comparison:
     return self.rows[0]
 
   def __repr__(self) -> str:
-    loss = f" ({_spread(self.best.loss)})" if self.best.loss else ""
+    loss = f" ({_mean_with_spread(self.best.loss)})" if self.best.loss else ""
     failed = f", {len(self.failed)} failed" if self.failed else ""
     best = f"best {self.best.label}{loss}" if self.comparable else "no best"
     return f"<{len(self.rows)} compared{failed}; {best}>"
@@ -83,12 +83,12 @@ class Comparison:
   def __str__(self) -> str:
     written = ""
     if self.folder:
-      written = f"\nwritten to {files.shown(self.folder / 'report.md')}"
+      written = f"\nwritten to {files.shown_path(self.folder / 'report.md')}"
     best = f"best: {self.best.label}" if self.comparable else _NOT_COMPARABLE
     return f"{self.table}\n\n{best}{written}"
 
 
-def compare(
+def compare_runs(
   title: str,
   runs: _Runs,
   by: Sequence[str] = (),
@@ -112,23 +112,25 @@ def compare(
   every = [run for found in runs.values() for run in found]
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
   by = _ranking(every, kinds, by)
-  watched = any(_best(run) is not None for run in every)
+  watched = any(_watched_best_step(run) is not None for run in every)
   half = REPORT if watched and all(run.halves for run in every) else ""
 
   def rank(label: str) -> tuple[bool, float]:
     """Puts finished runs first, then the lowest loss."""
-    found = _over_seeds(runs[label], by, half)
+    found = _loss_over_seeds(runs[label], by, half)
     ended = all(run.summary for run in runs[label])
     return not ended, found.mean if found else math.inf
 
   runs = {label: runs[label] for label in sorted(runs, key=rank)}
-  rows = [_row(label, x, kinds, by, half) for label, x in runs.items()]
-  head, lines = render.cells(rows, _shown)
+  rows = [
+    _comparison_row(label, x, kinds, by, half) for label, x in runs.items()
+  ]
+  head, lines = render.report_cells(rows, _cell_text)
   if folder:
-    settings = _differences(runs)
+    settings = _setting_differences(runs)
     text = (
       f"# {title}",
-      *_held_out(every, by, half),
+      *_comparison_notes(every, by, half),
       tables.markdown(lines, head),
       "![curves.png](curves.png)",
       "## Settings",
@@ -137,9 +139,9 @@ def compare(
     best = rows[0]["run"] if _comparable(every) else None
     about = {"by": by, "best": best}
     found = {"runs": {"": rows}, "settings": {"": settings}}
-    figures = [Figure("curves.png", _curves(title, runs, kinds, axis))]
+    figures = [Figure("curves.png", _curves_drawer(title, runs, kinds, axis))]
     report = Report("\n\n".join(text) + "\n", about, found, figures)
-    render.write(report, folder)
+    render.write_report(report, folder)
   compared = tuple(
     Compared(
       label=row["run"],
@@ -153,7 +155,7 @@ def compare(
   return Comparison(
     compared,
     tuple(by),
-    tables.text(lines, head, "<>"),
+    tables.text_table(lines, head, "<>"),
     folder,
     comparable=_comparable(every),
   )
@@ -180,41 +182,44 @@ def _ranking(
 # ----------------------------------------------------------------- the losses
 
 
-def _best(run: TrainedRun) -> int | None:
+def _watched_best_step(run: TrainedRun) -> int | None:
   """Returns the best step by `eval.watch`, if the run has that."""
   best = run.summary and run.summary.get("best")
   return best["step"] if best else None
 
 
-def _at(run: TrainedRun) -> int:
+def _step_to_compare(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
-  best = _best(run)
+  best = _watched_best_step(run)
   return max(run.losses[run.kinds[0]]) if best is None else best
 
 
-def _over_seeds(
+def _loss_over_seeds(
   runs: Sequence[TrainedRun], kinds: Sequence[str], half: str
 ) -> Mean | None:
   losses = {}
   for run in runs:
-    found = [run.held_out(kind, half).get(_at(run), math.nan) for kind in kinds]
+    found = [
+      run.held_out(kind, half).get(_step_to_compare(run), math.nan)
+      for kind in kinds
+    ]
     losses[run.seed] = sum(found) / len(found)
-  return mean({s: x for s, x in losses.items() if not math.isnan(x)})
+  return mean_of_seeds({s: x for s, x in losses.items() if not math.isnan(x)})
 
 
-def _row(label: str, runs, kinds, by, half: str) -> Row:
+def _comparison_row(label: str, runs, kinds, by, half: str) -> Row:
   row = {"run": label}
   if len(runs) > 1:
     row["seeds"] = len(runs)
-  steps = sorted({_at(run) for run in runs})
+  steps = sorted({_step_to_compare(run) for run in runs})
   text = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
   ended = all(run.summary for run in runs)
   row["step"] = steps[-1]
   row["_step"] = text if ended else f"{text}, not at its end"
   for kind in kinds:
-    row[kind] = _over_seeds(runs, [kind], half)
+    row[kind] = _loss_over_seeds(runs, [kind], half)
   if len(by) > 1:
-    row["mean"] = _over_seeds(runs, by, half)
+    row["mean"] = _loss_over_seeds(runs, by, half)
   row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
   timed = [s for run in runs if "seconds" in (s := run.summary or {})]
   total = sum(summary["seconds"]["total"] for summary in timed)
@@ -222,22 +227,22 @@ def _row(label: str, runs, kinds, by, half: str) -> Row:
   return row
 
 
-def _shown(value, heading: str, row: Row) -> str:
+def _cell_text(value, heading: str, row: Row) -> str:
   """Writes a value of a row."""
   if heading == "step":
     return row["_step"]
   if isinstance(value, Mean):
-    return _spread(value)
+    return _mean_with_spread(value)
   write = {"parameters": units.quantity, "time": units.duration}
   return write.get(heading, str)(value)
 
 
-def _spread(value: Mean) -> str:
+def _mean_with_spread(value: Mean) -> str:
   spread = "" if value.std is None else f" ± {value.std:.3f}"
   return f"{value.mean:.3f}{spread}"
 
 
-def _held_out(
+def _comparison_notes(
   runs: Sequence[TrainedRun], by: Sequence[str], half: str
 ) -> Iterator[str]:
   """Yields how runs are compared, and whether their losses compare at all."""
@@ -264,7 +269,7 @@ def _comparable(runs: Sequence[TrainedRun]) -> bool:
 # --------------------------------------------------------------- the settings
 
 
-def _differences(runs: _Runs) -> list[Row]:
+def _setting_differences(runs: _Runs) -> list[Row]:
   """Returns a row for each setting that is not the same for all."""
   settings = {
     label: traverse_util.flatten_dict(found[0].config, sep=".")
@@ -292,13 +297,13 @@ def _laid_out(settings: Sequence[Row], seeds: set[int]) -> str:
 # ---------------------------------------------------------------- the picture
 
 
-def _steps(run: TrainedRun) -> int:
+def _run_length(run: TrainedRun) -> int:
   """Returns a run's length: its end, the end that it is to have, or so far."""
   if run.summary:
     return run.summary["steps"]
-  config = config_lib.from_json(json.dumps(run.config))
+  config = config_lib.config_from_json(json.dumps(run.config))
   planned = branches.steps_of(config)
-  return planned.steps if planned else _at(run)
+  return planned.steps if planned else _step_to_compare(run)
 
 
 def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
@@ -306,7 +311,7 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
   if axis == "step":
     return 1
   if axis == "share":
-    return 100 / max(1, *map(_steps, runs))
+    return 100 / max(1, *map(_run_length, runs))
   run = runs[0]
   train = run.config["train"]
   if train["batch_start"] < 1 or train["batch_schedule"]:
@@ -317,7 +322,7 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
   return train["batch_size"] * Checkpoint(run.folder).meta.row_tokens
 
 
-def _curves(
+def _curves_drawer(
   title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
 ) -> Callable[[pathlib.Path], None]:
   """Returns a function that draws a line for each label.
@@ -325,7 +330,7 @@ def _curves(
   Each loss has a panel, of models of one size.
   """
   every = [run for found in runs.values() for run in found]
-  lengths = [_steps(run) for run in every]
+  lengths = [_run_length(run) for run in every]
   # A run of a tenth of the steps would be a stroke at 0.
   axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
   scales = {label: _scale(found, axis) for label, found in runs.items()}
@@ -345,7 +350,9 @@ def _curves(
   low = min(found.mean for line in points for _, found in line)
   margin = 0.05 * (max(top) - low) + 0.02
   limits = low - margin, max(top) + margin
-  return functools.partial(plots.losses, title, AXES[axis], panels, limits)
+  return functools.partial(
+    plots.draw_loss_lines, title, AXES[axis], panels, limits
+  )
 
 
 def _by_size(runs: _Runs) -> dict[str, list[str]]:
@@ -369,10 +376,12 @@ def _by_size(runs: _Runs) -> dict[str, list[str]]:
     groups.setdefault(least, []).append(label)
   if len(groups) == 1:
     return {"": list(runs)}  # in the table's order
-  return {_size(sizes[x[0]], sizes[x[-1]]): x for x in groups.values()}
+  return {
+    _difference_size(sizes[x[0]], sizes[x[-1]]): x for x in groups.values()
+  }
 
 
-def _size(least: float, most: float) -> str:
+def _difference_size(least: float, most: float) -> str:
   if least == math.inf:
     return " (unfinished: size unknown)"
   ends = dict.fromkeys((units.quantity(least), units.quantity(most)))
