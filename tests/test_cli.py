@@ -240,7 +240,8 @@ def test_what_the_machine_refuses_is_one_line(number, name):
 
 def test_a_platform_that_jax_lacks_is_one_line():
   code = (
-    "import jax; from antlm_jax import cli\ncli.run_command(lambda _: jax.devices())"
+    "import jax; from antlm_jax import cli\n"
+    "cli.run_command(lambda _: jax.devices())"
   )
   done = subprocess.run(
     [sys.executable, "-c", code],

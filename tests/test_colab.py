@@ -8,15 +8,14 @@ import json
 import os
 import re
 import sys
-import types
 
 import pytest
 from packaging.requirements import Requirement
 
 from antlm_jax import config as config_lib
 from antlm_jax.objectives import curriculum
+from antlm_jax.page import plots
 from antlm_jax.runtime import progress
-from antlm_jax.training import plots
 from tests import runs
 
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
@@ -132,9 +131,7 @@ def test_what_it_shows_is_stored_for_its_readers():
   assert "/root" not in text and "/tmp" not in text and "/home" not in text
 
 
-def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
-  tmp_path, monkeypatch
-):
+def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
   """Catches a picture whose zigzag hides the loss that a block adds."""
   config = config_lib.load_config("quickstart")
   blocks = curriculum.parse_curriculum(
@@ -142,13 +139,7 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others(
   )
   ends = [phase.stop for phase in blocks.phases]
   rows = {step: {"eval/clm/loss": 2.0 + step / 1e4} for step in ends}
-  drawn = []
-  monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
-  run = types.SimpleNamespace(
-    curriculum=blocks, config=config, order=types.SimpleNamespace(mix=None)
-  )
-  plots.curves(run, rows, 4.0, tmp_path / "curves.png")
-  (figure,) = drawn
+  figure = plots.draw_run_curves(config, blocks, None, rows, 4.0)
   lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
   assert [*lines["clm, after clm blocks"].get_xdata()] == ends[::2]
   assert [*lines["clm, after others"].get_xdata()] == ends[1::2]

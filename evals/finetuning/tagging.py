@@ -194,9 +194,7 @@ def _word_tokens(
 
 def _token_windows(ids: np.ndarray, room: int) -> list[EncodedText]:
   """Returns windows of tokens, which score each token once."""
-  return [
-    *perplexity.windows(EncodedText(ids, 0, len(ids)), [_MASKED], room)
-  ]
+  return [*perplexity.windows(EncodedText(ids, 0, len(ids)), [_MASKED], room)]
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
