@@ -115,8 +115,8 @@ def test_a_compiler_among_the_packages_finds_no_device(package, tmp_path):
     "compilers.ignore_absent_devices()\n"
     "import jax; from antlm_jax.planning import topology\n"
     "print(compilers.libtpu() if LIBTPU else compilers.cuda())\n"
-    "print(jax.devices(), len(topology.devices('v5e:2x2' if LIBTPU else"
-    " 'h100:4')))"
+    "print(jax.devices(), len(topology.topology_devices('v5e:2x2' if LIBTPU"
+    " else 'h100:4')))"
   ).replace("LIBTPU", str(package == "libtpu"))
   env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
   env["PYTHONPATH"] = f"{folder}:{env.get('PYTHONPATH', '')}"
