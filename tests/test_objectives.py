@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import config
+from antlm_jax import config, settings
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import BatchLayout, assemble_batch
 from antlm_jax.objectives.corruption import Draw, Segments
@@ -606,6 +606,8 @@ def test_the_table_says_what_each_objective_needs():
 
 
 def test_help_describes_every_setting_of_an_objective():
-  for field in dataclasses.fields(Objective)[1:]:
-    assert field.metadata["help"]
-    assert f"  objectives.NAME.{field.name}=" in config.described()
+  names = [field.name for field in dataclasses.fields(Objective)[1:]]
+  assert names == [*settings.of(Objective)]
+  for name, field in settings.of(Objective).items():
+    assert field.help
+    assert f"  objectives.NAME.{name}=" in config.described()
