@@ -16,6 +16,7 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.objective import OBJECTIVES
+from antlm_jax.page.hook import Page
 from antlm_jax.training import hooks, loop, metrics
 from antlm_jax.training import run as run_lib
 from tests import helpers, runs
@@ -227,7 +228,7 @@ MIX = "data.mix=50%a+50%a:b=1:3"
 
 def train(workdir, paths, *overrides, hook=None):
   loaded = runs.settings(paths, *MIXED, *overrides)
-  return loop.train_run(loaded, workdir, [hook] if hook else [])
+  loop.train_run(loaded, workdir, [hook, Page()] if hook else [Page()])
 
 
 @pytest.fixture(scope="module")
