@@ -629,5 +629,5 @@ def test_bad_input_is_told_before_anything_is_compiled(
 
 def test_without_libtpu_it_is_said_how_to_get_it(small, monkeypatch):
   monkeypatch.setattr(compilers, "libtpu", lambda: None)
-  with pytest.raises(UserError, match="setup.sh libtpu"):
+  with pytest.raises(UserError, match=r"setup\.sh libtpu"):
     planned(small)

@@ -133,7 +133,7 @@ def test_a_compiler_among_the_packages_finds_no_device(package, tmp_path):
 
 def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
   monkeypatch.setattr(compilers, "cuda", lambda: None)
-  with pytest.raises(UserError, match="setup.sh cuda-compiler"):
+  with pytest.raises(UserError, match=r"setup\.sh cuda-compiler"):
     plan.main([f"--config={small}", "--topology=h100:8"])
 
 
