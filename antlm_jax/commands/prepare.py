@@ -83,7 +83,8 @@ def prepare(
   """Turns text into a tokenizer and packed rows of tokens.
 
   Args:
-    text: Text to train on: files, folders, globs or hf://NAME[:CONFIG][:SPLIT].
+    text: Text to train on: files, folders, globs or
+      `hf://NAME[:CONFIG][:SPLIT]`.
       Files named dev or validation are held out. In Python, give one of these,
       a list of `pathlib.Path`, or a list or iterator of documents (str).
     output: Path to the folder to make. If it was made with the same settings
