@@ -36,9 +36,9 @@ def _keywords(field: Field) -> dict[str, Any]:
     out["required"] = True
   else:
     default = field.default
-    out["default"] = (
-      [*default] if "nargs" in own else settings.comma_text(default)
-    )
+    if isinstance(default, tuple):
+      default = [*default] if "nargs" in own else settings.text(default)
+    out["default"] = default
   if field.kind is bool:
     switch = argparse.BooleanOptionalAction
     return {"action": "store_true" if field.default is False else switch} | (

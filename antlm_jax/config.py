@@ -272,7 +272,7 @@ def _settings_lines(
     key = f"{group}.{name}".lstrip(".")
     choices = ", ".join(map(str, field.choices or ()))
     choices = f" ({choices})" if choices else ""
-    pair = f"{key}={settings.comma_text(values.get(key, field.default))}"
+    pair = f"{key}={settings.text(values.get(key, field.default))}"
     out.append(f"  {pair:33} {field.help}{choices}")
   return "\n".join(out)
 

@@ -213,7 +213,7 @@ PythonOnly = Annotated[T, _PYTHON_ONLY]
 def _typed_field(how: Field, hint: Any, **more) -> Field:
   """Returns a field with its type, such as `int | None` or `tuple[str, ...]`.
 
-  Of a union, text is the first type that `_READERS` has; the other types are
+  Text makes the first type of a union that `_READERS` has. The others are
   Python's alone.
   """
   kinds, many = [], False
@@ -546,11 +546,6 @@ def make_section(section_type: type, values: Mapping[str, Any]):
     elif field.default is dataclasses.MISSING:
       raise UserError(f"{field.flag} is missing")
   return section_type(**own)
-
-
-def comma_text(value) -> Any:
-  """Returns a tuple as text with commas, and any other value unchanged."""
-  return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def text(value: Any) -> str | None:

@@ -117,7 +117,7 @@ def _table_of(fields: Iterable[settings.Field], prefix: str) -> str:
   rows = []
   for field in fields:
     key = f"{prefix}{field.name}"
-    default = settings.comma_text(field.default)
+    default = settings.text(field.default)
     rows.append(
       (
         f"{_code(key)}{{ #{key} }}",
@@ -222,7 +222,7 @@ def _options(actions: Sequence[argparse.Action]) -> str:
     default = "required"
     if not action.required:
       shown = str(action.default) not in ("None", "False", "", "[]")
-      default = _code(settings.comma_text(action.default)) if shown else ""
+      default = _code(settings.text(action.default)) if shown else ""
     choices = ", ".join(map(_code, action.choices or ()))
     about = _prose((action.help or "").replace("%%", "%"))
     rows.append((_code(name), default, f"{about}: {choices}".strip(": ")))

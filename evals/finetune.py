@@ -504,7 +504,7 @@ def _finetune_parser(preset: str) -> cli.Parser:
   each = [suite.defaults.get(task, {}) for task in suite.scores]
   for name in dict.fromkeys(name for of in each for name in of):
     values = (of.get(name, parser.get_default(name)) for of in each)
-    shown = dict.fromkeys(str(settings_lib.comma_text(x)) for x in values)
+    shown = dict.fromkeys(str(settings_lib.text(x)) for x in values)
     own[name] = " or ".join(shown)
   parser.set_defaults(**own, preset=preset)
   return parser

@@ -199,7 +199,7 @@ def test_a_command_names_options_and_python_names_arguments(
   option, name, value, told
 ):
   """Catches a limit that holds on a command line alone, or in Python alone."""
-  word = f"{option}={settings.comma_text(value)}"
+  word = f"{option}={settings.text(value)}"
   words = ["--checkpoint=m", "--text=t", word]
   line = runs.told(cli.call_with_arguments, small, words, "")
   assert told in line and option in line

@@ -349,7 +349,7 @@ def _in_processes(
 
 
 class _Process(subprocess.Popen):
-  """Runs a task as the same command, in a process of its own."""
+  """A process that runs one task with the same command."""
 
   def __init__(self, words: Sequence[str], task: int):
     # Not multiprocessing, which imports the user's script again.

@@ -209,11 +209,11 @@ def done(argv: Sequence[str]) -> bool:
   """
   from antlm_jax import config as config_lib
   from antlm_jax.runtime import files
-  from antlm_jax.training import saving
+  from antlm_jax.training import metrics, saving
 
   config, workdir = read_run_arguments(argv)
   workdir = files.absolute_path(workdir)
-  if not (workdir / "summary.json").exists():
+  if not (workdir / metrics.SUMMARY).exists():
     return False
   before = files.read_text(workdir / saving.CONFIG, "the run's config")
   return not config_lib.config_differences(

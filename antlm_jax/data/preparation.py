@@ -272,7 +272,7 @@ class Preparation:
   def _divided(
     self, span: Span, tally: readers.Tally | None = None
   ) -> tuple[DocumentFile, DocumentFile, int | None]:
-    """Reads a span: training text, held-out text, and counts of cut text."""
+    """Reads a span, and divides it as `hold_out_documents` does."""
     read = read_span(span, self.corpus, tally)
     whole = document_store.spool(read, self._staging)
     share = 0.0 if self.corpus.dev else self.recipe.dev_share

@@ -75,7 +75,7 @@ def plot(folder: str | os.PathLike[str]):
   text = files.read_text(folder / saving.CONFIG, "the run's config")
   config, found = config_lib.config_from_json(text), {}
   with contextlib.suppress(UserError):  # a run that has not ended has none
-    found = files.read_json(folder / "summary.json", "the summary")
+    found = files.read_json(folder / metrics.SUMMARY, "the summary")
   phases, mix = _schedules(config, found.get("steps_per_epoch"))
   unigram = found.get("unigram_entropy", math.nan)
   return plots.draw_run_curves(config, phases, mix, rows, unigram)
@@ -103,8 +103,7 @@ def _schedules(
   """
   if per_epoch is None:
     return None, None
-  train, known = config.train, list(config.known_objectives)
-  length = train.steps or round(train.epochs * per_epoch) or None
+  known, length = list(config.known_objectives), config.train.length(per_epoch)
   found = curriculum_lib.parse_curriculum(
     config.curriculum, known, per_epoch, length
   )

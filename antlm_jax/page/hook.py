@@ -12,8 +12,6 @@ from antlm_jax.training.hooks import Hook
 from antlm_jax.training.loop import Trainer
 from antlm_jax.units import duration
 
-SUMMARY = "summary.json"
-
 
 class Page(Hook):
   """Writes README.md and curves.png, and at the end summary.json.
@@ -29,19 +27,19 @@ class Page(Hook):
     self.summary: dict[str, Any] = {}
 
   def finish(self, trainer: Trainer) -> None:
-    at_end = trainer.step == trainer.total
     self.summary = {"steps": trainer.step, "parameters": trainer.run.model.size}
     if not processes.is_first():
       return
-    if not at_end:  # a signal ends the run, which is saved without a page too
+    if trainer.step < trainer.total:
+      # A signal ends the run, which is saved without a page too.
       with contextlib.suppress(UserError):
-        self._write(trainer)
+        self._write(trainer, at_end=False)
       return
-    table = self._write(trainer)
-    files.write_json(trainer.folder / SUMMARY, self.summary)
+    table = self._write(trainer, at_end=True)
+    files.write_json(trainer.folder / metrics.SUMMARY, self.summary)
     self._say(trainer, table)
 
-  def _write(self, trainer: Trainer) -> str:
+  def _write(self, trainer: Trainer, at_end: bool) -> str:
     """Writes the curves and the page; returns the table of held-out losses."""
     run, step = trainer.run, trainer.step
     values = metrics.by_step(metrics.read_records(trainer.folder))
@@ -49,7 +47,6 @@ class Page(Hook):
     at_best = best and best["step"]
     held_out = summary.held_out_evaluations(values, run, step, at_best)
     unigram, modes = run.unigram_entropy(), summary.modes(values, run)
-    at_end = step == trainer.total
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
@@ -63,7 +60,9 @@ class Page(Hook):
     if step == trainer.begun and at_end:
       # No step was left to train: keep the times of the run that trained.
       with contextlib.suppress(UserError, KeyError):
-        before = files.read_json(trainer.folder / SUMMARY, "the summary")
+        before = files.read_json(
+          trainer.folder / metrics.SUMMARY, "the summary"
+        )
         self.summary["seconds"] = before["seconds"]
     table = summary.held_out_table(held_out, unigram, run, step)
     schedules = run.curriculum, run.order.mix

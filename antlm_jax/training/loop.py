@@ -182,6 +182,7 @@ class Trainer:
             hook.run(self)
 
   def _finish(self) -> None:
+    self._settle()
     for hook in reversed(self.hooks):
       with self.ledger.time(hook.spent_on):
         hook.finish(self)
@@ -282,7 +283,6 @@ class Trainer:
 
   def _end_early(self, status: int) -> None:
     """Saves the state, and ends with the status that a signal asks for."""
-    self._settle()
     self._finish()
     progress.say(
       f"stopped after step {self.step}, saved: run the same command to resume"

@@ -13,6 +13,7 @@ from antlm_jax.training.writers import WRITERS
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"  # of a run that has ended
 PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
 # Each half of the held-out rows has a loss, such as `eval/clm/loss/choose`. One
 # chooses the best step; on the other its loss is not too low by choice.

@@ -185,7 +185,7 @@ def done(argv: Sequence[str]) -> bool:
 
 
 def _value_text(value: Setting) -> str:
-  return str(settings_lib.comma_text(value))
+  return str(settings_lib.text(value))
 
 
 def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:

@@ -173,9 +173,9 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
     run = TrainedRun(variant, path.name, path, config, losses, every)
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
-  if not (path / "summary.json").is_file():
+  if not (path / metrics.SUMMARY).is_file():
     return run
-  with reading_file(path / "summary.json") as summary:
+  with reading_file(path / metrics.SUMMARY) as summary:
     return with_summary(run, summary)
 
 
