@@ -85,10 +85,6 @@ class Train(Section):
     least=0,
   )
 
-  def length(self, steps_per_epoch: float) -> int | None:
-    """Returns the run's steps, or None if the curriculum has its own length."""
-    return self.steps or round(self.epochs * steps_per_epoch) or None
-
 
 @dataclasses.dataclass(frozen=True)
 class Eval(Section):

@@ -103,7 +103,8 @@ def _schedules(
   """
   if per_epoch is None:
     return None, None
-  known, length = list(config.known_objectives), config.train.length(per_epoch)
+  train, known = config.train, list(config.known_objectives)
+  length = train.steps or round(train.epochs * per_epoch) or None
   found = curriculum_lib.parse_curriculum(
     config.curriculum, known, per_epoch, length
   )

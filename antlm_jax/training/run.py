@@ -281,9 +281,10 @@ def _schedule(
     shuffle=config.data.shuffle,
   )
   per_epoch = order.steps_per_epoch
-  known, length = list(objectives), config.train.length(per_epoch)
+  length = config.train.steps or round(config.train.epochs * per_epoch)
+  known = list(objectives)
   curriculum = curriculum_lib.parse_curriculum(
-    config.curriculum, known, per_epoch, length
+    config.curriculum, known, per_epoch, length or None
   )
   steps, mix = curriculum.steps, None
   if length and steps != length:
