@@ -298,9 +298,7 @@ def unquantized(file, folder):
   transformers.AutoTokenizer.from_pretrained(
     file.parent, gguf_file=file.name
   ).save_pretrained(folder / "hf")
-  import_.write_imported_run(
-    import_.read_model_folder(folder / "hf"), folder / "run"
-  )
+  import_.write_imported_run(import_.Imported(folder / "hf"), folder / "run")
   return model.eval(), folder
 
 
