@@ -87,16 +87,6 @@ class Described(NamedTuple):
   special: dict[str, int]  # known token ids by role in `ROLES`
 
 
-def read_config_json(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a folder's config.json; UserError if there is none."""
-  path = folder / CONFIG
-  if not path.exists():
-    raise UserError(
-      f"{folder} is not a folder of a transformers model: it has no {CONFIG}"
-    )
-  return files.read_json(path, "the model's")
-
-
 def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   """Interprets the fields of a config.json.
 

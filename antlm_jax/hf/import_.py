@@ -15,9 +15,10 @@ from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import hub, layouts, weights
+from antlm_jax.hf import hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
+from antlm_jax.hf.model_folder import TOKENIZER
 from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import FineTuned
@@ -27,7 +28,6 @@ from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
-TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -43,7 +43,7 @@ def _is_foreign(model: str) -> bool:
   # Our runs also have a config.json.
   folder = pathlib.Path(model)
   ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
-  return (folder / hf_config.CONFIG).is_file() and not ours
+  return model_folder.is_model_folder(folder) and not ours
 
 
 class Imported(Checkpoint):
@@ -70,12 +70,14 @@ class Imported(Checkpoint):
     where = self._where
     return hub.PREFIX + where if hub.is_name(where) else os.path.abspath(where)
 
-  @functools.cached_property
+  @property
   def path(self) -> pathlib.Path:
-    """Path to its folder, after a download from the Hub."""
-    if hub.is_name(self._where):
-      return hub.download_model(self._where)
-    return pathlib.Path(self._where)
+    """Path to the model's folder, after a download from the Hub."""
+    return self._folder.path
+
+  @functools.cached_property
+  def _folder(self) -> model_folder.ModelFolder:
+    return model_folder.find_model(self._where)
 
   @property
   def meta(self) -> Meta:
@@ -121,10 +123,10 @@ class Imported(Checkpoint):
   def _opened(self) -> tuple[Meta, int, Sequence[str], Callable[[], Params]]:
     """The metadata, the step, the notes and a reader of the parameters."""
     path = self.path
-    fields = hf_config.read_config_json(path)
+    file = path / hf_config.CONFIG
+    fields = files.read_json(file, "the model's")
     tensors = weights.read_weights(path)
     layout = layouts.find_layout(tensors)
-    file = path / hf_config.CONFIG
     described = hf_config.describe(file, layout.fields_of(fields))
     encoder, settings = described.encoder, dict(described.settings)
     rows = settings.pop("vocab_size")
@@ -137,10 +139,11 @@ class Imported(Checkpoint):
     # The files bound the config's sizes, so check them before any allocation.
     stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
     names = layout.weights or described.weights
+    stored, left_out = weights.without_task_head(stored, names["embedding"])
     params = weights.reader(stored, names, model.shapes, unused)
     if (path / NATIVE).exists():
-      return *_read_native(path, model, self._boundary), (), params
-    notes = list(layout.notes)
+      return *_read_native(path, model, self._boundary), left_out, params
+    notes = [*layout.notes, *left_out, *self._folder.notes]
     if rows > tokenizer.vocab_size:
       tokenizer, note = _with_all_names(path, tokenizer, rows)
       notes.insert(0, note)

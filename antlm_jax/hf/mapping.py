@@ -17,6 +17,15 @@ ARCHITECTURES = {
   "ultrabert": ULTRABERT,
 }
 
+# Encoders that users ask for, and what ours lack to compute them.
+_LACKING = {
+  "lfm2": "most of its layers are short convolutions, not attention",
+  "neobert": (
+    "its output layer has a bias, and its code rotates neighbouring channels,"
+    " but code of others with this model_type rotates halves"
+  ),
+}
+
 
 def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
   """Returns the encoder, architecture and target of a model_type.
@@ -29,6 +38,9 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
     for target in itertools.chain(*architecture.targets.values())
   }
   if not isinstance(model_type, str) or model_type not in known:
+    for name, reason in _LACKING.items():
+      if model_type == name:
+        raise ValueError(f"antlm_jax has no encoder for {name}: {reason}")
     raise ValueError(
       f"model_type={model_type!r} is not one of {', '.join(known)}"
     )

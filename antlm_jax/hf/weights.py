@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ _DAMAGED = (
 )
 # Buffers in old Llama and LTG-BERT files, which the config determines.
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
+
+# Last layers of fine-tuned models in transformers.
+_TASK_HEAD = re.compile(r"(classifier|score|qa_outputs)\.")
 
 
 def params_to_tensors(
@@ -212,6 +216,24 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
     )
     for name, value in tensors.items()
   }
+
+
+def without_task_head(
+  weights: Weights, embedding: str
+) -> tuple[Weights, list[str]]:
+  """Leaves out a fine-tuned head, and returns a note on it if there is one.
+
+  All tensors outside of the encoder belong to it, even if they have names of an
+  output layer. The encoder's names begin as `embedding`, the embeddings' name.
+  """
+  if not any(map(_TASK_HEAD.match, weights)):
+    return weights, []
+  prefix = embedding.partition(".")[0] + "."
+  head = [name for name in weights if not name.startswith(prefix)]
+  kept = {n: t for n, t in weights.tensors.items() if n not in head}
+  return dataclasses.replace(weights, tensors=kept), [
+    f"the fine-tuned head is left out: {_listed_tensors(head)}"
+  ]
 
 
 def reader(
