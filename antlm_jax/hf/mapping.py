@@ -17,7 +17,7 @@ ARCHITECTURES = {
   "ultrabert": ULTRABERT,
 }
 
-# Encoders that users ask for, and what ours lack to compute them.
+# Known encoders that none of ours computes, and the reasons.
 _LACKING = {
   "lfm2": "most of its layers are short convolutions, not attention",
   "neobert": (

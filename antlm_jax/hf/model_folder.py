@@ -35,7 +35,7 @@ class ModelFolder(NamedTuple):
   """Folder with a whole transformers model and its tokenizer."""
 
   path: pathlib.Path
-  notes: tuple[str, ...] = ()  # what is left out, for the user
+  notes: tuple[str, ...] = ()  # on modules that import leaves out
 
 
 def find_model(where: str) -> ModelFolder:

@@ -221,7 +221,7 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
 def without_task_head(
   weights: Weights, embedding: str
 ) -> tuple[Weights, list[str]]:
-  """Leaves out a fine-tuned head, and returns a note on it if there is one.
+  """Leaves out a fine-tuned head if there is any, and returns a note on it.
 
   All tensors outside of the encoder belong to it, even if they have names of an
   output layer. The encoder's names begin as `embedding`, the embeddings' name.
