@@ -39,6 +39,7 @@ class Imported(NamedTuple):
   step: int  # 0 unless export wrote the folder
   notes: tuple[str, ...]  # notes for the user
   weights: Callable[[], Params]  # reads the parameters, float32
+  headless: bool  # whether it has no output layer
 
   @property
   def params(self) -> Params:
@@ -69,6 +70,10 @@ class Foreign(Checkpoint):
   def meta(self) -> Meta:
     """Metadata of the model as a checkpoint."""
     return self._found.meta
+
+  def lacks_head(self, shapes) -> bool:
+    """Whether the folder has no output layer."""
+    return self._found.headless
 
   def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
     """Returns a state with the model's parameters."""
@@ -145,10 +150,23 @@ def read_model_folder(
   # The files bound the config's sizes, so check them before any allocation.
   stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
   names = layout.weights or described.weights
-  params = weights.reader(stored, names, model.shapes, unused)
+  stored = weights.with_prefix(stored, names["embedding"])
+  stored = weights.renamed(stored, ARCHITECTURES[encoder].older)
+  stored, left_out = weights.without(stored, ARCHITECTURES[encoder].dropped)
+  shapes = model.shapes
+  there = [at for at, tensor in names.items() if tensor in stored.tensors]
+  if headless := models.lacks_head(shapes, there):
+    shapes, _ = models.divided(shapes)
+  params = weights.reader(stored, names, shapes, unused)
   if (path / NATIVE).exists():
-    return _import_own_export(path, params, model, boundary)
-  notes = list(layout.notes)
+    found = _import_own_export(path, params, model, boundary)
+    return found._replace(headless=headless)
+  notes = [*layout.notes, *left_out]
+  if headless:
+    notes.append(
+      "the folder has no output layer: training makes a new one, and scores"
+      " and masks need it"
+    )
   if known := rows - tokenizer.vocab_size:
     names = [f"<no_token_{i}>" for i in range(rows - known, rows)]
     try:
@@ -181,7 +199,7 @@ def read_model_folder(
   meta = Meta(
     config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
   )
-  return Imported(meta, 0, tuple(notes), params)
+  return Imported(meta, 0, tuple(notes), params, headless)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -228,7 +246,7 @@ def _import_own_export(
       " remove the latter to use config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
-  return Imported(meta, step, (), params)
+  return Imported(meta, step, (), params, headless=False)
 
 
 def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:

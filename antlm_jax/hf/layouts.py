@@ -31,7 +31,6 @@ class TensorLayout:
   curriculum: str = ""  # objective of training; empty to use config.json
   boundary: str = ""  # tokens around texts; empty to use the tokenizer
   notes: tuple[str, ...] = ()  # notes for the user
-  prefix: str = ""  # prefix of names in `weights` that the files omit
   numbered: str = ""  # tensor of `weights` that files split: NAME.0, NAME.1
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +43,7 @@ class TensorLayout:
 
     Raises a UserError if numbered tensors have incompatible shapes.
     """
-    found = {self.prefix + name: t for name, t in weights.tensors.items()}
+    found = dict(weights.tensors)
     if self.weights:
       found = {_inner(name): t for name, t in found.items()}
     number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
@@ -139,13 +138,9 @@ LAYOUTS = (
   ),
 )
 OWN = TensorLayout(mark="", weights={}, fields={}, settings={})
-# AutoModel of transformers saves this layout, for example for embedders.
-BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", prefix="model.")
 
 
 def find_layout(weights: Weights) -> TensorLayout:
   """Returns the layout of a folder's weights; by default export's."""
-  if BARE.mark in weights.tensors:
-    return BARE
   names = set(map(_inner, weights))
   return next((row for row in LAYOUTS if row.mark in names), OWN)

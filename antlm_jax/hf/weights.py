@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,8 +33,13 @@ _DAMAGED = (
   LookupError,
   pickle.UnpicklingError,
 )
-# Buffers in old Llama and LTG-BERT files, which the config determines.
-_FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
+# Buffers in old Llama, LTG-BERT and BERT files, which the config determines.
+_FOLLOW = (
+  "rotary_emb.inv_freq",
+  ".position_indices",
+  "embeddings.position_ids",
+  "embeddings.token_type_ids",
+)
 
 
 def params_to_tensors(
@@ -212,6 +218,41 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
     )
     for name, value in tensors.items()
   }
+
+
+def with_prefix(weights: Weights, embedding: str) -> Weights:
+  """Adds the prefix that names lack where AutoModel saved an encoder alone.
+
+  `embedding` is the name of the embeddings with this prefix.
+  """
+  prefix, _, bare = embedding.partition(".")
+  if embedding in weights.tensors or bare not in weights.tensors:
+    return weights
+  named = {f"{prefix}.{name}": t for name, t in weights.tensors.items()}
+  return dataclasses.replace(weights, tensors=named)
+
+
+def renamed(weights: Weights, patterns: Sequence[tuple[str, str]]) -> Weights:
+  """Renames tensors as in `Architecture.older`."""
+  tensors, others = {}, {}
+  for name, tensor in weights.tensors.items():
+    new = name
+    for pattern, replacement in patterns:
+      new = re.sub(pattern, replacement, new)
+    (tensors if new == name else others)[new] = tensor
+  return dataclasses.replace(weights, tensors=tensors | others)
+
+
+def without(
+  weights: Weights, dropped: Mapping[str, str]
+) -> tuple[Weights, list[str]]:
+  """Leaves tensors out as in `Architecture.dropped`; also returns notes."""
+  left, notes = dict(weights.tensors), []
+  for pattern, what in dropped.items():
+    if found := [name for name in left if re.match(pattern, name)]:
+      notes.append(f"left out: {what} ({_listed_tensors(found)})")
+    left = {name: t for name, t in left.items() if name not in found}
+  return dataclasses.replace(weights, tensors=left), notes
 
 
 def reader(

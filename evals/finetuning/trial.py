@@ -165,7 +165,7 @@ class Trial:
     self._rates = np.array([run.lr for run in runs], np.float32)
     self._seeds = np.array([run.seed for run in runs], np.uint32)
     self._shares, self._step = settings.rate_shares(steps), 0
-    encoder, self._frozen = divided(loaded.params)
+    encoder, self._frozen = models.divided(loaded.params)
     self._state = init(self._one, encoder, self._seeds)
 
   def train(self, batches: Iterable[TaskBatch]) -> np.ndarray:
@@ -200,12 +200,6 @@ class Trial:
     }
 
 
-def divided(params: Mapping[str, Any]) -> tuple[dict, dict]:
-  """Divides a model's parameters: those to train, and the frozen LM head."""
-  frozen = {n: p for n, p in params.items() if n.startswith("head/")}
-  return {n: p for n, p in params.items() if n not in frozen}, frozen
-
-
 class State(NamedTuple):
   """Parameters and optimizer state, of one run or `[runs, ...]`."""
 
@@ -235,7 +229,7 @@ class OneRun:
   @functools.cached_property
   def _optimizer(self):
     head = self.head.parameters(self.config.width)
-    encoder, _ = divided(self._model.axes)
+    encoder, _ = models.divided(self._model.axes)
     axes = join_params(
       encoder, {name: param.axes for name, param in head.items()}
     )
