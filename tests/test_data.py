@@ -274,7 +274,7 @@ def test_a_manifest_of_another_version_is_refused(copy, change):
   line = told(
     "json was changed, or is of another version", PreparedData.open, copy
   )
-  assert "another --output" in line and "delete" not in line
+  assert "another output" in line and "delete" not in line
 
 
 def leaves(value, *keys):

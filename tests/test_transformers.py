@@ -274,9 +274,9 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   causal = {"attention": "causal"}
   spans = {"name": "squad", "kind": "spans"}
   for changes, forms, said in (
-    ({}, (), "--head=plain"),
+    ({}, (), "head=plain"),
     ({}, ("causal",), "was fine-tuned with bidirectional attention"),
-    (causal, (), "--attention=bidirectional"),
+    (causal, (), "attention=bidirectional"),
     (spans, (), r"no head like that of squad \(spans"),
   ):
     tuned = dataclasses.replace(task, **changes)

@@ -247,7 +247,7 @@ def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
     ("comp", {}, "task='comp' is not one of "),
     ("comps", {"mode": "both"}, "mode='both' is not one of causal, mlm"),
     ("comps", {"temperatur": 2.0}, "task comps; did you mean 'temperature'?"),
-    ("comps", {"limit": -1}, "--limit=-1 is not at least 0"),
+    ("comps", {"limit": -1}, "limit=-1 is not at least 0"),
   ):
     asked = {"mode": "mlm"} | more
     with pytest.raises(UserError, match=re.escape(message)):

@@ -115,7 +115,7 @@ class Architecture:
     if not rows:
       raise UserError(
         "transformers has no model of this type that predicts a mask one"
-        " position before it: train with M, or export with --as=causal"
+        " position before it: train with M, or export it as causal"
       )
     own = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
     raise UserError(f"transformers has no {row.model_type} with {own}")

@@ -59,7 +59,7 @@ def export_model(
   if loaded.task and attentions != trained_attentions(loaded):
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention and"
-      " exports only with it: leave out --as"
+      " exports only as that"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {
@@ -117,7 +117,8 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   if not causal and not both:
     raise UserError(
       f"{loaded.path} was trained only with attention in blocks, which"
-      " transformers lacks: --as=bidirectional reads a text as one block"
+      " transformers lacks: exported as bidirectional, it reads a text as one"
+      " block"
     )
   return causal + ("bidirectional",) * both
 
@@ -149,7 +150,7 @@ def _text_files(
   if masked and loaded.tokenizer.mask_id is None:
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
-      " --as=causal"
+      " attention causal"
     )
   before, after = _frame_tokens(loaded, attention)
   special = tokenizer.special_ids(loaded.tokenizer, before)

@@ -63,7 +63,7 @@ def _classifier_config(
   if head["norms"] or last_norm != modern or head["pool"] not in _POOLS[family]:
     raise UserError(
       f"{family} has no head like that of {loaded.path}: fine-tune with"
-      f" --head={name} --pool=mean (or --pool=first)"
+      f" head={name} and pool=mean (or pool=first)"
     )
   out["classifier_pooling"] = _POOLS[family][head["pool"]]
   if modern:
@@ -163,7 +163,7 @@ def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   found = head_place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
-    hint = ": fine-tune with --attention=bidirectional" if causal else ""
+    hint = ": fine-tune with attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
       f" and transformers' {target.model_type} has no {found.auto}{hint}"

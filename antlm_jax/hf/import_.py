@@ -244,7 +244,7 @@ def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
         f"warning: {file} says {name}={fields[name]}, but {TOKENIZER} decides,"
-        " as in transformers 5 (use --boundary to change it)"
+        " as in transformers 5 (set boundary to change it)"
       )
   return notes
 
@@ -274,8 +274,8 @@ def check_workdir(workdir: str | os.PathLike) -> None:
   """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
   if checkpoint.checkpoint_steps(workdir):
-    raise UserError(f"{workdir} holds a run: give another --workdir")
+    raise UserError(f"{workdir} holds a run: give another workdir")
   if (workdir / TOKENIZER).exists():
     raise UserError(
-      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
+      f"{workdir} holds a {TOKENIZER}: give another workdir, or remove it"
     )

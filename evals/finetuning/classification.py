@@ -46,7 +46,7 @@ class ClassifierOptions:
     "Head: norms as in LTG-BERT and BabyLM, plain (no norms) as in EuroBERT,"
     " last_norm as in ModernBERT, or linear (one layer) as in transformers'"
     " causal models. By default norms if the attention is bidirectional, linear"
-    " if it is causal. --preset=classification chooses a head that can be"
+    " if it is causal. preset=classification chooses a head that can be"
     " exported, if possible",
     choices=("norms", "plain", "last_norm", "linear"),
   )
