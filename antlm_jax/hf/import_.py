@@ -96,10 +96,6 @@ class Imported(Checkpoint):
     """Parameters, float32; each access reads the files."""
     return self._opened[3]()
 
-  @property
-  def digest(self) -> int:
-    return checkpoint.json_checksum(checkpoint.bit_sums(self.params))
-
   def restore(
     self, like: TrainState, with_optimizer: bool = True
   ) -> TrainState:
