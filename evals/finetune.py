@@ -50,17 +50,10 @@ from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
 from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
-from antlm_jax.inference.model import (
-  FineTuned,
-  Identity,
-  Loaded,
-  ModelOrPath,
-  identify,
-  open_model,
-)
+from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
-from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Checkpoint
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
 
@@ -160,7 +153,7 @@ class Request:
     own = map(self.section, suite.settings)
     return suite.make(self.data, self.name, attention, *own)
 
-  def to_json(self, task: Task, model: Identity) -> dict[str, Any]:
+  def to_json(self, task: Task, model: Checkpoint) -> dict[str, Any]:
     """Returns everything that the results of the task depend on."""
     grid = self.section(Grid)
     return {
@@ -254,7 +247,7 @@ def finetune(
     loaded = open_model(model, step)
     encoder = loaded.config.model.name
     where = dict(output=output, save=save, overwrite=overwrite)
-    wanted = loaded, encoder, loaded.task, data, preset, task
+    wanted = loaded.saved, encoder, loaded.task, data, preset, task
     jobs, absent = plan_tasks(*wanted, **where, **settings)
     if absent:
       progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
@@ -310,7 +303,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
 
 
 def plan_tasks(
-  model: Identity,
+  model: Checkpoint,
   encoder: str,
   tuned: FineTuned | None,
   data: sets.Data,
@@ -371,7 +364,7 @@ def _wanted(suite: Suite, preset: str, task: str, data: sets.Data) -> list[str]:
 def _job(
   request: Request,
   task: Task,
-  model: Identity,
+  model: Checkpoint,
   output: str | None,
   save: bool,
   overwrite: bool,
@@ -437,7 +430,8 @@ def perform(
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
       rows = max(loaded.longest_row, longest)
-      trained = dataclasses.replace(loaded, row_tokens=rows)
+      meta = dataclasses.replace(loaded.meta, row_tokens=rows)
+      trained = dataclasses.replace(loaded, meta=meta)
       saved.save_model(folder, trained, task, how.attention, best.params)
       where = files.shown_path(folder / MODEL)
       progress.say(f"{task.name}: model saved to {where}")
@@ -536,8 +530,7 @@ def done(argv: Sequence[str]) -> bool:
       results of another request.
   """
   given = parse_finetune(argv)
-  model = identify(given.pop("model"), given.pop("step"))
-  kept = checkpoint.Checkpoint(model.path)
-  encoder, task = kept.meta.config.model.name, kept.fields.get("task")
+  model = Checkpoint(given.pop("model"), given.pop("step"))
+  encoder, task = model.meta.config.model.name, model.fields.get("task")
   tuned = task and FineTuned(**task, params={})
   return all(job.done for job in plan_tasks(model, encoder, tuned, **given)[0])

@@ -100,9 +100,7 @@ def family(request, files, tmp_path_factory):
   transformers.PreTrainedTokenizerFast(
     tokenizer_object=backend, eos_token="␃", pad_token="␢", mask_token="␥"
   ).save_pretrained(folder / "hf")
-  import_.write_imported_run(
-    import_.read_model_folder(folder / "hf"), folder / "run"
-  )
+  import_.write_imported_run(import_.Imported(folder / "hf"), folder / "run")
   # AutoTokenizer would rebuild Qwen2's tokenizer from its vocabulary alone.
   opened = transformers.PreTrainedTokenizerFast.from_pretrained
   tokenizer = opened(folder / "hf")
@@ -142,7 +140,7 @@ def test_greedy_texts_are_theirs(family):
   for prompt in prompts:
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0]
-    out = out[:-1] if out[-1] in loaded.ends else out
+    out = out[:-1] if out[-1] in loaded.meta.ends else out
     theirs.append(tokenizer.decode(out, skip_special_tokens=True))
   assert ours == theirs
 
@@ -234,7 +232,7 @@ def test_it_goes_out_again(family, form, tmp_path):
     theirs = out(torch.tensor(ids)).logits.numpy()
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
   (path / NATIVE).unlink()
-  again = import_.read_model_folder(path)
+  again = import_.Imported(path)
   assert again.meta.config.model == loaded.config.model
   again = {name: np.asarray(value) for name, value in again.params.items()}
   assert helpers.equal(again, dict(loaded.params))

@@ -46,7 +46,7 @@ def import_model(
       exists.
   """
   import_.check_workdir(workdir)
-  imported = import_.read_model_folder(model, boundary)
+  imported = import_.Imported(model, boundary)
   path = import_.write_imported_run(imported, workdir)
   with progress.quietly(quiet):
     for note in imported.notes:

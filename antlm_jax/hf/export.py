@@ -210,7 +210,7 @@ def _import_metadata(loaded: Loaded) -> dict[str, object]:
   text = config_lib.to_json(loaded.config)
   settings = json.dumps(json.loads(text, object_hook=last_names))
   meta = dataclasses.replace(
-    loaded, config=config_lib.config_from_json(settings)
+    loaded.meta, config=config_lib.config_from_json(settings)
   )
   return meta.to_json() | {"step": loaded.step}
 
