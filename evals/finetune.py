@@ -139,7 +139,7 @@ class Request:
     if tuned:
       labels = tuple(tuned.settings.get("labels", ()))
       own = {"attention": tuned.attention, "labels": labels}
-    never = {"epochs": 0, "steps": 0, "train_on": ""}
+    never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
     many = isinstance(data, Mapping) or _is_folder(data)
     if self.name == sets.OWN and not many:
       data = {"test": data}
@@ -293,7 +293,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
   known = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
   settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
-  for trains in ("steps", "train_on"):
+  for trains in ("steps", "train_on", "freeze"):
     if given.get("epochs") == 0 and given.get(trains):
       raise UserError(
         f"epochs=0 evaluates without training: leave out {trains}, or give"
@@ -391,11 +391,26 @@ def _make_request(
   if request.may_train:
     task = request.task()
     if task.trained:
+      _check_frozen(task, request.section(Hyperparameters))
       return request, task
   request = request.without_training(tuned)
   task = request.task()
   head = saved.untrained(task, tuned, path)
   return request, dataclasses.replace(task, head=head, trained=False)
+
+
+def _check_frozen(task: Task, how: Hyperparameters) -> None:
+  """Raises a UserError if a frozen encoder leaves nothing to train."""
+  if how.freeze and not task.head.parameters(1):
+    raise UserError(
+      f"freeze trains the head alone, but {task.name} has no head with"
+      " parameters: leave out freeze"
+    )
+  if how.freeze and how.encoder_dropout:
+    raise UserError(
+      f"encoder_dropout={how.encoder_dropout:g}: a frozen encoder has no"
+      " dropout: leave out freeze or encoder_dropout"
+    )
 
 
 def perform(
