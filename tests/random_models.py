@@ -54,6 +54,13 @@ _SHAPES = {
   "gemma": {"kv_heads": 1, "init_std": 0.3, "windows": (5, 0)},
   "ltg_bert": {"dropout": 0.0, "attention_dropout": 0.0},
   "modernbert": {"layers": 3, "windows": (0, 5, 5), "init_std": 0.3},
+  "ultrabert": {
+    "kv_heads": 1,
+    "init_std": 0.3,
+    "windows": (5, 5, 0),
+    "layers": 4,
+    "head_mlp_width": 24,
+  },
 }
 
 

@@ -7,12 +7,14 @@ from antlm_jax.hf.gemma import GEMMA
 from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.hf.modernbert import MODERNBERT
+from antlm_jax.hf.ultrabert import ULTRABERT
 
 ARCHITECTURES = {
   "llama": LLAMA,
   "gemma": GEMMA,
   "ltg_bert": LTG_BERT,
   "modernbert": MODERNBERT,
+  "ultrabert": ULTRABERT,
 }
 
 

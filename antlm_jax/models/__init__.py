@@ -1,6 +1,6 @@
 """Encoders with one functional interface."""
 
-from antlm_jax.models import gemma, llama, ltg_bert, modernbert
+from antlm_jax.models import gemma, llama, ltg_bert, modernbert, ultrabert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 from antlm_jax.models.model import (
   Model,
@@ -24,4 +24,5 @@ __all__ = [
   "llama",
   "ltg_bert",
   "modernbert",
+  "ultrabert",
 ]

@@ -45,10 +45,10 @@ class ClassifierOptions:
   head: str | None = setting(
     None,
     "Head: norms as in LTG-BERT and BabyLM, plain (no norms) as in EuroBERT,"
-    " last_norm as in ModernBERT, or linear (one layer) as in transformers'"
-    " causal models. By default norms if the attention is bidirectional, linear"
-    " if it is causal. preset=classification chooses a head that can be"
-    " exported, if possible",
+    " last_norm as in ModernBERT, or linear (one layer) as in UltraBERT and in"
+    " transformers' causal models. By default norms if the attention is"
+    " bidirectional, linear if it is causal. preset=classification chooses a"
+    " head that can be exported, if possible",
     choices=("norms", "plain", "last_norm", "linear"),
   )
   dropout: float = setting(
