@@ -225,7 +225,7 @@ def test_it_goes_out_again(family, form, tmp_path):
   kind = model.config.model_type
   lacks = {
     ("mistral", "bidirectional"): "no eurobert with",
-    ("ultrabert", "causal"): "is causal: export with --as=bidirectional",
+    ("ultrabert", "causal"): "is causal: export it as bidirectional",
   }
   if said := lacks.get((kind, form)):
     with pytest.raises(UserError, match=said):

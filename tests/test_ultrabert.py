@@ -130,7 +130,7 @@ def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   with pytest.raises(UserError, match=r"before it: train with M$"):
     export.export_model(shifted, tmp_path / "a")
   both = random_models.with_curriculum(loaded, "4C+4M")
-  with pytest.raises(UserError, match="causal: export with --as=bidirectional"):
+  with pytest.raises(UserError, match="causal: export it as bidirectional"):
     export.export_model(both, tmp_path / "b")
   for windows, said in (((3, 5), "several widths"), ((), None)):
     settings = dataclasses.replace(loaded.config.model, windows=windows)
