@@ -52,7 +52,7 @@ def read(folder):
   def changed(less=(), **fields):
     left = {k: v for k, v in config.items() if k not in less}
     (folder / "config.json").write_text(json.dumps(left | fields))
-    return import_.read_model_folder(folder)
+    return import_.Imported(folder)
 
   return changed
 
@@ -120,7 +120,7 @@ def test_its_own_names_of_tensors_are_read(loaded, folder, head):
   safetensors.numpy.save_file(theirs, file)
   if not head:
     pytest.skip("until headless folders are read")
-  again = import_.read_model_folder(folder)
+  again = import_.Imported(folder)
   assert helpers.equal(dict(again.params), dict(loaded.params))
 
 
@@ -141,7 +141,7 @@ def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
     else:
       export.export_model(other, tmp_path / "c", ["bidirectional"])
       (tmp_path / "c" / NATIVE).unlink()
-      again = import_.read_model_folder(tmp_path / "c").meta.config.model
+      again = import_.Imported(tmp_path / "c").meta.config.model
       assert again.windows == ()
 
 
