@@ -31,6 +31,7 @@ from antlm_jax.models.gemma import GemmaConfig as GemmaConfig
 from antlm_jax.models.llama import LlamaConfig as LlamaConfig
 from antlm_jax.models.ltg_bert import LtgBertConfig as LtgBertConfig
 from antlm_jax.models.modernbert import ModernBertConfig as ModernBertConfig
+from antlm_jax.models.ultrabert import UltraBertConfig as UltraBertConfig
 from antlm_jax.objectives.objective import Objective as Objective
 from antlm_jax.optim import WSD as WSD
 from antlm_jax.optim import AdamW as AdamW

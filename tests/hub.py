@@ -15,6 +15,8 @@ MARKS = [
   pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
+ENCODERS = "EuroBert", "ModernBert", "Ultrabert"  # transformers' names
+
 
 def opened(path, form, **options):
   """Opens a folder as a language model; all weights must match."""
@@ -51,7 +53,7 @@ def drawn(kind, **settings):
   }
   torch.manual_seed(0)
   config = getattr(transformers, f"{kind}Config")(**shape | settings)
-  head = "MaskedLM" if kind in ("EuroBert", "ModernBert") else "CausalLM"
+  head = "MaskedLM" if kind in ENCODERS else "CausalLM"
   model = getattr(transformers, f"{kind.removesuffix('Text')}For{head}")(config)
   for value in model.parameters():
     if value.ndim == 1:  # biases are zeros, norms are 1

@@ -68,9 +68,7 @@ def test_an_encoder_alone_is_read(both):
   """Catches a folder of AutoModel that import refuses, or reads wrongly."""
   whole, found, path = both
   assert found.headless and not whole.headless
-  assert "has no output layer" in " ".join(
-    import_.read_model_folder(path).notes
-  )
+  assert "has no output layer" in " ".join(import_.Imported(path).notes)
   shared = {n: p for n, p in whole.params.items() if not n.startswith("head/")}
   assert helpers.equal(dict(found.params), shared)
   np.testing.assert_array_equal(embed(found, TEXTS), embed(whole, TEXTS))
@@ -104,7 +102,7 @@ def test_training_makes_the_output_layer(both, tmp_path):
     boundary="bos_eos",
     seq_len=32,
   )
-  for i, start in enumerate((path, found.run)):
+  for i, start in enumerate((path, found.path)):
     made = train(
       f"continued:model={start},curriculum=2M",
       tmp_path / str(i),
@@ -136,8 +134,10 @@ def test_it_goes_out_as_it_came(both, tmp_path):
   target = export.target_of(found, form)
   assert config["architectures"] == [target.classes["AutoModel"]]
   assert "AutoModel.from_pretrained" in (out / "README.md").read_text()
-  again = import_.read_model_folder(out)
-  assert again.headless and helpers.equal(again.params, dict(found.params))
+  again = import_.Imported(out)
+  assert again.lacks_head(found.model.shapes) and helpers.equal(
+    again.params, dict(found.params)
+  )
 
 
 def test_half_an_output_layer_is_refused(tmp_path):
@@ -149,4 +149,4 @@ def test_half_an_output_layer_is_refused(tmp_path):
   del tensors["cls.predictions.bias"]
   safetensors.numpy.save_file(tensors, path / folders.SINGLE)
   with pytest.raises(UserError, match="weights are missing: cls"):
-    import_.read_model_folder(path)
+    _ = import_.Imported(path).meta

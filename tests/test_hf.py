@@ -26,7 +26,6 @@ from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
-from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 from tests.hub import FakeHub
 
@@ -106,7 +105,7 @@ def rewrite(path, edit):
 def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
   export.export_model(loaded, tmp_path / "hf", ATTENTIONS)
   for form in ATTENTIONS:
-    imported = import_.read_model_folder(tmp_path / "hf" / form)
+    imported = import_.Imported(tmp_path / "hf" / form)
     path = import_.write_imported_run(imported, tmp_path / form)
     again = load(path)
     assert helpers.equal(again.params, loaded.params)
@@ -138,8 +137,7 @@ def test_shards_hold_the_same(llama, tmp_path):
     for f in files
   )
   assert helpers.equal(
-    import_.read_model_folder(path).params,
-    import_.read_model_folder(whole).params,
+    import_.Imported(path).params, import_.Imported(whole).params
   )
   # All files follow the umask.
   assert {f.stat().st_mode for f in path.iterdir()} == {
@@ -152,8 +150,8 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
   loaded, whole = llama
   (path,) = export.export_model(loaded, tmp_path / "a", ["causal"], dtype)
   assert json.loads((path / "config.json").read_text())["dtype"] == dtype
-  imported = import_.read_model_folder(path)
-  exact = import_.read_model_folder(whole).params
+  imported = import_.Imported(path)
+  exact = import_.Imported(whole).params
   step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
   for name, value in imported.params.items():
     np.testing.assert_allclose(value, exact[name], rtol=step, atol=1e-7)
@@ -211,7 +209,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
       "init.checkpoint": str(tmp_path / "base/checkpoints/9"),
     },
   )
-  loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
+  loaded = random_models.with_meta(loaded, config=settings, row_tokens=32)
   about = card.About("mit", ("en", "de"), "me/base")
   paths = export.export_model(loaded, tmp_path / "hf", about=about)
   for path in paths:
@@ -275,7 +273,7 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
   cached(foreign, cache, "some/llama")
   import_command.main(words)
   loaded = load(tmp_path / "run")
-  here = import_.read_model_folder(foreign)
+  here = import_.Imported(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
   (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
@@ -297,8 +295,7 @@ def test_a_card_follows_a_start_on_this_machine_alone(
   random_models.save(tmp_path / "other", tokenizer)
   other = load(tmp_path / "other")
   settings = config_lib.given_config(other.config, {"init.checkpoint": begin})
-  fields = {f.name: getattr(other, f.name) for f in dataclasses.fields(Meta)}
-  meta = Meta(**fields | {"config": settings})
+  meta = dataclasses.replace(other.meta, config=settings)
   write_model(tmp_path / "run/checkpoints/7", 7, other.params, meta)
   (path,) = export.export_model(
     load(tmp_path / "run"), tmp_path / "hf", ["causal"]
@@ -347,12 +344,10 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
     del config[name]
   config |= {"rope_scaling": None, "rope_theta": 10000.0}
   (foreign / "config.json").write_text(json.dumps(config))
-  imported = import_.read_model_folder(foreign)
+  imported = import_.Imported(foreign)
   assert helpers.equal(dict(imported.params), dict(llama[0].params))
   assert (imported.step, imported.meta.boundary) == (0, framing.OWN)
-  assert (
-    import_.read_model_folder(foreign, boundary="eos").meta.boundary == "eos"
-  )
+  assert import_.Imported(foreign, boundary="eos").meta.boundary == "eos"
   settings = imported.meta.config.model
   assert settings.rope_theta == 10000.0
   assert not settings.tied
@@ -362,7 +357,7 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
 def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   export.export_model(loaded, tmp_path / "hf", [form])
   (tmp_path / "hf" / NATIVE).unlink()
-  imported = import_.read_model_folder(tmp_path / "hf")
+  imported = import_.Imported(tmp_path / "hf")
   assert helpers.equal(dict(imported.params), dict(loaded.params))
   own = imported.meta.config.model
   for name in ARCHITECTURES[own.name].settings:
@@ -381,14 +376,12 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   shutil.copytree(llama[1], path)
   change(path, rms_norm_eps=1e-3)
   with pytest.raises(UserError, match="disagree on norm_eps"):
-    import_.read_model_folder(path)
-  assert (
-    import_.read_model_folder(llama[1], boundary="eos").meta.boundary == "eos"
-  )
+    _ = import_.Imported(path).meta
+  assert import_.Imported(llama[1], boundary="eos").meta.boundary == "eos"
   fields = json.loads((path / NATIVE).read_text())
   (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
   with pytest.raises(UserError, match="boundary 'both' is unknown"):
-    import_.read_model_folder(path)
+    _ = import_.Imported(path).meta
 
 
 def framed(tokenizer, single):
@@ -411,7 +404,7 @@ def test_the_frame_is_what_the_tokenizer_adds(
   """The frame is also exported again unchanged."""
   own = framed(llama[0].tokenizer, single)
   (foreign / "tokenizer.json").write_text(own.to_json())
-  imported = import_.read_model_folder(foreign)
+  imported = import_.Imported(foreign)
   path = import_.write_imported_run(imported, tmp_path / "run")
   loaded = load(path)
   assert [x.tolist() for x in loaded.frame] == [before, after]
@@ -420,10 +413,10 @@ def test_the_frame_is_what_the_tokenizer_adds(
   (out,) = export.export_model(loaded, tmp_path / "hf", ["bidirectional"])
   again = Tokenizer.load(out / "tokenizer.json")
   assert again.frame == (before, after)
-  assert import_.read_model_folder(out).meta.boundary == framing.OWN
+  assert import_.Imported(out).meta.boundary == framing.OWN
   config = json.dumps({"add_bos_token": not before, "add_eos_token": None})
   (foreign / "tokenizer_config.json").write_text(config)
-  note = import_.read_model_folder(foreign).notes[1]
+  note = import_.Imported(foreign).notes[1]
   assert note.startswith("warning: ") and "but tokenizer.json decides" in note
 
 
@@ -435,7 +428,7 @@ def without_mask(path):
 def test_a_tokenizer_without_a_mask_stays_so(llama, foreign):
   """The vocabulary does not grow before training needs a mask."""
   without_mask(foreign / "tokenizer.json")
-  imported = import_.read_model_folder(foreign)
+  imported = import_.Imported(foreign)
   assert imported.meta.tokenizer.mask_id is None
   assert imported.params["head/kernel"].shape == (32, 400)
   assert "has no <mask>; training that needs it adds it" in imported.notes[-1]
@@ -449,7 +442,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
   rewrite(foreign, widen)
   size = llama[0].tokenizer.vocab_size
   change(foreign, vocab_size=size + 7)
-  imported = import_.read_model_folder(foreign)
+  imported = import_.Imported(foreign)
   assert imported.meta.tokenizer.vocab_size == size + 7
   assert imported.meta.tokenizer.special[size:].all()
   assert "7 rows of the embedding have no token" in imported.notes[0]
@@ -491,7 +484,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
 def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
   change(foreign, **fields)
   with pytest.raises(UserError) as error:
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   assert said in str(error.value)
 
 
@@ -513,7 +506,7 @@ def test_weights_that_do_not_fit_are_named(foreign, name, value, said):
 
   rewrite(foreign, edit)
   with pytest.raises(UserError, match=said):
-    _ = import_.read_model_folder(foreign).params
+    _ = import_.Imported(foreign).params
 
 
 def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
@@ -522,14 +515,14 @@ def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
 
   change(foreign, tie_word_embeddings=True)
   with pytest.raises(UserError, match=r"lm_head.weight differs"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   rewrite(foreign, same)
-  assert "head/kernel" not in import_.read_model_folder(foreign).params
+  assert "head/kernel" not in import_.Imported(foreign).params
 
 
 def test_weights_of_an_encoder_alone_are_read(foreign):
   """transformers' AutoModel writes such weights."""
-  rows = import_.read_model_folder(foreign).params["embedding"]
+  rows = import_.Imported(foreign).params["embedding"]
 
   def bare(tensors):
     del tensors["lm_head.weight"]
@@ -538,9 +531,7 @@ def test_weights_of_an_encoder_alone_are_read(foreign):
 
   rewrite(foreign, bare)
   change(foreign, tie_word_embeddings=True)
-  assert np.array_equal(
-    import_.read_model_folder(foreign).params["embedding"], rows
-  )
+  assert np.array_equal(import_.Imported(foreign).params["embedding"], rows)
 
 
 @pytest.mark.parametrize(
@@ -559,7 +550,7 @@ def test_folders_that_are_not_whole(foreign, file, content, said):
   if content is not None:
     (foreign / file).write_text(content)
   with pytest.raises(UserError, match=said):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
 
 
 @pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd"])
@@ -568,7 +559,7 @@ def test_an_index_stays_in_its_folder(foreign, name):
   index = {"weight_map": {"model.norm.weight": name}}
   (foreign / folders.INDEX).write_text(json.dumps(index))
   with pytest.raises(UserError, match="which is not in its folder"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
 
 
 def test_a_full_disk_leaves_room_for_the_same_command(
@@ -600,28 +591,28 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   path = foreign / "pytorch_model.bin"
   path.write_bytes(b"not whole")
   with pytest.raises(UserError, match=r"cannot read .*model.bin as weights"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   state = {name: torch.tensor(value) for name, value in tensors.items()}
   torch.save(state | {"more": Runs()}, path)
   with pytest.raises(UserError, match=r"only: Unsupported .*print was not"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   assert "it ran" not in capsys.readouterr().out
   torch.save(state, path)
-  imported = import_.read_model_folder(foreign).params
+  imported = import_.Imported(foreign).params
   assert imported.keys() == llama[0].params.keys()
   for name, value in imported.items():
     assert np.array_equal(value, llama[0].params[name]), name
   path.rename(foreign / "a.bin")
   shutil.copyfile(foreign / "a.bin", foreign / "b.bin")
   with pytest.raises(UserError, match=r"several pickles \(a.bin, b.bin\)"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   (foreign / "b.bin").unlink()
   monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
   with pytest.raises(UserError, match=r"may run code in torch 2.5.1.*2.6 or"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(UserError, match=r"install torch to read it, or convert"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
 
 
 @pytest.mark.filterwarnings("ignore:.*(CSR|nested):UserWarning")
@@ -642,7 +633,7 @@ def test_pickled_tensors_without_an_array_are_named(kind, foreign):
   state[name] = changed(state[name])
   torch.save(state, foreign / "pytorch_model.bin")
   with pytest.raises(UserError, match=rf"has tensors .*: {name}; load the"):
-    import_.read_model_folder(foreign)
+    _ = import_.Imported(foreign).meta
 
 
 def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
@@ -674,7 +665,7 @@ def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
   )
   (path / NATIVE).unlink()
   without_mask(path / "tokenizer.json")
-  import_.write_imported_run(import_.read_model_folder(path), tmp_path / "run")
+  import_.write_imported_run(import_.Imported(path), tmp_path / "run")
   words = f"--text={english}/text --output={tmp_path}/data --seq_len=32"
   words += f" --tokenizer={tmp_path}/run/tokenizer.json"
   runs.main("antlm_jax.commands.prepare", *words.split())

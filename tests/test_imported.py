@@ -1,6 +1,6 @@
 """Imported models compared with transformers: scores, texts and gradients.
 
-Random models of seven families, with the tokenizer of BabyLM's GPT-BERT, score
+Random models of eight families, with the tokenizer of BabyLM's GPT-BERT, score
 real sentences and continue real prompts.
 """
 
@@ -56,7 +56,14 @@ BOTH_WAYS = {
 QWEN = {"tie_word_embeddings": True, "vocab_size": 8200}
 # Windows are shorter than the texts, and the last pattern is incomplete.
 MODERNBERTS = "modernbert-decoder", "modernbert"
+WINDOWED = *MODERNBERTS, "ultrabert"
 MODERNBERT = {"num_hidden_layers": 5, "local_attention": 8}
+ULTRABERT = {
+  "num_hidden_layers": 5,
+  "sliding_window": 4,
+  "head_dim": 10,
+  "prediction_head_size": 24,
+}
 # A family's class, its config, and the tokenizer's template around a text $A.
 FAMILIES = {
   "Llama": ("Llama", {"tie_word_embeddings": True}, "␂ $A"),
@@ -70,6 +77,12 @@ FAMILIES = {
   "EuroBERT": ("EuroBert", {"mask_token_id": 4}, "␂ $A ␃"),
   "ModernBERT": ("ModernBert", MODERNBERT, "␂ $A ␃"),
   "ModernBERT's decoder": ("ModernBertDecoder", MODERNBERT, "␂ $A"),
+  "UltraBERT": ("Ultrabert", ULTRABERT, "␂ $A ␃"),
+  "UltraBERT, tied": (
+    "Ultrabert",
+    ULTRABERT | {"tie_word_embeddings": True},
+    "␂ $A ␃",
+  ),
 }
 
 
@@ -100,9 +113,7 @@ def family(request, files, tmp_path_factory):
   transformers.PreTrainedTokenizerFast(
     tokenizer_object=backend, eos_token="␃", pad_token="␢", mask_token="␥"
   ).save_pretrained(folder / "hf")
-  import_.write_imported_run(
-    import_.read_model_folder(folder / "hf"), folder / "run"
-  )
+  import_.write_imported_run(import_.Imported(folder / "hf"), folder / "run")
   # AutoTokenizer would rebuild Qwen2's tokenizer from its vocabulary alone.
   opened = transformers.PreTrainedTokenizerFast.from_pretrained
   tokenizer = opened(folder / "hf")
@@ -111,7 +122,8 @@ def family(request, files, tmp_path_factory):
 
 def both_ways(model):
   flag = getattr(model.config, "use_bidirectional_attention", False)
-  return flag or model.config.model_type in ("eurobert", "modernbert")
+  encoders = [name.lower() for name in hub.ENCODERS]
+  return flag or model.config.model_type in encoders
 
 
 def their_score(model, tokenizer, text):
@@ -142,7 +154,7 @@ def test_greedy_texts_are_theirs(family):
   for prompt in prompts:
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0]
-    out = out[:-1] if out[-1] in loaded.ends else out
+    out = out[:-1] if out[-1] in loaded.meta.ends else out
     theirs.append(tokenizer.decode(out, skip_special_tokens=True))
   assert ours == theirs
 
@@ -180,9 +192,12 @@ def test_gradients_are_theirs(family):
 
 
 def test_packed_and_padded_rows_are_theirs(family):
-  """Models with windows; `test_transformers` has the others."""
+  """Models with windows; `test_transformers` has the others.
+
+  transformers reads each document in a row of its own.
+  """
   loaded, model, _, _ = family
-  if model.config.model_type not in MODERNBERTS:
+  if model.config.model_type not in WINDOWED:
     pytest.skip("no windows")
   causal = not both_ways(model)
   ids = np.random.default_rng(0).integers(16, 8192, (3, 24))
@@ -194,19 +209,13 @@ def test_packed_and_padded_rows_are_theirs(family):
   ):
     mask = AttentionMask(causal, start.astype(np.int32), end.astype(np.int32))
     ours = hub.our_logits(loaded, ids, mask, at - start)
-    seen = (at >= start[..., None]) & (at < end[..., None])
-    seen &= (at <= at[:, None]) | (not causal)
-    # transformers uses half of local_attention; its decoder counts the query.
-    near = np.abs(at - at[:, None]) <= 4 - causal
-    masks = {"full_attention": seen, "sliding_attention": seen & near}
-    with torch.no_grad():
-      theirs = model(
-        torch.tensor(ids),
-        attention_mask={k: torch.tensor(m[:, None]) for k, m in masks.items()},
-        position_ids=torch.tensor(at - start),
-      ).logits.numpy()
-    real = seen.any(axis=2) & (at < end)
-    np.testing.assert_allclose(ours[real], theirs[real], atol=1e-4)
+    for row, span in enumerate(zip(start, end, strict=True)):
+      for first, last in set(zip(*map(np.ndarray.tolist, span), strict=True)):
+        with torch.no_grad():
+          theirs = model(torch.tensor(ids[row : row + 1, first:last]))
+        np.testing.assert_allclose(
+          ours[row, first:last], theirs.logits[0].numpy(), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("form", ["causal", "bidirectional"])
@@ -214,8 +223,12 @@ def test_it_goes_out_again(family, form, tmp_path):
   """The export computes the same, and is imported again without our file."""
   loaded, model, _, _ = family
   kind = model.config.model_type
-  if kind == "mistral" and form == "bidirectional":
-    with pytest.raises(UserError, match="no eurobert with"):
+  lacks = {
+    ("mistral", "bidirectional"): "no eurobert with",
+    ("ultrabert", "causal"): "is causal: export it as bidirectional",
+  }
+  if said := lacks.get((kind, form)):
+    with pytest.raises(UserError, match=said):
       export.export_model(loaded, tmp_path / "hf", [form])
     return
   (path,) = export.export_model(loaded, tmp_path / "hf", [form])
@@ -225,6 +238,7 @@ def test_it_goes_out_again(family, form, tmp_path):
     "qwen3": ("qwen3", "eurobert_plus"),
     "gemma3_text": ("gemma3_text", "gemma3_text"),
     "modernbert": MODERNBERTS,
+    "ultrabert": ("", "ultrabert"),
     "modernbert-decoder": MODERNBERTS,
   }.get(kind, (kind, "eurobert"))
   assert out.config.model_type == names[form == "bidirectional"]
@@ -234,7 +248,7 @@ def test_it_goes_out_again(family, form, tmp_path):
     theirs = out(torch.tensor(ids)).logits.numpy()
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
   (path / NATIVE).unlink()
-  again = import_.read_model_folder(path)
+  again = import_.Imported(path)
   assert again.meta.config.model == loaded.config.model
   again = {name: np.asarray(value) for name, value in again.params.items()}
   assert helpers.equal(again, dict(loaded.params))

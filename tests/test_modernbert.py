@@ -48,19 +48,19 @@ def read(loaded, tmp_path):
   def changed(less=(), **fields):
     left = {k: v for k, v in config.items() if k not in less}
     (path / "config.json").write_text(json.dumps(left | fields))
-    return import_.read_model_folder(path)
+    return import_.Imported(path).meta
 
   return changed
 
 
 def test_both_forms_of_its_config_say_the_same(loaded, read):
   new = ("layer_types", "rope_parameters", "is_causal")
-  found = read(new, **PUBLISHED).meta.config.model
-  assert found == read().meta.config.model == loaded.config.model
+  found = read(new, **PUBLISHED).config.model
+  assert found == read().config.model == loaded.config.model
   older = read(new, **PUBLISHED | {"local_rope_theta": None})
-  assert older.meta.config.model.window_rope_theta == 160000.0
+  assert older.config.model.window_rope_theta == 160000.0
   kinds = ["full_attention"] * 2 + ["sliding_attention"] * 2
-  assert read(layer_types=kinds).meta.config.model.windows == (0, 0, 5, 5)
+  assert read(layer_types=kinds).config.model.windows == (0, 0, 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_it_would_compute_differently_is_refused(read, fields, said):
 
 def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   shifted = random_models.with_curriculum(loaded, "24N")
-  with pytest.raises(UserError, match="--as=causal"):
+  with pytest.raises(UserError, match="export it as causal"):
     export.export_model(shifted, tmp_path / "a")
   assert export.export_model(shifted, tmp_path / "b", ["causal"])
   other = models.build_model(

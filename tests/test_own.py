@@ -126,8 +126,8 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
     (texts, {"rate": 1}, "rate is no setting of preset=classification; "),
     (texts, {"pools": 1}, "; did you mean 'pool'?"),
     (texts, {"query_column": "a"}, "query_column is no setting of preset="),
-    (texts, {"lrs": -1}, "--lrs=(-1,) is not over 0"),
-    (texts, {"epochs": "1"}, "--epochs='1' is not of type int"),
+    (texts, {"lrs": -1}, "lrs=(-1,) is not over 0"),
+    (texts, {"epochs": "1"}, "epochs='1' is not of type int"),
     ({"x": texts}, {}, "data has the sets 'x': give train, dev and test"),
     ({"dev": texts}, {}, "own cannot be evaluated without training: "),
     (rows, {}, "data, record 1 has no 'text' but 'id', 'review', 'stars'"),
@@ -148,7 +148,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
   monkeypatch.setattr(finetune, "perform", interrupted)
   for more, words in (
     (("--head=norms",), "EuroBERT has no head like that of"),
-    (("--attention=causal",), "transformers has no head like that of films"),
+    (("--attention=causal",), "has no AutoModelForSequenceClassification"),
   ):
     for save in ((), ("--save",)):
       with pytest.raises(KeyboardInterrupt):

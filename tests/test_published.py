@@ -224,7 +224,7 @@ def as_training_left_it(state, path):
 )
 def test_logits_are_theirs(kind, folder, save, tmp_path):
   save(drawn(kind), folder)
-  imported = import_.read_model_folder(folder)
+  imported = import_.Imported(folder)
   loaded = load(import_.write_imported_run(imported, tmp_path / "run"))
   ids = np.random.default_rng(1).integers(5, 400, T)
   for causal in (False, True):
@@ -237,7 +237,7 @@ def test_logits_are_theirs(kind, folder, save, tmp_path):
     print(f"{kind}, {save.__name__}: {difference:.1e} of {np.ptp(theirs):.0f}")
     assert np.ptp(theirs) > 10 and difference < 1e-4
   expected = {"ltg": ("1M", "bos_eos"), "gpt": ("C:N=1:15", "bos")}[kind]
-  assert (loaded.config.curriculum, loaded.boundary) == expected
+  assert (loaded.config.curriculum, loaded.meta.boundary) == expected
   assert loaded.config.model.longest_distance == 24
   assert (loaded.tokenizer.bos_id, loaded.tokenizer.mask_id) == (1, 3)
   assert Tokenizer.load(tmp_path / "run/tokenizer.json").mask_id == 3
@@ -250,7 +250,7 @@ def test_a_distance_that_would_fill_the_memory_is_refused(kind, folder):
   config = json.dumps(CONFIG | {"max_position_embeddings": 10**9})
   (folder / "config.json").write_text(config)
   with pytest.raises(UserError, match="longest_distance=1000000000 is not"):
-    import_.read_model_folder(folder)
+    _ = import_.Imported(folder).meta
 
 
 def test_what_does_not_fit_is_named(kind, folder):
@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_named(kind, folder):
   state["head.nonlinearity.1.bias"] = state.pop(f"{at}.out_proj.bias")
   as_safetensors(state, folder)
   with pytest.raises(UserError) as error:
-    import_.read_model_folder(folder)
+    _ = import_.Imported(folder).meta
   inner = at.removeprefix("transformer.")
   for name in ("in_proj_qk.weight", "out_proj.bias"):
     assert f"{inner}.{name}" in str(error.value)
@@ -277,7 +277,7 @@ def test_parts_that_do_not_fit_are_named(kind, folder):
   as_safetensors(state, folder)
   words = {"ltg": r"proj_qk.weight \[65, 32\]", "gpt": "dwa_modules.alphas"}
   with pytest.raises(UserError, match=words[kind]):
-    import_.read_model_folder(folder)
+    _ = import_.Imported(folder).meta
 
 
 def test_a_head_that_is_not_tied_is_refused(kind, folder):
@@ -285,4 +285,4 @@ def test_a_head_that_is_not_tied_is_refused(kind, folder):
   state["classifier.nonlinearity.5.weight"] += 1
   as_a_baseline(state, folder)
   with pytest.raises(UserError, match=r"nonlinearity.5.weight differs"):
-    import_.read_model_folder(folder)
+    _ = import_.Imported(folder).meta

@@ -4,7 +4,8 @@
 
 A llama opens without code of ours: causal as a Llama (AutoModelForCausalLM),
 bidirectional as a EuroBERT (AutoModelForMaskedLM, AutoModel, ...). A modernbert
-opens as a ModernBERT or as its decoder. LTG-BERT, and a EuroBERT that predicts
+opens as a ModernBERT or as its decoder, and a bidirectional ultrabert as an
+UltraBERT. LTG-BERT, and a EuroBERT that predicts
 masked tokens one position before them, include code (trust_remote_code=True).
 --as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
 --revisions writes the newest step to FOLDER/main. It writes each step of

@@ -3,10 +3,10 @@
   antlm import --model=FOLDER --workdir=RUN
   antlm import --model=ORG/NAME --workdir=RUN
 
-Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, EuroBERT, ModernBERT and its
-decoder. Also reads the LTG-BERT that antlm exports, and the published LTG-BERT
-and GPT-BERT. You can evaluate RUN, generate with it, or continue it with any
-curriculum. Prepare the data with its tokenizer:
+Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, EuroBERT, UltraBERT, ModernBERT and
+its decoder. Also reads the LTG-BERT that antlm exports, and the published
+LTG-BERT and GPT-BERT. You can evaluate RUN, generate with it, or continue it
+with any curriculum. Prepare the data with its tokenizer:
 
   antlm prepare --tokenizer=RUN/tokenizer.json ...
   antlm train --config=continued:model=RUN ...
@@ -46,7 +46,7 @@ def import_model(
       exists.
   """
   import_.check_workdir(workdir)
-  imported = import_.read_model_folder(model, boundary)
+  imported = import_.Imported(model, boundary)
   path = import_.write_imported_run(imported, workdir)
   with progress.quietly(quiet):
     for note in imported.notes:

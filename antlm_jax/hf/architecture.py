@@ -121,12 +121,22 @@ class Architecture:
       if not differing:
         return row
     if not rows:
-      raise UserError(
-        "transformers has no model of this type that predicts a mask one"
-        " position before it: train with M, or export with --as=causal"
-      )
+      raise UserError(self._absent(attention))
     own = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
     raise UserError(f"transformers has no {row.model_type} with {own}")
+
+  def _absent(self, attention: str) -> str:
+    """Returns the error for an attention, or MNTP, without any model."""
+    if attention == "causal":
+      lacks, remedies = "is causal", ["export it as bidirectional"]
+    else:
+      lacks = "predicts a mask one position before it"
+      remedies = ["train with M"]
+      remedies += ["export it as causal"] * bool(self.targets["causal"])
+    return (
+      f"transformers has no model of this type that {lacks}:"
+      f" {', or '.join(remedies)}"
+    )
 
   def names(self, target: Target) -> dict[str, str]:
     """Returns `weights` with the names that differ in the target."""

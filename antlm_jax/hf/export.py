@@ -60,7 +60,7 @@ def export_model(
   if loaded.task and attentions != trained_attentions(loaded):
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention and"
-      " exports only with it: leave out --as"
+      " exports only as that"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {
@@ -118,7 +118,8 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   if not causal and not both:
     raise UserError(
       f"{loaded.path} was trained only with attention in blocks, which"
-      " transformers lacks: --as=bidirectional reads a text as one block"
+      " transformers lacks: exported as bidirectional, it reads a text as one"
+      " block"
     )
   return causal + ("bidirectional",) * both
 
@@ -154,7 +155,7 @@ def _text_files(
   ):
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
-      " --as=causal"
+      " attention causal"
     )
   before, after = _frame_tokens(loaded, attention)
   special = tokenizer.special_ids(loaded.tokenizer, before)
@@ -217,7 +218,7 @@ def _import_metadata(loaded: Loaded) -> dict[str, object]:
   text = config_lib.to_json(loaded.config)
   settings = json.dumps(json.loads(text, object_hook=last_names))
   meta = dataclasses.replace(
-    loaded, config=config_lib.config_from_json(settings)
+    loaded.meta, config=config_lib.config_from_json(settings)
   )
   return meta.to_json() | {"step": loaded.step}
 

@@ -8,15 +8,21 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import Target, tensor_names
 from antlm_jax.inference.model import FineTuned, Loaded
 
 _CLASSES = {"classes": "classifier"}
-_POOLS = {  # our pooling to that of transformers
-  "EuroBERT": {"first": "bos", "mean": "mean"},
-  "ModernBERT": {"first": "cls", "mean": "mean"},
+# Name, --head and poolings of each family with such a head, by model_type. The
+# poolings are ours to those of transformers.
+_CLASSIFIERS = {
+  "ltg_bert": ("LTG-BERT", "norms", {}),
+  "modernbert": ("ModernBERT", "last_norm", {"first": "cls", "mean": "mean"}),
+  "ultrabert": ("UltraBERT", "linear", {"first": "cls", "mean": "mean"}),
 }
+_EUROBERT = "EuroBERT", "plain", {"first": "bos", "mean": "mean"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,34 +55,47 @@ def _classifier_config(
   problem_type: str, loaded: Loaded, model_type: str
 ) -> dict[str, Any]:
   head = loaded.task.settings
+  found = _head_option(head)
   out = {"problem_type": problem_type, **_label_config(loaded, model_type)}
-  if model_type == "ltg_bert":
+  name, option, pools = _CLASSIFIERS.get(model_type, _EUROBERT)
+  if model_type == "ltg_bert" and found in ("norms", "plain"):  # our own code
     return out | {
       "classifier_pooling": head["pool"],
       "classifier_norms": head["norms"],
       "classifier_dropout": head["dropout"],
     }
-  modern = model_type == "modernbert"
-  family = "ModernBERT" if modern else "EuroBERT"
-  name = "last_norm" if modern else "plain"
-  last_norm = head.get("last_norm", False)  # older checkpoints lack it
-  if head["norms"] or last_norm != modern or head["pool"] not in _POOLS[family]:
+  if found != option or head["pool"] not in pools:
     raise UserError(
-      f"{family} has no head like that of {loaded.path}: fine-tune with"
-      f" --head={name} --pool=mean (or --pool=first)"
+      f"{name} has no head like that of {loaded.path}: fine-tune with"
+      f" head={option} and pool=mean (or pool=first)"
     )
-  out["classifier_pooling"] = _POOLS[family][head["pool"]]
-  if modern:
+  out["classifier_pooling"] = pools[head["pool"]]
+  if option == "last_norm":
     out |= {"classifier_bias": True, "classifier_dropout": head["dropout"]}
   return out
+
+
+def _head_option(head: Mapping[str, Any]) -> str:
+  """Returns the --head of a classifier's settings."""
+  if "norms" not in head:
+    return "linear"
+  last_norm = head.get("last_norm", False)  # older checkpoints lack it
+  return "norms" if head["norms"] else "last_norm" if last_norm else "plain"
+
+
+def _with_bias(task: FineTuned) -> dict[str, Any]:
+  """Returns the arrays; a linear head has no bias, but transformers' has."""
+  bias = np.zeros(task.params["classes/kernel"].shape[-1], np.float32)
+  return {"classes/bias": bias, **task.params}
 
 
 def _unscaled(task: FineTuned) -> dict[str, Any]:
   """Returns arrays whose output is the number itself, not its deviations."""
   mean, deviation = task.settings["mean"], task.settings["deviation"]
-  last = {n: deviation * p for n, p in task.params.items() if "classes" in n}
+  params = _with_bias(task)
+  last = {n: deviation * p for n, p in params.items() if "classes" in n}
   last["classes/bias"] = last["classes/bias"] + mean
-  return {**task.params, **last}
+  return {**params, **last}
 
 
 _CLASSIFIER = HeadPlace(
@@ -84,21 +103,27 @@ _CLASSIFIER = HeadPlace(
   tag="text-classification",
   weights=tensor_names({"norm": "norm", "dense": "dense", **_CLASSES}),
   config=functools.partial(_classifier_config, "single_label_classification"),
+  params=_with_bias,
+)
+_MULTI_LABEL = dataclasses.replace(
+  _CLASSIFIER,
+  config=functools.partial(_classifier_config, "multi_label_classification"),
+  pipeline=", top_k=None",
+)
+_REGRESSOR = dataclasses.replace(
+  _CLASSIFIER,
+  config=functools.partial(_classifier_config, "regression"),
+  params=_unscaled,
 )
 # First version of sentence-transformers that has each class.
 EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": _CLASSIFIER,
-  "multi_label_classifier": dataclasses.replace(
-    _CLASSIFIER,
-    config=functools.partial(_classifier_config, "multi_label_classification"),
-    pipeline=", top_k=None",
-  ),
-  "regressor": dataclasses.replace(
-    _CLASSIFIER,
-    config=functools.partial(_classifier_config, "regression"),
-    params=_unscaled,
-  ),
+  "linear": _CLASSIFIER,
+  "multi_label_classifier": _MULTI_LABEL,
+  "multi_label_linear": _MULTI_LABEL,
+  "regressor": _REGRESSOR,
+  "linear_regressor": _REGRESSOR,
   "tagger": HeadPlace(
     auto="AutoModelForTokenClassification",
     tag="token-classification",
@@ -143,11 +168,10 @@ def classifier_options(encoder: str, attention: str) -> dict[str, str]:
   """
   if attention == "causal":
     return {}
-  head, pool = {
-    "ltg_bert": ("norms", "first"),
-    "modernbert": ("last_norm", "mean"),
-  }.get(encoder, ("plain", "mean"))
-  return {"head": head, "pool": pool}
+  if encoder == "ltg_bert":
+    return {"head": "norms", "pool": "first"}
+  _, head, _ = _CLASSIFIERS.get(encoder, _EUROBERT)
+  return {"head": head, "pool": "mean"}
 
 
 def embedder_prompts(loaded: Loaded) -> dict[str, str] | None:
@@ -163,7 +187,7 @@ def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   found = head_place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
-    hint = ": fine-tune with --attention=bidirectional" if causal else ""
+    hint = ": fine-tune with attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
       f" and transformers' {target.model_type} has no {found.auto}{hint}"

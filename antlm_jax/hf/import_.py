@@ -5,8 +5,8 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,7 +21,7 @@ from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
-from antlm_jax.inference.model import FineTuned, Loaded
+from antlm_jax.inference.model import FineTuned
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
@@ -32,50 +32,87 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-class Imported(NamedTuple):
-  """A transformers model as a checkpoint."""
-
-  meta: Meta  # metadata of the checkpoint
-  step: int  # 0 unless export wrote the folder
-  notes: tuple[str, ...]  # notes for the user
-  weights: Callable[[], Params]  # reads the parameters, float32
-  headless: bool  # whether it has no output layer
-
-  @property
-  def params(self) -> Params:
-    """Parameters, float32; each access reads the files."""
-    return self.weights()
-
-
 def open_start(model: str) -> Checkpoint:
   """Opens the checkpoint or transformers model from which a run starts."""
-  return Foreign(model) if is_foreign(model) else Checkpoint(model)
+  return Imported(model) if _is_foreign(model) else Checkpoint(model)
 
 
-class Foreign(Checkpoint):
-  """A transformers model from which a run starts, opened on first use."""
+def _is_foreign(model: str) -> bool:
+  """Whether `model` is a transformers folder or a name on the Hub."""
+  if model.startswith(hub.PREFIX) or hub.is_name(model):
+    return True
+  # Our runs also have a config.json.
+  folder = pathlib.Path(model)
+  ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
+  return (folder / hf_config.CONFIG).is_file() and not ours
 
-  @functools.cached_property
-  def _found(self) -> Imported:
-    return read_model_folder(self._where.removeprefix(hub.PREFIX))
+
+class _Opened(NamedTuple):
+  """A transformers model, checked, but for its parameters' values."""
+
+  meta: Meta
+  step: int
+  notes: Sequence[str]
+  params: Callable[[], Params]
+  headless: bool  # whether it has no output layer
+
+
+class Imported(Checkpoint):
+  """A transformers model as a checkpoint, opened when first used.
+
+  `where` is its folder, with config.json, tokenizer.json and weights, or its
+  name on the Hub. `boundary` names the special tokens around a text, a key of
+  `packing.BOUNDARIES`; by default they are those that its tokenizer adds.
+
+  The properties raise a UserError if there is no such model, or if no encoder
+  computes it. The first of them checks all of it but the parameters' values.
+  """
+
+  def __init__(
+    self, where: str | os.PathLike[str], boundary: str | None = None
+  ):
+    super().__init__(os.fspath(where).removeprefix(hub.PREFIX))
+    self._boundary = boundary
 
   @property
   def name(self) -> str:
     """Name of the model on the Hub, or absolute path to its folder."""
     # The run's config keeps the path, which must be valid from any folder.
-    name = self._where.removeprefix(hub.PREFIX)
-    return hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
+    where = self._where
+    return hub.PREFIX + where if hub.is_name(where) else os.path.abspath(where)
+
+  @functools.cached_property
+  def path(self) -> pathlib.Path:
+    """Path to its folder, after a download from the Hub."""
+    if hub.is_name(self._where):
+      return hub.download_model(self._where)
+    return pathlib.Path(self._where)
 
   @property
   def meta(self) -> Meta:
-    """Metadata of the model as a checkpoint."""
-    return self._found.meta
+    return self._opened.meta
 
-  def lacks_head(self, shapes) -> bool:
-    """Whether the folder has no output layer."""
-    return self._found.headless
+  @property
+  def step(self) -> int:
+    """Number of steps done: 0 unless export wrote the folder."""
+    return self._opened.step
 
-  def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
+  @property
+  def notes(self) -> Sequence[str]:
+    """Notes on the model, for the user."""
+    return self._opened.notes
+
+  @property
+  def params(self) -> Params:
+    """Parameters, float32; each access reads the files."""
+    return self._opened.params()
+
+  def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
+    return self._opened.headless
+
+  def restore(
+    self, like: TrainState, with_optimizer: bool = True
+  ) -> TrainState:
     """Returns a state with the model's parameters."""
     if with_optimizer:
       raise UserError(
@@ -86,120 +123,69 @@ class Foreign(Checkpoint):
         value.shape, like.params[path].sharding, value.__getitem__
       )
       # Read them for each run, so that no copy stays in memory.
-      for path, value in self._found.params.items()
+      for path, value in self.params.items()
     }
     return checkpoint.complete_state(like, {"params": params})
 
-
-def is_foreign(model: str | os.PathLike) -> bool:
-  """Whether `model` is a transformers folder or a name on the Hub."""
-  name = os.fspath(model)
-  if name.startswith(hub.PREFIX) or hub.is_name(name):
-    return True
-  # Our runs also have a config.json.
-  folder = pathlib.Path(name)
-  ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
-  return (folder / hf_config.CONFIG).is_file() and not ours
-
-
-def load_model(model: str) -> Loaded:
-  """Loads a run or a transformers model; UserError if it is neither."""
-  if not is_foreign(model):
-    return model_lib.load(model)
-  name = model.removeprefix(hub.PREFIX)
-  found = read_model_folder(name)
-  meta, params = found.meta, found.params
-  return Loaded(
-    **vars(meta),
-    path=pathlib.Path(name),
-    step=found.step,
-    model=models.build_model(meta.config.model, meta.tokenizer.vocab_size),
-    params=params,
-    digest=checkpoint.json_checksum(checkpoint.bit_sums(params)),
-  )
-
-
-def read_model_folder(
-  path: str | os.PathLike, boundary: str | None = None
-) -> Imported:
-  """Opens a model folder and checks it, without reading its parameters.
-
-  Args:
-    path: Folder with config.json, tokenizer.json and weights, or ORG/NAME, a
-      model on the Hub.
-    boundary: Special tokens around a text, a key of `packing.BOUNDARIES`; by
-      default those that the folder's tokenizer adds.
-
-  Raises:
-    UserError: It is no such folder, or no encoder computes the model.
-  """
-  name = os.fspath(path)
-  path = hub.download_model(name) if hub.is_name(name) else pathlib.Path(name)
-  fields, tensors = hf_config.read_config_json(path), weights.read_weights(path)
-  layout = layouts.find_layout(tensors)
-  file = path / hf_config.CONFIG
-  described = hf_config.describe(file, layout.fields_of(fields))
-  encoder, settings = described.encoder, dict(described.settings)
-  rows = settings.pop("vocab_size")
-  try:
-    model = models.build_model({"name": encoder, **settings}, rows)
-  except UserError as error:
-    raise UserError(f"{file}: {error}") from error
-  tokenizer = Tokenizer.load(path / TOKENIZER)
-  _check_tokenizer(path, tokenizer, rows, described.special)
-  # The files bound the config's sizes, so check them before any allocation.
-  stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
-  names = layout.weights or described.weights
-  stored = weights.with_prefix(stored, names["embedding"])
-  stored = weights.renamed(stored, ARCHITECTURES[encoder].older)
-  stored, left_out = weights.without(stored, ARCHITECTURES[encoder].dropped)
-  shapes = model.shapes
-  there = [at for at, tensor in names.items() if tensor in stored.tensors]
-  if headless := models.lacks_head(shapes, there):
-    shapes, _ = models.divided(shapes)
-  params = weights.reader(stored, names, shapes, unused)
-  if (path / NATIVE).exists():
-    found = _import_own_export(path, params, model, boundary)
-    return found._replace(headless=headless)
-  notes = [*layout.notes, *left_out]
-  if headless:
-    notes.append(
-      "the folder has no output layer: training makes a new one, and scores"
-      " and masks need it"
-    )
-  if known := rows - tokenizer.vocab_size:
-    names = [f"<no_token_{i}>" for i in range(rows - known, rows)]
+  @functools.cached_property
+  def _opened(self) -> _Opened:
+    path = self.path
+    fields = hf_config.read_config_json(path)
+    tensors = weights.read_weights(path)
+    layout = layouts.find_layout(tensors)
+    file = path / hf_config.CONFIG
+    described = hf_config.describe(file, layout.fields_of(fields))
+    encoder, settings = described.encoder, dict(described.settings)
+    rows = settings.pop("vocab_size")
     try:
-      tokenizer = tokenizer.extended(names)
+      model = models.build_model({"name": encoder, **settings}, rows)
     except UserError as error:
-      raise UserError(f"{path / TOKENIZER}: {error}") from error
-    notes.insert(
-      0,
-      f"{known} rows of the embedding have no token; their new names are"
-      f" {names[0]}, ...",
+      raise UserError(f"{file}: {error}") from error
+    tokenizer = Tokenizer.load(path / TOKENIZER)
+    _check_tokenizer(path, tokenizer, rows, described.special)
+    # The files bound the config's sizes, so check them before any allocation.
+    names = layout.weights or described.weights
+    stored, notes = weights.tidied(
+      layout.tensors_of(tensors), names["embedding"], ARCHITECTURES[encoder]
     )
-  config = Config(
-    model=models.ENCODERS[encoder](**settings),
-    curriculum=layout.curriculum or f"1{described.objective}",
-    init=Init(checkpoint=hub.PREFIX + name if hub.is_name(name) else ""),
-  )
-  boundary = boundary or layout.boundary
-  if not boundary:
-    boundary = framing.OWN
-    notes += _frame_notes(path, tokenizer)
-  if tokenizer.mask_id is None:
-    notes.append(
-      f"the tokenizer has no {MASK}; training that needs it adds it, with the"
-      " mean of all embeddings"
+    shapes, there = model.shapes, [n for n in names if names[n] in stored]
+    if headless := models.lacks_head(shapes, there):
+      shapes, _ = models.divided(shapes)
+    unused = ARCHITECTURES[encoder].unused
+    params = weights.reader(stored, names, shapes, unused)
+    if (path / NATIVE).exists():
+      meta, step = _read_native(path, model, self._boundary)
+      return _Opened(meta, step, notes, params, headless)
+    notes = [*layout.notes, *notes]
+    if headless:
+      notes.append(
+        "the folder has no output layer: scores and masks need one, and"
+        " training makes it"
+      )
+    if rows > tokenizer.vocab_size:
+      tokenizer, note = _with_all_names(path, tokenizer, rows)
+      notes.insert(0, note)
+    boundary = self._boundary or layout.boundary
+    if not boundary:
+      boundary = framing.OWN
+      notes += _frame_notes(path, tokenizer)
+    if tokenizer.mask_id is None:
+      notes.append(
+        f"the tokenizer has no {MASK}; training that needs it adds it, with the"
+        " mean of all embeddings"
+      )
+    start = self.name if hub.is_name(self._where) else ""
+    config = Config(
+      model=models.ENCODERS[encoder](**settings),
+      curriculum=layout.curriculum or f"1{described.objective}",
+      init=Init(checkpoint=start),
     )
-  ends, longest = (
-    hf_config.end_ids(path, fields, rows),
-    model.config.max_seq_len,
-  )
-  meta = Meta(
-    config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
-  )
-  return Imported(meta, 0, tuple(notes), params, headless)
+    ends = hf_config.end_ids(path, fields, rows)
+    longest = model.config.max_seq_len
+    meta = Meta(
+      config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
+    )
+    return _Opened(meta, 0, notes, params, headless)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -225,10 +211,26 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
     )
 
 
-def _import_own_export(
-  path, params, model: models.Model, boundary: str | None
-) -> Imported:
-  """Returns the checkpoint that export wrote."""
+def _with_all_names(
+  path: pathlib.Path, tokenizer: Tokenizer, rows: int
+) -> tuple[Tokenizer, str]:
+  """Returns a tokenizer with a token for each of a model's rows, and a note."""
+  known = tokenizer.vocab_size
+  names = [f"<no_token_{i}>" for i in range(known, rows)]
+  try:
+    tokenizer = tokenizer.extended(names)
+  except UserError as error:
+    raise UserError(f"{path / TOKENIZER}: {error}") from error
+  return tokenizer, (
+    f"{rows - known} rows of the embedding have no token; their new names are"
+    f" {names[0]}, ..."
+  )
+
+
+def _read_native(
+  path: pathlib.Path, model: models.Model, boundary: str | None
+) -> tuple[Meta, int]:
+  """Reads the metadata and the step that export wrote into a folder."""
   fields = files.read_json(path / NATIVE, "the export's record of the run:")
   try:
     meta = Meta.from_json(fields)
@@ -246,7 +248,7 @@ def _import_own_export(
       " remove the latter to use config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
-  return Imported(meta, step, (), params, headless=False)
+  return meta, step
 
 
 def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
@@ -262,7 +264,7 @@ def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
         f"warning: {file} says {name}={fields[name]}, but {TOKENIZER} decides,"
-        " as in transformers 5 (use --boundary to change it)"
+        " as in transformers 5 (set boundary to change it)"
       )
   return notes
 
@@ -292,8 +294,8 @@ def check_workdir(workdir: str | os.PathLike) -> None:
   """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
   if checkpoint.checkpoint_steps(workdir):
-    raise UserError(f"{workdir} holds a run: give another --workdir")
+    raise UserError(f"{workdir} holds a run: give another workdir")
   if (workdir / TOKENIZER).exists():
     raise UserError(
-      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
+      f"{workdir} holds a {TOKENIZER}: give another workdir, or remove it"
     )

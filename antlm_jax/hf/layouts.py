@@ -31,6 +31,8 @@ class TensorLayout:
   curriculum: str = ""  # objective of training; empty to use config.json
   boundary: str = ""  # tokens around texts; empty to use the tokenizer
   notes: tuple[str, ...] = ()  # notes for the user
+  # Prefixes of names in the files to those in `weights`; the first counts.
+  prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   numbered: str = ""  # tensor of `weights` that files split: NAME.0, NAME.1
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +45,7 @@ class TensorLayout:
 
     Raises a UserError if numbered tensors have incompatible shapes.
     """
-    found = dict(weights.tensors)
+    found = {self._renamed(name): t for name, t in weights.tensors.items()}
     if self.weights:
       found = {_inner(name): t for name, t in found.items()}
     number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
@@ -56,6 +58,12 @@ class TensorLayout:
         where, [pieces[i] for i in sorted(pieces)]
       )
     return dataclasses.replace(weights, tensors=found)
+
+  def _renamed(self, name: str) -> str:
+    for theirs, ours in self.prefixes.items():
+      if name.startswith(theirs):
+        return ours + name.removeprefix(theirs)
+    return name
 
 
 def _inner(name: str) -> str:
@@ -138,9 +146,17 @@ LAYOUTS = (
   ),
 )
 OWN = TensorLayout(mark="", weights={}, fields={}, settings={})
+# UltraBERT's files on the Hub, whose names transformers also writes.
+_ULTRABERT = dataclasses.replace(
+  OWN,
+  mark="ultrabert.embed_tokens.weight",
+  prefixes={"ultrabert.": "model.", "cls.": "head.decoder."},
+)
 
 
 def find_layout(weights: Weights) -> TensorLayout:
   """Returns the layout of a folder's weights; by default export's."""
+  if _ULTRABERT.mark in weights.tensors:
+    return _ULTRABERT
   names = set(map(_inner, weights))
   return next((row for row in LAYOUTS if row.mark in names), OWN)

@@ -16,7 +16,7 @@ from antlm_jax.hf.architecture import (
 )
 
 # The only values that our llama encoder computes.
-_COMPUTES = {"hidden_act": "silu", "mlp_bias": False}
+COMPUTES = {"hidden_act": "silu", "mlp_bias": False}
 # The only values that encoders with RoPE compute. Export omits these fields.
 ONLY: dict[str, Any] = {
   "quantization_config": None,
@@ -33,7 +33,7 @@ _DEFAULTS = {
 }
 _WINDOW = "sliding_window"  # window of all layers
 _LAYER = "model.layers.{}"
-_OUT_BIAS = (f"{_LAYER}.self_attn.o_proj.bias",)
+OUT_BIAS = (f"{_LAYER}.self_attn.o_proj.bias",)
 
 
 def _causal(
@@ -49,7 +49,7 @@ def _causal(
     auto_classes(family, "CausalLM"),
     since,
     ours,
-    _COMPUTES | {"use_cache": True},
+    COMPUTES | {"use_cache": True},
     {"is_causal": True, **defaults},
     zeros,
     note=(
@@ -73,7 +73,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
     own,
     since="5.4" if plus else "5.3",
     ours={"qkv_bias": bias, **ours},
-    settings=_COMPUTES
+    settings=COMPUTES
     | {"classifier_pooling": "mean"}
     | ({"auto_map": code} if plus else {}),
     defaults={
@@ -82,7 +82,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
       "rope_theta": 250_000.0,
       "is_causal": False,
     },
-    zeros=_OUT_BIAS if bias else (),  # its biases include this bias
+    zeros=OUT_BIAS if bias else (),  # its biases include this bias
     code=("modeling_masked.py", "masked_prediction.py") if plus else (),
   )
 
@@ -106,13 +106,10 @@ def _llama_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
-  given = completed(fields, _DEFAULTS | target.defaults, ONLY | _COMPUTES)
+  given = completed(fields, _DEFAULTS | target.defaults, ONLY | COMPUTES)
   if given.get("use_sliding_window") is False:  # Qwen2 sets an unused window
     given.pop(_WINDOW, None)
-  heads, width = given.get("num_attention_heads"), given.get("hidden_size")
-  given.setdefault("num_key_value_heads", heads)
-  if isinstance(heads, int) and isinstance(width, int) and heads > 0:
-    given.setdefault("head_dim", width // heads)
+  given = with_heads(given)
   # transformers 4 writes the first field, and version 5 the second.
   name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
   rotates = given.get(name) or {}
@@ -121,6 +118,15 @@ def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
     "rope_theta": rotates.get("rope_theta", given["rope_theta"]),
     _WINDOW: _llama_windows(given, target),
   }
+
+
+def with_heads(given: Mapping) -> dict[str, Any]:
+  """Fills in the number of key/value heads and the width of a head."""
+  heads, width = given.get("num_attention_heads"), given.get("hidden_size")
+  out = {"num_key_value_heads": heads, **given}
+  if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+    out.setdefault("head_dim", width // heads)
+  return out
 
 
 def _llama_windows(given: Mapping, target: Target) -> tuple[int, ...]:
@@ -194,7 +200,7 @@ LLAMA = Architecture(
           "Qwen3",
           {"qk_norm": True, "qkv_bias": bias},
           since="4.51",
-          zeros=_OUT_BIAS if bias else (),  # its biases include this bias
+          zeros=OUT_BIAS if bias else (),  # its biases include this bias
           qk_norm=True,
           head_dim=128,
           max_position_embeddings=32_768,

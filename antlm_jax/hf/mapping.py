@@ -8,6 +8,7 @@ from antlm_jax.hf.gemma import GEMMA
 from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.hf.modernbert import MODERNBERT
+from antlm_jax.hf.ultrabert import ULTRABERT
 
 ARCHITECTURES = {
   "llama": LLAMA,
@@ -15,6 +16,7 @@ ARCHITECTURES = {
   "ltg_bert": LTG_BERT,
   "modernbert": MODERNBERT,
   "bert": BERT,
+  "ultrabert": ULTRABERT,
 }
 
 

@@ -34,7 +34,9 @@ def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
   """
   said = given.get("rope_parameters", {})
   own = [said.get(k) or {} if isinstance(said, dict) else said for k in bases]
-  if any(not isinstance(fields, dict) for fields in own):
+  # transformers would fail if no kind of layer is there.
+  unknown = isinstance(said, dict) and said and not said.keys() & bases.keys()
+  if unknown or any(not isinstance(fields, dict) for fields in own):
     raise differs("rope_parameters", said)
   thetas = bases.values()
   return [{"rope_theta": x, **new} for x, new in zip(thetas, own, strict=True)]

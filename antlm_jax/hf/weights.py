@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from antlm_jax.errors import UserError
+from antlm_jax.hf.architecture import Architecture
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 
@@ -220,39 +221,42 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   }
 
 
-def with_prefix(weights: Weights, embedding: str) -> Weights:
-  """Adds the prefix that names lack where AutoModel saved an encoder alone.
+def tidied(
+  weights: Weights, embedding: str, architecture: Architecture
+) -> tuple[Weights, list[str]]:
+  """Names tensors as export does, and leaves out those that we lack.
 
-  `embedding` is the name of the embeddings with this prefix.
+  Args:
+    weights: Tensors of the folder.
+    embedding: Name of the embeddings in exports.
+    architecture: Its `older` and `dropped` say what to change.
+
+  Returns:
+    The tensors, and notes on those that are left out.
   """
-  prefix, _, bare = embedding.partition(".")
-  if embedding in weights.tensors or bare not in weights.tensors:
-    return weights
-  named = {f"{prefix}.{name}": t for name, t in weights.tensors.items()}
-  return dataclasses.replace(weights, tensors=named)
-
-
-def renamed(weights: Weights, patterns: Sequence[tuple[str, str]]) -> Weights:
-  """Renames tensors as in `Architecture.older`."""
+  found = _with_prefix(weights.tensors, embedding)
   tensors, others = {}, {}
-  for name, tensor in weights.tensors.items():
+  for name, tensor in found.items():
     new = name
-    for pattern, replacement in patterns:
+    for pattern, replacement in architecture.older:
       new = re.sub(pattern, replacement, new)
     (tensors if new == name else others)[new] = tensor
-  return dataclasses.replace(weights, tensors=tensors | others)
+  found, notes = tensors | others, []
+  for pattern, what in architecture.dropped.items():
+    if names := [name for name in found if re.match(pattern, name)]:
+      notes.append(f"left out: {what} ({_listed_tensors(names)})")
+    found = {name: t for name, t in found.items() if name not in names}
+  return dataclasses.replace(weights, tensors=found), notes
 
 
-def without(
-  weights: Weights, dropped: Mapping[str, str]
-) -> tuple[Weights, list[str]]:
-  """Leaves tensors out as in `Architecture.dropped`; also returns notes."""
-  left, notes = dict(weights.tensors), []
-  for pattern, what in dropped.items():
-    if found := [name for name in left if re.match(pattern, name)]:
-      notes.append(f"left out: {what} ({_listed_tensors(found)})")
-    left = {name: t for name, t in left.items() if name not in found}
-  return dataclasses.replace(weights, tensors=left), notes
+def _with_prefix(
+  tensors: Mapping[str, Stored], embedding: str
+) -> Mapping[str, Stored]:
+  """Adds the first part of names, which AutoModel leaves out."""
+  prefix, _, bare = embedding.partition(".")
+  if embedding in tensors or bare not in tensors:
+    return tensors
+  return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def reader(

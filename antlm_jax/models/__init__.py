@@ -1,7 +1,7 @@
 """Encoders with one functional interface."""
 
 # Importing these modules registers their encoders.
-from antlm_jax.models import bert, gemma, llama, ltg_bert, modernbert
+from antlm_jax.models import bert, gemma, llama, ltg_bert, modernbert, ultrabert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 from antlm_jax.models.model import (
   Model,
@@ -29,4 +29,5 @@ __all__ = [
   "llama",
   "ltg_bert",
   "modernbert",
+  "ultrabert",
 ]

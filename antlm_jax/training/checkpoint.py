@@ -68,8 +68,8 @@ class Meta:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Meta)}
-    return fields | {
+    return {
+      **vars(self),
       "config": config_lib.to_json(self.config),
       "tokenizer": self.tokenizer.to_json(),
     }
@@ -77,7 +77,7 @@ class Meta:
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
     """Reads the result of `to_json`, from any version of this library."""
-    names = {f.name for f in dataclasses.fields(Meta)} & fields.keys()
+    names = {f.name for f in dataclasses.fields(cls)} & fields.keys()
     own = {name: fields[name] for name in names}
     own["config"] = config_lib.config_from_json(fields["config"])
     own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
@@ -235,11 +235,14 @@ class Checkpoint:
 
   `where` is a path to it, or to a run, whose newest step is the default. The
   properties raise a UserError if there is no such checkpoint, and Unreadable if
-  its metadata is damaged.
+  its metadata is damaged. None of them reads its arrays.
   """
 
   def __init__(self, where, step: int | None = None):
     self._where, self._step = where, step
+
+  def __fspath__(self) -> str:
+    return str(self.path)
 
   @functools.cached_property
   def path(self) -> pathlib.Path:
@@ -248,6 +251,19 @@ class Checkpoint:
   @property
   def name(self) -> str:
     return str(self.path)
+
+  @property
+  def run(self) -> pathlib.Path:
+    """Folder of the run, or the parent folder of a single checkpoint."""
+    above = self.path.parent
+    return above.parent if above.name == FOLDER else above
+
+  @property
+  def evals(self) -> pathlib.Path:
+    """Folder of evaluations, RUN/evals; local runs/RUN/evals for buckets."""
+    run = self.run
+    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
+    return here / "evals"
 
   @functools.cached_property
   def fields(self) -> Mapping[str, Any]:

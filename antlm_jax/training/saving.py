@@ -143,6 +143,10 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
   if "://" not in where:
     where = files.shown_path(pathlib.Path(where))
   notes = [f"starting from {where} (optimizer: {settings.optimizer})"]
+  if lacks_mask:
+    notes.append(
+      f"{MASK} is added to the vocabulary, with the mean of all embeddings"
+    )
   if start.lacks_head(run.model.shapes):
     notes.append("it has no output layer: the run begins with a new one")
   if changed := _model_changes(start, run):
