@@ -533,18 +533,21 @@ def refuse_unknown(
       raise UserError(f"{name} is no setting of {what}; {hint}")
 
 
-def make_section(section_type: type, values: Mapping[str, Any]):
+def make_section(
+  section_type: type, values: Mapping[str, Any], *, flags: bool = False
+):
   """Makes a section of its settings among some values, and checks them.
 
-  Messages name a setting by its argument. Raises a UserError for the first
-  value that is bad, or required and missing.
+  Raises a UserError for the first value that is bad, or required and missing.
+  It names the setting as Python does, `lrs`, or by its flag, `--lrs`.
   """
   own = {}
   for field in of(section_type).values():
+    name = field.flag if flags else field.name
     if field.name in values:
-      own[field.name] = field.given(values[field.name], field.flag)
+      own[field.name] = field.given(values[field.name], name)
     elif field.default is dataclasses.MISSING:
-      raise UserError(f"{field.flag} is missing")
+      raise UserError(f"{name} is missing")
   return section_type(**own)
 
 

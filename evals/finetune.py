@@ -50,17 +50,10 @@ from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
 from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
-from antlm_jax.inference.model import (
-  FineTuned,
-  Identity,
-  Loaded,
-  ModelOrPath,
-  identify,
-  open_model,
-)
+from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
-from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Checkpoint
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
 
@@ -146,7 +139,7 @@ class Request:
     if tuned:
       labels = tuple(tuned.settings.get("labels", ()))
       own = {"attention": tuned.attention, "labels": labels}
-    never = {"epochs": 0, "steps": 0, "train_on": ""}
+    never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
     many = isinstance(data, Mapping) or _is_folder(data)
     if self.name == sets.OWN and not many:
       data = {"test": data}
@@ -160,7 +153,7 @@ class Request:
     own = map(self.section, suite.settings)
     return suite.make(self.data, self.name, attention, *own)
 
-  def to_json(self, task: Task, model: Identity) -> dict[str, Any]:
+  def to_json(self, task: Task, model: Checkpoint) -> dict[str, Any]:
     """Returns everything that the results of the task depend on."""
     grid = self.section(Grid)
     return {
@@ -254,7 +247,7 @@ def finetune(
     loaded = open_model(model, step)
     encoder = loaded.config.model.name
     where = dict(output=output, save=save, overwrite=overwrite)
-    wanted = loaded, encoder, loaded.task, data, preset, task
+    wanted = loaded.saved, encoder, loaded.task, data, preset, task
     jobs, absent = plan_tasks(*wanted, **where, **settings)
     if absent:
       progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
@@ -300,7 +293,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
   known = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
   settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
-  for trains in ("steps", "train_on"):
+  for trains in ("steps", "train_on", "freeze"):
     if given.get("epochs") == 0 and given.get(trains):
       raise UserError(
         f"epochs=0 evaluates without training: leave out {trains}, or give"
@@ -310,7 +303,7 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
 
 
 def plan_tasks(
-  model: Identity,
+  model: Checkpoint,
   encoder: str,
   tuned: FineTuned | None,
   data: sets.Data,
@@ -371,7 +364,7 @@ def _wanted(suite: Suite, preset: str, task: str, data: sets.Data) -> list[str]:
 def _job(
   request: Request,
   task: Task,
-  model: Identity,
+  model: Checkpoint,
   output: str | None,
   save: bool,
   overwrite: bool,
@@ -398,11 +391,26 @@ def _make_request(
   if request.may_train:
     task = request.task()
     if task.trained:
+      _check_frozen(task, request.section(Hyperparameters))
       return request, task
   request = request.without_training(tuned)
   task = request.task()
   head = saved.untrained(task, tuned, path)
   return request, dataclasses.replace(task, head=head, trained=False)
+
+
+def _check_frozen(task: Task, how: Hyperparameters) -> None:
+  """Raises a UserError if a frozen encoder leaves nothing to train."""
+  if how.freeze and not task.head.parameters(1):
+    raise UserError(
+      f"freeze trains the head alone, but {task.name} has no head with"
+      " parameters: leave out freeze"
+    )
+  if how.freeze and how.encoder_dropout:
+    raise UserError(
+      f"encoder_dropout={how.encoder_dropout:g}: a frozen encoder has no"
+      " dropout: leave out freeze or encoder_dropout"
+    )
 
 
 def perform(
@@ -437,7 +445,8 @@ def perform(
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
       rows = max(loaded.longest_row, longest)
-      trained = dataclasses.replace(loaded, row_tokens=rows)
+      meta = dataclasses.replace(loaded.meta, row_tokens=rows)
+      trained = dataclasses.replace(loaded, meta=meta)
       saved.save_model(folder, trained, task, how.attention, best.params)
       where = files.shown_path(folder / MODEL)
       progress.say(f"{task.name}: model saved to {where}")
@@ -536,8 +545,7 @@ def done(argv: Sequence[str]) -> bool:
       results of another request.
   """
   given = parse_finetune(argv)
-  model = identify(given.pop("model"), given.pop("step"))
-  kept = checkpoint.Checkpoint(model.path)
-  encoder, task = kept.meta.config.model.name, kept.fields.get("task")
+  model = Checkpoint(given.pop("model"), given.pop("step"))
+  encoder, task = model.meta.config.model.name, model.fields.get("task")
   tuned = task and FineTuned(**task, params={})
   return all(job.done for job in plan_tasks(model, encoder, tuned, **given)[0])

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files
+from antlm_jax.training.checkpoint import Checkpoint
 
 SUMMARY = "summary.json"
 
 
-def model_digest(model: Identity) -> dict:
+def model_digest(model: Checkpoint) -> dict:
   """Returns the part of a request that identifies the model by its weights."""
   return {"step": model.step, "params_digest": model.digest}
 

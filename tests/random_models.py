@@ -23,7 +23,13 @@ STEP = 7
 def with_curriculum(loaded: Loaded, text) -> Loaded:
   """Returns the same model, as if another curriculum had trained it."""
   changed = dataclasses.replace(loaded.config, curriculum=text)
-  return dataclasses.replace(loaded, config=changed)
+  return with_meta(loaded, config=changed)
+
+
+def with_meta(loaded: Loaded, **changes) -> Loaded:
+  """Returns the same model with changes of its metadata."""
+  meta = dataclasses.replace(loaded.meta, **changes)
+  return dataclasses.replace(loaded, meta=meta)
 
 
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
@@ -48,6 +54,7 @@ _SHAPES = {
   "gemma": {"kv_heads": 1, "init_std": 0.3, "windows": (5, 0)},
   "ltg_bert": {"dropout": 0.0, "attention_dropout": 0.0},
   "modernbert": {"layers": 3, "windows": (0, 5, 5), "init_std": 0.3},
+  "bert": {"init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0},
   "ultrabert": {
     "kv_heads": 1,
     "init_std": 0.3,

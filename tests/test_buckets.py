@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from array_record.python import array_record_module
 
 from antlm_jax.commands import export, import_, prepare
 from antlm_jax.data import toy_english
@@ -246,11 +247,49 @@ def test_a_shard_of_a_bucket_that_is_damaged_is_told(allowed, shards):
   with pytest.raises(UserError, match=f"{name} ends before byte|cannot read"):
     remote.read(rows)
   allowed.put("bucket", name, bytes(len(data)), {})
-  with pytest.raises(UserError, match=f"{name} has rows that are not of"):
+  with pytest.raises(UserError, match=f"{name} has a bad row .*; delete"):
     remote.read(rows)
   allowed.forbid = lambda method, name: name.startswith("damaged/train")
   with pytest.raises(UserError, match="cannot read gs://bucket/damaged/train"):
     remote.read(rows)
+
+
+def test_a_flipped_bit_of_a_row_in_a_bucket_is_refused(gcs, shards):
+  """Catches a row that changed in the bucket and is trained on in silence."""
+  name = "flipped/train-00000-of-00004.array_record"
+  url = put(gcs, shards.folder, "flipped")
+  whole = gcs.buckets["bucket"][name][0]
+  row, rows = 41, shards.train
+  record = rows.read([row])[0].astype("<u2").tobytes()
+  begin = whole.index(record)
+  end = begin + len(record) + 3 * rows.segmented
+  told = f"{name} has a bad row {row}: its hash is wrong.*; delete gs://"
+  # The row, the bytes before it (its size, no compression), and the header's
+  # hash, kind and number of records.
+  for at in (*range(begin - 3, end), begin - 20, begin - 19, begin - 10):
+    changed = bytearray(whole)
+    changed[at] ^= 4
+    gcs.put("bucket", name, bytes(changed), {})
+    remote = PreparedData.open(url).train
+    with pytest.raises(UserError, match=told):
+      remote.read([row + 1, row, 3])
+    np.testing.assert_equal(remote.read([3]), rows.read([3]))
+
+
+@pytest.mark.parametrize("options", ["group_size:1,zstd", "group_size:2"])
+def test_rows_written_otherwise_are_refused_in_a_bucket(gcs, shards, options):
+  """Catches reading bytes that are compressed, or of other rows, as a row."""
+  url = put(gcs, shards.folder, "otherwise")
+  path = shards.folder.parent / "otherwise"
+  tokens, _ = shards.train.read(range(60))
+  writer = array_record_module.ArrayRecordWriter(str(path), options)
+  for row in tokens:
+    writer.write(row.astype("<u2").tobytes() + b"123" * shards.train.segmented)
+  writer.close()
+  name = "otherwise/train-00000-of-00004.array_record"
+  gcs.put("bucket", name, path.read_bytes(), {})
+  with pytest.raises(UserError, match=f"{name} has a bad row 0: its hash"):
+    PreparedData.open(url).train.read([5])
 
 
 def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):

@@ -25,6 +25,7 @@ ARGUMENTS = {
   ],
   "continued": ["curriculum=300C+700M steps", "mask_ratio=0.2"],
   "detour": ["steps=100,decay=0.5"],
+  "from_decoder": ["steps=100,causal=0.5,objective=N", "causal=0"],
   "longer": ["tokens=64,base=500"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
@@ -47,7 +48,8 @@ def required(tmp_path_factory):
   """Required arguments by the config's name."""
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, random_models.tokenizer())
-  return dict.fromkeys(("continued", "detour", "longer"), f"model={run}")
+  names = "continued", "detour", "from_decoder", "longer"
+  return dict.fromkeys(names, f"model={run}")
 
 
 def spec(path, *arguments):

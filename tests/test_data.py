@@ -19,12 +19,20 @@ import numpy as np
 import pyarrow
 import pytest
 import tokenizers
+from array_record.python import array_record_module
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from antlm_jax import errors
 from antlm_jax.commands import prepare
-from antlm_jax.data import document_store, packing, rows, spans, tokenizer
+from antlm_jax.data import (
+  array_records,
+  document_store,
+  packing,
+  rows,
+  spans,
+  tokenizer,
+)
 from antlm_jax.data.preparation import Preparation
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedData
 from antlm_jax.runtime import files
@@ -248,6 +256,36 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
     read.read([50])
 
 
+@pytest.mark.parametrize("width", [1, 16, 30, 32, 49, 127, 128, 2176])
+def test_records_are_found_and_hashed_as_array_record_does(tmp_path, width):
+  """Catches a hash that is wrong for some sizes: it would refuse whole rows."""
+  rows_of = np.random.default_rng(width).integers(0, 256, (40, width), np.uint8)
+  writer = array_record_module.ArrayRecordWriter(
+    str(tmp_path / "file"), rows._WRITER_OPTIONS
+  )
+  for record in rows_of:
+    writer.write(record.tobytes())
+  writer.close()
+  size = array_records.chunk_size(width)
+  begin, last = array_records.file_offset(np.array([0, 40 * size - 1])).tolist()
+  data = (tmp_path / "file").read_bytes()[begin : last + 1]
+  plain = array_records.without_block_headers(data, begin)
+  chunks = np.frombuffer(plain, np.uint8).reshape(40, size).copy()
+  chunks[7, -1] ^= 1
+  found, bad = array_records.records(chunks, width)
+  assert np.flatnonzero(bad).tolist() == [7]
+  np.testing.assert_array_equal(found[8:], rows_of[8:])
+
+
+def test_a_shard_of_other_rows_is_refused(tmp_path):
+  """Catches rows of another length, whose bytes are cut into wrong rows."""
+  shards = [(tmp_path / "a", 30)]
+  tokens = np.ones((30, 20), int)
+  write_rows(shards, tokens, tokens == 1, "<u2", False)
+  read = rows.Rows(shards, 10, 300, False)
+  told("a has a bad row 4: it has 40 bytes, not 20", read.read, [4, 5])
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
   """A prepared folder, whose copies are damaged."""
@@ -274,7 +312,7 @@ def test_a_manifest_of_another_version_is_refused(copy, change):
   line = told(
     "json was changed, or is of another version", PreparedData.open, copy
   )
-  assert "another --output" in line and "delete" not in line
+  assert "another output" in line and "delete" not in line
 
 
 def leaves(value, *keys):
@@ -414,7 +452,7 @@ def test_a_flipped_bit_is_found(copy):
   at = path.read_bytes().index(record) + 9
   flip(path, at)
   opened = PreparedData.open(copy)
-  told("has a bad row: .*; delete", opened.train.read, [3, row, 1])
+  told("has a bad row 7: .*; delete", opened.train.read, [3, row, 1])
   told("not as it was prepared", opened.verify)
   flip(path, at)
   PreparedData.open(copy).verify()

@@ -1,5 +1,8 @@
 """Embedders of a user's own texts: losses, files and training."""
 
+import itertools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import (
+  batching,
   embedding,
   labelled,
   loop,
@@ -20,6 +24,7 @@ from tests import random_models, runs
 
 OPTIONS = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
 WEIGHTS = np.float32([1, 1, 1, 0])  # 0 marks an empty row
+NO_LABELS = np.False_  # every other document is a negative
 run = random_models.run()
 
 
@@ -33,7 +38,7 @@ def test_infonce_with_negatives_is_its_definition():
   for i in range(4):
     scores = np.array([x[i, 0] @ x[j, k] for k in (1, 2, 3) for j in range(4)])
     nats.append(np.log(np.exp(scores / 0.1).sum()) - x[i, 0] @ x[i, 1] / 0.1)
-  found = Towers(0.1).loss(jnp.float32(x), None, jnp.float32(weights))
+  found = Towers(0.1).loss(jnp.float32(x), NO_LABELS, jnp.float32(weights))
   assert found == pytest.approx(np.mean(nats), rel=1e-5)
 
 
@@ -56,7 +61,7 @@ def test_max_similarity_is_its_definition():
   # InfoNCE of these scores is the same as with single vectors.
   each = np.exp(np.array(expected[:3]) / 0.1)[:, :3]
   nats = np.mean(np.log(each.sum(axis=1)) - np.log(np.diagonal(each)))
-  loss = head.loss(found.reshape(2, 4, 3, 4).swapaxes(0, 1), None, WEIGHTS)
+  loss = head.loss(found.reshape(2, 4, 3, 4).swapaxes(0, 1), NO_LABELS, WEIGHTS)
   assert loss == pytest.approx(nats, rel=1e-4)
 
 
@@ -125,7 +130,8 @@ def test_files_of_pairs(tmp_path):
   ("row", "columns", "words"),
   [
     ({"positive": " "}, {}, "line 1: no text to read"),
-    ({"positive": ["b", "c"]}, {}, "not one query and one"),
+    ({"positive": []}, {}, "not one query and a positive"),
+    ({"query": ["a", "b"], "positive": "c"}, {}, "not one query and a"),
     ({}, {}, "choose one with --positive_column"),
     ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in negati"),
     ({"positive": "b"}, {"positive": "query"}, "query, positive_"),
@@ -134,7 +140,7 @@ def test_files_of_pairs(tmp_path):
 )
 def test_bad_pairs_are_told(tmp_path, row, columns, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
-  rows = [{"query": "a"} | row, fine]
+  rows = [{"query": "a", **row}, fine]
   data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   options = embedding.EmbedderOptions(
     positive_column=columns.get("positive", "positive"),
@@ -142,6 +148,89 @@ def test_bad_pairs_are_told(tmp_path, row, columns, words):
   )
   with pytest.raises(UserError, match=words):
     pairs(data, options)
+
+
+RECORDS = [
+  ("one q", ["Dogs rest", "cats"], "the hills"),
+  ("One  Q", ["dogs  rest "], "often"),
+  ("two q", ["cats", "near"], "dogs rest"),
+  ("three q", ["sat"], "three q"),
+  ("four q", ["x " * 40 + "y"], "house"),
+  ("five q", ["x " * 40 + "z"], "near"),
+]
+# Relevant documents of each query, by hand; the fourth and fifth are equal
+# after they are cut, and one of the third's own is its query.
+RELEVANT = {
+  "one q": {"dogs rest", "cats"},
+  "two q": {"cats", "near"},
+  "three q": {"sat", "three q"},
+  "four q": {"x"},
+  "five q": {"x"},
+}
+
+
+def plain(text):
+  """Returns a text as `RELEVANT` has it."""
+  return "x" if text.startswith("x x") else " ".join(text.lower().split())
+
+
+def test_other_positives_of_a_query_are_no_negatives(loaded, capsys):
+  """Catches false negatives: a list's texts, equal texts, another's negative.
+
+  PyTorch computes the loss and its gradient from the texts.
+  """
+  torch = pytest.importorskip("torch")
+  options = embedding.EmbedderOptions(negative_column=("n",))
+  sets = {"train": RECORDS, "dev": RECORDS[:1]}
+  task = pairs(sets, options)
+  rows = loop.read_task_data(loaded, task, 16).train
+  said = "1 of 8 negatives are positives of their query, or equal to it"
+  assert said in capsys.readouterr().out
+  texts = [e.texts for e in rows.examples]
+  assert [t[1] for t in texts[:2]] == ["Dogs rest", "cats"] and len(texts) == 8
+  chosen = np.array([0, 2, 3, 5, 6, 7, 1, 0])
+  weights = np.float32([1] * 7 + [0])  # the last place is empty
+  slots = batching.BatchRows(16, chosen, weights)
+  batch = batching.gather(rows, [slots])
+  outputs = np.random.default_rng(0).normal(size=(8, 3, 6)).astype(np.float32)
+  outputs /= np.linalg.norm(outputs, axis=-1, keepdims=True)
+
+  def expected(known):
+    x = torch.tensor(outputs, requires_grad=True)
+    nats = []
+    for i in range(7):
+      left, (query, *_) = [x[i, 0] @ x[i, 1]], texts[chosen[i]]
+      for j, k in itertools.product(range(7), (1, 2)):
+        relevant = plain(texts[chosen[j]][k]) in known.get(plain(query), ())
+        if (j, k) != (i, 1) and not relevant:
+          left.append(x[i, 0] @ x[j, k])
+      nats.append(torch.logsumexp(torch.stack(left), 0) - left[0])
+    loss = sum(nats) / 7
+    loss.backward()
+    return loss.item(), x.grad.numpy()
+
+  of = jax.value_and_grad(Towers(1.0).loss)
+  for labels, known in ((batch.labels[0], RELEVANT), (NO_LABELS, {})):
+    loss, gradient = of(outputs, labels, weights)
+    theirs, their_gradient = expected(known)
+    assert loss == pytest.approx(theirs, rel=1e-5)
+    np.testing.assert_allclose(gradient, their_gradient, atol=1e-5)
+  masked, _ = of(outputs, batch.labels[0], weights)
+  assert masked < loss - 0.1
+
+
+def test_a_limit_forgets_no_positive(loaded):
+  """Catches positives that become negatives because `limit` drops their row."""
+  words = [f"hill {i}" for i in range(10)]
+  records = [("q", words), *((f"ask {i}", w) for i, w in enumerate(words))]
+  sets = {"train": records, "dev": records[:1]}
+  task = pairs(sets, embedding.EmbedderOptions())
+  rows = loop.read_task_data(loaded, task, 16, limit=10).train
+  asks = [example.texts[0] == "q" for example in rows.examples]
+  assert 2 < sum(asks) < 8
+  # Every document is relevant to q, and one to each other query.
+  for own, labels in zip(asks, rows.labels[np.arange(10)], strict=True):
+    assert labels.sum() == 9 if own else labels.sum() < 2
 
 
 def test_texts_alone_are_their_own_pairs(tmp_path):
@@ -172,6 +261,6 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   rows = data.train.tokens, data.train.lengths
   how = loaded.model, task.head, False
   vectors = trial.outputs(*how, loaded.params, {}, *rows)
-  alike = task.head.loss(vectors, None, jnp.ones(len(vectors)))
+  alike = task.head.loss(vectors, NO_LABELS, jnp.ones(len(vectors)))
   assert without == pytest.approx(float(alike), rel=1e-4)
   assert dropped > without + 0.1

@@ -32,7 +32,7 @@ def laid_out(loaded, context, text, mode, pipeline):
     "bos_eos": ([t.bos_id], [t.eos_id]),
     "eos": ([t.eos_id], [t.eos_id]),
     "none": ([], []),
-  }[loaded.boundary]
+  }[loaded.meta.boundary]
   space = " "
   if pipeline == "2024" and mode == "causal":
     before, after = [t.bos_id] * (not context), []
@@ -70,7 +70,7 @@ def slow_score(loaded, text, mode, t=1.0, shift=0, context="", pipeline="ours"):
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_scores_equal_a_slow_loop(loaded, sentences, mode, boundary):
-  loaded = dataclasses.replace(loaded, boundary=boundary)
+  loaded = random_models.with_meta(loaded, boundary=boundary)
   texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
   if boundary != "bos_eos":
     texts = texts[:3]
@@ -93,7 +93,7 @@ def test_scores_equal_a_slow_loop(loaded, sentences, mode, boundary):
   ],
 )
 def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode, boundary):
-  loaded = dataclasses.replace(loaded, boundary=boundary)
+  loaded = random_models.with_meta(loaded, boundary=boundary)
   contexts = ("", "", "the hills near", "the hills near")
   texts = ("Tom rested .", "rests") * 2
   expected = np.array(
@@ -181,7 +181,7 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   score(loaded, ["Tom sat ."], "causal")
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
-  bare = dataclasses.replace(loaded, boundary="none")
+  bare = random_models.with_meta(loaded, boundary="none")
   with pytest.raises(UserError, match="lacks the token that this pipeline"):
     score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
 
@@ -305,7 +305,7 @@ def test_top_k_and_top_p():
 
 
 def test_generate_refuses(loaded):
-  none = dataclasses.replace(loaded, boundary="none")
+  none = random_models.with_meta(loaded, boundary="none")
   for model, prompt, options, message in (
     (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),

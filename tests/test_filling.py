@@ -1,6 +1,5 @@
 """Mask filling and sampling from masked diffusion, on random models."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -16,6 +15,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing
 from antlm_jax.masks import AttentionMask
+from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 
 run = random_models.run()
@@ -30,7 +30,7 @@ def diffusion(loaded):
 def in_blocks(loaded):
   """Returns the model with attention in blocks of eight tokens."""
   blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
-  return dataclasses.replace(
+  return random_models.with_meta(
     loaded, config=config.given_config(loaded.config, blocks)
   )
 
@@ -51,9 +51,9 @@ def toy():
   return framing.TextModel(
     model=model,
     params=helpers.random_params(model),
-    tokenizer=Tokenizer(backend),
-    boundary="bos_eos",
-    config=config.Config(curriculum="1D"),
+    meta=Meta(
+      config.Config(curriculum="1D"), Tokenizer(backend), "bos_eos", data=""
+    ),
   )
 
 
@@ -251,7 +251,7 @@ def test_candidates_are_those_of_the_step_that_filled_the_mask(diffusion):
 
 def test_fill_refuses(loaded, diffusion):
   causal = random_models.with_curriculum(loaded, "1C")
-  bare = dataclasses.replace(diffusion, boundary="none")
+  bare = random_models.with_meta(diffusion, boundary="none")
   for model, text, options, message in (
     (causal, "Tom", {}, "only left to right .curriculum=1C"),
     (bare, "<mask> sat", {}, "put a word before"),
@@ -290,7 +290,9 @@ def test_the_command(run, loaded, capsys):
 def test_the_tokenizers_own_mask_is_a_mask(loaded, diffusion):
   """Catches the mask of a model card, such as [MASK], read as text."""
   named = diffusion.tokenizer.to_json().replace('"<mask>"', '"[MASK]"')
-  other = dataclasses.replace(diffusion, tokenizer=Tokenizer.from_json(named))
+  other = random_models.with_meta(
+    diffusion, tokenizer=Tokenizer.from_json(named)
+  )
   assert other.tokenizer.mask_token == "[MASK]"
   expected = fill(diffusion, "Tom <mask> near the <mask> .")
   for text in ("Tom [MASK] near the [MASK] .", "Tom [MASK] near the <mask> ."):

@@ -81,7 +81,7 @@ HEAD = Classifier(("0", "1"), "first")
 
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 def test_framing(loaded, boundary):
-  loaded = dataclasses.replace(loaded, boundary=boundary)
+  loaded = random_models.with_meta(loaded, boundary=boundary)
   t = loaded.tokenizer
   bos, eos = {
     "bos_eos": ([t.bos_id], [t.eos_id]),

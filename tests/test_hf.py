@@ -26,7 +26,6 @@ from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
-from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 from tests.hub import FakeHub
 
@@ -210,7 +209,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
       "init.checkpoint": str(tmp_path / "base/checkpoints/9"),
     },
   )
-  loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
+  loaded = random_models.with_meta(loaded, config=settings, row_tokens=32)
   about = card.About("mit", ("en", "de"), "me/base")
   paths = export.export_model(loaded, tmp_path / "hf", about=about)
   for path in paths:
@@ -296,8 +295,7 @@ def test_a_card_follows_a_start_on_this_machine_alone(
   random_models.save(tmp_path / "other", tokenizer)
   other = load(tmp_path / "other")
   settings = config_lib.given_config(other.config, {"init.checkpoint": begin})
-  fields = {f.name: getattr(other, f.name) for f in dataclasses.fields(Meta)}
-  meta = Meta(**fields | {"config": settings})
+  meta = dataclasses.replace(other.meta, config=settings)
   write_model(tmp_path / "run/checkpoints/7", 7, other.params, meta)
   (path,) = export.export_model(
     load(tmp_path / "run"), tmp_path / "hf", ["causal"]

@@ -1,6 +1,5 @@
 """The exported tokenizer.json, compared with the model's own tokenizer."""
 
-import dataclasses
 import json
 import re
 
@@ -110,7 +109,7 @@ TEXTS = [
 def made(request, llama):
   """A model with a tokenizer, and the tokenizer that it exports."""
   tokenizer = Tokenizer(TOKENIZERS[request.param]())
-  loaded = dataclasses.replace(llama, tokenizer=tokenizer)
+  loaded = random_models.with_meta(llama, tokenizer=tokenizer)
   ids = [tokenizer.bos_id], [tokenizer.eos_id]
   files = hf_tokenizers.files(tokenizer, *ids, 48)
   text = json.dumps(files["tokenizer.json"])
@@ -205,6 +204,6 @@ def test_a_tokenizer_that_drops_the_stand_ins_is_refused(llama):
   backend = random_models.tokenizer()._backend
   drop = tokenizers.Regex("[^a-z <>]")
   backend.normalizer = tokenizers.normalizers.Replace(drop, "")
-  loaded = dataclasses.replace(llama, tokenizer=Tokenizer(backend))
+  loaded = random_models.with_meta(llama, tokenizer=Tokenizer(backend))
   with pytest.raises(UserError, match="cannot read <mask> in a text"):
     framing.encode_framed(loaded, "the <mask> rest")

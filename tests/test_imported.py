@@ -154,7 +154,7 @@ def test_greedy_texts_are_theirs(family):
   for prompt in prompts:
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0]
-    out = out[:-1] if out[-1] in loaded.ends else out
+    out = out[:-1] if out[-1] in loaded.meta.ends else out
     theirs.append(tokenizer.decode(out, skip_special_tokens=True))
   assert ours == theirs
 
@@ -225,7 +225,7 @@ def test_it_goes_out_again(family, form, tmp_path):
   kind = model.config.model_type
   lacks = {
     ("mistral", "bidirectional"): "no eurobert with",
-    ("ultrabert", "causal"): "is causal: export with --as=bidirectional",
+    ("ultrabert", "causal"): "is causal: export it as bidirectional",
   }
   if said := lacks.get((kind, form)):
     with pytest.raises(UserError, match=said):

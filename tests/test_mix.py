@@ -301,12 +301,8 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
   "path, settings, words",
   [
     ("a={a},b={other}/tokens", (), "tokenizer.json, which is"),
-    ("a={a},b={other}/length", (), "--seq_len, which is 32 for a and 16 for b"),
-    (
-      "a={a},b={other}/stream",
-      (),
-      "(--packing), which is True for a and False",
-    ),
+    ("a={a},b={other}/length", (), "seq_len, which is 32 for a and 16 for b"),
+    ("a={a},b={other}/stream", (), "(packing), which is True for a and False"),
     ("a={a},b={a}", ("data.mix=a:c",), "character 3 ('c'): unknown source 'c'"),
     ("a={a},b={a}", ("data.mix=a:a=1:1",), "1 ('a'): a mix of a alone"),
     ("{a}", ("curriculum=12M30:M30 steps",), "3 ('M'): a mix of M30 alone"),

@@ -86,7 +86,7 @@ def test_what_it_would_compute_differently_is_refused(read, fields, said):
 
 def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   shifted = random_models.with_curriculum(loaded, "24N")
-  with pytest.raises(UserError, match="--as=causal"):
+  with pytest.raises(UserError, match="export it as causal"):
     export.export_model(shifted, tmp_path / "a")
   assert export.export_model(shifted, tmp_path / "b", ["causal"])
   other = models.build_model(

@@ -305,7 +305,7 @@ def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   """A model in memory is enough, e.g. during training."""
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
   found = read_minimal_pairs(tmp_path / "pairs", limit=6)
-  names = ("model", "params", "tokenizer", "boundary", "config")
+  names = ("model", "params", "meta")
   live = TextModel(**{n: getattr(loaded, n) for n in names})
   summary = Results(found, choice_scores(loaded, found, "causal")).summary()
   assert pair_accuracy(live, found, "causal") == summary["macro_accuracy"]

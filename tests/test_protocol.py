@@ -21,7 +21,6 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.sets import divide_training_set
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files, progress
 from tests import random_models, runs, tuned
 
@@ -183,7 +182,7 @@ def test_without_ms_marco_three_sets_are_left_out_in_one_line(tmp_path):
   texts(tmp_path, 9)
   for name in ("nq", "mldr"):
     tuned.write_beir(tmp_path / name, ("test",))
-  model = Identity(path=tmp_path, step=7, digest=0)
+  model = tuned.checkpoint_at(tmp_path)
   words = ["--checkpoint=none", f"--data={tmp_path}", "--preset=study"]
 
   def plan(*more):

@@ -237,7 +237,7 @@ def test_logits_are_theirs(kind, folder, save, tmp_path):
     print(f"{kind}, {save.__name__}: {difference:.1e} of {np.ptp(theirs):.0f}")
     assert np.ptp(theirs) > 10 and difference < 1e-4
   expected = {"ltg": ("1M", "bos_eos"), "gpt": ("C:N=1:15", "bos")}[kind]
-  assert (loaded.config.curriculum, loaded.boundary) == expected
+  assert (loaded.config.curriculum, loaded.meta.boundary) == expected
   assert loaded.config.model.longest_distance == 24
   assert (loaded.tokenizer.bos_id, loaded.tokenizer.mask_id) == (1, 3)
   assert Tokenizer.load(tmp_path / "run/tokenizer.json").mask_id == 3

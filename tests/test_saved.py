@@ -59,13 +59,17 @@ def test_weights_alone_are_a_checkpoint(foreign):
   assert list(checkpoint.checkpoint_steps(workdir)) == [5]
   found = load(workdir)
   assert equal(found.params, params)
-  assert (found.step, found.boundary, found.task) == (5, "eos", None)
+  assert (found.step, found.meta.boundary, found.task) == (5, "eos", None)
   size = units.quantity(found.model.size)
   assert repr(found) == f"<llama, {size} parameters, step 5, {workdir}>"
   # The digest is that of the weights, not of the path.
-  assert found.digest == checkpoint.json_checksum(checkpoint.bit_sums(params))
+  assert found.saved.digest == checkpoint.json_checksum(
+    checkpoint.bit_sums(params)
+  )
   other = params | {"norm/scale": params["norm/scale"] + 1}
-  assert found.digest != checkpoint.json_checksum(checkpoint.bit_sums(other))
+  assert found.saved.digest != checkpoint.json_checksum(
+    checkpoint.bit_sums(other)
+  )
   assert Checkpoint(found.path).meta.data == "nothing of ours"
   zeros = jax.tree.map(jnp.zeros_like, found.params)
   like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
@@ -133,7 +137,8 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   assert model.params.keys() == loaded.params.keys()
   same = {n for n, p in loaded.params.items() if equal(p, model.params[n])}
   assert same == {"head/kernel"}
-  assert (model.step, model.boundary) == (loaded.step, loaded.boundary)
+  assert model.step == loaded.step
+  assert model.meta.boundary == loaded.meta.boundary
   assert model.config == loaded.config
   assert model.tokenizer.to_json() == loaded.tokenizer.to_json()
   meta, before = (Checkpoint(m.path).meta for m in (model, loaded))

@@ -37,7 +37,9 @@ def exported(folder, head, encoder="llama"):
   base = load(run)
   params = head.init(jax.random.key(0), base.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
-  path = write_checkpoint(folder / "model", base.step, base.params, base, task)
+  path = write_checkpoint(
+    folder / "model", base.step, base.params, base.meta, task
+  )
   (out,) = export.export_model(load(path), folder / "hf")
   return load(path), out
 

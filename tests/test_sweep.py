@@ -321,7 +321,7 @@ def test_a_wrong_sweep_writes_nothing(grid, training, told, tmp_path):
   [
     ("curriculum=2C steps,2Q steps", "mlm", "unknown objective 'Q'"),
     ("model.heads=4,5", "mlm", "heads"),
-    ("seed=1,2", "mlm,foo", "--by=foo: not every run measures this; measured:"),
+    ("seed=1,2", "mlm,foo", "by=foo: not every run measures this; measured:"),
   ],
 )
 def test_every_run_is_built_before_the_first_is_trained(

@@ -1,6 +1,5 @@
 """Tagging: files, words and their tokens, metrics and real data."""
 
-import dataclasses
 import itertools
 import json
 
@@ -530,7 +529,7 @@ def with_tokenizer(loaded, **parts):
   backend = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
   for name, part in parts.items():
     setattr(backend, name, part)
-  return dataclasses.replace(loaded, tokenizer=Tokenizer(backend))
+  return random_models.with_meta(loaded, tokenizer=Tokenizer(backend))
 
 
 def test_a_space_alone_belongs_to_the_word_after_it(loaded):

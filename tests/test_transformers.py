@@ -185,7 +185,7 @@ def test_a_fine_tuned_head_comes_along(
     params=head.init(jax.random.key(0), base.model.config.width),
   )
   path = write_checkpoint(
-    tmp_path / "model", base.step, base.params, base, task
+    tmp_path / "model", base.step, base.params, base.meta, task
   )
   loaded = load(path)
   (folder,) = export.export_model(loaded, tmp_path / "hf")
@@ -228,7 +228,9 @@ def test_labels_and_numbers_come_along(
   own = head.init(jax.random.key(0), base.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
   loaded = load(
-    write_checkpoint(tmp_path / "model", base.step, base.params, base, task)
+    write_checkpoint(
+      tmp_path / "model", base.step, base.params, base.meta, task
+    )
   )
   (folder,) = export.export_model(loaded, tmp_path / "hf")
   trusted = {"trust_remote_code": True}
@@ -274,9 +276,9 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   causal = {"attention": "causal"}
   spans = {"name": "squad", "kind": "spans"}
   for changes, forms, said in (
-    ({}, (), "--head=plain"),
+    ({}, (), "head=plain"),
     ({}, ("causal",), "was fine-tuned with bidirectional attention"),
-    (causal, (), "--attention=bidirectional"),
+    (causal, (), "attention=bidirectional"),
     (spans, (), r"no head like that of squad \(spans"),
   ):
     tuned = dataclasses.replace(task, **changes)

@@ -118,10 +118,11 @@ def test_its_own_names_of_tensors_are_read(loaded, folder, head):
   }
   assert set(theirs) != set(tensors)
   safetensors.numpy.save_file(theirs, file)
-  if not head:
-    pytest.skip("until headless folders are read")
-  again = import_.Imported(folder)
-  assert helpers.equal(dict(again.params), dict(loaded.params))
+  again = dict(import_.Imported(folder).params)
+  expected = {
+    n: p for n, p in loaded.params.items() if head or "head/" not in n
+  }
+  assert helpers.equal(again, expected)
 
 
 def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
@@ -130,7 +131,7 @@ def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   with pytest.raises(UserError, match=r"before it: train with M$"):
     export.export_model(shifted, tmp_path / "a")
   both = random_models.with_curriculum(loaded, "4C+4M")
-  with pytest.raises(UserError, match="causal: export with --as=bidirectional"):
+  with pytest.raises(UserError, match="causal: export it as bidirectional"):
     export.export_model(both, tmp_path / "b")
   for windows, said in (((3, 5), "several widths"), ((), None)):
     settings = dataclasses.replace(loaded.config.model, windows=windows)

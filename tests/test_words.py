@@ -13,7 +13,6 @@ from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.training import checkpoint, notes
 from antlm_jax.training import run as run_lib
-from antlm_jax.training.checkpoint import Meta
 from tests import random_models, runs
 from tests.hub import FakeHub
 
@@ -103,8 +102,7 @@ def test_a_foreign_checkpoint_names_no_folder_elsewhere(tmp_path, name):
   """Catches `export --revisions` and `eval babylm` writing outside --output."""
   run = random_models.save(tmp_path / "run", random_models.tokenizer())
   loaded = load(run)
-  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Meta)}
-  meta = Meta(**fields | {"milestones": {name: 1}})
+  meta = dataclasses.replace(loaded.meta, milestones={name: 1})
   write_model(tmp_path / "foreign/checkpoints/1", 1, loaded.params, meta)
   words = f"--checkpoint={tmp_path / 'foreign'}", "--revisions"
   line = runs.refused(

@@ -18,7 +18,6 @@ from antlm_jax.evals.zero_shot.command import TASKS, evaluate
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 
 run = random_models.run(max_seq_len=128)
@@ -221,8 +220,7 @@ def test_the_mode_is_that_of_training(run, loaded, tmp_path):
   )
   for model in (run, loaded):
     assert evaluate(model, "comps", data, quiet=True).mode == "causal"
-  masked = dataclasses.replace(loaded.config, curriculum="1M")
-  masked = dataclasses.replace(loaded, config=masked)
+  masked = random_models.with_curriculum(loaded, "1M")
   assert evaluate(masked, "comps", data, quiet=True).mode == "mlm"
 
 
@@ -247,7 +245,7 @@ def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
     ("comp", {}, "task='comp' is not one of "),
     ("comps", {"mode": "both"}, "mode='both' is not one of causal, mlm"),
     ("comps", {"temperatur": 2.0}, "task comps; did you mean 'temperature'?"),
-    ("comps", {"limit": -1}, "--limit=-1 is not at least 0"),
+    ("comps", {"limit": -1}, "limit=-1 is not at least 0"),
   ):
     asked = {"mode": "mlm"} | more
     with pytest.raises(UserError, match=re.escape(message)):
@@ -442,8 +440,7 @@ def kept(loaded, tmp_path_factory):
   """A run of three checkpoints, named by the number of words seen."""
   folder = tmp_path_factory.mktemp("kept")
   names = {"chck_1M": 1, "chck_2M": 2, "chck_10M": 10}
-  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Meta)}
-  meta = Meta(**fields | {"milestones": names})
+  meta = dataclasses.replace(loaded.meta, milestones=names)
   for step in names.values():
     params = {name: x * step**0.25 for name, x in loaded.params.items()}
     write_model(folder / f"checkpoints/{step}", step, params, meta)

@@ -13,7 +13,8 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TuningOutcome
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.evals.studies import report
-from antlm_jax.inference.model import Identity, load
+from antlm_jax.inference.model import load
+from antlm_jax.training.checkpoint import Checkpoint
 from tests import runs
 
 LABELS = np.arange(100) % 2
@@ -24,10 +25,18 @@ def answers(right: int) -> np.ndarray:
   return np.where(np.arange(100) < 100 - right, 1 - LABELS, LABELS)
 
 
+def checkpoint_at(path) -> Checkpoint:
+  """Returns the checkpoint of step 7 of a model that is not there."""
+  found = Checkpoint(path)
+  found.path = pathlib.Path(path)
+  found.fields = {"sums": {"counters": {"step": 7}, "params": {}}}
+  return found
+
+
 def planned(*args) -> list[finetune.TaskJob]:
   """Returns the jobs of the command's arguments, for an absent Llama."""
   given = finetune.parse_finetune(["--checkpoint=none", *args])
-  model = Identity(path=pathlib.Path(given.pop("model")), step=7, digest=0)
+  model = checkpoint_at(given.pop("model"))
   assert given.pop("step") is None
   return finetune.plan_tasks(model, "llama", None, **given)[0]
 

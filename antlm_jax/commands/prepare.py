@@ -29,7 +29,12 @@ from antlm_jax.data import (
   readers,
   text_files,
 )
-from antlm_jax.data.packing import BOUNDARIES, PACKINGS, SHORTEST_CHUNK
+from antlm_jax.data.packing import (
+  BOUNDARIES,
+  PACKINGS,
+  SHORTEST_CHUNK,
+  boundary_of,
+)
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
@@ -72,7 +77,7 @@ def prepare(
   seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
   packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
   documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
-  boundary: Annotated[str, argument(choices=tuple(BOUNDARIES))] = "bos_eos",
+  boundary: Annotated[str | None, argument(choices=tuple(BOUNDARIES))] = None,
   dev_share: Annotated[float, argument(over=0, most=0.5)] = 0.02,
   share: Annotated[float, argument(over=0, most=1)] = 1.0,
   seed: int = 0,
@@ -103,7 +108,7 @@ def prepare(
     documents: End of a document in plain text: a line end (line), the file's
       end (file), or a blank line, 64 KiB or a heading ` = Title = ` (auto).
     boundary: Special tokens around a document: <s> and </s>, <s> before it,
-      </s> after it, or none.
+      </s> after it, or none. By default those of both that the tokenizer has.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
     seed: Random seed of the chunks' lengths.
@@ -128,6 +133,11 @@ def prepare(
     recipe, own = _recipe(given)
     _check(recipe, own, tokenizer)
     _check_task(task, tasks)
+    if not boundary and recipe.boundary != "bos_eos":
+      lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")
+      progress.say(
+        f"boundary {recipe.boundary}: the tokenizer has no {lacking} token"
+      )
     paths = [stack.enter_context(_text_paths(one)) for one in (text, dev)]
     corpus = text_files.find_corpus(*paths, documents=documents, column=column)
     progress.say(str(corpus))
@@ -144,7 +154,8 @@ def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
   """Returns the recipe of all arguments, and the tokenizer they name."""
   tokenizer = given["tokenizer"]
   if tokenizer is None:
-    return Recipe.of(given, None), None
+    own = {"boundary": given["boundary"] or "bos_eos"}
+    return Recipe.of(given | own, None), None
   content = None
   if not isinstance(tokenizer, Tokenizer):
     name = os.fspath(tokenizer)
@@ -157,7 +168,9 @@ def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
       tokenizer = import_.open_start(name).meta.tokenizer
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
-  return Recipe.of(given, hashlib.sha256(content).hexdigest()), tokenizer
+  own = {"boundary": given["boundary"] or boundary_of(tokenizer)}
+  sha256 = hashlib.sha256(content).hexdigest()
+  return Recipe.of(given | own, sha256), tokenizer
 
 
 def _check(recipe: Recipe, own: Tokenizer | None, name) -> None:

@@ -37,6 +37,18 @@ def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
   return tuple(name and getattr(tokenizer, name) for name in names)
 
 
+def boundary_of(tokenizer) -> str:
+  """Returns the boundary with `<s>` and `</s>`, or those that there are."""
+  return next(
+    boundary
+    for boundary, names in BOUNDARIES.items()
+    if all(
+      bool(name) == (getattr(tokenizer, role) is not None)
+      for name, role in zip(names, ("bos_id", "eos_id"), strict=True)
+    )
+  )
+
+
 def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
   """Returns the ids before and after a text on its own, None for none."""
   before, after = boundary_ids(tokenizer, boundary)

@@ -84,7 +84,7 @@ class Preparation:
       own = {STAGING, _LOCK}  # of a task that begins now as well
       if not self._made and {p.name for p in self.output.iterdir()} - own:
         raise UserError(
-          f"output {self.output} is not empty; choose another --output"
+          f"output {self.output} is not empty; choose another output"
         )
       with files.writing(self.output):
         self._staging.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Preparation:
     if differ:
       raise UserError(
         f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it,"
-        " or choose another --output"
+        " or choose another output"
       )
 
   def sealing(self, refuse: bool = True):
@@ -333,8 +333,8 @@ class Preparation:
       if not split.rows:
         raise UserError(
           f"the {name} split has {split.tokens} tokens, less than a row of"
-          f" {self.recipe.seq_len}; give more text, a smaller --seq_len or,"
-          " if it is held out, a larger --dev_share"
+          f" {self.recipe.seq_len}; give more text, a smaller seq_len or,"
+          " if it is held out, a larger dev_share"
         )
 
   def _say(self, splits: dict[str, PreparedSplit], cut: list[int]) -> None:
@@ -386,7 +386,7 @@ def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:
   if differ:
     raise UserError(
       f"{folder} is already prepared otherwise ({'; '.join(differ)}); choose"
-      " another --output"
+      " another output"
     )
   progress.say(
     f"{folder} is already prepared with these settings and this text"

@@ -103,7 +103,7 @@ class Manifest:
     if wrong:
       raise UserError(
         f"{path} was changed, or is of another version of antlm_jax (see"
-        f" {wrong:.80}); run antlm prepare with another --output"
+        f" {wrong:.80}); run antlm prepare with another output"
       )
     return manifest
 
@@ -347,16 +347,16 @@ def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
           f"{like.folder} and {of.folder} differ in {what}, which is"
           f" {ours[what]} for {first or 'the first'} and {value} for {name}."
           f" Prepare {name} again, with"
-          f" --tokenizer={like.folder / TOKENIZER} and the same options"
+          f" tokenizer={like.folder / TOKENIZER} and the same options"
         )
 
 
 def _manifest_layout(manifest: Manifest) -> dict:
   return {
     "tokenizer.json": manifest.tokenizer["sha256"][:8],
-    "--seq_len": manifest.seq_len,
-    "--boundary": manifest.settings["boundary"],
-    "rows divided into segments (--packing)": manifest.segmented,
+    "seq_len": manifest.seq_len,
+    "boundary": manifest.settings["boundary"],
+    "rows divided into segments (packing)": manifest.segmented,
   }
 
 

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 from array_record.python import array_record_module
 
-from antlm_jax.data import packing
+from antlm_jax.data import array_records, packing
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
@@ -25,10 +25,6 @@ _WRITER_OPTIONS = "group_size:1,uncompressed"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # Bytes of rows from a bucket that stay in memory.
 _CACHE_BYTES = 1 << 30
-# A file of ArrayRecord is of blocks that each begin with a header. Between the
-# headers, after a signature, are records, each with a header of its own
-# (riegeli's `records_file_format.md`).
-_BLOCK, _BLOCK_HEADER, _SIGNATURE, _RECORD_HEADER = 1 << 16, 24, 40, 40
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -134,21 +130,35 @@ class Rows:
 
   def _read_shard(self, shard: int, rows: np.ndarray) -> np.ndarray:
     """Reads records of a shard on this machine, uint8 `[n, width]`."""
-    path = self._paths[shard]
+    reader, path = self._reader(shard), self._paths[shard]
     # ArrayRecord hashes each record, so a flipped bit raises. One call reads
     # all rows: the reader's own threads fetch them in parallel.
     try:
-      with self._lock:
-        if (reader := self._readers[shard]) is None:
-          reader = array_record_module.ArrayRecordReader(path, _READER_OPTIONS)
-          self._readers[shard] = reader
       records = reader.read(rows.tolist())
     except RuntimeError as error:
-      reason = " ".join(str(error).split())
-      if "() failed" in reason:  # the system's error, as of a network drive:
-        raise  # the same command may work again
-      raise damaged(path, f"has a bad row: {reason}") from error
+      why = _reason(error)
+      if len(rows) > 1:  # to name the row
+        return np.concatenate(
+          [self._read_shard(shard, one) for one in rows[:, None]]
+        )
+      raise _bad_row(path, rows[0], why) from error
+    for row, record in zip(rows, records, strict=True):
+      if len(record) != self._width:
+        what = f"it has {len(record)} bytes, not {self._width}"
+        raise _bad_row(path, row, what)
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, self._width)
+
+  def _reader(self, shard: int):
+    """Returns ArrayRecord's reader of a shard on this machine."""
+    with self._lock:
+      if self._readers[shard] is None:
+        path = self._paths[shard]
+        try:
+          reader = array_record_module.ArrayRecordReader(path, _READER_OPTIONS)
+        except RuntimeError as error:
+          raise damaged(path, f"has no rows: {_reason(error)}") from error
+        self._readers[shard] = reader
+      return self._readers[shard]
 
   def _read_bucket(self, indices: np.ndarray) -> np.ndarray:
     """Reads records that are in a bucket, uint8 `[n, width]`."""
@@ -161,42 +171,31 @@ class Rows:
     return np.frombuffer(records, np.uint8).reshape(-1, self._width)
 
   def _fetch(self, wanted: np.ndarray) -> dict[int, bytes]:
-    """Reads records of a bucket by ascending indices, all at once."""
-    # Not by ArrayRecord's own reader of buckets: for each row it asks for all
-    # bytes that follow, one row after the other.
+    """Reads records of a bucket by ascending indices, and checks them."""
     shards = np.searchsorted(self._ends, wanted, side="right")
-    header = _header_size(self._width)
-    size = header + self._width  # of a record in its shard
-    plain = [
-      _without_headers(data, begin)
-      for begin, data in self._read_ranges(wanted, shards, size)
-    ]
-    records = np.frombuffer(b"".join(plain), np.uint8).reshape(-1, size)
-    # Each header holds the number of bytes that follow it.
-    sizes = np.ascontiguousarray(records[:, 8:16]).view("<u8")[:, 0]
-    bad = np.flatnonzero(sizes != size - _RECORD_HEADER)
-    if len(bad):
-      path = self._paths[shards[bad[0]]]
-      raise damaged(path, f"has rows that are not of {self._width} bytes")
-    rows = [record[header:].tobytes() for record in records]
-    return dict(zip(wanted.tolist(), rows, strict=True))
+    places = wanted - self._begins[shards]
+    size = array_records.chunk_size(self._width)
+    chunks = self._read_ranges(shards, places, size)
+    records, bad = array_records.records(chunks, self._width)
+    for index in np.flatnonzero(bad):
+      what = f"its hash is wrong, or it is no record of {self._width} bytes"
+      raise _bad_row(self._paths[shards[index]], places[index], what)
+    return dict(zip(wanted.tolist(), map(bytes, records), strict=True))
 
   def _read_ranges(
-    self, wanted: np.ndarray, shards: np.ndarray, size: int
-  ) -> list[tuple[int, bytes]]:
-    """Reads the bytes of records with `size` bytes, with blocks' headers.
+    self, shards: np.ndarray, places: np.ndarray, size: int
+  ) -> np.ndarray:
+    """Reads chunks of `size` bytes, uint8 `[n, size]`, all at once.
 
-    Neighbours in a shard are one range. Returns the first byte of each range in
-    its file, and its bytes.
+    `places` are their numbers in their shards. Neighbours are one range.
     """
-    apart = (np.diff(wanted) > 1) | (np.diff(shards) > 0)
+    apart = (np.diff(places) != 1) | (np.diff(shards) > 0)
     first = np.append(0, np.flatnonzero(apart) + 1)
-    last = np.append(first[1:], len(wanted)) - 1
-    places = wanted - self._begins[shards]
-    first_byte = _SIGNATURE + places[first] * size
-    last_byte = _SIGNATURE + (places[last] + 1) * size - 1
-    begins = _file_offset(first_byte).tolist()
-    ends = (_file_offset(last_byte) + 1).tolist()
+    last = np.append(first[1:], len(places)) - 1
+    begins = array_records.file_offset(places[first] * size).tolist()
+    ends = (
+      array_records.file_offset((places[last] + 1) * size - 1) + 1
+    ).tolist()
     paths = [self._paths[shard] for shard in shards[first]]
     try:
       system = fsspec.filesystem("gcs")
@@ -207,30 +206,21 @@ class Rows:
     for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
       if len(data) != end - begin:
         raise damaged(path, f"ends before byte {end}")
-    return list(zip(begins, found, strict=True))
+    parts = map(array_records.without_block_headers, found, begins)
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, size)
 
 
-def _header_size(width: int) -> int:
-  """Returns the bytes of a record before its row, which has `width` bytes."""
-  # After the header and two more bytes is the width, in base 128.
-  digits = -(-width.bit_length() // 7)
-  return _RECORD_HEADER + 2 + digits
+def _reason(error: RuntimeError) -> str:
+  """Returns why ArrayRecord cannot read a file, in one line."""
+  reason = " ".join(str(error).split())
+  if "() failed" in reason:  # the system's error, as of a network drive:
+    raise error  # the same command may work again
+  return reason
 
 
-def _file_offset(place: np.ndarray) -> np.ndarray:
-  """Returns the byte in the file of a byte between the blocks' headers."""
-  block, inside = np.divmod(place, _BLOCK - _BLOCK_HEADER)
-  return block * _BLOCK + _BLOCK_HEADER + inside
-
-
-def _without_headers(data: bytes, begin: int) -> bytes:
-  """Removes the headers of blocks from the bytes of a file from `begin` on."""
-  ends = range(_BLOCK - begin % _BLOCK, len(data) + _BLOCK, _BLOCK)
-  first, parts = 0, []
-  for end in ends:
-    parts.append(data[first:end])
-    first = end + _BLOCK_HEADER
-  return b"".join(parts)
+def _bad_row(path: files.Path, row: int, why: str) -> UserError:
+  """Returns the error for a damaged row, by its number in its file."""
+  return damaged(path, f"has a bad row {row}: {why}")
 
 
 def damaged(path: files.Path, what: str) -> UserError:

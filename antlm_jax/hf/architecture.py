@@ -59,6 +59,8 @@ class Target:
   # Defaults of transformers for absent fields.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   zeros: tuple[str, ...] = ()  # biases `[D]` per layer that our encoder lacks
+  # Tensors that its files have twice: the second name by the first.
+  copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Tensors whose names differ from `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Roles that replace default token ids; the first known role is used.
@@ -99,6 +101,12 @@ class Architecture:
   # our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
   unused: Sequence[str] = ()  # tensors that only we have, without effect
+  # Other names in files, as patterns and replacements. If a file has both
+  # names, the tensor with the other name counts.
+  older: Sequence[tuple[str, str]] = ()
+  # Patterns of tensors that our encoder lacks, and what these are. Import
+  # leaves them out, with a note.
+  dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def target(self, config, attention: str, mask_shift: int) -> Target:
     """Returns the model for a configuration, attention and mask shift.
@@ -120,11 +128,11 @@ class Architecture:
   def _absent(self, attention: str) -> str:
     """Returns the error for an attention, or MNTP, without any model."""
     if attention == "causal":
-      lacks, remedies = "is causal", ["export with --as=bidirectional"]
+      lacks, remedies = "is causal", ["export it as bidirectional"]
     else:
       lacks = "predicts a mask one position before it"
       remedies = ["train with M"]
-      remedies += ["export with --as=causal"] * bool(self.targets["causal"])
+      remedies += ["export it as causal"] * bool(self.targets["causal"])
     return (
       f"transformers has no model of this type that {lacks}:"
       f" {', or '.join(remedies)}"

@@ -117,6 +117,8 @@ def card(
   tag = "text-generation" if attention == "causal" else "fill-mask"
   auto = heads.export_classes(loaded, target)[0]
   more = ""
+  if loaded.headless:
+    tag = "feature-extraction"
   if loaded.task:
     place = heads.head_place(loaded.task)
     tag, more = place.tag, place.pipeline
@@ -136,7 +138,7 @@ def card(
     eval_results=own,
   )
   origin = _TRAINED.format(curriculum=loaded.config.curriculum)
-  if not loaded.data:
+  if not loaded.meta.data:
     origin = _FOREIGN
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
@@ -149,7 +151,7 @@ def card(
     text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
   )
   notes = [use, target.note]
-  if attention == "bidirectional" and not loaded.task:
+  if attention == "bidirectional" and tag == "fill-mask":
     notes.append(_MNTP if loaded.mask_shift else _IN_PLACE)
   return _CARD.format(
     metadata=metadata.to_yaml(),
@@ -159,7 +161,7 @@ def card(
     origin=origin,
     use="\n\n".join(filter(None, notes)),
     training=_card_table(
-      "Training", _training_facts(loaded) if loaded.data else {}
+      "Training", _training_facts(loaded) if loaded.meta.data else {}
     ),
     evaluation=_card_table("Evaluation", dict(map(_result_row, results))),
     paper=ARCHITECTURES[name].paper,
@@ -215,17 +217,17 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
     "Longest row": f"{loaded.longest_row:,} tokens",
     "Vocabulary": f"{loaded.tokenizer.vocab_size:,} tokens",
     "Data": without_folders(config.data.path),
-    "SHA-256 of the rows": f"`{loaded.data}`",
+    "SHA-256 of the rows": f"`{loaded.meta.data}`",
   }
 
 
 def _results(loaded: Loaded, tag: str) -> Iterator[dict[str, object]]:
   """Yields results of this step as arguments of `EvalResult`."""
   if not loaded.task:
-    for record in metrics.read_records(loaded.run):
+    for record in metrics.read_records(loaded.saved.run):
       if record.get("step") == loaded.step:
         yield from _held_out_results(loaded, record)
-  folder = loaded.run if loaded.task else loaded.evals
+  folder = loaded.saved.run if loaded.task else loaded.saved.evals
   found = [] if files.is_remote(folder) else folder.rglob("summary.json")
   for path in sorted(found):
     try:

@@ -50,6 +50,12 @@ def make_config_json(
     known = (special[role] for role in roles if special[role] is not None)
     out[f"{name}_token_id"] = next(known, None)
   out |= architecture.extra(ours, target)
+  if (pad := out.get("pad_token_id")) != special.get("pad"):
+    raise UserError(
+      f"transformers' {target.model_type} finds positions by the padding token,"
+      f" here token {pad}, but the tokenizer pads with {special.get('pad')}:"
+      " transformers has no such model"
+    )
   # transformers up to 4.56 reads torch_dtype.
   return out | {"dtype": dtype, "torch_dtype": dtype}
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import config as config_lib
+from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
@@ -59,7 +60,7 @@ def export_model(
   if loaded.task and attentions != trained_attentions(loaded):
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention and"
-      " exports only with it: leave out --as"
+      " exports only as that"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {
@@ -117,7 +118,8 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   if not causal and not both:
     raise UserError(
       f"{loaded.path} was trained only with attention in blocks, which"
-      " transformers lacks: --as=bidirectional reads a text as one block"
+      " transformers lacks: exported as bidirectional, it reads a text as one"
+      " block"
     )
   return causal + ("bidirectional",) * both
 
@@ -145,11 +147,15 @@ def _text_files(
   """Returns the text files of a folder by path."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
-  masked = attention == "bidirectional" and not loaded.task
-  if masked and loaded.tokenizer.mask_id is None:
+  predicts = not loaded.task and not loaded.headless
+  if (
+    predicts
+    and attention == "bidirectional"
+    and loaded.tokenizer.mask_id is None
+  ):
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
-      " --as=causal"
+      " attention causal"
     )
   before, after = _frame_tokens(loaded, attention)
   special = tokenizer.special_ids(loaded.tokenizer, before)
@@ -160,10 +166,12 @@ def _text_files(
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.head_config(loaded, target)
+  elif loaded.headless:
+    config["architectures"] = [target.classes["AutoModel"]]
   names = loaded.tokenizer, before, after, loaded.longest_row
   values = {hf_config.CONFIG: config, **tokenizer.files(*names)}
   values[NATIVE] = _import_metadata(loaded)
-  if attention == "causal" and not loaded.task:
+  if attention == "causal" and predicts:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )
@@ -183,7 +191,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   names, params = architecture.names(target), loaded.params
   ours = loaded.model.config
   if loaded.task:
-    params = {p: v for p, v in params.items() if not p.startswith("head/")}
+    params, _ = models.divided(params)
   out = weights.params_to_tensors(params, names, dtype)
   if loaded.task:
     place = heads.head_place(loaded.task)
@@ -192,6 +200,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   for name in target.zeros:
     layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
     out |= {name.format(i): bias for i, bias in enumerate(layers)}
+  out |= {name: out[of] for name, of in target.copies.items() if of in out}
   return {n: w for n, w in out.items() if n not in architecture.unused}
 
 
@@ -209,7 +218,7 @@ def _import_metadata(loaded: Loaded) -> dict[str, object]:
   text = config_lib.to_json(loaded.config)
   settings = json.dumps(json.loads(text, object_hook=last_names))
   meta = dataclasses.replace(
-    loaded, config=config_lib.config_from_json(settings)
+    loaded.meta, config=config_lib.config_from_json(settings)
   )
   return meta.to_json() | {"step": loaded.step}
 

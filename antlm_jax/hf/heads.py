@@ -67,7 +67,7 @@ def _classifier_config(
   if found != option or head["pool"] not in pools:
     raise UserError(
       f"{name} has no head like that of {loaded.path}: fine-tune with"
-      f" --head={option} --pool=mean (or --pool=first)"
+      f" head={option} and pool=mean (or pool=first)"
     )
   out["classifier_pooling"] = pools[head["pool"]]
   if option == "last_norm":
@@ -156,7 +156,7 @@ def head_place(task: FineTuned) -> HeadPlace:
 def export_classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
   """Returns names of the classes that open an export, the main class first."""
   if not loaded.task:
-    return tuple(target.classes)
+    return ("AutoModel",) if loaded.headless else tuple(target.classes)
   found = head_place(loaded.task)
   return tuple(filter(None, (found.embedder, found.auto)))
 
@@ -187,7 +187,7 @@ def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   found = head_place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
-    hint = ": fine-tune with --attention=bidirectional" if causal else ""
+    hint = ": fine-tune with attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
       f" and transformers' {target.model_type} has no {found.auto}{hint}"

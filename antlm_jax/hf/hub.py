@@ -53,7 +53,7 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
     raise UserError(
       f"{name} is not a local folder, and its download failed"
       f" ({_hub_reason(error)}): on a machine with a network, run `hf download"
-      f" {where} --local-dir=FOLDER`, then use --model=FOLDER"
+      f" {where} --local-dir=FOLDER`, then give that folder"
     ) from error
   return path
 

@@ -5,7 +5,8 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -46,6 +47,16 @@ def _is_foreign(model: str) -> bool:
   return model_folder.is_model_folder(folder) and not ours
 
 
+class _Opened(NamedTuple):
+  """A transformers model, checked, but for its parameters' values."""
+
+  meta: Meta
+  step: int
+  notes: Sequence[str]
+  params: Callable[[], Params]
+  headless: bool  # whether it has no output layer
+
+
 class Imported(Checkpoint):
   """A transformers model as a checkpoint, opened when first used.
 
@@ -81,26 +92,25 @@ class Imported(Checkpoint):
 
   @property
   def meta(self) -> Meta:
-    return self._opened[0]
+    return self._opened.meta
 
   @property
   def step(self) -> int:
     """Number of steps done: 0 unless export wrote the folder."""
-    return self._opened[1]
+    return self._opened.step
 
   @property
   def notes(self) -> Sequence[str]:
     """Notes on the model, for the user."""
-    return self._opened[2]
+    return self._opened.notes
 
   @property
   def params(self) -> Params:
     """Parameters, float32; each access reads the files."""
-    return self._opened[3]()
+    return self._opened.params()
 
-  @property
-  def digest(self) -> int:
-    return checkpoint.json_checksum(checkpoint.bit_sums(self.params))
+  def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
+    return self._opened.headless
 
   def restore(
     self, like: TrainState, with_optimizer: bool = True
@@ -120,8 +130,7 @@ class Imported(Checkpoint):
     return checkpoint.complete_state(like, {"params": params})
 
   @functools.cached_property
-  def _opened(self) -> tuple[Meta, int, Sequence[str], Callable[[], Params]]:
-    """The metadata, the step, the notes and a reader of the parameters."""
+  def _opened(self) -> _Opened:
     path = self.path
     file = path / hf_config.CONFIG
     fields = files.read_json(file, "the model's")
@@ -137,13 +146,24 @@ class Imported(Checkpoint):
     tokenizer = Tokenizer.load(path / TOKENIZER)
     _check_tokenizer(path, tokenizer, rows, described.special)
     # The files bound the config's sizes, so check them before any allocation.
-    stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
     names = layout.weights or described.weights
-    stored, left_out = weights.without_task_head(stored, names["embedding"])
-    params = weights.reader(stored, names, model.shapes, unused)
+    stored, notes = weights.tidied(
+      layout.tensors_of(tensors), names["embedding"], ARCHITECTURES[encoder]
+    )
+    shapes, there = model.shapes, [n for n in names if names[n] in stored]
+    if headless := models.lacks_head(shapes, there):
+      shapes, _ = models.divided(shapes)
+    unused = ARCHITECTURES[encoder].unused
+    params = weights.reader(stored, names, shapes, unused)
     if (path / NATIVE).exists():
-      return *_read_native(path, model, self._boundary), left_out, params
-    notes = [*layout.notes, *left_out, *self._folder.notes]
+      meta, step = _read_native(path, model, self._boundary)
+      return _Opened(meta, step, notes, params, headless)
+    notes = [*layout.notes, *self._folder.notes, *notes]
+    if headless:
+      notes.append(
+        "the folder has no output layer: scores and masks need one, and"
+        " training makes it"
+      )
     if rows > tokenizer.vocab_size:
       tokenizer, note = _with_all_names(path, tokenizer, rows)
       notes.insert(0, note)
@@ -167,7 +187,7 @@ class Imported(Checkpoint):
     meta = Meta(
       config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
     )
-    return meta, 0, tuple(notes), params
+    return _Opened(meta, 0, notes, params, headless)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -246,7 +266,7 @@ def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
         f"warning: {file} says {name}={fields[name]}, but {TOKENIZER} decides,"
-        " as in transformers 5 (use --boundary to change it)"
+        " as in transformers 5 (set boundary to change it)"
       )
   return notes
 
@@ -276,8 +296,8 @@ def check_workdir(workdir: str | os.PathLike) -> None:
   """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
   if checkpoint.checkpoint_steps(workdir):
-    raise UserError(f"{workdir} holds a run: give another --workdir")
+    raise UserError(f"{workdir} holds a run: give another workdir")
   if (workdir / TOKENIZER).exists():
     raise UserError(
-      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
+      f"{workdir} holds a {TOKENIZER}: give another workdir, or remove it"
     )

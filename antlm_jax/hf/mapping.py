@@ -3,6 +3,7 @@
 import itertools
 
 from antlm_jax.hf.architecture import Architecture, Target
+from antlm_jax.hf.bert import BERT
 from antlm_jax.hf.gemma import GEMMA
 from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
@@ -14,6 +15,7 @@ ARCHITECTURES = {
   "gemma": GEMMA,
   "ltg_bert": LTG_BERT,
   "modernbert": MODERNBERT,
+  "bert": BERT,
   "ultrabert": ULTRABERT,
 }
 

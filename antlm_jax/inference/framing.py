@@ -17,6 +17,7 @@ from antlm_jax.config import Config
 from antlm_jax.data import mask_words, packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.training.checkpoint import Meta
 
 OWN = "own"  # boundary of the tokens that the tokenizer adds elsewhere
 
@@ -27,18 +28,25 @@ class TextModel:
 
   model: models.Model
   params: models.Params  # may be split over the current mesh
-  tokenizer: Tokenizer
-  boundary: str  # tokens around a document, in `packing.BOUNDARIES` or `OWN`
-  config: Config  # config of its training run
-  ends: tuple[int, ...] = ()  # tokens that end a text; empty for `</s>`
+  meta: Meta  # its `boundary` is a key of `packing.BOUNDARIES`, or `OWN`
+
+  @property
+  def config(self) -> Config:
+    """Config of its training run."""
+    return self.meta.config
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """Tokenizer of its texts."""
+    return self.meta.tokenizer
 
   @functools.cached_property
   def frame(self) -> tuple[np.ndarray, np.ndarray]:
     """Special tokens before and after a text, both int32 `[n]`."""
-    if self.boundary == OWN:
+    if self.meta.boundary == OWN:
       before, after = self.tokenizer.frame
     else:
-      ids = packing.frame_ids(self.tokenizer, self.boundary)
+      ids = packing.frame_ids(self.tokenizer, self.meta.boundary)
       before, after = ([] if i is None else [i] for i in ids)
     return np.array(before, np.int32), np.array(after, np.int32)
 
@@ -85,7 +93,7 @@ def trained_modes(config: Config) -> list[str]:
 def end_tokens(loaded: TextModel) -> np.ndarray:
   """Returns the tokens that end a generated text, int32 `[n]`."""
   eos = loaded.tokenizer.eos_id
-  return np.array(loaded.ends or [-1 if eos is None else eos], np.int32)
+  return np.array(loaded.meta.ends or [-1 if eos is None else eos], np.int32)
 
 
 def never_drawn(loaded: TextModel) -> np.ndarray:
@@ -94,7 +102,7 @@ def never_drawn(loaded: TextModel) -> np.ndarray:
   It never draws special tokens, except those that end a text. Imported models
   may draw all tokens, as in their original library.
   """
-  banned = loaded.tokenizer.special & (loaded.boundary != OWN)
+  banned = loaded.tokenizer.special & (loaded.meta.boundary != OWN)
   banned[[i for i in end_tokens(loaded) if i >= 0]] = False
   return banned
 

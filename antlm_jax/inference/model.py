@@ -56,58 +56,53 @@ class FineTuned:
     return {n: x for n, x in fields if n != "params" and x not in left_out}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity:
-  """Path of a trained model, and a digest of its weights."""
-
-  path: pathlib.Path  # path to the checkpoint
-  step: int  # number of training steps
-  digest: int  # CRC-32 of the weights alone
-
-  def __fspath__(self) -> str:
-    return str(self.path)
-
-  @property
-  def run(self) -> pathlib.Path:
-    """Folder of the run, or the parent folder of a single checkpoint."""
-    above = self.path.parent
-    return above.parent if above.name == FOLDER else above
-
-  @property
-  def evals(self) -> pathlib.Path:
-    """Folder of evaluations, RUN/evals; local runs/RUN/evals for buckets."""
-    run = self.run
-    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
-    return here / "evals"
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Loaded(Meta, TextModel, Identity):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Loaded(TextModel):
   """A trained model, ready to use.
 
   `params` are those of the encoder, averaged if the run kept an average.
   """
 
+  saved: Checkpoint  # the checkpoint that was read
   task: FineTuned | None = None  # task of a fine-tuned model
+
+  @property
+  def path(self) -> pathlib.Path:
+    """Path to its checkpoint."""
+    return self.saved.path
+
+  @property
+  def step(self) -> int:
+    """Number of training steps."""
+    return self.saved.step
+
+  def __fspath__(self) -> str:
+    return str(self.path)
 
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
-    where = self.run if self.path.parent.name == FOLDER else self.path
+    inside = self.path.parent.name == FOLDER
+    where = self.saved.run if inside else self.path
     name, where = self.config.model.name, files.shown_path(where)
     return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
 
   @property
+  def headless(self) -> bool:
+    """Whether the model was imported without an output layer."""
+    return self.model.lacks_head(self.params)
+
+  @property
   def longest_row(self) -> int:
     """Number of tokens in the longest row of training, or `max_seq_len`."""
-    return self.row_tokens or self.model.config.max_seq_len
+    return self.meta.row_tokens or self.model.config.max_seq_len
 
   def history(self, names: str = "*") -> history.History:
     """Returns the values that its run recorded, as `Trained.history`."""
-    return history.read(self.run, names)
+    return history.read(self.saved.run, names)
 
   def plot(self) -> "Figure":
     """Draws the losses of its run: a figure, which notebooks show."""
-    return history.plot(self.run)
+    return history.plot(self.saved.run)
 
 
 def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
@@ -130,7 +125,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)
-  wanted = {saved.weights: model.shapes}
+  wanted = {saved.weights: saved.held(model.shapes)}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # has the head's shapes
       handler = ocp.StandardCheckpointHandler()
@@ -143,12 +138,10 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   found = saved.read(wanted)
   saved.verify(found)
   return Loaded(
-    **vars(meta),
-    path=saved.path,
-    step=saved.step,
     model=model,
     params=found[saved.weights],
-    digest=saved.digest,
+    meta=meta,
+    saved=saved,
     task=task and FineTuned(**task, params=found.get("head", {})),
   )
 
@@ -176,26 +169,18 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
 
   Raises a UserError if the model's run has no such checkpoint.
   """
-  steps, names = checkpoint.checkpoint_steps(model.run), model.milestones
+  run, names = model.saved.run, model.meta.milestones
+  steps = checkpoint.checkpoint_steps(run)
   found = {name: steps[step] for name, step in names.items() if step in steps}
   if not found:
     raise UserError(
-      f"{model.run} has no checkpoints by words: train with"
+      f"{run} has no checkpoints by words: train with"
       " checkpoint.words=babylm (from 1M words on), or with smaller"
       " counts, such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):
     progress.say(f"warning: skipping checkpoints that were not kept: {lacking}")
   return found
-
-
-def identify(path: str | os.PathLike[str], step: int | None = None) -> Identity:
-  """Identifies the model that `load` loads, without reading its weights.
-
-  `load` documents the arguments and errors.
-  """
-  saved = Checkpoint(path, step)
-  return Identity(path=saved.path, step=saved.step, digest=saved.digest)
 
 
 def write_checkpoint(

@@ -30,9 +30,7 @@ class Pairs(hooks.Evaluator):
     live = framing.TextModel(
       model=run.model.with_base(run.context_after(trainer.step)["rope_theta"]),
       params=trainer.state.best_params,
-      tokenizer=run.tokenizer,
-      boundary=run.meta.boundary,
-      config=run.config,
+      meta=run.meta,
     )
     return {
       f"{PAIRS}{mode}": pairs.pair_accuracy(live, self._pairs, mode)

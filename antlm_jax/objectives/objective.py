@@ -331,8 +331,9 @@ OBJECTIVES: dict[str, Objective] = {
   "M": Objective(
     "mlm", attention="bidirectional", shift=0, predict="masked", mask_ratio=0.15
   ),
-  # Masked next-token prediction (arXiv 2410.24159, section 2.1): the masked
-  # token is predicted one position earlier, so both modes share the head.
+  # Masked next-token prediction (arXiv 2410.24159, section 2.1, and LLM2Vec,
+  # arXiv 2404.05961): the masked token is predicted one position earlier, so
+  # both modes share the head.
   "N": Objective(
     "mntp", attention="bidirectional", predict="masked", mask_ratio=0.15
   ),

@@ -143,6 +143,12 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
   if "://" not in where:
     where = files.shown_path(pathlib.Path(where))
   notes = [f"starting from {where} (optimizer: {settings.optimizer})"]
+  if lacks_mask:
+    notes.append(
+      f"{MASK} is added to the vocabulary, with the mean of all embeddings"
+    )
+  if start.lacks_head(run.model.shapes):
+    notes.append("it has no output layer: the run begins with a new one")
   if changed := _model_changes(start, run):
     notes.append(f"the model's settings change: {'; '.join(changed)}")
   return Begun(loaded, False, notes)
@@ -201,8 +207,10 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   old = {name: smaller(name, value) for name, value in state.params.items()}
   like = dataclasses.replace(state, params=old, ema=None)
   loaded = start.restore(like, with_optimizer=False)
-  shardings = jax.tree.map(lambda value: value.sharding, state.params)
-  params = jax.jit(grow, out_shardings=shardings)(loaded.params)
+  # An output layer that the start lacks is new, with the mask.
+  found = {n: p for n, p in loaded.params.items() if isinstance(p, jax.Array)}
+  shardings = {name: state.params[name].sharding for name in found}
+  params = state.params | jax.jit(grow, out_shardings=shardings)(found)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(loaded, params=params, ema=ema)
 

@@ -36,7 +36,9 @@ class ExampleRows:
   # are encoded apart and trained on together.
   tokens: np.ndarray
   lengths: np.ndarray  # tokens of each, int32 `[n]` or `[n, S]`
-  labels: np.ndarray  # for the loss, `[n, ...]`
+  # For the loss, `[n, ...]`, or `negatives.KnownPositives`, whose items for
+  # indices `[B]` depend on the rows of the batch.
+  labels: Any
   per_token: bool = False  # whether the labels' last axis is T
   examples: Sequence[Example] = ()  # to predict, m; often one for each row
   about: Any = None  # for decoding, such as the example of each row

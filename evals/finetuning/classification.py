@@ -13,6 +13,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.task import (
+  ClassCounts,
   Param,
   Params,
   Prediction,
@@ -46,7 +47,7 @@ class ClassifierOptions:
     "Head: norms as in LTG-BERT and BabyLM, plain (no norms) as in EuroBERT,"
     " last_norm as in ModernBERT, or linear (one layer) as in UltraBERT and in"
     " transformers' causal models. By default norms if the attention is"
-    " bidirectional, linear if it is causal. --preset=classification chooses a"
+    " bidirectional, linear if it is causal. preset=classification chooses a"
     " head that can be exported, if possible",
     choices=("norms", "plain", "last_norm", "linear"),
   )
@@ -280,6 +281,19 @@ def one_class(examples: Sequence[Example]) -> Iterator[Predictions]:
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
   """Share of right predictions."""
   return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
+
+
+def class_counts(
+  names: Sequence[str], predictions: Sequence[int], labels: Sequence[int]
+) -> dict[str, ClassCounts]:
+  """Counts the classes of these names, whose indices are given."""
+  x, y = np.asarray(predictions), np.asarray(labels)
+  found = ((x == i, y == i) for i in range(len(names)))
+  counts = [(a.sum(), b.sum(), (a & b).sum()) for a, b in found]
+  return {
+    name: ClassCounts(*map(int, of))
+    for name, of in zip(names, counts, strict=True)
+  }
 
 
 def macro_f1(predictions: Sequence[int], labels: Sequence[int]) -> float:

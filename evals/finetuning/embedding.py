@@ -49,7 +49,7 @@ def pairs_task(
   towers: retrieval.RetrievalOptions,
   options: EmbedderOptions,
 ) -> Task:
-  """Makes a task of records of a query, a positive and maybe negatives.
+  """Makes a task of records of a query, its positives and maybe negatives.
 
   Raises a UserError if there are no records, a record lacks a text, or records
   differ in their number of texts.
@@ -144,15 +144,21 @@ def _embedding_task(
 def _pair_records(
   columns: Mapping[str, str], source: sets.Source
 ) -> Iterator[Example]:
-  """Yields (query, positive, negatives ...); a value may be a list of texts."""
+  """Yields (query, positive, negatives ...); a value may be a list of texts.
+
+  Each of several positives is an example of its own.
+  """
   counts = range(len(columns), sys.maxsize)  # further values are negatives
   for where, values in sets.source_records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
-    texts = [text for one in lists for text in one]
-    sets.nonempty(texts, where)
-    if len(lists[0]) != 1 or len(lists[1]) != 1:
-      raise UserError(f"{where}: not one query and one positive")
-    yield Example(tuple(texts), id=where.rpartition(", ")[2])
+    sets.nonempty([text for one in lists for text in one], where)
+    query, positives, *others = lists
+    if len(query) != 1 or not positives:
+      raise UserError(f"{where}: not one query and a positive")
+    rest = [text for one in others for text in one]
+    for positive in positives:
+      texts = query[0], positive, *rest
+      yield Example(texts, id=where.rpartition(", ")[2])
 
 
 def _pair_queries(examples: Sequence[Example]) -> list[Example]:

@@ -79,6 +79,7 @@ def classify(
   labels = given or _class_names(data, lists[0])
   made = head.classifier(labels, attention, of.HEADS)
   own = sets.own_task_fields(data, _indexed(found, labels))
+  own["by_class"] = functools.partial(of.class_counts, labels)
   return _labelled_task(own, made, of.FIELDS, options)
 
 

@@ -13,7 +13,7 @@ import optax
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
-from antlm_jax.evals.finetuning.task import Predictions
+from antlm_jax.evals.finetuning.task import ClassCounts, Predictions
 
 Labels = Sequence[Sequence[int]]  # indices of each text's labels, sorted
 
@@ -70,14 +70,27 @@ def _hot(lists: Labels, count: int) -> np.ndarray:
 
 
 def _label_counts(
-  predictions: Labels, labels: Labels
+  predictions: Labels, labels: Labels, least: int = 1
 ) -> tuple[np.ndarray, ...]:
-  """Returns for each label how often it is found, true, and both."""
+  """Returns for each label how often it is found, true, and both.
+
+  There are at least so many labels.
+  """
   every = [label for one in (*predictions, *labels) for label in one]
-  x, y = (
-    _hot(these, max(every, default=0) + 1) for these in (predictions, labels)
-  )
+  count = max([least - 1, *every]) + 1
+  x, y = (_hot(these, count) for these in (predictions, labels))
   return x.sum(axis=0), y.sum(axis=0), (x & y).sum(axis=0)
+
+
+def class_counts(
+  names: Sequence[str], predictions: Labels, labels: Labels
+) -> dict[str, ClassCounts]:
+  """Counts the labels of these names, whose indices are given."""
+  counts = np.stack(_label_counts(predictions, labels, len(names)), axis=1)
+  return {
+    name: ClassCounts(*of)
+    for name, of in zip(names, counts.tolist(), strict=True)
+  }
 
 
 def micro_f1(predictions: Labels, labels: Labels) -> float:

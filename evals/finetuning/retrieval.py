@@ -3,8 +3,8 @@
 Queries and documents are encoded apart, each as the mean of its tokens' states
 (arXiv 2507.00994), or as a vector for each token. A query learns to be nearer
 to its own document than to the others of the batch (multiple negatives, arXiv
-1705.00652). Files have BEIR's form: `corpus.jsonl`, `queries.jsonl`,
-`qrels/SPLIT.tsv`, or training pairs.
+1705.00652), except known positives (`negatives`). Files have BEIR's form:
+`corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, bm25, sets
+from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
@@ -44,9 +44,10 @@ _AT_ONCE = 256  # queries whose scores of all documents are in memory
 class Towers(TaskHead):
   """Mean of a text's token states, scaled to length 1, without parameters.
 
-  A training example is a query, its document, and maybe negatives. Otherwise an
-  example is one text; a query's label is the relevance of its documents by id,
-  and a document has no label. Predictions are the first documents among all,
+  A training example is a query, one of its documents, and maybe negatives; its
+  label is all known documents of the query. Otherwise an example is one text; a
+  query's label is the relevance of its documents by id, and a document has no
+  label. Predictions are the first documents among all,
   and among those that are relevant to any query:
   `{"all": [...], "labelled": [...]}`.
   """
@@ -65,14 +66,18 @@ class Towers(TaskHead):
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
   def loss(self, outputs, labels, weights) -> jax.Array:
-    """Returns the mean cross-entropy in nats of each query's document."""
+    """Returns the mean cross-entropy in nats of each query's document.
+
+    `labels` say which documents are no negatives, bool `[B, (S - 1) * B]`, as
+    `negatives.KnownPositives` does.
+    """
     # [S - 1, B, ...], positives first
     documents = outputs[:, 1:].swapaxes(0, 1)
     flat = documents.reshape(-1, *documents.shape[2:])
     scores = self.similarity(outputs[:, 0], flat) / self.temperature
     # Padding is no negative.
     there = jnp.tile(weights > 0, len(documents))
-    scores = jnp.where(there, scores, -jnp.inf)
+    scores = jnp.where(there & ~labels, scores, -jnp.inf)
     nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
 
@@ -90,11 +95,12 @@ class Towers(TaskHead):
       texts += [((query if asks else document) + first,)]
       texts += [(document + text,) for text in others]
     tokens, lengths, cut = batching.frame_texts(loaded, texts, max_length)
+    labels = np.zeros(len(tokens), np.int32)  # unused
     if (apart := len(examples[0].texts)) > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
+      labels = negatives.known_positives(examples, tokens, lengths)
     asked = _only_queries(examples) or examples
-    labels = np.zeros(len(tokens), np.int32)  # unused
     return ExampleRows(tokens, lengths, labels, False, asked, examples, cut)
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
@@ -387,9 +393,15 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   return _Set(name, inside, paths)
 
 
-def ranking_task(**fields) -> Task:
+def ranking_task(load: Callable[[str], Sequence[Example]], **fields) -> Task:
   """Makes a task of ranking documents, of the fields that are its own."""
+
+  def load_with_positives(split: str) -> Sequence[Example]:
+    found = load(split)
+    return negatives.with_positives(found) if split == "train" else found
+
   usual = {
+    "load": load_with_positives,
     "metrics": METRICS,
     "main_metric": "ndcg",
     "baseline": "a random order",

@@ -75,7 +75,7 @@ def save_model(
   encoder, own = trial.split_params(params)
   tuned = fine_tuned(task, attention, own)
   all_params = {**loaded.params, **encoder}
-  write_checkpoint(folder / MODEL, loaded.step, all_params, loaded, tuned)
+  write_checkpoint(folder / MODEL, loaded.step, all_params, loaded.meta, tuned)
 
 
 def remove_saved(folder: pathlib.Path) -> None:

@@ -427,6 +427,11 @@ def task_name(data: Data) -> str:
   return f"own_{name}" if name in NAMES else name
 
 
+def same_text(text: str) -> str:
+  """Returns a text without case and repeated spaces: equal texts share it."""
+  return " ".join(text.casefold().split())
+
+
 def own_task_fields(
   data: Data,
   found: Mapping[str, list[Example]],
@@ -443,7 +448,7 @@ def own_task_fields(
   name, found = task_name(data), {**found}
 
   def same(example: Example) -> tuple[str, ...]:
-    return tuple(" ".join(text.casefold().split()) for text in key(example))
+    return tuple(map(same_text, key(example)))
 
   train = found.get("train", [])
   seen = set(map(same, train))

@@ -21,6 +21,7 @@ from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import TrialRun
 from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
+_CLASSES = 20  # most classes in a printed table
 COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
 MODEL = "model"  # folder of the saved model, next to the summary
 
@@ -140,6 +141,7 @@ def tuning_result(
       model=path if (path := folder / MODEL).is_dir() else None,
     )
   said = [scores_table([*found.values()], suite)]
+  said += [line for summary in found.values() for line in class_tables(summary)]
   said += [line for summary in found.values() for line in remarks(summary)]
   return FineTuning(tasks, "\n".join(said))
 
@@ -156,7 +158,7 @@ def summarise(
   are not of runs that diverged in their first epoch, unless all did. `examples`
   are those that are predicted, by evaluation set.
   """
-  runs = [_run_summary(task, outcome) for outcome in outcomes]
+  runs = [_run_summary(task, outcome, examples) for outcome in outcomes]
   by_lr = [
     _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
     for lr in dict.fromkeys(run["lr"] for run in runs)
@@ -195,17 +197,25 @@ def summarise(
   }
 
 
-def _run_summary(task: Task, outcome: TuningOutcome) -> dict:
+def _run_summary(
+  task: Task, outcome: TuningOutcome, examples: Mapping[str, Sequence[Example]]
+) -> dict:
   shares = {}  # of the most frequent prediction
   for name, found in outcome.predictions.items():
     counts = collections.Counter(map(json.dumps, found))
     shares[name] = max(counts.values()) / len(found)
+  classes = {}
+  for name, those in examples.items() if task.by_class else ():
+    labels = [example.label for example in those]
+    counted = task.by_class(outcome.predictions[name], labels)
+    classes[name] = {label: of.to_json() for label, of in counted.items()}
   return {
     "lr": outcome.run.lr,
     "seed": outcome.run.seed,
     "best_epoch": outcome.best_epoch,
     "diverged": outcome.diverged,
     "scores": {name: outcome.best[name] for name in task.evaluations},
+    "classes": classes,
     "most_frequent_prediction": shares,
     "collapsed": shares[task.evaluations[0]] >= COLLAPSED,
     # JSON has no NaN: the loss of a diverged run is null.
@@ -233,6 +243,12 @@ def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
 def _score_over_seeds(runs: Sequence[dict], name: str, metric: str) -> Mean:
   values = {str(run["seed"]): run["scores"][name][metric] for run in runs}
   return statistics.mean_of_seeds(values)
+
+
+def _percent(found: Mean) -> str:
+  half = found.half_width()
+  margin = "" if half is None else f" ± {100 * half:.1f}"
+  return f"{100 * found.mean:.1f}{margin}"
 
 
 def write_task_results(
@@ -338,9 +354,6 @@ def _summary_rows(
   for name, about in summary["evaluations"].items():
     for metric in (summary["main_metric"], *summary["also"]):
       found = _score_over_seeds(runs, name, metric)
-      score, half = f"{100 * found.mean:.1f}", found.half_width()
-      if half is not None:
-        score += f" ± {100 * half:.1f}"
       trivial = about["baseline"][metric]
       others = [
         f"{100 * about['references'][name][metric]:.1f}"
@@ -360,8 +373,32 @@ def _summary_rows(
         notes.append(f"trained on {source}")
       rate = f"{best['lr']:g}" if best["lr"] else "untrained"
       about_lr = rate, best["seeds"]
-      scores = score, f"{100 * trivial:.1f}", *others
+      scores = _percent(found), f"{100 * trivial:.1f}", *others
       yield name, metric, *about_lr, *scores, "; ".join(notes)
+
+
+def class_tables(summary: Mapping) -> Iterator[str]:
+  """Yields a table of each class's F1, for each set with several classes.
+
+  Of many classes, it has those with the lowest F1.
+  """
+  lr = summary["best_lr"]
+  runs = [run for run in summary["runs"] if run["lr"] == lr]
+  for name, classes in runs[0].get("classes", {}).items():
+    if len(classes) < 2:
+      continue
+    rows = []
+    for label, of in classes.items():
+      found = statistics.mean_of_seeds(
+        {str(run["seed"]): run["classes"][name][label]["f1"] for run in runs}
+      )
+      rows.append((found.mean, (label, _percent(found), f"{of['support']:,}")))
+    which = f"{name}, by class"
+    if len(rows) > _CLASSES:
+      which = f"{name}, lowest {_CLASSES} of {len(rows)} classes"
+      rows = sorted(rows, key=lambda row: row[0])[:_CLASSES]
+    head = which, "F1 (%)", "support"
+    yield tables.text_table([row for _, row in rows], head, "<>>")
 
 
 def remarks(summary: Mapping) -> Iterator[str]:

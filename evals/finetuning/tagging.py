@@ -26,23 +26,19 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import (
-  batching,
-  classification,
-  conll,
-  labelled,
-  sets,
-)
+from antlm_jax.evals.finetuning import batching, conll, labelled, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
-from antlm_jax.evals.finetuning.classification import class_loss, macro_f1
+from antlm_jax.evals.finetuning.classification import class_loss
 from antlm_jax.evals.finetuning.conll import columns
-from antlm_jax.evals.finetuning.task import (
-  Entity,
-  PerToken,
-  Suite,
-  Task,
-  mean_of,
+from antlm_jax.evals.finetuning.tag_scores import (
+  entities,
+  entity_counts,
+  entity_f1,
+  sentence_f1,
+  tag_counts,
+  word_accuracy,
 )
+from antlm_jax.evals.finetuning.task import Entity, PerToken, Suite, Task
 from antlm_jax.evals.zero_shot import perplexity
 from antlm_jax.inference.model import Loaded
 from antlm_jax.inference.scoring import EncodedText, Pass
@@ -197,28 +193,6 @@ def _token_windows(ids: np.ndarray, room: int) -> list[EncodedText]:
   return [*perplexity.windows(EncodedText(ids, 0, len(ids)), [_MASKED], room)]
 
 
-def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels, of any of `SCHEMES`.
-
-  An entity begins at `B`, `S`, `U` and `W`, after a label of another kind, and
-  after `E`, `L`, `S`, `U` and `W`. The kind is empty if labels are letters
-  alone.
-  """
-  out: list[Entity] = []
-  ended = True
-  for i, label in enumerate(labels):
-    begin, _, kind = label.partition("-")
-    last = out[-1] if out else None
-    if label == "O":
-      continue
-    if begin in "IMEL" and not ended and (last.kind, last.stop) == (kind, i):
-      out[-1] = last._replace(stop=i + 1)
-    else:
-      out.append(Entity(kind, i, i + 1))
-    ended = begin in "ELSUW"
-  return out
-
-
 def iob2(labels: Sequence[str], of: str = "") -> list[str]:
   """Returns a sentence's labels with `B-` at the start of each entity.
 
@@ -297,36 +271,6 @@ def _iob(sentences: Iterable[Sequence[str]]) -> str:
   odd, name = ("I", "IOB2") if begins["I"] <= begins["B"] else ("B", "IOB1")
   some = f" ({begins[odd]:,} entities begin as in the other IOB)"
   return name + some * bool(begins[odd])
-
-
-def entity_f1(
-  names: Sequence[str],
-  predictions: Sequence[Sequence[int]],
-  labels: Sequence[Sequence[int]],
-) -> float:
-  """Returns the F1 of all sentences' entities, as conlleval and seqeval do.
-
-  `names` are those of the classes. Without any entity, the F1 is 0.
-  """
-  right = count = 0
-  for those in zip(predictions, labels, strict=True):
-    found, there = (set(entities([names[c] for c in one])) for one in those)
-    right += len(found & there)
-    count += len(found) + len(there)
-  return 2 * right / count if count else 0.0
-
-
-# Mean of sentences' macro-F1, as in arXiv 2507.00994's code: over the classes
-# that a sentence has or is predicted to have, with O. It is far above
-# `entity_f1`, because most sentences have few entities or none.
-sentence_f1 = functools.partial(mean_of, macro_f1)
-
-
-def word_accuracy(
-  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
-) -> float:
-  """Returns the share of all words with the right label."""
-  return classification.accuracy(*map(np.concatenate, (predictions, labels)))
 
 
 _SPLITS = "train", "dev", "test"
@@ -434,6 +378,7 @@ def make_tagging_task(
     head=Tagger(classes),
     metrics={"accuracy": word_accuracy},
     main_metric="accuracy",
+    by_class=functools.partial(tag_counts, classes),
     baseline="one tag",
     trivial=lambda those: [
       [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
@@ -494,6 +439,7 @@ def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
       "sentence_f1": sentence_f1,
     },
     main_metric="entity_f1",
+    by_class=functools.partial(entity_counts, classes),
     baseline="all O",
     trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
   )

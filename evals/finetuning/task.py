@@ -199,6 +199,28 @@ class PerToken(TaskHead):
     return hidden @ params["classes/kernel"] + params["classes/bias"]
 
 
+class ClassCounts(NamedTuple):
+  """How often a class, or a kind of entity, is predicted, true, and both."""
+
+  found: int
+  there: int
+  both: int
+
+  @property
+  def f1(self) -> float:
+    """F1; 0 for a class that is neither predicted nor true."""
+    return 2 * self.both / max(self.found + self.there, 1)
+
+  def to_json(self) -> dict[str, float]:
+    """Returns the scores with scikit-learn's names."""
+    return {
+      "precision": self.both / max(self.found, 1),
+      "recall": self.both / max(self.there, 1),
+      "f1": self.f1,
+      "support": self.there,
+    }
+
+
 class Predicted(NamedTuple):
   """A run's predictions of an evaluation set."""
 
@@ -236,6 +258,10 @@ class Task:
   # Facts that distinguish its data, in addition to the files' contents.
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
+  # Counts of each class, or kind of entity, of predictions and labels.
+  by_class: (
+    Callable[[Predictions, Sequence[Any]], Mapping[str, ClassCounts]] | None
+  ) = None
   trained: bool = True  # whether it has a set to train on
   # Another set that it trains on; empty for its own. The first evaluation set
   # is then the other's, and only chooses the epoch and the rate.

@@ -38,7 +38,10 @@ DECAYS = {
 WEIGHTS = ("float32", "bfloat16")
 _ADAMW = ("b1", "b2", "eps", "weight_decay", "decay_scope", "clip")
 # Hyperparameters that change a compiled program.
-_COMPILED = ("attention", "encoder_dropout", "rows_at_once", "weights", *_ADAMW)
+_COMPILED = (
+  *("attention", "encoder_dropout", "freeze", "rows_at_once", "weights"),
+  *_ADAMW,
+)
 _HEAD = "task_head/"  # prefix of the head's parameters
 
 
@@ -122,6 +125,11 @@ class Hyperparameters:
   weights: str = setting(
     "float32", "Dtype of parameters and AdamW's state", choices=WEIGHTS
   )
+  freeze: bool = setting(
+    False,
+    "Train the head alone, on the frozen encoder without dropout (linear probe"
+    " with --head=linear)",
+  )
 
   def rate_shares(self, steps: int) -> np.ndarray:
     """Returns the share of the peak rate at each step, float32 `[steps]`.
@@ -165,7 +173,7 @@ class Trial:
     self._rates = np.array([run.lr for run in runs], np.float32)
     self._seeds = np.array([run.seed for run in runs], np.uint32)
     self._shares, self._step = settings.rate_shares(steps), 0
-    encoder, self._frozen = divided(loaded.params)
+    encoder, self._frozen = divided(loaded.params, settings.freeze)
     self._state = init(self._one, encoder, self._seeds)
 
   def train(self, batches: Iterable[TaskBatch]) -> np.ndarray:
@@ -200,10 +208,15 @@ class Trial:
     }
 
 
-def divided(params: Mapping[str, Any]) -> tuple[dict, dict]:
-  """Divides a model's parameters: those to train, and the frozen LM head."""
-  frozen = {n: p for n, p in params.items() if n.startswith("head/")}
-  return {n: p for n, p in params.items() if n not in frozen}, frozen
+def divided(
+  params: Mapping[str, Any], freeze: bool = False
+) -> tuple[dict, dict]:
+  """Divides a model's parameters: those to train, and the frozen ones.
+
+  The LM head is always frozen. `freeze` says whether the encoder is, too.
+  """
+  encoder, head = models.divided(params)
+  return ({}, dict(params)) if freeze else (encoder, head)
 
 
 class State(NamedTuple):
@@ -226,6 +239,7 @@ class OneRun:
   @functools.cached_property
   def _model(self) -> models.Model:
     config, dropout = self.config, self.settings.encoder_dropout
+    dropout = 0.0 if self.settings.freeze else dropout
     if dropout is not None:
       config = dataclasses.replace(
         config, dropout=dropout, attention_dropout=dropout
@@ -235,7 +249,7 @@ class OneRun:
   @functools.cached_property
   def _optimizer(self):
     head = self.head.parameters(self.config.width)
-    encoder, _ = divided(self._model.axes)
+    encoder, _ = divided(self._model.axes, self.settings.freeze)
     axes = join_params(
       encoder, {name: param.axes for name, param in head.items()}
     )

@@ -203,7 +203,7 @@ def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
     raise UserError(f"the grid {dict(grid)} has no values to vary")
   if count > _MOST_RUNS:
     raise UserError(
-      f"--grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
+      f"the grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
       " values, or several sweeps"
     )
   combinations = itertools.product(*values.values())
@@ -238,7 +238,7 @@ def _build_runs(configs: Sequence[str], by: Sequence[str]) -> None:
     known = held_out.loss_names(run.evaluations)
     if unknown := [kind for kind in by if kind not in known]:
       raise UserError(
-        f"--by={unknown[0]}: not every run measures this; measured:"
+        f"by={unknown[0]}: not every run measures this; measured:"
         f" {', '.join(known) or 'none'}"
       )
 

@@ -21,13 +21,7 @@ from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
-from antlm_jax.inference.model import (
-  Identity,
-  Loaded,
-  ModelOrPath,
-  identify,
-  open_model,
-)
+from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
@@ -212,7 +206,7 @@ def evaluate(
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
     loaded = open_model(model, step)
-    request = request_of(task, asked, loaded)
+    request = request_of(task, asked, loaded.saved)
     # Identifies the data, independent of their path.
     request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
     summary = folder and not overwrite and results.finished(folder, request)
@@ -260,7 +254,7 @@ def asked_of(
   return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
 
 
-def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
+def request_of(task: str, asked: TaskSettings, model: Checkpoint) -> dict:
   """Returns the settings that the results depend on, except the data."""
   options = pipelines.options(asked.pipeline, asked.mode)
   return {
@@ -297,14 +291,14 @@ def done(description: str, argv: Sequence[str]) -> bool:
 
 def _parse_task_arguments(
   description: str, argv: Sequence[str]
-) -> tuple[dict[str, Any], Identity]:
+) -> tuple[dict[str, Any], Checkpoint]:
   """Returns the arguments of `evaluate` with their defaults, and the model."""
   named = cli.value_of("--task", argv)
   args = _parser(description, named).parse_args(argv)
   given = read_arguments(evaluate, args)
   section = TASKS[named].settings
   given |= {name: getattr(args, name) for name in settings_lib.of(section)}
-  model = identify(given.pop("model"), given.pop("step"))
+  model = Checkpoint(given.pop("model"), given.pop("step"))
   given["mode"] = mode_of(model.path, given["mode"])
   if given["output"] is None:
     pipeline = given.get("pipeline", section.pipeline)

@@ -11,8 +11,9 @@ import tokenizers
 from antlm_jax import config, models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import export
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import Loaded, load, write_checkpoint
 from antlm_jax.models.llama import SHAPES
+from antlm_jax.training.checkpoint import Meta
 
 _SPECIAL = ("<pad>", "<s>", "<mask>")  # and no end of text
 SIZES = {
@@ -46,17 +47,9 @@ def make_benchmark_model(
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
   settings = config.typed_config(of)
   model = models.build_model(settings.model, tokenizer.vocab_size)
-  return Loaded(
-    config=settings,
-    tokenizer=tokenizer,
-    boundary="bos",
-    data="random",
-    path=folder,
-    step=0,
-    model=model,
-    params=jax.jit(functools.partial(model.init, 0))(),
-    digest=0,
-  )
+  params = jax.jit(functools.partial(model.init, 0))()
+  meta = Meta(settings, tokenizer, "bos", data="random")
+  return load(write_checkpoint(folder / "random", 0, params, meta))
 
 
 def in_transformers(loaded: Loaded, attention: str, folder):
