@@ -369,24 +369,24 @@ def _overridden(
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
   found: Changes = traverse_util.flatten_dict(tree, sep=".")
-  own, values = set(), {}  # the keys of the overrides; those with one value
+  own, texts = set(), {}  # the keys of overrides, and those of one value
   for name, value in overrides.items():
     if isinstance(value, Section):
       own |= _replace_group(found, name, value)
     else:
-      values[f"{name}.name" if name in KINDS else name] = value
-  for key in filter(_CHOICE.fullmatch, values):  # the others depend on these
-    _choose(found, key, values[key])
+      key = f"{name}.name" if name in KINDS else name
+      texts[key] = settings.text(value)
+  for key in filter(_CHOICE.fullmatch, texts):  # the others depend on these
+    _choose(found, key, texts[key])
   known = _known_settings(found)
-  for name, value in values.items():
+  for name, text in texts.items():
     key = name if name in known else _meant_key(name, known, prefix)
     if key in own:
       raise UserError(f"{key} is set twice: leave out one of its names")
     own.add(key)
-    text = settings.text(value)
-    shown = f"{prefix}{name}={text:.100}" if text else prefix + name
-    # A Config refuses None, unless the setting may be None.
-    found[key] = text if text is None else known[key].parse(text, shown)
+    found[key] = text
+    if text is not None:  # else a Config refuses it, unless it may be None
+      found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
   _replace_length(found, own)
   if shrink:
     _shrink(found, own)

@@ -15,7 +15,7 @@ from antlm_jax.data.source import Source
 from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, BatchLayout
-from antlm_jax.objectives.corruption import Segments, Vocabulary
+from antlm_jax.objectives.corruption import Segments, Vocabulary, WordTokens
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.training.step import (
   TrainState,
@@ -44,8 +44,8 @@ def vocabulary() -> Vocabulary:
   Of the others, every second token begins a word.
   """
   ids = np.arange(VOCAB)
-  starts = (ids >= SPECIAL) & (ids % 2 == 0)
-  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, starts, rank=ids / VOCAB)
+  words = WordTokens((ids >= SPECIAL) & (ids % 2 == 0))
+  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, lambda: words, ids / VOCAB)
 
 
 def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):

@@ -406,7 +406,7 @@ def test_the_size_of_words_is_their_second_moment_over_their_first():
   for row in rows:
     size = 0
     for token in [*row, helpers.EOS]:
-      if (special := of.special[token]) or of.word_start[token]:
+      if (special := of.special[token]) or of.word_tokens().start[token]:
         sizes.append(size)
         size = 0
       size += not special
@@ -429,7 +429,7 @@ def test_lost_targets_are_counted_and_said(tmp_path, monkeypatch, capfd):
   """Catches targets that leave the loss in silence."""
   # No token begins a word: each row is one long word.
   tokenizer = Tokenizer.train(["a b"] * 9, 300)
-  ids = np.flatnonzero(~tokenizer.word_start)[:9]
+  ids = np.flatnonzero(~tokenizer.word_tokens.start)[:9]
   rows = np.random.default_rng(0).choice(ids, (40, 512))
   data = in_memory.from_rows(rows, tokenizer=tokenizer)
 

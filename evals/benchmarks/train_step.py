@@ -95,8 +95,9 @@ def make_example(
     starts[:, 0] = True
     segments = corruption.Segments.of(starts)
   ids = np.arange(vocab_size)
+  words = corruption.WordTokens(ids >= _SPECIAL)
   vocabulary = corruption.Vocabulary(
-    _SPECIAL - 1, None, None, ids < _SPECIAL, ids >= _SPECIAL
+    _SPECIAL - 1, None, None, ids < _SPECIAL, lambda: words
   )
   counters = corruption.Draw(0, 0, rows[:, None])
   # Every objective corrupts all rows, and each row is taken from its own.
