@@ -236,7 +236,7 @@ def by_row(batch: Batch, layout: BatchLayout, shifts) -> tuple:
   """
   length = batch.inputs.shape[-1]
   inputs = batch.inputs.reshape(-1, length)
-  rows = layout.rows.reshape(layout.microbatches, len(layout.local), -1)
+  rows = layout.slots.reshape(layout.microbatches, len(layout.local), -1)
   found = {}
   for index in zip(*np.nonzero(batch.weights), strict=True):
     row, at = divmod(int(batch.target_positions[index]), length)
@@ -244,7 +244,7 @@ def by_row(batch: Batch, layout: BatchLayout, shifts) -> tuple:
     key = int(rows[index[:2]][row]), at + shifts[kind]
     assert key not in found
     found[key] = (int(batch.targets[index]), float(batch.weights[index]), kind)
-  return dict(zip(layout.rows.tolist(), inputs.tolist(), strict=True)), found
+  return dict(zip(layout.slots.tolist(), inputs.tolist(), strict=True)), found
 
 
 def equal(a, b) -> bool:

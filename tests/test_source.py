@@ -189,7 +189,7 @@ def test_a_process_makes_its_shards_of_the_whole(local):
   mine = laid_out(whole, BatchLayout(16, 2, 4, local))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
-    here = mine.order.at(0).layout.rows.tolist()
+    here = mine.order.at(0).layout.slots.tolist()
     in_each = [row for s in local for row in (2 * s, 2 * s + 1)]
     assert here == in_each + [8 + row for row in in_each]
     assert b[0] == {row: a[0][row] for row in here}
@@ -202,7 +202,7 @@ def test_targets_are_the_tokens_of_their_rows():
   for step in range(8):
     tokens = rows.tokens[of.order.slots(step).rows[:, 0]]
     names, phase = of.curriculum.objectives, of.curriculum.at(step)
-    letters = np.array(list(phase.shares))[phase.rows(step, 16)]
+    letters = np.array(list(phase.shares))[phase.divide_batch(step, 16)]
     found = unfolded(of, step)[1]
     assert found
     for (row, at), (target, weight, kind) in found.items():
@@ -332,7 +332,7 @@ def test_mask_shows_each_row_what_its_objective_says(packed):
     segment = rows.starts[:8].cumsum(1) if packed else np.zeros((8, 16))
     same = segment[:, :, None] == segment[:, None, :]
     phase = of.curriculum.at(0)
-    objective_ids = np.array(list(phase.shares))[phase.rows(0, 8)]
+    objective_ids = np.array(list(phase.shares))[phase.divide_batch(0, 8)]
     for row, kind in enumerate(objective_ids):
       lower = np.tri(16, dtype=bool) if kind == "C" else True
       assert np.array_equal(visible[row], same[row] & lower)

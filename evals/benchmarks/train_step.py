@@ -84,7 +84,7 @@ def make_example(
   """Makes one of `BATCHES`, by its name, of random tokens."""
   names, packed = BATCHES[batch]
   chosen = [OBJECTIVES[name] for name in names]
-  rows, draw = layout.rows, np.random.default_rng(0)
+  rows, draw = layout.slots, np.random.default_rng(0)
   shape = len(rows), seq_len
   # Zipf's law: token k is as likely as 1 / k.
   tokens = _SPECIAL * (vocab_size / _SPECIAL) ** draw.random(shape)
