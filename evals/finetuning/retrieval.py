@@ -47,10 +47,9 @@ class Towers(TaskHead):
   A training example is a query, one of its documents, and maybe negatives; its
   label is all known documents of the query. Otherwise an example is one text; a
   query's label is the relevance of its documents by id, and a document has no
-  label. Predictions are the first documents among all,
-  and among those that are relevant to any query:
-  `{"all": [...], "labelled": [...]}`, and the first among all by each size of
-  `matryoshka`, such as `{"64": [...]}`.
+  label. Predictions are the first documents among all, and among those that are
+  relevant to any query: `{"all": [...], "labelled": [...]}`. A size of
+  `matryoshka` adds the first among all by vectors of this size: `"64": [...]`.
   """
 
   temperature: float  # divides similarities
