@@ -35,7 +35,7 @@ SIZES = 64, 128  # prefixes of the vector
 WIDTH = 256
 SEEDS = 0, 1, 2
 RATE = 1e-3
-STEPS = 100
+STEPS = 150
 TUNING = trial.Hyperparameters(
   batch_size=32, steps=STEPS, epochs=1, max_length=48, warmup=0.1
 )
@@ -70,11 +70,11 @@ def _pretrained(corpus: pathlib.Path, work: pathlib.Path) -> Loaded:
   )
   lines = "\n".join(" ".join(text.split()) for text in texts)
   files.write_text(work / "corpus.txt", lines)
-  path, words = work / "corpus.txt", {"vocab_size": 8192, "documents": "line"}
-  data = prepare(str(path), work / "prepared", **words)
-  shape = {"layers": 1, "width": WIDTH, "mlp_width": 256}
+  text = str(work / "corpus.txt")
+  data = prepare(text, work / "prepared", vocab_size=8192, documents="line")
+  how = {"layers": 1, "width": WIDTH, "mlp_width": 256, "eval.every": 0}
   config = f"babylm_small:curriculum={STEPS}M steps"
-  run = train(config, work / "run", data, **shape, every=0, rows=64)
+  run = train(config, work / "run", data, **how)
   return load(run)
 
 
