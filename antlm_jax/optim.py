@@ -29,7 +29,8 @@ Tensors = Mapping[str, Tensor]  # that the parameters belong to, by path
 _NOT_DECAYED = {
   "all": set(),  # as arXiv 2507.00994's code
   "matrices": {"norm", "bias"},
-  "hidden": {"norm", "bias", "vocab", "relative"},  # as LTG-BERT's code
+  # as LTG-BERT's code
+  "hidden": {"norm", "bias", "vocab", "relative", "position"},
 }
 
 

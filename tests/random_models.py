@@ -54,6 +54,7 @@ _SHAPES = {
   "gemma": {"kv_heads": 1, "init_std": 0.3, "windows": (5, 0)},
   "ltg_bert": {"dropout": 0.0, "attention_dropout": 0.0},
   "modernbert": {"layers": 3, "windows": (0, 5, 5), "init_std": 0.3},
+  "bert": {"init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0},
   "ultrabert": {
     "kv_heads": 1,
     "init_std": 0.3,

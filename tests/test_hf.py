@@ -452,6 +452,8 @@ def test_rows_without_a_token_get_one(llama, foreign):
 @pytest.mark.parametrize(
   ("fields", "said"),
   [
+    ({"model_type": "lfm2"}, "layers are short convolutions"),
+    ({"model_type": "neobert"}, "rotates neighbouring channels"),
     ({"model_type": "gpt2"}, "model_type='gpt2' is not one of llama"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"attention_bias": True}, "weights are missing: model.layers.0.self_attn"),
@@ -539,7 +541,7 @@ def test_weights_of_an_encoder_alone_are_read(foreign):
   [
     ("config.json", None, "not a folder of a transformers model"),
     ("config.json", "{", "config.json, line 1: not JSON"),
-    ("tokenizer.json", None, "cannot read the tokenizer"),
+    ("tokenizer.json", None, "has no tokenizer.json: write it with"),
     ("tokenizer.json", "{}", "is not a tokenizer.json"),
     ("model.safetensors", None, "holds no model.safetensors"),
     ("model.safetensors", "cut off", "is incomplete"),

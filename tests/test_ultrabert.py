@@ -102,7 +102,7 @@ def test_both_forms_of_its_config_say_the_same(loaded, read):
 def test_what_it_would_compute_differently_is_refused(read, fields, said):
   """Catches a model of other windows or bases that is read in silence."""
   with pytest.raises(UserError) as error:
-    read(**fields)
+    _ = read(**fields).meta
   assert said in str(error.value)
 
 
@@ -118,10 +118,11 @@ def test_its_own_names_of_tensors_are_read(loaded, folder, head):
   }
   assert set(theirs) != set(tensors)
   safetensors.numpy.save_file(theirs, file)
-  if not head:
-    pytest.skip("until headless folders are read")
-  again = import_.Imported(folder)
-  assert helpers.equal(dict(again.params), dict(loaded.params))
+  again = dict(import_.Imported(folder).params)
+  expected = {
+    n: p for n, p in loaded.params.items() if head or "head/" not in n
+  }
+  assert helpers.equal(again, expected)
 
 
 def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):

@@ -59,6 +59,8 @@ class Target:
   # Defaults of transformers for absent fields.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   zeros: tuple[str, ...] = ()  # biases `[D]` per layer that our encoder lacks
+  # Tensors that its files have twice: the second name by the first.
+  copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Tensors whose names differ from `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Roles that replace default token ids; the first known role is used.
@@ -99,6 +101,12 @@ class Architecture:
   # our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
   unused: Sequence[str] = ()  # tensors that only we have, without effect
+  # Other names in files, as patterns and replacements. If a file has both
+  # names, the tensor with the other name counts.
+  older: Sequence[tuple[str, str]] = ()
+  # Patterns of tensors that our encoder lacks, and what these are. Import
+  # leaves them out, with a note.
+  dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def target(self, config, attention: str, mask_shift: int) -> Target:
     """Returns the model for a configuration, attention and mask shift.

@@ -125,6 +125,8 @@ def card(
   tag = "text-generation" if attention == "causal" else "fill-mask"
   auto = heads.export_classes(loaded, target)[0]
   more = ""
+  if loaded.headless:
+    tag = "feature-extraction"
   if loaded.task:
     place = heads.head_place(loaded.task)
     tag, more = place.tag, place.pipeline
@@ -163,7 +165,7 @@ def card(
     notes.append(
       _MATRYOSHKA.format(auto=auto, call=call, sizes=listed, size=sizes[0])
     )
-  if attention == "bidirectional" and not loaded.task:
+  if attention == "bidirectional" and tag == "fill-mask":
     notes.append(_MNTP if loaded.mask_shift else _IN_PLACE)
   return _CARD.format(
     metadata=metadata.to_yaml(),

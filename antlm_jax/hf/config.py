@@ -50,6 +50,12 @@ def make_config_json(
     known = (special[role] for role in roles if special[role] is not None)
     out[f"{name}_token_id"] = next(known, None)
   out |= architecture.extra(ours, target)
+  if (pad := out.get("pad_token_id")) != special.get("pad"):
+    raise UserError(
+      f"transformers' {target.model_type} finds positions by the padding token,"
+      f" here token {pad}, but the tokenizer pads with {special.get('pad')}:"
+      " transformers has no such model"
+    )
   # transformers up to 4.56 reads torch_dtype.
   return out | {"dtype": dtype, "torch_dtype": dtype}
 
@@ -85,16 +91,6 @@ class Described(NamedTuple):
   settings: dict[str, Any]  # settings of the encoder, with `vocab_size`
   objective: str  # letter of the objective that fits the model
   special: dict[str, int]  # known token ids by role in `ROLES`
-
-
-def read_config_json(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a folder's config.json; UserError if there is none."""
-  path = folder / CONFIG
-  if not path.exists():
-    raise UserError(
-      f"{folder} is not a folder of a transformers model: it has no {CONFIG}"
-    )
-  return files.read_json(path, "the model's")
 
 
 def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import config as config_lib
+from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
@@ -146,8 +147,12 @@ def _text_files(
   """Returns the text files of a folder by path."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
-  masked = attention == "bidirectional" and not loaded.task
-  if masked and loaded.tokenizer.mask_id is None:
+  predicts = not loaded.task and not loaded.headless
+  if (
+    predicts
+    and attention == "bidirectional"
+    and loaded.tokenizer.mask_id is None
+  ):
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " attention causal"
@@ -161,10 +166,12 @@ def _text_files(
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.head_config(loaded, target)
+  elif loaded.headless:
+    config["architectures"] = [target.classes["AutoModel"]]
   names = loaded.tokenizer, before, after, loaded.longest_row
   values = {hf_config.CONFIG: config, **tokenizer.files(*names)}
   values[NATIVE] = _import_metadata(loaded)
-  if attention == "causal" and not loaded.task:
+  if attention == "causal" and predicts:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )
@@ -184,7 +191,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   names, params = architecture.names(target), loaded.params
   ours = loaded.model.config
   if loaded.task:
-    params = {p: v for p, v in params.items() if not p.startswith("head/")}
+    params, _ = models.divided(params)
   out = weights.params_to_tensors(params, names, dtype)
   if loaded.task:
     place = heads.head_place(loaded.task)
@@ -193,6 +200,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   for name in target.zeros:
     layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
     out |= {name.format(i): bias for i, bias in enumerate(layers)}
+  out |= {name: out[of] for name, of in target.copies.items() if of in out}
   return {n: w for n, w in out.items() if n not in architecture.unused}
 
 

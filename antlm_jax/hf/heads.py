@@ -156,7 +156,7 @@ def head_place(task: FineTuned) -> HeadPlace:
 def export_classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
   """Returns names of the classes that open an export, the main class first."""
   if not loaded.task:
-    return tuple(target.classes)
+    return ("AutoModel",) if loaded.headless else tuple(target.classes)
   found = head_place(loaded.task)
   return tuple(filter(None, (found.embedder, found.auto)))
 

@@ -22,10 +22,11 @@ def is_name(model: str | os.PathLike) -> bool:
   return not pathlib.Path(model).parent.exists()
 
 
-def download_model(name: str) -> pathlib.Path:
+def download_model(name: str, inside: str = "") -> pathlib.Path:
   """Downloads a model from the Hub and returns its folder.
 
-  It uses the cache of huggingface_hub. Raises a UserError if the download
+  It uses the cache of huggingface_hub. `inside` is a subfolder to download
+  instead of the files outside of subfolders. Raises a UserError if the download
   fails.
   """
   import huggingface_hub
@@ -35,13 +36,17 @@ def download_model(name: str) -> pathlib.Path:
 
   def download(*patterns: str) -> pathlib.Path:
     # Subfolders contain formats of other programs.
-    kept = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
+    kept = {
+      "allow_patterns": [start + pattern for pattern in patterns],
+      "ignore_patterns": [f"{start}*/*"],
+    }
     get = huggingface_hub.snapshot_download
     return pathlib.Path(get(repo, revision=revision, **kept))
 
+  start = f"{inside}/" if inside else ""
   try:
     path = download("*.json", "model*.safetensors")
-    if not any(path.glob("*.safetensors")):
+    if not any((path / inside).glob("*.safetensors")):
       path = download("*.bin")
   except _hub_failures() as error:
     where = f"{repo} --revision={revision}" if revision else repo

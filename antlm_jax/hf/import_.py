@@ -5,7 +5,8 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,9 +16,10 @@ from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import hub, layouts, weights
+from antlm_jax.hf import hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
+from antlm_jax.hf.model_folder import TOKENIZER
 from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import FineTuned
@@ -27,7 +29,6 @@ from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
-TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -43,7 +44,17 @@ def _is_foreign(model: str) -> bool:
   # Our runs also have a config.json.
   folder = pathlib.Path(model)
   ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
-  return (folder / hf_config.CONFIG).is_file() and not ours
+  return model_folder.is_model_folder(folder) and not ours
+
+
+class _Opened(NamedTuple):
+  """A transformers model, checked, but for its parameters' values."""
+
+  meta: Meta
+  step: int
+  notes: Sequence[str]
+  params: Callable[[], Params]
+  headless: bool  # whether it has no output layer
 
 
 class Imported(Checkpoint):
@@ -70,31 +81,36 @@ class Imported(Checkpoint):
     where = self._where
     return hub.PREFIX + where if hub.is_name(where) else os.path.abspath(where)
 
-  @functools.cached_property
+  @property
   def path(self) -> pathlib.Path:
-    """Path to its folder, after a download from the Hub."""
-    if hub.is_name(self._where):
-      return hub.download_model(self._where)
-    return pathlib.Path(self._where)
+    """Path to the model's folder, after a download from the Hub."""
+    return self._folder.path
+
+  @functools.cached_property
+  def _folder(self) -> model_folder.ModelFolder:
+    return model_folder.find_model(self._where)
 
   @property
   def meta(self) -> Meta:
-    return self._opened[0]
+    return self._opened.meta
 
   @property
   def step(self) -> int:
     """Number of steps done: 0 unless export wrote the folder."""
-    return self._opened[1]
+    return self._opened.step
 
   @property
   def notes(self) -> Sequence[str]:
     """Notes on the model, for the user."""
-    return self._opened[2]
+    return self._opened.notes
 
   @property
   def params(self) -> Params:
     """Parameters, float32; each access reads the files."""
-    return self._opened[3]()
+    return self._opened.params()
+
+  def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
+    return self._opened.headless
 
   def restore(
     self, like: TrainState, with_optimizer: bool = True
@@ -114,13 +130,12 @@ class Imported(Checkpoint):
     return checkpoint.complete_state(like, {"params": params})
 
   @functools.cached_property
-  def _opened(self) -> tuple[Meta, int, Sequence[str], Callable[[], Params]]:
-    """The metadata, the step, the notes and a reader of the parameters."""
+  def _opened(self) -> _Opened:
     path = self.path
-    fields = hf_config.read_config_json(path)
+    file = path / hf_config.CONFIG
+    fields = files.read_json(file, "the model's")
     tensors = weights.read_weights(path)
     layout = layouts.find_layout(tensors)
-    file = path / hf_config.CONFIG
     described = hf_config.describe(file, layout.fields_of(fields))
     encoder, settings = described.encoder, dict(described.settings)
     rows = settings.pop("vocab_size")
@@ -131,12 +146,24 @@ class Imported(Checkpoint):
     tokenizer = Tokenizer.load(path / TOKENIZER)
     _check_tokenizer(path, tokenizer, rows, described.special)
     # The files bound the config's sizes, so check them before any allocation.
-    stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
     names = layout.weights or described.weights
-    params = weights.reader(stored, names, model.shapes, unused)
+    stored, notes = weights.tidied(
+      layout.tensors_of(tensors), names["embedding"], ARCHITECTURES[encoder]
+    )
+    shapes, there = model.shapes, [n for n in names if names[n] in stored]
+    if headless := models.lacks_head(shapes, there):
+      shapes, _ = models.divided(shapes)
+    unused = ARCHITECTURES[encoder].unused
+    params = weights.reader(stored, names, shapes, unused)
     if (path / NATIVE).exists():
-      return *_read_native(path, model, self._boundary), (), params
-    notes = list(layout.notes)
+      meta, step = _read_native(path, model, self._boundary)
+      return _Opened(meta, step, notes, params, headless)
+    notes = [*layout.notes, *self._folder.notes, *notes]
+    if headless:
+      notes.append(
+        "the folder has no output layer: scores and masks need one, and"
+        " training makes it"
+      )
     if rows > tokenizer.vocab_size:
       tokenizer, note = _with_all_names(path, tokenizer, rows)
       notes.insert(0, note)
@@ -160,7 +187,7 @@ class Imported(Checkpoint):
     meta = Meta(
       config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
     )
-    return meta, 0, tuple(notes), params
+    return _Opened(meta, 0, notes, params, headless)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:

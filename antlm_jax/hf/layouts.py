@@ -31,8 +31,6 @@ class TensorLayout:
   curriculum: str = ""  # objective of training; empty to use config.json
   boundary: str = ""  # tokens around texts; empty to use the tokenizer
   notes: tuple[str, ...] = ()  # notes for the user
-  # Prefixes of names in the files to those in `weights`; the first counts.
-  prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   numbered: str = ""  # tensor of `weights` that files split: NAME.0, NAME.1
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +43,7 @@ class TensorLayout:
 
     Raises a UserError if numbered tensors have incompatible shapes.
     """
-    found = {self._renamed(name): t for name, t in weights.tensors.items()}
+    found = dict(weights.tensors)
     if self.weights:
       found = {_inner(name): t for name, t in found.items()}
     number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
@@ -58,12 +56,6 @@ class TensorLayout:
         where, [pieces[i] for i in sorted(pieces)]
       )
     return dataclasses.replace(weights, tensors=found)
-
-  def _renamed(self, name: str) -> str:
-    for theirs, ours in self.prefixes.items():
-      if name.startswith(theirs):
-        return ours + name.removeprefix(theirs)
-    return name
 
 
 def _inner(name: str) -> str:
@@ -146,25 +138,9 @@ LAYOUTS = (
   ),
 )
 OWN = TensorLayout(mark="", weights={}, fields={}, settings={})
-# Layouts with the names that export writes, except for their prefixes.
-_PREFIXED = tuple(
-  dataclasses.replace(OWN, mark=mark, prefixes=prefixes)
-  for mark, prefixes in {
-    # AutoModel of transformers saves this layout, for example for embedders.
-    "embed_tokens.weight": {"": "model."},
-    # UltraBERT's files on the Hub, whose names transformers also writes.
-    "ultrabert.embed_tokens.weight": {
-      "ultrabert.": "model.",
-      "cls.": "head.decoder.",
-    },
-  }.items()
-)
 
 
 def find_layout(weights: Weights) -> TensorLayout:
   """Returns the layout of a folder's weights; by default export's."""
-  for layout in _PREFIXED:
-    if layout.mark in weights.tensors:
-      return layout
   names = set(map(_inner, weights))
   return next((row for row in LAYOUTS if row.mark in names), OWN)

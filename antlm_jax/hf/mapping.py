@@ -3,6 +3,7 @@
 import itertools
 
 from antlm_jax.hf.architecture import Architecture, Target
+from antlm_jax.hf.bert import BERT
 from antlm_jax.hf.gemma import GEMMA
 from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
@@ -14,7 +15,17 @@ ARCHITECTURES = {
   "gemma": GEMMA,
   "ltg_bert": LTG_BERT,
   "modernbert": MODERNBERT,
+  "bert": BERT,
   "ultrabert": ULTRABERT,
+}
+
+# Known encoders that none of ours computes, and the reasons.
+_LACKING = {
+  "lfm2": "most of its layers are short convolutions, not attention",
+  "neobert": (
+    "its output layer has a bias, and its code rotates neighbouring channels,"
+    " but code of others with this model_type rotates halves"
+  ),
 }
 
 
@@ -29,6 +40,9 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
     for target in itertools.chain(*architecture.targets.values())
   }
   if not isinstance(model_type, str) or model_type not in known:
+    for name, reason in _LACKING.items():
+      if model_type == name:
+        raise ValueError(f"antlm_jax has no encoder for {name}: {reason}")
     raise ValueError(
       f"model_type={model_type!r} is not one of {', '.join(known)}"
     )

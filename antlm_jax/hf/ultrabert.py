@@ -134,4 +134,6 @@ ULTRABERT = Architecture(
   causal_field="is_causal",
   extra=_ultrabert_fields,
   complete=_complete_ultrabert,
+  # Names of its files on the Hub, which transformers also writes.
+  older=((r"^ultrabert\.", "model."), (r"^cls\.", "head.decoder.")),
 )

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from antlm_jax.errors import UserError
+from antlm_jax.hf.architecture import Architecture
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 
@@ -32,8 +34,16 @@ _DAMAGED = (
   LookupError,
   pickle.UnpicklingError,
 )
-# Buffers in old Llama and LTG-BERT files, which the config determines.
-_FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
+# Buffers in old Llama, LTG-BERT and BERT files, which the config determines.
+_FOLLOW = (
+  "rotary_emb.inv_freq",
+  ".position_indices",
+  "embeddings.position_ids",
+  "embeddings.token_type_ids",
+)
+
+# Last layers of fine-tuned models in transformers.
+_TASK_HEAD = re.compile(r"(classifier|score|qa_outputs)\.")
 
 
 def params_to_tensors(
@@ -212,6 +222,50 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
     )
     for name, value in tensors.items()
   }
+
+
+def tidied(
+  weights: Weights, embedding: str, architecture: Architecture
+) -> tuple[Weights, list[str]]:
+  """Names tensors as export does, and leaves out those that we lack.
+
+  Args:
+    weights: Tensors of the folder.
+    embedding: Name of the embeddings in exports.
+    architecture: Its `older` and `dropped` say what to change.
+
+  Returns:
+    The tensors, and notes on those that are left out.
+  """
+  found = _with_prefix(weights.tensors, embedding)
+  tensors, others = {}, {}
+  for name, tensor in found.items():
+    new = name
+    for pattern, replacement in architecture.older:
+      new = re.sub(pattern, replacement, new)
+    (tensors if new == name else others)[new] = tensor
+  found, notes = tensors | others, []
+  for pattern, what in architecture.dropped.items():
+    if names := [name for name in found if re.match(pattern, name)]:
+      notes.append(f"left out: {what} ({_listed_tensors(names)})")
+    found = {name: t for name, t in found.items() if name not in names}
+  if any(map(_TASK_HEAD.match, found)):
+    # All but the encoder is its own, also under names of an output layer.
+    prefix = embedding.partition(".")[0] + "."
+    head = [name for name in found if not name.startswith(prefix)]
+    notes.append(f"left out: a fine-tuned head ({_listed_tensors(head)})")
+    found = {name: t for name, t in found.items() if name not in head}
+  return dataclasses.replace(weights, tensors=found), notes
+
+
+def _with_prefix(
+  tensors: Mapping[str, Stored], embedding: str
+) -> Mapping[str, Stored]:
+  """Adds the first part of names, which AutoModel leaves out."""
+  prefix, _, bare = embedding.partition(".")
+  if embedding in tensors or bare not in tensors:
+    return tensors
+  return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def reader(

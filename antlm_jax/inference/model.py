@@ -87,6 +87,11 @@ class Loaded(TextModel):
     return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
 
   @property
+  def headless(self) -> bool:
+    """Whether the model was imported without an output layer."""
+    return self.model.lacks_head(self.params)
+
+  @property
   def longest_row(self) -> int:
     """Number of tokens in the longest row of training, or `max_seq_len`."""
     return self.meta.row_tokens or self.model.config.max_seq_len
@@ -120,7 +125,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)
-  wanted = {saved.weights: model.shapes}
+  wanted = {saved.weights: saved.held(model.shapes)}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # has the head's shapes
       handler = ocp.StandardCheckpointHandler()

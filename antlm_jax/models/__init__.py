@@ -1,13 +1,16 @@
 """Encoders with one functional interface."""
 
-from antlm_jax.models import gemma, llama, ltg_bert, modernbert, ultrabert
+# Importing these modules registers their encoders.
+from antlm_jax.models import bert, gemma, llama, ltg_bert, modernbert, ultrabert
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 from antlm_jax.models.model import (
   Model,
   Params,
   Tensor,
   build_model,
+  divided,
   from_config,
+  lacks_head,
 )
 
 __all__ = [
@@ -17,10 +20,12 @@ __all__ = [
   "Model",
   "Params",
   "Tensor",
+  "bert",
   "build_model",
+  "divided",
   "from_config",
-  # Importing these modules registers their encoders.
   "gemma",
+  "lacks_head",
   "llama",
   "ltg_bert",
   "modernbert",

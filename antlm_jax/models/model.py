@@ -1,7 +1,7 @@
 """Models: encoders as pure functions of their parameters."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax.attention import Cache, Cached
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder
 from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
+_HEAD = "head/"  # prefix of the output layer's own parameters
 
 
 class Tensor(NamedTuple):
@@ -110,8 +112,21 @@ class Model:
     return self.output_head(params).logits(hidden)
 
   def output_head(self, params: Params) -> encoder.Head:
-    """Returns the output layer, with its parameters gathered once."""
+    """Returns the output layer, with its parameters gathered once.
+
+    Raises a UserError if the parameters lack those of the output layer.
+    """
+    if self.lacks_head(params):
+      raise UserError(
+        "the model has no output layer, because it was imported without one:"
+        " train it first (--config=continued:model=...), or use embed or"
+        " finetune, which need none"
+      )
     return self.bind(params).output_head()
+
+  def lacks_head(self, params: Mapping[str, Any]) -> bool:
+    """Whether parameters are an encoder's alone, which only `encode` uses."""
+    return lacks_head(self.shapes, params)
 
   def attention_of(self, inputs, mask: AttentionMask) -> str:
     """Returns the name of the attention implementation used in training.
@@ -135,6 +150,10 @@ class Model:
 
   def bind(self, params: Params) -> Encoder:
     """Returns the encoder module with `params` in it."""
+    if self.lacks_head(params):  # encoding does not read these zeros
+      _, head = divided(self.shapes)
+      zeros = {path: jnp.zeros(x.shape, x.dtype) for path, x in head.items()}
+      params = {**params, **zeros}
     flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
     with nnx.set_graph_mode(False):
       return nnx.merge(self.graph, nnx.from_flat_state(flat))
@@ -143,6 +162,21 @@ class Model:
   def size(self) -> int:
     """Number of parameters."""
     return sum(shape.size for shape in self.shapes.values())
+
+
+def divided(tree: Mapping[str, Any]) -> tuple[dict, dict]:
+  """Divides a mapping of parameters: the encoder's, and the output layer's."""
+  head = {path: x for path, x in tree.items() if path.startswith(_HEAD)}
+  return {path: x for path, x in tree.items() if path not in head}, head
+
+
+def lacks_head(shapes: Mapping[str, Any], paths: Container[str]) -> bool:
+  """Whether none of the output layer's own parameters is there.
+
+  It is False if the output layer has none, since it is the embeddings.
+  """
+  _, head = divided(shapes)
+  return bool(head) and not any(path in paths for path in head)
 
 
 def build_model(

@@ -26,7 +26,7 @@ from etils import epath
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.models import EncoderConfig
+from antlm_jax.models import EncoderConfig, divided, lacks_head
 from antlm_jax.runtime import files
 from antlm_jax.training import milestones
 from antlm_jax.training.step import TrainState
@@ -328,6 +328,14 @@ class Checkpoint:
         found[name] = handler.restore(epath.Path(self.path / name), args=args)
     return found
 
+  def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
+    """Whether it lacks the output layer of a model with these parameters."""
+    return lacks_head(shapes, self.sums[self.weights])
+
+  def held(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out the output layer's parameters if it lacks them."""
+    return divided(params)[0] if self.lacks_head(params) else dict(params)
+
   def verify(self, found: Mapping[str, Any]) -> None:
     """Raises Unreadable, on all processes, for arrays with other bits."""
     for name, group in bit_sums(found).items():
@@ -342,11 +350,14 @@ class Checkpoint:
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
-    Arrays that the checkpoint lacks stay as in `like`. So does the optimizer's
-    state without `with_optimizer`. Raises the errors of `read`, and Unreadable
-    if the checkpoint is damaged.
+    Arrays that the checkpoint lacks stay as in `like`, such as the output layer
+    of a model that was imported without one. So does the optimizer's state
+    without `with_optimizer`. Raises the errors of `read`, and Unreadable if the
+    checkpoint is damaged.
     """
     wanted = to_items(like)
+    for name in wanted.keys() & {"params", "ema"}:
+      wanted[name] = self.held(wanted[name])
     if not with_optimizer:
       del wanted["optimizer"]
     found = self.read(wanted)
@@ -356,7 +367,10 @@ class Checkpoint:
 
 def complete_state(like: TrainState, found: Mapping[str, Any]) -> TrainState:
   """Makes a state of the arrays that were read, and of `like` for the rest."""
-  items = to_items(like) | found
+  items = {
+    name: {**item, **found.get(name, {})}
+    for name, item in to_items(like).items()
+  }
   if "ema" in items and "ema" not in found:
     # A run without an average can start one with an average.
     items["ema"] = jax.tree.map(jnp.copy, items["params"])

@@ -150,6 +150,8 @@ def _branch(
     notes.append(
       f"{MASK} is added to the vocabulary, with the mean of all embeddings"
     )
+  if start.lacks_head(run.model.shapes):
+    notes.append("it has no output layer: the run begins with a new one")
   if changed := _model_changes(start, run):
     notes.append(f"the model's settings change: {'; '.join(changed)}")
   return loaded, notes
@@ -208,8 +210,10 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   old = {name: smaller(name, value) for name, value in state.params.items()}
   like = dataclasses.replace(state, params=old, ema=None)
   loaded = start.restore(like, with_optimizer=False)
-  shardings = jax.tree.map(lambda value: value.sharding, state.params)
-  params = jax.jit(grow, out_shardings=shardings)(loaded.params)
+  # An output layer that the start lacks is new, with the mask.
+  found = {n: p for n, p in loaded.params.items() if isinstance(p, jax.Array)}
+  shardings = {name: state.params[name].sharding for name in found}
+  params = state.params | jax.jit(grow, out_shardings=shardings)(found)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(loaded, params=params, ema=ema)
 

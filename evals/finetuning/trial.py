@@ -215,9 +215,8 @@ def divided(
 
   The LM head is always frozen. `freeze` says whether the encoder is, too.
   """
-  names = [n for n in params if freeze or n.startswith("head/")]
-  frozen = {name: params[name] for name in names}
-  return {n: p for n, p in params.items() if n not in frozen}, frozen
+  encoder, head = models.divided(params)
+  return ({}, dict(params)) if freeze else (encoder, head)
 
 
 class State(NamedTuple):

@@ -1,0 +1,151 @@
+"""Finds the transformers model in a folder that another program wrote.
+
+sentence-transformers may keep it in a subfolder, and PEFT saves adapters in
+place of whole models.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from antlm_jax.errors import UserError
+from antlm_jax.hf import hub
+from antlm_jax.hf.config import CONFIG
+from antlm_jax.runtime import files
+
+TOKENIZER = "tokenizer.json"
+_MODULES = "modules.json"  # of sentence-transformers
+_ADAPTER = "adapter_config.json"  # of PEFT
+# Files of tokenizers from which transformers writes tokenizer.json.
+_OLDER = "vocab.txt", "vocab.json", "*.model", "*.tiktoken"
+_ADAPTED = {  # class that PEFT adapts for a task; others adapt AutoModel
+  "CAUSAL_LM": "AutoModelForCausalLM",
+  "SEQ_CLS": "AutoModelForSequenceClassification",
+  "TOKEN_CLS": "AutoModelForTokenClassification",
+}
+
+
+def is_model_folder(folder: pathlib.Path) -> bool:
+  """Whether a folder has a file of transformers, its users or PEFT."""
+  return any((folder / name).is_file() for name in (CONFIG, _MODULES, _ADAPTER))
+
+
+class ModelFolder(NamedTuple):
+  """Folder with a whole transformers model and its tokenizer."""
+
+  path: pathlib.Path
+  notes: tuple[str, ...] = ()  # on modules that import leaves out
+
+
+def find_model(where: str) -> ModelFolder:
+  """Finds a transformers model in a folder or on the Hub, and downloads it.
+
+  Raises a UserError if the download fails, or if there is no whole model with a
+  tokenizer.
+  """
+  on_hub = hub.is_name(where)
+  folder = hub.download_model(where) if on_hub else pathlib.Path(where)
+  _check_merged(folder, where)
+  modules = _read_modules(folder)
+  if on_hub:
+    for module in modules:
+      if module["path"]:
+        hub.download_model(where, module["path"])
+  found = folder
+  if not (folder / CONFIG).is_file():
+    found /= next((m["path"] for m in modules if _is_transformer(m)), "")
+  if not (found / CONFIG).is_file():
+    raise UserError(
+      f"{found} is not a folder of a transformers model: it has no {CONFIG}"
+    )
+  if not (found / TOKENIZER).is_file():
+    raise UserError(_tokenizer_remedy(found, where if on_hub else ""))
+  return ModelFolder(found, tuple(_module_notes(folder, modules)))
+
+
+def _read_modules(folder: pathlib.Path) -> list[Mapping[str, Any]]:
+  """Reads the modules of a sentence-transformers model; empty without any.
+
+  Raises a UserError if their list is damaged, or names another folder.
+  """
+  path = folder / _MODULES
+  if not path.is_file():
+    return []
+  try:
+    modules = json.loads(files.read_text(path, "the list of modules"))
+  except ValueError as error:
+    raise UserError(f"{path}: not JSON: {error}") from error
+  if not isinstance(modules, list) or not all(
+    isinstance(module, dict)
+    and isinstance(module.get("type"), str)
+    and isinstance(module.get("path"), str)
+    for module in modules
+  ):
+    raise UserError(f"{path} is not a list of modules with types and paths")
+  for module in modules:
+    inside = pathlib.PurePath(module["path"])
+    if inside.is_absolute() or ".." in inside.parts:
+      raise UserError(f"{path} names {str(inside)!r}, not in its folder")
+  return modules
+
+
+def _module_notes(
+  folder: pathlib.Path, modules: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+  """Yields notes on modules of sentence-transformers that antlm_jax lacks."""
+  for module in modules:
+    path, kind = module["path"], module["type"].rpartition(".")[2]
+    if _is_transformer(module) or kind == "Normalize":
+      continue
+    if kind == "Pooling":
+      kind = _pooling(folder / path / CONFIG)
+    if kind not in ("mean", "mean_tokens"):
+      yield (
+        f"warning: sentence-transformers' module {path} ({kind}) is left out:"
+        " `antlm eval embed` averages the tokens"
+      )
+
+
+def _pooling(path: pathlib.Path) -> str:
+  """Returns the names of the poolings in a module's config.json."""
+  fields = files.read_json(path, "the pooling's") if path.is_file() else {}
+  prefix = "pooling_mode_"
+  used = [name for name in fields if name.startswith(prefix) and fields[name]]
+  modes = fields.get("pooling_mode", [n.removeprefix(prefix) for n in used])
+  return ", ".join([modes] if isinstance(modes, str) else map(str, modes))
+
+
+def _is_transformer(module: Mapping[str, Any]) -> bool:
+  return module["type"].endswith(".Transformer")
+
+
+def _check_merged(folder: pathlib.Path, where: str) -> None:
+  """Raises a UserError for an adapter, which transformers would apply."""
+  path = folder / _ADAPTER
+  if not path.is_file():
+    return
+  fields = files.read_json(path, "the adapter's")
+  base, own = fields.get("base_model_name_or_path"), fields.get("auto_mapping")
+  adapted = (own or {}).get("base_model_class") or _ADAPTED.get(
+    fields.get("task_type"), "AutoModel"
+  )
+  raise UserError(
+    f"{where} holds a PEFT adapter of {base}, not a whole model: merge them by"
+    f" PeftModel.from_pretrained({adapted}.from_pretrained({base!r}),"
+    f" {where!r}).merge_and_unload().save_pretrained('MERGED'), save its"
+    " tokenizer there too, and import MERGED"
+  )
+
+
+def _tokenizer_remedy(folder: pathlib.Path, name: str) -> str:
+  """Returns the error for a folder without tokenizer.json."""
+  local = f"run `hf download {name} --local-dir=FOLDER`, then " if name else ""
+  target = "FOLDER" if name else str(folder)
+  known = any(next(folder.glob(form), None) for form in _OLDER)
+  source = target if known or name else "NAME OF ITS BASE MODEL"
+  return (
+    f"{name or folder} has no {TOKENIZER}: {local}write it with"
+    f" transformers.AutoTokenizer.from_pretrained({source!r})"
+    f".save_pretrained({target!r})"
+  )

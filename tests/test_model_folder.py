@@ -1,0 +1,220 @@
+"""Folders that sentence-transformers, PEFT and fine-tuning leave behind."""
+
+import json
+import shutil
+
+import jax
+import pytest
+from huggingface_hub import constants as hub_constants
+
+from antlm_jax.commands import import_ as import_command
+from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
+from antlm_jax.hf import export, import_
+from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.inference.model import FineTuned, load, write_checkpoint
+from tests import helpers, random_models
+
+TRANSFORMER = {
+  "path": "0_Transformer",
+  "type": "sentence_transformers.models.Transformer",
+}
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"path": "2_Normalize", "type": "a.Normalize"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+  """A run, and its export as others write it."""
+  folder = tmp_path_factory.mktemp("model")
+  random_models.save(folder / "run", random_models.tokenizer())
+  whole = load(folder / "run")
+  (path,) = export.export_model(whole, folder / "hf", ["bidirectional"])
+  (path / NATIVE).unlink()
+  return whole, path
+
+
+@pytest.fixture
+def foreign(exported, tmp_path):
+  path = tmp_path / "foreign"
+  shutil.copytree(exported[1], path)
+  return path
+
+
+def write(path, content):
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(json.dumps(content))
+
+
+def sentences(path, pooling, *more):
+  """Moves a model into a subfolder, as old sentence-transformers do."""
+  inner = path.with_name("inner")
+  path.rename(inner)
+  path.mkdir()
+  inner.rename(path / TRANSFORMER["path"])
+  write(path / "modules.json", [TRANSFORMER, POOLING, *more])
+  write(path / POOLING["path"] / "config.json", pooling)
+
+
+def warnings(path):
+  return [n for n in import_.Imported(path).notes if n.startswith("warning:")]
+
+
+@pytest.mark.parametrize(
+  ("pooling", "said"),
+  [
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, ()),
+    ({"pooling_mode": "mean"}, ()),
+    ({"pooling_mode_cls_token": True}, ("1_Pooling (cls_token)",)),
+    ({"pooling_mode": ["mean", "max"]}, ("1_Pooling (mean, max)",)),
+  ],
+)
+def test_the_transformer_of_a_subfolder_is_read(
+  exported, foreign, pooling, said
+):
+  """Catches a folder called no model, and another pooling left in silence."""
+  sentences(foreign, pooling, NORMALIZE)
+  found = import_.open_start(str(foreign))
+  assert isinstance(found, import_.Imported)
+  assert helpers.equal(dict(found.params), dict(exported[0].params))
+  assert found.path == foreign / TRANSFORMER["path"]
+  told = warnings(foreign)
+  assert len(told) == len(said)
+  assert all(part in note for part, note in zip(said, told, strict=True))
+
+
+def test_a_module_that_is_left_out_is_named(foreign):
+  """Catches vectors that lack a layer, in silence."""
+  dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+  sentences(foreign, {"pooling_mode": "mean"}, dense)
+  (told,) = warnings(foreign)
+  assert "module 2_Dense (Dense) is left out" in told
+
+
+@pytest.mark.parametrize(
+  ("modules", "said"),
+  [
+    ("[", "modules.json: not JSON"),
+    ('{"0": 1}', "is not a list of modules with types and paths"),
+    ('[{"type": "a.Transformer", "path": "../b"}]', r"names '\.\./b', not in"),
+    ('[{"type": "a.Transformer", "path": "/etc"}]', "names '/etc', not in"),
+    ('[{"type": "a.WordEmbeddings", "path": "0"}]', "it has no config.json"),
+  ],
+)
+def test_a_damaged_list_of_modules_is_refused(tmp_path, modules, said):
+  """Catches a traceback, and files that are read outside of the folder."""
+  (tmp_path / "modules.json").write_text(modules)
+  with pytest.raises(UserError, match=said):
+    _ = import_.open_start(str(tmp_path)).meta
+
+
+@pytest.mark.parametrize(
+  ("fields", "adapted"),
+  [
+    ({"task_type": "CAUSAL_LM"}, "AutoModelForCausalLM"),
+    ({"task_type": "FEATURE_EXTRACTION"}, "AutoModel"),
+    (
+      {"auto_mapping": {"base_model_class": "EuroBertForMaskedLM"}},
+      "EuroBertForMaskedLM",
+    ),
+  ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_adapter_tells_how_to_merge_it(foreign, whole, fields, adapted):
+  """Catches a base model that is read without its adapter, as if it were all.
+
+  transformers applies an adapter even if the folder also holds a whole model.
+  """
+  if not whole:
+    shutil.rmtree(foreign)
+  write(
+    foreign / "adapter_config.json",
+    {"base_model_name_or_path": "org/base", **fields},
+  )
+  with pytest.raises(UserError) as error:
+    _ = import_.open_start(str(foreign)).meta
+  merge = (
+    f"PeftModel.from_pretrained({adapted}.from_pretrained('org/base'),"
+    f" '{foreign}').merge_and_unload()"
+  )
+  assert merge in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_tokenizer_tells_how_to_write_it(foreign):
+  """Catches an error that names the file, but not the way to make it."""
+  (foreign / "tokenizer.json").unlink()
+  call = "AutoTokenizer.from_pretrained({!r}).save_pretrained({!r})"
+  with pytest.raises(UserError) as error:
+    _ = import_.Imported(foreign).meta
+  none = call.format("NAME OF ITS BASE MODEL", str(foreign))
+  assert none in str(error.value)
+  (foreign / "vocab.txt").write_text("[PAD]\n")
+  with pytest.raises(UserError) as error:
+    _ = import_.Imported(foreign).meta
+  assert call.format(str(foreign), str(foreign)) in str(error.value)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  """Returns a function that puts a folder into the Hub's cache."""
+  monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+  monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+  def put(folder, name):
+    there = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, there / "snapshots" / "a1b2")
+    (there / "refs").mkdir()
+    (there / "refs/main").write_text("a1b2")
+
+  return put
+
+
+def test_a_subfolder_on_the_hub(exported, foreign, cache):
+  """Catches a subfolder that the download leaves out."""
+  sentences(foreign, {"pooling_mode_cls_token": True})
+  cache(foreign, "some/embedder")
+  found = import_.Imported("some/embedder")
+  assert helpers.equal(dict(found.params), dict(exported[0].params))
+  assert any("1_Pooling (cls_token)" in note for note in found.notes)
+
+
+def test_a_name_without_a_tokenizer(foreign, cache):
+  """Catches a remedy that would write into the cache."""
+  (foreign / "tokenizer.json").unlink()
+  cache(foreign, "some/llama")
+  with pytest.raises(UserError) as error:
+    _ = import_.Imported("some/llama").meta
+  said = str(error.value)
+  assert said.startswith("some/llama has no tokenizer.json: run `hf download")
+  assert "AutoTokenizer.from_pretrained('FOLDER')" in said
+
+
+HEADS = {
+  "llama": Classifier(("a", "b", "c"), "mean", norms=False),
+  "ltg_bert": Classifier(("a", "b", "c"), "first"),
+  "modernbert": Classifier(("a", "b"), "mean", norms=False, last_norm=True),
+  "ultrabert": LinearHead(("a", "b"), "mean"),
+}
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("encoder", HEADS)
+def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):
+  """Catches an own export that import refuses, and a ModernBERT classifier's
+  `head.dense` that is read as a part of the output layer."""
+  random_models.save(tmp_path / "run", random_models.tokenizer(), encoder)
+  base, head = load(tmp_path / "run"), HEADS[encoder]
+  params = head.init(jax.random.key(0), base.model.config.width)
+  task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
+  path = write_checkpoint(tmp_path / "tuned", 7, base.params, base, task)
+  (folder,) = export.export_model(load(path), tmp_path / "hf")
+  if not own:
+    (folder / NATIVE).unlink()
+  made = import_command.import_model(folder, tmp_path / "again", quiet=True)
+  expected = {n: p for n, p in base.params.items() if "head/" not in n}
+  found = {n: p for n, p in made.params.items() if "head/" not in n}
+  assert helpers.equal(found, expected)
+  assert made.headless == any("head/" in name for name in base.params)
+  (told,) = (n for n in import_.Imported(folder).notes if "fine-tuned" in n)
+  assert "classifier.weight" in told
+  export.export_model(made, tmp_path / "out", ["bidirectional"])
