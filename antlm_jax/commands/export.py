@@ -115,7 +115,8 @@ def export(
     out = []
     for path, name in zip(written, chosen, strict=True):
       target = export_lib.target_of(one, name)
-      out.append(Exported(path, name, heads.export_classes(one, target)))
+      classes = heads.export_classes(one, target, sentence_transformers)
+      out.append(Exported(path, name, classes))
       progress.say(out[-1].about)
     if repo:
       hub.push(written, repo, revision)
