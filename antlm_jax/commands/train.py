@@ -189,11 +189,12 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   with signals.listening():
     # Here, since they take seconds, in which a signal is to be heeded as well.
-    from antlm_jax.page import summary
     from antlm_jax.runtime import processes
 
     with processes.together():
       config, workdir = read_run_arguments(argv)
+      from antlm_jax.page import summary  # slow to import: not for --help
+
       words = shlex.join([*plugins.plugin_arguments(), *argv])
       command = f"{summary.antlm_program()} train {words}"
       train(config, workdir, command=command)

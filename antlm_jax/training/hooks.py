@@ -197,8 +197,16 @@ class HeldOut(Evaluator):
     return halves
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    shown = notes.of_evaluation(values)
-    return f"held out after step {trainer.step}: {shown}"
+    parts = []
+    for key in values:
+      if key.endswith("/loss"):
+        name = metrics.objective_of_loss(key)
+        parts.append(f"{name} {values[key]:.3f}")
+        if "/" not in name:
+          more = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
+          more += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
+          parts[-1] += f" ({more})"
+    return f"held out after step {trainer.step}: {' · '.join(parts)}"
 
 
 def _total_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -285,6 +293,7 @@ class LogHook(Hook):
   def start(self, trainer) -> None:
     self._tipped = trainer.resumed
     self._paused = None  # seconds of hooks before the first step
+    self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
     self._timed, self._last = np.zeros(3), np.zeros(3)
 
@@ -301,8 +310,9 @@ class LogHook(Hook):
       full = order.at(step - 1).layout.batch_size
       tokens = mesh_lib.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
-      # The other processes' rows are taken to be like this process's.
-      work = flops.train_step(run.model, taken.batch) / inputs.size
+      work = 0.0
+      if self._chip:  # the other processes' rows are taken to be like these
+        work = flops.train_step(run.model, taken.batch) / inputs.size
       self._timed += tokens, work * tokens, taken.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
       lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
@@ -345,8 +355,8 @@ class LogHook(Hook):
     shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
-    if chip := chips.chip_of(jax.devices()[0]):
-      mfu = work / seconds / (chip.flops * devices)
+    if self._chip:
+      mfu = work / seconds / (self._chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
     if step < trainer.total:

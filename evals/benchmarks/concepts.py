@@ -28,9 +28,9 @@ _HERE = pathlib.Path(__file__).name  # the walk's own functions do not count
 # The most that a test allows, and the goal of the design. A change that makes a
 # number smaller makes its limit smaller, too.
 LIMITS = {
-  "train: functions": (493, 390),
-  "train: files": (60, 46),
-  "train: classes": (105, 90),
+  "train: functions": (462, 390),
+  "train: files": (54, 46),
+  "train: classes": (100, 90),
   "override: functions": (36, 20),
   "override: files": (8, 4),
   "override: configs made": (1, 1),
