@@ -54,7 +54,7 @@ HEADS = {"plain": PlainTowers, "matryoshka": retrieval.Towers}
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class MatryoshkaArguments:
   """The command's arguments."""
 
   data: str = setting("", "Path to the folder of nfcorpus", read=cli.here)
@@ -78,7 +78,7 @@ def _pretrained(corpus: pathlib.Path, work: pathlib.Path) -> Loaded:
   return load(run)
 
 
-def _rows(args: Arguments) -> Iterator[dict]:
+def _rows(args: MatryoshkaArguments) -> Iterator[dict]:
   folder = pathlib.Path(args.data)
   loaded = _pretrained(folder / TASK / "corpus.jsonl", pathlib.Path(args.work))
   options = retrieval.RetrievalOptions(matryoshka=SIZES)
@@ -117,7 +117,7 @@ def _rows(args: Arguments) -> Iterator[dict]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the benchmark."""
-  args = common.benchmark_arguments(__doc__, Arguments, argv)
+  args = common.benchmark_arguments(__doc__, MatryoshkaArguments, argv)
   columns = {"row": 12, "seed": 4, "64": 8, "128": 8, "256": 8}
   columns |= {"cpu_seconds": 11}
   about = {"rate": RATE, "tuning": dataclasses.asdict(TUNING)}
