@@ -108,6 +108,7 @@ def test_it_trains_with_a_new_output_layer_and_goes_out(
     f"--workdir={tmp_path / 'run'}",
     f"--config.data.path={tmp_path / 'data'}",
     "--config.train.steps=1",
+    "--config.schedule.warmup_steps=0",
   )
   trained = load(tmp_path / "run")
   assert not trained.headless
