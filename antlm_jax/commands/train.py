@@ -224,6 +224,7 @@ def done(argv: Sequence[str]) -> bool:
 def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
   from antlm_jax import config as config_lib
+  from antlm_jax import config_help
 
   epilog = ""
   if {"-h", "--help"} & {*argv}:
@@ -234,7 +235,7 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     with contextlib.suppress(UserError):  # a config may need an argument
       config = name and config_lib.load_config(name)
       of = f"the values of {name}" if name else of
-    settings = config_lib.described(config)
+    settings = config_help.described(config)
     epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
   parser = cli.Parser(
     description=(
@@ -253,5 +254,5 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  args, overrides = parser.parse_with_overrides(argv, config_lib.meant_setting)
+  args, overrides = parser.parse_with_overrides(argv, config_help.meant_setting)
   return config_lib.load_config(args.config, overrides), args.workdir

@@ -92,8 +92,9 @@ def hooks_of_run(
   # Save is after all hooks that record, so that a resumed run has their values.
   named = [HOOKS[name]() for name in config.log.hooks]
   watch = [Watch()] if config.eval.watch else []
-  trace = Trace(config.log.trace, folder / "trace")
-  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), trace]
+  steps = config.log.trace
+  trace = [Trace(steps, folder / "trace")] if steps else []
+  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), *trace]
 
 
 def is_time(trainer, every: float) -> bool:
@@ -366,7 +367,7 @@ class LogHook(Hook):
 
 
 class Trace(Hook):
-  """Profiles steps `FIRST:LAST` of the first process; none if `steps` is "".
+  """Profiles steps `FIRST:LAST` of the first process.
 
   Raises a UserError if `steps` cannot be read.
   """
@@ -374,11 +375,11 @@ class Trace(Hook):
   def __init__(self, steps: str, folder: pathlib.Path):
     self._folder, self._running = folder, False
     found = re.fullmatch(r"(\d+):(\d+)", steps)
-    if steps and not (found and int(found[1]) < int(found[2])):
+    if not (found and int(found[1]) < int(found[2])):
       raise UserError(
         f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
       )
-    self._first, self._last = map(int, found.groups()) if found else (-1, -1)
+    self._first, self._last = map(int, found.groups())
 
   def start(self, trainer) -> None:
     if self.due(trainer):

@@ -339,10 +339,8 @@ def _training_source(
     tokenizer.pad_id,
     tokenizer.eos_id,
     tokenizer.special,
-    tokenizer.word_start,
+    lambda: tokenizer.word_tokens,
     rank,
-    tokenizer.word_end,
-    tokenizer.word_inside,
   )
   if any(objective.unit == "word" for objective in objectives.values()):
     size = vocabulary.mean_word_size(frequencies.sample(sources.rows))
