@@ -30,6 +30,7 @@ from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_TEMPERATURE = 0.05  # of an embedder's similarities, which only training uses
 
 
 def open_start(model: str) -> Checkpoint:
@@ -109,6 +110,22 @@ class Imported(Checkpoint):
     """Parameters, float32; each access reads the files."""
     return self._opened.params()
 
+  @property
+  def task(self) -> FineTuned | None:
+    """Task of an embedder of sentence-transformers."""
+    prompts = self._folder.prompts
+    if prompts is None:
+      return None
+    causal = all(o.left_to_right for o in self.meta.config.trained)
+    both = [prompts.get(name, "") for name in ("query", "document")]
+    return FineTuned(
+      name="embedder",
+      attention="causal" if causal else "bidirectional",
+      kind="towers",
+      settings={"temperature": _TEMPERATURE, "prompts": both},
+      params={},
+    )
+
   def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
     return self._opened.headless
 
@@ -184,6 +201,7 @@ class Imported(Checkpoint):
     )
     ends = hf_config.end_ids(path, fields, rows)
     longest = model.config.max_seq_len
+    longest = min(self._folder.longest or longest, longest)
     meta = Meta(
       config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
     )
@@ -272,7 +290,7 @@ def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
 
 
 def write_imported_run(
-  imported: Imported, workdir: str | os.PathLike, task: FineTuned | None = None
+  imported: Imported, workdir: str | os.PathLike
 ) -> pathlib.Path:
   """Writes a run with a tokenizer and a checkpoint, and returns its path.
 
@@ -282,7 +300,7 @@ def write_imported_run(
   check_workdir(workdir)
   path = workdir / checkpoint.FOLDER / str(imported.step)
   model_lib.write_checkpoint(
-    path, imported.step, imported.params, imported.meta, task
+    path, imported.step, imported.params, imported.meta, imported.task
   )
   try:
     files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())

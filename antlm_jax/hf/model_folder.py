@@ -15,7 +15,11 @@ from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
 
 TOKENIZER = "tokenizer.json"
-_MODULES = "modules.json"  # of sentence-transformers
+# Files of sentence-transformers.
+_MODULES = "modules.json"
+_LIMITS = "sentence_bert_config.json"
+_SETTINGS = "config_sentence_transformers.json"
+_EMBEDDER = ["Transformer", "mean", "Normalize"]  # modules of our embedders
 _ADAPTER = "adapter_config.json"  # of PEFT
 # Files of tokenizers from which transformers writes tokenizer.json.
 _OLDER = "vocab.txt", "vocab.json", "*.model", "*.tiktoken"
@@ -36,6 +40,9 @@ class ModelFolder(NamedTuple):
 
   path: pathlib.Path
   notes: tuple[str, ...] = ()  # on modules that import leaves out
+  # Prefixes by name if it is an embedder: the mean over tokens, of length 1.
+  prompts: Mapping[str, str] | None = None
+  longest: int = 0  # tokens of a text that sentence-transformers reads
 
 
 def find_model(where: str) -> ModelFolder:
@@ -61,7 +68,13 @@ def find_model(where: str) -> ModelFolder:
     )
   if not (found / TOKENIZER).is_file():
     raise UserError(_tokenizer_remedy(found, where if on_hub else ""))
-  return ModelFolder(found, tuple(_module_notes(folder, modules)))
+  prompts, longest = None, 0
+  if modules:
+    longest = _longest_text(found)
+    if [_kind(folder, module) for module in modules] == _EMBEDDER:
+      prompts = _prompts(folder)
+  notes = tuple(_module_notes(folder, modules))
+  return ModelFolder(found, notes, prompts, longest)
 
 
 def _read_modules(folder: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -95,16 +108,41 @@ def _module_notes(
 ) -> Iterator[str]:
   """Yields notes on modules of sentence-transformers that antlm_jax lacks."""
   for module in modules:
-    path, kind = module["path"], module["type"].rpartition(".")[2]
-    if _is_transformer(module) or kind == "Normalize":
-      continue
-    if kind == "Pooling":
-      kind = _pooling(folder / path / CONFIG)
-    if kind not in ("mean", "mean_tokens"):
+    kind = _kind(folder, module)
+    if kind not in _EMBEDDER:
+      path = module["path"]
       yield (
         f"warning: sentence-transformers' module {path} ({kind}) is left out:"
         " `antlm eval embed` averages the tokens"
       )
+
+
+def _kind(folder: pathlib.Path, module: Mapping[str, Any]) -> str:
+  """Returns the class of a module, or the poolings of a pooling."""
+  kind = module["type"].rpartition(".")[2]
+  if kind != "Pooling":
+    return kind
+  return _pooling(folder / module["path"] / CONFIG).removesuffix("_tokens")
+
+
+def _longest_text(folder: pathlib.Path) -> int:
+  path = folder / _LIMITS
+  fields = files.read_json(path, "the module's") if path.is_file() else {}
+  found = fields.get("max_seq_length")
+  return found if type(found) is int and found > 0 else 0
+
+
+def _prompts(folder: pathlib.Path) -> Mapping[str, str]:
+  path = folder / _SETTINGS
+  fields = files.read_json(path, "the embedder's") if path.is_file() else {}
+  found = fields.get("prompts") or {}
+  if not isinstance(found, dict) or not all(
+    isinstance(text, str) for text in found.values()
+  ):
+    raise UserError(
+      f"{path}: prompts={found!r:.60} has values that are no text"
+    )
+  return found
 
 
 def _pooling(path: pathlib.Path) -> str:
