@@ -179,7 +179,7 @@ def tuned(loaded, folder, kind):
 
 def test_only_its_own_head_is_exported(loaded, tmp_path):
   """Catches a deeper head whose layers transformers would not have."""
-  with pytest.raises(UserError, match=r"UltraBERT has no head.*--head=linear"):
+  with pytest.raises(UserError, match=r"UltraBERT has no head.*head=linear"):
     export.export_model(
       tuned(loaded, tmp_path / "run", "classifier"), tmp_path / "hf"
     )
