@@ -80,7 +80,7 @@ class Config:
 
   def __post_init__(self):
     settings.check_section(self)
-    for name in _GROUPS:
+    for name in GROUPS:
       section = getattr(self, name)
       if getattr(section, "group", None) != name:
         raise _no_section(name, section)
@@ -114,7 +114,7 @@ class Config:
     out = {name: getattr(self, name) for name in _NAMES}
     each = self.objectives.items()
     out["objectives"] = {name: settings.to_dict(of) for name, of in each}
-    return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
+    return out | {name: settings.to_dict(out[name]) for name in GROUPS}
 
 
 def _no_section(name: str, value: object) -> UserError:
@@ -128,14 +128,14 @@ ConfigOrName = Annotated[
 ]
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, then groups with a single section.
-_KINDS = {
+KINDS = {
   "model": models.ENCODERS,
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
-_CHOICE = re.compile(rf"({'|'.join(_KINDS)})\.name|objectives\.\w+\.kind")
+_CHOICE = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
 # Other libraries' names of settings whose own name is not similar.
-_USUAL = {
+USUAL_NAMES = {
   "batch": "train.batch_size",
   "data": "data.path",
   "gradient_accumulation_steps": "train.microbatches",
@@ -154,10 +154,10 @@ _USUAL = {
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
-_GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
+GROUPS = {**KINDS, **{section.group: section for section in _SECTIONS}}
 
 
-_CHOSEN = {group: getattr(Config, group).name for group in _KINDS}
+CHOSEN = {group: getattr(Config, group).name for group in KINDS}
 _NAME = settings.of(Config)["curriculum"]  # a text without limits
 Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
@@ -174,27 +174,49 @@ def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   own = {"name": encoder}
   if not isinstance(encoder, str):
     own = settings.changed_settings(encoder)
-  empty = {group: {} for group in _GROUPS}
+  empty = {group: {} for group in GROUPS}
   each = {name: {} for name in OBJECTIVES}
   # A Config checks the types.
   return ConfigDict(empty | {"model": own, "objectives": each}, type_safe=False)
 
 
-def typed_config(given: Config | ConfigDict | Mapping[str, Any]) -> Config:
+def typed_config(
+  given: Config | ConfigDict | Mapping[str, Any], old: bool = False
+) -> Config:
   """Makes a Config of changed settings; returns a Config as it is.
 
   Missing settings have their defaults. Raises a UserError for the first setting
-  that is unknown or has a bad value.
+  that is unknown or has a bad value. `old` settings are those of a run, of
+  which an older version may have written some that are now unknown.
   """
   if isinstance(given, Config):
     return given
   tree = given.to_dict() if isinstance(given, ConfigDict) else given
-  return _made({**tree, "objectives": _objectives(tree)})
+  made = {**tree, "objectives": _objectives(tree, old)}
+  for name in sorted(made.keys() - {*_NAMES}):
+    if not old:
+      raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
+    del made[name]
+  for group in made.keys() & GROUPS.keys():
+    own = dict(settings.require_group(made[group], group))
+    section = GROUPS[group]
+    if group in KINDS:
+      section = section[own.pop("name", CHOSEN[group])]
+    made[group] = settings.from_dict(section, own, group, old)
+  return Config(**made)
 
 
-def _objectives(tree: Mapping[str, Any]) -> dict[str, Objective]:
-  """Returns all objectives by name, with a tree's changes."""
+def _objectives(tree: Mapping[str, Any], old: bool) -> dict[str, Objective]:
+  """Returns the objectives of a tree by name, as `typed_config` makes them."""
   own = settings.require_group(tree.get("objectives", {}), "config.objectives")
+  if old:
+    # The run had loaded its plugins, but does not need an unused objective.
+    made = {
+      name: objective.make_objective(values, f"config.objectives.{name}", old)
+      for name, values in own.items()
+      if values.get("kind", "") in objective.KINDS or name in tree["curriculum"]
+    }
+    return made or OBJECTIVES
   made = {name: objective.changed(name, values) for name, values in own.items()}
   return dict(sorted((OBJECTIVES | made).items()))
 
@@ -208,73 +230,6 @@ def _with_ratios(
     if name not in out and (made := with_ratio(name, out)):
       out[name] = made
   return out
-
-
-def _made(tree: Mapping[str, Any], old: bool = False) -> Config:
-  """Makes a Config of a tree whose objectives are made."""
-  made = dict(tree)
-  for name in sorted(made.keys() - {*_NAMES}):
-    if not old:
-      raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
-    del made[name]
-  for group in made.keys() & _GROUPS.keys():
-    own = dict(settings.require_group(made[group], group))
-    section = _GROUPS[group]
-    if group in _KINDS:
-      section = section[own.pop("name", _CHOSEN[group])]
-    made[group] = settings.from_dict(section, own, group, old)
-  return Config(**made)
-
-
-def described(config: Config | None = None) -> str:
-  """Returns a line for each setting: key, value or default, and help text.
-
-  Of groups with several implementations, the settings that not all of them have
-  are under their names, and a config shows those that it chooses.
-  """
-  values = leaves(config) if config else {}
-  lines = [_settings_lines("", settings.of(Config), values)]
-  for group, found in _GROUPS.items():
-    if group in _KINDS:
-      lines += _of_kinds(group, found, values)
-    else:
-      lines.append(_settings_lines(group, settings.of(found), values))
-  lines += _of_kinds("objectives.NAME", objective.KINDS, {}, "kind")
-  return "\n".join(filter(None, lines))
-
-
-def _of_kinds(
-  group: str, kinds: Mapping[str, type], values: Mapping, choice: str = "name"
-) -> list[str]:
-  """Returns the lines of a group: its choice, and each choice's settings."""
-  key, known = f"{group}.{choice}", ", ".join(filter(None, kinds))
-  name = values.get(key, _CHOSEN.get(group, ""))
-  out = [f"  {f'{key}={name}':33} Implementation ({known})"]
-  chosen = {n: f for n, f in settings.of(kinds[name]).items() if f.help}
-  out.append(_settings_lines(group, chosen, values))
-  for other, section in kinds.items() if not values else ():
-    known = settings.of(section).items()
-    own = {n: f for n, f in known if f.help and n not in chosen}
-    if own:
-      out += [
-        f"  with {key}={other} also:",
-        _settings_lines(group, own, values),
-      ]
-  return out
-
-
-def _settings_lines(
-  group: str, fields: Mapping[str, settings.Field], values: Mapping
-) -> str:
-  """Returns a line for each setting of a group."""
-  out = []
-  for name, field in fields.items():
-    key = f"{group}.{name}".lstrip(".")
-    choices = ", ".join(map(str, field.choices or ()))
-    choices = f" ({choices})" if choices else ""
-    pair = f"{key}={settings.text(values.get(key, field.default))}"
-    out.append(f"  {pair:33} {field.help}{choices}")
-  return "\n".join(out)
 
 
 def load_config(
@@ -301,20 +256,19 @@ def load_config(
       f"{where}: get_config(arg) returns {type(made).__name__}, not a"
       " ConfigDict: return changes() with your settings"
     )
-  own = values = changes if python else parse_overrides(changes)
+  file, shrink = made.to_dict(), "shrink" in words
   try:
-    tree = made.to_dict()
-    for group in _GROUPS:
-      settings.require_group(tree.get(group, {}), group)
-    found = traverse_util.flatten_dict(tree, sep=".")
-    own = _set(found, values, "" if python else f"{OPTION}.")
-    if "shrink" in words:
-      _shrink(found, own)
-    return typed_config(traverse_util.unflatten_dict(found, sep="."))
+    if python:
+      return _overridden(file, changes, shrink)
+    return _overridden(file, parse_overrides(changes), shrink, f"{OPTION}.")
   except UserError as error:
-    if any(key in str(error) for key in own):
-      raise
-    raise UserError(f"{where}: {error}") from error  # the file's own
+    # The file is at fault if it fails in the same way without the changes.
+    try:
+      _overridden(file, {}, shrink)
+    except UserError as alone:
+      if str(alone) == str(error):
+        raise UserError(f"{where}: {error}") from error
+    raise
 
 
 def given_config(
@@ -331,15 +285,12 @@ def given_config(
   config = typed_config(config)
   if not changes:
     return config
-  groups = {
-    name: settings.changed_settings(getattr(config, name)) for name in _GROUPS
-  }
-  each = config.objectives.items()
-  groups["objectives"] = {name: settings.to_dict(of) for name, of in each}
   own = {"seed": config.seed, "curriculum": config.curriculum}
-  found = traverse_util.flatten_dict(own | groups, sep=".")
-  _set(found, changes)
-  return typed_config(traverse_util.unflatten_dict(found, sep="."))
+  for group in GROUPS:
+    own[group] = settings.changed_settings(getattr(config, group))
+  each = config.objectives.items()
+  own["objectives"] = {name: settings.to_dict(of) for name, of in each}
+  return _overridden(own, changes)
 
 
 def find_config(path: str, argument: str = OPTION) -> str:
@@ -402,46 +353,47 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
   return out
 
 
-def _set(found: Changes, values: Mapping[str, Any], prefix: str = "") -> set:
-  """Changes settings further, and returns the keys of those that it changed.
+def _overridden(
+  tree: Mapping[str, Any],
+  overrides: Mapping[str, settings.Setting | Section],
+  shrink: bool = False,
+  prefix: str = "",
+) -> Config:
+  """Makes a Config of changed settings in groups, and of overrides.
 
-  `optimizer=muon` means `optimizer.name=muon`; the same holds for the other
-  groups with several implementations. Without a `prefix` of keys in messages,
-  which a command has, keys may be short (see `given_config`).
+  An override replaces a setting, a group by a section, or the implementation of
+  a group by its name: `optimizer=muon` means `optimizer.name=muon`. A command
+  has a `prefix` of keys for messages. Without it, keys may be short (see
+  `given_config`).
   """
-  out, texts = set(), {}
-  for key, value in values.items():
+  for group in GROUPS:
+    settings.require_group(tree.get(group, {}), group)
+  found: Changes = traverse_util.flatten_dict(tree, sep=".")
+  own, texts = set(), {}  # the keys of overrides, and those of one value
+  for name, value in overrides.items():
     if isinstance(value, Section):
-      out.update(_replace(found, key, value))
+      own |= _replace_group(found, name, value)
     else:
-      text = value if isinstance(value, str) else settings.text(value)
-      texts[f"{key}.name" if key in _KINDS else key] = text
-  # First those that choose an implementation, whose settings others change.
-  for key in filter(_CHOICE.fullmatch, texts):
-    found[key], group = texts[key], key.rpartition(".")[0]
-    known = _known_settings(found)
-    # Of the settings that both have, those that the config changed stay.
-    for other in [*found]:
-      if other.startswith(f"{group}.") and other not in known:
-        del found[other]
+      key = f"{name}.name" if name in KINDS else name
+      texts[key] = settings.text(value)
+  for key in filter(_CHOICE.fullmatch, texts):  # the others depend on these
+    _choose(found, key, texts[key])
   known = _known_settings(found)
   for name, text in texts.items():
-    key = name if name in known else _key(name, known, prefix)
-    if key in out:
+    key = name if name in known else _meant_key(name, known, prefix)
+    if key in own:
       raise UserError(f"{key} is set twice: leave out one of its names")
-    out.add(key)
+    own.add(key)
     found[key] = text
     if text is not None:  # else a Config refuses it, unless it may be None
       found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
-  lengths = {"train.epochs", "train.steps"}
-  own = "curriculum" in out and _COUNTS.search(found["curriculum"])
-  if own or lengths & out:  # a new length replaces the config's
-    for key in lengths - out:
-      found.pop(key, None)
-  return out
+  _replace_length(found, own)
+  if shrink:
+    _shrink(found, own)
+  return typed_config(traverse_util.unflatten_dict(found, sep="."))
 
 
-def _replace(found: Changes, group: str, section: Section) -> Collection[str]:
+def _replace_group(found: Changes, group: str, section: Section) -> set[str]:
   """Replaces a group's changes by a section; returns the section's keys."""
   if section.group != group:
     raise _no_section(group, section)
@@ -449,16 +401,37 @@ def _replace(found: Changes, group: str, section: Section) -> Collection[str]:
     del found[key]
   own = {f"{group}.{name}": x for name, x in settings.to_dict(section).items()}
   found |= own
-  return own.keys()
+  return {*own}
+
+
+def _choose(found: Changes, key: str, name: str) -> None:
+  """Chooses the implementation of a group.
+
+  The group's other changes stay if the implementation has their settings, too.
+  """
+  found[key], group = name, key.rpartition(".")[0]
+  known = _known_settings(found)
+  for other in [*found]:
+    if other.startswith(f"{group}.") and other not in known:
+      del found[other]
+
+
+def _replace_length(found: Changes, own: Collection[str]) -> None:
+  """Removes the config's length of the run if the keys `own` set another."""
+  lengths = {"train.epochs", "train.steps"}
+  counted = "curriculum" in own and _COUNTS.search(found["curriculum"])
+  if counted or lengths & {*own}:
+    for key in lengths - {*own}:
+      found.pop(key, None)
 
 
 def _known_settings(found: Changes) -> dict[str, settings.Field]:
   """Returns all settings of the chosen implementations, by key."""
-  sections, out = {"": Config, **_GROUPS}, {}
-  for group, kinds in _KINDS.items():
+  sections, out = {"": Config, **GROUPS}, {}
+  for group, kinds in KINDS.items():
     key = f"{group}.name"
     out[key] = _NAME
-    sections[group] = kinds[found.get(key, _CHOSEN[group])]
+    sections[group] = kinds[found.get(key, CHOSEN[group])]
   added = [key.split(".")[1] for key in found if key.startswith("objectives.")]
   for name in dict.fromkeys([*OBJECTIVES, *added]):
     key = f"objectives.{name}.kind"
@@ -471,31 +444,22 @@ def _known_settings(found: Changes) -> dict[str, settings.Field]:
   return out
 
 
-def _key(name: str, known: Collection[str], prefix: str) -> str:
+def _meant_key(name: str, known: Collection[str], prefix: str) -> str:
   """Returns the key of the only setting with this last name.
 
   Raises a UserError if there is none or there are several, or with a `prefix`.
   """
   if inside := [one for one in known if one.startswith(f"{name}.")]:
     names = ", ".join(one.removeprefix(f"{name}.") for one in inside)
-    raise UserError(f"{prefix}{name}: not a group of settings ({names})")
+    raise UserError(
+      f"{prefix}{name} is a group: set one setting of it ({names})"
+    )
   found = settings.by_name(known).get(name, ())
   if len(found) == 1 and not prefix:
     return found[0]
-  hint = settings.meant(name, [*_KINDS, *known], _USUAL)
+  hint = settings.meant(name, [*KINDS, *known], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
-
-
-def meant_setting(word: str) -> str:
-  """Returns a hint at the setting that an argument such as --peak_lr names."""
-  known = dict.fromkeys([*settings.of(Config), *_KINDS])
-  for group, found in _GROUPS.items():
-    for section in found.values() if group in _KINDS else [found]:
-      known |= dict.fromkeys(f"{group}.{own}" for own in settings.of(section))
-  name, shown = word.lstrip("-").partition("=")[0], f"{OPTION}.{{}}".format
-  hint = settings.meant(name, known, _USUAL, shown, least=0.75)
-  return f"; {hint}" if hint else ""
 
 
 def leaves(config: Config) -> dict[str, Any]:
@@ -540,7 +504,7 @@ def _shrink(found: Changes, own: Collection[str]) -> None:
   in_steps = "curriculum" in own and text.endswith("steps")
   if not in_steps and "train.epochs" not in own:
     tree = traverse_util.unflatten_dict(found, sep=".")
-    known = _with_ratios(_objectives(tree), text)
+    known = _with_ratios(_objectives(tree, old=False), text)
     phases = curriculum.parse_curriculum(text, known, 1000, 1000).phases
     asked = found["train.steps"] if "train.steps" in own else 0
     steps = asked or max(12, len(phases))
@@ -562,14 +526,7 @@ def config_from_json(text: str) -> Config:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
-    # The run had loaded its plugins, but does not need an unused objective.
-    each = stored.get("objectives", {}).items()
-    stored["objectives"] = {
-      name: objective.make_objective(own, f"config.objectives.{name}", old=True)
-      for name, own in each
-      if own.get("kind", "") in objective.KINDS or name in stored["curriculum"]
-    } or OBJECTIVES
-    return _made(stored, old=True)
+    return typed_config(stored, old=True)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
 

@@ -46,6 +46,15 @@ def _mix(x):
     return x ^ (x >> np.uint32(15))
 
 
+def spread(number: int) -> float:
+  """Maps consecutive numbers to [0, 1), so that neighbours lie far apart.
+
+  These are multiples of the golden ratio, modulo 1. Any few that follow one
+  another are spread evenly. Prepared rows depend on its three digits.
+  """
+  return number * 0.618 % 1
+
+
 def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
   """Maps indices by a pseudorandom permutation of range(size).
 

@@ -31,4 +31,5 @@ def get_config(arg: str = ""):
   ]
   config = config_lib.config_module("continued").get_config(",".join(continued))
   config.schedule.update(decay_steps=masked / arg.steps, decay="1-sqrt")
+  config.eval.objectives = ("M",)  # CLM ends with its phase
   return config

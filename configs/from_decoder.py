@@ -72,6 +72,7 @@ def get_config(arg: str = ""):
   target = architecture.target(encoder, "bidirectional", shift)
   architecture.extra(encoder, target)
   config.schedule.update(warmup_steps=0.06, decay_steps=0.2)
+  config.eval.objectives = (arg.objective,)  # CLM ends with its phase
   return config
 
 

@@ -39,10 +39,12 @@ class _Pool(retrieval.Towers):
   temperature: float = 1.0
   pool: str = "mean"
   normalize: bool = False
+  size: int | None = None  # of vectors that are cut
 
   def __call__(self, params, hidden, lengths, dropout_key=None):
     """Returns vectors, float32 `[B, D]`."""
     found = pooled(hidden, lengths, self.pool).astype(jnp.float32)
+    found = found[:, : self.size]
     length = jnp.linalg.norm(found, axis=-1, keepdims=True)
     return found / length if self.normalize else found
 
@@ -61,6 +63,7 @@ def embed(
   ] = None,
   prompt: Annotated[str | None, argument(choices=PROMPTS)] = None,
   normalize: bool | None = None,
+  dim: Annotated[int | None, argument(least=1)] = None,
   attention: Annotated[str | None, argument(choices=ATTENTIONS)] = None,
   text_column: str | None = None,
   batch_tokens: Annotated[int, argument(least=1)] = BATCH_TOKENS,
@@ -77,6 +80,8 @@ def embed(
     prompt: Prefix of each text that an embedder was trained with, if it has
       one: query or document.
     normalize: Scale vectors to length 1; by default those of an embedder.
+    dim: Size to which vectors are cut before they are scaled, such as a size of
+      `matryoshka` in training; by default the whole.
     attention: Attention of the encoder; by default as fine-tuned, or else
       bidirectional.
     text_column: Column of a file's records; by default that of training, or
@@ -86,8 +91,8 @@ def embed(
     quiet: Print nothing.
 
   Returns:
-    float32 `[n, D]`: the mean over each text's tokens, with the special tokens
-    of training, or as a fine-tuned model pools them.
+    float32 `[n, D]` or `[n, dim]`: the mean over each text's tokens, with the
+    special tokens of training, or as a fine-tuned model pools them.
 
   Raises:
     UserError: An argument is wrong, the model has a vector for each token, or
@@ -95,7 +100,13 @@ def embed(
   """
   with progress.quietly(quiet):
     loaded = open_model(model, step)
+    width = loaded.model.config.width
+    if dim is not None and dim > width:
+      raise UserError(
+        f"dim={dim}: vectors of {loaded.path} have only {width} numbers"
+      )
     head, causal = _pooling_head(loaded, prompt, normalize, attention)
+    head = dataclasses.replace(head, size=dim)
     examples = _texts(loaded, texts, text_column)
     if examples:
       length = loaded.longest_row
@@ -103,7 +114,7 @@ def embed(
       how = length, size, head, causal
       vectors, _ = saved.compute(loaded, examples, *how)
     else:
-      vectors = np.zeros((0, loaded.model.config.width), np.float32)
+      vectors = np.zeros((0, dim or width), np.float32)
   if output is not None:
     _write(os.fspath(output), examples, vectors)
   return vectors

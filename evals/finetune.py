@@ -178,7 +178,7 @@ class TaskJob(NamedTuple):
   grid: Grid
   how: Hyperparameters
   folder: pathlib.Path  # of its results
-  request: dict  # everything that they depend on, `Request.to_json`
+  depends_on: dict  # everything that they depend on, `Request.to_json`
   # Summary of the same request, if it exists, and its model, if wanted.
   done: dict | None
 
@@ -326,9 +326,9 @@ def plan_tasks(
   for name in names:
     if task == "all" and name == sets.OWN and jobs:
       continue  # a folder of known sets
-    request = Request.of(preset, name, encoder, data, settings)
+    asked = Request.of(preset, name, encoder, data, settings)
     try:
-      request, made = _make_request(request, tuned, model.path)
+      request, made = _make_task(asked, tuned, model.path)
     except sets.Absent as error:
       if task != "all" or len(names) == 1:
         raise
@@ -381,22 +381,23 @@ def _job(
   return TaskJob(task, grid, how, folder, about, done)
 
 
-def _make_request(
-  request: Request, tuned: FineTuned | None, path: pathlib.Path
+def _make_task(
+  asked: Request, tuned: FineTuned | None, path: pathlib.Path
 ) -> tuple[Request, Task]:
   """Makes a task to train, or else to evaluate the model at a path as it is.
 
-  `tuned` is the task of this model. Also returns the request that was met.
+  `tuned` is the task of this model. Also returns the request of the task, which
+  is `asked` or its evaluation alone.
   """
-  if request.may_train:
-    task = request.task()
-    if task.trained:
-      _check_frozen(task, request.section(Hyperparameters))
-      return request, task
-  request = request.without_training(tuned)
-  task = request.task()
-  head = saved.untrained(task, tuned, path)
-  return request, dataclasses.replace(task, head=head, trained=False)
+  if asked.may_train:
+    trained = asked.task()
+    if trained.trained:
+      _check_frozen(trained, asked.section(Hyperparameters))
+      return asked, trained
+  request = asked.without_training(tuned)
+  evaluated = request.task()
+  head = saved.untrained(evaluated, tuned, path)
+  return request, dataclasses.replace(evaluated, head=head, trained=False)
 
 
 def _check_frozen(task: Task, how: Hyperparameters) -> None:
@@ -422,21 +423,22 @@ def perform(
     The summary of each task, by its folder.
   """
   begun, best, first = time.monotonic(), None, jobs[0]
-  task = task_lib.join_tasks([job.task for job in jobs])
-  if task.trained:
+  joined = task_lib.join_tasks([job.task for job in jobs])
+  if joined.trained:
     best = saved.Best(first.grid.runs) if save else None
-    data, outcomes = _train_grid(task, first, loaded, best)
+    data, outcomes = _train_grid(joined, first, loaded, best)
     examples = {name: rows.examples for name, rows in data.evaluations.items()}
     trained_on, longest = len(data.train.examples), data.train.tokens.shape[-1]
   else:
-    progress.say(f"{task.name} is evaluated without training")
-    outcome, examples = saved.as_is(loaded, task, first.how)
+    progress.say(f"{joined.name} is evaluated without training")
+    outcome, examples = saved.as_is(loaded, joined, first.how)
     outcomes, trained_on = [outcome], 0
   out, seconds = {}, round(time.monotonic() - begun, 1)
-  for task, _, how, folder, request, _ in jobs:
+  for job in jobs:
+    task, folder = job.task, job.folder
     own = {name: examples[name] for name in task.scored}
     found = [outcome.on(task.evaluations) for outcome in outcomes]
-    about = {"request": request, "train_examples": trained_on}
+    about = {"request": job.depends_on, "train_examples": trained_on}
     about |= summary.summarise(task, own, found) | {"seconds": seconds}
     # A model always belongs to the summary next to it.
     saved.remove_saved(folder)
@@ -447,7 +449,7 @@ def perform(
       rows = max(loaded.longest_row, longest)
       meta = dataclasses.replace(loaded.meta, row_tokens=rows)
       trained = dataclasses.replace(loaded, meta=meta)
-      saved.save_model(folder, trained, task, how.attention, best.params)
+      saved.save_model(folder, trained, task, job.how.attention, best.params)
       where = files.shown_path(folder / MODEL)
       progress.say(f"{task.name}: model saved to {where}")
     progress.say(f"{task.name}: written to {files.shown_path(folder)}")

@@ -15,7 +15,7 @@ from antlm_jax.data.source import Source
 from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, BatchLayout
-from antlm_jax.objectives.corruption import Segments, Vocabulary
+from antlm_jax.objectives.corruption import Segments, Vocabulary, WordTokens
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.training.step import (
   TrainState,
@@ -44,8 +44,8 @@ def vocabulary() -> Vocabulary:
   Of the others, every second token begins a word.
   """
   ids = np.arange(VOCAB)
-  starts = (ids >= SPECIAL) & (ids % 2 == 0)
-  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, starts, rank=ids / VOCAB)
+  words = WordTokens((ids >= SPECIAL) & (ids % 2 == 0))
+  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, lambda: words, ids / VOCAB)
 
 
 def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):
@@ -236,7 +236,7 @@ def by_row(batch: Batch, layout: BatchLayout, shifts) -> tuple:
   """
   length = batch.inputs.shape[-1]
   inputs = batch.inputs.reshape(-1, length)
-  rows = layout.rows.reshape(layout.microbatches, len(layout.local), -1)
+  rows = layout.slots.reshape(layout.microbatches, len(layout.local), -1)
   found = {}
   for index in zip(*np.nonzero(batch.weights), strict=True):
     row, at = divmod(int(batch.target_positions[index]), length)
@@ -244,7 +244,7 @@ def by_row(batch: Batch, layout: BatchLayout, shifts) -> tuple:
     key = int(rows[index[:2]][row]), at + shifts[kind]
     assert key not in found
     found[key] = (int(batch.targets[index]), float(batch.weights[index]), kind)
-  return dict(zip(layout.rows.tolist(), inputs.tolist(), strict=True)), found
+  return dict(zip(layout.slots.tolist(), inputs.tolist(), strict=True)), found
 
 
 def equal(a, b) -> bool:

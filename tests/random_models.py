@@ -14,7 +14,7 @@ from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.inference.model import Loaded
 from antlm_jax.training import checkpoint
-from antlm_jax.training.saving import Checkpoints
+from antlm_jax.training.saving import RunCheckpoints
 from antlm_jax.training.step import TrainState
 
 STEP = 7
@@ -78,7 +78,7 @@ def save(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)
   )
   meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = Checkpoints(folder, meta, sections.Saving())
+  saver = RunCheckpoints(folder, meta, sections.Saving())
   saver.save(STEP, state, {})
   saver.close()
   return folder

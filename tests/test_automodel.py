@@ -4,6 +4,8 @@ Each family's random model is imported, embeds, is trained for a step with a new
 output layer, and is exported again.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -52,7 +54,7 @@ def family(request, tmp_path_factory):
   whole = hub.drawn(kind, **shape, **ids, **FAMILIES[kind])
   model = transformers.AutoModel.from_config(whole.config).eval()
   model.load_state_dict(whole.base_model.state_dict())
-  model.save_pretrained(folder / "hf")
+  model.save_pretrained(folder / "hf", max_shard_size="50KB")
   (folder / "hf/tokenizer.json").write_text(tokenizer.to_json())
   import_command.import_model(
     folder / "hf", folder / "run", boundary="bos_eos", quiet=True
@@ -76,6 +78,17 @@ def test_hidden_states_and_vectors_are_theirs(family):
   found = embed(loaded, TEXTS, attention=attention, quiet=True)
   means = np.stack([state[0].mean(axis=0).numpy() for state in states])
   np.testing.assert_allclose(found, means, atol=1e-5 * np.abs(means).max())
+
+
+def test_a_pickle_is_read_as_shards_are(family, tmp_path):
+  """Catches an index or a pickle whose names are not those of one file."""
+  _, folder, model, loaded = family
+  assert (folder / "model.safetensors.index.json").is_file()
+  for name in ("config.json", "tokenizer.json"):
+    shutil.copy(folder / name, tmp_path)
+  torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+  again = import_.Imported(tmp_path)
+  assert helpers.equal(dict(again.params), dict(loaded.params))
 
 
 def test_scores_are_refused(family):
@@ -108,6 +121,7 @@ def test_it_trains_with_a_new_output_layer_and_goes_out(
     f"--workdir={tmp_path / 'run'}",
     f"--config.data.path={tmp_path / 'data'}",
     "--config.train.steps=1",
+    "--config.schedule.warmup_steps=0",
   )
   trained = load(tmp_path / "run")
   assert not trained.headless

@@ -122,7 +122,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("seed=one", "--config.seed=one: not int"),
     ("schedule.peak_lr=fast", "--config.schedule.peak_lr=fast: not float"),
     ("model.tied=maybe", "not bool"),
-    ("train=3", "--config.train: not a group of settings (batch_size, batch"),
+    ("train=3", "--config.train is a group: set one setting of it (batch_size"),
     ("seed", "give a value, --config.seed=VALUE"),
     ("zzzzzzzzz=1", "--help"),
     # Values out of range.
@@ -314,6 +314,26 @@ def get_config(arg):
   {}
   return config
 """
+
+
+def test_an_error_is_told_of_whom_it_is(tmp_path):
+  """Catches blaming a file for a user's value, or a user for the file's."""
+  bad = MAKE.format("config.train.update(steps=5, batch_size=0)")
+  (tmp_path / "bad.py").write_text(bad)
+  (tmp_path / "good.py").write_text(MAKE.format("config.train.steps = 5"))
+  of_file = "train.batch_size=0 is not at least 1"
+  for name, change, line in (
+    # The message has the key of a user's own good setting.
+    ("bad", "train.steps=7", f"--config={tmp_path}/bad.py: {of_file}"),
+    ("bad", "train.batch_size=-1", "train.batch_size=-1 is not at least 1"),
+    ("bad", "train.batch_size=1.5", "--config.train.batch_size=1.5: not int"),
+    # The message has no key of the user's.
+    ("good", "model=gpt", "model.name='gpt' is not one of"),
+    ("good", "model.heads=7", "model.width=768 is not a multiple of"),
+    ("good", "objectives.M.mask_ratio=2", "objective 'mlm': mask_ratio=2.0"),
+  ):
+    args = str(tmp_path / f"{name}.py"), [f"--config.{change}"]
+    assert told(config.load_config, *args).startswith(line)
 
 
 MISSPELT = "train.bacth_size is unknown; did you mean 'batch_size'?"

@@ -492,20 +492,20 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
 @hypothesis.example([1, 10**6, 1], 0.02)
 def test_the_held_out_share_is_near(sizes, share):
   sizes = np.array(sizes)
-  begins = hold_out.hold_out(sizes, share)
-  held = sizes - begins
+  train_sizes = hold_out.sizes_to_train(sizes, share)
+  held = sizes - train_sizes
   wanted = share * sizes.sum()
-  assert (held >= 0).all() and (begins >= 0).all()
+  assert (held >= 0).all() and (train_sizes >= 0).all()
   most = min(2 * wanted, sizes.sum() / 2 + wanted / 2)
   assert wanted / 2 - 1 <= held.sum() <= most + 1  # a byte cannot be cut
   # At most one document is cut, and only if no document is small enough.
-  cut = (begins > 0) & (held > 0)
+  cut = (train_sizes > 0) & (held > 0)
   assert cut.sum() == 0 or (cut.sum() == 1 and (sizes[cut] > wanted).all())
 
 
 def test_the_held_out_documents_are_spread():
   sizes = np.random.default_rng(0).geometric(0.001, 20_000)
-  held = hold_out.hold_out(sizes, 0.02) == 0
+  held = hold_out.sizes_to_train(sizes, 0.02) == 0
   assert set(np.diff(np.flatnonzero(held))) <= {49, 50, 51}
   assert sizes[held].mean() == pytest.approx(sizes.mean(), rel=0.1)
 

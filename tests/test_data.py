@@ -86,7 +86,7 @@ def test_tokenizer_round_trip(small_tokenizer, string):
 def test_tokenizer_ids_and_json(small_tokenizer):
   t = small_tokenizer
   assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
-  assert t.vocab_size == 280 == len(t.word_start) == len(t.special)
+  assert t.vocab_size == 280 == len(t.word_tokens.start) == len(t.special)
   kind = "wordpiece" if "<unk>" in t.to_json() else "bpe"
   special = len(tokenizer.KINDS[kind])
   assert t.special.tolist() == [True] * special + [False] * (280 - special)
@@ -107,7 +107,7 @@ def test_word_starts_count_words_and_special_tokens_are_text(small_tokenizer):
   string = "the xylophone sees\ncafé Ω ."
   ids = small_tokenizer.encode(string)
   assert ids.dtype == np.int32
-  assert small_tokenizer.word_start[ids].sum() == len(string.split())
+  assert small_tokenizer.word_tokens.start[ids].sum() == len(string.split())
   ids = small_tokenizer.encode("a </s><mask> b")
   assert not small_tokenizer.special[ids].any()
   assert small_tokenizer.decode(ids) == "a </s><mask> b"
@@ -129,7 +129,7 @@ def test_wordpiece_is_understood(tmp_path):
   backend.save(str(tmp_path / "t.json"))
   t = tokenizer.Tokenizer.load(tmp_path / "t.json")
   assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
-  assert t.word_start.tolist() == [True] * 5 + [False]
+  assert t.word_tokens.start.tolist() == [True] * 5 + [False]
 
 
 @st.composite

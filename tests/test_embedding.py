@@ -158,8 +158,8 @@ RECORDS = [
   ("four q", ["x " * 40 + "y"], "house"),
   ("five q", ["x " * 40 + "z"], "near"),
 ]
-# Relevant documents of each query, by hand; the fourth and fifth are equal
-# after they are cut, and one of the third's own is its query.
+# Relevant documents of each query, by hand. The documents of the fourth and
+# fifth are equal after they are cut. The third has its query as a negative.
 RELEVANT = {
   "one q": {"dogs rest", "cats"},
   "two q": {"cats", "near"},

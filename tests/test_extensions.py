@@ -15,7 +15,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax import __main__ as antlm
-from antlm_jax import config, models, optim, plugins, sections
+from antlm_jax import config, config_help, models, optim, plugins, sections
 from antlm_jax.attention import BACKENDS
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import PreparedData
@@ -234,7 +234,7 @@ def test_an_objective_with_its_own_corruption(trained):
   assert np.array_equal(found.predicted, ~starts)
   losses = runs.logged(trained / "toy/0", "eval/reversed/loss")
   assert list(losses) == [0, 8, 16] and losses[16] < losses[0]
-  help = config.described()
+  help = config_help.described()
   assert "  objectives.NAME.share=0.5" in help
   word = "--config.objectives.R.share=2"
   line = runs.told(config.load_config, "quickstart", [word])

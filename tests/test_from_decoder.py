@@ -141,6 +141,7 @@ def test_an_exported_encoder_gives_our_vectors(
     sentence_transformers=True,
     quiet=True,
   )
+  assert "SentenceTransformer" in out.classes
   model = sbert.SentenceTransformer(
     str(out), device="cpu", trust_remote_code=objective == "N"
   )

@@ -221,7 +221,7 @@ def test_a_section_replaces_that_of_the_config():
     ({"peak_lr": -1}, r"^schedule\.peak_lr=-1\.0 is not at least 0$"),
     ({"steps": 5, "train.steps": 6}, r"train\.steps is set twice"),
     ({"optimizer": ax.Train()}, r"optimizer=Train\(.* is no section of that"),
-    ({"train": 3}, r"^train: not a group of settings \(batch_size"),
+    ({"train": 3}, r"^train is a group: set one setting of it \(batch_size"),
   ],
 )
 def test_an_unclear_setting_is_refused(settings, told):

@@ -36,7 +36,7 @@ def sentence_piece(normalizer=None, pre_tokenizer=None):
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=300,
     show_progress=False,
-    initial_alphabet=[*"▁abcdefghijklmnopqrstuvwxyz.,()A0"],
+    initial_alphabet=[*"▁abcdefghijklmnopqrstuvwxyz.,()A0</>"],
     special_tokens=["<pad>", "<s>", "</s>", "<mask>"],
   )
   backend.train_from_iterator(toy_english.make_sentences(0, 300), trainer)
@@ -114,6 +114,25 @@ def made(request, llama):
   files = hf_tokenizers.files(tokenizer, *ids, 48)
   text = json.dumps(files["tokenizer.json"])
   return request.param, loaded, tokenizers.Tokenizer.from_str(text)
+
+
+def test_special_tokens_are_decoded_by_their_names(made):
+  """Catches names that only the export's own steps know, in what users read."""
+  _, loaded, theirs = made
+  own = loaded.tokenizer
+  for index in own.special.tolist():
+    assert theirs.id_to_token(index) == own.token(index)
+    assert theirs.decode([index], skip_special_tokens=False).strip(" ") in (
+      own.token(index),
+      own.decode([index], skip_special=False).strip(" "),
+    )
+  text = "the dogs rest"
+  ids = theirs.encode(text).ids
+  assert ids[0] == own.bos_id and ids[-1] == own.eos_id
+  assert theirs.decode(ids).strip(" ▁") == own.decode(ids).strip(" ▁")
+  bos = own.token(own.bos_id)
+  found = theirs.encode(f"a{bos} dog {bos}", add_special_tokens=False).ids
+  assert own.bos_id not in found
 
 
 def test_a_mask_stands_for_a_word_of_the_whole_text(made):

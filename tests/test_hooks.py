@@ -15,7 +15,8 @@ from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import read_minimal_pairs
 from antlm_jax.page.hook import Page
-from antlm_jax.training import checkpoint, hooks, loop, metrics, notes
+from antlm_jax.runtime import chips
+from antlm_jax.training import checkpoint, flops, hooks, loop, metrics, notes
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
@@ -273,6 +274,24 @@ def test_a_log_line_has_the_speed_of_its_own_steps(prepared, tmp_path):
   found = runs.logged(tmp_path / "run", "train/tokens_per_second")
   assert list(found) == [11, 12]
   assert found[12] < 2 * found[11], found
+
+
+def test_a_known_chip_gives_the_share_of_its_peak(train, tmp_path, monkeypatch):
+  """Catches operations that are not those of the run's own batches."""
+  peak, works = 1e12, []
+  monkeypatch.setattr(hooks.chips, "chip_of", lambda _: chips.Chip(peak))
+
+  class Count(hooks.Hook):
+    def after_step(self, trainer, taken):
+      of = flops.train_step(trainer.run.model, taken.batch)
+      works.append(of / taken.batch.inputs.size)
+
+  train(tmp_path / "run", Count())
+  found = runs.logged(tmp_path / "run", "train/mfu")
+  speed = runs.logged(tmp_path / "run", "train/tokens_per_second")
+  assert list(found) == list(speed) and 12 in found
+  for step, share in found.items():
+    assert share == pytest.approx(np.mean(works) * speed[step] / peak, rel=0.05)
 
 
 def test_a_resumed_run_counts_the_steps_of_this_start(prepared, tmp_path):

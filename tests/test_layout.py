@@ -85,6 +85,20 @@ def test_the_gpus_check_needs_few_packages():
   assert not loaded(*modules) & (others | HEAVY)
 
 
+def test_the_help_of_training_loads_only_what_it_shows():
+  """Catches an import of orbax or grain, each of which takes a second."""
+  code = """
+import sys
+from antlm_jax.commands import train
+try:
+  train.main(["--help"])
+except SystemExit:
+  print(*sys.modules)
+"""
+  names = {name.partition(".")[0] for name in output(code).split()}
+  assert "jax" in names and not names & {"orbax", "grain", "tensorstore"}
+
+
 def test_attention_loads_few_others():
   names = {
     n for n in loaded("antlm_jax.attention") if n.startswith("antlm_jax")

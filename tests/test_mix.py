@@ -83,14 +83,14 @@ def mixes(draw):
 def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
   whole = taken(order(text, 60, Stage(0.0, BatchLayout(24)), seed=seed))
   smaller = order(text, 180, Stage(0.0, BatchLayout(8, 2, 2)), seed=seed)
-  places = smaller.at(0).layout.rows
+  places = smaller.at(0).layout.slots
   found = [smaller.slots(s).rows[np.argsort(places), 0] for s in range(180)]
   assert np.array_equal(np.concatenate(found), whole)
   for local in ((0,), (1,)):  # the shards of two processes
     layout = BatchLayout(8, 2, 2, local)
     mine = order(text, 180, Stage(0.0, layout), seed=seed)
     for step in (0, 59, 60, 121, 179):
-      at = np.isin(places, layout.rows)
+      at = np.isin(places, layout.slots)
       own, all_slots = mine.slots(step), smaller.slots(step)
       assert np.array_equal(own.rows, all_slots.rows[at])
       assert np.array_equal(own.visits, all_slots.visits[at])
@@ -127,7 +127,10 @@ def test_sources_and_objectives_of_a_batch_are_independent(batch):
   of = order("a:b", steps, Stage(0.0, BatchLayout(batch)))
   counts = collections.Counter()
   for step in range(steps):
-    kinds, sources = both.rows(step, batch), of.slots(step).rows[:, 0] >= 70
+    kinds, sources = (
+      both.divide_batch(step, batch),
+      of.slots(step).rows[:, 0] >= 70,
+    )
     counts.update(zip(kinds.tolist(), sources.tolist(), strict=True))
   assert len(counts) == 4 and counts.total() == steps * batch
   for count in counts.values():  # the standard deviation is 14

@@ -206,7 +206,7 @@ def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):
   base, head = load(tmp_path / "run"), HEADS[encoder]
   params = head.init(jax.random.key(0), base.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
-  path = write_checkpoint(tmp_path / "tuned", 7, base.params, base, task)
+  path = write_checkpoint(tmp_path / "tuned", 7, base.params, base.meta, task)
   (folder,) = export.export_model(load(path), tmp_path / "hf")
   if not own:
     (folder / NATIVE).unlink()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import config, settings
+from antlm_jax import config_help, settings
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import BatchLayout, assemble_batch
 from antlm_jax.objectives.corruption import Draw, Segments
@@ -610,4 +610,4 @@ def test_help_describes_every_setting_of_an_objective():
   assert [*known] == [field.name for field in dataclasses.fields(Objective)]
   for name in [*known][1:]:  # the first is its name
     assert known[name].help
-    assert f"  objectives.NAME.{name}=" in config.described()
+    assert f"  objectives.NAME.{name}=" in config_help.described()

@@ -189,7 +189,7 @@ def test_a_process_makes_its_shards_of_the_whole(local):
   mine = laid_out(whole, BatchLayout(16, 2, 4, local))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
-    here = mine.order.at(0).layout.rows.tolist()
+    here = mine.order.at(0).layout.slots.tolist()
     in_each = [row for s in local for row in (2 * s, 2 * s + 1)]
     assert here == in_each + [8 + row for row in in_each]
     assert b[0] == {row: a[0][row] for row in here}
@@ -202,7 +202,7 @@ def test_targets_are_the_tokens_of_their_rows():
   for step in range(8):
     tokens = rows.tokens[of.order.slots(step).rows[:, 0]]
     names, phase = of.curriculum.objectives, of.curriculum.at(step)
-    letters = np.array(list(phase.shares))[phase.rows(step, 16)]
+    letters = np.array(list(phase.shares))[phase.divide_batch(step, 16)]
     found = unfolded(of, step)[1]
     assert found
     for (row, at), (target, weight, kind) in found.items():
@@ -332,7 +332,7 @@ def test_mask_shows_each_row_what_its_objective_says(packed):
     segment = rows.starts[:8].cumsum(1) if packed else np.zeros((8, 16))
     same = segment[:, :, None] == segment[:, None, :]
     phase = of.curriculum.at(0)
-    objective_ids = np.array(list(phase.shares))[phase.rows(0, 8)]
+    objective_ids = np.array(list(phase.shares))[phase.divide_batch(0, 8)]
     for row, kind in enumerate(objective_ids):
       lower = np.tri(16, dtype=bool) if kind == "C" else True
       assert np.array_equal(visible[row], same[row] & lower)
@@ -406,7 +406,7 @@ def test_the_size_of_words_is_their_second_moment_over_their_first():
   for row in rows:
     size = 0
     for token in [*row, helpers.EOS]:
-      if (special := of.special[token]) or of.word_start[token]:
+      if (special := of.special[token]) or of.word_tokens().start[token]:
         sizes.append(size)
         size = 0
       size += not special
@@ -429,7 +429,7 @@ def test_lost_targets_are_counted_and_said(tmp_path, monkeypatch, capfd):
   """Catches targets that leave the loss in silence."""
   # No token begins a word: each row is one long word.
   tokenizer = Tokenizer.train(["a b"] * 9, 300)
-  ids = np.flatnonzero(~tokenizer.word_start)[:9]
+  ids = np.flatnonzero(~tokenizer.word_tokens.start)[:9]
   rows = np.random.default_rng(0).choice(ids, (40, 512))
   data = in_memory.from_rows(rows, tokenizer=tokenizer)
 

@@ -229,7 +229,7 @@ def test_special_tokens_need_no_flag():
   assert not t.special[text].any() and t.decode(text) == "a <s> b</s>"
   assert t.decode([*ids, *text, *ids]) == "a <s> b</s>"
   rows = np.tile(np.array([*ids, *t.encode("the dogs rest .")]), (500, 1))
-  words = Vocabulary(t.mask_id, t.pad_id, t.eos_id, t.special, t.word_start)
+  words = vocabulary(t)
   draw = Draw(0, 0, np.arange(500)[:, None])
   found = OBJECTIVES["M"].corrupt(
     rows.astype(np.int32), Segments.whole(*rows.shape), draw, words
@@ -240,15 +240,8 @@ def test_special_tokens_need_no_flag():
 
 
 def vocabulary(t: Tokenizer) -> Vocabulary:
-  return Vocabulary(
-    t.mask_id,
-    t.pad_id,
-    t.eos_id,
-    t.special,
-    t.word_start,
-    word_end=t.word_end,
-    word_inside=t.word_inside,
-  )
+  words = t.word_tokens
+  return Vocabulary(t.mask_id, t.pad_id, t.eos_id, t.special, lambda: words)
 
 
 def begun(t: Tokenizer, text: str) -> list[str]:
@@ -295,7 +288,7 @@ def test_bytes_begin_words_if_all_their_characters_are_of_such_scripts():
   for char in "éяи한क가ﬁ😀我あ。京":
     ids, spans = t.encode_offsets("a" + char)
     index = next(i for i, (at, _) in zip(ids, spans, strict=True) if at == 1)
-    lone[char] = bool(t.word_start[index])
+    lone[char] = bool(t.word_tokens.start[index])
     assert t.decode([index]) == "\ufffd"
   assert [char for char, begins in lone.items() if begins] == [*"我あ。京"]
 

@@ -174,12 +174,12 @@ def tuned(loaded, folder, kind):
   head = HEADS[kind]
   own = head.init(jax.random.key(0), loaded.model.config.width)
   task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
-  return load(write_checkpoint(folder, 7, loaded.params, loaded, task))
+  return load(write_checkpoint(folder, 7, loaded.params, loaded.meta, task))
 
 
 def test_only_its_own_head_is_exported(loaded, tmp_path):
   """Catches a deeper head whose layers transformers would not have."""
-  with pytest.raises(UserError, match=r"UltraBERT has no head.*--head=linear"):
+  with pytest.raises(UserError, match=r"UltraBERT has no head.*head=linear"):
     export.export_model(
       tuned(loaded, tmp_path / "run", "classifier"), tmp_path / "hf"
     )

@@ -78,7 +78,7 @@ def test_milestones_stay_and_are_exported_as_revisions(
   runs.main(
     "antlm_jax.commands.train", *runs.train_args(run, prepared, *settings)
   )
-  steps = load(run).milestones
+  steps = load(run).meta.milestones
   assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
   assert set(checkpoint.checkpoint_steps(run)) == {*steps.values(), 12}
   monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)

@@ -456,7 +456,7 @@ CONTEXTS = {
 
 def surprisals(kept):
   """Yields the entries of the pipeline's surprisal.json."""
-  for name, step in load(kept).milestones.items():
+  for name, step in load(kept).meta.milestones.items():
     model = load(kept, step)
     for word in ("dog", "sits"):
       for i, row in enumerate(CONTEXTS[word]):

@@ -185,27 +185,27 @@ def choose_attention(
 
 
 def _check_arrays(q, k, v) -> None:
-  shapes = f"q {_array_text(q)}, k {_array_text(k)}, v {_array_text(v)}"
-  if not q.ndim == k.ndim == v.ndim == 4:
-    raise ValueError(
-      f"attention needs q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
-    )
-  if k.shape != v.shape:
-    raise ValueError(f"k and v differ in shape: {shapes}")
-  if 0 in (*q.shape, *k.shape):
-    raise ValueError(f"attention needs at least one query and key: {shapes}")
-  if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-    raise ValueError(f"q and k differ in rows or head width: {shapes}")
-  if q.shape[2] % k.shape[2]:
-    raise ValueError(
-      f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value"
-      f" heads: {shapes}"
-    )
   known = q.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
-  if not known or not q.dtype == k.dtype == v.dtype:
-    raise ValueError(
-      f"q, k and v must share a dtype, float32, bfloat16 or float16: {shapes}"
+  wrong = ""
+  if not q.ndim == k.ndim == v.ndim == 4:
+    wrong = "attention needs q [B, T, N, H], k and v [B, S, K, H]"
+  elif k.shape != v.shape:
+    wrong = "k and v differ in shape"
+  elif 0 in (*q.shape, *k.shape):
+    wrong = "attention needs at least one query and key"
+  elif (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+    wrong = "q and k differ in rows or head width"
+  elif q.shape[2] % k.shape[2]:
+    wrong = (
+      f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value"
+      " heads"
     )
+  elif not known or not q.dtype == k.dtype == v.dtype:
+    wrong = "q, k and v must share a dtype, float32, bfloat16 or float16"
+  if wrong:
+    each = zip("qkv", (q, k, v), strict=True)
+    shapes = ", ".join(f"{name} {_array_text(x)}" for name, x in each)
+    raise ValueError(f"{wrong}: {shapes}")
 
 
 def _check_array(name: str, x, dtype, shape, why: str) -> None:

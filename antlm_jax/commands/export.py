@@ -103,28 +103,33 @@ def export(
   export_lib.check_new(output)  # before minutes of reading
   loaded = open_model(model, step)
   about = card.About(license, tuple(language), base_model)
-  parts = {(str(output), step and f"step-{step}"): loaded}
-  if revisions:
-    parts = {(f"{output}/main", None): loaded}
-    kept = model_lib.revisions(loaded).items()
-    parts |= {(f"{output}/{name}", name): path for name, path in kept}
-  out = []
+  how = dtype, round(1e9 * shard_gb), sentence_transformers, about
+
+  def write(
+    one: Loaded, folder: files.Path, revision: str | None
+  ) -> list[Exported]:
+    chosen = ATTENTIONS if attention == "both" else (attention,)
+    if attention is None:
+      chosen = export_lib.trained_attentions(one)
+    written = export_lib.export_model(one, folder, chosen, *how)
+    out = []
+    for path, name in zip(written, chosen, strict=True):
+      target = export_lib.target_of(one, name)
+      classes = heads.export_classes(one, target, sentence_transformers)
+      out.append(Exported(path, name, classes))
+      progress.say(out[-1].about)
+    if repo:
+      hub.push(written, repo, revision)
+    return out
+
   with progress.quietly(quiet):
-    for (folder, revision), one in parts.items():
-      one = open_model(one)
-      chosen = ATTENTIONS if attention == "both" else (attention,)
-      if attention is None:
-        chosen = export_lib.trained_attentions(one)
-      size = round(1e9 * shard_gb)
-      how = dtype, size, sentence_transformers, about
-      written = export_lib.export_model(one, folder, chosen, *how)
-      for path, name in zip(written, chosen, strict=True):
-        target = export_lib.target_of(one, name)
-        out.append(Exported(path, name, heads.export_classes(one, target)))
-        progress.say(out[-1].about)
-      if repo:
-        hub.push(written, repo, revision)
-  return out
+    if not revisions:
+      return write(loaded, output, f"step-{step}" if step else None)
+    kept = model_lib.revisions(loaded)
+    out = write(loaded, f"{output}/main", None)
+    for name, path in kept.items():
+      out += write(model_lib.load(path), f"{output}/{name}", name)
+    return out
 
 
 def main(argv: Sequence[str]) -> None:

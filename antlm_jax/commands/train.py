@@ -189,11 +189,12 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   with signals.listening():
     # Here, since they take seconds, in which a signal is to be heeded as well.
-    from antlm_jax.page import summary
     from antlm_jax.runtime import processes
 
     with processes.together():
       config, workdir = read_run_arguments(argv)
+      from antlm_jax.page import summary  # slow to import: not for --help
+
       words = shlex.join([*plugins.plugin_arguments(), *argv])
       command = f"{summary.antlm_program()} train {words}"
       train(config, workdir, command=command)
@@ -224,6 +225,7 @@ def done(argv: Sequence[str]) -> bool:
 def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
   from antlm_jax import config as config_lib
+  from antlm_jax import config_help
 
   epilog = ""
   if {"-h", "--help"} & {*argv}:
@@ -234,7 +236,7 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     with contextlib.suppress(UserError):  # a config may need an argument
       config = name and config_lib.load_config(name)
       of = f"the values of {name}" if name else of
-    settings = config_lib.described(config)
+    settings = config_help.described(config)
     epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
   parser = cli.Parser(
     description=(
@@ -253,5 +255,5 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  args, overrides = parser.parse_with_overrides(argv, config_lib.meant_setting)
+  args, overrides = parser.parse_with_overrides(argv, config_help.meant_setting)
   return config_lib.load_config(args.config, overrides), args.workdir

@@ -64,8 +64,8 @@ def records(chunks: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the records of chunks uint8 `[n, size]`, and which are damaged.
 
   Returns:
-    uint8 `[n, width]`, and bool `[n]`: whether a chunk is not a single record
-    of this width without compression, or its data do not have its hash.
+    uint8 `[n, width]`, and bool `[n]`: whether a chunk is damaged. It is if its
+    data have another hash, or are no single record of this width.
   """
   prefix = _prefix(width)
   numbers = [len(prefix) + width, _ONE_RECORD << 8 | _RECORDS[0], width]
@@ -89,7 +89,7 @@ def highway_hash(data: np.ndarray) -> np.ndarray:
   """Hashes each row of uint8 `[n, size]` to uint64, by HighwayHash-64."""
   whole = data.shape[1] // 32 * 32
   packets = np.ascontiguousarray(data[:, :whole]).view("<u8")
-  state = _State(len(data))
+  state = _HighwayState(len(data))
   for packet in range(0, whole // 8, 4):
     state.update(packets[:, packet : packet + 4])
   if whole < data.shape[1]:
@@ -97,7 +97,7 @@ def highway_hash(data: np.ndarray) -> np.ndarray:
   return state.finish()
 
 
-class _State:
+class _HighwayState:
   """HighwayHash's four variables of each row, uint64 `[n, 4]`."""
 
   def __init__(self, rows: int):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from antlm_jax import hashing
 from antlm_jax.data.document_store import DocumentFile
 
 
@@ -27,14 +28,14 @@ def hold_out_documents(
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
   train_sizes = _train_sizes(sizes, dev_share, span, spans)
-  # The byte where the held-out part of each document begins.
-  begins = np.cumsum(sizes) - sizes + train_sizes
+  # The byte of the file after each document's part to train on.
+  train_ends = np.cumsum(sizes) - sizes + train_sizes
   cut = _partly(sizes, train_sizes)
   if cut is not None:
     spare = (sizes[cut] - train_sizes[cut]) // 4
-    begins[cut] = _word_before(texts, begins[cut], spare)
+    train_ends[cut] = _word_before(texts, train_ends[cut], spare)
   # A piece of text may be before that byte, after it, or on both sides.
-  middle = np.clip(begins[texts.documents], texts.begins, texts.ends)
+  middle = np.clip(train_ends[texts.documents], texts.begins, texts.ends)
   train = _part_of_texts(texts, texts.begins, middle)
   dev = _part_of_texts(texts, middle, texts.ends)
   return _taken(train, share, span, len(sizes)), dev, cut
@@ -49,10 +50,10 @@ def _train_sizes(
   """
   if not dev_share or not len(sizes):
     return sizes
-  begins = hold_out(sizes, dev_share)
+  train_sizes = sizes_to_train(sizes, dev_share)
   enough_spans = spans * dev_share >= 2
-  if _partly(sizes, begins) is None or not enough_spans:
-    return begins
+  if _partly(sizes, train_sizes) is None or not enough_spans:
+    return train_sizes
   every = round(1 / dev_share)
   is_held_out = span % every == every // 2
   return np.zeros_like(sizes) if is_held_out else sizes
@@ -70,9 +71,8 @@ def _taken(
   """Returns a share of the documents to train on, evenly spread."""
   # A document is taken where the sum of the shares reaches a whole number.
   # Another number in each span, so that no span takes one too many.
-  phase = span * 0.618 % 1
-  sums = np.ceil(share * np.arange(documents + 1) - phase)
-  taken = np.diff(sums) > 0
+  sums = share * np.arange(documents + 1) - hashing.spread(span)
+  taken = np.diff(np.ceil(sums)) > 0
   # Documents that are held out whole do not count.
   _, number = np.unique(train.documents, return_inverse=True)
   return _some(train, taken[number])
@@ -93,34 +93,34 @@ def _some(texts: DocumentFile, kept: np.ndarray) -> DocumentFile:
   )
 
 
-def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
-  """Returns where in each document the held-out part begins, int64 `[n]`.
+def sizes_to_train(sizes: np.ndarray, share: float) -> np.ndarray:
+  """Returns the bytes of each document to train on, int64 `[n]`.
 
-  That is 0 in documents that are held out, and the size in all others. The
+  That is 0 for documents that are held out, and the size for all others. The
   held-out documents are whole and evenly spread, with between half and twice
   the share of the bytes. If documents are too few or too large for that, it is
   the document of the nearest size, or the end of a long document.
   Sizes are in bytes, int64 `[n]`, which predict tokens best in any script.
   """
   wanted = share * sizes.sum()
-  begins = sizes.copy()
+  train_sizes = sizes.copy()
   # Several documents, if the small documents have enough text. None is larger
   # than all that is wanted, and at most half of their bytes are held out.
   small = np.flatnonzero(sizes <= wanted)
   if sizes[small].sum() >= 2 * wanted:
-    begins[small[_evenly_spread(sizes[small], wanted)]] = 0
-    return begins
+    train_sizes[small[_evenly_spread(sizes[small], wanted)]] = 0
+    return train_sizes
   # One document, if its size is near the number of bytes that is wanted.
   most = min(2 * wanted, sizes.sum() / 2)
   near = np.flatnonzero((sizes >= wanted / 2) & (sizes <= most))
   if len(near):
     nearest = near[np.abs(sizes[near] - wanted).argmin()]
-    begins[nearest] = 0
-    return begins
+    train_sizes[nearest] = 0
+    return train_sizes
   # The end of the last long document.
   last = np.flatnonzero(sizes > wanted)[-1]
-  begins[last] -= round(wanted)
-  return begins
+  train_sizes[last] -= round(wanted)
+  return train_sizes
 
 
 def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
@@ -129,8 +129,8 @@ def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   # indices, the index that gives the nearest sum.
   step = sizes.sum() / wanted
   ways = [
-    np.arange(step * phase, len(sizes) - 1e-3, step).astype(np.int64)
-    for phase in np.linspace(0, 1, 16, endpoint=False)
+    np.arange(step * first, len(sizes) - 1e-3, step).astype(np.int64)
+    for first in np.linspace(0, 1, 16, endpoint=False)
   ]
   off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
   if min(off) < 0.25:

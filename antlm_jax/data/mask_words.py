@@ -10,6 +10,10 @@ The tokenizer's own steps stay as they are. A first step writes a stand-in on
 both sides of each mask, so that all own steps see a word there. The stand-in is
 a letter of no living script. A last step removes the stand-ins and the space
 before them.
+
+The library searches normalized texts for the normalized names of tokens, and
+decodes a token to that name. So each name stays itself when it is normalized
+alone. In a text that is longer, another stand-in divides the name.
 """
 
 import json
@@ -24,6 +28,7 @@ from antlm_jax.errors import UserError
 _WORD = "\U00010767"  # a letter of Linear A, which nobody writes
 _MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
 _SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
+_INSIDE = "\U00010746"  # divides a name in a text
 _OWN = re.compile("[\U00010740-\U00010767]")
 
 
@@ -45,18 +50,17 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
   steps = [_replace_pattern(found, _WORD + _MASK + _WORD)]
   steps += sequence_parts(spec["normalizer"], "normalizers")
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
-  # The library searches normalized texts for the mask's normalized name, which
-  # must not be part of a stand-in.
-  bare = json.dumps(spec | {"added_tokens": []})
-  name = tokenizers.Tokenizer.from_str(bare).normalizer.normalize_str(mask)
-  steps.append(_replace_pattern(rf"\A{re.escape(name)}\z", _MASK))
-  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  ((in_bytes, _),) = byte_level.pre_tokenize_str(_WORD)
+  # A text's own name of the mask is another letter now.
+  bare = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+  alone = bare.normalizer.normalize_str(mask)
+  steps += _divide_name(json.loads(text), mask)
+  steps.append(_replace_whole(alone, mask))
+  steps.append(_replace_pattern(_MASK, mask))
   spec["pre_tokenizer"] = {
     "type": "Sequence",
     "pretokenizers": [
       *sequence_parts(spec["pre_tokenizer"], "pretokenizers"),
-      removed_split(f"[ ▁␣]?{_WORD}|Ġ?{in_bytes}"),
+      removed_split(f"[ ▁␣]?{_WORD}|Ġ?{_in_bytes(_WORD)}"),
     ],
   }
   # Not special, so that it is a mask where other special tokens are text.
@@ -78,27 +82,71 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
 def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
   """Makes a tokenizer.json read the names of special tokens as text.
 
-  The library has a flag for this, but it concerns the mask as well. Here each
-  name is searched for in normalized texts, in a form that no text has. Only a
-  text that is nothing but the name still has the form.
+  The library has a flag for this, but it concerns the mask as well. Here a name
+  is divided if there is more text. Only a text that is nothing but the name is
+  still the token.
   """
-  bare = json.dumps(spec | {"added_tokens": []})
-  normalizer = tokenizers.Tokenizer.from_str(bare).normalizer
+  bare = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
   steps = sequence_parts(spec["normalizer"], "normalizers")
   for token in spec["added_tokens"]:
     if token["special"] and token["id"] != mask_id:
       token["normalized"] = True
       name = token["content"]
-      name = normalizer.normalize_str(name) if normalizer else name
-      form = _SPECIAL.format(token["id"])
-      steps = [*steps, _replace_pattern(rf"\A{re.escape(name)}\z", form)]
+      alone = bare.normalizer.normalize_str(name) if bare.normalizer else name
+      divide = _divide_name(spec, name)
+      # Without a place to divide it, it gets a form that no text has.
+      form = name if divide else _SPECIAL.format(token["id"])
+      steps = [*steps, _replace_whole(alone, form), *divide]
+      if not divide and spec.get("decoder"):
+        decoders = sequence_parts(spec["decoder"], "decoders")
+        named = {"type": "Replace", "pattern": {"String": form}}
+        decoders = [named | {"content": name}, *decoders]
+        spec["decoder"] = {"type": "Sequence", "decoders": decoders}
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  split = removed_split(f"{_INSIDE}|{_in_bytes(_INSIDE)}")
+  parts = sequence_parts(spec["pre_tokenizer"], "pretokenizers")
+  spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*parts, split]}
+
+
+def _divide_name(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:
+  """Returns a normalizer that divides a name in a longer text.
+
+  The tokens of such a text are those without the stand-in. There are none if
+  the tokenizer has no place in the name where it would be divided anyway.
+  """
+  plain = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+  texts = [name * 2, f"a{name}b", f"a {name} b.", f"7{name}7", f" {name}\n"]
+  wanted = [plain.encode(text, add_special_tokens=False).ids for text in texts]
+  split = removed_split(f"{_INSIDE}|{_in_bytes(_INSIDE)}")
+  parts = sequence_parts(spec["pre_tokenizer"], "pretokenizers")
+  own = sequence_parts(spec["normalizer"], "normalizers")
+  for end in range(1, len(name)):
+    before, after = re.escape(name[:end]), re.escape(name[end:])
+    pattern = rf"(?!\A{before}{after}\z){before}(?={after})"
+    step = _replace_pattern(pattern, name[:end] + _INSIDE)
+    changed = spec | {
+      "added_tokens": [],
+      "normalizer": {"type": "Sequence", "normalizers": [*own, step]},
+      "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*parts, split]},
+    }
+    made = tokenizers.Tokenizer.from_str(json.dumps(changed))
+    found = [made.encode(text, add_special_tokens=False).ids for text in texts]
+    if found == wanted:
+      return [step]
+  return []
+
+
+def _in_bytes(letter: str) -> str:
+  """Returns a letter as byte-level tokenizers write it."""
+  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  ((text, _),) = byte_level.pre_tokenize_str(letter)
+  return text
 
 
 def removed(text: str) -> str:
   """Returns a tokenizer's JSON without the steps of this module."""
   spec = json.loads(text)
-  for kind in ("normalizer", "pre_tokenizer"):
+  for kind in ("normalizer", "pre_tokenizer", "decoder"):
     key = kind.replace("_", "") + "s"
     every = sequence_parts(spec.get(kind), key)
     kept = [part for part in every if not _OWN.search(str(part))]
@@ -127,6 +175,11 @@ def removed_split(pattern: str) -> dict[str, Any]:
     "behavior": "Removed",
     "invert": False,
   }
+
+
+def _replace_whole(text: str, content: str) -> dict[str, Any]:
+  """Returns a normalizer that replaces a text which is nothing else."""
+  return _replace_pattern(rf"\A{re.escape(text)}(?!{_INSIDE})\z", content)
 
 
 def _replace_pattern(pattern: str, content: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Order:
     epoch and the place in it. The epoch's permutation decides the rows.
     """
     part, stretch = self.at(step), self._stretch(step)
-    numbers = self._filled(stretch.start, step) + part.layout.rows
+    numbers = self._filled(stretch.start, step) + part.layout.slots
     source, filled = self._sources_of(stretch, numbers)
     # Each source continues the epoch in which the stretch before it stopped.
     filled = filled + stretch.taken[source] // part.joined

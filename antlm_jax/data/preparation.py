@@ -21,6 +21,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
+from antlm_jax import hashing
 from antlm_jax.data import document_store, hold_out, readers, rows, shards
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
@@ -118,7 +119,7 @@ class Preparation:
       if self.tokenizer is None:
         # Train text alone: the held-out text stays unseen. Spread over the
         # text, since the tokenizer may see only a part of it.
-        order = sorted(self.spans, key=lambda span: span.number * 0.618 % 1)
+        order = sorted(self.spans, key=lambda s: hashing.spread(s.number))
         shown = progress.track(order, "part", "tokenizer")
         self.tokenizer = Tokenizer.train(
           (text for span in shown for text in self._divided(span)[0].read()),

@@ -61,7 +61,7 @@ class Source:
   def __getitem__(self, step: int) -> Batch:
     part, taken = self.order.at(step), self.order.slots(step)
     layout = part.layout
-    slots = layout.rows
+    slots = layout.slots
     tokens, starts = self._read(step, slots, taken.rows)
     kept = self._kept(step, slots, tokens.shape)
     if self.short:
@@ -72,7 +72,8 @@ class Source:
     segments = Segments.of(starts) if segmented else whole
     # The phase numbers its own objectives, in the order of its shares.
     shares = self._shares(step)
-    numbers = self.curriculum.at(step).rows(step, layout.batch_size)[slots]
+    phase = self.curriculum.at(step)
+    numbers = phase.divide_batch(step, layout.batch_size)[slots]
     objective_ids = np.array(list(shares))[numbers]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     draw = Draw(self.seed, step, slots[:, None], texts)

@@ -20,6 +20,7 @@ from tokenizers import (
 
 from antlm_jax.data import mask_words, words
 from antlm_jax.errors import UserError
+from antlm_jax.objectives.corruption import WordTokens
 from antlm_jax.runtime import files
 
 Spans = list[tuple[int, int]]
@@ -221,24 +222,6 @@ class Tokenizer:
     """The highest id + 1. Ids may have gaps."""
     return 1 + max(self._vocab.values())
 
-  @property
-  def word_start(self) -> np.ndarray:
-    """Whether each token begins a word, or is special, bool `[V]`."""
-    return self._words[0]
-
-  @property
-  def word_end(self) -> np.ndarray:
-    """Whether a word ends with each token, or it is special, bool `[V]`.
-
-    The next token then begins a word, unless it is in `word_inside`.
-    """
-    return self._words[1]
-
-  @property
-  def word_inside(self) -> np.ndarray:
-    """Whether each token continues any character or word, bool `[V]`."""
-    return self._words[2]
-
   @functools.cached_property
   def unk_id(self) -> int | None:
     """Id of the token for unknown characters, or None."""
@@ -273,8 +256,8 @@ class Tokenizer:
     return special
 
   @functools.cached_property
-  def _words(self) -> np.ndarray:
-    """Returns `word_start`, `word_end` and `word_inside`, bool `[3, V]`."""
+  def word_tokens(self) -> WordTokens:
+    """The tokens that begin, end or continue a word."""
     model, special = self._backend.model, self.special
     # WordPiece's `##` marks pieces inside words, and `</w>` in BPE those that
     # end them. Others mark those that begin, and WordLevel's are whole words.
@@ -293,7 +276,7 @@ class Tokenizer:
         bool(suffix) and token.endswith(suffix)
       )
       out[:, index] = begins, ends, not begins and words.continues(parts)
-    return out
+    return WordTokens(*out)
 
   @functools.cached_property
   def _byte_level(self) -> bool:

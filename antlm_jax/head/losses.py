@@ -104,14 +104,16 @@ def choose_head(
   Raises:
     ValueError: if there is no such implementation, or it cannot compute this.
   """
-  needed = head_fused.obstacle(states, kernel)
   if implementation == "auto":
-    fused = device().platform == "tpu" and not chunk and not needed
-    return "pallas" if fused else "chunked"
+    fused = device().platform == "tpu" and not chunk
+    if fused and not head_fused.obstacle(states, kernel):
+      return "pallas"
+    return "chunked"
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"head={implementation!r} is not one of auto, {known}")
-  if implementation == "pallas" and needed:
+  needed = implementation == "pallas" and head_fused.obstacle(states, kernel)
+  if needed:
     raise ValueError(f"head={implementation!r} needs {needed}")
   return implementation
 
@@ -119,20 +121,15 @@ def choose_head(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score_targets(settings: Settings, states, kernel, bias, targets, weights):
   """Returns the summed loss, and arrays `[S, C]` without a gradient."""
-  arrays = states, kernel, bias, targets, weights
-  return _loss_sums(
-    settings, weights, *_run_implementation(settings, arrays, gradient=False)[0]
-  )
+  run = IMPLEMENTATIONS[settings.implementation].forward
+  found, _ = run(settings, states, kernel, bias, targets, weights, False)
+  return _loss_sums(settings, weights, *found)
 
 
 def _loss_forward(settings: Settings, *arrays):
-  found, saved = _run_implementation(settings, arrays, gradient=True)
-  return _loss_sums(settings, arrays[-1], *found), saved
-
-
-def _run_implementation(settings: Settings, arrays, gradient: bool):
   run = IMPLEMENTATIONS[settings.implementation].forward
-  return run(settings, *arrays, gradient)
+  found, saved = run(settings, *arrays, True)
+  return _loss_sums(settings, arrays[-1], *found), saved
 
 
 def _loss_sums(settings: Settings, weights, log_partition, at_target, correct):

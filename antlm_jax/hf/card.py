@@ -64,6 +64,14 @@ queries = model.encode_query(["dogs that sleep"])
 documents = model.encode_document(["The dogs sleep.", "It rains."])
 print(model.similarity(queries, documents))
 ```"""
+_MATRYOSHKA = """\
+The first {sizes} numbers of a vector are also trained as vectors (Matryoshka,
+arXiv 2205.13147). To get the first {size} numbers, scaled to length 1:
+
+```python
+model = {auto}({call}, truncate_dim={size})
+vectors = model.encode(["The dogs sleep."], normalize_embeddings=True)
+```"""
 _TEXTS = {  # example input for each kind of pipeline
   "text-generation": "The dogs",
   "fill-mask": "The dogs {mask} in the house.",
@@ -142,15 +150,21 @@ def card(
     origin = _FOREIGN
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
+  call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
   use = (_EMBEDDER if embedder else _PIPELINE).format(
     auto=auto,
-    call='"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"',
+    call=call,
     since=since,
     tag=tag,
     more=more,
     text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
   )
   notes = [use, target.note]
+  if sizes := loaded.task and loaded.task.settings.get("matryoshka"):
+    listed = " or ".join(map(str, sizes))
+    notes.append(
+      _MATRYOSHKA.format(auto=auto, call=call, sizes=listed, size=sizes[0])
+    )
   if attention == "bidirectional" and tag == "fill-mask":
     notes.append(_MNTP if loaded.mask_shift else _IN_PLACE)
   return _CARD.format(

@@ -153,12 +153,22 @@ def head_place(task: FineTuned) -> HeadPlace:
   return HEADS[kind]
 
 
-def export_classes(loaded: Loaded, target: Target) -> tuple[str, ...]:
-  """Returns names of the classes that open an export, the main class first."""
-  if not loaded.task:
-    return ("AutoModel",) if loaded.headless else tuple(target.classes)
-  found = head_place(loaded.task)
-  return tuple(filter(None, (found.embedder, found.auto)))
+def export_classes(
+  loaded: Loaded, target: Target, sentences: bool = False
+) -> tuple[str, ...]:
+  """Returns names of the classes that open an export, the main class first.
+
+  `sentences` says that it has the files of sentence-transformers.
+  """
+  embedder, autos = "", tuple(target.classes)
+  if loaded.task:
+    found = head_place(loaded.task)
+    embedder, autos = found.embedder, (found.auto,) * bool(found.auto)
+  elif loaded.headless:
+    autos = ("AutoModel",)
+  if embedder:
+    return embedder, *autos
+  return *autos, *("SentenceTransformer",) * sentences
 
 
 def classifier_options(encoder: str, attention: str) -> dict[str, str]:

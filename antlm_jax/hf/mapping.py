@@ -23,8 +23,9 @@ ARCHITECTURES = {
 _LACKING = {
   "lfm2": "most of its layers are short convolutions, not attention",
   "neobert": (
-    "its output layer has a bias, and its code rotates neighbouring channels,"
-    " but code of others with this model_type rotates halves"
+    "it has llama's blocks, but a bias in the output layer; its code rotates"
+    " neighbouring channels, but code of others with this model_type rotates"
+    " halves, and config.json does not tell which"
   ),
 }
 

@@ -28,7 +28,12 @@ _COMPUTES = {
   "classifier_bias": False,
   "tie_word_embeddings": True,
 }
-_ONLY = {**_COMPUTES, "quantization_config": None, "rope_scaling": None}
+_ONLY = {
+  # Tensors tell whether an output layer has this bias. Classifiers have it.
+  **{name: _COMPUTES[name] for name in _COMPUTES if name != "classifier_bias"},
+  "quantization_config": None,
+  "rope_scaling": None,
+}
 # Defaults of transformers.
 _DEFAULTS = {
   "vocab_size": 50_368,

@@ -15,6 +15,18 @@ from antlm_jax.models import encoder, layers, llama
 from antlm_jax.settings import setting
 
 
+class OffsetRMSNorm(layers.RMSNorm):
+  """RMSNorm that multiplies by 1 + scale before the cast back."""
+
+  def __init__(self, width: int, eps: float):
+    self.scale = layers.vector(jnp.zeros(width), "norm")
+    self.eps = eps
+
+  @jax.named_scope("norm")
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return (self.normed(x) * (1 + self.scale[...])).astype(x.dtype)
+
+
 @encoder.ENCODERS.register("gemma")
 @dataclasses.dataclass(frozen=True)
 class GemmaConfig(llama.LlamaConfig):
@@ -37,7 +49,7 @@ class GemmaConfig(llama.LlamaConfig):
   )
   qk_norm: bool = setting(True, "Normalize each query and key head")
 
-  norm = layers.OffsetRMSNorm
+  norm = OffsetRMSNorm
   activation = staticmethod(jax.nn.gelu)  # its tanh approximation
 
   @property

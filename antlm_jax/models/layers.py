@@ -124,18 +124,6 @@ class RMSNorm(nnx.Module):
     return y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
 
 
-class OffsetRMSNorm(RMSNorm):
-  """RMSNorm that multiplies by 1 + scale before the cast back, as in Gemma."""
-
-  def __init__(self, width: int, eps: float):
-    self.scale = vector(jnp.zeros(width), "norm")
-    self.eps = eps
-
-  @jax.named_scope("norm")
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return (self.normed(x) * (1 + self.scale[...])).astype(x.dtype)
-
-
 class LayerNorm(nnx.Module):
   """Layer norm over the last axis, in float32; not affine by default."""
 

@@ -46,11 +46,12 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-  """Layout of a batch's rows over microbatches and data shards.
+  """Layout of a batch's slots over microbatches and data shards.
 
-  Row r of the batch is row r % (batch_size / microbatches) of microbatch
-  r // (batch_size / microbatches). A data shard holds a contiguous part of
-  every microbatch. This process makes the shards `local`; None means all.
+  A slot is the place of a row in its batch. Slot s is row
+  s % (batch_size / microbatches) of microbatch s // (batch_size /
+  microbatches). A data shard holds a contiguous part of every microbatch. This
+  process fills the shards `local`; None means all.
   """
 
   batch_size: int
@@ -78,11 +79,11 @@ class BatchLayout:
     return self.batch_size // (self.microbatches * self.shards)
 
   @property
-  def rows(self) -> np.ndarray:
-    """The batch's rows that this process makes, int64 `[M * local rows]`."""
-    rows = np.arange(self.batch_size)
-    rows = rows.reshape(self.microbatches, self.shards, self.shard_rows)
-    return rows[:, list(self.local)].reshape(-1)
+  def slots(self) -> np.ndarray:
+    """The batch's slots that this process fills, int64 `[M * local rows]`."""
+    slots = np.arange(self.batch_size)
+    slots = slots.reshape(self.microbatches, self.shards, self.shard_rows)
+    return slots[:, list(self.local)].reshape(-1)
 
 
 def capacity(
@@ -143,7 +144,7 @@ def assemble_batch(
   """Lays corrupted rows out as a `Batch` of NumPy arrays.
 
   Args:
-    corrupted: Rows in `layout.rows` order.
+    corrupted: Rows in the order of `layout.slots`.
     row_objectives: Objective of each row, as an index in `objectives`, `[n]`.
     objectives: Objectives of the whole curriculum.
     layout: Place of each row.

@@ -7,6 +7,7 @@ makes any row by itself, and a setting changes only the draws of its purpose.
 import dataclasses
 import functools
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,16 @@ _PURPOSES = "choose fate replacement span prefix turn order tile ratio middle"
 _PURPOSES = _PURPOSES.split()
 
 
+class WordTokens(NamedTuple):
+  """Where the words of a text begin, by its tokens, bool `[V]` each."""
+
+  start: np.ndarray  # whether a word begins with each token, or it is special
+  # Whether a word ends with each token. The next token then begins a word,
+  # unless it continues any word before it. None: no token does.
+  end: np.ndarray | None = None
+  inside: np.ndarray | None = None  # whether it continues any word
+
+
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
   """Facts about a tokenizer that objectives need."""
@@ -28,15 +39,11 @@ class Vocabulary:
   pad_id: int | None  # id of `<pad>`
   eos_id: int | None  # id of the token that ends a document
   special: np.ndarray  # whether each token is special, bool `[V]`
-  word_start: np.ndarray  # whether each token begins a word, bool `[V]`
+  # Asked only to mask words, since it takes a second for a large vocabulary.
+  word_tokens: Callable[[], WordTokens]
   # Place of each token when sorted by frequency, the rarest last, over V:
   # float64 `[V]`. Only needed if an objective has a `frequency_power`.
   rank: np.ndarray | None = None
-  # Whether each token ends a word, and whether it continues any word before
-  # it, bool `[V]`. The token after a word's end begins a word, unless it
-  # continues. None: no token does.
-  word_end: np.ndarray | None = None
-  word_inside: np.ndarray | None = None
   # Mean number of tokens in the word of a token, in the rows of the run.
   word_size: float = 1.0
 
@@ -47,13 +54,13 @@ class Vocabulary:
 
   def words(self, tokens: np.ndarray) -> np.ndarray:
     """Returns where the word of each token begins, int `[n, T]`."""
-    special = self.special[tokens]
-    begins = self.word_start[tokens] | special
+    special, word = self.special[tokens], self.word_tokens()
+    begins = word.start[tokens] | special
     # A special token ends the word before it.
-    ends = special if self.word_end is None else special | self.word_end[tokens]
+    ends = special if word.end is None else special | word.end[tokens]
     after = ends[:, :-1]
-    if self.word_inside is not None:
-      after = after & ~self.word_inside[tokens[:, 1:]]
+    if word.inside is not None:
+      after = after & ~word.inside[tokens[:, 1:]]
     begins[:, 1:] |= after
     return latest_begins(begins)
 

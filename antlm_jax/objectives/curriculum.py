@@ -44,7 +44,7 @@ class Phase:
 
   start: int
   stop: int
-  shares: Mapping[str, float]  # part of a batch's rows by name; adds to 1
+  shares: Mapping[str, float]  # part of a batch's slots by name; adds to 1
 
   def __str__(self) -> str:
     """Returns the phase as a curriculum writes it, such as `C:M=1:3`."""
@@ -55,12 +55,15 @@ class Phase:
     mixed = f"={ratio}" if len(set(exact)) > 1 else ""
     return ":".join(self.shares) + mixed
 
-  def rows(self, step: int, batch_size: int) -> np.ndarray:
-    """Returns each row's index in `list(self.shares)`, int64 `[batch_size]`.
+  def divide_batch(self, step: int, batch_size: int) -> np.ndarray:
+    """Divides the slots of a batch among the names of the shares.
 
-    Over the steps of a phase, the counts of up to four objectives stay within
-    one row of their shares. Inside a batch, the rows of an objective are spread
-    evenly.
+    Over the steps of a phase, the counts of up to four names stay within one
+    slot of their shares. Inside a batch, the slots of a name are spread evenly.
+
+    Returns:
+      The index of each slot's name in `list(self.shares)`, int64
+      `[batch_size]`.
     """
     done = (step - self.start) * batch_size
     ends = self.counts(np.array([done, done + batch_size]))
@@ -72,24 +75,24 @@ class Phase:
     out[order] = np.repeat(np.arange(len(counts)), counts)
     return out
 
-  def counts(self, rows: np.ndarray) -> np.ndarray:
-    """Divides a phase's first `rows` rows, int64 `[names, *rows.shape]`."""
-    return np.stack(_divide_rows(rows, list(self.shares.values())))
+  def counts(self, slots: np.ndarray) -> np.ndarray:
+    """Divides a phase's first `slots` slots, int64 `[names, *slots.shape]`."""
+    return np.stack(_divide_slots(slots, list(self.shares.values())))
 
 
-def _divide_rows(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
-  """Divides numbers of rows by shares, as `Phase.counts` does."""
+def _divide_slots(slots: np.ndarray, shares: list[float]) -> list[np.ndarray]:
+  """Divides numbers of slots by shares, as `Phase.counts` does."""
   if len(shares) == 1:
-    return [rows]
-  # The first half of the names takes its part of all rows, rounded, and the
-  # other half takes the rest. Neither shrinks as rows grow, so no count does
+    return [slots]
+  # The first half of the names takes its part of all slots, rounded, and the
+  # other half takes the rest. Neither shrinks as slots grow, so no count does
   # (as differences of rounded sums may), and errors do not add up.
   half = len(shares) // 2
   part = sum(shares[:half]) / sum(shares)
-  # 1e-9: 0.1 * 25 must not be 2.4999999999999996 rows.
-  first = np.floor(rows * part + 0.5 + 1e-9).astype(np.int64)
-  return _divide_rows(first, shares[:half]) + _divide_rows(
-    rows - first, shares[half:]
+  # 1e-9: 0.1 * 25 must not be 2.4999999999999996 slots.
+  first = np.floor(slots * part + 0.5 + 1e-9).astype(np.int64)
+  return _divide_slots(first, shares[:half]) + _divide_slots(
+    slots - first, shares[half:]
   )
 
 

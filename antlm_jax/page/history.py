@@ -16,7 +16,7 @@ from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.page import plots
 from antlm_jax.runtime import files
-from antlm_jax.training import metrics, saving
+from antlm_jax.training import metrics
 
 _SHOWN = 5  # first and last values that a long table shows
 
@@ -71,6 +71,8 @@ def plot(folder: str | os.PathLike[str]):
 
   Notebooks show it. Raises a UserError if the folder has no measurements.
   """
+  from antlm_jax.training import saving  # slow to import: not for --help
+
   rows, folder = _metrics_by_step(folder), files.absolute_path(folder)
   text = files.read_text(folder / saving.CONFIG, "the run's config")
   config, found = config_lib.config_from_json(text), {}

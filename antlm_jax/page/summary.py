@@ -130,7 +130,7 @@ def advice(
   for name, mode in found.items():
     worse = []
     if mode["loss"] > unigram:
-      worse.append(f"always predicting token frequencies ({unigram:.3f})")
+      worse.append(f"the held-out text's own token frequencies ({unigram:.3f})")
     if mode["loss"] > mode["best"] + _WORSE:
       step = mode["best_step"]
       worse.append(f"its best ({mode['best']:.3f} after step {step})")

@@ -21,6 +21,7 @@ from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.head import kernel as head_kernel
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
+from antlm_jax.objectives.corruption import WordTokens
 from antlm_jax.planning import bundles, forecast, gpus, hlo, topology
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
@@ -43,8 +44,7 @@ class StandIn:
 
   mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
-  word_start = word_end = property(lambda self: ~self.special)
-  word_inside = None
+  word_tokens = property(lambda self: WordTokens(*[~self.special] * 2))
   segmented = property(lambda self: self.pieces > 1)
 
   def __len__(self) -> int:

@@ -31,7 +31,8 @@ def sample(rows: Rows) -> np.ndarray:
 def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:
   """Returns the unigram entropy of all sets' tokens, in nats.
 
-  This is the loss of a model that always predicts the tokens' frequencies.
+  This is the loss of a model that always predicts the frequencies of these very
+  tokens. Of little text, no model can know them so well in advance.
   Tokens that are `special` (bool `[V]`) do not count: they are never predicted.
   """
   total = sum(token_counts(rows, len(special)) for rows in sets)

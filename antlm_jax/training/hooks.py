@@ -92,8 +92,9 @@ def hooks_of_run(
   # Save is after all hooks that record, so that a resumed run has their values.
   named = [HOOKS[name]() for name in config.log.hooks]
   watch = [Watch()] if config.eval.watch else []
-  trace = Trace(config.log.trace, folder / "trace")
-  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), trace]
+  steps = config.log.trace
+  trace = [Trace(steps, folder / "trace")] if steps else []
+  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), *trace]
 
 
 def is_time(trainer, every: float) -> bool:
@@ -196,8 +197,16 @@ class HeldOut(Evaluator):
     return halves
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    shown = notes.of_evaluation(values)
-    return f"held out after step {trainer.step}: {shown}"
+    parts = []
+    for key in values:
+      if key.endswith("/loss"):
+        name = metrics.objective_of_loss(key)
+        parts.append(f"{name} {values[key]:.3f}")
+        if "/" not in name:
+          more = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
+          more += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
+          parts[-1] += f" ({more})"
+    return f"held out after step {trainer.step}: {' · '.join(parts)}"
 
 
 def _total_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -284,6 +293,7 @@ class LogHook(Hook):
   def start(self, trainer) -> None:
     self._tipped = trainer.resumed
     self._paused = None  # seconds of hooks before the first step
+    self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
     self._timed, self._last = np.zeros(3), np.zeros(3)
 
@@ -300,8 +310,9 @@ class LogHook(Hook):
       full = order.at(step - 1).layout.batch_size
       tokens = mesh_lib.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
-      # The other processes' rows are taken to be like this process's.
-      work = flops.train_step(run.model, taken.batch) / inputs.size
+      work = 0.0
+      if self._chip:  # the other processes' rows are taken to be like these
+        work = flops.train_step(run.model, taken.batch) / inputs.size
       self._timed += tokens, work * tokens, taken.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
       lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
@@ -344,8 +355,8 @@ class LogHook(Hook):
     shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
-    if chip := chips.chip_of(jax.devices()[0]):
-      mfu = work / seconds / (chip.flops * devices)
+    if self._chip:
+      mfu = work / seconds / (self._chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
     if step < trainer.total:
@@ -366,7 +377,7 @@ class LogHook(Hook):
 
 
 class Trace(Hook):
-  """Profiles steps `FIRST:LAST` of the first process; none if `steps` is "".
+  """Profiles steps `FIRST:LAST` of the first process.
 
   Raises a UserError if `steps` cannot be read.
   """
@@ -374,11 +385,11 @@ class Trace(Hook):
   def __init__(self, steps: str, folder: pathlib.Path):
     self._folder, self._running = folder, False
     found = re.fullmatch(r"(\d+):(\d+)", steps)
-    if steps and not (found and int(found[1]) < int(found[2])):
+    if not (found and int(found[1]) < int(found[2])):
       raise UserError(
         f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
       )
-    self._first, self._last = map(int, found.groups()) if found else (-1, -1)
+    self._first, self._last = map(int, found.groups())
 
   def start(self, trainer) -> None:
     if self.due(trainer):

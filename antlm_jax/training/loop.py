@@ -122,17 +122,18 @@ class Trainer:
     self.total = run.curriculum.steps
     self._pending: Taken | None = None  # the last step; its loss is not known
     settings = run.config.checkpoint
-    self.checkpoints = saving.Checkpoints(self.workdir, run.meta, settings)
+    self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
     reset = run.step.reset_optimizer
     self._reset = jax.jit(reset, out_shardings=shardings, donate_argnums=0)
     self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
-      begun = saving.begin_run(run, self.checkpoints, programs.init, shardings)
-      self.state, self.resumed = begun.state, begun.resumed
+      self.state, sums, about_start = saving.begin_run(
+        run, self.checkpoints, programs.init, shardings
+      )
+      self.resumed = sums is not None
       self.step = self.begun = int(self.state.step)
-    window = begun.window.items()
-    self.sums = {name: np.asarray(x, np.float32) for name, x in window}
+    self.sums = {n: np.asarray(x, np.float32) for n, x in (sums or {}).items()}
     # All checks have passed: from here on the workdir is this run's.
     if processes.is_first():
       config = config_lib.to_json(run.config)
@@ -141,7 +142,7 @@ class Trainer:
     kept, name = self.step if self.resumed else -1, self.workdir.name
     self._records = metrics.Records(self.folder, kept, run.config, name)
     self.progress = progress.Progress(self.step, self.total)
-    for line in (*notes.notes_of_run(run), *begun.notes):
+    for line in (*notes.notes_of_run(run), *about_start):
       progress.say(line)
 
   def __enter__(self):

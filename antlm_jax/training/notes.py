@@ -1,7 +1,7 @@
-"""Lines about a run for the screen: its model and data, tips, results."""
+"""Lines about a run for the screen: its model and data, and tips."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 
@@ -9,7 +9,6 @@ from antlm_jax import mesh as mesh_lib
 from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
-from antlm_jax.training import metrics
 from antlm_jax.training.run import Run
 
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
@@ -82,17 +81,3 @@ def of_time(run: Run, step: int, left: float) -> Iterator[str]:
       f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
       " which take an hour?"
     )
-
-
-def of_evaluation(values: Mapping[str, float]) -> str:
-  """Returns a line with the results of an evaluation of all objectives."""
-  parts = []
-  for key in values:
-    if key.endswith("/loss"):
-      name = metrics.objective_of_loss(key)
-      parts.append(f"{name} {values[key]:.3f}")
-      if "/" not in name:
-        perplexity = values[f"eval/{name}/perplexity"]
-        accuracy = values[f"eval/{name}/accuracy"]
-        parts[-1] += f" (perplexity {perplexity:.4g}, accuracy {accuracy:.1%})"
-  return " · ".join(parts)

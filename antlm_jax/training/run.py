@@ -170,14 +170,15 @@ def build_run(
   # One batch of each kind tells now, rather than at step 10,000, that an
   # implementation of attention cannot compute it.
   attention = {p.name: run.attention_of(p.batch) for p in run.programs()}
-  words = config.checkpoint.words
-  found = milestones.find_milestones(words, run.words, run.curriculum.steps)
-  if words and not found:
-    seen = quantity(run.words(run.curriculum.steps))
-    progress.say(
-      f"warning: checkpoint.words={','.join(words)} keeps no step: the run sees"
-      f" {seen} words"
-    )
+  found = {}
+  if words := config.checkpoint.words:
+    found = milestones.find_milestones(words, run.words, run.curriculum.steps)
+    if not found:
+      seen = quantity(run.words(run.curriculum.steps))
+      progress.say(
+        f"warning: checkpoint.words={','.join(words)} keeps no step: the run"
+        f" sees {seen} words"
+      )
   return dataclasses.replace(run, attention=attention, milestones=found)
 
 
@@ -339,10 +340,8 @@ def _training_source(
     tokenizer.pad_id,
     tokenizer.eos_id,
     tokenizer.special,
-    tokenizer.word_start,
+    lambda: tokenizer.word_tokens,
     rank,
-    tokenizer.word_end,
-    tokenizer.word_inside,
   )
   if any(objective.unit == "word" for objective in objectives.values()):
     size = vocabulary.mean_word_size(frequencies.sample(sources.rows))

@@ -69,27 +69,23 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
             workdir.rmdir()
 
 
-@dataclasses.dataclass(frozen=True)
-class Begun:
-  """The state that a run begins with."""
-
-  state: TrainState
-  resumed: bool  # from a checkpoint of the run itself
-  notes: list[str]  # for the user, a line each
-  # The sums since the last log line, by metric.
-  window: Mapping = dataclasses.field(default_factory=dict)
-
-
 def begin_run(
   run: Run,
-  checkpoints: "Checkpoints",
+  checkpoints: "RunCheckpoints",
   init: Callable[[], TrainState],
   shardings: TrainState,
-) -> Begun:
+) -> tuple[TrainState, Mapping | None, list[str]]:
   """Begins at the run's newest checkpoint, at another run's, or from scratch.
 
-  `init` makes the first state, which has these shardings. Raises a UserError if
-  the workdir is another run's, or if the checkpoint does not fit the run.
+  `init` makes the first state, which has these shardings.
+
+  Returns:
+    The first state; the log's sums since its last line, or None unless the run
+    resumes; and notes for the user, a line each.
+
+  Raises:
+    UserError: The workdir is another run's, or the checkpoint does not fit the
+      run.
   """
 
   def check(meta: Meta) -> None:
@@ -113,16 +109,23 @@ def begin_run(
     shardings,
   )
   if (own := checkpoints.read_newest(like, check)) is not None:
-    if int(own.state.step) == (steps := run.curriculum.steps):
-      own.notes[-1] = f"already finished: step {steps} of {steps}"
+    state, _, notes = own
+    if int(state.step) == (steps := run.curriculum.steps):
+      notes[-1] = f"already finished: step {steps} of {steps}"
     return own
   if run.config.init.checkpoint:
-    return _branch(run, init)
-  return Begun(init(), False, [])
+    state, notes = _branch(run, init)
+    return state, None, notes
+  return init(), None, []
 
 
-def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
-  """Starts from another run's checkpoint, or from an imported model."""
+def _branch(
+  run: Run, init: Callable[[], TrainState]
+) -> tuple[TrainState, list[str]]:
+  """Starts from another run's checkpoint, or from an imported model.
+
+  Returns the state, and notes for the user.
+  """
   settings, start = run.config.init, run.start
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
@@ -151,7 +154,7 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
     notes.append("it has no output layer: the run begins with a new one")
   if changed := _model_changes(start, run):
     notes.append(f"the model's settings change: {'; '.join(changed)}")
-  return Begun(loaded, False, notes)
+  return loaded, notes
 
 
 def _model_changes(start: Checkpoint, run: Run) -> list[str]:
@@ -233,14 +236,14 @@ class _Chosen(policies.PreservationPolicy):
     return [self.keeps(found.step) for found in checkpoints]
 
 
-class Checkpoints:
+class RunCheckpoints:
   """The checkpoints of a run, saved in the background.
 
   All have the metadata `meta`. The config's section `settings`, the milestones
   and `best`, the best step by `eval.watch`, choose those that are kept.
   """
 
-  _last: "Checkpoints | None" = None  # those that this process saved to last
+  _last: "RunCheckpoints | None" = None  # those that this process saved to last
 
   def __init__(self, workdir, meta: Meta, settings: sections.Saving):
     self.workdir = files.absolute_path(workdir)
@@ -273,8 +276,8 @@ class Checkpoints:
     """
     # One at a time: memory holds a copy of each. Runs that train together
     # wait for each other.
-    (Checkpoints._last or self).wait()
-    Checkpoints._last = self
+    (RunCheckpoints._last or self).wait()
+    RunCheckpoints._last = self
     with self._reported(step):
       items = checkpoint.to_items(state)
       fields = {**self._meta, **context, "window": window}
@@ -297,13 +300,18 @@ class Checkpoints:
 
   def read_newest(
     self, like: TrainState, check: Callable[[Meta], None]
-  ) -> Begun | None:
+  ) -> tuple[TrainState, Mapping, list[str]] | None:
     """Reads the newest step that all processes can read, if there is any step.
 
     `like` has the shapes and shardings of the state. `check` raises a UserError
     for the metadata of another run. Unreadable steps are renamed, so that they
-    can be saved again. Raises Unreadable if there are steps, and none can be
-    read.
+    can be saved again.
+
+    Returns:
+      The state, the log's sums since its last line, and notes for the user.
+
+    Raises:
+      Unreadable: There are steps, and none can be read.
     """
     bad = {  # why steps cannot be read
       step: f"{self._folder / str(step)} is not whole: it has no meta"
@@ -316,7 +324,7 @@ class Checkpoints:
         bad[step] = str(error)
         continue
       notes = [*self._set_aside(bad), f"resuming from step {step}"]
-      return Begun(state, True, notes, window)
+      return state, window, notes
     if not bad:
       return None
     raise Unreadable(
@@ -360,8 +368,9 @@ class Checkpoints:
       notes.append(f"warning: {why}: skipped, and kept as {aside.name}")
       if processes.is_first():
         (self._folder / str(step)).rename(aside)
-    if bad:
-      processes.agreed(0)  # waits for the first process
+    # All wait for the first process, also one that saw no torn step: on a
+    # network's disk, not all see a folder at the same time.
+    processes.agreed(0)
     return notes
 
   def wait(self) -> None:
@@ -374,8 +383,8 @@ class Checkpoints:
   def close(self) -> None:
     """Waits, and ends the background threads."""
     # A failed save is this run's error, not that of the process's next run.
-    if Checkpoints._last is self:
-      Checkpoints._last = None
+    if RunCheckpoints._last is self:
+      RunCheckpoints._last = None
     self.wait()
     if self._manager is not None:
       self._manager.close()

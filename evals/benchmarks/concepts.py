@@ -24,14 +24,15 @@ from antlm_jax.data import toy_english
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 CONFIG = "quickstart:shrink"
+_HERE = pathlib.Path(__file__).name  # the walk's own functions do not count
 # The most that a test allows, and the goal of the design. A change that makes a
 # number smaller makes its limit smaller, too.
 LIMITS = {
-  "train: functions": (492, 390),
-  "train: files": (60, 46),
-  "train: classes": (105, 90),
+  "train: functions": (462, 390),
+  "train: files": (54, 46),
+  "train: classes": (100, 90),
   "override: functions": (36, 20),
-  "override: files": (9, 4),
+  "override: files": (8, 4),
   "override: configs made": (1, 1),
   "arguments declared again": (3, 0),
   "class names with several meanings": (0, 8),
@@ -72,7 +73,7 @@ class Walk:
     # Comprehensions and modules have names such as <listcomp>.
     if code.co_filename.endswith(".py") and code.co_qualname[-1] != ">":
       path = pathlib.Path(os.path.realpath(code.co_filename))
-      if path.is_relative_to(ROOT) and ".venv" not in path.parts:
+      if path.is_relative_to(ROOT) and not {".venv", _HERE} & {*path.parts}:
         name = path.relative_to(ROOT).as_posix()
         self.functions.add((name, code.co_qualname))
 

@@ -34,7 +34,7 @@ LEVELS = (
   "attention data",
   "models",
   "head optim",
-  "config+sections",
+  "config+config_help+sections",
   "training",
   "page",
   "inference planning",

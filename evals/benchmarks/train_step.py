@@ -84,7 +84,7 @@ def make_example(
   """Makes one of `BATCHES`, by its name, of random tokens."""
   names, packed = BATCHES[batch]
   chosen = [OBJECTIVES[name] for name in names]
-  rows, draw = layout.rows, np.random.default_rng(0)
+  rows, draw = layout.slots, np.random.default_rng(0)
   shape = len(rows), seq_len
   # Zipf's law: token k is as likely as 1 / k.
   tokens = _SPECIAL * (vocab_size / _SPECIAL) ** draw.random(shape)
@@ -95,8 +95,9 @@ def make_example(
     starts[:, 0] = True
     segments = corruption.Segments.of(starts)
   ids = np.arange(vocab_size)
+  words = corruption.WordTokens(ids >= _SPECIAL)
   vocabulary = corruption.Vocabulary(
-    _SPECIAL - 1, None, None, ids < _SPECIAL, ids >= _SPECIAL
+    _SPECIAL - 1, None, None, ids < _SPECIAL, lambda: words
   )
   counters = corruption.Draw(0, 0, rows[:, None])
   # Every objective corrupts all rows, and each row is taken from its own.

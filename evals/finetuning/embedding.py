@@ -126,7 +126,12 @@ def _embedding_task(
 ) -> Task:
   """Makes a task; `asked` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
-  head = retrieval.Towers(towers.temperature, prompts)
+  head = retrieval.Towers(towers.temperature, prompts, towers.matryoshka)
+  if options.token_size and towers.matryoshka:
+    raise UserError(
+      "matryoshka cuts the one vector of a text, but token_size makes a vector"
+      " for each token: leave out one of both"
+    )
   if options.token_size:
     head = retrieval.TokenTowers(*dataclasses.astuple(head), options.token_size)
   return retrieval.ranking_task(

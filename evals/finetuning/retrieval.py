@@ -9,10 +9,9 @@ to its own document than to the others of the batch (multiple negatives, arXiv
 
 import dataclasses
 import functools
-import itertools
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
+  Metric,
   Param,
   Params,
   Suite,
@@ -47,13 +47,15 @@ class Towers(TaskHead):
   A training example is a query, one of its documents, and maybe negatives; its
   label is all known documents of the query. Otherwise an example is one text; a
   query's label is the relevance of its documents by id, and a document has no
-  label. Predictions are the first documents among all,
-  and among those that are relevant to any query:
-  `{"all": [...], "labelled": [...]}`.
+  label. Predictions are the first documents among all, and among those that are
+  relevant to any query: `{"all": [...], "labelled": [...]}`. A size of
+  `matryoshka` adds the first among all by vectors of this size: `"64": [...]`.
   """
 
   temperature: float  # divides similarities
   prompts: tuple[str, str] = ("", "")  # of queries, and of documents
+  # Sizes of prefixes of the vector that have a loss, too (arXiv 2205.13147).
+  matryoshka: tuple[int, ...] = ()
   kind: ClassVar[str] = "towers"
 
   def parameters(self, width: int) -> dict[str, Param]:
@@ -69,17 +71,24 @@ class Towers(TaskHead):
     """Returns the mean cross-entropy in nats of each query's document.
 
     `labels` say which documents are no negatives, bool `[B, (S - 1) * B]`, as
-    `negatives.KnownPositives` does.
+    `negatives.KnownPositives` does. With `matryoshka`, the loss is the sum over
+    its sizes and the whole vector.
     """
+    # Padding is no negative.
+    there = jnp.tile(weights > 0, outputs.shape[1] - 1) & ~labels
+    nats = self._nats(outputs, there)
+    for size in sorted({*self.matryoshka} - {outputs.shape[-1]}):
+      nats += self._nats(prefix(outputs, size), there)
+    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
+
+  def _nats(self, outputs: jax.Array, there: jax.Array) -> jax.Array:
+    """Returns each query's cross-entropy among the documents `there`, `[B]`."""
     # [S - 1, B, ...], positives first
     documents = outputs[:, 1:].swapaxes(0, 1)
     flat = documents.reshape(-1, *documents.shape[2:])
     scores = self.similarity(outputs[:, 0], flat) / self.temperature
-    # Padding is no negative.
-    there = jnp.tile(weights > 0, len(documents))
-    scores = jnp.where(there & ~labels, scores, -jnp.inf)
-    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
-    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
+    scores = jnp.where(there, scores, -jnp.inf)
+    return -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
 
   def similarity(self, queries, documents):
     """Returns the cosines of vectors `[Q, D]` and `[N, D]`, `[Q, N]`."""
@@ -87,6 +96,11 @@ class Towers(TaskHead):
 
   def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
+    width = loaded.model.config.width
+    if (size := max(self.matryoshka, default=0)) > width:
+      raise UserError(
+        f"matryoshka={size}: vectors of {loaded.path} have only {width} numbers"
+      )
     query, document = self.prompts
     texts = []
     for example in examples:
@@ -105,14 +119,26 @@ class Towers(TaskHead):
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
     """Ranks documents by their similarity to each query."""
-    asks = np.array([e.label is not None for e in rows.about])
-    queries, documents = reduced[asks], reduced[~asks]
-    starts = range(0, len(queries), _AT_ONCE)
-    parts = (
-      np.asarray(self.similarity(queries[i : i + _AT_ONCE], documents))
-      for i in starts
-    )
-    return ranked(rows.about, itertools.chain.from_iterable(parts))
+    found = ranked(rows.about, self._scores(reduced, rows.about))
+    for size in self.matryoshka:
+      cut = self._scores(np.asarray(prefix(reduced, size)), rows.about)
+      for out, one in zip(found, ranked(rows.about, cut), strict=True):
+        out[str(size)] = one["all"]
+    return found
+
+  def _scores(
+    self, vectors: np.ndarray, about: Sequence[Example]
+  ) -> Iterator[np.ndarray]:
+    """Yields each query's similarities to all documents, `[documents]`."""
+    asks = np.array([e.label is not None for e in about])
+    queries, documents = vectors[asks], vectors[~asks]
+    for i in range(0, len(queries), _AT_ONCE):
+      part = queries[i : i + _AT_ONCE]
+      yield from np.asarray(self.similarity(part, documents))
+
+  def evaluated_as(self, wanted: TaskHead) -> TaskHead:
+    """Returns this head, which ranks by the sizes of another."""
+    return dataclasses.replace(self, matryoshka=wanted.matryoshka)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +171,12 @@ class TokenTowers(Towers):
     of the document. ColBERT's sum ranks documents in the same order.
     """
     return _max_similarity(queries, documents)
+
+
+def prefix(vectors: jax.Array, size: int) -> jax.Array:
+  """Returns the first numbers of vectors `[..., D]`, scaled to length 1."""
+  cut = vectors[..., :size]
+  return cut / jnp.linalg.norm(cut, axis=-1, keepdims=True)
 
 
 @jax.jit
@@ -243,7 +275,9 @@ def _discounted(gains: Sequence[float]) -> float:
 
 
 def _mean_score(score, pool: str, predictions, labels) -> float:
-  return mean_of(score, [found[pool] for found in predictions], labels)
+  # Rankings without vectors, such as BM25's, are the same for all sizes.
+  found = [one.get(pool, one["all"]) for one in predictions]
+  return mean_of(score, found, labels)
 
 
 METRICS = {
@@ -259,6 +293,12 @@ class RetrievalOptions:
 
   temperature: float = setting(
     0.05, "Temperature, which divides similarities", over=0
+  )
+  matryoshka: tuple[int, ...] = setting(
+    (),
+    "Sizes of prefixes of the vector that also have a loss and a score, such as"
+    " 64,128, so that vectors can be cut to them",
+    least=1,
   )
   train_on: str = setting(
     "",
@@ -306,7 +346,8 @@ def make_retrieval_task(
   (`RetrievalOptions.train_on`).
   """
   own = _find_retrieval_set(folder, name)
-  fields = {"head": Towers(options.temperature, PROMPTS), "name": own.name}
+  head = Towers(options.temperature, PROMPTS, options.matryoshka)
+  fields = {"head": head, "name": own.name}
   if options.train_on:
     other = _training_set(folder, own.name, options.train_on)
     if other.folder != own.folder:
@@ -393,8 +434,18 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   return _Set(name, inside, paths)
 
 
-def ranking_task(load: Callable[[str], Sequence[Example]], **fields) -> Task:
+def ranking_task(
+  load: Callable[[str], Sequence[Example]],
+  head: Towers,
+  metrics: Mapping[str, Metric] = METRICS,
+  also: tuple[str, ...] = (),
+  **fields,
+) -> Task:
   """Makes a task of ranking documents, of the fields that are its own."""
+  by_size = {
+    f"ndcg_{size}": functools.partial(_mean_score, ndcg, str(size))
+    for size in head.matryoshka
+  }
 
   def load_with_positives(split: str) -> Sequence[Example]:
     found = load(split)
@@ -402,7 +453,9 @@ def ranking_task(load: Callable[[str], Sequence[Example]], **fields) -> Task:
 
   usual = {
     "load": load_with_positives,
-    "metrics": METRICS,
+    "head": head,
+    "metrics": {**metrics, **by_size},
+    "also": (*also, *by_size),
     "main_metric": "ndcg",
     "baseline": "a random order",
     "trivial": random_order,

@@ -130,7 +130,7 @@ def untrained(
   ):
     theirs, ours = (getattr(h, "labels", ()) for h in (own, wanted))
     if theirs == ours:
-      return own
+      return own.evaluated_as(wanted)
     why = f"predicts {', '.join(theirs)}, not {', '.join(ours)}"
   elif not wanted.parameters(1):
     return wanted

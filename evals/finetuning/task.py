@@ -152,6 +152,10 @@ class TaskHead(abc.ABC):
       for example, one in zip(rows.examples, found, strict=True)
     ]
 
+  def evaluated_as(self, wanted: "TaskHead") -> "TaskHead":
+    """Returns this head with settings of another that only evaluate it."""
+    return self
+
   def told(self, prediction: Any) -> dict[str, Any]:
     """Returns a prediction as fields of `Prediction`."""
     return {"value": prediction}

@@ -211,7 +211,7 @@ class Trial:
 def divided(
   params: Mapping[str, Any], freeze: bool = False
 ) -> tuple[dict, dict]:
-  """Divides a model's parameters: those to train, and the frozen ones.
+  """Divides a model's parameters into those to train and those that are frozen.
 
   The LM head is always frozen. `freeze` says whether the encoder is, too.
   """

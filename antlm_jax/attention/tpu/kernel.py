@@ -157,7 +157,7 @@ def _pallas_backward(settings, residuals, grad):
   # Otherwise each order has a pass, and each score is recomputed twice.
   if _row_fits(cut, of_queries, rope):
     if rope is not None:
-      inputs["rope_row"] = cut.of_rows(rope, cut.blocks.queries, lambda step: 0)
+      inputs["rope_row"] = cut.shared(rope, cut.blocks.queries, lambda step: 0)
     grads = run(
       "attention_gradients", by_key, inputs, of_rows=of_queries, of_keys=of_keys
     )
@@ -360,7 +360,7 @@ class _Cut:
     """Returns the shape of a head's sum for a block of keys."""
     return x.shape[2], self.blocks.k_size
 
-  def of_rows(self, x, size: int, at) -> _BlockedArray:
+  def shared(self, x, size: int, at) -> _BlockedArray:
     """Cuts an array `[B, _, positions]` that all heads share."""
     block = 1, x.shape[1], size
     return _BlockedArray(x, block, lambda h, step: (step.row, 0, at(step)))
@@ -385,10 +385,10 @@ def _inputs(
   of_q = settings.blocks.q_size, lambda step: step.q
   of_k = settings.blocks.k_size, lambda step: step.k
   for name, bound in bounds.items():
-    parts[name] = cut.of_rows(bound[:, None], *of_q)
+    parts[name] = cut.shared(bound[:, None], *of_q)
   if rope is not None:
-    parts["rope_q"] = cut.of_rows(rope, *of_q)
-    parts["rope_k"] = cut.of_rows(rope, *of_k)
+    parts["rope_q"] = cut.shared(rope, *of_q)
+    parts["rope_k"] = cut.shared(rope, *of_k)
   if terms:
     dtype = terms["of_query"].dtype
     table = diagonals.one_hots(settings.edges, settings.blocks, dtype)
