@@ -220,7 +220,8 @@ def test_old_files_say_the_same(family, tmp_path):
 
 def written(**changes):
   """Returns the fields of a model's config.json, as an export."""
-  model = helpers.model(name="bert", **changes)
+  shape = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 48}
+  model = models.build_model({"name": "bert", **shape, **changes}, 400)
   target = BERT.target(model.config, "bidirectional", 0)
   pad = max(0, model.config.first_position - 1)
   special = {"mask": None, "pad": pad}
@@ -258,8 +259,8 @@ def test_a_config_reads_back_the_same():
     ({"add_cross_attention": True}, "add_cross_attention is True"),
     ({"pad_token_id": -5, "model_type": "roberta"}, "pad_token_id is -5"),
     (
-      {"model_type": "roberta", "max_position_embeddings": 2},
-      "max_position_embeddings is 2",
+      {"model_type": "roberta", "max_position_embeddings": 1},
+      "max_position_embeddings is 1",
     ),
     ({"model_type": "distilbert"}, "model_type='distilbert' is not one of"),
   ],
@@ -311,6 +312,13 @@ def test_positions_by_another_padding_token_are_not_exported(tmp_path):
   assert json.loads((path / "config.json").read_text())["model_type"] == (
     "roberta"
   )
+
+
+def test_a_mask_shift_is_not_exported(loaded, tmp_path):
+  """Catches an export that would predict masks one position off."""
+  shifted = random_models.with_curriculum(loaded, "24N")
+  said = runs.told(lambda: export.export_model(shifted, tmp_path / "hf"))
+  assert "--as=causal" in said or "as=causal" in said
 
 
 def test_the_first_positions_are_read(loaded):
