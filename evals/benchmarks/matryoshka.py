@@ -62,7 +62,7 @@ class MatryoshkaArguments:
   work: str = setting("", "Path to the folder of the model", read=cli.here)
   checkpoint: str = setting(
     "",
-    "Path to a model to start from, in place of the small one",
+    "Path to a model to train from, instead of the small model",
     read=cli.here,
   )
   output: str = common.output()
