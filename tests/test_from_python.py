@@ -313,6 +313,138 @@ def test_results_are_models_and_paths(lines, tmp_path):
 
 
 @pytest.mark.parametrize(
+  "short, whole",
+  [
+    ({"steps": 5, "peak_lr": 3e-3}, "train.steps=5 schedule.peak_lr=3e-3"),
+    ({"watch": ["clm", "mlm"], "steps": 1e3}, "eval.watch=clm,mlm train.steps=1000"),
+    ({"optimizer": "muon", "average": "tail"}, "optimizer=muon optimizer.average=tail"),
+    ({"schedule": "wsd"}, "schedule.name=wsd"),
+    ({"model": "ltg_bert", "layers": np.int64(3)}, "model.name=ltg_bert model.layers=3"),
+    ({"init.checkpoint": pathlib.Path("runs/x")}, "init.checkpoint=runs/x"),
+    ({"curriculum": "8C+8M"}, "curriculum=8C+8M"),
+  ],
+)
+def test_a_setting_has_a_short_name(short, whole):
+  """Catches a name that sets another setting than the command's whole key."""
+  words = [f"--config.{word}" for word in whole.split()]
+  expected = config.load("quickstart", words)
+  assert config.given("quickstart", short) == expected
+  assert config.given(config.load("quickstart"), short) == expected
+
+
+def test_a_section_replaces_that_of_the_config():
+  """Catches settings of the config's own section that stay behind."""
+  muon, train_, wsd = ax.Muon(average="tail"), ax.Train(steps=9), ax.WSD()
+  made = config.given(
+    "quickstart", {"optimizer": muon, "train": train_, "schedule": wsd}
+  )
+  assert (made.optimizer, made.train, made.schedule) == (muon, train_, wsd)
+  before = config.load("quickstart")
+  assert made.model == before.model and made.eval == before.eval
+  # `plan` prints the settings as a command has them.
+  words = {"steps": 9, "watch": ("clm",), "optimizer": ax.Muon(average="tail")}
+  keys = config.keys(config.given(before, words), words)
+  assert keys["train.steps"] == "9" and keys["eval.watch"] == "clm"
+  again = config.load("quickstart", [f"--config.{k}={v}" for k, v in keys.items()])
+  assert again == config.given(before, words)
+
+
+@pytest.mark.parametrize(
+  "settings, told",
+  [
+    ({"stesp": 5}, r"'stesp'; did you mean 'train\.steps'\?"),
+    ({"lr": 1}, r"'lr'; did you mean 'schedule\.peak_lr'\?"),
+    ({"optimiser": "muon"}, r"'optimiser'; did you mean 'optimizer'\?"),
+    ({"every": 5}, "'eval.every', 'checkpoint.every' or 'log.every'"),
+    ({"mask_ratio": 0.3}, r"'objectives\.C\.mask_ratio', .* or 'objectives"),
+    ({"steps": 2.5}, r"^steps=2\.5: not int$"),
+    ({"steps": None}, r"train\.steps=None is not of type int"),
+    ({"peak_lr": -1}, r"^schedule\.peak_lr=-1\.0 is not at least 0$"),
+    ({"steps": 5, "train.steps": 6}, r"train\.steps is set twice"),
+    ({"optimizer": ax.Train()}, r"optimizer=Train\(.* is no section of that"),
+    ({"train": 3}, r"^train: not a group of settings \(batch_size"),
+  ],
+)
+def test_an_unclear_setting_is_refused(settings, told):
+  """Catches a guess among several settings, and flags in Python's errors."""
+  for start in ("quickstart", config.load("quickstart")):
+    with pytest.raises(UserError, match=told) as error:
+      config.given(start, settings)
+    assert "--config" not in str(error.value)
+  with pytest.raises(UserError, match="^config=quikstart: .*'quickstart'"):
+    config.given("quikstart", {})
+
+
+def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
+  """Catches other values than metrics.jsonl's, and a picture of other steps."""
+  held = ax.prepare(lines, quiet=True, **PACKED)
+  run = train(tmp_path / "run", {"one": held, "two": held}, **{"data.mix": "one:two"})
+  recorded = [
+    json.loads(line) for line in open(tmp_path / "run/metrics.jsonl")
+  ]
+  history = run.history()
+  assert {(m.step, m.name): m.value for m in history} == {
+    (record["step"], name): value
+    for record in recorded
+    for name, value in record.items()
+    if name != "step"
+  }
+  losses = run.history("eval/clm/loss")
+  assert losses[-1].value == run.losses["clm"] and losses[-1].step == 12
+  assert losses._repr_html_().count("<tr>") == 1 + len(losses)
+  assert str(losses).splitlines()[-1].split()[:2] == ["12", "eval/clm/loss"]
+  with pytest.raises(UserError, match="'eval/x' is none of eval/clm/loss"):
+    run.history("eval/x")
+  # The curriculum and the mix are shaded as in the run's own picture.
+  assert run.plot()._repr_png_() == (tmp_path / "run/curves.png").read_bytes()
+  (tmp_path / "run/summary.json").unlink()  # as of a run that has not ended
+  model = ax.load(run)
+  assert model.history() == history
+  panel, *_ = model.plot().axes
+  assert panel.get_xlim() == (0, 12) and panel.lines and not panel.patches
+  with pytest.raises(UserError, match="has no measurements of a run"):
+    dataclasses.replace(model, path=tmp_path / "other").history()
+
+
+def test_results_are_models_and_paths(lines, tmp_path):
+  """Catches a result that a function takes only as its `model` or `path`."""
+  run = train(tmp_path / "run", ax.prepare(lines, quiet=True, **PACKED))
+  records = [
+    {"review": line, "stars": "ab"[i % 2]} for i, line in enumerate(lines[:60])
+  ]
+  how = {"preset": "classification", "epochs": 1, "quiet": True}
+  how |= {"text_column": "review", "label_column": "stars"}
+  output = tmp_path / "tuned"
+  tuned = ax.finetune(run, records, output=output, save=True, **how)
+  model = ax.load(tuned)
+  assert model.path == tuned.model and model.task.columns == ["review"]
+  found = ax.predict(model, lines[:3])
+  for one in (tuned, tuned["own"], tuned.model):
+    assert ax.predict(one, lines[:3]) == found
+  np.testing.assert_array_equal(ax.embed(tuned, lines[:2]), ax.embed(model, lines[:2]))
+  (folder,) = ax.export(tuned, tmp_path / "hf", quiet=True)
+  assert folder.attention == "bidirectional" and repr(folder).endswith(
+    f"{folder}: bidirectional, opens with {folder.classes[0]}>"
+  )
+  assert str(folder) == os.fspath(folder) == str(tmp_path / "hf")
+  assert (folder / "config.json").is_file() and pathlib.Path(folder).is_dir()
+  # A run starts from a run, a model or a fine-tuned model.
+  for start in (run, model, tuned):
+    changes = {"init.checkpoint": start}
+    assert config.given("quickstart", changes).init.checkpoint == os.fspath(start)
+  with pytest.raises(UserError, match="own is not saved: fine-tune with save="):
+    ax.predict(ax.finetune(run, records, output=tmp_path / "b", **how), ["a"])
+  untrained = ax.finetune(tuned, {"test": records}, **how | {"epochs": 0})
+  with pytest.raises(UserError, match="own was evaluated without training"):
+    ax.load(untrained)
+  several = dataclasses.replace(tuned, tasks={"a": tuned["own"], "b": tuned["own"]})
+  with pytest.raises(UserError, match=r"a, b are several models: .*\['a'\]"):
+    ax.load(several)
+  with pytest.raises(UserError, match="None is no model: give a path, or"):
+    ax.score(None, "a")
+
+
+@pytest.mark.parametrize(
   "call, told",
   [
     (lambda: ax.train("quickstart", "w", hooks=["norm"]), "'norm' is no Hook"),

@@ -117,7 +117,7 @@ def made(request, llama):
 
 
 def test_special_tokens_are_decoded_by_their_names(made):
-  """Catches names that only the export's own steps know, in what users read."""
+  """Catches a decoded text with stand-ins of the export's own steps."""
   _, loaded, theirs = made
   own = loaded.tokenizer
   for index in own.special.tolist():

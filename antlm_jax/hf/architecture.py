@@ -104,8 +104,8 @@ class Architecture:
   # Other names in files, as patterns and replacements. If a file has both
   # names, the tensor with the other name counts.
   older: Sequence[tuple[str, str]] = ()
-  # Patterns of tensors that our encoder lacks, and what these are. Import
-  # leaves them out, with a note.
+  # Patterns of tensors that our encoder lacks, and their names in a note.
+  # Import leaves these tensors out.
   dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def target(self, config, attention: str, mask_shift: int) -> Target:

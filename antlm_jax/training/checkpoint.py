@@ -350,8 +350,8 @@ class Checkpoint:
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
-    Arrays that the checkpoint lacks stay as in `like`, such as the output layer
-    of a model that was imported without one. So does the optimizer's state
+    Arrays that the checkpoint lacks stay as in `like`. An output layer is one,
+    if the model was imported without it. So does the optimizer's state
     without `with_optimizer`. Raises the errors of `read`, and Unreadable if the
     checkpoint is damaged.
     """

@@ -80,8 +80,8 @@ def begin_run(
   `init` makes the first state, which has these shardings.
 
   Returns:
-    The first state; the log's sums since its last line, or None unless the run
-    resumes; and notes for the user, a line each.
+    The first state, the log's sums since its last line, and notes for the user,
+    a line each. The sums are None unless the run resumes.
 
   Raises:
     UserError: The workdir is another run's, or the checkpoint does not fit the
@@ -368,8 +368,8 @@ class RunCheckpoints:
       notes.append(f"warning: {why}: skipped, and kept as {aside.name}")
       if processes.is_first():
         (self._folder / str(step)).rename(aside)
-    # All wait for the first process, also one that saw no torn step: on a
-    # network's disk, not all see a folder at the same time.
+    # All wait for the first process. Some may have seen no torn step, as a
+    # network's disk does not show a folder to all at the same time.
     processes.agreed(0)
     return notes
 
