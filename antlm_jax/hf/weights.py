@@ -232,7 +232,7 @@ def tidied(
   Args:
     weights: Tensors of the folder.
     embedding: Name of the embeddings in exports.
-    architecture: Its `older` and `dropped` say what to change.
+    architecture: Its `older` and `dropped` list the changes.
 
   Returns:
     The tensors, and notes on those that are left out.
