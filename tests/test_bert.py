@@ -295,7 +295,9 @@ def test_rows_longer_than_the_table_are_refused(loaded, tmp_path):
     lambda: train(start, tmp_path / "a", data, quiet=True)
   )
   assert "is of another model: model.max_seq_len" in runs.told(
-    lambda: train(start, tmp_path / "b", data, quiet=True, max_seq_len=64)
+    lambda: train(
+      start, tmp_path / "b", data, quiet=True, batch_size=4, max_seq_len=64
+    )
   )
 
 
@@ -318,7 +320,7 @@ def test_a_mask_shift_is_not_exported(loaded, tmp_path):
   """Catches an export that would predict masks one position off."""
   shifted = random_models.with_curriculum(loaded, "24N")
   said = runs.told(lambda: export.export_model(shifted, tmp_path / "hf"))
-  assert "--as=causal" in said or "as=causal" in said
+  assert "predicts a mask one position before it" in said
 
 
 def test_the_first_positions_are_read(loaded):

@@ -232,7 +232,7 @@ def tidied(
   Args:
     weights: Tensors of the folder.
     embedding: Name of the embeddings in exports.
-    architecture: Has the other names, and the patterns of those we lack.
+    architecture: Its `older` and `dropped` list the changes.
 
   Returns:
     The tensors, and notes on those that are left out.

@@ -350,10 +350,10 @@ class Checkpoint:
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
-    Arrays that the checkpoint lacks stay as in `like`. An output layer is one,
-    if the model was imported without it. So does the optimizer's state
-    without `with_optimizer`. Raises the errors of `read`, and Unreadable if the
-    checkpoint is damaged.
+    Arrays that the checkpoint lacks stay as in `like`. An example is the output
+    layer of a model that was imported without it. Without `with_optimizer`, the
+    optimizer's state stays, too. Raises the errors of `read`, and Unreadable if
+    the checkpoint is damaged.
     """
     wanted = to_items(like)
     for name in wanted.keys() & {"params", "ema"}:
