@@ -15,7 +15,8 @@ MARKS = [
   pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-ENCODERS = "EuroBert", "ModernBert", "Ultrabert"  # transformers' names
+# Names of transformers.
+ENCODERS = "EuroBert", "ModernBert", "Ultrabert", "Bert", "Roberta"
 
 
 def opened(path, form, **options):

@@ -77,6 +77,8 @@ FAMILIES = {
   "EuroBERT": ("EuroBert", {"mask_token_id": 4}, "␂ $A ␃"),
   "ModernBERT": ("ModernBert", MODERNBERT, "␂ $A ␃"),
   "ModernBERT's decoder": ("ModernBertDecoder", MODERNBERT, "␂ $A"),
+  "BERT": ("Bert", {}, "␂ $A ␃"),
+  "RoBERTa": ("Roberta", {"type_vocab_size": 1}, "␂ $A ␃"),
   "UltraBERT": ("Ultrabert", ULTRABERT, "␂ $A ␃"),
   "UltraBERT, tied": (
     "Ultrabert",
@@ -236,6 +238,8 @@ def test_it_goes_out_again(family, form, tmp_path):
   names = {  # causal, and bidirectional
     "eurobert": ("llama", "eurobert"),
     "qwen3": ("qwen3", "eurobert_plus"),
+    "bert": ("bert", "bert"),
+    "roberta": ("roberta", "roberta"),
     "gemma3_text": ("gemma3_text", "gemma3_text"),
     "modernbert": MODERNBERTS,
     "ultrabert": ("", "ultrabert"),

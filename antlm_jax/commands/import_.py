@@ -3,8 +3,8 @@
   antlm import --model=FOLDER --workdir=RUN
   antlm import --model=ORG/NAME --workdir=RUN
 
-Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, EuroBERT, UltraBERT, ModernBERT and
-its decoder. Also reads the LTG-BERT that antlm exports, and the published
+Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, BERT, RoBERTa, XLM-R, EuroBERT,
+UltraBERT, ModernBERT and its decoder. Also reads the LTG-BERT that antlm exports, and the published
 LTG-BERT and GPT-BERT. You can evaluate RUN, generate with it, or continue it
 with any curriculum. Prepare the data with its tokenizer:
 

@@ -71,7 +71,10 @@ def _tensors(base: str, head: str, transform: str, norm: str) -> dict[str, str]:
 
 
 def _targets(causal: bool) -> list[Target]:
-  """Returns the models of an attention, those with an own decoder first."""
+  """Returns the models of an attention.
+
+  Untied ones come first: import finds the last model of a model_type.
+  """
   out = []
   # In transformers, BERT's causal model has an unusual name.
   for model_type, family, head, vocab_size, generator in (
@@ -134,7 +137,11 @@ BERT = Architecture(
     "tied": "tie_word_embeddings",
   },
   weights=_tensors("bert", "cls.predictions", _TRANSFORM, "LayerNorm"),
-  targets={"causal": _targets(True), "bidirectional": _targets(False)},
+  targets={
+    "causal": _targets(True),
+    "bidirectional": _targets(False),
+    "mntp": [],
+  },
   causal_field="is_decoder",
   extra=_bert_fields,
   complete=_complete_bert,

@@ -19,6 +19,7 @@ from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.pages import (
   antlm_table,
   forecasts,
+  matryoshka,
   mixing,
   optimizers,
   simulated,
@@ -32,6 +33,7 @@ _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.readme_table},
   "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
+  "docs/how_to/embedders.md": matryoshka.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
   "docs/appendix/intervals.md": simulated.INTERVALS,
