@@ -4,6 +4,7 @@ Each family's random model is imported, embeds, is trained for a step with a new
 output layer, and is exported again.
 """
 
+import importlib
 import shutil
 
 import numpy as np
@@ -154,3 +155,38 @@ def test_it_goes_out_as_it_came(family, tmp_path):
   (path / NATIVE).unlink()
   again = import_.Imported(path)
   assert helpers.equal(dict(again.params), dict(loaded.params))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_sentence_transformers_own_files_are_read(pooling, tmp_path):
+  """Catches vectors of another pooling, prompt or length than the folder's."""
+  sentence = pytest.importorskip("sentence_transformers")
+  modules = importlib.import_module("sentence_transformers.models")
+  random_models.save(tmp_path / "run", random_models.tokenizer(), tied=False)
+  (path,) = export.export_model(
+    load(tmp_path / "run"), tmp_path / "hf", ["bidirectional"]
+  )
+  made = sentence.SentenceTransformer(
+    modules=[
+      modules.Transformer(str(path), max_seq_length=12),
+      modules.Pooling(32, pooling),
+      modules.Normalize(),
+    ],
+    prompts={"query": "the dogs ", "document": ""},
+    device="cpu",
+  )
+  made.save(str(tmp_path / "saved"))
+  found = import_.Imported(tmp_path / "saved")
+  assert any("(cls" in n for n in found.notes) == (pooling == "cls")
+  assert (found.task is not None) == (pooling == "mean")
+  if found.task is None:
+    return
+  loaded = load(import_.write_imported_run(found, tmp_path / "again"))
+  assert loaded.headless
+  texts = [*TEXTS, " ".join(TEXTS * 3)]
+  for prompt, theirs in (
+    ("query", made.encode_query(texts)),
+    ("document", made.encode_document(texts)),
+  ):
+    ours = embed(loaded, texts, prompt=prompt, quiet=True)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)

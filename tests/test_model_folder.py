@@ -66,6 +66,10 @@ def warnings(path):
     ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, ()),
     ({"pooling_mode": "mean"}, ()),
     ({"pooling_mode_cls_token": True}, ("1_Pooling (cls_token)",)),
+    (
+      {"pooling_mode": "mean", "include_prompt": False},
+      ("1_Pooling (mean, without the prompt's tokens)",),
+    ),
     ({"pooling_mode": ["mean", "max"]}, ("1_Pooling (mean, max)",)),
   ],
 )
@@ -89,6 +93,29 @@ def test_a_module_that_is_left_out_is_named(foreign):
   sentences(foreign, {"pooling_mode": "mean"}, dense)
   (told,) = warnings(foreign)
   assert "module 2_Dense (Dense) is left out" in told
+
+
+@pytest.mark.parametrize(
+  ("limits", "own", "longest"),
+  [
+    ({}, {}, 48),
+    ({"max_seq_length": 16}, {"model_max_length": 20}, 16),
+    ({"do_lower_case": True}, {"model_max_length": 20}, 20),
+    ({"max_seq_length": None}, {"model_max_length": 10**30}, 48),
+  ],
+)
+def test_its_longest_text_is_that_of_sentence_transformers(
+  foreign, limits, own, longest
+):
+  """Catches vectors of longer texts, and lower case left out in silence."""
+  (foreign / "tokenizer_config.json").unlink()
+  sentences(foreign, {"pooling_mode": "mean"}, NORMALIZE)
+  inner = foreign / TRANSFORMER["path"]
+  write(inner / "sentence_bert_config.json", limits)
+  write(inner / "tokenizer_config.json", own)
+  assert import_.Imported(foreign).meta.row_tokens == longest
+  told = any("lower case" in note for note in warnings(foreign))
+  assert told == ("do_lower_case" in limits)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from antlm_jax.runtime import files
 TOKENIZER = "tokenizer.json"
 # Files of sentence-transformers.
 _MODULES = "modules.json"
-_LIMITS = "sentence_bert_config.json"
+_LIMITS = "sentence_*_config.json"  # also of other models than BERT
 _SETTINGS = "config_sentence_transformers.json"
 _EMBEDDER = ["Transformer", "mean", "Normalize"]  # modules of our embedders
 _ADAPTER = "adapter_config.json"  # of PEFT
+_TOKENIZER_LIMITS = "tokenizer_config.json"
 # Files of tokenizers from which transformers writes tokenizer.json.
 _OLDER = "vocab.txt", "vocab.json", "*.model", "*.tiktoken"
 _ADAPTED = {  # class that PEFT adapts for a task; others adapt AutoModel
@@ -68,13 +69,18 @@ def find_model(where: str) -> ModelFolder:
     )
   if not (found / TOKENIZER).is_file():
     raise UserError(_tokenizer_remedy(found, where if on_hub else ""))
-  prompts, longest = None, 0
+  prompts, longest, notes = None, 0, [*_module_notes(folder, modules)]
   if modules:
-    longest = _longest_text(found)
+    fields = _limits(found)
+    longest = _longest_text(fields)
+    if fields.get("do_lower_case") is True:
+      notes.append(
+        "warning: sentence-transformers writes texts in lower case first, but"
+        " antlm does not (do_lower_case)"
+      )
     if [_kind(folder, module) for module in modules] == _EMBEDDER:
       prompts = _prompts(folder)
-  notes = tuple(_module_notes(folder, modules))
-  return ModelFolder(found, notes, prompts, longest)
+  return ModelFolder(found, tuple(notes), prompts, longest)
 
 
 def _read_modules(folder: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -122,14 +128,29 @@ def _kind(folder: pathlib.Path, module: Mapping[str, Any]) -> str:
   kind = module["type"].rpartition(".")[2]
   if kind != "Pooling":
     return kind
-  return _pooling(folder / module["path"] / CONFIG).removesuffix("_tokens")
+  path = folder / module["path"] / CONFIG
+  fields = files.read_json(path, "the pooling's") if path.is_file() else {}
+  kind = _pooling(fields).removesuffix("_tokens")
+  inside = fields.get("include_prompt", True)
+  return kind if inside else f"{kind}, without the prompt's tokens"
 
 
-def _longest_text(folder: pathlib.Path) -> int:
-  path = folder / _LIMITS
-  fields = files.read_json(path, "the module's") if path.is_file() else {}
-  found = fields.get("max_seq_length")
-  return found if type(found) is int and found > 0 else 0
+def _limits(folder: pathlib.Path) -> dict[str, Any]:
+  """Reads how sentence-transformers prepares texts for a transformer."""
+  out = {}
+  for path in (folder / _TOKENIZER_LIMITS, *sorted(folder.glob(_LIMITS))):
+    if path.is_file():
+      out |= files.read_json(path, "sentence-transformers' settings")
+  return out
+
+
+def _longest_text(fields: Mapping[str, Any]) -> int:
+  """Returns the most tokens of a text, or 0 if nothing limits them."""
+  # Version 6 writes only the tokenizer's limit.
+  for name in ("max_seq_length", "model_max_length"):
+    if type(found := fields.get(name)) is int and found > 0:
+      return found
+  return 0
 
 
 def _prompts(folder: pathlib.Path) -> Mapping[str, str]:
@@ -145,9 +166,8 @@ def _prompts(folder: pathlib.Path) -> Mapping[str, str]:
   return found
 
 
-def _pooling(path: pathlib.Path) -> str:
+def _pooling(fields: Mapping[str, Any]) -> str:
   """Returns the names of the poolings in a module's config.json."""
-  fields = files.read_json(path, "the pooling's") if path.is_file() else {}
   prefix = "pooling_mode_"
   used = [name for name in fields if name.startswith(prefix) and fields[name]]
   modes = fields.get("pooling_mode", [n.removeprefix(prefix) for n in used])
@@ -165,9 +185,9 @@ def _check_merged(folder: pathlib.Path, where: str) -> None:
     return
   fields = files.read_json(path, "the adapter's")
   base, own = fields.get("base_model_name_or_path"), fields.get("auto_mapping")
-  adapted = (own or {}).get("base_model_class") or _ADAPTED.get(
-    fields.get("task_type"), "AutoModel"
-  )
+  adapted = _ADAPTED.get(str(fields.get("task_type")), "AutoModel")
+  if isinstance(own, dict):
+    adapted = own.get("base_model_class", adapted)
   raise UserError(
     f"{where} holds a PEFT adapter of {base}, not a whole model: merge them by"
     f" PeftModel.from_pretrained({adapted}.from_pretrained({base!r}),"
