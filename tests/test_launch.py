@@ -72,7 +72,7 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   assert flags.count("--xla") == 2
   program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax train"
   at = remote.index("launch/rerun.sh")
-  assert remote[at:] == [*program.split(), *TRAINING[1:]]
+  assert remote[at:] == [*program.split(), *TRAINING[2:]]
 
 
 def test_gke_starts_a_workload_that_is_run_again():
@@ -96,7 +96,7 @@ def test_gke_starts_a_workload_that_is_run_again():
   assert flags.startswith("LIBTPU_INIT_ARGS=--xla")
   assert flags.endswith("data_parallel_all_reduce_opt=true")
   start = [".venv/bin/python", "-m", "antlm_jax", "train"]
-  assert program == [*start, *TRAINING[1:]]
+  assert program == [*start, *TRAINING[2:]]
   # Kubernetes requires an ascending list with a maximum of 255.
   statuses = [int(x) for x in values["--restart-on-exit-codes"].split(",")]
   assert statuses == [1, *range(3, 256)]
@@ -123,7 +123,7 @@ def test_a_slurm_job_has_a_task_for_each_gpu():
     f" --chdir={ROOT} --output={ROOT}/runs/slurm/a-%j.log --mem=0 --exclusive"
     f" {LAUNCH}/slurm_job.sh 3"
   )
-  assert command == [*expected.split(), *TRAINING[1:]]
+  assert command == [*expected.split(), *TRAINING[2:]]
 
 
 def test_local_gives_each_process_its_place():
@@ -270,7 +270,7 @@ def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
 
 
 def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():
-  words = ("run", "a", "--type=v4-8", "--dry_run", "--", "--config=c")
+  words = ("run", "a", "--type=v4-8", "--dry_run", "--unchecked", "--", "--config=c")
   assert "lost" in launch("tpu_vm", *words, "--workdir=runs/a").stderr
   assert "lost" not in launch("tpu_vm", *words, "--workdir=gs://b/a").stderr
 
