@@ -133,18 +133,18 @@ slice_chips() { # GENERATION COUNT CORES_PER_CHIP
 
 # Checks the config against the devices before a machine is asked for, if a
 # Python here has what it needs.
-check_plan() { # TOPOLOGY SLICES
+check_plan() { # ROOT TOPOLOGY SLICES
   [ "${option[unchecked]}" = no ] || return 0
   local python word words=()
   for word in "${rest[@]}"; do
     [[ $word == --workdir=* ]] || words+=("$word")
   done
-  for python in "$root/.venv/bin/python" python3; do
-    if (cd "$root" && "$python" -c 'import importlib.util as u, sys
+  for python in "$1/.venv/bin/python" python3; do
+    if (cd "$1" && "$python" -c 'import importlib.util as u, sys
 sys.exit(not all(map(u.find_spec, sys.argv[1:])))' antlm_jax jax flax \
       ml_collections) 2> /dev/null; then
-      (cd "$root" && JAX_PLATFORMS=cpu "$python" -m antlm_jax plan --check \
-        "--topology=$1" "--slices=$2" "${words[@]}" > /dev/null) || exit $?
+      (cd "$1" && JAX_PLATFORMS=cpu "$python" -m antlm_jax plan --check \
+        "--topology=$2" "--slices=$3" "${words[@]}" > /dev/null) || exit $?
       return 0
     fi
   done

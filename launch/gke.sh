@@ -66,7 +66,7 @@ or tpu7x-AxBxC (GPUs: launch/slurm.sh)" ;;
     [ "${option[type]}" != v4-8 ] || cores=2
     size="$(slice_chips "$generation" "$size" "$cores")"
   fi
-  check_plan "$generation:$size" "${option[slices]}"
+  check_plan "$root" "$generation:$size" "${option[slices]}"
   local image=() training=(python -m antlm_jax train "${rest[@]}") command=""
   if [ -n "${option[image]}" ]; then
     image=("--image=${option[image]}")

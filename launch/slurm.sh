@@ -59,7 +59,7 @@ before the limit, so give more time"
 do_run() {
   check_training
   check_time
-  check_plan "gpu:${option[nodes]}x${option[gpus]}" 1
+  check_plan "$root" "gpu:${option[nodes]}x${option[gpus]}" 1
   need sbatch "run this on a login node of the cluster"
   local more request=("--job-name=$name" "--nodes=${option[nodes]}"
     "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")

@@ -264,7 +264,7 @@ case "${words[0]}" in
     check_training
     check_workdir
     plan_request
-    check_plan "$topology" "${option[slices]}"
+    check_plan "$root" "$topology" "${option[slices]}"
     do_start
     if [ "${option[rerun]}${option[dry_run]}" = yesyes ]; then
       watch_dry
