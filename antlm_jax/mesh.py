@@ -100,8 +100,7 @@ class Mesh(Section):
       grid = mesh_utils.create_device_mesh(sizes, **split)
     elif sizes[0] % slices:
       raise UserError(
-        f"mesh: data={sizes[0]} is not a multiple of the {slices}"
-        " slices"
+        f"mesh: data={sizes[0]} is not a multiple of the {slices} slices"
       )
     else:
       # Only gradients cross the slow network between slices.
