@@ -58,6 +58,30 @@ class Mesh(Section):
   )
   tensor: int = setting(1, "Number of parts of heads and widths", least=-1)
 
+  def sizes(self, devices: int, have: str = "there are {}") -> tuple[int, ...]:
+    """Returns the sizes of MESH_AXES on a number of devices.
+
+    Raises a UserError if they do not multiply to it. `have` says in the error
+    where the devices are.
+    """
+    sizes = [self.data, self.fsdp, self.tensor]
+    named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
+    if sizes.count(-1) > 1 or 0 in sizes:
+      raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
+    rest = math.prod(s for s in sizes if s != -1)
+    if -1 not in sizes and rest != devices:
+      raise UserError(
+        f"mesh ({named}) is for {rest} devices, but {have.format(devices)}:"
+        " give the config the topology that you have, or set --config.mesh.data"
+        " and the other sizes"
+      )
+    if devices % rest:
+      raise UserError(
+        f"mesh ({named}) does not fit {devices} devices: the sizes must"
+        f" multiply to {devices}"
+      )
+    return tuple(devices // rest if s == -1 else s for s in sizes)
+
   def build(
     self, devices: Sequence[jax.Device] | None = None
   ) -> jax.sharding.Mesh:
@@ -66,17 +90,8 @@ class Mesh(Section):
     Raises a UserError if the sizes do not multiply to their number.
     """
     devices = devices or jax.devices()
-    sizes = [self.data, self.fsdp, self.tensor]
-    named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
-    if sizes.count(-1) > 1 or 0 in sizes:
-      raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
-    rest = math.prod(s for s in sizes if s != -1)
-    sizes = [len(devices) // rest if s == -1 else s for s in sizes]
-    if math.prod(sizes) != len(devices):
-      raise UserError(
-        f"mesh ({named}) does not fit {len(devices)} devices: the sizes must"
-        f" multiply to {len(devices)}"
-      )
+    kind = devices[0].device_kind
+    sizes = self.sizes(len(devices), f"this machine has {{}} of kind {kind}")
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
     # jax.make_mesh splits no side of the torus of v4 and v5p, and so has no
     # fsdp=2 for 4x4x8.
@@ -85,8 +100,7 @@ class Mesh(Section):
       grid = mesh_utils.create_device_mesh(sizes, **split)
     elif sizes[0] % slices:
       raise UserError(
-        f"mesh ({named}): data={sizes[0]} is not a multiple of the {slices}"
-        " slices"
+        f"mesh: data={sizes[0]} is not a multiple of the {slices} slices"
       )
     else:
       # Only gradients cross the slow network between slices.

@@ -16,9 +16,10 @@ The argument takes
 - `curriculum`: `42000M` (default), `42000C`, `10000C+32000M`, ...;
 - `mask_ratio`: 0.2 to 0.5 in the paper, 0.4 by default;
 - `topology`: devices, such as v5e:16x16 or h100:8, or a number of TPU chips,
-  such as 256. It sets the rows of a batch, `mesh.fsdp` and the microbatches
-  so that the run fits, and refuses devices that are too few. Without it, they
-  are 1,152, 1 and 1.
+  such as 256. It sets the rows of a batch, the mesh and the microbatches
+  so that the run fits, and refuses devices that are too few. The run then
+  refuses to start on another number of devices. Without it, the rows are
+  1,152, and the mesh takes all devices.
 
 A batch is 1,152 rows of 2,048, each two chunks: 2,304 samples. These are the
 2,359,296 tokens a step of Table 1, where the paper's text says 2,373,120. Its

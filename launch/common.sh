@@ -100,6 +100,56 @@ check_training() {
 after --: ... -- --config=configs/X.py --workdir=..."
   done
   [[ " ${rest[*]} " != *" --dry_run "* ]] || fail "--dry_run belongs before --"
+  [[ " ${rest[*]}/" != *"gs://BUCKET/"* ]] ||
+    fail "gs://BUCKET: write the name of your bucket"
+}
+
+# Prints the number of chips of a TPU type, and fails for a slice that does not
+# exist.
+slice_chips() { # GENERATION COUNT CORES_PER_CHIP
+  local type="${option[type]}" count="$2" chips below="" above=""
+  local name="${type%"$2"}"
+  [[ $count =~ ^[1-9][0-9]{0,4}(x[1-9][0-9]{0,3})*$ ]] ||
+    fail "--type=$type: end it with a number, such as ${name}8"
+  local sizes=(1 4 8 16 32 64 128 256)
+  [[ ! $1 =~ ^(v4|v5p)$ ]] ||
+    read -ra sizes <<< "4 8 16 32 $(seq -s " " 64 64 6144)"
+  if [[ $count == *x* ]]; then
+    fail "--type=$type: write the number, $name$((${count//x/*} * $3))"
+  fi
+  for chips in "${sizes[@]}"; do
+    if ((chips * $3 == count)); then
+      echo "$chips"
+      return
+    elif ((chips * $3 < count)); then
+      below="$name$((chips * $3))"
+    else
+      above="${below:+ or }$name$((chips * $3))"
+      break
+    fi
+  done
+  fail "--type=$type: there is no such slice; the nearest: $below$above"
+}
+
+# Checks the config against the devices before a machine is asked for, if a
+# Python here has what it needs.
+check_plan() { # ROOT TOPOLOGY SLICES
+  [ "${option[unchecked]}" = no ] || return 0
+  local python word words=()
+  for word in "${rest[@]}"; do
+    [[ $word == --workdir=* ]] || words+=("$word")
+  done
+  for python in "$1/.venv/bin/python" python3; do
+    if (cd "$1" && "$python" -c 'import importlib.util as u, sys
+sys.exit(not all(map(u.find_spec, sys.argv[1:])))' antlm_jax jax flax \
+      ml_collections) 2> /dev/null; then
+      (cd "$1" && JAX_PLATFORMS=cpu "$python" -m antlm_jax plan --check \
+        "--topology=$2" "--slices=$3" "${words[@]}" > /dev/null) || exit $?
+      return 0
+    fi
+  done
+  note "the config is not checked against the devices: antlm_jax is not \
+installed here"
 }
 
 # Warns if the workdir is lost with the machine.

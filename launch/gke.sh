@@ -24,6 +24,7 @@
 #   --grace=120           seconds in which a container can save before it ends
 #   --submit_args='...'   more arguments for gcluster job submit
 #   --node=0, --worker=0  slice and worker whose log to print
+#   --unchecked           do not compare the config and the TPUs before run
 #   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
@@ -35,7 +36,8 @@ root="$(dirname "$launch")"
 
 option=([cluster]="" [type]="" [slices]=1 [location]="" [project]=""
   [base_image]=python:3.12 [image]="" [max_restarts]=20 [grace]=120
-  [submit_args]="" [node]=0 [worker]=0 [follow]=no [dry_run]=no)
+  [submit_args]="" [node]=0 [worker]=0 [follow]=no [unchecked]=no
+  [dry_run]=no)
 
 # Runs a command of gcluster job with the common arguments.
 job() { # COMMAND WORD...
@@ -57,8 +59,14 @@ v5litepod-${option[type]#*-}" ;;
       tpu=(--compute-type=tpu7x "--topology=${option[type]#*-}") ;;
     "") fail "which TPU? --type=v5litepod-16, v5p-128, tpu7x-4x4x4, ..." ;;
     *) fail "--type=${option[type]}: must be v4-N, v5litepod-N, v5p-N, v6e-N \
-or tpu7x-AxBxC" ;;
+or tpu7x-AxBxC (GPUs: launch/slurm.sh)" ;;
   esac
+  local size="${option[type]#*-}" cores=1
+  if [ "$generation" != tpu7x ]; then
+    [ "${option[type]}" != v4-8 ] || cores=2
+    size="$(slice_chips "$generation" "$size" "$cores")"
+  fi
+  check_plan "$root" "$generation:$size" "${option[slices]}"
   local image=() training=(python -m antlm_jax train "${rest[@]}") command=""
   if [ -n "${option[image]}" ]; then
     image=("--image=${option[image]}")

@@ -19,6 +19,7 @@
 #   --partition, --account
 #   --sbatch_args='...'   more arguments for sbatch, such as --mem=0
 #   --tries=3             number of runs after crashes, within the time limit
+#   --unchecked           do not compare the config and the GPUs before run
 #   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
@@ -27,14 +28,38 @@ root="$(dirname "$launch")"
 . "$launch/common.sh"
 
 option=([nodes]=1 [gpus]=8 [time]="" [leave]=300 [partition]="" [account]=""
-  [sbatch_args]="" [tries]=3 [follow]=no [dry_run]=no)
+  [sbatch_args]="" [tries]=3 [follow]=no [unchecked]=no
+  [dry_run]=no)
 logs="$root/runs/slurm"
+
+# Fails for a time limit that Slurm does not read, or under --leave.
+check_time() {
+  local time="${option[time]}" hours="" days=0 parts=() seconds
+  [ -n "$time" ] || return 0
+  [[ ! $time =~ ^([0-9]+)[hH]$ ]] || hours=": write ${BASH_REMATCH[1]}:00:00"
+  [[ $time =~ ^([0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+(:[0-9]+){0,2})$ ]] ||
+    fail "--time=$time: must be HH:MM:SS or DAYS-HH:MM:SS$hours"
+  IFS=: read -ra parts <<< "${time#*-}"
+  if [[ $time == *-* ]]; then
+    days="${time%%-*}"
+    parts+=(0 0)
+  elif [ "${#parts[@]}" -lt 3 ]; then # minutes and seconds
+    parts=(0 "${parts[0]}" "${parts[1]:-0}")
+  fi
+  seconds=$((10#$days * 86400 + 10#${parts[0]} * 3600 + 10#${parts[1]} * 60 +
+    10#${parts[2]}))
+  ((seconds > option[leave])) ||
+    fail "--time=$time: training saves --leave=${option[leave]} seconds \
+before the limit, so give more time"
+}
 
 # JAX expects a task per GPU, and each task to see all GPUs of its node. Each
 # process then uses the GPU of its own number. (With --gpus-per-task, each task
 # would see only a GPU 0.)
 do_run() {
   check_training
+  check_time
+  check_plan "$root" "gpu:${option[nodes]}x${option[gpus]}" 1
   need sbatch "run this on a login node of the cluster"
   local more request=("--job-name=$name" "--nodes=${option[nodes]}"
     "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")

@@ -27,6 +27,7 @@
 #   --tries=5             number of runs after crashes
 #   --poll=30             seconds between checks of the state
 #   --yes                 delete without asking
+#   --unchecked           do not compare the config and the TPUs before run
 #   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
@@ -38,7 +39,7 @@ root="$(dirname "$launch")"
 
 option=([type]="" [slices]=1 [spot]=no [reserved]=no [zone]="" [project]=""
   [runtime]="" [iap]=no [create_args]="" [node]=0 [worker]=0 [tries]=5
-  [poll]=30 [follow]=no [rerun]=no [yes]=no [dry_run]=no)
+  [poll]=30 [follow]=no [rerun]=no [yes]=no [unchecked]=no [dry_run]=no)
 
 # Runs a gcloud command on the queued resource.
 qr() { # VERB ARGUMENT...
@@ -64,7 +65,7 @@ v5litepod-${option[type]#*-}" ;;
 use launch/gke.sh" ;;
     "") fail "which TPU? --type=v5litepod-16, v4-32, v5p-256, v6e-256, ..." ;;
     *) fail "--type=${option[type]}: must be v4-N, v5litepod-N, v5p-N or \
-v6e-N" ;;
+v6e-N (GPUs: launch/slurm.sh)" ;;
   esac
 }
 
@@ -77,10 +78,13 @@ runtime() { # GENERATION
   esac
 }
 
-# Sets `request` to the arguments of gcloud's create.
+# Sets `request` to the arguments of gcloud's create, and `topology`.
 plan_request() {
-  local kind
+  local kind cores=1 chips
   kind="$(generation)"
+  [[ ! $kind =~ ^(v4|v5p)$ ]] || cores=2
+  chips="$(slice_chips "$kind" "${option[type]#*-}" "$cores")"
+  topology="$kind:$chips"
   [ "${option[spot]}${option[reserved]}" != yesyes ] ||
     fail "give --spot or --reserved, not both"
   request=("--accelerator-type=${option[type]}"
@@ -260,6 +264,7 @@ case "${words[0]}" in
     check_training
     check_workdir
     plan_request
+    check_plan "$root" "$topology" "${option[slices]}"
     do_start
     if [ "${option[rerun]}${option[dry_run]}" = yesyes ]; then
       watch_dry

@@ -6,7 +6,13 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / "launch"
-TRAINING = ("--", "--config=configs/a.py:size=1B,x=2", "--workdir=gs://b/a run")
+# No such config exists, so the launchers are not to check it.
+TRAINING = (
+  "--unchecked",
+  "--",
+  "--config=configs/a.py:size=1B,x=2",
+  "--workdir=gs://b/a run",
+)
 
 
 def start(*words, env=None, **kwargs) -> subprocess.Popen:

@@ -418,7 +418,7 @@ def job(checkout, tmp_path):
     checkout / "launch/slurm_job.sh", tmp_path / "slurm_script"
   )
   env = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-  words = ["bash", copy, "0", *TRAINING[1:]]
+  words = ["bash", copy, "0", *TRAINING[2:]]
 
   def start_job(task: str):
     return start(*words, env=env | {"TASK": task}, cwd=checkout)

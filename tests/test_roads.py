@@ -11,17 +11,26 @@ import sys
 import pytest
 
 from antlm_jax import config, models
+from antlm_jax.commands import train
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.planning import compilers, places
 from antlm_jax.planning import topology as topologies
-from tests.launching import LAUNCH, ROOT, launch, run, write_script
+from tests.launching import (
+  LAUNCH,
+  ROOT,
+  ends_with_error,
+  launch,
+  run,
+  write_script,
+)
 from tests.test_launch import dry, guides
 
 RESULTS = ROOT / "evals/benchmarks/results"
 STORED = [*RESULTS.glob("plan-*.json"), *RESULTS.glob("step-*-after.json")]
+# A bucket's name is the user's, and the launchers refuse the placeholder.
 LAUNCHES = [
-  (guide, line)
+  (guide, line.replace("gs://BUCKET", "gs://b"))
   for guide, line in guides()
   if re.match(r"\./launch/(tpu_vm|gke|slurm)\.sh run ", line)
 ]
@@ -41,8 +50,8 @@ def stored() -> dict[tuple, dict]:
   out = {}
   for path in STORED:
     plan = json.loads(path.read_text())
-    train = [p for p in plan["programs"] if p["steps"]]
-    if plan.get("pieces") == 2 and all(p["memory"]["fits"] for p in train):
+    steps = [p for p in plan["programs"] if p["steps"]]
+    if plan.get("pieces") == 2 and all(p["memory"]["fits"] for p in steps):
       made = config.load_config(str(ROOT / "configs/encoders.py") + ":" + plan[
         "config"].partition(":")[2], plan["overrides"])  # fmt: skip
       out[needs(made, places.parse_topology(plan["topology"]))] = plan
@@ -78,6 +87,7 @@ def test_a_documented_launch_can_start(guide, line):
   spec = given.pop("--config")
   overrides = [f"{k}={v}" for k, v in given.items() if "--config." in k]
   made = config.load_config(str(ROOT / spec), overrides)
+  assert [objective.name for objective in made.trained] == ["clm", "mlm"]
   place = place_of(script, options, spec)
   BatchLayout(made.train.batch_size, made.train.microbatches, place.devices)
   assert needs(made, place) in stored(), "no stored plan shows that it fits"
@@ -89,7 +99,10 @@ def test_a_documented_launch_can_start(guide, line):
   assert made_by["--tokenizer"].startswith("EuroBERT/")
   assert made_by["--seq_len"] == str(made.model.max_seq_len)
   assert (made_by["--packing"], made_by["--boundary"]) == ("chunks", "eos")
-  copied = re.search(r"storage cp --recursive (\S+) (gs://\S+)", page)
+  copied = re.search(
+    r"storage rsync --recursive \S+documents/\S+ (\S+)\s+(gs://\S+)",
+    page.replace("BUCKET", "b"),
+  )
   assert copied[1] == made_by["--output"]
   assert made.data.path == copied[1 if script == "slurm" else 2]
 
@@ -98,7 +111,93 @@ def test_there_are_launches_on_the_four_topologies():
   """Catches a page whose launches the test above no longer finds."""
   lines = " ".join(line for _, line in LAUNCHES)
   for topology in ("v5e:16x16", "v6e:16x16", "v5p:4x4x8", "h100:8"):
-    assert f"topology={topology} " in lines
+    assert f"topology={topology},curriculum=10000C+32000M " in lines
+
+
+def test_each_documented_run_has_its_own_workdir():
+  """Catches two configs in a workdir: the second would fail, or resume."""
+  found = {}
+  for _, line in LAUNCHES:
+    words = line.split()
+    given = dict(w.split("=", 1) for w in words if "=" in w)
+    assert given["--workdir"].endswith(f"/{words[2]}")
+    spec = given["--config"], given.get("'--config.curriculum")
+    assert found.setdefault(words[2], spec) == spec
+  assert len(found) >= 5
+
+
+ENCODER = "configs/encoders.py:size=610M,topology="
+V5E, H100 = "--type=v5litepod-256", "--gpus=8"
+
+
+@pytest.mark.parametrize(
+  "script, own, spec, more, part",
+  [
+    ("tpu_vm", V5E, f"{ENCODER}v6e:16x16", "", "write topology=v5e:256"),
+    ("gke", V5E, f"{ENCODER}v5e:8x8", "", "write topology=v5e:256"),
+    ("slurm", H100, f"{ENCODER}h100:4x8", "", "write topology=h100:1x8"),
+    ("slurm", H100, f"{ENCODER}v5e:2x4", "", "write topology=h100:1x8"),
+    ("tpu_vm", V5E, "configs/encoder.py", "", "did you mean 'encoders'"),
+    ("tpu_vm", V5E, f"{ENCODER}v5e-256", "", "unknown topology"),
+    ("tpu_vm", V5E, "configs/encoders.py", "", "use 1024 or 1280"),
+    ("gke", V5E, f"{ENCODER}256", "--config.mesh.fsdp=32", "for 128 devices"),
+    ("slurm", H100, f"{ENCODER}h100:8", "--config.data.path=", "data.path"),
+  ],
+)
+def test_a_launch_that_cannot_start_is_refused_here(
+  script, own, spec, more, part, tmp_path
+):
+  """Catches a mistake that shows only on hundreds of chips, also unasked."""
+  for name in ("gcloud", "gcluster", "sbatch"):  # none may be called
+    write_script(tmp_path / name, 'touch "$0.ran"')
+  words = ["--config.data.path=gs://b/data", *filter(None, [more])]
+  training = ["--", f"--config={spec}", "--workdir=gs://b/a", *words]
+  path = f"{tmp_path}:{os.environ['PATH']}"
+  done = launch(script, "run", "a", own, *training, env={"PATH": path})
+  ends_with_error(done, part)
+  assert not list(tmp_path.glob("*.ran"))
+
+
+def test_a_fresh_clone_says_that_it_did_not_check(tmp_path):
+  """Catches a launcher that needs the package, or is silent about it."""
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  words = ["run", "a", "--dry_run", V5E, "--", "--config=c", "--workdir=gs://b"]
+  done = run(tmp_path / "launch/tpu_vm.sh", *words)
+  assert done.returncode == 0 and done.stdout
+  assert "not checked against the devices" in done.stderr
+  assert done.stderr.count("\n") == 1
+
+
+def test_a_run_refuses_devices_of_another_topology(tmp_path, prepared):
+  """Catches a full encoder that trains on the wrong machine for hours."""
+  name = "encoders:size=610M,topology="
+  with pytest.raises(UserError, match="is for 8 devices, but this machine has"):
+    train.train(f"{name}h100:8", tmp_path / "a", prepared, quiet=True)
+  small = config.load_config(f"{name}v5e:16x16,shrink")
+  assert small.mesh.sizes(1) == (1, 1, 1)
+  with pytest.raises(UserError, match="parameters do not fit"):
+    train.main(["--config=encoders:size=1B,topology=v5e:1x1", "--help"])
+
+
+def test_the_table_of_costs_is_that_of_its_plans():
+  """Catches hours next to the curriculum or the rows of another plan."""
+  text = (ROOT / "docs/how_to/train_encoders.md").read_text()
+  row = (
+    r"^\| (\w+) \| (\w+:\w+) \| (\w\S+) \| (\d) \| (\S+) s \| (\S+) \| (\S+)"
+  )
+  rows = re.findall(row + r" \| `(\S+)` \|$", text, re.M)
+  assert len(rows) == 5
+  for size, topology, curriculum, pieces, step, hours, cost, name in rows:
+    plan = json.loads((RESULTS / f"{name}.json").read_text())
+    steps = [p for p in plan["programs"] if p["steps"]]
+    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in steps)
+    assert f"size={size}," in plan["config"] and topology == plan["topology"]
+    assert plan["config"].endswith(f"curriculum={curriculum}")
+    assert int(pieces) == plan["pieces"]
+    assert step == f"{seconds / 42_000:.2f}"
+    chips = places.parse_topology(topology).chips
+    spent = seconds / 3600
+    assert (hours, cost) == (f"{spent:.1f}", f"{spent * chips:,.0f}")
 
 
 def test_the_table_of_encoders_is_that_of_its_plans():
@@ -122,13 +221,13 @@ def test_the_table_of_encoders_is_that_of_its_plans():
       name,
     ) = cells  # fmt: skip
     plan = json.loads((RESULTS / f"{name.strip('`')}.json").read_text())
-    train = [p for p in plan["programs"] if p["steps"]]
+    steps = [p for p in plan["programs"] if p["steps"]]
     made = config.load_config(
       f"{ROOT}/configs/encoders.py:{plan['config'].partition(':')[2]}",
       plan["overrides"],
     )
-    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in train)
-    needed = max(p["memory"]["needed"] for p in train) / 2**30
+    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in steps)
+    needed = max(p["memory"]["needed"] for p in steps) / 2**30
     found = (f"size={size}" in plan["config"], plan["topology"])
     assert found == (True, topology)
     assert (int(fsdp), int(pieces)) == (plan["mesh"]["fsdp"], plan["pieces"])
@@ -201,9 +300,10 @@ def test_the_table_of_names_is_that_of_the_code():
 def test_the_launch_that_plan_prints_runs(topology):
   """Catches a printed launch that its launcher refuses."""
   line = places.launch(topology, 1, ["--config=configs/a.py"])
-  words = shlex.split(line.replace("\\\n", " ").replace("NAME", "name"))
+  line = line.replace("\\\n", " ").replace("BUCKET", "b")
+  words = shlex.split(line.replace("NAME", "name"))
   script = words[0].split("/")[-1].removesuffix(".sh")
-  assert dry(script, *words[1:])
+  assert dry(script, "--unchecked", *words[1:])
   assert len([w for w in words if w.startswith("--config.data.path")]) == 1
 
 

@@ -4,7 +4,7 @@
       --topology=v5p:4x4x8 --pieces=2
 
 Compiles the run's train step for each kind of batch in its curriculum, and its
-evaluations. Prints the memory that they need and a roofline from published
+evaluations. `--check` compiles nothing. Prints the memory that they need and a roofline from published
 peaks: computation, memory and network never wait for each other, so a real step
 is slower. A forecast estimates its time. A topology is a TPU generation and a
 shape, or GPUs: h100:8, h200:8 or b200:8 for one node, h100:4x8 for four nodes.
@@ -30,6 +30,7 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.config import Config, ConfigOrName
 from antlm_jax.errors import UserError
+from antlm_jax.planning import check as check_lib
 from antlm_jax.planning import places, search
 from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning import where as where_lib
@@ -98,6 +99,9 @@ class Plan:
   def __str__(self) -> str:
     if self.meshes:
       return sweep_table(self.meshes)
+    if not self.steps:  # checked, and not compiled
+      about = "{config} suits {topology}: {rows:,} rows a step, {objectives}"
+      return about.format_map(self.about)
     out = [estimates_table(self.programs)]
     if self.fits:
       out.append(f"{self.steps:,} steps: {_time(self.programs)}")
@@ -135,6 +139,7 @@ def plan(
   sweep: bool = False,
   budget: float = 3600.0,
   fit: bool = False,
+  check: bool = False,
   quiet: PythonOnly[bool] = False,
   **settings: Setting | Section,
 ) -> Plan:
@@ -152,6 +157,7 @@ def plan(
     budget: Time limit of the sweep, in seconds.
     fit: Use the nearest batch size that the devices divide, and print the
       command that launches the run.
+    check: Only check config, batch and mesh against the devices, in seconds.
     quiet: Show nothing.
     **settings: Settings by their names, as for `train`.
 
@@ -159,6 +165,9 @@ def plan(
     UserError: The topology or the settings cannot be used, or the compilers for
       these devices are not installed.
   """
+  if check:
+    about = check_lib.check_launch(config, settings, topology, slices)
+    return Plan(about=about, steps=0)
   devices = topology_lib.topology_devices(topology, slices)
   if slices > 1 and not chips.chip_of(devices[0]).dcn:
     raise UserError(

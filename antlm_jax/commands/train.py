@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -233,9 +232,13 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     first.add_argument("--config")
     name = first.parse_known_args(argv)[0].config
     config, of = None, "defaults"
-    with contextlib.suppress(UserError):  # a config may need an argument
+    try:
       config = name and config_lib.load_config(name)
       of = f"the values of {name}" if name else of
+    except UserError:
+      config_lib.find_config(name.partition(":")[0])
+      if ":" in name:
+        raise  # else it may need an argument
     settings = config_help.described(config)
     epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
   parser = cli.Parser(

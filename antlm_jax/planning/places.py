@@ -100,6 +100,7 @@ def settings_for(
   writes them if a row has several documents.
 
   It prefers whole parameters on each device, then the fewest microbatches.
+  The mesh has no open size, so that a run refuses another number of devices.
 
   Args:
     topology: Devices; see `parse_topology`.
@@ -131,6 +132,7 @@ def settings_for(
       return {
         "train.batch_size": rows,
         "train.microbatches": count,
+        "mesh.data": devices // fsdp,
         "mesh.fsdp": fsdp,
       }
   raise UserError(

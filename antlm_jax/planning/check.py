@@ -1,0 +1,80 @@
+"""Checks of a launch that need neither its devices nor a compiler.
+
+The launchers call `antlm plan --check` before they ask for a machine.
+"""
+
+import re
+from collections.abc import Mapping
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.config import ConfigOrName
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import BatchLayout
+from antlm_jax.planning import places
+from antlm_jax.settings import Section, Setting
+
+_VOCAB_SIZE = 128_256  # for models whose shapes are checked without their data
+
+
+def check_launch(
+  config: ConfigOrName,
+  changes: Mapping[str, Setting | Section],
+  topology: str,
+  slices: int = 1,
+) -> dict[str, object]:
+  """Checks a run's settings against its devices; returns both, in words.
+
+  Args:
+    config: Name of a config, path to a config file, or a config.
+    changes: Settings by their names.
+    topology: Devices of one slice, such as v5e:16x16 or v5e:256. GPUs of an
+      unknown kind are gpu:8 or gpu:4x8.
+    slices: Number of slices.
+
+  Raises:
+    UserError: The config cannot be made, is for another topology, or has a
+      batch that the devices do not divide, or no data.
+  """
+  made = config_lib.given_config(config, changes)
+  kind, _, shape = topology.partition(":")
+  place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
+  named = re.search(r"[:,]topology=([^,]+)", str(config))
+  if named and isinstance(config, str):
+    _compare(named[1], topology, place)
+  devices = place.devices * slices
+  data, fsdp, _ = made.mesh.sizes(devices, f"the launch has {{}} ({topology})")
+  if data % slices:
+    raise UserError(f"mesh: data={data} is not a multiple of {slices} slices")
+  BatchLayout(made.train.batch_size, made.train.microbatches, data * fsdp)
+  curriculum = ", ".join(objective.name for objective in made.trained)
+  size = models.build_model(made.model, _VOCAB_SIZE).size
+  if not made.data.path:
+    raise UserError(
+      "data.path is not set: give --config.data.path=DIR, a folder made by"
+      " `antlm prepare`"
+    )
+  return {
+    "config": str(config) if isinstance(config, str) else made.model.name,
+    "topology": topology,
+    "devices": devices,
+    "rows": made.train.batch_size,
+    "objectives": curriculum,
+    "parameters": size,
+  }
+
+
+def _compare(named: str, topology: str, place: places.Topology) -> None:
+  """Raises a UserError if a config's topology is not that of the launch."""
+  other = places.parse_topology(named)
+  gpus = topology.startswith("gpu:")
+  # A bare number of chips is for any TPUs.
+  same = other.kind == place.kind or (":" not in named and place.is_tpu)
+  same = same or (gpus and not other.is_tpu)
+  if not same or other.chips != place.chips:
+    kind = "h100" if gpus and other.is_tpu else other.kind
+    right = f"{kind}:{place.shape}" if gpus else topology
+    raise UserError(
+      f"the config is for topology={named}, but the launch has {topology}: write"
+      f" topology={right}, or ask for other devices"
+    )
