@@ -6,8 +6,7 @@
 Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, BERT, RoBERTa, XLM-R, EuroBERT,
 UltraBERT, ModernBERT and its decoder. Also reads the LTG-BERT that antlm
 exports, and the published LTG-BERT and GPT-BERT. You can evaluate RUN, generate
-with it, or continue it with any curriculum. Prepare the data with its
-tokenizer:
+with it, or continue it with any curriculum. Prepare data with its tokenizer:
 
   antlm prepare --tokenizer=RUN/tokenizer.json ...
   antlm train --config=continued:model=RUN ...
