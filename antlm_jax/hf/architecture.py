@@ -104,7 +104,7 @@ class Architecture:
   # Other names in files, as patterns and replacements. If a file has both
   # names, the tensor with the other name counts.
   older: Sequence[tuple[str, str]] = ()
-  # Patterns of tensors that our encoder lacks, and what these are. Import
+  # Patterns of tensors that our encoder lacks, and their meanings. Import
   # leaves them out, with a note.
   dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

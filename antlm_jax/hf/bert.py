@@ -73,8 +73,7 @@ def _tensors(base: str, head: str, transform: str, norm: str) -> dict[str, str]:
 def _targets(causal: bool) -> list[Target]:
   """Returns the models of an attention.
 
-  Models with an untied output layer come first, because import uses the last
-  model of a model_type.
+  Untied models come first. Import uses the last model of a model_type.
   """
   out = []
   # In transformers, BERT's causal model has an unusual name.
