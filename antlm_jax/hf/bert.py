@@ -73,7 +73,7 @@ def _tensors(base: str, head: str, transform: str, norm: str) -> dict[str, str]:
 def _targets(causal: bool) -> list[Target]:
   """Returns the models of an attention.
 
-  Untied models come first. Import uses the last model of a model_type.
+  Import uses the last model of a model_type: the tied model.
   """
   out = []
   # In transformers, BERT's causal model has an unusual name.
