@@ -75,6 +75,6 @@ def _compare(named: str, topology: str, place: places.Topology) -> None:
     kind = "h100" if gpus and other.is_tpu else other.kind
     right = f"{kind}:{place.shape}" if gpus else topology
     raise UserError(
-      f"the config is for topology={named}, but the launch has {topology}: write"
-      f" topology={right}, or ask for other devices"
+      f"the config is for topology={named}, but the launch has {topology}:"
+      f" write topology={right}, or ask for other devices"
     )
