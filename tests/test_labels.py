@@ -197,8 +197,14 @@ def test_a_list_of_positives_is_no_negative():
     [("q", "p", ["n", "m"]), ("r", "s", "n", "m")], *how
   )
   assert {len(e.texts) for e in task.load("train")} == {4}
-  with pytest.raises(UserError, match="record 1: not one query and one pos"):
-    embedding.pairs_task([("q", ["p", "n"])], *how)
+  records = [("q", ["p", "n"]), ("r", "s")]
+  task = embedding.pairs_task({"train": records, "dev": records}, *how)
+  texts = [e.texts for e in task.load("train")]
+  assert texts == [("q", "p"), ("q", "n"), ("r", "s")]
+  asked = task.load("own-dev")[0]
+  assert asked.texts == ("q",) and len(asked.label) == 2
+  with pytest.raises(UserError, match="record 1: not one query and a pos"):
+    embedding.pairs_task([(["q", "r"], "p")], *how)
 
 
 def test_metrics_of_lists_are_scikit_learns():
