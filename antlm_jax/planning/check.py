@@ -69,12 +69,12 @@ def _compare(named: str, topology: str, place: places.Topology) -> None:
   other = places.parse_topology(named)
   gpus = topology.startswith("gpu:")
   # A bare number of chips is for any TPUs.
-  same = other.kind == place.kind or ":" not in named and place.is_tpu
-  same = same or gpus and not other.is_tpu
+  same = other.kind == place.kind or (":" not in named and place.is_tpu)
+  same = same or (gpus and not other.is_tpu)
   if not same or other.chips != place.chips:
     kind = "h100" if gpus and other.is_tpu else other.kind
     right = f"{kind}:{place.shape}" if gpus else topology
     raise UserError(
-      f"the config is for topology={named}, but the launch has {topology}: write"
-      f" topology={right}, or ask for other devices"
+      f"the config is for topology={named}, but the launch has {topology}:"
+      f" write topology={right}, or ask for other devices"
     )
