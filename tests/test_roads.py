@@ -232,8 +232,8 @@ def test_the_table_of_encoders_is_that_of_its_plans():
     assert found == (True, topology)
     assert (int(fsdp), int(pieces)) == (plan["mesh"]["fsdp"], plan["pieces"])
     assert int(micro) == made.train.microbatches
-    assert int(batch.replace(",", "")) == train[0]["rows"]
-    count = train[0]["rows"] * train[0]["seq_len"]
+    assert int(batch.replace(",", "")) == steps[0]["rows"]
+    count = steps[0]["rows"] * steps[0]["seq_len"]
     assert int(tokens.replace(",", "")) == count
     assert memory == f"{needed:.1f} GiB" and hours == f"{seconds / 3600:.1f} h"
 

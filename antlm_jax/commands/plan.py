@@ -4,11 +4,12 @@
       --topology=v5p:4x4x8 --pieces=2
 
 Compiles the run's train step for each kind of batch in its curriculum, and its
-evaluations. `--check` compiles nothing. Prints the memory that they need and a
-roofline from published peaks: computation, memory and network never wait for
-each other, so a real step is slower. A forecast estimates its time. A topology
-is a TPU generation and a shape, or GPUs: h100:8, h200:8 or b200:8 for one node,
-h100:4x8 for four nodes.
+evaluations. Prints the memory that they need and a roofline from published
+peaks: computation, memory and network never wait for each other, so a real step
+is slower. A forecast estimates its time. A topology is a TPU generation and a
+shape, or GPUs: h100:8, h200:8 or b200:8 for one node, h100:4x8 for four nodes.
+
+`--check` compiles nothing, and only checks the config against the devices.
 
 If the run fits into memory, the exit status is 0. If it does not, plan tries
 more `fsdp`, recomputation and microbatches until it does, and exits with 1.

@@ -73,8 +73,7 @@ def _tensors(base: str, head: str, transform: str, norm: str) -> dict[str, str]:
 def _targets(causal: bool) -> list[Target]:
   """Returns the models of an attention.
 
-  Import uses the last model of a model_type, so the models with an untied
-  output layer come first.
+  Of a model_type, import uses the last model. So tied models are the last.
   """
   out = []
   # In transformers, BERT's causal model has an unusual name.

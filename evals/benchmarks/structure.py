@@ -1,6 +1,6 @@
 """The shape of the code: its lines, functions and imports.
 
-    python -m evals.benchmarks.structure
+    python -m antlm_jax.evals.benchmarks.structure
 
 Prints for each area and package its files and lines, and the lines of its
 longest file and function. Counts its private functions, and those that one
