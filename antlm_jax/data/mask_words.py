@@ -47,15 +47,20 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
   mask = tokenizers.Tokenizer.from_str(text).id_to_token(index)
   names = sorted({mask, *names})
   found = "|".join(re.escape(name) for name in names)
-  steps = [_replace_pattern(found, _WORD + _MASK + _WORD)]
-  steps += sequence_parts(spec["normalizer"], "normalizers")
+  steps = [
+    _replace_pattern(found, _WORD + _MASK + _WORD),
+    *sequence_parts(spec["normalizer"], "normalizers"),
+  ]
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
   # A text's own name of the mask is another letter now.
   bare = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
   alone = bare.normalizer.normalize_str(mask)
-  steps += _divide_name(json.loads(text), mask)
-  steps.append(_replace_whole(alone, mask))
-  steps.append(_replace_pattern(_MASK, mask))
+  spec["normalizer"]["normalizers"] = [
+    *steps,
+    *_divide_name(json.loads(text), mask),
+    _replace_whole(alone, mask),
+    _replace_pattern(_MASK, mask),
+  ]
   spec["pre_tokenizer"] = {
     "type": "Sequence",
     "pretokenizers": [
@@ -178,7 +183,10 @@ def removed_split(pattern: str) -> dict[str, Any]:
 
 
 def _replace_whole(text: str, content: str) -> dict[str, Any]:
-  """Returns a normalizer that replaces a text which is nothing else."""
+  """Returns a normalizer that replaces a text which is nothing else.
+
+  Its lookahead is always true. `removed` finds the step by the letter in it.
+  """
   return _replace_pattern(rf"\A{re.escape(text)}(?!{_INSIDE})\z", content)
 
 
