@@ -182,7 +182,7 @@ def test_help_names_each_implementation_with_its_settings(capsys):
   shown = " ".join(capsys.readouterr().out.split())
   assert "optimizer.name=adamw Implementation (adamw, lamb, muon" in shown
   assert "schedule.name=wsd Implementation (wsd, cosine" in shown
-  assert "model.name=llama Implementation (llama, " in shown
+  assert "model.name=llama Implementation (bert, llama, gemma" in shown
   muon = shown.split("with optimizer.name=muon also:")[1]
   assert muon.lstrip().startswith("optimizer.momentum=0.95")
   with pytest.raises(SystemExit):
