@@ -282,7 +282,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("curriculum=4CLM+M", ("'4CLM+M', character 2", "did you mean 'C'?")),
     ("model.max_seq_len=16", ("32 tokens", "model.max_seq_len=16")),
     ("train.microbatches=3", ("batch_size=4", "multiple of", "3")),
-    ("mesh.data=2", ("mesh", "1 devices")),
+    ("mesh.data=2", ("mesh", "is for 2 devices, but this machine has 1")),
     ("data.path=/nowhere", ("/nowhere", "antlm prepare")),
     ("data.path=", ("data.path is not set",)),
     ("init.checkpoint=/nowhere", ("no checkpoint: no such folder",)),
