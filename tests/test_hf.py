@@ -173,7 +173,7 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   changed = config_lib.given_config(
     blocks.config, {"objectives.D.attention": "block"}
   )
-  blocks = dataclasses.replace(blocks, config=changed)
+  blocks = random_models.with_meta(blocks, config=changed)
   assert blocks.mask_shift == 1
   with pytest.raises(UserError, match="only with attention in blocks"):
     export.trained_attentions(blocks)
