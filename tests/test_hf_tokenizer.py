@@ -117,7 +117,7 @@ def made(request, llama):
 
 
 def test_special_tokens_are_decoded_by_their_names(made):
-  """Catches a decoded text with stand-ins of the export's own steps."""
+  """Catches stand-ins in a decoded text."""
   _, loaded, theirs = made
   own = loaded.tokenizer
   for index in own.special.tolist():
@@ -133,6 +133,21 @@ def test_special_tokens_are_decoded_by_their_names(made):
   bos = own.token(own.bos_id)
   found = theirs.encode(f"a{bos} dog {bos}", add_special_tokens=False).ids
   assert own.bos_id not in found
+
+
+def test_a_mask_that_only_normalization_writes_is_text():
+  """Catches stand-ins among the tokens that antlm scores."""
+  backend = random_models.tokenizer()._backend
+  backend.normalizer = tokenizers.normalizers.NFKC()
+  own = Tokenizer(backend)
+  read = tokenizers.Tokenizer.from_str(
+    json.dumps(framing.tokenizer_with_masks(own))
+  )
+  bare = json.loads(own.to_json()) | {"added_tokens": []}
+  plain = tokenizers.Tokenizer.from_str(json.dumps(bare))
+  text = "the \uff1cmask\uff1e dogs"  # NFKC makes it <mask>
+  ids = plain.encode(text, add_special_tokens=False).ids
+  assert read.encode(text, add_special_tokens=False).ids == ids
 
 
 def test_a_mask_stands_for_a_word_of_the_whole_text(made):

@@ -13,15 +13,16 @@ before them.
 
 The library searches normalized texts for the normalized names of tokens, and
 decodes a token to that name. So each name stays itself when it is normalized
-alone. In a text that is longer, another stand-in divides the name.
+alone. Another stand-in divides the name in longer texts.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from antlm_jax.errors import UserError
 
@@ -29,6 +30,16 @@ _WORD = "\U00010767"  # a letter of Linear A, which nobody writes
 _MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
 _SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
 _INSIDE = "\U00010746"  # divides a name in a text
+
+
+def _in_bytes(letter: str) -> str:
+  """Returns a letter as byte-level tokenizers write it."""
+  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  ((text, _),) = byte_level.pre_tokenize_str(letter)
+  return text
+
+
+_DIVISION = f"{_INSIDE}|{_in_bytes(_INSIDE)}"
 _OWN = re.compile("[\U00010740-\U00010767]")
 
 
@@ -53,11 +64,10 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
   ]
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
   # A text's own name of the mask is another letter now.
-  bare = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
-  alone = bare.normalizer.normalize_str(mask)
+  alone = _without_added(spec).normalizer.normalize_str(mask)
   spec["normalizer"]["normalizers"] = [
     *steps,
-    *_divide_name(json.loads(text), mask),
+    *_divide_names(json.loads(text), [mask])[mask],
     _replace_whole(alone, mask),
     _replace_pattern(_MASK, mask),
   ]
@@ -68,6 +78,7 @@ def added(text: str, index: int, *names: str) -> dict[str, Any]:
       removed_split(f"[ ▁␣]?{_WORD}|Ġ?{_in_bytes(_WORD)}"),
     ],
   }
+  _remove_divisions(spec)
   # Not special, so that it is a mask where other special tokens are text.
   flags = ("single_word", "lstrip", "rstrip", "special")
   token = {"id": index, "content": mask, **dict.fromkeys(flags, False)}
@@ -91,61 +102,79 @@ def special_as_text(spec: dict[str, Any], mask_id: int | None) -> None:
   is divided if there is more text. Only a text that is nothing but the name is
   still the token.
   """
-  bare = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+  special = [
+    token
+    for token in spec["added_tokens"]
+    if token["special"] and token["id"] != mask_id
+  ]
+  divided = _divide_names(spec, [token["content"] for token in special])
+  normalizer = _without_added(spec).normalizer
   steps = sequence_parts(spec["normalizer"], "normalizers")
-  for token in spec["added_tokens"]:
-    if token["special"] and token["id"] != mask_id:
-      token["normalized"] = True
-      name = token["content"]
-      alone = bare.normalizer.normalize_str(name) if bare.normalizer else name
-      divide = _divide_name(spec, name)
-      # Without a place to divide it, it gets a form that no text has.
-      form = name if divide else _SPECIAL.format(token["id"])
-      steps = [*steps, _replace_whole(alone, form), *divide]
-      if not divide and spec.get("decoder"):
-        decoders = sequence_parts(spec["decoder"], "decoders")
-        named = {"type": "Replace", "pattern": {"String": form}}
-        decoders = [named | {"content": name}, *decoders]
-        spec["decoder"] = {"type": "Sequence", "decoders": decoders}
+  for token in special:
+    token["normalized"] = True
+    name = token["content"]
+    alone = normalizer.normalize_str(name) if normalizer else name
+    divide = divided[name]
+    # Without a place to divide it, it gets a form that no text has.
+    form = name if divide else _SPECIAL.format(token["id"])
+    whole = [_replace_whole(alone, form)] if alone != form else []
+    steps = [*steps, *whole, *divide]
+    if not divide and spec.get("decoder"):
+      decoders = sequence_parts(spec["decoder"], "decoders")
+      named = {"type": "Replace", "pattern": {"String": form}}
+      decoders = [named | {"content": name}, *decoders]
+      spec["decoder"] = {"type": "Sequence", "decoders": decoders}
   spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
-  split = removed_split(f"{_INSIDE}|{_in_bytes(_INSIDE)}")
-  parts = sequence_parts(spec["pre_tokenizer"], "pretokenizers")
-  spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*parts, split]}
+  _remove_divisions(spec)
 
 
-def _divide_name(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:
-  """Returns a normalizer that divides a name in a longer text.
+def _divide_names(
+  spec: dict[str, Any], names: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+  """Returns a normalizer for each name that divides it in longer texts.
 
-  The tokens of such a text are those without the stand-in. There are none if
-  the tokenizer has no place in the name where it would be divided anyway.
+  The stand-in changes no tokens of such a text. A name has no normalizer if the
+  tokenizer would divide it nowhere.
   """
-  plain = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
-  texts = [name * 2, f"a{name}b", f"a {name} b.", f"7{name}7", f" {name}\n"]
-  wanted = [plain.encode(text, add_special_tokens=False).ids for text in texts]
-  split = removed_split(f"{_INSIDE}|{_in_bytes(_INSIDE)}")
+  made = _without_added(spec)
+  own = [made.normalizer] if made.normalizer else []
+  split = pre_tokenizers.Split(tokenizers.Regex(_DIVISION), "removed")
+  steps = [made.pre_tokenizer] if made.pre_tokenizer else []
+  made.pre_tokenizer = pre_tokenizers.Sequence([*steps, split])
+  forms = "{0}{0}", "a{0}b", "a {0} b.", "7{0}7", " {0}\n"
+
+  def tokens(name: str, *more: normalizers.Normalizer) -> list[list[int]]:
+    made.normalizer = normalizers.Sequence([*own, *more])
+    texts = [form.format(name) for form in forms]
+    found = made.encode_batch(texts, add_special_tokens=False)
+    return [one.ids for one in found]
+
+  out = {name: [] for name in names}
+  for name in names:
+    wanted = tokens(name)
+    for end in range(1, len(name)):
+      before, after = re.escape(name[:end]), re.escape(name[end:])
+      pattern = rf"(?!\A{before}{after}\z){before}(?={after})"
+      content = name[:end] + _INSIDE
+      step = normalizers.Replace(tokenizers.Regex(pattern), content)
+      if tokens(name, step) == wanted:
+        out[name] = [_replace_pattern(pattern, content)]
+        break
+  return out
+
+
+def _without_added(spec: dict[str, Any]) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a tokenizer.json without its added tokens."""
+  return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+
+
+def _remove_divisions(spec: dict[str, Any]) -> None:
+  """Adds the step that removes the stand-ins inside names, if it is absent."""
+  step = removed_split(_DIVISION)
   parts = sequence_parts(spec["pre_tokenizer"], "pretokenizers")
-  own = sequence_parts(spec["normalizer"], "normalizers")
-  for end in range(1, len(name)):
-    before, after = re.escape(name[:end]), re.escape(name[end:])
-    pattern = rf"(?!\A{before}{after}\z){before}(?={after})"
-    step = _replace_pattern(pattern, name[:end] + _INSIDE)
-    changed = spec | {
-      "added_tokens": [],
-      "normalizer": {"type": "Sequence", "normalizers": [*own, step]},
-      "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*parts, split]},
-    }
-    made = tokenizers.Tokenizer.from_str(json.dumps(changed))
-    found = [made.encode(text, add_special_tokens=False).ids for text in texts]
-    if found == wanted:
-      return [step]
-  return []
-
-
-def _in_bytes(letter: str) -> str:
-  """Returns a letter as byte-level tokenizers write it."""
-  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  ((text, _),) = byte_level.pre_tokenize_str(letter)
-  return text
+  if step not in parts:
+    steps = [*parts, step]
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
 
 
 def removed(text: str) -> str:
