@@ -18,8 +18,8 @@ from antlm_jax.objectives import objective
 def described(config: Config | None = None) -> str:
   """Returns a line for each setting: key, value or default, and help text.
 
-  Of groups with several implementations, the settings that not all of them have
-  are under their names, and a config shows those that it chooses.
+  If a group has several implementations, the settings that not all of them have
+  are under their names. A config shows the settings of those that it chooses.
   """
   values = leaves(config) if config else {}
   lines = [_settings_lines("", settings.of(Config), values)]

@@ -58,11 +58,11 @@ class Mesh(Section):
   )
   tensor: int = setting(1, "Number of parts of heads and widths", least=-1)
 
-  def sizes(self, devices: int, have: str = "there are {}") -> tuple[int, ...]:
+  def sizes(self, devices: int, slices: int, have: str) -> tuple[int, ...]:
     """Returns the sizes of MESH_AXES on a number of devices.
 
-    Raises a UserError if they do not multiply to it. `have` says in the error
-    where the devices are.
+    Raises a UserError if they do not multiply to it, or do not divide the
+    slices. `have` says in the error where the devices are.
     """
     sizes = [self.data, self.fsdp, self.tensor]
     named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
@@ -80,7 +80,12 @@ class Mesh(Section):
         f"mesh ({named}) does not fit {devices} devices: the sizes must"
         f" multiply to {devices}"
       )
-    return tuple(devices // rest if s == -1 else s for s in sizes)
+    found = tuple(devices // rest if s == -1 else s for s in sizes)
+    if found[0] % slices:
+      raise UserError(
+        f"mesh: data={found[0]} is not a multiple of the {slices} slices"
+      )
+    return found
 
   def build(
     self, devices: Sequence[jax.Device] | None = None
@@ -90,18 +95,14 @@ class Mesh(Section):
     Raises a UserError if the sizes do not multiply to their number.
     """
     devices = devices or jax.devices()
-    kind = devices[0].device_kind
-    sizes = self.sizes(len(devices), f"this machine has {{}} of kind {kind}")
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
+    have = f"this machine has {{}} of kind {devices[0].device_kind}"
+    sizes = self.sizes(len(devices), slices, have)
     # jax.make_mesh splits no side of the torus of v4 and v5p, and so has no
     # fsdp=2 for 4x4x8.
     split = {"devices": devices, "allow_split_physical_axes": True}
     if devices[0].platform != "tpu" or slices == 1:
       grid = mesh_utils.create_device_mesh(sizes, **split)
-    elif sizes[0] % slices:
-      raise UserError(
-        f"mesh: data={sizes[0]} is not a multiple of the {slices} slices"
-      )
     else:
       # Only gradients cross the slow network between slices.
       within = (sizes[0] // slices, *sizes[1:])

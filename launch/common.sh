@@ -131,8 +131,8 @@ slice_chips() { # GENERATION COUNT CORES_PER_CHIP
   fail "--type=$type: there is no such slice; the nearest: $below$above"
 }
 
-# Checks the config against the devices before a machine is asked for, if a
-# Python here has what it needs.
+# Checks the config against the devices before asking for a machine. Skips the
+# check if no Python here has antlm_jax.
 check_plan() { # ROOT TOPOLOGY SLICES
   [ "${option[unchecked]}" = no ] || return 0
   local python word words=()

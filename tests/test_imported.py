@@ -209,7 +209,7 @@ def test_gradients_are_theirs(family):
 def test_packed_and_padded_rows_are_theirs(family):
   """Models with windows; `test_transformers` has the others.
 
-  transformers reads each document in a row of its own.
+  transformers reads one document a row.
   """
   loaded, model, _, _ = family
   if model.config.model_type not in WINDOWED:

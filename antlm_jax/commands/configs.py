@@ -70,7 +70,10 @@ def _length(config: Config) -> str:
   # In epochs, the number of steps depends on the steps of an epoch.
   once, twice = (
     curriculum.parse_curriculum(
-      config.curriculum, names, n, train.steps or round(train.epochs * n)
+      config.curriculum,
+      names,
+      n,
+      curriculum.run_length(train.steps, train.epochs, n),
     ).steps
     for n in (1000, 2000)
   )

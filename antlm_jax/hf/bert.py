@@ -73,7 +73,7 @@ def _tensors(base: str, head: str, transform: str, norm: str) -> dict[str, str]:
 def _targets(causal: bool) -> list[Target]:
   """Returns the models of an attention.
 
-  Of a model_type, import uses the last model. So tied models are the last.
+  Import uses the last model of each model_type, which is tied.
   """
   out = []
   # In transformers, BERT's causal model has an unusual name.

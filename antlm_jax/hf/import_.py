@@ -19,7 +19,7 @@ from antlm_jax.hf import config as hf_config
 from antlm_jax.hf import hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
-from antlm_jax.hf.model_folder import TOKENIZER
+from antlm_jax.hf.model_folder import TOKENIZER, TOKENIZER_CONFIG
 from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import FineTuned
@@ -29,7 +29,6 @@ from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 _TEMPERATURE = 0.05  # of an embedder's similarities, which only training uses
 
 

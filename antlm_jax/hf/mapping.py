@@ -40,10 +40,10 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
     for name, architecture in ARCHITECTURES.items()
     for target in itertools.chain(*architecture.targets.values())
   }
-  if not isinstance(model_type, str) or model_type not in known:
-    for name, reason in _LACKING.items():
-      if model_type == name:
-        raise ValueError(f"antlm_jax has no encoder for {name}: {reason}")
+  name = model_type if isinstance(model_type, str) else ""
+  if name in _LACKING:
+    raise ValueError(f"antlm_jax has no encoder for {name}: {_LACKING[name]}")
+  if name not in known:
     raise ValueError(
       f"model_type={model_type!r} is not one of {', '.join(known)}"
     )

@@ -14,14 +14,13 @@ from antlm_jax.hf import hub
 from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Files of sentence-transformers.
 _MODULES = "modules.json"
 _LIMITS = "sentence_*_config.json"  # also of other models than BERT
 _SETTINGS = "config_sentence_transformers.json"
 _EMBEDDER = ["Transformer", "mean", "Normalize"]  # modules of our embedders
 _ADAPTER = "adapter_config.json"  # of PEFT
-_TOKENIZER_LIMITS = "tokenizer_config.json"
 # Files of tokenizers from which transformers writes tokenizer.json.
 _OLDER = "vocab.txt", "vocab.json", "*.model", "*.tiktoken"
 _ADAPTED = {  # class that PEFT adapts for a task; others adapt AutoModel
@@ -119,7 +118,7 @@ def _module_notes(
       path = module["path"]
       yield (
         f"warning: sentence-transformers' module {path} ({kind}) is left out:"
-        " `antlm eval embed` averages the tokens"
+        " `antlm embed` averages the tokens"
       )
 
 
@@ -138,7 +137,7 @@ def _kind(folder: pathlib.Path, module: Mapping[str, Any]) -> str:
 def _limits(folder: pathlib.Path) -> dict[str, Any]:
   """Reads how sentence-transformers prepares texts for a transformer."""
   out = {}
-  for path in (folder / _TOKENIZER_LIMITS, *sorted(folder.glob(_LIMITS))):
+  for path in (folder / TOKENIZER_CONFIG, *sorted(folder.glob(_LIMITS))):
     if path.is_file():
       out |= files.read_json(path, "sentence-transformers' settings")
   return out

@@ -89,7 +89,7 @@ class Loaded(TextModel):
   @property
   def headless(self) -> bool:
     """Whether the model was imported without an output layer."""
-    return self.model.lacks_head(self.params)
+    return models.lacks_head(self.model.shapes, self.params)
 
   @property
   def longest_row(self) -> int:

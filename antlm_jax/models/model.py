@@ -116,17 +116,13 @@ class Model:
 
     Raises a UserError if the parameters lack those of the output layer.
     """
-    if self.lacks_head(params):
+    if lacks_head(self.shapes, params):
       raise UserError(
         "the model has no output layer, because it was imported without one:"
         " train it first (--config=continued:model=...), or use embed or"
         " finetune, which need none"
       )
     return self.bind(params).output_head()
-
-  def lacks_head(self, params: Mapping[str, Any]) -> bool:
-    """Whether parameters are an encoder's alone, which only `encode` uses."""
-    return lacks_head(self.shapes, params)
 
   def attention_of(self, inputs, mask: AttentionMask) -> str:
     """Returns the name of the attention implementation used in training.
@@ -150,7 +146,7 @@ class Model:
 
   def bind(self, params: Params) -> Encoder:
     """Returns the encoder module with `params` in it."""
-    if self.lacks_head(params):  # encoding does not read these zeros
+    if lacks_head(self.shapes, params):  # encoding does not read these zeros
       _, head = divided(self.shapes)
       zeros = {path: jnp.zeros(x.shape, x.dtype) for path, x in head.items()}
       params = {**params, **zeros}

@@ -301,6 +301,11 @@ def scaled(text: str, known: Collection[str], steps: int) -> str:
   return f"{'+'.join(phases)} steps"
 
 
+def run_length(steps: int, epochs: float, per_epoch: float) -> int | None:
+  """Returns a run's steps, or None if neither steps nor epochs are given."""
+  return steps or round(epochs * per_epoch) or None
+
+
 def parse_curriculum(
   text: str,
   known: Collection[str],

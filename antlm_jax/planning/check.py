@@ -43,9 +43,8 @@ def check_launch(
   if named and isinstance(config, str):
     _compare(named[1], topology, place)
   devices = place.devices * slices
-  data, fsdp, _ = made.mesh.sizes(devices, f"the launch has {{}} ({topology})")
-  if data % slices:
-    raise UserError(f"mesh: data={data} is not a multiple of {slices} slices")
+  have = f"the launch has {{}} ({topology})"
+  data, fsdp, _ = made.mesh.sizes(devices, slices, have)
   BatchLayout(made.train.batch_size, made.train.microbatches, data * fsdp)
   curriculum = ", ".join(objective.name for objective in made.trained)
   size = models.build_model(made.model, _VOCAB_SIZE).size

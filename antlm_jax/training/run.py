@@ -282,10 +282,10 @@ def _schedule(
     shuffle=config.data.shuffle,
   )
   per_epoch = order.steps_per_epoch
-  length = config.train.steps or round(config.train.epochs * per_epoch)
-  known = list(objectives)
+  known, train = list(objectives), config.train
+  length = curriculum_lib.run_length(train.steps, train.epochs, per_epoch)
   curriculum = curriculum_lib.parse_curriculum(
-    config.curriculum, known, per_epoch, length or None
+    config.curriculum, known, per_epoch, length
   )
   steps, mix = curriculum.steps, None
   if length and steps != length:

@@ -151,7 +151,7 @@ def _pair_records(
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts.
 
-  Each of several positives is an example of its own.
+  A record with several positives gives an example for each of them.
   """
   counts = range(len(columns), sys.maxsize)  # further values are negatives
   for where, values in sets.source_records(source, columns, counts):

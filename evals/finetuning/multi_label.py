@@ -74,7 +74,7 @@ def _label_counts(
 ) -> tuple[np.ndarray, ...]:
   """Returns for each label how often it is found, true, and both.
 
-  There are at least so many labels.
+  There are at least `least` labels.
   """
   every = [label for one in (*predictions, *labels) for label in one]
   count = max([least - 1, *every]) + 1

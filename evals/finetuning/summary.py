@@ -380,7 +380,7 @@ def _summary_rows(
 def class_tables(summary: Mapping) -> Iterator[str]:
   """Yields a table of each class's F1, for each set with several classes.
 
-  Of many classes, it has those with the lowest F1.
+  It lists the classes with the lowest F1 if there are too many.
   """
   lr = summary["best_lr"]
   runs = [run for run in summary["runs"] if run["lr"] == lr]
