@@ -58,7 +58,9 @@ class Mesh(Section):
   )
   tensor: int = setting(1, "Number of parts of heads and widths", least=-1)
 
-  def sizes(self, devices: int, slices: int, have: str) -> tuple[int, ...]:
+  def sizes(
+    self, devices: int, slices: int = 1, have: str = "there are {}"
+  ) -> tuple[int, ...]:
     """Returns the sizes of MESH_AXES on a number of devices.
 
     Raises a UserError if they do not multiply to it, or do not divide the
