@@ -1,5 +1,8 @@
 """Layers with different windows: visibility and cost."""
 
+import dataclasses
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -90,7 +93,10 @@ def test_far_blocks_are_skipped_and_only_near_pairs_counted():
         mask, x, x, "pallas"
       ).schedules[0]
     )
-    steps = [int(made.of_layer(layer).total[0]) for layer in (0, 1)]
+    steps = [
+      math.prod(int(n) for n in made.of_layer(layer).grid(1))
+      for layer in (0, 1)
+    ]
     n = made.of_layer(0).blocks.q_count
     assert length / n > window  # a window reaches only into the next block
     expected = [n * (n + 1) // 2, 2 * n - 1]
@@ -101,3 +107,13 @@ def test_rows_as_short_as_the_windows_keep_their_plain_mask():
   of = helpers.model(windows=(0, T))
   masks = models.encoder.masks(of.config, CAUSAL, (2, T))
   assert masks.kinds == [CAUSAL] and len(masks.which) == of.config.layers
+
+
+def test_a_layer_without_a_window_keeps_a_mask_without_bounds():
+  """Else it loses cuDNN's kernel, which knows no bounds, on GPUs."""
+  of = helpers.model(layers=3, windows=(0, 2))
+  for loop, plain in (("no", True), ("yes", False)):
+    config = dataclasses.replace(of.config, scan_layers=loop)
+    masks = models.encoder.masks(config, BIDIRECTIONAL, (2, T))
+    assert (masks.of_layer(2) is BIDIRECTIONAL) == plain
+    assert masks.of_layer(1).bounded

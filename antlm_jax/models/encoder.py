@@ -31,6 +31,7 @@ def _save_products(primitive, *shapes, **parameters) -> bool:
     policies.dots_with_no_batch_dims_saveable(primitive, *shapes, **parameters)
     or kernels(primitive, *shapes, **parameters)
     or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN
+    or primitive.name == "remat_opt"  # tokamax
   )
 
 
@@ -288,9 +289,16 @@ def masks(
   for computations on the host.
   """
   windows = per_layer(config.windows_in(shape[-1]))
-  if windows.kinds == [shape[-1]]:
-    return windows.map(lambda _: mask)
-  return windows.map(lambda window: mask.within(window, shape, xp))
+  # A loop over the blocks needs masks of one structure. Otherwise a layer
+  # without a window keeps its mask, which may have no bounds.
+  alike = config.loops and len(windows.kinds) > 1
+  return windows.map(
+    lambda window: (
+      mask
+      if window == shape[-1] and not alike
+      else mask.within(window, shape, xp)
+    )
+  )
 
 
 def prepare_masks(
