@@ -1,22 +1,27 @@
 """Makes AntLM's table on one GPU, in processes side by side, and packs it.
 
-python -m antlm_jax.evals.studies.one_gpu run --scale=8m --data=FOLDER \\
+To train and score runs, and to resume them:
+
+    python -m antlm_jax.evals.studies.one_gpu run --scale=8m --data=FOLDER \\
       --runs=RUNS --minutes=8
-python -m antlm_jax.evals.studies.one_gpu pack --runs=RUNS --output=FILE
-python -m antlm_jax.evals.studies.one_gpu unpack --packed=FILE --runs=RUNS
+
+To pack their results, and to restore them for `antlm report` elsewhere:
+
+    python -m antlm_jax.evals.studies.one_gpu pack --runs=RUNS --output=FILE
+    python -m antlm_jax.evals.studies.one_gpu unpack --packed=FILE --runs=RUNS
 
 Small models leave a GPU idle while Python works. So several processes train,
-each some seeds of a row, and others score the runs that have ended.
-
-The packed file has what `antlm report` reads, but for the scores of pairs: of
-these it has the log-odds, as float16. `unpack` restores the folder of runs.
+each some seeds of a row, and others score the runs that have ended. The packed
+file has the log-odds of each pair as float16, instead of both scores.
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import io
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -55,11 +60,11 @@ _TEXT = ("uid", "id", "choices")  # of a pair, equal in all runs
 class _Lanes:
   """Processes that run jobs side by side, at most `most` at a time.
 
-  Each job writes its output into a file of its own in `logs`.
+  Each job writes its output into a file of its own, LOGS/KIND-NUMBER-ROW.log.
   """
 
-  def __init__(self, most: int, logs: pathlib.Path):
-    self._most, self._logs = most, logs
+  def __init__(self, kind: str, most: int, logs: pathlib.Path):
+    self._kind, self._most, self._logs = kind, most, logs
     self.waiting: list[Job] = []
     self.failed: list[Job] = []
     self._running: dict[subprocess.Popen, tuple[Job, pathlib.Path]] = {}
@@ -70,7 +75,7 @@ class _Lanes:
     return bool(self._running or self.waiting)
 
   def poll(self) -> None:
-    """Takes note of the jobs that have ended, and starts waiting ones."""
+    """Forgets jobs that have ended, and starts jobs that wait."""
     for process in [p for p in self._running if p.poll() is not None]:
       job, log = self._running.pop(process)
       if process.returncode not in (0, RUN_AGAIN):
@@ -80,7 +85,8 @@ class _Lanes:
     while self.waiting and len(self._running) < self._most:
       job = self.waiting.pop(0)
       self._started += 1
-      log = self._logs / f"{job.folder.parent.name}-{self._started}.log"
+      name = f"{self._kind}-{self._started}-{job.folder.parent.name}.log"
+      log = self._logs / name
       with log.open("w") as output:
         process = jobs_lib.start_job(job, output)
       self._running[process] = job, log
@@ -104,7 +110,7 @@ class _Lanes:
 class _Run:
   """A run of a row: its training and its evaluations.
 
-  Evaluations in a mode that it does not train come last, in `later`.
+  `later` has the evaluations in a mode that it does not train.
   """
 
   train: Job
@@ -166,9 +172,8 @@ def run(
     for job in todo:
       if job.command == "prepare" and not job.done:
         jobs_lib.run_job(job)
-    train, score = (
-      _Lanes(most, folder / "logs") for most in (trainings, scorings)
-    )
+    train = _Lanes("train", trainings, folder / "logs")
+    score = _Lanes("score", scorings, folder / "logs")
     left = _runs(todo)
     train.waiting = _joined(left, trainings)
     try:
@@ -289,33 +294,47 @@ def pack(*, runs: files.Path, output: files.Path) -> None:
     runs: Path to the folder of all runs.
     output: Path to the packed file, such as runs.tar.gz.
   """
-  runs, texts, count = pathlib.Path(runs), set(), 0
+  runs, texts = pathlib.Path(runs), set()
+  configs = sorted(runs.glob(f"*/*/{saving.CONFIG}"))
+  scored = [
+    items
+    for config in configs
+    for items in sorted(config.parent.glob(f"evals/*/*/{ITEMS}"))
+    if items.with_name(results.SUMMARY).is_file()  # else it is being written
+  ]
   pathlib.Path(output).parent.mkdir(parents=True, exist_ok=True)
-  with tarfile.open(output, "w:gz", compresslevel=6) as tar:
-    for config in sorted(runs.glob(f"*/*/{saving.CONFIG}")):
-      for path in (config.with_name(name) for name in _PACKED):
-        if path.is_file():
-          tar.add(path, path.relative_to(runs))
-      for items in sorted(config.parent.glob(f"evals/*/*/{ITEMS}")):
-        summary = items.with_name(results.SUMMARY)
-        if not summary.is_file():  # it is being written
-          continue
-        lines = [line for _, line in files.read_jsonl(items, "the items")]
-        tar.add(summary, summary.relative_to(runs))
-        odds = [line["scores"][0] - line["scores"][1] for line in lines]
-        array = io.BytesIO()
-        np.save(array, np.array(odds, np.float16))
-        place = items.relative_to(runs).with_name(_ODDS)
-        _add(tar, str(place), array.getvalue())
-        name = _pairs_name(files.read_json(summary, "the summary"))
-        if name not in texts:  # each pair once for all runs
-          rows = [{k: line[k] for k in _TEXT} for line in lines]
-          text = "".join(json.dumps(row) + "\n" for row in rows)
-          _add(tar, name, text.encode())
-          texts.add(name)
-        count += 1
+  with tarfile.open(output, "w:gz", compresslevel=6) as tar, _pool() as pool:
+    for path in (c.with_name(name) for c in configs for name in _PACKED):
+      if path.is_file():
+        tar.add(path, path.relative_to(runs))
+    for items, odds in zip(scored, pool.map(_read_odds, scored), strict=True):
+      summary, place = items.with_name(results.SUMMARY), items.relative_to(runs)
+      tar.add(summary, place.with_name(results.SUMMARY))
+      _add(tar, str(place.with_name(_ODDS)), odds)
+      name = _pairs_name(files.read_json(summary, "the summary"))
+      if name not in texts:  # each pair once for all runs
+        texts.add(name)
+        lines = (line for _, line in files.read_jsonl(items, "the items"))
+        rows = (json.dumps({k: line[k] for k in _TEXT}) for line in lines)
+        _add(tar, name, "".join(f"{row}\n" for row in rows).encode())
   size = os.path.getsize(output) / 2**20
-  progress.say(f"packed: {count} scored sets, {size:.1f} MB in {output}")
+  progress.say(f"packed: {len(scored)} scored sets, {size:.1f} MB in {output}")
+
+
+def _pool() -> concurrent.futures.Executor:
+  """Returns processes that read; a run's scores take one of them a second."""
+  count = min(8, os.cpu_count() or 1)
+  context = multiprocessing.get_context("spawn")
+  return concurrent.futures.ProcessPoolExecutor(count, context)
+
+
+def _read_odds(items: pathlib.Path) -> bytes:
+  """Returns the log-odds of a scored set's pairs as the content of a .npy."""
+  lines = (line for _, line in files.read_jsonl(items, "the items"))
+  odds = [line["scores"][0] - line["scores"][1] for line in lines]
+  content = io.BytesIO()
+  np.save(content, np.array(odds, np.float16))
+  return content.getvalue()
 
 
 @settings.checked
