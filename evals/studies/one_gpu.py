@@ -266,6 +266,7 @@ def _work(
         progress.say(f"training stops: {duration(now - begun)}")
         train.stop()
         stopped = True
+        continue  # some runs have ended meanwhile
       if now > until or (stopped and not (score.busy or later)):
         progress.say("stopped: run the same command to resume")
         raise Stopped(RUN_AGAIN, saved=True)
