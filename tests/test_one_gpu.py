@@ -95,7 +95,7 @@ def test_packed_results_are_restored(tmp_path):
 def test_rows_are_trained_and_scored_side_by_side(tmp_path, capfd):
   """A row's seeds share a process, and no row waits for another.
 
-  The time limit leaves what has ended; a second call makes the rest.
+  A call with too little time is resumed by the next one.
   """
   text, data = tmp_path / "text", _make_pairs(tmp_path / "data", "agreement")
   text.mkdir()

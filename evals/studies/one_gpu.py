@@ -107,8 +107,8 @@ class _Lanes:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-  """A run of a row: its training and its evaluations.
+class _JobsOfRun:
+  """Jobs of a run: its training and its evaluations.
 
   `later` has the evaluations in a mode that it does not train.
   """
@@ -202,7 +202,7 @@ def _jobs(scale, rows, seeds, overrides, folder, text, data) -> list[Job]:
   return [*out]
 
 
-def _runs(todo: Sequence[Job]) -> list[_Run]:
+def _runs(todo: Sequence[Job]) -> list[_JobsOfRun]:
   """Returns the runs that some of the jobs make."""
   by_folder = collections.defaultdict(list)
   for job in todo:
@@ -214,11 +214,11 @@ def _runs(todo: Sequence[Job]) -> list[_Run]:
     own = {f"--mode={mode}" for mode in trained_modes(config)}
     first = tuple(job for job in scored if own.intersection(job.arguments))
     later = tuple(job for job in scored if job not in first)
-    out.append(_Run(train, first, later))
+    out.append(_JobsOfRun(train, first, later))
   return out
 
 
-def _joined(left: Sequence[_Run], processes: int) -> list[Job]:
+def _joined(left: Sequence[_JobsOfRun], processes: int) -> list[Job]:
   """Returns trainings in about so many processes, each with a row's seeds."""
   todo = {
     run.train: training.read_run_arguments(run.train.arguments)[0]
@@ -232,7 +232,7 @@ def _joined(left: Sequence[_Run], processes: int) -> list[Job]:
 
 
 def _work(
-  left: Sequence[_Run],
+  left: Sequence[_JobsOfRun],
   train: _Lanes,
   score: _Lanes,
   until: float,
