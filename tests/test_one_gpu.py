@@ -95,7 +95,7 @@ def test_packed_results_are_restored(tmp_path):
 def test_rows_are_trained_and_scored_side_by_side(tmp_path, capfd):
   """A row's seeds share a process, and no row waits for another.
 
-  A call with too little time is resumed by the next one.
+  The second call resumes a first call with too little time.
   """
   text, data = tmp_path / "text", _make_pairs(tmp_path / "data", "agreement")
   text.mkdir()
