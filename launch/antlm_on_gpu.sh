@@ -8,19 +8,19 @@
 # compressed text and BLiMP: about 30 MB. Then, on the machine with the GPU,
 #
 #   ./launch/antlm_on_gpu.sh run --pack=PACK --output=OUTPUT [--minutes=9] \
-#     [--budget=25] [--runs=RUNS] [--scales=8m,24m,97m] [--rows=ROW,...] \
-#     [--config.KEY=VALUE]
+#     [--runs=RUNS] [--scales=8m,24m,97m] [--rows=ROW,...] [--seeds=N] \
+#     [--trainings=6] [--scorings=6] [--config.KEY=VALUE]
 #
-# times a step of each scale, and trains as many seeds as fit into the rest of
-# the budget. It stops after --minutes with exit status 75, and the same command
-# resumes it. OUTPUT gets the times of steps, each scale's report, and files of at
-# most 16 MB with all losses and BLiMP's log-odds.
+# trains and scores in several processes. It stops after --minutes with exit
+# status 75, and the same command resumes it. OUTPUT gets each scale's packed
+# results (SCALE.tar.gz) and the output of its processes (SCALE-logs.tar.gz).
+# Both are renewed every two minutes, in case the machine goes away.
 #
 # The GPU's machine needs Python 3.12 ($PYTHON, by default python3) with jax,
 # flax, optax and orbax-checkpoint. If it lacks another package, the command
 # names it for --also.
 set -euo pipefail
-help() { sed -n '2,23s/^# \{0,1\}//p' "$0"; }
+help() { sed -n '2,21s/^# \{0,1\}//p' "$0"; }
 fail() {
   echo "error: $*" >&2
   exit 2
@@ -31,12 +31,12 @@ case "${1:-}" in
   -h | --help) help && exit 0 ;;
   *) fail "write pack or run first; see --help" ;;
 esac
-text='' data='' pack='' output='' also='' rows='' minutes=9 budget=25
-runs="$root/runs/one_gpu" scales=8m,24m overrides=()
+text='' data='' pack='' output='' also='' rows='' minutes=9 seeds=0
+runs="$root/runs/one_gpu" scales=8m,24m trainings=6 scorings=6 overrides=()
 for word in "$@"; do
   case "$word" in
     --text=* | --data=* | --pack=* | --output=* | --runs=* | --scales=* | \
-      --rows=* | --also=* | --minutes=* | --budget=*)
+      --rows=* | --also=* | --minutes=* | --seeds=* | --trainings=* | --scorings=*)
       name="${word%%=*}"
       printf -v "${name#--}" '%s' "${word#*=}" ;;
     --config.*=*) overrides+=("$word") ;;
@@ -82,6 +82,7 @@ begun=$SECONDS
 mkdir -p "$output" "$runs"
 runs="$(realpath "$runs")" pack="$(realpath "$pack")"
 output="$(realpath "$output")"
+[ ! -d "$pack/text" ] || text="$pack/text" # else RUNS/SCALE/data must exist
 if [ ! -e "$runs/installed" ]; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile \
     --target "$runs/packages" "$pack"/wheels/*.whl
@@ -94,47 +95,40 @@ cd "$root"
 lacks="$("$python" launch/lacks.py)"
 [ -z "$lacks" ] || fail "$python lacks $lacks: pack them with --also"
 
-spent="$(cat "$runs/spent" 2>/dev/null || echo 0)" # seconds of earlier calls
-status=0 tried=''
+one_gpu() { "$python" -m antlm_jax.evals.studies.one_gpu "$@"; }
+save() { # SCALE NAME: its results so far; a file is whole, or that before
+  one_gpu pack --runs="$runs/$1" --output="$runs/$2.tar.gz" &&
+    mv "$runs/$2.tar.gz" "$output/$1.tar.gz" &&
+    tar -czf "$output/$1-logs.tar.gz" -C "$runs/$1" logs
+}
+keep_saving() { # SCALE
+  local seconds=0
+  while sleep 5; do
+    seconds=$((seconds + 5))
+    ((seconds % 120)) || save "$1" "$1-early" || true
+  done
+}
+saver='' status=0
+trap '[ -z "$saver" ] || kill "$saver" 2>/dev/null || true' EXIT
 for scale in ${scales//,/ }; do
-  asked=(--scale="$scale" ${rows:+--rows="$rows"}) times="$runs/times/$scale"
-  case "$scale" in
-    8m) size=8m ;;
-    24m) size=24m ;;
-    97m) size=97M ;;
-    8m_shrink) size=tiny ;; # to try this script out
-    *) fail "--scales: '$scale' is not 8m, 24m, 97m or 8m_shrink" ;;
-  esac
-  if [ ! -e "$times" ]; then
-    "$python" -m antlm_jax.evals.benchmarks.train_step --sizes="$size" \
-      --batches=clm,mlm --seconds=2 --output="$times" ||
-      fail "a step of $scale has no time: see above"
-  fi
-  mkdir -p "$output/$scale"
-  cp "$times"/*.json "$output/$scale"
-  if [ ! -e "$times/seeds" ]; then
-    rest=$((60 * budget - spent - (SECONDS - begun)))
-    seeds="$("$python" -m antlm_jax.evals.studies.one_gpu seeds "${asked[@]}" \
-      --times="$times" --seconds="$rest")"
-    [ "$seeds" -gt 0 ] || continue
-    echo "$seeds" > "$times/seeds" # later calls train as many
-  fi
-  tried="$scale" asked+=(--seeds="$(cat "$times/seeds")")
   [ ! -e "$runs/$scale/packed" ] || continue
-  left=$((60 * minutes - (SECONDS - begun)))
-  [ "$left" -gt 0 ] || status=75
+  # Half a minute is for packing.
+  spent=$((SECONDS - begun + 30))
+  left="$(awk "BEGIN { x = $minutes - $spent / 60; print (x > 0 ? x : 0) }")"
+  [ "$left" != 0 ] || status=75
   [ "$status" -eq 0 ] || break
-  "$python" -m antlm_jax study --config=antlm_table "${asked[@]}" \
-    --text="$pack/text" --data="$runs/data" --runs="$runs/$scale" \
-    --together=13 --minutes="$(awk "BEGIN { print $left / 60 }")" \
+  keep_saving "$scale" > /dev/null 2>&1 &
+  saver=$!
+  one_gpu run --scale="$scale" --data="$runs/data" --runs="$runs/$scale" \
+    --minutes="$left" --seeds="$seeds" --trainings="$trainings" \
+    --scorings="$scorings" ${text:+--text="$text"} ${rows:+--rows="$rows"} \
     "${overrides[@]}" || status=$?
+  kill "$saver" 2>/dev/null || true
+  wait "$saver" 2>/dev/null || true
+  saver=''
   # Also of a scale that is not done, since the machine may go away.
-  "$python" -m antlm_jax.evals.studies.one_gpu pack --runs="$runs/$scale" \
-    --output="$output/$scale"
+  save "$scale" "$scale" || [ "$status" -ne 0 ] || status=1
   [ "$status" -eq 0 ] || break
   touch "$runs/$scale/packed"
 done
-echo $((spent + SECONDS - begun)) > "$runs/spent"
-[ -n "$tried" ] || [ "$status" -ne 0 ] ||
-  fail "no scale fits into the rest of --budget=$budget minutes"
 exit "$status"

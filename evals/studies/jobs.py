@@ -8,6 +8,7 @@ list of jobs resumes after any interruption, wherever its jobs were run before.
 import contextlib
 import dataclasses
 import importlib
+import io
 import os
 import pathlib
 import shlex
@@ -17,6 +18,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 from antlm_jax import cli
 from antlm_jax.commands import COMMANDS
@@ -157,10 +159,29 @@ def _wait_for(lock: pathlib.Path) -> None:
       pass
 
 
+def _command(job: Job) -> list[str]:
+  return [sys.executable, "-m", *job.words]
+
+
+def start_job(job: Job, output: IO | int | None = None) -> subprocess.Popen:
+  """Starts one job, done or not.
+
+  Args:
+    job: The job.
+    output: File for its output and errors, or `subprocess.DEVNULL` for its
+      output; None for this process's.
+  """
+  errors = subprocess.STDOUT if isinstance(output, io.IOBase) else None
+  return subprocess.Popen(
+    _command(job),
+    env={**_ENVIRONMENT, **os.environ},  # the user's settings win
+    stdout=output,
+    stderr=errors,
+  )
+
+
 def run_job(job: Job, seconds: float | None = None) -> None:
   """Runs one job, done or not; arguments and errors are those of `run_jobs`."""
-  command = [sys.executable, "-m", *job.words]
-  environment = {**_ENVIRONMENT, **os.environ}  # the user's settings win
 
   def terminated(*_) -> None:
     raise Stopped(RUN_AGAIN)
@@ -169,7 +190,7 @@ def run_job(job: Job, seconds: float | None = None) -> None:
   before = signal.signal(signal.SIGTERM, terminated)
   try:
     shown = subprocess.DEVNULL if progress.is_quiet() else None
-    process = subprocess.Popen(command, env=environment, stdout=shown)
+    process = start_job(job, shown)
     try:
       status = process.wait(seconds)
     except (subprocess.TimeoutExpired, Stopped):
@@ -190,7 +211,7 @@ def run_job(job: Job, seconds: float | None = None) -> None:
   if status:
     raise UserError(
       f"{job.about} failed (status {status}): see above; it was"
-      f" {' '.join(command)}"
+      f" {' '.join(_command(job))}"
     )
 
 

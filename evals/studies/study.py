@@ -310,7 +310,7 @@ def make(
   if dry_run:
     print(costs(study, folder))
     return
-  todo = list(study_jobs(study, folder, text, _found(study, data)))
+  todo = list(study_jobs(study, folder, text, evaluation_data(study, data)))
   if together > 1:
     todo = _join_jobs_by_kind(todo, together)
   if commands:
@@ -333,8 +333,12 @@ def main(argv: Sequence[str]) -> None:
   make(**read_arguments(make, args), overrides=overrides)
 
 
-def _found(study: Study, data: str | None) -> str:
-  """Returns the folder of evaluation sets, which holds all that they need."""
+def evaluation_data(study: Study, data: str | None) -> str:
+  """Returns the folder of evaluation sets, which holds all that they need.
+
+  Raises:
+    UserError: It does not.
+  """
   if not study.scale.evaluations:
     return ""
   if not data:
