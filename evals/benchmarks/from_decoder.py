@@ -1,0 +1,543 @@
+"""Measures what makes an encoder of a small pretrained decoder.
+
+    python -m antlm_jax.evals.benchmarks.from_decoder --model=FOLDER \\
+      --text=PREPARED --data=DATA --work=FOLDER --output=FOLDER
+
+FOLDER of --model is SmolLM2-135M-Instruct in transformers' form. DATA holds
+nfcorpus and scifact in BEIR's form, sst2 and conll2003. PREPARED is made with
+the model's tokenizer. The same command resumes a run that was stopped.
+
+Declared before the first run:
+
+Model. The weights are read from a file with 4 bits a number (GGUF, Q4_1), as
+floats. To carry them, the embedding was rounded from 8 to 4 bits, too. The
+token <empty_output> becomes <mask>, with the mean of all other embeddings.
+
+Rows. `causal` is the decoder as it is, and `bidirectional` is the same model
+without the causal mask. Five rows train on the same 128 steps of 32 x 256
+tokens (1.05M): `mntp`, `mlm`, `clm_mlm` (a quarter CLM, then MLM, by
+configs/from_decoder.py), `clm`, and `scratch`, which is MLM from random
+parameters. All but `causal` are evaluated bidirectionally. Three seeds draw the
+order, the masks and the heads. `causal` and `bidirectional` have one model, and
+three seeds of fine-tuning.
+
+Measures. Texts are cut at 96 tokens, and a vector is the mean of the states:
+- `loss`: held-out loss of the row's objectives, in nats.
+- `zero_shot`: NDCG@10 on NFCorpus and SciFact without training.
+- `simcse`: the same after 48 steps of SimCSE on NFCorpus's documents.
+- `pairs`: the same after 96 steps on NFCorpus's training pairs.
+- `sst2_probe`, `conll_probe`: accuracy, and F1 of entities, of a linear layer
+  on the frozen model, at the rates 1e-3 and 1e-2.
+- `sst2_tuned`, `conll_tuned`: the same of all weights, at 3e-5 and 1e-4.
+
+Two outcomes count: R, the mean NDCG@10 of both sets after `pairs`, and T, the
+mean of `sst2_tuned` and `conll_tuned` over both tasks and both rates, so that
+no rate is chosen on the test set. All others only describe.
+
+Claims, with the effects that we expect in points:
+1. `mlm` above `bidirectional`: MLM pays within 1M tokens. R +2 to +8, T +2 to
+   +8.
+2. `mlm` above `scratch`: CLM, then MLM, is better than MLM of equal compute, as
+   in arXiv 2507.00994. R +5 to +15, T +5 to +20.
+3. `mlm` above `clm`: MLM is better than CLM alone on the same tokens. R +1 to
+   +6, T +1 to +6.
+4. `clm_mlm` differs from `mlm`: R and T -1 to +1, which three seeds cannot
+   decide.
+5. `mntp` differs from `mlm`: R and T -1 to +2. Its loss is lower by 0.1 to 0.5
+   nats, since the output layer keeps its task.
+
+Noise and size. Fine-tuning seeds of BERT-sized models differ by about 0.5
+points here, and test queries by more, but these are paired. With three seeds, a
+difference of 0.5 points a seed is decided from 1.2 points for one claim (t of
+4.3) and from 3.6 points for the strictest of ten (t of 14). So claims 1 to 3
+can be decided, and 4 and 5 only if they surprise. The size is the largest that
+takes 10 minutes of one GPU.
+
+Correction: five claims times two outcomes, by Holm at 5 %. Intervals are those
+of `antlm report`, paired by seed, and by query or example.
+
+Jobs run in an order of priority: seed 0 of all rows, then the other seeds. A
+job trains a row with a seed, and takes its measures, the cheap ones first.
+"""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import antlm_jax as ax
+from antlm_jax import cli, models
+from antlm_jax.evals.benchmarks import common
+from antlm_jax.evals.finetuning import (
+  answering,
+  batching,
+  classification,
+  embedding,
+  labelled,
+  loop,
+  protocol,
+  retrieval,
+  sets,
+  trial,
+)
+from antlm_jax.evals.finetuning.task import Task
+from antlm_jax.inference.model import Loaded, load
+from antlm_jax.runtime import progress
+from antlm_jax.settings import setting
+
+SETS = "nfcorpus", "scifact"
+SEEDS = 0, 1, 2
+RESULTS = "from_decoder.jsonl"
+
+
+class Row(NamedTuple):
+  """A way to make an encoder."""
+
+  objective: str = ""  # at the end of the training; "" for no training
+  causal: float = 0  # share of the steps that train CLM before
+  attention: str = "bidirectional"
+  scratch: bool = False  # from random parameters
+
+
+ROWS = {  # by priority
+  "mlm": Row("M"),
+  "mntp": Row("N"),
+  "scratch": Row("M", scratch=True),
+  "clm": Row("C"),
+  "clm_mlm": Row("M", causal=0.25),
+  "bidirectional": Row(),
+  "causal": Row(attention="causal"),
+}
+MEASURES = (  # cheap ones first
+  "loss",
+  "zero_shot",
+  "pairs",
+  "sst2_probe",
+  "conll_probe",
+  "sst2_tuned",
+  "conll_tuned",
+  "simcse",
+)
+RATES = {"probe": (1e-3, 1e-2), "tuned": (3e-5, 1e-4)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """Amounts of everything."""
+
+  steps: int = 128  # of pretraining
+  batch: int = 32
+  microbatches: int = 2
+  held_out: int = 128  # rows
+  documents: int = 96  # tokens of a text in retrieval
+  encoded: int = 1024  # texts that are encoded at once
+  simcse: tuple[int, int, int] = 48, 64, 48  # steps, batch size, tokens
+  pairs: tuple[int, int, int] = 96, 32, 64
+  sentences: int = 1500  # to train on
+  words: int = 48  # tokens of a sentence
+  dtype: str = "bfloat16"
+  loops: str = "yes"  # one compiled block instead of 30
+
+
+SIZES = {
+  "full": Size(),
+  "tiny": Size(
+    steps=4,
+    batch=4,
+    microbatches=1,
+    held_out=4,
+    documents=16,
+    encoded=64,
+    simcse=(2, 8, 16),
+    pairs=(2, 8, 16),
+    sentences=64,
+    words=16,
+    dtype="float32",
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+  """The command's arguments."""
+
+  model: str = setting("", "Path to the decoder", read=cli.here)
+  text: str = setting("", "Path to the prepared text", read=cli.here)
+  data: str = setting("", "Path to the folder of all sets", read=cli.here)
+  work: str = setting("", "Path to a folder for the models", read=cli.here)
+  output: str = setting("", "Folder of the results", read=cli.here)
+  size: str = setting("full", "Amounts of everything", choices=tuple(SIZES))
+  workers: int = setting(5, "Number of processes", least=1)
+  minutes: float = setting(0.0, "Time after which to stop; 0 for never")
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedRows(batching.ExampleRows):
+  """Rows of one padded length, so that few programs are compiled."""
+
+  @property
+  def groups(self) -> dict[int, np.ndarray]:
+    """All rows, as long as the longest."""
+    return {self.tokens.shape[-1]: np.arange(len(self))}
+
+
+def _padded(rows: batching.ExampleRows) -> PaddedRows:
+  return PaddedRows(
+    **{f.name: getattr(rows, f.name) for f in dataclasses.fields(rows)}
+  )
+
+
+def _tuning(
+  size: Size, measure: str, attention: str
+) -> tuple[trial.Hyperparameters, int]:
+  """Returns how a measure trains, and the tokens of a text."""
+  how = {"attention": attention, "patience": 0, "warmup": 0.1}
+  if measure in ("simcse", "pairs"):
+    steps, batch, length = getattr(size, measure)
+    how |= {"steps": steps, "batch_size": batch, "epochs": 1}
+    dropout = 0.1 if measure == "simcse" else None
+    return trial.Hyperparameters(encoder_dropout=dropout, **how), length
+  probe = measure.endswith("probe")
+  how |= {"batch_size": 32, "epochs": 3 if probe else 2, "freeze": probe}
+  return trial.Hyperparameters(**how), size.words
+
+
+@functools.cache
+def _task(data: str, measure: str) -> Task:
+  """Makes the task that a measure trains on, or evaluates."""
+  towers = retrieval.RetrievalOptions()
+  name = measure.partition("_")[0]
+  if name in SETS:
+    made = retrieval.make_retrieval_task(data, name, "bidirectional", towers)
+    return dataclasses.replace(made, head=retrieval.Towers(towers.temperature))
+  if name == "pairs":
+    return _task(data, SETS[0])
+  if name == "simcse":
+    path = pathlib.Path(data, SETS[0], "corpus.jsonl")
+    texts = [line["text"] for _, line in sets.record_fields(path, ("text",))]
+    options = embedding.EmbedderOptions(), labelled.Columns()
+    where = {"train": texts, "dev": texts[:2]}
+    return embedding.simcse(where, "own", "bidirectional", towers, *options)
+  head = classification.ClassifierOptions("mean", "linear", 0.0)
+  options = head, answering.AnsweringOptions(), towers
+  return protocol.make_protocol_task(data, name, "bidirectional", *options)
+
+
+@functools.cache
+def _examples(data: str, measure: str, split: str) -> Sequence:
+  return _task(data, measure).examples(split)
+
+
+class Encoded:
+  """Rows of all sets, which are the same for all models of a process."""
+
+  def __init__(self, args: Arguments, loaded: Loaded):
+    self._args, self._loaded = args, loaded
+    self.size = SIZES[args.size]
+    self.rows = functools.cache(self._rows)
+
+  def task(self, measure: str) -> Task:
+    """Returns the task of a measure."""
+    return _task(self._args.data, measure)
+
+  def _rows(self, measure: str, split: str, length: int) -> PaddedRows:
+    """Returns a split's rows of at most `length` tokens."""
+    task = self.task(measure)
+    examples = _examples(self._args.data, measure, split)
+    if split == "train" and (most := self._most(measure)) < len(examples):
+      drawn = np.random.default_rng(0).permutation(len(examples))[:most]
+      examples = [examples[i] for i in drawn]
+    return _padded(task.head.encode(self._loaded, examples, length))
+
+  def _most(self, measure: str) -> int:
+    """Returns the number of examples that a measure trains on."""
+    if measure in ("simcse", "pairs"):
+      steps, batch, _ = getattr(self.size, measure)
+      return steps * batch
+    return self.size.sentences
+
+
+def _ndcg(
+  found: trial.Trial, encoded: Encoded, task_head: retrieval.Towers
+) -> dict[str, Any]:
+  """Returns each query's NDCG@10 on both sets, and the means."""
+  out = {}
+  for name in SETS:
+    rows = encoded.rows(name, f"{name}-test", encoded.size.documents)
+    ((vectors,), _) = found.predict(rows)
+    ranked = task_head.decode(vectors, rows)
+    labels = [e.label for e in rows.examples]
+    each = [
+      retrieval.ndcg(one["all"], label)
+      for one, label in zip(ranked, labels, strict=True)
+    ]
+    out[name] = float(np.mean(each))
+    out[f"{name}_queries"] = [round(x, 4) for x in each]
+  return out
+
+
+def _retrieval(
+  loaded: Loaded, encoded: Encoded, measure: str, attention: str, seed: int
+) -> dict[str, Any]:
+  """Returns NDCG@10 without training, or after SimCSE or pairs."""
+  size, head = encoded.size, encoded.task(SETS[0]).head
+  trains = measure != "zero_shot"
+  how, length = _tuning(size, measure if trains else "pairs", attention)
+  rate = 1e-4 if measure == "pairs" else 3e-5
+  runs = [trial.TrialRun(rate, seed)]
+  made = trial.Trial(loaded, head, how, runs, how.steps)
+  losses = {}
+  if trains:
+    rows = encoded.rows(measure, "train", length)
+    slots = batching.batches_by_length(rows, how.batch_size, seed, 0, True)
+    batches = (batching.gather(rows, [s]) for s in slots[: how.steps])
+    losses["train_loss"] = float(made.train(batches)[0])
+  # `predict` makes batches of so many texts.
+  made._batch_size = size.encoded
+  return losses | _ndcg(made, encoded, head)
+
+
+def _labels(
+  loaded: Loaded, encoded: Encoded, measure: str, attention: str, seed: int
+) -> dict[str, Any]:
+  """Returns the scores at each rate of a probe, or of fine-tuning."""
+  task, (name, kind) = encoded.task(measure), measure.split("_")
+  test = f"{name}-test"
+  how, length = _tuning(encoded.size, measure, attention)
+  task = dataclasses.replace(task, evaluations=(test,))
+  data = loop.TaskData(
+    encoded.rows(name, "train", length),
+    {test: encoded.rows(name, test, length)},
+  )
+  runs = [trial.TrialRun(rate, seed) for rate in RATES[kind]]
+  out = {}
+  for outcome in loop.fit(loaded, task, data, how, runs):
+    out[f"{outcome.run.lr:g}"] = outcome.epochs[-1]  # no epoch is chosen
+  return out
+
+
+def _settings(args: Arguments, row: Row, seed: int) -> dict[str, Any]:
+  size = SIZES[args.size]
+  objectives = {"N": ("N",), "C": ("C", "M")}.get(row.objective, ("M",))
+  out = {
+    "seed": seed,
+    "model.dtype": size.dtype,
+    "model.scan_layers": size.loops,
+    "train.batch_size": size.batch,
+    "train.microbatches": size.microbatches,
+    "schedule.warmup_steps": 0.06,  # as in configs/from_decoder.py
+    "schedule.decay_steps": 0.2,
+    "eval.every": 0,
+    "eval.rows": size.held_out,
+    "eval.objectives": objectives,
+    "checkpoint.every": 0,
+    "log.writers": (),
+  }
+  if row.scratch:
+    out |= {"init.checkpoint": "", "schedule.peak_lr": 1e-3}
+  return out
+
+
+def _train(args: Arguments, name: str, seed: int) -> ax.Trained:
+  """Trains a row with a seed; a finished run is only read."""
+  row, steps = ROWS[name], SIZES[args.size].steps
+  start = pathlib.Path(args.work, "start")
+  config = f"continued:model={start},curriculum={steps}C steps"
+  if row.objective != "C":
+    config = f"from_decoder:model={start},steps={steps},causal={row.causal}"
+    config += f",objective={row.objective}"
+  run = pathlib.Path(args.work, f"{name}-{seed}")
+  settings = _settings(args, row, seed)
+  return ax.train(config, run, args.text, quiet=True, **settings)
+
+
+def _computing_as(loaded: Loaded, size: Size) -> Loaded:
+  """Returns a model that computes as the trained ones."""
+  how = {"dtype": size.dtype, "scan_layers": size.loops}
+  config = dataclasses.replace(loaded.model.config, **how)
+  return dataclasses.replace(loaded, model=models.from_config(config))
+
+
+def results(folder: str | os.PathLike[str]) -> list[dict]:
+  """Reads all results that are there."""
+  path = pathlib.Path(folder, RESULTS)
+  if not path.exists():
+    return []
+  lines = path.read_text("utf-8").splitlines()
+  return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _add(folder: str, **fields) -> None:
+  """Appends a result in one write, so that processes do not mix lines."""
+  line = json.dumps(fields).encode() + b"\n"
+  file = os.open(
+    pathlib.Path(folder, RESULTS), os.O_APPEND | os.O_CREAT | os.O_WRONLY
+  )
+  try:
+    os.write(file, line)
+  finally:
+    os.close(file)
+
+
+def _missing(args: Arguments) -> dict[tuple[str, int], list[str]]:
+  """Returns the measures that each row and seed lacks, in order."""
+  done = {
+    (one["row"], one["seed"], one["measure"])
+    for one in results(args.output)
+    if "error" not in one
+  }
+  out = {}
+  for seed in SEEDS:
+    for name, row in ROWS.items():
+      wanted = [
+        measure
+        for measure in MEASURES
+        if (name, seed, measure) not in done
+        # Rows without training have no loss, and one model.
+        and not (
+          not row.objective
+          and (measure == "loss" or (measure == "zero_shot" and seed))
+        )
+      ]
+      if wanted:
+        out[name, seed] = wanted
+  return out
+
+
+_encoded: dict[Arguments, Encoded] = {}  # of this process
+
+
+def _measured(
+  args: Arguments, name: str, seed: int, measure: str, loaded: Loaded
+) -> dict[str, Any]:
+  encoded = _encoded.setdefault(args, Encoded(args, loaded))
+  take = _labels if measure.partition("_")[2] in RATES else _retrieval
+  return take(loaded, encoded, measure, ROWS[name].attention, seed)
+
+
+def _job(given: tuple[Arguments, str, int, list[str], float]) -> str:
+  """Trains a row with a seed, and takes the measures that it lacks."""
+  args, name, seed, wanted, deadline = given
+  about = {"row": name, "seed": seed}
+  run = pathlib.Path(args.work, f"{name}-{seed}")
+  begun = time.monotonic()
+  try:
+    if ROWS[name].objective:
+      trained = _train(args, name, seed)
+      spent = time.monotonic() - begun
+      if "loss" in wanted:
+        held_out, seconds = [*trained.held_out], dict(trained.seconds)
+        found = {"held_out": held_out, "training_seconds": seconds}
+        _add(args.output, **about, measure="loss", **found, seconds=spent)
+      loaded = load(run)
+    else:
+      start = load(pathlib.Path(args.work, "start"))
+      loaded = _computing_as(start, SIZES[args.size])
+  except Exception as error:
+    _add(args.output, **about, measure="loss", error=f"{error!r:.500}")
+    return f"{name} {seed}: {error!r:.300}"
+  failed = []
+  for measure in wanted:
+    if measure == "loss" or time.time() > deadline:
+      continue
+    begun = time.monotonic()
+    try:
+      with progress.quietly(True):
+        found = _measured(args, name, seed, measure, loaded)
+    except Exception as error:
+      failed.append(f"{measure}: {error!r:.300}")
+      _add(args.output, **about, measure=measure, error=f"{error!r:.500}")
+      continue
+    spent = round(time.monotonic() - begun, 2)
+    _add(args.output, **about, measure=measure, **found, seconds=spent)
+  if time.time() < deadline and not failed:
+    shutil.rmtree(run, ignore_errors=True)  # 1.6 GB
+  return "; ".join([f"{name} {seed}", *failed])
+
+
+def _begin(args: Arguments) -> None:
+  """Makes a run of the decoder, once."""
+  start = pathlib.Path(args.work, "start")
+  if not (start / "checkpoints").is_dir():
+    shutil.rmtree(start, ignore_errors=True)
+    ax.import_model(args.model, start, boundary="eos", quiet=True)
+
+
+def _prepare_process() -> None:
+  """Keeps a worker's lines off the summary."""
+  sys.stdout = sys.stderr
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a line for each row and seed, with its main scores."""
+  lines = []
+  for seed in SEEDS:
+    for name in ROWS:
+      cells = [f"{name:14} {seed}"]
+      for one in found:
+        if (one["row"], one["seed"]) != (name, seed):
+          continue
+        measure = one["measure"]
+        if "error" in one:
+          cells.append(f"{measure} failed")
+        elif measure == "loss":
+          last = one["held_out"][-1]
+          losses = (v for k, v in last.items() if k != "step")
+          cells.append(f"loss {'/'.join(f'{x:.3f}' for x in losses)}")
+        elif SETS[0] in one:
+          both = "/".join(f"{100 * one[of]:.1f}" for of in SETS)
+          cells.append(f"{measure} {both}")
+        else:
+          scores = _scores(one)
+          cells.append(f"{measure} {'/'.join(f'{x:.1f}' for x in scores)}")
+      if len(cells) > 1:
+        lines.append("  ".join(cells))
+  return "\n".join(lines)
+
+
+def _scores(one: Mapping[str, Any]) -> list[float]:
+  """Returns a task's main score at each rate, in percent."""
+  name, kind = one["measure"].split("_")
+  metric = {"sst2": "accuracy", "conll": "f1"}[name]
+  rates = (one[f"{rate:g}"] for rate in RATES[kind])
+  return [100 * epoch[f"{name}-test"][metric] for epoch in rates]
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the experiment, or the rest of it."""
+  args = common.benchmark_arguments(__doc__, Arguments, argv)
+  deadline = time.time() + 60 * args.minutes if args.minutes else 1e12
+  for folder in (args.work, args.output):
+    os.makedirs(folder, exist_ok=True)
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(args.work, "programs"))
+  )
+  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+  context = multiprocessing.get_context("spawn")
+  jobs = [(args, *key, w, deadline) for key, w in _missing(args).items()]
+  with context.Pool(args.workers, _prepare_process) as pool:
+    pool.apply(_begin, (args,))
+    found = pool.imap_unordered(_job, jobs)
+    for _ in jobs:
+      try:
+        print(found.next(max(1.0, deadline - time.time())), flush=True)
+      except multiprocessing.TimeoutError:
+        print("stopped: the same command resumes", flush=True)
+        break
+    pool.terminate()
+  left = sum(map(len, _missing(args).values()))
+  print(f"{summary(results(args.output))}\n{left} measures are left")
+
+
+if __name__ == "__main__":
+  cli.run_command(main)
