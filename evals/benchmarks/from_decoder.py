@@ -78,15 +78,14 @@ import antlm_jax as ax
 from antlm_jax import cli, models
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.finetuning import (
-  answering,
   batching,
   classification,
   embedding,
   labelled,
   loop,
-  protocol,
   retrieval,
   sets,
+  tagging,
   trial,
 )
 from antlm_jax.evals.finetuning.task import Task
@@ -208,6 +207,7 @@ def _tuning(
     return trial.Hyperparameters(encoder_dropout=dropout, **how), length
   probe = measure.endswith("probe")
   how |= {"batch_size": 32, "epochs": 3 if probe else 2, "freeze": probe}
+  how["steps"] = 10**6  # all of the epochs, and an evaluation at the end
   return trial.Hyperparameters(**how), size.words
 
 
@@ -227,14 +227,13 @@ def _task(data: str, measure: str) -> Task:
     options = embedding.EmbedderOptions(), labelled.Columns()
     where = {"train": texts, "dev": texts[:2]}
     return embedding.simcse(where, "own", "bidirectional", towers, *options)
-  head = classification.ClassifierOptions("mean", "linear", 0.0)
-  options = head, answering.AnsweringOptions(), towers
-  return protocol.make_protocol_task(data, name, "bidirectional", *options)
-
-
-@functools.cache
-def _examples(data: str, measure: str, split: str) -> Sequence:
-  return _task(data, measure).examples(split)
+  if name == "sst2":
+    files = {"train": "train_full.tsv", "dev": "dev.tsv"}
+    where = {of: f"{data}/sst2/{file}" for of, file in files.items()}
+    head = classification.ClassifierOptions("mean", "linear")
+    columns = labelled.Columns(("sentence",))
+    return labelled.classify(where, "own", "bidirectional", head, columns)
+  return tagging.make_tagging_task(data, name, "bidirectional")
 
 
 class Encoded:
@@ -252,18 +251,14 @@ class Encoded:
   def _rows(self, measure: str, split: str, length: int) -> PaddedRows:
     """Returns a split's rows of at most `length` tokens."""
     task = self.task(measure)
-    examples = _examples(self._args.data, measure, split)
-    if split == "train" and (most := self._most(measure)) < len(examples):
-      drawn = np.random.default_rng(0).permutation(len(examples))[:most]
-      examples = [examples[i] for i in drawn]
-    return _padded(task.head.encode(self._loaded, examples, length))
-
-  def _most(self, measure: str) -> int:
-    """Returns the number of examples that a measure trains on."""
-    if measure in ("simcse", "pairs"):
+    examples = task.examples(split)
+    if split == "train" and measure in ("simcse", "pairs"):
       steps, batch, _ = getattr(self.size, measure)
-      return steps * batch
-    return self.size.sentences
+      drawn = np.random.default_rng(0).permutation(len(examples))
+      examples = [examples[i] for i in drawn[: steps * batch]]
+    elif split == "train":
+      examples = examples[: self.size.sentences]
+    return _padded(task.head.encode(self._loaded, examples, length))
 
 
 def _ndcg(
@@ -272,8 +267,9 @@ def _ndcg(
   """Returns each query's NDCG@10 on both sets, and the means."""
   out = {}
   for name in SETS:
-    rows = encoded.rows(name, f"{name}-test", encoded.size.documents)
-    ((vectors,), _) = found.predict(rows)
+    test = encoded.task(name).evaluations[-1]
+    rows = encoded.rows(name, test, encoded.size.documents)
+    ((vectors,), _) = found.predict(rows, encoded.size.encoded)
     ranked = task_head.decode(vectors, rows)
     labels = [e.label for e in rows.examples]
     each = [
@@ -301,8 +297,6 @@ def _retrieval(
     slots = batching.batches_by_length(rows, how.batch_size, seed, 0, True)
     batches = (batching.gather(rows, [s]) for s in slots[: how.steps])
     losses["train_loss"] = float(made.train(batches)[0])
-  # `predict` makes batches of so many texts.
-  made._batch_size = size.encoded
   return losses | _ndcg(made, encoded, head)
 
 
@@ -311,7 +305,7 @@ def _labels(
 ) -> dict[str, Any]:
   """Returns the scores at each rate of a probe, or of fine-tuning."""
   task, (name, kind) = encoded.task(measure), measure.split("_")
-  test = f"{name}-test"
+  test = task.evaluations[-1]
   how, length = _tuning(encoded.size, measure, attention)
   task = dataclasses.replace(task, evaluations=(test,))
   data = loop.TaskData(
@@ -321,7 +315,18 @@ def _labels(
   runs = [trial.TrialRun(rate, seed) for rate in RATES[kind]]
   out = {}
   for outcome in loop.fit(loaded, task, data, how, runs):
-    out[f"{outcome.run.lr:g}"] = outcome.epochs[-1]  # no epoch is chosen
+    last = outcome.epochs[-1]  # no epoch is chosen
+    right = [
+      task.right(found, example.label)
+      for found, example in zip(
+        outcome.predictions[test], data.evaluations[test].examples, strict=True
+      )
+    ]
+    out[f"{outcome.run.lr:g}"] = {
+      "train_loss": last["train_loss"],
+      **last[test],
+      "right": "".join(str(int(x)) for x in right),
+    }
   return out
 
 
@@ -435,7 +440,11 @@ def _job(given: tuple[Arguments, str, int, list[str], float]) -> str:
       trained = _train(args, name, seed)
       spent = time.monotonic() - begun
       if "loss" in wanted:
-        held_out, seconds = [*trained.held_out], dict(trained.seconds)
+        held_out = [
+          {name: x for name, x in at.items() if name.endswith(("step", "loss"))}
+          for at in trained.held_out
+        ]
+        seconds = {of: round(x, 2) for of, x in trained.seconds.items()}
         found = {"held_out": held_out, "training_seconds": seconds}
         _add(args.output, **about, measure="loss", **found, seconds=spent)
       loaded = load(run)
@@ -491,8 +500,8 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
           cells.append(f"{measure} failed")
         elif measure == "loss":
           last = one["held_out"][-1]
-          losses = (v for k, v in last.items() if k != "step")
-          cells.append(f"loss {'/'.join(f'{x:.3f}' for x in losses)}")
+          losses = (f"{x:.3f}" for name, x in last.items() if name != "step")
+          cells.append(f"loss {'/'.join(losses)}")
         elif SETS[0] in one:
           both = "/".join(f"{100 * one[of]:.1f}" for of in SETS)
           cells.append(f"{measure} {both}")
@@ -507,9 +516,9 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
 def _scores(one: Mapping[str, Any]) -> list[float]:
   """Returns a task's main score at each rate, in percent."""
   name, kind = one["measure"].split("_")
-  metric = {"sst2": "accuracy", "conll": "f1"}[name]
+  metric = {"sst2": "accuracy", "conll": "entity_f1"}[name]
   rates = (one[f"{rate:g}"] for rate in RATES[kind])
-  return [100 * epoch[f"{name}-test"][metric] for epoch in rates]
+  return [100 * scores[metric] for scores in rates]
 
 
 def main(argv: Sequence[str]) -> None:
