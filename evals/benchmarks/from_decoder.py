@@ -56,12 +56,14 @@ takes 10 minutes of one GPU.
 Correction: five claims times two outcomes, by Holm at 5 %. Intervals are those
 of `antlm report`, paired by seed, and by query or example.
 
-Jobs run in an order of priority: seed 0 of all rows, then the other seeds. A
-job trains a row with a seed, and takes its measures, the cheap ones first.
+Jobs run in an order of priority. A job trains a row with a seed, and takes the
+measures that the claims need: seed 0 of all rows, then the other seeds, with
+those of `causal` last. Then the jobs of the other measures follow.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -116,16 +118,12 @@ ROWS = {  # by priority
   "bidirectional": Row(),
   "causal": Row(attention="causal"),
 }
-MEASURES = (  # cheap ones first
-  "loss",
-  "zero_shot",
-  "pairs",
-  "sst2_probe",
-  "conll_probe",
-  "sst2_tuned",
-  "conll_tuned",
-  "simcse",
+# Those that claims need, cheap ones first, then all others.
+PARTS = (
+  ("loss", "zero_shot", "pairs", "sst2_tuned", "conll_tuned"),
+  ("simcse", "sst2_probe", "conll_probe"),
 )
+MEASURES = tuple(measure for part in PARTS for measure in part)
 RATES = {"probe": (1e-3, 1e-2), "tuned": (3e-5, 1e-4)}
 
 
@@ -141,7 +139,7 @@ class Size:
   encoded: int = 1024  # texts that are encoded at once
   simcse: tuple[int, int, int] = 48, 64, 48  # steps, batch size, tokens
   pairs: tuple[int, int, int] = 96, 32, 64
-  sentences: int = 1500  # to train on
+  sentences: int = 1280  # to train on
   words: int = 48  # tokens of a sentence
   # How models compute. A loop over the blocks compiles in a tenth of the time.
   model: tuple[tuple[str, str], ...] = (
@@ -212,7 +210,7 @@ def _tuning(
     dropout = 0.1 if measure == "simcse" else None
     return trial.Hyperparameters(encoder_dropout=dropout, **how), length
   probe = measure.endswith("probe")
-  how |= {"batch_size": 32, "epochs": 3 if probe else 2, "freeze": probe}
+  how |= {"batch_size": 32, "epochs": 2, "freeze": probe}
   how["steps"] = 10**6  # all of the epochs, and an evaluation at the end
   return trial.Hyperparameters(**how), size.words
 
@@ -357,23 +355,16 @@ def _settings(args: Arguments, row: Row, seed: int) -> dict[str, Any]:
   return out
 
 
-def _train(args: Arguments, name: str, seed: int) -> ax.Trained:
+def _train(job: "Job") -> ax.Trained:
   """Trains a row with a seed; a finished run is only read."""
-  row, steps = ROWS[name], SIZES[args.size].steps
-  start = pathlib.Path(args.work, "start")
+  args, row = job.args, ROWS[job.row]
+  start, steps = pathlib.Path(args.work, "start"), SIZES[args.size].steps
   config = f"continued:model={start},curriculum={steps}C steps"
   if row.objective != "C":
     config = f"from_decoder:model={start},steps={steps},causal={row.causal}"
     config += f",objective={row.objective}"
-  run = pathlib.Path(args.work, f"{name}-{seed}")
-  settings = _settings(args, row, seed)
-  return ax.train(config, run, args.text, quiet=True, **settings)
-
-
-def _computing_as(loaded: Loaded, size: Size) -> Loaded:
-  """Returns a model that computes as the trained ones."""
-  config = dataclasses.replace(loaded.model.config, **dict(size.model))
-  return dataclasses.replace(loaded, model=models.from_config(config))
+  settings = _settings(args, row, job.seed)
+  return ax.train(config, job.run, args.text, quiet=True, **settings)
 
 
 def results(folder: str | os.PathLike[str]) -> list[dict]:
@@ -385,94 +376,103 @@ def results(folder: str | os.PathLike[str]) -> list[dict]:
   return [json.loads(line) for line in whole]
 
 
-def _add(folder: str, **fields) -> None:
-  """Appends a result in one write, so that processes do not mix lines."""
-  line = json.dumps(fields).encode() + b"\n"
-  file = os.open(
-    pathlib.Path(folder, RESULTS), os.O_APPEND | os.O_CREAT | os.O_WRONLY
-  )
-  try:
-    os.write(file, line)
-  finally:
-    os.close(file)
+class Job(NamedTuple):
+  """Measures of a row with a seed."""
+
+  args: Arguments
+  row: str
+  seed: int
+  measures: Sequence[str]
+  deadline: float  # seconds since the epoch
+
+  @property
+  def run(self) -> pathlib.Path:
+    """Path to the run of its model."""
+    if ROWS[self.row].objective:
+      return pathlib.Path(self.args.work, f"{self.row}-{self.seed}")
+    return pathlib.Path(self.args.work, "start")
+
+  def add(self, measure: str, begun: float, **found) -> None:
+    """Appends a result in one write, so that processes do not mix lines."""
+    seconds = round(time.monotonic() - begun, 2)
+    about = {"row": self.row, "seed": self.seed, "measure": measure}
+    line = json.dumps({**about, **found, "seconds": seconds}) + "\n"
+    with open(pathlib.Path(self.args.output, RESULTS), "ab", 0) as file:
+      file.write(line.encode())
 
 
-def _missing(args: Arguments) -> dict[tuple[str, int], list[str]]:
-  """Returns the measures that each row and seed lacks, in order."""
+def _jobs(args: Arguments, deadline: float = 0) -> list[Job]:
+  """Returns what is left to do, by priority."""
   done = {
     (one["row"], one["seed"], one["measure"])
     for one in results(args.output)
     if "error" not in one
   }
-  out = {}
-  for seed in args.seeds:
-    for name in args.rows:
-      lacks = set()
-      if not ROWS[name].objective:  # one model, without a loss
-        lacks = {"loss", "zero_shot"} if seed else {"loss"}
-      wanted = [
-        measure
-        for measure in MEASURES
-        if measure not in lacks and (name, seed, measure) not in done
-      ]
-      if wanted:
-        out[name, seed] = wanted
+  # A row without training has one model, without a loss.
+  for name, seed in itertools.product(args.rows, args.seeds):
+    if not ROWS[name].objective:
+      done |= {
+        (name, seed, of) for of in ("loss", "zero_shot")[: 1 + (seed > 0)]
+      }
+  order = [(name, seed) for seed in args.seeds for name in args.rows]
+  order.sort(key=lambda key: key[0] == "causal" and key[1] > 0)
+  out = []
+  for part, key in itertools.product(PARTS, order):
+    if wanted := [measure for measure in part if (*key, measure) not in done]:
+      out.append(Job(args, *key, wanted, deadline))
   return out
 
 
 _encoded: dict[Arguments, Encoded] = {}  # of this process
 
 
-def _measured(
-  args: Arguments, name: str, seed: int, measure: str, loaded: Loaded
-) -> dict[str, Any]:
-  encoded = _encoded.setdefault(args, Encoded(args, loaded))
+def _measured(job: Job, measure: str, loaded: Loaded) -> dict[str, Any]:
+  encoded = _encoded.setdefault(job.args, Encoded(job.args, loaded))
   take = _labels if measure.partition("_")[2] in RATES else _retrieval
-  return take(loaded, encoded, measure, ROWS[name].attention, seed)
+  return take(loaded, encoded, measure, ROWS[job.row].attention, job.seed)
 
 
-def _job(given: tuple[Arguments, str, int, list[str], float]) -> str:
-  """Trains a row with a seed, and takes the measures that it lacks."""
-  args, name, seed, wanted, deadline = given
-  about = {"row": name, "seed": seed}
-  run = pathlib.Path(args.work, f"{name}-{seed}")
+def _model(job: Job) -> Loaded:
+  """Trains the model of a job, unless it is there, and loads it."""
+  if not ROWS[job.row].objective:
+    config = dict(SIZES[job.args.size].model)
+    loaded = load(job.run)
+    config = dataclasses.replace(loaded.model.config, **config)
+    return dataclasses.replace(loaded, model=models.from_config(config))
   begun = time.monotonic()
-  try:
-    if ROWS[name].objective:
-      trained = _train(args, name, seed)
-      spent = time.monotonic() - begun
-      if "loss" in wanted:
-        held_out = [
-          {name: x for name, x in at.items() if name.endswith(("step", "loss"))}
-          for at in trained.held_out
-        ]
-        seconds = {of: round(x, 2) for of, x in trained.seconds.items()}
-        found = {"held_out": held_out, "training_seconds": seconds}
-        _add(args.output, **about, measure="loss", **found, seconds=spent)
-      loaded = load(run)
-    else:
-      start = load(pathlib.Path(args.work, "start"))
-      loaded = _computing_as(start, SIZES[args.size])
-  except Exception as error:
-    _add(args.output, **about, measure="loss", error=f"{error!r:.500}")
-    return f"{name} {seed}: {error!r:.300}"
-  failed = []
-  for measure in wanted:
-    if measure == "loss" or time.time() > deadline:
-      continue
-    begun = time.monotonic()
-    try:
-      with progress.quietly(True):
-        found = _measured(args, name, seed, measure, loaded)
-    except Exception as error:
-      failed.append(f"{measure}: {error!r:.300}")
-      _add(args.output, **about, measure=measure, error=f"{error!r:.500}")
-      continue
-    spent = round(time.monotonic() - begun, 2)
-    _add(args.output, **about, measure=measure, **found, seconds=spent)
-  if time.time() < deadline and not failed:
-    shutil.rmtree(run, ignore_errors=True)  # 1.6 GB
-  return "; ".join([f"{name} {seed}", *failed])
+  if "loss" in job.measures or not (job.run / "checkpoints").is_dir():
+    trained = _train(job)
+    held_out = [
+      {name: x for name, x in at.items() if name.endswith(("step", "loss"))}
+      for at in trained.held_out
+    ]
+    if "loss" in job.measures:
+      job.add("loss", begun, held_out=held_out, parts={**trained.seconds})
+  return load(job.run)
+
+
+def _perform(job: Job) -> str:
+  """Trains a row with a seed, and takes the measures that it lacks."""
+  failed, loaded = [], None
+  lock = pathlib.Path(job.args.work, f"{job.row}-{job.seed}.lock")
+  with files.file_lock(lock, wait=True):  # two jobs may have the same model
+    for measure in job.measures:
+      begun = time.monotonic()
+      if time.time() > job.deadline:
+        break
+      try:
+        loaded = loaded or _model(job)
+        if measure != "loss":
+          with progress.quietly(True):
+            found = _measured(job, measure, loaded)
+          job.add(measure, begun, **found)
+      except Exception as error:  # others may succeed
+        failed.append(f"{measure}: {error!r:.300}")
+        job.add(measure, begun, error=f"{error!r:.1000}")
+    rest = [(one.row, one.seed) for one in _jobs(job.args)]
+    if ROWS[job.row].objective and (job.row, job.seed) not in rest:
+      shutil.rmtree(job.run, ignore_errors=True)  # 1.6 GB
+  return "; ".join([f"{job.row} {job.seed} {len(job.measures)}", *failed])
 
 
 def _begin(args: Arguments) -> None:
@@ -540,10 +540,10 @@ def main(argv: Sequence[str]) -> None:
   )
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
   context = multiprocessing.get_context("spawn")
-  jobs = [(args, *key, w, deadline) for key, w in _missing(args).items()]
+  jobs = _jobs(args, deadline)
   with context.Pool(args.workers, _prepare_process) as pool:
     pool.apply(_begin, (args,))
-    found = pool.imap_unordered(_job, jobs)
+    found = pool.imap_unordered(_perform, jobs)
     for _ in jobs:
       try:
         print(found.next(max(1.0, deadline - time.time())), flush=True)
@@ -551,7 +551,7 @@ def main(argv: Sequence[str]) -> None:
         print("stopped: the same command resumes", flush=True)
         break
     pool.terminate()
-  left = sum(map(len, _missing(args).values()))
+  left = sum(len(job.measures) for job in _jobs(args))
   print(f"{summary(results(args.output))}\n{left} measures are left")
 
 
