@@ -54,7 +54,7 @@ def write_sets(folder: pathlib.Path) -> pathlib.Path:
 
 def measured(output: pathlib.Path) -> dict[tuple, dict]:
   """Returns the results by row and measure."""
-  found = from_decoder.results(output)
+  found = from_decoder.read_results(output)
   assert not [one["error"] for one in found if "error" in one]
   keys = [(one["row"], one["measure"]) for one in found]
   assert len(keys) == len(set(keys))  # nothing is done twice

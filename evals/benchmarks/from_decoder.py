@@ -10,14 +10,15 @@ the model's tokenizer. The same command resumes a run that was stopped.
 Declared before the first run:
 
 Model. The weights are read from a file with 4 bits a number (GGUF, Q4_1), as
-floats. To carry them, the embedding was rounded from 8 to 4 bits, too. The
-token <empty_output> becomes <mask>, with the mean of all other embeddings.
+floats. To carry them, the embedding was rounded from 8 to 4 bits, too, which
+adds 0.10 nats to the causal loss on 12 texts. The token <empty_output> becomes
+<mask>, with the mean of all other embeddings.
 
 Rows. `causal` is the decoder as it is, and `bidirectional` is the same model
-without the causal mask. Five rows train on the same 128 steps of 32 x 256
-tokens (1.05M): `mntp`, `mlm`, `clm_mlm` (a quarter CLM, then MLM, by
-configs/from_decoder.py), `clm`, and `scratch`, which is MLM from random
-parameters. All but `causal` are evaluated bidirectionally. Three seeds draw the
+without the causal mask. Five rows train on the same 1.05M tokens, in 128 steps
+of 32 x 256: `mntp`, `mlm`, `clm_mlm`, `clm` and `scratch`. The first three are
+configs/from_decoder.py with a causal share of 0, 0 and 0.25. `scratch` is MLM
+from random parameters. All but `causal` are evaluated bidirectionally. Three seeds draw the
 order, the masks and the heads. `causal` and `bidirectional` have one model, and
 three seeds of fine-tuning.
 
@@ -31,8 +32,8 @@ Measures. Texts are cut at 96 tokens, and a vector is the mean of the states:
 - `sst2_tuned`, `conll_tuned`: the same of all weights, at 3e-5 and 1e-4.
 
 Two outcomes count: R, the mean NDCG@10 of both sets after `pairs`, and T, the
-mean of `sst2_tuned` and `conll_tuned` over both tasks and both rates, so that
-no rate is chosen on the test set. All others only describe.
+mean of `sst2_tuned` and `conll_tuned` over both tasks and both rates. So no
+rate is chosen on the test set. All other measures only describe.
 
 Claims, with the effects that we expect in points:
 1. `mlm` above `bidirectional`: MLM pays within 1M tokens. R +2 to +8, T +2 to
@@ -100,7 +101,7 @@ SETS = "nfcorpus", "scifact"
 RESULTS = "from_decoder.jsonl"
 
 
-class Row(NamedTuple):
+class EncoderRow(NamedTuple):
   """A way to make an encoder."""
 
   objective: str = ""  # at the end of the training; "" for no training
@@ -110,13 +111,13 @@ class Row(NamedTuple):
 
 
 ROWS = {  # by priority
-  "mlm": Row("M"),
-  "mntp": Row("N"),
-  "scratch": Row("M", scratch=True),
-  "clm": Row("C"),
-  "clm_mlm": Row("M", causal=0.25),
-  "bidirectional": Row(),
-  "causal": Row(attention="causal"),
+  "mlm": EncoderRow("M"),
+  "mntp": EncoderRow("N"),
+  "scratch": EncoderRow("M", scratch=True),
+  "clm": EncoderRow("C"),
+  "clm_mlm": EncoderRow("M", causal=0.25),
+  "bidirectional": EncoderRow(),
+  "causal": EncoderRow(attention="causal"),
 }
 # Those that claims need, cheap ones first, then all others.
 PARTS = (
@@ -128,7 +129,7 @@ RATES = {"probe": (1e-3, 1e-2), "tuned": (3e-5, 1e-4)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class Amounts:
   """Amounts of everything."""
 
   steps: int = 128  # of pretraining
@@ -149,9 +150,9 @@ class Size:
   )
 
 
-SIZES = {
-  "full": Size(),
-  "tiny": Size(
+AMOUNTS = {
+  "full": Amounts(),
+  "tiny": Amounts(
     steps=4,
     batch=4,
     microbatches=1,
@@ -168,7 +169,7 @@ SIZES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class FromDecoderArguments:
   """The command's arguments."""
 
   model: str = setting("", "Path to the decoder", read=cli.here)
@@ -176,7 +177,7 @@ class Arguments:
   data: str = setting("", "Path to the folder of all sets", read=cli.here)
   work: str = setting("", "Path to a folder for the models", read=cli.here)
   output: str = setting("", "Folder of the results", read=cli.here)
-  size: str = setting("full", "Amounts of everything", choices=tuple(SIZES))
+  size: str = setting("full", "Amounts of everything", choices=tuple(AMOUNTS))
   rows: tuple[str, ...] = setting(tuple(ROWS), "Rows", choices=tuple(ROWS))
   seeds: tuple[int, ...] = setting((0, 1, 2), "Random seeds", least=0)
   workers: int = setting(5, "Number of processes", least=1)
@@ -193,14 +194,14 @@ class PaddedRows(batching.ExampleRows):
     return {self.tokens.shape[-1]: np.arange(len(self))}
 
 
-def _padded(rows: batching.ExampleRows) -> PaddedRows:
+def _one_length(rows: batching.ExampleRows) -> PaddedRows:
   return PaddedRows(
     **{f.name: getattr(rows, f.name) for f in dataclasses.fields(rows)}
   )
 
 
-def _tuning(
-  size: Size, measure: str, attention: str
+def _measure_settings(
+  size: Amounts, measure: str, attention: str
 ) -> tuple[trial.Hyperparameters, int]:
   """Returns how a measure trains, and the tokens of a text."""
   how = {"attention": attention, "patience": 0, "warmup": 0.1}
@@ -216,7 +217,7 @@ def _tuning(
 
 
 @functools.cache
-def _task(data: str, measure: str) -> Task:
+def _measured_task(data: str, measure: str) -> Task:
   """Makes the task that a measure trains on, or evaluates."""
   towers = retrieval.RetrievalOptions()
   name = measure.partition("_")[0]
@@ -224,7 +225,7 @@ def _task(data: str, measure: str) -> Task:
     made = retrieval.make_retrieval_task(data, name, "bidirectional", towers)
     return dataclasses.replace(made, head=retrieval.Towers(towers.temperature))
   if name == "pairs":
-    return _task(data, SETS[0])
+    return _measured_task(data, SETS[0])
   if name == "simcse":
     path = pathlib.Path(data, SETS[0], "corpus.jsonl")
     texts = [line["text"] for _, line in sets.record_fields(path, ("text",))]
@@ -243,14 +244,14 @@ def _task(data: str, measure: str) -> Task:
 class Encoded:
   """Rows of all sets, which are the same for all models of a process."""
 
-  def __init__(self, args: Arguments, loaded: Loaded):
+  def __init__(self, args: FromDecoderArguments, loaded: Loaded):
     self._args, self._loaded = args, loaded
-    self.size = SIZES[args.size]
+    self.size = AMOUNTS[args.size]
     self.rows = functools.cache(self._rows)
 
   def task(self, measure: str) -> Task:
     """Returns the task of a measure."""
-    return _task(self._args.data, measure)
+    return _measured_task(self._args.data, measure)
 
   def _rows(self, measure: str, split: str, length: int) -> PaddedRows:
     """Returns a split's rows of at most `length` tokens."""
@@ -262,10 +263,10 @@ class Encoded:
       examples = [examples[i] for i in drawn[: steps * batch]]
     elif split == "train":
       examples = examples[: self.size.sentences]
-    return _padded(task.head.encode(self._loaded, examples, length))
+    return _one_length(task.head.encode(self._loaded, examples, length))
 
 
-def _ndcg(
+def _ndcg_of_sets(
   found: trial.Trial, encoded: Encoded, task_head: retrieval.Towers
 ) -> dict[str, Any]:
   """Returns each query's NDCG@10 on both sets, and the means."""
@@ -285,13 +286,15 @@ def _ndcg(
   return out
 
 
-def _retrieval(
+def _retrieval_scores(
   loaded: Loaded, encoded: Encoded, measure: str, attention: str, seed: int
 ) -> dict[str, Any]:
   """Returns NDCG@10 without training, or after SimCSE or pairs."""
   size, head = encoded.size, encoded.task(SETS[0]).head
   trains = measure != "zero_shot"
-  how, length = _tuning(size, measure if trains else "pairs", attention)
+  how, length = _measure_settings(
+    size, measure if trains else "pairs", attention
+  )
   rate = 1e-4 if measure == "pairs" else 3e-5
   runs = [trial.TrialRun(rate, seed)]
   made = trial.Trial(loaded, head, how, runs, how.steps)
@@ -301,16 +304,16 @@ def _retrieval(
     slots = batching.batches_by_length(rows, how.batch_size, seed, 0, True)
     batches = (batching.gather(rows, [s]) for s in slots[: how.steps])
     losses["train_loss"] = float(made.train(batches)[0])
-  return losses | _ndcg(made, encoded, head)
+  return losses | _ndcg_of_sets(made, encoded, head)
 
 
-def _labels(
+def _label_scores(
   loaded: Loaded, encoded: Encoded, measure: str, attention: str, seed: int
 ) -> dict[str, Any]:
   """Returns the scores at each rate of a probe, or of fine-tuning."""
   task, (name, kind) = encoded.task(measure), measure.split("_")
   test = task.evaluations[-1]
-  how, length = _tuning(encoded.size, measure, attention)
+  how, length = _measure_settings(encoded.size, measure, attention)
   task = dataclasses.replace(task, evaluations=(test,))
   data = loop.TaskData(
     encoded.rows(name, "train", length),
@@ -334,8 +337,10 @@ def _labels(
   return out
 
 
-def _settings(args: Arguments, row: Row, seed: int) -> dict[str, Any]:
-  size = SIZES[args.size]
+def _run_settings(
+  args: FromDecoderArguments, row: EncoderRow, seed: int
+) -> dict[str, Any]:
+  size = AMOUNTS[args.size]
   objectives = {"N": ("N",), "C": ("C", "M")}.get(row.objective, ("M",))
   out = {
     "seed": seed,
@@ -355,19 +360,19 @@ def _settings(args: Arguments, row: Row, seed: int) -> dict[str, Any]:
   return out
 
 
-def _train(job: "Job") -> ax.Trained:
+def _train_model(job: "ModelJob") -> ax.Trained:
   """Trains a row with a seed; a finished run is only read."""
   args, row = job.args, ROWS[job.row]
-  start, steps = pathlib.Path(args.work, "start"), SIZES[args.size].steps
+  start, steps = pathlib.Path(args.work, "start"), AMOUNTS[args.size].steps
   config = f"continued:model={start},curriculum={steps}C steps"
   if row.objective != "C":
     config = f"from_decoder:model={start},steps={steps},causal={row.causal}"
     config += f",objective={row.objective}"
-  settings = _settings(args, row, job.seed)
+  settings = _run_settings(args, row, job.seed)
   return ax.train(config, job.run, args.text, quiet=True, **settings)
 
 
-def results(folder: str | os.PathLike[str]) -> list[dict]:
+def read_results(folder: str | os.PathLike[str]) -> list[dict]:
   """Reads all results that are there."""
   path = pathlib.Path(folder, RESULTS)
   if not path.exists():
@@ -376,10 +381,10 @@ def results(folder: str | os.PathLike[str]) -> list[dict]:
   return [json.loads(line) for line in whole]
 
 
-class Job(NamedTuple):
+class ModelJob(NamedTuple):
   """Measures of a row with a seed."""
 
-  args: Arguments
+  args: FromDecoderArguments
   row: str
   seed: int
   measures: Sequence[str]
@@ -401,11 +406,13 @@ class Job(NamedTuple):
       file.write(line.encode())
 
 
-def _jobs(args: Arguments, deadline: float = 0) -> list[Job]:
+def _jobs_left(
+  args: FromDecoderArguments, deadline: float = 0
+) -> list[ModelJob]:
   """Returns what is left to do, by priority."""
   done = {
     (one["row"], one["seed"], one["measure"])
-    for one in results(args.output)
+    for one in read_results(args.output)
     if "error" not in one
   }
   # A row without training has one model, without a loss.
@@ -419,29 +426,33 @@ def _jobs(args: Arguments, deadline: float = 0) -> list[Job]:
   out = []
   for part, key in itertools.product(PARTS, order):
     if wanted := [measure for measure in part if (*key, measure) not in done]:
-      out.append(Job(args, *key, wanted, deadline))
+      out.append(ModelJob(args, *key, wanted, deadline))
   return out
 
 
-_encoded: dict[Arguments, Encoded] = {}  # of this process
+_encoded: dict[FromDecoderArguments, Encoded] = {}  # of this process
 
 
-def _measured(job: Job, measure: str, loaded: Loaded) -> dict[str, Any]:
+def _take_measure(
+  job: ModelJob, measure: str, loaded: Loaded
+) -> dict[str, Any]:
   encoded = _encoded.setdefault(job.args, Encoded(job.args, loaded))
-  take = _labels if measure.partition("_")[2] in RATES else _retrieval
+  take = (
+    _label_scores if measure.partition("_")[2] in RATES else _retrieval_scores
+  )
   return take(loaded, encoded, measure, ROWS[job.row].attention, job.seed)
 
 
-def _model(job: Job) -> Loaded:
+def _job_model(job: ModelJob) -> Loaded:
   """Trains the model of a job, unless it is there, and loads it."""
   if not ROWS[job.row].objective:
-    config = dict(SIZES[job.args.size].model)
+    config = dict(AMOUNTS[job.args.size].model)
     loaded = load(job.run)
     config = dataclasses.replace(loaded.model.config, **config)
     return dataclasses.replace(loaded, model=models.from_config(config))
   begun = time.monotonic()
   if "loss" in job.measures or not (job.run / "checkpoints").is_dir():
-    trained = _train(job)
+    trained = _train_model(job)
     held_out = [
       {name: x for name, x in at.items() if name.endswith(("step", "loss"))}
       for at in trained.held_out
@@ -451,7 +462,7 @@ def _model(job: Job) -> Loaded:
   return load(job.run)
 
 
-def _perform(job: Job) -> str:
+def _perform_job(job: ModelJob) -> str:
   """Trains a row with a seed, and takes the measures that it lacks."""
   failed, loaded = [], None
   lock = pathlib.Path(job.args.work, f"{job.row}-{job.seed}.lock")
@@ -461,21 +472,21 @@ def _perform(job: Job) -> str:
       if time.time() > job.deadline:
         break
       try:
-        loaded = loaded or _model(job)
+        loaded = loaded or _job_model(job)
         if measure != "loss":
           with progress.quietly(True):
-            found = _measured(job, measure, loaded)
+            found = _take_measure(job, measure, loaded)
           job.add(measure, begun, **found)
       except Exception as error:  # others may succeed
         failed.append(f"{measure}: {error!r:.300}")
         job.add(measure, begun, error=f"{error!r:.1000}")
-    rest = [(one.row, one.seed) for one in _jobs(job.args)]
+    rest = [(one.row, one.seed) for one in _jobs_left(job.args)]
     if ROWS[job.row].objective and (job.row, job.seed) not in rest:
       shutil.rmtree(job.run, ignore_errors=True)  # 1.6 GB
   return "; ".join([f"{job.row} {job.seed} {len(job.measures)}", *failed])
 
 
-def _begin(args: Arguments) -> None:
+def _import_start(args: FromDecoderArguments) -> None:
   """Makes a run of the decoder, once."""
   start = pathlib.Path(args.work, "start")
   if not (start / "checkpoints").is_dir():
@@ -490,7 +501,7 @@ def _prepare_process() -> None:
   sys.stdout = sys.stderr
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> str:
+def summary_lines(found: Sequence[Mapping[str, Any]]) -> str:
   """Returns a line for each row and seed, with its main scores."""
   lines = []
   for seed in sorted({one["seed"] for one in found}):
@@ -510,14 +521,14 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
           both = "/".join(f"{100 * one[of]:.1f}" for of in SETS)
           cells.append(f"{measure} {both}")
         else:
-          scores = _scores(one)
+          scores = _scores_by_rate(one)
           cells.append(f"{measure} {'/'.join(f'{x:.1f}' for x in scores)}")
       if len(cells) > 1:
         lines.append("  ".join(cells))
   return "\n".join(lines)
 
 
-def _scores(one: Mapping[str, Any]) -> list[float]:
+def _scores_by_rate(one: Mapping[str, Any]) -> list[float]:
   """Returns a task's main score at each rate, in percent."""
   name, kind = one["measure"].split("_")
   metric = {"sst2": "accuracy", "conll": "entity_f1"}[name]
@@ -527,12 +538,12 @@ def _scores(one: Mapping[str, Any]) -> list[float]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the experiment, or the rest of it."""
-  args = common.benchmark_arguments(__doc__, Arguments, argv)
+  args = common.benchmark_arguments(__doc__, FromDecoderArguments, argv)
   deadline = time.time() + 60 * args.minutes
   for folder in (args.work, args.output):
     os.makedirs(folder, exist_ok=True)
   # A stopped run may have left half a line, which the next would join.
-  kept = "".join(json.dumps(one) + "\n" for one in results(args.output))
+  kept = "".join(json.dumps(one) + "\n" for one in read_results(args.output))
   files.write_text(pathlib.Path(args.output, RESULTS), kept)
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   os.environ.setdefault(
@@ -540,10 +551,10 @@ def main(argv: Sequence[str]) -> None:
   )
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
   context = multiprocessing.get_context("spawn")
-  jobs = _jobs(args, deadline)
+  jobs = _jobs_left(args, deadline)
   with context.Pool(args.workers, _prepare_process) as pool:
-    pool.apply(_begin, (args,))
-    found = pool.imap_unordered(_perform, jobs)
+    pool.apply(_import_start, (args,))
+    found = pool.imap_unordered(_perform_job, jobs)
     for _ in jobs:
       try:
         print(found.next(max(1.0, deadline - time.time())), flush=True)
@@ -551,8 +562,8 @@ def main(argv: Sequence[str]) -> None:
         print("stopped: the same command resumes", flush=True)
         break
     pool.terminate()
-  left = sum(len(job.measures) for job in _jobs(args))
-  print(f"{summary(results(args.output))}\n{left} measures are left")
+  left = sum(len(job.measures) for job in _jobs_left(args))
+  print(f"{summary_lines(read_results(args.output))}\n{left} measures are left")
 
 
 if __name__ == "__main__":
