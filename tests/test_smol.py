@@ -20,7 +20,7 @@ LINES = list(toy_english.make_sentences(5, 400))
 
 
 def write_sets(folder: pathlib.Path) -> pathlib.Path:
-  """Writes small sets in the form of the real ones."""
+  """Writes small sets in the form of the real sets."""
   for name in from_decoder.SETS:
     (folder / name / "qrels").mkdir(parents=True)
     texts = [{"_id": f"d{i}", "text": x} for i, x in enumerate(LINES[:60])]
@@ -63,7 +63,7 @@ def measured(output: pathlib.Path) -> dict[tuple, dict]:
 
 @pytest.mark.slow
 def test_an_experiment_stops_resumes_and_gives_the_same(tmp_path):
-  """Catches a lost result, one that is done again, and another attention."""
+  """Catches a lost or repeated result, and another attention."""
   run = random_models.save(tmp_path / "run", random_models.tokenizer())
   loaded = random_models.with_curriculum(load(run), "1C")
   (model,) = export(loaded, tmp_path / "model", quiet=True)

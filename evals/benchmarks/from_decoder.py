@@ -1,4 +1,4 @@
-"""Measures what makes an encoder of a small pretrained decoder.
+"""Compares ways to turn a small pretrained decoder into an encoder.
 
     python -m antlm_jax.evals.benchmarks.from_decoder --model=FOLDER \\
       --text=PREPARED --data=DATA --work=FOLDER --output=FOLDER
@@ -18,9 +18,9 @@ Rows. `causal` is the decoder as it is, and `bidirectional` is the same model
 without the causal mask. Five rows train on the same 1.05M tokens, in 128 steps
 of 32 x 256: `mntp`, `mlm`, `clm_mlm`, `clm` and `scratch`. The first three are
 configs/from_decoder.py with a causal share of 0, 0 and 0.25. `scratch` is MLM
-from random parameters. All but `causal` are evaluated bidirectionally. Three seeds draw the
-order, the masks and the heads. `causal` and `bidirectional` have one model, and
-three seeds of fine-tuning.
+from random parameters. All but `causal` are evaluated bidirectionally. Three
+seeds draw the order, the masks and the heads. `causal` and `bidirectional` have
+one model, and three seeds of fine-tuning.
 
 Measures. Texts are cut at 96 tokens, and a vector is the mean of the states:
 - `loss`: held-out loss of the row's objectives, in nats.
@@ -31,9 +31,9 @@ Measures. Texts are cut at 96 tokens, and a vector is the mean of the states:
   on the frozen model, at the rates 1e-3 and 1e-2.
 - `sst2_tuned`, `conll_tuned`: the same of all weights, at 3e-5 and 1e-4.
 
-Two outcomes count: R, the mean NDCG@10 of both sets after `pairs`, and T, the
-mean of `sst2_tuned` and `conll_tuned` over both tasks and both rates. So no
-rate is chosen on the test set. All other measures only describe.
+Two outcomes count. R is the mean NDCG@10 of both sets after `pairs`. T is the
+mean of `sst2_tuned` and `conll_tuned` over both rates, so no rate is chosen on
+the test set. All other measures only describe.
 
 Claims, with the effects that we expect in points:
 1. `mlm` above `bidirectional`: MLM pays within 1M tokens. R +2 to +8, T +2 to
@@ -50,7 +50,7 @@ Claims, with the effects that we expect in points:
 Noise and size. Fine-tuning seeds of BERT-sized models differ by about 0.5
 points here, and test queries by more, but these are paired. With three seeds, a
 difference of 0.5 points a seed is decided from 1.2 points for one claim (t of
-4.3) and from 3.6 points for the strictest of ten (t of 14). So claims 1 to 3
+4.3) and from 4.1 points for the strictest of ten (t of 14). So claims 1 to 3
 can be decided, and 4 and 5 only if they surprise. The size is the largest that
 takes 10 minutes of one GPU.
 
@@ -58,8 +58,8 @@ Correction: five claims times two outcomes, by Holm at 5 %. Intervals are those
 of `antlm report`, paired by seed, and by query or example.
 
 Jobs run in an order of priority. A job trains a row with a seed, and takes the
-measures that the claims need: seed 0 of all rows, then the other seeds, with
-those of `causal` last. Then the jobs of the other measures follow.
+measures that the claims need. Seed 0 of all rows is first, then the other
+seeds, with those of `causal` last. The jobs of the other measures follow.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ ROWS = {  # by priority
   "bidirectional": EncoderRow(),
   "causal": EncoderRow(attention="causal"),
 }
-# Those that claims need, cheap ones first, then all others.
+# The measures that claims need, and the others.
 PARTS = (
   ("loss", "zero_shot", "pairs", "sst2_tuned", "conll_tuned"),
   ("simcse", "sst2_probe", "conll_probe"),
@@ -130,7 +130,7 @@ RATES = {"probe": (1e-3, 1e-2), "tuned": (3e-5, 1e-4)}
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
-  """Amounts of everything."""
+  """Numbers of steps, rows and tokens, and how models compute."""
 
   steps: int = 128  # of pretraining
   batch: int = 32
@@ -142,7 +142,7 @@ class Amounts:
   pairs: tuple[int, int, int] = 96, 32, 64
   sentences: int = 1280  # to train on
   words: int = 48  # tokens of a sentence
-  # How models compute. A loop over the blocks compiles in a tenth of the time.
+  # The model's settings. A loop over the blocks compiles in less time.
   model: tuple[tuple[str, str], ...] = (
     ("dtype", "bfloat16"),
     ("scan_layers", "yes"),
@@ -177,7 +177,7 @@ class FromDecoderArguments:
   data: str = setting("", "Path to the folder of all sets", read=cli.here)
   work: str = setting("", "Path to a folder for the models", read=cli.here)
   output: str = setting("", "Folder of the results", read=cli.here)
-  size: str = setting("full", "Amounts of everything", choices=tuple(AMOUNTS))
+  size: str = setting("full", "Amounts of training and evaluation", choices=tuple(AMOUNTS))
   rows: tuple[str, ...] = setting(tuple(ROWS), "Rows", choices=tuple(ROWS))
   seeds: tuple[int, ...] = setting((0, 1, 2), "Random seeds", least=0)
   workers: int = setting(5, "Number of processes", least=1)
@@ -409,7 +409,7 @@ class ModelJob(NamedTuple):
 def _jobs_left(
   args: FromDecoderArguments, deadline: float = 0
 ) -> list[ModelJob]:
-  """Returns what is left to do, by priority."""
+  """Returns the jobs that are left, by priority."""
   done = {
     (one["row"], one["seed"], one["measure"])
     for one in read_results(args.output)
