@@ -436,7 +436,8 @@ _encoded: dict[FromDecoderArguments, Encoded] = {}  # of this process
 def _take_measure(
   job: ModelJob, measure: str, loaded: Loaded
 ) -> dict[str, Any]:
-  encoded = _encoded.setdefault(job.args, Encoded(job.args, loaded))
+  alike = dataclasses.replace(loaded, params={})  # keeps no model in memory
+  encoded = _encoded.setdefault(job.args, Encoded(job.args, alike))
   take = (
     _label_scores if measure.partition("_")[2] in RATES else _retrieval_scores
   )
