@@ -188,11 +188,17 @@ class Trial:
       self._step += 1
     return np.mean(jax.device_get(losses), axis=0)
 
-  def predict(self, rows: ExampleRows) -> tuple[Any, np.ndarray]:
-    """Returns arrays to decode `[runs, n, ...]`, and runs with NaN `[runs]`."""
+  def predict(
+    self, rows: ExampleRows, batch_size: int = 0
+  ) -> tuple[Any, np.ndarray]:
+    """Returns arrays to decode `[runs, n, ...]`, and runs with NaN `[runs]`.
+
+    By default, computes as many rows at once as in training.
+    """
     params, frozen = self._state.params, self._frozen
     call = functools.partial(predict, self._one, params, frozen)
-    reduced, is_nan = batching.predict_rows(call, rows, self._batch_size)
+    size = batch_size or self._batch_size
+    reduced, is_nan = batching.predict_rows(call, rows, size)
     return reduced, is_nan.any(axis=1)
 
   def params(self, run: int) -> dict[str, np.ndarray]:
