@@ -28,7 +28,7 @@ if [ "${1:-}" = --mosaic ]; then
       "${PYTHON:-python3.12}" -m venv "$venv"
       pip=("$venv/bin/python" -m pip install --quiet --quiet
         --disable-pip-version-check)
-      "${pip[@]}" "jax==$jax.*" hypothesis numpy pytest
+      "${pip[@]}" "jax==$jax.*" hypothesis numpy pytest tokamax==0.0.17
       version="$("$venv/bin/python" -c \
         'import jaxlib; print(jaxlib.__version__)')"
       "${pip[@]}" --no-deps "jax-cuda13-pjrt==$version" \
@@ -38,7 +38,7 @@ if [ "${1:-}" = --mosaic ]; then
     fi
     # conftest imports packages that are not installed there.
     JAX_PLATFORMS=cpu "$venv/bin/python" -m pytest --noconftest \
-      tests/test_mosaic.py "${@:2}"
+      tests/test_mosaic.py tests/test_tokamax.py "${@:2}"
   done
   exit
 fi

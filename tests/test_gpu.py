@@ -6,11 +6,15 @@ runs these tests, or those whose names match a pattern such as `our_kernel`. It
 needs no pytest and few of antlm_jax's dependencies: jax, flax, optax, orbax.
 """
 
+import concurrent.futures
+import itertools
 import re
 import sys
 import time
 import traceback
 import unittest
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,12 +87,39 @@ def attend(q, k, v, g, mask, dropout, implementation):
   return out, *pull(g)
 
 
-def check(mask, dtype, implementation, dropout=None, width=WIDTH):
+class Case(NamedTuple):
+  """A call of attention."""
+
+  mask: AttentionMask
+  dtype: Any
+  implementation: str
+  dropout: attention.Dropout | None = None
+  width: int = WIDTH
+
+  def compile(self):
+    """Compiles the call and its gradients."""
+    arrays = inputs(self.dtype, self.width)
+    # By default a GPU multiplies float32 in TF32, which has 10 bits.
+    with jax.default_matmul_precision("highest"):
+      lowered = attend.lower(
+        *arrays, self.mask, self.dropout, self.implementation
+      )
+      return lowered.compile()
+
+
+def check_cases(cases: Sequence[Case]) -> None:
+  """Checks cases; compiling takes most of the time, so it is in threads."""
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    compiled = list(pool.map(Case.compile, cases))
+  for case, run in zip(cases, compiled, strict=True):
+    check(*case, run=run)
+
+
+def check(mask, dtype, implementation, dropout=None, width=WIDTH, run=None):
   """Compares attention and its gradients with the reference."""
+  case = Case(mask, dtype, implementation, dropout, width)
   arrays = inputs(dtype, width)
-  # By default a GPU multiplies float32 in TF32, which has 10 bits.
-  with jax.default_matmul_precision("highest"):
-    found = attend(*arrays, mask, dropout, implementation)
+  found = (run or case.compile())(*arrays, mask, dropout)
   *arrays, g = arrays
   seen, kept = reference.visible(mask, *SHAPE, LENGTH), None
   if dropout is not None:
@@ -116,23 +147,6 @@ def need_cudnn():
   capability = jax.devices("gpu")[0].compute_capability
   if float(capability) < 8:
     raise unittest.SkipTest(f"compute capability {capability} is under 8.0")
-
-
-def check_widths(kernel: str):
-  """Checks a kernel with all masks and several head widths."""
-  need(kernel)
-  for mask in (CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()):
-    for width in (64, 96, 128):
-      for dtype in (jnp.bfloat16, jnp.float16):
-        check(mask, dtype, kernel, width=width)
-
-
-def test_our_kernel_in_every_width():
-  check_widths("mosaic")
-
-
-def test_tokamax_in_every_width():
-  check_widths("tokamax")
 
 
 def check_whole_gpu(kernel: str):
@@ -165,6 +179,24 @@ def test_tokamax_on_a_whole_gpu():
   check_whole_gpu("tokamax")
 
 
+def check_widths(kernel: str):
+  """Checks a kernel with all masks and several head widths."""
+  need(kernel)
+  masks = CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()
+  kinds = itertools.product(masks, (64, 96, 128), (jnp.bfloat16, jnp.float16))
+  check_cases(
+    [Case(mask, dtype, kernel, width=width) for mask, width, dtype in kinds]
+  )
+
+
+def test_our_kernel_in_every_width():
+  check_widths("mosaic")
+
+
+def test_tokamax_in_every_width():
+  check_widths("tokamax")
+
+
 def test_our_kernel_with_dropout():
   need("mosaic")
   for mask in (CAUSAL, packed(False)):
@@ -186,11 +218,14 @@ def test_attention_through_cudnn():
 
 
 def test_attention_through_chunks():
+  cases = []
   for dtype in XLA:
     for mask in (packed(True), packed(False), mixed()):
-      check(mask, dtype, "chunked")
+      cases.append(Case(mask, dtype, "chunked"))
     for mask in (CAUSAL, packed(False)):
-      check(mask, dtype, "chunked", DROPOUT)
+      cases.append(Case(mask, dtype, "chunked", DROPOUT))
+  check_cases(cases)
+  for dtype in XLA:
     check_zeros(dtype, "chunked")
 
 

@@ -218,8 +218,11 @@ class Tokamax(Backend):
       return f"compute capability 8.0 or later, not {kind}"
     if needed := tokamax.missing():
       return needed
-    if call.dtype not in ("bfloat16", "float16"):
-      return f"bfloat16 or float16, not {call.dtype}"
+    if call.dtype != "bfloat16" and (platform, call.dtype) != (
+      "gpu",
+      "float16",
+    ):
+      return f"bfloat16, or float16 on a GPU, not {call.dtype}"
     if call.q[3] % 8 or not 16 <= call.q[3] <= 256:
       return f"a head width of 16 to 256 in steps of 8, not {call.q[3]}"
     if call.buckets:

@@ -84,8 +84,18 @@ def _mosaic_flash(settings, q, k, v, seeds, schedule):
 
 
 def _mosaic_forward(settings, q, k, v, seeds, schedule):
+  out, lse = _run_forward(settings, q, k, v, seeds, schedule)
+  # The backward pass recomputes the scores from `lse`. If remat saves these two
+  # by name, the forward kernel never runs twice.
+  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  return out, (q, k, v, seeds, schedule, out, lse)
+
+
+# Compiled once for all layers: a kernel takes seconds.
+@functools.partial(jax.jit, static_argnums=0)
+def _run_forward(settings, q, k, v, seeds, schedule):
   rows, queries, heads, _ = q.shape
-  out, lse = _call_mosaic(
+  return _call_mosaic(
     _output,
     settings,
     products=2,
@@ -97,13 +107,14 @@ def _mosaic_forward(settings, q, k, v, seeds, schedule):
     come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
     scratch={"lse_s": plgpu.SMEM((_PARTS, _PART), jnp.float32)},
   )
-  # The backward pass recomputes the scores from `lse`. If remat saves these two
-  # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
-  return out, (q, k, v, seeds, schedule, out, lse)
 
 
 def _mosaic_backward(settings, residuals, grad):
+  return *_run_backward(settings, residuals, grad), None, None
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run_backward(settings, residuals, grad):
   q, k, v, seeds, schedule, out, lse = residuals
   rows, queries, heads, _ = q.shape
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
@@ -140,7 +151,7 @@ def _mosaic_backward(settings, residuals, grad):
     },
     group=heads // k.shape[2],
   )
-  return dq, dk, dv, None, None
+  return dq, dk, dv
 
 
 _mosaic_flash.defvjp(_mosaic_forward, _mosaic_backward)

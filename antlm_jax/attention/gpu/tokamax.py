@@ -5,11 +5,11 @@ only in a private module. So this file accepts only the versions with which it
 was tested. It is the only file that imports tokamax.
 """
 
+import functools
 import importlib.metadata
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 
 from antlm_jax.masks import AttentionMask
 
@@ -31,6 +31,7 @@ def implementation(capability: float) -> str:
   return "mosaic_gpu" if 9 <= capability < 11 else "triton"
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))  # else each layer compiles
 def attend(name: str, scale: float, q, k, v, mask: AttentionMask) -> jax.Array:
   """Computes attention `[B, T, N, H]` by an implementation of tokamax.
 
@@ -48,13 +49,8 @@ def attend(name: str, scale: float, q, k, v, mask: AttentionMask) -> jax.Array:
   bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
   of_heads = {n: x[:, None] for n, x in bounds.items() if x is not None}
   theirs = base.Mask(is_causal=mask.causal, **of_heads)
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)  # it reports each shape not tuned for
-  try:
-    run = api.IMPLEMENTATIONS[name]
-    out = run(q, k, v, mask=theirs, logits_scale=scale)
-  finally:
-    logging.set_verbosity(verbosity)
+  run = api.IMPLEMENTATIONS[name]
+  out = run(q, k, v, mask=theirs, logits_scale=scale)
   if not mask.bounded:
     return out
   start, end = mask.bounds(q.shape[1], k.shape[1])

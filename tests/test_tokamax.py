@@ -1,0 +1,115 @@
+"""tokamax's attention through our interface, without a GPU.
+
+`./launch/test.sh --mosaic` installs tokamax and runs the tests that need it.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax import attention
+from antlm_jax.attention.gpu import tokamax
+from antlm_jax.masks import CAUSAL, AttentionMask
+from tests.attention_cases import (
+  MODES,
+  attend,
+  check_errors,
+  expected,
+  inputs,
+  make_mask,
+)
+
+needs_tokamax = pytest.mark.skipif(
+  tokamax.missing() is not None, reason=f"needs {tokamax.missing()}"
+)
+SHAPE = 2, 160, 160, 4, 2, 64
+
+
+def test_a_version_that_was_not_tested_is_refused(monkeypatch):
+  """A private module that moves must not fail somewhere inside."""
+  monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.99")
+  assert tokamax.missing().endswith("(Python 3.12 or later), not 0.0.99")
+  q = jnp.zeros((1, 8, 2, 16), jnp.bfloat16)
+  with pytest.raises(ValueError, match="needs tokamax 0.0.17 .*, not 0.0.99"):
+    attention.choose_attention(CAUSAL, q, q, "tokamax")
+
+
+@needs_tokamax
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mask_gives_the_reference_and_its_gradients(mode):
+  """Whether our bounds mean to tokamax what they mean to us."""
+  arrays = inputs(SHAPE, dtype="bfloat16")
+  *qkv, g = arrays
+  mask = make_mask(mode, *SHAPE[:3])
+  found = attend(*qkv, mask, g, "tokamax")
+  check_errors(found, expected(SHAPE, mask, arrays), 1e-2)
+
+
+@needs_tokamax
+def test_a_query_without_keys_gets_zero():
+  """tokamax itself has the mean of all values, and gradients for them."""
+  *qkv, g = inputs(SHAPE, dtype="bfloat16")
+  start = np.zeros(SHAPE[:2], np.int32)
+  end = start + SHAPE[1]
+  start[0, 7:150] = end[0, 7:150] = 40
+  end[1] = 0
+  out, dq, dk, dv = attend(*qkv, AttentionMask(False, start, end), g, "tokamax")
+  for x in (out, dq):
+    assert not x[0, 7:150].any() and not x[1].any() and x[0, :7].any()
+  assert not dk[1].any() and not dv[1].any()
+
+
+_COMPILE = """
+import sys
+import jax
+from jax.experimental import topologies
+from jax.extend import backend
+from antlm_jax.evals.benchmarks import attention, common
+from antlm_jax.planning import gpus
+
+class Absent:  # tokamax asks the default device; there is none
+  platform, device_kind, core_count = "gpu", sys.argv[1], 132
+  compute_capability = sys.argv[2]
+
+backend.get_default_device = Absent
+from tokamax._src.ops import op
+op.infer_devices = lambda bound: {Absent()}
+device = topologies.get_topology_desc(
+  platform="cuda", topology_name="x", topology="1x1x1",
+  target_config=gpus.description(gpus.GPUS[sys.argv[3]]),
+).devices[0]
+shape = attention.SHAPES["150M"]
+for name in ("window", "packed causal", "full"):
+  mask = attention.make_mask(name, shape.rows, shape.length)
+  attend = attention.our_attention(shape, name, "tokamax")
+  made = attention.compile_attention(device, attend, shape, mask)
+  print(name, made.memory_analysis().temp_size_in_bytes)
+"""
+
+
+@needs_tokamax
+@pytest.mark.skipif(
+  importlib.util.find_spec("jax_plugins") is None,
+  reason="needs XLA's compiler for GPUs",
+)
+@pytest.mark.parametrize(
+  "kind", [("NVIDIA H100 80GB HBM3", "9.0", "h100")], ids=["h100"]
+)
+def test_it_compiles_for_a_gpu_that_is_not_there(kind):
+  """Both directions, and no scores in memory."""
+  found = subprocess.run(
+    [sys.executable, "-c", _COMPILE, *kind],
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  sizes = [int(line.split()[-1]) for line in found.stdout.splitlines()]
+  assert len(sizes) == 3
+  assert max(sizes) < 32 * 1024 * 1024 * 12 * 2 / 4  # a fourth of the scores
