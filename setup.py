@@ -86,7 +86,8 @@ setuptools.setup(
   ],
   extras_require={
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
-    "cuda": ["jax[cuda13]"],
+    # tokamax: attention for masks with bounds (attention/gpu/tokamax.py).
+    "cuda": ["jax[cuda13]", "tokamax==0.0.17; python_version >= '3.12'"],
     "cuda12": ["jax[cuda12]"],  # older drivers, such as Colab's
     # Compilers for `antlm plan` on machines without TPUs or GPUs.
     "plan-tpu": ["jax[tpu]"],

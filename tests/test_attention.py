@@ -399,6 +399,8 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
     if needs == "a Hopper GPU" or jax.__version_info__ < (0, 12):
       with pytest.raises(ValueError, match=f"'mosaic' needs {needs}"):
         attention.choose_attention(bound, q, q, "mosaic")
+    with pytest.raises(ValueError, match="'tokamax' needs "):
+      attention.choose_attention(bound, q, q, "tokamax")
 
 
 SHAPES = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}

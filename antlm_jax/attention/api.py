@@ -7,8 +7,11 @@
 - pallas: the fused kernel of `attention.tpu.kernel`. Default on TPU.
 - cudnn: the kernel of `jax.nn.dot_product_attention`. Default on GPU for masks
   that are causal or full, without bounds.
+- tokamax: tokamax's kernels for GPUs (`attention.gpu.tokamax`), if installed.
+  Default on GPU for masks with bounds.
 - mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`), for all
-  masks and with dropout. Never a default, because it has not run on a GPU yet.
+  masks and with dropout. Never a default, because its results have not been
+  checked on a GPU yet.
 - chunked: plain XLA, in memory linear in T. Default on CPU for long rows, and
   on GPU and TPU if their kernel cannot compute the call.
 - reference: plain XLA, with all scores in memory. Default on CPU.
@@ -173,8 +176,8 @@ def choose_attention(
     platform = device().platform
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
-    best = "pallas" if platform == "tpu" else "cudnn"
-    return "chunked" if obstacle(best) else best
+    best = ("pallas",) if platform == "tpu" else ("cudnn", "tokamax")
+    return next((name for name in best if not obstacle(name)), "chunked")
   if implementation not in BACKENDS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto, {', '.join(BACKENDS)}"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend import backend as jax_backend
 from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.blocks import AttentionBlocks
@@ -218,6 +219,8 @@ class Tokamax(Backend):
       return f"compute capability 8.0 or later, not {kind}"
     if needed := tokamax.missing():
       return needed
+    if platform == "gpu" and jax_backend.get_default_device().platform != "gpu":
+      return "a GPU at hand, which tokamax asks for its properties"
     if call.dtype != "bfloat16" and (platform, call.dtype) != (
       "gpu",
       "float16",

@@ -18,6 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.pages import (
   antlm_table,
+  attention,
   forecasts,
   matryoshka,
   mixing,
@@ -34,6 +35,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.readme_table},
   "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
   "docs/how_to/embedders.md": matryoshka.TABLES,
+  "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
   "docs/appendix/intervals.md": simulated.INTERVALS,
