@@ -349,7 +349,7 @@ def _compiled_peer(make, shape: Shape, name: str):
 
 
 def _tried(compiled, args):
-  """Returns what `_compiled_peer` returned, or why it cannot run."""
+  """Returns the function of `_compiled_peer`, or why it cannot run."""
   try:
     run = compiled()
     if run is not None:
