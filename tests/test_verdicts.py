@@ -16,7 +16,7 @@ from tests import runs, test_report
 RESULTS = runs.ROOT / "evals/benchmarks/results"
 # Figures of a page's text that are settings, or from other work.
 GIVEN = {
-  "docs/results.md": {0.05, 0.2, 1.0, 1.1, 2.2},
+  "docs/results.md": {0.05, 0.2, 1.0, 1.1, 1.8, 2.2},
   "docs/appendix/optimizers.md": {0.1, 1.1, 1.2, 1.4},
 }
 
@@ -43,30 +43,66 @@ def test_the_figures_of_the_text_are_those_of_the_data(page):
     assert any(abs(x - float(figure)) <= half for x in known), figure
 
 
-def test_a_verdict_is_that_of_an_independent_computation():
+def lines_of(table: str) -> list[str]:
+  """Returns the rows of a table of the results about AntLM against a row."""
+  lines = verdicts.PAGES["docs/results.md"][table]().splitlines()
+  return [line for line in lines if re.match(r"\| [CM]LM", line)]
+
+
+@pytest.mark.parametrize(("scale", "count"), [("small", 4), ("8m", 10)])
+def test_a_verdict_is_that_of_an_independent_computation(scale, count):
   """Catches an interval, level or sign that differs from scipy's t test."""
-  found = json.loads((RESULTS / "antlm_small.json").read_text())["rows"]
-  lines = verdicts.PAGES["docs/results.md"]["antlm-differences"]()
-  lines = [line for line in lines.splitlines() if re.match(r"\| [CM]LM", line)]
+  found = json.loads((RESULTS / f"antlm_{scale}.json").read_text())["rows"]
+  lines = lines_of(f"antlm-{scale}-differences")
+  lines = [line for line in lines if "loss" in line]
+  halves = ("all", "all") if scale == "small" else ("choose", "report")
   measures = itertools.product((("clm", "c"), ("mlm", "m")), (-1, None))
   for line, ((kind, control), last) in zip(lines, measures, strict=True):
     one, other = (
       [
-        run["losses"]["all"][kind][-1]
-        if last
-        else min(run["losses"]["all"][kind])
+        measured[last or np.argmin(chosen)]
         for run in found[f"babyllama_{row}"]["runs"].values()
+        if "summary" in run  # it has ended
+        for chosen, measured in [[run["losses"][x][kind] for x in halves]]
       ]
       for row in ("antlm", control)
     )
     test = stats.ttest_rel(one, other)
-    ends = test.confidence_interval(1 - 0.05 / 4)
+    ends = test.confidence_interval(1 - 0.05 / count)
     value = f"{np.mean(np.subtract(one, other)):+.3f}"
     decided = ends.low > 0 or ends.high < 0
     value = f"**{value}**" if decided else value
     assert f"| {value} ({ends.low:+.3f} to {ends.high:+.3f}) |" in line
     word = "better" if value.startswith("**-") else "worse"
     assert line.split(" | ")[2].startswith(word if decided else "not decided")
+
+
+def test_a_difference_of_pairs_is_that_of_the_seeds_scores():
+  """Catches a stored value or variance that the stored scores contradict."""
+  record = json.loads((RESULTS / "antlm_8m.json").read_text())
+  lines = [x for x in lines_of("antlm-8m-differences") if "loss" not in x]
+  for of, line in zip(record["differences"], lines, strict=True):
+    task, mode = re.match(r"([^(,]+).*, (\w+) ", of["on"]).groups()
+    odds = "log-odds" in of["on"]
+    key, unit = ("log_odds", 1) if odds else ("accuracy", 100)
+    one, other = (
+      {
+        x["seed"]: unit * x[key]
+        for x in record["scores"]
+        if (x["row"], x["task"], x["mode"]) == (row, task.strip(), mode)
+      }
+      for row in (of["row"], of["control"])
+    )
+    values = [one[seed] - other[seed] for seed in one]
+    assert len(values) == 4
+    variance = of["found"]["by_seeds"]
+    np.testing.assert_allclose(variance, stats.sem(values) ** 2, rtol=1e-2)
+    cells = re.search(r"(\S+) \((\S+) to (\S+)\)", line.replace("**", ""))
+    value, low, high = map(float, cells.groups())
+    assert abs(value - np.mean(values)) < 0.006
+    # Other items can only widen an interval over seeds.
+    least = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 10)
+    assert low < least.low + 0.006 and high > least.high - 0.006
 
 
 @pytest.fixture

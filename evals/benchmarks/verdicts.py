@@ -42,7 +42,11 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 }
 # Makers of further figures that the text of a page quotes.
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
-  "docs/results.md": (mixing.mixing_figures, simulated.interval_figures),
+  "docs/results.md": (
+    mixing.mixing_figures,
+    antlm_table.figures,
+    simulated.interval_figures,
+  ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
 }
 

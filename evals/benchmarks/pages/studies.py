@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from antlm_jax import config as config_lib
 from antlm_jax import tables
-from antlm_jax.evals.statistics import Interval, Mean
+from antlm_jax.evals.statistics import Interval, Mean, MeanEstimate
 from antlm_jax.evals.studies import design
 from antlm_jax.evals.studies.reporting import measured, record
-from antlm_jax.evals.studies.reporting.claims import Claims, Contrast
+from antlm_jax.evals.studies.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.studies.reporting.controls import Family
 from antlm_jax.evals.studies.reporting.findings import Findings
 from antlm_jax.evals.studies.reporting.render import Row
@@ -27,12 +27,12 @@ _MODES = {"clm": "causal", "mlm": "masked, 15 %"}
 
 
 class Difference(NamedTuple):
-  """A row minus a control, in held-out nats."""
+  """A row minus a control, in held-out nats or in scores of pairs."""
 
   row: str  # a name of the study's config
   control: str
-  kind: str  # logged name of the objective
-  when: str  # `end` or `lowest`
+  kind: str  # logged name of the objective, or title of the scored set
+  when: str  # `end` or `lowest`, or the mode in which pairs are scored
   contrast: Contrast
 
 
@@ -115,14 +115,19 @@ def stored(name: str) -> StoredStudy:
   families = {
     name: Family(findings, name, of) for name, of in findings.families.items()
   }
-  every = [claim for of in families.values() for claim in of.claims]
-  compared = [sides for of in families.values() for sides in of.compared]
+  claims = {
+    (row, control): _with_pairs(claim, row, control, about)
+    for of in families.values()
+    for ((row, _), (control, _)), claim in zip(
+      of.compared, of.claims, strict=True
+    )
+  }
   differences = [
-    Difference(row, control, *_kind_and_when(contrast), contrast)
-    for ((row, _), (control, _)), claim in zip(compared, every, strict=True)
+    Difference(*sides, *_kind_and_when(contrast), contrast)
+    for sides, claim in claims.items()
     for contrast in claim.contrasts
   ]
-  confidence = Claims(every, findings.fixed).confidence
+  confidence = Claims([*claims.values()], findings.fixed).confidence
   return StoredStudy(findings, families, differences, confidence, halved, about)
 
 
@@ -131,8 +136,30 @@ def _unhalved(run: TrainedRun) -> TrainedRun:
   return dataclasses.replace(run, halves=dict.fromkeys(HALVES, run.losses))
 
 
+def _with_pairs(
+  claim: Claim, row: str, control: str, about: Mapping[str, Any]
+) -> Claim:
+  """Adds a record's differences in scores of pairs, of a row and a control.
+
+  An interval needs each pair's scores. So a record has the variances instead.
+  """
+  pairs = (
+    Contrast(
+      of["on"],
+      MeanEstimate(**of["found"]),
+      above={side: MeanEstimate(**x) for side, x in of["above"].items()},
+    )
+    for of in about.get("differences", ())
+    if (of["row"], of["control"]) == (row, control)
+  )
+  return claim._replace(contrasts=(*claim.contrasts, *pairs))
+
+
 def _kind_and_when(contrast: Contrast) -> tuple[str, ...]:
-  return re.fullmatch(r"held-out (\S+) loss, (\w+) .*", contrast.on).groups()
+  found = re.fullmatch(
+    r"(?:held-out (\S+) loss|(.+)), (\w+) \(\w+\)", contrast.on
+  )
+  return tuple(part for part in found.groups() if part)
 
 
 # ------------------------------------------------------------------- the cells

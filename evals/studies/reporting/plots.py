@@ -1,6 +1,5 @@
 """Pictures of reports, in the style of `antlm_jax.page.plots`."""
 
-import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from antlm_jax.page.plots import COLOURS, canvas, save_figure, shade, step_axis
 
 _OPEN = "0.55"  # grey of an interval that includes 0
 _COLOURS = {1: COLOURS[0], -1: COLOURS[1], 0: _OPEN}  # by an interval's sign
+_DASHES = ("-", "--", ":", "-.")
 _Runs = Sequence[TrainedRun]
 
 
@@ -182,8 +182,11 @@ def draw_loss_lines(
 def _each_line(places, panels: _Panels) -> Iterator[tuple]:
   """Yields each line's panel, points, and its label's style."""
   labels = dict.fromkeys(label for found in panels.values() for label in found)
-  looks = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLOURS))
-  looks = dict(zip(labels, looks, strict=False))
+  # Neighbours differ in both, so that they differ in a grey print, too.
+  looks = {
+    label: (_DASHES[(i + i // len(COLOURS)) % 4], COLOURS[i % len(COLOURS)])
+    for i, label in enumerate(labels)
+  }
   for panel, (kind, found) in zip(places, panels.items(), strict=True):
     panel.set_title(kind, fontsize=10)
     for label, points in found.items():
