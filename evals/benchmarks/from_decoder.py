@@ -177,7 +177,9 @@ class FromDecoderArguments:
   data: str = setting("", "Path to the folder of all sets", read=cli.here)
   work: str = setting("", "Path to a folder for the models", read=cli.here)
   output: str = setting("", "Folder of the results", read=cli.here)
-  size: str = setting("full", "Amounts of training and evaluation", choices=tuple(AMOUNTS))
+  size: str = setting(
+    "full", "Amounts of training and evaluation", choices=tuple(AMOUNTS)
+  )
   rows: tuple[str, ...] = setting(tuple(ROWS), "Rows", choices=tuple(ROWS))
   seeds: tuple[int, ...] = setting((0, 1, 2), "Random seeds", least=0)
   workers: int = setting(5, "Number of processes", least=1)

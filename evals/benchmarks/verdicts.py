@@ -19,6 +19,7 @@ from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.pages import (
   antlm_table,
   forecasts,
+  from_decoder,
   matryoshka,
   mixing,
   optimizers,
@@ -32,7 +33,10 @@ _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Makers of the tables, by page and name.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.readme_table},
-  "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
+  "docs/results.md": mixing.TABLES
+  | antlm_table.TABLES
+  | from_decoder.TABLES
+  | simulated.SIZES,
   "docs/how_to/embedders.md": matryoshka.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
@@ -40,7 +44,11 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 }
 # Makers of further figures that the text of a page quotes.
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
-  "docs/results.md": (mixing.mixing_figures, simulated.interval_figures),
+  "docs/results.md": (
+    mixing.mixing_figures,
+    from_decoder.from_decoder_figures,
+    simulated.interval_figures,
+  ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
 }
 
