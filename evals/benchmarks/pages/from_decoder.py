@@ -67,33 +67,33 @@ _STRICTEST = 1 - LEVEL / (2 * len(CLAIMS))  # of Holm, with two outcomes
 
 
 @functools.cache
-def _stored() -> dict:
+def _stored_scores() -> dict:
   return files.read_json(RESULTS / "from_decoder.json", "the scores")
 
 
 @functools.cache
-def _results() -> dict[tuple[str, str], dict[int, dict]]:
+def _stored_results() -> dict[tuple[str, str], dict[int, dict]]:
   """Returns the results by row and measure, then by seed."""
   out = {}
-  for one in _stored()["rows"]:
+  for one in _stored_scores()["rows"]:
     of = out.setdefault((one["row"], one["measure"]), {})
     of[one["seed"]] = one
   return out
 
 
-def _seeds(row: str, measure: str) -> dict[int, dict]:
-  return dict(sorted(_results().get((row, measure), {}).items()))
+def _row_seeds(row: str, measure: str) -> dict[int, dict]:
+  return dict(sorted(_stored_results().get((row, measure), {}).items()))
 
 
-def _ndcg(row: str, measure: str, name: str) -> dict[int, float]:
+def _ndcg_by_seed(row: str, measure: str, name: str) -> dict[int, float]:
   """Returns NDCG@10 on a set in points, by seed."""
-  return {s: 100 * one[name] for s, one in _seeds(row, measure).items()}
+  return {s: 100 * one[name] for s, one in _row_seeds(row, measure).items()}
 
 
 def _label_score(row: str, measure: str, rate: str) -> dict[int, float]:
   """Returns the main score of a task at a rate in percent, by seed."""
   metric = TUNED[measure]
-  found = _seeds(row, measure).items()
+  found = _row_seeds(row, measure).items()
   return {seed: 100 * one[rate][metric] for seed, one in found}
 
 
@@ -103,27 +103,29 @@ def _mean_by_seed(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
   return {s: float(np.mean([of[s] for of in parts])) for s in common_seeds}
 
 
-def outcome(row: str, name: str) -> dict[int, float]:
+def outcome_by_seed(row: str, name: str) -> dict[int, float]:
   """Returns the outcome R or T of a row in points, by seed."""
   if name == "R":
-    return _mean_by_seed([_ndcg(row, "pairs", of) for of in SETS])
+    return _mean_by_seed([_ndcg_by_seed(row, "pairs", of) for of in SETS])
   return _mean_by_seed(
     [_label_score(row, task, rate) for task in TUNED for rate in RATES]
   )
 
 
-def _items(row: str, name: str) -> tuple[dict[int, np.ndarray], np.ndarray]:
+def _outcome_items(
+  row: str, name: str
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
   """Returns the points of each query or example by seed, and their strata."""
   if name == "R":
     by_part = [
-      {s: one[f"{of}_queries"] for s, one in _seeds(row, "pairs").items()}
+      {s: one[f"{of}_queries"] for s, one in _row_seeds(row, "pairs").items()}
       for of in SETS
     ]
   else:
     by_part = [
       {
         seed: np.mean([[*map(int, one[r]["right"])] for r in RATES], axis=0)
-        for seed, one in _seeds(row, task).items()
+        for seed, one in _row_seeds(row, task).items()
       }
       for task in TUNED
     ]
@@ -147,22 +149,24 @@ def _paired(
   return np.stack([np.atleast_1d(one[s] - other[s]) for s in both])
 
 
-def difference(claim: EncoderClaim, name: str) -> MeanEstimate:
+def claim_difference(claim: EncoderClaim, name: str) -> MeanEstimate:
   """Estimates a claim's difference over seeds, and over queries if it is R.
 
   F1 is not a mean over examples, so the noise of T is that of its seeds alone.
   """
   if name == "R":
-    values = _paired(claim, lambda row: _items(row, "R")[0])
-    return statistics.estimate_mean(values, _items(claim.row, "R")[1])
-  return statistics.estimate_mean(_paired(claim, lambda row: outcome(row, "T")))
+    values = _paired(claim, lambda row: _outcome_items(row, "R")[0])
+    return statistics.estimate_mean(values, _outcome_items(claim.row, "R")[1])
+  return statistics.estimate_mean(
+    _paired(claim, lambda row: outcome_by_seed(row, "T"))
+  )
 
 
 def these_models(claim: EncoderClaim, name: str) -> MeanEstimate:
   """Estimates the difference of these models over queries or examples."""
-  values = _paired(claim, lambda row: _items(row, name)[0])
+  values = _paired(claim, lambda row: _outcome_items(row, name)[0])
   mean = values.mean(axis=0, keepdims=True)
-  return statistics.estimate_mean(mean, _items(claim.row, name)[1])
+  return statistics.estimate_mean(mean, _outcome_items(claim.row, name)[1])
 
 
 def chance(found: MeanEstimate) -> float:
@@ -189,7 +193,8 @@ def holm(chances: Sequence[float]) -> list[float]:
 def deviation(claims: Sequence[EncoderClaim], name: str) -> float:
   """Returns the deviation of the differences over seeds, pooled over claims."""
   found = [
-    _paired(claim, lambda row: outcome(row, name))[:, 0] for claim in claims
+    _paired(claim, lambda row: outcome_by_seed(row, name))[:, 0]
+    for claim in claims
   ]
   squares = sum(((x - x.mean()) ** 2).sum() for x in found)
   return float((squares / sum(len(x) - 1 for x in found)) ** 0.5)
@@ -199,7 +204,7 @@ def seeds_needed(
   claim: EncoderClaim, name: str, effect: float, std: float
 ) -> str:
   """Returns how many seeds decide an effect at the strictest of ten levels."""
-  found = difference(claim, name)
+  found = claim_difference(claim, name)
   by_seeds = std**2 / found.seeds
   noise = found._replace(by_seeds=by_seeds, both=min(found.both, by_seeds))
   for count in range(2, MOST + 1):
@@ -211,18 +216,18 @@ def seeds_needed(
 # ------------------------------------------------------------------- the tables
 
 
-def _values(by_seed: Mapping[int, float], digits: int = 1) -> str:
+def _seed_cells(by_seed: Mapping[int, float], digits: int = 1) -> str:
   """Writes the value of each seed."""
   return ", ".join(f"{x:.{digits}f}" for x in by_seed.values()) or "not run"
 
 
-def _mean(by_seed: Mapping[int, float]) -> str:
+def _mean_cell(by_seed: Mapping[int, float]) -> str:
   return f"{np.mean([*by_seed.values()]):.1f}"
 
 
-def _losses(row: str) -> str:
+def _loss_cell(row: str) -> str:
   """Writes the held-out losses at the start and at the end, by objective."""
-  runs, out = _seeds(row, "loss").values(), []
+  runs, out = _row_seeds(row, "loss").values(), []
   for kind in ("clm", "mlm", "mntp"):
     key = f"eval/{kind}/loss"
     ends = [
@@ -238,11 +243,13 @@ def _losses(row: str) -> str:
 def _outcomes_table() -> str:
   lines = []
   for row, title in ROWS.items():
-    learnt = {s: one["train_loss"] for s, one in _seeds(row, "pairs").items()}
-    cells = [title, _losses(row), _values(learnt, 2)]
+    learnt = {
+      s: one["train_loss"] for s, one in _row_seeds(row, "pairs").items()
+    }
+    cells = [title, _loss_cell(row), _seed_cells(learnt, 2)]
     for name in ("R", "T"):
-      found = outcome(row, name)
-      cells += [_mean(found), _values(found)]
+      found = outcome_by_seed(row, name)
+      cells += [_mean_cell(found), _seed_cells(found)]
     lines.append(cells)
   head = (
     "row",
@@ -258,7 +265,10 @@ def _outcomes_table() -> str:
 
 def _all_measures_table() -> str:
   zero, pairs = (
-    [functools.partial(_ndcg, measure=measure, name=name) for name in SETS]
+    [
+      functools.partial(_ndcg_by_seed, measure=measure, name=name)
+      for name in SETS
+    ]
     for measure in ("zero_shot", "pairs")
   )
   scores = [
@@ -268,7 +278,8 @@ def _all_measures_table() -> str:
   ]
   columns = [*zero, *pairs, *scores]
   lines = [
-    (f"`{row}`", *(_values(column(row)) for column in columns)) for row in ROWS
+    (f"`{row}`", *(_seed_cells(column(row)) for column in columns))
+    for row in ROWS
   ]
   head = [""]
   head += [f"{of}, untrained" for of in NAMES.values()]
@@ -289,7 +300,7 @@ def _marks_table() -> str:
       *(f"{100 * mark[name]:.1f}" for name in SETS),
       f"{_mark_mean(mark):.1f}",
     )
-    for mark in _stored()["marks"]
+    for mark in _stored_scores()["marks"]
   ]
   return tables.markdown(lines, ("", "texts", *NAMES.values(), "mean"))
 
@@ -298,15 +309,15 @@ def _mark_mean(mark: Mapping) -> float:
   return 100 * float(np.mean([mark[name] for name in SETS]))
 
 
-def _tests() -> list[tuple[EncoderClaim, str]]:
+def _claim_tests() -> list[tuple[EncoderClaim, str]]:
   return [(claim, name) for claim in CLAIMS for name in ("R", "T")]
 
 
 def _claims_table() -> str:
-  adjusted = holm([chance(difference(*test)) for test in _tests()])
+  adjusted = holm([chance(claim_difference(*test)) for test in _claim_tests()])
   lines = []
-  for (claim, name), p in zip(_tests(), adjusted, strict=True):
-    found = difference(claim, name)
+  for (claim, name), p in zip(_claim_tests(), adjusted, strict=True):
+    found = claim_difference(claim, name)
     low, high = claim.expected[name]
     word = "above" if found.value > 0 else "below"
     lines.append(
@@ -335,8 +346,8 @@ def _claims_table() -> str:
 def _noise_table() -> str:
   pooled = {name: deviation(CLAIMS, name) for name in ("R", "T")}
   lines = []
-  for claim, name in _tests():
-    value = difference(claim, name).value
+  for claim, name in _claim_tests():
+    value = claim_difference(claim, name).value
     effects = max(claim.expected[name]), value
     lines.append(
       (
@@ -370,7 +381,7 @@ TABLES = {
 
 def from_decoder_figures() -> Iterator[float]:
   """Yields further figures that the page quotes."""
-  yield _stored()["seconds"] / 60
+  yield _stored_scores()["seconds"] / 60
   yield ASSUMED
   yield deviation(CLAIMS, "R")
   yield 128 * 32 * 256 / 1e6  # million tokens
@@ -379,7 +390,7 @@ def from_decoder_figures() -> Iterator[float]:
   one, other = (
     [
       run["held_out"][-1][f"eval/{row}/loss"]
-      for run in _seeds(row, "loss").values()
+      for run in _row_seeds(row, "loss").values()
     ]
     for row in ("mntp", "mlm")
   )
@@ -396,7 +407,7 @@ def draw_outcomes(path: pathlib.Path) -> None:
   panels = figure.subplots(1, 2, sharey=True)
   _draw_outcome(panels[0], "R", "R: NDCG@10 after training on pairs")
   _draw_outcome(panels[1], "T", "T: SST-2 and CoNLL, fine-tuned")
-  for mark in _stored()["marks"]:
+  for mark in _stored_scores()["marks"]:
     if "96" in mark["text"]:
       x = _mark_mean(mark)
       panels[0].axvline(x, color="0.3", lw=1, ls=":")
@@ -414,7 +425,7 @@ def draw_outcomes(path: pathlib.Path) -> None:
 
 def _draw_outcome(panel, name: str, title: str) -> None:
   for y, row in enumerate(ROWS):
-    found = outcome(row, name)
+    found = outcome_by_seed(row, name)
     mean = np.mean([*found.values()])
     panel.plot([mean, mean], [y - 0.3, y + 0.3], color="0.6", lw=3)
     for seed, x in found.items():
