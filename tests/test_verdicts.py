@@ -16,7 +16,7 @@ from tests import runs, test_report
 RESULTS = runs.ROOT / "evals/benchmarks/results"
 # Figures of a page's text that are settings, or from other work.
 GIVEN = {
-  "docs/results.md": {0.05, 0.2, 1.0, 1.1, 1.8, 2.2},
+  "docs/results.md": {0.05, 0.1, 0.2, 1.0, 1.1, 1.8, 2.2, 3.2},
   "docs/appendix/optimizers.md": {0.1, 1.1, 1.2, 1.4},
 }
 
@@ -103,6 +103,33 @@ def test_a_difference_of_pairs_is_that_of_the_seeds_scores():
     # Other items can only widen an interval over seeds.
     least = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 10)
     assert low < least.low + 0.006 and high > least.high - 0.006
+
+
+def test_no_claim_of_smollm2_is_decided_more_than_its_seeds_decide():
+  """Catches a wrong p, Holm correction, or pairing of the seeds."""
+  found = json.loads((RESULTS / "from_decoder.json").read_text())["rows"]
+  points = {}
+  for one in found:
+    if one["measure"].endswith("_tuned"):
+      metric = "accuracy" if "sst2" in one["measure"] else "entity_f1"
+      key = one["row"], one["seed"]
+      scores = [25 * one[rate][metric] for rate in ("3e-05", "0.0001")]
+      points[key] = points.get(key, 0) + sum(scores)
+  claims = [
+    *(("mlm", row) for row in ("bidirectional", "scratch", "clm")),
+    *((row, "mlm") for row in ("clm_mlm", "mntp")),
+  ]
+  lines = verdicts.PAGES["docs/results.md"]["from-decoder-claims"]()
+  chances = []
+  for row, control in claims:
+    one, other = ([points[name, s] for s in (0, 1)] for name in (row, control))
+    test = stats.ttest_rel(one, other)
+    ends = test.confidence_interval()
+    chances.append(test.pvalue)
+    (line,) = re.findall(rf"\| `{row}` against `{control}`, T.*", lines)
+    assert f" ({ends.low:+.1f} to {ends.high:+.1f}) | 2 |" in line
+  # R has no smaller p than the smallest of T, which counts ten times.
+  assert f"| {10 * min(chances):.2f} | not decided |" in lines
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from antlm_jax.evals.benchmarks.pages import (
   antlm_table,
   attention,
   forecasts,
+  from_decoder,
   matryoshka,
   mixing,
   optimizers,
@@ -33,7 +34,10 @@ _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Makers of the tables, by page and name.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.readme_table},
-  "docs/results.md": mixing.TABLES | antlm_table.TABLES | simulated.SIZES,
+  "docs/results.md": mixing.TABLES
+  | antlm_table.TABLES
+  | from_decoder.TABLES
+  | simulated.SIZES,
   "docs/how_to/embedders.md": matryoshka.TABLES,
   "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
@@ -45,6 +49,7 @@ FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
     mixing.mixing_figures,
     antlm_table.figures,
+    from_decoder.from_decoder_figures,
     simulated.interval_figures,
   ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
