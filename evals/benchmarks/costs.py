@@ -1,0 +1,213 @@
+"""Compares forecasts of whole train steps with measured speeds.
+
+    python -m antlm_jax.evals.benchmarks.costs --forecast  # compiles and stores
+    python -m antlm_jax.evals.benchmarks.costs             # compares
+
+Each line of public_speeds.csv, next to this file, is a published speed: its
+source, its hardware, and the words with which this project plans the same
+shape. own_speeds.csv has the same columns for this project's own steps
+(`--table=own_speeds`); benchmarks.train_step measures a line with its words.
+
+The forecasts are of this project's model and step. PyTorch's runs are other
+programs, with other attention and other kernels. JAX's runs are closer.
+"""
+
+import csv
+import dataclasses
+import pathlib
+import shlex
+from collections.abc import Iterator
+
+import numpy as np
+
+from antlm_jax import cli, tables, units
+from antlm_jax import config as config_lib
+from antlm_jax.arguments import add_arguments, read_section
+from antlm_jax.errors import UserError
+from antlm_jax.evals.benchmarks import common
+from antlm_jax.evals.benchmarks.train_step import StepTimings
+from antlm_jax.planning.estimate import Estimate, estimate_all
+from antlm_jax.planning.forecast import Forecast
+from antlm_jax.planning.search import Pod
+from antlm_jax.planning.topology import topology_devices
+from antlm_jax.runtime import files
+from antlm_jax.settings import setting
+
+_FOLDER = pathlib.Path(__file__).parent
+TABLES = ("public_speeds", "own_speeds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """A line of a table: a step, and its measured speed if there is one."""
+
+  name: str
+  system: str  # program that was measured
+  source: str
+  date: str  # year and month of the measurement
+  hardware: str
+  topology: str  # smallest topology of `antlm plan` that has the devices
+  devices: int  # number of its devices that the step uses
+  shape: str  # model, in words
+  batch: str  # rows x tokens of a step
+  tokens_per_second: float | None  # on all devices
+  mfu: float | None  # model FLOPs utilization, if it is all that is known
+  derived: str  # how the speed follows from the source
+  program: str  # kind of batch that is measured, M or C
+  words: str  # arguments of benchmarks.train_step that make the step
+
+  def measured_seconds(self, work: float, tokens: int, peak: float):
+    """Returns the measured seconds of a step, or None.
+
+    Args:
+      work: FLOPs of the step over all devices.
+      tokens: Number of tokens in the step.
+      peak: Peak FLOP/s of all devices.
+    """
+    if self.tokens_per_second:
+      return tokens / self.tokens_per_second
+    return work / (self.mfu * peak) if self.mfu else None
+
+
+def read_speeds(table: str) -> list[Speed]:
+  """Reads a table of `TABLES`."""
+  numbers = {"devices": int, "tokens_per_second": float, "mfu": float}
+  with open(_FOLDER / f"{table}.csv", encoding="utf-8", newline="") as file:
+    return [
+      Speed(
+        **row
+        | {k: read(row[k]) if row[k] else None for k, read in numbers.items()}
+      )
+      for row in csv.DictReader(file)
+    ]
+
+
+def forecast_speed(speed: Speed) -> dict:
+  """Compiles a line's step for its devices; returns its forecast."""
+  parser = cli.Parser()
+  add_arguments(parser, StepTimings)
+  args, overrides = parser.parse_with_overrides(shlex.split(speed.words))
+  args = read_section(StepTimings, args)
+  devices = topology_devices(speed.topology)[: speed.devices]
+  text = args.vocab_size, args.seq_len, args.pieces
+  changes = config_lib.parse_overrides([*overrides, "--config.eval.rows=0"])
+  run = Pod(args.config, changes, devices, *text).run()
+  kinds = [k for k in run.programs(False) if k.name == speed.program]
+  (found,) = estimate_all(run, kinds, forecasts=True)
+  return {"name": speed.name, "parameters": run.model.size} | _forecast(found)
+
+
+def _forecast(found: Estimate) -> dict:
+  """Returns the figures of an estimate that a comparison needs."""
+  out = {
+    "attention": found.attention,
+    "rows": found.rows,
+    "seq_len": found.seq_len,
+    "devices": found.devices,
+    "peak": found.peak,
+    "work": found.work.total,
+    "needed_bytes": found.memory.needed,
+    "limit_bytes": found.memory.limit,
+    "compile_seconds": round(found.compile_seconds, 1),
+  }
+  if not isinstance(found.forecast, Forecast):
+    return out | {"error": found.forecast or "it does not fit into memory"}
+  seconds = found.forecast.seconds
+  parts = {k: dataclasses.asdict(t) for k, t in found.forecast.parts.items()}
+  return out | {
+    "seconds": seconds,
+    "tokens_per_second": found.rows * found.seq_len / seconds,
+    "mfu": found.mfu(seconds),
+    "bound_seconds": found.step_seconds,
+    "parts": parts,
+  }
+
+
+_FORECAST = {
+  "name": 20,
+  "attention": 10,
+  "needs": (9, units.gib, "needed_bytes"),
+  "step": (10, units.milliseconds, "seconds"),
+  "tokens/s": (11, "{:,.0f}".format, "tokens_per_second"),
+  "MFU": (6, "{:.1%}".format, "mfu"),
+  "error": 0,
+}
+
+
+def compare(table: str, stored: dict) -> Iterator[dict]:
+  """Yields the measured and the forecast seconds of the lines that have both.
+
+  Args:
+    table: A table of `TABLES`.
+    stored: The JSON file that `--forecast` wrote.
+  """
+  forecasts = {row["name"]: row for row in stored["rows"]}
+  for speed in read_speeds(table):
+    row = forecasts.get(speed.name, {})
+    if "seconds" not in row:
+      continue
+    tokens, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
+    measured = speed.measured_seconds(row["work"], tokens, peak)
+    if measured is None:
+      continue
+    yield {
+      "name": speed.name,
+      "hardware": speed.hardware,
+      "system": speed.system,
+      "measured": measured,
+      "forecast": row["seconds"],
+      "ratio": measured / row["seconds"],
+    }
+
+
+def comparison(rows: list[dict]) -> str:
+  """Lays out compared lines, with the median and the spread of the ratio."""
+  cells = [
+    (
+      row["name"],
+      row["hardware"],
+      row["system"],
+      units.milliseconds(row["measured"]),
+      units.milliseconds(row["forecast"]),
+      f"{row['ratio']:.2f}",
+    )
+    for row in rows
+  ]
+  head = "", "hardware", "measured program", "measured", "forecast", "ratio"
+  ratios = [row["ratio"] for row in rows]
+  spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+  table = tables.text_table(cells, head, "<<<>")
+  return f"{table}\nmedian ratio {np.median(ratios):.2f}, {spread}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """The command's arguments."""
+
+  table: str = setting("public_speeds", "Table of speeds", choices=TABLES)
+  forecast: bool = setting(
+    False, "Compile each step and store its forecast, without a comparison"
+  )
+  only: tuple[str, ...] = setting((), "Names of the lines (default: all)")
+  output: str = common.output()
+
+
+def main(argv) -> None:
+  """Stores the forecasts, or prints them next to the measured speeds."""
+  args = common.benchmark_arguments(__doc__, Costs, argv)
+  path = pathlib.Path(args.output) / f"{args.table.replace('_', '-')}.json"
+  if args.forecast:
+    speeds = read_speeds(args.table)
+    wanted = [s for s in speeds if not args.only or s.name in args.only]
+    rows = map(forecast_speed, wanted)
+    place = args.output, args.table
+    common.report_rows(rows, *place, _FORECAST, "<<>>>><")
+    return
+  rows = list(compare(args.table, files.read_json(path, "the forecasts")))
+  if not rows:
+    raise UserError(f"{args.table}.csv has no measured line with a forecast")
+  print(comparison(rows))
+
+
+if __name__ == "__main__":
+  cli.run_command(main)
