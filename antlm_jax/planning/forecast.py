@@ -65,6 +65,8 @@ MEASURED = {
   "NVIDIA H200": _HOPPER,
   "NVIDIA B200": Measured(0.581),
 }
+# Of GPUs that nobody has measured for us.
+_ASSUMED = "the shares of the peak that an H100 reaches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Forecast:
   """Time of each part of a step; see `PARTS`."""
 
   parts: Mapping[str, Time]
+  assumes: str = ""  # assumption in place of measurements of the chip
 
   @property
   def seconds(self) -> float:
@@ -80,8 +83,13 @@ class Forecast:
 
 
 def measured_chip(device: jax.Device) -> Measured | None:
-  """Returns the measurements of a device's chip, or None if unknown."""
-  return MEASURED.get(chips.chip_kind(device.device_kind))
+  """Returns the measurements of a device's chip, or None if unknown.
+
+  A GPU without measurements has those of an H100.
+  """
+  kind = chips.chip_kind(device.device_kind)
+  like_h100 = kind and device.platform == "gpu" and chips.CHIPS[kind].bandwidth
+  return MEASURED.get(kind, _HOPPER if like_h100 else None)
 
 
 def forecast_step_time(
@@ -138,7 +146,9 @@ def forecast_step_time(
     spent = visited / (chip.flops * share)
   for name, seconds in {KERNELS: spent, NETWORK: network}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
-  return Forecast({name: parts[name] for name in PARTS if name in parts})
+  known = chips.chip_kind(device.device_kind) in MEASURED
+  ordered = {name: parts[name] for name in PARTS if name in parts}
+  return Forecast(ordered, "" if known else _ASSUMED)
 
 
 def instruction_times(
