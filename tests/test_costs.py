@@ -1,0 +1,74 @@
+"""Forecasts next to measured speeds."""
+
+import dataclasses
+import json
+import re
+import shlex
+
+import pytest
+
+from antlm_jax import config as config_lib
+from antlm_jax.evals.benchmarks import costs
+
+LINES = [x for table in costs.TABLES for x in costs.read_speeds(table)]
+NUMBER = re.compile(r"[\d,]+")
+
+
+def numbers(text: str) -> list[int]:
+  return [int(n.replace(",", "")) for n in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_a_line_makes_the_step_that_it_names(line):
+  """A shape or batch in words alone would be compared with another step."""
+  words = dict(w.split("=", 1) for w in shlex.split(line.words))
+  changes = [f"{k}={v}" for k, v in words.items() if k.startswith("--config.")]
+  changes = config_lib.parse_overrides(changes)
+  config = config_lib.given_config(words["--config"], changes)
+  rows, length = numbers(line.batch)
+  assert (config.train.batch_size, int(words["--seq_len"])) == (rows, length)
+  shape = re.search(r"(\d+) layers x ([\d,]+)", line.shape).groups()
+  assert numbers(" ".join(shape)) == [config.model.layers, config.model.width]
+  parts = line.devices * config.train.microbatches
+  assert rows % parts == 0
+  assert [*config.trained] == [config.known_objectives[line.program]]
+  named = re.search(r"vocabulary ([\d,]+)", line.shape)
+  assert not named or numbers(named[1]) == [int(words["--vocab_size"])]
+
+
+def test_a_time_follows_from_the_speed_or_the_share_of_the_peak():
+  """Four devices of 100 FLOP/s; the step has 4,000 tokens and 800 FLOPs."""
+
+  def of(**known):
+    line = dataclasses.replace(
+      LINES[0], **{"tokens_per_second": None, "mfu": None} | known
+    )
+    return line.measured_seconds(800, 4000, 400)
+
+  assert of(tokens_per_second=500) == 8
+  assert of(mfu=0.5) == 4
+  assert of() is None
+
+
+def test_the_stored_forecasts_are_compared(tmp_path, capsys):
+  """A line without a forecast, or without a measured speed, is left out."""
+  first, second, *_ = costs.read_speeds("public_speeds")
+  rows = [
+    {
+      "name": line.name,
+      "rows": 4608,
+      "seq_len": 1024,
+      "peak": 989e12,
+      "devices": line.devices,
+      "work": 1e15,
+      "seconds": 4608 * 1024 / line.tokens_per_second / ratio,
+    }
+    for line, ratio in ((first, 2.0), (second, 1.5))
+  ]
+  rows.append({"name": "another", "error": "it does not fit into memory"})
+  path = tmp_path / "public-speeds.json"
+  path.write_text(json.dumps({"rows": rows}))
+  costs.main([f"--output={tmp_path}"])
+  printed = capsys.readouterr().out.splitlines()
+  assert [line.split()[-1] for line in printed[1:3]] == ["2.00", "1.50"]
+  assert printed[3] == "median ratio 1.75, 1.50 to 2.00"
