@@ -72,3 +72,18 @@ def test_the_stored_forecasts_are_compared(tmp_path, capsys):
   printed = capsys.readouterr().out.splitlines()
   assert [line.split()[-1] for line in printed[1:3]] == ["2.00", "1.50"]
   assert printed[3] == "median ratio 1.75, 1.50 to 2.00"
+
+
+def test_lines_are_timed_on_the_devices_at_hand(tmp_path, monkeypatch):
+  """A line that cannot be built does not stop the others."""
+  words = "--config=quickstart:shrink --vocab_size=64 --seq_len=16"
+  words += " --config.train.batch_size=4"
+  line = dataclasses.replace(LINES[0], devices=1, words=words)
+  bad = dataclasses.replace(line, name="bad", words=f"{words} --config.seed=x")
+  monkeypatch.setattr(costs, "read_speeds", lambda table: [bad, line])
+  costs.main(["--measure", "--seconds=0.01", f"--output={tmp_path}"])
+  path = tmp_path / "public-speeds-measured.json"
+  failed, timed = json.loads(path.read_text())["rows"]
+  assert "seed" in failed["error"]
+  assert timed["name"] == line.name and timed["steps"] >= 5
+  assert timed["tokens_per_second"] * timed["seconds"] == pytest.approx(64)

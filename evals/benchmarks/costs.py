@@ -3,35 +3,40 @@
     python -m antlm_jax.evals.benchmarks.costs --forecast  # compiles and stores
     python -m antlm_jax.evals.benchmarks.costs             # compares
 
-Each line of public_speeds.csv, next to this file, is a published speed: its
-source, its hardware, and the words with which this project plans the same
-shape. own_speeds.csv has the same columns for this project's own steps
-(`--table=own_speeds`); benchmarks.train_step measures a line with its words.
+Each line of public_speeds.csv, next to this file, is a published speed. It has
+the source, the hardware, and the arguments with which `antlm plan` makes the
+same shape. own_speeds.csv has the same columns for steps of this project
+(`--table=own_speeds`). `--measure` times its lines on the devices at hand.
 
 The forecasts are of this project's model and step. PyTorch's runs are other
 programs, with other attention and other kernels. JAX's runs are closer.
 """
 
+import concurrent.futures
 import csv
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 
 from antlm_jax import cli, tables, units
 from antlm_jax import config as config_lib
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.evals.benchmarks.train_step import StepTimings
-from antlm_jax.planning.estimate import Estimate, estimate_all
+from antlm_jax.evals.benchmarks.train_step import StepTimings, time_train_step
+from antlm_jax.planning.estimate import Estimate, estimate_program
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
-from antlm_jax.planning.topology import topology_devices
+from antlm_jax.planning.topology import program_arguments, topology_devices
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
+from antlm_jax.training.run import BatchKind, Run
+from antlm_jax.training.step import jitted, state_shardings
 
 _FOLDER = pathlib.Path(__file__).parent
 TABLES = ("public_speeds", "own_speeds")
@@ -39,7 +44,7 @@ TABLES = ("public_speeds", "own_speeds")
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """A line of a table: a step, and its measured speed if there is one."""
+  """Line of a table: a step, and its measured speed if there is one."""
 
   name: str
   system: str  # program that was measured
@@ -82,19 +87,55 @@ def read_speeds(table: str) -> list[Speed]:
     ]
 
 
-def forecast_speed(speed: Speed) -> dict:
-  """Compiles a line's step for its devices; returns its forecast."""
+def build_run(speed: Speed, devices: Sequence) -> tuple[Run, BatchKind]:
+  """Returns the run that makes a line's step, and its kind of batch."""
   parser = cli.Parser()
   add_arguments(parser, StepTimings)
   args, overrides = parser.parse_with_overrides(shlex.split(speed.words))
   args = read_section(StepTimings, args)
-  devices = topology_devices(speed.topology)[: speed.devices]
   text = args.vocab_size, args.seq_len, args.pieces
   changes = config_lib.parse_overrides([*overrides, "--config.eval.rows=0"])
-  run = Pod(args.config, changes, devices, *text).run()
-  kinds = [k for k in run.programs(False) if k.name == speed.program]
-  (found,) = estimate_all(run, kinds, forecasts=True)
+  run = Pod(args.config, changes, devices[: speed.devices], *text).run()
+  kinds = run.programs(evaluations=False)
+  return run, next(kind for kind in kinds if kind.name == speed.program)
+
+
+def forecast_speed(speed: Speed) -> dict:
+  """Compiles a line's step for its devices; returns its forecast."""
+  run, kind = build_run(speed, topology_devices(speed.topology))
+  found = estimate_program(run, kind, forecasts=True)
   return {"name": speed.name, "parameters": run.model.size} | _forecast(found)
+
+
+def measure_speeds(speeds: Sequence[Speed], args: "Costs") -> Iterator[dict]:
+  """Yields the times of lines on the devices of this machine.
+
+  It compiles several steps at once, and times them one after the other.
+  """
+  with concurrent.futures.ThreadPoolExecutor(args.threads) as pool:
+    jobs = [pool.submit(_compile_speed, speed) for speed in speeds]
+    concurrent.futures.wait(jobs)
+  how = StepTimings(seconds=args.seconds)
+  for speed, job in zip(speeds, jobs, strict=True):
+    out = {"name": speed.name, "device": jax.devices()[0].device_kind}
+    try:
+      run, kind, programs, compiled = job.result()
+    except (jax.errors.JaxRuntimeError, UserError, ValueError) as error:
+      yield out | {"error": str(error).splitlines()[0]}
+      continue
+    with jax.set_mesh(run.mesh):
+      yield out | time_train_step(
+        run.step, programs, run.mesh, kind.batch, how, compiled
+      )
+
+
+def _compile_speed(speed: Speed):
+  run, kind = build_run(speed, jax.devices())
+  programs = jitted(run.step, state_shardings(run.step, run.mesh))
+  shapes = mesh_lib.abstract(run.mesh, kind.batch)
+  with jax.set_mesh(run.mesh):
+    given = program_arguments(run.step, run.mesh, shapes, training=True)
+    return run, kind, programs, programs.update.lower(*given).compile()
 
 
 def _forecast(found: Estimate) -> dict:
@@ -123,7 +164,7 @@ def _forecast(found: Estimate) -> dict:
   }
 
 
-_FORECAST = {
+_COLUMNS = {
   "name": 20,
   "attention": 10,
   "needs": (9, units.gib, "needed_bytes"),
@@ -188,7 +229,12 @@ class Costs:
   forecast: bool = setting(
     False, "Compile each step and store its forecast, without a comparison"
   )
+  measure: bool = setting(
+    False, "Time each step on the devices of this machine and store the times"
+  )
   only: tuple[str, ...] = setting((), "Names of the lines (default: all)")
+  seconds: float = setting(3.0, "Seconds of timing for each line", over=0)
+  threads: int = setting(4, "Steps that are compiled at once", least=1)
   output: str = common.output()
 
 
@@ -196,12 +242,15 @@ def main(argv) -> None:
   """Stores the forecasts, or prints them next to the measured speeds."""
   args = common.benchmark_arguments(__doc__, Costs, argv)
   path = pathlib.Path(args.output) / f"{args.table.replace('_', '-')}.json"
+  speeds = read_speeds(args.table)
+  wanted = [s for s in speeds if not args.only or s.name in args.only]
   if args.forecast:
-    speeds = read_speeds(args.table)
-    wanted = [s for s in speeds if not args.only or s.name in args.only]
     rows = map(forecast_speed, wanted)
-    place = args.output, args.table
-    common.report_rows(rows, *place, _FORECAST, "<<>>>><")
+    common.report_rows(rows, args.output, args.table, _COLUMNS, "<<>>>><")
+    return
+  if args.measure:
+    rows, name = measure_speeds(wanted, args), f"{args.table} measured"
+    common.report_rows(rows, args.output, name, _COLUMNS, "<<>>>><")
     return
   rows = list(compare(args.table, files.read_json(path, "the forecasts")))
   if not rows:
