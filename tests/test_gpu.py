@@ -102,11 +102,11 @@ def check(mask, dtype, implementation, dropout=None, width=WIDTH):
   return found
 
 
-def need_mosaic():
-  """Skips the test if our kernel for Hopper cannot run."""
+def need(kernel: str):
+  """Skips the test if a kernel cannot run here."""
   q, k = inputs(jnp.bfloat16)[:2]
   try:
-    attention.choose_attention(CAUSAL, q, k, "mosaic")
+    attention.choose_attention(CAUSAL, q, k, kernel)
   except ValueError as reason:
     raise unittest.SkipTest(str(reason)) from None
 
@@ -118,17 +118,26 @@ def need_cudnn():
     raise unittest.SkipTest(f"compute capability {capability} is under 8.0")
 
 
-def test_our_kernel_in_every_width():
-  need_mosaic()
+def check_widths(kernel: str):
+  """Checks a kernel with all masks and several head widths."""
+  need(kernel)
   for mask in (CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()):
     for width in (64, 96, 128):
       for dtype in (jnp.bfloat16, jnp.float16):
-        check(mask, dtype, "mosaic", width=width)
+        check(mask, dtype, kernel, width=width)
 
 
-def test_our_kernel_on_a_whole_gpu():
+def test_our_kernel_in_every_width():
+  check_widths("mosaic")
+
+
+def test_tokamax_in_every_width():
+  check_widths("tokamax")
+
+
+def check_whole_gpu(kernel: str):
   """Thousands of thread blocks, compared with chunks in float32."""
-  need_mosaic()
+  need(kernel)
   draw = np.random.default_rng(1)
   rows, length = 4, 2048
   starts = draw.random((rows, length)) < 3 / length
@@ -139,7 +148,7 @@ def test_our_kernel_on_a_whole_gpu():
     jnp.asarray(draw.normal(size=(rows, length, n, 64)), jnp.bfloat16)
     for n in (12, 4, 4, 12)
   ]
-  found = attend(*arrays, mask, None, "mosaic")
+  found = attend(*arrays, mask, None, kernel)
   arrays = [x.astype(jnp.float32) for x in arrays]
   with jax.default_matmul_precision("highest"):
     expected = attend(*arrays, mask, None, "chunked")
@@ -148,14 +157,22 @@ def test_our_kernel_on_a_whole_gpu():
     assert error < LIMITS[jnp.bfloat16], error
 
 
+def test_our_kernel_on_a_whole_gpu():
+  check_whole_gpu("mosaic")
+
+
+def test_tokamax_on_a_whole_gpu():
+  check_whole_gpu("tokamax")
+
+
 def test_our_kernel_with_dropout():
-  need_mosaic()
+  need("mosaic")
   for mask in (CAUSAL, packed(False)):
     check(mask, jnp.bfloat16, "mosaic", DROPOUT)
 
 
 def test_our_kernel_gives_the_same_bits_again():
-  need_mosaic()
+  need("mosaic")
   first, *others = (check(packed(True), jnp.bfloat16, "mosaic") for _ in "123")
   for other in others:
     for x, y in zip(first, other, strict=True):
@@ -178,8 +195,13 @@ def test_attention_through_chunks():
 
 
 def test_our_kernel_gives_zeros_where_nothing_is_seen():
-  need_mosaic()
+  need("mosaic")
   check_zeros(jnp.bfloat16, "mosaic")
+
+
+def test_tokamax_gives_zeros_where_nothing_is_seen():
+  need("tokamax")
+  check_zeros(jnp.bfloat16, "tokamax")
 
 
 def check_zeros(dtype, implementation):

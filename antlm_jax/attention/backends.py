@@ -192,6 +192,41 @@ class Mosaic(Backend):
     return visits.make_visit_schedule(mask, rows, call.q[1], call.k[1])
 
 
+class Tokamax(Backend):
+  """tokamax's kernels for GPUs; on a CPU, its plain XLA."""
+
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
+    from antlm_jax.attention.gpu import tokamax
+
+    mask, gpu = prepared.mask, device()
+    name = "xla_chunked"
+    if gpu.platform == "gpu":
+      name = tokamax.implementation(capability(gpu.device_kind))
+    run = functools.partial(tokamax.attend, name, scale)
+    rows, heads = prepared.split
+    arrays = PartitionSpec(rows, None, heads, None)
+    run = on_shards(run, (*(arrays,) * 3, PartitionSpec(rows)), arrays)
+    return run(q, k, v, jax.tree.map(jnp.asarray, mask))
+
+  def obstacle(self, mask, call, split) -> str | None:
+    from antlm_jax.attention.gpu import tokamax
+
+    platform, kind = device().platform, device().device_kind
+    if platform not in ("gpu", "cpu"):
+      return "a GPU"
+    if platform == "gpu" and (capability(kind) or 0) < 8:
+      return f"compute capability 8.0 or later, not {kind}"
+    if needed := tokamax.missing():
+      return needed
+    if call.dtype not in ("bfloat16", "float16"):
+      return f"bfloat16 or float16, not {call.dtype}"
+    if call.q[3] % 8 or not 16 <= call.q[3] <= 256:
+      return f"a head width of 16 to 256 in steps of 8, not {call.q[3]}"
+    if call.buckets:
+      return "scores without position terms"
+    return "no attention dropout" if call.dropout else None
+
+
 class Plain(Backend):
   """Plain XLA, using a function of `antlm_jax.attention.reference`."""
 
@@ -206,6 +241,7 @@ BACKENDS: dict[str, Backend] = {
   "pallas": Pallas(),
   "cudnn": Cudnn(),
   "mosaic": Mosaic(),
+  "tokamax": Tokamax(),
   "chunked": Plain(chunked),
   "reference": Plain(reference),
 }

@@ -15,14 +15,14 @@ A layer is its projections, RoPE and attention, with all gradients.
 
 The peers: splash attention in blocks of 512, its backward pass in two kernels
 or fused to one, for static masks and segment ids. cuDNN, for causal and full
-masks. tokamax's kernel for GPUs, if it is installed. XLA with a dense mask.
+masks. tokamax's kernels for GPUs, if installed. XLA with a dense mask.
 `chunked` is our own attention without a kernel. Only XLA and ours have
 LTG-BERT's position terms (`--shapes="ltg 128,ltg 512,no terms"`).
 """
 
+import concurrent.futures
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import re
 import time
@@ -70,13 +70,14 @@ class Shape:
 
 SHAPES = {
   "97M": Shape(128, 128, 12, 12, 64),
+  "150M": Shape(32, 1024, 12, 12, 64),
   "610M": Shape(8, 2048, 18, 6, 64),
   "wide": Shape(8, 2048, 16, 4, 128),
   "ltg 128": Shape(128, 128, 12, 12, 64, 63),
   "ltg 512": Shape(32, 512, 12, 12, 64, 63),
   "no terms": Shape(32, 512, 12, 12, 64),  # to compare with the one before
 }
-MASKS = ("causal", "full", "packed", "packed causal", "mixed")
+MASKS = ("causal", "full", "packed", "packed causal", "mixed", "window")
 
 
 def make_mask(name: str, rows: int, length: int) -> AttentionMask:
@@ -98,6 +99,8 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
     "packed causal": AttentionMask(True, documents.start, None),
     # Half the rows causal, half not: one batch of CLM and MLM.
     "mixed": AttentionMask(False, None, np.where(odd, at + 1, length)),
+    # 64 keys on both sides, as in ModernBERT's local layers.
+    "window": BIDIRECTIONAL.within(65, (rows, length), np),
   }[name]
 
 
@@ -130,7 +133,7 @@ def splash_attention(shape: Shape, name: str, fused: bool = False):
   """Splash attention, as its users call it."""
   from jax.experimental.pallas.ops.tpu import splash_attention as peer
 
-  if name == "mixed" or shape.buckets:
+  if name in ("mixed", "window") or shape.buckets:
     return None
   static = peer.CausalMask if "causal" in name else peer.FullMask
   names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
@@ -171,28 +174,16 @@ def dense(shape: Shape, name: str):
   return attend
 
 
-def tokamax(shape: Shape, name: str):
-  """tokamax's kernel (0.0.17), if installed; its API has no intervals."""
-  if shape.buckets or importlib.util.find_spec("tokamax") is None:
-    return None
-  from tokamax._src.ops.attention import base, pallas_mosaic_gpu
-
-  run = pallas_mosaic_gpu.PallasMosaicGpuFlashAttention()
-
-  def attend(q, k, v, mask):
-    bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
-    bounds = {n: b[:, None] for n, b in bounds.items() if b is not None}
-    return run(q, k, v, mask=base.Mask(is_causal=mask.causal, **bounds))
-
-  return attend
-
-
 _OURS = {
   name: functools.partial(our_attention, implementation=name)
-  for name in ("pallas", "mosaic", "cudnn", "chunked")
+  for name in ("pallas", "mosaic", "tokamax", "cudnn", "chunked")
 }
 _ANYWHERE = {"chunked": _OURS["chunked"], "XLA, dense": dense}
-_GPU = {"mosaic": _OURS["mosaic"], "cuDNN": _OURS["cudnn"], "tokamax": tokamax}
+_GPU = {
+  "mosaic": _OURS["mosaic"],
+  "tokamax": _OURS["tokamax"],
+  "cuDNN": _OURS["cudnn"],
+}
 _FUSED = functools.partial(splash_attention, fused=True)
 _TPU = {
   "pallas": _OURS["pallas"],
@@ -297,23 +288,40 @@ def count_bundles(
 
 
 def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
-  """Times every case by turns; yields a row for each."""
-  peers = PEERS[jax.default_backend()]
+  """Times every case by turns; yields a row for each.
+
+  All are compiled first, side by side.
+  """
+  peers = {
+    peer: make
+    for peer, make in PEERS[jax.default_backend()].items()
+    if peer not in without
+  }
+  cases = list(itertools.product(shapes, masks))
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    compiling = [
+      {p: pool.submit(_compiled_peer, make, *case) for p, make in peers.items()}
+      for case in cases
+    ]
   first = next(iter(peers))
-  for shape, name in itertools.product(shapes, masks):
+  for (shape, name), futures in zip(cases, compiling, strict=True):
+    mask = make_mask(name, shape.rows, shape.length)
+    args = *shape.arrays(_draw), jax.tree.map(jnp.asarray, mask)
     found = {
-      peer: _peer_call(make, shape, name)
-      for peer, make in peers.items()
-      if peer not in without
+      peer: _tried(future.result, args) for peer, future in futures.items()
     }
-    calls = {peer: call for peer, call in found.items() if callable(call)}
+    calls = {
+      peer: functools.partial(_run, run, args)
+      for peer, run in found.items()
+      if callable(run)
+    }
     seconds, *_ = turns.by_turns([*calls.values()], rounds, [*calls.values()])
     medians = 1e3 * np.median(seconds, axis=0) / _CALLS
     spent = dict(zip(calls, medians.tolist(), strict=True))
-    for peer, call in found.items():
-      if call is not None:
+    for peer, run in found.items():
+      if run is not None:
         row = {"shape": str(shape), "mask": name, "peer": peer}
-        row["ms"] = spent.get(peer, call)
+        row["ms"] = spent.get(peer, run)
         if {first, peer} <= spent.keys():
           row["to ours"] = round(spent[peer] / spent[first], 2)
         yield row
@@ -322,21 +330,33 @@ def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
 _CALLS = 5  # at a time: one alone is mostly its launch
 
 
-def _peer_call(make, shape: Shape, name: str):
-  """Returns a peer's function to time; None, or why there is none."""
-  key = jax.random.key(0)
-  args = shape.arrays(lambda s: jax.random.normal(key, s, jnp.bfloat16))
-  mask = jax.tree.map(jnp.asarray, make_mask(name, shape.rows, shape.length))
+def _draw(shape) -> jax.Array:
+  return jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+
+
+def _run(run, args) -> None:
+  jax.block_until_ready([run(*args) for _ in range(_CALLS)])
+
+
+def _compiled_peer(make, shape: Shape, name: str):
+  """Returns a peer's compiled function, or None if it cannot do this mask."""
+  args = shape.arrays(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16))
+  mask = make_mask(name, shape.rows, shape.length)
+  mask = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), mask)
+  if not (attend := make(shape, name)):
+    return None
+  return jax.jit(with_gradients(attend)).lower(*args, mask).compile()
+
+
+def _tried(compiled, args):
+  """Returns what `_compiled_peer` returned, or why it cannot run."""
   try:
-    if not (attend := make(shape, name)):
-      return None
-    run = jax.jit(with_gradients(attend))
-    jax.block_until_ready(run(*args, mask))
+    run = compiled()
+    if run is not None:
+      _run(run, args)
   except Exception as error:  # after any error, the other peers are timed
     return f"{type(error).__name__}: {error}".splitlines()[0][:60]
-  return lambda: jax.block_until_ready(
-    [run(*args, mask) for _ in range(_CALLS)]
-  )
+  return run
 
 
 @dataclasses.dataclass(frozen=True)

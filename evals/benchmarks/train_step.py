@@ -123,12 +123,12 @@ def make_step(config: LlamaConfig) -> TrainStep:
 
 
 def step_times(
-  step, state, example: Batch, seconds: float, fewest: int
+  step, init, example: Batch, seconds: float, fewest: int
 ) -> np.ndarray:
   """Returns the seconds from each step's end to the next one's."""
   ends: list[float] = []
   warmup = min(_WARMUP, fewest)
-  state, running = step(state, example)
+  state, running = step(init(), example)
   while len(ends) <= warmup + fewest or (
     len(ends) <= warmup + _MOST and ends[-1] - ends[warmup] < seconds
   ):
@@ -152,10 +152,10 @@ def time_train_step(
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
-    placed, state = mesh_lib.place_batch(mesh, example), init()
+    placed = mesh_lib.place_batch(mesh, example)
     if compiled is None:
       begun = time.perf_counter()
-      compiled = step.lower(state, placed).compile()
+      compiled = step.lower(jax.eval_shape(init), placed).compile()
       out["compile_seconds"] = time.perf_counter() - begun
     if size := compiled.memory_analysis():
       out["needed_bytes"] = (
@@ -164,7 +164,7 @@ def time_train_step(
         + size.temp_size_in_bytes
         - size.alias_size_in_bytes
       )
-    times = step_times(compiled, state, placed, args.seconds, args.steps)
+    times = step_times(compiled, init, placed, args.seconds, args.steps)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     full = "RESOURCE_EXHAUSTED" in str(error)
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]

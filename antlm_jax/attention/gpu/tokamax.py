@@ -1,0 +1,61 @@
+"""Adapter to tokamax's attention for GPUs (github.com/openxla/tokamax).
+
+tokamax takes an interval of keys for each query, as `AttentionMask` has, but
+only in a private module. So this file accepts only the versions with which it
+was tested. It is the only file that imports tokamax.
+"""
+
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from antlm_jax.masks import AttentionMask
+
+TESTED = ("0.0.17",)  # Python 3.12 and jax 0.11.1 or later
+
+
+def missing() -> str | None:
+  """Returns the version that is needed and absent, or None."""
+  wanted = f"tokamax {' or '.join(TESTED)} (Python 3.12 or later)"
+  try:
+    found = importlib.metadata.version("tokamax")
+  except importlib.metadata.PackageNotFoundError:
+    return f"{wanted}, which is not installed"
+  return None if found in TESTED else f"{wanted}, not {found}"
+
+
+def implementation(capability: float) -> str:
+  """Returns the name of tokamax's kernels for a compute capability."""
+  return "mosaic_gpu" if 9 <= capability < 11 else "triton"
+
+
+def attend(name: str, scale: float, q, k, v, mask: AttentionMask) -> jax.Array:
+  """Computes attention `[B, T, N, H]` by an implementation of tokamax.
+
+  A query that sees no key gets zero, where tokamax has the mean of all values.
+
+  Args:
+    name: Name of the implementation.
+    scale: Factor of the scores.
+    q: Queries `[B, T, N, H]`.
+    k, v: Keys and values `[B, S, K, H]`.
+    mask: Keys that each query sees.
+  """
+  from tokamax._src.ops.attention import api, base
+
+  bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
+  of_heads = {n: x[:, None] for n, x in bounds.items() if x is not None}
+  theirs = base.Mask(is_causal=mask.causal, **of_heads)
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)  # it reports each shape not tuned for
+  try:
+    run = api.IMPLEMENTATIONS[name]
+    out = run(q, k, v, mask=theirs, logits_scale=scale)
+  finally:
+    logging.set_verbosity(verbosity)
+  if not mask.bounded:
+    return out
+  start, end = mask.bounds(q.shape[1], k.shape[1])
+  return jnp.where((start < end)[:, :, None, None], out, 0)
