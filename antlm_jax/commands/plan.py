@@ -159,7 +159,7 @@ def plan(
     slices: Number of such TPU slices.
     vocab_size: Vocabulary size, if there is no `data.path`.
     seq_len: Tokens in a row, if there is no `data.path`; by default
-      `model.max_seq_len`.
+      `model.max_seq_len`, unless `train.batch_schedule` joins rows.
     pieces: Documents in a row, if there is no `data.path`.
     sweep: Rank meshes and numbers of microbatches.
     budget: Time limit of the sweep, in seconds.

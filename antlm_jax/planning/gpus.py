@@ -1,4 +1,4 @@
-"""Descriptions of absent GPUs, and a stand-in for cuDNN's attention."""
+"""Descriptions of absent GPUs, and a stand-in for their attention kernels."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,8 @@ from antlm_jax.runtime import chips
 
 # By default, XLA rejects unregistered custom calls such as the stand-in.
 COMPILER_OPTIONS = {"xla_gpu_mock_custom_calls": True}
-_STAND_IN = "antlm_cudnn_attention"
+_STAND_IN = "antlm_gpu_attention"
+_STOOD_IN_FOR = ("cudnn", "tokamax")  # names in `attention.backends.BACKENDS`
 _MOST_NODES = 1024
 _MOST_IN_NODE = 8  # GPUs that NVLink connects in the nodes of `runtime.chips`
 
@@ -166,24 +167,29 @@ def _register_compiler(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def without_cudnn() -> Iterator[None]:
-  """Traces programs with a stand-in for cuDNN's attention.
+def without_kernels() -> Iterator[None]:
+  """Traces programs with a stand-in for the attention of cuDNN and tokamax.
 
-  The stand-in has the arguments, results and FLOPs of cuDNN's attention. It has
-  no scratch memory, because only cuDNN knows its size.
+  The stand-in has the arguments and results of their attention. Its FLOPs are
+  those of cuDNN's pairs of tokens, and of all pairs for tokamax. It has no
+  scratch memory, because only the kernels know its size.
   """
 
   def attend(q, k, v, prepared, scale, dropout, relative, rope):
     split = prepared.split
     spec = PartitionSpec(split.rows, None, split.heads, None)
-    run = functools.partial(_local_attention, prepared.mask.causal)
+    # tokamax is counted by the blocks that it visits, as our own kernels.
+    half = prepared.mask.causal and prepared.implementation == "cudnn"
+    run = functools.partial(_local_attention, half)
     return mesh_lib.on_shards(run, (spec,) * 3, spec)(q, k, v)
 
-  BACKENDS["cudnn"].run = attend
+  for name in _STOOD_IN_FOR:
+    BACKENDS[name].run = attend
   try:
     yield
   finally:
-    del BACKENDS["cudnn"].run  # restores the method of the class
+    for name in _STOOD_IN_FOR:
+      del BACKENDS[name].run  # restores the method of the class
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -328,7 +328,7 @@ def _work(out: Counts, op: _Op) -> None:
   elif stated := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
     out.kernels[op.name, float(stated)] += 1  # Mosaic kernel for GPUs
   elif stated := op.get(r"backend_config=\{flops = (\d+) : i64"):
-    out.kernels[op.name, float(stated)] += 1  # stand-in for cuDNN
+    out.kernels[op.name, float(stated)] += 1  # `gpus.without_kernels`
 
 
 def _loop_passes(loop: _Op) -> int | None:

@@ -39,7 +39,8 @@ from antlm_jax.training.run import BatchKind, Run
 from antlm_jax.training.step import jitted, state_shardings
 
 _FOLDER = pathlib.Path(__file__).parent
-TABLES = ("public_speeds", "own_speeds")
+_RESULTS = _FOLDER / "results"
+TABLES = ("public_speeds", "own_speeds", "encoder_costs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,26 +176,34 @@ _COLUMNS = {
 }
 
 
-def compare(table: str, stored: dict) -> Iterator[dict]:
+def compare(table: str, folder: files.Path = _RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
   Args:
     table: A table of `TABLES`.
-    stored: The JSON file that `--forecast` wrote.
+    folder: Folder with the JSON files that `--forecast` and `--measure` wrote.
   """
+  path = pathlib.Path(folder) / f"{table.replace('_', '-')}.json"
+  stored = files.read_json(path, "the forecasts")
   forecasts = {row["name"]: row for row in stored["rows"]}
+  timed, path = {}, path.with_stem(f"{path.stem}-measured")
+  if path.is_file():
+    stored = files.read_json(path, "the times")
+    timed = {row["name"]: row.get("seconds") for row in stored["rows"]}
   for speed in read_speeds(table):
     row = forecasts.get(speed.name, {})
     if "seconds" not in row:
       continue
     tokens, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
-    measured = speed.measured_seconds(row["work"], tokens, peak)
+    measured = timed.get(speed.name)
+    measured = measured or speed.measured_seconds(row["work"], tokens, peak)
     if measured is None:
       continue
     yield {
       "name": speed.name,
       "hardware": speed.hardware,
       "system": speed.system,
+      "attention": row.get("attention"),
       "measured": measured,
       "forecast": row["seconds"],
       "ratio": measured / row["seconds"],
@@ -241,7 +250,6 @@ class Costs:
 def main(argv) -> None:
   """Stores the forecasts, or prints them next to the measured speeds."""
   args = common.benchmark_arguments(__doc__, Costs, argv)
-  path = pathlib.Path(args.output) / f"{args.table.replace('_', '-')}.json"
   speeds = read_speeds(args.table)
   wanted = [s for s in speeds if not args.only or s.name in args.only]
   if args.forecast:
@@ -252,7 +260,7 @@ def main(argv) -> None:
     rows, name = measure_speeds(wanted, args), f"{args.table} measured"
     common.report_rows(rows, args.output, name, _COLUMNS, "<<>>>><")
     return
-  rows = list(compare(args.table, files.read_json(path, "the forecasts")))
+  rows = list(compare(args.table, args.output))
   if not rows:
     raise UserError(f"{args.table}.csv has no measured line with a forecast")
   print(comparison(rows))
