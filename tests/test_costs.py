@@ -8,7 +8,8 @@ import shlex
 import pytest
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.benchmarks import costs
+from antlm_jax.errors import UserError
+from antlm_jax.evals.benchmarks import costs, encoder_costs
 
 LINES = [x for table in costs.TABLES for x in costs.read_speeds(table)]
 NUMBER = re.compile(r"[\d,]+")
@@ -71,7 +72,7 @@ def test_the_stored_forecasts_are_compared(tmp_path, capsys):
   costs.main([f"--output={tmp_path}"])
   printed = capsys.readouterr().out.splitlines()
   assert [line.split()[-1] for line in printed[1:3]] == ["2.00", "1.50"]
-  assert printed[3] == "median ratio 1.75, 1.50 to 2.00"
+  assert printed[3].split("  ")[-1].strip() == "1.75 (1.50 to 2.00)"
 
 
 def test_lines_are_timed_on_the_devices_at_hand(tmp_path, monkeypatch):
@@ -87,3 +88,58 @@ def test_lines_are_timed_on_the_devices_at_hand(tmp_path, monkeypatch):
   assert "seed" in failed["error"]
   assert timed["name"] == line.name and timed["steps"] >= 5
   assert timed["tokens_per_second"] * timed["seconds"] == pytest.approx(64)
+
+
+@pytest.fixture
+def stored(tmp_path):
+  """Forecasts of two encoders, and of two measured steps on H100."""
+  common = {"rows": 512, "seq_len": 1024, "peak": 989e12, "work": 1e15}
+  common |= {"bound_seconds": 1.0, "attention": "tokamax"}
+  cells = [
+    common
+    | {"name": f"17M, {topology}", "parameters": 17_000_000, "devices": devices}
+    | {"seconds": seconds, "tokens_per_second": 512 * 1024 / seconds}
+    for topology, devices, seconds in (("h100:8", 8, 2.0), ("v5e:2x4", 8, 9.0))
+  ]
+  own = [
+    common | {"name": name, "parameters": size, "devices": 1, "seconds": 1.0}
+    for name, size in (("Ettin 17M", 16_900_000), ("Ettin 1B", 10**9))
+  ]
+  timed = [{"name": "Ettin 17M", "seconds": 1.5}]
+  timed.append({"name": "Ettin 1B", "seconds": 1.1})
+  for name, rows in (
+    ("encoder-costs", cells),
+    ("own-speeds", own),
+    ("own-speeds-measured", timed),
+    ("public-speeds", []),
+  ):
+    (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+  return tmp_path
+
+
+def test_the_cost_of_an_encoder_is_that_of_its_steps(stored):
+  """Counts chips, watts and rates by hand; errors are of the same chip."""
+  on_gpu, on_tpu = encoder_costs.encoder_costs(10e9, {"h100": 2.5}, stored)
+  steps = 19074  # 10e9 / 524,288, rounded up
+  hours = steps * 2.0 / 3600
+  assert on_gpu.hours == pytest.approx(hours)
+  assert on_gpu.cost.price == pytest.approx(8 * hours * 2.5)
+  assert on_gpu.cost.energy == pytest.approx(8 * hours * 0.7)
+  assert on_gpu.likely == pytest.approx((1.1, 1.3, 1.5))
+  assert not on_gpu.elsewhere and on_gpu.nearest.name == "Ettin 17M"
+  # Nobody measured a step on v5e here, and its power is not published.
+  assert on_tpu.elsewhere and on_tpu.cost.energy is on_tpu.cost.price is None
+
+
+def test_the_costs_are_printed_and_drawn(stored, capsys):
+  """Runs the command, which no other test does."""
+  path = stored / "cost.png"
+  words = "--tokens=10G", f"--picture={path}", f"--output={stored}"
+  encoder_costs.main([*words, "--price_per_hour=h100=2.5,v5e=1"])
+  _, first, second, _ = capsys.readouterr().out.splitlines()
+  assert re.split(r"  +", first)[:5] == ["17M", "8 x H100", "262k", "11", "85"]
+  assert "other chips" in second and "Ettin 17M, 1 x H100: 1.50" in second
+  assert path.read_bytes().startswith(b"\x89PNG")
+  for bad in ("h100", "h101=2"):
+    with pytest.raises(UserError, match="--price_per_hour"):
+      encoder_costs.main([*words, f"--price_per_hour={bad}"])

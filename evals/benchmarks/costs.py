@@ -39,7 +39,7 @@ from antlm_jax.training.run import BatchKind, Run
 from antlm_jax.training.step import jitted, state_shardings
 
 _FOLDER = pathlib.Path(__file__).parent
-_RESULTS = _FOLDER / "results"
+RESULTS = _FOLDER / "results"
 TABLES = ("public_speeds", "own_speeds", "encoder_costs")
 
 
@@ -176,7 +176,7 @@ _COLUMNS = {
 }
 
 
-def compare(table: str, folder: files.Path = _RESULTS) -> Iterator[dict]:
+def compare(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
   Args:
@@ -202,6 +202,8 @@ def compare(table: str, folder: files.Path = _RESULTS) -> Iterator[dict]:
     yield {
       "name": speed.name,
       "hardware": speed.hardware,
+      "topology": speed.topology,
+      "parameters": row.get("parameters"),
       "system": speed.system,
       "attention": row.get("attention"),
       "measured": measured,
@@ -210,24 +212,32 @@ def compare(table: str, folder: files.Path = _RESULTS) -> Iterator[dict]:
     }
 
 
-def comparison(rows: list[dict]) -> str:
-  """Lays out compared lines, with the median and the spread of the ratio."""
+COMPARISON = (
+  *("", "hardware", "measured program", "attention of the forecast"),
+  *("measured", "forecast", "ratio"),
+)
+
+
+def comparison_cells(rows: Sequence[dict]) -> list[tuple]:
+  """Returns the cells of a table with the head `COMPARISON`.
+
+  The last line has the median and the spread of the ratio.
+  """
   cells = [
     (
       row["name"],
       row["hardware"],
       row["system"],
+      row["attention"],
       units.milliseconds(row["measured"]),
       units.milliseconds(row["forecast"]),
       f"{row['ratio']:.2f}",
     )
     for row in rows
   ]
-  head = "", "hardware", "measured program", "measured", "forecast", "ratio"
   ratios = [row["ratio"] for row in rows]
-  spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-  table = tables.text_table(cells, head, "<<<>")
-  return f"{table}\nmedian ratio {np.median(ratios):.2f}, {spread}"
+  spread = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+  return [*cells, ("median (spread)", *[""] * 5, spread)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +273,7 @@ def main(argv) -> None:
   rows = list(compare(args.table, args.output))
   if not rows:
     raise UserError(f"{args.table}.csv has no measured line with a forecast")
-  print(comparison(rows))
+  print(tables.text_table(comparison_cells(rows), COMPARISON, "<<<<>"))
 
 
 if __name__ == "__main__":

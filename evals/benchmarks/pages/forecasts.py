@@ -1,9 +1,11 @@
 """Tables of forecasts next to published times, and of plans."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from antlm_jax import tables
+from antlm_jax.evals.benchmarks import costs
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS
 from antlm_jax.planning import where
 from antlm_jax.runtime import files
@@ -61,6 +63,12 @@ def _public() -> str:
   return tables.markdown(
     lines, (*head, "forecast", "with XLA's estimated cycles")
   )
+
+
+def _speeds(table: str) -> str:
+  """The comparison of `benchmarks.costs`."""
+  rows = list(costs.compare(table))
+  return tables.markdown(costs.comparison_cells(rows), costs.COMPARISON)
 
 
 def _kernels() -> str:
@@ -175,6 +183,8 @@ def _training_hours(step: Mapping[str, Any]) -> float:
 
 
 TABLES = {
+  "forecast-speeds": functools.partial(_speeds, "public_speeds"),
+  "forecast-own": functools.partial(_speeds, "own_speeds"),
   "forecast-public": _public,
   "forecast-kernels": _kernels,
   "forecast-parts": _step_parts,
