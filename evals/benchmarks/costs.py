@@ -45,7 +45,7 @@ TABLES = ("public_speeds", "own_speeds", "encoder_costs")
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """Line of a table: a step, and its measured speed if there is one."""
+  """Line of a table: a step, and its measured speed, if known."""
 
   name: str
   system: str  # program that was measured

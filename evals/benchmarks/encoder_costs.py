@@ -1,4 +1,4 @@
-"""What does my encoder cost: hours, energy and price, by size and hardware.
+"""Costs of training an encoder: hours, energy and price, by hardware.
 
     python -m antlm_jax.evals.benchmarks.encoder_costs --tokens=10G \\
       --price_per_hour=h100=2.5,rtx4090=0.4
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderCost:
-  """What training one encoder on one hardware costs."""
+  """Costs of training an encoder on one kind of hardware."""
 
   model: str
   hardware: str
