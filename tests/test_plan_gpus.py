@@ -228,7 +228,7 @@ def test_cards_are_compiled_for(small, name):
 @pytest.mark.slow
 @needs_compiler
 def test_a_run_has_hours_energy_and_a_price(small, tmp_path, capsys):
-  """On a card without measurements, the forecast says what it assumes."""
+  """On a card without measurements, the forecast names its assumption."""
   path = tmp_path / "plan.json"
   words = "--topology=rtx4090:2", "--vocab_size=1024", f"--output={path}"
   curriculum = "--config.curriculum=10000C+20000M steps"

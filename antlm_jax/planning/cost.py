@@ -11,7 +11,7 @@ from antlm_jax.units import duration
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a run costs, without compilation, evaluations and checkpoints."""
+  """Costs of a run, without compilation, evaluations and checkpoints."""
 
   steps: int  # number of training steps
   bound: float  # seconds at the published peaks, a lower bound

@@ -8,8 +8,8 @@ GPUs: NVIDIA's data sheets, of the SXM modules unless the name has PCIe. Peaks
 are for bfloat16 products without sparsity that add up in float32. For GeForce
 cards they are in Appendix A of the white papers of the architectures: "NVIDIA
 Ampere GA102" (RTX 3090), "NVIDIA Ada" (RTX 4090) and "NVIDIA RTX Blackwell"
-(RTX 5090). The network is each GPU's card in NVIDIA's own nodes (user guides
-of DGX A100, with 200 Gb/s, and of DGX H100, H200 and B200, with 400 Gb/s).
+(RTX 5090). The network is each GPU's card in NVIDIA's own nodes, from the
+user guides of DGX A100 (200 Gb/s), H100, H200 and B200 (400).
 
 Memory in bytes is CUDA's. For H100, H200 and B200, openxla/xla has it
 (xla/backends/gpu/target_config/specs). For the others, it is the "total

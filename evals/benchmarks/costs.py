@@ -88,7 +88,7 @@ def read_speeds(table: str) -> list[Speed]:
     ]
 
 
-def build_run(speed: Speed, devices: Sequence) -> tuple[Run, BatchKind]:
+def build_speed_run(speed: Speed, devices: Sequence) -> tuple[Run, BatchKind]:
   """Returns the run that makes a line's step, and its kind of batch."""
   parser = cli.Parser()
   add_arguments(parser, StepTimings)
@@ -103,7 +103,7 @@ def build_run(speed: Speed, devices: Sequence) -> tuple[Run, BatchKind]:
 
 def forecast_speed(speed: Speed) -> dict:
   """Compiles a line's step for its devices; returns its forecast."""
-  run, kind = build_run(speed, topology_devices(speed.topology))
+  run, kind = build_speed_run(speed, topology_devices(speed.topology))
   found = estimate_program(run, kind, forecasts=True)
   return {"name": speed.name, "parameters": run.model.size} | _forecast(found)
 
@@ -131,7 +131,7 @@ def measure_speeds(speeds: Sequence[Speed], args: "Costs") -> Iterator[dict]:
 
 
 def _compile_speed(speed: Speed):
-  run, kind = build_run(speed, jax.devices())
+  run, kind = build_speed_run(speed, jax.devices())
   programs = jitted(run.step, state_shardings(run.step, run.mesh))
   shapes = mesh_lib.abstract(run.mesh, kind.batch)
   with jax.set_mesh(run.mesh):
@@ -176,7 +176,7 @@ _COLUMNS = {
 }
 
 
-def compare(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
+def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
   Args:
@@ -270,7 +270,7 @@ def main(argv) -> None:
     rows, name = measure_speeds(wanted, args), f"{args.table} measured"
     common.report_rows(rows, args.output, name, _COLUMNS, "<<>>>><")
     return
-  rows = list(compare(args.table, args.output))
+  rows = list(compare_speeds(args.table, args.output))
   if not rows:
     raise UserError(f"{args.table}.csv has no measured line with a forecast")
   print(tables.text_table(comparison_cells(rows), COMPARISON, "<<<<>"))

@@ -34,7 +34,7 @@ PICTURE = "encoder-costs.png"
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
   """A step that somebody measured, and its forecast."""
 
   name: str
@@ -58,7 +58,7 @@ class EncoderCost:
   cost: Cost
   likely: tuple[float, float, float]  # least, median and most of the ratios
   elsewhere: bool  # whether these are ratios of other chips
-  nearest: Measured
+  nearest: MeasuredStep
 
   @property
   def hours(self) -> float:
@@ -67,16 +67,16 @@ class EncoderCost:
 
   @property
   def error(self) -> str:
-    """Measured over forecast, median and spread."""
+    """MeasuredStep over forecast, median and spread."""
     least, median, most = self.likely
     text = f"{median:.2f} ({least:.2f} to {most:.2f})"
     return f"{text}, other chips" if self.elsewhere else text
 
 
-def measured_steps(folder: files.Path) -> list[Measured]:
+def measured_steps(folder: files.Path) -> list[MeasuredStep]:
   """Returns the measured steps that have a forecast in a folder's files."""
   return [
-    Measured(
+    MeasuredStep(
       name=row["name"],
       hardware=row["hardware"],
       kind=row["topology"].partition(":")[0],
@@ -85,7 +85,7 @@ def measured_steps(folder: files.Path) -> list[Measured]:
       ratio=row["ratio"],
     )
     for table in ("own_speeds", "public_speeds")
-    for row in costs.compare(table, folder)
+    for row in costs.compare_speeds(table, folder)
   ]
 
 
@@ -140,9 +140,9 @@ def cost_rows(found: Sequence[EncoderCost]) -> list[tuple]:
       one.model,
       one.hardware,
       units.quantity(one.speed),
-      _digits(one.hours),
-      _digits(one.cost.chip_hours),
-      None if one.cost.energy is None else _digits(one.cost.energy),
+      _two_digits(one.hours),
+      _two_digits(one.cost.chip_hours),
+      None if one.cost.energy is None else _two_digits(one.cost.energy),
       None if one.cost.price is None else f"{one.cost.price:,.2f}",
       one.error,
       str(one.nearest),
@@ -158,7 +158,7 @@ HEAD = (
 )
 
 
-def _digits(number: float) -> str:
+def _two_digits(number: float) -> str:
   """Writes a number with two digits or more."""
   return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 

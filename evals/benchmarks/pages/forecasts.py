@@ -68,7 +68,7 @@ def _public() -> str:
 
 def _speeds(table: str) -> str:
   """The comparison of `benchmarks.costs`."""
-  rows = list(costs.compare(table))
+  rows = list(costs.compare_speeds(table))
   return tables.markdown(costs.comparison_cells(rows), costs.COMPARISON)
 
 
@@ -183,7 +183,7 @@ def _training_hours(step: Mapping[str, Any]) -> float:
   return _TOKENS / (step["rows"] * step["seq_len"]) * seconds / 3600
 
 
-def _encoder_costs() -> str:
+def _cost_table() -> str:
   """The table of `benchmarks.encoder_costs` without prices."""
   price = encoder_costs.HEAD.index("price")
   found = list(encoder_costs.encoder_costs(_COST_TOKENS, rates={}))
@@ -194,7 +194,7 @@ def _encoder_costs() -> str:
   return tables.markdown(rows, head)
 
 
-COSTS = {"encoder-costs": _encoder_costs}
+COSTS = {"encoder-costs": _cost_table}
 TABLES = {
   "forecast-speeds": functools.partial(_speeds, "public_speeds"),
   "forecast-own": functools.partial(_speeds, "own_speeds"),
