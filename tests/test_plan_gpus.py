@@ -279,6 +279,19 @@ def test_our_kernel_is_counted_by_the_blocks_that_it_visits(small):
 
 @pytest.mark.slow
 @needs_compiler
+def test_tokamax_is_counted_by_the_blocks_that_it_visits(small):
+  """Catches a plan that needs tokamax here, or counts pairs that it skips."""
+  settings = "curriculum=10C steps", "model.attention=tokamax"
+  _, (e,) = estimates(small, "h100:8", *settings, "model.remat=none")
+  assert e.attention == "tokamax"
+  # As for our kernel, but it computes seven products.
+  causal = e.work.causal * 7 / 6 * (3 / 4) / (257 / 512)
+  needed = e.work.blocks + e.work.head + causal
+  assert np.isclose(8 * e.executed, needed, rtol=0.01)
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_between_nodes_sums_take_the_network(small):
   settings = "mesh.fsdp=4", "curriculum=10C steps"
   _, (e,) = estimates(small, "h100:2x4", *settings, pieces=2)
