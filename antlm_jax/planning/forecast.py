@@ -44,6 +44,10 @@ class Measured:
   # 256 x 256 on later generations.
   cores: int = 0
   clock: float = 0.0
+  # Share of the published bandwidth that an instruction reaches.
+  bandwidth: float = 1.0
+  # Seconds from the end of one kernel of a GPU to the start of the next.
+  launch: float = 0.0
   # Shares of the peak that fused attention on a GPU reaches, by smallest head
   # width. They are forward and backward, then both with a causal mask. Source:
   # the same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
@@ -159,7 +163,10 @@ def instruction_times(
   out = collections.defaultdict(Time)
   for what, times in work.items():
     products = what.flops / (chip.flops * measured.product)
-    seconds = max(products, what.bytes / chip.bandwidth, what.cycles / rate)
+    moved = what.bytes / (chip.bandwidth * measured.bandwidth)
+    seconds = max(products, moved, what.cycles / rate)
+    if what.flops or what.bytes:
+      seconds += measured.launch
     out[part_of_step(what)] += Time(times * seconds, times * products)
   return dict(out)
 
