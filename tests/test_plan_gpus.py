@@ -17,7 +17,9 @@ from antlm_jax.errors import UserError
 from antlm_jax.planning import (
   compilers,
   estimate,
+  forecast,
   gpus,
+  hlo,
   places,
   search,
   topology,
@@ -187,6 +189,22 @@ def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
   monkeypatch.setattr(compilers, "cuda", lambda: None)
   with pytest.raises(UserError, match=r"setup\.sh cuda-compiler"):
     plan.main([f"--config={small}", "--topology=h100:8"])
+
+
+def test_a_kernel_takes_its_launch_and_its_share_of_the_bandwidth():
+  """Seconds by hand of three products, a norm, and what moves nothing."""
+  chip = chips.CHIPS["NVIDIA H100"]
+  measured = forecast.Measured(0.5, bandwidth=0.8, launch=2e-6)
+  work = {
+    hlo.Instruction("jit(update)/mlp/dot", "fusion", chip.flops / 1e3, 9, 0): 3,
+    hlo.Instruction("norm/mul", "fusion", 0.0, int(chip.bandwidth), 0): 1,
+    hlo.Instruction("", "custom-call", 0.0, 0, 0): 5,
+  }
+  found = forecast.instruction_times(work, chip, measured)
+  assert np.isclose(found["MLP"].seconds, 3 * (2e-3 + 2e-6))
+  assert np.isclose(found["MLP"].products, 3 * 2e-3)
+  assert np.isclose(found["norms"].seconds, 1.25 + 2e-6)
+  assert found["rest"].seconds == 0
 
 
 def estimates(small, shape, *settings, pieces=1):
