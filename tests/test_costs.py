@@ -71,8 +71,21 @@ def test_the_stored_forecasts_are_compared(tmp_path, capsys):
   path.write_text(json.dumps({"rows": rows}))
   costs.main([f"--output={tmp_path}"])
   printed = capsys.readouterr().out.splitlines()
-  assert [line.split()[-1] for line in printed[1:3]] == ["2.00", "1.50"]
-  assert printed[3].split("  ")[-1].strip() == "1.75 (1.50 to 2.00)"
+  assert [line.split()[-2:] for line in printed[1:3]] == [
+    ["2.00", "no"],
+    ["1.50", "no"],
+  ]
+  assert printed[3].count("1.75 (1.50 to 2.00)") == 2
+  # With a later formula, fitted to the first line.
+  later = [row | {"seconds": row["seconds"] * 2} for row in rows[:1]]
+  mended = {"fitted": [first.name], "rows": later}
+  (tmp_path / "public-speeds-mended.json").write_text(json.dumps(mended))
+  costs.main([f"--output={tmp_path}"])
+  _, *printed = capsys.readouterr().out.splitlines()
+  assert printed[0].split()[-2:] == ["1.00", "yes"]
+  assert "1.75 (1.50 to 2.00)" in printed[2]
+  assert printed[2].split("  ")[-1].strip() == "1.25 (1.00 to 1.50)"
+  assert printed[3].count("1.50 (1.50 to 1.50)") == 2
 
 
 def test_lines_are_timed_on_the_devices_at_hand(tmp_path, monkeypatch):
@@ -92,7 +105,7 @@ def test_lines_are_timed_on_the_devices_at_hand(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stored(tmp_path):
-  """Forecasts of two encoders, and of two measured steps on H100."""
+  """Forecasts of two encoders, and of two measured steps on H200."""
   common = {"rows": 512, "seq_len": 1024, "peak": 989e12, "work": 1e15}
   common |= {"bound_seconds": 1.0, "attention": "tokamax"}
   cells = [
@@ -103,10 +116,10 @@ def stored(tmp_path):
   ]
   own = [
     common | {"name": name, "parameters": size, "devices": 1, "seconds": 1.0}
-    for name, size in (("Ettin 17M", 16_900_000), ("Ettin 1B", 10**9))
+    for name, size in (("Ettin 17M", 16_900_000), ("610M M", 10**9))
   ]
   timed = [{"name": "Ettin 17M", "seconds": 1.5}]
-  timed.append({"name": "Ettin 1B", "seconds": 1.1})
+  timed.append({"name": "610M M", "seconds": 1.1})
   for name, rows in (
     ("encoder-costs", cells),
     ("own-speeds", own),
@@ -118,7 +131,7 @@ def stored(tmp_path):
 
 
 def test_the_cost_of_an_encoder_is_that_of_its_steps(stored):
-  """Counts chips, watts and rates by hand; errors are of the same chip."""
+  """Counts chips, watts and rates by hand; errors are of similar chips."""
   on_gpu, on_tpu = encoder_costs.encoder_costs(10e9, {"h100": 2.5}, stored)
   steps = 19074  # 10e9 / 524,288, rounded up
   hours = steps * 2.0 / 3600
@@ -138,7 +151,7 @@ def test_the_costs_are_printed_and_drawn(stored, capsys):
   encoder_costs.main([*words, "--price_per_hour=h100=2.5,v5e=1"])
   _, first, second, _ = capsys.readouterr().out.splitlines()
   assert re.split(r"  +", first)[:5] == ["17M", "8 x H100", "262k", "11", "85"]
-  assert "other chips" in second and "Ettin 17M, 1 x H100: 1.50" in second
+  assert "other chips" in second and "Ettin 17M, 1 x H200: 1.50" in second
   assert path.read_bytes().startswith(b"\x89PNG")
   for bad in ("h100", "h101=2"):
     with pytest.raises(UserError, match="--price_per_hour"):

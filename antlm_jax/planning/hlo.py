@@ -102,6 +102,11 @@ class Counts:
       if re.search(names, name)
     )
 
+  @property
+  def kernel_bytes(self) -> float:
+    """Bytes that kernels read from and write to main memory."""
+    return self.bytes - sum(what.bytes * n for what, n in self.work.items())
+
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds work that is repeated `times` times."""
     self.flops += times * other.flops

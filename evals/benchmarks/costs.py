@@ -179,23 +179,31 @@ _COLUMNS = {
 def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
+  Forecasts by a later formula (`-mended`) are `forecast`, and the earlier ones
+  are `first`. `fitted` says whether the later formula was fitted to the line.
+
   Args:
     table: A table of `TABLES`.
     folder: Folder with the JSON files that `--forecast` and `--measure` wrote.
   """
-  path = pathlib.Path(folder) / f"{table.replace('_', '-')}.json"
-  stored = files.read_json(path, "the forecasts")
-  forecasts = {row["name"]: row for row in stored["rows"]}
-  timed, path = {}, path.with_stem(f"{path.stem}-measured")
-  if path.is_file():
-    stored = files.read_json(path, "the times")
-    timed = {row["name"]: row.get("seconds") for row in stored["rows"]}
+
+  def stored(what: str = "") -> dict:
+    path = pathlib.Path(folder) / f"{table.replace('_', '-')}{what}.json"
+    known = files.read_json(path, "the speeds") if path.is_file() else {}
+    return {"rows": [], "fitted": []} | known
+
+  first, later, timed = (
+    {row["name"]: row for row in stored(what)["rows"]}
+    for what in ("", "-mended", "-measured")
+  )
+  fitted = stored("-mended")["fitted"]
   for speed in read_speeds(table):
-    row = forecasts.get(speed.name, {})
+    row = first.get(speed.name, {})
+    now = later.get(speed.name, row)
     if "seconds" not in row:
       continue
     tokens, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
-    measured = timed.get(speed.name)
+    measured = timed.get(speed.name, {}).get("seconds")
     measured = measured or speed.measured_seconds(row["work"], tokens, peak)
     if measured is None:
       continue
@@ -207,21 +215,24 @@ def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
       "system": speed.system,
       "attention": row.get("attention"),
       "measured": measured,
-      "forecast": row["seconds"],
-      "ratio": measured / row["seconds"],
+      "first": row["seconds"],
+      "forecast": now["seconds"],
+      "ratio": measured / now["seconds"],
+      "fitted": speed.name in fitted,
     }
 
 
 COMPARISON = (
   *("", "hardware", "measured program", "attention of the forecast"),
-  *("measured", "forecast", "ratio"),
+  *("measured", "first forecast", "ratio", "forecast", "ratio", "fitted"),
 )
 
 
 def comparison_cells(rows: Sequence[dict]) -> list[tuple]:
   """Returns the cells of a table with the head `COMPARISON`.
 
-  The last line has the median and the spread of the ratio.
+  The last lines have the median and the spread of the ratios. If the formula
+  was fitted to some lines, the other lines have a line of their own.
   """
   cells = [
     (
@@ -230,14 +241,27 @@ def comparison_cells(rows: Sequence[dict]) -> list[tuple]:
       row["system"],
       row["attention"],
       units.milliseconds(row["measured"]),
+      units.milliseconds(row["first"]),
+      f"{row['measured'] / row['first']:.2f}",
       units.milliseconds(row["forecast"]),
       f"{row['ratio']:.2f}",
+      "yes" if row["fitted"] else "no",
     )
     for row in rows
   ]
-  ratios = [row["ratio"] for row in rows]
-  spread = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-  return [*cells, ("median (spread)", *[""] * 5, spread)]
+  groups = {"median (spread)": rows}
+  others = [row for row in rows if not row["fitted"]]
+  if 0 < len(others) < len(rows):
+    groups |= {"of the lines that are not fitted": others}
+  for title, group in groups.items():
+    first = _spread([row["measured"] / row["first"] for row in group])
+    now = _spread([row["ratio"] for row in group])
+    cells.append((title, *[""] * 5, first, "", now, ""))
+  return cells
+
+
+def _spread(ratios: Sequence[float]) -> str:
+  return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 _TABLE = "encoder_costs"
+_LIKE = {"h200": "h100"}  # has the cores of an H100, and more memory
 PICTURE = "encoder-costs.png"
 
 
@@ -39,7 +40,7 @@ class MeasuredStep:
 
   name: str
   hardware: str
-  kind: str  # kind of chip, such as h100
+  kind: str  # kind of chip, such as h100; see `_LIKE`
   own: bool  # whether this project's program was measured
   parameters: int
   ratio: float  # measured over forecast
@@ -79,7 +80,7 @@ def measured_steps(folder: files.Path) -> list[MeasuredStep]:
     MeasuredStep(
       name=row["name"],
       hardware=row["hardware"],
-      kind=row["topology"].partition(":")[0],
+      kind=_LIKE.get(kind := row["topology"].partition(":")[0], kind),
       own=table == "own_speeds",
       parameters=row["parameters"],
       ratio=row["ratio"],
