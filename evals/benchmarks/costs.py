@@ -152,8 +152,10 @@ def _forecast(found: Estimate) -> dict:
     "limit_bytes": found.memory.limit,
     "compile_seconds": round(found.compile_seconds, 1),
   }
+  if not found.memory.fits:
+    return out | {"error": "it does not fit into memory"}
   if not isinstance(found.forecast, Forecast):
-    return out | {"error": found.forecast or "it does not fit into memory"}
+    return out | {"error": found.forecast}
   seconds = found.forecast.seconds
   parts = {k: dataclasses.asdict(t) for k, t in found.forecast.parts.items()}
   return out | {
@@ -211,6 +213,7 @@ def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
       "name": speed.name,
       "hardware": speed.hardware,
       "topology": speed.topology,
+      "program": speed.program,
       "parameters": row.get("parameters"),
       "system": speed.system,
       "attention": row.get("attention"),

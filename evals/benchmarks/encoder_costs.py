@@ -41,7 +41,9 @@ class MeasuredStep:
   name: str
   hardware: str
   kind: str  # kind of chip, such as h100; see `_LIKE`
-  own: bool  # whether this project's program was measured
+  # Whether it is a step of this project, to which no constant was fitted.
+  own: bool
+  program: str  # kind of batch
   parameters: int
   ratio: float  # measured over forecast
 
@@ -81,7 +83,8 @@ def measured_steps(folder: files.Path) -> list[MeasuredStep]:
       name=row["name"],
       hardware=row["hardware"],
       kind=_LIKE.get(kind := row["topology"].partition(":")[0], kind),
-      own=table == "own_speeds",
+      own=table == "own_speeds" and not row["fitted"],
+      program=row["program"],
       parameters=row["parameters"],
       ratio=row["ratio"],
     )
@@ -106,7 +109,7 @@ def encoder_costs(
   for speed in costs.read_speeds(_TABLE):
     row = found.get(speed.name, {})
     if "seconds" not in row:
-      continue
+      continue  # not compiled, or too large; see `too_large`
     place = places.parse_topology(speed.topology)
     steps = math.ceil(tokens / (row["rows"] * row["seq_len"]))
     same = [m for m in measured if m.kind == place.kind]
@@ -129,9 +132,23 @@ def encoder_costs(
       elsewhere=not same,
       nearest=min(
         same or measured,
-        key=lambda m: abs(math.log(m.parameters / row["parameters"])),
+        key=lambda m: (
+          abs(math.log(m.parameters / row["parameters"])),
+          m.program != speed.program,
+        ),
       ),
     )
+
+
+def too_large(folder: files.Path = costs.RESULTS) -> list[str]:
+  """Returns a sentence for each encoder that its hardware cannot hold."""
+  path = pathlib.Path(folder) / "encoder-costs.json"
+  return [
+    f"{row['name']}: needs {units.gib(row['needed_bytes'])} of"
+    f" {units.gib(row['limit_bytes'])}"
+    for row in files.read_json(path, "the forecasts")["rows"]
+    if row.get("needed_bytes", 0) > row.get("limit_bytes", 0)
+  ]
 
 
 def cost_rows(found: Sequence[EncoderCost]) -> list[tuple]:
@@ -257,6 +274,8 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f"{_TABLE} has no forecasts: run costs --forecast")
   files.check_writable(args.picture)
   print(tables.text_table(cost_rows(found), HEAD, "<<>>>>><<"))
+  for line in too_large(args.output):
+    print(line)
   title = f"Training an encoder on {units.quantity(tokens)} tokens, forecast"
   draw_costs(found, title, pathlib.Path(args.picture))
   print(f"wrote {args.picture}")
