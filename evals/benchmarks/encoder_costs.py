@@ -222,6 +222,7 @@ def draw_costs(
         axes.plot(x, y, label=name, **style)
     axes.set(xscale="log", xlabel=label)
     axes.grid(axis="x", color="0.9")
+    plots.step_axis(axes)
   panels[0].set_yticks(range(len(models)), models)
   panels[0].invert_yaxis()
   handles, labels = panels[0].get_legend_handles_labels()
@@ -276,7 +277,9 @@ def main(argv: Sequence[str]) -> None:
   print(tables.text_table(cost_rows(found), HEAD, "<<>>>>><<"))
   for line in too_large(args.output):
     print(line)
-  title = f"Training an encoder on {units.quantity(tokens)} tokens, forecast"
+  title = (
+    f"Training on {units.quantity(tokens)} tokens: forecast, and its error"
+  )
   draw_costs(found, title, pathlib.Path(args.picture))
   print(f"wrote {args.picture}")
 
