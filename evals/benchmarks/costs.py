@@ -181,8 +181,8 @@ _COLUMNS = {
 def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
-  Forecasts by a later formula (`-mended`) are `forecast`, and the earlier ones
-  are `first`. `fitted` says whether the later formula was fitted to the line.
+  With forecasts by a later formula (`-mended`), `first` is the earlier forecast.
+  `fitted` says whether the later formula was fitted to the line.
 
   Args:
     table: A table of `TABLES`.
