@@ -257,13 +257,13 @@ def comparison_cells(rows: Sequence[dict]) -> list[tuple]:
   if 0 < len(others) < len(rows):
     groups |= {"of the lines that are not fitted": others}
   for title, group in groups.items():
-    first = _spread([row["measured"] / row["first"] for row in group])
-    now = _spread([row["ratio"] for row in group])
+    first = _median_and_range([row["measured"] / row["first"] for row in group])
+    now = _median_and_range([row["ratio"] for row in group])
     cells.append((title, *[""] * 5, first, "", now, ""))
   return cells
 
 
-def _spread(ratios: Sequence[float]) -> str:
+def _median_and_range(ratios: Sequence[float]) -> str:
   return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
