@@ -26,9 +26,12 @@ Axes = str | tuple[str, ...] | None  # of a mesh, that split an array's axis
 # Compute capability of absent GPUs, by a part of their kind. JAX knows the
 # capability of present GPUs.
 _CAPABILITIES = {
+  12.0: ("GeForce RTX 50",),
   10.0: ("B200", "B300"),
   9.0: ("H100", "H200"),
-  8.0: ("A100", "A10", "L4"),
+  8.9: ("L4", "GeForce RTX 40"),
+  8.0: ("A100",),
+  8.6: ("A10", "GeForce RTX 30"),
   7.0: ("T4", "V100"),
 }
 

@@ -617,6 +617,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
     ("--vocab_size=999999999999", "is not at least 2"),
     ("--config.train.batch_size=10000000", "rows of 256 tokens are too many"),
     ("--config.model.max_seq_len=1000000000", "1000000000 tokens are too many"),
+    ("--config.train.batch_schedule=4x256@0.5", "e.g. --seq_len=128"),
   ],
 )
 def test_bad_input_is_told_before_anything_is_compiled(

@@ -1,5 +1,6 @@
 """Plans of runs on absent GPUs."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,9 +11,19 @@ import jax
 import numpy as np
 import pytest
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.commands import plan
 from antlm_jax.errors import UserError
-from antlm_jax.planning import compilers, estimate, gpus, search, topology
+from antlm_jax.planning import (
+  compilers,
+  estimate,
+  forecast,
+  gpus,
+  hlo,
+  places,
+  search,
+  topology,
+)
 from antlm_jax.planning.hlo import Collective
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips
@@ -58,6 +69,12 @@ def described(name: str, nodes: int, each: int):
     ("b200", range(32), 400e9, ("data", "fsdp", "nodes")),
     ("h100", (0, 1, 8, 9), 100e9, ("data", "fsdp", "nodes")),
     ("h100", range(0, 32, 8), 50e9, ("data", "nodes")),
+    # NVIDIA A100: 600 GB/s both ways, and eight cards of 200 Gb/s.
+    ("a100-80", range(8), 300e9, ("fsdp",)),
+    ("a100-40", range(0, 32, 8), 25e9, ("data", "nodes")),
+    # Without NVLink, 16 lanes of PCI Express 4.0 or 5.0.
+    ("rtx4090", range(8), 31.5e9, ("fsdp",)),
+    ("rtx5090", range(8), 63e9, ("fsdp",)),
   ],
 )
 def test_a_ring_goes_through_nvlink_and_the_cards(name, group, rate, axes):
@@ -67,8 +84,9 @@ def test_a_ring_goes_through_nvlink_and_the_cards(name, group, rate, axes):
   assert np.isclose(network.seconds(gather), 1e9 * (n - 1) / n / rate)
   permute = Collective("collective-permute", 10**9, group[:2])
   near = group[1] < 8
-  link = {"b200": 900e9}.get(name, 450e9) if near else 50e9
-  assert np.isclose(network.seconds(permute), 1e9 / link)
+  cards = {"a100-40": 25e9}.get(name, 50e9)
+  links = {"b200": 900e9, "h100": 450e9, "h200": 450e9}.get(name, rate)
+  assert np.isclose(network.seconds(permute), 1e9 / (links if near else cards))
   assert network.axes(group) == axes
 
 
@@ -82,6 +100,41 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  "kind, flops, capability",
+  [
+    ("NVIDIA GeForce RTX 3090", 71e12, 8.6),
+    ("NVIDIA GeForce RTX 3090 Ti", None, 8.6),
+    ("NVIDIA GeForce RTX 4090", 165.2e12, 8.9),
+    ("NVIDIA GeForce RTX 4090 D", None, 8.9),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", None, 8.9),
+    ("NVIDIA GeForce RTX 5090", 209.5e12, 12.0),
+    ("NVIDIA A100-SXM4-80GB", 312e12, 8.0),
+    ("NVIDIA A10", 125e12, 8.6),
+    ("NVIDIA A10G", 70e12, 8.6),
+    ("NVIDIA L4", 121e12, 8.9),
+    ("NVIDIA L40S", 362e12, 8.9),
+    ("NVIDIA H100 80GB HBM3", 989e12, 9.0),
+    ("NVIDIA H100 PCIe", 756e12, 9.0),
+  ],
+)
+def test_a_card_has_its_own_peaks(kind, flops, capability):
+  """A name that begins with another card's does not get its peaks."""
+  device = types.SimpleNamespace(device_kind=kind, platform="gpu")
+  chip = chips.chip_of(device)
+  assert (chip and chip.flops) == flops
+  assert mesh_lib.capability(kind) == capability
+
+
+def test_every_gpu_of_the_compiler_is_a_topology():
+  """A GPU in one of the two lists alone could be planned, but not costed."""
+  for name, gpu in gpus.GPUS.items():
+    place = places.parse_topology(f"{name}:2")
+    assert place.devices == 2 and not place.is_tpu
+    assert place.chip == chips.usable(chips.chip_kind(gpu.kind))
+    assert place.chip.watts and place.chip.bandwidth and place.chip.links
+
+
+@pytest.mark.parametrize(
   "words, said",
   [
     (["h100:"], r"'h100:': write h100:8 \(one node of at most 8\)"),
@@ -92,6 +145,7 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
     (["h100:2000x8"], "'h100:2000x8': write"),
     (["h100:2x2x2"], "'h100:2x2x2': write"),
     (["h100:8", "--slices=2"], "h100:8 includes its nodes"),
+    (["rtx4090:2x8"], "network between nodes of rtx4090 is not published"),
     (["a100:8"], r"'a100:8': write TPUs \(v4:4x4x4, v5e:16x16, .*h200:8"),
   ],
 )
@@ -137,6 +191,22 @@ def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
     plan.main([f"--config={small}", "--topology=h100:8"])
 
 
+def test_a_kernel_takes_its_launch_and_its_share_of_the_bandwidth():
+  """Seconds by hand of three products, a norm, and what moves nothing."""
+  chip = chips.CHIPS["NVIDIA H100"]
+  measured = forecast.Measured(0.5, bandwidth=0.8, launch=2e-6)
+  work = {
+    hlo.Instruction("jit(update)/mlp/dot", "fusion", chip.flops / 1e3, 9, 0): 3,
+    hlo.Instruction("norm/mul", "fusion", 0.0, int(chip.bandwidth), 0): 1,
+    hlo.Instruction("", "custom-call", 0.0, 0, 0): 5,
+  }
+  found = forecast.instruction_times(work, chip, measured)
+  assert np.isclose(found["MLP"].seconds, 3 * (2e-3 + 2e-6))
+  assert np.isclose(found["MLP"].products, 3 * 2e-3)
+  assert np.isclose(found["norms"].seconds, 1.25 + 2e-6)
+  assert found["rest"].seconds == 0
+
+
 def estimates(small, shape, *settings, pieces=1):
   pod = search.Pod(
     small, {}, topology.topology_devices(shape), vocab_size=1024, pieces=pieces
@@ -164,6 +234,40 @@ def test_each_gpu_is_compiled_for(small, shape):
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.parametrize("name", ["a100-40", "l4", "rtx3090", "rtx5090"])
+def test_cards_are_compiled_for(small, name):
+  """Older and newer generations than Hopper compile, within their memory."""
+  run, (e,) = estimates(small, f"{name}:1", "curriculum=10C steps")
+  kind = run.mesh.devices.flat[0].device_kind
+  assert e.memory.limit == chips.usable(chips.chip_kind(kind)).memory
+  assert e.memory.fits and e.memory.arguments > 12 * run.model.size
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_run_has_hours_energy_and_a_price(small, tmp_path, capsys):
+  """On a card without measurements, the forecast names its assumption."""
+  path = tmp_path / "plan.json"
+  words = "--topology=rtx4090:2", "--vocab_size=1024", f"--output={path}"
+  curriculum = "--config.curriculum=10000C+20000M steps"
+  plan.main([f"--config={small}", *words, curriculum, "--price_per_hour=0.5"])
+  written = json.loads(path.read_text())
+  seconds = sum(
+    p["steps"] * p["forecast"]["seconds"] for p in written["programs"]
+  )
+  cost, hours = written["cost"], seconds / 3600
+  assert cost["steps"] == 30_000
+  # Two cards of 450 W, each at 0.5 an hour.
+  for name, value in ("energy", 2 * 0.45), ("price", 2 * 0.5):
+    assert np.isclose(cost[name], hours * value)
+  printed = capsys.readouterr().out
+  assert f"price: {2 * 0.5 * hours:,.2f} for" in printed
+  assert f"energy: {0.9 * hours:,.2f} kWh at 450 W" in printed
+  assert "an H100 reaches" in printed
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_operations_are_those_that_the_model_needs(small):
   """Includes the stand-in for cuDNN."""
   settings = "model.remat=none", "curriculum=10C steps"
@@ -187,6 +291,19 @@ def test_our_kernel_is_counted_by_the_blocks_that_it_visits(small):
   # The kernel visits three of 2 x 2 blocks, and 257 of 512 pairs are visible.
   # It computes nine products, of which six are needed.
   causal = e.work.causal * 9 / 6 * (3 / 4) / (257 / 512)
+  needed = e.work.blocks + e.work.head + causal
+  assert np.isclose(8 * e.executed, needed, rtol=0.01)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_tokamax_is_counted_by_the_blocks_that_it_visits(small):
+  """Catches a plan that needs tokamax here, or counts pairs that it skips."""
+  settings = "curriculum=10C steps", "model.attention=tokamax"
+  _, (e,) = estimates(small, "h100:8", *settings, "model.remat=none")
+  assert e.attention == "tokamax"
+  # As for our kernel, but it computes seven products.
+  causal = e.work.causal * 7 / 6 * (3 / 4) / (257 / 512)
   needed = e.work.blocks + e.work.head + causal
   assert np.isclose(8 * e.executed, needed, rtol=0.01)
 

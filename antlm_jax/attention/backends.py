@@ -217,7 +217,9 @@ class Tokamax(Backend):
       return "a GPU"
     if platform == "gpu" and (capability(kind) or 0) < 8:
       return f"compute capability 8.0 or later, not {kind}"
-    if needed := tokamax.missing():
+    # A plan for a GPU that is absent has a stand-in.
+    here = platform == jax.default_backend()
+    if here and (needed := tokamax.missing()):
       return needed
     if platform == "gpu" and jax_backend.get_default_device().platform != "gpu":
       return "a GPU at hand, which tokamax asks for its properties"

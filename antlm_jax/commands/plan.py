@@ -6,8 +6,8 @@
 Compiles the run's train step for each kind of batch in its curriculum, and its
 evaluations. Prints the memory that they need and a roofline from published
 peaks: computation, memory and network never wait for each other, so a real step
-is slower. A forecast estimates its time. A topology is a TPU generation and a
-shape, or GPUs: h100:8, h200:8 or b200:8 for one node, h100:4x8 for four nodes.
+is slower. A forecast estimates time, energy, price. A topology is a TPU and a
+shape, or GPUs: h100:8 or rtx4090:1 for one node, h100:4x8 for four nodes.
 
 `--check` compiles nothing, and only checks the config against the devices.
 
@@ -36,6 +36,7 @@ from antlm_jax.planning import check as check_lib
 from antlm_jax.planning import places, search
 from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning import where as where_lib
+from antlm_jax.planning.cost import Cost
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
@@ -57,6 +58,7 @@ class Plan:
     advised: Its compiled steps with these.
     meshes: Ranked meshes and microbatches, if they were swept.
     launch: Command that launches a run that fits; empty without `fit`.
+    cost: Hours, energy and price of a run that fits.
   """
 
   about: Mapping[str, object]
@@ -66,6 +68,7 @@ class Plan:
   advised: tuple[Estimate, ...] = ()
   meshes: tuple[Mapping[str, object], ...] = ()
   launch: str = ""
+  cost: Cost | None = None
 
   @property
   def fits(self) -> bool:
@@ -106,7 +109,7 @@ class Plan:
       return about.format_map(self.about)
     out = [estimates_table(self.programs)]
     if self.fits:
-      out.append(f"{self.steps:,} steps: {_time(self.programs)}")
+      out.append(str(self.cost))
       return "\n".join([*out, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
@@ -122,6 +125,8 @@ class Plan:
     if self.meshes:
       return {**self.about, "sweep": self.meshes}
     out = {**self.about, "programs": [e.to_json() for e in self.programs]}
+    if self.cost:
+      out["cost"] = self.cost.to_json()
     if not self.fits:
       tried = [e.to_json() for e in self.advised]
       fits = {"settings": self.changes, "fits": self.advice_fits}
@@ -142,6 +147,7 @@ def plan(
   budget: float = 3600.0,
   fit: bool = False,
   check: bool = False,
+  price_per_hour: Annotated[float | None, argument(least=0)] = None,
   quiet: PythonOnly[bool] = False,
   **settings: Setting | Section,
 ) -> Plan:
@@ -149,17 +155,18 @@ def plan(
 
   Args:
     config: Name of a config, path to a config file, or a config.
-    topology: Devices, such as v5e:16x16, v5p:4x4x8, h100:8 or h100:4x8.
+    topology: Devices, such as v5e:16x16, h100:8, h100:4x8 or rtx4090:1.
     slices: Number of such TPU slices.
     vocab_size: Vocabulary size, if there is no `data.path`.
     seq_len: Tokens in a row, if there is no `data.path`; by default
-      `model.max_seq_len`.
+      `model.max_seq_len`, unless `train.batch_schedule` joins rows.
     pieces: Documents in a row, if there is no `data.path`.
     sweep: Rank meshes and numbers of microbatches.
     budget: Time limit of the sweep, in seconds.
     fit: Use the nearest batch size that the devices divide, and print the
       command that launches the run.
     check: Only check config, batch and mesh against the devices, in seconds.
+    price_per_hour: Price of one chip for an hour, to print the run's price.
     quiet: Show nothing.
     **settings: Settings by their names, as for `train`.
 
@@ -202,7 +209,8 @@ def plan(
     words = [f"--config={about['config']}", *about["overrides"]]
     if all(e.memory.fits for e in found):
       line = places.launch(topology, slices, words) if fit else ""
-      return result(programs=found, launch=line)
+      cost = Cost.of(found, topology, slices, price_per_hour)
+      return result(programs=found, launch=line, cost=cost)
     progress.say("does not fit: trying settings that need less memory")
     changes, seen = search.advise_settings(pod, run, found)
     advice = result(programs=found, changes=changes, advised=tuple(seen))
@@ -287,6 +295,8 @@ def _column(e: Estimate) -> dict[str, str]:
     f = e.forecast
     out["forecast"] = milliseconds(f.seconds)
     out["  MFU"] = f"{e.mfu(f.seconds):.1%}"
+    if f.assumes:
+      out["  assumes"] = f.assumes
   elif e.forecast:
     out["forecast"] = f"none: {e.forecast}"
   return out | {"compiled in": duration(e.compile_seconds)}
@@ -386,13 +396,3 @@ def main(argv: Sequence[str]) -> None:
   report(found, **shown)
   if not found.fits:
     sys.exit(1)
-
-
-def _time(found: Sequence[Estimate]) -> str:
-  """Returns the run's time: its lower bound and, if known, its forecast."""
-  bound = duration(sum(e.steps * e.step_seconds for e in found))
-  bound += " at the published peaks, a bound"
-  if not all(isinstance(e.forecast, Forecast) for e in found):
-    return f"{bound}, and no forecast"
-  seconds = sum(e.steps * e.forecast.seconds for e in found)
-  return f"{duration(seconds)} by the forecast, {bound}"

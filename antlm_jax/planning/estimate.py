@@ -287,7 +287,7 @@ def _visited(
   stated = rows * length**2 / (2 if mask.causal else 1)
 
   def share(mask):
-    if attention == "mosaic":
+    if attention in ("mosaic", "tokamax"):
       return visits.make_visit_schedule(
         mask, rows, length, length
       ).by_query.share

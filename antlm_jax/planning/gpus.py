@@ -1,4 +1,4 @@
-"""Descriptions of absent GPUs, and a stand-in for cuDNN's attention."""
+"""Descriptions of absent GPUs, and a stand-in for their attention kernels."""
 
 import contextlib
 import dataclasses
@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,17 @@ from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 from jaxlib import xla_client
 
+from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.errors import UserError
-from antlm_jax.mesh import on_shards
 from antlm_jax.planning import compilers
 from antlm_jax.runtime import chips
 
 # By default, XLA rejects unregistered custom calls such as the stand-in.
 COMPILER_OPTIONS = {"xla_gpu_mock_custom_calls": True}
-_STAND_IN = "antlm_cudnn_attention"
+_STAND_IN = "antlm_gpu_attention"
+_STOOD_IN_FOR = ("cudnn", "tokamax")  # names in `attention.backends.BACKENDS`
 _MOST_NODES = 1024
 _MOST_IN_NODE = 8  # GPUs that NVLink connects in the nodes of `runtime.chips`
 
@@ -36,42 +38,68 @@ class Gpu:
   """Description of a GPU for XLA, in addition to `runtime.chips`."""
 
   kind: str  # device_kind of its jax.Device
-  capability: int  # major version of the compute capability
   cores: int  # number of streaming multiprocessors
   clock: float  # highest clock, GHz
   cache: int  # bytes of the second-level cache
 
 
-# Source: openxla/xla, xla/backends/gpu/target_config/specs (h100_sxm, h200,
-# b200).
+# H100, H200 and B200: openxla/xla, xla/backends/gpu/target_config/specs. The
+# others: NVIDIA's data sheets and the white papers that `runtime.chips` names.
 GPUS = {
-  "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800),
-  "h200": Gpu("NVIDIA H200", 9, 132, 1.98, 52_428_800),
-  "b200": Gpu("NVIDIA B200", 10, 148, 1.965, 132_644_864),
+  "a100-40": Gpu("NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * 2**20),
+  "a100-80": Gpu("NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * 2**20),
+  "h100": Gpu("NVIDIA H100 80GB HBM3", 132, 1.98, 50 * 2**20),
+  "h200": Gpu("NVIDIA H200", 132, 1.98, 50 * 2**20),
+  "b200": Gpu("NVIDIA B200", 148, 1.965, 132_644_864),
+  "l4": Gpu("NVIDIA L4", 58, 2.04, 48 * 2**20),
+  "a10": Gpu("NVIDIA A10", 72, 1.695, 6 * 2**20),
+  "rtx3090": Gpu("NVIDIA GeForce RTX 3090", 82, 1.695, 6 * 2**20),
+  "rtx4090": Gpu("NVIDIA GeForce RTX 4090", 128, 2.52, 72 * 2**20),
+  "rtx5090": Gpu("NVIDIA GeForce RTX 5090", 170, 2.407, 96 * 2**20),
+}
+
+
+class _Limits(NamedTuple):
+  """Limits of a streaming multiprocessor."""
+
+  fpus: int  # float32 units
+  threads: int  # number of threads
+  shared: int  # bytes of shared memory
+  # Bytes of shared memory for a block that asks for more than 48 KiB.
+  block: int
+
+
+# By compute capability: CUDA C++ Programming Guide, "Technical Specifications
+# per Compute Capability".
+_HOPPER = _Limits(128, 2048, 228 * 1024, 227 * 1024)
+_GAMING = _Limits(128, 1536, 100 * 1024, 99 * 1024)
+_LIMITS = {
+  8.0: _Limits(64, 2048, 164 * 1024, 163 * 1024),
+  8.6: _GAMING,
+  8.9: _GAMING,
+  9.0: _HOPPER,
+  10.0: _HOPPER,
+  12.0: _GAMING,
 }
 # A GpuTargetConfig (openxla/xla, xla/stream_executor/device_description.proto).
-# Compute capabilities 9.0 and 10.0 have the same limits (CUDA C++ Programming
-# Guide, "Technical Specifications per Compute Capability").
 _DESCRIPTION = """
 gpu_device_info {{
-  cuda_compute_capability {{
-    major: {capability} feature_extension: ACCELERATED_FEATURES
-  }}
+  cuda_compute_capability {{ major: {major} minor: {minor} {features} }}
   core_count: {cores}
   clock_rate_ghz: {clock}
   l2_cache_size: {cache}
   device_memory_size: {memory}
   memory_bandwidth: {bandwidth:.0f}
-  fpus_per_core: 128
+  fpus_per_core: {fpus}
   threads_per_warp: 32
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {threads}
   threads_per_block_limit: 1024
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  shared_memory_per_core: 233472
+  shared_memory_per_core: {shared}
   shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
+  shared_memory_per_block_optin: {block}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
@@ -85,8 +113,15 @@ dnn_version_info {{ major: 9 minor: 12 }}
 def description(gpu: Gpu) -> str:
   """Returns XLA's description of a GPU, a GpuTargetConfig as text."""
   chip = chips.CHIPS[chips.chip_kind(gpu.kind)]
+  version = mesh_lib.capability(gpu.kind)
+  major, minor = divmod(round(10 * version), 10)
+  # Instructions of one generation alone, such as Hopper's wgmma.
+  features = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
   known = dataclasses.asdict(gpu) | dataclasses.asdict(chip)
-  return _DESCRIPTION.format(**known)
+  known |= _LIMITS[version]._asdict()
+  return _DESCRIPTION.format(
+    **known, major=major, minor=minor, features=features
+  )
 
 
 def gpu_devices(topology: str) -> Sequence[jax.Device]:
@@ -103,6 +138,10 @@ def gpu_devices(topology: str) -> Sequence[jax.Device]:
     raise UserError(
       f"unknown topology {topology!r}: write {name}:8 (one node of at most"
       f" {_MOST_IN_NODE}) or {name}:4x8 (at most {_MOST_NODES:,} nodes)"
+    )
+  if nodes > 1 and not chips.CHIPS[chips.chip_kind(GPUS[name].kind)].dcn:
+    raise UserError(
+      f"the network between nodes of {name} is not published: plan one node"
     )
   path = compilers.cuda()
   if path is None:
@@ -128,24 +167,29 @@ def _register_compiler(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def without_cudnn() -> Iterator[None]:
-  """Traces programs with a stand-in for cuDNN's attention.
+def without_kernels() -> Iterator[None]:
+  """Traces programs with a stand-in for the attention of cuDNN and tokamax.
 
-  The stand-in has the arguments, results and FLOPs of cuDNN's attention. It has
-  no scratch memory, because only cuDNN knows its size.
+  The stand-in has the arguments and results of their attention. Its FLOPs are
+  those of cuDNN's pairs of tokens, and of all pairs for tokamax. It has no
+  scratch memory, because only the kernels know its size.
   """
 
   def attend(q, k, v, prepared, scale, dropout, relative, rope):
     split = prepared.split
     spec = PartitionSpec(split.rows, None, split.heads, None)
-    run = functools.partial(_local_attention, prepared.mask.causal)
-    return on_shards(run, (spec,) * 3, spec)(q, k, v)
+    # tokamax is counted by the blocks that it visits, as our own kernels.
+    half = prepared.mask.causal and prepared.implementation == "cudnn"
+    run = functools.partial(_local_attention, half)
+    return mesh_lib.on_shards(run, (spec,) * 3, spec)(q, k, v)
 
-  BACKENDS["cudnn"].run = attend
+  for name in _STOOD_IN_FOR:
+    BACKENDS[name].run = attend
   try:
     yield
   finally:
-    del BACKENDS["cudnn"].run  # restores the method of the class
+    for name in _STOOD_IN_FOR:
+      del BACKENDS[name].run  # restores the method of the class
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -102,6 +102,11 @@ class Counts:
       if re.search(names, name)
     )
 
+  @property
+  def kernel_bytes(self) -> float:
+    """Bytes that kernels read from and write to main memory."""
+    return self.bytes - sum(what.bytes * n for what, n in self.work.items())
+
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds work that is repeated `times` times."""
     self.flops += times * other.flops
@@ -328,7 +333,7 @@ def _work(out: Counts, op: _Op) -> None:
   elif stated := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
     out.kernels[op.name, float(stated)] += 1  # Mosaic kernel for GPUs
   elif stated := op.get(r"backend_config=\{flops = (\d+) : i64"):
-    out.kernels[op.name, float(stated)] += 1  # stand-in for cuDNN
+    out.kernels[op.name, float(stated)] += 1  # `gpus.without_kernels`
 
 
 def _loop_passes(loop: _Op) -> int | None:

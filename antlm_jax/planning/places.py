@@ -21,9 +21,16 @@ KINDS = {
   "v5p": ("TPU v5", "v5p-{cores}", "v5p-{chips}"),
   "v6e": ("TPU v6", "v6e-{chips}", "v6e-{chips}"),
   "tpu7x": ("TPU7x", "", "tpu7x-{shape}"),
+  "a100-40": ("NVIDIA A100-SXM4-40GB", "", ""),
+  "a100-80": ("NVIDIA A100-SXM4-80GB", "", ""),
   "h100": ("NVIDIA H100", "", ""),
   "h200": ("NVIDIA H200", "", ""),
   "b200": ("NVIDIA B200", "", ""),
+  "l4": ("NVIDIA L4", "", ""),
+  "a10": ("NVIDIA A10", "", ""),
+  "rtx3090": ("NVIDIA GeForce RTX 3090", "", ""),
+  "rtx4090": ("NVIDIA GeForce RTX 4090", "", ""),
+  "rtx5090": ("NVIDIA GeForce RTX 5090", "", ""),
 }
 _SMALLEST = "v5e"  # the chip with the least memory, for a bare number of chips
 # Rows of 2,048 tokens of a device in one microbatch. They fill its matrix

@@ -46,6 +46,12 @@ class Pod:
     """
     changes = {**self.settings, **config_lib.parse_overrides(settings)}
     config = config_lib.given_config(self.config, changes)
+    schedule = ", ".join(config.train.batch_schedule)
+    if schedule and not (self.seq_len or config.data.path):
+      raise UserError(
+        f"train.batch_schedule={schedule} joins rows of the prepared data: add"
+        " the number of tokens in such a row, e.g. --seq_len=128"
+      )
     length = self.seq_len or config.model.max_seq_len
     batch = config.train.batch_size
     if batch * length > _MOST_TOKENS:

@@ -83,7 +83,7 @@ def lower(
   """
   programs = jitted(step, state_shardings(step, mesh))
   function = programs.update if training else programs.evaluate
-  with jax.set_mesh(mesh), gpus.without_cudnn():
+  with jax.set_mesh(mesh), gpus.without_kernels():
     return function.lower(*program_arguments(step, mesh, batch, training))
 
 

@@ -42,6 +42,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
+  "docs/explanation/cost.md": forecasts.COSTS,
   "docs/appendix/intervals.md": simulated.INTERVALS,
 }
 # Makers of further figures that the text of a page quotes.

@@ -1,14 +1,17 @@
 """Tables of forecasts next to published times, and of plans."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from antlm_jax import tables
+from antlm_jax.evals.benchmarks import costs, encoder_costs
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS
 from antlm_jax.planning import where
 from antlm_jax.runtime import files
 
 _TOKENS = 1e11  # of a whole training
+_COST_TOKENS = 1e10  # of the page about costs
 _KERNELS = {  # kinds of kernels, and their chips, by title
   "splash attention, forward, v5p": ("forward", "v5p"),
   "splash attention, forward, v6e": ("forward", "v6e"),
@@ -61,6 +64,12 @@ def _public() -> str:
   return tables.markdown(
     lines, (*head, "forecast", "with XLA's estimated cycles")
   )
+
+
+def _speeds(table: str) -> str:
+  """The comparison of `benchmarks.costs`."""
+  rows = list(costs.compare_speeds(table))
+  return tables.markdown(costs.comparison_cells(rows), costs.COMPARISON)
 
 
 def _kernels() -> str:
@@ -174,7 +183,21 @@ def _training_hours(step: Mapping[str, Any]) -> float:
   return _TOKENS / (step["rows"] * step["seq_len"]) * seconds / 3600
 
 
+def _cost_table() -> str:
+  """The table of `benchmarks.encoder_costs` without prices."""
+  price = encoder_costs.HEAD.index("price")
+  found = list(encoder_costs.encoder_costs(_COST_TOKENS, rates={}))
+  head, *rows = (
+    (*row[:price], *row[price + 1 :])
+    for row in (encoder_costs.HEAD, *encoder_costs.cost_rows(found))
+  )
+  return tables.markdown(rows, head)
+
+
+COSTS = {"encoder-costs": _cost_table}
 TABLES = {
+  "forecast-speeds": functools.partial(_speeds, "public_speeds"),
+  "forecast-own": functools.partial(_speeds, "own_speeds"),
   "forecast-public": _public,
   "forecast-kernels": _kernels,
   "forecast-parts": _step_parts,

@@ -1,0 +1,84 @@
+"""Hours, energy and price of a run, from the forecasts of its steps."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from antlm_jax.planning import places
+from antlm_jax.planning.estimate import Estimate
+from antlm_jax.planning.forecast import Forecast
+from antlm_jax.units import duration
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """Costs of a run, without compilation, evaluations and checkpoints."""
+
+  steps: int  # number of training steps
+  bound: float  # seconds at the published peaks, a lower bound
+  forecast: float | None  # seconds by the forecast, or None if there is none
+  chips: int  # number of chips
+  watts: float  # most power that a chip draws; 0 if it is not published
+  rate: float | None = None  # price of a chip for an hour
+
+  @classmethod
+  def of(
+    cls,
+    found: Sequence[Estimate],
+    topology: str,
+    slices: int = 1,
+    rate: float | None = None,
+  ) -> "Cost":
+    """Adds up the steps of estimates that fit into memory."""
+    place, forecast = places.parse_topology(topology), None
+    trained = [e for e in found if e.steps]
+    if all(isinstance(e.forecast, Forecast) for e in trained):
+      forecast = sum(e.steps * e.forecast.seconds for e in trained)
+    return cls(
+      steps=sum(e.steps for e in trained),
+      bound=sum(e.steps * e.step_seconds for e in trained),
+      forecast=forecast,
+      chips=place.chips * slices,
+      watts=place.chip.watts,
+      rate=rate,
+    )
+
+  @property
+  def seconds(self) -> float:
+    """Seconds by the forecast, or the lower bound if there is none."""
+    return self.bound if self.forecast is None else self.forecast
+
+  @property
+  def chip_hours(self) -> float:
+    """Hours of all chips together."""
+    return self.chips * self.seconds / 3600
+
+  @property
+  def energy(self) -> float | None:
+    """Kilowatt-hours if chips always draw the most power; None if unknown."""
+    return self.chip_hours * self.watts / 1e3 if self.watts else None
+
+  @property
+  def price(self) -> float | None:
+    """Price of the chips, in the unit of `rate`."""
+    return None if self.rate is None else self.chip_hours * self.rate
+
+  def __str__(self) -> str:
+    time = f"{duration(self.bound)} at the published peaks, a bound"
+    if self.forecast is None:
+      time += ", and no forecast"
+    else:
+      time = f"{duration(self.forecast)} by the forecast, {time}"
+    energy = "unknown, because the power of these chips is not published"
+    if self.watts:
+      energy = f"{self.energy:,.2f} kWh at {self.watts:,.0f} W for each chip"
+    price = f"{self.chip_hours:,.2f} chip-hours"
+    if self.rate is None:
+      price += "; --price_per_hour=RATE multiplies them"
+    else:
+      price = f"{self.price:,.2f} for {price} at {self.rate:g} each"
+    return f"{self.steps:,} steps: {time}\nenergy: {energy}\nprice: {price}"
+
+  def to_json(self) -> dict:
+    """Returns it as plain values."""
+    known = "seconds", "chip_hours", "energy", "price"
+    return dataclasses.asdict(self) | {k: getattr(self, k) for k in known}
