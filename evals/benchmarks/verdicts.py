@@ -42,7 +42,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
     mixing.mixing_figures,
-    antlm_table.figures,
+    antlm_table.antlm_table_figures,
     simulated.interval_figures,
   ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
