@@ -49,7 +49,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
     mixing.mixing_figures,
-    antlm_table.figures,
+    antlm_table.antlm_table_figures,
     from_decoder.from_decoder_figures,
     simulated.interval_figures,
   ),

@@ -29,16 +29,18 @@ _MODES = {"causal": "causal", "mlm": "masked"}
 _WITHIN = 0.05  # nats, expected at the lowest: see configs/antlm_table.py
 
 
-def _study(scale: str) -> StoredStudy:
+def _antlm_table_study(scale: str) -> StoredStudy:
   return studies.stored(f"antlm_{scale}")
 
 
-def _contrast(study: StoredStudy, kind: str, when: str, against: str):
+def _antlm_table_contrast(
+  study: StoredStudy, kind: str, when: str, against: str
+):
   return study.of(_ROW, kind, when)[_CONTROLS[against]]
 
 
-def _differences(scale: str) -> str:
-  study, lines = _study(scale), []
+def _antlm_table_differences(scale: str) -> str:
+  study, lines = _antlm_table_study(scale), []
   for of in study.differences:
     interval = of.contrast.found.interval(study.confidence)
     word = studies.verdict(of.contrast, study.confidence)
@@ -54,20 +56,24 @@ def _differences(scale: str) -> str:
   return f"{tables.markdown(lines, head)}\n\n{study.lowest()}"
 
 
-def _losses(scale: str) -> str:
-  return studies.losses_table(_study(scale), ("clm", "mlm"), _FAMILY)
+def _antlm_table_losses(scale: str) -> str:
+  return studies.losses_table(
+    _antlm_table_study(scale), ("clm", "mlm"), _FAMILY
+  )
 
 
-def _expectations(scale: str) -> str:
-  study = _study(scale)
+def _antlm_table_expectations(scale: str) -> str:
+  study = _antlm_table_study(scale)
   found = {
     (kind, when): gain_text(
-      _contrast(study, kind, when, kind), study.confidence, study.where(when)
+      _antlm_table_contrast(study, kind, when, kind),
+      study.confidence,
+      study.where(when),
     )
     for kind in _LOSSES
     for when in ("end", "lowest")
   }
-  lowest = _contrast(study, "clm", "lowest", "clm")
+  lowest = _antlm_table_contrast(study, "clm", "lowest", "clm")
   interval = lowest.found.interval(study.confidence)
   if max(-interval.low, interval.high) <= _WITHIN:
     found["clm", "lowest"] = (
@@ -83,8 +89,8 @@ def _expectations(scale: str) -> str:
       found["mlm", "lowest"],
     ),
   ]
-  if _scored(study):
-    blimp = _contrast(study, _BLIMP, "causal", "clm")
+  if _scores_of_runs(study):
+    blimp = _antlm_table_contrast(study, _BLIMP, "causal", "clm")
     text = gain_text(blimp, study.confidence)
     rows.append(("BLiMP, causal", "better than CLM by 0 to 1.5 points", text))
   return studies.expectations_table(rows)
@@ -93,25 +99,27 @@ def _expectations(scale: str) -> str:
 # ----------------------------------------------------------- scores of pairs
 
 
-def _scored(study: StoredStudy) -> list[dict]:
+def _scores_of_runs(study: StoredStudy) -> list[dict]:
   """Returns the scores of each run: by row, seed, mode and task."""
   return study.about.get("scores", [])
 
 
-def _score(study: StoredStudy, row: str, mode: str, task: str, key: str):
+def _score_by_seed(
+  study: StoredStudy, row: str, mode: str, task: str, key: str
+):
   """Returns a score's mean over seeds, or None if no seed has it."""
   wanted = row, mode, task
   return mean_of_seeds(
     {
       one["seed"]: one[key]
-      for one in _scored(study)
+      for one in _scores_of_runs(study)
       if (one["row"], one["mode"], one["task"]) == wanted
     }
   )
 
 
-def _scores(scale: str) -> str:
-  study, lines = _study(scale), []
+def _antlm_table_scores(scale: str) -> str:
+  study, lines = _antlm_table_study(scale), []
   columns = {
     "BLiMP, % right": (_BLIMP, "accuracy", 100, 1),
     "BLiMP, log-odds": (_BLIMP, "log_odds", 1, 2),
@@ -127,31 +135,33 @@ def _scores(scale: str) -> str:
     for mode, title in _MODES.items():
       cells = []
       for task, key, unit, digits in columns.values():
-        found = _score(study, row, mode, task, key)
-        cells.append(_cell(found, unit, digits) if found else "")
-      seeds = len(_score(study, row, mode, _BLIMP, "accuracy").values)
+        found = _score_by_seed(study, row, mode, task, key)
+        cells.append(_scaled_cell(found, unit, digits) if found else "")
+      seeds = len(_score_by_seed(study, row, mode, _BLIMP, "accuracy").values)
       if mode not in trained:
         cells = [f"({x})" if x else x for x in cells]
       lines.append((study.title(row), title, seeds, *cells))
   return tables.markdown(lines, ("", "mode", "seeds", *columns))
 
 
-def _cell(found, unit: int, digits: int) -> str:
+def _scaled_cell(found, unit: int, digits: int) -> str:
   scaled = {seed: unit * x for seed, x in found.values.items()}
   return studies.mean_and_deviation(mean_of_seeds(scaled), digits)
 
 
-def figures() -> Iterator[float]:
+def antlm_table_figures() -> Iterator[float]:
   """Yields figures of `8m` that the text quotes."""
-  study = _study("8m")
+  study = _antlm_table_study("8m")
   for task in (_BLIMP, _ODDS):
     # At 95 %, not corrected for ten differences.
-    yield from _contrast(study, task, "causal", "clm").found.interval()
+    yield from _antlm_table_contrast(
+      study, task, "causal", "clm"
+    ).found.interval()
   spreads, shares = zip(
     *(
       (
-        _score(study, row, "causal", _BLIMP, "spread").mean,
-        _score(study, row, "causal", _BLIMP, "log_odds").mean,
+        _score_by_seed(study, row, "causal", _BLIMP, "spread").mean,
+        _score_by_seed(study, row, "causal", _BLIMP, "log_odds").mean,
       )
       for row in (_CONTROLS["clm"], _ROW)
     ),
@@ -164,17 +174,17 @@ def figures() -> Iterator[float]:
 
 
 _MAKERS = {
-  "differences": _differences,
-  "losses": _losses,
-  "expected": _expectations,
+  "differences": _antlm_table_differences,
+  "losses": _antlm_table_losses,
+  "expected": _antlm_table_expectations,
 }
-_OF_8M = {"scores": _scores}
+_OF_8M = {"scores": _antlm_table_scores}
 
 
-def _tables() -> Iterable[tuple[str, Callable[[], str]]]:
+def _tables_by_name() -> Iterable[tuple[str, Callable[[], str]]]:
   for scale in SCALES:
     for name, make in (_MAKERS | (_OF_8M if scale == "8m" else {})).items():
       yield f"antlm-{scale}-{name}", functools.partial(make, scale)
 
 
-TABLES = dict(_tables())
+TABLES = dict(_tables_by_name())
