@@ -181,7 +181,7 @@ _COLUMNS = {
 def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
-  With forecasts by a later formula (`-mended`), `first` is the earlier forecast.
+  If a later formula (`-mended`) has forecasts, `first` is the earlier forecast.
   `fitted` says whether the later formula was fitted to the line.
 
   Args:
