@@ -192,7 +192,7 @@ def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
 
 
 def test_a_kernel_takes_its_launch_and_its_share_of_the_bandwidth():
-  """Seconds by hand of three products, a norm, and what moves nothing."""
+  """Computes by hand the seconds of three products and a norm."""
   chip = chips.CHIPS["NVIDIA H100"]
   measured = forecast.Measured(0.5, bandwidth=0.8, launch=2e-6)
   work = {

@@ -26,7 +26,7 @@ from tests.attention_cases import (
 )
 
 needs_tokamax = pytest.mark.skipif(
-  tokamax.missing() is not None, reason=f"needs {tokamax.missing()}"
+  tokamax.missing_version() is not None, reason=f"needs {tokamax.missing()}"
 )
 SHAPE = 2, 160, 160, 4, 2, 64
 
@@ -34,7 +34,9 @@ SHAPE = 2, 160, 160, 4, 2, 64
 def test_a_version_that_was_not_tested_is_refused(monkeypatch):
   """A private module that moves must not fail somewhere inside."""
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.99")
-  assert tokamax.missing().endswith("(Python 3.12 or later), not 0.0.99")
+  assert tokamax.missing_version().endswith(
+    "(Python 3.12 or later), not 0.0.99"
+  )
   q = jnp.zeros((1, 8, 2, 16), jnp.bfloat16)
   with pytest.raises(ValueError, match=r"tokamax 0\.0\.17 .*, not 0\.0\.99"):
     attention.choose_attention(CAUSAL, q, q, "tokamax")

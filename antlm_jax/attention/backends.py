@@ -43,14 +43,17 @@ class Call(NamedTuple):
 
 
 class Backend:
-  """An implementation of attention."""
+  """An implementation of attention; by itself, a function of plain XLA."""
 
   # Whether `run` rotates queries and keys. Otherwise its `rope` is None.
   rotates = False
 
+  def __init__(self, function: Callable | None = None):
+    self.function = function
+
   def run(self, q, k, v, prepared, scale, dropout, relative, rope) -> jax.Array:
     """Computes the outputs `[B, T, N, H]`."""
-    raise NotImplementedError
+    return self.function(q, k, v, prepared.mask, scale, dropout, relative)
 
   def obstacle(self, mask, call: Call, split) -> str | None:
     """Returns a requirement that the call does not meet, or None."""
@@ -203,7 +206,7 @@ class Tokamax(Backend):
     name = "xla_chunked"
     if gpu.platform == "gpu":
       name = tokamax.implementation(capability(gpu.device_kind))
-    run = functools.partial(tokamax.attend, name, scale)
+    run = functools.partial(tokamax.tokamax_attention, name, scale)
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)
     run = on_shards(run, (*(arrays,) * 3, PartitionSpec(rows)), arrays)
@@ -219,7 +222,7 @@ class Tokamax(Backend):
       return f"compute capability 8.0 or later, not {kind}"
     # A plan for a GPU that is absent has a stand-in.
     here = platform == jax.default_backend()
-    if here and (needed := tokamax.missing()):
+    if here and (needed := tokamax.missing_version()):
       return needed
     if platform == "gpu" and jax_backend.get_default_device().platform != "gpu":
       return "a GPU at hand, which tokamax asks for its properties"
@@ -235,21 +238,11 @@ class Tokamax(Backend):
     return "no attention dropout" if call.dropout else None
 
 
-class Plain(Backend):
-  """Plain XLA, using a function of `antlm_jax.attention.reference`."""
-
-  def __init__(self, function: Callable):
-    self.function = function
-
-  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    return self.function(q, k, v, prepared.mask, scale, dropout, relative)
-
-
 BACKENDS: dict[str, Backend] = {
   "pallas": Pallas(),
   "cudnn": Cudnn(),
   "mosaic": Mosaic(),
   "tokamax": Tokamax(),
-  "chunked": Plain(chunked),
-  "reference": Plain(reference),
+  "chunked": Backend(chunked),
+  "reference": Backend(reference),
 }

@@ -311,7 +311,7 @@ def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
       peer: _tried(future.result, args) for peer, future in futures.items()
     }
     calls = {
-      peer: functools.partial(_run, run, args)
+      peer: functools.partial(_run_calls, run, args)
       for peer, run in found.items()
       if callable(run)
     }
@@ -334,7 +334,7 @@ def _draw(shape) -> jax.Array:
   return jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
 
 
-def _run(run, args) -> None:
+def _run_calls(run, args) -> None:
   jax.block_until_ready([run(*args) for _ in range(_CALLS)])
 
 
@@ -353,7 +353,7 @@ def _tried(compiled, args):
   try:
     run = compiled()
     if run is not None:
-      _run(run, args)
+      _run_calls(run, args)
   except Exception as error:  # after any error, the other peers are timed
     return f"{type(error).__name__}: {error}".splitlines()[0][:60]
   return run

@@ -175,9 +175,9 @@ def run(
     train = _Lanes("train", trainings, folder / "logs")
     score = _Lanes("score", scorings, folder / "logs")
     left = _runs(todo)
-    train.waiting = _joined(left, trainings)
+    train.waiting = _join_seeds(left, trainings)
     try:
-      _work(left, train, score, begun + 60 * minutes, reserve)
+      _train_and_score(left, train, score, begun + 60 * minutes, reserve)
     finally:
       train.stop()
       score.stop()
@@ -218,7 +218,7 @@ def _runs(todo: Sequence[Job]) -> list[_JobsOfRun]:
   return out
 
 
-def _joined(left: Sequence[_JobsOfRun], processes: int) -> list[Job]:
+def _join_seeds(left: Sequence[_JobsOfRun], processes: int) -> list[Job]:
   """Returns trainings in about so many processes, each with a row's seeds."""
   todo = {
     run.train: training.read_run_arguments(run.train.arguments)[0]
@@ -231,7 +231,7 @@ def _joined(left: Sequence[_JobsOfRun], processes: int) -> list[Job]:
   return sweep.join_trainings(todo, each)
 
 
-def _work(
+def _train_and_score(
   left: Sequence[_JobsOfRun],
   train: _Lanes,
   score: _Lanes,
@@ -311,13 +311,13 @@ def pack(*, runs: files.Path, output: files.Path) -> None:
     for items, odds in zip(scored, pool.map(_read_odds, scored), strict=True):
       summary, place = items.with_name(results.SUMMARY), items.relative_to(runs)
       tar.add(summary, place.with_name(results.SUMMARY))
-      _add(tar, str(place.with_name(_ODDS)), odds)
+      _add_file(tar, str(place.with_name(_ODDS)), odds)
       name = _pairs_name(files.read_json(summary, "the summary"))
       if name not in texts:  # each pair once for all runs
         texts.add(name)
         lines = (line for _, line in files.read_jsonl(items, "the items"))
         rows = (json.dumps({k: line[k] for k in _TEXT}) for line in lines)
-        _add(tar, name, "".join(f"{row}\n" for row in rows).encode())
+        _add_file(tar, name, "".join(f"{row}\n" for row in rows).encode())
   size = os.path.getsize(output) / 2**20
   progress.say(f"packed: {len(scored)} scored sets, {size:.1f} MB in {output}")
 
@@ -369,7 +369,7 @@ def _pairs_name(summary: Mapping) -> str:
   return f"pairs/{summary['request']['data']['crc32']}.jsonl"
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
   about = tarfile.TarInfo(name)
   about.size = len(content)
   tar.addfile(about, io.BytesIO(content))

@@ -16,7 +16,7 @@ from antlm_jax.masks import AttentionMask
 TESTED = ("0.0.17",)  # Python 3.12 and jax 0.11.1 or later
 
 
-def missing() -> str | None:
+def missing_version() -> str | None:
   """Returns the version that is needed and absent, or None."""
   wanted = f"tokamax {' or '.join(TESTED)} (Python 3.12 or later)"
   try:
@@ -32,7 +32,9 @@ def implementation(capability: float) -> str:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # else each layer compiles
-def attend(name: str, scale: float, q, k, v, mask: AttentionMask) -> jax.Array:
+def tokamax_attention(
+  name: str, scale: float, q, k, v, mask: AttentionMask
+) -> jax.Array:
   """Computes attention `[B, T, N, H]` by an implementation of tokamax.
 
   A query that sees no key gets zero, where tokamax has the mean of all values.
