@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import backend as jax_backend
 from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.blocks import AttentionBlocks
@@ -220,17 +219,13 @@ class Tokamax(Backend):
       return "a GPU"
     if platform == "gpu" and (capability(kind) or 0) < 8:
       return f"compute capability 8.0 or later, not {kind}"
-    # A plan for a GPU that is absent has a stand-in.
+    # A plan for an absent GPU has a stand-in (`planning.gpus`).
     here = platform == jax.default_backend()
     if here and (needed := tokamax.missing_version()):
       return needed
-    if platform == "gpu" and jax_backend.get_default_device().platform != "gpu":
-      return "a GPU at hand, which tokamax asks for its properties"
-    if call.dtype != "bfloat16" and (platform, call.dtype) != (
-      "gpu",
-      "float16",
-    ):
-      return f"bfloat16, or float16 on a GPU, not {call.dtype}"
+    dtypes = ("bfloat16", "float16") if platform == "gpu" else ("bfloat16",)
+    if call.dtype not in dtypes:
+      return f"{' or '.join(dtypes)}, not {call.dtype}"
     if call.q[3] % 8 or not 16 <= call.q[3] <= 256:
       return f"a head width of 16 to 256 in steps of 8, not {call.q[3]}"
     if call.buckets:
