@@ -25,8 +25,9 @@ from tests.attention_cases import (
   make_mask,
 )
 
+MISSING = tokamax.missing_version()
 needs_tokamax = pytest.mark.skipif(
-  tokamax.missing_version() is not None, reason=f"needs {tokamax.missing()}"
+  MISSING is not None, reason=f"needs {MISSING}"
 )
 SHAPE = 2, 160, 160, 4, 2, 64
 
@@ -101,7 +102,13 @@ for name in ("window", "packed causal", "full"):
   reason="needs XLA's compiler for GPUs",
 )
 @pytest.mark.parametrize(
-  "kind", [("NVIDIA H100 80GB HBM3", "9.0", "h100")], ids=["h100"]
+  "kind",
+  [
+    ("NVIDIA H100 80GB HBM3", "9.0", "h100"),  # Mosaic
+    ("NVIDIA A100-SXM4-40GB", "8.0", "a100-40"),  # Triton
+    ("NVIDIA GeForce RTX 4090", "8.9", "rtx4090"),
+  ],
+  ids=lambda kind: kind[2],
 )
 def test_it_compiles_for_a_gpu_that_is_not_there(kind):
   """Both directions, and no scores in memory."""
