@@ -1,7 +1,7 @@
 """Attention by the reference implementation, which counts its calls."""
 
 from antlm_jax.attention import BACKENDS
-from antlm_jax.attention.backends import Plain
+from antlm_jax.attention.backends import Backend
 from antlm_jax.attention.reference import reference
 
 calls = 0
@@ -14,4 +14,4 @@ def counted(*args):
   return reference(*args)
 
 
-BACKENDS["counted"] = Plain(counted)
+BACKENDS["counted"] = Backend(counted)
