@@ -73,7 +73,7 @@ MEASURED = {
   "NVIDIA H200": _H200,
   "NVIDIA B200": Measured(0.581),
 }
-# Of GPUs that nobody has measured for us.
+# For GPUs without measurements.
 _ASSUMED = "the shares of the peak that an H100 reaches"
 
 

@@ -24,15 +24,18 @@ import numpy as np
 
 from antlm_jax import cli, tables, units
 from antlm_jax import config as config_lib
-from antlm_jax import mesh as mesh_lib
 from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.evals.benchmarks.train_step import StepTimings, time_train_step
+from antlm_jax.evals.benchmarks.train_step import (
+  StepTimings,
+  compile_train_step,
+  time_train_step,
+)
 from antlm_jax.planning.estimate import Estimate, estimate_program
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
-from antlm_jax.planning.topology import program_arguments, topology_devices
+from antlm_jax.planning.topology import topology_devices
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training.run import BatchKind, Run
@@ -133,10 +136,9 @@ def measure_speeds(speeds: Sequence[Speed], args: "Costs") -> Iterator[dict]:
 def _compile_speed(speed: Speed):
   run, kind = build_speed_run(speed, jax.devices())
   programs = jitted(run.step, state_shardings(run.step, run.mesh))
-  shapes = mesh_lib.abstract(run.mesh, kind.batch)
   with jax.set_mesh(run.mesh):
-    given = program_arguments(run.step, run.mesh, shapes, training=True)
-    return run, kind, programs, programs.update.lower(*given).compile()
+    compiled = compile_train_step(programs, run.mesh, kind.batch)
+  return run, kind, programs, compiled
 
 
 def _forecast(found: Estimate) -> dict:

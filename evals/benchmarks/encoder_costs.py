@@ -70,7 +70,7 @@ class EncoderCost:
 
   @property
   def error(self) -> str:
-    """MeasuredStep over forecast, median and spread."""
+    """Measured over forecast, median and spread."""
     least, median, most = self.likely
     text = f"{median:.2f} ({least:.2f} to {most:.2f})"
     return f"{text}, other chips" if self.elsewhere else text

@@ -125,6 +125,7 @@ PARTS = (
   ("simcse", "sst2_probe", "conll_probe"),
 )
 MEASURES = tuple(measure for part in PARTS for measure in part)
+METRICS = {"sst2": "accuracy", "conll": "entity_f1"}  # main score of a task
 RATES = {"probe": (1e-3, 1e-2), "tuned": (3e-5, 1e-4)}
 
 
@@ -379,8 +380,8 @@ def read_results(folder: str | os.PathLike[str]) -> list[dict]:
   path = pathlib.Path(folder, RESULTS)
   if not path.exists():
     return []
-  *whole, _ = path.read_text("utf-8").split("\n")
-  return [json.loads(line) for line in whole]
+  # A stopped run may have left half a line.
+  return [one for _, one in files.read_jsonl(path, "the results", lenient=True)]
 
 
 class ModelJob(NamedTuple):
@@ -534,7 +535,7 @@ def summary_lines(found: Sequence[Mapping[str, Any]]) -> str:
 def _scores_by_rate(one: Mapping[str, Any]) -> list[float]:
   """Returns a task's main score at each rate, in percent."""
   name, kind = one["measure"].split("_")
-  metric = {"sst2": "accuracy", "conll": "entity_f1"}[name]
+  metric = METRICS[name]
   rates = (one[f"{rate:g}"] for rate in RATES[kind])
   return [100 * scores[metric] for scores in rates]
 

@@ -140,6 +140,12 @@ def step_times(
   return np.diff(ends[warmup:])
 
 
+def compile_train_step(programs, mesh, example: Batch) -> jax.stages.Compiled:
+  """Compiles the step of `jitted` programs, under `jax.set_mesh`."""
+  placed = mesh_lib.place_batch(mesh, example)
+  return programs.update.lower(jax.eval_shape(programs.init), placed).compile()
+
+
 def time_train_step(
   train_step, programs, mesh, example: Batch, args: "StepTimings", compiled=None
 ) -> dict:
@@ -148,14 +154,13 @@ def time_train_step(
   `programs` are those of `jitted`, and `compiled` is its step if it is compiled
   already. `error` says why a case has no time.
   """
-  out, device, (init, step, _) = {}, mesh.devices.flat[0], programs
+  out, device = {}, mesh.devices.flat[0]
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)
-    placed = mesh_lib.place_batch(mesh, example)
     if compiled is None:
       begun = time.perf_counter()
-      compiled = step.lower(jax.eval_shape(init), placed).compile()
+      compiled = compile_train_step(programs, mesh, example)
       out["compile_seconds"] = time.perf_counter() - begun
     if size := compiled.memory_analysis():
       out["needed_bytes"] = (
@@ -164,7 +169,10 @@ def time_train_step(
         + size.temp_size_in_bytes
         - size.alias_size_in_bytes
       )
-    times = step_times(compiled, init, placed, args.seconds, args.steps)
+    placed = mesh_lib.place_batch(mesh, example)
+    times = step_times(
+      compiled, programs.init, placed, args.seconds, args.steps
+    )
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     full = "RESOURCE_EXHAUSTED" in str(error)
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]

@@ -83,19 +83,11 @@ def _mosaic_flash(settings, q, k, v, seeds, schedule):
   return _mosaic_forward(settings, q, k, v, seeds, schedule)[0]
 
 
-def _mosaic_forward(settings, q, k, v, seeds, schedule):
-  out, lse = _run_forward(settings, q, k, v, seeds, schedule)
-  # The backward pass recomputes the scores from `lse`. If remat saves these two
-  # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
-  return out, (q, k, v, seeds, schedule, out, lse)
-
-
 # Compiled once for all layers: a kernel takes seconds.
 @functools.partial(jax.jit, static_argnums=0)
-def _run_forward(settings, q, k, v, seeds, schedule):
+def _mosaic_forward(settings, q, k, v, seeds, schedule):
   rows, queries, heads, _ = q.shape
-  return _call_mosaic(
+  out, lse = _call_mosaic(
     _output,
     settings,
     products=2,
@@ -107,14 +99,14 @@ def _run_forward(settings, q, k, v, seeds, schedule):
     come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
     scratch={"lse_s": plgpu.SMEM((_PARTS, _PART), jnp.float32)},
   )
-
-
-def _mosaic_backward(settings, residuals, grad):
-  return *_run_backward(settings, residuals, grad), None, None
+  # The backward pass recomputes the scores from `lse`. If remat saves these two
+  # by name, the forward kernel never runs twice.
+  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  return out, (q, k, v, seeds, schedule, out, lse)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run_backward(settings, residuals, grad):
+def _mosaic_backward(settings, residuals, grad):
   q, k, v, seeds, schedule, out, lse = residuals
   rows, queries, heads, _ = q.shape
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
@@ -151,7 +143,7 @@ def _run_backward(settings, residuals, grad):
     },
     group=heads // k.shape[2],
   )
-  return dq, dk, dv
+  return dq, dk, dv, None, None
 
 
 _mosaic_flash.defvjp(_mosaic_forward, _mosaic_backward)

@@ -19,16 +19,16 @@ import numpy as np
 from antlm_jax import cli, tables
 from antlm_jax.evals import statistics
 from antlm_jax.evals.benchmarks import common
+from antlm_jax.evals.benchmarks.from_decoder import METRICS, RATES, SETS
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS, interval_text
 from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.page import plots
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
-SETS = "nfcorpus", "scifact"
 NAMES = {"nfcorpus": "NFCorpus", "scifact": "SciFact"}
-TUNED = {"sst2_tuned": "accuracy", "conll_tuned": "entity_f1"}
-RATES = "3e-05", "0.0001"
+TUNED = {f"{task}_tuned": metric for task, metric in METRICS.items()}
+RATE_KEYS = [f"{rate:g}" for rate in RATES["tuned"]]  # as keys
 ROWS = {  # as the page lists them
   "causal": "`causal`: the decoder as it is",
   "bidirectional": "`bidirectional`: without the mask",
@@ -108,7 +108,7 @@ def outcome_by_seed(row: str, name: str) -> dict[int, float]:
   if name == "R":
     return _mean_by_seed([_ndcg_by_seed(row, "pairs", of) for of in SETS])
   return _mean_by_seed(
-    [_label_score(row, task, rate) for task in TUNED for rate in RATES]
+    [_label_score(row, task, rate) for task in TUNED for rate in RATE_KEYS]
   )
 
 
@@ -124,7 +124,7 @@ def _outcome_items(
   else:
     by_part = [
       {
-        seed: np.mean([[*map(int, one[r]["right"])] for r in RATES], axis=0)
+        seed: np.mean([[*map(int, one[r]["right"])] for r in RATE_KEYS], axis=0)
         for seed, one in _row_seeds(row, task).items()
       }
       for task in TUNED
@@ -274,7 +274,7 @@ def _all_measures_table() -> str:
   scores = [
     functools.partial(_label_score, measure=task, rate=rate)
     for task in TUNED
-    for rate in RATES
+    for rate in RATE_KEYS
   ]
   columns = [*zero, *pairs, *scores]
   lines = [
