@@ -350,7 +350,9 @@ def unpack(*, packed: files.Path, runs: files.Path) -> None:
   """
   runs = pathlib.Path(runs)
   with tarfile.open(packed) as tar:
-    tar.extractall(runs, filter="data")
+    # Python has the filter from 3.11.4 on.
+    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+    tar.extractall(runs)
   for odds in sorted(runs.glob(f"*/*/evals/*/*/{_ODDS}")):
     summary = odds.with_name(results.SUMMARY)
     name = _pairs_name(files.read_json(summary, "the summary"))
