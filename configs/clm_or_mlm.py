@@ -29,7 +29,7 @@ The scales:
 Each row is pretrained once, as in the paper, so verdicts hold for these models
 alone. `--seeds=8` pretrains, fine-tunes and reports each with eight seeds, so
 that verdicts hold for the recipe. Three seeds decide little: see
-docs/how_to/verdicts.md.
+docs/how_to/studies.md.
 
 The paper does not say at which rate, with which warm-up and optimizer state
 pretraining continues. Here it continues at the peak rate from the first step,

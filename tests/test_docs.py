@@ -245,21 +245,3 @@ def test_the_messages_of_the_faq_exist():
   assert len(titles) >= 10
   for title in titles:
     assert any(title in text for text in strings), title
-
-
-@pytest.mark.slow
-def test_the_site_builds_and_its_links_and_anchors_hold(tmp_path):
-  """Catches a warning of mkdocs, such as a link to a missing heading."""
-  pytest.importorskip("mkdocs")
-  words = "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"
-  done = subprocess.run(
-    [sys.executable, *words],
-    cwd=runs.ROOT,
-    env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
-  assert done.returncode == 0, done.stderr
-  page = (tmp_path / "site/reference/settings/index.html").read_text()
-  assert 'id="train.batch_size"' in page

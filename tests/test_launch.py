@@ -361,8 +361,8 @@ def test_shellcheck_finds_nothing():
 
 
 GUIDES = (
+  "devices",
   "gke",
-  "local",
   "slurm",
   "tpu_vm",
   "train_encoders",

@@ -43,7 +43,7 @@ def train_run(
 
   Args:
     workdir: Path to the run's folder, which may be in a bucket.
-      docs/how_to/run_folder.md lists its files.
+      docs/how_to/watch.md lists its files.
     hooks: Hooks to call in addition to those of `hooks.hooks_of_run`, such as
       `page.hook.Page`.
     start: The model of `init.checkpoint`, if that is not a run's checkpoint.

@@ -38,7 +38,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   | antlm_table.TABLES
   | from_decoder.TABLES
   | simulated.SIZES,
-  "docs/how_to/embedders.md": matryoshka.TABLES,
+  "docs/appendix/archive.md": matryoshka.TABLES,
   "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,

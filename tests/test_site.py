@@ -1,0 +1,112 @@
+"""The site builds, and its search finds a page by the field's words."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+# The page that the search must list first. A stranger types the words on the
+# left; our own words for them are on the page.
+FIRST = {
+  "A100": "explanation/planning",
+  "LLM2Vec": "tutorials/decoder_to_encoder",
+  "LoRA": "faq",
+  "OOM": "faq",
+  "batch size": "how_to/optimizer",
+  "context length": "how_to/longer_rows",
+  "domain adaptation": "tutorials/continue",
+  "early stopping": "how_to/watch",
+  "embedding": "how_to/embedders",
+  "fine-tune": "how_to/finetune",
+  "freeze": "how_to/finetune",
+  "gradient accumulation": "how_to/memory",
+  "gradient checkpointing": "how_to/memory",
+  "hyperparameter": "how_to/compare",
+  "learning rate": "how_to/optimizer",
+  "microbatch": "reference/glossary",
+  "mixed precision": "how_to/memory",
+  "multi-GPU": "how_to/devices",
+  "named entity": "how_to/finetune",
+  "nats": "reference/glossary",
+  "own data": "tutorials/own_text",
+  "perplexity": "how_to/score_text",
+  "price": "explanation/cost",
+  "sequence length": "how_to/longer_rows",
+  "single GPU": "how_to/one_gpu",
+  "validation loss": "how_to/watch",
+  "workdir": "reference/glossary",
+}
+# Runs the site's own web worker: `search.js INDEX WORDS...` after its code.
+WORKER = """
+const fs = require("fs");
+let receive, resolve;
+globalThis.self = globalThis;
+globalThis.addEventListener = (_, listener) => { receive = listener; };
+globalThis.postMessage = message => resolve(message);
+const ask = data => new Promise(r => { resolve = r; receive({data}); });
+const [code, index, ...asked] = process.argv.slice(1);
+(0, eval)(fs.readFileSync(code, "utf8"));
+(async () => {
+  const found = {}, options = {suggest: false};
+  const {config, docs} = JSON.parse(fs.readFileSync(index, "utf8"));
+  await ask({type: 0, data: {config, docs, options}});
+  for (const words of asked) {
+    const {data} = await ask({type: 2, data: words});
+    found[words] = data.items.map(sections => sections[0].location);
+  }
+  console.log(JSON.stringify(found));
+})();
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  """The built site's folder."""
+  pytest.importorskip("mkdocs")
+  folder = tmp_path_factory.mktemp("site") / "site"
+  words = "-m", "mkdocs", "build", "--strict", "--site-dir", folder
+  done = subprocess.run(
+    [sys.executable, *words],
+    cwd=runs.ROOT,
+    env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_its_links_and_anchors_hold(site):
+  """Catches a warning of mkdocs, such as a link to a missing heading."""
+  page = (site / "reference/settings/index.html").read_text()
+  assert 'id="train.batch_size"' in page
+
+
+@pytest.mark.slow
+def test_the_search_finds_a_page_by_the_fields_words(site):
+  """Catches a page that only our own words find, or another page before it."""
+  node = shutil.which("node")
+  if node is None:
+    pytest.skip("node runs the site's search engine")
+  (worker,) = site.glob("assets/javascripts/workers/search.*.min.js")
+  index = site / "search/search_index.json"
+  done = subprocess.run(
+    [node, "-e", WORKER, worker, index, *FIRST],
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=60,
+  )
+  found = json.loads(done.stdout)
+  first = {
+    words: pages[0].partition("#")[0].rstrip("/") if pages else None
+    for words, pages in found.items()
+  }
+  assert first == FIRST
