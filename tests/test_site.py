@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from tests import runs
+from tests.test_docs import DOCS, PAGES
 
 # The page that the search must list first. A stranger types the words on the
 # left; our own words for them are on the page.
@@ -41,6 +43,17 @@ FIRST = {
   "validation loss": "how_to/watch",
   "workdir": "reference/glossary",
 }
+# Our own words, and the field's words of which a page needs one.
+FIELD = {
+  r"rows?": r"sequence|example|recipe",
+  r"microbatch\w*": r"accumulat",
+  r"held[- ]out|holds? out": r"validat",
+  r"workdir": r"output (folder|directory)",
+  r"modes?": r"scoring direction",
+  r"phases?": r"stage",
+  r"nats": r"cross-entropy|natural logarithm",
+}
+_ENOUGH = 3  # times that a page's prose has one of our words
 # Runs the site's own web worker: `search.js INDEX WORDS...` after its code.
 WORKER = """
 const fs = require("fs");
@@ -62,6 +75,20 @@ const [code, index, ...asked] = process.argv.slice(1);
   console.log(JSON.stringify(found));
 })();
 """
+
+
+@pytest.mark.parametrize(
+  "page",
+  [page for page in PAGES if page.parent.name in ("how_to", "tutorials")],
+  ids=lambda page: str(page.relative_to(DOCS)),
+)
+def test_a_guide_has_the_fields_words_with_ours(page):
+  """Catches a page whose words only the glossary explains."""
+  prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+  prose = " ".join(re.sub(r"`[^`\n]*`", "", prose).split())
+  for ours, field in FIELD.items():
+    if len(re.findall(rf"\b({ours})\b", prose, re.I)) >= _ENOUGH:
+      assert re.search(field, prose, re.I), ours
 
 
 @pytest.fixture(scope="module")
