@@ -1,6 +1,7 @@
 """Writes the generated parts of the reference, and the site's navigation.
 
-    python docs/write_reference.py
+    python docs/write_reference.py           # writes the files
+    python docs/write_reference.py --check   # names those that are out of date
 
 A page has each part between `<!-- KIND: NAME -->` and `<!-- end -->`: tables of
 settings, commands and objectives, or directives for Python functions. A section
@@ -328,8 +329,18 @@ def generated() -> dict[pathlib.Path, str]:
   return texts | {site: fill_navigation(site.read_text("utf-8"))}
 
 
-if __name__ == "__main__":
+def main(check: bool) -> int:
+  """Writes the files that differ, or names them; returns the exit status."""
+  differ = False
   for path, text in generated().items():
-    if text != path.read_text("utf-8"):
+    if text == path.read_text("utf-8"):
+      continue
+    differ = True
+    if not check:
       path.write_text(text, "utf-8")
-      print(f"wrote {path.relative_to(ROOT)}")
+    print("out of date:" if check else "wrote", path.relative_to(ROOT))
+  return int(check and differ)
+
+
+if __name__ == "__main__":
+  sys.exit(main(check=sys.argv[1:] == ["--check"]))

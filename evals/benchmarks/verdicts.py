@@ -23,6 +23,7 @@ from antlm_jax.evals.benchmarks.pages import (
   from_decoder,
   matryoshka,
   mixing,
+  one_gpu,
   optimizers,
   simulated,
 )
@@ -38,6 +39,8 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   | antlm_table.TABLES
   | from_decoder.TABLES
   | simulated.SIZES,
+  "docs/index.md": one_gpu.HOURS,
+  "docs/how_to/one_gpu.md": one_gpu.FITTING,
   "docs/how_to/embedders.md": matryoshka.TABLES,
   "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
