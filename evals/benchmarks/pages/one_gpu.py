@@ -3,6 +3,7 @@
 import re
 import shlex
 
+from antlm_jax import config as config_lib
 from antlm_jax import tables, units
 from antlm_jax.evals.benchmarks import costs, encoder_costs
 from antlm_jax.evals.benchmarks.pages.studies import RESULTS
@@ -26,14 +27,19 @@ def _fitting() -> str:
     config, _, memory = line.name.rpartition(", ")
     gpu = line.hardware.rpartition(" of an ")[2]
     fits = row["needed_bytes"] <= _USABLE * int(memory.removesuffix(" GB"))
-    own = dict(w.split("=", 1) for w in shlex.split(line.words))
+    words = shlex.split(line.words)
+    changes = config_lib.parse_overrides(
+      word for word in words if word.startswith("--config.")
+    )
+    name = words[0].removeprefix("--config=")
+    own = config_lib.given_config(name, changes)
     lines.append(
       (
         memory,
         re.sub(r"^\S+", r"`\g<0>`", config),
         line.batch,
-        own.get("--config.train.microbatches", "1"),
-        own.get("--config.model.remat", "the config's"),
+        own.train.microbatches,
+        own.model.remat,
         units.gib(row["needed_bytes"]),
         "yes" if fits else "no",
         f"{units.quantity(row['tokens_per_second'])}, {gpu}" if fits else None,
