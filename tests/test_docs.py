@@ -176,18 +176,46 @@ def test_every_curriculum_of_the_reference_parses():
 
 
 @pytest.fixture(scope="module")
-def hooks():
-  """The module that generates the reference."""
-  spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+def reference():
+  """The script that writes the reference."""
+  path = DOCS / "write_reference.py"
+  spec = importlib.util.spec_from_file_location("write_reference", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
 
 
-def test_every_setting_has_a_help_text_and_is_in_the_reference(hooks):
+def test_the_generated_parts_are_those_of_the_code():
+  """Catches a change of help, settings or pages without the script's run."""
+  # In a process of its own, without the parts that other tests register.
+  done = subprocess.run(
+    [sys.executable, DOCS / "write_reference.py", "--check"],
+    env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert (done.returncode, done.stdout) == (0, ""), done
+
+
+def test_the_reference_is_written_anew(reference):
+  """Catches a block that the script does not find, and so never replaces."""
+  old = "# Page\n\n<!-- objective: C -->\nold\n<!-- end -->\n\nText\n"
+  page = reference.fill_page(old)
+  assert "old" not in page and "| `objectives.C.name` |" in page
+  assert page.startswith("# Page\n") and page.endswith("\n\nText\n")
+  site = "nav:\n  - Guides: # how_to/index.md\n      - old.md\n  - faq.md\n"
+  lines = reference.fill_navigation(site).splitlines()
+  assert lines[2] == "      - how_to/index.md" and lines[-1] == "  - faq.md"
+  listed = {f"how_to/{path.name}" for path in (DOCS / "how_to").glob("*.md")}
+  named = re.findall(r"how_to/\w+\.md", "\n".join(lines[2:]))
+  assert sorted(named) == sorted(listed)
+
+
+def test_every_setting_has_a_help_text_and_is_in_the_reference(reference):
   """Catches a setting without help or default, and a group without a place."""
-  page = hooks.filled((DOCS / "reference/settings.md").read_text())
-  for group, sections in hooks.groups().items():
+  page = (DOCS / "reference/settings.md").read_text()
+  for group, sections in reference.groups().items():
     assert f"\n## {group or 'Run'}\n" in page
     for section in sections.values():
       for name, field in settings.of(section).items():
@@ -196,13 +224,13 @@ def test_every_setting_has_a_help_text_and_is_in_the_reference(hooks):
           continue  # the name of an objective
         key = key.replace("objectives.", "objectives.NAME.")
         assert field.help and hasattr(section, name), key
-        assert page.count(f"{{ #{key} }}") == 1, key
+        assert page.count(f'<a id="{key}"></a>') == 1, key
 
 
-def test_the_reference_has_every_command_objective_and_name(hooks):
+def test_the_reference_has_every_command_objective_and_name():
   """Catches a part that is added to the package and not to its page."""
   pages = {
-    name: hooks.filled((DOCS / f"reference/{name}.md").read_text())
+    name: (DOCS / f"reference/{name}.md").read_text()
     for name in ("commands", "objectives", "python")
   }
   for command in COMMANDS:
@@ -216,11 +244,11 @@ def test_the_reference_has_every_command_objective_and_name(hooks):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_setting_that_a_page_changes_exists(page, hooks):
+def test_every_setting_that_a_page_changes_exists(page, reference):
   """Catches a renamed setting, and an example with a value that is refused."""
   known = {
     f"{group}.{name}".removeprefix(".")
-    for group, sections in hooks.groups().items()
+    for group, sections in reference.groups().items()
     for section in sections.values()
     for name in settings.of(section)
   } | {"model.name", "optimizer.name", "schedule.name", "KEY"}

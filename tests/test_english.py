@@ -34,6 +34,10 @@ _RULES = {
   "stands": r"\b(stands?|stood|goes on|go on|going on|brings?|brought|comes?"
   r"|came)\b",
 }
+# Parts of the reference, whose texts are checked where the code has them.
+_GENERATED = (
+  r"<!-- (?:api|commands|objective|sections|settings)\b.*?<!-- end -->"
+)
 _HELP = re.compile(r"(of|that|whose|how|what|which|whether)\b", re.IGNORECASE)
 # Names of the field, quotations and the like, in which a rule has no say.
 _ALLOWED = re.compile(
@@ -60,7 +64,7 @@ def _files() -> list[pathlib.Path]:
 def _markdown(text: str) -> Iterator[tuple[int, str]]:
   """Yields (line, paragraph), each cell and item of a list by itself."""
   text = re.sub(
-    r"^( *)```.*?^\1```|<!--.*?-->",
+    rf"^( *)```.*?^\1```|{_GENERATED}|<!--.*?-->",
     lambda found: "\n" * found[0].count("\n"),
     text,
     flags=re.DOTALL | re.MULTILINE,

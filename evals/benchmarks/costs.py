@@ -43,7 +43,7 @@ from antlm_jax.training.step import jitted, state_shardings
 
 _FOLDER = pathlib.Path(__file__).parent
 RESULTS = _FOLDER / "results"
-TABLES = ("public_speeds", "own_speeds", "encoder_costs")
+TABLES = ("public_speeds", "own_speeds", "encoder_costs", "one_gpu")
 
 
 @dataclasses.dataclass(frozen=True)

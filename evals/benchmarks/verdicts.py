@@ -23,6 +23,7 @@ from antlm_jax.evals.benchmarks.pages import (
   from_decoder,
   matryoshka,
   mixing,
+  one_gpu,
   optimizers,
   simulated,
 )
@@ -39,6 +40,8 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   | from_decoder.TABLES
   | simulated.SIZES,
   "docs/appendix/archive.md": matryoshka.TABLES,
+  "docs/index.md": one_gpu.HOURS,
+  "docs/how_to/one_gpu.md": one_gpu.FITTING,
   "docs/explanation/attention.md": attention.TABLES,
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,

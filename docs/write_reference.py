@@ -1,8 +1,14 @@
-"""Fills the generated parts of the site's reference, when mkdocs builds it.
+"""Writes the generated parts of the reference, and the site's navigation.
 
-The hook replaces a line `<!-- KIND: NAME -->` of a page with tables: settings,
-commands, objectives or Python functions. It turns links to files outside of
-docs/ into links to the repository, and copies pictures from there.
+    python docs/write_reference.py           # writes the files
+    python docs/write_reference.py --check   # names those that are out of date
+
+A page has each part between `<!-- KIND: NAME -->` and `<!-- end -->`: tables of
+settings, commands and objectives, or directives for Python functions. A section
+of mkdocs.yml whose line ends in `# FOLDER/index.md` gets that page's links.
+
+The files are committed, so the site needs no code of this package to build, and
+a change of a setting shows in its diff. A test holds that they are up to date.
 """
 
 import argparse
@@ -23,7 +29,8 @@ from antlm_jax import config, models, optim, settings
 from antlm_jax.commands import COMMANDS
 from antlm_jax.objectives.objective import KINDS, OBJECTIVES
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = pathlib.Path(__file__).resolve().parent
+ROOT = DOCS.parent
 _TYPING_ERROR = 2**16  # upper bounds from here on only catch typing errors
 _BOUNDS = {"least": "≥", "over": ">", "most": "≤", "under": "<"}
 # Groups of settings with several implementations, by name.
@@ -105,7 +112,7 @@ def settings_of(group: str) -> str:
     seen.add(match[0])
     return match[0] if first else ""
 
-  return re.sub(r"\{ #\S+ \}", once, "\n\n".join(parts))
+  return re.sub(r'<a id="\S+"></a>', once, "\n\n".join(parts))
 
 
 def _summary(section: type) -> str:
@@ -120,7 +127,7 @@ def _table_of(fields: Iterable[settings.Field], prefix: str) -> str:
     default = settings.text(field.default)
     rows.append(
       (
-        f"{_code(key)}{{ #{key} }}",
+        f'<a id="{key}"></a>{_code(key)}',
         "" if default == "" else _code(default),
         _values(field),
         _prose(field.help),
@@ -280,69 +287,60 @@ _KINDS = {
 }
 
 
-# ------------------------------------------------------------------ for mkdocs
+# --------------------------------------------------------------------- writing
 
 
-def on_config(config):
-  """Lists the pages of a folder in the navigation, by title or by theme.
+def fill_page(markdown: str) -> str:
+  """Returns a page with its generated parts made anew."""
+
+  def fill(match: re.Match) -> str:
+    return f"{match[1]}\n\n{_KINDS[match[2]](match[3] or '')}\n\n<!-- end -->"
+
+  kinds = "|".join(_KINDS)
+  block = rf"^(<!-- ({kinds})(?:: (\w+))? -->)\n.*?^<!-- end -->$"
+  return re.sub(block, fill, markdown, flags=re.MULTILINE | re.DOTALL)
+
+
+def fill_navigation(text: str) -> str:
+  """Returns mkdocs.yml with the pages of each folder that has an index.
 
   The headings of a folder's index.md are the themes.
   """
 
-  def title(path: pathlib.Path) -> str:
-    return path.read_text("utf-8").partition("\n")[0]
-
-  def pages(folder: str) -> list:
-    index = docs / folder / "index.md"
-    if not index.exists():
-      found = sorted((docs / folder).glob("*.md"), key=title)
-      return [str(page.relative_to(docs)) for page in found]
-    themes = index.read_text("utf-8").split("\n## ")[1:]
-    links = {
-      t.partition("\n")[0]: re.findall(r"\]\((\w+.md)", t) for t in themes
-    }
-    grouped = [{t: [folder + name for name in links[t]]} for t in links]
-    return [f"{folder}index.md", *grouped]
-
-  docs = pathlib.Path(config.docs_dir)
-  for section in filter(lambda item: isinstance(item, dict), config.nav):
-    for name, value in section.items():
-      if isinstance(value, str) and value.endswith("/"):
-        section[name] = pages(value)
-  return config
-
-
-def filled(markdown: str) -> str:
-  """Returns a page with its generated parts."""
-
   def fill(match: re.Match) -> str:
-    return _KINDS[match[1]](match[2] or "")
+    folder = match[2]
+    index = (DOCS / folder / "index.md").read_text("utf-8")
+    lines = [match[1], f"      - {folder}/index.md"]
+    for theme in index.split("\n## ")[1:]:
+      lines.append(f"      - {theme.partition(chr(10))[0]}:")
+      links = re.findall(r"\]\((\w+\.md)", theme)
+      lines += [f"          - {folder}/{link}" for link in links]
+    return "\n".join(lines) + "\n"
 
-  kinds = "|".join(_KINDS)
-  return re.sub(
-    rf"^<!-- ({kinds})(?:: (\w+))? -->$", fill, markdown, flags=re.M
-  )
+  section = r"^(  - .*: # (\w+)/index\.md)\n(?: {6,}.*\n)*"
+  return re.sub(section, fill, text, flags=re.MULTILINE)
 
 
-def on_page_markdown(markdown, page, config, files):
-  """Fills a page, and mends its links to files outside of docs/."""
-  from mkdocs.structure.files import File
+def generated() -> dict[pathlib.Path, str]:
+  """Returns the text of each file that has generated parts."""
+  pages = sorted((DOCS / "reference").glob("*.md"))
+  texts = {page: fill_page(page.read_text("utf-8")) for page in pages}
+  site = ROOT / "mkdocs.yml"
+  return texts | {site: fill_navigation(site.read_text("utf-8"))}
 
-  here = pathlib.Path(page.file.abs_src_path).parent
-  docs = pathlib.Path(config.docs_dir)
 
-  def mend(match: re.Match) -> str:
-    path = (here / match[2]).resolve()
-    if path.is_relative_to(docs) or not path.exists():
-      return match[0]  # mkdocs checks these
-    inside = path.relative_to(ROOT)
-    if not match[1].startswith("!"):
-      return f"{match[1]}({config.repo_url}/blob/main/{inside}{match[3]})"
-    copy = f"pictures/{inside}"
-    if files.get_file_from_path(copy) is None:
-      files.append(File.generated(config, copy, abs_src_path=str(path)))
-    up = os.path.relpath(copy, pathlib.PurePath(page.file.src_uri).parent)
-    return f"{match[1]}({up}{match[3]})"
+def main(check: bool) -> int:
+  """Writes the files that differ, or names them; returns the exit status."""
+  differ = False
+  for path, text in generated().items():
+    if text == path.read_text("utf-8"):
+      continue
+    differ = True
+    if not check:
+      path.write_text(text, "utf-8")
+    print("out of date:" if check else "wrote", path.relative_to(ROOT))
+  return int(check and differ)
 
-  link = r"(!?\[[^\]]*\])\(((?:\.\./)+[^)#\s]+)(#[^)]*|)\)"
-  return re.sub(link, mend, filled(markdown))
+
+if __name__ == "__main__":
+  sys.exit(main(check=sys.argv[1:] == ["--check"]))

@@ -1,0 +1,179 @@
+"""Draws the pictures of the first pages, readable at a width of 400 pixels.
+
+    python docs/draw_pictures.py [RUN]
+
+The masks are those of `AttentionMask`. The start picture needs RUN, a folder
+of the quickstart's run, such as runs/quickstart/train.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np
+
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.page import history, plots
+
+IMAGES = pathlib.Path(__file__).parent / "images"
+_DPI = 200
+_BLUE, _ORANGE, *_ = plots.COLOURS
+_DARK, _PALE = "#0B4A78", "#E8E8E8"
+WORDS = ("dogs", "run", ".", "cats", "sleep", ".")
+
+
+# ----------------------------------------------------------------------- masks
+
+
+def masks() -> dict[str, AttentionMask]:
+  """Returns the masks of the picture for `WORDS`, by title."""
+  at = np.arange(len(WORDS), dtype=np.int32)
+  document = at // 3  # two documents of three tokens
+  return {
+    "causal\n(CLM)": CAUSAL,
+    "bidirectional\n(MLM)": BIDIRECTIONAL,
+    "prefix of three\n(prefix LM)": AttentionMask(
+      k_end=np.maximum(at + 1, 3)[None]
+    ),
+    "two documents\n(MLM)": AttentionMask(
+      k_start=3 * document[None], k_end=3 * (document[None] + 1)
+    ),
+  }
+
+
+def seen_tokens(mask: AttentionMask) -> np.ndarray:
+  """Returns which tokens each of `WORDS` sees, bool `[T, T]`."""
+  size = len(WORDS)
+  dense = mask.dense(size, size)
+  return np.ones((size, size), bool) if dense is None else np.asarray(dense[0])
+
+
+def draw_masks():
+  """Returns a figure of each mask: a grid with a row for each token."""
+  figure = plots.canvas(4.4, 5.2, "Which words each word can see")
+  panels = figure.subplots(2, 2).flat
+  for axes, (title, mask) in zip(panels, masks().items(), strict=True):
+    for (i, j), seen in np.ndenumerate(seen_tokens(mask)):
+      style = {"fc": _DARK if seen else _PALE, "ec": "white", "lw": 1.5}
+      axes.add_patch(_rectangle((j - 0.5, i - 0.5), 1, 1, **style))
+    places = range(len(WORDS))
+    axes.set(xlim=(-0.5, 5.5), ylim=(5.5, -0.5), aspect="equal")
+    axes.set_xticks(places, WORDS, rotation=90, fontsize=9)
+    axes.set_yticks(places, WORDS, fontsize=9)
+    axes.set_title(title, fontsize=10)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+  figure.supxlabel("dark: the word of the row sees this word", fontsize=10)
+  return figure
+
+
+def _rectangle(*args, **style):
+  from matplotlib.patches import Rectangle
+
+  return Rectangle(*args, **style)
+
+
+# ------------------------------------------------------------ the route of data
+
+_ROUTE = (  # a box and its example, and the arrow that leads to the next
+  ("text", "dogs run .", "antlm prepare"),
+  ("rows of tokens, on disk", "17  42  9  23  51  9", "step number"),
+  (
+    "batch: inputs, mask, targets",
+    "CLM  dogs run  →  run .\nMLM  dogs <mask> .  →  run",
+    "train step: loss, gradients",
+  ),
+  ("state", "parameters, optimizer, step", "every few minutes"),
+  ("checkpoint", "runs/NAME/checkpoints/2000", ""),
+)
+_ENDS = (
+  ("use", "fill, generate,\nembed"),
+  ("evaluate", "zero-shot,\nfine-tuning"),
+  ("publish", "Hugging Face,\ntransformers"),
+)
+
+
+def draw_route():
+  """Returns a figure of the way from text to a checkpoint and its uses."""
+  figure = plots.canvas(4.4, 6.4, "From text to a model")
+  axes = figure.subplots()
+  axes.set(xlim=(0, 12), ylim=(17.15, 0.1))
+  axes.axis("off")
+  arrow = {"arrowstyle": "-|>", "color": "0.2", "lw": 1.3}
+  top = 0.3
+  for title, example, action in _ROUTE:
+    height = 1.25 + 0.55 * (1 + example.count("\n"))
+    style = {"fc": "#EAF2F8", "ec": _DARK, "lw": 1.2}
+    axes.add_patch(_rectangle((0.3, top), 11.4, height, **style))
+    axes.text(6, top + 0.55, title, **_centred(10.5, weight="bold"))
+    axes.text(6, top + 0.45 + height / 2, example, **_centred(9.5))
+    top += height
+    if action:
+      axes.annotate("", (3, top + 0.95), (3, top), arrowprops=arrow)
+      style = {"fontsize": 9.5, "va": "center", "style": "italic"}
+      axes.text(3.5, top + 0.42, action, **style)
+      top += 0.98
+  for k, (title, example) in enumerate(_ENDS):
+    left = 0.3 + 3.9 * k
+    axes.annotate(
+      "", (left + 1.8, top + 0.98), (left + 1.8, top), arrowprops=arrow
+    )
+    style = {"fc": "#F4F4F4", "ec": "0.3", "lw": 1.2}
+    axes.add_patch(_rectangle((left, top + 1), 3.6, 2.35, **style))
+    middle = left + 1.8
+    axes.text(middle, top + 1.5, title, **_centred(10.5, weight="bold"))
+    axes.text(middle, top + 2.5, example, **_centred(9.5))
+  return figure
+
+
+def _centred(size: float, **more) -> dict:
+  return {"fontsize": size, "ha": "center", "va": "center", **more}
+
+
+# ---------------------------------------------------------- the start picture
+
+
+def draw_start(run: pathlib.Path):
+  """Returns a figure of the held-out losses of a run of CLM and MLM in turn."""
+  summary = json.loads((run / "summary.json").read_text("utf-8"))
+  ends = [*summary["switches"], summary["steps"]]  # of the blocks, CLM first
+  figure = plots.canvas(4.6, 4.2, "One model learns two tasks in turn")
+  axes = figure.subplots()
+  for k, (name, colour, marker) in enumerate(
+    (("clm", _BLUE, "o"), ("mlm", _ORANGE, "s"))
+  ):
+    loss = {m.step: m.value for m in history.read(run, f"eval/{name}/loss")}
+    style = {"color": colour, "marker": marker, "zorder": 3}
+    own, others = ends[k::2], ends[1 - k :: 2]
+    axes.plot(own, [loss[step] for step in own], lw=2.4, ms=4, **style)
+    style |= {"lw": 1, "ls": "--", "mfc": "white", "ms": 3.5}
+    axes.plot(others, [loss[step] for step in others], **style)
+  unigram = summary["unigram_entropy"]
+  axes.axhline(unigram, color="0.4", lw=1, ls=":")
+  end = ends[-1]
+  for x, y, text, colour in (
+    (end, unigram + 0.1, "knows only how frequent words are", "0.3"),
+    (0.38 * end, 3.3, "dashed: after a block\nof the other task", "0.1"),
+    (end, 2.05, "CLM: predict the next word", _BLUE),
+    (end, 1.0, "MLM: fill in masked words", "#A34700"),
+  ):
+    right = "left" if x < end else "right"
+    axes.text(x, y, text, color=colour, fontsize=10, ha=right, va="bottom")
+  axes.set(xlim=(0, end), ylim=(0.8, None))
+  axes.set_xlabel("training step", fontsize=10)
+  axes.set_ylabel("loss on held-out text\n(lower is better)", fontsize=10)
+  plots.step_axis(axes)
+  axes.set_xticks(np.linspace(0, end, 5))
+  return figure
+
+
+if __name__ == "__main__":
+  figures = {"masks": draw_masks(), "route": draw_route()}
+  if sys.argv[1:]:
+    figures["start"] = draw_start(pathlib.Path(sys.argv[1]))
+  for name, figure in figures.items():
+    figure.savefig(IMAGES / f"{name}.png", dpi=_DPI)
+    print(f"wrote docs/images/{name}.png")

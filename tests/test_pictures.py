@@ -1,0 +1,76 @@
+"""The pictures of the first pages, which docs/draw_pictures.py draws."""
+
+import importlib.util
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+
+
+@pytest.fixture(scope="module")
+def pictures():
+  path = runs.ROOT / "docs/draw_pictures.py"
+  spec = importlib.util.spec_from_file_location("draw_pictures", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run's folder: three blocks of CLM and MLM in turn, 10 steps each."""
+  folder = tmp_path_factory.mktemp("run")
+  rows = [
+    {"step": step, "eval/clm/loss": 5 - step / 10, "eval/mlm/loss": step / 20}
+    for step in (0, 10, 20, 30)
+  ]
+  text = "".join(f"{json.dumps(row)}\n" for row in rows)
+  (folder / "metrics.jsonl").write_text(text)
+  summary = {"steps": 30, "switches": [10, 20], "unigram_entropy": 4.0}
+  (folder / "summary.json").write_text(json.dumps(summary))
+  return folder
+
+
+def test_the_picture_of_masks_shows_what_each_token_sees(pictures):
+  """Catches a grid that is not the mask of its title, by the rules in words."""
+  rules = (
+    lambda i, j: j <= i,
+    lambda i, j: True,
+    lambda i, j: j < 3 or j <= i,
+    lambda i, j: (i < 3) == (j < 3),
+  )
+  masks = pictures.masks()
+  for mask, rule in zip(masks.values(), rules, strict=True):
+    seen = pictures.seen_tokens(mask)
+    for i, j in itertools.product(range(6), repeat=2):
+      assert seen[i, j] == rule(i, j), (i, j)
+  for axes, mask in zip(
+    pictures.draw_masks().axes, masks.values(), strict=True
+  ):
+    shown = {p.get_xy() for p in axes.patches if p.get_facecolor()[0] < 0.5}
+    cells = np.argwhere(pictures.seen_tokens(mask))
+    assert shown == {(j - 0.5, i - 0.5) for i, j in cells}
+
+
+def test_the_start_picture_tells_own_blocks_from_others(pictures, run):
+  """Catches losses after CLM's blocks that are drawn as those after MLM's."""
+  lines = pictures.draw_start(run).axes[0].lines[:4]
+  found = [dict(zip(*line.get_data(), strict=True)) for line in lines]
+  assert found == [{10: 4, 30: 2}, {20: 3}, {20: 1}, {10: 0.5, 30: 1.5}]
+  assert [line.get_linestyle() for line in lines] == ["-", "--", "-", "--"]
+
+
+def test_the_pictures_can_be_read_on_a_small_screen(pictures, run):
+  """Catches letters under 10 pixels at a width of 400, and cut texts."""
+  drawn = pictures.draw_masks(), pictures.draw_route(), pictures.draw_start(run)
+  for figure in drawn:
+    figure.draw_without_rendering()
+    texts = figure.findobj(lambda x: getattr(x, "get_text", str)())
+    assert len(texts) > 8
+    for text in texts:
+      pixels = text.get_fontsize() / 72 * 400 / figure.get_figwidth()
+      box = text.get_window_extent()
+      assert pixels >= 10 and box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
