@@ -23,8 +23,8 @@ Checked on 26 November 2026. Each peak from A100 to RTX 5090 is cores x clock
 and L4, and 512 on GeForce, which adds up in float32 at half its rate. karpathy/
 nanochat (nanochat/common.py) has the same peaks, except A10. Bandwidth, watts:
 glennklockwood.com/garden/processors/A100, thundercompute.com (A100), baseten.co
-(A10), hwcompare.com (RTX 3090), techsavvyed.co.uk (RTX 4090 and 5090). NVIDIA's
-data sheets of A10 and L4 were out of reach.
+(A10), fpsbench.com (L4), hwcompare.com (RTX 3090), techsavvyed.co.uk (RTX 4090
+and 5090). No source for the watts of the A10 was within reach.
 """
 
 import dataclasses
