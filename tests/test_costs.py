@@ -37,6 +37,35 @@ def test_a_line_makes_the_step_that_it_names(line):
   assert not named or numbers(named[1]) == [int(words["--vocab_size"])]
 
 
+def test_a_measured_line_names_the_attention_that_ran():
+  """The words say how to measure the step again."""
+  rows = costs.stored_speeds("own_speeds-measured", costs.RESULTS)["rows"]
+  ran = {row["name"]: row["attention"] for row in rows}
+  for line in costs.read_speeds("own_speeds"):
+    assert f"model.attention={ran[line.name]}" in line.words
+
+
+def test_forecasts_continue_where_they_stopped(tmp_path, monkeypatch):
+  """A second call neither compiles a stored line again nor drops it."""
+  compiled = []
+
+  def forecast(line):
+    compiled.append(line.name)
+    return {"name": line.name, "seconds": float(len(compiled))}
+
+  monkeypatch.setattr(costs, "forecast_speed", forecast)
+  names = [line.name for line in costs.read_speeds("own_speeds")]
+  words = ["--table=own_speeds", "--forecast", f"--output={tmp_path}"]
+  costs.main([*words, f"--only={names[3]}"])
+  costs.main(words)
+  assert sorted(compiled) == sorted(names)
+  costs.main([*words, f"--only={names[3]}"])
+  rows = costs.stored_speeds("own_speeds", tmp_path)["rows"]
+  seconds = {row["name"]: row["seconds"] for row in rows}
+  assert sorted(seconds) == sorted(names)
+  assert seconds[names[3]] == len(names) + 1
+
+
 def test_a_time_follows_from_the_speed_or_the_share_of_the_peak():
   """Four devices of 100 FLOP/s; the step has 4,000 tokens and 800 FLOPs."""
 

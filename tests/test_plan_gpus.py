@@ -125,6 +125,23 @@ def test_a_card_has_its_own_peaks(kind, flops, capability):
   assert mesh_lib.capability(kind) == capability
 
 
+@pytest.mark.parametrize(
+  "name, each",
+  [
+    *(("a100-40", 2048), ("a100-80", 2048), ("a10", 1024), ("l4", 1024)),
+    *(("rtx3090", 512), ("rtx4090", 512), ("rtx5090", 512)),
+  ],
+)
+def test_a_peak_is_that_of_its_cores(name, each):
+  """A peak with sparsity, or with sums in float16, is twice as high.
+
+  `each` is the number of dense bfloat16 operations of a core in a cycle.
+  """
+  gpu = gpus.GPUS[name]
+  peak = gpu.cores * gpu.clock * 1e9 * each
+  assert np.isclose(chips.CHIPS[gpu.kind].flops, peak, rtol=0.005)
+
+
 def test_every_gpu_of_the_compiler_is_a_topology():
   """A GPU in one of the two lists alone could be planned, but not costed."""
   for name, gpu in gpus.GPUS.items():

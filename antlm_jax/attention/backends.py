@@ -124,6 +124,22 @@ class Pallas(Backend):
     return grid.make_grid_schedules(mask, rows, call.blocks)
 
 
+def _gpu_obstacle(call: Call, dtypes, widths: range) -> str | None:
+  """Returns an obstacle for kernels without dropout and position terms."""
+  kind = device().device_kind
+  # A T4 (7.5) lacks the kernels, and JAX finds out only when it compiles.
+  if device().platform == "gpu" and (capability(kind) or 0) < 8:
+    return f"compute capability 8.0 or later, not {kind}"
+  if call.dtype not in dtypes:
+    return f"{' or '.join(dtypes)}, not {call.dtype}"
+  if call.q[3] not in widths:
+    least, most = widths[0], widths[-1]
+    return f"a head width of {least} to {most} in steps of 8, not {call.q[3]}"
+  if call.buckets:
+    return "scores without position terms"
+  return "no attention dropout" if call.dropout else None
+
+
 class Cudnn(Backend):
   """cuDNN's kernel, called through JAX."""
 
@@ -138,22 +154,11 @@ class Cudnn(Backend):
   def obstacle(self, mask, call, split) -> str | None:
     if device().platform != "gpu":
       return "a GPU"
-    version = capability(device().device_kind)
-    if version is None:
-      return f"a known NVIDIA GPU, not {device().device_kind}"
-    # A T4 (7.5) lacks the kernel, and JAX finds out only when it compiles.
-    widest = 256 if version >= 9 else 128
-    if version < 8:
-      return f"compute capability 8.0 or later; this GPU has {version}"
     if mask.bounded:
       return "a causal or full mask without bounds"
-    if call.dtype != "bfloat16":
-      return f"bfloat16, not {call.dtype}"
-    if call.q[3] > widest or call.q[3] % 8:
-      return f"a head width that is a multiple of 8 and at most {widest}"
-    if call.buckets:
-      return "scores without position terms"
-    return "no attention dropout" if call.dropout else None
+    hopper = (capability(device().device_kind) or 0) >= 9
+    widths = range(8, 257 if hopper else 129, 8)
+    return _gpu_obstacle(call, ("bfloat16",), widths)
 
 
 class Mosaic(Backend):
@@ -214,23 +219,15 @@ class Tokamax(Backend):
   def obstacle(self, mask, call, split) -> str | None:
     from antlm_jax.attention.gpu import tokamax
 
-    platform, kind = device().platform, device().device_kind
+    platform = device().platform
     if platform not in ("gpu", "cpu"):
       return "a GPU"
-    if platform == "gpu" and (capability(kind) or 0) < 8:
-      return f"compute capability 8.0 or later, not {kind}"
     # A plan for an absent GPU has a stand-in (`planning.gpus`).
     here = platform == jax.default_backend()
     if here and (needed := tokamax.missing_version()):
       return needed
     dtypes = ("bfloat16", "float16") if platform == "gpu" else ("bfloat16",)
-    if call.dtype not in dtypes:
-      return f"{' or '.join(dtypes)}, not {call.dtype}"
-    if call.q[3] % 8 or not 16 <= call.q[3] <= 256:
-      return f"a head width of 16 to 256 in steps of 8, not {call.q[3]}"
-    if call.buckets:
-      return "scores without position terms"
-    return "no attention dropout" if call.dropout else None
+    return _gpu_obstacle(call, dtypes, range(16, 257, 8))
 
 
 BACKENDS: dict[str, Backend] = {

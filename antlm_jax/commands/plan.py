@@ -205,7 +205,10 @@ def plan(
       raise UserError(
         f"--budget={budget:g} seconds ended before any program was compiled"
       )
-    found = tuple(estimate_all(run, run.programs(), forecasts=True))
+    kinds = run.programs()
+    names = ", ".join(kind.name for kind in kinds)
+    progress.say(f"programs to compile: {names}")
+    found = tuple(estimate_all(run, kinds, forecasts=True))
     words = [f"--config={about['config']}", *about["overrides"]]
     if all(e.memory.fits for e in found):
       line = places.launch(topology, slices, words) if fit else ""

@@ -3,7 +3,6 @@
 The launchers call `antlm plan --check` before they ask for a machine.
 """
 
-import re
 from collections.abc import Mapping
 
 from antlm_jax import config as config_lib
@@ -39,9 +38,12 @@ def check_launch(
   made = config_lib.given_config(config, changes)
   kind, _, shape = topology.partition(":")
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
-  named = re.search(r"[:,]topology=([^,]+)", str(config))
-  if named and isinstance(config, str):
-    _compare(named[1], topology, place)
+  if isinstance(config, str):
+    # The argument is parsed as in `config.parse_arg`.
+    parts = config.partition(":")[2].split(",")
+    named = dict(part.partition("=")[::2] for part in parts)
+    if named.get("topology"):
+      _compare(named["topology"], topology, place)
   devices = place.devices * slices
   have = f"the launch has {{}} ({topology})"
   data, fsdp, _ = made.mesh.sizes(devices, slices, have)

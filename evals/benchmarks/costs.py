@@ -15,6 +15,7 @@ programs, with other attention and other kernels. JAX's runs are closer.
 import concurrent.futures
 import csv
 import dataclasses
+import itertools
 import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
@@ -180,6 +181,13 @@ _COLUMNS = {
 }
 
 
+def stored_speeds(name: str, folder: files.Path) -> dict:
+  """Returns what `--forecast` or `--measure` stored; no rows without a file."""
+  path = pathlib.Path(folder) / f"{name.replace('_', '-')}.json"
+  known = files.read_json(path, "the speeds") if path.is_file() else {}
+  return {"rows": [], "fitted": []} | known
+
+
 def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
   """Yields the measured and the forecast seconds of the lines that have both.
 
@@ -190,17 +198,11 @@ def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
     table: A table of `TABLES`.
     folder: Folder with the JSON files that `--forecast` and `--measure` wrote.
   """
-
-  def stored(what: str = "") -> dict:
-    path = pathlib.Path(folder) / f"{table.replace('_', '-')}{what}.json"
-    known = files.read_json(path, "the speeds") if path.is_file() else {}
-    return {"rows": [], "fitted": []} | known
-
   first, later, timed = (
-    {row["name"]: row for row in stored(what)["rows"]}
+    {row["name"]: row for row in stored_speeds(table + what, folder)["rows"]}
     for what in ("", "-mended", "-measured")
   )
-  fitted = stored("-mended")["fitted"]
+  fitted = stored_speeds(f"{table}-mended", folder)["fitted"]
   for speed in read_speeds(table):
     row = first.get(speed.name, {})
     now = later.get(speed.name, row)
@@ -275,7 +277,9 @@ class Costs:
 
   table: str = setting("public_speeds", "Table of speeds", choices=TABLES)
   forecast: bool = setting(
-    False, "Compile each step and store its forecast, without a comparison"
+    False,
+    "Compile each step and store its forecast, without a comparison. Skip"
+    " lines that have one, unless --only names them",
   )
   measure: bool = setting(
     False, "Time each step on the devices of this machine and store the times"
@@ -291,12 +295,17 @@ def main(argv) -> None:
   args = common.benchmark_arguments(__doc__, Costs, argv)
   speeds = read_speeds(args.table)
   wanted = [s for s in speeds if not args.only or s.name in args.only]
-  if args.forecast:
-    rows = map(forecast_speed, wanted)
-    common.report_rows(rows, args.output, args.table, _COLUMNS, "<<>>>><")
-    return
-  if args.measure:
-    rows, name = measure_speeds(wanted, args), f"{args.table} measured"
+  if args.forecast or args.measure:
+    name = args.table + "-measured" * args.measure
+    kept = stored_speeds(name, args.output)["rows"]
+    if args.forecast and not args.only:  # continue an earlier call
+      known = {row["name"] for row in kept}
+      wanted = [speed for speed in wanted if speed.name not in known]
+    named = {speed.name for speed in wanted}
+    kept = [row for row in kept if row["name"] not in named]
+    make = measure_speeds(wanted, args)
+    made = make if args.measure else map(forecast_speed, wanted)
+    rows = itertools.chain(kept, made)
     common.report_rows(rows, args.output, name, _COLUMNS, "<<>>>><")
     return
   rows = list(compare_speeds(args.table, args.output))

@@ -32,7 +32,9 @@ _VERSIONS = {  # the plans with the code before and after
   "the public shape, v6e:2x2, C": "public-v6e",
 }
 _ON_GPUS = {
-  "210M, packed": ("210M-h100-8", "210M-h100-8-mosaic"),
+  "210M, packed": (
+    *("210M-h100-8", "210M-h100-8-mosaic", "210M-h100-8-tokamax"),
+  ),
   "210M, one document": ("210M-h100-8-one-document",),
   "610M, packed": ("610M-h100-8", "610M-h100-8-mosaic"),
   "610M, one document": ("610M-h100-8-one-document",),
