@@ -127,17 +127,20 @@ class TrainStep:
     The z-loss belongs to training alone: `loss` is in nats.
     """
     step = dataclasses.replace(self, z_loss=0.0)
-    return step.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
+    first = jax.tree.map(lambda x: x[0], batch)
+    return step.loss((params, params), first, None)[1]
 
   def loss(
-    self, params: Params, micro: Batch, key
+    self, parts: tuple[Params, Params], micro: Batch, key
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
+    `parts` are the parameters for the encoder, and for the output layer.
     `micro` is a batch without its leading axis: inputs `[B, T]`, targets
     `[D, C]`. `key` is for dropout, or None.
     """
     # One key for the encoder, one for the head.
+    params, of_head = parts
     keys = (None, None) if key is None else jax.random.split(key)
     hidden = self.model.with_base(micro.rope_theta).encode(
       params, micro.inputs, micro.positions, micro.mask, keys[0]
@@ -156,7 +159,7 @@ class TrainStep:
     if key is not None:
       at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
     return losses.cross_entropy(
-      self.model.output_head(params),
+      self.model.output_head(of_head),
       at_targets,
       at,
       micro.targets,
@@ -170,25 +173,36 @@ class TrainStep:
 
   def _accumulate(self, params: Params, batch: Batch, key):
     """Gradients of the summed loss, and the sums, over all microbatches."""
+    parts, joined = jax.vjp(self._apart, params)
     grad = jax.grad(self.loss, has_aux=True)
     count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
     first = jax.tree.map(lambda x: x[0], (batch, keys))
-    # A loop of one would keep two copies of the gradients.
-    if count == 1:
-      return grad(params, *first)
+    if count == 1:  # a loop of one would keep two copies of the gradients
+      grads, sums = grad(parts, *first)
+      return joined(grads)[0], sums
 
-    shapes = jax.eval_shape(grad, params, *first)
+    shapes = jax.eval_shape(grad, parts, *first)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(i, total):
       part = jax.tree.map(lambda x: x[i], (batch, keys))
-      return jax.tree.map(jnp.add, total, grad(params, *part))
+      return jax.tree.map(jnp.add, total, grad(parts, *part))
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
       count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
-    return jax.lax.fori_loop(0, count, add, zero)
+    grads, sums = jax.lax.fori_loop(0, count, add, zero)
+    return joined(grads)[0], sums
+
+  def _apart(self, params: Params) -> tuple[Params, Params]:
+    """Returns the parameters for the encoder, and for the output layer."""
+    # XLA moves a sum over devices out of the loop over microbatches, if its
+    # result is only added to an array. So each layer of a stack has its own
+    # gradient here, and tied embeddings have two.
+    if not self.model.config.loops:
+      params = self.model.unstack(params)
+    return params, params
 
 
 def state_shardings(train_step: TrainStep, mesh) -> TrainState:
