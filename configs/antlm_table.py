@@ -58,8 +58,9 @@ that of `tiny`.
 **Measures.** Held-out loss at the end and at the lowest. AntLM's causal loss is
 compared with CLM's, and its masked loss with MLM's. The four differences are
 paired by seed, and hold together at 95 % (Bonferroni, 98.75 % each). Half of
-the held-out rows choose the lowest step, and the other half measure it. BLiMP is not measured: models of
-this size are at chance, so that no number of seeds would decide a difference.
+the held-out rows choose the lowest step, and the other half measure it. BLiMP
+is not measured: models of this size are at chance, so that no number of seeds
+would decide a difference.
 
 **Expected.** Causally, AntLM is better than CLM by 0.5 to 2 nats at the end,
 since CLM overfits for longer than BabyLlama's. At the lowest it is within 0.1.
