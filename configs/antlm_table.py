@@ -18,16 +18,16 @@ steps of the same shape. Only the hidden and the predicted tokens differ.
 - `8m` and `24m`: CLM, MLM and AntLM on BabyLlama at 8.4M and 24M parameters,
   for one GPU. They have all 24 epochs, on 820,000 and 2.35M words.
 - `97m`: the same rows as in `paper`, once, with fewer evaluations.
-- `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs, on
-  190,000 words. The text is repeated as often as the paper's, and the model has
-  6 parameters a word (the paper's: 10).
+- `small`: all epochs of the paper at 1.1M parameters, so that the text is
+  repeated as often. BabyLlama's rows read 190,000 words, and the model has 6
+  parameters a word (the paper's: 10). LTG-BERT's main rows read 51,000 words.
 - `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, on
   a small part of the text, for a CPU.
 
 Only `paper` has published settings. The others are our own.
 
-Design of `small`, `8m` and `24m`, written before their runs
-------------------------------------------------------------
+Design of BabyLlama's `small`, `8m` and `24m`, written before their runs
+--------------------------------------------------------------------------
 
 **Measures.** At `8m` and `24m`, the first measure is the log-odds of BLiMP's
 pairs at the end, in the control's mode of training. Their accuracy is the
@@ -46,11 +46,37 @@ with masks at the lowest. BLiMP's accuracy deviates by about 0.9 points. With 13
 seeds at `8m` a difference of 1.0 point is found 80 times of 100, with eight
 1.4, with five 1.8. So the paper's +1.0 for BabyLlama needs the 13 seeds.
 
+Design of LTG-BERT's rows at `small`, written before their runs
+----------------------------------------------------------------
+
+**Rows.** CLM, MLM and AntLM's `6C+60M+6C` have 72 epochs on 51,000 words, or
+2,952 steps of 2,048 tokens. The model has 1.15M parameters, 23 a word (the
+paper's has 10). More words would take over ten minutes of a core for a run. The
+optimizer, the masked spans and dropout 0.1 are the paper's. The peak rate is
+that of `tiny`.
+
+**Measures.** Held-out loss at the end and at the lowest. AntLM's causal loss is
+compared with CLM's, and its masked loss with MLM's. The four differences are
+paired by seed, and hold together at 95 % (Bonferroni, 98.75 % each). Half of
+the held-out rows choose the lowest step, and the other half measure it. BLiMP
+is not measured: models of this size are at chance, so that no number of seeds
+would decide a difference.
+
+**Expected.** Causally, AntLM is better than CLM by 0.5 to 2 nats at the end,
+since CLM overfits for longer than BabyLlama's. At the lowest it is within 0.1.
+With masks, it is worse than MLM by 0.3 to 2 nats at the end, after six epochs
+of CLM. At the lowest it is within 0.1.
+
+**Noise and size.** Pilots with seeds 100 to 102 measure how differences deviate
+over seeds. The number of seeds is the smallest that finds 0.05 nats (causal,
+lowest) and 0.1 nats (masked, lowest) 80 times of 100, at least five and at most
+13. More than 13 would take over eight core-hours. Counted seeds begin at 0.
+
 State of the runs
 -----------------
 
-All eight seeds of `small` and four of the 13 seeds of `8m` have run, and none
-of `24m`: see docs/results.md.
+All eight seeds of BabyLlama's `small` and four of the 13 seeds of `8m` have
+run, and none of `24m`: see docs/results.md.
 """
 
 from antlm_jax import config as config_lib
@@ -79,8 +105,11 @@ def _llama(title, tiny, paper, main=False, **how) -> Row:
   return Row("BabyLlama", title, curricula, seeds, against=against, **how)
 
 
-def _ltg(title, tiny, paper, **how) -> Row:
+def _ltg(title, tiny, paper, main=False, **how) -> Row:
+  """Makes a row of LTG-BERT; `main` rows are those of the paper."""
   curricula, seeds = {"tiny": tiny, "paper": paper}, {"tiny": 1, "paper": 1}
+  if main:
+    curricula["small"], seeds["small"] = paper, 8
   against = _against(paper, "ltg_bert_m", "ltg_bert_c")
   return Row("LTG-BERT", title, curricula, seeds, against=against, **how)
 
@@ -109,9 +138,9 @@ ROWS = {
     "4C+16M+4C",
     settings={"optimizer.reset_at_switch": True},
   ),
-  "ltg_bert_m": _ltg("MLM", "6M", "72M"),
-  "ltg_bert_c": _ltg("CLM", "6C", "72C", attention="causal"),
-  "ltg_bert_antlm": _ltg("AntLM", "0.5C+5M+0.5C", "6C+60M+6C"),
+  "ltg_bert_m": _ltg("MLM", "6M", "72M", True),
+  "ltg_bert_c": _ltg("CLM", "6C", "72C", True, attention="causal"),
+  "ltg_bert_antlm": _ltg("AntLM", "0.5C+5M+0.5C", "6C+60M+6C", True),
   "ltg_bert_mixed_1_1": _ltg("mixed 1:1", "6C:M=1:1", "72C:M=1:1"),
   "ltg_bert_mntp_1_15": _ltg(
     "mixed MNTP 1:15, as GPT-BERT", "6C:N=1:15", "72C:N=1:15", masked="mntp"
@@ -185,11 +214,14 @@ def _tiny(family: str):
 
 
 def _small(family: str):
-  """As `tiny`, with a layer less, and measured once an epoch."""
+  """As `tiny`, with three layers, and measured at each 24th of the run."""
   config = _tiny(family)
   config.model.update(layers=3)
   config.eval.update(every=1 / 24, rows=128)
   config.log.every = 100
+  if family == "LTG-BERT":  # unlike `tiny`, it reads its text 72 times
+    config.model.update(dropout=0.1, attention_dropout=0.1)
+    config.eval.objectives = ("C", "M")
   return config
 
 
@@ -271,7 +303,10 @@ SCALES = {
     text=ExpectedText(4096, 128, rows=1100),
   ),
   "small": _scale(
-    ("--share=0.0185", "--vocab_size=4096"),
+    {
+      "BabyLlama": ("--share=0.0185", "--vocab_size=4096"),
+      "LTG-BERT": ("--share=0.005", "--vocab_size=4096"),
+    },
     text=ExpectedText(4096, 128, rows=2500),
   ),
   "8m_shrink": _one_gpu(

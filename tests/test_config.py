@@ -32,6 +32,7 @@ ARGUMENTS = {
   "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
   "optimizers": ["row=mlm_lamb,seed=2", "row=mixed_adamw_long"],
   "mixing": ["row=repeated_antlm,seed=2", "row=fresh_c"],
+  "regularised": ["row=fresh_antlm_10_5,seed=2"],
   "quickstart": [],
   "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]
   + [

@@ -213,7 +213,7 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  "name", ["antlm_table", "clm_or_mlm", "mixing", "optimizers"]
+  "name", ["antlm_table", "clm_or_mlm", "mixing", "optimizers", "regularised"]
 )
 def test_every_command_of_a_study_works_without_a_checkout(name):
   scales = config_lib.config_module(str(CONFIGS / f"{name}.py")).SCALES.values()
@@ -247,7 +247,7 @@ def data(tmp_path):
     (["--rows=tiny_c"], "--rows: 'tiny_c' is not one of tiny_clm_42, tiny_mlm"),
     # A row of another scale
     (["--rows=610m_clm_42"], "--rows: '610m_clm_42' is not one of tiny_clm_42"),
-    ([TABLE, "--scale=small", "--rows=ltg_bert_m"], "'ltg_bert_m' is not one"),
+    ([TABLE, "--scale=8m", "--rows=ltg_bert_m"], "'ltg_bert_m' is not one"),
     (["--minutes=0"], "--minutes=0 is not over 0"),
     (["--minutes=nan"], "--minutes=nan is not finite"),
     (["--seeds=-1"], "--seeds=-1"),

@@ -1,0 +1,172 @@
+"""Whether mixing objectives helps if every row is regularised as well.
+
+    ./launch/study.sh --config=regularised --scale=grid --text=BABYLM_FOLDER
+    ./launch/study.sh --config=regularised --scale=small --text=BABYLM_FOLDER
+
+`grid` trains every way of training with nine regularisations. `small` trains
+those that the grid has chosen with fresh seeds. One run is
+
+    antlm train --workdir=DIR --config.data.path=PREPARED \\
+      --config=regularised:row=repeated_cd_20_15,scale=grid,seed=0
+
+It continues configs/mixing.py: its two texts, model, steps and settings. There
+a CLM with dropout or strong weight decay was as good as mixing, but the mixed
+rows had neither. Here all rows have the same grid: dropout 0, 0.1 or 0.2, and
+weight decay 0.1, 0.5 or 1.5. `repeated_cd_20_15` reads the text `repeated` with
+CLM and diffusion, dropout 0.2 and decay 1.5.
+
+Written before the first run of `grid`
+--------------------------------------
+
+**Rows.** CLM, diffusion, CLM:MLM and CLM:diffusion 1:1, and AntLM's blocks, for
+960 steps. Also CLM and diffusion alone for 480 steps, in which the schedule
+ends: two models of half the compute. MLM alone is left out. In `mixing` it was
+0.4 to 0.6 nats above diffusion, and still falling.
+
+**Choice.** `grid` has one seed (100), and a loss of the half of held-out rows
+that chooses lowest steps decides. It chooses seven cells for each text, both at
+the end and at the lowest. CLM and half CLM are chosen by the causal loss,
+diffusion and half diffusion by the masked loss at 15 %. Of all mixed rows it
+chooses three: by the causal loss, by the masked loss, and by the mean of both.
+`python -m antlm_jax.evals.benchmarks.verdicts` chooses again from the stored
+losses.
+
+**Claims.** In each text, at the end and at the lowest, 16 in all:
+1. The best mixed row is below the best CLM in causal nats.
+2. The best mixed row is below the best diffusion in masked nats.
+3. The best row in both modes is below half CLM in causal nats.
+4. It is below half diffusion in masked nats. If 3 and 4 hold, then one model in
+   both modes is better than two models of half the compute each.
+
+**Decision.** Fresh seeds (0 to 7), on the other half of the held-out rows,
+paired by seed, with Student's t at 1 - 0.05 / 16 (Bonferroni: 99.69 %). An
+interval without zero decides.
+
+**Expected.** `repeated`: the best CLM is at about 5.40 causal nats, from
+dropout 0.2 and decay 0.5 or 1.5. The best mixed row is 0.05 to 0.2 above it at
+the lowest, and within 0.1 at the end. It is 0.1 to 0.4 below diffusion in
+masked nats. In both modes, it is within 0.1 of half CLM, and 0.3 to 0.6 below
+half diffusion. `fresh`: little regularisation is best. The best mixed row is
+0.05 to 0.15 above CLM in causal nats, and 0.1 to 0.3 below diffusion in masked
+nats. In both modes it is 0 to 0.2 below half CLM, and 0.3 to 0.6 below half
+diffusion.
+
+**Noise and size.** In `mixing`, differences deviated over seeds by 0.02 to 0.04
+(causal, lowest), 0.03 to 0.06 (causal, end, among rows that do not overfit) and
+0.15 (masked). With eight seeds, half an interval is 1.6 deviations: 0.05 to
+0.1 causally, and 0.24 with masks. With five seeds, it is 2.8 deviations, which
+would not decide the masked claims. A run takes 75 to 100 seconds of one core:
+`grid` takes 2.7 core-hours, `small` about 3.5.
+
+State of the runs: docs/results.md has the results.
+"""
+
+from antlm_jax import config as config_lib
+from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
+
+REPORT = "controls"
+CONFIDENCE = 1 - 0.05 / 16  # of the claims: see above
+TEXTS = {"repeated": 0.0025, "fresh": 0.015}  # shares of the text
+MIXED = "cm", "cd", "antlm"
+_DROPOUTS = {0: 0.0, 10: 0.1, 20: 0.2}
+_DECAYS = {1: 0.1, 5: 0.5, 15: 1.5}
+_GRID_SEED = 100  # the first seed of `grid`
+# Title, curriculum, and where masked tokens are predicted (see mixing.py).
+_KINDS = {
+  "c": ("CLM", "960C", 0),
+  "d": ("diffusion", "960D", 1),
+  "cm": ("CLM:MLM", "960C:M=1:1", 0),
+  "cd": ("CLM:diffusion", "960C:D=1:1", 1),
+  "antlm": ("AntLM", "160C+640M+160C", 0),
+  "half_c": ("CLM, half the steps", "480C", 0),
+  "half_d": ("diffusion, half the steps", "480D", 1),
+}
+# Roles of cells in the claims: the ways of training to choose from, and the
+# objectives whose mean loss chooses.
+ROLES = {
+  "clm": (("c",), ("clm",)),
+  "masked": (("d",), ("mlm",)),
+  "mixed_clm": (MIXED, ("clm",)),
+  "mixed_masked": (MIXED, ("mlm",)),
+  "both": (MIXED, ("clm", "mlm")),
+  "half_clm": (("half_c",), ("clm",)),
+  "half_masked": (("half_d",), ("mlm",)),
+}
+# Each claim: a role is below another one in this loss.
+CLAIMS = (
+  ("mixed_clm", "clm", "clm"),
+  ("mixed_masked", "masked", "mlm"),
+  ("both", "half_clm", "clm"),
+  ("both", "half_masked", "mlm"),
+)
+# The rows that `grid` has chosen for each role, by text and measure: see
+# "Choice" above.
+CHOSEN: dict[tuple[str, str], dict[str, str]] = {}
+
+
+def _controls(row: str) -> tuple[str, ...]:
+  """Returns the chosen rows that a chosen row is claimed to be below."""
+  found = (
+    cells[control]
+    for cells in CHOSEN.values()
+    for role, control, _ in CLAIMS
+    if cells[role] == row
+  )
+  return tuple(dict.fromkeys(found))
+
+
+def _row(text: str, kind: str, dropout: int, decay: int) -> Row:
+  """Makes a cell of the grid: a way of training with a regularisation."""
+  title, objectives, shift = _KINDS[kind]
+  share, strength = _DROPOUTS[dropout], _DECAYS[decay]
+  settings = {
+    "model.dropout": share,
+    "model.attention_dropout": share,
+    "optimizer.weight_decay": strength,
+    "objectives.M.shift": shift,
+    "objectives.D.shift": shift,
+  }
+  name, seeds = f"{text}_{kind}_{dropout}_{decay}", {"grid": 1}
+  if any(name in cells.values() for cells in CHOSEN.values()):
+    seeds["small"] = 8
+  return Row(
+    text,
+    f"{title}, dropout {share:g}, decay {strength:g}",
+    dict.fromkeys(seeds, f"{objectives} steps"),
+    seeds,
+    settings,
+    measured=() if "C" in objectives else ("M",),
+    against=_controls(name),
+  )
+
+
+ROWS = {
+  f"{text}_{kind}_{dropout}_{decay}": _row(text, kind, dropout, decay)
+  for text in TEXTS
+  for kind in _KINDS
+  for dropout in _DROPOUTS
+  for decay in _DECAYS
+}
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  scales = "grid", "small"
+  arg = config_lib.parse_arg(arg, row="repeated_cd_20_15", scale=scales, seed=0)
+  row = row_of(arg, ROWS)
+  mixing = config_lib.config_module("mixing")
+  config = mixing.get_config()
+  config.seed = arg.seed + (_GRID_SEED if arg.scale == "grid" else 0)
+  config.curriculum = row.curriculum[arg.scale]
+  config.eval.objectives = ("C", "M")
+  config.update(row.changes)
+  return config
+
+
+def _scale(**more) -> Scale:
+  words = "--vocab_size=2048", "--seq_len=128"
+  prepare = {t: (f"--share={share}", *words) for t, share in TEXTS.items()}
+  return Scale(prepare, ExpectedText(2048, 128), (), (), **more)
+
+
+SCALES = {"grid": _scale(), "small": _scale()}
