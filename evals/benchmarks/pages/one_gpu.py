@@ -25,7 +25,7 @@ def _fitting() -> str:
   for line in costs.read_speeds("one_gpu"):
     row = found[line.name]
     config, _, memory = line.name.rpartition(", ")
-    gpu = line.hardware.rpartition(" of an ")[2]
+    gpu = line.hardware.rpartition(" of an ")[2].partition("-")[0]
     fits = row["needed_bytes"] <= _USABLE * int(memory.removesuffix(" GB"))
     words = shlex.split(line.words)
     changes = config_lib.parse_overrides(
