@@ -43,7 +43,7 @@ FIRST = {
   "validation loss": "how_to/watch",
   "workdir": "reference/glossary",
 }
-# Our own words, and the field's words of which a page needs one.
+# Our own words, and the field's words for them.
 FIELD = {
   r"rows?": r"sequence|example|recipe",
   r"microbatch\w*": r"accumulat",

@@ -45,7 +45,7 @@ def chunk_size(width: int) -> int:
 
 
 def file_offset(place: np.ndarray) -> np.ndarray:
-  """Returns the byte in the file of a byte among the chunks."""
+  """Converts an offset among the chunks to an offset in the file."""
   block, inside = np.divmod(place + _SIGNATURE, _BLOCK - _BLOCK_HEADER)
   return block * _BLOCK + _BLOCK_HEADER + inside
 
@@ -61,11 +61,11 @@ def without_block_headers(data: bytes, begin: int) -> bytes:
 
 
 def records(chunks: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the records of chunks uint8 `[n, size]`, and which are damaged.
+  """Returns the records in chunks uint8 `[n, size]`, and damaged chunks.
 
   Returns:
-    uint8 `[n, width]`, and bool `[n]`: whether a chunk is damaged. It is if its
-    data have another hash, or are no single record of this width.
+    uint8 `[n, width]`, and bool `[n]`: whether a chunk is damaged. A damaged
+    chunk has another hash, or is not a single record of this width.
   """
   prefix = _prefix(width)
   numbers = [len(prefix) + width, _ONE_RECORD << 8 | _RECORDS[0], width]

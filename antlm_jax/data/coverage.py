@@ -15,7 +15,7 @@ _ADVICE = "choose one of the text's language, or train one (no --tokenizer)"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-  """Counts of a sample of texts; spaces are no characters here."""
+  """Counts of a tokenizer's tokens in a sample of texts, without spaces."""
 
   characters: int = 0
   tokens: int = 0
@@ -23,7 +23,7 @@ class Coverage:
   unknown_tokens: int = 0
 
   def lines(self, name: str) -> Iterator[str]:
-    """Yields lines about a text, and warnings. There may be none."""
+    """Yields lines to print about a text, and warnings, if there are any."""
     if not self.characters or not self.tokens:
       return
     unknown = self.unknown_characters / self.characters

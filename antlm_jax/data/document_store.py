@@ -51,7 +51,7 @@ class DocumentFile:
 def spool(
   documents: Iterable[Document], folder: str | os.PathLike
 ) -> DocumentFile:
-  """Writes documents to a file without a name, so sources are read once."""
+  """Writes documents to a temporary file, so that sources are read once."""
   sizes, firsts, data = array.array("q"), array.array("b"), b""
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:

@@ -18,9 +18,9 @@ def hold_out_documents(
   """Divides documents into those to train on and those held out.
 
   Holds out `dev_share` of the bytes, and takes `share` of the other documents,
-  spread evenly from the first. The documents are those of one of `spans`, each
-  of which is divided alone. If a span's documents are too large to hold out
-  whole, and there are enough spans, every n-th span is held out entirely.
+  spread evenly from the first. The documents are those of one span of `spans`,
+  and each span is divided alone. If a span's documents are too large to hold
+  out whole, and there are enough spans, every n-th span is held out entirely.
 
   Returns:
     Texts to train on, held-out texts, and the number of the document that is
@@ -96,11 +96,11 @@ def _some(texts: DocumentFile, kept: np.ndarray) -> DocumentFile:
 def sizes_to_train(sizes: np.ndarray, share: float) -> np.ndarray:
   """Returns the bytes of each document to train on, int64 `[n]`.
 
-  That is 0 for documents that are held out, and the size for all others. The
-  held-out documents are whole and evenly spread, with between half and twice
-  the share of the bytes. If documents are too few or too large for that, it is
-  the document of the nearest size, or the end of a long document.
-  Sizes are in bytes, int64 `[n]`, which predict tokens best in any script.
+  A held-out document has 0. The held-out documents are whole and evenly spread,
+  with between half and twice the share of the bytes. If documents are too few
+  or too large for that, it is the document of the nearest size, or the end of a
+  long document. Sizes are in bytes, int64 `[n]`, which predict tokens best in
+  any script.
   """
   wanted = share * sizes.sum()
   train_sizes = sizes.copy()

@@ -140,7 +140,7 @@ class Order:
 
   @property
   def steps_per_epoch(self) -> float:
-    """Steps that read as many rows as all sources have; fractions for `carry`.
+    """Number of steps that read each row once; a fraction with `carry`.
 
     If batches change size, an epoch is the rows over the mean batch.
     """
@@ -183,14 +183,14 @@ class Order:
     return StepSlots(rows, visits=epoch)
 
   def taken(self, step: int) -> dict[str, int]:
-    """Returns the number of rows of each source that the steps before read."""
+    """Returns the number of rows of each source that earlier steps read."""
     stretch = self._stretch(step)
     slots = self._filled(stretch.start, step)
     taken = stretch.taken + self._counts(step, slots) * self.at(step).joined
     return dict(zip(self.sources, taken.tolist(), strict=True))
 
   def batch_size(self, step: int) -> int:
-    """Returns the number of a step's slots that count, from the first on."""
+    """Returns the number of slots that a step fills; later slots are empty."""
     return self._filled(step, step + 1)
 
   def _filled(self, start: int, stop: int) -> int:

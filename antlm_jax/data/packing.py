@@ -32,13 +32,13 @@ _CHUNK_PURPOSE = 0x63686E6B
 
 
 def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
-  """Returns the ids before and after a document in rows, None for none."""
+  """Returns the ids before and after a document in rows, or None."""
   names = BOUNDARIES[boundary]
   return tuple(name and getattr(tokenizer, name) for name in names)
 
 
 def boundary_of(tokenizer) -> str:
-  """Returns the boundary with `<s>` and `</s>`, or those that there are."""
+  """Returns the boundary with each of `<s>` and `</s>` that exists."""
   return next(
     boundary
     for boundary, names in BOUNDARIES.items()
@@ -50,7 +50,7 @@ def boundary_of(tokenizer) -> str:
 
 
 def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
-  """Returns the ids before and after a text on its own, None for none."""
+  """Returns the ids before and after a text on its own, or None."""
   before, after = boundary_ids(tokenizer, boundary)
   # In such rows, a document follows the `</s>` of the document before it.
   return after if boundary == "eos" else before, after
@@ -59,7 +59,7 @@ def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
 def bound(
   sequences: Documents, bos_id: int | None, eos_id: int | None
 ) -> Iterator[np.ndarray]:
-  """Puts boundary tokens, where not None, around each document `[n]`."""
+  """Puts boundary tokens around each document `[n]`; None adds no token."""
   before = [] if bos_id is None else [np.array([bos_id], np.int32)]
   after = [] if eos_id is None else [np.array([eos_id], np.int32)]
   for sequence in sequences:

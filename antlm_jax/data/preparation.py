@@ -144,7 +144,7 @@ class Preparation:
     return sum(span.bytes for span in self._spans(task))
 
   def packed(self, task: int) -> int:
-    """Returns the bytes that a task has packed, in whichever process."""
+    """Returns the bytes that a task has packed, in this or another process."""
     spans, path = self._spans(task), self._progress(task)
     done = path.stat().st_size if path.exists() else 0
     return sum(span.bytes for span in spans[:done])
@@ -230,7 +230,7 @@ class Preparation:
     return manifest
 
   def discard(self) -> None:
-    """Deletes its own files, unless a task of several has finished."""
+    """Deletes this preparation's files, unless a task of several is done."""
     done = any(self._counts(task).exists() for task in range(self.tasks))
     if self.tasks > 1 and done:
       progress.say("finished tasks are kept: run the same command to resume")

@@ -388,9 +388,9 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def span_hash(span: int, digest: bytes) -> int:
-  """Returns a number for a span's rows, from their hash.
+  """Returns the hash of a span's rows as a number.
 
-  The numbers of all spans add up to one for all rows, in any order.
+  The sum of these numbers identifies all rows, in any order of the spans.
   """
   own = hashlib.sha256(span.to_bytes(8, "little") + digest).digest()
   return int.from_bytes(own, "big")

@@ -103,7 +103,7 @@ def endings() -> str:
 
 
 def extent(source: str, rule: Rule) -> tuple[int, int]:
-  """Returns the bytes of a source, and the most parts that it divides into.
+  """Returns a source's bytes, and the most parts that it divides into.
 
   Plain text (unless a file is a document) and jsonl divide anywhere, parquet
   between row groups, and a dataset between rows. Others are one part.
@@ -216,7 +216,7 @@ def read_source_records(
 
 
 def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
-  """Yields the place of each record, and the record, which has the columns.
+  """Yields each record's place and the record, and checks its columns.
 
   `how` has options of the kind's reader. The errors are those of
   `read_source_records`.
@@ -545,5 +545,5 @@ _OWN = frozenset(READERS)
 
 
 def is_own(source: str) -> bool:
-  """Whether this library reads it; a user's reader is in one process alone."""
+  """Whether this library reads it. A user's reader runs in one process."""
   return (kind(source) or ".txt") in _OWN

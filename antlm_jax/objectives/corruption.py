@@ -103,7 +103,7 @@ class Draw:
     return self.seed, number, self.step, self.rows
 
   def of_texts(self) -> tuple["Draw", np.ndarray]:
-    """Returns draws that stay for `CYCLE` visits, and the visit's number."""
+    """Returns draws that are equal over `CYCLE` visits, and the visit."""
     texts = self.texts
     if texts is None:
       texts = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
@@ -148,6 +148,6 @@ class Segments:
 
 
 def latest_begins(begins: np.ndarray) -> np.ndarray:
-  """Returns the last begin up to each place; places before it have 0."""
+  """Returns the latest begin at or before each place; 0 before the first."""
   at = np.arange(begins.shape[1])
   return np.maximum.accumulate(np.where(begins, at, 0), axis=1)

@@ -119,7 +119,7 @@ class Curriculum:
     return tuple(b.start for a, b in pairs if a.shares != b.shares)
 
   def at(self, step: int) -> Phase:
-    """Returns the phase of a step; the last one for steps past the end."""
+    """Returns the phase of a step; the last phase for steps past the end."""
     starts = [phase.start for phase in self.phases]
     return self.phases[bisect.bisect_right(starts, step) - 1]
 

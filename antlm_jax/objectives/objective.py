@@ -203,7 +203,7 @@ class Objective:
   def clustering(self, word_size: float = 1.0) -> float:
     """Returns the mean size of a chosen token's unit, with a margin for words.
 
-    It is 1 for spans that no coin chooses. `word_size` is that of words.
+    It is 1 for spans that no coin chooses. `word_size` is a word's mean size.
     """
     if self.unit == "word":
       return word_size
@@ -368,7 +368,7 @@ def kind_of(name: str, kind: str | None = None) -> type[Objective]:
 
 
 def changed(name: str, values: Mapping[str, Any]) -> Objective:
-  """Returns a new objective, or that of `OBJECTIVES` with changed settings."""
+  """Returns a new objective, or a known objective with changed settings."""
   group, base = f"config.objectives.{name}", {}
   settings.require_group(values, group)
   if name in OBJECTIVES:

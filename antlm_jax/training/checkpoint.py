@@ -175,7 +175,7 @@ def torn(folder: pathlib.Path) -> list[int]:
 
 
 def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
-  """Returns a step's folder, by default the newest, that `path` is or holds.
+  """Returns the folder of a step at or in `path`, by default the newest.
 
   Raises a UserError if there is no such checkpoint.
   """
@@ -303,7 +303,7 @@ class Checkpoint:
     return json_checksum(self.sums[self.weights])
 
   def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads those of the wanted groups of arrays that it holds, unverified.
+    """Reads the wanted groups of arrays that it has, without verifying them.
 
     Raises Unreadable if it does not hold that structure, and a UserError if it
     lacks a wanted optimizer state.
@@ -333,11 +333,11 @@ class Checkpoint:
     return lacks_head(shapes, self.sums[self.weights])
 
   def held(self, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out the output layer's parameters if it lacks them."""
+    """Leaves out the output layer's parameters that the checkpoint lacks."""
     return divided(params)[0] if self.lacks_head(params) else dict(params)
 
   def verify(self, found: Mapping[str, Any]) -> None:
-    """Raises Unreadable, on all processes, for arrays with other bits."""
+    """Raises Unreadable, on all processes, if an array's bits have changed."""
     for name, group in bit_sums(found).items():
       if wrong := [key for key in group if group[key] != self.sums[name][key]]:
         raise Unreadable(

@@ -37,7 +37,7 @@ from antlm_jax.training import flops, metrics, notes
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-  """A step that was taken."""
+  """A step that the run has taken, with its metrics."""
 
   step: int  # number of steps done with it
   batch: Batch  # its batch; of several processes, this one's part
@@ -109,7 +109,7 @@ def is_time(trainer, every: float) -> bool:
 
 
 def is_evaluated(trainer) -> bool:
-  """Whether evaluators measure the state: as `eval.every`, and at switches."""
+  """Whether evaluators measure now: by `eval.every`, and at switches."""
   at_switch = trainer.step in trainer.run.switches
   return at_switch or is_time(trainer, trainer.config.eval.every)
 
@@ -130,7 +130,7 @@ class Evaluator(Hook):
     return f"after step {trainer.step}: {' · '.join(shown)}"
 
   def start(self, trainer) -> None:
-    """Measures the first state, or one that a signal left unmeasured."""
+    """Measures the first state, or a state that a signal left unmeasured."""
     if trainer.resumed:
       rows = metrics.by_step(metrics.read_records(trainer.folder))
       names = rows.get(trainer.step, {})

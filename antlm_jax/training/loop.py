@@ -69,7 +69,7 @@ def train_built(
   hooks: Sequence[Hook],
   stop: Stop,
 ) -> None:
-  """Trains a run that is built; see `train_run`. `stop` tells of signals."""
+  """Trains a built run, as `train_run` does; `stop` reports signals."""
   with buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror:
     _check_same_run(run, mirror.workdir)
     around = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
@@ -97,7 +97,7 @@ class Trainer:
   """The state of a run, with all that hooks need.
 
   Attributes:
-    run, config, workdir, checkpoints, programs: The run's.
+    run, config, workdir, checkpoints, programs: The run and its parts.
     folder: Path to the folder on this machine for files that grow.
     total: Number of steps. A hook that lowers it ends the run early.
     state: The state after `step` steps.

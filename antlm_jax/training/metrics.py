@@ -102,7 +102,7 @@ def watched(
 
 
 class Ledger:
-  """Seconds by activity."""
+  """Seconds that a run spends on each activity."""
 
   def __init__(self):
     self.seconds = collections.defaultdict[str, float](float)

@@ -73,7 +73,7 @@ def _fewer(run: Run) -> str:
 
 
 def of_time(run: Run, step: int, left: float) -> Iterator[str]:
-  """Yields a tip if a run has many hours left, in seconds, after a step."""
+  """Yields a tip if `left`, the run's seconds after a step, is many hours."""
   if left > _LONG:
     hourly = max(1, round((run.curriculum.steps - step) / left * 3600))
     yield (

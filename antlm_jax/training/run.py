@@ -94,7 +94,7 @@ class Run:
     return self.curriculum.steps / self.order.steps_per_epoch
 
   def exceeds(self, epochs: float) -> bool:
-    """Whether the run has more epochs than these."""
+    """Whether the run reads its rows more often than `epochs`."""
     # Phases end at whole steps, so the last step may be partly over it.
     return self.curriculum.steps - 1 >= epochs * self.order.steps_per_epoch
 
@@ -109,7 +109,7 @@ class Run:
     return sum(taken[name] * of for name, of in self.sources.words.items())
 
   def unigram_entropy(self) -> float:
-    """Returns the entropy of its own data's held-out tokens, in nats."""
+    """Returns the unigram entropy of its data's held-out tokens, in nats."""
     own = (self.sources.held_out[name] for name in self.sources.train)
     return frequencies.entropy(own, self.tokenizer.special)
 

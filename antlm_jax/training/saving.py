@@ -37,8 +37,8 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
 
   If the block fails before it writes the config, nothing stays. Buckets have no
   locks: there, nothing prevents two runs on the same workdir. Raises a
-  UserError if another run holds the workdir, with its name. So it does if the
-  path is another folder for this process than for the first.
+  UserError if another run holds the workdir, with its name. It also raises
+  one if the path is another folder in this process than in the first.
   """
   if files.is_remote(workdir):
     yield
@@ -77,7 +77,7 @@ def begin_run(
 ) -> tuple[TrainState, Mapping | None, list[str]]:
   """Begins at the run's newest checkpoint, at another run's, or from scratch.
 
-  `init` makes the first state, which has these shardings.
+  `init` makes the first state, with the given shardings.
 
   Returns:
     The first state, the log's sums since its last line, and notes for the user,
@@ -239,8 +239,8 @@ class _Chosen(policies.PreservationPolicy):
 class RunCheckpoints:
   """The checkpoints of a run, saved in the background.
 
-  All have the metadata `meta`. The config's section `settings`, the milestones
-  and `best`, the best step by `eval.watch`, choose those that are kept.
+  Each has the metadata `meta`. The config's section `settings`, the milestones
+  and `best` (the best step by `eval.watch`) choose the kept checkpoints.
   """
 
   _last: "RunCheckpoints | None" = None  # those that this process saved to last

@@ -66,7 +66,7 @@ class TrainStep:
     )
 
   def reset_optimizer(self, state: TrainState) -> TrainState:
-    """Forgets the optimizer's moments."""
+    """Returns the state with new moments of the optimizer."""
     opt_state = self.optimizer.init(state.params)
     return dataclasses.replace(state, opt_state=opt_state)
 

@@ -41,7 +41,7 @@ def train_together(
   fails does not stop the others.
 
   Returns:
-    The errors of the runs that failed, by their numbers.
+    The error of each run that failed, by the run's index.
 
   Raises:
     UserError: The runs differ in more than their seeds and schedules, or write
