@@ -182,7 +182,7 @@ _COLUMNS = {
 
 
 def stored_speeds(name: str, folder: files.Path) -> dict:
-  """Returns what `--forecast` or `--measure` stored; no rows without a file."""
+  """Returns the stored forecasts or measurements; no rows without a file."""
   path = pathlib.Path(folder) / f"{name.replace('_', '-')}.json"
   known = files.read_json(path, "the speeds") if path.is_file() else {}
   return {"rows": [], "fitted": []} | known
