@@ -64,6 +64,8 @@ def test_forecasts_continue_where_they_stopped(tmp_path, monkeypatch):
   seconds = {row["name"]: row["seconds"] for row in rows}
   assert sorted(seconds) == sorted(names)
   assert seconds[names[3]] == len(names) + 1
+  with pytest.raises(UserError, match="--only=7M names no line"):
+    costs.main([*words, "--only=7M"])
 
 
 def test_a_time_follows_from_the_speed_or_the_share_of_the_peak():

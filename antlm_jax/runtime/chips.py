@@ -19,12 +19,13 @@ GPUs without NVLink have one link, PCI Express with 16 lanes: 31.5 GB/s each
 way in generation 4, and 63 GB/s in generation 5.
 
 Checked on 26 November 2026. Each peak from A100 to RTX 5090 is cores x clock
-(`planning.gpus`) x operations of a core in a cycle: 2,048 on A100, 1,024 on A10
-and L4, and 512 on GeForce, which adds up in float32 at half its rate. karpathy/
-nanochat (nanochat/common.py) has the same peaks, except A10. Bandwidth, watts:
-glennklockwood.com/garden/processors/A100, thundercompute.com (A100), baseten.co
-(A10), fpsbench.com (L4), hwcompare.com (RTX 3090), techsavvyed.co.uk (RTX 4090
-and 5090). No source for the watts of the A10 was within reach.
+(`planning.gpus`) x dense operations of a core in a cycle. These are 2,048 on
+A100, 1,024 on A10 and L4, and 512 on GeForce. GeForce adds up in float32 at
+half its rate. karpathy/nanochat (nanochat/common.py) has the same peaks, but no
+A10. Bandwidth and watts: glennklockwood.com/garden/processors/A100,
+thundercompute.com (A100), baseten.co (A10), fpsbench.com (L4), hwcompare.com
+(RTX 3090), techsavvyed.co.uk (RTX 4090 and 5090). No source for the watts of
+the A10 was within reach.
 """
 
 import dataclasses

@@ -182,7 +182,7 @@ _COLUMNS = {
 
 
 def stored_speeds(name: str, folder: files.Path) -> dict:
-  """Returns what `--forecast` or `--measure` stored; no rows without a file."""
+  """Returns the stored forecasts or measurements; no rows without a file."""
   path = pathlib.Path(folder) / f"{name.replace('_', '-')}.json"
   known = files.read_json(path, "the speeds") if path.is_file() else {}
   return {"rows": [], "fitted": []} | known
@@ -284,7 +284,9 @@ class Costs:
   measure: bool = setting(
     False, "Time each step on the devices of this machine and store the times"
   )
-  only: tuple[str, ...] = setting((), "Names of the lines (default: all)")
+  only: tuple[str, ...] = setting(
+    (), "Names of the lines, or their first letters, such as 17M (default: all)"
+  )
   seconds: float = setting(3.0, "Seconds of timing for each line", over=0)
   threads: int = setting(4, "Steps that are compiled at once", least=1)
   output: str = common.output()
@@ -294,7 +296,11 @@ def main(argv) -> None:
   """Stores the forecasts, or prints them next to the measured speeds."""
   args = common.benchmark_arguments(__doc__, Costs, argv)
   speeds = read_speeds(args.table)
-  wanted = [s for s in speeds if not args.only or s.name in args.only]
+  only = args.only or ("",)
+  wanted = [speed for speed in speeds if speed.name.startswith(only)]
+  if not wanted:
+    named = ",".join(only)
+    raise UserError(f"--only={named} names no line of {args.table}.csv")
   if args.forecast or args.measure:
     name = args.table + "-measured" * args.measure
     kept = stored_speeds(name, args.output)["rows"]
