@@ -127,8 +127,10 @@ class Pallas(Backend):
 def _gpu_obstacle(call: Call, dtypes, widths: range) -> str | None:
   """Returns an obstacle for kernels without dropout and position terms."""
   kind = device().device_kind
+  on_gpu = device().platform == "gpu"
+  version = capability(kind) or 0  # 0 for an unknown GPU
   # A T4 (7.5) lacks the kernels, and JAX finds out only when it compiles.
-  if device().platform == "gpu" and (capability(kind) or 0) < 8:
+  if on_gpu and version < 8:
     return f"compute capability 8.0 or later, not {kind}"
   if call.dtype not in dtypes:
     return f"{' or '.join(dtypes)}, not {call.dtype}"
@@ -137,7 +139,9 @@ def _gpu_obstacle(call: Call, dtypes, widths: range) -> str | None:
     return f"a head width of {least} to {most} in steps of 8, not {call.q[3]}"
   if call.buckets:
     return "scores without position terms"
-  return "no attention dropout" if call.dropout else None
+  if call.dropout:
+    return "no attention dropout"
+  return None
 
 
 class Cudnn(Backend):
@@ -156,8 +160,10 @@ class Cudnn(Backend):
       return "a GPU"
     if mask.bounded:
       return "a causal or full mask without bounds"
-    hopper = (capability(device().device_kind) or 0) >= 9
-    widths = range(8, 257 if hopper else 129, 8)
+    # cuDNN takes wider heads on Hopper and later.
+    version = capability(device().device_kind) or 0
+    widest = 256 if version >= 9 else 128
+    widths = range(8, widest + 1, 8)
     return _gpu_obstacle(call, ("bfloat16",), widths)
 
 

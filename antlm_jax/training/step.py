@@ -128,7 +128,8 @@ class TrainStep:
     """
     step = dataclasses.replace(self, z_loss=0.0)
     first = jax.tree.map(lambda x: x[0], batch)
-    return step.loss((params, params), first, None)[1]
+    _, sums = step.loss((params, params), first, None)
+    return sums
 
   def loss(
     self, parts: tuple[Params, Params], micro: Batch, key
@@ -180,7 +181,8 @@ class TrainStep:
     first = jax.tree.map(lambda x: x[0], (batch, keys))
     if count == 1:  # a loop of one would keep two copies of the gradients
       grads, sums = grad(parts, *first)
-      return joined(grads)[0], sums
+      (grads,) = joined(grads)
+      return grads, sums
 
     shapes = jax.eval_shape(grad, parts, *first)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -191,9 +193,11 @@ class TrainStep:
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
-      count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
+      numbers = jnp.arange(1, count + 1)
+      count = jnp.max(jnp.where(filled, numbers, 0))
     grads, sums = jax.lax.fori_loop(0, count, add, zero)
-    return joined(grads)[0], sums
+    (grads,) = joined(grads)
+    return grads, sums
 
   def _apart(self, params: Params) -> tuple[Params, Params]:
     """Returns the parameters for the encoder, and for the output layer."""
