@@ -64,7 +64,7 @@ def _files() -> list[pathlib.Path]:
 def _markdown(text: str) -> Iterator[tuple[int, str]]:
   """Yields (line, paragraph), each cell and item of a list by itself."""
   text = re.sub(
-    rf"\A---\n.*?^---$|^( *)```.*?^\1```|{_GENERATED}|<!--.*?-->",
+    rf"^( *)```.*?^\1```|{_GENERATED}|<!--.*?-->",
     lambda found: "\n" * found[0].count("\n"),
     text,
     flags=re.DOTALL | re.MULTILINE,
