@@ -194,11 +194,12 @@ def estimate_program(
     counts = hlo.count(compiled.as_text(), listings)
     found = _speed(run, batch, attention, counts)
     if forecasts:
-      network = found["seconds"]["network"]
       what = mesh, run.model, batch, whole, training, counts, listings
-      visited = found["executed"] - counts.flops
       found["forecast"] = forecast.forecast_step_time(
-        *what, visited=visited, network=network
+        *what,
+        visited=found["executed"] - counts.flops,
+        network=found["seconds"]["network"],
+        carried=Network(mesh).total(counts.carried),
       )
   return Estimate(
     name=program.name,
@@ -263,7 +264,7 @@ def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
     "seconds": {
       "compute": executed / chip.flops,
       "memory": counts.bytes / chip.bandwidth,
-      "network": sum(c["seconds"] for c in slowest),
+      "network": network.total(counts.collectives),
     },
   }
 

@@ -111,6 +111,7 @@ def forecast_step_time(
   *,
   visited: float,
   network: float,
+  carried: float,
 ) -> Forecast | str:
   """Forecasts the time of a step, or returns the reason why it cannot.
 
@@ -124,6 +125,7 @@ def forecast_step_time(
     listings: Bundles of the program's instructions on a TPU, by name.
     visited: FLOPs of its kernels in the blocks that they visit.
     network: Seconds of the collectives.
+    carried: Seconds of those that run during other instructions.
   """
   device = mesh.devices.flat[0]
   measured, chip = measured_chip(device), chips.chip_of(device)
@@ -155,7 +157,10 @@ def forecast_step_time(
     moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
     launches = measured.launch * counts.kernels.total()
     spent = visited / (chip.flops * share) + moved + launches
-  for name, seconds in {KERNELS: spent, NETWORK: network}.items():
+  carriers = {what: n for what, n in counts.work.items() if what.carries}
+  meanwhile = total_time(instruction_times(carriers, chip, measured)).seconds
+  exposed = network - min(carried, meanwhile)
+  for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
   known = chips.chip_kind(device.device_kind) in MEASURED
   ordered = {name: parts[name] for name in PARTS if name in parts}

@@ -72,6 +72,7 @@ class Instruction(NamedTuple):
   flops: float  # FLOPs of matrix products
   bytes: int  # bytes read from and written to main memory
   cycles: int  # cycles of a TPU core
+  carries: bool = False  # whether a collective runs meanwhile
 
 
 @dataclasses.dataclass
@@ -93,6 +94,10 @@ class Counts:
   collectives: collections.Counter[Collective] = dataclasses.field(
     default_factory=collections.Counter
   )
+  # Those of `collectives` that run while instructions that carry them compute.
+  carried: collections.Counter[Collective] = dataclasses.field(
+    default_factory=collections.Counter
+  )
 
   def stated(self, names: str = "") -> float:
     """Sums the FLOPs that kernels state whose names match a pattern."""
@@ -112,7 +117,7 @@ class Counts:
     self.flops += times * other.flops
     self.bytes += times * other.bytes
     self.unknown_loops += other.unknown_loops  # counts the loops of the text
-    for name in ("kernels", "work", "collectives"):
+    for name in ("kernels", "work", "collectives", "carried"):
       mine = getattr(self, name)
       for key, count in getattr(other, name).items():
         mine[key] += times * count
@@ -298,7 +303,9 @@ def _add(out: Counts, op: _Op) -> None:
     _work(one, op)
     if not one.kernels:
       scope = "collectives" if one.collectives else op.scope
-      what = Instruction(scope, op.code, one.flops, one.bytes, op.cycles)
+      carries = one.flops > 0 and _runs_collective(op)
+      work = one.flops, one.bytes, op.cycles
+      what = Instruction(scope, op.code, *work, carries)
       one.work[what] = 1
     out.add(one)
 
@@ -316,7 +323,9 @@ def _work(out: Counts, op: _Op) -> None:
   elif op.code == "convolution":
     out.flops += _convolution_flops(op)
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins_collective(op):
-    out.collectives[_collective(op, kind[1])] += 1
+    one = _collective(op, kind[1])
+    out.collectives[one] += 1
+    out.carried[one] += _is_asynchronous(op)
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
     # The host sends it to other slices.
     kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
@@ -396,9 +405,20 @@ def _convolution_flops(op: _Op) -> float:
 # ---------------------------------------------------------------- collectives
 
 
+def _is_asynchronous(op: _Op) -> bool:
+  """Whether a collective on a TPU runs during later fusions."""
+  return '"async_collective_fusion_config"' in op.attributes
+
+
+def _runs_collective(op: _Op) -> bool:
+  """Whether a fusion has a part of an asynchronous collective."""
+  parts = op.called[0].ops.values() if op.code == "fusion" else ()
+  return any(map(_is_asynchronous, parts))
+
+
 def _begins_collective(op: _Op) -> bool:
   """Whether a collective begins here; TPUs split it into several fusions."""
-  if '"async_collective_fusion_config"' not in op.attributes:
+  if not _is_asynchronous(op):
     return True
   beside = op.home.ops.values()
   return any("AsyncCollectiveStart" in other.attributes for other in beside)

@@ -1,7 +1,7 @@
 """Time of collectives in a mesh, from published peaks."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -13,10 +13,11 @@ from antlm_jax.runtime import chips
 class Network:
   """Links between the devices of a mesh.
 
-  It assumes that collectives do not overlap. On TPUs, a collective uses all
-  links along the sides of the slice that its group spans. A side that closes to
-  a ring works in both directions. On GPUs, it is a ring through NVLink's
-  switches and, between nodes, through the network cards of the group's GPUs.
+  It assumes that collectives do not overlap each other. On TPUs, a collective
+  uses all links along the sides of the slice that its group spans. A side that
+  closes to a ring works in both directions. On GPUs, it is a ring through
+  NVLink's switches and, between nodes, through the network cards of the group's
+  GPUs.
   """
 
   def __init__(self, mesh: jax.sharding.Mesh):
@@ -59,6 +60,10 @@ class Network:
     if collective.kind == "collective-permute":  # uses a single link
       rate = min(rate, self._chip.link)
     return collective.sent / rate
+
+  def total(self, collectives: Mapping[Collective, int]) -> float:
+    """Returns the seconds of collectives that run one after another."""
+    return sum(n * self.seconds(one) for one, n in collectives.items())
 
   def _sides(self, group: Sequence[int]) -> list[int]:
     """Returns the number of a group's places along each side of the torus."""
