@@ -196,8 +196,9 @@ def draw_costs(
     if priced
     else ("chip-hours", lambda one: one.cost.chip_hours)
   )
-  figure = plots.canvas(12, 1.6 + 0.62 * len(models), title)
-  panels = figure.subplots(1, 3, sharey=True)
+  # One panel above the other, for letters that a phone shows.
+  figure = plots.canvas(5.8, 2 + 1.3 * len(models), title)
+  panels = figure.subplots(3, 1)
   values = (
     ("hours", lambda one: one.hours),
     ("energy (kWh), at the most power", lambda one: one.cost.energy),
@@ -223,11 +224,11 @@ def draw_costs(
     axes.set(xscale="log", xlabel=label)
     axes.grid(axis="x", color="0.9")
     plots.step_axis(axes)
-  panels[0].set_yticks(range(len(models)), models)
-  panels[0].invert_yaxis()
+    axes.set_yticks(range(len(models)), models)
+    axes.invert_yaxis()
   handles, labels = panels[0].get_legend_handles_labels()
   known = dict(zip(labels, handles, strict=True))
-  panels[0].legend(known.values(), known, fontsize=8, frameon=False)
+  panels[0].legend(known.values(), known, fontsize=9, frameon=False)
   plots.save_figure(figure, path)
 
 
