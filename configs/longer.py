@@ -15,7 +15,8 @@ warmup are ours. The result has the new base and length, and so do its exports.
 The argument takes `model`, `curriculum` and `mask_ratio` (0.3 by default) as
 configs/continued.py does, and
 - `tokens`: tokens of the longest row, 8192 by default;
-- `base`: RoPE's base, 160000 by default.
+- `base`: RoPE's base. By default 160,000, or the model's own if that is larger,
+  as a Qwen3's 1,000,000 is.
 
 docs/how_to/longer_rows.md changes the base within a run instead.
 """
@@ -24,16 +25,13 @@ from antlm_jax import config as config_lib
 from antlm_jax import models, settings
 from antlm_jax.errors import UserError
 
+_BASE = 160_000.0  # ModernBERT's
+
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg,
-    model="",
-    curriculum="2000M",
-    mask_ratio=0.3,
-    tokens=8192,
-    base=160_000.0,
+    arg, model="", curriculum="2000M", mask_ratio=0.3, tokens=8192, base=0.0
   )
   continued = f"curriculum={arg.curriculum},mask_ratio={arg.mask_ratio}"
   if arg.model:
@@ -42,7 +40,9 @@ def get_config(arg: str = ""):
   encoder = models.ENCODERS[config.model.name]
   if "rope_theta" not in settings.of(encoder):
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
-  config.model.update(rope_theta=arg.base, max_seq_len=arg.tokens)
+  own = config.model.get("rope_theta", 0.0)
+  base = arg.base or max(_BASE, own)
+  config.model.update(rope_theta=base, max_seq_len=arg.tokens)
   config.schedule.update(
     peak_lr=3e-4, warmup_steps=0.02, decay_steps=1 / 6, decay="1-sqrt"
   )

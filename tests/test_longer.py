@@ -8,10 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
+from antlm_jax.config import load_config
 from antlm_jax.hf import export
 from antlm_jax.inference.model import load
 from antlm_jax.training.checkpoint import Checkpoint
-from tests import helpers, runs
+from tests import helpers, random_models, runs
 
 # From step 4: rows of 64 with base 500. Before: rows of 32 with base 10,000.
 PHASE = (
@@ -96,6 +97,17 @@ def test_a_run_starts_from_it_with_its_base_or_another(
   made = load(tmp_path / "longer")
   assert made.model.config.rope_theta == 9e4
   assert made.model.config.max_seq_len == 64
+
+
+def test_a_base_is_never_below_the_models_by_default(tmp_path):
+  """Catches 160,000 in place of a larger base, such as Qwen3's."""
+  bases = {}
+  for own in (1e4, 1e6):
+    model = tmp_path / str(own)
+    random_models.save(model, random_models.tokenizer(), rope_theta=own)
+    spec = f"longer:model={model},tokens=64"
+    bases[own] = load_config(spec).model.rope_theta
+  assert bases == {1e4: 160_000.0, 1e6: 1e6}
 
 
 def test_an_encoder_without_rope_refuses_a_base(prepared, tmp_path):
