@@ -127,9 +127,11 @@ class Pallas(Backend):
 def _gpu_obstacle(call: Call, dtypes, widths: range) -> str | None:
   """Returns an obstacle for kernels without dropout and position terms."""
   kind = device().device_kind
-  # A T4 (7.5) lacks the kernels, and JAX finds out only when it compiles.
-  if device().platform == "gpu" and (capability(kind) or 0) < 8:
-    return f"compute capability 8.0 or later, not {kind}"
+  if device().platform == "gpu":
+    version = capability(kind) or 0
+    # A T4 (7.5) lacks the kernels, and JAX finds out only when it compiles.
+    if version < 8:
+      return f"compute capability 8.0 or later, not {kind}"
   if call.dtype not in dtypes:
     return f"{' or '.join(dtypes)}, not {call.dtype}"
   if call.q[3] not in widths:
@@ -156,9 +158,11 @@ class Cudnn(Backend):
       return "a GPU"
     if mask.bounded:
       return "a causal or full mask without bounds"
-    hopper = (capability(device().device_kind) or 0) >= 9
-    widths = range(8, 257 if hopper else 129, 8)
-    return _gpu_obstacle(call, ("bfloat16",), widths)
+    version = capability(device().device_kind) or 0
+    widest = 256 if version >= 9 else 128
+    dtypes = ("bfloat16",)
+    widths = range(8, widest + 1, 8)
+    return _gpu_obstacle(call, dtypes, widths)
 
 
 class Mosaic(Backend):
@@ -226,8 +230,11 @@ class Tokamax(Backend):
     here = platform == jax.default_backend()
     if here and (needed := tokamax.missing_version()):
       return needed
-    dtypes = ("bfloat16", "float16") if platform == "gpu" else ("bfloat16",)
-    return _gpu_obstacle(call, dtypes, range(16, 257, 8))
+    dtypes = ["bfloat16"]
+    if platform == "gpu":
+      dtypes.append("float16")
+    widths = range(16, 257, 8)
+    return _gpu_obstacle(call, dtypes, widths)
 
 
 BACKENDS: dict[str, Backend] = {
