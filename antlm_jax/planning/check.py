@@ -40,10 +40,11 @@ def check_launch(
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
   if isinstance(config, str):
     # The argument is parsed as in `config.parse_arg`.
-    parts = config.partition(":")[2].split(",")
-    named = dict(part.partition("=")[::2] for part in parts)
-    if named.get("topology"):
-      _compare(named["topology"], topology, place)
+    argument = config.partition(":")[2]
+    for part in argument.split(","):
+      name, _, named = part.partition("=")
+      if name == "topology" and named:
+        _compare(named, topology, place)
   devices = place.devices * slices
   have = f"the launch has {{}} ({topology})"
   data, fsdp, _ = made.mesh.sizes(devices, slices, have)
