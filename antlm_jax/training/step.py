@@ -153,11 +153,14 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
+    if of_head is None:
+      of_head = params
+    head = self.model.output_head(of_head)
     at = None
     if key is not None:
       at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
     return losses.cross_entropy(
-      self.model.output_head(of_head or params),
+      head,
       at_targets,
       at,
       micro.targets,
@@ -178,20 +181,23 @@ class TrainStep:
     if count == 1:
       return jax.grad(self.loss, has_aux=True)(params, *first)
 
-    (own, of_head), joined = jax.vjp(self._apart, params)
+    parts, joined = jax.vjp(self._apart, params)
+    own, of_head = parts
     grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)
     shapes = jax.eval_shape(grad, own, *first, of_head)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(i, total):
       part = jax.tree.map(lambda x: x[i], (batch, keys))
-      return jax.tree.map(jnp.add, total, grad(own, *part, of_head))
+      found = grad(own, *part, of_head)
+      return jax.tree.map(jnp.add, total, found)
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
       count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
     grads, sums = jax.lax.fori_loop(0, count, add, zero)
-    return joined(grads)[0], sums
+    (grads,) = joined(grads)
+    return grads, sums
 
   def _apart(self, params: Params) -> tuple[Params, Params]:
     """Returns the parameters for the encoder, and for the output layer."""
