@@ -158,7 +158,8 @@ def forecast_step_time(
     launches = measured.launch * counts.kernels.total()
     spent = visited / (chip.flops * share) + moved + launches
   carriers = {what: n for what, n in counts.work.items() if what.carries}
-  meanwhile = total_time(instruction_times(carriers, chip, measured)).seconds
+  times = instruction_times(carriers, chip, measured)
+  meanwhile = total_time(times).seconds
   exposed = network - min(carried, meanwhile)
   for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)

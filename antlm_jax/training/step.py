@@ -66,7 +66,7 @@ class TrainStep:
     )
 
   def reset_optimizer(self, state: TrainState) -> TrainState:
-    """Returns the state with new moments of the optimizer."""
+    """Forgets the optimizer's moments."""
     opt_state = self.optimizer.init(state.params)
     return dataclasses.replace(state, opt_state=opt_state)
 
@@ -127,21 +127,18 @@ class TrainStep:
     The z-loss belongs to training alone: `loss` is in nats.
     """
     step = dataclasses.replace(self, z_loss=0.0)
-    first = jax.tree.map(lambda x: x[0], batch)
-    _, sums = step.loss((params, params), first, None)
-    return sums
+    return step.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
 
   def loss(
-    self, parts: tuple[Params, Params], micro: Batch, key
+    self, params: Params, micro: Batch, key, of_head: Params | None = None
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
-    `parts` are the parameters for the encoder, and for the output layer.
+    The output layer reads `of_head`, by default `params`.
     `micro` is a batch without its leading axis: inputs `[B, T]`, targets
     `[D, C]`. `key` is for dropout, or None.
     """
     # One key for the encoder, one for the head.
-    params, of_head = parts
     keys = (None, None) if key is None else jax.random.split(key)
     hidden = self.model.with_base(micro.rope_theta).encode(
       params, micro.inputs, micro.positions, micro.mask, keys[0]
@@ -156,11 +153,14 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
+    if of_head is None:
+      of_head = params
+    head = self.model.output_head(of_head)
     at = None
     if key is not None:
       at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
     return losses.cross_entropy(
-      self.model.output_head(of_head),
+      head,
       at_targets,
       at,
       micro.targets,
@@ -174,27 +174,27 @@ class TrainStep:
 
   def _accumulate(self, params: Params, batch: Batch, key):
     """Gradients of the summed loss, and the sums, over all microbatches."""
-    parts, joined = jax.vjp(self._apart, params)
-    grad = jax.grad(self.loss, has_aux=True)
     count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
     first = jax.tree.map(lambda x: x[0], (batch, keys))
-    if count == 1:  # a loop of one would keep two copies of the gradients
-      grads, sums = grad(parts, *first)
-      (grads,) = joined(grads)
-      return grads, sums
+    # A loop of one would keep two copies of the gradients.
+    if count == 1:
+      return jax.grad(self.loss, has_aux=True)(params, *first)
 
-    shapes = jax.eval_shape(grad, parts, *first)
+    parts, joined = jax.vjp(self._apart, params)
+    own, of_head = parts
+    grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)
+    shapes = jax.eval_shape(grad, own, *first, of_head)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(i, total):
       part = jax.tree.map(lambda x: x[i], (batch, keys))
-      return jax.tree.map(jnp.add, total, grad(parts, *part))
+      found = grad(own, *part, of_head)
+      return jax.tree.map(jnp.add, total, found)
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
-      numbers = jnp.arange(1, count + 1)
-      count = jnp.max(jnp.where(filled, numbers, 0))
+      count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
     grads, sums = jax.lax.fori_loop(0, count, add, zero)
     (grads,) = joined(grads)
     return grads, sums
