@@ -1,4 +1,4 @@
-"""Collectives of compiled programs: how often they run, and what hides them."""
+"""Collectives of compiled programs: their number, and those that overlap."""
 
 from antlm_jax.planning import estimate, hlo, search, topology
 from antlm_jax.planning.hlo import Collective

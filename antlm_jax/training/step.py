@@ -127,7 +127,9 @@ class TrainStep:
     The z-loss belongs to training alone: `loss` is in nats.
     """
     step = dataclasses.replace(self, z_loss=0.0)
-    return step.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
+    first = jax.tree.map(lambda x: x[0], batch)
+    _, sums = step.loss(params, first, None)
+    return sums
 
   def loss(
     self, params: Params, micro: Batch, key, of_head: Params | None = None
@@ -194,7 +196,8 @@ class TrainStep:
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
-      count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
+      numbers = jnp.arange(1, count + 1)
+      count = jnp.max(jnp.where(filled, numbers, 0))
     grads, sums = jax.lax.fori_loop(0, count, add, zero)
     (grads,) = joined(grads)
     return grads, sums
