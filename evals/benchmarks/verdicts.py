@@ -39,6 +39,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   | antlm_table.TABLES
   | from_decoder.TABLES
   | simulated.SIZES,
+  "docs/reference/curriculum.md": mixing.ADVICE,
   "docs/appendix/archive.md": matryoshka.TABLES,
   "docs/index.md": one_gpu.HOURS,
   "docs/how_to/one_gpu.md": one_gpu.FITTING,
