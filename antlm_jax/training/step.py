@@ -141,7 +141,9 @@ class TrainStep:
     `[D, C]`. `key` is for dropout, or None.
     """
     # One key for the encoder, one for the head.
-    keys = (None, None) if key is None else jax.random.split(key)
+    keys = None, None
+    if key is not None:
+      keys = jax.random.split(key)
     hidden = self.model.with_base(micro.rope_theta).encode(
       params, micro.inputs, micro.positions, micro.mask, keys[0]
     )
@@ -155,9 +157,7 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
-    if of_head is None:
-      of_head = params
-    head = self.model.output_head(of_head)
+    head = self.model.output_head(of_head or params)
     at = None
     if key is not None:
       at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
@@ -183,7 +183,8 @@ class TrainStep:
     if count == 1:
       return jax.grad(self.loss, has_aux=True)(params, *first)
 
-    parts, joined = jax.vjp(self._apart, params)
+    shards = batch.targets.shape[1]
+    parts, joined = jax.vjp(lambda p: self._apart(p, shards), params)
     own, of_head = parts
     grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)
     shapes = jax.eval_shape(grad, own, *first, of_head)
@@ -202,8 +203,11 @@ class TrainStep:
     (grads,) = joined(grads)
     return grads, sums
 
-  def _apart(self, params: Params) -> tuple[Params, Params]:
+  def _apart(self, params: Params, shards: int) -> tuple[Params, Params]:
     """Returns the parameters for the encoder, and for the output layer."""
+    # One shard has no sum over devices, and arrays apart take more memory.
+    if shards == 1:
+      return params, {}
     # XLA moves a sum over devices out of the loop over microbatches, if its
     # result is only added to an array. So each layer of a stack has its own
     # gradient here, and tied embeddings have two.
