@@ -219,7 +219,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   ]
   made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
   assert len(made) == count
-  assert all(process.pop() == pods.drawn() for process in made)
+  assert [process.pop() for process in made] == [pods.drawn()] * count
   for i, step in enumerate((0, 14, 15, 29)):
     whole = helpers.by_row(source[step], layout, shifts)
     for part, expected in enumerate(whole):
