@@ -28,8 +28,7 @@ that chooses lowest steps decides. It chooses seven cells for each text, both at
 the end and at the lowest. CLM and half CLM are chosen by the causal loss,
 diffusion and half diffusion by the masked loss at 15 %. Of all mixed rows it
 chooses three: by the causal loss, by the masked loss, and by the mean of both.
-`python -m antlm_jax.evals.benchmarks.verdicts` chooses again from the stored
-losses.
+`choose_rows` in evals/benchmarks/pages/regularised.py is this rule.
 
 **Claims.** In each text, at the end and at the lowest, 16 in all:
 1. The best mixed row is below the best CLM in causal nats.
@@ -58,7 +57,8 @@ diffusion.
 would not decide the masked claims. A run takes 75 to 100 seconds of one core:
 `grid` takes 2.7 core-hours, `small` about 3.5.
 
-State of the runs: docs/results.md has the results.
+State of the runs: 40 cells of `grid` have run, all of `repeated`. Their losses
+are in evals/benchmarks/results/regularised_grid.json. Nothing is chosen yet.
 """
 
 from antlm_jax import config as config_lib

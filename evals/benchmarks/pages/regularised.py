@@ -1,7 +1,7 @@
 """Tables of mixing objectives with every row regularised.
 
 `choose_rows` is the rule of configs/regularised.py that chooses cells of the
-grid.
+grid. No page has these tables yet, because the runs have not ended.
 """
 
 import statistics
