@@ -1,5 +1,7 @@
 """Hooks and metrics of the train step."""
 
+import collections
+import dataclasses
 import os
 import re
 import signal
@@ -14,9 +16,19 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import read_minimal_pairs
+from antlm_jax.objectives.batch import BatchLayout
+from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import chips
-from antlm_jax.training import checkpoint, flops, hooks, loop, metrics, notes
+from antlm_jax.training import (
+  checkpoint,
+  flops,
+  held_out,
+  hooks,
+  loop,
+  metrics,
+  notes,
+)
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
@@ -196,6 +208,35 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   assert len(np.unique(batch.weights)) > 2
   *_, found = runs.logged(tmp_path, "eval/diffusion/loss").values()
   assert found == pytest.approx(lost / weights, rel=1e-5)
+
+
+def test_batches_of_any_size_measure_the_same(prepared):
+  """Masks and halves belong to rows, not to batches and their parts."""
+  objectives = {"N": dataclasses.replace(OBJECTIVES["N"], choice="covering")}
+  settings = "eval.objectives=C,M,N,D", "eval.rows=13"
+  config = runs.settings(prepared, *settings)
+  sets = {"": helpers.FakeRows(31)}
+
+  def measured(layout):
+    training = helpers.source(layout=layout, objectives=objectives)
+    sources = held_out.held_out_sources(config, training, sets)
+    out = {}
+    for name, of_sets in sources.items():
+      halves = out[name] = collections.Counter(), collections.Counter()
+      for number in range(len(of_sets[""])):
+        batch = of_sets[""][number]
+        weighted = batch.weights > 0
+        targets = zip(
+          batch.targets[weighted], batch.weights[weighted], strict=True
+        )
+        halves[number % 2].update(targets)
+    return out
+
+  expected = measured(BatchLayout(64))
+  for halves in expected.values():
+    assert all(half.total() > 5 for half in halves)
+  for layout in ((2,), (8, 4), (16, 1, 4), (64, 1, 16), (12, 2, 3)):
+    assert measured(BatchLayout(*layout)) == expected, layout
 
 
 @pytest.mark.slow

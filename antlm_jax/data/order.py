@@ -114,6 +114,9 @@ class Order:
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all
+  # Whether two batches take turns: a stretch's even slots are in even batches,
+  # and its odd slots in odd batches, whatever the batch size.
+  alternate: bool = False
 
   def __post_init__(self):
     several = len(self.parts) > 1 or len(self.sources) > 1
@@ -171,8 +174,7 @@ class Order:
     epoch and the place in it. The epoch's permutation decides the rows.
     """
     part, stretch = self.at(step), self._stretch(step)
-    numbers = self._filled(stretch.start, step) + part.layout.slots
-    source, filled = self._sources_of(stretch, numbers)
+    source, filled = self._sources_of(stretch, self.numbers(step))
     # Each source continues the epoch in which the stretch before it stopped.
     filled = filled + stretch.taken[source] // part.joined
     epoch, place = np.divmod(filled, self._slots_per_epoch(part)[source])
@@ -181,6 +183,15 @@ class Order:
     first_row = rows_before[source] + group * part.joined
     rows = first_row[:, None] + np.arange(part.joined)
     return StepSlots(rows, visits=epoch)
+
+  def numbers(self, step: int) -> np.ndarray:
+    """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""
+    slots = self.at(step).layout.slots
+    start = self._stretch(step).start
+    if not self.alternate:
+      return self._filled(start, step) + slots
+    odd = (step - start) % 2
+    return self._filled(start, step - odd) + 2 * slots + odd
 
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that earlier steps read."""

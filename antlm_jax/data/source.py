@@ -52,8 +52,10 @@ class Source:
   # given, they replace or push out tokens at both ends of a stream's rows, and
   # documents are segments (LTG-BERT, GPT-BERT).
   frame: tuple[int, int | None] | None = None
-  # Slots after this many, counted from step 0, are not predicted.
-  limit: int | None = None
+  # Number of held-out rows; None for a run's own rows. Later slots are not
+  # predicted. Draws belong to rows, not to slots: batches of any size measure
+  # the same.
+  held_out: int | None = None
 
   def __len__(self) -> int:
     return self.curriculum.steps
@@ -76,10 +78,16 @@ class Source:
     numbers = phase.divide_batch(step, layout.batch_size)[slots]
     objective_ids = np.array(list(shares))[numbers]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
-    draw = Draw(self.seed, step, slots[:, None], texts)
-    corrupted = self._corrupt(draw, tokens, segments, objective_ids)
-    counted = self._counted(step, slots)[:, None]
-    predicted = corrupted.predicted & kept & counted
+    counter, places = step, slots
+    # A batch that still grows has empty slots.
+    counted = slots < self.order.batch_size(step)
+    if self.held_out is not None:
+      counter, places = 0, self.order.numbers(step)
+      counted = places < self.held_out
+    draw = Draw(self.seed, counter, places[:, None], texts)
+    progress = step / max(1, len(self) - 1)  # 1 at the last step
+    corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
+    predicted = corrupted.predicted & kept & counted[:, None]
     batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
@@ -131,15 +139,6 @@ class Source:
     text_length = np.where(is_short, short_length, length)
     return np.arange(length) < text_length[:, None]
 
-  def _counted(self, step: int, slots) -> np.ndarray:
-    """Returns whether slots have targets, bool `[n]`."""
-    # A batch that still grows has empty slots.
-    counted = slots < self.order.batch_size(step)
-    if self.limit is not None:
-      batch_size = self.order.at(step).layout.batch_size
-      counted &= step * batch_size + slots < self.limit
-    return counted
-
   def _shares(self, step: int) -> dict[int, float]:
     """Returns each objective's part of a step's batch, by its id.
 
@@ -163,9 +162,10 @@ class Source:
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
 
-  def _corrupt(self, draw, tokens, segments, objective_ids) -> Corrupted:
+  def _corrupt(
+    self, draw, tokens, segments, objective_ids, progress: float
+  ) -> Corrupted:
     """Corrupts the slots of each objective together, and merges the parts."""
-    progress = draw.step / max(1, len(self) - 1)  # 1 at the last step
     merged = None
     # Draws depend on the slot alone, so that any process makes any slots.
     for objective_id in np.unique(objective_ids):

@@ -71,18 +71,22 @@ def _held_out_source(
   first = training.order.parts[0].layout
   rows = min(most, len(held_out))
   # At most as many as a step computes at once, so that they fit in memory, and
-  # a multiple of the data shards. Two batches or more make two halves.
+  # a multiple of the data shards. Even and odd batches are two halves, and have
+  # even and odd rows, whatever their size.
   size = min(-(-rows // 2), first.batch_size // first.microbatches)
   size = -(-size // first.shards) * first.shards
+  batches = 2 * -(-rows // (2 * size))
   layout = dataclasses.replace(first, batch_size=size, microbatches=1)
   return Source(
     rows=held_out,
     # Shuffled, so that the first rows are a sample of all.
-    order=Order({"": len(held_out)}, (Stage(0.0, layout),), rounding="up"),
-    curriculum=curriculum.parse_curriculum(name, [name], 1, -(-rows // size)),
+    order=Order(
+      {"": len(held_out)}, (Stage(0.0, layout),), rounding="up", alternate=True
+    ),
+    curriculum=curriculum.parse_curriculum(name, [name], 1, batches),
     objectives={name: objective},
     vocabulary=training.vocabulary,
     seed=training.seed,
     frame=training.frame,
-    limit=rows,
+    held_out=rows,
   )
