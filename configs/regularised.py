@@ -2,9 +2,12 @@
 
     ./launch/study.sh --config=regularised --scale=grid --text=BABYLM_FOLDER
     ./launch/study.sh --config=regularised --scale=small --text=BABYLM_FOLDER
+    ./launch/study.sh --config=regularised --scale=larger --text=BABYLM_FOLDER
+    ./launch/study.sh --config=regularised --scale=curve --text=BABYLM_FOLDER
 
 `grid` trains every way of training with nine regularisations. `small` trains
-those that the grid has chosen with fresh seeds. One run is
+those that the grid has chosen with fresh seeds, and `larger` trains the best of
+them at 1.1M parameters. `curve` asks how long an advantage lasts. One run is
 
     antlm train --workdir=DIR --config.data.path=PREPARED \\
       --config=regularised:row=repeated_cd_20_15,scale=grid,seed=0
@@ -57,6 +60,38 @@ diffusion.
 would not decide the masked claims. A run takes 75 to 100 seconds of one core:
 `grid` takes 2.7 core-hours, `small` about 3.5.
 
+Design of `larger` and `curve`, written before their first runs
+----------------------------------------------------------------
+
+This was written after 52 cells of `grid`, all of one seed.
+
+**Larger.** The rows that `grid` chose at the end for `clm`, `mixed_clm` and
+`both` (see `ROLES`), with the same regularisation. The model has four layers
+of width 128 (1.1M parameters with embeddings), and the peak rate is 3e-3. Five
+seeds. Expected: the mixed rows' differences from CLM have the same signs as at
+`small`, and lie within 0.05 nats of them. Half an interval is 2.8 deviations,
+0.06 to 0.15 nats, so that a small difference is not decided.
+
+**Curve.** The same 1.97M tokens are read from 35,400 words (31 times), 70,900
+(15), 142,000 (7), 396,000 (2.6) and 1.12M words (0.9): the texts of `TEXTS`.
+Each has a tokenizer of its own, so that losses are compared within a text only.
+The rows are CLM, CLM:diffusion, CLM:MLM and AntLM. Each way of training has two
+candidates: the cells of the grid with its lowest causal loss at the end, in
+`repeated` and in `fresh`. In the other three texts, the grid's seed chooses one
+of the two by the same loss. Five fresh seeds then measure the causal loss of
+the mixed rows against CLM. Each of the 15 differences at the end has the
+interval of the claims above (99.69 %). The lowest losses are described.
+
+Expected: at 31 readings, the best mixed row is within 0.1 nats of CLM. The
+difference grows as readings get fewer. With 0.9 readings, mixing costs 0.1 to
+0.3 nats (CLM:MLM, CLM:diffusion) and 0.3 to 0.6 (AntLM). If so, mixing never
+gains causal loss over a CLM that is regularised as well. The difference is then
+the price of the second mode. Differences deviate by 0.03 to 0.06 nats, so that half an
+interval is 0.08 to 0.17 nats.
+
+A run of `larger` takes about five minutes: 2.5 core-hours. `curve` takes 24
+runs of one seed, and 100 of the fresh seeds: 2.8 core-hours.
+
 State of the runs: 40 cells of `grid` have run, all of `repeated`. Their losses
 are in evals/benchmarks/results/regularised_grid.json. Nothing is chosen yet.
 """
@@ -66,7 +101,15 @@ from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the claims: see above
-TEXTS = {"repeated": 0.0025, "fresh": 0.015}  # shares of the text
+# Shares of the text. The grid is of the first two.
+GRID_TEXTS = "repeated", "fresh"
+TEXTS = {
+  "repeated": 0.0025,
+  "read_15": 0.0075,
+  "fresh": 0.015,
+  "read_3": 0.042,
+  "read_1": 0.12,
+}
 MIXED = "cm", "cd", "antlm"
 _DROPOUTS = {0: 0.0, 10: 0.1, 20: 0.2}
 _DECAYS = {1: 0.1, 5: 0.5, 15: 1.5}
@@ -99,24 +142,47 @@ CLAIMS = (
   ("both", "half_clm", "clm"),
   ("both", "half_masked", "mlm"),
 )
+LARGER = "clm", "mixed_clm", "both"  # roles of the rows of `larger`
+CURVE = "c", "cd", "cm", "antlm"  # ways of training of `curve`
 # The rows that `grid` has chosen for each role, by text and measure: see
 # "Choice" above.
 CHOSEN: dict[tuple[str, str], dict[str, str]] = {}
+# The two regularisations of each way of training in the curve's other texts.
+CANDIDATES: dict[str, tuple[str, ...]] = {}
+# The rows of the curve by text and way of training.
+CHOSEN_FOR_CURVE: dict[str, dict[str, str]] = {}
+
+
+def _seeds(row: str) -> dict[str, int]:
+  """Returns the number of a row's seeds by scale."""
+  seeds = {"grid": 1}
+  if any(row in cells.values() for cells in CHOSEN.values()):
+    seeds["small"] = 8
+  for (_, when), cells in CHOSEN.items():
+    if when == "end" and row in (cells[role] for role in LARGER):
+      seeds["larger"] = 5
+  if any(row in cells.values() for cells in CHOSEN_FOR_CURVE.values()):
+    seeds["curve"] = 5
+  return seeds
 
 
 def _controls(row: str) -> tuple[str, ...]:
-  """Returns the chosen rows that a chosen row is claimed to be below."""
-  found = (
+  """Returns the chosen rows that a chosen row is compared with."""
+  found = [
     cells[control]
     for cells in CHOSEN.values()
     for role, control, _ in CLAIMS
     if cells[role] == row
-  )
+  ]
+  for cells in CHOSEN_FOR_CURVE.values():
+    if row in cells.values() and row != cells["c"]:
+      found.append(cells["c"])
   return tuple(dict.fromkeys(found))
 
 
-def _row(text: str, kind: str, dropout: int, decay: int) -> Row:
+def _row(text: str, kind: str, regularisation: str) -> Row:
   """Makes a cell of the grid: a way of training with a regularisation."""
+  dropout, decay = map(int, regularisation.split("_"))
   title, objectives, shift = _KINDS[kind]
   share, strength = _DROPOUTS[dropout], _DECAYS[decay]
   settings = {
@@ -126,9 +192,8 @@ def _row(text: str, kind: str, dropout: int, decay: int) -> Row:
     "objectives.M.shift": shift,
     "objectives.D.shift": shift,
   }
-  name, seeds = f"{text}_{kind}_{dropout}_{decay}", {"grid": 1}
-  if any(name in cells.values() for cells in CHOSEN.values()):
-    seeds["small"] = 8
+  name = f"{text}_{kind}_{regularisation}"
+  seeds = _seeds(name)
   return Row(
     text,
     f"{title}, dropout {share:g}, decay {strength:g}",
@@ -140,18 +205,20 @@ def _row(text: str, kind: str, dropout: int, decay: int) -> Row:
   )
 
 
+_GRID = [f"{dropout}_{decay}" for dropout in _DROPOUTS for decay in _DECAYS]
 ROWS = {
-  f"{text}_{kind}_{dropout}_{decay}": _row(text, kind, dropout, decay)
+  f"{text}_{kind}_{regularisation}": _row(text, kind, regularisation)
   for text in TEXTS
   for kind in _KINDS
-  for dropout in _DROPOUTS
-  for decay in _DECAYS
+  for regularisation in (
+    _GRID if text in GRID_TEXTS else CANDIDATES.get(kind, ())
+  )
 }
 
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  scales = "grid", "small"
+  scales = tuple(SCALES)
   arg = config_lib.parse_arg(arg, row="repeated_cd_20_15", scale=scales, seed=0)
   row = row_of(arg, ROWS)
   mixing = config_lib.config_module("mixing")
@@ -159,6 +226,9 @@ def get_config(arg: str = ""):
   config.seed = arg.seed + (_GRID_SEED if arg.scale == "grid" else 0)
   config.curriculum = row.curriculum[arg.scale]
   config.eval.objectives = ("C", "M")
+  if arg.scale == "larger":
+    config.model.update(layers=4, width=128, mlp_width=352)
+    config.schedule.peak_lr = 3e-3
   config.update(row.changes)
   return config
 
@@ -169,4 +239,4 @@ def _scale(**more) -> Scale:
   return Scale(prepare, ExpectedText(2048, 128), (), (), **more)
 
 
-SCALES = {"grid": _scale(), "small": _scale()}
+SCALES = {name: _scale() for name in ("grid", "small", "larger", "curve")}

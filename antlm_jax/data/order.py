@@ -115,7 +115,7 @@ class Order:
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all
   # Whether two batches take turns: a stretch's even slots are in even batches,
-  # and its odd slots in odd batches, whatever the batch size.
+  # and its odd slots in odd batches, for any batch size.
   alternate: bool = False
 
   def __post_init__(self):

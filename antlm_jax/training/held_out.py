@@ -72,7 +72,7 @@ def _held_out_source(
   rows = min(most, len(held_out))
   # At most as many as a step computes at once, so that they fit in memory, and
   # a multiple of the data shards. Even and odd batches are two halves, and have
-  # even and odd rows, whatever their size.
+  # even and odd rows, for any size.
   size = min(-(-rows // 2), first.batch_size // first.microbatches)
   size = -(-size // first.shards) * first.shards
   batches = 2 * -(-rows // (2 * size))

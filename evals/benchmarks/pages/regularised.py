@@ -1,7 +1,8 @@
 """Tables of mixing objectives with every row regularised.
 
-`choose_rows` is the rule of configs/regularised.py that chooses cells of the
-grid. No page has these tables yet, because the runs have not ended.
+`choose_rows`, `choose_candidates` and `choose_for_curve` are the rules of
+configs/regularised.py that choose cells of the grid. No page has these tables
+yet, because the runs have not ended.
 """
 
 import statistics
@@ -59,18 +60,61 @@ def choose_rows(
     runs: The runs of the grid by row, of one seed each.
   """
   design = _design()
-  out = {}
-  for text in design.TEXTS:
-    for when in WHEN:
-      out[text, when] = {}
-      for role, (kinds, measures) in design.ROLES.items():
-        losses = {
-          row: _chosen_by(of[0], measures, when)
-          for row, of in runs.items()
-          if row.startswith(tuple(f"{text}_{kind}_" for kind in kinds))
-        }
-        out[text, when][role] = min(losses, key=losses.get)
+  return {
+    (text, when): {
+      role: _best_row(runs, text, kinds, measures, when)
+      for role, (kinds, measures) in design.ROLES.items()
+    }
+    for text in design.GRID_TEXTS
+    for when in WHEN
+  }
+
+
+def choose_candidates(
+  runs: Mapping[str, Sequence[TrainedRun]],
+) -> dict[str, tuple[str, ...]]:
+  """Chooses the regularisations of the curve's other texts.
+
+  Args:
+    runs: As in `choose_rows`.
+  """
+  design, out = _design(), {}
+  for kind in design.CURVE:
+    rows = (
+      _best_row(runs, text, (kind,), ("clm",), "end")
+      for text in design.GRID_TEXTS
+    )
+    found = (row.partition(f"_{kind}_")[2] for row in rows)
+    out[kind] = tuple(dict.fromkeys(found))
   return out
+
+
+def choose_for_curve(
+  runs: Mapping[str, Sequence[TrainedRun]],
+) -> dict[str, dict[str, str]]:
+  """Chooses the row of each way of training in each text of the curve.
+
+  Args:
+    runs: As in `choose_rows`.
+  """
+  design = _design()
+  return {
+    text: {
+      kind: _best_row(runs, text, (kind,), ("clm",), "end")
+      for kind in design.CURVE
+    }
+    for text in design.TEXTS
+  }
+
+
+def _best_row(runs, text: str, kinds, measures, when: str) -> str:
+  """Returns the row of a text and of ways of training with the lowest loss."""
+  losses = {
+    row: _chosen_by(of[0], measures, when)
+    for row, of in runs.items()
+    if row.startswith(tuple(f"{text}_{kind}_" for kind in kinds))
+  }
+  return min(losses, key=losses.get)
 
 
 def _choice() -> str:
@@ -111,7 +155,7 @@ def _claims() -> str:
 
 
 def _losses() -> str:
-  return studies.losses_table(_small(), ("clm", "mlm"), *_design().TEXTS)
+  return studies.losses_table(_small(), ("clm", "mlm"), *_design().GRID_TEXTS)
 
 
 TABLES = {
