@@ -105,7 +105,8 @@ def _masked(data: str, title: str, objectives: str, *against, shift=0, **more):
   )
 
 
-def _dropout(share: float) -> dict:
+def dropout(share: float) -> dict:
+  """Returns the settings that drop this share of activations."""
   return {"model.dropout": share, "model.attention_dropout": share}
 
 
@@ -125,8 +126,8 @@ _MUON = {
 }
 _CLM = {
   "c": _clm("CLM", {}),
-  "c_dropout_10": _clm("CLM, dropout 0.1", _dropout(0.1)),
-  "c_dropout_20": _clm("CLM, dropout 0.2", _dropout(0.2)),
+  "c_dropout_10": _clm("CLM, dropout 0.1", dropout(0.1)),
+  "c_dropout_20": _clm("CLM, dropout 0.2", dropout(0.2)),
   "c_decay_5": _clm("CLM, weight decay 0.5", {"optimizer.weight_decay": 0.5}),
   "c_decay_15": _clm("CLM, weight decay 1.5", {"optimizer.weight_decay": 1.5}),
   "c_masks": _clm("CLM, 15 % masks in its input", {}, "E"),

@@ -86,8 +86,8 @@ Expected: at 31 readings, the best mixed row is within 0.1 nats of CLM. The
 difference grows as readings get fewer. With 0.9 readings, mixing costs 0.1 to
 0.3 nats (CLM:MLM, CLM:diffusion) and 0.3 to 0.6 (AntLM). If so, mixing never
 gains causal loss over a CLM that is regularised as well. The difference is then
-the price of the second mode. Differences deviate by 0.03 to 0.06 nats, so that half an
-interval is 0.08 to 0.17 nats.
+the price of the second mode. Differences deviate by 0.03 to 0.06 nats, so that
+half an interval is 0.08 to 0.17 nats.
 
 A run of `larger` takes about five minutes: 2.5 core-hours. `curve` takes 24
 runs of one seed, and 100 of the fresh seeds: 2.8 core-hours.
@@ -99,6 +99,7 @@ are in evals/benchmarks/results/regularised_grid.json. Nothing is chosen yet.
 from antlm_jax import config as config_lib
 from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
 
+_MIXING = config_lib.config_module("mixing")
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the claims: see above
 # Shares of the text. The grid is of the first two.
@@ -185,9 +186,7 @@ def _row(text: str, kind: str, regularisation: str) -> Row:
   dropout, decay = map(int, regularisation.split("_"))
   title, objectives, shift = _KINDS[kind]
   share, strength = _DROPOUTS[dropout], _DECAYS[decay]
-  settings = {
-    "model.dropout": share,
-    "model.attention_dropout": share,
+  settings = _MIXING.dropout(share) | {
     "optimizer.weight_decay": strength,
     "objectives.M.shift": shift,
     "objectives.D.shift": shift,
@@ -221,8 +220,7 @@ def get_config(arg: str = ""):
   scales = tuple(SCALES)
   arg = config_lib.parse_arg(arg, row="repeated_cd_20_15", scale=scales, seed=0)
   row = row_of(arg, ROWS)
-  mixing = config_lib.config_module("mixing")
-  config = mixing.get_config()
+  config = _MIXING.get_config()
   config.seed = arg.seed + (_GRID_SEED if arg.scale == "grid" else 0)
   config.curriculum = row.curriculum[arg.scale]
   config.eval.objectives = ("C", "M")

@@ -249,7 +249,9 @@ def test_memory_is_linear_in_the_length():
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(
+  "width", [64, pytest.param(128, marks=pytest.mark.nightly)]
+)
 def test_a_layers_memory_is_at_most_with_splash_attention(width):
   # With projections, because bare arrays get the layout that a kernel prefers.
   device = topology.topology_devices(GENERATIONS["v5e"])[0]
