@@ -28,6 +28,7 @@ ARGUMENTS = {
   "from_decoder": ["steps=100,causal=0.5,objective=N", "causal=0"],
   "longer": ["tokens=64,base=500"],
   "gpt_bert": ["size=base"],
+  "modernbert": ["size=1B", "size=150M,curriculum=20M"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
   "optimizers": ["row=mlm_lamb,seed=2", "row=mixed_adamw_long"],

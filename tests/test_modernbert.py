@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import models
+from antlm_jax import config, models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import NATIVE
@@ -112,3 +112,12 @@ def test_the_first_layer_has_no_norm_of_its_own(loaded):
   grads = jax.grad(total)(helpers.random_params(of))
   norms = np.abs(grads["blocks/attention_norm/scale"]).max(axis=1)
   assert norms[0] == 0 and (norms[1:] > 0).all()
+
+
+@pytest.mark.parametrize(
+  "size, count", [("17M", 16_913_600), ("150M", 149_655_232)]
+)
+def test_sizes_have_as_many_parameters_as_transformers(size, count):
+  """Catches a wrong shape in the config. Our first norm is not in theirs."""
+  made = config.load_config(f"modernbert:size={size}").model
+  assert models.build_model(made, 50_368).size == count + made.width
