@@ -7,6 +7,7 @@ of these files. `python -m antlm_jax.evals.benchmarks.structure` prints it.
 
 import ast
 import collections
+import functools
 import io
 import os
 import pathlib
@@ -43,6 +44,16 @@ _SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 _LAYOUT = (tokenize.INDENT, tokenize.DEDENT)
 
 
+@functools.cache
+def _own_file(name: str) -> str:
+  """Returns the path of a file of the project from its root; "" for others."""
+  path = pathlib.Path(os.path.realpath(name))
+  own = path.is_relative_to(ROOT) and not {".venv", _HERE} & {*path.parts}
+  return (
+    path.relative_to(ROOT).as_posix() if own and path.suffix == ".py" else ""
+  )
+
+
 class Walk:
   """Counts the project's functions that run in its block.
 
@@ -70,12 +81,10 @@ class Walk:
     code = frame.f_code
     if code.co_name == "__init__":  # a dataclass's belongs to no file
       self.configs += type(frame.f_locals.get("self")) is config_lib.Config
+    name = _own_file(code.co_filename)
     # Comprehensions and modules have names such as <listcomp>.
-    if code.co_filename.endswith(".py") and code.co_qualname[-1] != ">":
-      path = pathlib.Path(os.path.realpath(code.co_filename))
-      if path.is_relative_to(ROOT) and not {".venv", _HERE} & {*path.parts}:
-        name = path.relative_to(ROOT).as_posix()
-        self.functions.add((name, code.co_qualname))
+    if name and code.co_qualname[-1] != ">":
+      self.functions.add((name, code.co_qualname))
 
   def counts(self) -> dict[str, int]:
     """Returns the numbers of functions, of files and of their classes."""
