@@ -175,9 +175,11 @@ def _controls(row: str) -> tuple[str, ...]:
     for role, control, _ in CLAIMS
     if cells[role] == row
   ]
-  for cells in CHOSEN_FOR_CURVE.values():
-    if row in cells.values() and row != cells["c"]:
-      found.append(cells["c"])
+  # `larger` and `curve` compare mixed rows with CLM.
+  of_larger = (cells for (_, when), cells in CHOSEN.items() if when == "end")
+  groups = [[cells[role] for role in LARGER] for cells in of_larger]
+  groups += [list(cells.values()) for cells in CHOSEN_FOR_CURVE.values()]
+  found += [clm for clm, *mixed in groups if row in mixed]
   return tuple(dict.fromkeys(found))
 
 

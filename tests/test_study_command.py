@@ -299,7 +299,7 @@ def test_two_rows_from_text_to_report(tmp_path):
   made, rows = tmp_path / "runs", ("babyllama_antlm", "ltg_bert_mntp_1_15")
   words = [TABLE, "--scale=shrink", f"--rows={','.join(rows)}"]
   words += [f"--text={tmp_path}/text", f"--data={tmp_path}/data"]
-  study.main([*words, f"--runs={made}"])
+  study.main([*words, f"--runs={made}", "--together=4"])
   for row, masked in zip(rows, ("mlm", "mntp"), strict=True):
     for mode in ("causal", masked):
       found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"

@@ -7,16 +7,21 @@ yet, because the runs have not ended.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 from antlm_jax import config as config_lib
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
-from antlm_jax.evals.benchmarks.pages.studies import StoredStudy, interval_text
+from antlm_jax.evals.benchmarks.pages.studies import (
+  StoredStudy,
+  interval_text,
+  measure_name,
+)
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.training.metrics import CHOOSE
 
 WHEN = "end", "lowest"
-_ROLES = {
+ROLES = {
   "clm": "CLM",
   "masked": "diffusion",
   "mixed_clm": "mixed, for its causal loss",
@@ -25,20 +30,13 @@ _ROLES = {
   "half_clm": "CLM, half the steps",
   "half_masked": "diffusion, half the steps",
 }
-_LOSSES = {"clm": "causal", "mlm": "masked"}
+Runs = Mapping[str, Sequence[TrainedRun]]  # of the grid: one seed for each row
 Key = tuple[str, str]  # a text, and `end` or `lowest`
 
 
-def _design():
+def config() -> ModuleType:
+  """Returns the study's config."""
   return config_lib.config_module("regularised")
-
-
-def _grid() -> StoredStudy:
-  return studies.stored("regularised_grid")
-
-
-def _small() -> StoredStudy:
-  return studies.stored("regularised_small")
 
 
 def _chosen_by(run: TrainedRun, kinds: Sequence[str], when: str) -> float:
@@ -51,115 +49,123 @@ def _chosen_by(run: TrainedRun, kinds: Sequence[str], when: str) -> float:
   return statistics.mean(pick[when](of) for of in found)
 
 
-def choose_rows(
-  runs: Mapping[str, Sequence[TrainedRun]],
-) -> dict[Key, dict[str, str]]:
-  """Chooses the cell of each role, as the design in the config says.
-
-  Args:
-    runs: The runs of the grid by row, of one seed each.
-  """
-  design = _design()
-  return {
-    (text, when): {
-      role: _best_row(runs, text, kinds, measures, when)
-      for role, (kinds, measures) in design.ROLES.items()
-    }
-    for text in design.GRID_TEXTS
-    for when in WHEN
-  }
-
-
-def choose_candidates(
-  runs: Mapping[str, Sequence[TrainedRun]],
-) -> dict[str, tuple[str, ...]]:
-  """Chooses the regularisations of the curve's other texts.
-
-  Args:
-    runs: As in `choose_rows`.
-  """
-  design, out = _design(), {}
-  for kind in design.CURVE:
-    rows = (
-      _best_row(runs, text, (kind,), ("clm",), "end")
-      for text in design.GRID_TEXTS
-    )
-    found = (row.partition(f"_{kind}_")[2] for row in rows)
-    out[kind] = tuple(dict.fromkeys(found))
-  return out
-
-
-def choose_for_curve(
-  runs: Mapping[str, Sequence[TrainedRun]],
-) -> dict[str, dict[str, str]]:
-  """Chooses the row of each way of training in each text of the curve.
-
-  Args:
-    runs: As in `choose_rows`.
-  """
-  design = _design()
-  return {
-    text: {
-      kind: _best_row(runs, text, (kind,), ("clm",), "end")
-      for kind in design.CURVE
-    }
-    for text in design.TEXTS
-  }
-
-
-def _best_row(runs, text: str, kinds, measures, when: str) -> str:
-  """Returns the row of a text and of ways of training with the lowest loss."""
+def best_row(
+  runs: Runs,
+  text: str,
+  ways: Sequence[str],
+  kinds: Sequence[str] = ("clm",),
+  when: str = "end",
+) -> str:
+  """Returns the cell of some ways of training that has the lowest loss."""
+  begin = tuple(f"{text}_{way}_" for way in ways)
   losses = {
-    row: _chosen_by(of[0], measures, when)
+    row: _chosen_by(of[0], kinds, when)
     for row, of in runs.items()
-    if row.startswith(tuple(f"{text}_{kind}_" for kind in kinds))
+    if row.startswith(begin)
   }
   return min(losses, key=losses.get)
 
 
+def choose_rows(runs: Runs) -> dict[Key, dict[str, str]]:
+  """Chooses the cell of each role, as the design says."""
+  return {
+    (text, when): {
+      role: best_row(runs, text, *by, when)
+      for role, by in config().ROLES.items()
+    }
+    for text in config().GRID_TEXTS
+    for when in WHEN
+  }
+
+
+def choose_candidates(runs: Runs) -> dict[str, tuple[str, ...]]:
+  """Chooses the regularisations of each way in the curve's other texts."""
+  out = {}
+  for way in config().CURVE:
+    rows = (best_row(runs, text, (way,)) for text in config().GRID_TEXTS)
+    found = (row.partition(f"_{way}_")[2] for row in rows)
+    out[way] = tuple(dict.fromkeys(found))
+  return out
+
+
+def choose_for_curve(runs: Runs) -> dict[str, dict[str, str]]:
+  """Chooses the cell of each way of training in each text of the curve."""
+  return {
+    text: {way: best_row(runs, text, (way,)) for way in config().CURVE}
+    for text in config().TEXTS
+  }
+
+
+# ------------------------------------------------------------------- the tables
+
+
 def _choice() -> str:
   """The grid's choice for each role, with its loss on the choosing half."""
-  grid, design = _grid(), _design()
+  grid = studies.stored("regularised_grid")
   runs, lines = grid.findings.runs, []
   for (text, when), rows in choose_rows(runs).items():
     for role, row in rows.items():
-      _, kinds = design.ROLES[role]
-      of = [x for x in _LOSSES if x in kinds]
+      _, kinds = config().ROLES[role]
       loss = _chosen_by(runs[row][0], kinds, when)
-      what = " and ".join(_LOSSES[x] for x in of)
-      lines.append(
-        (f"`{text}`", when, _ROLES[role], grid.title(row), what, f"{loss:.2f}")
-      )
-  head = "text", "measure", "role", "chosen", "by the loss", "nats"
+      what = " and ".join(measure_name(kind, when) for kind in kinds)
+      title = grid.title(row)
+      lines.append((f"`{text}`", ROLES[role], title, what, f"{loss:.2f}"))
+  head = "text", "role", "chosen", "by its loss", "nats"
   return tables.markdown(lines, head)
 
 
-def _claims() -> str:
-  study, design, lines = _small(), _design(), []
-  for (text, when), rows in design.CHOSEN.items():
-    for role, control, kind in design.CLAIMS:
-      contrast = study.of(rows[role], kind, when)[rows[control]]
-      interval = contrast.found.interval(study.confidence)
+def _claims_of(
+  study: StoredStudy, claims: Sequence[tuple[str, str, str]], whens=WHEN
+) -> str:
+  """Lays out claims, as in `CLAIMS`, with their intervals and verdicts."""
+  lines = {}
+  for (text, when), rows in config().CHOSEN.items():
+    for role, control, kind in claims if when in whens else ():
+      found = study.of(rows[role], kind, when)[rows[control]]
       names = (study.title(rows[x]) for x in (role, control))
-      lines.append(
-        (
-          f"`{text}`, {when}",
-          _LOSSES[kind],
-          " below ".join(names),
-          interval_text(interval),
-          contrast.verdict(study.confidence),
-        )
-      )
-  head = "text, measure", "loss", "claim", "difference", "verdict"
-  return f"{tables.markdown(lines, head)}\n\n{study.lowest()}"
+      measure = f"`{text}`", measure_name(kind, when), " below ".join(names)
+      interval = interval_text(found.found.interval(study.confidence))
+      lines[measure] = (interval, found.verdict(study.confidence))
+  head = "text", "measure", "claim", "difference", "verdict"
+  return tables.markdown(((*k, *v) for k, v in lines.items()), head)
+
+
+def _claims() -> str:
+  study = studies.stored("regularised_small")
+  return f"{_claims_of(study, config().CLAIMS)}\n\n{study.lowest()}"
+
+
+def _larger() -> str:
+  clm, *mixed = config().LARGER
+  claims = [(role, clm, "clm") for role in mixed]
+  return _claims_of(studies.stored("regularised_larger"), claims, ("end",))
 
 
 def _losses() -> str:
-  return studies.losses_table(_small(), ("clm", "mlm"), *_design().GRID_TEXTS)
+  study = studies.stored("regularised_small")
+  return studies.losses_table(study, ("clm", "mlm"), *config().GRID_TEXTS)
+
+
+def _curve() -> str:
+  """The differences from CLM by text, at the end and at the lowest."""
+  study, lines = studies.stored("regularised_curve"), []
+  for text, rows in config().CHOSEN_FOR_CURVE.items():
+    words, readings = (study.about[x][text] for x in ("words", "readings"))
+    for way in config().CURVE[1:]:
+      found = (
+        study.of(rows[way], "clm", when)[rows["c"]].found for when in WHEN
+      )
+      cells = (interval_text(x.interval(study.confidence)) for x in found)
+      names = (study.title(rows[x]) for x in (way, "c"))
+      lines.append((f"{words:,}", f"{readings:.2g}", *names, *cells))
+  head = "words", "readings", "mixed", "CLM", *WHEN
+  return tables.markdown(lines, head)
 
 
 TABLES = {
   "regularised-choice": _choice,
   "regularised-claims": _claims,
   "regularised-losses": _losses,
+  "regularised-larger": _larger,
+  "regularised-curve": _curve,
 }
