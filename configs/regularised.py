@@ -92,8 +92,9 @@ half an interval is 0.08 to 0.17 nats.
 A run of `larger` takes about five minutes: 2.5 core-hours. `curve` takes 24
 runs of one seed, and 100 of the fresh seeds: 2.8 core-hours.
 
-State of the runs: 40 cells of `grid` have run, all of `repeated`. Their losses
-are in evals/benchmarks/results/regularised_grid.json. Nothing is chosen yet.
+State of the runs: the 126 cells of `grid` have run (commit 0f86774). Their
+losses are in evals/benchmarks/results/regularised_grid.json, and the chosen
+rows in `CHOSEN`. `small`, `larger` and `curve` have not run.
 """
 
 from antlm_jax import config as config_lib
@@ -147,9 +148,37 @@ LARGER = "clm", "mixed_clm", "both"  # roles of the rows of `larger`
 CURVE = "c", "cd", "cm", "antlm"  # ways of training of `curve`
 # The rows that `grid` has chosen for each role, by text and measure: see
 # "Choice" above.
-CHOSEN: dict[tuple[str, str], dict[str, str]] = {}
+_REPEATED = {
+  "clm": "repeated_c_20_15",
+  "masked": "repeated_d_0_5",
+  "mixed_clm": "repeated_cm_10_15",
+  "mixed_masked": "repeated_cm_20_15",
+  "both": "repeated_cm_20_15",
+  "half_clm": "repeated_half_c_10_15",
+  "half_masked": "repeated_half_d_0_15",
+}
+_FRESH = {
+  "clm": "fresh_c_0_15",
+  "masked": "fresh_d_0_5",
+  "mixed_clm": "fresh_cm_0_5",
+  "mixed_masked": "fresh_cd_0_5",
+  "both": "fresh_cm_0_5",
+  "half_clm": "fresh_half_c_0_15",
+  "half_masked": "fresh_half_d_0_5",
+}
+CHOSEN = {
+  ("repeated", "end"): _REPEATED,
+  ("repeated", "lowest"): _REPEATED | {"mixed_masked": "repeated_antlm_0_5"},
+  ("fresh", "end"): _FRESH,
+  ("fresh", "lowest"): _FRESH | {"mixed_masked": "fresh_antlm_0_5"},
+}
 # The two regularisations of each way of training in the curve's other texts.
-CANDIDATES: dict[str, tuple[str, ...]] = {}
+CANDIDATES = {
+  "c": ("20_15", "0_15"),
+  "cd": ("10_5", "0_5"),
+  "cm": ("10_15", "0_5"),
+  "antlm": ("0_5",),
+}
 # The rows of the curve by text and way of training.
 CHOSEN_FOR_CURVE: dict[str, dict[str, str]] = {}
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import verdicts
+from antlm_jax.evals.benchmarks.pages import regularised, studies
 from antlm_jax.evals.studies import report
 from tests import runs, test_report
 
@@ -175,3 +176,13 @@ def test_a_page_without_its_tables_is_named():
   """Catches a page that lost a marker, so that its table is never compared."""
   with pytest.raises(UserError, match=r"README\.md has the tables none"):
     verdicts.fill_page("README.md", "no table")
+
+
+def test_the_cells_of_the_grid_are_chosen_by_the_rule():
+  """Catches a row of the counted runs that someone else has chosen."""
+  runs, found = studies.stored("regularised_grid").findings.runs, {}
+  assert len(runs) == 126
+  found["chosen"] = regularised.choose_rows(runs)
+  found["candidates"] = regularised.choose_candidates(runs)
+  of = regularised.config()
+  assert found == {"chosen": of.CHOSEN, "candidates": of.CANDIDATES}

@@ -83,7 +83,7 @@ def draw_claims(path: pathlib.Path) -> None:
 
 
 def draw_curve(path: pathlib.Path) -> None:
-  """Draws what mixing costs in causal loss, by readings of the text."""
+  """Draws the causal cost of mixing by the number of the text's readings."""
   study, design = studies.stored("regularised_curve"), regularised.config()
   readings = study.about["readings"]
   figure = plots.canvas(
