@@ -288,9 +288,9 @@ def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
   assert (size - counts.mean()) / counts.std() > 5.5
 
 
-def test_limit_leaves_rows_after_it_unpredicted():
+def test_slots_after_the_held_out_rows_are_not_predicted():
   of = source("C", FakeRows(5), BatchLayout(4), rounding="up", shuffle=False)
-  limited = dataclasses.replace(of, limit=5)
+  limited = dataclasses.replace(of, held_out=5)
   assert unfolded(limited, 0) == unfolded(of, 0)
   rows = {row for row, _ in unfolded(limited, 1)[1]}
   assert rows == {0}

@@ -61,7 +61,7 @@ def test_metrics_are_those_of_the_batch_and_of_an_evaluation():
 
 
 def test_a_batch_without_targets_leaves_the_parameters():
-  of = dataclasses.replace(source("M"), limit=0)
+  of = dataclasses.replace(source("M"), held_out=0)
   train_step = helpers.train_step()
   state = helpers.begin(train_step)
   after, metrics = jax.jit(train_step.update)(state, of[0])
