@@ -10,22 +10,18 @@
 
 flags() { # GENERATION [SLICES]
   local variable=LIBTPU_INIT_ARGS all=()
-  # Overlap the sum of gradients over chips with computation (MaxText's first
-  # three). By default, libtpu joins the gradients of all layers into one sum
-  # after the backward pass. The last flag leaves those over 1 MB apart.
-  local overlap=(--xla_tpu_enable_async_collective_fusion=true
-    --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true
-    --xla_enable_async_all_reduce=true
-    --xla_jf_crs_combiner_threshold_in_bytes=1000000)
   case "$1" in
     v4) ;; # the compiler's defaults
-    v5e) all+=("${overlap[@]}") ;;
+    # Overlaps the sum of gradients over chips with computation. It is the only
+    # asynchronous collective of v5e that is off by default (OpenXLA's guide).
+    v5e) all+=(--xla_tpu_enable_async_collective_fusion=true
+      --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true) ;;
     # Does not fuse all-gathers of weights with their consumers, so that they
     # overlap other computation (Google's recipe for a dense 7B model on v5p).
     v5p) all+=(--xla_tpu_megacore_fusion_allow_ags=false) ;;
     # Allows larger tiles: 96 instead of 16 of v6e's 128 MiB of VMEM for one
     # operation (Google's recipes for dense models on v6e).
-    v6e) all+=("${overlap[@]}" --xla_tpu_scoped_vmem_limit_kib=98304) ;;
+    v6e) all+=(--xla_tpu_scoped_vmem_limit_kib=98304) ;;
     # The same for tpu7x's 64 MiB of VMEM (Google's tpu7x recipes).
     tpu7x) all+=(--xla_tpu_scoped_vmem_limit_kib=65536) ;;
     # Overlaps communication and computation; off by default (OpenXLA).

@@ -69,7 +69,7 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   remote = shlex.split(line.removeprefix("--command="))
   assert remote[:3] == ["antlm_jax/launch/tpu_worker.sh", "start", "env"]
   (flags,) = [x for x in remote if x.startswith("LIBTPU_INIT_ARGS=")]
-  assert flags.count("--xla") == 4
+  assert flags.count("--xla") == 2
   program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax train"
   at = remote.index("launch/rerun.sh")
   assert remote[at:] == [*program.split(), *TRAINING[2:]]
