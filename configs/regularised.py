@@ -74,7 +74,7 @@ seeds. Expected: the mixed rows' differences from CLM have the same signs as at
 
 **Curve.** The same 1.97M tokens are read from 35,400 words (31 times), 70,900
 (15), 142,000 (7), 396,000 (2.6) and 1.12M words (0.9): the texts of `TEXTS`.
-Each has a tokenizer of its own, so that losses are compared within a text only.
+Each has its own tokenizer, so losses are compared only within a text.
 The rows are CLM, CLM:diffusion, CLM:MLM and AntLM. Each way of training has two
 candidates: the cells of the grid with its lowest causal loss at the end, in
 `repeated` and in `fresh`. In the other three texts, the grid's seed chooses one

@@ -84,7 +84,7 @@ def objective_of_loss(key: str) -> str:
 def choosing(rows: ByStep, watch: Sequence[str]) -> dict[int, float]:
   """Returns the sum of losses that chooses the best step, by step.
 
-  It is on half of the held-out rows, or on all if they are a single batch.
+  It is on half of the held-out rows, or on all if there is a single row.
   """
   return watched(rows, watch, f"/{CHOOSE}") or watched(rows, watch)
 

@@ -2,7 +2,6 @@
 
     python -m antlm_jax.evals.benchmarks.verdicts          # prints them all
     python -m antlm_jax.evals.benchmarks.verdicts --write  # writes the pages
-    python -m antlm_jax.evals.benchmarks.verdicts --draw  # draws pictures
 
 The JSON is in evals/benchmarks/results/, and the statistics are those of
 `antlm report`. A page has each table between `<!-- table NAME -->` and
@@ -26,7 +25,6 @@ from antlm_jax.evals.benchmarks.pages import (
   mixing,
   one_gpu,
   optimizers,
-  pictures,
   simulated,
 )
 from antlm_jax.evals.benchmarks.structure import ROOT
@@ -89,17 +87,11 @@ class Arguments:
   """The command's arguments."""
 
   write: bool = setting(False, "Replace the tables in the pages")
-  draw: bool = setting(False, "Draw the pictures in docs/images instead")
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = common.benchmark_arguments(__doc__, Arguments, argv)
-  for name, draw in pictures.PICTURES.items() if args.draw else ():
-    draw(pathlib.Path(ROOT, "docs/images", name))
-    print(f"drew docs/images/{name}")
-  if args.draw:
-    return
   for page, makers in PAGES.items():
     if args.write:
       path = pathlib.Path(ROOT / page)
