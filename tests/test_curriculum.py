@@ -114,7 +114,7 @@ def test_rows_follow_the_shares_within_one(weights, batch_size, start):
   phase = Phase(start, start + 40, shares)
   total = np.zeros(len(weights))
   for step in range(start, start + 40):
-    rows = phase.divide_batch(step, batch_size)
+    rows = phase.divide_batch((step - start) * batch_size, batch_size)
     assert rows.shape == (batch_size,)
     counts = np.bincount(rows, minlength=len(weights))
     assert counts.sum() == batch_size and len(counts) == len(weights)
@@ -128,7 +128,7 @@ def test_rows_follow_the_shares_within_one(weights, batch_size, start):
 def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
   phase = parse_curriculum("C:M=1:15", NAMES, 1, 100).at(0)
   for step in range(20):
-    assert np.bincount(phase.divide_batch(step, 16)).tolist() == [1, 15]
+    assert np.bincount(phase.divide_batch(16 * step, 16)).tolist() == [1, 15]
 
 
 def test_rows_of_an_objective_are_spread_over_the_batch():

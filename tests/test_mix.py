@@ -128,7 +128,7 @@ def test_sources_and_objectives_of_a_batch_are_independent(batch):
   counts = collections.Counter()
   for step in range(steps):
     kinds, sources = (
-      both.divide_batch(step, batch),
+      both.divide_batch(step * batch, batch),
       of.slots(step).rows[:, 0] >= 70,
     )
     counts.update(zip(kinds.tolist(), sources.tolist(), strict=True))

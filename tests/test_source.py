@@ -202,12 +202,43 @@ def test_targets_are_the_tokens_of_their_rows():
   for step in range(8):
     tokens = rows.tokens[of.order.slots(step).rows[:, 0]]
     names, phase = of.curriculum.objectives, of.curriculum.at(step)
-    letters = np.array(list(phase.shares))[phase.divide_batch(step, 16)]
+    done = 16 * (step - phase.start)
+    letters = np.array(list(phase.shares))[phase.divide_batch(done, 16)]
     found = unfolded(of, step)[1]
     assert found
     for (row, at), (target, weight, kind) in found.items():
       assert target == tokens[row, at] and names[kind] == letters[row]
       assert weight == (2.5 if names[kind] == "M" else 1.0)
+
+
+def test_the_ratios_of_a_mixed_batch_spread_over_their_whole_range():
+  """Catches ratios that follow the places by which a batch is divided."""
+  of = source("C:D=1:1 steps", FakeRows(40, 64, special=0), BatchLayout(64))
+  diffusion = of.curriculum.objectives.index("D")
+  for step in range(8):
+    found = unfolded(of, step)[1]
+    ratios = {
+      row: 1 / weight
+      for (row, _), (_, weight, kind) in found.items()
+      if kind == diffusion
+    }
+    # 32 rows, of which those with few masks may predict nothing.
+    assert np.diff([0, *sorted(ratios.values()), 1]).max() < 4 / 32
+
+
+def test_growing_batches_hold_the_shares_of_a_mixture():
+  """Catches a batch that is divided before its empty slots are left out."""
+  rows = FakeRows(64, 8, special=0)
+  of = source("C:M=1:15 steps", rows, BatchLayout(16), masked(), steps=400)
+  grown = dataclasses.replace(of.order, steps=400, growth=0.1)
+  of = dataclasses.replace(of, order=grown)
+  filled, counts = 0, collections.Counter()
+  for step in range(400):
+    here = of[step].objective_ids[of[step].weights > 0]
+    causal = (here == 0).sum() / 7  # of 8 tokens, a row predicts 7
+    filled += grown.batch_size(step)
+    counts["C"] += causal
+    assert abs(counts["C"] - filled / 16) <= 1
 
 
 def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():

@@ -204,6 +204,12 @@ class Order:
     """Returns the number of slots that a step fills; later slots are empty."""
     return self._filled(step, step + 1)
 
+  def filled(self, start: int, stop: int) -> int:
+    """Returns the number of slots that the steps [start, stop) fill."""
+    inside = (s for s in self.starts if start < s < stop)
+    bounds = itertools.pairwise([start, *inside, stop])
+    return sum(self._filled(begin, end) for begin, end in bounds)
+
   def _filled(self, start: int, stop: int) -> int:
     """Counts the slots that a part's steps fill, from `start` to `stop`."""
     size = self.at(start).layout.batch_size

@@ -74,17 +74,17 @@ class Source:
     segments = Segments.of(starts) if segmented else whole
     # The phase numbers its own objectives, in the order of its shares.
     shares = self._shares(step)
-    phase = self.curriculum.at(step)
-    numbers = phase.divide_batch(step, layout.batch_size)[slots]
-    objective_ids = np.array(list(shares))[numbers]
+    numbers = self._divided(step)
+    objective_ids = np.array(list(shares))[numbers[slots]]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
-    counter, places = step, slots
-    # A batch that still grows has empty slots.
-    counted = slots < self.order.batch_size(step)
-    if self.held_out is not None:
-      counter, places = 0, self.order.numbers(step)
+    if self.held_out is None:
+      counter, places, ranks = step, slots, _ranks(numbers)[slots, None]
+      # A batch that still grows has empty slots.
+      counted = slots < self.order.batch_size(step)
+    else:
+      counter, places, ranks = 0, self.order.numbers(step), None
       counted = places < self.held_out
-    draw = Draw(self.seed, counter, places[:, None], texts)
+    draw = Draw(self.seed, counter, places[:, None], texts, ranks)
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
     predicted = corrupted.predicted & kept & counted[:, None]
@@ -98,6 +98,16 @@ class Source:
       self.vocabulary.word_size,
     )
     return dataclasses.replace(batch, rope_theta=part.base)
+
+  def _divided(self, step: int) -> np.ndarray:
+    """Returns the number of each slot's objective in its phase, int64 `[B]`.
+
+    It is of all slots of the step's batch, in all processes.
+    """
+    phase, size = self.curriculum.at(step), self.order.batch_size(step)
+    done = self.order.filled(phase.start, step)
+    empty = self.order.at(step).layout.batch_size - size
+    return np.pad(phase.divide_batch(done, size), (0, empty))
 
   def _read(self, step: int, slots, rows):
     """Reads the slots' texts: tokens `[n, T]`, and starts if segmented."""
@@ -184,6 +194,15 @@ class Source:
       for whole, array in zip(merged, part, strict=True):
         whole[mine] = array
     return merged
+
+
+def _ranks(numbers: np.ndarray) -> np.ndarray:
+  """Returns each slot's place among the slots of its objective, int64 `[B]`."""
+  out = np.empty_like(numbers)
+  for number in np.unique(numbers):
+    mine = numbers == number
+    out[mine] = np.arange(mine.sum())
+  return out
 
 
 def _framed(tokens: np.ndarray, before: int, after: int | None) -> np.ndarray:

@@ -82,11 +82,16 @@ class Draw:
   # Number of each prepared row, and of earlier visits to it, int64 `[n, 2]`.
   # None stands for the place, and no earlier visit.
   texts: np.ndarray | None = None
+  # Place of each row among those of its objective in the step's batch, int64
+  # `[n, 1]`. None stands for the place in the whole batch.
+  ranks: np.ndarray | None = None
 
   def of(self, some: np.ndarray) -> "Draw":
     """Returns the draws of some of the rows, by their indices or a mask."""
-    texts = None if self.texts is None else self.texts[some]
-    return Draw(self.seed, self.step, self.rows[some], texts)
+    texts, ranks = (
+      None if x is None else x[some] for x in (self.texts, self.ranks)
+    )
+    return Draw(self.seed, self.step, self.rows[some], texts, ranks)
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
     """Returns float64 in [0, 1), of the shape of rows x positions."""

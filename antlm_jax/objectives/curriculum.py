@@ -55,17 +55,20 @@ class Phase:
     mixed = f"={ratio}" if len(set(exact)) > 1 else ""
     return ":".join(self.shares) + mixed
 
-  def divide_batch(self, step: int, batch_size: int) -> np.ndarray:
+  def divide_batch(self, done: int, batch_size: int) -> np.ndarray:
     """Divides the slots of a batch among the names of the shares.
 
-    Over the steps of a phase, the counts of up to four names stay within one
+    Over the batches of a phase, the counts of up to four names stay within one
     slot of their shares. Inside a batch, the slots of a name are spread evenly.
+
+    Args:
+      done: Number of slots in the phase's earlier batches.
+      batch_size: Number of slots in this batch.
 
     Returns:
       The index of each slot's name in `list(self.shares)`, int64
       `[batch_size]`.
     """
-    done = (step - self.start) * batch_size
     ends = self.counts(np.array([done, done + batch_size]))
     (counts,) = np.diff(ends).T
     # Sorting a Weyl sequence spreads the places evenly: a microbatch or shard,

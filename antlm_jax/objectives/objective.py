@@ -420,8 +420,11 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
   else:
     # One draw for the step, and a golden section more for each row. Shares then
     # spread evenly, and the loss varies less than with a draw for each row.
+    # Only the objective's own rows count: `Phase.divide_batch` chooses them by
+    # the golden section, too, so their places would spread over a part alone.
     first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
-    u = first.uniform("ratio", np.zeros(1, int)) + draw.rows * _GOLDEN
+    ranks = draw.rows if draw.ranks is None else draw.ranks
+    u = first.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
   return low + (objective.mask_ratio_high - low) * (u % 1)
 
 
