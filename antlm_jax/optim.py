@@ -239,22 +239,28 @@ class Schedule(Section):
     0.0, "Final learning rate / peak_lr", least=0, most=1
   )
   cooldown_steps: float = amount_setting(
-    0.0, "Length of the final fall from the last rate to zero"
+    0.0, "Length of the final fall from min_lr_ratio x peak_lr to zero"
   )
   restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
 
-  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
-    """Returns the shape of the decay and its number of steps, of all steps."""
+  def fall(
+    self, steps: int, warmup: int, cooldown: int
+  ) -> tuple[str, int, int]:
+    """Returns the decay's shape, its first step, and the step after its last.
+
+    All arguments are numbers of steps: of a part of the run, and of the warmup
+    and the cooldown in it.
+    """
     raise NotImplementedError
 
   def build(self, steps: int, restarts: Sequence[int] = ()) -> optax.Schedule:
     """Makes the learning rate by the step, from 0 to `steps` - 1.
 
     It rises linearly from peak / warmup_steps to the peak, stays, and falls to
-    `min_lr_ratio` x peak at the last step. In the last `cooldown_steps` it
-    falls from there to zero (GPT-BERT). At the steps `restarts` the schedule
+    `min_lr_ratio` x peak. In the last `cooldown_steps` it falls from there to
+    zero (GPT-BERT). At the steps `restarts` the schedule
     begins anew: each part of the run has a warmup and a decay. Raises a
-    UserError if these are longer than their part.
+    UserError if these are longer than their part, or a cooldown begins at zero.
     """
     bounds = itertools.pairwise([0, *restarts, steps])
     parts = [self._part(stop - start) for start, stop in bounds]
@@ -263,24 +269,31 @@ class Schedule(Section):
   def _part(self, steps: int) -> optax.Schedule:
     warmup = amount(self.warmup_steps, steps)
     cooldown = amount(self.cooldown_steps, steps)
-    shape, decay = self.fall(steps, warmup)
-    if decay < 0 or warmup + decay > steps:
+    shape, begin, end = self.fall(steps, warmup, cooldown)
+    if not warmup <= begin <= end:
+      also = f" and schedule.cooldown_steps ({cooldown})" if cooldown else ""
       raise UserError(
-        f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"
-        f" ({max(0, decay)}) do not fit in {steps} steps: lower them, or give"
-        " shares, as in --config.schedule.warmup_steps=0.1"
+        f"schedule.warmup_steps ({warmup} steps), schedule.decay_steps"
+        f" ({max(0, end - begin)}){also} do not fit in {steps} steps: lower"
+        " them, or give shares, as in --config.schedule.warmup_steps=0.1"
       )
     floor = self.min_lr_ratio
+    last = floor if end > begin else 1.0
+    if cooldown and not last:
+      raise UserError(
+        "schedule.cooldown_steps falls from schedule.min_lr_ratio x peak_lr,"
+        " which is zero: set min_lr_ratio, such as 0.1, or leave it out"
+      )
 
     def rate(step):
       # Step s has the rate after s + 1 parts: the first step is over zero, and
       # the last is at the floor.
       up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
-      t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
+      t = jnp.clip((step + 1 - begin) / max(end - begin, 1), 0.0, 1.0)
       down = floor + (1 - floor) * _DECAYS[shape](t)
       if cooldown:
-        end = floor * jnp.maximum(steps - step, 0) / cooldown
-        down = jnp.where(step < steps - cooldown, down, end)
+        cool = last * jnp.maximum(steps - step, 0) / cooldown
+        down = jnp.where(step < steps - cooldown, down, cool)
       return self.peak_lr * jnp.where(step < warmup, up, down)
 
     return rate
@@ -296,9 +309,12 @@ class WSD(Schedule):
     "linear", "Shape of the rate's decay", choices=tuple(_DECAYS)
   )
 
-  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
-    """The last `decay_steps`."""
-    return self.decay, amount(self.decay_steps, steps)
+  def fall(
+    self, steps: int, warmup: int, cooldown: int
+  ) -> tuple[str, int, int]:
+    """The last `decay_steps` before the cooldown."""
+    end = steps - cooldown
+    return self.decay, end - amount(self.decay_steps, steps), end
 
 
 @SCHEDULES.register("cosine")
@@ -306,6 +322,8 @@ class WSD(Schedule):
 class Cosine(Schedule):
   """Warmup, then half a cosine over the rest of the run."""
 
-  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
-    """All steps after the warmup."""
-    return "cosine", steps - warmup
+  def fall(
+    self, steps: int, warmup: int, cooldown: int
+  ) -> tuple[str, int, int]:
+    """All steps after the warmup; a cooldown replaces the last (GPT-BERT)."""
+    return "cosine", warmup, steps

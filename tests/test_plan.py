@@ -318,6 +318,30 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   assert named == steps and list(named) == list(steps)
 
 
+def test_batches_of_each_size_are_planned_and_counted(small):
+  """Catches a large batch behind a small one whose memory nobody estimates."""
+  run = dataclasses.replace(pod(small), seq_len=128).run(
+    ["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"]
+  )
+  found = {p.name: (p.steps, p.batch.inputs.shape) for p in run.programs(False)}
+  late = 10, (1, 32, 256)
+  assert found == {
+    "C": (8, (1, 16, 128)),
+    "M": (2, (1, 16, 128)),
+    "M of 256, 32 rows": late,
+  }
+  for changes in ({}, {"growth": 0.25}):
+    order = dataclasses.replace(run.order, **changes)
+    source = dataclasses.replace(run.source, order=order)
+    grown = dataclasses.replace(run, source=source, order=order)
+    each = [flops.train_step(run.model, run.source[s]) for s in range(20)]
+    sizes = [order.batch_size(s) / run.order.batch_size(s) for s in range(20)]
+    for begin in (0, 9, 15):
+      exact = np.dot(each[begin:], sizes[begin:])
+      counted = search.train_flops(grown, begin, {})
+      assert counted == pytest.approx(exact, rel=0.02)
+
+
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation_is_known(generation):

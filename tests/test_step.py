@@ -396,7 +396,23 @@ def test_after_the_end_the_rate_stays_at_the_floor():
   assert float(made(jnp.int32(80))) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("decay", [0, 20])
+def test_wsd_decays_before_its_cooldown(decay):
+  """Catches a cooldown that replaces the decay, so that the rate jumps."""
+  how = {"min_lr_ratio": 0.25, "cooldown_steps": 10, "decay_steps": decay}
+  found, floor = rates(100, **how), 0.25 if decay else 1.0
+  down = [1 - (1 - floor) * (s + 1) / 20 for s in range(decay)]
+  cool = [floor * (1 - s / 10) for s in range(10)]
+  stays = [1.0] * (80 - decay)
+  expected = 2.0 * np.array([*stays, *down, *cool])
+  assert found[10:] == pytest.approx(expected, abs=2e-6)
+
+
 def test_a_schedule_that_does_not_fit_is_refused():
+  with pytest.raises(UserError, match=r"cooldown_steps \(75\) do not fit"):
+    rates(100, cooldown_steps=75, min_lr_ratio=0.1)
+  with pytest.raises(UserError, match=r"is zero: set min_lr_ratio"):
+    rates(100, cooldown_steps=5)
   with pytest.raises(UserError, match=r"schedule.warmup_steps \(90 steps\)"):
     rates(100, warmup_steps=90)
   with pytest.raises(UserError, match=r"schedule\.warmup_steps"):

@@ -189,38 +189,37 @@ class Order:
     slots = self.at(step).layout.slots
     start = self._stretch(step).start
     if not self.alternate:
-      return self._filled(start, step) + slots
+      return self.filled(start, step) + slots
     odd = (step - start) % 2
-    return self._filled(start, step - odd) + 2 * slots + odd
+    return self.filled(start, step - odd) + 2 * slots + odd
 
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that earlier steps read."""
     stretch = self._stretch(step)
-    slots = self._filled(stretch.start, step)
+    slots = self.filled(stretch.start, step)
     taken = stretch.taken + self._counts(step, slots) * self.at(step).joined
     return dict(zip(self.sources, taken.tolist(), strict=True))
 
   def batch_size(self, step: int) -> int:
     """Returns the number of slots that a step fills; later slots are empty."""
-    return self._filled(step, step + 1)
+    return self.filled(step, step + 1)
 
   def filled(self, start: int, stop: int) -> int:
     """Returns the number of slots that the steps [start, stop) fill."""
-    inside = (s for s in self.starts if start < s < stop)
-    bounds = itertools.pairwise([start, *inside, stop])
-    return sum(self._filled(begin, end) for begin, end in bounds)
-
-  def _filled(self, start: int, stop: int) -> int:
-    """Counts the slots that a part's steps fill, from `start` to `stop`."""
-    size = self.at(start).layout.batch_size
-    if self.growth == 1:
-      return (stop - start) * size
-    # Rounded sums from the run's beginning on, so that they add up.
-    first, last = (
-      round(self._grown(0.0, step / self.steps) * self.steps * size)
-      for step in (start, stop)
-    )
-    return last - first
+    inside = [s for s in self.starts if start < s < stop]
+    total = 0
+    for begin, end in itertools.pairwise([start, *inside, stop]):
+      size = self.at(begin).layout.batch_size
+      if self.growth == 1:
+        total += (end - begin) * size
+        continue
+      # Rounded sums from the run's beginning on, so that they add up.
+      first, last = (
+        round(self._grown(0.0, step / self.steps) * self.steps * size)
+        for step in (begin, end)
+      )
+      total += last - first
+    return total
 
   def _grown(self, begin: float, end: float) -> float:
     """Integrates the batches' share from `begin` to `end` of the run."""
@@ -271,7 +270,7 @@ class Order:
     starts = sorted({*self.starts, *changes})
     out, taken = [], np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
-      slots = self._filled(start, stop)
+      slots = self.filled(start, stop)
       out.append(_Stretch(start, slots, taken))
       # Rows, since slots of two parts may hold different numbers of them.
       taken = taken + self._counts(start, slots) * self.at(start).joined

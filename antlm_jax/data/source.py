@@ -72,13 +72,11 @@ class Source:
     segmented = starts is not None
     whole = Segments.whole(*tokens.shape)
     segments = Segments.of(starts) if segmented else whole
-    # The phase numbers its own objectives, in the order of its shares.
-    shares = self._shares(step)
-    numbers = self._divided(step)
-    objective_ids = np.array(list(shares))[numbers[slots]]
+    shares, objective_ids, ranks = self._divided(step)
+    objective_ids, ranks = objective_ids[slots], ranks[slots, None]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     if self.held_out is None:
-      counter, places, ranks = step, slots, _ranks(numbers)[slots, None]
+      counter, places = step, slots
       # A batch that still grows has empty slots.
       counted = slots < self.order.batch_size(step)
     else:
@@ -99,15 +97,28 @@ class Source:
     )
     return dataclasses.replace(batch, rope_theta=part.base)
 
-  def _divided(self, step: int) -> np.ndarray:
-    """Returns the number of each slot's objective in its phase, int64 `[B]`.
+  def _divided(self, step: int) -> tuple[dict, np.ndarray, np.ndarray]:
+    """Divides a step's batch, in all processes, among the objectives.
 
-    It is of all slots of the step's batch, in all processes.
+    An objective's id is its place in the whole curriculum, so that ids mean the
+    same in every phase.
+
+    Returns:
+      The objectives' shares of the batch, by id; the id of each slot, and the
+      slot's place among those with its id, both int64 `[B]`.
     """
-    phase, size = self.curriculum.at(step), self.order.batch_size(step)
-    done = self.order.filled(phase.start, step)
+    phase, every = self.curriculum.at(step), self.curriculum.objectives
+    shares = {every.index(name): x for name, x in phase.shares.items()}
+    size = self.order.batch_size(step)
+    divided = phase.divide_batch(self.order.filled(phase.start, step), size)
+    # A batch that still grows has empty slots behind the others.
     empty = self.order.at(step).layout.batch_size - size
-    return np.pad(phase.divide_batch(done, size), (0, empty))
+    objective_ids = np.array(list(shares))[np.pad(divided, (0, empty))]
+    ranks = np.empty_like(objective_ids)
+    for objective_id in shares:
+      mine = objective_ids == objective_id
+      ranks[mine] = np.arange(mine.sum())
+    return shares, objective_ids, ranks
 
   def _read(self, step: int, slots, rows):
     """Reads the slots' texts: tokens `[n, T]`, and starts if segmented."""
@@ -149,16 +160,6 @@ class Source:
     text_length = np.where(is_short, short_length, length)
     return np.arange(length) < text_length[:, None]
 
-  def _shares(self, step: int) -> dict[int, float]:
-    """Returns each objective's part of a step's batch, by its id.
-
-    The id is the objective's place in the whole curriculum, so that ids mean
-    the same in every phase.
-    """
-    names = self.curriculum.objectives
-    phase = self.curriculum.at(step)
-    return {names.index(name): share for name, share in phase.shares.items()}
-
   def _weighted(self, shares: Mapping[int, float]) -> Sequence[Objective]:
     """Returns all objectives, with the weights of a batch with these shares."""
     if self.loss_average != "objectives":
@@ -194,15 +195,6 @@ class Source:
       for whole, array in zip(merged, part, strict=True):
         whole[mine] = array
     return merged
-
-
-def _ranks(numbers: np.ndarray) -> np.ndarray:
-  """Returns each slot's place among the slots of its objective, int64 `[B]`."""
-  out = np.empty_like(numbers)
-  for number in np.unique(numbers):
-    mine = numbers == number
-    out[mine] = np.arange(mine.sum())
-  return out
 
 
 def _framed(tokens: np.ndarray, before: int, after: int | None) -> np.ndarray:

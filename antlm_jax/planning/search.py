@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,14 +75,21 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
   `known` caches the FLOPs of each kind of step for other runs.
   """
   total, c = 0.0, run.config
-  for phase in run.curriculum.phases:
+  # FLOPs are of whole batches: a batch that grows does its part of them.
+  order = dataclasses.replace(run.order, growth=1.0)
+  source = dataclasses.replace(run.source, order=order)
+  starts = {phase.start for phase in run.curriculum.phases}
+  starts = sorted(starts | {*run.order.starts})
+  for start, stop in itertools.pairwise([*starts, run.curriculum.steps]):
+    phase, part = run.curriculum.at(start), run.order.at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
-    kind = str((c.model, c.train, c.data, mixed))
+    kind = str((c.model, c.train, c.data, mixed, part.layout, part.joined))
     if kind not in known:
-      known[kind] = flops.train_step(run.model, run.source[phase.start])
-    total += max(0, phase.stop - max(phase.start, begin)) * known[kind]
+      known[kind] = flops.train_step(run.model, source[start])
+    filled = run.order.filled(max(start, begin), max(stop, begin))
+    total += filled / part.layout.batch_size * known[kind]
   return total
 
 

@@ -120,13 +120,16 @@ class Run:
     starts = {phase.start for phase in self.curriculum.phases}
     starts = sorted(starts | {*self.order.starts})
     ends = [*starts[1:], self.curriculum.steps]
+    first = self.order.parts[0].layout.batch_size
     for start, end in zip(starts, ends, strict=True):
       name = str(self.curriculum.at(start))
-      joined = self.order.at(start).joined
-      if joined > 1:
-        name += f" of {joined * self.sources.rows.seq_len}"
-      if base := self.order.at(start).base:
-        name += f", RoPE's base {base:g}"
+      part = self.order.at(start)
+      if part.joined > 1:
+        name += f" of {part.joined * self.sources.rows.seq_len}"
+      if (size := part.layout.batch_size) != first:
+        name += f", {size} rows"
+      if part.base:
+        name += f", RoPE's base {part.base:g}"
       # Phases with the same objectives share a program.
       known = out.get(name) or BatchKind(name, 0, self.source[start])
       out[name] = dataclasses.replace(known, steps=known.steps + end - start)
