@@ -26,10 +26,11 @@ the *best* regularised CLM? The published answers differ: yes (arXiv
 2606.16246).
 
 **Measures**, in nats per target: the causal loss, the masked loss at 15 %, and
-diffusion's bound. They use 96 held-out rows that differ by seed and are the
-same for all rows of a seed. Each is measured at the end, for users who train
-for a fixed time, and at its lowest, for users who stop in time. Half of the
-held-out batches choose the lowest step, and the other half measure it.
+diffusion's bound. They use 96 held-out rows. (Corrected on 27 November 2026:
+these are the same for all seeds. Only their masks differ by seed.) Each is
+measured at the end, for users who train for a fixed time, and at its lowest,
+for users who stop in time. Half of the held-out batches choose the lowest step,
+and the other half measure it.
 
 **Claims.** C:D is below the best of ten CLM rows (`_CLM`) in causal nats, and
 below the better of M and D in masked nats. The same for C:M. C:D under Muon
