@@ -319,7 +319,7 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 
 
 def test_batches_of_each_size_are_planned_and_counted(small):
-  """Catches a large batch behind a small one whose memory nobody estimates."""
+  """Catches a large batch whose memory nobody estimates."""
   run = dataclasses.replace(pod(small), seq_len=128).run(
     ["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"]
   )

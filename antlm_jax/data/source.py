@@ -104,8 +104,9 @@ class Source:
     same in every phase.
 
     Returns:
-      The objectives' shares of the batch, by id; the id of each slot, and the
-      slot's place among those with its id, both int64 `[B]`.
+      The objectives' shares of the batch, by id.
+      The objective's id of each slot, int64 `[B]`.
+      Each slot's place among those with its id, int64 `[B]`.
     """
     phase, every = self.curriculum.at(step), self.curriculum.objectives
     shares = {every.index(name): x for name, x in phase.shares.items()}
