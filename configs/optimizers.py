@@ -21,7 +21,8 @@ Written before the first counted run
 
 **Measure.** Held-out loss at the end of the run, in nats per target, on 512
 rows of text (32,000 tokens). (Corrected on 27 November 2026: these are the same
-for all seeds. Only their masks differ by seed.) The mixture has two measures, causal and MNTP, so there are four.
+for all seeds. Only their masks differ by seed.) The mixture has two measures,
+causal and MNTP, so there are four.
 
 **Rates.** 2.5e-3, 5e-3, 1e-2, 2e-2 and 4e-2, with one seed (50). The lowest
 loss at the end wins, for the mixture the lowest mean of the two. If the best

@@ -1,9 +1,11 @@
 """Order of the prepared rows: a pure function of the step.
 
 Every epoch is a new permutation of the rows, and batches are cut from epochs
-that follow one another. A part of the run that joins rows permutes groups
-of them. So it reads some rows of the current epoch again, and leaves others out. Each of several sources has epochs of its own: a mix
-gives every source its share of the slots, and shuffles each block of 64 slots.
+that follow one another. A part of the run that joins rows permutes groups of
+them. So it reads some rows of the current epoch again, and leaves others out.
+
+Each of several sources has epochs of its own: a mix gives every source its
+share of the slots, and shuffles each block of 64 slots.
 """
 
 import bisect
