@@ -34,7 +34,7 @@ def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:
   This is the loss of a model that always predicts the frequencies of these very
   tokens. Of little text, no model can know them so well in advance.
   Tokens that are `special` (bool `[V]`) do not count. Masked objectives do not
-  predict them. Causal ones soon learn where documents begin and end.
+  predict them. Causal objectives soon learn where documents begin.
   """
   total = sum(token_counts(rows, len(special)) for rows in sets)
   total[special] = 0

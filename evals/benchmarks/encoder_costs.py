@@ -72,7 +72,8 @@ class EncoderCost:
   def error(self) -> str:
     """Measured over forecast, median and spread."""
     least, median, most = self.likely
-    text = f"{median:.2f} ({least:.2f} to {most:.2f})"
+    spread = f"{least:.2f} to {most:.2f}" if least < most else "one step"
+    text = f"{median:.2f} ({spread})"
     return f"{text}, other chips" if self.elsewhere else text
 
 
