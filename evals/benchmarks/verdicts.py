@@ -2,6 +2,7 @@
 
     python -m antlm_jax.evals.benchmarks.verdicts          # prints them all
     python -m antlm_jax.evals.benchmarks.verdicts --write  # writes the pages
+    python -m antlm_jax.evals.benchmarks.verdicts --draw   # draws the pictures
 
 The JSON is in evals/benchmarks/results/, and the statistics are those of
 `antlm report`. A page has each table between `<!-- table NAME -->` and
@@ -25,6 +26,8 @@ from antlm_jax.evals.benchmarks.pages import (
   mixing,
   one_gpu,
   optimizers,
+  pictures,
+  regularised,
   simulated,
 )
 from antlm_jax.evals.benchmarks.structure import ROOT
@@ -35,11 +38,12 @@ _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Makers of the tables, by page and name.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "README.md": {"short": mixing.readme_table},
-  "docs/results.md": mixing.TABLES
+  "docs/results.md": regularised.TABLES
+  | mixing.TABLES
   | antlm_table.TABLES
   | from_decoder.TABLES
   | simulated.SIZES,
-  "docs/reference/curriculum.md": mixing.ADVICE,
+  "docs/reference/curriculum.md": regularised.ADVICE,
   "docs/appendix/archive.md": matryoshka.TABLES,
   "docs/index.md": one_gpu.HOURS,
   "docs/how_to/one_gpu.md": one_gpu.FITTING,
@@ -47,16 +51,19 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
   "docs/appendix/optimizers.md": optimizers.TABLES,
   "docs/appendix/forecast.md": forecasts.TABLES,
   "docs/explanation/cost.md": forecasts.COSTS,
+  "docs/explanation/when_to_mix.md": regularised.REPORT,
   "docs/appendix/intervals.md": simulated.INTERVALS,
 }
 # Makers of further figures that the text of a page quotes.
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
+    regularised.claim_figures,
     mixing.mixing_figures,
     antlm_table.antlm_table_figures,
     from_decoder.from_decoder_figures,
     simulated.interval_figures,
   ),
+  "docs/explanation/when_to_mix.md": (regularised.claim_figures,),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
 }
 
@@ -87,11 +94,17 @@ class Arguments:
   """The command's arguments."""
 
   write: bool = setting(False, "Replace the tables in the pages")
+  draw: bool = setting(False, "Draw the pictures in docs/images instead")
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = common.benchmark_arguments(__doc__, Arguments, argv)
+  if args.draw:
+    for name, draw in pictures.PICTURES.items():
+      draw(pathlib.Path(ROOT, "docs/images", name))
+      print(f"drew docs/images/{name}")
+    return
   for page, makers in PAGES.items():
     if args.write:
       path = pathlib.Path(ROOT / page)

@@ -71,7 +71,7 @@ def _antlm_table_expectations(scale: str) -> str:
       study.where(when),
     )
     for kind in _LOSSES
-    for when in ("end", "lowest")
+    for when in studies.WHEN
   }
   lowest = _antlm_table_contrast(study, "clm", "lowest", "clm")
   interval = lowest.found.interval(study.confidence)

@@ -11,7 +11,6 @@ from antlm_jax.evals.benchmarks.pages.studies import (
 )
 from antlm_jax.evals.studies.reporting.claims import OPEN, Contrast
 
-_WHEN = "end", "lowest"
 # A claim about several controls is contradicted at this confidence, and
 # confirmed at the study's: see configs/mixing.py.
 _CONTRADICTED = 1 - 0.05 / 54
@@ -54,7 +53,7 @@ def _decide(
 def _mixing_claims() -> str:
   study, lines = _mixing_study(), []
   for row, kind in _CLAIMS:
-    for when in _WHEN:
+    for when in studies.WHEN:
       found = study.of(row, kind, when)
       control, confidence, verdict = _decide(found, study.confidence)
       verdict += study.where(when) if "**" in verdict else ""
@@ -107,7 +106,9 @@ def _mixing_expectations() -> str:
     return ", ".join(found)
 
   def twice(row: str, kind: str) -> str:
-    return ", ".join(f"{when} {_against(row, kind, when)}" for when in _WHEN)
+    return ", ".join(
+      f"{when} {_against(row, kind, when)}" for when in studies.WHEN
+    )
 
   best = "C:D and C:M against the best CLM"
   return studies.expectations_table(
@@ -161,7 +162,7 @@ def _mixing_entropies() -> str:
 def mixing_figures() -> Iterator[float]:
   """Yields further figures that the text quotes."""
   study = _mixing_study()
-  for when in _WHEN:
+  for when in studies.WHEN:
     found = study.of("repeated_cd", "clm", when)["repeated_c"]
     yield from found.found.interval(study.confidence)
 
@@ -177,43 +178,12 @@ def readme_table() -> str:
     (
       (title, *(f"{x.mean:.2f}" for x in shown))
       for row, title in rows.items()
-      for shown in [[found[row][f"clm, {when}"] for when in _WHEN]]
+      for shown in [[found[row][f"clm, {when}"] for when in studies.WHEN]]
     ),
-    ("training", *_WHEN),
+    ("training", *studies.WHEN),
   )
 
 
-def _advice() -> str:
-  """The causal loss that a second mode costs, and the masked loss."""
-  study, lines = _mixing_study(), []
-  for row, text in {
-    "repeated_cd": "35,400 words, 31 times",
-    "fresh_cm": "142,000 words, 7 times",
-  }.items():
-    family, _, kind = row.partition("_")
-    controls = study.of(row, "clm", "end")
-    best = max(controls, key=lambda name: controls[name].found.value)
-    cost = controls[best].found.interval(study.confidence)
-    means = study.means(family)
-    masked = means[row]["mlm, end"].mean
-    alone = min(means[f"{family}_{x}"]["mlm, end"].mean for x in "md")
-    lines.append(
-      (
-        text,
-        f"`{kind[0].upper()}:{kind[1].upper()}=1:1`",
-        study.title(best),
-        interval_text(cost, 2),
-        f"{masked:.2f}",
-        f"{alone:.2f}",
-      )
-    )
-  head = "text", "both modes by", "best CLM", "causal cost (99.64 %)"
-  return tables.markdown(
-    lines, (*head, "masked loss", "of masked training alone")
-  )
-
-
-ADVICE = {"curriculum-advice": _advice}
 TABLES = {
   "mixing-claims": _mixing_claims,
   "mixing-losses": _mixing_losses,

@@ -1,26 +1,26 @@
 """Tables of mixing objectives with every row regularised.
 
 `choose_rows`, `choose_candidates` and `choose_for_curve` are the rules of
-configs/regularised.py that choose cells of the grid. No page has these tables
-yet, because the runs have not ended.
+configs/regularised.py that choose cells of the grid.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
 from antlm_jax import config as config_lib
 from antlm_jax import tables
 from antlm_jax.evals.benchmarks.pages import studies
 from antlm_jax.evals.benchmarks.pages.studies import (
+  WHEN,
   StoredStudy,
+  gain_text,
   interval_text,
   measure_name,
 )
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.training.metrics import CHOOSE
 
-WHEN = "end", "lowest"
 ROLES = {
   "clm": "CLM",
   "masked": "diffusion",
@@ -29,6 +29,10 @@ ROLES = {
   "both": "mixed, for both",
   "half_clm": "CLM, half the steps",
   "half_masked": "diffusion, half the steps",
+}
+_ADVISED = {
+  "repeated": "35,400 words, 31 times",
+  "fresh": "142,000 words, 7 times",
 }
 Runs = Mapping[str, Sequence[TrainedRun]]  # of the grid: one seed for each row
 Key = tuple[str, str]  # a text, and `end` or `lowest`
@@ -135,6 +139,110 @@ def _claims() -> str:
   return f"{_claims_of(study, config().CLAIMS)}\n\n{study.lowest()}"
 
 
+# Expectations of configs/regularised.py for each claim, by text.
+_EXPECTED = {
+  "repeated": (
+    "end within 0.1, lowest worse by 0.05 to 0.2",
+    "better by 0.1 to 0.4",
+    "within 0.1",
+    "better by 0.3 to 0.6",
+  ),
+  "fresh": (
+    "worse by 0.05 to 0.15",
+    "better by 0.1 to 0.3",
+    "better by 0 to 0.2",
+    "better by 0.3 to 0.6",
+  ),
+}
+
+
+def _expected() -> str:
+  """The claims' differences as expected and found, and the best CLM."""
+  study = studies.stored("regularised_small")
+  rows = config().CHOSEN["repeated", "end"]
+  best = study.means("repeated")[rows["clm"]]["clm, end"].mean
+  lines = [
+    (
+      "`repeated`: the best CLM, causal, end",
+      "about 5.40, dropout 0.2, decay 0.5 or 1.5",
+      f"{best:.2f}, {study.title(rows['clm']).removeprefix('C, ')}",
+    )
+  ]
+  for text, each in _EXPECTED.items():
+    for (role, control, kind), expected in zip(
+      config().CLAIMS, each, strict=True
+    ):
+      found = []
+      for when in WHEN:
+        rows = config().CHOSEN[text, when]
+        of = study.of(rows[role], kind, when)[rows[control]]
+        found.append(f"{when} {gain_text(of, study.confidence)}")
+      sides = f"{ROLES[role]}, against {ROLES[control]}"
+      name = f"`{text}`: {sides} ({measure_name(kind)})"
+      lines.append((name, expected, ", ".join(found)))
+  return studies.expectations_table(lines)
+
+
+def _means() -> str:
+  """The mean losses of each role's row at the end."""
+  study, lines = studies.stored("regularised_small"), []
+  for text in config().GRID_TEXTS:
+    means, roles = study.means(text), {}
+    for role, row in config().CHOSEN[text, "end"].items():
+      roles.setdefault(row, []).append(ROLES[role])
+    for row, names in roles.items():
+      found, losses = means[row], ("clm, end", "mlm, end")
+      cells = [
+        f"({of})" if head in found["_untrained"] else of
+        for head in losses
+        for of in [studies.mean_and_deviation(found[head])]
+      ]
+      chosen = "; ".join(names)
+      lines.append((f"`{text}`", chosen, study.title(row), *cells))
+  head = "text", "chosen as", "training", *map(measure_name, ("clm", "mlm"))
+  return tables.markdown(lines, head)
+
+
+def claim_figures() -> Iterator[float]:
+  """Yields the claims' differences and their intervals."""
+  study = studies.stored("regularised_small")
+  for (_, when), rows in config().CHOSEN.items():
+    for role, control, kind in config().CLAIMS:
+      found = study.of(rows[role], kind, when)[rows[control]].found
+      yield from found.interval(study.confidence)
+
+
+def _advice() -> str:
+  """Costs of a second mode, and of two models of half the compute."""
+  study, lines = studies.stored("regularised_small"), []
+  for text, title in _ADVISED.items():
+    rows, means = config().CHOSEN[text, "end"], study.means(text)
+
+    def against(control, kind, rows=rows):
+      found = study.of(rows["both"], kind, "end")[rows[control]].found
+      return interval_text(found.interval(study.confidence), 2)
+
+    masked = (means[rows[x]]["mlm, end"].mean for x in ("both", "masked"))
+    lines.append(
+      (
+        title,
+        study.title(rows["clm"]),
+        study.title(rows["both"]),
+        against("clm", "clm"),
+        *(f"{x:.2f}" for x in masked),
+        against("half_clm", "clm"),
+        against("half_masked", "mlm"),
+      )
+    )
+  percent = f"{100 * study.confidence:.4g} %"
+  head = (
+    *("text", "best CLM", "best in both modes", f"causal cost ({percent})"),
+    *("masked loss", "of diffusion alone"),
+    *("against half CLM, causal", "against half diffusion, masked"),
+  )
+  return tables.markdown(lines, head)
+
+
 def _larger() -> str:
   clm, *mixed = config().LARGER
   claims = [(role, clm, "clm") for role in mixed]
@@ -162,10 +270,13 @@ def _curve() -> str:
   return tables.markdown(lines, head)
 
 
+ADVICE = {"curriculum-advice": _advice}
+REPORT = {"regularised-means": _means}
 TABLES = {
   "regularised-choice": _choice,
   "regularised-claims": _claims,
   "regularised-losses": _losses,
-  "regularised-larger": _larger,
-  "regularised-curve": _curve,
+  "regularised-expected": _expected,
 }
+# To be registered on a page with their first runs.
+NOT_RUN = {"regularised-larger": _larger, "regularised-curve": _curve}

@@ -21,6 +21,7 @@ from antlm_jax.runtime import files
 from antlm_jax.training.metrics import HALVES
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
+WHEN = "end", "lowest"  # of a run's held-out losses
 SHORT = {"CLM": "C", "MLM": "M", "diffusion": "D"}  # of titles
 _WORDS = {"confirmed": "better", "contradicted": "worse"}
 _MODES = {"clm": "causal", "mlm": "masked, 15 %"}
@@ -183,9 +184,9 @@ def mean_and_deviation(value: Mean, digits: int = 2) -> str:
   return f"{value.mean:.{digits}f} ± {value.std:.{digits}f}"
 
 
-def measure_name(kind: str, when: str) -> str:
+def measure_name(kind: str, *when: str) -> str:
   """Names a measure as the pages do."""
-  return f"{_MODES[kind]}, {when}"
+  return ", ".join((_MODES[kind], *when))
 
 
 def losses_table(
@@ -198,7 +199,7 @@ def losses_table(
     kinds: Logged names of the objectives.
     *families: The families of rows, each with a line of its own if several.
   """
-  heads = [f"{kind}, {when}" for kind in kinds for when in ("end", "lowest")]
+  heads = [f"{kind}, {when}" for kind in kinds for when in WHEN]
   lines = []
   for family in families:
     found = study.means(family)
