@@ -61,10 +61,10 @@ def draw_claims(path: pathlib.Path) -> None:
   )
   panels = figure.subplots(1, len(design.GRID_TEXTS), sharex=True)
   for axes, text in zip(panels, design.GRID_TEXTS, strict=True):
-    rows, labels = design.CHOSEN[text, "end"], []
+    labels = []
     for y, (role, control, kind) in enumerate(design.CLAIMS):
-      found = study.of(rows[role], kind, "end")[rows[control]].found
-      value, low, high = found.interval(study.confidence)
+      of = regularised.contrast_of(study, (text, "end"), role, control, kind)
+      value, low, high = of.found.interval(study.confidence)
       decided = low * high > 0
       axes.plot((low, high), (y, y), color="black")
       face = "black" if decided else "white"

@@ -18,6 +18,7 @@ from antlm_jax.evals.benchmarks.pages.studies import (
   interval_text,
   measure_name,
 )
+from antlm_jax.evals.studies.reporting.claims import Contrast
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.training.metrics import CHOOSE
 
@@ -118,6 +119,14 @@ def _choice() -> str:
   return tables.markdown(lines, head)
 
 
+def contrast_of(
+  study: StoredStudy, key: Key, role: str, control: str, kind: str
+) -> Contrast:
+  """Returns the difference of two roles' chosen rows in a loss."""
+  rows, (_, when) = config().CHOSEN[key], key
+  return study.of(rows[role], kind, when)[rows[control]]
+
+
 def _claims_of(
   study: StoredStudy, claims: Sequence[tuple[str, str, str]], whens=WHEN
 ) -> str:
@@ -125,7 +134,7 @@ def _claims_of(
   lines = {}
   for (text, when), rows in config().CHOSEN.items():
     for role, control, kind in claims if when in whens else ():
-      found = study.of(rows[role], kind, when)[rows[control]]
+      found = contrast_of(study, (text, when), role, control, kind)
       names = (study.title(rows[x]) for x in (role, control))
       measure = f"`{text}`", measure_name(kind, when), " below ".join(names)
       interval = interval_text(found.found.interval(study.confidence))
@@ -174,8 +183,7 @@ def _expected() -> str:
     ):
       found = []
       for when in WHEN:
-        rows = config().CHOSEN[text, when]
-        of = study.of(rows[role], kind, when)[rows[control]]
+        of = contrast_of(study, (text, when), role, control, kind)
         found.append(f"{when} {gain_text(of, study.confidence)}")
       sides = f"{ROLES[role]}, against {ROLES[control]}"
       name = f"`{text}`: {sides} ({measure_name(kind)})"
@@ -206,9 +214,9 @@ def _means() -> str:
 def claim_figures() -> Iterator[float]:
   """Yields the claims' differences and their intervals."""
   study = studies.stored("regularised_small")
-  for (_, when), rows in config().CHOSEN.items():
-    for role, control, kind in config().CLAIMS:
-      found = study.of(rows[role], kind, when)[rows[control]].found
+  for key in config().CHOSEN:
+    for claim in config().CLAIMS:
+      found = contrast_of(study, key, *claim).found
       yield from found.interval(study.confidence)
 
 
@@ -218,8 +226,8 @@ def _advice() -> str:
   for text, title in _ADVISED.items():
     rows, means = config().CHOSEN[text, "end"], study.means(text)
 
-    def against(control, kind, rows=rows):
-      found = study.of(rows["both"], kind, "end")[rows[control]].found
+    def against(control, kind, key=(text, "end")):
+      found = contrast_of(study, key, "both", control, kind).found
       return interval_text(found.interval(study.confidence), 2)
 
     masked = (means[rows[x]]["mlm, end"].mean for x in ("both", "masked"))
