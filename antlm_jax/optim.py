@@ -258,9 +258,9 @@ class Schedule(Section):
 
     It rises linearly from peak / warmup_steps to the peak, stays, and falls to
     `min_lr_ratio` x peak. In the last `cooldown_steps` it falls from there to
-    zero (GPT-BERT). At the steps `restarts` the schedule
-    begins anew: each part of the run has a warmup and a decay. Raises a
-    UserError if these are longer than their part, or a cooldown begins at zero.
+    zero (GPT-BERT). At the steps `restarts` the schedule begins anew: each part
+    of the run has a warmup and a decay. Raises a UserError if these are longer
+    than their part, or a cooldown begins at zero.
     """
     bounds = itertools.pairwise([0, *restarts, steps])
     parts = [self._part(stop - start) for start, stop in bounds]
