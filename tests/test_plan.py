@@ -320,9 +320,8 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 
 def test_batches_of_each_size_are_planned_and_counted(small):
   """Catches a large batch whose memory nobody estimates."""
-  run = dataclasses.replace(pod(small), seq_len=128).run(
-    ["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"]
-  )
+  here = search.Pod(small, {}, jax.devices()[:1], vocab_size=1024, seq_len=128)
+  run = here.run(["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"])
   found = {p.name: (p.steps, p.batch.inputs.shape) for p in run.programs(False)}
   late = 10, (1, 32, 256)
   assert found == {
