@@ -44,6 +44,8 @@ find_python() {
 # Runs the command in the background, and writes its status at the end.
 keep() { # COMMAND...
   local status
+  # Only now: while a program replaces another, `running` cannot see its name.
+  echo $$ > "$state/pid"
   trap : TERM # the whole group receives it; the command handles it
   "$@" &
   await $!
@@ -66,13 +68,17 @@ case "${1:-}" in
       exit 0
     fi
     mkdir -p "$state"
-    rm -f "$state/status" "$state/stopped"
+    rm -f "$state/pid" "$state/status" "$state/stopped"
     printf '%s\n' "$wanted" > "$state/command"
     printf '== %s: %s\n' "$(date -u '+%F %T')" "$wanted" >> "$state/log"
     # ssh would wait for open files.
     PYTHONUNBUFFERED=1 setsid nohup launch/tpu_worker.sh keep "$@" \
       >> "$state/log" 2>&1 < /dev/null 3>&- 4>&- &
-    echo $! > "$state/pid"
+    until [ -s "$state/pid" ]; do
+      kill -0 $! || [ -s "$state/pid" ] ||
+        fail "$(hostname): it has not started: see $state/log"
+      sleep 0.1
+    done
     say "started: $!" ;;
   keep) keep "${@:2}" ;;
   status)

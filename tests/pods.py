@@ -9,7 +9,6 @@ import subprocess
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention
@@ -135,24 +134,28 @@ def errors(out: str) -> list[str]:
 
 
 @jax.jit
-def _drop(key):
-  rows, length = 16, 32
-  states = jnp.ones((rows, length, 24))
+def _drop(key, states, q, v):
   states = mesh_lib.constrain(states, "batch", "seq", "embed_act")
-  q = jnp.zeros((rows, length, 4, length))
   q = mesh_lib.constrain(q, "batch", "seq", "heads", None)
   k = mesh_lib.constrain(q[:, :, :2], "batch", "seq", "kv_heads", None)
-  # All weights are equal, and the output at a key's index is its weight.
-  v = jnp.broadcast_to(jnp.eye(length)[:, None], k.shape)
-  dropped = layers.attention_dropout(0.5, key, rows)
+  v = mesh_lib.constrain(v, "batch", "seq", "kv_heads", None)
+  dropped = layers.attention_dropout(0.5, key, len(q))
   weights = attention.attend(q, k, v, AttentionMask(False), dropout=dropped)
   return layers.dropout(states, 0.5, key) != 0, weights != 0
 
 
 def drawn(mesh=None) -> list[str]:
   """Returns hashes of dropout's masks for states and for attention."""
+  rows, length = 16, 32
+  # Arguments, because XLA (0.10.2, CPU) rarely compiles a product of two
+  # constants to NaN.
+  states = np.ones((rows, length, 24), np.float32)
+  q = np.zeros((rows, length, 4, length), np.float32)
+  # All weights are equal, and the output at a key's index is its weight.
+  v = np.eye(length, dtype=np.float32)[None, :, None]
+  v = np.broadcast_to(v, (rows, length, 2, length))
   with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-    arrays = _drop(jax.random.key(5))
+    arrays = _drop(jax.random.key(5), states, q, v)
   if mesh:
     arrays = jax.jit(
       lambda x: x, out_shardings=mesh_lib.replicated_sharding(mesh)
