@@ -96,9 +96,8 @@ State of the runs: the 126 cells of `grid` have run (commit 0f86774). The 18
 cells of CLM:diffusion ran again with commit a7cba17, before any counted run of
 them: until then, the mask ratios of a step covered only half of their range.
 The losses are in evals/benchmarks/results/regularised_grid.json, and the chosen
-rows in `CHOSEN`. Of `small`, 108 of 112 runs are stored: C:D and AntLM in
-`fresh` have six seeds. `larger` and `curve` have not run. In the curve's other
-texts, seven candidates each choose: 21 runs, not 24.
+rows in `CHOSEN`. All 112 runs of `small` have run. `larger` and `curve` have
+not. In the curve's other texts, seven candidates each choose: 21 runs, not 24.
 """
 
 from antlm_jax import config as config_lib
