@@ -98,6 +98,8 @@ them: until then, the mask ratios of a step covered only half of their range.
 The losses are in evals/benchmarks/results/regularised_grid.json, and the chosen
 rows in `CHOSEN`. All 112 runs of `small` have run. `larger` and `curve` have
 not. In the curve's other texts, seven candidates each choose: 21 runs, not 24.
+Six rows of the curve are also rows of `small`, with the same settings. So the
+runs of `small` with seeds 0 to 4 are theirs: 30 of the 100.
 """
 
 from antlm_jax import config as config_lib
@@ -183,7 +185,26 @@ CANDIDATES = {
   "antlm": ("0_5",),
 }
 # The rows of the curve by text and way of training.
-CHOSEN_FOR_CURVE: dict[str, dict[str, str]] = {}
+CHOSEN_FOR_CURVE = {
+  "repeated": {
+    "c": "repeated_c_20_15",
+    "cd": "repeated_cd_0_15",
+    "cm": "repeated_cm_10_15",
+    "antlm": "repeated_antlm_0_5",
+  },
+  "read_15": {
+    "c": "read_15_c_0_15",
+    "cd": "read_15_cd_0_5",
+    "cm": "read_15_cm_0_5",
+    "antlm": "read_15_antlm_0_5",
+  },
+  "fresh": {
+    "c": "fresh_c_0_15",
+    "cd": "fresh_cd_0_5",
+    "cm": "fresh_cm_0_5",
+    "antlm": "fresh_antlm_0_5",
+  },
+}
 
 
 def _seeds(row: str) -> dict[str, int]:
