@@ -204,6 +204,18 @@ CHOSEN_FOR_CURVE = {
     "cm": "fresh_cm_0_5",
     "antlm": "fresh_antlm_0_5",
   },
+  "read_3": {
+    "c": "read_3_c_0_15",
+    "cd": "read_3_cd_0_5",
+    "cm": "read_3_cm_0_5",
+    "antlm": "read_3_antlm_0_5",
+  },
+  "read_1": {
+    "c": "read_1_c_0_15",
+    "cd": "read_1_cd_0_5",
+    "cm": "read_1_cm_0_5",
+    "antlm": "read_1_antlm_0_5",
+  },
 }
 
 

@@ -185,8 +185,13 @@ def test_a_page_without_its_tables_is_named():
 def test_the_cells_of_the_grid_are_chosen_by_the_rule():
   """Catches a row of the counted runs that someone else has chosen."""
   runs, found = studies.stored("regularised_grid").findings.runs, {}
-  assert len(runs) == 126
+  assert len(runs) == 126 + 21
   found["chosen"] = regularised.choose_rows(runs)
   found["candidates"] = regularised.choose_candidates(runs)
+  found["curve"] = regularised.choose_for_curve(runs)
   of = regularised.config()
-  assert found == {"chosen": of.CHOSEN, "candidates": of.CANDIDATES}
+  assert found == {
+    "chosen": of.CHOSEN,
+    "candidates": of.CANDIDATES,
+    "curve": of.CHOSEN_FOR_CURVE,
+  }
