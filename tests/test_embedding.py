@@ -150,6 +150,14 @@ def test_bad_pairs_are_told(tmp_path, row, columns, words):
     pairs(data, options)
 
 
+def test_a_list_in_a_table_is_no_text(tmp_path):
+  """Catches positives that pandas wrote to csv, as one text with brackets."""
+  path = tmp_path / "my.csv"
+  path.write_text("query,positive\na,\"['b', 'c']\"\nd,e\n")
+  with pytest.raises(UserError, match=r"line 2: the text .*list that"):
+    pairs(str(path), embedding.EmbedderOptions())
+
+
 RECORDS = [
   ("one q", ["Dogs rest", "cats"], "the hills"),
   ("One  Q", ["dogs  rest "], "often"),

@@ -274,6 +274,26 @@ def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
 
 
 @pytest.mark.parametrize(
+  ("other", "words"),
+  [
+    ("eval.csv", "not used: eval.csv"),
+    ("dev.json", "is dev.json the dev set. give files that end in .*csv"),
+    ("my dev set.csv", "is my dev set.csv the dev set. name it dev.csv"),
+  ],
+)
+def test_a_file_that_is_not_used_is_told(tmp_path, capsys, other, words):
+  """Catches a held-out set that is left out, in silence, for part of train."""
+  for name in ("train.csv", other):
+    (tmp_path / name).write_text("text,label\na,1\n")
+  try:
+    assert [*sets.by_split(str(tmp_path))] == ["train"]
+    told = capsys.readouterr().out
+  except UserError as error:
+    told = str(error)
+  assert re.search(words, told)
+
+
+@pytest.mark.parametrize(
   "preset, columns, record",
   [
     (

@@ -243,14 +243,33 @@ def test_an_answer_is_at_its_place_in_the_prompt(run, tmp_path):
     assert placed == one | {"logprob": pytest.approx(one["logprob"])}
 
 
-@pytest.mark.parametrize("prompt", ["a {word} b", "a {answer} b {answer}"])
-def test_other_placeholders_are_refused(run, tmp_path, prompt):
-  """Catches a prompt's signs that a model scores as text."""
-  rows = [{"prompt": prompt, "answer": "c"}]
+@pytest.mark.parametrize(
+  ("prompt", "answer", "words"),
+  [
+    ("a {word} b", "c", "the prompt has the placeholder {"),
+    ("a {answer} b {answer}", "c", "the prompt has the placeholder {"),
+    ("a b {answer}", ["c"], "['c'] is not text"),
+    ("a b {answer}", float("nan"), "nan is not text"),
+    ("a b {answer}", None, "None is not text"),
+  ],
+)
+def test_other_clozes_are_refused(run, tmp_path, prompt, answer, words):
+  """Catches a prompt's signs, or a list, that a model scores as text."""
+  rows = [{"prompt": prompt, "answer": answer}]
   data = runs.write_lines(tmp_path / "x.jsonl", rows)
   args = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
   line = runs.refused("antlm_jax.evals.score", "--task=lambada", *args)
-  assert "x.jsonl, line 1: the prompt has the placeholder {" in line
+  assert f"x.jsonl, line 1: {words}" in line
+
+
+def test_files_that_are_not_read_are_told(tmp_path, capsys):
+  """Catches the perplexity of train alone as that of the whole folder."""
+  for name in ("train.txt", "more.txt"):
+    (tmp_path / name).write_text(f"text of {name}\n")
+  asked = texts.TextSettings(data=str(tmp_path), mode="causal")
+  assert texts.read_texts(asked) == ["text of train.txt"]
+  told = capsys.readouterr().out
+  assert "train is read" in told and "named train: more.txt" in told
 
 
 @pytest.mark.parametrize(

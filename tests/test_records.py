@@ -102,6 +102,31 @@ def test_every_reader_refuses_utf16(tmp_path, encoding):
       read(str(path))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("letter", ["\u201c", "\u0434"])
+def test_utf16_of_other_scripts_is_refused(tmp_path, letter, encoding):
+  """Catches text whose bytes are all those of UTF-8, but for its spaces."""
+  path, name = tmp_path / "a.txt", encoding.replace("-le", "LE").upper()
+  name = name.replace("-BE", "BE")
+  for mark in ("", "\ufeff"):
+    path.write_bytes((mark + f"{letter * 9} " * 9 + "\n").encode(encoding))
+    wanted = name[:6] if mark else name
+    with pytest.raises(UserError, match=f"a.txt: {wanted}, .*-f {wanted} "):
+      prepared(str(path))
+  path.write_bytes(b"a text " * 99 + b"\0")
+  with pytest.raises(UserError, match="it has zero bytes, as UTF-16"):
+    prepared(str(path))
+
+
+@pytest.mark.parametrize("reader", set(READERS) - {"known"})
+@pytest.mark.parametrize("name", ["a.json", "a.conll", "a.zip"])
+def test_every_reader_refuses_other_kinds_of_file(tmp_path, name, reader):
+  """Catches JSON, or columns of words and tags, that is read as lines."""
+  (tmp_path / name).write_text('{"text": "a", "label": "pos"}\n')
+  with pytest.raises(UserError, match=f"{name} (is of no known|holds no rec)"):
+    READERS[reader](str(tmp_path / name))
+
+
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", BAD)
 def test_every_reader_names_the_line(tmp_path, name, reader):

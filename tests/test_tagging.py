@@ -45,6 +45,20 @@ def test_conlls_form_is_read(tmp_path):
   assert second.id == f"{tmp_path / 'a'}, line 8"
 
 
+def test_a_document_begins_a_sentence(tmp_path):
+  """Catches sentences that are joined if no empty line is next to the mark."""
+  (tmp_path / "a").write_text("a O\n-DOCSTART- O\nb O\n")
+  assert [e.texts for e in tagging.columns(tmp_path / "a")] == [("a",), ("b",)]
+
+
+def test_lines_of_words_and_tags_are_no_sentences():
+  """Catches a file of columns that a tagger reads as words."""
+  head = tagging.Tagger(labels=("O", "B-PER"))
+  lines = [head.example(one) for one in ("Tom B-PER", "sat O")]
+  with pytest.raises(UserError, match="each text ends with a tag, such as B-P"):
+    head.encode(None, lines, 8)
+
+
 def test_planning_reads_no_known_set(tmp_path):
   """Catches classes that depend on the sentences of a file."""
   (tmp_path / "conll2003").mkdir()

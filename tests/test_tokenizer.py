@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 import tokenizers
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+  trainers,
+)
 
 from antlm_jax.data import coverage, toy_english
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import Draw, Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
 from tests import runs
@@ -314,6 +322,46 @@ def test_a_far_id_is_refused(tmp_path):
   path = tmp_path / "tokenizer.json"
   path.write_text(json.dumps(spec))
   assert "'far' has the id 4294967295" in runs.told(Tokenizer.load, path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"decoder": 1, "a": 0}', "{}"])
+def test_other_json_is_no_tokenizer(tmp_path, text):
+  """Catches a traceback for vocab.json."""
+  path = tmp_path / "tokenizer.json"
+  path.write_text(text)
+  assert f"{path} is not a tokenizer.json" in runs.told(Tokenizer.load, path)
+
+
+def test_unknown_text_without_a_token_is_refused():
+  """Catches a traceback of the library, whose errors are bare Exceptions."""
+  whole = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"the": 0})))
+  for encode in (whole.encode, whole.encode_offsets):
+    assert "no token for unknown" in runs.told(encode, "кот")
+
+
+def test_dropped_merges_are_for_training_alone():
+  """Catches tokens that differ each time that a text is encoded."""
+  spec = json.loads(Tokenizer.train(ENGLISH, 300).to_json())
+  spec["model"]["dropout"] = 0.9
+  made = Tokenizer.from_json(json.dumps(spec))
+  plain = Tokenizer.train(ENGLISH, 300).encode(ENGLISH[0])
+  assert made.encode(ENGLISH[0]).tolist() == plain.tolist()
+  assert json.loads(made.to_json())["model"]["dropout"] is None
+
+
+def test_special_tokens_around_a_text_need_no_letter_a():
+  """Catches a tokenizer of DNA, whose tokens at the end move before it."""
+  vocab = {"[CLS]": 0, "[SEP]": 1, "G": 2, "T": 3}
+  backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+  ends = [("[CLS]", 0), ("[SEP]", 1)]
+  single = "[CLS] $A [SEP]"
+  backend.post_processor = processors.TemplateProcessing(
+    single=single, special_tokens=ends
+  )
+  assert Tokenizer(backend).frame == ([0], [1])
+  alone = tokenizers.Tokenizer(models.BPE(vocab={"[CLS]": 0}, merges=[]))
+  with pytest.raises(UserError, match="no token for any text"):
+    Tokenizer(alone).frame  # noqa: B018
 
 
 def test_coverage_counts_unknown_characters():

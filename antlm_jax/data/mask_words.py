@@ -178,8 +178,13 @@ def _remove_divisions(spec: dict[str, Any]) -> None:
 
 
 def removed(text: str) -> str:
-  """Returns a tokenizer's JSON without the steps of this module."""
+  """Returns a tokenizer's JSON without the steps of this module.
+
+  Other JSON is returned as it is. Raises a ValueError if it is none.
+  """
   spec = json.loads(text)
+  if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+    return text
   for kind in ("normalizer", "pre_tokenizer", "decoder"):
     key = kind.replace("_", "") + "s"
     every = sequence_parts(spec.get(kind), key)

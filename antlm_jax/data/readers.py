@@ -51,6 +51,7 @@ READERS = Registry[Callable[[str, Collection[str]], Records] | None]("reader")
 _PLAIN = ".txt .text .md .rst"
 _PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
 READERS |= dict.fromkeys(_PLAIN.split())
+TABLES = ".csv", ".tsv"  # their fields are text alone
 
 
 # Part of a source, as (index, count): one of `count` parts of about the same
@@ -94,6 +95,20 @@ def kind(source: str) -> str | None:
   if ending in _COMPRESSED:
     ending = os.path.splitext(name)[1]
   return ending if ending in READERS else None
+
+
+def kind_of_file(path: str) -> str:
+  """Returns the kind of a file that is given by its path.
+
+  Text often has no ending. Raises a UserError for another one that is unknown.
+  """
+  if (found := kind(path)) is not None:
+    return found
+  if "." in os.path.basename(path):
+    raise UserError(
+      f"{path} is of no known kind; give files that end in {endings()}"
+    )
+  return ".txt"
 
 
 def endings() -> str:
@@ -260,10 +275,10 @@ def _reading_source(source: str) -> Iterator[None]:
 def open_file(path: str) -> BinaryIO:
   """Opens a file for reading, and decompresses it.
 
-  Raises a ValueError if it is text in UTF-16.
+  Raises a ValueError if it is text in UTF-16 or UTF-32.
   """
   file = _open_source_file(path)
-  if why := parsing.not_utf8(file.peek(4)):
+  if why := parsing.not_utf8(file.peek()):
     file.close()
     raise ValueError(why)
   return file

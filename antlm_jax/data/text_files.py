@@ -190,13 +190,8 @@ def search(path: str) -> list[Found]:
   root, matched = path, [pathlib.Path(path)]
   # Not of Path, which raises for names that are too long.
   if os.path.lexists(path) and not os.path.isdir(path):
-    found = _checked_file(_sorted(path, os.path.dirname(path), alone=True))
-    if found.split == "unknown":
-      raise UserError(
-        f"{path} is of no known kind; give files that end in"
-        f" {readers.endings()}"
-      )
-    return [found]
+    readers.kind_of_file(path)
+    return [_checked_file(_sorted(path, os.path.dirname(path), alone=True))]
   if not os.path.isdir(path):
     root = re.split(r"[^/]*[*?[]", path)[0]
     matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))

@@ -1,5 +1,6 @@
 """Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -76,6 +77,8 @@ class Tokenizer:
     # Foreign files may ask for padding and truncation.
     backend.no_padding()
     backend.no_truncation()
+    if getattr(backend.model, "dropout", None):  # of merges, to train a model
+      backend.model.dropout = None
     backend.encode_special_tokens = True  # "</s>" in a text is text
     self.pad_id, self.bos_id, self.eos_id, self.mask_id = (
       self._find(*names) for names in _NAMES.values()
@@ -151,12 +154,8 @@ class Tokenizer:
     Raises:
       ValueError: It is not such a text.
     """
-    try:
+    with _library_errors(ValueError, ""):
       backend = tokenizers.Tokenizer.from_str(mask_words.removed(text))
-    except Exception as error:
-      if type(error) is not Exception:  # the library raises bare Exceptions
-        raise
-      raise ValueError(str(error)) from error
     return cls(backend)
 
   @classmethod
@@ -195,7 +194,8 @@ class Tokenizer:
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Encodes texts on all cores, without special tokens, as int32 `[n]`."""
     encode = self._backend.encode_batch_fast
-    found = encode(list(texts), add_special_tokens=False)
+    with _library_errors(UserError, _NO_TOKEN):
+      found = encode(list(texts), add_special_tokens=False)
     return [np.asarray(encoding.ids, np.int32) for encoding in found]
 
   def encode_offsets(self, text: str) -> tuple[np.ndarray, Spans]:
@@ -207,7 +207,8 @@ class Tokenizer:
       empty span. Marks that the tokenizer joins with a letter, or drops after
       it, belong to its token.
     """
-    encoding = self._untrimmed.encode(text, add_special_tokens=False)
+    with _library_errors(UserError, _NO_TOKEN):
+      encoding = self._untrimmed.encode(text, add_special_tokens=False)
     spans = _offset_spans(text, encoding.tokens, encoding.offsets)
     return np.asarray(encoding.ids, np.int32), spans
 
@@ -241,11 +242,20 @@ class Tokenizer:
 
   @functools.cached_property
   def frame(self) -> tuple[list[int], list[int]]:
-    """Special tokens that the tokenizer itself adds before and after a text."""
-    found = self._backend.encode("a", add_special_tokens=True)
-    text = [i for i, own in enumerate(found.special_tokens_mask) if not own]
-    first, last = (text[0], text[-1]) if text else (len(found.ids),) * 2
-    return found.ids[:first], found.ids[last + 1 :]
+    """Special tokens that the tokenizer itself adds before and after a text.
+
+    Raises a UserError if it has no token for any text.
+    """
+    # Not each vocabulary has an "a", such as one of DNA.
+    own = (self.decode([i]) for i in np.flatnonzero(~self.special))
+    for text in itertools.chain("a", own):
+      with contextlib.suppress(UserError):
+        if not len(self.encode(text)):
+          continue
+        found = self._backend.encode(text, add_special_tokens=True)
+        mask = np.flatnonzero(np.asarray(found.special_tokens_mask) == 0)
+        return found.ids[: mask[0]], found.ids[mask[-1] + 1 :]
+    raise UserError("the tokenizer has no token for any text")
 
   @functools.cached_property
   def special(self) -> np.ndarray:
@@ -334,6 +344,23 @@ class Tokenizer:
   def _find(self, *names: str) -> int | None:
     ids = map(self._backend.token_to_id, names)
     return next((index for index in ids if index is not None), None)
+
+
+_NO_TOKEN = (
+  "the tokenizer cannot encode a text, for it has no token for unknown"
+  " characters: "
+)
+
+
+@contextlib.contextmanager
+def _library_errors(kind: type[Exception], begin: str) -> Iterator[None]:
+  """Raises errors of the library, which are bare Exceptions, as `kind`."""
+  try:
+    yield
+  except Exception as error:
+    if type(error) is not Exception:
+      raise
+    raise kind(f"{begin}{error}") from error
 
 
 def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:

@@ -364,7 +364,7 @@ OBJECTIVES: dict[str, Objective] = {
 def kind_of(name: str, kind: str | None = None) -> type[Objective]:
   """Returns the class of an objective, by default as in `OBJECTIVES`."""
   default = getattr(OBJECTIVES.get(name), "kind", "")
-  return KINDS[default if kind is None else kind]
+  return KINDS[default if kind is None else str(kind)]
 
 
 def changed(name: str, values: Mapping[str, Any]) -> Objective:

@@ -99,7 +99,7 @@ def read_text(
   """
   try:
     data = absolute_path(where).read_bytes()
-    if not (why := records.not_utf8(data)):
+    if lenient or not (why := records.not_utf8(data)):
       return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1

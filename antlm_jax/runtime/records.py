@@ -14,6 +14,13 @@ from typing import Any
 
 MARK = "\ufeff"  # byte-order mark
 HALF = "it has half of a surrogate pair, which is no character"
+_HEAD = 1 << 12  # bytes of a file that show its encoding
+_WIDE_MARKS = (
+  (codecs.BOM_UTF32_LE, "UTF-32"),
+  (codecs.BOM_UTF32_BE, "UTF-32"),
+  (codecs.BOM_UTF16_LE, "UTF-16"),
+  (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 _MARKS = re.compile(f"^{MARK}+", re.MULTILINE)
 # A field of tsv, with or without quotation marks, and the tab after it.
 _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t]*)(\t|\Z)')
@@ -32,17 +39,25 @@ def without_marks(text: str) -> str:
 
 
 def not_utf8(head: bytes) -> str:
-  """Returns an error if a file's first bytes are those of UTF-16, or "".
+  """Returns an error if a file's first bytes are UTF-16 or UTF-32, or "".
 
-  UTF-16 of ASCII is valid UTF-8, with a zero byte next to each letter.
+  Some scripts are valid UTF-8 in these forms. But each space and line end has a
+  zero byte, and a text in UTF-8 has none.
   """
-  first, name = head[:4], ""
-  if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-    name = "UTF-16"
-  elif len(first) == 4 and all(first[::2]) and not any(first[1::2]):
-    name = "UTF-16LE"
-  elif len(first) == 4 and all(first[1::2]) and not any(first[::2]):
-    name = "UTF-16BE"
+  head = head[:_HEAD]
+  # The mark of UTF-32 begins with that of UTF-16.
+  name = next((of for mark, of in _WIDE_MARKS if head.startswith(mark)), "")
+  # Zero bytes by place. UTF-32 has three a letter.
+  zeros = [head[place::4].count(0) for place in range(4)]
+  if not name and any(zeros):
+    wide = 2 * sum(zeros) > len(head)
+    little = zeros[0] < zeros[3] if wide else sum(zeros[::2]) < sum(zeros) / 2
+    name = ("UTF-32" if wide else "UTF-16") + ("LE" if little else "BE")
+    if sum(zeros) < len(head) / 100:
+      return (
+        f"it has zero bytes, as {name} has and text in UTF-8 has not; convert"
+        f" it (iconv -f {name} -t UTF-8), or remove them"
+      )
   return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 

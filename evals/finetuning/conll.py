@@ -106,9 +106,9 @@ def _blocks(path: str) -> Sentences:
   divider = re.compile("\t" if tabs else " +")
   out = [[]]
   for number, line in enumerate(lines, start=1):
-    if not line:
+    if not line or line.startswith(_DOCUMENT):
       out.append([])
-    elif not line.startswith(_DOCUMENT):
+    else:
       parts = [part.strip() for part in divider.split(line)]
       out[-1].append(TaggedLine(number, parts, line))
   return [block for block in out if block]

@@ -11,9 +11,11 @@ to find its positive text, or the first half of a text the second half.
 import collections
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import labelled, retrieval, sets
 from antlm_jax.evals.finetuning.batching import Example
@@ -154,9 +156,12 @@ def _pair_records(
   A record with several positives gives an example for each of them.
   """
   counts = range(len(columns), sys.maxsize)  # further values are negatives
+  is_table = isinstance(source, str) and readers.kind(source) in readers.TABLES
   for where, values in sets.source_records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
     sets.nonempty([text for one in lists for text in one], where)
+    for text in itertools.chain(*lists) if is_table else ():
+      sets.refuse_list(text, where, "text")
     query, positives, *others = lists
     if len(query) != 1 or not positives:
       raise UserError(f"{where}: not one query and a positive")

@@ -4,7 +4,6 @@ A label is the name of a class, or a whole number for it, or a list of names for
 multi-label classification. `regression` predicts numbers.
 """
 
-import ast
 import collections
 import contextlib
 import csv
@@ -214,12 +213,7 @@ def _name(label: object, where: str) -> str:
   """Returns the name of a class, without space around it."""
   _require_label(label, where)
   if isinstance(label, str):
-    with contextlib.suppress(ValueError, SyntaxError):
-      if isinstance(ast.literal_eval(label.strip()), list):
-        raise UserError(
-          f"{where}: the label {label!r:.60} is a list that is written as text:"
-          " write lists to jsonl or parquet"
-        )
+    sets.refuse_list(label, where, "label")
     return label.strip()
   if isinstance(label, bool | int):
     return json.dumps(label)

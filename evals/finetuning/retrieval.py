@@ -536,6 +536,8 @@ def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   out = {}
   for where, line in sets.record_fields(path, ("_id", "text")):
     name, text, title = line["_id"], line["text"], line.get("title")
+    if title is not None:
+      sets.require_texts(line, ("title",), where)
     if name in out:
       raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
     out[name] = f"{title}. {text}" if title else text

@@ -7,7 +7,9 @@ of files named train, dev (or valid) and test. Or it is a mapping of train, dev
 and test to lists or files.
 """
 
+import ast
 import collections
+import contextlib
 import math
 import os
 import pathlib
@@ -36,6 +38,7 @@ from antlm_jax.runtime.records import writable
 OWN = "own"  # task of a preset that reads the user's own set
 # Names of all known tasks and evaluation sets, which no own set gets.
 NAMES: set[str] = set()
+_SHOWN = 5  # names in a list of files
 _KEPT = 0.9  # share of train that is trained on if there is no dev
 # Words in a file's name that name its split.
 _SPLITS = {
@@ -139,8 +142,9 @@ def by_split(
     if found[split]
   }
   if not by_word and "train" not in there and found[""]:
-    there = {"train": found[""], **there}
+    there = {"train": found.pop(""), **there}
   if there:
+    _say_unused(data, found[""] + found["unknown"], there)
     return there
   names = [os.path.relpath(p, data) for those in found.values() for p in those]
   endings = "" if any_ending else f", which end in {readers.endings()}"
@@ -148,6 +152,29 @@ def by_split(
     f"{data} has {', '.join(names[:5]) or 'no files'}: looked for files named"
     f" train, dev (valid) and test{endings}"
   )
+
+
+def _say_unused(data: str, paths: Sequence[str], used: Container[str]) -> None:
+  """Says which files of a folder belong to none of the splits in use.
+
+  Raises a UserError if one of them seems to be another split.
+  """
+  names = [os.path.relpath(path, data) for path in paths]
+  for name in names:
+    stem, _, ending = os.path.basename(name).lower().partition(".")
+    words = {*re.findall("[a-z]+", stem)}
+    split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
+    if split and split not in used and os.sep not in name:
+      how = f"name it {split}.{ending}"
+      if readers.kind(name) is None:
+        how = f"give files that end in {readers.endings()}"
+      raise UserError(f"{data}: is {name} the {split} set? {how}, or move it")
+  if names:
+    more = ", ..." if names[_SHOWN:] else ""
+    progress.say(
+      f"{data}: not used: {', '.join(names[:_SHOWN])}{more}; files named train,"
+      " dev (valid) and test are"
+    )
 
 
 def _of_one(
@@ -321,18 +348,29 @@ def nonempty(texts: Iterable[object], where: str) -> None:
       raise UserError(f"{where}: no text to read")
 
 
+def refuse_list(text: str, where: str, what: str) -> None:
+  """Raises a UserError if a text is a list, as pandas writes it to csv."""
+  with contextlib.suppress(ValueError, SyntaxError):
+    if isinstance(ast.literal_eval(text.strip()), list):
+      raise UserError(
+        f"{where}: the {what} {text!r:.60} is a list that is written as text:"
+        " write lists to jsonl or parquet"
+      )
+
+
 def source_texts(
   source: Source, columns: Sequence[str], words: bool = False
 ) -> Iterator[tuple[str, ...]]:
   """Yields the texts of a source: a file's lines, or columns of its records.
 
   With `words`, the only column may hold lists of words, which are yielded.
-  Raises a UserError if it cannot be read, or a record has no text.
+  Raises a UserError if it cannot be read, is of no known kind, or a record has
+  no text.
   """
   path = source if isinstance(source, str) else ""
   if path and not os.path.exists(path) and not path.startswith(readers.HUB):
     raise files.not_a_path(path)
-  if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
+  if path and readers.READERS.get(readers.kind_of_file(path)) is None:
     yield from ((line,) for line in _text_lines(path))
     return
   count = blank = 0

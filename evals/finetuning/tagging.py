@@ -104,6 +104,7 @@ class Tagger(Tags):
     Rows of a sentence overlap, so that tokens have text on both sides. Each
     token has a label, and a vote on its word, in one of them.
     """
+    self._refuse_columns(examples)
     room = batching.longest(loaded, max_length) - sum(map(len, loaded.frame))
     if room < 1:
       raise UserError(f"max_length={max_length} leaves no room for a word")
@@ -128,6 +129,15 @@ class Tagger(Tags):
         f" ({texts[without[0]]!r:.40})"
       )
     return ExampleRows(*made, labels[words], True, examples, words)
+
+  def _refuse_columns(self, examples: Sequence[Example]) -> None:
+    """Raises a UserError if texts are lines of words and tags."""
+    ends = [e.texts[-1] for e in examples if e.label is None]
+    if len(ends) > 1 and {*ends} <= {*self.labels}:
+      raise UserError(
+        f"each text ends with a tag, such as {ends[0]}: give sentences without"
+        " tags, or lists of words"
+      )
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[list[int]]:
     """Returns each word's class: that of most of its tokens.

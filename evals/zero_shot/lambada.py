@@ -49,12 +49,7 @@ def read_clozes(asked) -> list[Cloze]:
   except UserError:  # they are whole texts
     first, rows = [], ()
   rows = itertools.islice(itertools.chain(first, rows), asked.limit or None)
-  found = [
-    _cloze_of_record(
-      f"{asked.data}, {where}", *(str(part or "") for part in row)
-    )
-    for where, row in rows
-  ]
+  found = [_cloze_of_record(f"{asked.data}, {where}", *r) for where, r in rows]
   if not found:
     found = [
       Cloze(*text.rpartition(" ")[::2]) for text in texts.read_texts(asked)
@@ -67,11 +62,15 @@ def read_clozes(asked) -> list[Cloze]:
   return found
 
 
-def _cloze_of_record(where: str, prompt: str, answer: str) -> Cloze:
+def _cloze_of_record(where: str, prompt: object, answer: object) -> Cloze:
   """Returns a record's answer in its prompt, or after it.
 
-  Raises a UserError if another placeholder is in the prompt, or two are.
+  Raises a UserError if one of both is no text, or another placeholder is in the
+  prompt, or two are.
   """
+  for part in (prompt, answer):
+    if not isinstance(part, str):
+      raise UserError(f"{where}: {part!r:.60} is not text")
   context, _, ending = prompt.partition(_ANSWER)
   if other := re.search(r"\{\w*\}", context + ending):
     raise UserError(

@@ -33,7 +33,8 @@ class TextSettings(command.TaskSettings):
   )
   split: str = setting(
     "dev",
-    "Part of a divided folder; all texts if nothing is named dev",
+    "Part of a divided folder; what prepare would train on if nothing is named"
+    " dev",
     choices=(*prepared_folder.SPLITS, "test"),
   )
 
@@ -72,6 +73,8 @@ def _asked_texts(asked: TextSettings) -> Iterator[str]:
     [asked.data], documents=asked.documents, column=asked.column
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
+  if corpus.unused:
+    progress.say(f"{asked.data}: {split} is read\n{corpus}")
   held, tally = [], readers.Tally()  # of a document that is read in pieces
   found = corpus.read(split, tally)
   for text, begins in itertools.chain(found, [("", True)]):
