@@ -100,7 +100,7 @@ def kind(source: str) -> str | None:
 def kind_of_file(path: str) -> str:
   """Returns the kind of a file that is given by its path.
 
-  Text often has no ending. Raises a UserError for another one that is unknown.
+  Text often has no ending. Raises a UserError if the ending is unknown.
   """
   if (found := kind(path)) is not None:
     return found

@@ -33,8 +33,8 @@ class TextSettings(command.TaskSettings):
   )
   split: str = setting(
     "dev",
-    "Part of a divided folder; what prepare would train on if nothing is named"
-    " dev",
+    "Part of a divided folder; if nothing is named dev, the text that prepare"
+    " trains on",
     choices=(*prepared_folder.SPLITS, "test"),
   )
 
