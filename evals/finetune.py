@@ -47,7 +47,7 @@ from antlm_jax.evals.finetuning import loop, saved, sets, summary
 from antlm_jax.evals.finetuning import task as task_lib
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
-from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.task import Suite, Task, TaskHead
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
@@ -129,16 +129,20 @@ class Request:
     tests_alone = isinstance(self.data, Mapping) and "train" not in self.data
     return self.section(Hyperparameters).epochs > 0 and not tests_alone
 
-  def without_training(self, tuned: FineTuned | None) -> "Request":
+  def without_training(
+    self, tuned: FineTuned | None, head: TaskHead | None
+  ) -> "Request":
     """Returns the request for an evaluation alone.
 
-    The attention and the classes are by default those of the model's own task,
-    `tuned`. A file or list of examples is the test set.
+    The attention, the classes and the settings that only evaluate are by
+    default those of the model's own task, `tuned`, and of its head. A file or
+    list of examples is the test set.
     """
     own, data = {}, self.data
-    if tuned:
-      labels = tuple(tuned.settings.get("labels", ()))
+    if tuned and head:
+      labels = getattr(head, "labels", ())
       own = {"attention": tuned.attention, "labels": labels}
+      own |= {name: getattr(head, name) for name in head.evaluating}
     never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
     many = isinstance(data, Mapping) or _is_folder(data)
     if self.name == sets.OWN and not many:
@@ -394,7 +398,8 @@ def _make_task(
     if trained.trained:
       _check_frozen(trained, asked.section(Hyperparameters))
       return asked, trained
-  request = asked.without_training(tuned)
+  own = saved.saved_head(tuned, path) if tuned else None
+  request = asked.without_training(tuned, own)
   evaluated = request.task()
   head = saved.untrained(evaluated, tuned, path)
   return request, dataclasses.replace(evaluated, head=head, trained=False)

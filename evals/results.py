@@ -16,14 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
-from antlm_jax.training.checkpoint import Checkpoint
+from antlm_jax.training.checkpoint import Checkpoint, json_checksum
 
 SUMMARY = "summary.json"
 
 
 def model_digest(model: Checkpoint) -> dict:
-  """Returns the part of a request that identifies the model by its weights."""
-  return {"step": model.step, "params_digest": model.digest}
+  """Returns the part of a request that identifies the model by its weights.
+
+  The head of a model that was fine-tuned is apart from them.
+  """
+  digests = {"params_digest": model.digest}
+  if "head" in model.sums:
+    digests["head_digest"] = json_checksum(model.sums["head"])
+  return {"step": model.step, **digests}
 
 
 def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Answering: windows, both heads, SQuAD's rules, files, and training."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -121,6 +122,13 @@ def test_no_answer_wins_by_its_score(loaded):
   assert Spans().decode(scores, rows) == [""]
   assert Spans(null_score=2.5).decode(scores, rows) != [""]
   assert Spans(may_be_none=False).decode(scores, rows) != [""]
+
+
+def test_how_answers_are_read_may_change_after_training():
+  """Catches `--null_score` and the like that do nothing with `--epochs=0`."""
+  wanted = Spans(stride=5, longest=1, null_score=3.0, may_be_none=False)
+  found = Spans(may_be_none=True).evaluated_as(wanted)
+  assert found == dataclasses.replace(wanted, may_be_none=True)
 
 
 def test_what_must_have_an_answer_says_something(loaded):

@@ -19,6 +19,7 @@ from antlm_jax.evals.finetuning import (
   classification,
   glue,
   loop,
+  regression,
   saved,
   summary,
   trial,
@@ -32,6 +33,7 @@ from antlm_jax.evals.finetuning.classification import (
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.tagging import Tagger
+from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.masks import AttentionMask
 from tests import random_models, runs
@@ -571,10 +573,10 @@ LABELS = [1, 1, 1, 0]
 EXAMPLES = {"mrpc": [Example(("a", "b"), label) for label in LABELS]}
 
 
-def outcome(lr, seed, found, metrics):
-  scores = {name: metric(found, LABELS) for name, metric in metrics.items()}
-  epoch = {"train_loss": 0.5, "mrpc": scores}
-  return loop.TuningOutcome(TrialRun(lr, seed), (epoch,), 1, {"mrpc": found})
+def outcome(lr, seed, found, metrics, labels=LABELS, name="mrpc"):
+  scores = {name: metric(found, labels) for name, metric in metrics.items()}
+  epoch = {"train_loss": 0.5, name: scores}
+  return loop.TuningOutcome(TrialRun(lr, seed), (epoch,), 1, {name: found})
 
 
 @pytest.fixture
@@ -625,6 +627,44 @@ def test_the_mean_over_all_is_glue(mrpc):
   table = summary.scores_table(everything, GLUE)
   assert "GLUE, unweighted mean of all 11: 50.0" in table
   assert "10 of 11 scores" in summary.scores_table(everything[1:], GLUE)
+
+
+def test_a_mean_counts_no_set_that_chose():
+  """Catches the dev sets of SuperGLUE in its mean: they choose the epoch."""
+  scores = {"dev": {"mean": 0.9}, "test": {"mean": 0.5}}
+  about = [
+    {
+      "task": name,
+      "best_lr": 1e-4,
+      "also": (),
+      "evaluations": (names := [f"{name}-{split}" for split in scores]),
+      "by_lr": [
+        {"lr": 1e-4, "scores": dict(zip(names, scores.values(), strict=True))}
+      ],
+    }
+    for name in glue.SUPERGLUE
+  ]
+  (line,) = summary._mean_lines(about, glue.SUPER)
+  assert line == "SuperGLUE, unweighted mean of all 7: 50.0"
+
+
+def test_the_rate_is_chosen_by_the_metric_that_chooses_epochs():
+  """Catches Pearson's correlation, which ignores a wrong scale, as chooser."""
+  examples = [Example((f"{i}",), float(i), f"{i}") for i in range(5)]
+  task = Task(
+    name="own",
+    load=lambda of: examples,
+    evaluations=("dev",),
+    head=None,
+    **regression.FIELDS,
+  )
+  found = {1e-4: [100.0 * i for i in range(5)], 1e-3: [0.5, 0.5, 2, 3.5, 4]}
+  outcomes = [
+    outcome(lr, 0, values, task.metrics, [e.label for e in examples], "dev")
+    for lr, values in found.items()
+  ]
+  about = summary.summarise(task, {"dev": examples}, outcomes)
+  assert about["best_lr"] == about["runs"][about["best_run"]]["lr"] == 1e-3
 
 
 # ------------------------------------------------------------------ command

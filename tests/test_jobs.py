@@ -1,5 +1,6 @@
 """Jobs: running, skipping and stopping them."""
 
+import shutil
 import time
 
 import pytest
@@ -108,13 +109,16 @@ def test_commands_tell_whether_they_are_done(
   assert train.done([*training, "--config.eval.rows=9"])
   assert not train.done([*training, "--config.seed=1"])
   score.main(scoring)
-  # The check reads neither the model nor the data.
-  monkeypatch.delattr(model, "load")
-  scoring[2] = "--data=/nowhere/pairs"
+  monkeypatch.delattr(model, "load")  # the check does not read the model
   assert score.done(scoring) and score.done([*scoring, "--step=40"])
   assert not score.done([*scoring, "--mode=mlm"])
   with pytest.raises(UserError, match=r"another request \(limit differ"):
     score.done([*scoring, "--limit=3"])
+  others = shutil.copytree(english / "pairs", tmp_path / "others/pairs")
+  for path in others.glob("*.jsonl"):
+    path.write_text("\n".join(path.read_text().split("\n")[::-1]).strip())
+  with pytest.raises(UserError, match=r"another request \(data differ"):
+    score.done([*scoring[:2], f"--data={others}", *scoring[3:]])
   (run / "evals/pairs/40-causal/summary.json").unlink()
   assert not score.done(scoring)
   making = [f"--text={english / 'text'}", f"--output={prepared}"]

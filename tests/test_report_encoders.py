@@ -241,6 +241,14 @@ def test_every_claim_is_of_rows_that_the_paper_has():
     assert all(name in rows or f"610m_{name}" in rows for name in names)
 
 
+def test_a_report_reads_the_losses_that_it_writes(made, tmp_path):
+  """Catches a record that lacks a setting of a report's table."""
+  how, first = {"config": str(CONFIG), "scale": "tiny"}, tmp_path / "first"
+  report.report(made[0], **how, output=first)
+  report.report(first / "losses.json", **how, output=tmp_path / "again")
+  assert (tmp_path / "again/report.md").is_file()
+
+
 def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   folder, right = tmp_path, (80, 90, 94)
   run = train(folder, "mlm40_42")

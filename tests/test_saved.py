@@ -16,7 +16,7 @@ from antlm_jax import models, units
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals import embed as embed_command
-from antlm_jax.evals import finetune
+from antlm_jax.evals import finetune, results
 from antlm_jax.evals import predict as predict_command
 from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import glue, loop, saved, trial
@@ -166,6 +166,19 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-5)
   swapped = outputs(model, [pair[::-1] for pair in pairs])
   assert np.abs(swapped - both).max() > 1e-3
+
+
+def test_a_request_tells_heads_apart(loaded, tmp_path):
+  """Catches results of one head on a frozen encoder that pass for another's."""
+  head, found = Classifier(("a", "b"), "mean", norms=False), []
+  for seed in (0, 1):
+    own = head.init(jax.random.key(seed), loaded.model.config.width)
+    task = FineTuned("a", "causal", head.kind, head.settings, own)
+    path = tmp_path / str(seed)
+    write_checkpoint(path, 1, loaded.params, loaded.meta, task)
+    found.append(results.model_digest(Checkpoint(path)))
+  assert found[0]["params_digest"] == found[1]["params_digest"]
+  assert found[0] != found[1]
 
 
 def test_only_a_known_head_has_outputs(loaded):

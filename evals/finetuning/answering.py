@@ -62,6 +62,7 @@ class Spans(PerToken):
   may_be_none: bool = True  # whether a question may have no answer
   null_score: float = 0.0  # margin by which the score of no answer must win
   kind: ClassVar[str] = "spans"
+  evaluating: ClassVar[tuple[str, ...]] = "stride", "longest", "null_score"
   columns: ClassVar[tuple[str, ...]] = _COLUMNS
   num_outputs: ClassVar[int] = 2  # scores of being the first and the last
 

@@ -57,6 +57,7 @@ class Towers(TaskHead):
   # Sizes of prefixes of the vector that have a loss, too (arXiv 2205.13147).
   matryoshka: tuple[int, ...] = ()
   kind: ClassVar[str] = "towers"
+  evaluating: ClassVar[tuple[str, ...]] = ("matryoshka",)
 
   def parameters(self, width: int) -> dict[str, Param]:
     """Returns none."""
@@ -135,10 +136,6 @@ class Towers(TaskHead):
     for i in range(0, len(queries), _AT_ONCE):
       part = queries[i : i + _AT_ONCE]
       yield from np.asarray(self.similarity(part, documents))
-
-  def evaluated_as(self, wanted: TaskHead) -> TaskHead:
-    """Returns this head, which ranks by the sizes of another."""
-    return dataclasses.replace(self, matryoshka=wanted.matryoshka)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,8 +202,9 @@ def compute(
   ]
   rows = own.encode(loaded, examples, max_length)
   if rows.cut:
+    longest = batching.longest(loaded, max_length)
     progress.say(
-      f"warning: texts that are cut to fit {max_length} tokens: {rows.cut}"
+      f"warning: texts that are cut to fit {longest} tokens: {rows.cut}"
     )
   program = programs.compiled(_one_run, loaded.model.config, own, causal)
   call = functools.partial(program, trial.join_params(loaded.params, params))

@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -82,13 +83,14 @@ class FineTuning:
 
   @property
   def score(self) -> float:
-    """Mean over all evaluation sets of all trained tasks, in [0, 1].
+    """Mean over the evaluation sets of all trained tasks, in [0, 1].
 
-    If none is trained, it is the mean over all tasks.
+    Of a task with a test set, only that counts, since the other chose the epoch
+    and the rate. If no task is trained, it is the mean over all tasks.
     """
     tasks = self.tasks.values()
     counted = [task for task in tasks if task.lr] or tasks
-    scores = (s for task in counted for s in task.scores.values())
+    scores = (t.scores[name] for t in counted for name in _counted(t.scores))
     return float(np.mean([score.mean for score in scores]))
 
   @property
@@ -120,6 +122,12 @@ class FineTuning:
 
   def __str__(self) -> str:
     return self.table
+
+
+def _counted(evaluations: Iterable[str]) -> list[str]:
+  """Returns the sets of a task that a mean counts: test sets, or else all."""
+  names = [*evaluations]
+  return [name for name in names if name.endswith("-test")] or names
 
 
 def tuning_result(
@@ -168,7 +176,12 @@ def summarise(
   found = zip(outcomes, scores, strict=True)
   lost = collections.Counter(o.run.lr for o, s in found if s == -math.inf)
   first = task.evaluations[0]
-  best = max(by_lr, key=lambda e: (-lost[e["lr"]], e["scores"][first]["mean"]))
+
+  def chosen_by(lr: float) -> tuple[int, float]:
+    of = [run for run in runs if run["lr"] == lr]
+    return -lost[lr], _score_over_seeds(of, first, task.chooser).mean
+
+  best = max(by_lr, key=lambda one: chosen_by(one["lr"]))
   evaluations = {}
   for name, those in examples.items():
     # These also need the examples that are not predicted, such as documents.
@@ -321,16 +334,17 @@ def scores_table(summaries: Sequence[dict], suite: Suite) -> str:
 
 def _mean_lines(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
   """Yields a line about the mean over a suite's known evaluation sets."""
-  known = {n for name, of in suite.scores.items() if name != OWN for n in of}
-  if not {name for one in summaries for name in one["evaluations"]} <= known:
+  known = [of for name, of in suite.scores.items() if name != OWN]
+  there = {name for one in summaries for name in one["evaluations"]}
+  if not there <= {*itertools.chain(*known)}:
     return
   counted = [one for one in summaries if one["best_lr"]] or summaries
   means = [
     _best_by_lr(one)["scores"][name]["mean"]
     for one in counted
-    for name in one["evaluations"]
+    for name in _counted(one["evaluations"])
   ]
-  count, every = len(means), len(known)
+  count, every = len(means), sum(len(_counted(of)) for of in known)
   what = f"mean of these {count} of {every} scores, not comparable with"
   what += f" {suite.name}'s"
   if count >= every:

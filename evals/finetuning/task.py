@@ -89,6 +89,8 @@ class TaskHead(abc.ABC):
   """
 
   kind: ClassVar[str]
+  # Settings that only evaluate it, which may change after training.
+  evaluating: ClassVar[tuple[str, ...]] = ()
   export_as: ClassVar[str] = ""
   columns: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -153,8 +155,9 @@ class TaskHead(abc.ABC):
     ]
 
   def evaluated_as(self, wanted: "TaskHead") -> "TaskHead":
-    """Returns this head with settings of another that only evaluate it."""
-    return self
+    """Returns this head with the settings `evaluating` of another."""
+    own = {name: getattr(wanted, name) for name in self.evaluating}
+    return dataclasses.replace(self, **own)
 
   def told(self, prediction: Any) -> dict[str, Any]:
     """Returns a prediction as fields of `Prediction`."""

@@ -206,9 +206,7 @@ def evaluate(
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
     loaded = open_model(model, step)
-    request = request_of(task, asked, loaded.saved)
-    # Identifies the data, independent of their path.
-    request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
+    request = request_of(task, asked, loaded.saved, items)
     summary = folder and not overwrite and results.finished(folder, request)
     reused = bool(summary)
     if reused:
@@ -254,14 +252,18 @@ def asked_of(
   return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
 
 
-def request_of(task: str, asked: TaskSettings, model: Checkpoint) -> dict:
-  """Returns the settings that the results depend on, except the data."""
+def request_of(
+  task: str, asked: TaskSettings, model: Checkpoint, items: Sequence
+) -> dict:
+  """Returns all that the results depend on."""
   options = pipelines.options(asked.pipeline, asked.mode)
   return {
     "task": task,
     **{k: v for k, v in vars(asked).items() if k not in asked.apart},
     **results.model_digest(model),
     "reduction": asked.reduction or options["reduction"],
+    # Identifies the data, independent of their path.
+    "data": {"crc32": zlib.crc32(repr(items).encode())},
   }
 
 
@@ -279,14 +281,15 @@ def run_task(description: str, argv: Sequence[str]) -> None:
 def done(description: str, argv: Sequence[str]) -> bool:
   """Returns whether `run_task` has written its results; reads no model.
 
-  Raises a UserError if the arguments are wrong, there is no such checkpoint, or
-  the folder has the results of another request.
+  Raises a UserError if the arguments are wrong, the checkpoint or the data
+  cannot be read, or the folder has the results of another request.
   """
   given, model = _parse_task_arguments(description, argv)
   task, folder = given["task"], given["output"]
   own = {n: given[n] for n in settings_lib.of(TASKS[task].settings)}
   asked = asked_of(task, given["data"], given["mode"], own)
-  return results.finished(folder, request_of(task, asked, model)) is not None
+  request = request_of(task, asked, model, TASKS[task].read(asked))
+  return results.finished(folder, request) is not None
 
 
 def _parse_task_arguments(

@@ -30,11 +30,7 @@ from antlm_jax.evals.studies.reporting.render import (
   fill_template,
   without_empty,
 )
-from antlm_jax.evals.studies.reporting.runs import (
-  TrainedRun,
-  ended,
-  with_shared_steps,
-)
+from antlm_jax.evals.studies.reporting.runs import TrainedRun, ended
 
 MACRO = "macro-average"
 _BLIMP = "BLiMP"
@@ -316,8 +312,7 @@ class Family:
     for name in self.variants:
       found = [run for run in ended(study.runs[name]) if run.losses]
       if found:
-        whole = [with_shared_steps(run, study.runs) for run in found]
-        runs[study.title(name)] = whole
+        runs[study.title(name)] = found
     draw = functools.partial(plots.draw_study_curves, self.name, runs)
     name = self.name.lower().replace("-", "_")
     return [Figure(f"curves_{name}.png", draw)] if runs else []

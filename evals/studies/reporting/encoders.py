@@ -408,7 +408,8 @@ def _row_recipe(study: Findings, name: str) -> dict[str, Any]:
   return {
     "row": name,
     "after": study.variants[name].after,
-    "ratio": run.config["objectives"]["M"]["mask_ratio"],
+    # Records of before 27 November 2026 have no ratio.
+    "ratio": run.config["objectives"]["M"].get("mask_ratio"),
     "clm": steps["C"],
     "mlm": steps["M"],
   }

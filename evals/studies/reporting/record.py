@@ -19,6 +19,7 @@ from antlm_jax.training.metrics import HALVES
 FILE = "losses.json"
 _DIGITS = 4  # of a loss in nats
 _SUMMARY = ("steps", "parameters", "unigram_entropy", "switches")
+_OBJECTIVE = "name", "attention", "mask_ratio"
 _ALL = "all"  # held-out rows, next to `HALVES`
 
 
@@ -44,7 +45,7 @@ def write_record(
 def _reported_settings(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings that a report reads."""
   objectives = {
-    name: {key: about[key] for key in ("name", "attention")}
+    name: {key: about[key] for key in _OBJECTIVE if key in about}
     for name, about in config["objectives"].items()
   }
   return {
@@ -97,7 +98,7 @@ def read_record(
     }
   if not found:
     raise UserError(f"{path} has no run of {', '.join(variants)}")
-  return found
+  return runs_lib.all_with_shared_steps(found)
 
 
 def _unpacked(

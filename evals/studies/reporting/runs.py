@@ -21,6 +21,9 @@ from antlm_jax.training.metrics import HALVES, REPORT
 _WRONG = LookupError, AttributeError, TypeError, ValueError
 
 
+Losses = Mapping[str, Mapping[int, float]]  # by objective and step
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
   """One seed of a variant."""
@@ -31,9 +34,9 @@ class TrainedRun:
   config: Mapping[str, Any]  # resolved
   # Held-out losses in nats, by the objective's logged name and step; NaN where
   # a loss was not finite.
-  losses: Mapping[str, Mapping[int, float]]
+  losses: "Losses"
   # The same on each half of the held-out rows, by `HALVES`.
-  halves: Mapping[str, Mapping[str, Mapping[int, float]]]
+  halves: Mapping[str, "Losses"]
   summary: Mapping[str, Any] | None = None  # None before its end
   curriculum: Curriculum | None = None  # in steps, equal neighbours joined
 
@@ -124,13 +127,31 @@ def with_shared_steps(
   if not begun or init.get("step") != "keep":
     return run
   variant, seed, step = begun.groups()
-  losses = {kind: dict(of) for kind, of in run.losses.items()}
+
+  def joined(early: Losses, late: Losses) -> Losses:
+    out = {kind: dict(of) for kind, of in late.items()}
+    for kind, of in early.items():
+      before = {s: loss for s, loss in of.items() if s < int(step)}
+      out[kind] = before | out.get(kind, {})
+    return out
+
+  losses, halves = run.losses, run.halves
   for trunk in runs.get(variant, ()):
     if trunk.seed == seed:
-      for kind, before in with_shared_steps(trunk, runs).losses.items():
-        early = {s: loss for s, loss in before.items() if s < int(step)}
-        losses[kind] = early | losses.get(kind, {})
-  return dataclasses.replace(run, losses=losses)
+      trunk = with_shared_steps(trunk, runs)
+      losses = joined(trunk.losses, losses)
+      halves = {h: joined(trunk.halves.get(h, {}), halves[h]) for h in halves}
+  return dataclasses.replace(run, losses=losses, halves=halves)
+
+
+def all_with_shared_steps(
+  runs: Mapping[str, Sequence[TrainedRun]],
+) -> dict[str, list[TrainedRun]]:
+  """Returns a study's runs, each as `with_shared_steps` returns it."""
+  return {
+    variant: [with_shared_steps(run, runs) for run in of]
+    for variant, of in runs.items()
+  }
 
 
 # -------------------------------------------------------------------- reading
@@ -158,7 +179,7 @@ def read_runs(
       f"--runs={folder} holds no run: they are expected in ROW/SEED/, such as"
       f" {next(iter(variants), 'ROW')}/0/config.json"
     )
-  return found
+  return all_with_shared_steps(found)
 
 
 def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
