@@ -13,7 +13,7 @@ from antlm_jax import config as config_lib
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(arg, curriculum="800C+2200M+510C steps")
+  arg = config_lib.parse_arg(arg, curriculum="3510C:M=1:1 steps")
   config = config_lib.changes()
   config.curriculum = arg.curriculum
   # Many masks teach fast; the held-out loss is measured with few.

@@ -58,12 +58,16 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
     regularised.claim_figures,
+    regularised.curve_figures,
     mixing.mixing_figures,
     antlm_table.antlm_table_figures,
     from_decoder.from_decoder_figures,
     simulated.interval_figures,
   ),
-  "docs/explanation/when_to_mix.md": (regularised.claim_figures,),
+  "docs/explanation/when_to_mix.md": (
+    regularised.claim_figures,
+    regularised.curve_figures,
+  ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),
 }
 

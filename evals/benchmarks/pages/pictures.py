@@ -82,7 +82,36 @@ def draw_claims(path: pathlib.Path) -> None:
   plots.save_figure(figure, path)
 
 
+def draw_curve(path: pathlib.Path) -> None:
+  """Draws the causal cost of mixing by the number of readings."""
+  study, design = studies.stored("regularised_curve"), regularised.config()
+  readings = study.about["readings"]
+  figure = plots.canvas(
+    6.4, 3.6, "Causal loss at the end, minus that of CLM, as well regularised"
+  )
+  axes = figure.subplots()
+  styles = zip(design.CURVE[1:], plots.COLOURS, ("-", "--", ":"), strict=False)
+  for place, (way, colour, line) in enumerate(styles):
+    points = [
+      (readings[text], *of.found.interval(study.confidence))
+      for text, of in regularised.curve_of(way).items()
+    ]
+    x, y, low, high = zip(*points, strict=True)
+    x = [at * 1.04 ** (place - 1) for at in x]  # so that no interval hides
+    style = {"color": colour, "marker": _MARKERS[way], "ls": line}
+    axes.plot(x, y, label=_TITLES[way], **style)
+    axes.vlines(x, low, high, color=colour)
+  axes.axhline(0, color="0.6", zorder=0)
+  axes.set(xscale="log", xlabel="readings of the text", ylabel="nats")
+  axes.set_xticks([*readings.values()], [f"{x:.2g}" for x in readings.values()])
+  axes.minorticks_off()
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.legend(fontsize=9, frameon=False)
+  plots.save_figure(figure, path)
+
+
 PICTURES: Mapping[str, Callable[[pathlib.Path], None]] = {
   "regularised-grid.png": draw_regularisation,
   "regularised-claims.png": draw_claims,
+  "regularised-curve.png": draw_curve,
 }

@@ -31,6 +31,7 @@ ROLES = {
   "half_clm": "CLM, half the steps",
   "half_masked": "diffusion, half the steps",
 }
+_WAYS = {"cd": "CLM:diffusion", "cm": "CLM:MLM", "antlm": "AntLM"}
 _ADVISED = {
   "repeated": "35,400 words, 31 times",
   "fresh": "142,000 words, 7 times",
@@ -262,20 +263,69 @@ def _losses() -> str:
   return studies.losses_table(study, ("clm", "mlm"), *config().GRID_TEXTS)
 
 
+def curve_of(way: str, when: str = "end") -> dict[str, Contrast]:
+  """Returns a mixed way's differences from CLM in causal loss, by text."""
+  study = studies.stored("regularised_curve")
+  return {
+    text: study.of(rows[way], "clm", when)[rows["c"]]
+    for text, rows in config().CHOSEN_FOR_CURVE.items()
+  }
+
+
 def _curve() -> str:
   """The differences from CLM by text, at the end and at the lowest."""
   study, lines = studies.stored("regularised_curve"), []
   for text, rows in config().CHOSEN_FOR_CURVE.items():
     words, readings = (study.about[x][text] for x in ("words", "readings"))
     for way in config().CURVE[1:]:
-      found = (
-        study.of(rows[way], "clm", when)[rows["c"]].found for when in WHEN
-      )
+      found = (curve_of(way, when)[text].found for when in WHEN)
       cells = (interval_text(x.interval(study.confidence)) for x in found)
       names = (study.title(rows[x]) for x in (way, "c"))
       lines.append((f"{words:,}", f"{readings:.2g}", *names, *cells))
   head = "words", "readings", "mixed", "CLM", *WHEN
   return tables.markdown(lines, head)
+
+
+# Expectations of configs/regularised.py for each way, at the fewest readings.
+_EXPECTED_AT_ONE = {
+  "cd": "worse by 0.1 to 0.3",
+  "cm": "worse by 0.1 to 0.3",
+  "antlm": "worse by 0.3 to 0.6",
+}
+
+
+def _curve_expected() -> str:
+  """The curve's differences as expected and found."""
+  study = studies.stored("regularised_curve")
+  most, *_, fewest = config().CHOSEN_FOR_CURVE
+  readings = study.about["readings"]
+
+  def found(way, text):
+    return gain_text(curve_of(way)[text], study.confidence)
+
+  best = min(
+    config().CURVE[1:], key=lambda way: curve_of(way)[most].found.value
+  )
+  lines = [
+    (
+      f"{readings[most]:.2g} readings: the best mixture, {_WAYS[best]}",
+      "within 0.1",
+      found(best, most),
+    )
+  ]
+  for way, expected in _EXPECTED_AT_ONE.items():
+    title = f"{readings[fewest]:.2g} readings: {_WAYS[way]}"
+    lines.append((title, expected, found(way, fewest)))
+  return studies.expectations_table(lines)
+
+
+def curve_figures() -> Iterator[float]:
+  """Yields the curve's differences and their intervals."""
+  study = studies.stored("regularised_curve")
+  for way in config().CURVE[1:]:
+    for when in WHEN:
+      for of in curve_of(way, when).values():
+        yield from of.found.interval(study.confidence)
 
 
 ADVICE = {"curriculum-advice": _advice}
@@ -285,6 +335,8 @@ TABLES = {
   "regularised-claims": _claims,
   "regularised-losses": _losses,
   "regularised-expected": _expected,
+  "regularised-curve": _curve,
+  "regularised-curve-expected": _curve_expected,
 }
 # To be registered on a page with their first runs.
-NOT_RUN = {"regularised-larger": _larger, "regularised-curve": _curve}
+NOT_RUN = {"regularised-larger": _larger}
