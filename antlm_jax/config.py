@@ -431,6 +431,7 @@ def _known_settings(found: Changes) -> dict[str, settings.Field]:
   for group, kinds in KINDS.items():
     key = f"{group}.name"
     out[key] = _NAME
+    # A config file may have a list there, which a registry cannot look up.
     sections[group] = kinds[str(found.get(key, CHOSEN[group]))]
   added = [key.split(".")[1] for key in found if key.startswith("objectives.")]
   for name in dict.fromkeys([*OBJECTIVES, *added]):

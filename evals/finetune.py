@@ -401,7 +401,7 @@ def _make_task(
   own = saved.saved_head(tuned, path) if tuned else None
   request = asked.without_training(tuned, own)
   evaluated = request.task()
-  head = saved.untrained(evaluated, tuned, path)
+  head = saved.untrained(evaluated, own, path)
   return request, dataclasses.replace(evaluated, head=head, trained=False)
 
 

@@ -245,9 +245,8 @@ def _inside(folder: Path) -> list[pathlib.Path]:
 def _sorted(file: Path, root: Path, alone: bool = False) -> Found:
   """Finds a file's split in its name, and in those of folders under `root`."""
   source = os.fspath(file)
-  # Text often has no ending. In a folder, many other files have none either.
-  plain = alone and "." not in os.path.basename(source)
-  if not plain and readers.kind(source) is None:
+  # In a folder, many files without an ending are no text.
+  if not alone and readers.kind(source) is None:
     return Found(source, "unknown", alone)
   *folders, name = pathlib.Path(os.path.relpath(source, root)).parts
   return Found(

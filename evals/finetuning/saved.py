@@ -113,17 +113,14 @@ def saved_head(task: FineTuned | None, path: pathlib.Path) -> TaskHead:
     ) from error
 
 
-def untrained(
-  task: Task, tuned: FineTuned | None, path: pathlib.Path
-) -> TaskHead:
+def untrained(task: Task, own: TaskHead | None, path: pathlib.Path) -> TaskHead:
   """Returns the head with which a model can do a task as it is.
 
-  It is the head of `tuned` if its inputs and predictions are the task's.
+  It is the model's own head if its inputs and predictions are the task's.
   Otherwise it is the task's head, if that has no parameters. Raises a UserError
-  if
-  there is none.
+  that names the model's path if there is none.
   """
-  wanted, own = task.head, tuned and saved_head(tuned, path)
+  wanted = task.head
   if own and (own.encode.__func__, own.decode.__func__) == (
     wanted.encode.__func__,
     wanted.decode.__func__,

@@ -133,8 +133,7 @@ def by_split(
     split, name = file.split, os.path.relpath(file.source, data)
     if by_word:  # deeper files are those of known sets
       name = "" if os.sep in name else name.lower()
-      words = {*re.findall("[a-z]+", name)}
-      split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
+      split = _split_of_words(name)
     found["train" if file.alone else split].append(file.source)
   there = {
     split: _of_one(data, split, found[split], labelled)
@@ -154,6 +153,12 @@ def by_split(
   )
 
 
+def _split_of_words(name: str) -> str:
+  """Returns the first split that a word of a name names, or ""."""
+  words = {*re.findall("[a-z]+", name)}
+  return next((split for split in _SPLITS if _SPLITS[split] & words), "")
+
+
 def _say_unused(data: str, paths: Sequence[str], used: Container[str]) -> None:
   """Says which files of a folder belong to none of the splits in use.
 
@@ -162,8 +167,7 @@ def _say_unused(data: str, paths: Sequence[str], used: Container[str]) -> None:
   names = [os.path.relpath(path, data) for path in paths]
   for name in names:
     stem, _, ending = os.path.basename(name).lower().partition(".")
-    words = {*re.findall("[a-z]+", stem)}
-    split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
+    split = _split_of_words(stem)
     if split and split not in used and os.sep not in name:
       how = f"name it {split}.{ending}"
       if readers.kind(name) is None:

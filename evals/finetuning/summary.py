@@ -85,8 +85,8 @@ class FineTuning:
   def score(self) -> float:
     """Mean over the evaluation sets of all trained tasks, in [0, 1].
 
-    Of a task with a test set, only that counts, since the other chose the epoch
-    and the rate. If no task is trained, it is the mean over all tasks.
+    If a task has a test set, that alone counts: the dev set chose the epoch and
+    the rate. If no task is trained, it is the mean over all tasks.
     """
     tasks = self.tasks.values()
     counted = [task for task in tasks if task.lr] or tasks

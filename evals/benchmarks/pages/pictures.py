@@ -7,12 +7,6 @@ from antlm_jax.evals.benchmarks.pages import regularised, studies
 from antlm_jax.page import plots
 
 _MARKERS = {"c": "D", "cd": "o", "cm": "s", "antlm": "^"}
-_TITLES = {
-  "c": "CLM",
-  "cd": "CLM:diffusion",
-  "cm": "CLM:MLM",
-  "antlm": "AntLM's blocks",
-}
 _SHORT = {
   "clm": "CLM",
   "masked": "diffusion",
@@ -41,7 +35,7 @@ def draw_regularisation(path: pathlib.Path) -> None:
       for x, face in ((x0, "white"), (x1, "black")):
         style = {"marker": _MARKERS[kind], "mfc": face, "mec": "black"}
         axes.plot(x, y, ls="none", **style)
-    names = [_TITLES[kind] for kind in design.CURVE]
+    names = [regularised.WAYS[kind] for kind in design.CURVE]
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xlabel="nats", title=text)
@@ -99,7 +93,7 @@ def draw_curve(path: pathlib.Path) -> None:
     x, y, low, high = zip(*points, strict=True)
     x = [at * 1.04 ** (place - 1) for at in x]  # so that no interval hides
     style = {"color": colour, "marker": _MARKERS[way], "ls": line}
-    axes.plot(x, y, label=_TITLES[way], **style)
+    axes.plot(x, y, label=regularised.WAYS[way], **style)
     axes.vlines(x, low, high, color=colour)
   axes.axhline(0, color="0.6", zorder=0)
   axes.set(xscale="log", xlabel="readings of the text", ylabel="nats")

@@ -31,7 +31,12 @@ ROLES = {
   "half_clm": "CLM, half the steps",
   "half_masked": "diffusion, half the steps",
 }
-_WAYS = {"cd": "CLM:diffusion", "cm": "CLM:MLM", "antlm": "AntLM"}
+WAYS = {
+  "c": "CLM",
+  "cd": "CLM:diffusion",
+  "cm": "CLM:MLM",
+  "antlm": "AntLM's blocks",
+}
 _ADVISED = {
   "repeated": "35,400 words, 31 times",
   "fresh": "142,000 words, 7 times",
@@ -308,13 +313,13 @@ def _curve_expected() -> str:
   )
   lines = [
     (
-      f"{readings[most]:.2g} readings: the best mixture, {_WAYS[best]}",
+      f"{readings[most]:.2g} readings: the best mixture, {WAYS[best]}",
       "within 0.1",
       found(best, most),
     )
   ]
   for way, expected in _EXPECTED_AT_ONE.items():
-    title = f"{readings[fewest]:.2g} readings: {_WAYS[way]}"
+    title = f"{readings[fewest]:.2g} readings: {WAYS[way]}"
     lines.append((title, expected, found(way, fewest)))
   return studies.expectations_table(lines)
 

@@ -20,7 +20,6 @@ from antlm_jax.training.metrics import HALVES, REPORT
 # Errors of a block that reads a damaged or foreign file.
 _WRONG = LookupError, AttributeError, TypeError, ValueError
 
-
 Losses = Mapping[str, Mapping[int, float]]  # by objective and step
 
 
@@ -34,9 +33,9 @@ class TrainedRun:
   config: Mapping[str, Any]  # resolved
   # Held-out losses in nats, by the objective's logged name and step; NaN where
   # a loss was not finite.
-  losses: "Losses"
+  losses: Losses
   # The same on each half of the held-out rows, by `HALVES`.
-  halves: Mapping[str, "Losses"]
+  halves: Mapping[str, Losses]
   summary: Mapping[str, Any] | None = None  # None before its end
   curriculum: Curriculum | None = None  # in steps, equal neighbours joined
 
