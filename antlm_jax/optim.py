@@ -270,12 +270,14 @@ class Schedule(Section):
     warmup = amount(self.warmup_steps, steps)
     cooldown = amount(self.cooldown_steps, steps)
     shape, begin, end = self.fall(steps, warmup, cooldown)
-    if not warmup <= begin <= end:
-      also = f" and schedule.cooldown_steps ({cooldown})" if cooldown else ""
+    if not warmup <= begin <= end or warmup + cooldown > steps:
+      lengths = {"warmup": warmup, "cooldown": cooldown}
+      if hasattr(self, "decay_steps"):
+        lengths["decay"] = max(0, end - begin)
+      each = (f"schedule.{n}_steps ({x})" for n, x in lengths.items() if x)
       raise UserError(
-        f"schedule.warmup_steps ({warmup} steps), schedule.decay_steps"
-        f" ({max(0, end - begin)}){also} do not fit in {steps} steps: lower"
-        " them, or give shares, as in --config.schedule.warmup_steps=0.1"
+        f"{' + '.join(each)} do not fit in {steps} steps: lower them, or give"
+        " shares, as in --config.schedule.warmup_steps=0.1"
       )
     floor = self.min_lr_ratio
     last = floor if end > begin else 1.0

@@ -68,7 +68,9 @@ class Train(Section):
   epochs: float = setting(0.0, "Number of epochs of the run", least=0, most=1e6)
   steps: int = setting(0, "Number of steps of the run", least=0)
   max_epochs: float = setting(
-    0.0, "Largest number of epochs, e.g. 10 for BabyLM; 0 for any", least=0
+    0.0,
+    "Largest number of epochs of a text, e.g. 10 for BabyLM; 0 for any",
+    least=0,
   )
   loss_average: str = setting(
     "targets",
@@ -123,7 +125,7 @@ class Saving(Section):
   every: float = amount_setting(0.1, "Time between two saves")
   keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
   keep_every: int = setting(
-    0, "Keep multiples of this step; 0 for none", least=0
+    0, "Save and keep multiples of this step; 0 for none", least=0
   )
   at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
   words: tuple[str, ...] = setting(

@@ -152,6 +152,21 @@ sys.exit(not all(map(u.find_spec, sys.argv[1:])))' antlm_jax jax flax \
 installed here"
 }
 
+# Fails for a config or plugin of one's own that `pack` leaves out.
+check_packed() {
+  local word file
+  for word in "${rest[@]}"; do
+    case "$word" in
+      --config=* | --plugin=*) file="${word#*=}" && file="${file%%:*}" ;;
+      *) continue ;;
+    esac
+    [[ $file != *.py || $file =~ ^(antlm_jax|configs|evals|launch|tests)/ ]] ||
+      fail "$word: the machines get only the folders antlm_jax, configs, \
+evals, launch and tests of this checkout: copy the file into one, and write \
+${word%%=*}=configs/$(basename "$file")"
+  done
+}
+
 # Warns if the workdir is lost with the machine.
 check_workdir() {
   [[ " ${rest[*]}" == *" --workdir=gs://"* ]] ||

@@ -46,6 +46,7 @@ job() { # COMMAND WORD...
 
 do_run() {
   check_training
+  [ -n "${option[image]}" ] || check_packed
   check_workdir
   local tpu=("--compute-type=${option[type]}") generation more
   case "${option[type]}" in

@@ -28,6 +28,24 @@ stamp=".venv/installed"
     "or later; set PYTHON to a newer Python" >&2
   exit 2
 }
+# pip installs nothing for an unknown extra, and succeeds.
+known="$("$python" - <<'END'
+import ast
+
+for node in ast.walk(ast.parse(open("setup.py").read())):
+  if isinstance(node, ast.keyword) and node.arg == "extras_require":
+    print(*(key.value for key in node.value.keys))
+END
+)"
+for name in ${extras//,/ }; do
+  case " $known " in
+    *" $name "*) ;;
+    *)
+      echo "error: no extra $name in setup.py; known: $known libtpu" \
+        "cuda-compiler" >&2
+      exit 2 ;;
+  esac
+done
 # Extras accumulate: a later call without an extra does not uninstall it.
 wanted="$(cksum setup.py) $extras"
 if ! grep -qsxF "$wanted" "$stamp"; then

@@ -262,6 +262,7 @@ case "${words[0]}" in
   setup) do_setup ;;
   run)
     check_training
+    check_packed
     check_workdir
     plan_request
     check_plan "$root" "$topology" "${option[slices]}"

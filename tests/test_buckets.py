@@ -369,6 +369,12 @@ def test_without_gcsfs_the_package_is_named(monkeypatch):
     files.absolute_path("gs://bucket/run")
 
 
+def test_another_kind_of_bucket_is_refused():
+  """Catches a run that is lost in a folder s3:/bucket of its machine."""
+  with pytest.raises(UserError, match="s3://bucket/run: s3:// is not support"):
+    files.absolute_path("s3://bucket/run")
+
+
 @pytest.mark.parametrize(
   "main", [prepare.main, toy_english.main, export.main, import_.main]
 )

@@ -199,7 +199,6 @@ PROMPT = (NAMED, "--prompt=Tom")
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
     ("generate", (*PROMPT, "--steps=2"), "--steps=2"),
     ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
-    ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: write"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
   ],
 )
@@ -309,6 +308,8 @@ def test_generate_refuses(loaded):
   for model, prompt, options, message in (
     (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
+    (random_models.with_curriculum(loaded, "1M"), "Tom", {}, ": use fill"),
+    (loaded, "caf\udce9", {}, "the prompt 'caf.*half of a surrogate"),
     (loaded, [], {}, "no prompt"),
     (loaded, "Tom", {"tokens": 0}, "tokens=0"),
     (loaded, "Tom", {"count": 0}, "count=0"),

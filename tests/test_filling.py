@@ -11,6 +11,7 @@ import tokenizers
 from scipy import stats
 
 from antlm_jax import config, fill, models
+from antlm_jax.commands import fill as command
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing
@@ -287,7 +288,7 @@ def test_the_command(run, loaded, capsys):
   assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
 
 
-def test_the_tokenizers_own_mask_is_a_mask(loaded, diffusion):
+def test_the_tokenizers_own_mask_is_a_mask(diffusion, monkeypatch, capsys):
   """Catches the mask of a model card, such as [MASK], read as text."""
   named = diffusion.tokenizer.to_json().replace('"<mask>"', '"[MASK]"')
   other = random_models.with_meta(
@@ -300,3 +301,18 @@ def test_the_tokenizers_own_mask_is_a_mask(loaded, diffusion):
     assert found.text == expected[0].text and len(found.masks) == 2
   with pytest.raises(UserError, match=r"holds no <mask> or \[MASK\]"):
     fill(other, "Tom sat .")
+  monkeypatch.setattr(command, "open_model", lambda *_: other)
+  command.main(["--checkpoint=run", "--text=Tom [MASK] near the <mask> ."])
+  printed = capsys.readouterr().out
+  assert "<mask> 2" in printed and expected[0].text in printed
+  assert printed.count(" near the <mask> .\n") == 5  # candidates of the first
+
+
+def test_only_ordinary_tokens_fill_a_mask(diffusion):
+  """Catches a drawn [SEP], which the filled text then lacks."""
+  own = random_models.with_meta(diffusion, boundary=framing.OWN)
+  how = {"temperature": 100.0, "count": 200}
+  found = fill(own, "Tom <mask> near the <mask> .", **how)
+  drawn = {mask.token for one in found for mask in one.masks}
+  special = np.flatnonzero(own.tokenizer.special)
+  assert len(drawn) > 50 and not drawn & {*map(own.tokenizer.token, special)}

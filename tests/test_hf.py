@@ -449,6 +449,28 @@ def test_rows_without_a_token_get_one(llama, foreign):
   assert "<no_token_400>" in imported.notes[0]
 
 
+def test_special_tokens_without_a_row_are_left_out(llama, foreign):
+  """Catches a Gemma 3 that is refused for the name of its images."""
+  tokenizer, path = llama[0].tokenizer, foreign / "tokenizer.json"
+  more = tokenizer.extended(["<image_soft_token>"])
+  path.write_text(more.to_json())
+  imported = import_.Imported(foreign)
+  assert imported.meta.tokenizer.vocab_size == tokenizer.vocab_size
+  assert "special tokens from 400 on are left out" in " ".join(imported.notes)
+  text = "an <image_soft_token> in a text"
+  found = imported.meta.tokenizer.encode(text).tolist()
+  assert found == tokenizer.encode(text).tolist()
+
+
+def test_a_causal_folder_gives_the_vectors_of_embed(llama, tmp_path):
+  """Catches a text without its end token, which `antlm embed` averages too."""
+  how = {"attentions": ["causal"], "sentences": True}
+  (path,) = export.export_model(llama[0], tmp_path / "hf", **how)
+  found = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+  ours = framing.encode_framed(llama[0], "the dogs rest .").tolist()
+  assert len(llama[0].frame[1]) and found.encode("the dogs rest .").ids == ours
+
+
 @pytest.mark.parametrize(
   ("fields", "said"),
   [

@@ -193,6 +193,67 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert best in checkpoint.checkpoint_steps(run)
 
 
+def test_a_run_that_patience_ends_logs_its_last_steps(
+  prepared, whole, tmp_path, capsys
+):
+  """Catches up to log.every steps without a loss, and a best step unsaved."""
+  settings = f"init.checkpoint={whole[0]} init.step=reset eval.watch=clm"
+  settings += " eval.patience=2 schedule.peak_lr=0.5 log.every=100"
+  settings = *SMALL, *settings.split()
+  args = runs.train_args(tmp_path / "run", prepared, *settings)
+  command.main(args)
+  summary, printed = runs.summary(tmp_path / "run"), capsys.readouterr().out
+  assert (summary["steps"], summary["best"]["step"]) == (8, 0)
+  assert list(runs.logged(tmp_path / "run", "train/clm/loss")) == [8]
+  assert "checkpoints/8, checkpoints/0 (best)" in printed
+  assert {0, 8} <= {*checkpoint.checkpoint_steps(tmp_path / "run")}
+  command.main(args)
+  assert "ended after step 8" in capsys.readouterr().out
+  assert runs.same_params(whole[0], tmp_path / "run/checkpoints/0")
+
+
+def test_a_signal_in_the_last_evaluation_leaves_the_run_unfinished(
+  train, whole, tmp_path
+):
+  """Catches a summary with the loss of an evaluation before the last."""
+
+  class End(hooks.Hook):
+    def after_step(self, trainer, taken):
+      if taken.step == 12:
+        signal.raise_signal(signal.SIGTERM)
+
+  run = tmp_path / "run"
+  with pytest.raises(Stopped):
+    train(run, End())
+  assert 12 in checkpoint.checkpoint_steps(run)
+  assert not (run / metrics.SUMMARY).exists()
+  train(run)
+  assert runs.summary(run)["modes"] == runs.summary(whole[0])["modes"]
+
+
+def test_multiples_of_keep_every_are_saved(prepared, tmp_path):
+  """Catches a multiple that is kept only if checkpoint.every saves it."""
+  settings = "checkpoint.keep_every=5", "checkpoint.keep_last=1"
+  runs.train(tmp_path / "run", prepared, *SMALL, *settings)
+  assert [*checkpoint.checkpoint_steps(tmp_path / "run")] == [5, 10, 12]
+
+
+def test_a_batch_that_grows_has_the_work_of_its_filled_rows(prepared):
+  """Catches a head that shrinks twice, and plans of the smallest batch."""
+  settings = "curriculum=100C steps", "train.batch_start=0.25"
+  settings += ("train.batch_size=64", "train.microbatches=4")
+  run = run_lib.build_run(runs.settings(prepared, *SMALL, *settings))
+  (kind,) = run.programs(evaluations=False)
+  whole = flops.train_step(run.model, kind.batch)
+  for step in (0, 50, 99):
+    share = run.order.batch_size(step) / 64
+    work = flops.train_step(run.model, run.source[step], share)
+    # Padding differs between the rows.
+    assert work == pytest.approx(share * whole, rel=0.05)
+  assert run.order.batch_size(0) == 16
+  assert (kind.steps, kind.whole) == (100, run.order.filled(0, 100) / 64)
+
+
 def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings = "curriculum=10C:D=1:1 steps", "eval.objectives=C,D"
   settings += ("train.z_loss=0.1",)  # not a part of held-out losses

@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+from tests import runs
 from tests.launching import (
   LAUNCH,
   ROOT,
@@ -206,6 +207,15 @@ esac
     (("tpu_vm", "run", "a", "--type=v4-8"), "training needs --config"),
     (("tpu_vm", "run", "a", "--type=v4-8", "--", "--config=c"), "--workdir"),
     (("tpu_vm", "run", "a", *TRAINING, "--dry_run"), "before --"),
+    (
+      ("tpu_vm", "run", "a", "--", "--workdir=w", "--config=/x/my.py:size=1B"),
+      "write --config=configs/my.py",
+    ),
+    (
+      ("gke", "run", "a", "--cluster=c", *TRAINING, "--plugin=my.py"),
+      "write --plugin=configs/my.py",
+    ),
+    (("setup", "test,gpu"), "no extra gpu in setup.py; known: tpu cuda"),
     (("gke", "run", 29 * "a", *TRAINING), "at most 28 small letters"),
     (("gke", "run", "a", "--cluster=c", *TRAINING), "which TPU?"),
     (("gke", "create_cluster", "a"), "run, logs, status or delete?"),
@@ -238,6 +248,27 @@ def test_bad_input_is_told_in_one_line(words, part, tmp_path):
   path = f"{tmp_path}:{os.environ['PATH']}"
   ends_with_error(launch(*words, env={"PATH": path}), part)
   assert not list(tmp_path.glob("*.ran"))
+
+
+@pytest.mark.parametrize(
+  "overrides, part",
+  [
+    ("train.batch_schedule=12x128@0.5", "batch_size=12 is not"),
+    ("curriculum=25%C+70%M train.steps=100", "95 %"),
+    ("train.steps=0 curriculum=C+M", "set train.epochs or train.steps"),
+    (
+      "train.steps=2000 curriculum=C:M schedule.warmup_steps=5000",
+      "do not fit",
+    ),
+    ("log.writers=wandbb", "is not one of csv"),
+  ],
+)
+def test_what_cannot_start_is_refused_before_its_machines(overrides, part):
+  """Catches a queue of hours for a run that ends in its first second."""
+  words = [f"--config.{word}" for word in overrides.split()]
+  words += ["--config=quickstart", "--config.data.path=gs://b/data"]
+  words += ["--check", "--topology=v5e:256", "--config.train.batch_size=256"]
+  assert part in runs.refused("antlm_jax.commands.plan", *words)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.config import load_config
-from antlm_jax.hf import export
+from antlm_jax.hf import export, import_
 from antlm_jax.inference.model import load
 from antlm_jax.training.checkpoint import Checkpoint
 from tests import helpers, random_models, runs
@@ -59,6 +59,10 @@ def test_an_export_has_the_last_base_and_the_longest_row(run, tmp_path):
   assert fields["rope_parameters"]["rope_theta"] == 500.0
   tokenizer = json.loads((path / "tokenizer_config.json").read_text())
   assert tokenizer["model_max_length"] == 64
+  # Its record of the run has the base of the beginning, too.
+  again = import_.Imported(path).meta
+  assert again.config.model.rope_theta == 10_000.0
+  assert again.encoder.rope_theta == 500.0
 
 
 @pytest.mark.slow

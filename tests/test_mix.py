@@ -263,6 +263,19 @@ def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
       train(tmp_path / "run", *changed)
 
 
+def test_the_epochs_that_a_rule_allows_are_those_of_each_text(paths):
+  """Catches a text that a mix reads more often than train.max_epochs."""
+  settings = "curriculum=40C steps", "train.batch_size=16", "data.mix=b"
+  run = run_lib.build_run(runs.settings(paths, *MIXED, *settings))
+  epochs = run.order.epochs(40)
+  assert epochs["a"] == 0 and epochs["b"] == 640 / run.order.sources["b"]
+  assert run.exceeds(epochs["b"] - 0.2) == "the data 'b'"
+  assert run.exceeds(epochs["b"]) == "" and run.epochs < epochs["b"] - 0.2
+  most = f"train.max_epochs={epochs['b'] - 0.2}"
+  with pytest.raises(UserError, match="epochs of the data 'b', over"):
+    run_lib.build_run(runs.settings(paths, *MIXED, *settings, most))
+
+
 def test_frequencies_are_those_of_all_rows_to_train_on(paths):
   given = "curriculum=4C:M steps", "objectives.M.frequency_power=1"
   run = run_lib.build_run(runs.settings(paths, *given, "model.layers=1"))

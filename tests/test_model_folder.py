@@ -4,9 +4,11 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import pytest
 from huggingface_hub import constants as hub_constants
 
+from antlm_jax import embed
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
@@ -93,6 +95,38 @@ def test_a_module_that_is_left_out_is_named(foreign):
   sentences(foreign, {"pooling_mode": "mean"}, dense)
   (told,) = warnings(foreign)
   assert "module 2_Dense (Dense) is left out" in told
+
+
+def test_prompts_that_are_left_out_are_named(foreign):
+  """Catches vectors without the prompt that a plain text begins with."""
+  sentences(foreign, {"pooling_mode": "mean"}, NORMALIZE)
+  prompts = {"search_query": "q: ", "search_document": "d: ", "query": "a "}
+  about = {"prompts": prompts, "default_prompt_name": "search_document"}
+  write(foreign / "config_sentence_transformers.json", about)
+  imported = import_.Imported(foreign)
+  assert imported.task.settings["prompts"] == ["a ", ""]
+  (told,) = warnings(foreign)
+  assert "'d: ' (default_prompt_name=search_document)" in told
+  assert "prompts search_query, search_document are" in imported.notes[-2]
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_an_embedder_keeps_its_attention(attention, tmp_path):
+  """Catches the attention of the pretraining in place of the embedder's."""
+  tokenizer = random_models.tokenizer()
+  random_models.save(tmp_path / "run", tokenizer)
+  loaded = load(tmp_path / "run")
+  prompts = {"temperature": 0.05, "prompts": ["", ""]}
+  task = FineTuned("embedder", attention, "towers", prompts, {})
+  write_checkpoint(tmp_path / "tuned", 1, loaded.params, loaded.meta, task)
+  tuned = load(tmp_path / "tuned")
+  (path,) = export.export_model(tuned, tmp_path / "hf")
+  import_.write_imported_run(import_.Imported(path), tmp_path / "again")
+  again, texts = load(tmp_path / "again"), ["the dogs rest .", "a cat sat ."]
+  assert again.task.attention == attention
+  np.testing.assert_allclose(
+    embed(again, texts), embed(tuned, texts), atol=1e-6
+  )
 
 
 @pytest.mark.parametrize(

@@ -589,6 +589,7 @@ def canned(run, chosen):
     yield estimate.Estimate(
       program.name,
       program.steps,
+      program.whole,
       16,
       256,
       run.mesh.size,

@@ -409,11 +409,15 @@ def test_wsd_decays_before_its_cooldown(decay):
 
 
 def test_a_schedule_that_does_not_fit_is_refused():
-  with pytest.raises(UserError, match=r"cooldown_steps \(75\) do not fit"):
+  with pytest.raises(UserError, match=r"cooldown_steps \(75\).* do not fit"):
     rates(100, cooldown_steps=75, min_lr_ratio=0.1)
   with pytest.raises(UserError, match=r"is zero: set min_lr_ratio"):
     rates(100, cooldown_steps=5)
-  with pytest.raises(UserError, match=r"schedule.warmup_steps \(90 steps\)"):
+  cosine = optim.Cosine(warmup_steps=60, cooldown_steps=50, min_lr_ratio=0.1)
+  wanted = r"warmup_steps \(60\) \+ schedule.cooldown_steps \(50\) do not fit"
+  with pytest.raises(UserError, match=wanted):
+    cosine.build(100)
+  with pytest.raises(UserError, match=r"schedule.warmup_steps \(90\)"):
     rates(100, warmup_steps=90)
   with pytest.raises(UserError, match=r"schedule\.warmup_steps"):
     rates(100, name="cosine", warmup_steps=101)

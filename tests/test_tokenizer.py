@@ -247,6 +247,24 @@ def test_special_tokens_need_no_flag():
   assert len(changed) and not t.special[changed].any()
 
 
+def test_a_role_is_that_of_a_special_token():
+  """Catches Gemma's tags of HTML, <s> and </s>, taken for <bos> and <eos>."""
+  spec = json.loads(Tokenizer.train(ENGLISH, 300).to_json())
+  roles = {300 + i: name for i, name in enumerate(("<pad>", "<eos>", "<bos>"))}
+  flags = dict.fromkeys(
+    ("single_word", "lstrip", "rstrip", "normalized"), False
+  )
+  del spec["model"]["vocab"]["<pad>"]
+  spec["model"]["vocab"] |= {"[pad]": 0} | {n: i for i, n in roles.items()}
+  spec["added_tokens"] = [
+    flags | {"id": i, "content": name, "special": i >= 300}
+    for i, name in ({1: "<s>", 2: "</s>"} | roles).items()
+  ]
+  t = Tokenizer.from_json(json.dumps(spec))
+  assert (t.pad_id, t.eos_id, t.bos_id) == (300, 301, 302)
+  assert not t.special[[1, 2]].any() and t.decode([1, 2]) == "<s></s>"
+
+
 def vocabulary(t: Tokenizer) -> Vocabulary:
   words = t.word_tokens
   return Vocabulary(t.mask_id, t.pad_id, t.eos_id, t.special, lambda: words)

@@ -296,6 +296,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("eval.patience=2", ("eval.patience needs eval.watch", "clm, mlm")),
     ("checkpoint.words=1M", ("1M is never reached", "2.69k words")),
     ("train.max_epochs=0.01", (" epochs of the data", "train.max_epochs=0.01")),
+    (
+      "curriculum=8C steps;train.epochs=0.001",
+      ("is 8 steps long, but train.steps or train.epochs make it 1",),
+    ),
   ],
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):

@@ -36,6 +36,7 @@ WINDOW = 5
 VARIANTS = {
   "grouped": {},
   "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3, "layers": 3},
+  "biases": {"qkv_bias": True},
   "qwen3": {"qk_norm": True, "qkv_bias": True, "head_width": 10},
   "gemma": {"encoder": "gemma", "windows": (WINDOW, WINDOW, 0), "layers": 4},
 }
@@ -119,6 +120,17 @@ def test_logits_are_ours(pair, form):
       torch.tensor(ids), attention_mask=masks, position_ids=positions
     ).logits.numpy()
   largest(f"{form}, packed", ours, theirs)
+
+
+@pytest.mark.parametrize("pair", VARIANTS, indirect=True)
+def test_a_causal_folders_texts_are_read_as_ours(pair):
+  """Catches a type whose tokenizer transformers makes anew, such as Qwen2."""
+  loaded, paths = pair
+  tokenize = transformers.AutoTokenizer.from_pretrained(paths["causal"])
+  for text in (*check._ODD, "the <mask> rests", "</s> the"):
+    ours = framing.encode_framed(loaded, text).tolist()
+    ours = ours[: len(ours) - len(loaded.frame[1])]
+    assert tokenize(text)["input_ids"] == ours, text
 
 
 def test_texts_are_read_as_ours(pair, tmp_path):

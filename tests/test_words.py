@@ -7,6 +7,7 @@ import pytest
 import safetensors.numpy
 
 from antlm_jax import config
+from antlm_jax.commands import export as export_command
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
@@ -95,6 +96,26 @@ def test_milestones_stay_and_are_exported_as_revisions(
     tensors = safetensors.numpy.load_file(output / name / "model.safetensors")
     trained = load(run, step).params["norm/scale"]
     np.testing.assert_array_equal(tensors["model.norm.weight"], trained)
+
+
+def test_revisions_are_written_all_or_none(tmp_path, monkeypatch):
+  """Catches a folder that a Ctrl-C leaves, so that the command refuses it."""
+  run = random_models.save(tmp_path / "run", random_models.tokenizer())
+  monkeypatch.setattr(
+    export_command.model_lib, "revisions", lambda _: {"chck_1M": run}
+  )
+
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  words = [f"--checkpoint={run}", f"--output={tmp_path}/out", "--revisions"]
+  with monkeypatch.context() as patch:
+    patch.setattr(export_command.model_lib, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      export_command.main(words)
+  assert {path.name for path in tmp_path.iterdir()} == {"run"}
+  export_command.main(words)
+  assert {p.name for p in (tmp_path / "out").iterdir()} == {"main", "chck_1M"}
 
 
 @pytest.mark.parametrize("name", ["../chck_1M", "/tmp/x", "a/b", "..", ""])

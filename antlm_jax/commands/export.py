@@ -86,7 +86,7 @@ def export(
     dtype: Data type of the weights.
     shard_gb: Largest size of a weights file, in GB.
     sentence_transformers: Add the files of sentence-transformers, which average
-      over tokens. An embedder always has them.
+      over tokens, also those around a text. An embedder always has them.
     revisions: Also export the steps that `checkpoint.words` saved.
     repo: Repository of the Hub to push to, USER/NAME; the only use of the
       network.
@@ -105,9 +105,7 @@ def export(
   about = card.About(license, tuple(language), base_model)
   how = dtype, round(1e9 * shard_gb), sentence_transformers, about
 
-  def write(
-    one: Loaded, folder: files.Path, revision: str | None
-  ) -> list[Exported]:
+  def write(one: Loaded, folder: files.Path) -> list[Exported]:
     chosen = ATTENTIONS if attention == "both" else (attention,)
     if attention is None:
       chosen = export_lib.trained_attentions(one)
@@ -117,19 +115,26 @@ def export(
       target = export_lib.target_of(one, name)
       classes = heads.export_classes(one, target, sentence_transformers)
       out.append(Exported(path, name, classes))
-      progress.say(out[-1].about)
-    if repo:
-      hub.push(written, repo, revision)
     return out
 
   with progress.quietly(quiet):
-    if not revisions:
-      return write(loaded, output, f"step-{step}" if step else None)
-    kept = model_lib.revisions(loaded)
-    out = write(loaded, f"{output}/main", None)
-    for name, path in kept.items():
-      out += write(model_lib.load(path), f"{output}/{name}", name)
-    return out
+    if revisions:
+      found, whole = {}, pathlib.Path(output).absolute()
+      with files.replacing(whole) as aside:
+        for name, path in {"main": None, **model_lib.revisions(loaded)}.items():
+          one = model_lib.load(path) if path else loaded
+          for each in write(one, aside / name):
+            place = whole / each.path.relative_to(aside)
+            each = dataclasses.replace(each, path=place)
+            found.setdefault(None if one is loaded else name, []).append(each)
+    else:
+      found = {f"step-{step}" if step else None: write(loaded, output)}
+    for revision, folders in found.items():
+      for each in folders:
+        progress.say(each.about)
+      if repo:
+        hub.push([each.path for each in folders], repo, revision)
+    return [each for folders in found.values() for each in folders]
 
 
 def main(argv: Sequence[str]) -> None:

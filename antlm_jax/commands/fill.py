@@ -8,14 +8,15 @@ the text that each gives. The filled text follows. A terminal shows the text
 while it is filled.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli, tables
 from antlm_jax.data.tokenizer import MASK
-from antlm_jax.errors import UserError
 from antlm_jax.inference.filling import Filled, fill
+from antlm_jax.inference.model import open_model
 
 _CLEAR = "\r\x1b[K"  # removes the line from a terminal
 
@@ -23,16 +24,13 @@ _CLEAR = "\r\x1b[K"  # removes the line from a terminal
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   asked = cli.parsed(fill, argv, __doc__)
-  text = asked["text"]
-  if MASK not in text and not asked["tokens"]:
-    raise UserError(
-      f"--text={text!a} holds no {MASK}: write {MASK} for each word to"
-      " fill, or give --tokens=N to add N masks at the end"
-    )
+  model = open_model(asked.pop("model"), asked.pop("step"))
   live = asked["count"] == 1 and sys.stdout.isatty()
-  filled = fill(**asked, watch=_show if live else None)
+  filled = fill(model, **asked, watch=_show if live else None)
   print(_CLEAR * live, end="")
-  parts = ("\n\n".join(_filled_lines(one, text)) for one in filled)
+  names = sorted(model.mask_names, key=len, reverse=True)
+  pieces = re.split("|".join(map(re.escape, names)), asked["text"])
+  parts = ("\n\n".join(_filled_lines(one, pieces)) for one in filled)
   print("\n---\n".join(parts))
 
 
@@ -43,9 +41,11 @@ def _show(filled: Sequence[Filled]) -> None:
   sys.stdout.flush()
 
 
-def _filled_lines(filled: Filled, text: str) -> Iterator[str]:
-  """Yields a table of the candidates for each mask of a text, and the text."""
-  pieces = text.split(MASK)
+def _filled_lines(filled: Filled, pieces: Sequence[str]) -> Iterator[str]:
+  """Yields a table of the candidates for each mask of a text, and the text.
+
+  `pieces` are the parts of the text between its masks.
+  """
   for number, mask in enumerate(filled.masks[: len(pieces) - 1], start=1):
     before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
     rows = [

@@ -18,6 +18,7 @@ more `fsdp`, recomputation and microbatches until it does, and exits with 1.
 import dataclasses
 import datetime
 import functools
+import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -164,7 +165,7 @@ def plan(
     sweep: Rank meshes and numbers of microbatches.
     budget: Time limit of the sweep, in seconds.
     fit: Use the nearest batch size that the devices divide, and print the
-      command that launches the run.
+      command that launches the run of a named config.
     check: Only check config, batch and mesh against the devices, in seconds.
     price_per_hour: Price of one chip for an hour, to print the run's price.
     quiet: Show nothing.
@@ -174,6 +175,8 @@ def plan(
     UserError: The topology or the settings cannot be used, or the compilers for
       these devices are not installed.
   """
+  if isinstance(config, os.PathLike):
+    config = os.fspath(config)
   if check:
     about = check_lib.check_launch(config, settings, topology, slices)
     return Plan(about=about, steps=0)
@@ -210,14 +213,15 @@ def plan(
     progress.say(f"programs to compile: {names}")
     found = tuple(estimate_all(run, kinds, forecasts=True))
     words = [f"--config={about['config']}", *about["overrides"]]
+    launched = fit and isinstance(config, str)  # else it has no name
     if all(e.memory.fits for e in found):
-      line = places.launch(topology, slices, words) if fit else ""
+      line = places.launch(topology, slices, words) if launched else ""
       cost = Cost.of(found, topology, slices, price_per_hour)
       return result(programs=found, launch=line, cost=cost)
     progress.say("does not fit: trying settings that need less memory")
     changes, seen = search.advise_settings(pod, run, found)
     advice = result(programs=found, changes=changes, advised=tuple(seen))
-    if fit and advice.advice_fits:
+    if launched and advice.advice_fits:
       words += [f"--config.{change}" for change in changes]
       line = places.launch(topology, slices, words)
       advice = dataclasses.replace(advice, launch=line)

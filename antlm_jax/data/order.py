@@ -203,6 +203,13 @@ class Order:
     taken = stretch.taken + self._counts(step, slots) * self.at(step).joined
     return dict(zip(self.sources, taken.tolist(), strict=True))
 
+  def epochs(self, step: int) -> dict[str, float]:
+    """Returns how often earlier steps read the rows of each source."""
+    if self.rounding != "carry":  # an epoch has more or fewer slots than rows
+      return dict.fromkeys(self.sources, step / self.steps_per_epoch)
+    taken = self.taken(step)
+    return {name: taken[name] / size for name, size in self.sources.items()}
+
   def batch_size(self, step: int) -> int:
     """Returns the number of slots that a step fills; later slots are empty."""
     return self.filled(step, step + 1)

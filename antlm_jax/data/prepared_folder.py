@@ -130,10 +130,11 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
     f"tokenizer.{size}": _is_count(made[size], 1) and made[size] <= 1 << 31,
     "tokenizer.sha256": _is_hash(made["sha256"]),
   }
-  each |= {
-    f"settings.{name}": _is(settings.get(name, kind()), kind)
-    for name, kind in _KINDS.items()
-  }
+  for name, kind in _KINDS.items():
+    value = settings.get(name, kind())
+    kinds = (int, float) if kind is float else kind
+    own = isinstance(value, kinds) and not isinstance(value, bool)
+    each[f"settings.{name}"] = own
   own = settings["tokenizer"]
   each["settings.tokenizer"] = own is None or _is_hash(own)
   each["dtype"] = manifest.dtype == token_dtype(made[size])
@@ -159,11 +160,6 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
       and all(_is_count(s.bytes) and _is_hash(s.sha256) for s in split.shards),
     }
   yield from (name for name, right in each.items() if not right)
-
-
-def _is(value, kind: type) -> bool:
-  kinds = (int, float) if kind is float else kind
-  return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _is_count(value, least: int = 0) -> bool:

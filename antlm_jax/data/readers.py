@@ -314,11 +314,11 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
     return (group for group in by_key.values() if group[1:])
 
   def begin(path: str) -> bytes:
-    with _reading_source(path), open_file(path) as file:
+    with _reading_source(path), _open_source_file(path) as file:
       return _file_digest(io.BytesIO(file.read(1 << 12)))
 
   def whole(path: str) -> bytes:
-    with _reading_source(path), open_file(path) as file:
+    with _reading_source(path), _open_source_file(path) as file:
       return _file_digest(file)
 
   found = []

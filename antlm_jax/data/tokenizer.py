@@ -187,6 +187,16 @@ class Tokenizer:
         )
     return Tokenizer(backend)
 
+  def without_special(self, first: int) -> "Tokenizer":
+    """Returns a tokenizer without the added special tokens from an id on."""
+    spec = json.loads(self.to_json())
+    spec["added_tokens"] = [
+      token
+      for token in spec["added_tokens"]
+      if token["id"] < first or not token["special"]
+    ]
+    return Tokenizer.from_json(json.dumps(spec))
+
   def encode(self, text: str) -> np.ndarray:
     """Encodes text, without special tokens, as int32 `[n]`."""
     return self.encode_batch([text])[0]
@@ -343,7 +353,11 @@ class Tokenizer:
 
   def _find(self, *names: str) -> int | None:
     ids = map(self._backend.token_to_id, names)
-    return next((index for index in ids if index is not None), None)
+    found = [index for index in ids if index is not None]
+    # Others may be ordinary tokens, as HTML's <s> is in Gemma's vocabulary.
+    added = self._backend.get_added_tokens_decoder()
+    special = [i for i in found if i in added and added[i].special]
+    return next(iter(special or found), None)
 
 
 _NO_TOKEN = (

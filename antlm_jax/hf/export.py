@@ -67,9 +67,8 @@ def export_model(
     a: _text_files(loaded, a, dtype, sentences, about) for a in attentions
   }
   for attention in attentions:
-    check.same_tokens(
-      loaded, texts[attention], *_frame_tokens(loaded, attention)
-    )
+    frame = _frame_tokens(loaded, attention, sentences)
+    check.same_tokens(loaded, texts[attention], *frame)
   inside = attentions if len(attentions) > 1 else (".",)
   with files.replacing(output) as aside:
     for name, (attention, target) in zip(inside, targets.items(), strict=True):
@@ -133,12 +132,14 @@ def target_of(loaded: Loaded, attention: str) -> Target:
 
 
 def _frame_tokens(
-  loaded: Loaded, attention: str
+  loaded: Loaded, attention: str, sentences: bool
 ) -> tuple[list[int], list[int]]:
   """Returns the special tokens before and after an exported model's text."""
   before, after = (ids.tolist() for ids in loaded.frame)
-  # A causal model continues the text, so no special token may follow it.
-  return before, after if attention == "bidirectional" or loaded.task else []
+  # A causal model continues the text, so no special token may follow it, unless
+  # it is to give the text's vector.
+  whole = attention == "bidirectional" or loaded.task or sentences
+  return before, after if whole else []
 
 
 def _text_files(
@@ -157,7 +158,7 @@ def _text_files(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " attention causal"
     )
-  before, after = _frame_tokens(loaded, attention)
+  before, after = _frame_tokens(loaded, attention, sentences)
   special = tokenizer.special_ids(loaded.tokenizer, before)
   config = hf_config.make_config_json(
     loaded.model, special, architecture, target, dtype

@@ -55,6 +55,7 @@ class _Opened(NamedTuple):
   notes: Sequence[str]
   params: Callable[[], Params]
   headless: bool  # whether it has no output layer
+  causal: bool  # whether its config.json says so
 
 
 class Imported(Checkpoint):
@@ -115,11 +116,10 @@ class Imported(Checkpoint):
     prompts = self._folder.prompts
     if prompts is None:
       return None
-    causal = all(o.left_to_right for o in self.meta.config.trained)
-    both = [prompts.get(name, "") for name in ("query", "document")]
+    both = [prompts.get(name, "") for name in model_folder.PROMPTS]
     return FineTuned(
       name="embedder",
-      attention="causal" if causal else "bidirectional",
+      attention="causal" if self._opened.causal else "bidirectional",
       kind="towers",
       settings={"temperature": _TEMPERATURE, "prompts": both},
       params={},
@@ -160,6 +160,9 @@ class Imported(Checkpoint):
     except UserError as error:
       raise UserError(f"{file}: {error}") from error
     tokenizer = Tokenizer.load(path / TOKENIZER)
+    causal, beyond = described.objective == "C", tokenizer.vocab_size - rows
+    if beyond > 0:
+      tokenizer = tokenizer.without_special(rows)
     _check_tokenizer(path, tokenizer, rows, described.special)
     # The files bound the config's sizes, so check them before any allocation.
     names = layout.weights or described.weights
@@ -173,12 +176,17 @@ class Imported(Checkpoint):
     params = weights.reader(stored, names, shapes, unused)
     if (path / NATIVE).exists():
       meta, step = _read_native(path, model, self._boundary)
-      return _Opened(meta, step, notes, params, headless)
+      return _Opened(meta, step, notes, params, headless, causal)
     notes = [*layout.notes, *self._folder.notes, *notes]
     if headless:
       notes.append(
         "the folder has no output layer: scores and masks need one, and"
         " training makes it"
+      )
+    if beyond > 0:
+      notes.append(
+        f"special tokens from {rows:,} on are left out: the embedding has no"
+        " row for them"
       )
     if rows > tokenizer.vocab_size:
       tokenizer, note = _with_all_names(path, tokenizer, rows)
@@ -204,7 +212,7 @@ class Imported(Checkpoint):
     meta = Meta(
       config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
     )
-    return _Opened(meta, 0, notes, params, headless)
+    return _Opened(meta, 0, notes, params, headless, causal)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -258,7 +266,7 @@ def _read_native(
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is incomplete: {error}") from error
-  own = models.build_model(meta.config.model, meta.tokenizer.vocab_size).config
+  own = models.build_model(meta.encoder, meta.tokenizer.vocab_size).config
   shared = ARCHITECTURES[meta.config.model.name].settings
   changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
   if changed:

@@ -182,11 +182,17 @@ LLAMA = Architecture(
   },
   targets={
     "causal": [
-      _causal(
-        "Llama",
-        {"qkv_bias": False, "qk_norm": False, "windows": ()},
-        max_position_embeddings=2048,
+      *(
+        _causal(
+          "Llama",
+          {"qkv_bias": bias, "qk_norm": False, "windows": ()},
+          zeros=OUT_BIAS if bias else (),  # its biases include this bias
+          max_position_embeddings=2048,
+        )
+        for bias in _BIASES
       ),
+      # For import: transformers reads an exported tokenizer of this type
+      # otherwise, so Llama, which fits first, is exported.
       _causal(
         "Qwen2",
         {"qkv_bias": True, "qk_norm": False},

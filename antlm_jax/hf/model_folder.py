@@ -21,6 +21,7 @@ _LIMITS = "sentence_*_config.json"  # also of other models than BERT
 _SETTINGS = "config_sentence_transformers.json"
 _EMBEDDER = ["Transformer", "mean", "Normalize"]  # modules of our embedders
 _ADAPTER = "adapter_config.json"  # of PEFT
+PROMPTS = "query", "document"  # names of an embedder's prompts
 # Files of tokenizers from which transformers writes tokenizer.json.
 _OLDER = "vocab.txt", "vocab.json", "*.model", "*.tiktoken"
 _ADAPTED = {  # class that PEFT adapts for a task; others adapt AutoModel
@@ -78,7 +79,18 @@ def find_model(where: str) -> ModelFolder:
         " antlm does not (do_lower_case)"
       )
     if [_kind(folder, module) for module in modules] == _EMBEDDER:
-      prompts = _prompts(folder)
+      prompts, default = _prompts(folder)
+      if prompts.get(default):
+        notes.append(
+          "warning: sentence-transformers begins texts with"
+          f" {prompts[default]!r} (default_prompt_name={default}) unless told"
+          " another prompt, and antlm does not"
+        )
+      if others := [n for n in prompts if n not in PROMPTS and prompts[n]]:
+        notes.append(
+          f"the prompts {', '.join(others)} are left out: antlm has those of"
+          f" {' and '.join(PROMPTS)}"
+        )
   return ModelFolder(found, tuple(notes), prompts, longest)
 
 
@@ -152,7 +164,8 @@ def _longest_text(fields: Mapping[str, Any]) -> int:
   return 0
 
 
-def _prompts(folder: pathlib.Path) -> Mapping[str, str]:
+def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
+  """Reads the prompts by name, and the name of the default one or ""."""
   path = folder / _SETTINGS
   fields = files.read_json(path, "the embedder's") if path.is_file() else {}
   found = fields.get("prompts") or {}
@@ -162,7 +175,7 @@ def _prompts(folder: pathlib.Path) -> Mapping[str, str]:
     raise UserError(
       f"{path}: prompts={found!r:.60} has values that are no text"
     )
-  return found
+  return found, str(fields.get("default_prompt_name") or "")
 
 
 def _pooling(fields: Mapping[str, Any]) -> str:

@@ -79,8 +79,8 @@ def fill(
 
   The model sees the end of each text, as at the end of a document. A text
   without masks, to which masks are added, can end early with the end-of-text
-  token. Only imported models draw other special tokens. The results for a text
-  do not depend on the other texts.
+  token. No other special token fills a mask. The results for a text do not
+  depend on the other texts.
 
   Args:
     model: Model trained with bidirectional attention, in full or in blocks, or
@@ -129,9 +129,10 @@ def fill(
   static = _Static(drawn, order, loaded.mask_shift, most)
   go_on = programs.compiled(_fill_masks, config, static)
   # Tokens that are not drawn, if a text may end early and if not.
-  never, ends = framing.never_drawn(loaded), framing.end_tokens(loaded)
-  never[framing.mask_id(loaded)] = True
-  banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
+  special = loaded.tokenizer.special
+  ends = np.isin(np.arange(len(special)), framing.end_tokens(loaded))
+  banned = np.stack([special & ~ends, special | ends])
+  banned[:, framing.mask_id(loaded)] = True
   every = settings.LARGEST if watch is None else 1
   numbers = _Numbers(seen, block_length, steps, every, seed, count)
   while np.any(rows.masked):
@@ -180,7 +181,10 @@ def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
       f"{text!r:.60} has {other}, which is no mask of this model: write {names}"
     )
   if not added:
-    raise UserError(f"{text!r:.60} holds no {names}: give tokens to add")
+    raise UserError(
+      f"{text!r:.60} holds no {names}: write it for each word to fill, or give"
+      " tokens=N to add N masks at the end"
+    )
   return text
 
 

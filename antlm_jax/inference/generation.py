@@ -73,17 +73,23 @@ def generate(
     with its prompt.
 
   Raises:
-    UserError: A prompt is too long or cannot be continued, or an argument is
-      out of range.
+    UserError: A prompt is too long or cannot be continued, the model has no
+      causal training, or an argument is out of range.
   """
   loaded = open_model(model, step)
+  if not any(one.left_to_right for one in loaded.config.trained):
+    raise UserError(
+      "the model was never trained left to right (curriculum="
+      f"{loaded.config.curriculum}): use fill"
+    )
   prompts = inputs.as_texts(prompt, "prompt")
   if not prompts:
     raise UserError("there is no prompt to continue")
   starts = [encode_prompt(loaded, one) for one in prompts]
   config, params = programs.unrolled(loaded)
   length = np.array([len(start) for start in starts], np.int32)
-  stop = np.minimum(length + tokens, config.max_seq_len).astype(np.int32)
+  most = min(tokens, config.max_seq_len)
+  stop = np.minimum(length + most, config.max_seq_len).astype(np.int32)
   # Slots beyond the model's positions stay empty.
   slots = programs.round_up(stop.max())
   padded = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])

@@ -18,9 +18,12 @@ def as_texts(
     most: Largest number of texts to take.
 
   Raises:
-    UserError: It is a table, or one of the texts is not a str.
+    UserError: It is a table, or one of the texts is not a str, or is no
+      text that UTF-8 can write.
   """
   if isinstance(given, str):
+    if not records.writable(given):
+      raise UserError(f"the {what} {given!r:.60}: {records.HALF}: remove it")
     return [given]
   found = as_items(given, what, most)
   for index, one in enumerate(found):

@@ -306,7 +306,9 @@ def scaled(text: str, known: Collection[str], steps: int) -> str:
 
 def run_length(steps: int, epochs: float, per_epoch: float) -> int | None:
   """Returns a run's steps, or None if neither steps nor epochs are given."""
-  return steps or round(epochs * per_epoch) or None
+  if steps or not epochs:
+    return steps or None
+  return max(1, round(epochs * per_epoch))
 
 
 def parse_curriculum(

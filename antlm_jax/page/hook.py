@@ -30,8 +30,8 @@ class Page(Hook):
     self.summary = {"steps": trainer.step, "parameters": trainer.run.model.size}
     if not processes.is_first():
       return
-    if trainer.step < trainer.total:
-      # A signal ends the run, which is saved without a page too.
+    if trainer.stopped:
+      # The run is saved without a page too.
       with contextlib.suppress(UserError):
         self._write(trainer, at_end=False)
       return

@@ -3,16 +3,21 @@
 The launchers call `antlm plan --check` before they ask for a machine.
 """
 
+import os
 from collections.abc import Mapping
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.config import ConfigOrName
+from antlm_jax.data import order
 from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.planning import places
 from antlm_jax.settings import Section, Setting
+from antlm_jax.training import writers
 
+_EPOCH = 1000  # steps of an epoch, for lengths that are checked without data
 _VOCAB_SIZE = 128_256  # for models whose shapes are checked without their data
 
 
@@ -33,8 +38,11 @@ def check_launch(
 
   Raises:
     UserError: The config cannot be made, is for another topology, or has a
-      batch that the devices do not divide, or no data.
+      batch that the devices do not divide, a curriculum or a schedule that does
+      not fit the run, an unknown writer, or no data.
   """
+  if isinstance(config, os.PathLike):
+    config = os.fspath(config)
   made = config_lib.given_config(config, changes)
   kind, _, shape = topology.partition(":")
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
@@ -48,8 +56,14 @@ def check_launch(
   devices = place.devices * slices
   have = f"the launch has {{}} ({topology})"
   data, fsdp, _ = made.mesh.sizes(devices, slices, have)
-  BatchLayout(made.train.batch_size, made.train.microbatches, data * fsdp)
-  curriculum = ", ".join(objective.name for objective in made.trained)
+  layout = BatchLayout(
+    made.train.batch_size, made.train.microbatches, data * fsdp
+  )
+  order.parse_batch_schedule(made.train.batch_schedule, layout, seq_len=1)
+  _check_length(made)
+  for name in made.log.writers:
+    _ = writers.WRITERS[name]
+  objectives = ", ".join(objective.name for objective in made.trained)
   size = models.build_model(made.model, _VOCAB_SIZE).size
   if not made.data.path:
     raise UserError(
@@ -57,13 +71,23 @@ def check_launch(
       " `antlm prepare`"
     )
   return {
-    "config": str(config) if isinstance(config, str) else made.model.name,
+    "config": config if isinstance(config, str) else made.model.name,
     "topology": topology,
     "devices": devices,
     "rows": made.train.batch_size,
-    "objectives": curriculum,
+    "objectives": objectives,
     "parameters": size,
   }
+
+
+def _check_length(made: config_lib.Config) -> None:
+  """Checks the curriculum and the schedule, as far as they need no data."""
+  train, known = made.train, list(made.known_objectives)
+  length = curriculum.run_length(train.steps, train.epochs, _EPOCH)
+  run = curriculum.parse_curriculum(made.curriculum, known, _EPOCH, length)
+  if train.steps:
+    restart = made.schedule.restart_at_switch
+    made.schedule.build(run.steps, run.switches if restart else ())
 
 
 def _compare(named: str, topology: str, place: places.Topology) -> None:

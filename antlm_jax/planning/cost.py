@@ -28,14 +28,18 @@ class Cost:
     slices: int = 1,
     rate: float | None = None,
   ) -> "Cost":
-    """Adds up the steps of estimates that fit into memory."""
+    """Adds up the steps of estimates that fit into memory.
+
+    The time of a batch that grows is a share of a whole batch's, that of its
+    microbatches. So the optimizer's part is too small.
+    """
     place, forecast = places.parse_topology(topology), None
     trained = [e for e in found if e.steps]
     if all(isinstance(e.forecast, Forecast) for e in trained):
-      forecast = sum(e.steps * e.forecast.seconds for e in trained)
+      forecast = sum(e.batches * e.forecast.seconds for e in trained)
     return cls(
       steps=sum(e.steps for e in trained),
-      bound=sum(e.steps * e.step_seconds for e in trained),
+      bound=sum(e.batches * e.step_seconds for e in trained),
       forecast=forecast,
       chips=place.chips * slices,
       watts=place.chip.watts,

@@ -86,6 +86,7 @@ class Estimate:
 
   name: str  # name of the program
   steps: int  # number of training steps that use it
+  batches: float  # number of whole batches of these steps: `BatchKind.whole`
   rows: int  # rows in a batch, over all devices
   seq_len: int  # number of tokens per row
   devices: int  # number of devices
@@ -146,7 +147,9 @@ def estimate_all(
     key = tree, *leaves, program.steps > 0
     if key not in done:
       done[key] = estimate_program(run, program, forecasts)
-    yield dataclasses.replace(done[key], name=program.name, steps=program.steps)
+    yield dataclasses.replace(
+      done[key], name=program.name, steps=program.steps, batches=program.whole
+    )
 
 
 def estimate_program(
@@ -204,6 +207,7 @@ def estimate_program(
   return Estimate(
     name=program.name,
     steps=program.steps,
+    batches=program.whole,
     rows=math.prod(shapes.inputs.shape[:2]),
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,18 +74,14 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
   `known` caches the FLOPs of each kind of step for other runs.
   """
   total, c = 0.0, run.config
-  # FLOPs are of whole batches: a batch that grows does its part of them.
-  order = dataclasses.replace(run.order, growth=1.0)
-  source = dataclasses.replace(run.source, order=order)
-  starts = {phase.start for phase in run.curriculum.phases}
-  starts = sorted(starts | {*run.order.starts})
-  for start, stop in itertools.pairwise([*starts, run.curriculum.steps]):
+  for start, stop, source in run.stretches():
     phase, part = run.curriculum.at(start), run.order.at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
     kind = str((c.model, c.train, c.data, mixed, part.layout, part.joined))
     if kind not in known:
+      # Of a whole batch: a batch that grows does its part of it.
       known[kind] = flops.train_step(run.model, source[start])
     filled = run.order.filled(max(start, begin), max(stop, begin))
     total += filled / part.layout.batch_size * known[kind]

@@ -76,6 +76,11 @@ def absent(folder: pathlib.PurePath) -> str:
 def absolute_path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
   if not is_remote(where):
+    if found := re.match(r"[A-Za-z][\w+.-]*://", os.fspath(where)):
+      raise UserError(
+        f"{where}: {found[0]} is not supported: give a folder on this machine,"
+        " which may be a mounted bucket, or gs://BUCKET/FOLDER"
+      )
     return pathlib.Path(where).absolute()
   if importlib.util.find_spec("gcsfs") is None:
     raise UserError(

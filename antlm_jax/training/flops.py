@@ -31,9 +31,13 @@ class Work:
     return Work(**{name: times * value for name, value in each.items()})
 
 
-def train_step(model: Model, batch: Batch) -> float:
-  """Counts a step's operations, without recomputation and padded targets."""
-  return 3 * forward_work(model, batch).total
+def train_step(model: Model, batch: Batch, filled: float = 1.0) -> float:
+  """Counts a step's operations, without recomputation and padded targets.
+
+  `filled` is the share of the batch's rows that have targets.
+  """
+  work = forward_work(model, batch)
+  return 3 * (filled * (work.total - work.head) + work.head)
 
 
 def forward_work(model: Model, batch: Batch) -> Work:

@@ -44,10 +44,6 @@ class Taken:
   metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
   seconds: float  # that it and its data took; 0 if compiling hides them
 
-  def here(self) -> "Taken":
-    """Waits for the metrics and fetches them from the device."""
-    return dataclasses.replace(self, metrics=jax.device_get(self.metrics))
-
 
 class Hook:
   """An action around the steps of a run. By default it does nothing.
@@ -91,10 +87,11 @@ def hooks_of_run(
   # Log is first: it counts a step before other hooks record values after it.
   # Save is after all hooks that record, so that a resumed run has their values.
   named = [HOOKS[name]() for name in config.log.hooks]
-  watch = [Watch()] if config.eval.watch else []
+  log = LogHook()
+  watch = [Watch(log)] if config.eval.watch else []
   steps = config.log.trace
   trace = [Trace(steps, folder / "trace")] if steps else []
-  return [LogHook(), HeldOut(), *given, *named, *watch, Save(), *trace]
+  return [log, HeldOut(), *given, *named, *watch, Save(), *trace]
 
 
 def is_time(trainer, every: float) -> bool:
@@ -235,6 +232,10 @@ class Watch(Hook):
 
   spent_on = "evaluation"
 
+  def __init__(self, log: "LogHook"):
+    """Makes the hook; `log` shows the last steps of a run that ends early."""
+    self._log = log
+
   def start(self, trainer) -> None:
     self.run(trainer)
 
@@ -253,6 +254,7 @@ class Watch(Hook):
     trainer.checkpoints.best = best
     if patience and since >= patience and trainer.step < trainer.total:
       trainer.total = trainer.step
+      self._log.show(trainer)
       progress.say(
         f"ended after step {trainer.step}: {' + '.join(watch)} has not improved"
         f" in {since} evaluations; the best step is {best}"
@@ -260,12 +262,17 @@ class Watch(Hook):
 
 
 class Save(Hook):
-  """Saves as `checkpoint` says, and when a signal ends the run."""
+  """Saves as `checkpoint` says, and when a signal ends the run.
+
+  It also saves the first state if `eval.watch` may find it the best.
+  """
 
   spent_on = "checkpoint"
 
   def start(self, trainer) -> None:
     self._saved = trainer.step
+    if trainer.checkpoints.best == trainer.step and not trainer.resumed:
+      trainer.save()
 
   def due(self, trainer) -> bool:
     every = trainer.config.checkpoint.every
@@ -291,7 +298,7 @@ class LogHook(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tipped = trainer.resumed
+    self._tipped, self._taken = trainer.resumed, None
     self._paused = None  # seconds of hooks before the first step
     self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
@@ -299,6 +306,7 @@ class LogHook(Hook):
 
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
+    self._taken = taken
     # The first three are of `losses.cross_entropy`.
     for name in ("nats", "count", "weight", "lost_targets"):
       trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
@@ -307,27 +315,33 @@ class LogHook(Hook):
       self._paused = trainer.ledger.paused
     if taken.seconds:
       inputs, order = taken.batch.inputs, run.order
-      full = order.at(step - 1).layout.batch_size
-      tokens = mesh_lib.abstract(run.mesh, inputs).size
-      tokens *= order.batch_size(step - 1) / full
-      work = 0.0
+      filled = order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
+      slots, work = mesh_lib.abstract(run.mesh, inputs).size, 0.0
       if self._chip:  # the other processes' rows are taken to be like these
-        work = flops.train_step(run.model, taken.batch) / inputs.size
-      self._timed += tokens, work * tokens, taken.seconds
+        work = flops.train_step(run.model, taken.batch, filled)
+      work *= slots / inputs.size
+      self._timed += slots * filled, work, taken.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
-      lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
-      values, shown = self._values(trainer, step)
-      for name, value in taken.metrics.items():
-        if np.ndim(value) == 0:
-          values[f"train/{name}"] = float(value)
-      values["train/lost_targets"] = float(lost)
-      if lost:
-        share = lost / (lost + count)
-        line = f"warning: the loss leaves out {share:.2%} of the targets"
-        trainer.progress.note("lost", step, f"{line}: {_LOST}")
-      trainer.record(step, values)
-      trainer.progress.show(step, " · ".join(shown))
-      self._timed, self._last = np.zeros(3), self._timed
+      self.show(trainer)
+
+  def show(self, trainer) -> None:
+    """Records and shows the steps since the last line, if there are any."""
+    if self._taken is None or not trainer.sums:
+      return
+    taken, step = self._taken, self._taken.step
+    lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
+    values, shown = self._values(trainer, step)
+    for name, value in taken.metrics.items():
+      if np.ndim(value) == 0:
+        values[f"train/{name}"] = float(value)
+    values["train/lost_targets"] = float(lost)
+    if lost:
+      share = lost / (lost + count)
+      line = f"warning: the loss leaves out {share:.2%} of the targets"
+      trainer.progress.note("lost", step, f"{line}: {_LOST}")
+    trainer.record(step, values)
+    trainer.progress.show(step, " · ".join(shown))
+    self._timed, self._last = np.zeros(3), self._timed
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""
@@ -360,20 +374,17 @@ class LogHook(Hook):
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
     if step < trainer.total:
-      left = self._left(trainer, step, rate)
+      # With evaluations and saves as so far.
+      ledger = trainer.ledger
+      pauses = (ledger.paused - self._paused) / ledger.training
+      left = run.tokens(trainer.total) - run.tokens(step)
+      left *= (1 + pauses) / rate  # seconds
       shown.append(f"{units.duration(left)} left")
       if not self._tipped and jax.process_count() == 1:
         for line in notes.of_time(run, step, left):
           progress.say(line)
       self._tipped = True
     return values, shown
-
-  def _left(self, trainer, step: int, rate: float) -> float:
-    """Returns the seconds to the end, with evaluations and saves as so far."""
-    run, ledger = trainer.run, trainer.ledger
-    tokens = run.tokens(trainer.total) - run.tokens(step)
-    pauses = (ledger.paused - self._paused) / ledger.training
-    return tokens / rate * (1 + pauses)
 
 
 class Trace(Hook):

@@ -103,6 +103,7 @@ class Trainer:
     state: The state after `step` steps.
     resumed: Whether the run continues from a checkpoint of its own.
     begun: The step that this start of the run began from.
+    stopped: Whether a signal ends the run, maybe before its last evaluation.
     sums: Sums of the steps' metrics since the last log line.
     ledger, progress: Seconds by activity, and the progress bar.
   """
@@ -119,7 +120,7 @@ class Trainer:
     self.programs = programs
     self.workdir, self.folder = mirror.workdir, mirror.folder
     self._mirror, self._stop = mirror, stop
-    self.total = run.curriculum.steps
+    self.total, self.stopped = run.curriculum.steps, False
     self._pending: Taken | None = None  # the last step; its loss is not known
     settings = run.config.checkpoint
     self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
@@ -221,11 +222,12 @@ class Trainer:
       return
     before = self.ledger.training
     with self.ledger.time("steps"):
-      taken = self._pending.here()
+      found = jax.device_get(self._pending.metrics)
     seconds = 0.0
-    if taken.seconds and not hidden:
-      seconds = taken.seconds + self.ledger.training - before
-    taken = dataclasses.replace(taken, seconds=seconds)
+    if self._pending.seconds and not hidden:
+      seconds = self._pending.seconds + self.ledger.training - before
+    taken = self._pending
+    taken = dataclasses.replace(taken, metrics=found, seconds=seconds)
     self._pending = None
     self._check(taken)
     for hook in self.hooks:
@@ -284,6 +286,7 @@ class Trainer:
 
   def _end_early(self, status: int) -> None:
     """Saves the state, and ends with the status that a signal asks for."""
+    self.stopped = True
     self._finish()
     progress.say(
       f"stopped after step {self.step}, saved: run the same command to resume"

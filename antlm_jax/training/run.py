@@ -1,7 +1,8 @@
 """Experiment: builds the parts of a run from its configuration."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -33,7 +34,10 @@ class BatchKind:
 
   name: str  # the objectives of the batch
   steps: int  # number of the run's steps that it trains; 0 for an evaluation
-  batch: Batch  # this process's part of one batch
+  batch: Batch  # this process's part of one whole batch
+  # Number of whole batches with as many microbatches as these steps compute.
+  # It is less than `steps` while batches grow (`train.batch_start`).
+  whole: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +94,33 @@ class Run:
 
   @property
   def epochs(self) -> float:
-    """How often the run reads each of its rows."""
+    """How often the run reads its rows, on average."""
     return self.curriculum.steps / self.order.steps_per_epoch
 
-  def exceeds(self, epochs: float) -> bool:
-    """Whether the run reads its rows more often than `epochs`."""
+  def exceeds(self, epochs: float) -> str:
+    """Names the data that the run reads more often than `epochs`, or "".
+
+    The name is such as `the data`, or `the data 'english'` of several sources.
+    """
     # Phases end at whole steps, so the last step may be partly over it.
-    return self.curriculum.steps - 1 >= epochs * self.order.steps_per_epoch
+    read = self.order.epochs(self.curriculum.steps - 1)
+    name = max(read, key=read.get)
+    if read[name] < epochs:
+      return ""
+    return f"the data {name!r}" if len(read) > 1 else "the data"
+
+  def stretches(self) -> Iterator[tuple[int, int, Source]]:
+    """Yields parts of the run with one curriculum phase and layout of rows.
+
+    Each has its first step, the step after its last, and a source whose batches
+    of these steps are whole: they do not grow.
+    """
+    order = dataclasses.replace(self.order, growth=1.0)
+    whole = dataclasses.replace(self.source, order=order)
+    phases = {phase.start for phase in self.curriculum.phases}
+    starts = sorted(phases | {*self.order.starts})
+    for start, stop in itertools.pairwise([*starts, self.curriculum.steps]):
+      yield start, stop, whole
 
   def tokens(self, step: int) -> int:
     """Returns how many tokens, repeated or not, `step` steps see."""
@@ -116,12 +140,8 @@ class Run:
   def programs(self, evaluations: bool = True) -> list[BatchKind]:
     """Returns the steps that the run compiles, each with one of its batches."""
     out = {}
-    # The kind of batch changes with the curriculum or the rows' layout.
-    starts = {phase.start for phase in self.curriculum.phases}
-    starts = sorted(starts | {*self.order.starts})
-    ends = [*starts[1:], self.curriculum.steps]
     first = self.order.parts[0].layout.batch_size
-    for start, end in zip(starts, ends, strict=True):
+    for start, stop, source in self.stretches():
       name = str(self.curriculum.at(start))
       part = self.order.at(start)
       if part.joined > 1:
@@ -131,8 +151,13 @@ class Run:
       if part.base:
         name += f", RoPE's base {part.base:g}"
       # Phases with the same objectives share a program.
-      known = out.get(name) or BatchKind(name, 0, self.source[start])
-      out[name] = dataclasses.replace(known, steps=known.steps + end - start)
+      known = out.get(name) or BatchKind(name, 0, source[start])
+      whole = float(stop - start)
+      if part.layout.microbatches > 1:  # empty microbatches take no time
+        whole = self.order.filled(start, stop) / size
+      out[name] = dataclasses.replace(
+        known, steps=known.steps + stop - start, whole=known.whole + whole
+      )
     for name, sets in self.evaluations.items() if evaluations else ():
       first, *_ = sets.values()  # the batches of other sets have its shapes
       out[f"eval {name}"] = BatchKind(f"eval {name}", 0, first[0])
@@ -164,11 +189,12 @@ def build_run(
   """
   run = assemble_run(config, read_data(config, data), start=start)
   most = config.train.max_epochs
-  if most and run.exceeds(most):
+  if most and (of := run.exceeds(most)):
+    epochs = max(run.order.epochs(run.curriculum.steps).values())
     raise UserError(
-      f"the curriculum takes {run.epochs:.4g} epochs of the data, over"
-      f" train.max_epochs={most:g}: shorten it, or write its counts as shares"
-      f" (such as 20%C+80%M) of train.epochs={most:g}"
+      f"the run takes {epochs:.4g} epochs of {of}, over"
+      f" train.max_epochs={most:g}: shorten its curriculum, or write the counts"
+      f" as shares (such as 20%C+80%M) of train.epochs={most:g}"
     )
   # One batch of each kind tells now, rather than at step 10,000, that an
   # implementation of attention cannot compute it.

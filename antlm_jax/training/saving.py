@@ -251,9 +251,8 @@ class RunCheckpoints:
     self._folder = self.workdir / checkpoint.FOLDER
     self._meta = meta.to_json()
     self._chosen = {*settings.at, *meta.milestones.values()}
+    self._every = settings.keep_every
     self._kept = [policies.LatestN(settings.keep_last), _Chosen(self.keeps)]
-    if settings.keep_every:
-      self._kept.append(policies.EveryNSteps(settings.keep_every))
     self._manager: ocp.CheckpointManager | None = None  # from the first save on
     self._saving: int | None = None
 
@@ -264,7 +263,8 @@ class RunCheckpoints:
 
   def keeps(self, step: int) -> bool:
     """Whether a step is saved, and kept when it is not the newest."""
-    return step in self._chosen or step == self.best
+    multiple = self._every and step % self._every == 0
+    return bool(multiple) or step in self._chosen or step == self.best
 
   def save(
     self, step: int, state: TrainState, window: Mapping, context: Mapping = {}
