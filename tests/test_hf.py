@@ -462,6 +462,13 @@ def test_special_tokens_without_a_row_are_left_out(llama, foreign):
   assert found == tokenizer.encode(text).tolist()
 
 
+def test_code_of_its_own_is_mentioned(foreign):
+  """Catches a changed Llama, such as LLM2Vec's, imported as a plain one."""
+  change(foreign, auto_map={"AutoModel": "modeling_other.OtherModel"})
+  (told,) = (n for n in import_.Imported(foreign).notes if "auto_map" in n)
+  assert "it takes the model for transformers' llama" in told
+
+
 def test_a_causal_folder_gives_the_vectors_of_embed(llama, tmp_path):
   """Catches a text without its end token, which `antlm embed` averages too."""
   how = {"attentions": ["causal"], "sentences": True}

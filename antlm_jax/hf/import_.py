@@ -178,6 +178,11 @@ class Imported(Checkpoint):
       meta, step = _read_native(path, model, self._boundary)
       return _Opened(meta, step, notes, params, headless, causal)
     notes = [*layout.notes, *self._folder.notes, *notes]
+    if fields.get("auto_map") and not layout.weights:
+      notes.append(
+        f"{file} names code of its own (auto_map), which antlm does not run: it"
+        f" takes the model for transformers' {fields.get('model_type')}"
+      )
     if headless:
       notes.append(
         "the folder has no output layer: scores and masks need one, and"
