@@ -463,7 +463,7 @@ def test_special_tokens_without_a_row_are_left_out(llama, foreign):
 
 
 def test_code_of_its_own_is_mentioned(foreign):
-  """Catches a changed Llama, such as LLM2Vec's, imported as a plain one."""
+  """Catches a changed Llama, such as LLM2Vec's, imported as a common Llama."""
   change(foreign, auto_map={"AutoModel": "modeling_other.OtherModel"})
   (told,) = (n for n in import_.Imported(foreign).notes if "auto_map" in n)
   assert "it takes the model for transformers' llama" in told

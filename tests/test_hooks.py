@@ -346,15 +346,14 @@ def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
 def test_the_advice_fits_what_blew_up(
   step, name, good, advice, train, tmp_path, monkeypatch
 ):
-  here = hooks.Taken.here
+  check = loop.Trainer._check
 
-  def blown_up(self):
-    found = here(self)
-    if found.step == step:
-      found.metrics[name] = np.float32(np.nan)
-    return found
+  def blown_up(trainer, taken):
+    if taken.step == step:
+      taken.metrics[name] = np.float32(np.nan)
+    check(trainer, taken)
 
-  monkeypatch.setattr(hooks.Taken, "here", blown_up)
+  monkeypatch.setattr(loop.Trainer, "_check", blown_up)
   line = runs.told(train, tmp_path / "run")
   assert f"{name} is nan at step {step}: stopped before saving" in line
   assert advice in line
