@@ -10,7 +10,7 @@ from scipy import stats
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import verdicts
-from antlm_jax.evals.benchmarks.pages import regularised, studies
+from antlm_jax.evals.benchmarks.pages import antlm_table, regularised, studies
 from antlm_jax.evals.studies import report
 from tests import runs, test_report
 
@@ -56,19 +56,22 @@ def lines_of(table: str) -> list[str]:
   return [line for line in lines if re.match(r"\| [CM]LM", line)]
 
 
-@pytest.mark.parametrize(("scale", "count"), [("small", 4), ("8m", 10)])
-def test_a_verdict_is_that_of_an_independent_computation(scale, count):
+@pytest.mark.parametrize(
+  ("name", "encoder", "count"),
+  [("small", "babyllama", 4), ("8m", "babyllama", 10)],
+)
+def test_a_verdict_is_that_of_an_independent_computation(name, encoder, count):
   """Catches an interval, level or sign that differs from scipy's t test."""
-  found = json.loads((RESULTS / f"antlm_{scale}.json").read_text())["rows"]
-  lines = lines_of(f"antlm-{scale}-differences")
+  found = json.loads((RESULTS / f"antlm_{name}.json").read_text())["rows"]
+  lines = lines_of(f"antlm-{name.replace('_', '-')}-differences")
   lines = [line for line in lines if "loss" in line]
-  halves = ("all", "all") if scale == "small" else ("choose", "report")
+  halves = ("all", "all") if name == "small" else ("choose", "report")
   measures = itertools.product((("clm", "c"), ("mlm", "m")), (-1, None))
   for line, ((kind, control), last) in zip(lines, measures, strict=True):
     one, other = (
       [
         measured[last or np.argmin(chosen)]
-        for run in found[f"babyllama_{row}"]["runs"].values()
+        for run in found[f"{encoder}_{row}"]["runs"].values()
         if "summary" in run  # it has ended
         for chosen, measured in [[run["losses"][x][kind] for x in halves]]
       ]
@@ -82,6 +85,21 @@ def test_a_verdict_is_that_of_an_independent_computation(scale, count):
     assert f"| {value} ({ends.low:+.3f} to {ends.high:+.3f}) |" in line
     word = "better" if value.startswith("**-") else "worse"
     assert line.split(" | ")[2].startswith(word if decided else "not decided")
+
+
+def test_the_seeds_that_find_an_effect_are_those_of_a_simulation():
+  """Catches a power that is one-sided, unpaired, or of one seed more."""
+  effect, deviation, confidence = 0.05, 0.04, 0.9875
+  seeds = antlm_table.seeds_to_find(effect, deviation, confidence)
+  draws = np.random.default_rng(0).normal(effect, deviation, (40_000, seeds))
+  for count in (seeds - 1, seeds):
+    of = stats.ttest_1samp(draws[:, :count], 0, axis=1)
+    share = np.mean(of.pvalue < 1 - confidence)
+    told = antlm_table.chance_to_find(effect, deviation, count, confidence)
+    assert abs(share - told) < 0.01
+    assert (told >= 0.8) == (count == seeds)
+  assert antlm_table.seeds_to_find(1.0, 0.01, confidence) == 5
+  assert antlm_table.seeds_to_find(0.01, 1.0, confidence) == 13
 
 
 def test_a_difference_of_pairs_is_that_of_the_seeds_scores():
