@@ -248,7 +248,13 @@ def _scaled_cell(found, unit: int, digits: int) -> str:
 
 
 def antlm_table_figures() -> Iterator[float]:
-  """Yields figures of `8m` that the text quotes."""
+  """Yields figures of `8m` and of LTG-BERT's pilots that the text quotes."""
+  pilots = _antlm_study("ltg_bert_first_pilots")
+  yield _antlm_contrast(pilots, "clm", "end", "clm").found.value
+  means = pilots.means(_family(pilots))
+  yield means[_row(pilots, "m")]["mlm, lowest"].mean
+  (size,) = pilots.findings.sizes([_row(pilots, "antlm")])
+  yield size[0] / 1e6
   study = _antlm_study("8m")
   for task in (_BLIMP, _ODDS):
     # At 95 %, not corrected for ten differences.
