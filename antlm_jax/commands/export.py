@@ -119,14 +119,16 @@ def export(
 
   with progress.quietly(quiet):
     if revisions:
-      found, whole = {}, pathlib.Path(output).absolute()
+      kept, whole = model_lib.revisions(loaded), pathlib.Path(output).absolute()
       with files.replacing(whole) as aside:
-        for name, path in {"main": None, **model_lib.revisions(loaded)}.items():
-          one = model_lib.load(path) if path else loaded
-          for each in write(one, aside / name):
-            place = whole / each.path.relative_to(aside)
-            each = dataclasses.replace(each, path=place)
-            found.setdefault(None if one is loaded else name, []).append(each)
+        found = {None: write(loaded, aside / "main")}
+        for name, path in kept.items():
+          found[name] = write(model_lib.load(path), aside / name)
+      for folders in found.values():
+        folders[:] = [
+          dataclasses.replace(one, path=whole / one.path.relative_to(aside))
+          for one in folders
+        ]
     else:
       found = {f"step-{step}" if step else None: write(loaded, output)}
     for revision, folders in found.items():

@@ -133,8 +133,8 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
   for name, kind in _KINDS.items():
     value = settings.get(name, kind())
     kinds = (int, float) if kind is float else kind
-    own = isinstance(value, kinds) and not isinstance(value, bool)
-    each[f"settings.{name}"] = own
+    right = isinstance(value, kinds) and not isinstance(value, bool)
+    each[f"settings.{name}"] = right
   own = settings["tokenizer"]
   each["settings.tokenizer"] = own is None or _is_hash(own)
   each["dtype"] = manifest.dtype == token_dtype(made[size])

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
@@ -80,8 +80,10 @@ class Tokenizer:
     if getattr(backend.model, "dropout", None):  # of merges, to train a model
       backend.model.dropout = None
     backend.encode_special_tokens = True  # "</s>" in a text is text
+    added = backend.get_added_tokens_decoder().items()
+    special = {index for index, token in added if token.special}
     self.pad_id, self.bos_id, self.eos_id, self.mask_id = (
-      self._find(*names) for names in _NAMES.values()
+      self._find(names, special) for names in _NAMES.values()
     )
     self._check_ids()
     self._flag()
@@ -351,13 +353,11 @@ class Tokenizer:
     ]
     backend.add_special_tokens(names)
 
-  def _find(self, *names: str) -> int | None:
+  def _find(self, names: Iterable[str], special: Collection[int]) -> int | None:
     ids = map(self._backend.token_to_id, names)
     found = [index for index in ids if index is not None]
     # Others may be ordinary tokens, as HTML's <s> is in Gemma's vocabulary.
-    added = self._backend.get_added_tokens_decoder()
-    special = [i for i in found if i in added and added[i].special]
-    return next(iter(special or found), None)
+    return next(iter([i for i in found if i in special] or found), None)
 
 
 _NO_TOKEN = (

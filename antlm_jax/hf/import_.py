@@ -180,8 +180,8 @@ class Imported(Checkpoint):
     notes = [*layout.notes, *self._folder.notes, *notes]
     if fields.get("auto_map") and not layout.weights:
       notes.append(
-        f"{file} names code of its own (auto_map), which antlm does not run: it"
-        f" takes the model for transformers' {fields.get('model_type')}"
+        f"{file} names code of its own (auto_map) that antlm does not run, so"
+        f" it takes the model for transformers' {fields.get('model_type')}"
       )
     if headless:
       notes.append(

@@ -3,7 +3,6 @@
 The launchers call `antlm plan --check` before they ask for a machine.
 """
 
-import os
 from collections.abc import Mapping
 
 from antlm_jax import config as config_lib
@@ -41,8 +40,6 @@ def check_launch(
       batch that the devices do not divide, a curriculum or a schedule that does
       not fit the run, an unknown writer, or no data.
   """
-  if isinstance(config, os.PathLike):
-    config = os.fspath(config)
   made = config_lib.given_config(config, changes)
   kind, _, shape = topology.partition(":")
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)

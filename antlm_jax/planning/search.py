@@ -81,7 +81,7 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
     ]
     kind = str((c.model, c.train, c.data, mixed, part.layout, part.joined))
     if kind not in known:
-      # Of a whole batch: a batch that grows does its part of it.
+      # A batch that grows needs its filled share of a whole batch's FLOPs.
       known[kind] = flops.train_step(run.model, source[start])
     filled = run.order.filled(max(start, begin), max(stop, begin))
     total += filled / part.layout.batch_size * known[kind]

@@ -28,11 +28,10 @@ def notes_of_run(run: Run) -> Iterator[str]:
     f" {device.device_kind}"
   )
   if "babylm" in run.config.checkpoint.words and run.exceeds(_BABYLM_EPOCHS):
-    epochs = max(run.order.epochs(run.curriculum.steps).values())
     yield (
-      f"warning: the run has {epochs:.3g} epochs of its data, but BabyLM's"
-      f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
-      " refuse more"
+      f"warning: the run has {run.most_epochs:.3g} epochs of its data, but"
+      f" BabyLM's rules allow {_BABYLM_EPOCHS}: set"
+      f" train.max_epochs={_BABYLM_EPOCHS} to refuse more"
     )
   if run.epochs > _MANY_EPOCHS:
     yield (

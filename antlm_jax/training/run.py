@@ -97,6 +97,11 @@ class Run:
     """How often the run reads its rows, on average."""
     return self.curriculum.steps / self.order.steps_per_epoch
 
+  @property
+  def most_epochs(self) -> float:
+    """How often the run reads the source that it reads most often."""
+    return max(self.order.epochs(self.curriculum.steps).values())
+
   def exceeds(self, epochs: float) -> str:
     """Names the data that the run reads more often than `epochs`, or "".
 
@@ -190,9 +195,8 @@ def build_run(
   run = assemble_run(config, read_data(config, data), start=start)
   most = config.train.max_epochs
   if most and (of := run.exceeds(most)):
-    epochs = max(run.order.epochs(run.curriculum.steps).values())
     raise UserError(
-      f"the run takes {epochs:.4g} epochs of {of}, over"
+      f"the run takes {run.most_epochs:.4g} epochs of {of}, over"
       f" train.max_epochs={most:g}: shorten its curriculum, or write the counts"
       f" as shares (such as 20%C+80%M) of train.epochs={most:g}"
     )
