@@ -34,7 +34,12 @@ from antlm_jax.data import (
   tokenizer,
 )
 from antlm_jax.data.preparation import Preparation
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedData
+from antlm_jax.data.prepared_folder import (
+  SPLITS,
+  Manifest,
+  PreparedData,
+  Sources,
+)
 from antlm_jax.runtime import files
 from tests import runs
 
@@ -219,7 +224,7 @@ def test_boundaries(small_tokenizer):
   ):
     assert packing.boundary_ids(small_tokenizer, boundary) == around
     assert packing.frame_ids(small_tokenizer, boundary) == alone
-    (found,) = packing.bound([np.array([5, 6], np.int32)], *around)
+    found = packing.bound(np.array([5, 6], np.int32), *around)
     assert found.tolist() == bound
 
 
@@ -541,6 +546,69 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
   assert len(said) == 2 and said[0].startswith(line)  # the second has counts
 
 
+def test_a_long_document_is_one_document(tmp_path):
+  """Catches special tokens between the pieces that it is read in."""
+  text = make_text(20_000).replace("\n", " ")  # more than two pieces
+  assert len(text) > 3 << 17
+  (tmp_path / "a.train").write_text(text * 2, "utf-8")
+  (tmp_path / "a.dev").write_text(text, "utf-8")
+  for packing_ in ("stream", "documents"):
+    output = tmp_path / packing_
+    paths = [tmp_path / "a.train"], output
+    how = {"packing": packing_, "documents": "file", "dev": tmp_path / "a.dev"}
+    made = prepare.prepare(*paths, vocab_size=300, seq_len=64, **how)
+    for name, count in (("train", 1), ("dev", 1)):
+      tokens = getattr(made, name).read(range(len(getattr(made, name))))[0]
+      assert (tokens == made.tokenizer.bos_id).sum() == count
+      kept = [*document_store.read_kept_documents(output, name)]
+      assert [one.begins for one in kept] == [True] + [False] * (len(kept) - 1)
+      assert len(kept) > 1
+      assert made.manifest.splits[name].documents == count
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_the_held_out_share_is_of_the_whole_text(tmp_path, capsys, share):
+  """Catches a share of what `share` leaves, which is far above dev_share."""
+  documents = make_text(2000).split("\n\n")[:-1]
+  prepare.prepare(documents, vocab_size=300, seq_len=16, share=share)
+  assert "2.0% of the text is held out" in capsys.readouterr().out
+
+
+def test_documents_of_python_resume_and_are_divided(tmp_path, monkeypatch):
+  """Catches a plan that names the temporary file of such documents."""
+  documents, pack = make_text(600).split("\n\n")[:-1], Preparation.pack
+  how = {"vocab_size": 300, "seq_len": 16}
+
+  def interrupted(*args):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Preparation, "pack", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    prepare.prepare(documents, tmp_path / "out", **how)
+  told(
+    "begun otherwise", prepare.prepare, documents[1:], tmp_path / "out", **how
+  )
+  monkeypatch.setattr(Preparation, "pack", pack)
+  made = prepare.prepare(iter(documents), tmp_path / "out", **how)
+  how |= {"tasks": 2}
+  assert prepare.prepare(documents, tmp_path / "two", task=1, **how) is None
+  two = prepare.prepare(documents, tmp_path / "two", task=0, **how)
+  hashes = (m.manifest.splits["train"].sha256 for m in (made, two))
+  assert len({*hashes}) == 1
+
+
+def test_data_in_memory_that_differ_are_told():
+  """Catches a traceback: such data have no folder to name."""
+  parts = [make_text(300, seed=seed).split("\n\n")[:-1] for seed in (0, 1)]
+  own = [p.replace("cat", "tiger") for p in parts[1]]
+  a, b = (
+    prepare.prepare(p, vocab_size=300, seq_len=16) for p in (parts[0], own)
+  )
+  message = "the data a and b differ in tokenizer.json.*the tokenizer of a"
+  told(message, Sources.of, {"a": a, "b": b})
+  told("no files to compare", a.verify)
+
+
 def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
   names, made = ("tokenizer.json", TRAIN, DEV), []
   for folder in (tmp_path / "x", tmp_path / "y"):
@@ -614,9 +682,9 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
     assert not list(made.folder.glob("preparing*"))
   # Every document is kept once.
   own = [
-    t
+    document.text
     for name in SPLITS
-    for t in document_store.read_kept_documents(in_one_task, name)
+    for document in document_store.read_kept_documents(in_one_task, name)
   ]
   texts = make_text(60_000).split("\n\n")[:-1]
   assert sorted(own) == sorted(texts)
@@ -861,6 +929,14 @@ def test_a_bad_record_names_its_part_and_keeps_what_is_done(large, tmp_path):
 BAD_TEXTS = [
   ({}, "no text to train on"),
   ({"a.pdf": b"x"}, "no text to train on.*of no known kind: a.pdf"),
+  (
+    {"a.parquet.gz": b"x"},
+    "no text to train on.*of no known kind: a.parquet.gz",
+  ),
+  (
+    {"caf\udce9.txt": b"x"},
+    r"the name of .*/caf\\xe9.txt is not UTF-8: rename",
+  ),
   ({"a.txt": b" \n\n"}, "no words"),
   ({"a.txt": b"one document"}, "no words for dev"),
   ({"a.train": b"a b c\n\n" * 99, "a.dev": b"x"}, "the dev split has"),

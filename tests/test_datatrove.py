@@ -70,9 +70,9 @@ def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, tmp_path):
   made.verify()
   assert len(made.manifest.splits["train"].shards) == TASKS
   kept = [
-    t
+    document.text
     for s in SPLITS
-    for t in document_store.read_kept_documents(made.folder, s)
+    for document in document_store.read_kept_documents(made.folder, s)
   ]
   # Deduplication may keep a document or its near copy.
   assert len(kept) == len(good)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from huggingface_hub import constants as hub_constants
 
-from antlm_jax import embed
+from antlm_jax import embed, prepare
 from antlm_jax.commands import import_ as import_command
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.hf import export, import_
@@ -279,3 +280,22 @@ def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):
   (told,) = (n for n in import_.Imported(folder).notes if "fine-tuned" in n)
   assert "classifier.weight" in told
   export.export_model(made, tmp_path / "out", ["bidirectional"])
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None])
+def test_prepare_takes_the_tokenizer_of_any_folder(
+  tmp_path, capsys, model_type
+):
+  """Catches --tokenizer=FOLDER that needs a model that antlm computes."""
+  lines = [f"the cat number {i} sat on the mat" for i in range(300)]
+  trained = Tokenizer.train(lines, 300)
+  folder = tmp_path / "other"
+  folder.mkdir()
+  (folder / "tokenizer.json").write_text(trained.to_json())
+  if model_type:
+    fields = {"model_type": model_type, "vocab_size": trained.vocab_size}
+    (folder / "config.json").write_text(json.dumps(fields))
+  made = prepare(lines, tokenizer=folder, seq_len=16)
+  assert made.tokenizer.to_json() == trained.to_json()
+  said = capsys.readouterr().out
+  assert ("only its tokenizer is read" in said) == bool(model_type)

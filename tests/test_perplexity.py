@@ -196,7 +196,8 @@ def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
   dev = Manifest.load(prepared).splits["dev"]
   counts = [found[name] for name in ("documents", "words", "bytes")]
   assert counts == [dev.documents, dev.words, dev.text_bytes]
-  those = list(document_store.read_kept_documents(prepared, "dev"))
+  kept = document_store.read_kept_documents(prepared, "dev")
+  those = [document.text for document in kept]
   ours = predicted(loaded, those)[0].summary
   assert {k: found[k] for k in ours} == pytest.approx(ours)
   plain = tmp_path / "dev.txt"

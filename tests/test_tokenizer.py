@@ -395,6 +395,12 @@ def test_coverage_counts_unknown_characters():
   lines = [*found.lines("train")]
   assert "23.08% of the characters; 25.00%" in lines[0]
   assert lines[1].startswith("warning:") and "23.1%" in lines[1]
+  # Only a tokenizer that was not trained on the text is of another language.
+  rare = coverage.Coverage(characters=10, tokens=15)
+  assert "another language" in "".join(rare.lines("train"))
+  assert [*rare.lines("train", trained=True)] == [
+    "tip: train needs 1.5 tokens per character: a larger vocab_size gives fewer"
+  ]
   # Without <unk>, unknown characters have no token at all.
   dropping = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
   found = coverage.measure_coverage(Tokenizer(dropping), ["abc"], 1, 3.0)

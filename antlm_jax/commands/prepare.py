@@ -97,8 +97,9 @@ def prepare(
     dev: Text to hold out, given as the text to train on.
     column: Column of jsonl, parquet, csv or tsv records that holds the text.
     tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
-      (a run, a folder of transformers or a name on the Hub). By default, train
-      it. In Python, it may be a `Tokenizer`.
+      (a run, a folder of transformers or a name on the Hub). Of a folder
+      without a model that antlm reads, it takes `tokenizer.json`. By default,
+      train it. In Python, it may be a `Tokenizer`.
     vocab_size: Vocabulary size of the trained tokenizer.
     kind: Kind of the trained tokenizer.
     seq_len: Tokens in a row, T.
@@ -165,7 +166,7 @@ def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
     else:
       from antlm_jax.hf import import_  # slow to import
 
-      tokenizer = import_.open_start(name).meta.tokenizer
+      tokenizer = import_.open_tokenizer(name)
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
   own = {"boundary": given["boundary"] or boundary_of(tokenizer)}
@@ -224,7 +225,7 @@ def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
       f"{first!r} is a path, but a list of str holds documents: give it alone,"
       " or a list of pathlib.Path"
     )
-  with tempfile.TemporaryDirectory() as folder:
+  with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
     with files.writing(path), path.open("w", encoding="utf-8") as file:
       for index, one in enumerate(itertools.chain([first], documents)):
@@ -408,11 +409,12 @@ class _Process(subprocess.Popen):
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
   """Yields lines about characters that the tokenizer cannot read."""
   used = Tokenizer.load(output / prepared_folder.TOKENIZER)
-  texts = document_store.read_kept_documents(output, "train")
+  kept = document_store.read_kept_documents(output, "train")
+  texts = (document.text for document in kept)
   split = manifest.splits["train"]
   size = split.text_bytes / max(1, split.documents)
   found = coverage.measure_coverage(used, texts, split.documents, size)
-  return found.lines("train")
+  return found.lines("train", trained=not manifest.settings["tokenizer"])
 
 
 def main(argv: Sequence[str]) -> None:

@@ -22,8 +22,11 @@ class Coverage:
   unknown_characters: int = 0  # in unknown tokens, or in none
   unknown_tokens: int = 0
 
-  def lines(self, name: str) -> Iterator[str]:
-    """Yields lines to print about a text, and warnings, if there are any."""
+  def lines(self, name: str, trained: bool = False) -> Iterator[str]:
+    """Yields lines to print about a text, and warnings, if there are any.
+
+    `trained` says whether the tokenizer was trained on this text.
+    """
     if not self.characters or not self.tokens:
       return
     unknown = self.unknown_characters / self.characters
@@ -38,7 +41,12 @@ class Coverage:
         f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {_ADVICE}"
       )
     each = self.tokens / self.characters
-    if each > _MOST_TOKENS:
+    if each > _MOST_TOKENS and trained:
+      yield (
+        f"tip: {name} needs {each:.1f} tokens per character: a larger"
+        " vocab_size gives fewer"
+      )
+    elif each > _MOST_TOKENS:
       yield (
         f"warning: {name} needs {each:.1f} tokens per character, so the"
         f" tokenizer is probably of another language: {_ADVICE}"

@@ -16,6 +16,7 @@ from antlm_jax.runtime import files
 
 # Documents read at once. Reading them one by one is ten times slower.
 _BATCH = 64
+_PIECES = 1024  # pieces of a file read at once
 _NAME, _FORMAT = "documents", "array_record"
 
 
@@ -37,11 +38,16 @@ class DocumentFile:
     """Sizes in bytes, int64 `[n]`."""
     return self.ends - self.begins
 
-  def read(self, first: int = 0, end: int | None = None) -> list[str]:
-    """Reads pieces by number, stripped, and leaves out blank pieces."""
-    bounds = np.stack([self.begins[first:end], self.ends[first:end]], axis=1)
-    texts = (self.decode(*pair).strip() for pair in bounds.tolist())
-    return [text for text in texts if text]
+  def read(self) -> Iterator[Document]:
+    """Yields the pieces, stripped, and leaves out blank pieces."""
+    last = None  # number of the document of the piece before
+    for first in range(0, len(self.begins), _PIECES):
+      block = slice(first, first + _PIECES)
+      columns = self.begins[block], self.ends[block], self.documents[block]
+      for begin, end, number in np.stack(columns, axis=1).tolist():
+        if text := self.decode(begin, end).strip():
+          yield Document(text, number != last)
+          last = number
 
   def decode(self, begin: int, end: int) -> str:
     """Returns the text between two bytes, without half a character."""
@@ -68,7 +74,10 @@ def spool(
 
 
 def writer(folder: str | os.PathLike, splits: Sequence[str]):
-  """Returns a `SequentialWriter` of a dataset `{"text": Text}` of documents."""
+  """Returns a `SequentialWriter` of a dataset of `Document`s.
+
+  Its examples have the fields `text` and `begins`.
+  """
   import tensorflow_datasets as tfds  # slow to import: not for --help
 
   os.makedirs(folder)
@@ -93,15 +102,17 @@ def _info(folder: str | os.PathLike):
   return tfds.core.DatasetInfo(
     builder=identity,
     description="Documents of plain text, in the order of their files.",
-    features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+    features=tfds.features.FeaturesDict(
+      {"text": tfds.features.Text(), "begins": np.bool_}
+    ),
     disable_shuffling=True,
   )
 
 
 def read_kept_documents(
   prepared: str | os.PathLike, split: str
-) -> Iterator[str]:
-  """Yields the documents of a split of a prepared folder.
+) -> Iterator[Document]:
+  """Yields the documents of a split of a prepared folder, stripped.
 
   Raises:
     UserError: The folder holds no documents, or they cannot be read.
@@ -116,7 +127,7 @@ def read_kept_documents(
       for first in range(0, len(source), _BATCH):
         block = range(first, min(first + _BATCH, len(source)))
         for example in source.__getitems__(block):
-          yield example["text"].decode("utf-8")
+          yield Document(example["text"].decode("utf-8"), example["begins"])
     except Exception as error:  # also assertions of tfds
       raise UserError(
         f"{path.parent} holds no documents of antlm prepare"

@@ -57,13 +57,22 @@ def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
 
 
 def bound(
-  sequences: Documents, bos_id: int | None, eos_id: int | None
-) -> Iterator[np.ndarray]:
-  """Puts boundary tokens around each document `[n]`; None adds no token."""
-  before = [] if bos_id is None else [np.array([bos_id], np.int32)]
-  after = [] if eos_id is None else [np.array([eos_id], np.int32)]
-  for sequence in sequences:
-    yield np.concatenate([*before, sequence, *after])
+  tokens: np.ndarray,
+  bos_id: int | None,
+  eos_id: int | None,
+  begins: bool = True,
+  ends: bool = True,
+) -> np.ndarray:
+  """Puts boundary tokens around a document `[n]`; None adds no token.
+
+  `begins` and `ends` say whether the tokens begin and end their document.
+  """
+  parts = [tokens]
+  if begins and bos_id is not None:
+    parts.insert(0, np.array([bos_id], np.int32))
+  if ends and eos_id is not None:
+    parts.append(np.array([eos_id], np.int32))
+  return np.concatenate(parts)
 
 
 def pack_stream(sequences: Documents, seq_len: int) -> Iterator[Block]:

@@ -22,7 +22,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import hashing
-from antlm_jax.data import document_store, hold_out, readers, rows, shards
+from antlm_jax.data import (
+  document_store,
+  hold_out,
+  readers,
+  rows,
+  shards,
+  text_files,
+)
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedSplit
@@ -71,12 +78,12 @@ class Preparation:
     """
     plan = {
       "settings": self.recipe.recorded | {"tasks": self.tasks},
-      "text": {
-        path: [os.path.getsize(path), os.stat(path).st_mtime_ns]
+      "text": dict(
+        _identity(self.corpus, split, path)
         for split in SPLITS
         for path in getattr(self.corpus, split)
         if not path.startswith(readers.HUB)
-      },
+      ),
     }
     # Before any work that could not be written after it.
     files.check_writable(self.output, folder=True)
@@ -122,7 +129,11 @@ class Preparation:
         order = sorted(self.spans, key=lambda s: hashing.spread(s.number))
         shown = progress.track(order, "part", "tokenizer")
         self.tokenizer = Tokenizer.train(
-          (text for span in shown for text in self._divided(span)[0].read()),
+          (
+            piece.text
+            for span in shown
+            for piece in self._divided(span)[0].read()
+          ),
           self.recipe.vocab_size,
           self.recipe.kind,
         )
@@ -157,13 +168,16 @@ class Preparation:
         return
       for path in (self._counts(task), self._progress(task)):
         path.unlink(missing_ok=True)
-      counts, tally = {"sources": {}, "cut": []}, readers.Tally()
+      counts = {"sources": {}, "cut": [], "text_bytes": 0}
+      tally = readers.Tally()
       writer = self._writer("train", task, self.tasks)
       for span in self._spans(task):
         for path, (index, _) in span.parts:
           if index == 0:
-            counts["sources"][path] = fingerprint(self.corpus, path)
+            name = text_files.source_name("train", path)
+            counts["sources"][name] = fingerprint(self.corpus, path)
         train, dev, cut = self._divided(span, tally)
+        counts["text_bytes"] += len(train.data)  # also what `share` leaves out
         counts["cut"] += [] if cut is None else [cut]
         writer.keep("dev", dev.read())
         writer.pack(train, span.number)
@@ -195,7 +209,10 @@ class Preparation:
       for task in range(self.tasks)
     ]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
-    sources = {path: fingerprint(self.corpus, path) for path in self.corpus.dev}
+    sources = {
+      text_files.source_name("dev", path): fingerprint(self.corpus, path)
+      for path in self.corpus.dev
+    }
     for part in parts:
       records["train"].update(part.get("records", {}))
       sources |= part["sources"]
@@ -206,7 +223,8 @@ class Preparation:
       "dev": self._write_held_out(records["dev"]),
     }
     self._check(splits)
-    self._say(splits, [number for part in parts for number in part["cut"]])
+    cut = [number for part in parts for number in part["cut"]]
+    self._say(splits, cut, sum(part["text_bytes"] for part in parts))
     for name, tally in records.items():
       if left_out := readers.left_out(tally):
         progress.say(f"{name}: {left_out}")
@@ -215,9 +233,10 @@ class Preparation:
     manifest = Manifest(
       settings=self.recipe.recorded,
       sources=[
-        {"split": name, "path": path} | sources[path]
-        for name in SPLITS
-        for path in getattr(self.corpus, name)
+        {"split": split, "path": name} | sources[name]
+        for split in SPLITS
+        for path in getattr(self.corpus, split)
+        for name in [text_files.source_name(split, path)]
       ],
       tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
       seq_len=self.recipe.seq_len,
@@ -287,8 +306,7 @@ class Preparation:
     writer = self._writer("dev", 0, 1)
     found = self.corpus.read("dev", tally)
     if not self.corpus.dev:
-      texts = document_store.read_kept_documents(self.output, "dev")
-      found = map(readers.Document, texts)
+      found = document_store.read_kept_documents(self.output, "dev")
     held_out = document_store.spool(found, self._staging)
     if self.corpus.dev:
       writer.keep("dev", held_out.read())
@@ -338,7 +356,10 @@ class Preparation:
           " if it is held out, a larger dev_share"
         )
 
-  def _say(self, splits: dict[str, PreparedSplit], cut: list[int]) -> None:
+  def _say(
+    self, splits: dict[str, PreparedSplit], cut: list[int], text_bytes: int
+  ) -> None:
+    """Prints counts; `text_bytes` are those of the whole text."""
     count = len(self.spans)
     if cut:
       where = f"documents in {len(cut):,} of {count:,} parts of the text"
@@ -349,8 +370,7 @@ class Preparation:
         " documents are too few or too large to hold out whole documents"
       )
     elif not self.corpus.dev:
-      train, dev = (splits[name].text_bytes for name in SPLITS)
-      share = dev / (dev + train)
+      share = splits["dev"].text_bytes / text_bytes
       progress.say(
         f"dev: no dev file is given, so {share:.1%} of the text is held out, in"
         " whole documents"
@@ -402,6 +422,13 @@ def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
   if size < _SMALL or not all(map(readers.is_own, corpus.train)):
     return 1
   return min(len(spans), max(os.cpu_count() or 1, -(-size // _SHARD)))
+
+
+def _identity(corpus: Corpus, split: str, path: str) -> tuple[str, object]:
+  """Returns a file's name in a plan, and what shows that it is the same."""
+  if (name := text_files.source_name(split, path)) != path:
+    return name, fingerprint(corpus, path)
+  return path, [os.path.getsize(path), os.stat(path).st_mtime_ns]
 
 
 def fingerprint(corpus: Corpus, path: str) -> dict:

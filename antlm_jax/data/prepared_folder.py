@@ -227,8 +227,11 @@ class PreparedData:
     """Compares all rows with the manifest's hashes.
 
     Raises:
-      UserError: A file of rows is not as it was prepared.
+      UserError: A file of rows is not as it was prepared, or there are no files
+        because the data are in memory.
     """
+    if self.folder is None:
+      raise UserError("these data are in memory: there are no files to compare")
     for name, split in self.manifest.splits.items():
       for path, shard in _shard_paths(self.folder, name, split):
         if sha256(path) != shard.sha256:
@@ -339,11 +342,15 @@ def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
   for name, of in others:
     for what, value in _manifest_layout(of.manifest).items():
       if value != ours[what]:
+        both = f"{like.folder} and {of.folder}"
+        own = f"tokenizer={like.folder and like.folder / TOKENIZER}"
+        if like.folder is None or of.folder is None:
+          both = f"the data {first or 'to train on'} and {name}"
+          own = f"the tokenizer of {first or 'the first'}"
         raise UserError(
-          f"{like.folder} and {of.folder} differ in {what}, which is"
+          f"{both} differ in {what}, which is"
           f" {ours[what]} for {first or 'the first'} and {value} for {name}."
-          f" Prepare {name} again, with"
-          f" tokenizer={like.folder / TOKENIZER} and the same options"
+          f" Prepare {name} again, with {own} and the same options"
         )
 
 

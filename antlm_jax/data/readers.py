@@ -38,6 +38,7 @@ from antlm_jax.settings import Registry
 
 HUB = "hf://"
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_COMPRESSED_INSIDE = (".parquet",)  # kinds that are never compressed again
 _BATCH = 256  # records read at once
 _BLOCK = 1 << 20  # bytes of text read at once
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.
@@ -94,6 +95,8 @@ def kind(source: str) -> str | None:
   name, ending = os.path.splitext(os.path.basename(source).lower())
   if ending in _COMPRESSED:
     ending = os.path.splitext(name)[1]
+    if ending in _COMPRESSED_INSIDE:
+      return None
   return ending if ending in READERS else None
 
 
@@ -114,7 +117,9 @@ def kind_of_file(path: str) -> str:
 def endings() -> str:
   """Lists the endings of the files that can be read."""
   known = " ".join(ending for ending in READERS if ending != HUB)
-  return f"{known}, or one of these and {' '.join(_COMPRESSED)}"
+  inside = " ".join(_COMPRESSED_INSIDE)
+  packed = " ".join(_COMPRESSED)
+  return f"{known}, or one of these (but {inside}) and {packed}"
 
 
 def extent(source: str, rule: Rule) -> tuple[int, int]:

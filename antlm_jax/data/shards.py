@@ -13,6 +13,7 @@ from antlm_jax.data import document_store, packing, rows
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
 from antlm_jax.data.prepared_folder import SPLITS, PreparedSplit, Shard
+from antlm_jax.data.readers import Document
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.runtime import files
 
@@ -82,10 +83,10 @@ class ShardWriter:
     with files.writing(documents_folder):
       self._documents = document_store.writer(documents_folder, SPLITS)
 
-  def keep(self, split: str, texts: Iterable[str]) -> None:
+  def keep(self, split: str, documents: Iterable[Document]) -> None:
     """Writes documents as text only."""
     with files.writing(self._path):
-      self._documents.add_examples({split: ({"text": t} for t in texts)})
+      self._documents.add_examples({split: (d._asdict() for d in documents)})
 
   def pack(self, documents: DocumentFile, span: int) -> None:
     """Writes the rows of a span's documents."""
@@ -125,22 +126,38 @@ class ShardWriter:
     )
 
   def _encoded(self, documents: DocumentFile) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document."""
-    # By size, not by number: a text may have five bytes or a million.
-    batch_of = np.cumsum(documents.sizes) // _BATCH_BYTES
-    ends = np.flatnonzero(np.diff(batch_of, append=-1)) + 1
+    """Yields the tokens of each document, or of each piece of a long one."""
     around = packing.boundary_ids(self._tokenizer, self._recipe.boundary)
-    for begin, end in itertools.pairwise([0, *ends.tolist()]):
-      batch = documents.read(begin, end)
+    for batch in _batches(documents.read()):
+      pieces = [piece for piece, _ in batch]
+      texts = [piece.text for piece in pieces]
       if self._split == "train":
-        self.keep("train", batch)
-      self._counts["documents"] += len(batch)
-      self._counts["words"] += sum(len(text.split()) for text in batch)
-      self._counts["text_bytes"] += sum(len(t.encode("utf-8")) for t in batch)
-      encoded = self._tokenizer.encode_batch(batch)
-      for tokens in packing.bound(encoded, *around):
+        self.keep("train", pieces)
+      self._counts["documents"] += sum(piece.begins for piece in pieces)
+      self._counts["words"] += sum(len(text.split()) for text in texts)
+      self._counts["text_bytes"] += sum(len(t.encode("utf-8")) for t in texts)
+      encoded = self._tokenizer.encode_batch(texts)
+      for tokens, (piece, ends) in zip(encoded, batch, strict=True):
+        tokens = packing.bound(tokens, *around, piece.begins, ends)
         self._counts["tokens"] += len(tokens)
         yield tokens
+
+
+def _batches(
+  pieces: Iterator[Document],
+) -> Iterator[list[tuple[Document, bool]]]:
+  """Groups pieces by bytes; yields each with whether it ends its document."""
+  # By size, not by number: a text may have five bytes or a million.
+  batch, size = [], 0
+  following = itertools.chain(pieces, [Document("")])
+  for piece, after in itertools.pairwise(following):
+    batch.append((piece, after.begins))
+    size += len(piece.text.encode("utf-8"))
+    if size >= _BATCH_BYTES:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
 
 
 def joined(shards: Iterable[PreparedSplit]) -> PreparedSplit:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from antlm_jax.data import readers
 from antlm_jax.data.readers import RULES, Document
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import records
 
 # A file's name, between two dots, or a folder's that names a split: train,
 # corpus_valid, train-00000-of-00002, train_10M.
@@ -29,6 +30,8 @@ _UNUSED = {
   "unknown": "of no known kind",
 }
 _SHOWN = 3  # names in a list of files
+# How the names of folders begin in which `prepare` writes given documents.
+WRITTEN = "antlm-documents-"
 
 Path = str | os.PathLike
 
@@ -83,6 +86,13 @@ class Corpus:
     return "\n".join(
       f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
     )
+
+
+def source_name(split: str, path: str) -> str:
+  """Returns a source's path, or a name for documents that Python gave."""
+  # `prepare` writes them at another path each time.
+  written = pathlib.Path(path).parent.name.startswith(WRITTEN)
+  return f"documents of {split}" if written else path
 
 
 class Found(NamedTuple):
@@ -215,6 +225,9 @@ def _checked_file(found: Found) -> Found:
       f"cannot read {found.source}: {error.strerror}; delete or mend this"
       f" {'link' if os.path.islink(found.source) else 'file'}"
     ) from error
+  if found.split != "unknown" and not records.writable(found.source):
+    shown = os.fsencode(found.source).decode(errors="backslashreplace")
+    raise UserError(f"the name of {shown} is not UTF-8: rename it")
   # A pipe cannot be read twice.
   if found.split != "unknown" and not stat.S_ISREG(mode):
     raise UserError(

@@ -24,7 +24,7 @@ from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import FineTuned
 from antlm_jax.models import Params
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
@@ -37,14 +37,43 @@ def open_start(model: str) -> Checkpoint:
   return Imported(model) if _is_foreign(model) else Checkpoint(model)
 
 
+def open_tokenizer(model: str) -> Tokenizer:
+  """Opens the tokenizer of a run, or of a folder or name of transformers.
+
+  A transformers model need not be one that `open_start` can open. Its folder
+  may hold only the tokenizer.
+
+  Raises:
+    UserError: There is no tokenizer, or it cannot be read.
+  """
+  if not _is_foreign(model):
+    alone = pathlib.Path(model, TOKENIZER)
+    if alone.is_file() and not _is_own(alone.parent):
+      return Tokenizer.load(alone)
+    return Checkpoint(model).meta.tokenizer
+  imported = Imported(model)
+  tokenizer = Tokenizer.load(imported.path / TOKENIZER)
+  try:
+    # It also names the embedding's rows that have no token.
+    return imported.meta.tokenizer
+  except UserError as error:
+    progress.say(f"{model}: only its tokenizer is read ({error})")
+    return tokenizer
+
+
 def _is_foreign(model: str) -> bool:
   """Whether `model` is a transformers folder or a name on the Hub."""
   if model.startswith(hub.PREFIX) or hub.is_name(model):
     return True
   # Our runs also have a config.json.
   folder = pathlib.Path(model)
-  ours = checkpoint.checkpoint_steps(folder) or (folder / "params").is_dir()
-  return model_folder.is_model_folder(folder) and not ours
+  return model_folder.is_model_folder(folder) and not _is_own(folder)
+
+
+def _is_own(folder: pathlib.Path) -> bool:
+  """Whether a folder is one of our runs, or a checkpoint of one."""
+  steps = checkpoint.checkpoint_steps(folder)
+  return bool(steps) or (folder / "params").is_dir()
 
 
 class _Opened(NamedTuple):

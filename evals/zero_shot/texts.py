@@ -60,6 +60,17 @@ def read_texts(
 
 
 def _asked_texts(asked: TextSettings) -> Iterator[str]:
+  """Yields whole documents, also those that are read in pieces."""
+  held = []
+  end = [readers.Document("")]
+  for text, begins in itertools.chain(_asked_pieces(asked), end):
+    if begins and held:
+      yield "\n".join(held)
+      held = []
+    held.append(text)
+
+
+def _asked_pieces(asked: TextSettings) -> Iterator[readers.Document]:
   folder = pathlib.Path(asked.data)
   if (folder / prepared_folder.MANIFEST).exists():
     from antlm_jax.data import document_store  # slow to import: not for --help
@@ -75,13 +86,8 @@ def _asked_texts(asked: TextSettings) -> Iterator[str]:
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
   if corpus.unused:
     progress.say(f"{asked.data}: {split} is read\n{corpus}")
-  held, tally = [], readers.Tally()  # of a document that is read in pieces
-  found = corpus.read(split, tally)
-  for text, begins in itertools.chain(found, [("", True)]):
-    if begins and held:
-      yield "\n".join(held)
-      held = []
-    held.append(text)
+  tally = readers.Tally()
+  yield from corpus.read(split, tally)
   if left_out := readers.left_out(tally):
     progress.say(f"warning: {asked.data}: {left_out}")
 
