@@ -60,7 +60,7 @@ class Config:
   Making one raises a UserError if its settings do not fit together.
   """
 
-  seed: int = setting(0, "Random seed", most=2**32 - 1)
+  seed: int = setting(0, "Random seed", least=0, most=2**32 - 1)
   curriculum: str = setting(
     "4C+16M+4C", "Objectives in order, with lengths in epochs or steps"
   )

@@ -275,9 +275,13 @@ class Schedule(Section):
       if hasattr(self, "decay_steps"):
         lengths["decay"] = max(0, end - begin)
       each = (f"schedule.{n}_steps ({x})" for n, x in lengths.items() if x)
+      given = (getattr(self, f"{n}_steps") for n in lengths)
+      remedy = "give shares, as in --config.schedule.warmup_steps=0.1"
+      if all(length < 1 for length in given):  # a share has at least one step
+        remedy = "train for more steps"
       raise UserError(
-        f"{' + '.join(each)} do not fit in {steps} steps: lower them, or give"
-        " shares, as in --config.schedule.warmup_steps=0.1"
+        f"{' + '.join(each)} do not fit in {steps} steps: lower them, or"
+        f" {remedy}"
       )
     floor = self.min_lr_ratio
     last = floor if end > begin else 1.0

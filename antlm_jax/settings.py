@@ -89,6 +89,9 @@ class Field:
   def parse(self, text: str, what: str) -> Any:
     """Reads a value from text; errors are UserErrors that begin with `what`."""
     read = _READERS[self.kind]
+    # As the documentation writes it. Of a text, None might be a value.
+    if self.optional and self.kind is not str and text == "None":
+      return None
     try:
       if not self.many:
         return read(text)

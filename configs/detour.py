@@ -16,6 +16,7 @@ The argument takes `model` and `mask_ratio` as there, and
 """
 
 from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
 
 
 def get_config(arg: str = ""):
@@ -24,6 +25,11 @@ def get_config(arg: str = ""):
     arg, model="", steps=5000, decay=0.2, mask_ratio=0.4
   )
   masked = max(1, round(arg.steps * arg.decay))
+  if not (arg.decay > 0 and masked < arg.steps):
+    raise UserError(
+      f"config argument decay={arg.decay} leaves no step with masks, or none"
+      " without: give a share over 0 and under 1"
+    )
   continued = [
     f"curriculum={arg.steps - masked}C+{masked}M steps",
     f"mask_ratio={arg.mask_ratio}",

@@ -38,9 +38,10 @@ def get_config(arg: str = ""):
     continued += f",model={arg.model}"
   config = config_lib.config_module("continued").get_config(continued)
   encoder = models.ENCODERS[config.model.name]
-  if "rope_theta" not in settings.of(encoder):
+  known = settings.of(encoder)
+  if "rope_theta" not in known:
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
-  own = config.model.get("rope_theta", 0.0)
+  own = config.model.get("rope_theta", known["rope_theta"].default)
   base = arg.base or max(_BASE, own)
   config.model.update(rope_theta=base, max_seq_len=arg.tokens)
   config.schedule.update(

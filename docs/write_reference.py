@@ -81,7 +81,9 @@ def settings_of(group: str) -> str:
   """Returns tables of a group's settings: those of all, then each section's."""
   sections = groups()[group]
   prefix = {"": "", "objectives": "objectives.NAME."}.get(group, f"{group}.")
-  first, *others = sections.values()
+  chosen = config.CHOSEN.get(group, "")
+  first = sections.get(chosen, next(iter(sections.values())))
+  others = [section for section in sections.values() if section is not first]
   common = {
     name: field
     for name, field in settings.of(first).items()

@@ -275,6 +275,15 @@ def test_configs_lists_each_with_its_size_and_length(capsys):
     assert all(word in rows[name] for word in words), rows[name]
 
 
+def test_doctor_says_that_devices_are_missing():
+  """Catches a traceback in place of the problem that it is asked about."""
+  env = os.environ | {"JAX_PLATFORMS": "cuda"}
+  command = [sys.executable, "-m", "antlm_jax", "doctor"]
+  ended = subprocess.run(command, env=env, capture_output=True, text=True)
+  assert ended.returncode == 1 and "Traceback" not in ended.stderr
+  assert "problem: JAX_PLATFORMS=cuda: " in ended.stdout
+
+
 def test_doctor_names_what_is_missing(capsys, monkeypatch):
   doctor.main([])
   said = capsys.readouterr().out

@@ -112,6 +112,12 @@ def test_a_base_is_never_below_the_models_by_default(tmp_path):
     spec = f"longer:model={model},tokens=64"
     bases[own] = load_config(spec).model.rope_theta
   assert bases == {1e4: 160_000.0, 1e6: 1e6}
+  # A model's config.json leaves out the base that its encoder has by default.
+  for encoder, own in (("gemma", 1e6), ("ultrabert", 2.56e6)):
+    model = tmp_path / encoder
+    random_models.save(model, random_models.tokenizer(), encoder)
+    spec = f"longer:model={model},tokens=64"
+    assert load_config(spec).model.rope_theta == own
 
 
 def test_an_encoder_without_rope_refuses_a_base(prepared, tmp_path):

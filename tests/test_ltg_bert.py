@@ -202,6 +202,8 @@ def test_the_encoder_is_its_equations(variant, mask):
 def test_ways_to_run_agree(changes):
   tokens, key = helpers.tokens(2, T), jax.random.key(0)
   rates = {"dropout": 0.1, "attention_dropout": 0.1, **VARIANTS["gpt_bert"]}
+  if "scan_layers" in changes:
+    rates["depth_weights"] = False
 
   def run(of):
     def loss(params):
@@ -212,6 +214,13 @@ def test_ways_to_run_agree(changes):
 
   found, expected = run(model(**rates, **changes)), run(model(**rates))
   assert helpers.closest(found, expected) < 2e-5
+
+
+def test_layers_with_depth_weights_are_no_loop():
+  """Catches a run that says that they are, and a yes that does nothing."""
+  assert model(scan_layers="yes").config.loops
+  with pytest.raises(UserError, match="scan_layers=yes cannot loop"):
+    model(scan_layers="yes", depth_weights=True)
 
 
 def test_the_heads_dropout_is_by_place():

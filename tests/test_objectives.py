@@ -571,6 +571,7 @@ NO_MASKS = {"mask_ratio": 0.0}
     ("per_ratio", True, {"predict": "masked", "mask_ratio": 0.0}),
     ("random_token", 0.3, {"mask_token": 0.8}),
     ("mask_ratio", 0.0, {"predict": "masked"}),
+    ("mask_ratio_end", 0.0, {"predict": "masked"}),
     ("shift", 0, {"predict": "all"} | NO_MASKS),
     ("predict", "suffix", {"attention": "causal"}),
     ("attention", "bidirectional", NO_MASKS),

@@ -289,6 +289,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
     ("curriculum=8C steps;train.steps=9", ("leave those at 0", "'9C steps'")),
     ("schedule.warmup_steps=99", ("do not fit in", "warmup_steps=0.1")),
+    (
+      "schedule.name=wsd;curriculum=1C steps",
+      ("warmup_steps (1)", "do not fit in 1 steps", "train for more steps"),
+    ),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),

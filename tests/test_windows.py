@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from antlm_jax import attention, models
+from antlm_jax.attention import api, backends
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.training import flops
 from tests import helpers, reference
@@ -56,6 +58,18 @@ def test_a_loop_chooses_the_windows_that_unrolled_layers_have(mask, changes):
   found = run(mask, scan_layers="yes", **changes)
   for path, value in expected.items():
     assert helpers.closest(found[path], value) < 1e-4, path
+
+
+def test_the_attention_of_each_window_is_named(monkeypatch):
+  """Catches the name of the first layer's for all, on a GPU."""
+  kind = "NVIDIA H100 80GB HBM3"
+  gpu = types.SimpleNamespace(platform="gpu", device_kind=kind)
+  for module in (api, backends):
+    monkeypatch.setattr(module, "device", lambda: gpu)
+  of = helpers.model(layers=4, windows=(0, 8), dtype="bfloat16")
+  tokens = jax.ShapeDtypeStruct((1, 2, 128), np.int32)
+  whole, windowed = of.attention_of(tokens, CAUSAL)
+  assert whole == "cudnn" and windowed in ("tokamax", "chunked")
 
 
 @pytest.mark.parametrize("mask", MASKS)

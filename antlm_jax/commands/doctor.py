@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 import antlm_jax
 from antlm_jax import cli, tables
+from antlm_jax.errors import explain
 from antlm_jax.planning import compilers
 from antlm_jax.runtime import compilation
 
@@ -82,9 +83,26 @@ def doctor() -> None:
     state = f"needs {', '.join(few)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
   print(tables.text_table(rows, ("optional", "installed", "for")), end="\n\n")
+  problems += _device_problems()
+  for problem in problems:
+    print(f"problem: {problem}")
+  if problems:
+    sys.exit(1)
+  print("everything that antlm_jax needs is here")
+
+
+def _device_problems() -> Iterator[str]:
+  """Prints what the devices and the compiler do; yields their problems."""
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as error:
+    if told := explain(error):
+      yield told[1].removeprefix("error: ")
+      return
+    raise
   begun, ones = time.monotonic(), jnp.ones((512, 512))
   if float(jax.jit(lambda x: jnp.sum(x @ x))(ones)) != 512**3:
-    problems.append("a matrix product of this device is wrong")
+    yield "a matrix product of this device is wrong"
   print(
     f"{jax.device_count()} x {jax.devices()[0].device_kind}: a matrix product"
     f" compiled and ran in {time.monotonic() - begun:.1f} s"
@@ -97,11 +115,6 @@ def doctor() -> None:
       "compiled programs are not kept: to keep them, set"
       " JAX_COMPILATION_CACHE_DIR to a folder"
     )
-  for problem in problems:
-    print(f"problem: {problem}")
-  if problems:
-    sys.exit(1)
-  print("everything that antlm_jax needs is here")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -12,11 +12,13 @@ with it, or continue it with any curriculum. Prepare data with its tokenizer:
   antlm train --config=continued:model=RUN ...
 """
 
+import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings, units
 from antlm_jax.data import packing
+from antlm_jax.errors import UserError
 from antlm_jax.hf import import_
 from antlm_jax.inference.model import Loaded, load
 from antlm_jax.runtime import files, progress
@@ -46,6 +48,8 @@ def import_model(
       exists.
   """
   import_.check_workdir(workdir)
+  if import_.is_own(pathlib.Path(model)):
+    raise UserError(f"{model} is a run of antlm: it needs no import")
   imported = import_.Imported(model, boundary)
   path = import_.write_imported_run(imported, workdir)
   with progress.quietly(quiet):

@@ -48,7 +48,7 @@ def open_tokenizer(model: str) -> Tokenizer:
   """
   if not _is_foreign(model):
     alone = pathlib.Path(model, TOKENIZER)
-    if alone.is_file() and not _is_own(alone.parent):
+    if alone.is_file() and not is_own(alone.parent):
       return Tokenizer.load(alone)
     return Checkpoint(model).meta.tokenizer
   imported = Imported(model)
@@ -67,10 +67,10 @@ def _is_foreign(model: str) -> bool:
     return True
   # Our runs also have a config.json.
   folder = pathlib.Path(model)
-  return model_folder.is_model_folder(folder) and not _is_own(folder)
+  return model_folder.is_model_folder(folder) and not is_own(folder)
 
 
-def _is_own(folder: pathlib.Path) -> bool:
+def is_own(folder: pathlib.Path) -> bool:
   """Whether a folder is one of our runs, or a checkpoint of one."""
   steps = checkpoint.checkpoint_steps(folder)
   return bool(steps) or (folder / "params").is_dir()

@@ -69,6 +69,17 @@ class LtgBertConfig(EncoderConfig):
         f" model.position_buckets={self.position_buckets}"
       )
 
+    if self.depth_weights and self.scan_layers == "yes":
+      raise UserError(
+        "model.scan_layers=yes cannot loop over layers with"
+        " model.depth_weights: leave it auto"
+      )
+
+  @property
+  def loops(self) -> bool:
+    """Whether the blocks run as a loop."""
+    return super().loops and not self.depth_weights
+
   def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
     """Builds the encoder."""
     return LtgBert(rngs, self)

@@ -1,7 +1,7 @@
 """Models: encoders as pure functions of their parameters."""
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -124,8 +124,10 @@ class Model:
       )
     return self.bind(params).output_head()
 
-  def attention_of(self, inputs, mask: AttentionMask) -> str:
-    """Returns the name of the attention implementation used in training.
+  def attention_of(self, inputs, mask: AttentionMask) -> Sequence[str]:
+    """Returns the name of the attention that training uses for each window.
+
+    The windows are those of `PerLayer.kinds` in `encoder.masks`.
 
     Args:
       inputs: Tokens of M microbatches, `[M, B, T]`, or their shape.
@@ -140,9 +142,9 @@ class Model:
       rows, length = inputs.shape[1:]
       return encoder.prepare_masks(
         self.config, first, rows, length, training=True
-      ).of_layer(0)
+      ).kinds
 
-    return jax.eval_shape(prepare, mask).implementation
+    return [kind.implementation for kind in jax.eval_shape(prepare, mask)]
 
   def bind(self, params: Params) -> Encoder:
     """Returns the encoder module with `params` in it."""

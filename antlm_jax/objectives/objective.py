@@ -142,6 +142,8 @@ class Objective:
       self.fail("mask_ratio_high", "None, as mask_ratio_end needs")
     if self.per_ratio and not (self.predict == "masked" and self.mask_ratio):
       self.fail("per_ratio", "False without masked targets and a mask_ratio")
+    if self.predict == "masked" and self.mask_ratio_end == 0:
+      self.fail("mask_ratio_end", "over 0, as predict=masked needs")
     if self.ratio_of_blocks or self.frequency_power:
       why = "as frequency_power and shares of blocks need"
       if self.unit != "token":

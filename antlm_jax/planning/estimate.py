@@ -212,7 +212,7 @@ def estimate_program(
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,
     peak=chip.flops,
-    attention=attention,
+    attention=", ".join(dict.fromkeys(attention)),
     work=work,
     compile_seconds=spent,
     memory=memory,
@@ -240,7 +240,9 @@ def exceeded(message: str, arguments: int) -> Memory | None:
   return Memory(limit, needed, arguments, needed - arguments)
 
 
-def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
+def _speed(
+  run: Run, batch: Batch, attention: Sequence[str], counts: hlo.Counts
+) -> dict:
   """Returns the fields of an `Estimate` about speed."""
   chip = chips.chip_of(run.mesh.devices.flat[0])
   fused = counts.stated(head_kernel.NAMES)
@@ -274,15 +276,16 @@ def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
 
 
 def _visited(
-  mesh: jax.sharding.Mesh, model: models.Model, batch: Batch, attention: str
+  mesh: jax.sharding.Mesh,
+  model: models.Model,
+  batch: Batch,
+  attention: Sequence[str],
 ) -> float:
   """Returns the share of its stated FLOPs that the attention kernel computes.
 
   The kernel states the FLOPs of all pairs of tokens, or half of them if causal.
   It visits only blocks that this batch's mask does not hide.
   """
-  if attention == "cudnn":  # its stand-in states the exact FLOPs
-    return 1.0
   c, length = model.config, batch.inputs.shape[-1]
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
@@ -291,8 +294,10 @@ def _visited(
     blocks = kernel.choose_blocks(length, length, group, c.head_dim, c.dtype)
   stated = rows * length**2 / (2 if mask.causal else 1)
 
-  def share(mask):
-    if attention in ("mosaic", "tokamax"):
+  def share(mask, name):
+    if name == "cudnn":  # its stand-in states the exact FLOPs
+      return 1.0
+    if name in ("mosaic", "tokamax"):
       return visits.make_visit_schedule(
         mask, rows, length, length
       ).by_query.share
@@ -301,4 +306,5 @@ def _visited(
     return steps * blocks.q_size * blocks.k_size / stated
 
   masks = encoder.masks(c, mask, (rows, length))
-  return float(masks.total(share)) / c.layers
+  shares = map(share, masks.kinds, attention)
+  return float(encoder.PerLayer([*shares], masks.which).total(float)) / c.layers

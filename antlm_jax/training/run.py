@@ -168,8 +168,8 @@ class Run:
       out[f"eval {name}"] = BatchKind(f"eval {name}", 0, first[0])
     return list(out.values())
 
-  def attention_of(self, batch: Batch) -> str:
-    """Returns the name of the backend that computes a batch's attention.
+  def attention_of(self, batch: Batch) -> Sequence[str]:
+    """Returns the names of `Model.attention_of` for a batch.
 
     Raises a UserError if the backend of model.attention cannot compute it.
     """
@@ -202,7 +202,10 @@ def build_run(
     )
   # One batch of each kind tells now, rather than at step 10,000, that an
   # implementation of attention cannot compute it.
-  attention = {p.name: run.attention_of(p.batch) for p in run.programs()}
+  attention = {
+    p.name: ", ".join(dict.fromkeys(run.attention_of(p.batch)))
+    for p in run.programs()
+  }
   found = {}
   if words := config.checkpoint.words:
     found = milestones.find_milestones(words, run.words, run.curriculum.steps)

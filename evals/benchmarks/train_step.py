@@ -157,7 +157,8 @@ def time_train_step(
   out, device = {}, mesh.devices.flat[0]
   model = train_step.model
   try:
-    out["attention"] = model.attention_of(example.inputs, example.mask)
+    names = model.attention_of(example.inputs, example.mask)
+    out["attention"] = ", ".join(dict.fromkeys(names))
     if compiled is None:
       begun = time.perf_counter()
       compiled = compile_train_step(programs, mesh, example)
