@@ -130,18 +130,20 @@ class Request:
     return self.section(Hyperparameters).epochs > 0 and not tests_alone
 
   def without_training(
-    self, tuned: FineTuned | None, head: TaskHead | None
+    self, tuned: FineTuned | None, head: TaskHead | None, longest: int
   ) -> "Request":
     """Returns the request for an evaluation alone.
 
-    The attention, the classes and the settings that only evaluate are by
-    default those of the model's own task, `tuned`, and of its head. A file or
-    list of examples is the test set.
+    The attention, the classes, the length and the settings that only evaluate
+    are by default those of the model's own task, `tuned`, and of its head.
+    `longest` is its longest row of training. A file or list of examples is the
+    test set.
     """
     own, data = {}, self.data
     if tuned and head:
       labels = getattr(head, "labels", ())
       own = {"attention": tuned.attention, "labels": labels}
+      own |= {"max_length": longest} if longest else {}
       own |= {name: getattr(head, name) for name in head.evaluating}
     never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
     many = isinstance(data, Mapping) or _is_folder(data)
@@ -332,7 +334,7 @@ def plan_tasks(
       continue  # a folder of known sets
     asked = Request.of(preset, name, encoder, data, settings)
     try:
-      request, made = _make_task(asked, tuned, model.path)
+      request, made = _make_task(asked, tuned, model)
     except sets.Absent as error:
       if task != "all" or len(names) == 1:
         raise
@@ -386,9 +388,9 @@ def _job(
 
 
 def _make_task(
-  asked: Request, tuned: FineTuned | None, path: pathlib.Path
+  asked: Request, tuned: FineTuned | None, model: Checkpoint
 ) -> tuple[Request, Task]:
-  """Makes a task to train, or else to evaluate the model at a path as it is.
+  """Makes a task to train, or else to evaluate the model as it is.
 
   `tuned` is the task of this model. Also returns the request of the task, which
   is `asked` or its evaluation alone.
@@ -398,10 +400,10 @@ def _make_task(
     if trained.trained:
       _check_frozen(trained, asked.section(Hyperparameters))
       return asked, trained
-  own = saved.saved_head(tuned, path) if tuned else None
-  request = asked.without_training(tuned, own)
+  own = saved.saved_head(tuned, model.path) if tuned else None
+  request = asked.without_training(tuned, own, model.meta.row_tokens)
   evaluated = request.task()
-  head = saved.untrained(evaluated, own, path)
+  head = saved.untrained(evaluated, own, model.path)
   return request, dataclasses.replace(evaluated, head=head, trained=False)
 
 
@@ -448,13 +450,14 @@ def perform(
     # A model always belongs to the summary next to it.
     saved.remove_saved(folder)
     summary.write_task_results(folder, task, about, found, own)
-    if best and not best.params:
+    params = best.of_rate(about["best_lr"]) if best else {}
+    if best and not params:
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
       rows = max(loaded.longest_row, longest)
       meta = dataclasses.replace(loaded.meta, row_tokens=rows)
       trained = dataclasses.replace(loaded, meta=meta)
-      saved.save_model(folder, trained, task, job.how.attention, best.params)
+      saved.save_model(folder, trained, task, job.how.attention, params)
       where = files.shown_path(folder / MODEL)
       progress.say(f"{task.name}: model saved to {where}")
     progress.say(f"{task.name}: written to {files.shown_path(folder)}")

@@ -20,7 +20,13 @@ from antlm_jax import cli, settings
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import retrieval, saved, sets, tagging
+from antlm_jax.evals.finetuning import (
+  classification,
+  retrieval,
+  saved,
+  sets,
+  tagging,
+)
 from antlm_jax.evals.finetuning.task import Prediction
 from antlm_jax.inference import inputs
 from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
@@ -78,6 +84,8 @@ def predict(
       words = isinstance(head, tagging.Tagger)
       texts = sets.source_texts(os.fspath(texts), columns, words)
     examples, predictions = inputs.as_items(texts), []
+    if isinstance(head, classification.LinearHead):
+      _check_counts(examples, loaded.task.columns)
     if examples:
       length = max_length or loaded.longest_row
       found, rows = saved.compute(loaded, examples, length, batch_size)
@@ -86,6 +94,20 @@ def predict(
     rows = [one.to_json() for one in predictions]
     results.write_rows(os.fspath(output), rows)
   return predictions
+
+
+def _check_counts(examples: Sequence, columns: Sequence[str]) -> None:
+  """Raises a UserError if a model reads more or fewer texts together."""
+  if not columns:
+    return
+  for index, one in enumerate(examples):
+    texts = sets.given_text(one, index)
+    count = 1 if isinstance(texts, str) else len(texts)
+    if count != len(columns):
+      raise UserError(
+        f"text {index} is {count} text{'s' * (count > 1)}, but the model reads"
+        f" {len(columns)} together ({', '.join(columns)})"
+      )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -494,7 +494,8 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   for alone, beside in zip(others, outcomes[1:], strict=True):
     assert alone.epochs == beside.epochs  # to the last bit
     assert alone.predictions == beside.predictions
-  assert np.isfinite(best.params["embedding"]).all()
+  assert np.isfinite(best.of_rate(3e-3)["embedding"]).all()
+  assert not best.of_rate(1e30)
   examples = {"cola": data.evaluations["cola"].examples}
   about = summary.summarise(task, examples, outcomes)
   assert (about["best_lr"], about["best_run"]) == (3e-3, 1)
@@ -646,6 +647,31 @@ def test_a_mean_counts_no_set_that_chose():
   ]
   (line,) = summary._mean_lines(about, glue.SUPER)
   assert line == "SuperGLUE, unweighted mean of all 7: 50.0"
+
+
+def test_the_best_run_is_of_the_best_rate(mrpc):
+  """Catches a saved model of a rate that the table does not show."""
+  outcomes = [
+    outcome(lr, seed, found, mrpc.metrics)
+    for lr, *by_seed in (
+      (1e-5, LABELS, [0, 0, 0, 1]),
+      (1e-4, *[[0, 1, 1, 0]] * 2),
+    )
+    for seed, found in enumerate(by_seed)
+  ]
+  about = summary.summarise(mrpc, EXAMPLES, outcomes)
+  assert about["best_lr"] == 1e-4 and about["best_run"] == 2
+
+
+def test_answers_that_are_often_right_are_no_collapse(mrpc):
+  labels = [1] * 96 + [0] * 4
+  examples = {"mrpc": [Example(("a", "b"), label, "") for label in labels]}
+  outcomes = [
+    outcome(1e-4, seed, found, mrpc.metrics, labels)
+    for seed, found in enumerate((labels, [1] * 100))
+  ]
+  about = summary.summarise(mrpc, examples, outcomes)
+  assert [run["collapsed"] for run in about["runs"]] == [False, True]
 
 
 def test_the_rate_is_chosen_by_the_metric_that_chooses_epochs():

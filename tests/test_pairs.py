@@ -97,7 +97,9 @@ def test_ties_are_wrong_and_counted():
 
 
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
-  (tmp_path / "hypernym.jsonl").write_text(f"{GOOD}\n{GOOD}")
+  empty = '"UID": null, "linguistics_term": null, '
+  lines = GOOD, GOOD.replace("{", "{" + empty, 1)
+  (tmp_path / "hypernym.jsonl").write_text("\n".join(lines))
   found = read_minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
   lines = table(results_of(("hypernym", 1, 0)).summary())

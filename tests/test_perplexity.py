@@ -273,6 +273,14 @@ def test_files_that_are_not_read_are_told(tmp_path, capsys):
   assert "train is read" in told and "named train: more.txt" in told
 
 
+def test_a_test_set_needs_no_text_to_train_on(tmp_path):
+  path = tmp_path / "wiki.test.tokens"
+  path.write_text("a test\n")
+  for data in (tmp_path, path):
+    asked = texts.TextSettings(data=str(data), mode="causal", split="test")
+    assert texts.read_texts(asked) == ["a test"]
+
+
 @pytest.mark.parametrize(
   ("task", "text", "options", "message"),
   [

@@ -686,6 +686,18 @@ def test_a_run_that_ended_early_has_no_later_switch(folder, rows):
   assert seeds == [["0", "1"], ["0"]]
 
 
+def test_a_run_may_end_before_it_trains_an_objective(folder, rows):
+  """Catches a traceback of the picture's limits."""
+  run = train(folder, "antlm", 0, {"clm": {0: 6.0, 8: 5.0}})
+  settings = json.loads((run / "config.json").read_text())
+  settings["eval"]["patience"] = 2
+  files.write_json(run / "config.json", settings)
+  about = json.loads((run / "summary.json").read_text())
+  about |= {"steps": 8, "switches": []}
+  files.write_json(run / "summary.json", about)
+  make(folder, rows)
+
+
 @pytest.mark.parametrize("name", ["pandas", "jinja2"])
 def test_what_the_report_needs_is_named(folder, rows, monkeypatch, name):
   monkeypatch.setitem(sys.modules, name, None)

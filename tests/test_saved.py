@@ -19,7 +19,7 @@ from antlm_jax.evals import embed as embed_command
 from antlm_jax.evals import finetune, results
 from antlm_jax.evals import predict as predict_command
 from antlm_jax.evals.embed import embed
-from antlm_jax.evals.finetuning import glue, loop, saved, trial
+from antlm_jax.evals.finetuning import glue, labelled, loop, saved, trial
 from antlm_jax.evals.finetuning.classification import (
   Classifier,
   ClassifierOptions,
@@ -201,6 +201,35 @@ def classifier(loaded):
   return dataclasses.replace(loaded, task=task)
 
 
+def test_a_saved_model_is_evaluated_at_its_length(classifier, tmp_path):
+  """Catches 128 tokens for a model that was fine-tuned on longer rows."""
+  meta = dataclasses.replace(classifier.meta, row_tokens=200)
+  path = tmp_path / "model"
+  write_checkpoint(path, 1, classifier.params, meta, classifier.task)
+  records = [("the dogs", "a"), ("the cats", "b")]
+  found = finetune.finetune(path, records, epochs=0, quiet=True)
+  about = json.loads((found["own"].folder / "summary.json").read_text())
+  assert about["request"]["max_length"] == 200
+
+
+def test_a_classifier_of_pairs_takes_pairs(classifier):
+  """Catches labels of each text alone, and of two texts read as one."""
+  pairs = [(("a", "b"), "x"), (("b", "a"), "y"), (("c", "d"), "x")]
+  pairs = {"train": pairs, "dev": pairs}
+  task = labelled.classify(
+    pairs, "own", "causal", ClassifierOptions(), labelled.Columns()
+  )
+  assert task.columns == ("text1", "text2")
+  for columns, text, message in (
+    (("text1", "text2"), "one", "0 is 1 text, but the model reads 2 together"),
+    (("text",), ("a", "b"), "0 is 2 texts, but the model reads 1 together"),
+  ):
+    own = dataclasses.replace(classifier.task, columns=columns)
+    model = dataclasses.replace(classifier, task=own)
+    with pytest.raises(UserError, match=message):
+      predict(model, [text])
+
+
 TEXTS = ["the dogs", "Tom sat near the hills", "the dogs " * 30]
 
 
@@ -371,7 +400,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch
-  saved.save_model(tmp_path, loaded, task, "bidirectional", best.params)
+  saved.save_model(tmp_path, loaded, task, "bidirectional", best.of_rate(2e-4))
   model = load(tmp_path / "model")
   logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
@@ -390,12 +419,12 @@ def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
 
 
 def test_the_first_of_equals_is_the_best():
-  grid = [TrialRun(lr, 0) for lr in (1.0, 2.0, 3.0)]
+  grid = [TrialRun(1.0, seed) for seed in range(3)]
   offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
   best, taken = saved.Best(grid), []
   for run, score in offers:
     best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
-  assert taken == [1, 0, 2] and best.params == {"run": 2}
+  assert taken == [1, 0, 2] and best.of_rate(1.0) == {"run": 2}
 
 
 def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):

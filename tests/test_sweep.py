@@ -107,6 +107,16 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
   _, numbers, text = compared(capsys, three[0], other)
   assert "do not compare" in text and numbers["best"] is None
   assert [row["run"] for row in numbers["runs"][""]] == ["a", "x/other"]
+  # What is held out is known before the end of a run.
+  for number, path in enumerate(("x", "x", "y")):
+    with_data = config(f"--config.data.path=/nowhere/{path}")
+    folder = tmp_path / f"running/{number}"
+    write(folder, with_data, {2: {"clm": 3.0}}, ended=False)
+  begun = sorted((tmp_path / "running").iterdir())
+  for some, comparable in ((begun[:2], True), (begun, False)):
+    _, numbers, text = compared(capsys, *some)
+    assert ("do not compare" not in text) == comparable
+    assert (numbers["best"] is not None) == comparable
   for words, told in (
     ((*three, other, "--by=mlm"), "--by=mlm: not every run measured this loss"),
     ((*three, tmp_path), "is no run's folder"),
@@ -240,6 +250,10 @@ def test_a_sweep_goes_on_and_says_which_is_best(
   assert "2.500 ± 0.707" in capsys.readouterr().out
   # A complete sweep needs no data.
   sweep.main([*words[:-1], "--config.data.path=/nowhere"])
+  assert len(trained) == 6
+  # Runs of other settings are not ranked with these, and none is trained.
+  line = runs.told(sweep.main, [*words, "--config.train.batch_size=8"])
+  assert "is a run of another sweep (train.batch_size was 32, is 8)" in line
   assert len(trained) == 6
   # A larger grid trains only new runs.
   words[0] = GRID.replace("1,2", "1,2,3")

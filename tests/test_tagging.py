@@ -451,6 +451,18 @@ def test_columns_by_number_and_other_tags(tmp_path):
   task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
   (example,) = task.load("train")
   assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]
+  (tmp_path / "w.tsv").write_text(
+    "word\tpos\tner\tlemma\nTom\tN\tB-PER\ttom\nsat\tV\tO\tsit\n"
+  )
+  named = own_task(tmp_path / "w.tsv", tokens_column="word", tags_column="ner")
+  (example,) = named.load("train")
+  assert example.texts == ("Tom", "sat") and example.label == [1, 0]
+  for places, message in (
+    ({"tokens_column": "0"}, "tokens_column=0: columns are counted from 1"),
+    ({"tags_column": "tag"}, r"0 columns have the name 'tag'.*word, pos, ner"),
+  ):
+    with pytest.raises(UserError, match=message):
+      own_task(tmp_path / "w.tsv", **places)
   rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
   task = tagging.make_tagging_task(
     {"train": rows, "test": rows}, "own", "causal"
@@ -465,8 +477,16 @@ def test_columns_by_number_and_other_tags(tmp_path):
     rows, "own", "causal", tagging.TagOptions(), given
   )
   assert task.load("train")[0].label == [1, 0]
+  # Without entities, the score is 0, whatever the number of O is.
+  given = labelled.Classes(("B-PER", "I-PER", "O"))
+  rows["train"] = [(["Tom", "sat"], [0, 2])]
+  task = tagging.make_tagging_task(
+    rows, "own", "causal", tagging.TagOptions(), given
+  )
+  (answer,) = task.trivial(those := task.load("own-dev"))
+  assert task.measure(answer, those)["entity_f1"] == 0
   with pytest.raises(
-    UserError, match=r"record 1: the tag 1 has no name.* labels="
+    UserError, match=r"record 1: the tag 2 has no name.* labels="
   ):
     tagging.make_tagging_task(rows, "own", "causal")
 

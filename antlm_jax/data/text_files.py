@@ -104,7 +104,10 @@ class Found(NamedTuple):
 
 
 def find_corpus(
-  text: Sequence[str], dev: Sequence[str] = (), **reading
+  text: Sequence[str],
+  dev: Sequence[str] = (),
+  needs_train: bool = True,
+  **reading,
 ) -> Corpus:
   """Finds files, in folders (recursively) and by globs, and datasets of a hub.
 
@@ -116,7 +119,7 @@ def find_corpus(
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to
-      train on or, in `dev`, to hold out.
+      train on (with `needs_train`) or, in `dev`, to hold out.
   """
   by_path = [search(path) for path in text]
   everything = list(itertools.chain(*by_path))
@@ -139,7 +142,7 @@ def find_corpus(
     given=(*text, *dev),
     **reading,
   )
-  if not train_of:
+  if not train_of and (needs_train or not corpus.test):
     has = "; ".join(str(corpus).splitlines()) or "no files"
     raise UserError(
       f"no text to train on in {' '.join(text)} ({has}); give files that end"

@@ -97,11 +97,12 @@ def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
 
   def parse(line: Line) -> Item:
     both = line.text("sentence_good"), line.text("sentence_bad")
+    known = {k: v for k, v in line.fields.items() if v is not None}
     return Item(
       choices=tuple(Choice("", text) for text in both),
-      item_id=str(line.fields.get("pair_id", line.number - 1)),
-      uid=str(line.fields.get("UID", line.path.stem)),
-      term=str(line.fields.get("linguistics_term", "")),
+      item_id=str(known.get("pair_id", line.number - 1)),
+      uid=str(known.get("UID", line.path.stem)),
+      term=str(known.get("linguistics_term", "")),
     )
 
   return read_items(folder, parse, limit, "pairs")

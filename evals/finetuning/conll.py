@@ -51,12 +51,15 @@ class _Form(NamedTuple):
   tag: int
 
 
+Column = int | str | None  # from 0, or by its name in the first line
+
+
 def columns(
-  path: str, word: int | None = None, tag: int | None = None
+  path: str, word: Column = None, tag: Column = None
 ) -> list[Example]:
   """Reads sentences, whose labels are tags, and whose names are their places.
 
-  `word` and `tag` are columns from 0; -1 is the last. By default, words are in
+  `word` and `tag` are columns; -1 is the last. By default, words are in
   the first column and tags in the last. If the first column numbers the words,
   words are in the second column. Tags are then in the third of three columns,
   or are UPOS, in the fourth of CoNLL-U's ten.
@@ -66,9 +69,11 @@ def columns(
   of a line are not those of the file.
   """
   blocks = _blocks(path)
+  named = [one for one in (word, tag) if isinstance(one, str)]
+  word, tag = (_numbered(path, blocks, one) for one in (word, tag))
   form = _find_columns(path, blocks, word, tag)
   left_out = collections.defaultdict(list)
-  if blocks and _names_columns(blocks[0][0], form):
+  if blocks and (named or _names_columns(blocks[0][0], form)):
     left_out["names of columns"].append(blocks[0][0].text)
     blocks = [blocks[0][1:], *blocks[1:]]
   tags, out = _tags(blocks, form), []
@@ -144,6 +149,19 @@ def _find_columns(
       f" {word + 1}, tags from column {tag % width + 1}{upos}"
     )
   return _Form(width, True, word, tag)
+
+
+def _numbered(path: str, blocks: Sentences, column: Column) -> int | None:
+  """Returns the number of a column. Raises a UserError for an unknown name."""
+  if not isinstance(column, str):
+    return column
+  names = blocks[0][0].parts if blocks else []
+  if names.count(column) != 1:
+    raise UserError(
+      f"{path}: {names.count(column)} columns have the name {column!r} in the"
+      f" first line ({', '.join(names):.60}): give the number, from 1"
+    )
+  return names.index(column)
 
 
 def _are_numbered(blocks: Sentences) -> bool:

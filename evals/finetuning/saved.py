@@ -23,26 +23,30 @@ from antlm_jax.runtime import progress
 
 
 class Best:
-  """Parameters of the best run at its best epoch, on the host.
+  """Parameters of each rate's best run at its best epoch, on the host.
 
-  Needs host memory for one copy of the trained parameters, and device memory
-  for one extra copy of the largest array. If scores are equal, the earlier run
-  is the best.
+  Needs host memory for a copy of the trained parameters for each rate, and
+  device memory for one extra copy of the largest array. If scores are equal,
+  the earlier run is the best.
   """
 
   def __init__(self, runs: Sequence[TrialRun]):
     self._runs = list(runs)
-    self._rank = (-math.inf, 0)
-    self.params: dict[str, np.ndarray] = {}
+    self._ranks: dict[float, tuple[float, int]] = {}
+    self._params: dict[float, dict[str, np.ndarray]] = {}
+
+  def of_rate(self, lr: float) -> dict[str, np.ndarray]:
+    """Returns the parameters of a rate's best run; empty if all diverged."""
+    return self._params.get(lr, {})
 
   def __call__(
     self, run: TrialRun, score: float, copy: Callable[[], dict]
   ) -> None:
-    """Keeps a run if it is the best so far; `copy` returns its parameters."""
+    """Keeps a run if its rate's best so far; `copy` returns its parameters."""
     rank = score, -self._runs.index(run)
-    if rank > self._rank:
-      self.params = {}  # first, so that memory never holds two
-      self._rank, self.params = rank, copy()
+    if rank > self._ranks.get(run.lr, (-math.inf, 0)):
+      self._params.pop(run.lr, None)  # first, so that memory never holds two
+      self._ranks[run.lr], self._params[run.lr] = rank, copy()
 
 
 def fine_tuned(

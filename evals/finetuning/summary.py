@@ -23,7 +23,9 @@ from antlm_jax.evals.finetuning.trial import TrialRun
 from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
 _CLASSES = 20  # most classes in a printed table
-COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
+# Share of one answer from which a run counts as collapsed, unless an answer is
+# right as often.
+COLLAPSED = 0.95
 MODEL = "model"  # folder of the saved model, next to the summary
 
 
@@ -162,9 +164,9 @@ def summarise(
   """Returns the scores of a task's runs, of trivial answers and references.
 
   `baseline` is the score of the best trivial answer. The standard deviation
-  over seeds is the sample's, null for one seed. The best run and learning rate
-  are not of runs that diverged in their first epoch, unless all did. `examples`
-  are those that are predicted, by evaluation set.
+  over seeds is the sample's, null for one seed. The best run is of the best
+  learning rate. Both are not of runs that diverged in their first epoch, unless
+  all did. `examples` are those that are predicted, by evaluation set.
   """
   runs = [_run_summary(task, outcome, examples) for outcome in outcomes]
   by_lr = [
@@ -204,7 +206,10 @@ def summarise(
     "baseline": task.baseline,
     "evaluations": evaluations,
     "best_lr": best["lr"],
-    "best_run": int(np.argmax(scores)),
+    "best_run": max(
+      (i for i, run in enumerate(runs) if run["lr"] == best["lr"]),
+      key=scores.__getitem__,
+    ),
     "by_lr": by_lr,
     "runs": runs,
   }
@@ -217,6 +222,9 @@ def _run_summary(
   for name, found in outcome.predictions.items():
     counts = collections.Counter(map(json.dumps, found))
     shares[name] = max(counts.values()) / len(found)
+  chooser = task.evaluations[0]
+  labels = collections.Counter(repr(e.label) for e in examples[chooser])
+  common = max(labels.values()) / labels.total()
   classes = {}
   for name, those in examples.items() if task.by_class else ():
     labels = [example.label for example in those]
@@ -230,7 +238,7 @@ def _run_summary(
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "classes": classes,
     "most_frequent_prediction": shares,
-    "collapsed": shares[task.evaluations[0]] >= COLLAPSED,
+    "collapsed": shares[chooser] >= max(COLLAPSED, (1 + common) / 2),
     # JSON has no NaN: the loss of a diverged run is null.
     "epochs": [
       e if math.isfinite(e["train_loss"]) else e | {"train_loss": None}

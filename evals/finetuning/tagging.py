@@ -318,13 +318,13 @@ class TagOptions:
 
   tokens_column: str = setting(
     "tokens",
-    "Column of the words in your own records; in files of columns its number"
-    " from 1, or else the first column",
+    "Column of the words in your own records; in files of columns its name in"
+    " the first line or its number from 1, or else the first column",
   )
   tags_column: str = setting(
     "tags",
-    "Column of the tags in your own records; in files of columns its number"
-    " from 1, or else the last column",
+    "Column of the tags in your own records; in files of columns its name in"
+    " the first line or its number from 1, or else the last column",
   )
 
 
@@ -441,6 +441,7 @@ def _tag_classes(labels: set[str], given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+  outside = classes.index("O")
   return Task(
     **fields,
     head=Tagger(classes),
@@ -451,7 +452,7 @@ def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
     main_metric="entity_f1",
     by_class=functools.partial(entity_counts, classes),
     baseline="all O",
-    trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
+    trivial=lambda those: [[[outside] * len(e.texts) for e in those]],
   )
 
 
@@ -505,8 +506,8 @@ def _read_sentences(
   places = options.tokens_column, options.tags_column
   files.add(isinstance(source, str) and not _is_columns(source))
   if _is_columns(source):
-    numbers = (int(one) - 1 if one.isdecimal() else None for one in places)
-    yield from columns(source, *numbers)
+    asked = map(_column, places, ("tokens_column", "tags_column"))
+    yield from columns(source, *asked)
     return
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
   for where, both in sets.source_records(source, asked):
@@ -516,6 +517,15 @@ def _read_sentences(
     if not 0 < len(words) == len(tags):
       raise UserError(f"{where}: {len(words)} words, but {len(tags)} tags")
     yield Example(tuple(words), _named(tags, given.labels, where), where)
+
+
+def _column(place: str, option: str) -> conll.Column:
+  """Returns a column of a file, from 0 or by its name; None by default."""
+  if place.isdecimal():
+    if not int(place):
+      raise UserError(f"{option}=0: columns are counted from 1")
+    return int(place) - 1
+  return None if place == getattr(TagOptions, option) else place
 
 
 def _values(found: object) -> list:

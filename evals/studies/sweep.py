@@ -106,9 +106,9 @@ def sweep(
   points, folder = _grid_points(grid), pathlib.Path(output).absolute()
   todo = _training_jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
-    left = {
-      j: training.read_run_arguments(j.arguments)[0] for j in todo if not j.done
-    }
+    asked = {j: training.read_run_arguments(j.arguments)[0] for j in todo}
+    _check_begun_runs(asked)
+    left = {job: config for job, config in asked.items() if not job.done}
     _check_sweep_runs([*left.values()], by)
     jobs.run_jobs(join_trainings(left, together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
@@ -208,6 +208,20 @@ def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
     )
   combinations = itertools.product(*values.values())
   return [dict(zip(values, point, strict=True)) for point in combinations]
+
+
+def _check_begun_runs(asked: Mapping[Job, Config]) -> None:
+  """Raises a UserError if a run that exists has other settings."""
+  for job, config in asked.items():
+    path = job.folder / saving.CONFIG
+    if not path.is_file():
+      continue
+    before = config_lib.config_from_json(files.read_text(path, "the config"))
+    if changed := config_lib.config_differences(before, config):
+      raise UserError(
+        f"{job.folder} is a run of another sweep ({'; '.join(changed[:3])}):"
+        " give another output"
+      )
 
 
 def _check_sweep_runs(configs: Sequence[Config], by: Sequence[str]) -> None:

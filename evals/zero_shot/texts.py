@@ -81,9 +81,15 @@ def _asked_pieces(asked: TextSettings) -> Iterator[readers.Document]:
     yield from document_store.read_kept_documents(folder, asked.split)
     return
   corpus = text_files.find_corpus(
-    [asked.data], documents=asked.documents, column=asked.column
+    [asked.data],
+    needs_train=asked.split != "test",
+    documents=asked.documents,
+    column=asked.column,
   )
-  split = asked.split if asked.split != "dev" or corpus.dev else "train"
+  split = asked.split
+  # A file that is given by its own path is read, whatever it is.
+  if (split == "dev" and not corpus.dev) or os.path.isfile(asked.data):
+    split = "train"
   if corpus.unused:
     progress.say(f"{asked.data}: {split} is read\n{corpus}")
   tally = readers.Tally()

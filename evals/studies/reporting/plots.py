@@ -77,7 +77,9 @@ def _limits(runs: _Runs, measured: Sequence[str]) -> tuple[float, float]:
   for run in runs:
     low += [x for k in measured for s, x in run.held_out(k).items() if s]
     for name in run.objectives:
-      first = next(p for p in run.curriculum.phases if name in p.shares)
+      phases = (p for p in run.curriculum.phases if name in p.shares)
+      if not (first := next(phases, None)):
+        continue  # the run ended before that phase
       losses = run.held_out(run.names[name]).items()
       high += [loss for step, loss in losses if step >= first.stop]
   margin = 0.05 * (max(high) - min(low, default=0.0)) + 0.05

@@ -16,6 +16,7 @@ from flax import traverse_util
 
 from antlm_jax import config as config_lib
 from antlm_jax import tables, units
+from antlm_jax.data.prepared_folder import Manifest, folders_by_name
 from antlm_jax.errors import UserError
 from antlm_jax.evals.statistics import Mean, mean_of_seeds
 from antlm_jax.evals.studies import branches
@@ -262,8 +263,24 @@ def _comparison_notes(
 
 
 def _comparable(runs: Sequence[TrainedRun]) -> bool:
-  """Whether the held-out tokens of all finished runs have one entropy."""
-  return len({r.summary["unigram_entropy"] for r in runs if r.summary}) < 2
+  """Whether all runs measure the same held-out tokens, as far as is known."""
+  finished = {run.summary["unigram_entropy"] for run in runs if run.summary}
+  if all(run.summary for run in runs):
+    return len(finished) < 2
+  return len(finished) < 2 and len({*map(_held_out_data, runs)}) < 2
+
+
+def _held_out_data(run: TrainedRun) -> tuple:
+  """Returns what identifies the held-out tokens of a run that has begun."""
+  path, found = run.config["data"]["path"], []
+  for name, folder in folders_by_name(path, "data.path").items():
+    try:
+      manifest = Manifest.load(folder)
+    except UserError:  # its folder is on another machine
+      return (path,)
+    hashes = manifest.tokenizer["sha256"], manifest.splits["dev"].sha256
+    found.append((name, *hashes))
+  return tuple(found)
 
 
 # --------------------------------------------------------------- the settings
