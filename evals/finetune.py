@@ -134,9 +134,9 @@ class Request:
   ) -> "Request":
     """Returns the request for an evaluation alone.
 
-    The attention, the classes, the length and the settings that only evaluate
-    are by default those of the model's own task, `tuned`, and of its head.
-    `longest` is its longest row of training. A file or list of examples is the
+    By default, it takes the attention from the model's own task, `tuned`. It
+    takes the classes and the settings that only evaluate from the head, and the
+    length from the longest row of training. A file or list of examples is the
     test set.
     """
     own, data = {}, self.data

@@ -568,7 +568,7 @@ def test_a_long_document_is_one_document(tmp_path):
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_the_held_out_share_is_of_the_whole_text(tmp_path, capsys, share):
-  """Catches a share of what `share` leaves, which is far above dev_share."""
+  """Catches a share of the used text, which is far above dev_share."""
   documents = make_text(2000).split("\n\n")[:-1]
   prepare.prepare(documents, vocab_size=300, seq_len=16, share=share)
   assert "2.0% of the text is held out" in capsys.readouterr().out

@@ -213,7 +213,7 @@ def test_a_saved_model_is_evaluated_at_its_length(classifier, tmp_path):
 
 
 def test_a_classifier_of_pairs_takes_pairs(classifier):
-  """Catches labels of each text alone, and of two texts read as one."""
+  """Catches labels of each text alone, and of two joined texts."""
   pairs = [(("a", "b"), "x"), (("b", "a"), "y"), (("c", "d"), "x")]
   pairs = {"train": pairs, "dev": pairs}
   task = labelled.classify(

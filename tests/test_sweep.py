@@ -107,7 +107,7 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
   _, numbers, text = compared(capsys, three[0], other)
   assert "do not compare" in text and numbers["best"] is None
   assert [row["run"] for row in numbers["runs"][""]] == ["a", "x/other"]
-  # What is held out is known before the end of a run.
+  # Held-out text is known before the end of a run.
   for number, path in enumerate(("x", "x", "y")):
     with_data = config(f"--config.data.path=/nowhere/{path}")
     folder = tmp_path / f"running/{number}"

@@ -477,7 +477,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
     rows, "own", "causal", tagging.TagOptions(), given
   )
   assert task.load("train")[0].label == [1, 0]
-  # Without entities, the score is 0, whatever the number of O is.
+  # Without entities, the score is 0 for any number of O.
   given = labelled.Classes(("B-PER", "I-PER", "O"))
   rows["train"] = [(["Tom", "sat"], [0, 2])]
   task = tagging.make_tagging_task(

@@ -92,7 +92,7 @@ def doctor() -> None:
 
 
 def _device_problems() -> Iterator[str]:
-  """Prints what the devices and the compiler do; yields their problems."""
+  """Prints the state of devices and compiler; yields their problems."""
   try:
     jax.devices()
   except (RuntimeError, AssertionError) as error:

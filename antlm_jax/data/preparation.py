@@ -177,7 +177,7 @@ class Preparation:
             name = text_files.source_name("train", path)
             counts["sources"][name] = fingerprint(self.corpus, path)
         train, dev, cut = self._divided(span, tally)
-        counts["text_bytes"] += len(train.data)  # also what `share` leaves out
+        counts["text_bytes"] += len(train.data)  # before `share`
         counts["cut"] += [] if cut is None else [cut]
         writer.keep("dev", dev.read())
         writer.pack(train, span.number)
@@ -425,7 +425,7 @@ def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
 
 
 def _identity(corpus: Corpus, split: str, path: str) -> tuple[str, object]:
-  """Returns a file's name in a plan, and what shows that it is the same."""
+  """Returns a file's name in a plan, and values that change with the file."""
   if (name := text_files.source_name(split, path)) != path:
     return name, fingerprint(corpus, path)
   return path, [os.path.getsize(path), os.stat(path).st_mtime_ns]

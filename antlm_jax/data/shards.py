@@ -126,7 +126,7 @@ class ShardWriter:
     )
 
   def _encoded(self, documents: DocumentFile) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document, or of each piece of a long one."""
+    """Yields the tokens of each document, or of a long document's pieces."""
     around = packing.boundary_ids(self._tokenizer, self._recipe.boundary)
     for batch in _batches(documents.read()):
       pieces = [piece for piece, _ in batch]

@@ -40,8 +40,8 @@ def open_start(model: str) -> Checkpoint:
 def open_tokenizer(model: str) -> Tokenizer:
   """Opens the tokenizer of a run, or of a folder or name of transformers.
 
-  A transformers model need not be one that `open_start` can open. Its folder
-  may hold only the tokenizer.
+  `open_start` need not know the model, and its folder may hold only the
+  tokenizer.
 
   Raises:
     UserError: There is no tokenizer, or it cannot be read.
@@ -71,7 +71,7 @@ def _is_foreign(model: str) -> bool:
 
 
 def is_own(folder: pathlib.Path) -> bool:
-  """Whether a folder is one of our runs, or a checkpoint of one."""
+  """Whether a folder is one of our runs, or one of its checkpoints."""
   steps = checkpoint.checkpoint_steps(folder)
   return bool(steps) or (folder / "params").is_dir()
 

@@ -87,7 +87,7 @@ def _asked_pieces(asked: TextSettings) -> Iterator[readers.Document]:
     column=asked.column,
   )
   split = asked.split
-  # A file that is given by its own path is read, whatever it is.
+  # A file is read if its own path is given, also with another name.
   if (split == "dev" and not corpus.dev) or os.path.isfile(asked.data):
     split = "train"
   if corpus.unused:

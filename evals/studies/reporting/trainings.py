@@ -271,7 +271,7 @@ def _comparable(runs: Sequence[TrainedRun]) -> bool:
 
 
 def _held_out_data(run: TrainedRun) -> tuple:
-  """Returns what identifies the held-out tokens of a run that has begun."""
+  """Returns hashes of the held-out text of a run that has begun."""
   path, found = run.config["data"]["path"], []
   for name, folder in folders_by_name(path, "data.path").items():
     try:
