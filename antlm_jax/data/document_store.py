@@ -18,6 +18,7 @@ from antlm_jax.runtime import files
 _BATCH = 64
 _PIECES = 1024  # pieces of a file read at once
 _NAME, _FORMAT = "documents", "array_record"
+_CONTINUED = "continued.json"  # numbers of examples that begin no document
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,19 +74,42 @@ def spool(
   return DocumentFile(data, ends - sizes, ends, numbers)
 
 
-def writer(folder: str | os.PathLike, splits: Sequence[str]):
-  """Returns a `SequentialWriter` of a dataset of `Document`s.
+class DocumentWriter:
+  """Writes documents as a dataset `{"text": Text}`.
 
-  Its examples have the fields `text` and `begins`.
+  A second file names the examples that continue the example before them.
   """
-  import tensorflow_datasets as tfds  # slow to import: not for --help
 
-  os.makedirs(folder)
-  out = tfds.core.SequentialWriter(
-    _info(folder), max_examples_per_shard=1 << 20, file_format=_FORMAT
-  )
-  out.initialize_splits(list(splits))
-  return out
+  def __init__(self, folder: str | os.PathLike, splits: Sequence[str]):
+    import tensorflow_datasets as tfds  # slow to import: not for --help
+
+    os.makedirs(folder)
+    self._folder = pathlib.Path(folder)
+    self._writer = tfds.core.SequentialWriter(
+      _info(folder), max_examples_per_shard=1 << 20, file_format=_FORMAT
+    )
+    self._writer.initialize_splits(list(splits))
+    self._counts = dict.fromkeys(splits, 0)
+    self._continued = {split: [] for split in splits}
+
+  def add(self, split: str, documents: Iterable[Document]) -> None:
+    """Writes documents, or pieces of them."""
+    self._writer.add_examples({split: self._examples(split, documents)})
+
+  def _examples(
+    self, split: str, documents: Iterable[Document]
+  ) -> Iterator[dict[str, str]]:
+    for text, begins in documents:
+      if not begins:
+        self._continued[split].append(self._counts[split])
+      self._counts[split] += 1
+      yield {"text": text}
+
+  def close(self) -> None:
+    """Ends the files."""
+    self._writer.close_all()
+    if any(self._continued.values()):
+      files.write_json(self._folder / _CONTINUED, self._continued)
 
 
 def _info(folder: str | os.PathLike):
@@ -102,9 +126,7 @@ def _info(folder: str | os.PathLike):
   return tfds.core.DatasetInfo(
     builder=identity,
     description="Documents of plain text, in the order of their files.",
-    features=tfds.features.FeaturesDict(
-      {"text": tfds.features.Text(), "begins": np.bool_}
-    ),
+    features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
     disable_shuffling=True,
   )
 
@@ -124,10 +146,15 @@ def read_kept_documents(
   for path in found:
     try:
       source = _open_documents(path.parent, split)
+      where = path.parent / _CONTINUED
+      known = files.read_json(where, "pieces") if where.exists() else {}
+      continued = {*known.get(split, ())}
       for first in range(0, len(source), _BATCH):
         block = range(first, min(first + _BATCH, len(source)))
-        for example in source.__getitems__(block):
-          yield Document(example["text"].decode("utf-8"), example["begins"])
+        examples = source.__getitems__(block)
+        for number, example in zip(block, examples, strict=True):
+          text = example["text"].decode("utf-8")
+          yield Document(text, number not in continued)
     except Exception as error:  # also assertions of tfds
       raise UserError(
         f"{path.parent} holds no documents of antlm prepare"
@@ -138,7 +165,7 @@ def read_kept_documents(
 def _open_documents(folder: pathlib.Path, split: str) -> Sequence:
   """Opens the documents of a split of one dataset.
 
-  It reads them with the features of `writer`. A builder of tfds would import
+  It reads them with the features of `_info`. A builder of tfds would import
   the Python classes that the folder's features.json names.
   """
   from tensorflow_datasets.core.data_sources import array_record

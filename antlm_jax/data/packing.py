@@ -67,12 +67,16 @@ def bound(
 
   `begins` and `ends` say whether the tokens begin and end their document.
   """
-  parts = [tokens]
-  if begins and bos_id is not None:
-    parts.insert(0, np.array([bos_id], np.int32))
-  if ends and eos_id is not None:
-    parts.append(np.array([eos_id], np.int32))
-  return np.concatenate(parts)
+  # Not by np.concatenate, which takes as long as encoding a short document.
+  first = int(begins and bos_id is not None)
+  last = int(ends and eos_id is not None)
+  out = np.empty(first + len(tokens) + last, np.int32)
+  out[first : first + len(tokens)] = tokens
+  if first:
+    out[0] = bos_id
+  if last:
+    out[-1] = eos_id
+  return out
 
 
 def pack_stream(sequences: Documents, seq_len: int) -> Iterator[Block]:

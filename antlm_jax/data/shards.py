@@ -81,12 +81,12 @@ class ShardWriter:
       self._rows = rows.RowWriter(rows_path, dtype, recipe.segmented)
     shutil.rmtree(documents_folder, ignore_errors=True)  # left by a kill
     with files.writing(documents_folder):
-      self._documents = document_store.writer(documents_folder, SPLITS)
+      self._documents = document_store.DocumentWriter(documents_folder, SPLITS)
 
   def keep(self, split: str, documents: Iterable[Document]) -> None:
     """Writes documents as text only."""
     with files.writing(self._path):
-      self._documents.add_examples({split: (d._asdict() for d in documents)})
+      self._documents.add(split, documents)
 
   def pack(self, documents: DocumentFile, span: int) -> None:
     """Writes the rows of a span's documents."""
@@ -113,7 +113,7 @@ class ShardWriter:
     """Ends the files, and returns their counts and hashes."""
     with files.writing(self._path):
       self._rows.close()
-      self._documents.close_all()
+      self._documents.close()
     shard = Shard(
       rows=self._counts["rows"],
       bytes=self._path.stat().st_size,
