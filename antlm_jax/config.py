@@ -387,6 +387,10 @@ def _overridden(
     found[key] = text
     if text is not None:  # else a Config refuses it, unless it may be None
       found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
+  # A run keeps where it started, and may go on from another folder.
+  start = str(found.get("init.checkpoint", ""))
+  if os.path.exists(start):
+    found["init.checkpoint"] = os.path.abspath(start)
   _replace_length(found, own)
   if shrink:
     _shrink(found, own)

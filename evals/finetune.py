@@ -401,7 +401,8 @@ def _make_task(
       _check_frozen(trained, asked.section(Hyperparameters))
       return asked, trained
   own = saved.saved_head(tuned, model.path) if tuned else None
-  request = asked.without_training(tuned, own, model.meta.row_tokens)
+  longest = model.meta.row_tokens if own else 0
+  request = asked.without_training(tuned, own, longest)
   evaluated = request.task()
   head = saved.untrained(evaluated, own, model.path)
   return request, dataclasses.replace(evaluated, head=head, trained=False)

@@ -156,6 +156,18 @@ def test_a_command_line_can_leave_out_what_a_config_sets():
     assert made.objectives["M"].mask_ratio_end == value
 
 
+def test_a_run_keeps_a_start_that_is_valid_from_any_folder(
+  tmp_path, monkeypatch
+):
+  """Catches a run that resumes only from the folder where it was begun."""
+  (tmp_path / "runs/base").mkdir(parents=True)
+  for folder, path in ((".", "runs/base"), ("runs", "base/"), ("runs", "base")):
+    monkeypatch.chdir(tmp_path / folder)
+    made = load(f"init.checkpoint={path}")
+    assert made.init.checkpoint == str(tmp_path / "runs/base")
+  assert load("init.checkpoint=hf://A/B").init.checkpoint == "hf://A/B"
+
+
 @pytest.mark.parametrize("decay", ["1.0", "2", "0"])
 def test_a_detour_needs_both_phases(decay):
   """Catches an error about a curriculum that the user did not write."""

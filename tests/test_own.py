@@ -293,6 +293,17 @@ def test_a_file_that_is_not_used_is_told(tmp_path, capsys, other, words):
   assert re.search(words, told)
 
 
+def test_a_set_has_the_name_of_its_folder(tmp_path, monkeypatch):
+  """Catches one name, and so one folder of results, for several sets."""
+  for name in ("rec.v1", "rec.v2"):
+    (tmp_path / name / "inside").mkdir(parents=True)
+    (tmp_path / f"{name}.csv").touch()
+    own = name.replace(".", "_")
+    monkeypatch.chdir(tmp_path / name / "inside")
+    for data in ("..", str(tmp_path / name), str(tmp_path / f"{name}.csv")):
+      assert sets.task_name(data) == own
+
+
 @pytest.mark.parametrize(
   "preset, columns, record",
   [
@@ -334,9 +345,11 @@ def test_predictions_read_the_columns_of_training(
     expected = [one.to_json() for one in predict(model, texts)]
     assert found == [json.dumps(one) for one in expected]
   # Another file may still have other columns.
-  other = runs.write_lines(tmp_path / "other.jsonl", [{"text": "the dogs"}])
+  rows = [{"text": "the dogs", "more": "Tom sat"}]
+  other = runs.write_lines(tmp_path / "other.jsonl", rows)
   words = words[0], f"--data={other}", words[2]
   (first, *_) = (name.partition("=")[2].split(",")[0] for name in columns)
   with pytest.raises(UserError, match=f"has no column '{first}' but 'text'"):
     runs.main(f"antlm_jax.evals.{command}", *words)
-  runs.main(f"antlm_jax.evals.{command}", *words, "--text_column=text")
+  both = "text,more" if preset == "classification" else "text"
+  runs.main(f"antlm_jax.evals.{command}", *words, f"--text_column={both}")

@@ -154,9 +154,10 @@ def _labelled_task(
     functools.partial(_prediction_files, head),
     options.text_column,
   )
-  first = own["load"](own["evaluations"][0])[0]
-  if len(first.texts) != len(columns):  # of records in memory
-    columns = tuple(f"text{i + 1}" for i in range(len(first.texts)))
+  some = itertools.chain.from_iterable(map(own["load"], own["evaluations"]))
+  count = len(next(some).texts)
+  if count != len(columns):  # of records in memory
+    columns = tuple(f"text{i + 1}" for i in range(count))
   return Task(**own, head=head, texts=texts, columns=columns, **fields)
 
 

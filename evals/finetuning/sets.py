@@ -465,7 +465,8 @@ def path_or_name(data: Data) -> str:
 
 def task_name(data: Data) -> str:
   """Returns the name of the task of data, never that of a known task."""
-  name = re.sub(r"\W+", "_", pathlib.Path(path_or_name(data)).absolute().stem)
+  path = pathlib.Path(os.path.abspath(path_or_name(data)))  # also of ".."
+  name = re.sub(r"\W+", "_", path.name if path.is_dir() else path.stem)
   return f"own_{name}" if name in NAMES else name
 
 

@@ -223,8 +223,10 @@ def _run_summary(
     counts = collections.Counter(map(json.dumps, found))
     shares[name] = max(counts.values()) / len(found)
   chooser = task.evaluations[0]
-  labels = collections.Counter(repr(e.label) for e in examples[chooser])
-  common = max(labels.values()) / labels.total()
+  # Of another set that chooses, such as that of train_on, no label is known.
+  those = examples.get(chooser, ())
+  labels = collections.Counter(repr(example.label) for example in those)
+  common = max(labels.values(), default=0) / max(1, labels.total())
   classes = {}
   for name, those in examples.items() if task.by_class else ():
     labels = [example.label for example in those]

@@ -128,7 +128,7 @@ def run_jobs(
   begun, failed = time.monotonic(), []
   with files.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  with files.file_lock(folder / "lock"):
+  with files.file_lock(folder / saving.LOCK):
     for number, job in enumerate(todo, start=1):
       if job.done:
         continue

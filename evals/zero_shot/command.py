@@ -306,7 +306,7 @@ def _parse_task_arguments(
   if given["output"] is None:
     pipeline = given.get("pipeline", section.pipeline)
     folder = "-".join((str(model.step), given["mode"], pipeline))
-    data = pathlib.Path(given["data"]).absolute().name
+    data = os.path.basename(os.path.abspath(given["data"]))  # also of ".."
     given["output"] = model.evals / data / folder.removesuffix("-ours")
   return given | {"output": pathlib.Path(given["output"])}, model
 
