@@ -91,7 +91,7 @@ def test_a_signal_ends_the_job_too(tmp_path):
 
 def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
   refused = pytest.raises(UserError, match="is in use by process")
-  with files.file_lock(tmp_path / ".lock"), refused:
+  with files.file_lock(tmp_path / ".jobs.lock"), refused:
     jobs.run_jobs([timed("a")], tmp_path)
   jobs.run_jobs([timed("a")], tmp_path)
 

@@ -155,9 +155,9 @@ def _labelled_task(
     options.text_column,
   )
   some = itertools.chain.from_iterable(map(own["load"], own["evaluations"]))
-  count = len(next(some).texts)
-  if count != len(columns):  # of records in memory
-    columns = tuple(f"text{i + 1}" for i in range(count))
+  first = next(some, None)
+  if first and len(first.texts) != len(columns):  # of records in memory
+    columns = tuple(f"text{i + 1}" for i in range(len(first.texts)))
   return Task(**own, head=head, texts=texts, columns=columns, **fields)
 
 

@@ -27,6 +27,8 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.training import saving
 from antlm_jax.units import duration
 
+# Not the name of a run's lock: a job may have the folder of all jobs.
+_LOCK = ".jobs.lock"
 # Large pages that stay with the process make a step a quarter faster on a CPU.
 _ENVIRONMENT = {
   "GLIBC_TUNABLES": (
@@ -128,7 +130,7 @@ def run_jobs(
   begun, failed = time.monotonic(), []
   with files.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  with files.file_lock(folder / saving.LOCK):
+  with files.file_lock(folder / _LOCK):
     for number, job in enumerate(todo, start=1):
       if job.done:
         continue
