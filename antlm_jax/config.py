@@ -387,7 +387,7 @@ def _overridden(
     found[key] = text
     if text is not None:  # else a Config refuses it, unless it may be None
       found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
-  # A run keeps where it started, and may go on from another folder.
+  # A run keeps this path, and may resume from another folder.
   start = str(found.get("init.checkpoint", ""))
   if os.path.exists(start):
     found["init.checkpoint"] = os.path.abspath(start)
