@@ -342,9 +342,10 @@ def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
   for name, of in others:
     for what, value in _manifest_layout(of.manifest).items():
       if value != ours[what]:
-        both = f"{like.folder} and {of.folder}"
-        own = f"tokenizer={like.folder and like.folder / TOKENIZER}"
-        if like.folder is None or of.folder is None:
+        if like.folder and of.folder:
+          both = f"{like.folder} and {of.folder}"
+          own = f"tokenizer={like.folder / TOKENIZER}"
+        else:  # some are in memory
           both = f"the data {first or 'to train on'} and {name}"
           own = f"the tokenizer of {first or 'the first'}"
         raise UserError(
