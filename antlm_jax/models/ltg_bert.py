@@ -68,7 +68,6 @@ class LtgBertConfig(EncoderConfig):
         f"model.longest_distance={self.longest_distance} is not over"
         f" model.position_buckets={self.position_buckets}"
       )
-
     if self.depth_weights and self.scan_layers == "yes":
       raise UserError(
         "model.scan_layers=yes cannot loop over layers with"

@@ -70,7 +70,7 @@ def columns(
   """
   blocks = _blocks(path)
   named = [one for one in (word, tag) if isinstance(one, str)]
-  word, tag = (_numbered(path, blocks, one) for one in (word, tag))
+  word, tag = (_column_number(path, blocks, one) for one in (word, tag))
   form = _find_columns(path, blocks, word, tag)
   left_out = collections.defaultdict(list)
   if blocks and (named or _names_columns(blocks[0][0], form)):
@@ -151,7 +151,9 @@ def _find_columns(
   return _Form(width, True, word, tag)
 
 
-def _numbered(path: str, blocks: Sentences, column: Column) -> int | None:
+def _column_number(
+  path: str, blocks: Sentences, column: Column
+) -> int | None:
   """Returns the number of a column. Raises a UserError for an unknown name."""
   if not isinstance(column, str):
     return column

@@ -168,7 +168,12 @@ def summarise(
   learning rate. Both are not of runs that diverged in their first epoch, unless
   all did. `examples` are those that are predicted, by evaluation set.
   """
-  runs = [_run_summary(task, outcome, examples) for outcome in outcomes]
+  # Labels of another set that chooses, such as that of train_on, are not here.
+  deciding = examples.get(task.evaluations[0], ())
+  labels = collections.Counter(repr(example.label) for example in deciding)
+  common = max(labels.values(), default=0) / max(1, labels.total())
+  collapsed = max(COLLAPSED, (1 + common) / 2)
+  runs = [_run_summary(task, o, examples, collapsed) for o in outcomes]
   by_lr = [
     _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
     for lr in dict.fromkeys(run["lr"] for run in runs)
@@ -216,17 +221,16 @@ def summarise(
 
 
 def _run_summary(
-  task: Task, outcome: TuningOutcome, examples: Mapping[str, Sequence[Example]]
+  task: Task,
+  outcome: TuningOutcome,
+  examples: Mapping[str, Sequence[Example]],
+  collapsed: float,
 ) -> dict:
+  """Returns a run's scores; `collapsed` is a share of one answer."""
   shares = {}  # of the most frequent prediction
   for name, found in outcome.predictions.items():
     counts = collections.Counter(map(json.dumps, found))
     shares[name] = max(counts.values()) / len(found)
-  chooser = task.evaluations[0]
-  # Of another set that chooses, such as that of train_on, no label is known.
-  those = examples.get(chooser, ())
-  labels = collections.Counter(repr(example.label) for example in those)
-  common = max(labels.values(), default=0) / max(1, labels.total())
   classes = {}
   for name, those in examples.items() if task.by_class else ():
     labels = [example.label for example in those]
@@ -240,7 +244,7 @@ def _run_summary(
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "classes": classes,
     "most_frequent_prediction": shares,
-    "collapsed": shares[chooser] >= max(COLLAPSED, (1 + common) / 2),
+    "collapsed": shares[task.evaluations[0]] >= collapsed,
     # JSON has no NaN: the loss of a diverged run is null.
     "epochs": [
       e if math.isfinite(e["train_loss"]) else e | {"train_loss": None}
