@@ -209,8 +209,8 @@ class Imported(Checkpoint):
     notes = [*layout.notes, *self._folder.notes, *notes]
     if fields.get("auto_map") and not layout.weights:
       notes.append(
-        f"antlm does not run the code that {file} names (auto_map): it takes the"
-        f" model for transformers' {fields.get('model_type')}"
+        f"antlm does not run the code that {file} names (auto_map): it takes"
+        f" the model for transformers' {fields.get('model_type')}"
       )
     if headless:
       notes.append(
