@@ -151,9 +151,7 @@ def _find_columns(
   return _Form(width, True, word, tag)
 
 
-def _column_number(
-  path: str, blocks: Sentences, column: Column
-) -> int | None:
+def _column_number(path: str, blocks: Sentences, column: Column) -> int | None:
   """Returns the number of a column. Raises a UserError for an unknown name."""
   if not isinstance(column, str):
     return column
