@@ -232,6 +232,20 @@ def _with_ratios(
   return out
 
 
+def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Returns the settings of the objectives that a run trained or measured.
+
+  They are by name in the curriculum, such as M, and M30 if it is used. `stored`
+  is a run's config as JSON has it.
+  """
+  used = " ".join([stored["curriculum"], *stored["eval"]["objectives"]])
+  known = stored["objectives"]
+  if known.keys() >= {*re.findall(curriculum.NAME, used)}:
+    return known
+  every = _with_ratios(_objectives(stored, old=True), used)
+  return {name: settings.to_dict(of) for name, of in every.items()} | known
+
+
 def load_config(
   spec: str,
   changes: Iterable[str] | Mapping[str, settings.Setting | Section] = (),

@@ -14,7 +14,7 @@ import optax
 from optax import contrib
 
 from antlm_jax.errors import UserError
-from antlm_jax.models import Tensor
+from antlm_jax.models import Tensor, divided
 from antlm_jax.objectives.curriculum import amount, amount_setting
 from antlm_jax.settings import Registry, Section, setting
 
@@ -193,8 +193,10 @@ class Muon(AdamW):
 
   def parts(self, axes, tensors):
     """Muon or Adam by parameter, then the decay."""
+    encoder, _ = divided(axes)
     hidden = {
-      path: len([name for name in names if name]) == 2
+      path: path in encoder
+      and len([name for name in names if name]) == 2
       and not _NOT_DECAYED["hidden"] & set(names)
       for path, names in axes.items()
     }

@@ -257,6 +257,15 @@ def test_bad_files_are_told(tmp_path, text, words):
     answering.read_squad(tmp_path / "a")
 
 
+def test_hugging_faces_form_of_no_answer_is_read(tmp_path):
+  """Catches lists without answers that count as answers."""
+  none = {"text": [], "answer_start": []}
+  asked = SAT | {"is_impossible": True, "answers": none}
+  (tmp_path / "a.json").write_text(paragraph(asked))
+  (example,) = answering.read_squad(tmp_path / "a.json")
+  assert example.label == []
+
+
 def test_tokens_inside_become_the_texts_words(loaded):
   """Decoding takes the longest run of tokens and returns the text itself."""
   text = "Tom sat near the hills"

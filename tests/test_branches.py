@@ -120,6 +120,20 @@ def test_settings_that_differ_end_what_is_shared(changes, steps):
   assert branches.shared_steps(one, other) == steps
 
 
+@pytest.mark.parametrize("trunk, row", [(400, 100), (100, 110)])
+def test_a_branch_averages_what_its_own_run_averages(trunk, row):
+  """Catches an average that begins at the end of the trunk's length."""
+  how = {"optimizer.average": "tail", "schedule.decay_steps": 0}
+  configs = {n: make(f"{n}C steps", **how) for n in (trunk, row)}
+  branch = branches.plan_branches(configs)[row]
+  weights = {}
+  for name, length in ((trunk, trunk), (row, row)):
+    decays = configs[name].optimizer.averaging(length)(np.arange(row))
+    weights[name] = np.asarray(decays)
+  both = [*weights[trunk][: branch.step], *weights[row][branch.step :]]
+  np.testing.assert_array_equal(both, weights[row])
+
+
 @pytest.mark.parametrize(
   "one, other, steps",
   [

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 
 import hypothesis
 import numpy as np
@@ -108,6 +109,10 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   assert len(pieces) >= 3 and max(map(len, pieces)) <= 1 << 18
   between = " " if word.endswith(" ") else ""
   assert between.join(pieces) == line.strip()
+  source = readers.read_documents(
+    str(tmp_path / "a.txt"), readers.RULES[rule], ""
+  )
+  assert [*readers.joined(source)] == [line.strip()]
 
 
 @pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])
@@ -132,6 +137,11 @@ LAYOUTS = [  # files, train, dev
   ("a.txt b.md c.rst d.text e.pdf latest.txt developing.txt .hid.txt .h/a.txt",
    "a b c d latest developing", ""),
   ("a.txt test.txt", "a", ""),
+  ("train_set.csv test_set.csv notes.txt", "train_set", ""),
+  ("myTrain.txt myVal.txt", "myTrain", "myVal"),
+  ("training.txt validation.txt testing.txt", "training", "validation"),
+  ("train-clean-100/a.txt dev-clean/b.txt test-clean/c.txt", "a", "b"),
+  ("training_dogs.txt testing_cats.txt", "training_dogs testing_cats", ""),
 ]  # fmt: skip
 
 
@@ -242,6 +252,17 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   assert find_corpus([f"{source}::validation"]).train == corpus.dev
   with pytest.raises(errors.UserError, match="has no split other but train"):
     next(find_corpus([f"{source}::other"]).read("train"))
+  with pytest.raises(errors.UserError, match=f"write {source}::train"):
+    next(readers.read_documents(source, readers.RULES["auto"], "body"))
+  # Folders of `save_to_disk` hold the files of a cache, too.
+  saved = datasets.load_dataset("json", data_files=f"{folder}/train.jsonl")
+  saved["train"].save_to_disk(tmp_path / "one")
+  saved.save_to_disk(tmp_path / "all")
+  shutil.copy(tmp_path / "one/data-00000-of-00001.arrow",
+              tmp_path / "all/train/cache-a.arrow")  # fmt: skip
+  for name in ("one", "all"):
+    found = find_corpus([f"hf://{tmp_path / name}"], column="body")
+    assert joined(found.read("train")) == records[:-1]
   with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
     find_corpus(["hf://nobody/none"])
   monkeypatch.setattr(datasets, "__version__", "3.6.0")

@@ -455,9 +455,26 @@ def test_an_epoch_that_diverges_never_counts():
   assert [o.diverged for o in watch.outcomes] == [2, 1, None]
   assert (late.best_epoch, late.predictions["set"]) == (1, 0.2)
   assert (len(lost.epochs), lost.predictions["set"]) == (1, 0)
-  assert watch.leader == (0, 0.2)
+  assert watch.leaders_by_last_epoch == []
   line = "epoch 2: train loss 0.000, f1 10.0, best 20.0; 2 of 3 runs stopped, 2"
   assert line in watch.line()
+
+
+def test_each_rate_has_a_leader_of_its_own():
+  """Catches a saved model of another run than the best of the best rate."""
+  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
+  runs = [TrialRun(rate, seed) for rate in (1e-3, 3e-3) for seed in (0, 1)]
+  watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
+  best = saved.Best(runs)
+  for epoch, scores in enumerate(
+    ([0.6, 0.5, 0.8, 0.2], [0.6, 0.7, 0.9, 0.2], [0.7, 0.1, 0.9, 0.9]), 1
+  ):
+    found = {"set": np.array(scores), "other": np.zeros(4)}
+    watch.add([0.0] * 4, found)
+    for run, score in watch.leaders_by_last_epoch:
+      best(runs[run], score, lambda at=(run, epoch): at)
+  # Equal scores: the first run of the rate, as in the summary.
+  assert best.of_rate(1e-3) == (0, 3) and best.of_rate(3e-3) == (2, 2)
 
 
 GRID = [TrialRun(3e-3, 0), TrialRun(3e-3, 1), TrialRun(1e-9, 0)]

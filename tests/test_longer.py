@@ -135,11 +135,10 @@ def test_an_encoder_without_rope_refuses_a_base(prepared, tmp_path):
 def test_perplexity_by_position_adds_up(run, tmp_path):
   """Windows of 256 tokens: each position has the tokens and nats scored."""
   text = runs.write_lines(tmp_path / "a.jsonl", [{"text": "the dogs " * 99}])
-  options = "--mode=causal", "--stride=100"
-  out = tmp_path / "out"
+  longest, out = load(run).model.config.max_seq_len, tmp_path / "out"
+  options = "--mode=causal", "--stride=100", f"--window={longest}"
   summary = runs.score(run, text, out, *options, task="perplexity")
   table = np.genfromtxt(out / "positions.csv", delimiter=",", names=True)
-  longest = load(run).model.config.max_seq_len
   assert table["tokens"].sum() == summary["tokens"]
   assert table["position"][0] == 1 and table["position"][-1] == longest
   nats = (table["tokens"] * table["nats_per_token"]).sum()

@@ -1,6 +1,7 @@
 """Classification with a user's own files, on a random model."""
 
 import csv
+import decimal
 import functools
 import json
 import re
@@ -49,6 +50,35 @@ def args(run, data, *more):
     *(f"--checkpoint={run}", f"--data={data}", "--preset=classification"),
     *(*COLUMNS, "--batch_size=16", "--epochs=4", "--lrs=1e-2", *more),
   ]
+
+
+def test_sets_in_memory_and_in_folders_with_a_description(tmp_path):
+  """Catches Hugging Face's validation, databases' numbers, and README.md."""
+  rows = [
+    {"text": f"{word} {i}", "label": decimal.Decimal(f"{i % 2}.0")}
+    for word in ("a", "b")
+    for i in range(9)
+  ]
+  how = "own", "causal", classification.ClassifierOptions(), labelled.Columns()
+  data = {"train": rows[:9], "validation": rows[9:]}
+  task = labelled.classify(data, *how)
+  assert [e.texts[0][0] for e in task.load("own-dev")] == ["b"] * 9
+  assert task.head.labels == ("0", "1")
+  with pytest.raises(UserError, match="data has the sets 'dev', 'val'"):
+    labelled.classify({"dev": rows, "val": rows}, *how)
+  (tmp_path / "films").mkdir()
+  write(tmp_path / "films/reviews.csv", [{"text": "a", "label": "x"}] * 3)
+  (tmp_path / "films/README.md").write_text("Films.")
+  found = sets.by_split(str(tmp_path / "films"))
+  assert [*found] == ["train"] and len(found["train"]) == 1
+
+
+def test_lines_longer_than_a_piece_are_one_text(tmp_path):
+  """Catches vectors that no longer belong to the lines of the file."""
+  lines = ["the dogs sat . " * 20_000, "\u732b\u5728" * 200_000, "a b"]
+  (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+  found = [text for (text,) in sets.source_texts(str(tmp_path / "a.txt"), ())]
+  assert found == [line.strip() for line in lines]
 
 
 def test_a_file_of_records(run, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Perplexity and LAMBADA, compared with lm-eval and slow loops."""
 
+import dataclasses
 import json
 import math
 
@@ -38,12 +39,17 @@ def last_words(loaded, items, mode="causal"):
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 12, 57])
 @pytest.mark.parametrize("stride", [1, 4, 9, 10])
-@pytest.mark.parametrize("mode", ["causal", "mlm"])
+@pytest.mark.parametrize("mode", ["causal", "mlm", "mntp"])
 def test_every_token_is_scored_once(length, stride, mode):
   """Scores `length` tokens between a first and a last token, in rows of 10."""
-  wanted = scoring.Pass(mode == "mlm", int(mode == "causal"))
+  wanted = scoring.Pass(mode != "causal", int(mode != "mlm"))
   text = EncodedText(np.arange(length + 2), 1, length + 1)
   found = []
+  if mode == "mntp" and stride == 10:
+    # No position of a window would predict its first token.
+    with pytest.raises(UserError, match="stride=10 is over 9, the most"):
+      next(perplexity.windows(text, [wanted], 10, stride))
+    return
   for part in perplexity.windows(text, [wanted], 10, stride):
     targets = part.tokens[part.start : part.stop].tolist()
     found += targets
@@ -51,9 +57,10 @@ def test_every_token_is_scored_once(length, stride, mode):
     before, end = targets[0] - part.tokens[0], part.tokens[-1]
     # Each token sees all or at least the promised context; if masked, also
     # to its right.
-    promised = (10 - stride) // (2 if mode == "mlm" else 1)
+    promised = (10 - stride) // (1 if mode == "causal" else 2)
     assert part.tokens[0] == 0 or before >= promised
-    if mode == "mlm":
+    assert part.start >= wanted.shift
+    if mode != "causal":
       assert end == length + 1 or end - targets[-1] >= promised
   assert found == list(range(1, length + 1))
 
@@ -76,6 +83,19 @@ def test_figures_are_their_definitions():
   assert found.summary == pytest.approx(expected)
 
 
+def test_windows_are_as_long_as_the_rows_of_training(loaded):
+  """Catches positions of which training knows nothing."""
+  asked = perplexity.PerplexitySettings(data="x", mode="causal")
+  meta = dataclasses.replace(loaded.meta, row_tokens=32)
+  short = dataclasses.replace(loaded, meta=meta)
+  found = perplexity.measure_perplexity(short, DOCUMENTS, asked)
+  own = dataclasses.replace(asked, window=32)
+  expected = perplexity.measure_perplexity(loaded, DOCUMENTS, own)
+  assert found.summary == expected.summary
+  assert found.by_position[-1]["position"] == 32
+  assert found.summary != predicted(loaded, DOCUMENTS)[0].summary
+
+
 def test_texts_in_memory_are_those_of_a_file(loaded, run, tmp_path, capsys):
   """The function and the command measure the same."""
   path = runs.write_lines(tmp_path / "a.jsonl", [{"x": t} for t in DOCUMENTS])
@@ -93,7 +113,8 @@ def test_texts_in_memory_are_those_of_a_file(loaded, run, tmp_path, capsys):
   for given, more, message in (
     ([], {}, "the list of texts holds no text"),
     (DOCUMENTS, {"mode": "both"}, "^mode='both' is not one of causal"),
-    (DOCUMENTS, {"stride": 49}, "^stride=49 is over the model's max_seq_len"),
+    (DOCUMENTS, {"stride": 49}, "^stride=49 is over 48, the most in windows"),
+    (DOCUMENTS, {"window": 49}, "^window=49 is over the model's max_seq_len"),
   ):
     with pytest.raises(UserError, match=message):
       perplexity.perplexity(loaded, given, **more)
@@ -286,7 +307,7 @@ def test_a_test_set_needs_no_text_to_train_on(tmp_path):
   [
     ("perplexity", "a b", ("--column=b",), "no column 'b' but 'text'"),
     ("perplexity", " ", (), "holds no text"),
-    ("perplexity", "a b", ("--stride=50",), "over the model's max"),
+    ("perplexity", "a b", ("--window=8", "--stride=9"), "over 8, the most"),
     ("lambada", "word", (), "text 1: no two words in 'word'"),
   ],
 )

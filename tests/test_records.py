@@ -1,5 +1,7 @@
 """Files of records: every command that reads them finds the same mistakes."""
 
+import bz2
+import gzip
 import json
 
 import pytest
@@ -116,6 +118,46 @@ def test_utf16_of_other_scripts_is_refused(tmp_path, letter, encoding):
   path.write_bytes(b"a text " * 99 + b"\0")
   with pytest.raises(UserError, match="it has zero bytes, as UTF-16"):
     prepared(str(path))
+
+
+@pytest.mark.parametrize(
+  ("content", "told"),
+  [
+    (gzip.compress(b"tom sat . " * 99), "compressed by gzip: decompress it"),
+    (bz2.compress(b"tom sat . " * 99), "compressed by bzip2"),
+    (b"PK\x03\x04" + bytes(99), "a zip archive or an Excel file"),
+    (b"\n\x0e\n\x03<s>\x15" + bytes(4) + b"\x18\x03" * 99, "a binary file"),
+  ],
+)
+def test_binary_files_are_not_called_utf16(tmp_path, content, told):
+  """Catches advice to convert a file that has no text."""
+  reads = {
+    "a.txt": prepared,
+    "a.csv": classified,
+    "a.conll": tagging.columns,
+    "a.json": answering.read_squad,
+  }
+  for name, read in reads.items():
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=told) as error:
+      read(str(tmp_path / name))
+    assert "UTF-16" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("first", "told"),
+  [
+    ("text;label", "semicolons, not commas, seem to divide its columns"),
+    ("text\tlabel", "tabs, not commas, seem to divide its columns"),
+    ("sep=,\ntext,label", "line 1 is for Excel alone: delete it"),
+  ],
+)
+def test_csv_without_commas_is_told(tmp_path, first, told):
+  """Catches errors that ask for quotation marks around commas."""
+  path, sign = tmp_path / "a.csv", first[4]
+  path.write_text(f"{first}\nHello, there{sign}1\na{sign}0\n")
+  with pytest.raises(UserError, match=told):
+    classified(str(path))
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,34 @@ def test_a_wrong_training_set_is_told(loaded, tmp_path, settings, words):
     finetune.finetune(loaded, tmp_path, **how)
 
 
+def test_validation_judgements_choose(tmp_path):
+  """Catches a twentieth of train that replaces the user's own dev set."""
+  folder = tmp_path / "nfcorpus/qrels"
+  expected = beir(tmp_path).load("nfcorpus-dev")
+  (folder / "dev.tsv").rename(folder / "validation.tsv")
+  task = retrieval.make_retrieval_task(
+    tmp_path, "nfcorpus", "bidirectional", retrieval.RetrievalOptions()
+  )
+  assert task.load("nfcorpus-dev") == expected
+  assert len(task.load("train")) == 64
+
+
+def test_queries_and_documents_with_numbers_of_their_own(tmp_path):
+  """Catches a judged document that is left out as the query itself."""
+  (tmp_path / "own/qrels").mkdir(parents=True)
+  lines = [{"_id": str(i), "text": f"unique{i} word"} for i in range(12)]
+  for name in ("corpus", "queries"):
+    runs.write_lines(tmp_path / f"own/{name}.jsonl", lines)
+  rows = "\n".join(f"{i}\t{i}\t1" for i in range(12))
+  (tmp_path / "own/qrels/test.tsv").write_text(HEAD + rows)
+  task = retrieval.make_retrieval_task(
+    tmp_path / "own", "own", "bidirectional", retrieval.RetrievalOptions()
+  )
+  read = task.load("own-test")
+  labels = [e.label for e in read if e.label is not None]
+  assert task.metrics["ndcg"](task.references["BM25"](read), labels) == 1
+
+
 def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
   task = beir(tmp_path, "scifact", splits=("train", "test"))
   with open(tmp_path / "scifact/qrels/train.tsv", "a") as file:

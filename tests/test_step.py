@@ -297,8 +297,10 @@ def test_adamw_is_adamw(scope, clip):
   assert helpers.closest(params, expected) < 1e-5
 
 
-def test_muon_moves_hidden_matrices_in_all_directions_alike():
-  model = helpers.model(layers=2, tied=False)
+@pytest.mark.parametrize("encoder", ["llama", "ultrabert"])
+def test_muon_moves_hidden_matrices_in_all_directions_alike(encoder):
+  """UltraBERT's output layer has matrices of its own, which get Adam."""
+  model = helpers.model(name=encoder, layers=2, tied=False)
   settings = {"momentum": 0.9, "adam_rate": 0.3, "clip": 0.0}
   optimizer = optimizer_of(model.axes, name="muon", **settings)
   adam = optimizer_of(model.axes, clip=0.0, weight_decay=0.0)

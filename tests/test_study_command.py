@@ -159,6 +159,10 @@ def test_a_run_goes_on_as_it_was_begun_whatever_is_asked_for(path, tmp_path):
   assert not begun("", "branch") and not begun("")
   assert begun(trunk, "branch") == begun(trunk)
   assert begun(trunk)[0] == f"--config.init.checkpoint={trunk}"
+  # It was trained in a bucket, and copied back.
+  there = "gs://bucket/runs/trunk/0/checkpoints/6"
+  assert begun(there)[0] == f"--config.init.checkpoint={there}"
+  assert begun(there, "branch") == begun(there)
 
 
 def test_what_every_training_is_told_counts_for_what_it_shares(path):
@@ -223,7 +227,8 @@ def test_every_command_of_a_study_works_without_a_checkout(name):
 
 def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
   folder = path.parent
-  (folder / "pairs").mkdir()
+  for name in ("pairs", "blimp_filtered", "blimp_supplement_filtered", "ewok"):
+    (folder / name).mkdir()
   words = f"--runs={folder / 'runs'}", f"--text={folder}", f"--data={folder}"
   study.main([f"--config={path}", *words, "--commands"])
   lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
@@ -231,6 +236,12 @@ def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
   assert [w[:4] for w in lines[:2]] == first
   trained = [w for w in lines if w[2:4] == ["antlm_jax", "train"]]
   assert len(trained) == 7 and not (folder / "runs").exists()
+  assert trained[0][4].startswith(f"--config={path}:")
+  # Other machines know our configs by name, and not this checkout's paths.
+  study.main([TABLE, "--scale=tiny", *words, "--commands"])
+  lines = capsys.readouterr().out.splitlines()
+  named = [x for x in lines if " --config=antlm_table:row=" in x]
+  assert named and len(named) == sum(" antlm_jax train " in x for x in lines)
 
 
 @pytest.fixture

@@ -128,6 +128,46 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
     assert told in runs.refused("antlm_jax.evals.studies.compare", *words)
 
 
+def test_runs_with_masking_ratios_in_the_curriculum(tmp_path, capsys):
+  """Catches a config whose M30 only the training understood."""
+  both = config("--config.curriculum=2M30+2C steps", "--config.eval.watch=clm")
+  folders = [
+    write(tmp_path / name, both, {4: {"clm": loss, "mlm": 3.0}})
+    for name, loss in (("one", 3.0), ("two", 2.0))
+  ]
+  _, numbers, _ = compared(capsys, *folders)
+  assert numbers["best"] == "two" and numbers["settings"][""] == []
+
+
+def test_losses_under_different_masks_rank_no_run(tmp_path, capsys):
+  """Catches the run with the fewest masks as the best."""
+  paths = {}
+  for percent in (15, 50):
+    words = [f"--config.objectives.M.mask_ratio={percent / 100}"]
+    losses = {4: {"clm": 3.0, "mlm": 3.0 + percent, "mlm15": 3.0}}
+    folder = tmp_path / str(percent)
+    asked = config(*words, "--config.eval.objectives=C,M,M15")
+    paths[percent] = write(folder, asked, losses)
+  _, numbers, text = compared(capsys, *paths.values(), "--by=mlm")
+  assert numbers["best"] is None
+  assert "differ in mask_ratio of mlm, so their losses do not compare" in text
+  for by in ("clm", "mlm15", "clm,mlm15"):
+    _, numbers, text = compared(capsys, *paths.values(), f"--by={by}")
+    assert numbers["best"] and "not compare" not in text
+  # The weight of a loss, and how the share of masks begins, are not measured.
+  falls = "mask_ratio=0.5", "mask_ratio_end=0.15", "weight=2"
+  words = [f"--config.objectives.M.{word}" for word in falls]
+  asked = config(*words, "--config.eval.objectives=C,M")
+  write(tmp_path / "falls", asked, {4: {"clm": 3.0, "mlm": 2.0}})
+  _, numbers, _ = compared(capsys, paths[15], tmp_path / "falls", "--by=mlm")
+  assert numbers["best"] == "falls"
+  # Held-out sets of other sizes
+  few = config("--config.eval.rows=8")
+  write(tmp_path / "few", few, {4: {"clm": 3.0, "mlm": 2.0}})
+  _, _, text = compared(capsys, paths[15], tmp_path / "few", "--by=clm")
+  assert "differ in eval.rows, so" in text
+
+
 def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   long = {100 * n: {"clm": 5.0 - n, "mlm": 5.0} for n in range(5)}
   write(tmp_path / "long", config(), long, steps=400)

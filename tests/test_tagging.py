@@ -409,6 +409,70 @@ def test_mixed_schemes_are_refused(tags, message):
     tagging.make_tagging_task([first, row], "own", "bidirectional")
 
 
+def test_columns_whose_first_column_are_numbers(tmp_path):
+  """Catches the numbers of sentences, or of characters, as words."""
+  path = tmp_path / "a.tsv"
+  for begin, count in (("1\t", 3), ("0\t3\t", 4)):
+    lines = (f"{begin}{word}" for word in ("Ada\tB-PER", "sat\tO", "I\tO"))
+    path.write_text("\n".join(lines) + f"\n\n{begin}Tom\tB-PER\n")
+    with pytest.raises(
+      UserError, match=f"first of {count} columns are numbers"
+    ):
+      own_task(path)
+    task = own_task(path, tokens_column=str(count - 1))
+    assert task.load("train")[0].texts[0] in ("Ada", "Tom")
+
+
+@pytest.mark.parametrize("tags", ["B-PER O B-LOC O", "N V N ."])
+def test_a_sentence_in_each_line_of_columns_is_refused(tmp_path, tags):
+  """Catches sentences as words, and all their tags as one class."""
+  path = tmp_path / "a.tsv"
+  for words, of in (("Ada saw Oslo .", tags), ('["a"]', '["O"]')):
+    path.write_text(f"tokens\ttags\n{words}\t{of}\n{words}\t{of}\n")
+    with pytest.raises(
+      UserError, match="line 2: it has a whole sentence: save"
+    ):
+      own_task(path)
+
+
+def test_numbers_as_text_are_named(tmp_path):
+  """Catches labels that name the numbers of jsonl alone."""
+  given = labelled.Classes(("O", "B-PER"))
+  text = "Ada 1\nsat 0\n\n" * 9
+  (tmp_path / "a.conll").write_text(text)
+  rows = '"Ada sat","1 0"\n"Ada sat",[1 0]\n"Ada sat","[\'1\', \'0\']"\n'
+  (tmp_path / "a.csv").write_text("tokens,tags\n" + rows)
+  for name in ("a.conll", "a.csv"):
+    task = tagging.make_tagging_task(
+      *(str(tmp_path / name), "own", "causal", tagging.TagOptions(), given)
+    )
+    assert task.head.labels == ("O", "B-PER")
+    assert {tuple(e.label) for e in task.load("train")} == {(1, 0)}
+  (tmp_path / "a.csv").write_text("tokens,tags\n" + rows[:34])
+  with pytest.raises(UserError, match="has no name: name all tags"):
+    own_task(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("names", ["FORM\tUPOSTAG", "token\tentity_type"])
+def test_names_of_columns_are_no_word(tmp_path, names):
+  """Catches a class that is the name of the column."""
+  path = tmp_path / "a.tsv"
+  path.write_text(f"{names}\nAda\tPROPN\nsat\tVERB\n\nI\tPROPN\nran\tVERB\n")
+  assert own_task(path).head.labels == ("PROPN", "VERB")
+
+
+def test_a_folder_of_hugging_faces_form(tmp_path):
+  """Catches data/train-00000-of-00001.parquet that is not looked for."""
+  (tmp_path / "set/data").mkdir(parents=True)
+  for split, word in (("train", "Ada"), ("validation", "Tom"), ("test", "I")):
+    rows = [{"tokens": [word, "sat"], "tags": ["B-PER", "O"]}] * 2
+    name = f"set/data/{split}-00000-of-00001.jsonl"
+    runs.write_lines(tmp_path / name, rows)
+  task = own_task(tmp_path / "set")
+  assert task.load("train")[0].texts == ("Ada", "sat")
+  assert task.load("set-dev")[0].texts == ("Tom", "sat")
+
+
 def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
   """Catches tables with a word in each row, and sentences that none divides."""
   path = tmp_path / "kaggle.csv"
@@ -457,6 +521,10 @@ def test_columns_by_number_and_other_tags(tmp_path):
   named = own_task(tmp_path / "w.tsv", tokens_column="word", tags_column="ner")
   (example,) = named.load("train")
   assert example.texts == ("Tom", "sat") and example.label == [1, 0]
+  # The name that records have by default is asked for here.
+  (tmp_path / "t.tsv").write_text("word\ttags\tlemma\nTom\tB-PER\ttom\n")
+  (example,) = own_task(tmp_path / "t.tsv", tags_column="tags").load("train")
+  assert example.texts == ("Tom",) and example.label == [1]
   for places, message in (
     ({"tokens_column": "0"}, "tokens_column=0: columns are counted from 1"),
     ({"tags_column": "tag"}, r"0 columns have the name 'tag'.*word, pos, ner"),

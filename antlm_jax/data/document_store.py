@@ -62,7 +62,7 @@ def spool(
   sizes, firsts, data = array.array("q"), array.array("b"), b""
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
-    for text, begins in documents:
+    for text, begins, _ in documents:
       sizes.append(file.write(text.encode("utf-8")))
       firsts.append(begins)
     file.flush()
@@ -99,7 +99,7 @@ class DocumentWriter:
   def _examples(
     self, split: str, documents: Iterable[Document]
   ) -> Iterator[dict[str, str]]:
-    for text, begins in documents:
+    for text, begins, _ in documents:
       if not begins:
         self._continued[split].append(self._counts[split])
       self._counts[split] += 1

@@ -437,9 +437,10 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
     return {"bytes": os.path.getsize(path), "sha256": folder_lib.sha256(path)}
   # A dataset of a hub is not one file: its text counts.
   size, digest = 0, hashlib.sha256()
-  for text, _ in dataclasses.replace(corpus, train=(path,)).read("train"):
-    size += len(text.encode("utf-8"))
-    digest.update(text.encode("utf-8") + b"\0")
+  for piece in dataclasses.replace(corpus, train=(path,)).read("train"):
+    text = piece.text.encode("utf-8")
+    size += len(text)
+    digest.update(text + b"\0")
   return {"bytes": size, "sha256": digest.hexdigest()}
 
 

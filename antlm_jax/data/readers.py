@@ -69,6 +69,7 @@ class Document(NamedTuple):
 
   text: str  # not empty, without space at either end
   begins: bool = True  # False if it continues the document before it
+  before: str = "\n"  # white space between it and the piece that it continues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,16 +163,32 @@ def read_documents(
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
-  begins = True
+  begins, space = True, ""
   with _reading_source(source):
     tally = Tally() if tally is None else tally
     for text, ends in _text_pieces(source, rule, column, part, tally):
       if stripped := text.strip():
-        yield Document(stripped, begins)
-        begins = False
+        head, tail = text.split(stripped)
+        yield Document(stripped, begins, space + head)
+        begins, space = False, tail
       elif text and begins and ends:
         tally["blank lines"] += 1
-      begins |= ends
+      elif not begins:
+        space += text
+      if ends:
+        begins, space = True, ""
+
+
+def joined(pieces: Iterable[Document]) -> Iterator[str]:
+  """Yields whole documents, also those that are read in pieces."""
+  held = []
+  for text, begins, before in pieces:
+    if begins and held:
+      yield "".join(held)
+      held = []
+    held += [before, text] if held else [text]
+  if held:
+    yield "".join(held)
 
 
 def left_out(tally: Tally) -> str:
@@ -262,7 +279,7 @@ def splits_of(source: str) -> list[str]:
   Raises:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
-  name, config, split = (source.removeprefix(HUB) + "::").split(":")[:3]
+  name, config, split = _hub_parts(source)
   found = [split] if split else _load_hub_splits(name, config)
   return [f"{HUB}{name}:{config}:{split}" for split in found]
 
@@ -531,11 +548,20 @@ def _batch_records(batches: Iterable, before: int) -> Records:
 
 
 def _dataset(source: str):
-  name, config, split = source.removeprefix(HUB).split(":")
+  name, config, split = _hub_parts(source)
   found = _load_hub_splits(name, config)
+  if not split and len(found) == 1:
+    (split,) = found
   if split not in found:
-    raise UserError(f"{HUB}{name} has no split {split} but {', '.join(found)}")
+    has = f"no split {split} but" if split else "the splits"
+    first = f"{HUB}{name}:{config}:{next(iter(found))}"
+    raise UserError(f"{HUB}{name} has {has} {', '.join(found)}: write {first}")
   return found[split]
+
+
+def _hub_parts(source: str) -> list[str]:
+  """Returns a dataset's name, config and split; "" for what is not given."""
+  return (source.removeprefix(HUB) + "::").split(":")[:3]
 
 
 @functools.cache
@@ -555,6 +581,13 @@ def _load_hub_splits(name: str, config: str):
   if not sys.stderr.isatty():
     datasets.disable_progress_bars()
   try:
+    # What `save_to_disk` wrote; its folders may also have files of a cache.
+    for file, load in (
+      ("dataset_dict.json", datasets.load_from_disk),
+      ("state.json", lambda name: {"train": datasets.load_from_disk(name)}),
+    ):
+      if os.path.isfile(os.path.join(name, file)):
+        return load(name)
     return datasets.load_dataset(name, config or None)
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
     why = files.failure_reason(error)

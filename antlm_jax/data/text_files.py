@@ -22,6 +22,11 @@ _NAMED = re.compile(
   r"(?:.*[-_])?(?:(?P<train>train)|(?P<dev>dev|valid|validation|val)"
   r"|(?P<test>test))(?:[-_]?\d[\w-]*)?"
 )
+# The same words anywhere in a name, for names that differ in them alone.
+_WORD = re.compile(
+  r"(?P<train>train(?:ing)?)|(?P<dev>dev|valid(?:ation)?|val)"
+  r"|(?P<test>test(?:ing)?)"
+)
 _UNUSED = {
   "": "beside files named train",
   "train": "named train",
@@ -212,11 +217,12 @@ def search(path: str) -> list[Found]:
       _inside(root or ".")
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
-  return [
-    _checked_file(_sorted(file, root))
+  found = [
+    _sorted(file, root)
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
+  return [_checked_file(one) for one in _with_siblings(found, root)]
 
 
 def _checked_file(found: Found) -> Found:
@@ -268,6 +274,31 @@ def _sorted(file: Path, root: Path, alone: bool = False) -> Found:
   return Found(
     source, _named_split([*name.split("."), *reversed(folders)]), alone
   )
+
+
+def _with_siblings(found: Sequence[Found], root: Path) -> list[Found]:
+  """Also finds splits in names that differ in the split's word alone.
+
+  Next to train_set.csv, the file test_set.csv is test. Without such a file, its
+  name may be that of any document.
+  """
+  groups = collections.defaultdict(dict)
+  for number, one in enumerate(found):
+    parts = pathlib.Path(os.path.relpath(one.source, root)).parts
+    for at, part in enumerate(parts) if not one.split else ():
+      name = part.lower()
+      if word := _WORD.search(name):
+        around = name[: word.start()], name[word.end() :]
+        same = *parts[:at], *(re.sub(r"[\W\d_]", "", text) for text in around)
+        groups[same][number] = word.lastgroup
+  splits = {}
+  for named in groups.values():
+    if {"train"} < {*named.values()}:
+      splits |= named
+  return [
+    one._replace(split=splits.get(number, one.split))
+    for number, one in enumerate(found)
+  ]
 
 
 def _named_split(names: Iterable[str]) -> str:

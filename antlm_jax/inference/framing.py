@@ -40,6 +40,11 @@ class TextModel:
     """Tokenizer of its texts."""
     return self.meta.tokenizer
 
+  @property
+  def longest_row(self) -> int:
+    """Number of tokens in the longest row of training, or `max_seq_len`."""
+    return self.meta.row_tokens or self.model.config.max_seq_len
+
   @functools.cached_property
   def frame(self) -> tuple[np.ndarray, np.ndarray]:
     """Special tokens before and after a text, both int32 `[n]`."""

@@ -91,11 +91,6 @@ class Loaded(TextModel):
     """Whether the model was imported without an output layer."""
     return models.lacks_head(self.model.shapes, self.params)
 
-  @property
-  def longest_row(self) -> int:
-    """Number of tokens in the longest row of training, or `max_seq_len`."""
-    return self.meta.row_tokens or self.model.config.max_seq_len
-
   def history(self, names: str = "*") -> history.History:
     """Returns the values that its run recorded, as `Trained.history`."""
     return history.read(self.saved.run, names)

@@ -9,7 +9,7 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 MARK = "\ufeff"  # byte-order mark
@@ -21,6 +21,16 @@ _WIDE_MARKS = (
   (codecs.BOM_UTF16_LE, "UTF-16"),
   (codecs.BOM_UTF16_BE, "UTF-16"),
 )
+# First bytes of files that are no text.
+_MAGIC = {
+  b"\x1f\x8b": "compressed by gzip: decompress it, or end its name in .gz",
+  b"BZh": "compressed by bzip2: decompress it, or end its name in .bz2",
+  b"\x28\xb5\x2f\xfd": "compressed by zstd: decompress it",
+  b"\xfd7zXZ": "compressed by xz: decompress it",
+  b"PK\x03\x04": "a zip archive or an Excel file: unpack it, or save it as csv",
+  b"PAR1": "parquet: end its name in .parquet",
+}
+_CONTROL = re.compile("[\0-\x08\x0e-\x1a]")
 _MARKS = re.compile(f"^{MARK}+", re.MULTILINE)
 # A field of tsv, with or without quotation marks, and the tab after it.
 _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t]*)(\t|\Z)')
@@ -39,12 +49,16 @@ def without_marks(text: str) -> str:
 
 
 def not_utf8(head: bytes) -> str:
-  """Returns an error if a file's first bytes are UTF-16 or UTF-32, or "".
+  """Returns an error if a file's first bytes are no UTF-8, or "".
 
-  Some scripts are valid UTF-8 in these forms. But each space and line end has a
-  zero byte, and a text in UTF-8 has none.
+  Some scripts are valid UTF-8 in UTF-16 and UTF-32. But each space and line end
+  has a zero byte there, and a text in UTF-8 has none. Also refuses files of
+  known formats that are no text.
   """
   head = head[:_HEAD]
+  for begin, what in _MAGIC.items():
+    if head.startswith(begin):
+      return f"it is no text but {what}"
   # The mark of UTF-32 begins with that of UTF-16.
   name = next((of for mark, of in _WIDE_MARKS if head.startswith(mark)), "")
   # Zero bytes by place. UTF-32 has three a letter.
@@ -58,6 +72,9 @@ def not_utf8(head: bytes) -> str:
         f"it has zero bytes, as {name} has and text in UTF-8 has not; convert"
         f" it (iconv -f {name} -t UTF-8), or remove them"
       )
+    text = codecs.getincrementaldecoder(name)("replace").decode(head)
+    if "\ufffd" in text or _CONTROL.search(text):
+      return "it is a binary file, not text"
   return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 
@@ -151,6 +168,8 @@ def csv_records(
         continue  # a blank line
       if names is None:
         names, first = row, rows.line_num
+        if not tabs and not {*columns} <= {*names}:
+          _check_commas(names)
         check_once(names, columns or [name for name in names if name])
         continue
       _check_width(row, names, rows.line_num, first, tabs)
@@ -159,6 +178,18 @@ def csv_records(
       yield rows.line_num, dict(zip(names, row, strict=True))
   except csv.Error as error:
     raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _check_commas(names: Sequence[str]) -> None:
+  """Raises a ValueError if the first line of csv has no names with commas."""
+  if names[0].startswith("sep="):
+    raise ValueError("line 1 is for Excel alone: delete it")
+  for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+    if len(names) == 1 and sign in names[0]:
+      raise ValueError(
+        f"{name}, not commas, seem to divide its columns: save it with commas,"
+        " or with tabs as .tsv"
+      )
 
 
 def _check_width(row, names, number: int, first: int, tabs: bool) -> None:

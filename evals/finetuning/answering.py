@@ -425,7 +425,7 @@ def _possible(asked: Mapping[str, Any], where: str) -> object:
       f"{where}: is_impossible is {impossible!r:.40}: give true or false"
     )
   answers = asked.get("answers", []) if impossible else asked["answers"]
-  if impossible and answers:
+  if impossible and answers and _answers(answers, where):
     raise UserError(
       f"{where}: is_impossible is true, but the question has answers: remove"
       " one of the two"

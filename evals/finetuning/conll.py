@@ -22,7 +22,8 @@ _UPOS, _CONLLU = 3, 10  # column of CoNLL-U, and their number
 # Names of the columns in a first line.
 _WORD = re.compile("(word|token|form|text)s?", re.IGNORECASE)
 _TAG = re.compile(
-  "((ner|pos)[_ -]?)?(tag|label)s?|ner|[ux]?pos|entity", re.IGNORECASE
+  "((ner|[ux]?pos|entity)[_ -]?)?(tag|label|type)s?|ner|[ux]?pos|entity|class",
+  re.IGNORECASE,
 )
 
 
@@ -76,6 +77,7 @@ def columns(
   if blocks and (named or _names_columns(blocks[0][0], form)):
     left_out["names of columns"].append(blocks[0][0].text)
     blocks = [blocks[0][1:], *blocks[1:]]
+  _refuse_records(path, blocks, form)
   tags, out = _tags(blocks, form), []
   for block in blocks:
     pairs, where = [], ""
@@ -132,13 +134,20 @@ def _find_columns(
   """Finds a file's columns. Raises a UserError if the tags' is unclear."""
   width = _width(blocks)
   numbered = width > 2 and _are_numbered(blocks)
+  has = f"the first of {width} columns numbers the words"
+  unclear = numbered and tag is None and width not in (3, _CONLLU)
+  if not numbered and word is None and _has_numbers(blocks, width):
+    unclear, has = (
+      True,
+      f"all words in the first of {width} columns are numbers",
+    )
+  if unclear:
+    raise UserError(
+      f"{path}: {has}: choose the columns of words and tags, such as"
+      " tokens_column=2 and tags_column=3"
+    )
   if not numbered:
     return _Form(width, False, word or 0, -1 if tag is None else tag)
-  if tag is None and width not in (3, _CONLLU):
-    raise UserError(
-      f"{path}: the first of {width} columns numbers the words: choose the"
-      " columns of words and tags, such as tokens_column=2 and tags_column=3"
-    )
   given = word is not None and tag is not None
   word = 1 if word is None else word
   tag = (2 if width == 3 else _UPOS) if tag is None else tag
@@ -149,6 +158,16 @@ def _find_columns(
       f" {word + 1}, tags from column {tag % width + 1}{upos}"
     )
   return _Form(width, True, word, tag)
+
+
+def _has_numbers(blocks: Sentences, width: int) -> bool:
+  """Whether the first of several columns counts sentences or characters.
+
+  The first line may have names.
+  """
+  _, *lines = [line for block in blocks for line in block] or [None]
+  found = [line.parts[0] for line in lines if not line.may_be_comment]
+  return width > 2 and bool(found) and all(map(str.isdecimal, found))
 
 
 def _column_number(path: str, blocks: Sentences, column: Column) -> int | None:
@@ -177,6 +196,23 @@ def _are_numbered(blocks: Sentences) -> bool:
       return False
     longest = max(longest, len(counts))
   return longest > 1
+
+
+def _refuse_records(path: str, blocks: Sentences, form: _Form) -> None:
+  """Raises a UserError if each line has a whole sentence and all its tags."""
+
+  def whole(line: TaggedLine) -> bool:
+    if max(form.word, form.tag) >= len(line.parts):
+      return False
+    word, tag = line.parts[form.word], line.parts[form.tag]
+    return len(word.split()) == len(tag.split()) > 1 or tag[:1] == "["
+
+  lines = [line for block in blocks for line in block]
+  if lines and all(map(whole, lines)):
+    raise UserError(
+      f"{path}, line {lines[0].number}: it has a whole sentence: save records"
+      " as csv, jsonl or parquet, or give each word a line of its own"
+    )
 
 
 def _names_columns(line: TaggedLine, form: _Form) -> bool:

@@ -189,7 +189,9 @@ def _halves(examples: Sequence[Example]) -> list[Example]:
   """Makes a query of each text's first half, and a document of its second."""
   halves = []
   for example in examples:
-    words = example.texts[0].split()
+    words, space = example.texts[0].split(), " "
+    if len(words) == 1 and not words[0].isascii():
+      words, space = words[0], ""  # a text without spaces, as in Chinese
     if half := len(words) // 2:
-      halves += [Example((" ".join(words[:half]), " ".join(words[half:])))]
+      halves += [Example((space.join(words[:half]), space.join(words[half:])))]
   return _pair_queries(halves)

@@ -118,9 +118,9 @@ def fit(
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
   `data` is from `read_task_data`. Prints a line about each epoch. If an epoch
-  is the best of the leading run (the first of equals), calls `keep`. Its
-  arguments are this run, the score and a function that copies the run's
-  parameters to the host.
+  is the best of a learning rate's leading run (the first of equals), calls
+  `keep`. Its arguments are this run, the score and a function that copies the
+  run's parameters to the host.
 
   Returns:
     The outcome of each run, in their order.
@@ -140,8 +140,7 @@ def fit(
       {name: reduced for name, (reduced, _) in found.items()},
     )
     progress.say(standings.line())
-    leader, score = standings.leader
-    if keep and standings.leads_by_last_epoch:
+    for leader, score in standings.leaders_by_last_epoch if keep else ():
       keep(runs[leader], score, functools.partial(trial.params, leader))
     if standings.stopped == len(runs):
       break
@@ -266,18 +265,22 @@ class Standings:
     return sum(map(self._stopped, self.outcomes))
 
   @property
-  def leader(self) -> tuple[int, float]:
-    """Index of the best run, the first of equals, and its best score."""
-    scores = [self._standing(outcome.best) for outcome in self.outcomes]
-    index = int(np.argmax(scores))
-    return index, scores[index]
+  def leaders_by_last_epoch(self) -> list[tuple[int, float]]:
+    """Indices of the best run of each learning rate, and their best scores.
 
-  @property
-  def leads_by_last_epoch(self) -> bool:
-    """Whether the leader has its best score since the last epoch."""
-    index, score = self.leader
+    Of these, they are those that have their best score since the last epoch.
+    """
+    leaders = {}
+    for index, outcome in enumerate(self.outcomes):
+      score = self._standing(outcome.best)
+      if score > leaders.get(outcome.run.lr, (None, -math.inf))[1]:
+        leaders[outcome.run.lr] = index, score
     epochs = max(len(outcome.epochs) for outcome in self.outcomes)
-    return score > -math.inf and self.outcomes[index].best_epoch == epochs
+    return [
+      (index, score)
+      for index, score in leaders.values()
+      if self.outcomes[index].best_epoch == epochs
+    ]
 
   def line(self) -> str:
     """Returns a line about the last epoch."""
@@ -286,6 +289,7 @@ class Standings:
     losses = [epoch["train_loss"] for epoch in last]
     scores = [100 * self._standing(epoch) for epoch in last]
     diverged = sum(o.diverged is not None for o in self.outcomes)
+    best = max(self._standing(outcome.best) for outcome in self.outcomes)
     which = ""
     stopped = f"; {self.stopped} of {len(self.outcomes)} runs stopped"
     if len(self.outcomes) == 1:
@@ -295,7 +299,7 @@ class Standings:
     return (
       f"{self._task.name} epoch {count}{which}: train loss {_span(losses, 3)},"
       f" {self._task.chooser} {_span(scores, 1)},"
-      f" best {_span([100 * self.leader[1]], 1)}{stopped}"
+      f" best {_span([100 * best], 1)}{stopped}"
     )
 
   def _stopped(self, outcome: TuningOutcome) -> bool:

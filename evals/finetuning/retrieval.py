@@ -240,7 +240,9 @@ def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
 
 
 def _without(query: Example, names: np.ndarray) -> list[str]:
-  return [name for name in names.tolist() if name != query.id][:TOP]
+  # Queries and documents may have numbers of their own, from 0.
+  own = query.id if query.label.get(query.id, 0) <= 0 else None
+  return [name for name in names.tolist() if name != own][:TOP]
 
 
 def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
@@ -412,7 +414,9 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   if name == sets.OWN:
     name = sets.task_name(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
-  qrels = [inside / f"qrels/{split}.tsv" for split in ("train", "dev", "test")]
+  devs = [f"qrels/{dev}.tsv" for dev in ("dev", "validation", "valid", "val")]
+  dev = next((x for x in devs if (inside / x).is_file()), devs[0])
+  qrels = [inside / x for x in ("qrels/train.tsv", dev, "qrels/test.tsv")]
   paths = dict(zip(names, qrels, strict=True))
   if (pairs := inside / "pairs.jsonl").is_file():
     if qrels[0].is_file():

@@ -10,6 +10,7 @@ and test to lists or files.
 import ast
 import collections
 import contextlib
+import decimal
 import math
 import os
 import pathlib
@@ -119,29 +120,36 @@ def by_split(
   """
   if not isinstance(data, str):
     given = data if isinstance(data, Mapping) else {"train": data}
-    if not given or given.keys() - _SPLITS.keys():
+    by_name = {
+      split: [given[name] for name in words if given.get(name) is not None]
+      for split, words in _SPLITS.items()
+    }
+    known = set().union(*_SPLITS.values())
+    if not given or given.keys() - known or max(map(len, by_name.values())) > 1:
       names = ", ".join(map(repr, given)) or "none"
       raise UserError(f"data has the sets {names}: give train, dev and test")
-    return {
-      split: [one] for split in _SPLITS if (one := given.get(split)) is not None
-    }
+    return {split: those for split, those in by_name.items() if those}
   if os.path.isfile(data):
     return {"train": [data]}
   by_word = any_ending and os.path.isdir(data)
   found = collections.defaultdict(list)
   for file in text_files.search(data):
     split, name = file.split, os.path.relpath(file.source, data)
-    if by_word:  # deeper files are those of known sets
-      name = "" if os.sep in name else name.lower()
-      split = _split_of_words(name)
+    if by_word:
+      folder, name = os.path.split(name)
+      # Deeper files are those of known sets, but for Hugging Face's form.
+      split = _split_of_words(name.lower()) if folder in ("", "data") else ""
     found["train" if file.alone else split].append(file.source)
   there = {
     split: _of_one(data, split, found[split], labelled)
     for split in _SPLITS
     if found[split]
   }
-  if not by_word and "train" not in there and found[""]:
-    there = {"train": found.pop(""), **there}
+  if not by_word and "train" not in there and (unnamed := found.pop("", [])):
+    # Next to records, text is a description such as README.md.
+    records = [x for x in unnamed if readers.READERS.get(readers.kind(x))]
+    there = {"train": records or unnamed, **there}
+    found[""] = [x for x in unnamed if x not in there["train"]]
   if there:
     _say_unused(data, found[""] + found["unknown"], there)
     return there
@@ -324,12 +332,15 @@ def given_text(text: object, index: int) -> str | list[str]:
 
 
 def plain_python(value: Any, where: str) -> Any:
-  """Returns a value without NumPy's types, tuples and sets.
+  """Returns a value without NumPy's types, decimals, tuples and sets.
 
   Raises a UserError if a text in it is not Unicode.
   """
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
+  if isinstance(value, decimal.Decimal):  # as databases write numbers
+    whole = value.is_finite() and value == value.to_integral_value()
+    return int(value) if whole else float(value)
   if isinstance(value, str):
     if not writable(value):
       raise UserError(
@@ -398,8 +409,7 @@ def source_texts(
 def _text_lines(path: str) -> Iterator[str]:
   """Yields the lines of a text file, and says how many are blank."""
   tally, rule = readers.Tally(), readers.RULES["line"]
-  for document in readers.read_documents(path, rule, "", tally=tally):
-    yield document.text
+  yield from readers.joined(readers.read_documents(path, rule, "", tally=tally))
   if blank := tally["blank lines"]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 

@@ -64,7 +64,7 @@ _SEVERAL = re.compile(".*[,;|/ ][BI]-.+")
 _FEW = 3  # sentences that may all have one word
 _LONG = 100  # words, above which a set's only sentence is probably several
 _MASKED = Pass(masked=True, shift=0)
-_RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
+_RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet", readers.HUB
 
 
 class Tags(PerToken):
@@ -317,15 +317,22 @@ class TagOptions:
   """Command-line options of your own sentences."""
 
   tokens_column: str = setting(
-    "tokens",
-    "Column of the words in your own records; in files of columns its name in"
-    " the first line or its number from 1, or else the first column",
+    "",
+    "Column of the words in your own sentences, by default tokens; in files of"
+    " columns its name in the first line or its number from 1, by default the"
+    " first column",
   )
   tags_column: str = setting(
-    "tags",
-    "Column of the tags in your own records; in files of columns its name in"
-    " the first line or its number from 1, or else the last column",
+    "",
+    "Column of the tags in your own sentences, by default tags; in files of"
+    " columns its name in the first line or its number from 1, by default the"
+    " last column",
   )
+
+  @property
+  def of_records(self) -> tuple[str, str]:
+    """Returns the columns of the words and the tags in records."""
+    return self.tokens_column or "tokens", self.tags_column or "tags"
 
 
 _CLASSES = labelled.Classes()
@@ -372,7 +379,7 @@ def make_tagging_task(
     classes = _tag_classes(labels, given.labels)
   made = {n: _examples(those, n, classes) for n, those in found.items()}
   fields = sets.own_task_fields(data, made)
-  fields["columns"] = (options.tokens_column,) if files == {True} else ()
+  fields["columns"] = options.of_records[:1] if files == {True} else ()
   if of:
     like = "/".join(_of_kind("" if "B" in classes else "X"))
     become = f", become {like}" * (of != "IOB2")
@@ -503,13 +510,13 @@ def _read_sentences(
   options: TagOptions, given: labelled.Classes, files: set, source: sets.Source
 ) -> Iterator[Example]:
   """Yields a source's sentences; tells `files` if it is a file of records."""
-  places = options.tokens_column, options.tags_column
+  names = "tokens_column", "tags_column"
   files.add(isinstance(source, str) and not _is_columns(source))
   if _is_columns(source):
-    asked = map(_column, places, ("tokens_column", "tags_column"))
-    yield from columns(source, *asked)
+    for one in columns(source, *(_column(options, name) for name in names)):
+      yield one._replace(label=_named(one.label, given.labels, one.id))
     return
-  asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
+  asked = dict(zip(options.of_records, names, strict=True))
   for where, both in sets.source_records(source, asked):
     words, tags = map(_values, both)
     if not _are_words(words):
@@ -519,13 +526,14 @@ def _read_sentences(
     yield Example(tuple(words), _named(tags, given.labels, where), where)
 
 
-def _column(place: str, option: str) -> conll.Column:
+def _column(options: TagOptions, option: str) -> conll.Column:
   """Returns a column of a file, from 0 or by its name; None by default."""
+  place = getattr(options, option)
   if place.isdecimal():
     if not int(place):
       raise UserError(f"{option}=0: columns are counted from 1")
     return int(place) - 1
-  return None if place == getattr(TagOptions, option) else place
+  return place or None
 
 
 def _values(found: object) -> list:
@@ -537,6 +545,8 @@ def _values(found: object) -> list:
   if not isinstance(found, str):
     found = getattr(found, "tolist", lambda: found)()  # of numpy
     return list(found) if isinstance(found, list | tuple) else [None]
+  if re.fullmatch(r"\[\s*\d+(\s+\d+)+\s*\]", found):  # pandas, of numpy
+    return list(map(int, found[1:-1].split()))
   if not re.fullmatch(r"\[\S.*[,'\"].*\]|\[\d+\]", found, re.DOTALL):
     return found.split()
   with contextlib.suppress(ValueError):
@@ -555,7 +565,10 @@ def _are_words(found: Iterable[object]) -> bool:
 def _named(tags: Sequence, names: Sequence[str], where: str) -> tuple[str, ...]:
   """Returns the names of tags, which are texts, or numbers of `names`."""
   if all(isinstance(tag, str) and tag.strip() for tag in tags):
-    return tuple(tag.strip() for tag in tags)
+    tags = [tag.strip() for tag in tags]
+    if not names or not all(x.isdecimal() and x not in names for x in tags):
+      return tuple(tags)
+    tags = list(map(int, tags))  # in csv, and in columns, numbers are text
   if odd := [tag for tag in tags if type(tag) is not int]:
     raise UserError(f"{where}: the tag {odd[0]!r:.40} is no text and no number")
   if unknown := [tag for tag in tags if not 0 <= tag < len(names)]:

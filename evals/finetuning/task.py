@@ -292,6 +292,7 @@ class Task:
     if not found:
       raise UserError(
         f"{self.name}: its files hold too few examples: none is left for {name}"
+        " (examples with the same text or context stay together)"
       )
     return found
 

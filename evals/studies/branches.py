@@ -56,12 +56,15 @@ def shared_steps(one: Config, other: Config) -> int:
   if None in (runs[0][1], runs[1][1]) or _rest(one) != _rest(other):
     return 0
   length = min(curriculum.steps for _, curriculum in runs) - 1
-  rates = []
+  rates, averages, steps = [], [], np.arange(length)
   for config, curriculum in runs:
     restarts = config.schedule.restart_at_switch and curriculum.switches
     rate = config.schedule.build(curriculum.steps, restarts or ())
-    rates.append(np.asarray(rate(np.arange(length))))
-  differ = np.flatnonzero(rates[0] != rates[1])
+    rates.append(np.asarray(rate(steps)))
+    average = config.optimizer.averaging(curriculum.steps) or np.zeros_like
+    averages.append(np.broadcast_to(average(steps), length))
+  both = rates[0] != rates[1], averages[0] != averages[1]
+  differ = np.flatnonzero(np.logical_or(*both))
   return min(_same_phases(*runs), *map(int, differ[:1]), length)
 
 

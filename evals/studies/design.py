@@ -150,6 +150,13 @@ class Study:
   pretrainings: int = 0  # seeds of every row; 0 for `Row.seeds`
 
   @property
+  def config(self) -> str:
+    """The config in commands: a name that any machine knows, or a path."""
+    folder = config_lib.CONFIGS.resolve()
+    own = self.path.resolve().parent == folder
+    return self.path.stem if own else str(self.path)
+
+  @property
   def size(self) -> str:
     """The name of the scale in the rows and in the config."""
     return self.scale.config or self.name

@@ -127,7 +127,7 @@ def _training_job(study: Study, runs, name: str, seed: int) -> Job:
   workdir, kept = runs / name / str(seed), study.kept(name)
   data = _data(study, runs, study.rows[name].family)
   arguments = (
-    f"--config={study.path}:{study.argument(name, seed)}",
+    f"--config={study.config}:{study.argument(name, seed)}",
     f"--workdir={workdir}",
     f"--config.data.path={data}",
     *study.overrides,
@@ -144,21 +144,26 @@ def _start_settings(
 ) -> tuple[str, ...]:
   """Returns the settings that say where a run begins."""
   row, branch = study.rows[name], study.plan[name]
-  begin = "--config.init.checkpoint="
+  begin, began = "--config.init.checkpoint=", None
+  begun = runs / name / str(seed) / saving.CONFIG
+  if begun.exists():
+    began = files.read_json(begun, "the run's config")["init"]["checkpoint"]
+
+  def start(*parts: str) -> str:
+    # A run that was trained elsewhere, such as in a bucket, keeps its path.
+    same = pathlib.PurePath(began or "").parts[-len(parts) :] == parts
+    return f"{begin}{began if same else runs.joinpath(*parts)}"
+
   if branch:
-    trunk = runs / branch.trunk / str(seed) / checkpoint.FOLDER
-    trunk /= str(branch.step)
-    begun = runs / name / str(seed) / saving.CONFIG
-    branches_off = branch.trunk in study.rows
+    step = checkpoint.FOLDER, str(branch.step)
+    trunk = start(branch.trunk, str(seed), *step)
     # A run resumes as it began, whichever rows were asked for then.
-    if begun.exists():
-      init = files.read_json(begun, "the run's config")["init"]
-      branches_off = init["checkpoint"] == str(trunk)
-    if branches_off:
+    resumes = began is not None
+    if trunk == begin + began if resumes else branch.trunk in study.rows:
       # It continues the trunk in all, wherever the row itself begins.
       keep = "--config.init.step=keep", "--config.init.optimizer=keep"
-      return f"{begin}{trunk}", *keep
-  return (f"{begin}{runs / row.after / str(seed)}",) if row.after else ()
+      return trunk, *keep
+  return (start(row.after, str(seed)),) if row.after else ()
 
 
 def _evaluations(

@@ -105,7 +105,7 @@ def score_clozes(loaded, items: list[Cloze], asked) -> ZeroShotOutcome:
   """Scores the words after their contexts."""
   wanted = scoring.passes_of_mode(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
-  longest, parts = loaded.model.config.max_seq_len, []
+  longest, parts = loaded.longest_row, []
   items = [Cloze(*item) for item in items]
   encoded = _encode_clozes(loaded, items, wanted)
   for text, (_, word, _) in zip(encoded, items, strict=True):

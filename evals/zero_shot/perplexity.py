@@ -58,10 +58,15 @@ _ENCODED = 256  # documents at once: encoding takes 30 times their memory
 class PerplexitySettings(texts_lib.TextSettings):
   """The settings of the task."""
 
+  window: int = setting(
+    0,
+    "Number of tokens in a window; 0 for the longest row of training",
+    least=0,
+  )
   stride: int = setting(
     0,
-    "Number of tokens from one window to the next; 0 for the model's longest"
-    " row, with masks for half of it",
+    "Number of tokens from one window to the next; 0 for a whole window, with"
+    " masks for half of it",
     least=0,
   )
 
@@ -135,7 +140,9 @@ def measure_perplexity(
   before, after = loaded.frame
   # No position before predicts the first token of a text without a frame.
   first = max(len(before), *(p.shift for p in wanted))
-  longest, parts = loaded.model.config.max_seq_len, []
+  longest, parts = asked.window or loaded.longest_row, []
+  if longest > (most := loaded.model.config.max_seq_len):
+    raise UserError(f"window={longest} is over the model's max_seq_len={most}")
   for at in range(0, len(documents), _ENCODED):
     for ids in loaded.tokenizer.encode_batch(documents[at : at + _ENCODED]):
       tokens = np.concatenate([before, ids, after])
@@ -230,18 +237,20 @@ def windows(
   longest: int,
   stride: int = 0,
 ) -> Iterator[EncodedText]:
-  """Yields parts of a text of which each pass reads at most `longest` tokens.
+  """Yields windows of a text of which each pass reads at most `longest` tokens.
 
   Each token is scored in one part. Left to right, it is among the last `stride`
   tokens of that part, or in the first part, as in lm-eval. With masks, it is in
   the middle of that part, or at an end of the text. The last part is as long as
-  the others. Raises a UserError if the stride is longer than a row.
+  the others. Raises a UserError if the stride is too long for a window.
   """
   masked = any(p.masked for p in wanted)
+  # With masks, the first token to score may be read from the token before it.
+  most = longest - max(p.shift for p in wanted) if masked else longest
   stride = stride or (max(1, longest // 2) if masked else longest)
-  if stride > longest:
+  if stride > most:
     raise UserError(
-      f"stride={stride} is over the model's max_seq_len={longest}"
+      f"stride={stride} is over {most}, the most in windows of {longest} tokens"
     )
   # Left to right, the last token is predicted but not read.
   tokens = text.tokens if masked else text.tokens[: text.stop]

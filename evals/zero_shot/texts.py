@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import pathlib
@@ -50,24 +49,13 @@ def read_texts(
     asked = dataclasses.replace(asked, data=os.fspath(given) or asked.data)
     if "\n" in asked.data or len(asked.data) > 255:
       raise files.not_a_path(asked.data)
-    where, given = asked.data, _asked_texts(asked)
+    where, given = asked.data, readers.joined(_asked_pieces(asked))
   else:
     where = "the list of texts"
   found = inputs.as_texts(given, most=asked.limit or None)
   if not found:
     raise UserError(f"{where} holds no text")
   return found
-
-
-def _asked_texts(asked: TextSettings) -> Iterator[str]:
-  """Yields whole documents, also those that are read in pieces."""
-  held = []
-  end = [readers.Document("")]
-  for text, begins in itertools.chain(_asked_pieces(asked), end):
-    if begins and held:
-      yield "\n".join(held)
-      held = []
-    held.append(text)
 
 
 def _asked_pieces(asked: TextSettings) -> Iterator[readers.Document]:

@@ -33,7 +33,7 @@ def write_record(
   """
   rows = {
     variant: {
-      "config": _reported_settings(of[0].config),
+      "config": _reported_settings(of[0]),
       "runs": {run.seed: _packed(run) for run in of},
     }
     for variant, of in runs.items()
@@ -42,12 +42,13 @@ def write_record(
   files.write_text(path, text + "\n")
 
 
-def _reported_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _reported_settings(run: TrainedRun) -> dict[str, Any]:
   """Returns the settings that a report reads."""
   objectives = {
     name: {key: about[key] for key in _OBJECTIVE if key in about}
-    for name, about in config["objectives"].items()
+    for name, about in run.known.items()
   }
+  config = run.config
   return {
     "curriculum": config["curriculum"],
     "objectives": objectives,
@@ -118,7 +119,8 @@ def _unpacked(
     }
     config = row["config"] | {"init": about.get("init") or {}}
     halves = {half: losses[half] for half in HALVES if half in losses}
+    known, place = config["objectives"], path / variant / seed
     run = TrainedRun(
-      *(variant, seed, path / variant / seed, config, losses[_ALL], halves)
+      *(variant, seed, place, config, known, losses[_ALL], halves)
     )
     yield runs_lib.with_summary(run, about.get("summary"))

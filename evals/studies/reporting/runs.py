@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.curriculum import Curriculum, Phase
@@ -31,6 +32,8 @@ class TrainedRun:
   seed: str  # the folder's name
   folder: pathlib.Path
   config: Mapping[str, Any]  # resolved
+  # Settings of objectives by name in the curriculum, such as M and M30.
+  known: Mapping[str, Mapping[str, Any]]
   # Held-out losses in nats, by the objective's logged name and step; NaN where
   # a loss was not finite.
   losses: Losses
@@ -47,7 +50,7 @@ class TrainedRun:
   @functools.cached_property
   def names(self) -> dict[str, str]:
     """The objectives' logged names, by name in the curriculum."""
-    return {k: about["name"] for k, about in self.config["objectives"].items()}
+    return {name: about["name"] for name, about in self.known.items()}
 
   @functools.cached_property
   def objectives(self) -> tuple[str, ...]:
@@ -57,14 +60,14 @@ class TrainedRun:
   @property
   def attention(self) -> str:
     """The attention of its only or first objective."""
-    return self.config["objectives"][self.objectives[0]]["attention"]
+    return self.known[self.objectives[0]]["attention"]
 
   @property
   def seen(self) -> set[str]:
     """The logged names of all objectives with an attention that it trained."""
-    every = self.config["objectives"]
-    trained = {every[name]["attention"] for name in self.objectives}
-    return {o["name"] for o in every.values() if o["attention"] in trained}
+    trained = {self.known[name]["attention"] for name in self.objectives}
+    every = self.known.values()
+    return {o["name"] for o in every if o["attention"] in trained}
 
   @property
   def kinds(self) -> list[str]:
@@ -190,7 +193,8 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   every = _read_losses(path)
   losses = every.pop("", {})
   with reading_file(path / "config.json") as config:
-    run = TrainedRun(variant, path.name, path, config, losses, every)
+    known = config_lib.stored_objectives(config)
+    run = TrainedRun(variant, path.name, path, config, known, losses, every)
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
   if not (path / metrics.SUMMARY).is_file():
@@ -214,7 +218,7 @@ def with_summary(
     finite_number(summary, name)
   if "seconds" in summary:  # only comparisons of runs show them
     finite_number(summary["seconds"], "total")
-  phases = _curriculum(run.config, summary)
+  phases = _curriculum(run, summary)
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 
 
@@ -236,17 +240,16 @@ def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
   return out
 
 
-def _curriculum(config: Mapping, summary: Mapping) -> Curriculum:
+def _curriculum(run: TrainedRun, summary: Mapping) -> Curriculum:
   # The config does not say how many steps an epoch has. With any number of
   # them, the phases and their shares are the same; only lengths are not.
-  objectives = list(config["objectives"])
-  shape = curriculum.parse_curriculum(
-    config["curriculum"], objectives, 1000.0, 1000
-  )
+  shape = curriculum.parse_curriculum(run.text, list(run.known), 1000.0, 1000)
   shares = [shape.at(step).shares for step in (0, *shape.switches)]
   # In which steps phases end is known at the run's end alone: it says so.
   bounds = [0, *summary["switches"], summary["steps"]]
-  if config["eval"].get("patience"):  # it may have ended in an earlier phase
+  if run.config["eval"].get(
+    "patience"
+  ):  # it may have ended in an earlier phase
     shares = shares[: len(bounds) - 1]
   spans = zip(itertools.pairwise(bounds), shares, strict=True)
   return Curriculum(tuple(Phase(*span, share) for span, share in spans))

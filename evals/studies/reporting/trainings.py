@@ -33,10 +33,8 @@ FOLDER = "comparison"
 AXES = {"step": "step", "tokens": "tokens", "share": "share of the run (%)"}
 # The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
-_NOT_COMPARABLE = (
-  "warning: the runs differ in held-out text or tokenizer, so their losses do"
-  " not compare and none is called the best"
-)
+# Settings of an objective that do not change how it is measured: held_out.py.
+_NOT_MEASURED = "weight", "frequency_power", "mask_ratio_end"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,8 @@ class Comparison:
     table: The rows as text.
     folder: Folder of the report; None if it is not written.
     failed: Runs of a sweep that failed.
-    comparable: Whether all losses are of the same held-out tokens.
+    warning: Why the losses do not compare, so that no run is the best; empty
+      if they do.
   """
 
   rows: tuple[Compared, ...]
@@ -68,7 +67,7 @@ class Comparison:
   table: str
   folder: pathlib.Path | None = None
   failed: tuple[str, ...] = ()
-  comparable: bool = True
+  warning: str = ""
 
   @property
   def best(self) -> Compared:
@@ -78,14 +77,14 @@ class Comparison:
   def __repr__(self) -> str:
     loss = f" ({_mean_with_spread(self.best.loss)})" if self.best.loss else ""
     failed = f", {len(self.failed)} failed" if self.failed else ""
-    best = f"best {self.best.label}{loss}" if self.comparable else "no best"
+    best = "no best" if self.warning else f"best {self.best.label}{loss}"
     return f"<{len(self.rows)} compared{failed}; {best}>"
 
   def __str__(self) -> str:
     written = ""
     if self.folder:
       written = f"\nwritten to {files.shown_path(self.folder / 'report.md')}"
-    best = f"best: {self.best.label}" if self.comparable else _NOT_COMPARABLE
+    best = self.warning or f"best: {self.best.label}"
     return f"{self.table}\n\n{best}{written}"
 
 
@@ -126,18 +125,20 @@ def compare_runs(
   rows = [
     _comparison_row(label, x, kinds, by, half) for label, x in runs.items()
   ]
+  warning = _not_comparable(every, by)
   head, lines = render.report_cells(rows, _cell_text)
   if folder:
     settings = _setting_differences(runs)
     text = (
       f"# {title}",
-      *_comparison_notes(every, by, half),
+      *_comparison_notes(by, half),
+      *([f"**{warning}.**"] if warning else []),
       tables.markdown(lines, head),
       "![curves.png](curves.png)",
       "## Settings",
       _laid_out(settings, {run.config["seed"] for run in every}),
     )
-    best = rows[0]["run"] if _comparable(every) else None
+    best = None if warning else rows[0]["run"]
     about = {"by": by, "best": best}
     found = {"runs": {"": rows}, "settings": {"": settings}}
     figures = [Figure("curves.png", _curves_drawer(title, runs, kinds, axis))]
@@ -154,11 +155,7 @@ def compare_runs(
     for row in rows
   )
   return Comparison(
-    compared,
-    tuple(by),
-    tables.text_table(lines, head, "<>"),
-    folder,
-    comparable=_comparable(every),
+    compared, tuple(by), tables.text_table(lines, head, "<>"), folder, warning
   )
 
 
@@ -243,10 +240,8 @@ def _mean_with_spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _comparison_notes(
-  runs: Sequence[TrainedRun], by: Sequence[str], half: str
-) -> Iterator[str]:
-  """Yields how runs are compared, and whether their losses compare at all."""
+def _comparison_notes(by: Sequence[str], half: str) -> Iterator[str]:
+  """Yields how runs are compared."""
   mean = "mean of " if len(by) > 1 else ""
   yield "## Held out"
   yield (
@@ -258,16 +253,52 @@ def _comparison_notes(
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
     )
-  if not _comparable(runs):
-    yield f"**{_NOT_COMPARABLE}.**"
 
 
-def _comparable(runs: Sequence[TrainedRun]) -> bool:
-  """Whether all runs measure the same held-out tokens, as far as is known."""
+def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
+  """Returns a warning if runs measure losses differently, as far as is known.
+
+  `by` are the losses that rank them.
+  """
+  differ, hint = "", ""
+  masks = {kind: _measured_differently(runs, kind) for kind in by}
+  if not _same_text(runs):
+    differ = "held-out text or tokenizer"
+  elif len({run.config["eval"]["rows"] for run in runs}) > 1:
+    differ = "eval.rows"
+  elif kinds := [kind for kind, names in masks.items() if names]:
+    differ = f"{', '.join(masks[kinds[0]])} of {kinds[0]}"
+    hint = ": measure the same objective in each, such as eval.objectives=C,M15"
+  return differ and (
+    f"warning: the runs differ in {differ}, so their losses do not compare and"
+    f" none is called the best{hint}"
+  )
+
+
+def _same_text(runs: Sequence[TrainedRun]) -> bool:
+  """Whether all runs measure the same held-out text, as far as is known."""
   finished = {run.summary["unigram_entropy"] for run in runs if run.summary}
   if all(run.summary for run in runs):
     return len(finished) < 2
   return len(finished) < 2 and len({*map(_held_out_data, runs)}) < 2
+
+
+def _measured_differently(runs: Sequence[TrainedRun], kind: str) -> list[str]:
+  """Returns the settings in which runs measure a held-out loss differently."""
+  every = []
+  for run in runs:
+    own = kind.partition("/")[0]  # without the name of a further set
+    (about,) = (of for of in run.known.values() if of["name"] == own)
+    if (last := about.get("mask_ratio_end")) is not None:
+      about = {**about, "mask_ratio": last}
+    every.append(about)
+  names = dict.fromkeys(name for about in every for name in about)
+  return [
+    name
+    for name in names
+    if name not in _NOT_MEASURED
+    and len({str(about.get(name)) for about in every}) > 1
+  ]
 
 
 def _held_out_data(run: TrainedRun) -> tuple:
