@@ -560,7 +560,7 @@ def _dataset(source: str):
 
 
 def _hub_parts(source: str) -> list[str]:
-  """Returns a dataset's name, config and split; "" for what is not given."""
+  """Returns a dataset's name, config and split, each "" if not given."""
   return (source.removeprefix(HUB) + "::").split(":")[:3]
 
 
@@ -581,7 +581,7 @@ def _load_hub_splits(name: str, config: str):
   if not sys.stderr.isatty():
     datasets.disable_progress_bars()
   try:
-    # What `save_to_disk` wrote; its folders may also have files of a cache.
+    # Folders of `save_to_disk` may also have files of a cache.
     for file, load in (
       ("dataset_dict.json", datasets.load_from_disk),
       ("state.json", lambda name: {"train": datasets.load_from_disk(name)}),

@@ -1,6 +1,6 @@
 """The report of a study, from the runs that there are.
 
-  antlm report --runs=runs/study_tiny --config=clm_or_mlm
+  antlm report --runs=runs/clm_or_mlm_tiny --config=clm_or_mlm
 
 `--runs` holds ROW/SEED/ for the rows of the study's config. Each is the folder
 of a training run, with evaluations in its `evals/`. The report lists missing
