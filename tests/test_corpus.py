@@ -75,6 +75,10 @@ def test_where_documents_end(tmp_path):
   lines = b"a b\n\nc\n  \nd e"
   assert documents(tmp_path, lines, "line") == ["a b", "c", "d e"]
   assert documents(tmp_path, lines, "file") == [lines.decode()]
+  # A file that Windows wrote twice; a line end is in two blocks.
+  for before in range((1 << 20) - 3, (1 << 20) + 1):
+    twice = b" " * (before - 1) + b"a\r\r\nb\r\r\n\r\r\nc"
+    assert documents(tmp_path, twice) == ["a\nb", "c"]
   # Blank pieces do not hide the start of a document.
   blanks = b"a\n" + b" " * (3 << 20) + b"b\nc\n"
   assert documents(tmp_path, blanks, "line") == ["a", "b", "c"]
@@ -112,7 +116,7 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   source = readers.read_documents(
     str(tmp_path / "a.txt"), readers.RULES[rule], ""
   )
-  assert [*readers.joined(source)] == [line.strip()]
+  assert [*readers.whole_documents(source)] == [line.strip()]
 
 
 @pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])

@@ -43,6 +43,8 @@ _BATCH = 256  # records read at once
 _BLOCK = 1 << 20  # bytes of text read at once
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.
 _PIECE = 1 << 18
+# A line end; that of Windows may be \r\r\n.
+_LINE_END = re.compile("\r*\n|\r")
 # WikiText's ` = Article = ` and ` = = Section = = `, BabyLM's with three signs.
 _HEADING = re.compile(r"\s*(=(?: =)*) [^=\s].* \1\s*")
 
@@ -179,7 +181,7 @@ def read_documents(
         begins, space = True, ""
 
 
-def joined(pieces: Iterable[Document]) -> Iterator[str]:
+def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:
   """Yields whole documents, also those that are read in pieces."""
   held = []
   for text, begins, before in pieces:
@@ -414,7 +416,7 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
   """
   head = file.read(_BLOCK).decode("utf-8", errors="replace")
   # Not splitlines: U+2028 and the like may be part of a line.
-  head = re.split("\r\n?|\n", parsing.without_marks(head))
+  head = _LINE_END.split(parsing.without_marks(head))
   found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
   level = min((len(match[1]) for match in found), default=0)
   pattern = re.compile(_HEADING.pattern.encode())
@@ -432,26 +434,29 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
 def _file_lines(
   file: BinaryIO, begin: int = 0, end: int | None = None
 ) -> Iterator[str]:
-  """Yields lines with their ends (\\n, \\r\\n or \\r), and long lines in parts.
+  """Yields lines with their ends, as \\n, and long lines in parts.
 
   If `begin` and `end` are given, reads only the bytes between them.
   """
   # Reads blocks, not lines: a line may be as long as the file.
-  utf8 = codecs.getincrementaldecoder("utf-8")()
-  decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
-  left, block, size = "", b"\0", begin
+  decoder = codecs.getincrementaldecoder("utf-8")()
+  left, returns, block, size = "", "", b"\0", begin
   if end is not None:
     file.seek(begin)
   while block:
     block = file.read(_BLOCK if end is None else min(_BLOCK, end - size))
     size += len(block)
     try:
-      text = decoder.decode(block, final=not block)
+      text, returns = returns + decoder.decode(block, final=not block), ""
     except UnicodeDecodeError as error:
       at = size - len(error.object) + error.start
       raise ValueError(
         f"not UTF-8: {error.reason} at byte {at}; convert it (iconv -t UTF-8)"
       ) from error
+    if "\r" in text:
+      # The end of a line may go on in the next block.
+      sure = len(text.rstrip("\r")) if block else len(text)
+      text, returns = _LINE_END.sub("\n", text[:sure]), text[sure:]
     *lines, left = (left + text).split("\n")
     for line in lines:
       yield from _cut_text(line.lstrip(parsing.MARK) + "\n")

@@ -409,7 +409,9 @@ def source_texts(
 def _text_lines(path: str) -> Iterator[str]:
   """Yields the lines of a text file, and says how many are blank."""
   tally, rule = readers.Tally(), readers.RULES["line"]
-  yield from readers.joined(readers.read_documents(path, rule, "", tally=tally))
+  yield from readers.whole_documents(
+    readers.read_documents(path, rule, "", tally=tally)
+  )
   if blank := tally["blank lines"]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
 

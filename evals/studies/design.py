@@ -150,7 +150,7 @@ class Study:
   pretrainings: int = 0  # seeds of every row; 0 for `Row.seeds`
 
   @property
-  def config(self) -> str:
+  def config_name(self) -> str:
     """The config in commands: a name that any machine knows, or a path."""
     folder = config_lib.CONFIGS.resolve()
     own = self.path.resolve().parent == folder

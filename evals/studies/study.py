@@ -127,7 +127,7 @@ def _training_job(study: Study, runs, name: str, seed: int) -> Job:
   workdir, kept = runs / name / str(seed), study.kept(name)
   data = _data(study, runs, study.rows[name].family)
   arguments = (
-    f"--config={study.config}:{study.argument(name, seed)}",
+    f"--config={study.config_name}:{study.argument(name, seed)}",
     f"--workdir={workdir}",
     f"--config.data.path={data}",
     *study.overrides,

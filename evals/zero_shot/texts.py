@@ -49,7 +49,7 @@ def read_texts(
     asked = dataclasses.replace(asked, data=os.fspath(given) or asked.data)
     if "\n" in asked.data or len(asked.data) > 255:
       raise files.not_a_path(asked.data)
-    where, given = asked.data, readers.joined(_asked_pieces(asked))
+    where, given = asked.data, readers.whole_documents(_asked_pieces(asked))
   else:
     where = "the list of texts"
   found = inputs.as_texts(given, most=asked.limit or None)

@@ -4,6 +4,7 @@
 configs/regularised.py that choose cells of the grid.
 """
 
+import functools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -133,25 +134,19 @@ def contrast_of(
   return study.of(rows[role], kind, when)[rows[control]]
 
 
-def _claims_of(
-  study: StoredStudy, claims: Sequence[tuple[str, str, str]], whens=WHEN
-) -> str:
-  """Lays out claims, as in `CLAIMS`, with their intervals and verdicts."""
-  lines = {}
+def _claims() -> str:
+  """The claims, with their intervals and verdicts."""
+  study, lines = studies.stored("regularised_small"), {}
   for (text, when), rows in config().CHOSEN.items():
-    for role, control, kind in claims if when in whens else ():
+    for role, control, kind in config().CLAIMS:
       found = contrast_of(study, (text, when), role, control, kind)
       names = (study.title(rows[x]) for x in (role, control))
       measure = f"`{text}`", measure_name(kind, when), " below ".join(names)
       interval = interval_text(found.found.interval(study.confidence))
       lines[measure] = (interval, found.verdict(study.confidence))
   head = "text", "measure", "claim", "difference", "verdict"
-  return tables.markdown(((*k, *v) for k, v in lines.items()), head)
-
-
-def _claims() -> str:
-  study = studies.stored("regularised_small")
-  return f"{_claims_of(study, config().CLAIMS)}\n\n{study.lowest()}"
+  table = tables.markdown(((*k, *v) for k, v in lines.items()), head)
+  return f"{table}\n\n{study.lowest()}"
 
 
 # Expectations of configs/regularised.py for each claim, by text.
@@ -257,14 +252,40 @@ def _advice() -> str:
   return tables.markdown(lines, head)
 
 
-def _larger() -> str:
+def _larger_contrasts() -> Iterator[tuple[str, str, list[Contrast]]]:
+  """Yields text, role and differences from CLM at the end, `small`'s first."""
   clm, *mixed = config().LARGER
-  claims = [(role, clm, "clm") for role in mixed]
-  return _claims_of(studies.stored("regularised_larger"), claims, ("end",))
+  sizes = [studies.stored(f"regularised_{x}") for x in ("small", "larger")]
+  for text in config().GRID_TEXTS:
+    key, seen = (text, "end"), set()
+    for role in mixed:
+      if (row := config().CHOSEN[key][role]) not in seen:
+        both = [contrast_of(x, key, role, clm, "clm") for x in sizes]
+        yield text, role, both
+      seen.add(row)
 
 
-def _losses() -> str:
-  study = studies.stored("regularised_small")
+def _larger() -> str:
+  """Differences from CLM in causal loss, next to those of `small`."""
+  study, lines = studies.stored("regularised_larger"), []
+  for text, role, both in _larger_contrasts():
+    rows = config().CHOSEN[text, "end"]
+    names = (study.title(rows[x]) for x in (role, "clm"))
+    cells = (interval_text(x.found.interval(study.confidence)) for x in both)
+    apart = abs(both[1].found.value - both[0].found.value)
+    lines.append((f"`{text}`", " against ".join(names), *cells, f"{apart:.3f}"))
+  sizes = (
+    f"{size[0] / 1e6:.3g}M parameters"
+    for name in ("small", "larger")
+    for size in studies.stored(f"regularised_{name}").findings.sizes(
+      [config().CHOSEN["repeated", "end"]["clm"]]
+    )
+  )
+  return tables.markdown(lines, ("text", "rows", *sizes, "apart"))
+
+
+def _losses(scale: str) -> str:
+  study = studies.stored(f"regularised_{scale}")
   return studies.losses_table(study, ("clm", "mlm"), *config().GRID_TEXTS)
 
 
@@ -338,10 +359,13 @@ REPORT = {"regularised-means": _means}
 TABLES = {
   "regularised-choice": _choice,
   "regularised-claims": _claims,
-  "regularised-losses": _losses,
+  "regularised-losses": functools.partial(_losses, "small"),
   "regularised-expected": _expected,
   "regularised-curve": _curve,
   "regularised-curve-expected": _curve_expected,
 }
 # To be registered on a page with their first runs.
-NOT_RUN = {"regularised-larger": _larger}
+NOT_RUN = {
+  "regularised-larger": _larger,
+  "regularised-larger-losses": functools.partial(_losses, "larger"),
+}

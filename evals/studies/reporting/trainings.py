@@ -262,7 +262,7 @@ def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
   """
   differ, hint = "", ""
   masks = {kind: _measured_differently(runs, kind) for kind in by}
-  if not _same_text(runs):
+  if not _have_one_text(runs):
     differ = "held-out text or tokenizer"
   elif len({run.config["eval"]["rows"] for run in runs}) > 1:
     differ = "eval.rows"
@@ -275,7 +275,7 @@ def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
   )
 
 
-def _same_text(runs: Sequence[TrainedRun]) -> bool:
+def _have_one_text(runs: Sequence[TrainedRun]) -> bool:
   """Whether all runs measure the same held-out text, as far as is known."""
   finished = {run.summary["unigram_entropy"] for run in runs if run.summary}
   if all(run.summary for run in runs):
