@@ -96,10 +96,11 @@ State of the runs: the 126 cells of `grid` have run (commit 0f86774). The 18
 cells of CLM:diffusion ran again with commit a7cba17, before any counted run of
 them: until then, the mask ratios of a step covered only half of their range.
 The losses are in evals/benchmarks/results/regularised_grid.json, and the chosen
-rows in `CHOSEN`. All 112 runs of `small` and the 100 of `curve` have run.
-`larger` has not. In the curve's other texts, seven candidates each choose: 21
-runs, not 24. Six rows of the curve are also rows of `small`, with the same
-settings. So the runs of `small` with seeds 0 to 4 are theirs: 30 of the 100.
+rows in `CHOSEN`. All 112 runs of `small`, the 25 of `larger` (commit e6590580)
+and the 100 of `curve` have run. In the curve's other texts, seven candidates
+each choose: 21 runs, not 24. Six rows of the curve are also rows of `small`,
+with the same settings. So the runs of `small` with seeds 0 to 4 are theirs: 30
+of the 100.
 """
 
 from antlm_jax import config as config_lib

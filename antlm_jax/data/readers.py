@@ -454,7 +454,7 @@ def _file_lines(
         f"not UTF-8: {error.reason} at byte {at}; convert it (iconv -t UTF-8)"
       ) from error
     if "\r" in text:
-      # The end of a line may go on in the next block.
+      # The next block may continue the end of a line.
       sure = len(text.rstrip("\r")) if block else len(text)
       text, returns = _LINE_END.sub("\n", text[:sure]), text[sure:]
     *lines, left = (left + text).split("\n")

@@ -58,6 +58,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   "docs/results.md": (
     regularised.claim_figures,
+    regularised.larger_figures,
     regularised.curve_figures,
     mixing.mixing_figures,
     antlm_table.antlm_table_figures,
@@ -66,6 +67,7 @@ FIGURES: Mapping[str, Sequence[Callable[[], Iterable[float]]]] = {
   ),
   "docs/explanation/when_to_mix.md": (
     regularised.claim_figures,
+    regularised.larger_figures,
     regularised.curve_figures,
   ),
   "docs/appendix/optimizers.md": (optimizers.optimizer_figures,),

@@ -252,36 +252,60 @@ def _advice() -> str:
   return tables.markdown(lines, head)
 
 
-def _larger_contrasts() -> Iterator[tuple[str, str, list[Contrast]]]:
-  """Yields text, role and differences from CLM at the end, `small`'s first."""
+def _larger_contrasts(
+  when: str,
+) -> Iterator[tuple[str, str, str, list[Contrast]]]:
+  """Yields text, row, CLM's row and their differences in causal loss.
+
+  The differences are `small`'s and `larger`'s.
+  """
   clm, *mixed = config().LARGER
   sizes = [studies.stored(f"regularised_{x}") for x in ("small", "larger")]
   for text in config().GRID_TEXTS:
-    key, seen = (text, "end"), set()
-    for role in mixed:
-      if (row := config().CHOSEN[key][role]) not in seen:
-        both = [contrast_of(x, key, role, clm, "clm") for x in sizes]
-        yield text, role, both
-      seen.add(row)
+    rows = config().CHOSEN[text, "end"]
+    for row in dict.fromkeys(rows[role] for role in mixed):
+      both = [study.of(row, "clm", when)[rows[clm]] for study in sizes]
+      yield text, row, rows[clm], both
 
 
 def _larger() -> str:
   """Differences from CLM in causal loss, next to those of `small`."""
-  study, lines = studies.stored("regularised_larger"), []
-  for text, role, both in _larger_contrasts():
-    rows = config().CHOSEN[text, "end"]
-    names = (study.title(rows[x]) for x in (role, "clm"))
-    cells = (interval_text(x.found.interval(study.confidence)) for x in both)
-    apart = abs(both[1].found.value - both[0].found.value)
-    lines.append((f"`{text}`", " against ".join(names), *cells, f"{apart:.3f}"))
-  sizes = (
-    f"{size[0] / 1e6:.3g}M parameters"
+  study, lines = studies.stored("regularised_larger"), {}
+  for when in WHEN:
+    for text, row, clm, both in _larger_contrasts(when):
+      names = " against ".join(map(study.title, (row, clm)))
+      cells = (interval_text(x.found.interval(study.confidence)) for x in both)
+      lines.setdefault((f"`{text}`", names), []).extend(cells)
+  sizes = [
+    f"{studies.stored(f'regularised_{name}').findings.sizes([clm])[0][0]:,}"
     for name in ("small", "larger")
-    for size in studies.stored(f"regularised_{name}").findings.sizes(
-      [config().CHOSEN["repeated", "end"]["clm"]]
-    )
-  )
-  return tables.markdown(lines, ("text", "rows", *sizes, "apart"))
+  ]
+  heads = (f"{when}, {size} parameters" for when in WHEN for size in sizes)
+  rows = ((*names, *cells) for names, cells in lines.items())
+  return tables.markdown(rows, ("text", "rows", *heads))
+
+
+def _larger_expected() -> str:
+  """The differences at the end as expected and found."""
+  study, lines = studies.stored("regularised_larger"), []
+  for text, row, clm, both in _larger_contrasts("end"):
+    small, larger = (x.found.value for x in both)
+    sign = "same sign" if small * larger > 0 else "other sign"
+    found = f"{sign}, {larger - small:+.2f} from `small`'s"
+    names = " against ".join(map(study.title, (row, clm)))
+    expected = "the sign of `small`'s difference, within 0.05 of it"
+    lines.append((f"`{text}`: {names}", expected, found))
+  return studies.expectations_table(lines)
+
+
+def larger_figures() -> Iterator[float]:
+  """Yields CLM's losses on little text, and differences from CLM."""
+  study = studies.stored("regularised_larger")
+  clm = config().CHOSEN["repeated", "end"]["clm"]
+  for when in WHEN:
+    yield study.means("repeated")[clm][f"clm, {when}"].mean
+    for _, _, _, (_, of) in _larger_contrasts(when):
+      yield from of.found.interval(study.confidence)
 
 
 def _losses(scale: str) -> str:
@@ -361,11 +385,9 @@ TABLES = {
   "regularised-claims": _claims,
   "regularised-losses": functools.partial(_losses, "small"),
   "regularised-expected": _expected,
-  "regularised-curve": _curve,
-  "regularised-curve-expected": _curve_expected,
-}
-# To be registered on a page with their first runs.
-NOT_RUN = {
   "regularised-larger": _larger,
   "regularised-larger-losses": functools.partial(_losses, "larger"),
+  "regularised-larger-expected": _larger_expected,
+  "regularised-curve": _curve,
+  "regularised-curve-expected": _curve_expected,
 }
