@@ -570,6 +570,10 @@ def config_differences(old: Config, new: Config) -> list[str]:
   for key in sorted(before.keys() | after.keys()):
     if any(key == free or key.startswith(free + ".") for free in free_keys):
       continue
+    # A path that is gone stays relative, where the run has the whole path.
+    start = after.get(key) if key == "init.checkpoint" else ""
+    if start and os.path.abspath(start) == before.get(key):
+      continue
     # A setting that only one of them has is a difference, too.
     if before.get(key) != after.get(key):
       out.append(f"{key} was {before.get(key)!r}, is {after.get(key)!r}")

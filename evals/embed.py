@@ -99,6 +99,7 @@ def embed(
       the file cannot be read or lacks the column.
   """
   with progress.quietly(quiet):
+    results.check_output(output, texts)
     loaded = open_model(model, step)
     width = loaded.model.config.width
     if dim is not None and dim > width:

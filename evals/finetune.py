@@ -53,7 +53,7 @@ from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
-from antlm_jax.training.checkpoint import Checkpoint
+from antlm_jax.training.checkpoint import Checkpoint, check_path
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
 
@@ -261,6 +261,7 @@ def finetune(
     for job in jobs:
       files.check_writable(job.folder, folder=True)
       if save and job.task.trained and not job.done:
+        check_path(job.folder)
         _advise_head(job, loaded)
     found = {job.folder: job.done for job in jobs}
     for job in jobs:

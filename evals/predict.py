@@ -75,6 +75,7 @@ def predict(
       read or lacks a column, or a value is not text.
   """
   with progress.quietly(quiet):
+    results.check_output(output, texts)
     loaded = open_model(model, step)
     head = saved.saved_head(loaded.task, loaded.path)
     if isinstance(head, retrieval.Towers):

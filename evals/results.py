@@ -9,6 +9,7 @@ is an error.
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,6 +116,21 @@ def output_argument(*endings: str, required: bool = False) -> settings.Field:
   about = f"Path to a file for the results: {', '.join(endings)}"
   more = {"required": True} if required else {}
   return settings.argument(help=about, read=read, **more)
+
+
+def check_output(
+  output: files.Path | None, source: files.Path | Iterable
+) -> None:
+  """Checks, before long work, that results can be written to a file.
+
+  Raises a UserError if it is the file of the texts, `source`, as well.
+  """
+  if output is None:
+    return
+  files.check_writable(output)
+  given = isinstance(source, str | os.PathLike) and os.path.exists(source)
+  if given and os.path.exists(output) and os.path.samefile(source, output):
+    raise UserError(f"{output} is the file of the texts: give another output")
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -63,6 +63,22 @@ def load(*overrides):
   return config.load_config(QUICK, [f"--config.{o}" for o in overrides])
 
 
+def test_a_start_that_is_gone_is_the_one_of_the_run(tmp_path, monkeypatch):
+  """Catches a run that cannot resume by the command that began it."""
+  monkeypatch.chdir(tmp_path)
+
+  def starting_from(name):
+    return config.load_config(
+      "quickstart", [f"--config.init.checkpoint={name}"]
+    )
+
+  (tmp_path / "start").mkdir()
+  before = starting_from("start")
+  (tmp_path / "start").rmdir()
+  assert not config.config_differences(before, starting_from("start"))
+  assert config.config_differences(before, starting_from("other"))
+
+
 @pytest.mark.parametrize(
   "text, value",
   [

@@ -1,5 +1,6 @@
 """Jobs: running, skipping and stopping them."""
 
+import json
 import shutil
 import time
 
@@ -108,6 +109,17 @@ def test_commands_tell_whether_they_are_done(
   # Settings without an influence on parameters do not count.
   assert train.done([*training, "--config.eval.rows=9"])
   assert not train.done([*training, "--config.seed=1"])
+  # Other rows under the same settings are another run; those that are gone
+  # cannot be compared.
+  other = shutil.copytree(prepared, tmp_path / "rows") / "manifest.json"
+  moved = [*training, f"--config.data.path={other.parent}"]
+  assert train.done(moved)
+  manifest = json.loads(other.read_text())
+  manifest["splits"]["train"]["sha256"] = "0" * 64
+  other.write_text(json.dumps(manifest))
+  assert not train.done(moved)
+  shutil.rmtree(other.parent)
+  assert train.done(moved)
   score.main(scoring)
   monkeypatch.delattr(model, "load")  # the check does not read the model
   assert score.done(scoring) and score.done([*scoring, "--step=40"])
@@ -123,5 +135,13 @@ def test_commands_tell_whether_they_are_done(
   assert not score.done(scoring)
   making = [f"--text={english / 'text'}", f"--output={prepared}"]
   making += ["--vocab_size=400", "--seq_len=32", "--documents=line"]
+  assert prepare.done([*making, "--packing=documents"])
+  others = shutil.copytree(english / "text", tmp_path / "text")
+  making[0] = f"--text={others}"
+  assert prepare.done([*making, "--packing=documents"])
+  with next(others.glob("*.train")).open("a") as file:
+    file.write("more\n")
+  assert not prepare.done([*making, "--packing=documents"])
+  shutil.rmtree(others)
   assert prepare.done([*making, "--packing=documents"])
   assert not prepare.done(making)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import sections
+from antlm_jax.commands import train
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
@@ -351,6 +352,73 @@ def test_microbatches_may_change_when_a_run_goes_on(copy, whole, prepared):
   before, after = load(whole).params, load(copy).params
   for name, value in before.items():
     np.testing.assert_allclose(after[name], value, atol=1e-5)
+
+
+def test_an_objective_that_is_added_to_a_finished_run_is_measured(
+  copy, prepared
+):
+  """Catches C's loss that counts as that of all objectives."""
+  runs.train(copy, prepared, *LONG, "eval.objectives=C,M,N")
+  (last,) = (r for s, r in logged_rows(copy).items() if s == 60)
+  assert {"eval/clm/loss", "eval/mntp/loss"} <= last.keys()
+
+
+def logged_rows(workdir) -> dict:
+  return metrics.by_step(metrics.read_records(workdir))
+
+
+def test_a_run_whose_checkpoints_are_gone_keeps_its_records(copy, prepared):
+  """Catches a run that begins anew over the metrics of another."""
+  before = (copy / "metrics.jsonl").read_bytes()
+  shutil.rmtree(copy / "checkpoints")
+  args = runs.train_args(copy, prepared, *LONG, "schedule.peak_lr=0.5")
+  for link in (False, True):
+    if link:  # to a disk that is not mounted
+      (copy / "checkpoints").symlink_to(copy / "none")
+    line = runs.refused("antlm_jax.commands.train", *args)
+    assert "none of its checkpoints: bring back checkpoints/" in line
+  assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_goes_on_has_not_ended(copy, prepared):
+  """Catches a summary that makes an interrupted run count as finished."""
+  shutil.rmtree(copy / "checkpoints" / "60")
+  status, _ = ended(
+    copy, prepared, lambda: not (copy / "summary.json").exists(), signal.SIGINT
+  )
+  assert status == 130 and not (copy / "summary.json").exists()
+  assert not train.done(runs.train_args(copy, prepared, *LONG))
+
+
+@pytest.mark.parametrize("sign", "[]\\")
+def test_a_path_that_loses_checkpoints_is_refused(prepared, tmp_path, sign):
+  """Catches checkpoints that orbax saves and nobody can read."""
+  run = tmp_path / f"a{sign}" / "run"
+  line = runs.refused(
+    "antlm_jax.commands.train", *runs.train_args(run, prepared)
+  )
+  assert f"under a path with {sign}: rename the folder" in line
+  assert not run.parent.exists()
+
+
+@pytest.mark.parametrize("by", ["pipe", "terminal"])
+def test_a_run_that_nobody_watches_saves_and_ends(prepared, tmp_path, by):
+  """Catches work that is lost with `| head`, or with a closed terminal."""
+  words = "curriculum=20000C steps", "eval.every=1", "checkpoint.every=0"
+  args = runs.train_args(tmp_path / "run", prepared, *words, "eval.rows=4")
+  pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+  command = runs.command("antlm_jax", "train", *args)
+  with subprocess.Popen(command, cwd=runs.ROOT, text=True, **pipes) as process:
+    while not re.match("held out after step [1-9]", process.stdout.readline()):
+      assert process.poll() is None
+    if by == "pipe":
+      process.stdout.close()
+    else:
+      process.send_signal(signal.SIGHUP)
+      process.stdout.read()
+    process.stderr.read()
+  assert process.returncode == 75
+  assert load(tmp_path / "run").step > 0
 
 
 def test_a_workdir_of_another_config_is_refused(copy, prepared):

@@ -428,14 +428,36 @@ def main(argv: Sequence[str]) -> None:
 
 
 def done(argv: Sequence[str]) -> bool:
-  """Returns whether the folder was made with these settings; reads no text.
+  """Returns whether the folder was made with these settings, from this text.
+
+  It compares the files' sizes, and reads no text. If that is gone, it does not
+  count.
 
   Raises:
     UserError: The arguments or the folder's files cannot be read.
   """
   args = _parse_prepare(argv)
   recipe, _ = _recipe(vars(args))
-  return PreparedData.open(args.output).manifest.settings == recipe.recorded
+  manifest = PreparedData.open(args.output).manifest
+  if manifest.settings != recipe.recorded:
+    return False
+  how = {"documents": args.documents, "column": args.column}
+  try:
+    corpus = text_files.find_corpus(args.text, args.dev or (), **how)
+  except UserError:
+    return True
+  found = [
+    (split, os.path.getsize(path))
+    for split in prepared_folder.SPLITS
+    for path in getattr(corpus, split)
+    if not path.startswith(readers.HUB)
+  ]
+  there = [
+    (source["split"], source["bytes"])
+    for source in manifest.sources
+    if not source["path"].startswith(readers.HUB)
+  ]
+  return found == there
 
 
 def _parse_prepare(argv: Sequence[str]) -> argparse.Namespace:

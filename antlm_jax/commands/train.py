@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -200,14 +201,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def done(argv: Sequence[str]) -> bool:
-  """Returns whether the run has ended, and had these settings.
+  """Returns whether the run has ended, and had these settings and rows.
 
-  It reads neither the model nor the data.
+  It reads neither the model nor the rows. If these are gone, they do not count.
 
   Raises:
     UserError: The arguments or the run's files cannot be read.
   """
   from antlm_jax import config as config_lib
+  from antlm_jax.data import prepared_folder
   from antlm_jax.runtime import files
   from antlm_jax.training import metrics, saving
 
@@ -216,9 +218,14 @@ def done(argv: Sequence[str]) -> bool:
   if not (workdir / metrics.SUMMARY).exists():
     return False
   before = files.read_text(workdir / saving.CONFIG, "the run's config")
-  return not config_lib.config_differences(
-    config_lib.config_from_json(before), config
-  )
+  before = config_lib.config_from_json(before)
+  if config_lib.config_differences(before, config):
+    return False
+  summary = files.read_json(workdir / metrics.SUMMARY, "the run's summary")
+  with contextlib.suppress(UserError):
+    asked = prepared_folder.hash_of_rows(config.data.path)
+    return summary.get("data", asked) == asked
+  return True
 
 
 def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:

@@ -277,14 +277,13 @@ class Sources:
     _check_alike(every)
     first = next(iter(own.values()))
     splits = {name: of.manifest.splits["train"] for name, of in own.items()}
-    hashes = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
     return cls(
       train={name: of.train for name, of in own.items()},
       held_out={name: of.dev for name, of in every.items()},
       tokenizer=first.tokenizer,
       boundary=first.manifest.settings["boundary"],
       words={name: of.row_words for name, of in splits.items()},
-      sha256=hashes if len(own) > 1 else hashes.partition("=")[2],
+      sha256=_hash_of_splits(splits),
     )
 
   @property
@@ -294,6 +293,24 @@ class Sources:
     if more and any(type(rows) is not Rows for rows in parts):
       return Joined(parts)  # some are in memory
     return first.followed_by(more) if more else first
+
+
+def _hash_of_splits(splits: Mapping[str, PreparedSplit]) -> str:
+  hashes = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
+  return hashes if len(splits) > 1 else hashes.partition("=")[2]
+
+
+def hash_of_rows(text: str) -> str:
+  """Returns the hash of the rows that data.path names, from manifests alone.
+
+  It is `Sources.sha256` of the opened folders.
+
+  Raises:
+    UserError: A folder is missing, or its manifest is damaged.
+  """
+  folders = folders_by_name(text, "data.path").items()
+  manifests = {name: Manifest.load(folder) for name, folder in folders}
+  return _hash_of_splits({n: of.splits["train"] for n, of in manifests.items()})
 
 
 def open_prepared(text: str, key: str) -> dict[str, PreparedData]:

@@ -354,6 +354,7 @@ def write_imported_run(
 def check_workdir(workdir: str | os.PathLike) -> None:
   """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
+  checkpoint.check_path(workdir)
   if checkpoint.checkpoint_steps(workdir):
     raise UserError(f"{workdir} holds a run: give another workdir")
   if (workdir / TOKENIZER).exists():

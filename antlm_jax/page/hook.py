@@ -36,7 +36,8 @@ class Page(Hook):
         self._write(trainer, at_end=False)
       return
     table = self._write(trainer, at_end=True)
-    files.write_json(trainer.folder / metrics.SUMMARY, self.summary)
+    about = self.summary | {"data": trainer.run.meta.data}
+    files.write_json(trainer.folder / metrics.SUMMARY, about)
     self._say(trainer, table)
 
   def _write(self, trainer: Trainer, at_end: bool) -> str:

@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import errno
+import os
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import tqdm
 
 from antlm_jax import units
-from antlm_jax.runtime import processes
+from antlm_jax.runtime import processes, signals
 
 _QUIET = contextvars.ContextVar("quiet", default=False)
 
@@ -32,10 +34,20 @@ def is_quiet() -> bool:
 
 
 def say(line: str) -> None:
-  """Prints a line on stdout. Only the first of several processes prints it."""
-  if processes.is_first() and not _QUIET.get():
+  """Prints a line on stdout. Only the first of several processes prints it.
+
+  If nobody can read it any more, a training saves and ends.
+  """
+  if not processes.is_first() or _QUIET.get():
+    return
+  try:
     tqdm.tqdm.write(line, file=sys.stdout)  # above any bar
     sys.stdout.flush()
+  except OSError as error:  # a pipe or a terminal that is closed
+    gone = error.errno in (errno.EPIPE, errno.EIO)
+    if not (gone and signals.end_training()):
+      raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def bar(**settings) -> tqdm.tqdm | None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run, after it has saved."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run, after it has saved."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from antlm_jax import errors
 
 # Exit statuses of the signals.
-ENDS = {signal.SIGINT: errors.INTERRUPTED, signal.SIGTERM: errors.RUN_AGAIN}
+ENDS = {
+  signal.SIGINT: errors.INTERRUPTED,
+  signal.SIGTERM: errors.RUN_AGAIN,
+  signal.SIGHUP: errors.RUN_AGAIN,
+}
 
 
 @dataclasses.dataclass
@@ -26,6 +30,15 @@ class Stop:
     self.status = self.status or ENDS[number]
     if not self.waits:
       raise errors.Stopped(self.status)
+
+
+def end_training() -> bool:
+  """Has a run that looks for signals save and end; returns if there is one."""
+  stop = signal.getsignal(signal.SIGTERM)
+  if not (isinstance(stop, Stop) and stop.waits):
+    return False
+  stop.status = stop.status or errors.RUN_AGAIN
+  return True
 
 
 @contextlib.contextmanager
@@ -47,7 +60,10 @@ def listening() -> Iterator[Stop]:
   stop, before = Stop(), {}
   try:
     for number in ENDS:
-      before[number] = signal.signal(number, stop)
+      # nohup has a run survive its terminal.
+      ignored = signal.getsignal(number) is signal.SIG_IGN
+      if not (ignored and number == signal.SIGHUP):
+        before[number] = signal.signal(number, stop)
   except ValueError:  # not the main thread, as in some notebooks
     pass
   try:

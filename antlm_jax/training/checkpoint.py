@@ -125,14 +125,27 @@ def json_checksum(sums: Mapping[str, Any]) -> int:
   return zlib.crc32(json.dumps(sums, sort_keys=True).encode())
 
 
+def check_path(folder: str | os.PathLike) -> None:
+  """Raises a UserError if orbax cannot save under a path.
+
+  It takes some signs of the path for a pattern, and then loses the arrays.
+  """
+  if signs := sorted({*os.path.abspath(folder)} & {*"[]\\"}):
+    raise UserError(
+      f"{folder}: checkpoints cannot be saved under a path with"
+      f" {' and '.join(signs)}: rename the folder"
+    )
+
+
 def save_args(
   folder: pathlib.Path, items, fields: Mapping[str, Any]
 ) -> ocp.args.Composite:
   """Returns orbax's arguments that save `to_items`' arrays, and JSON fields.
 
   Makes the folder that the checkpoint goes to. Raises an OSError if that cannot
-  be written, or its disk lacks the space.
+  be written, or its disk lacks the space, and a UserError as `check_path`.
   """
+  check_path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   if not files.is_remote(folder):
     # The other processes would wait long for a process that fails later.

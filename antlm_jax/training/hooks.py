@@ -131,8 +131,10 @@ class Evaluator(Hook):
     if trainer.resumed:
       rows = metrics.by_step(metrics.read_records(trainer.folder))
       names = rows.get(trainer.step, {})
-      done = any(name.startswith(self.prefixes) for name in names)
-      done = done and processes.is_first()
+      done = processes.is_first() and all(
+        any(name.startswith(prefix) for name in names)
+        for prefix in self.prefixes
+      )
       if not self.due(trainer) or processes.agreed(done):
         return
     with trainer.ledger.time(self.spent_on):

@@ -165,6 +165,10 @@ class Trainer:
     batches = self.batches(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
       hook.start(self)
+    if self.step < self.total and processes.is_first():
+      # The summary is that of a run that has ended.
+      for folder in {self.workdir, self.folder}:
+        (folder / metrics.SUMMARY).unlink(missing_ok=True)
     # From here on, all processes look for a signal between steps.
     self._stop.waits = True
     while self.step < self.total:

@@ -21,7 +21,7 @@ from antlm_jax import models, sections
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
-from antlm_jax.training import checkpoint
+from antlm_jax.training import checkpoint, metrics
 from antlm_jax.training.checkpoint import Checkpoint, Meta, Unreadable
 from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
@@ -38,8 +38,10 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   If the block fails before it writes the config, nothing stays. Buckets have no
   locks: there, nothing prevents two runs on the same workdir. Raises a
   UserError if another run holds the workdir, with its name. It also raises
-  one if the path is another folder in this process than in the first.
+  one if the path is another folder in this process than in the first, or if no
+  checkpoint can be saved there.
   """
+  checkpoint.check_path(workdir)
   if files.is_remote(workdir):
     yield
     return
@@ -113,10 +115,23 @@ def begin_run(
     if int(state.step) == (steps := run.curriculum.steps):
       notes[-1] = f"already finished: step {steps} of {steps}"
     return own
+  _check_no_run(checkpoints.workdir)
   if run.config.init.checkpoint:
     state, notes = _branch(run, init)
     return state, None, notes
   return init(), None, []
+
+
+def _check_no_run(workdir: pathlib.Path) -> None:
+  """Raises a UserError if a run has ended there whose checkpoints are gone.
+
+  Its records would be lost.
+  """
+  if (workdir / metrics.SUMMARY).exists():
+    raise UserError(
+      f"{workdir} holds a run that has ended, but none of its checkpoints:"
+      f" bring back {checkpoint.FOLDER}/, or give another --workdir"
+    )
 
 
 def _branch(

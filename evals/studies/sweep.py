@@ -216,7 +216,11 @@ def _check_begun_runs(asked: Mapping[Job, Config]) -> None:
     path = job.folder / saving.CONFIG
     if not path.is_file():
       continue
-    before = config_lib.config_from_json(files.read_text(path, "the config"))
+    text = files.read_text(path, "the config")
+    try:
+      before = config_lib.config_from_json(text)
+    except UserError as error:
+      raise UserError(f"{path}: {error}: remove that run") from error
     if changed := config_lib.config_differences(before, config):
       raise UserError(
         f"{job.folder} is a run of another sweep ({'; '.join(changed[:3])}):"

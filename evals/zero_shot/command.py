@@ -208,7 +208,7 @@ def evaluate(
     loaded = open_model(model, step)
     request = request_of(task, asked, loaded.saved, items)
     summary = folder and not overwrite and results.finished(folder, request)
-    reused = bool(summary)
+    reused = bool(summary) and (folder / ITEMS).is_file()
     if reused:
       lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
     else:
