@@ -82,7 +82,8 @@ class Config:
     settings.check_section(self)
     for name in GROUPS:
       section = getattr(self, name)
-      if getattr(section, "group", None) != name:
+      own = isinstance(section, Section) and section.group == name
+      if not own:
         raise _no_section(name, section)
     if self.train.epochs and self.train.steps:
       raise UserError(
@@ -118,7 +119,10 @@ class Config:
 
 
 def _no_section(name: str, value: object) -> UserError:
-  return UserError(f"{name}={value!r:.80} is no section of that name")
+  return UserError(
+    f"{name}={value!r:.80} is no section of that name: give an object, such as"
+    " Muon() for optimizer"
+  )
 
 
 # A function's config: a value, or where to find it.
@@ -192,6 +196,10 @@ def typed_config(
   if isinstance(given, Config):
     return given
   tree = given.to_dict() if isinstance(given, ConfigDict) else given
+  if not isinstance(tree, Mapping):
+    raise UserError(
+      f"config={given!r:.60} is no config: give a name, a path or a Config"
+    )
   made = {**tree, "objectives": _objectives(tree, old)}
   for name in sorted(made.keys() - {*_NAMES}):
     if not old:

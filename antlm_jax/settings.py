@@ -106,6 +106,9 @@ class Field:
     A list or a single value becomes a tuple. Raises a UserError, which begins
     with `name`, if the value is not allowed.
     """
+    several = self.many and not self.wider
+    if hasattr(value, "dtype") and (several or not value.ndim):
+      value = value.tolist()  # numbers and arrays of NumPy
     if self.read and isinstance(value, str | os.PathLike):
       try:
         value = self.read(os.fspath(value))

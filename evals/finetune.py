@@ -381,6 +381,7 @@ def _job(
   into = PRESETS[request.preset].folder if task.trained else UNTRAINED
   name = f"{model.step}-{how.attention}"
   folder = pathlib.Path(output or model.evals / into, task.name, name)
+  folder = folder.absolute()  # the result outlives a change of the folder
   about = request.to_json(task, model)
   done = None if overwrite else results.finished(folder, about)
   if save and task.trained and not (folder / MODEL).is_dir():

@@ -13,6 +13,7 @@ from antlm_jax import config
 from antlm_jax.commands import plan
 from antlm_jax.data import in_memory
 from antlm_jax.errors import UserError
+from antlm_jax.evals.studies import sweep
 from antlm_jax.inference import model as model_lib
 from tests import helpers
 
@@ -136,6 +137,8 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
     ([[1, 2], [1]], "rows are not all as long"),
     (["a text"], r"are texts: give antlm_jax\.prepare"),
     (-np.ones((9, 4), int), "token ids -1 to -1"),
+    (np.full((9, 4), 2**31), "give ids from 0 to 1048575"),
+    (np.zeros((9, 0), int), r"rows are int64 of the shape \(9, 0\)"),
   ],
 )
 def test_bad_rows_are_one_line(rows, told):
@@ -268,7 +271,15 @@ def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
     ).history()
 
 
-def test_results_are_models_and_paths(lines, tmp_path):
+def test_a_value_alone_is_one_value_of_a_grid():
+  """Catches a text that is cut into its characters."""
+  grid = {"seed": "12", "curriculum": "4C steps", "schedule.peak_lr": [1, 2]}
+  points = sweep._grid_points(grid)
+  assert [point["schedule.peak_lr"] for point in points] == ["1", "2"]
+  assert {(p["seed"], p["curriculum"]) for p in points} == {("12", "4C steps")}
+
+
+def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
   """Catches a result that a function takes only as its `model` or `path`."""
   run = train(tmp_path / "run", ax.prepare(lines, quiet=True, **PACKED))
   records = [
@@ -276,9 +287,15 @@ def test_results_are_models_and_paths(lines, tmp_path):
   ]
   how = {"preset": "classification", "epochs": 1, "quiet": True}
   how |= {"text_column": "review", "label_column": "stars"}
-  output = tmp_path / "tuned"
-  tuned = ax.finetune(run, records, output=output, save=True, **how)
+  monkeypatch.chdir(tmp_path)
+  tuned = ax.finetune(run, records, output="tuned", save=True, **how)
+  (tmp_path / "other").mkdir()
+  monkeypatch.chdir(tmp_path / "other")  # results keep their places
+  assert "own" in tuned and [*tuned] == ["own"] and len(tuned) == 1
   model = ax.load(tuned)
+  assert model == model and model != ax.load(tuned) and {model: 1}[model]
+  texts = ax.generate(run, "the", tokens=np.int64(2), temperature=np.float32(0))
+  assert texts == ax.generate(run, "the", tokens=2, temperature=0)
   assert model.path == tuned.model and model.task.columns == ["review"]
   found = ax.predict(model, lines[:3])
   for one in (tuned, tuned["own"], tuned.model):
@@ -322,6 +339,24 @@ def test_results_are_models_and_paths(lines, tmp_path):
     (lambda: ax.Config(model=ax.Train()), r"model=Train\(.* is no section"),
     (lambda: ax.prepare([b"text"]), "b'text' is no text: give str"),
     (lambda: ax.prepare([3], quiet=True), "3 is no text: give str"),
+    (lambda: ax.train("quickstart", "w", hooks=ax.Hook()), "is no list: give"),
+    (lambda: ax.train(None, "w"), "config=None is no config: give a name"),
+    (lambda: ax.Config(optimizer=ax.Muon), "is no section .*Muon\\(\\)"),
+    (
+      lambda: ax.train("quickstart", "w", np.ones((9, 4), int), path="data"),
+      "data and data.path are both given",
+    ),
+    (lambda: ax.prepare(["a"], tasks=2, task=0), "task=0 needs an output"),
+    (
+      lambda: ax.prepare(["the dogs"], quiet=True),
+      "no words for .* in documents of the list; give more",
+    ),
+    (lambda: ax.sweep(ax.Config(), "seed=1", "w"), "give a sweep the name of"),
+    (lambda: ax.sweep("quickstart", None, "w"), "None is no mapping and no"),
+    (
+      lambda: ax.sweep("quickstart", {"optimizer": [ax.Muon()]}, "w"),
+      "is no value of a sweep: give its name and settings",
+    ),
   ],
 )
 def test_mistakes_are_told_in_one_line(call, told, tmp_path, monkeypatch):

@@ -133,6 +133,8 @@ def prepare(
     folder = output or stack.enter_context(tempfile.TemporaryDirectory())
     recipe, own = _recipe(given)
     _check(recipe, own, tokenizer)
+    if task is not None and not output:
+      raise UserError(f"task={task} needs an output folder, for all tasks")
     _check_task(task, tasks)
     if not boundary and recipe.boundary != "bos_eos":
       lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")

@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from antlm_jax import cli, plugins
@@ -138,12 +138,16 @@ def train(
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
+  if not isinstance(hooks, Iterable):
+    raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
   for hook in hooks:
     if not isinstance(hook, Hook):
       raise UserError(
         f"hooks: {hook!r:.80} is no Hook: give objects, [MyHook()]"
       )
   path, held = _data_sources(data)
+  if held and {"path", "data.path"} & settings.keys():
+    raise UserError("data and data.path are both given: leave out one of them")
   made = config_lib.given_config(config, {**path, **settings})
   around, start = hooks_and_start(made)
   page = Page(command)

@@ -12,6 +12,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 
 _DEV_SHARE = 0.02
+_MOST_IDS = 1 << 20  # words of a tokenizer that is made of ids
 
 
 class Held(Rows):
@@ -47,7 +48,8 @@ def _checked_tokens(tokens: npt.ArrayLike, name: str) -> np.ndarray:
     raise UserError(f"{name} rows are not all as long: give [N, T]") from error
   if rows.dtype.kind == "U":
     raise UserError(f"{name} data are texts: give antlm_jax.prepare(texts)")
-  if rows.ndim != 2 or len(rows) < 2 or rows.dtype.kind not in "iu":
+  enough = rows.ndim == 2 and len(rows) > 1 and rows.size
+  if not enough or rows.dtype.kind not in "iu":
     raise UserError(
       f"{name} rows are {rows.dtype} of the shape {rows.shape}: give at least"
       " two rows of token ids, int [N, T]"
@@ -82,7 +84,7 @@ def from_rows(
   parts = {"train": train, "dev": dev}
   low = min(rows.min() for rows in parts.values())
   high = int(max(rows.max() for rows in parts.values()))
-  most = tokenizer.vocab_size - 1 if tokenizer else high
+  most = tokenizer.vocab_size - 1 if tokenizer else min(high, _MOST_IDS - 1)
   if low < 0 or high > most:
     raise UserError(
       f"rows have the token ids {low} to {high}: give ids from 0 to {most}"

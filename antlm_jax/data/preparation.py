@@ -346,7 +346,9 @@ class Preparation:
   def _check(self, splits: dict[str, PreparedSplit]) -> None:
     for name, split in splits.items():
       if not split.documents:
-        where = " ".join(self.corpus.given)
+        where = " ".join(
+          text_files.source_name("the list", path) for path in self.corpus.given
+        )
         raise UserError(f"no words for {name} in {where}; give more text")
     for name, split in splits.items():
       if not split.rows:

@@ -382,9 +382,8 @@ def _manifest_layout(manifest: Manifest) -> dict:
 
 
 def _folder_path(folder: files.Path):
-  """Returns a path, as it is given or in a bucket."""
-  remote = files.is_remote(folder)
-  return files.absolute_path(folder) if remote else pathlib.Path(folder)
+  """Returns an absolute path, so that data outlive a change of the folder."""
+  return files.absolute_path(folder)
 
 
 def rows_file(split: str, index: int, count: int) -> str:

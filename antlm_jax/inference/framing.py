@@ -22,7 +22,7 @@ from antlm_jax.training.checkpoint import Meta
 OWN = "own"  # boundary of the tokens that the tokenizer adds elsewhere
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TextModel:
   """A model and its tokenizer, ready to read texts."""
 

@@ -70,7 +70,7 @@ def generate(
 
   Returns:
     `count` texts for each prompt, in the order of the prompts. A text begins
-    with its prompt.
+    with its prompt, as the tokenizer decodes it.
 
   Raises:
     UserError: A prompt is too long or cannot be continued, the model has no

@@ -56,7 +56,7 @@ class FineTuned:
     return {n: x for n, x in fields if n != "params" and x not in left_out}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Loaded(TextModel):
   """A trained model, ready to use.
 

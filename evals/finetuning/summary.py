@@ -83,6 +83,12 @@ class FineTuning:
   def __getitem__(self, task: str) -> Tuned:
     return self.tasks[task]
 
+  def __iter__(self) -> Iterator[str]:
+    return iter(self.tasks)
+
+  def __len__(self) -> int:
+    return len(self.tasks)
+
   @property
   def score(self) -> float:
     """Mean over the evaluation sets of all trained tasks, in [0, 1].

@@ -31,7 +31,7 @@ import shlex
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from antlm_jax import cli
@@ -49,7 +49,7 @@ from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
 from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import files, progress, signals
-from antlm_jax.settings import PythonOnly, Setting, argument
+from antlm_jax.settings import PythonOnly, Section, Setting, argument
 from antlm_jax.training import held_out, saving
 from antlm_jax.training import run as run_lib
 from antlm_jax.training import together as together_lib
@@ -85,15 +85,17 @@ def sweep(
 
   Args:
     config: Name of a config, or path to a config file (`FILE.py:ARG`).
-    grid: Values of each setting that varies; all combinations are trained. Or
-      the same as a text, `KEY=VALUE,...;KEY=VALUE,...`.
+    grid: Values of each setting that varies, by its whole name; all
+      combinations are trained. Or the same as a text,
+      `KEY=VALUE,...;KEY=VALUE,...`.
     output: Path to the folder of all runs.
     data: Prepared folder, or the path to it; by default the config's.
     by: Objectives whose losses rank the runs, such as mlm; all by default.
     together: Number of runs that one process trains, if they differ in their
       seed and schedule alone.
     quiet: Print nothing.
-    **settings: Settings of all runs, as those of `train`.
+    **settings: Values of settings of all runs, by their whole names, such as
+      `**{"train.steps": 100}`.
 
   Raises:
     UserError: The settings or the data of a run are wrong, or no run ended.
@@ -103,6 +105,8 @@ def sweep(
     if path is None:
       raise UserError("the data are in memory: give prepare an output folder")
     settings = {"data.path": os.fspath(path), **settings}
+  if not isinstance(config, str | os.PathLike):
+    raise UserError("config: give a sweep the name of a config, or a path")
   points, folder = _grid_points(grid), pathlib.Path(output).absolute()
   todo = _training_jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
@@ -185,6 +189,11 @@ def done(argv: Sequence[str]) -> bool:
 
 
 def _value_text(value: Setting) -> str:
+  if isinstance(value, Section | type):
+    raise UserError(
+      f"{value!r:.60} is no value of a sweep: give its name and settings, such"
+      " as optimizer=muon"
+    )
   return str(settings_lib.text(value))
 
 
@@ -195,9 +204,13 @@ def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
   """
   if isinstance(grid, str):
     grid = _parse_grid(grid)
-  values = {
-    key: dict.fromkeys(map(_value_text, vs)) for key, vs in grid.items()
-  }
+  if not isinstance(grid, Mapping):
+    raise UserError(f"the grid {grid!r:.60} is no mapping and no text")
+  values = {}
+  for key, given in grid.items():
+    alone = isinstance(given, str) or not isinstance(given, Iterable)
+    each = [given] if alone else given
+    values[key] = dict.fromkeys(map(_value_text, each))
   count = math.prod(map(len, values.values()))
   if not values or not count:
     raise UserError(f"the grid {dict(grid)} has no values to vary")

@@ -202,7 +202,8 @@ def evaluate(
   """
   mode = mode_of(model, mode, step)
   asked = asked_of(task, data, mode, settings)
-  of, folder = TASKS[task], pathlib.Path(output) if output else None
+  of = TASKS[task]
+  folder = pathlib.Path(output).absolute() if output else None
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
     loaded = open_model(model, step)
