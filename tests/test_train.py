@@ -376,7 +376,7 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_records(copy, prepared):
     if link:  # to a disk that is not mounted
       (copy / "checkpoints").symlink_to(copy / "none")
     line = runs.refused("antlm_jax.commands.train", *args)
-    assert "none of its checkpoints: bring back checkpoints/" in line
+    assert "has ended, but no checkpoint: restore checkpoints/" in line
   assert (copy / "metrics.jsonl").read_bytes() == before
 
 

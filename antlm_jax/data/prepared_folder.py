@@ -84,7 +84,7 @@ class Manifest:
     Raises:
       UserError: There is none, or another version of antlm_jax wrote it.
     """
-    path = _folder_path(folder) / MANIFEST
+    path = files.absolute_path(folder) / MANIFEST
     try:
       fields = files.read_json(path, "the manifest")
     except UserError as error:
@@ -194,7 +194,7 @@ class PreparedData:
     Raises:
       UserError: It is not a prepared folder, or a file of it is damaged.
     """
-    folder = _folder_path(folder)
+    folder = files.absolute_path(folder)  # outlives a change of the folder
     manifest = Manifest.load(folder)
     path, made_with = folder / TOKENIZER, manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
@@ -329,7 +329,7 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
       `key`.
   """
   name = f"{curriculum.NAME}="
-  if _exists(text) or not re.match(name, text):
+  if os.path.exists(text) or not re.match(name, text):
     return {"": text} if text else {}
   # Folders may have commas: only one before a name divides, unless both sides
   # are one path that exists.
@@ -337,7 +337,7 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
   while parts:
     for count in range(len(parts), 0, -1):
       pair = ",".join(parts[:count])
-      if count == 1 or _exists(pair.partition("=")[2]):
+      if count == 1 or os.path.exists(pair.partition("=")[2]):
         break
     pairs.append(pair)
     del parts[:count]
@@ -345,11 +345,6 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
   if len(out) < len(pairs):
     raise UserError(f"{key}={text}: two folders have the same name")
   return out
-
-
-def _exists(folder: str) -> bool:
-  """Whether a path exists; in a bucket, that is for opening it to say."""
-  return not files.is_remote(folder) and os.path.exists(folder)
 
 
 def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
@@ -379,11 +374,6 @@ def _manifest_layout(manifest: Manifest) -> dict:
     "boundary": manifest.settings["boundary"],
     "rows divided into segments (packing)": manifest.segmented,
   }
-
-
-def _folder_path(folder: files.Path):
-  """Returns an absolute path, so that data outlive a change of the folder."""
-  return files.absolute_path(folder)
 
 
 def rows_file(split: str, index: int, count: int) -> str:

@@ -33,7 +33,7 @@ class Stop:
 
 
 def end_training() -> bool:
-  """Has a run that looks for signals save and end; returns if there is one."""
+  """Asks a run to save and end. Returns False if no run looks for signals."""
   stop = signal.getsignal(signal.SIGTERM)
   if not (isinstance(stop, Stop) and stop.waits):
     return False

@@ -115,23 +115,15 @@ def begin_run(
     if int(state.step) == (steps := run.curriculum.steps):
       notes[-1] = f"already finished: step {steps} of {steps}"
     return own
-  _check_no_run(checkpoints.workdir)
+  if (checkpoints.workdir / metrics.SUMMARY).exists():  # records would be lost
+    raise UserError(
+      f"{checkpoints.workdir} holds a run that has ended, but no checkpoint:"
+      f" restore {checkpoint.FOLDER}/, or give another --workdir"
+    )
   if run.config.init.checkpoint:
     state, notes = _branch(run, init)
     return state, None, notes
   return init(), None, []
-
-
-def _check_no_run(workdir: pathlib.Path) -> None:
-  """Raises a UserError if a run has ended there whose checkpoints are gone.
-
-  Its records would be lost.
-  """
-  if (workdir / metrics.SUMMARY).exists():
-    raise UserError(
-      f"{workdir} holds a run that has ended, but none of its checkpoints:"
-      f" bring back {checkpoint.FOLDER}/, or give another --workdir"
-    )
 
 
 def _branch(
