@@ -363,6 +363,15 @@ def test_an_objective_that_is_added_to_a_finished_run_is_measured(
   assert {"eval/clm/loss", "eval/mntp/loss"} <= last.keys()
 
 
+def test_other_held_out_rows_are_said(copy, prepared, tmp_path):
+  """Catches curves and a best step that mix the losses of two texts."""
+  shutil.rmtree(copy / "checkpoints" / "60")
+  done = runs.train(copy, prepared, *LONG, "eval.rows=4")
+  assert "warning: the run measured other held-out rows before" in done.stdout
+  done = runs.train(copy, prepared, *LONG, "eval.rows=4")
+  assert "held-out rows before" not in done.stdout
+
+
 def logged_rows(workdir) -> dict:
   return metrics.by_step(metrics.read_records(workdir))
 

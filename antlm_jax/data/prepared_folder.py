@@ -251,6 +251,7 @@ class Sources:
   boundary: str  # special tokens around documents, of `packing.BOUNDARIES`
   words: Mapping[str, float]  # mean number of words in a train row
   sha256: str  # of the train rows
+  held_out_sha256: str  # of the rows that the run's own data hold out
 
   @classmethod
   def open(cls, path: str, further: str = "") -> "Sources":
@@ -276,7 +277,10 @@ class Sources:
     every = {**own, **others}
     _check_alike(every)
     first = next(iter(own.values()))
-    splits = {name: of.manifest.splits["train"] for name, of in own.items()}
+    splits, dev = (
+      {name: of.manifest.splits[split] for name, of in own.items()}
+      for split in ("train", "dev")
+    )
     return cls(
       train={name: of.train for name, of in own.items()},
       held_out={name: of.dev for name, of in every.items()},
@@ -284,6 +288,7 @@ class Sources:
       boundary=first.manifest.settings["boundary"],
       words={name: of.row_words for name, of in splits.items()},
       sha256=_hash_of_splits(splits),
+      held_out_sha256=_hash_of_splits(dev),
     )
 
   @property

@@ -53,6 +53,7 @@ class Meta:
   data: str  # hash of the rows that it was trained on
   _: dataclasses.KW_ONLY
   row_tokens: int = 0  # in the longest of these rows; 0 in old checkpoints
+  held_out: str = ""  # hash of its held-out rows; "" in old checkpoints
   rope_theta: float | None = None  # of its last step, if a phase changed it
   # Tokens that end a text; if empty, the tokenizer's `</s>` does.
   ends: tuple[int, ...] = ()

@@ -79,6 +79,7 @@ class Run:
       self.tokenizer,
       self.sources.boundary,
       self.sources.sha256,
+      held_out=self.sources.held_out_sha256,
       milestones=self.milestones,
     )
 

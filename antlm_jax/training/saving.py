@@ -90,7 +90,10 @@ def begin_run(
       run.
   """
 
+  held_out = []  # of the newest step, and of the run from now on
+
   def check(meta: Meta) -> None:
+    held_out[:] = [(x.held_out, x.config.eval.rows) for x in (meta, run.meta)]
     if changed := config_lib.config_differences(meta.config, run.config):
       raise UserError(
         f"{checkpoints.workdir} is the run of another config:"
@@ -114,6 +117,12 @@ def begin_run(
     state, _, notes = own
     if int(state.step) == (steps := run.curriculum.steps):
       notes[-1] = f"already finished: step {steps} of {steps}"
+    before, now = held_out
+    if before[0] and before != now:  # old checkpoints do not know
+      notes.append(
+        "warning: the run measured other held-out rows before this step: its"
+        " losses before and after it do not compare"
+      )
     return own
   if (checkpoints.workdir / metrics.SUMMARY).exists():  # records would be lost
     raise UserError(
