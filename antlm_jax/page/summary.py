@@ -1,7 +1,6 @@
 """Figures of a run, its table of losses, advice, and the text of its page."""
 
 import itertools
-import math
 import pathlib
 import shlex
 import shutil
@@ -82,7 +81,9 @@ def held_out_table(
   modes = sorted(key for key in keys if key.startswith(metrics.PAIRS))
   lines = []
   for row in found:
-    figures = [f"{row.get(key, math.nan):.3f}" for key in losses + modes]
+    figures = [
+      f"{row[key]:.3f}" if key in row else "" for key in losses + modes
+    ]
     lines.append([_moment(row["step"], run, end), *figures])
   if len(lines) > _MOST_LINES:
     lines[2:-2] = [["..."]]
