@@ -299,7 +299,7 @@ def test_adamw_is_adamw(scope, clip):
 
 @pytest.mark.parametrize("encoder", ["llama", "ultrabert"])
 def test_muon_moves_hidden_matrices_in_all_directions_alike(encoder):
-  """UltraBERT's output layer has matrices of its own, which get Adam."""
+  """Catches Muon for the matrices in UltraBERT's output layer."""
   model = helpers.model(name=encoder, layers=2, tied=False)
   settings = {"momentum": 0.9, "adam_rate": 0.3, "clip": 0.0}
   optimizer = optimizer_of(model.axes, name="muon", **settings)

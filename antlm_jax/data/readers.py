@@ -170,15 +170,18 @@ def read_documents(
     tally = Tally() if tally is None else tally
     for text, ends in _text_pieces(source, rule, column, part, tally):
       if stripped := text.strip():
-        head, tail = text.split(stripped)
-        yield Document(stripped, begins, space + head)
-        begins, space = False, tail
-      elif text and begins and ends:
-        tally["blank lines"] += 1
+        if begins:
+          yield Document(stripped)
+        else:
+          head = text[: len(text) - len(text.lstrip())]
+          yield Document(stripped, begins, space + head)
+        space = "" if ends else text[len(text.rstrip()) :]
+        begins = False
       elif not begins:
         space += text
-      if ends:
-        begins, space = True, ""
+      elif text and ends:
+        tally["blank lines"] += 1
+      begins |= ends
 
 
 def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:

@@ -16,15 +16,16 @@ from antlm_jax.data.readers import RULES, Document
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
 
+DEV = "dev", "validation", "valid", "val"  # names of the held-out split
 # A file's name, between two dots, or a folder's that names a split: train,
 # corpus_valid, train-00000-of-00002, train_10M.
 _NAMED = re.compile(
-  r"(?:.*[-_])?(?:(?P<train>train)|(?P<dev>dev|valid|validation|val)"
+  rf"(?:.*[-_])?(?:(?P<train>train)|(?P<dev>{'|'.join(DEV)})"
   r"|(?P<test>test))(?:[-_]?\d[\w-]*)?"
 )
 # The same words anywhere in a name, for names that differ in them alone.
 _WORD = re.compile(
-  r"(?P<train>train(?:ing)?)|(?P<dev>dev|valid(?:ation)?|val)"
+  rf"(?P<train>train(?:ing)?)|(?P<dev>{'|'.join(DEV)})"
   r"|(?P<test>test(?:ing)?)"
 )
 _UNUSED = {

@@ -134,16 +134,14 @@ def _find_columns(
   """Finds a file's columns. Raises a UserError if the tags' is unclear."""
   width = _width(blocks)
   numbered = width > 2 and _are_numbered(blocks)
-  has = f"the first of {width} columns numbers the words"
-  unclear = numbered and tag is None and width not in (3, _CONLLU)
-  if not numbered and word is None and _has_numbers(blocks, width):
-    unclear, has = (
-      True,
-      f"all words in the first of {width} columns are numbers",
-    )
+  unclear = ""
+  if numbered and tag is None and width not in (3, _CONLLU):
+    unclear = f"the first of {width} columns numbers the words"
+  elif not numbered and word is None and _has_numbers(blocks, width):
+    unclear = f"all words in the first of {width} columns are numbers"
   if unclear:
     raise UserError(
-      f"{path}: {has}: choose the columns of words and tags, such as"
+      f"{path}: {unclear}: choose the columns of words and tags, such as"
       " tokens_column=2 and tags_column=3"
     )
   if not numbered:
@@ -211,7 +209,7 @@ def _refuse_records(path: str, blocks: Sentences, form: _Form) -> None:
   if lines and all(map(whole, lines)):
     raise UserError(
       f"{path}, line {lines[0].number}: it has a whole sentence: save records"
-      " as csv, jsonl or parquet, or give each word a line of its own"
+      " as csv, jsonl or parquet, or put each word on a separate line"
     )
 
 

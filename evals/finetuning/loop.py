@@ -266,9 +266,10 @@ class Standings:
 
   @property
   def leaders_by_last_epoch(self) -> list[tuple[int, float]]:
-    """Indices of the best run of each learning rate, and their best scores.
+    """Indices and best scores of runs that lead since the last epoch.
 
-    Of these, they are those that have their best score since the last epoch.
+    A run leads if its best score is the highest of its learning rate, the first
+    of equals.
     """
     leaders = {}
     for index, outcome in enumerate(self.outcomes):

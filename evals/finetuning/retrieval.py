@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import hashing
+from antlm_jax.data import text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
@@ -414,7 +415,7 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   if name == sets.OWN:
     name = sets.task_name(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
-  devs = [f"qrels/{dev}.tsv" for dev in ("dev", "validation", "valid", "val")]
+  devs = [f"qrels/{name}.tsv" for name in text_files.DEV]
   dev = next((x for x in devs if (inside / x).is_file()), devs[0])
   qrels = [inside / x for x in ("qrels/train.tsv", dev, "qrels/test.tsv")]
   paths = dict(zip(names, qrels, strict=True))

@@ -44,7 +44,7 @@ _KEPT = 0.9  # share of train that is trained on if there is no dev
 # Words in a file's name that name its split.
 _SPLITS = {
   "train": {"train", "training"},
-  "dev": {"dev", "valid", "validation", "val", "testa"},
+  "dev": {*text_files.DEV, "testa"},
   "test": {"test", "testb"},
 }
 

@@ -157,9 +157,10 @@ def _start_settings(
   if branch:
     step = checkpoint.FOLDER, str(branch.step)
     trunk = start(branch.trunk, str(seed), *step)
-    # A run resumes as it began, whichever rows were asked for then.
-    resumes = began is not None
-    if trunk == begin + began if resumes else branch.trunk in study.rows:
+    branches_off = branch.trunk in study.rows
+    if began is not None:  # resumes as it began, whichever rows are made now
+      branches_off = trunk == f"{begin}{began}"
+    if branches_off:
       # It continues the trunk in all, wherever the row itself begins.
       keep = "--config.init.step=keep", "--config.init.optimizer=keep"
       return trunk, *keep
