@@ -459,7 +459,10 @@ def _file_lines(
     if "\r" in text:
       # The next block may continue the end of a line.
       sure = len(text.rstrip("\r")) if block else len(text)
-      text, returns = _LINE_END.sub("\n", text[:sure]), text[sure:]
+      text, returns = text[:sure], text[sure:]
+      if "\r\r\n" in text:  # seldom: the pattern is slow
+        text = _LINE_END.sub("\n", text)
+      text = text.replace("\r\n", "\n").replace("\r", "\n")
     *lines, left = (left + text).split("\n")
     for line in lines:
       yield from _cut_text(line.lstrip(parsing.MARK) + "\n")
