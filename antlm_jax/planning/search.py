@@ -64,7 +64,10 @@ class Pod:
     else:
       rows = self.rows or _EPOCH * batch
       data = StandIn(self.vocab_size, length, self.pieces, rows)
-      sources = Sources({"": data}, {"": data}, data, "bos", {}, "")
+      alone = {"": data}
+      sources = Sources(
+        alone, alone, data, "bos", words={}, sha256="", held_out_sha256=""
+      )
     return run_lib.assemble_run(config, sources, self.devices)
 
 
