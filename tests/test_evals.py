@@ -160,10 +160,14 @@ def test_temperatures_in_one_pass(loaded, sentences):
 
 def test_scoring_refuses(loaded):
   for message, options in (
-    ("mode 'left' is not one of causal", {"mode": "left"}),
-    ("reduction 'max'", {"reduction": "max"}),
-    ("temperature 0", {"temperature": 0}),
-    ("not positive", {"temperature": (1.0, -1.0)}),
+    ("mode='left' is not one of causal", {"mode": "left"}),
+    ("reduction='max'", {"reduction": "max"}),
+    ("temperature=0", {"temperature": 0}),
+    ("is not over 0", {"temperature": (1.0, -1.0)}),
+    ("temperature='warm' is not over 0", {"temperature": "warm"}),
+    ("batch_tokens=0 is not at least 1", {"batch_tokens": 0}),
+    ("no argument 'modes'; did you mean 'mode'", {"modes": "mlm"}),
+    ("step=4: .* is loaded: give the path", {"step": 4}),
     ("max_seq_len=48", {"texts": ["Tom " * 60]}),
     ("no token to score", {"texts": [""], "contexts": ["Tom sat ."]}),
   ):

@@ -124,6 +124,13 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   scores = ax.score(model, "1 2 3", mode="clm")
   for path in (run.workdir, str(run.workdir), run):
     np.testing.assert_array_equal(scores, ax.score(path, ["1 2 3"]))
+  # Steps 6 and 12 have checkpoints.
+  assert ax.score(run, "1 2 3", step=6) < scores
+  earlier, last = (
+    ax.perplexity(run, ["1 2 3"], mode="clm", step=step, quiet=True)
+    for step in (6, 12)
+  )
+  assert earlier.nats_per_token > last.nats_per_token
   # A run refuses to resume on other rows.
   with pytest.raises(UserError, match="on other rows"):
     train(tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0})

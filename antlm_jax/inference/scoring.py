@@ -11,9 +11,8 @@ A *mode* chooses the outputs that predict a token:
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax import models
+from antlm_jax import models, settings
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.model import open_model
+from antlm_jax.inference.model import ModelOrPath, open_model
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Segments
+from antlm_jax.settings import PythonOnly, argument
 
 MODES = ("causal", "mlm", "mntp", "fused")
 _ALIASES = {"clm": "causal"}  # name of the mode in logs
@@ -114,16 +114,18 @@ def passes_of_mode(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
   return (Pass(True, {"mlm": 0, "mntp": 1}[mode]),)
 
 
+@settings.checked
 def score(
-  model: TextModel | str | os.PathLike[str],
-  texts: str | Iterable[str],
-  mode: str = "causal",
-  contexts: Sequence[str] | None = None,
-  text_format: TextFormat = TextFormat(),
-  reduction: str = "sum",
-  temperature: float | Sequence[float] = 1.0,
-  batch_tokens: int = BATCH_TOKENS,
-  track: Callable[[Sequence[object]], Iterable[object]] = iter,
+  model: ModelOrPath[TextModel],
+  texts: Annotated[str | Iterable[str], argument(may_be_empty=True)],
+  mode: Annotated[str, argument(choices=(*MODES, *_ALIASES))] = "causal",
+  contexts: PythonOnly[Iterable[str] | None] = None,
+  text_format: PythonOnly[TextFormat] = TextFormat(),
+  reduction: Annotated[str, argument(choices=REDUCTIONS)] = "sum",
+  temperature: PythonOnly[float | Sequence[float]] = 1.0,
+  batch_tokens: Annotated[int, argument(least=1)] = BATCH_TOKENS,
+  step: int | None = None,
+  track: PythonOnly[Callable[[Sequence[object]], Iterable[object]]] = iter,
 ) -> npt.NDArray[np.float64]:
   """Scores texts; a higher score is a likelier text.
 
@@ -143,25 +145,23 @@ def score(
       than a single temperature.
     batch_tokens: Number of tokens to encode at once, in rows as long as the
       longest text.
+    step: Step of a run given by its path; by default the newest.
     track: Function that wraps the list of batches, such as tqdm.
 
   Returns:
     Scores in nats, float64 `[n]`, or `[n, K]` for K temperatures.
 
   Raises:
-    UserError: The mode or reduction is unknown, a temperature is not positive,
-      a text is too long, empty or not a str, or the model has no `<mask>`
-      token.
+    UserError: An argument is wrong, a text is too long, empty or not a str, or
+      the model has no `<mask>` token.
   """
-  loaded = open_model(model)
+  loaded = open_model(model, step)
   texts = inputs.as_texts(texts)
   wanted = passes_of_mode(loaded, mode)
-  if reduction not in REDUCTIONS:
-    known = ", ".join(REDUCTIONS)
-    raise UserError(f"reduction {reduction!r} is not one of {known}")
-  temperatures = np.atleast_1d(np.asarray(temperature, np.float32))
-  if not np.all((temperatures > 0) & np.isfinite(temperatures)):
-    raise UserError(f"temperature {temperature} is not positive")
+  temperatures = np.atleast_1d(temperature)
+  is_number = temperatures.dtype.kind in "if"
+  if not (is_number and np.all((temperatures > 0) & (temperatures < np.inf))):
+    raise UserError(f"temperature={temperature!r} is not over 0, and finite")
   if contexts is None:
     contexts = [""] * len(texts)
   contexts = inputs.as_texts(contexts, "context")

@@ -109,6 +109,7 @@ def perplexity(
   texts: files.Path | Iterable[str],
   *,
   mode: Mode = None,
+  step: int | None = None,
   quiet: PythonOnly[bool] = False,
   **settings: Setting,
 ) -> Perplexity:
@@ -119,6 +120,7 @@ def perplexity(
     texts: Documents, or the path to a file of them, a folder or prepared data.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
       `fused`; by default the mode of training, `causal` if there are several.
+    step: Step of a run given by its path; by default the newest.
     quiet: Print nothing.
     **settings: Settings that `antlm eval perplexity --help` lists, such as the
       largest number of documents (`limit=100`) and the `stride` of windows.
@@ -126,10 +128,10 @@ def perplexity(
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
-  asked = asked_of("perplexity", "", mode_of(model, mode), settings)
+  asked = asked_of("perplexity", "", mode_of(model, mode, step), settings)
   with progress.quietly(quiet):
     found = texts_lib.read_texts(asked, texts)
-    return measure_perplexity(open_model(model), found, asked)
+    return measure_perplexity(open_model(model, step), found, asked)
 
 
 def measure_perplexity(
