@@ -208,8 +208,9 @@ def evaluate(
     items = of.read(asked)  # before the model, which takes longer
     loaded = open_model(model, step)
     request = request_of(task, asked, loaded.saved, items)
-    summary = folder and not overwrite and results.finished(folder, request)
-    reused = bool(summary) and (folder / ITEMS).is_file()
+    again = folder is None or overwrite
+    summary = None if again else _whole_results(folder, request)
+    reused = summary is not None
     if reused:
       lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
     else:
@@ -290,7 +291,13 @@ def done(description: str, argv: Sequence[str]) -> bool:
   own = {n: given[n] for n in settings_lib.of(TASKS[task].settings)}
   asked = asked_of(task, given["data"], given["mode"], own)
   request = request_of(task, asked, model, TASKS[task].read(asked))
-  return results.finished(folder, request) is not None
+  return _whole_results(folder, request) is not None
+
+
+def _whole_results(folder: pathlib.Path, request: dict) -> dict | None:
+  """Returns the summary that `results.finished` finds, if it has its items."""
+  summary = results.finished(folder, request)
+  return summary if (folder / ITEMS).is_file() else None
 
 
 def _parse_task_arguments(
