@@ -72,6 +72,7 @@ class Field:
   many: bool = False  # whether it is a tuple
   optional: bool = False  # whether it may be None
   wider: bool = False  # whether Python may give other types, too
+  is_path: bool = False  # whether Python may give an `os.PathLike`, too
   default: Any = None  # `dataclasses.MISSING` if it is required
   help: str = ""
   option: str = ""  # by default --NAME; without dashes, it is positional
@@ -115,6 +116,10 @@ class Field:
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
     is_list = self.many and isinstance(value, _LISTS)
+    if self.is_path and not (self.optional and value is None):
+      for one in value if is_list else [value]:
+        if not isinstance(one, str | os.PathLike):
+          raise UserError(f"{name}={one!r:.200} is no path")
     own = is_list or isinstance(value, _TYPES.get(self.kind, self.kind))
     if self.wider and not own:
       return value  # the function checks its other types
@@ -230,12 +235,14 @@ def _typed_field(how: Field, hint: Any, **more) -> Field:
       many |= any(part in _READERS for part in parts)
     kinds += parts
   plain = [kind for kind in kinds if kind in _READERS]
+  others = {typing.get_origin(kind) or kind for kind in kinds} - {str}
   return dataclasses.replace(
     how,
     kind=(plain or kinds)[0],
     many=many,
     optional=types.NoneType in kinds,
     wider=len({*kinds} - {types.NoneType}) > 1,
+    is_path=others - {types.NoneType} == {os.PathLike},
     **more,
   )
 

@@ -358,6 +358,12 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
       lambda: ax.prepare(["the dogs"], quiet=True),
       "no words for .* in documents of the list; give more",
     ),
+    (lambda: ax.prepare(None), "text=None is no text, path or list of them"),
+    (lambda: ax.train("quickstart", None), "workdir=None is no path"),
+    (lambda: ax.evaluate("run", "blimp", None), "data=None is no path"),
+    (lambda: ax.export("run", 3), "output=3 is no path"),
+    (lambda: ax.compare(None), "runs=None is no path"),
+    (lambda: ax.compare(["run", 3]), "runs=3 is no path"),
     (lambda: ax.sweep(ax.Config(), "seed=1", "w"), "give a sweep the name of"),
     (lambda: ax.sweep("quickstart", None, "w"), "None is no mapping and no"),
     (

@@ -248,7 +248,8 @@ def test_python_may_give_paths_where_text_is_read():
   assert cli.call_with_arguments(it, ["--runs=a,b"], "") == (("a", "b"), None)
   told = "output: a.txt ends in none of .npy"
   assert runs.told(it, ["b"], path.with_suffix(".txt")) == told
-  assert it(None) == (None, None)  # the function knows whether it may be
+  assert runs.told(it, None) == "runs=None is no path"
+  assert runs.told(it, ["b", 3]) == "runs=3 is no path"
 
 
 def test_a_function_declares_all_of_its_arguments():

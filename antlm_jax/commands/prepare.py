@@ -212,6 +212,8 @@ def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
     yield (os.fspath(text),)
     return
   inputs.check_rows(text)
+  if not isinstance(text, Iterable):
+    raise UserError(f"text={text!r:.60} is no text, path or list of them")
   documents = iter(text)
   first = next(documents, None)
   if first is None:

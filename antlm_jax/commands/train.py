@@ -138,6 +138,8 @@ def train(
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
+  if not isinstance(workdir, str | os.PathLike):
+    raise UserError(f"workdir={workdir!r:.80} is no path")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
   for hook in hooks:

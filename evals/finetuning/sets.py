@@ -120,12 +120,16 @@ def by_split(
   """
   if not isinstance(data, str):
     given = data if isinstance(data, Mapping) else {"train": data}
+    for one in given.values():
+      if not isinstance(one, Iterable) and (one is not None or one is data):
+        raise UserError(f"data: {one!r:.60} is no list of records, and no path")
     by_name = {
       split: [given[name] for name in words if given.get(name) is not None]
       for split, words in _SPLITS.items()
     }
     known = set().union(*_SPLITS.values())
-    if not given or given.keys() - known or max(map(len, by_name.values())) > 1:
+    several = max(map(len, by_name.values())) > 1
+    if not any(by_name.values()) or given.keys() - known or several:
       names = ", ".join(map(repr, given)) or "none"
       raise UserError(f"data has the sets {names}: give train, dev and test")
     return {split: those for split, those in by_name.items() if those}
