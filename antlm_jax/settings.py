@@ -370,11 +370,8 @@ class Section:
 
   def __post_init__(self):
     for name, field in of(type(self)).items():
-      value = getattr(self, name)
-      if isinstance(value, list):  # from JSON
-        object.__setattr__(self, name, tuple(value))
-      elif field.kind is float and type(value) is int:
-        object.__setattr__(self, name, float(value))
+      value = field.given(getattr(self, name), f"{self.group}.{name}")
+      object.__setattr__(self, name, value)
     check_section(self, self.group)
 
 

@@ -3,9 +3,10 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
-from antlm_jax import config, optim
+from antlm_jax import config, optim, sections
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
@@ -439,6 +440,16 @@ NO_CONFIGS = ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}']
 )
 def test_what_is_no_configs_json_is_told(text):
   told(config.config_from_json, text)
+
+
+def test_sections_take_numbers_of_numpy():
+  """Catches values of an array that are refused, or that JSON cannot write."""
+  rate, steps = np.linspace(0.5, 1, 2, dtype=np.float32)[0], np.arange(5)[4]
+  made = config.Config(
+    optimizer=optim.Muon(ema=rate), train=sections.Train(steps=steps)
+  )
+  again = config.config_from_json(config.to_json(made))
+  assert (again.optimizer.ema, again.train.steps) == (0.5, 4)
 
 
 def test_differences_name_what_matters_and_leave_out_the_rest():

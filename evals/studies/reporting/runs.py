@@ -247,9 +247,8 @@ def _curriculum(run: TrainedRun, summary: Mapping) -> Curriculum:
   shares = [shape.at(step).shares for step in (0, *shape.switches)]
   # In which steps phases end is known at the run's end alone: it says so.
   bounds = [0, *summary["switches"], summary["steps"]]
-  if run.config["eval"].get(
-    "patience"
-  ):  # it may have ended in an earlier phase
+  if run.config["eval"].get("patience"):
+    # It may have ended in an earlier phase.
     shares = shares[: len(bounds) - 1]
   spans = zip(itertools.pairwise(bounds), shares, strict=True)
   return Curriculum(tuple(Phase(*span, share) for span, share in spans))
