@@ -62,11 +62,7 @@ def check_launch(
     _ = writers.WRITERS[name]
   objectives = ", ".join(objective.name for objective in made.trained)
   size = models.build_model(made.model, _VOCAB_SIZE).size
-  if not made.data.path:
-    raise UserError(
-      "data.path is not set: give --config.data.path=DIR, a folder made by"
-      " `antlm prepare`"
-    )
+  made.data.require_path()
   return {
     "config": config if isinstance(config, str) else made.model.name,
     "topology": topology,

@@ -48,7 +48,7 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   lock, made = workdir / LOCK, not workdir.exists()
   with contextlib.ExitStack() as held:
     if processes.is_first():
-      with files.writing(f"--workdir={workdir}"):
+      with files.writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
       held.enter_context(files.file_lock(lock))
     try:
@@ -57,7 +57,7 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
       mine = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
       if mine != processes.agreed(mine if processes.is_first() else 0):
         raise UserError(
-          f"--workdir={workdir} is another folder for process"
+          f"workdir={workdir} is another folder for process"
           f" {jax.process_index()} than for the first: give a folder that all"
           " share"
         )
@@ -97,14 +97,14 @@ def begin_run(
     if changed := config_lib.config_differences(meta.config, run.config):
       raise UserError(
         f"{checkpoints.workdir} is the run of another config:"
-        f" {'; '.join(changed)}. Give another --workdir"
-        " (config.init.checkpoint=WORKDIR starts from this run)"
+        f" {'; '.join(changed)}. Give another workdir"
+        " (init.checkpoint=WORKDIR starts from this run)"
       )
     if meta.data != run.meta.data:
       raise UserError(
         f"{checkpoints.workdir} was trained on other rows than those of"
         f" {run.config.data.path or 'this call'}: give those, or another"
-        " --workdir"
+        " workdir"
       )
 
   # Only shapes: the first state is not made if there is one to read.
@@ -127,7 +127,7 @@ def begin_run(
   if (checkpoints.workdir / metrics.SUMMARY).exists():  # records would be lost
     raise UserError(
       f"{checkpoints.workdir} holds a run that has ended, but no checkpoint:"
-      f" restore {checkpoint.FOLDER}/, or give another --workdir"
+      f" restore {checkpoint.FOLDER}/, or give another workdir"
     )
   if run.config.init.checkpoint:
     state, notes = _branch(run, init)
