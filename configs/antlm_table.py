@@ -92,7 +92,7 @@ State of the runs
 
 All eight seeds of BabyLlama's `small` and four of the 13 seeds of `8m` have
 run, and none of `24m`: see docs/results.md. Of LTG-BERT's rows, the nine pilots
-have run (commit af51fd1), and seeds 0 to 7 of the 12 that count (6f34b4a).
+have run (commit af51fd1), and the 12 seeds that count (6f34b4a).
 """
 
 from antlm_jax import config as config_lib
@@ -126,7 +126,7 @@ def _ltg(title, tiny, paper, main=False, **how) -> Row:
   curricula, seeds = {"tiny": tiny, "paper": paper}, {"tiny": 1, "paper": 1}
   if main:
     curricula["small"], seeds["small"] = paper, 12
-  against = _against(paper, "ltg_bert_m", "ltg_bert_c")
+  against = _against(paper, "ltg_bert_c", "ltg_bert_m")
   return Row("LTG-BERT", title, curricula, seeds, against=against, **how)
 
 

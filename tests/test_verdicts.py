@@ -58,7 +58,11 @@ def lines_of(table: str) -> list[str]:
 
 @pytest.mark.parametrize(
   ("name", "encoder", "count"),
-  [("small", "babyllama", 4), ("8m", "babyllama", 10)],
+  [
+    ("small", "babyllama", 4),
+    ("ltg_bert", "ltg_bert", 4),
+    ("8m", "babyllama", 10),
+  ],
 )
 def test_a_verdict_is_that_of_an_independent_computation(name, encoder, count):
   """Catches an interval, level or sign that differs from scipy's t test."""

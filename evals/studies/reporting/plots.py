@@ -25,6 +25,7 @@ def draw_study_curves(
   every = [run for found in runs.values() for run in found]
   measured = [k for run in every for k in run.names.values() if run.held_out(k)]
   names = {name: run.names[name] for run in every for name in run.objectives}
+  names = dict(sorted(names.items()))  # the same colours in each picture
   known = *names.values(), *measured
   kinds = dict.fromkeys(kind for kind in known if kind in measured)
   panels = {
