@@ -7,7 +7,6 @@ own files.
 import dataclasses
 
 from antlm_jax.data import order
-from antlm_jax.errors import UserError
 from antlm_jax.objectives import batch
 from antlm_jax.objectives.curriculum import amount_setting
 from antlm_jax.settings import Section, setting
@@ -38,15 +37,6 @@ class Data(Section):
   threads: int = setting(
     2, "Number of threads that build batches", least=1, most=1024
   )
-
-  def require_path(self) -> str:
-    """Returns `path`; raises a UserError if it is not set."""
-    if not self.path:
-      raise UserError(
-        "data.path is not set: give --config.data.path=FOLDER, made by `antlm"
-        " prepare` (in Python, data)"
-      )
-    return self.path
 
 
 @dataclasses.dataclass(frozen=True)

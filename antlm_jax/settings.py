@@ -131,7 +131,9 @@ class Field:
       )
     elif self.kind is float and type(value) is int:
       value = float(value)
-    _require_value(self, value, name)
+    if (expected := self.expected(value)) is not None:
+      shown = ascii(value) if isinstance(value, str) else repr(value)
+      raise UserError(f"{name}={shown:.200} is not {expected}")
     return value
 
   def expected(self, value: Any) -> str | None:
@@ -369,9 +371,6 @@ class Section:
   group: ClassVar[str]  # its key in the configuration
 
   def __post_init__(self):
-    for name, field in of(type(self)).items():
-      value = field.given(getattr(self, name), f"{self.group}.{name}")
-      object.__setattr__(self, name, value)
     check_section(self, self.group)
 
 
@@ -515,7 +514,8 @@ def meant(
 def check_section(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
-  Messages put the prefix before a setting's name: `schedule` gives
+  Sets each as `Field.given` returns it, such as a tuple for a list. Messages
+  put the prefix before a setting's name: `schedule` gives
   `schedule.peak_lr=-1`, `--` gives `--limit=-1`. Raises a UserError for the
   first value that its field does not allow.
   """
@@ -524,13 +524,8 @@ def check_section(section, prefix: str = "") -> None:
   dot = "." if prefix[-1:].isalnum() else ""
   for name, field in _declared(type(section)).items():
     if field.kind in _READERS:
-      _require_value(field, getattr(section, name), f"{prefix}{dot}{name}")
-
-
-def _require_value(field: Field, value: Any, name: str) -> None:
-  if (expected := field.expected(value)) is not None:
-    shown = ascii(value) if isinstance(value, str) else repr(value)
-    raise UserError(f"{name}={shown:.200} is not {expected}")
+      value = field.given(getattr(section, name), f"{prefix}{dot}{name}")
+      object.__setattr__(section, name, value)
 
 
 def refuse_unknown(

@@ -88,7 +88,7 @@ def test_a_bad_argument_is_told_in_one_line(word, told):
     ({"share": math.nan}, "small.share=nan is not finite"),
     ({"fast": 1}, "small.fast=1 is not of type bool"),
     ({"kind": "c"}, "small.kind='c' is not one of a, b"),
-    ({"lrs": 1.0}, "small.lrs=1.0 is not a tuple"),
+    ({"lrs": None}, "small.lrs=None is not a tuple"),
     ({"needed": None}, "small.needed=None is not of type str"),
   ],
 )

@@ -263,6 +263,8 @@ class Sources:
       UserError: A folder cannot be opened, two have the same name, or they were
         not prepared alike.
     """
+    if not path:
+      raise no_path()
     return cls.of(open_prepared(path, "data.path"), further)
 
   @classmethod
@@ -298,6 +300,14 @@ class Sources:
     if more and any(type(rows) is not Rows for rows in parts):
       return Joined(parts)  # some are in memory
     return first.followed_by(more) if more else first
+
+
+def no_path() -> UserError:
+  """Returns the error of a run without data."""
+  return UserError(
+    "data.path is not set: give --config.data.path=FOLDER, made by `antlm"
+    " prepare` (in Python, data)"
+  )
 
 
 def _hash_of_splits(splits: Mapping[str, PreparedSplit]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.config import ConfigOrName
-from antlm_jax.data import order
+from antlm_jax.data import order, prepared_folder
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout
@@ -62,7 +62,8 @@ def check_launch(
     _ = writers.WRITERS[name]
   objectives = ", ".join(objective.name for objective in made.trained)
   size = models.build_model(made.model, _VOCAB_SIZE).size
-  made.data.require_path()
+  if not made.data.path:
+    raise prepared_folder.no_path()
   return {
     "config": config if isinstance(config, str) else made.model.name,
     "topology": topology,

@@ -225,7 +225,7 @@ def read_data(
   """Opens the data of `data.path`, unless given, and of `eval.data`."""
   if data:
     return Sources.of(data, config.eval.data)
-  return Sources.open(config.data.require_path(), config.eval.data)
+  return Sources.open(config.data.path, config.eval.data)
 
 
 def assemble_run(
