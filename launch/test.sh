@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on a machine with only python3.
 #
-#   ./launch/test.sh            tests to pass before a commit: 9 minutes on 2
+#   ./launch/test.sh            tests to pass before a commit: 8 minutes on 2
 #                               cores
 #   ./launch/test.sh --all      also slow tests: half an hour; installs PyTorch,
 #                               Jupyter and the compilers for TPUs and GPUs

@@ -198,7 +198,10 @@ def test_data_that_is_not_there_is_told(gcs, url):
     PreparedData.open(url)
 
 
-@pytest.fixture(scope="module", params=["stream", "chunks"])
+@pytest.fixture(
+  scope="module",
+  params=[pytest.param("stream", marks=pytest.mark.slow), "chunks"],
+)
 def shards(request, tmp_path_factory):
   """A prepared folder of 4 shards whose rows cross ArrayRecord's blocks."""
   folder = tmp_path_factory.mktemp("shards")

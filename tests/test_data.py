@@ -690,9 +690,8 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
   assert sorted(own) == sorted(texts)
 
 
-@pytest.mark.parametrize(
-  "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_preparation_goes_on_after_its_end(
   large, in_one_task, tmp_path, stop
 ):

@@ -123,10 +123,15 @@ def surprise(texts, expected) -> float:
 @pytest.mark.parametrize(
   "how",
   [
-    {"order": "random", "steps": 0},
     {"order": "random", "steps": 2},
-    {"order": "ancestral", "steps": 2},
-    {"order": "random", "steps": 1, "block_length": 4},
+    *(
+      pytest.param(how, marks=pytest.mark.slow)
+      for how in (
+        {"order": "random", "steps": 0},
+        {"order": "ancestral", "steps": 2},
+        {"order": "random", "steps": 1, "block_length": 4},
+      )
+    ),
   ],
 )
 def test_texts_follow_the_law_by_enumeration(toy, how):

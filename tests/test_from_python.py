@@ -95,6 +95,7 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   assert train(tmp_path / "c", folder).losses == found[2].losses
 
 
+@pytest.mark.slow
 def test_sources_in_memory_mix_as_folders_do(lines, tmp_path):
   """Catches rows in memory that mix with no others, or other rows."""
   how = PACKED | {"packing": "documents", "quiet": True}

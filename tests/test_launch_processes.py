@@ -355,6 +355,7 @@ def test_training_survives_a_preemption(cloud):
   assert "a is ACTIVE" in cloud("status").stdout
 
 
+@pytest.mark.slow
 def test_a_preemption_while_it_is_set_up_again_is_survived(cloud):
   (cloud.folder / "again").touch()
   done = run_in_cloud(cloud, PREEMPTED)
@@ -363,6 +364,7 @@ def test_a_preemption_while_it_is_set_up_again_is_survived(cloud):
   assert calls(cloud).count("create") == 3
 
 
+@pytest.mark.slow
 def test_after_a_preemption_the_code_is_the_same(cloud, checkout):
   edit = "echo new >> README.md; "  # by a person, while training runs
   task = f"(cd {shlex.quote(str(checkout))}; {edit}); {PREEMPTED}"
@@ -371,6 +373,7 @@ def test_after_a_preemption_the_code_is_the_same(cloud, checkout):
   assert not (cloud.folder / "worker/antlm_jax/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_training_that_is_lost_is_started_again(cloud):
   task = """
     [ ! -e "$CLOUD/2" ] || exit 0

@@ -299,6 +299,7 @@ def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
   assert programs[0].batch.mask.k_start is not None  # packed by documents
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_with_fsdp_the_head_is_gathered_and_its_gradient_summed_but_once(small):
   sent = {}
@@ -403,6 +404,7 @@ def sent(found) -> float:
   return sum(c["sent"] for c in found.collectives)
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   """Scanned layers, two microbatches and chunks of the loss: loops in loops."""
@@ -423,6 +425,7 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   assert abs(scanned.moved / unrolled.moved - 1) < 0.25
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   output = tmp_path / "plans/plan.json"

@@ -410,6 +410,7 @@ def test_a_path_that_loses_checkpoints_is_refused(prepared, tmp_path, sign):
   assert not run.parent.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["pipe", "terminal"])
 def test_a_run_that_nobody_watches_saves_and_ends(prepared, tmp_path, by):
   """Catches work that is lost with `| head`, or with a closed terminal."""
