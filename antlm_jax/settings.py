@@ -237,14 +237,15 @@ def _typed_field(how: Field, hint: Any, **more) -> Field:
       many |= any(part in _READERS for part in parts)
     kinds += parts
   plain = [kind for kind in kinds if kind in _READERS]
-  others = {typing.get_origin(kind) or kind for kind in kinds} - {str}
+  types_of = {typing.get_origin(kind) or kind for kind in kinds}
+  types_of.discard(types.NoneType)
   return dataclasses.replace(
     how,
     kind=(plain or kinds)[0],
     many=many,
     optional=types.NoneType in kinds,
-    wider=len({*kinds} - {types.NoneType}) > 1,
-    is_path=others - {types.NoneType} == {os.PathLike},
+    wider=len(types_of) > 1,
+    is_path=types_of == {str, os.PathLike},
     **more,
   )
 

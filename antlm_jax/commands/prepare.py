@@ -452,8 +452,7 @@ def done(argv: Sequence[str]) -> bool:
     return True
   found = [
     (split, os.path.getsize(path))
-    for split in prepared_folder.SPLITS
-    for path in getattr(corpus, split)
+    for split, path in corpus.prepared
     if not path.startswith(readers.HUB)
   ]
   there = [

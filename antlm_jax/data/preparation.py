@@ -32,7 +32,7 @@ from antlm_jax.data import (
 )
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, PreparedSplit
+from antlm_jax.data.prepared_folder import Manifest, PreparedSplit
 from antlm_jax.data.shards import Recipe, ShardWriter
 from antlm_jax.data.spans import Span, make_spans, read_span
 from antlm_jax.data.text_files import Corpus
@@ -80,8 +80,7 @@ class Preparation:
       "settings": self.recipe.recorded | {"tasks": self.tasks},
       "text": dict(
         _identity(self.corpus, split, path)
-        for split in SPLITS
-        for path in getattr(self.corpus, split)
+        for split, path in self.corpus.prepared
         if not path.startswith(readers.HUB)
       ),
     }
@@ -234,8 +233,7 @@ class Preparation:
       settings=self.recipe.recorded,
       sources=[
         {"split": split, "path": name} | sources[name]
-        for split in SPLITS
-        for path in getattr(self.corpus, split)
+        for split, path in self.corpus.prepared
         for name in [text_files.source_name(split, path)]
       ],
       tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
@@ -401,8 +399,7 @@ def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:
   before = [(source["split"], source["sha256"]) for source in manifest.sources]
   now = [
     (split, fingerprint(corpus, path)["sha256"])
-    for split in SPLITS
-    for path in getattr(corpus, split)
+    for split, path in corpus.prepared
   ]
   if before != now:
     differ.append("other text")

@@ -58,6 +58,12 @@ class Corpus:
     """Sources that are named test. Nothing is trained on them."""
     return tuple(self.unused.get(_UNUSED["test"], ()))
 
+  @property
+  def prepared(self) -> list[tuple[str, str]]:
+    """Split and source of all that is prepared: of train, then of dev."""
+    of_dev = [("dev", source) for source in self.dev]
+    return [("train", source) for source in self.train] + of_dev
+
   def read(
     self, split: str, tally: readers.Tally | None = None
   ) -> Iterator[Document]:

@@ -98,14 +98,11 @@ def mode_named(name: str) -> str:
   return _ALIASES.get(name, name)
 
 
-def passes_of_mode(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
-  """Returns the passes of a mode, whose logits are added; masked is last.
+Mode = Annotated[str, argument(choices=MODES, read=mode_named)]
 
-  Raises a UserError for an unknown mode.
-  """
-  mode = mode_named(mode)
-  if mode not in MODES:
-    raise UserError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+
+def passes_of_mode(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
+  """Returns the passes of a mode, whose logits are added; masked is last."""
   causal = Pass(masked=False, shift=1)
   if mode == "causal":
     return (causal,)
@@ -118,7 +115,7 @@ def passes_of_mode(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
 def score(
   model: ModelOrPath[TextModel],
   texts: Annotated[str | Iterable[str], argument(may_be_empty=True)],
-  mode: Annotated[str, argument(choices=(*MODES, *_ALIASES))] = "causal",
+  mode: Mode = "causal",
   contexts: PythonOnly[Iterable[str] | None] = None,
   text_format: PythonOnly[TextFormat] = TextFormat(),
   reduction: Annotated[str, argument(choices=REDUCTIONS)] = "sum",

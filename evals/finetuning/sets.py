@@ -121,6 +121,7 @@ def by_split(
   if not isinstance(data, str):
     given = data if isinstance(data, Mapping) else {"train": data}
     for one in given.values():
+      # Of a mapping, None is a set that is absent.
       if not isinstance(one, Iterable) and (one is not None or one is data):
         raise UserError(f"data: {one!r:.60} is no list of records, and no path")
     by_name = {

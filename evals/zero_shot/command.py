@@ -22,7 +22,7 @@ from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
 from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
-from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
+from antlm_jax.inference.scoring import BATCH_TOKENS, Mode
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint
@@ -31,8 +31,6 @@ ITEMS = "items.jsonl"
 _WRITES = """\
 Writes summary.json (the figures) and items.jsonl (every item with its scores).
 If the output folder has results of the same request, prints those instead."""
-
-Mode = Annotated[str | None, argument(choices=MODES, read=mode_named)]
 
 
 class ZeroShotOutcome(NamedTuple):
@@ -164,7 +162,7 @@ def evaluate(
   task: Annotated[str, argument(choices=TASKS)],
   data: files.Path,
   *,
-  mode: Mode = None,
+  mode: Mode | None = None,
   output: Annotated[
     files.Path | None,
     argument(

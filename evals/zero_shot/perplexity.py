@@ -37,7 +37,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
 from antlm_jax.evals.zero_shot.command import (
   TASKS,
-  Mode,
   ZeroShotOutcome,
   asked_of,
   mode_of,
@@ -45,7 +44,7 @@ from antlm_jax.evals.zero_shot.command import (
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import ModelOrPath, open_model
-from antlm_jax.inference.scoring import EncodedText
+from antlm_jax.inference.scoring import EncodedText, Mode
 from antlm_jax.page import plots
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, setting
@@ -108,7 +107,7 @@ def perplexity(
   model: ModelOrPath[TextModel],
   texts: files.Path | Iterable[str],
   *,
-  mode: Mode = None,
+  mode: Mode | None = None,
   step: int | None = None,
   quiet: PythonOnly[bool] = False,
   **settings: Setting,
