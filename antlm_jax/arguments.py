@@ -76,4 +76,5 @@ def read_arguments(
 
 def read_section(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  return settings.make_section(section_type, vars(args), flags=True)
+  values = {name: getattr(args, name) for name in settings.of(section_type)}
+  return settings.build(section_type, values)

@@ -1,15 +1,15 @@
 """Parsing, one-line errors and exit statuses, shared by all commands."""
 
 import argparse
-import difflib
 import itertools
 import logging
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from antlm_jax import plugins
-from antlm_jax.errors import UserError, explain
+from antlm_jax import jax_flags, plugins, terminal
+from antlm_jax.errors import UserError, explain, suggestion
 
 
 class _HelpFormatter(
@@ -50,13 +50,15 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str):
     # A misspelt option may leave a required one missing.
     if message.startswith(("unrecognized", "unknown", "the following")):
-      known = self._option_string_actions
+      options = self._option_string_actions
+      # Without the dashes, which would make all options similar.
+      known = [name[2:] for name in options if name.startswith("--")]
       for word in itertools.takewhile(lambda word: word != "--", self._words):
         name = word.partition("=")[0]
-        if name in known or not name.startswith("--") or "." in name:
+        if name in options or not name.startswith("--") or "." in name:
           continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        hint = f"; did you mean {near[0]!r}?" if near else self._meant(word)
+        near = suggestion(name[2:], known, shown="'--{}'".format)
+        hint = f"; {near}" if near else self._meant(word)
         if hint:
           message = f"unrecognized arguments: {word}{hint}"
           break
@@ -127,15 +129,32 @@ def here(path: str) -> str:
   return path
 
 
+def python_command(*words: str) -> list[str]:
+  """Returns the command that runs a module with this Python.
+
+  With -P, it imports nothing from the present folder: a folder of texts may
+  have a file tqdm.py. The source tree itself may be used without installing it.
+  """
+  root = pathlib.Path(__file__).resolve().parents[1]
+  safe = [] if pathlib.Path.cwd() == root else ["-P"]
+  return [sys.executable, *safe, "-m", *words]
+
+
 def run_command(main: Callable[[Sequence[str]], None]) -> None:
   """Runs a command, and exits with a status of `antlm_jax.errors`."""
   # Orbax and asyncio also log the tracebacks of errors that they raise.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
+  terminal.show_controls()
   if spec := sys.modules["__main__"].__spec__:
     sys.argv[0] = f"python -m {spec.name}"
+  # An encoding without some sign, such as ASCII, must not end a run.
+  if sys.stdout is not None:
+    sys.stdout.reconfigure(errors="backslashreplace")
   try:
-    main(plugins.load_plugins(sys.argv[1:]))
+    argv = plugins.load_plugins(sys.argv[1:])
+    with jax_flags.library_flags():
+      main(argv)
   except BrokenPipeError:  # the reader (head, less) has quit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
@@ -145,5 +164,6 @@ def run_command(main: Callable[[Sequence[str]], None]) -> None:
       raise
     status, line = told
     if line:
-      print(line, file=sys.stderr)
+      # A name in it may have line ends.
+      print(line.replace("\n", "\\n"), file=sys.stderr)
     sys.exit(status)

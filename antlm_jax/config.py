@@ -2,9 +2,9 @@
 
 A config file is Python: `get_config(arg)` returns a sparse ConfigDict, which
 has only the settings that it changes. `--config=FILE.py:ARG` loads it, and
-`--config.key=value` changes one setting. The files of configs/ also load by
-name: `--config=quickstart`. The argument `shrink` makes every config run in
-seconds: `--config=quickstart:shrink`.
+`--config.key=value` changes one setting. The files of configs/ and its folder
+studies/ also load by name: `--config=quickstart`. The argument `shrink` makes
+every config run in seconds: `--config=quickstart:shrink`.
 
 `load_config` sets the overrides on these changes, and makes one `Config` of
 them: a tree of frozen dataclasses that build the parts of the run. They check
@@ -25,15 +25,16 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import models, optim, plugins, settings
-from antlm_jax.errors import UserError
+from antlm_jax.errors import UserError, suggestion
 from antlm_jax.mesh import Mesh
 from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
 from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
-from antlm_jax.settings import Section, nearest, setting
+from antlm_jax.settings import Section, setting
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
+STUDIES = CONFIGS / "studies"  # in a clone; the wheel has none
 OPTION = "--config"  # names a config on a command line
 # Settings that may differ when a run resumes. They change no parameter, except
 # by rounding (and which neurons a dropout drops, with other microbatches).
@@ -54,7 +55,7 @@ FREE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Section):
   """The configuration of a run; `objectives` are by name in the curriculum.
 
   Making one raises a UserError if its settings do not fit together.
@@ -79,11 +80,10 @@ class Config:
   init: Init = Init()
 
   def __post_init__(self):
-    settings.check_section(self)
+    super().__post_init__()
     for name in GROUPS:
       section = getattr(self, name)
-      own = isinstance(section, Section) and section.group == name
-      if not own:
+      if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
     if self.train.epochs and self.train.steps:
       raise UserError(
@@ -141,6 +141,8 @@ _CHOICE = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
 # Other libraries' names of settings whose own name is not similar.
 USUAL_NAMES = {
   "batch": "train.batch_size",
+  "beta1": "optimizer.b1",
+  "beta2": "optimizer.b2",
   "data": "data.path",
   "gradient_accumulation_steps": "train.microbatches",
   "hidden_size": "model.width",
@@ -185,7 +187,7 @@ def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
 
 
 def typed_config(
-  given: Config | ConfigDict | Mapping[str, Any], old: bool = False
+  changes: Config | ConfigDict | Mapping[str, Any], old: bool = False
 ) -> Config:
   """Makes a Config of changed settings; returns a Config as it is.
 
@@ -193,40 +195,56 @@ def typed_config(
   that is unknown or has a bad value. `old` settings are those of a run, of
   which an older version may have written some that are now unknown.
   """
-  if isinstance(given, Config):
-    return given
-  tree = given.to_dict() if isinstance(given, ConfigDict) else given
-  if not isinstance(tree, Mapping):
+  if isinstance(changes, Config):
+    return changes
+  if isinstance(changes, ConfigDict):
+    changes = changes.to_dict()
+  if not isinstance(changes, Mapping):
     raise UserError(
-      f"config={given!r:.60} is no config: give a name, a path or a Config"
+      f"config={changes!r:.60} is no config: give a name, a path or a Config"
     )
-  made = {**tree, "objectives": _objectives(tree, old)}
-  for name in sorted(made.keys() - {*_NAMES}):
-    if not old:
-      raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
-    del made[name]
-  for group in made.keys() & GROUPS.keys():
-    own = dict(settings.require_group(made[group], group))
-    section = GROUPS[group]
-    if group in KINDS:
-      section = section[own.pop("name", CHOSEN[group])]
-    made[group] = settings.from_dict(section, own, group, old)
-  return Config(**made)
-
-
-def _objectives(tree: Mapping[str, Any], old: bool) -> dict[str, Objective]:
-  """Returns the objectives of a tree by name, as `typed_config` makes them."""
-  own = settings.require_group(tree.get("objectives", {}), "config.objectives")
+  parts = {}
+  for name, value in changes.items():
+    if name in KINDS and isinstance(value, Mapping):
+      value = {"name": CHOSEN[name], **value}
+    if name in GROUPS:
+      parts[name] = settings.build(
+        GROUPS[name], value, name, ignore_unknown=old
+      )
+    elif name in _NAMES:
+      parts[name] = value
+    elif not old:
+      hint = suggestion(name, _NAMES, "antlm train --help lists them")
+      raise UserError(f"config.{name} is unknown; {hint}")
   if old:
-    # The run had loaded its plugins, but does not need an unused objective.
-    made = {
-      name: objective.make_objective(values, f"config.objectives.{name}", old)
-      for name, values in own.items()
-      if values.get("kind", "") in objective.KINDS or name in tree["curriculum"]
-    }
-    return made or OBJECTIVES
-  made = {name: objective.changed(name, values) for name, values in own.items()}
-  return dict(sorted((OBJECTIVES | made).items()))
+    parts["objectives"] = _stored_objectives(changes)
+  else:
+    parts["objectives"] = _changed_objectives(changes.get("objectives", {}))
+  return Config(**parts)
+
+
+def _changed_objectives(changes: Mapping[str, Any]) -> dict[str, Objective]:
+  """Returns all objectives, after changes of known and of new objectives."""
+  settings.require_group(changes, "config.objectives")
+  objectives = OBJECTIVES | {
+    name: objective.changed(name, values) for name, values in changes.items()
+  }
+  return dict(sorted(objectives.items()))
+
+
+def _stored_objectives(config: Mapping[str, Any]) -> dict[str, Objective]:
+  """Returns the objectives of a run's config.
+
+  The run had loaded its plugins, but does not need an unused objective.
+  """
+  objectives = {
+    name: settings.build(
+      objective.KINDS, values, f"config.objectives.{name}", ignore_unknown=True
+    )
+    for name, values in config.get("objectives", {}).items()
+    if values.get("kind", "") in objective.KINDS or name in config["curriculum"]
+  }
+  return objectives or OBJECTIVES
 
 
 def _with_ratios(
@@ -250,7 +268,7 @@ def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   known = stored["objectives"]
   if known.keys() >= {*re.findall(curriculum.NAME, used)}:
     return known
-  every = _with_ratios(_objectives(stored, old=True), used)
+  every = _with_ratios(_stored_objectives(stored), used)
   return {name: settings.to_dict(of) for name, of in every.items()} | known
 
 
@@ -315,16 +333,24 @@ def given_config(
   return _overridden(own, changes)
 
 
+def named_configs() -> dict[str, pathlib.Path]:
+  """Returns the configs that load by name, with those of studies in a clone."""
+  paths = [*CONFIGS.glob("*.py"), *STUDIES.glob("*.py")]
+  return {path.stem: path for path in sorted(paths)}
+
+
 def find_config(path: str, argument: str = OPTION) -> str:
   """Returns a config file's path, of our own by its name; UserError if none."""
-  own = {file.stem: file for file in sorted(CONFIGS.glob("*.py"))}
+  own = named_configs()
   if path in own:
     return str(own[path])
   if not pathlib.Path(path).is_file():
     name, comma, arg = path.partition(",")
     if comma and name in own:
       raise UserError(f"{argument}={path}: write {argument}={name}:{arg}")
-    near = nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
+    near = suggestion(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
+    if not STUDIES.is_dir():
+      near += "; studies of papers are in configs/studies of a clone"
     raise UserError(f"{argument}={path}: no such file, nor such a name; {near}")
   return path
 
@@ -354,7 +380,7 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     name, equals, value = part.partition("=")
     if name not in defaults:
       known = [*defaults, "shrink"]
-      near = nearest(name, known, f"known: {', '.join(known)}")
+      near = suggestion(name, known, f"known: {', '.join(known)}")
       raise UserError(f"config argument {name!r} is unknown; {near}")
     text, kind = value if equals else "True", parsed.get_type(name)
     parsed[name] = settings.parse_value(text, kind, f"config argument {part}")
@@ -390,85 +416,87 @@ def _overridden(
   """
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
-  found: Changes = traverse_util.flatten_dict(tree, sep=".")
-  own, texts = set(), {}  # the keys of overrides, and those of one value
+  changes: Changes = traverse_util.flatten_dict(tree, sep=".")
+  replaced = {}
+  texts = {}
   for name, value in overrides.items():
     if isinstance(value, Section):
-      own |= _replace_group(found, name, value)
+      if value.group != name:
+        raise _no_section(name, value)
+      changes = _without_groups(changes, [name])
+      for setting_name, setting_value in settings.to_dict(value).items():
+        replaced[f"{name}.{setting_name}"] = setting_value
     else:
       key = f"{name}.name" if name in KINDS else name
       texts[key] = settings.text(value)
-  for key in filter(_CHOICE.fullmatch, texts):  # the others depend on these
-    _choose(found, key, texts[key])
-  known = _known_settings(found)
+  changes |= replaced
+  # Choose implementations first: the other settings depend on them.
+  chosen = {key: text for key, text in texts.items() if _CHOICE.fullmatch(key)}
+  known = _known_settings(changes | chosen)
+  groups = [key.rpartition(".")[0] for key in chosen]
+  changes = _without_groups(changes, groups, kept=known)
+  asked = {*replaced}
   for name, text in texts.items():
     key = name if name in known else _meant_key(name, known, prefix)
-    if key in own:
+    if key in asked:
       raise UserError(f"{key} is set twice: leave out one of its names")
-    own.add(key)
-    found[key] = text
-    if text is not None:  # else a Config refuses it, unless it may be None
-      found[key] = known[key].parse(text, f"{prefix}{name}={text:.100}")
+    asked.add(key)
+    # A Config refuses None, unless the setting may be None.
+    value = text
+    if text is not None:
+      value = known[key].parse(text, f"{prefix}{name}={text:.100}")
+    changes[key] = value
   # A run keeps this path, and may resume from another folder.
-  start = str(found.get("init.checkpoint", ""))
+  start = str(changes.get("init.checkpoint", ""))
   if os.path.exists(start):
-    found["init.checkpoint"] = os.path.abspath(start)
-  _replace_length(found, own)
+    changes["init.checkpoint"] = os.path.abspath(start)
+  _replace_length(changes, asked)
   if shrink:
-    _shrink(found, own)
-  return typed_config(traverse_util.unflatten_dict(found, sep="."))
+    _shrink(changes, asked, known)
+  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
 
 
-def _replace_group(found: Changes, group: str, section: Section) -> set[str]:
-  """Replaces a group's changes by a section; returns the section's keys."""
-  if section.group != group:
-    raise _no_section(group, section)
-  for key in [key for key in found if key.startswith(f"{group}.")]:
-    del found[key]
-  own = {f"{group}.{name}": x for name, x in settings.to_dict(section).items()}
-  found |= own
-  return {*own}
+def _without_groups(
+  changes: Changes, groups: Iterable[str], kept: Collection[str] = ()
+) -> Changes:
+  """Returns the changes outside some groups, and those of the `kept` keys."""
+  prefixes = tuple(f"{group}." for group in groups)
+  return {
+    key: value
+    for key, value in changes.items()
+    if key in kept or not key.startswith(prefixes)
+  }
 
 
-def _choose(found: Changes, key: str, name: str) -> None:
-  """Chooses the implementation of a group.
-
-  The group's other changes stay if the implementation has their settings, too.
-  """
-  found[key], group = name, key.rpartition(".")[0]
-  known = _known_settings(found)
-  for other in [*found]:
-    if other.startswith(f"{group}.") and other not in known:
-      del found[other]
-
-
-def _replace_length(found: Changes, own: Collection[str]) -> None:
-  """Removes the config's length of the run if the keys `own` set another."""
+def _replace_length(changes: Changes, asked: Collection[str]) -> None:
+  """Removes the config's length of the run if the user asked for another."""
   lengths = {"train.epochs", "train.steps"}
-  counted = "curriculum" in own and _COUNTS.search(found["curriculum"])
-  if counted or lengths & {*own}:
-    for key in lengths - {*own}:
-      found.pop(key, None)
+  counted = "curriculum" in asked and _COUNTS.search(changes["curriculum"])
+  if counted or lengths & {*asked}:
+    for key in lengths - {*asked}:
+      changes.pop(key, None)
 
 
-def _known_settings(found: Changes) -> dict[str, settings.Field]:
+def _known_settings(changes: Changes) -> dict[str, settings.Field]:
   """Returns all settings of the chosen implementations, by key."""
-  sections, out = {"": Config, **GROUPS}, {}
+  fields = {}
+  sections = {"": Config, **GROUPS}
   for group, kinds in KINDS.items():
     key = f"{group}.name"
-    out[key] = _NAME
+    fields[key] = _NAME
     # A config file may have a list there, which a registry cannot look up.
-    sections[group] = kinds[str(found.get(key, CHOSEN[group]))]
-  added = [key.split(".")[1] for key in found if key.startswith("objectives.")]
-  for name in dict.fromkeys([*OBJECTIVES, *added]):
+    sections[group] = kinds[str(changes.get(key, CHOSEN[group]))]
+  names = [*OBJECTIVES]
+  names += [k.split(".")[1] for k in changes if k.startswith("objectives.")]
+  for name in names:
     key = f"objectives.{name}.kind"
-    out[key] = _NAME
-    kind = objective.kind_of(name, found.get(key))
+    fields[key] = _NAME
+    kind = objective.kind_of(name, changes.get(key))
     sections[f"objectives.{name}"] = kind
   for group, section in sections.items():
     for name, field in settings.of(section).items():
-      out[f"{group}.{name}".lstrip(".")] = field
-  return out
+      fields[f"{group}.{name}".lstrip(".")] = field
+  return fields
 
 
 def _meant_key(name: str, known: Collection[str], prefix: str) -> str:
@@ -494,6 +522,14 @@ def leaves(config: Config) -> dict[str, Any]:
   return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
 
+_SHRUNK_MODEL = {
+  "model.layers": 2,
+  "model.width": 32,
+  "model.heads": 4,
+  "model.kv_heads": 2,
+  "model.mlp_width": 64,
+  "model.dtype": "float32",
+}
 _SHRUNK = {
   "train.batch_size": 4,
   "train.batch_schedule": (),
@@ -513,33 +549,39 @@ _SHRUNK = {
 }
 
 
-def _shrink(found: Changes, own: Collection[str]) -> None:
+def _shrink(
+  changes: Changes, asked: Collection[str], known: Collection[str]
+) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
   The phases of the curriculum keep their proportions. The run has the
   `train.steps` that the user asked for, and keeps only as many phases. By
   default it has 12 steps, or one for each phase if there are more.
 
-  `own` has the keys that the user set, which stay. A curriculum that the user
-  wrote in steps, such as `8C+8M steps`, keeps its length.
+  The settings that the user `asked` for stay. A curriculum that the user wrote
+  in steps, such as `8C+8M steps`, keeps its length.
   """
-  model = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2}
-  model |= {"mlp_width": 64, "dtype": "float32"}
-  if found.get("init.checkpoint") and "init.checkpoint" not in own:
-    model = {}  # the config file starts from a model
-  small = {f"model.{name}": value for name, value in model.items()} | _SHRUNK
-  here = _known_settings(found).keys() - {*own}
-  found |= {key: value for key, value in small.items() if key in here}
-  text = found.get("curriculum", Config.curriculum)
-  in_steps = "curriculum" in own and text.endswith("steps")
-  if not in_steps and "train.epochs" not in own:
-    tree = traverse_util.unflatten_dict(found, sep=".")
-    known = _with_ratios(_objectives(tree, old=False), text)
-    phases = curriculum.parse_curriculum(text, known, 1000, 1000).phases
-    asked = found["train.steps"] if "train.steps" in own else 0
-    steps = asked or max(12, len(phases))
-    found["curriculum"] = curriculum.scaled(text, known, steps)
-    found |= {"train.steps": 0, "train.epochs": 0.0}
+  small = dict(_SHRUNK)
+  # A model to start from keeps its shape.
+  if "init.checkpoint" in asked or not changes.get("init.checkpoint"):
+    small |= _SHRUNK_MODEL
+  for key, value in small.items():
+    if key in known and key not in asked:
+      changes[key] = value
+  text = changes.get("curriculum", Config.curriculum)
+  in_steps = "curriculum" in asked and text.endswith("steps")
+  if in_steps or "train.epochs" in asked:
+    return
+  tree = traverse_util.unflatten_dict(changes, sep=".")
+  objectives = _changed_objectives(tree.get("objectives", {}))
+  objectives = _with_ratios(objectives, text)
+  phases = curriculum.parse_curriculum(text, objectives, 1000, 1000).phases
+  steps = max(12, len(phases))
+  if "train.steps" in asked and changes["train.steps"]:
+    steps = changes["train.steps"]
+  changes["curriculum"] = curriculum.scaled(text, objectives, steps)
+  changes["train.steps"] = 0
+  changes["train.epochs"] = 0.0
 
 
 def to_json(config: Config) -> str:

@@ -73,5 +73,5 @@ def meant_setting(word: str) -> str:
     for section in found.values() if group in KINDS else [found]:
       known |= dict.fromkeys(f"{group}.{own}" for own in settings.of(section))
   name, shown = word.lstrip("-").partition("=")[0], f"{OPTION}.{{}}".format
-  hint = settings.meant(name, known, USUAL_NAMES, shown, least=0.75)
+  hint = settings.meant(name, known, USUAL_NAMES, shown)
   return f"; {hint}" if hint else ""

@@ -55,12 +55,15 @@ def spread(number: int) -> float:
   return number * 0.618 % 1
 
 
-def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
+def permute(
+  indices: np.ndarray, size: int, *key: int | np.ndarray
+) -> np.ndarray:
   """Maps indices by a pseudorandom permutation of range(size).
 
   A Feistel network over the next even power of two, repeated until the result
   is in range. It needs no table, and every index of every epoch costs the same.
-  The `key` chooses the permutation; indices are int64 `[n]`, in [0, size).
+  The `key` chooses the permutation; indices are int64 `[n]`, in [0, size). Each
+  index has a permutation of its own where parts of the key are arrays `[n]`.
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   out = np.asarray(indices, np.int64)
@@ -71,7 +74,7 @@ def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
   return out
 
 
-def _feistel(x: np.ndarray, half: int, key: tuple[int, ...]) -> np.ndarray:
+def _feistel(x: np.ndarray, half: int, key: tuple) -> np.ndarray:
   low_mask = (1 << half) - 1
   left, right = x >> half, x & low_mask
   for turn in range(4):

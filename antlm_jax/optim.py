@@ -224,10 +224,12 @@ class Muon(AdamW):
 
 # ----------------------------------------------------------------- schedules
 
-_DECAYS = {
-  "linear": lambda t: 1 - t,
-  "cosine": lambda t: 0.5 * (1 + jnp.cos(jnp.pi * t)),
-  "1-sqrt": lambda t: 1 - jnp.sqrt(t),
+# Rates from 1 to 0 by the share t of the way in [0, 1]. `xp` is jax.numpy, or
+# numpy for an array in float64.
+DECAYS = {
+  "linear": lambda t, xp: 1 - t,
+  "cosine": lambda t, xp: 0.5 * (1 + xp.cos(xp.pi * t)),
+  "1-sqrt": lambda t, xp: 1 - xp.sqrt(t),
 }
 
 
@@ -298,7 +300,7 @@ class Schedule(Section):
       # the last is at the floor.
       up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
       t = jnp.clip((step + 1 - begin) / max(end - begin, 1), 0.0, 1.0)
-      down = floor + (1 - floor) * _DECAYS[shape](t)
+      down = floor + (1 - floor) * DECAYS[shape](t, jnp)
       if cooldown:
         cool = last * jnp.maximum(steps - step, 0) / cooldown
         down = jnp.where(step < steps - cooldown, down, cool)
@@ -314,7 +316,7 @@ class WSD(Schedule):
 
   decay_steps: float = amount_setting(0.1, "Length of the decay at the end")
   decay: str = setting(
-    "linear", "Shape of the rate's decay", choices=tuple(_DECAYS)
+    "linear", "Shape of the rate's decay", choices=tuple(DECAYS)
   )
 
   def fall(

@@ -29,6 +29,12 @@ class Data(Section):
     choices=order.ROUNDING,
   )
   shuffle: bool = setting(True, "Shuffle the rows in every epoch")
+  shuffle_block: int = setting(
+    1,
+    "Number of neighbouring rows to shuffle as a block, which a bucket gives in"
+    " one request; 64 suits pods",
+    least=1,
+  )
   short: float = setting(
     0.0, "Share of the rows to cut at random lengths", least=0, most=1
   )

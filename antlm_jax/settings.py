@@ -1,7 +1,7 @@
 """Typed values with a help text and limits, of dataclasses and of functions.
 
 A section is a dataclass of such values: a group of the configuration. `to_dict`
-and `from_dict` turn it into plain values and back.
+and `build` turn it into plain values and back.
 
 A command is a function of such values. Its signature has their types, limits
 and defaults, and the `Args` of its docstring have the help texts:
@@ -22,7 +22,6 @@ sections.
 import argparse
 import collections.abc
 import dataclasses
-import difflib
 import functools
 import inspect
 import operator
@@ -33,7 +32,8 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
-from antlm_jax.errors import UserError
+from antlm_jax import jax_flags
+from antlm_jax.errors import UserError, similar_names, suggestion
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,8 +118,7 @@ class Field:
     is_list = self.many and isinstance(value, _LISTS)
     if self.is_path and not (self.optional and value is None):
       for one in value if is_list else [value]:
-        if not isinstance(one, str | os.PathLike):
-          raise UserError(f"{name}={one!r:.200} is no path")
+        require_path(one, name)
     own = is_list or isinstance(value, _TYPES.get(self.kind, self.kind))
     if self.wider and not own:
       return value  # the function checks its other types
@@ -165,6 +164,22 @@ class Field:
     if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
       return None
     return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
+
+
+def require_path(value: Any, name: str) -> None:
+  """Raises a UserError unless a value is a path that all libraries can write.
+
+  ArrayRecord and orbax take only UTF-8.
+  """
+  if not isinstance(value, str | os.PathLike):
+    raise UserError(f"{name}={value!r:.200} is no path")
+  try:
+    os.fspath(value).encode("utf-8")
+  except UnicodeEncodeError as error:
+    raise UserError(
+      f"{name}={value!a:.200} is not UTF-8: rename it, or set PYTHONUTF8=1 if"
+      " the locale of this shell is not UTF-8"
+    ) from error
 
 
 def argument(
@@ -341,7 +356,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
   For a tuple, a caller may give a list or a single value. Raises a UserError,
   `limit=-1 is not at least 0`, for the first argument that is not allowed, and
-  for an unknown name.
+  for an unknown name. The function computes with `jax_flags.library_flags`.
   """
 
   @functools.wraps(function)
@@ -351,28 +366,39 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     takes_more = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for name in given:
       if name not in known and not takes_more:
-        hint = nearest(name, known, f"it has {', '.join(known)}")
+        hint = suggestion(name, known, f"it has {', '.join(known)}")
         raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
     bound = signature.bind(*args, **given)
     for name, field in of(function).items():
       if name in bound.arguments:
         bound.arguments[name] = field.given(bound.arguments[name], name)
-    return function(*bound.args, **bound.kwargs)
+    with jax_flags.library_flags():
+      return function(*bound.args, **bound.kwargs)
 
   return call
 
 
 class Section:
-  """Base of the configuration's groups: frozen dataclasses of settings.
+  """Base of groups of settings: frozen dataclasses.
 
-  Making one checks it, and raises a UserError for the first value that its
-  field does not allow, with the group's name: `schedule.peak_lr=-1`.
+  Making one sets each value as `Field.given` returns it, such as a tuple for a
+  list. It raises a UserError for the first value that its field does not allow,
+  with the group's name: `schedule.peak_lr=-1`.
   """
 
-  group: ClassVar[str]  # its key in the configuration
+  group: ClassVar[str] = ""  # its key in the configuration
+
+  @property
+  def prefix(self) -> str:
+    """The text before a setting's name in errors."""
+    return f"{self.group}." if self.group else ""
 
   def __post_init__(self):
-    check_section(self, self.group)
+    # Fields not made by `setting` must have their type, if that is plain.
+    for name, field in _declared(type(self)).items():
+      if field.kind in _READERS:
+        value = field.given(getattr(self, name), f"{self.prefix}{name}")
+        object.__setattr__(self, name, value)
 
 
 class Registry(dict[str, T]):
@@ -413,18 +439,6 @@ class Registry(dict[str, T]):
       " it, give --plugin=FILE.py (in Python, import it)"
     )
 
-  def make(
-    self, values: Mapping[str, Any], group: str = "", old: bool = False
-  ) -> Any:
-    """Makes a section as `from_dict`, of the implementation that it names.
-
-    Raises a UserError for an unknown name or setting, or a bad value; `group`
-    is by default that of all sections.
-    """
-    own = dict(require_group(values, group or self.group))
-    section_type = self[own.pop(self.key, "")]
-    return from_dict(section_type, own, group or self.group, old)
-
 
 def to_dict(section) -> dict[str, Any]:
   """Returns the settings of a section, with its name if it is registered."""
@@ -443,26 +457,45 @@ def changed_settings(section) -> dict[str, Any]:
   }
 
 
-def from_dict(
-  section_type: type, values: Mapping[str, Any], group: str, old: bool = False
-):
-  """Makes a section of some of its settings; the others have their defaults.
+def build(
+  section: type[T] | Registry,
+  values: Mapping[str, Any],
+  group: str = "",
+  *,
+  ignore_unknown: bool = False,
+) -> T:
+  """Builds a section of some of its settings; the others have their defaults.
 
-  Raises a UserError for an unknown setting. `old` ignores unknown settings,
-  which an older version may have written.
+  Args:
+    section: Type of the section, or a registry, one of whose types the values
+      name.
+    values: Values by the settings' names.
+    group: Group of the settings, for errors; by default that of the registry.
+    ignore_unknown: Ignore unknown settings, which an older version may have
+      written.
+
+  Raises:
+    UserError: The values are no mapping, a setting is unknown, missing or not
+      allowed, or the registry does not know the name.
   """
-  known = of(section_type)
-  unknown = sorted(require_group(values, group).keys() - known.keys())
-  if unknown and not old:
-    name = getattr(section_type, "name", None)
-    what = f": no setting of {name}" if name else " is unknown"
-    hint = nearest(unknown[0], known)
-    raise UserError(f"{group}.{unknown[0]}{what}; {hint}")
-  for name, field in known.items():
+  if isinstance(section, Registry):
+    group = group or section.group
+  values = dict(require_group(values, group))
+  if isinstance(section, Registry):
+    section = section[values.pop(section.key, "")]
+  fields = of(section)
+  place = f"{group}." if group else ""
+  for name in sorted(values.keys() - fields.keys()):
+    if not ignore_unknown:
+      kind = getattr(section, "name", None)
+      problem = f": no setting of {kind}" if kind else " is unknown"
+      hint = suggestion(name, fields, "antlm train --help lists them")
+      raise UserError(f"{place}{name}{problem}; {hint}")
+    del values[name]
+  for name, field in fields.items():
     if field.default is dataclasses.MISSING and name not in values:
-      raise UserError(f"{group}.{name} is missing")
-  own = {name: values[name] for name in known if name in values}
-  return section_type(**own)
+      raise UserError(f"{place}{name} is missing")
+  return section(**values)
 
 
 def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
@@ -470,13 +503,6 @@ def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
   if not isinstance(values, Mapping):
     raise UserError(f"{group}={values!r} is not a group of settings")
   return values
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-  """Returns a hint at the known name that is nearest to an unknown name."""
-  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-  otherwise = otherwise or "antlm train --help lists them"
-  return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -492,41 +518,22 @@ def meant(
   keys: Iterable[str],
   others: Mapping[str, str] = types.MappingProxyType({}),
   shown: Callable[[str], str] = repr,
-  least: float = 0.4,
 ) -> str:
   """Returns a hint at the keys that an unknown name may mean, or "".
 
-  `others` are keys by further names, `least` is the smallest similarity, and
-  `shown` writes a key.
+  `others` are keys by further names, and `shown` writes a key.
   """
   named = by_name(keys) | {other: [key] for other, key in others.items()}
-  last = name.rpartition(".")[2]
-  for text, cutoff in ((name, 0.75), (last, 0.75), (name, least)):
-    if near := difflib.get_close_matches(text, named, cutoff=cutoff):
-      # Letters in another order are the likeliest slip: stesp for steps.
-      same = [one for one in near if sorted(one) == sorted(text)]
-      *others, end = map(shown, named[[*same, *near][0]])
-      others[_LISTED:] = ["..."] * (len(others) > _LISTED)
-      listed = f"{', '.join(others)} or {end}" if others else end
-      return f"did you mean {listed}?"
-  return ""
-
-
-def check_section(section, prefix: str = "") -> None:
-  """Checks the values of a section, a dataclass with `setting` fields.
-
-  Sets each as `Field.given` returns it, such as a tuple for a list. Messages
-  put the prefix before a setting's name: `schedule` gives
-  `schedule.peak_lr=-1`, `--` gives `--limit=-1`. Raises a UserError for the
-  first value that its field does not allow.
-  """
-  # Fields not made by `setting` must have their type, if that is plain.
-  # The prefix joins as config.key, but --key and `objective 'mlm': key`.
-  dot = "." if prefix[-1:].isalnum() else ""
-  for name, field in _declared(type(section)).items():
-    if field.kind in _READERS:
-      value = field.given(getattr(section, name), f"{prefix}{dot}{name}")
-      object.__setattr__(section, name, value)
+  group, _, last = name.rpartition(".")
+  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
+  whole = named[last] if group and last in named else named
+  near = similar_names(name, whole) or similar_names(last, named)
+  if not near:
+    return ""
+  *others, end = map(shown, named[near[0]])
+  others[_LISTED:] = ["..."] * (len(others) > _LISTED)
+  listed = f"{', '.join(others)} or {end}" if others else end
+  return f"did you mean {listed}?"
 
 
 def refuse_unknown(
@@ -535,26 +542,8 @@ def refuse_unknown(
   """Raises a UserError for a name that is not known as a setting of `what`."""
   for name in names:
     if name not in known:
-      hint = nearest(name, known, otherwise)
+      hint = suggestion(name, known, otherwise)
       raise UserError(f"{name} is no setting of {what}; {hint}")
-
-
-def make_section(
-  section_type: type, values: Mapping[str, Any], *, flags: bool = False
-):
-  """Makes a section of its settings among some values, and checks them.
-
-  Raises a UserError for the first value that is bad, or required and missing.
-  It names the setting as Python does, `lrs`, or by its flag, `--lrs`.
-  """
-  own = {}
-  for field in of(section_type).values():
-    name = field.flag if flags else field.name
-    if field.name in values:
-      own[field.name] = field.given(values[field.name], name)
-    elif field.default is dataclasses.MISSING:
-      raise UserError(f"{name} is missing")
-  return section_type(**own)
 
 
 def text(value: Any) -> str | None:

@@ -1,9 +1,14 @@
 """Tables, as aligned text and as Markdown: one formatter for all commands."""
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from antlm_jax.terminal import visible
+
 _GAP = "  "
+# A code span of CommonMark.
+_CODE = re.compile(r"(?<![`\\])(`+)(?!`).+?(?<!`)\1(?!`)")
 
 
 def text_table(
@@ -36,8 +41,30 @@ def table_line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
 def markdown(rows: Iterable[Sequence], head: Sequence[str]) -> str:
   """Lays out rows as a Markdown table, all but the first to the right."""
   rule = ["---", *["---:"] * (len(head) - 1)]
-  escaped = ([c.replace("|", "\\|") for c in _table_cells(row)] for row in rows)
-  return "\n".join(f"| {' | '.join(r)} |" for r in (head, rule, *escaped))
+  lines = [
+    [plain_markdown(c).replace("|", "\\|") for c in _table_cells(row)]
+    for row in (head, *rows)
+  ]
+  lines.insert(1, rule)
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain_markdown(text: str) -> str:
+  """Returns a line of Markdown without links, and HTML only in code spans.
+
+  Names, as of runs and data sets, may have both, and line ends.
+  """
+  text = visible(text).replace("\n", " ")
+  parts = []
+  at = 0
+  for code in _CODE.finditer(text):
+    parts += [_inert(text[at : code.start()]), code[0]]
+    at = code.end()
+  return "".join([*parts, _inert(text[at:])])
+
+
+def _inert(text: str) -> str:
+  return text.replace("<", "&lt;").replace("](", "]\\(")
 
 
 def html(rows: Iterable[Sequence], head: Sequence[str]) -> str:

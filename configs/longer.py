@@ -18,7 +18,7 @@ configs/continued.py does, and
 - `base`: RoPE's base. By default 160,000, or the model's own if that is larger,
   as a Qwen3's 1,000,000 is.
 
-docs/how_to/longer_rows.md changes the base within a run instead.
+docs/how_to/optimizer.md changes the base within a run instead.
 """
 
 from antlm_jax import config as config_lib

@@ -12,9 +12,11 @@ a change of a setting shows in its diff. A test holds that they are up to date.
 """
 
 import argparse
+import collections
 import dataclasses
 import html
 import importlib
+import itertools
 import os
 import pathlib
 import re
@@ -32,6 +34,7 @@ from antlm_jax.objectives.objective import KINDS, OBJECTIVES
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
 _TYPING_ERROR = 2**16  # upper bounds from here on only catch typing errors
+_SHARED = 3  # commands from which on an option is described once for all
 _BOUNDS = {"least": "≥", "over": ">", "most": "≤", "under": "<"}
 # Groups of settings with several implementations, by name.
 _REGISTRIES = {
@@ -94,12 +97,15 @@ def settings_of(group: str) -> str:
   if not others:
     return parts[0]
   for name, section in sections.items():
+    # A section of an encoder that extends another one lists its differences.
+    bases = [x for x in section.__mro__[1:] if x in sections.values()]
+    known = settings.of(bases[0]) if bases else common
     own = [
       field
       for field in settings.of(section).values()
       if field.name != "name"
       and (
-        field.name not in common or field.default != common[field.name].default
+        field.name not in known or field.default != known[field.name].default
       )
     ]
     if name:
@@ -127,15 +133,10 @@ def _table_of(fields: Iterable[settings.Field], prefix: str) -> str:
   for field in fields:
     key = f"{prefix}{field.name}"
     default = settings.text(field.default)
-    rows.append(
-      (
-        f'<a id="{key}"></a>{_code(key)}',
-        "" if default == "" else _code(default),
-        _values(field),
-        _prose(field.help),
-      )
-    )
-  return _table(("setting", "default", "values", "meaning"), rows)
+    shown = key if default == "" else f"{key}={default}"
+    name = f'<a id="{key}"></a>{_code(shown)}'
+    rows.append((name, _values(field), _prose(field.help)))
+  return _table(("setting", "values", "meaning"), rows)
 
 
 def _values(field: settings.Field) -> str:
@@ -180,35 +181,59 @@ def _parser(words: str) -> argparse.ArgumentParser:
 
 
 def commands() -> str:
-  """Returns a section for each command: its description and its options."""
-  parts, scored = [], set()
-  for words in COMMANDS:
-    parser = _parser(words)
-    # The tasks of `eval score` list only the options that they add to it.
-    options = [a for a in parser._actions if a.dest not in ("help", "plugin")]
-    flags = {flag for action in options for flag in action.option_strings}
-    if words == "eval score":
-      scored = flags
-    task = COMMANDS[words].startswith(f"{COMMANDS['eval score']} ")
-    if task:
-      options = [a for a in options if not scored & {*a.option_strings}]
-    parts += [f"## antlm {words}", _described(parser.description)]
-    if task:
-      parts += [
-        "The options of [antlm eval score](#antlm-eval-score), and"
-        if options
-        else "The options are those of [antlm eval score](#antlm-eval-score)."
-      ]
-    parts += [_options(options)] if options else []
+  """Returns a section for each command: its description and its options.
+
+  Options and paragraphs that several commands have in common are shown once.
+  """
+  parsers = {words: _parser(words) for words in COMMANDS}
+  options = {
+    words: [_option(action) for action in parser._actions if _is_own(action)]
+    for words, parser in parsers.items()
+  }
+  # The tasks of `eval score` list only the options that they add to it.
+  score = f"{COMMANDS['eval score']} "
+  tasks = {words for words in COMMANDS if COMMANDS[words].startswith(score)}
+  for words in tasks:
+    scored = {name for name, _ in options["eval score"]}
+    options[words] = [row for row in options[words] if row[0] not in scored]
+  counts = collections.Counter(itertools.chain(*options.values()))
+  shared = [row for row, count in counts.items() if count >= _SHARED]
+  parts = ["## Shared options", _table(("option", "meaning"), shared)]
+  place_of: dict[str, str] = {}  # the command that shows a paragraph
+  for words, parser in parsers.items():
+    paragraphs = re.split(r"\n\s*\n", parser.description.strip("\n"))
+    places = [place_of.setdefault(text, words) for text in paragraphs]
+    own = [text for text in paragraphs if place_of[text] == words]
+    parts += [f"## antlm {words}", _described(own)]
+    elsewhere = dict.fromkeys(place for place in places if place != words)
+    if elsewhere:
+      parts += [f"The rest is as in {_links(elsewhere)}."]
+    if words in tasks:
+      parts += [f"It also has the options of {_links(['eval score'])}."]
+    rows = [row for row in options[words] if row not in shared]
+    parts += [_table(("option", "meaning"), rows)] if rows else []
+    common = [row[0] for row in options[words] if row in shared]
+    if common:
+      parts += [f"[Shared options](#shared-options): {', '.join(common)}."]
     if words == "train":
       parts += ["All settings are on [their own page](settings.md)."]
   return "\n\n".join(parts)
 
 
-def _described(text: str) -> str:
+def _is_own(action: argparse.Action) -> bool:
+  """Tells whether an option is of its command, and not of all commands."""
+  return action.dest not in ("help", "plugin")
+
+
+def _links(commands: Iterable[str]) -> str:
+  links = (f"[antlm {w}](#antlm-{w.replace(' ', '-')})" for w in commands)
+  return " and ".join(links)
+
+
+def _described(paragraphs: Sequence[str]) -> str:
   """Returns a description of --help as Markdown: commands and lists as code."""
   parts = []
-  for part in re.split(r"\n\s*\n", text.strip("\n")):
+  for part in paragraphs:
     lines = part.split("\n")
     # A list has names and, in a column, texts that may be several lines long.
     listed = re.split(r"\n  (?=\S)", f"\n{part}")[1:]
@@ -224,25 +249,26 @@ def _described(text: str) -> str:
   return "\n\n".join(parts)
 
 
-def _options(actions: Sequence[argparse.Action]) -> str:
-  rows = []
-  for action in actions:
-    name = action.option_strings[0] if action.option_strings else action.dest
-    default = "required"
-    if not action.required:
-      shown = str(action.default) not in ("None", "False", "", "[]")
-      default = _code(settings.text(action.default)) if shown else ""
-    choices = ", ".join(map(_code, action.choices or ()))
-    about = _prose((action.help or "").replace("%%", "%"))
-    rows.append((_code(name), default, f"{about}: {choices}".strip(": ")))
-  return _table(("option", "default", "meaning"), rows)
+def _option(action: argparse.Action) -> tuple[str, str]:
+  """Returns an option with its default, and its meaning."""
+  name = action.option_strings[0] if action.option_strings else action.dest
+  has_default = str(action.default) not in ("None", "False", "", "[]")
+  if has_default and not action.required:
+    name = f"{name}={settings.text(action.default)}"
+  name = _code(name) + " (required)" * action.required
+  choices = ", ".join(map(_code, action.choices or ()))
+  about = _prose((action.help or "").replace("%%", "%"))
+  return name, f"{about}: {choices}".strip(": ")
 
 
 # ---------------------------------------------- objectives and Python's objects
 
 
 def objective(name: str) -> str:
-  """Returns the settings in which an objective differs from the defaults."""
+  """Returns the settings in which an objective differs from the defaults.
+
+  Their meaning is on the page of settings.
+  """
   made, rows = OBJECTIVES[name], []
   for field in settings.of(type(made)).values():
     value = getattr(made, field.name)
@@ -251,10 +277,9 @@ def objective(name: str) -> str:
     ):
       key = f"objectives.{name}.{field.name}"
       link = f"settings.md#objectives.NAME.{field.name}"
-      about = _prose(field.help)
       shown = _code(key) if field.name == "name" else f"[{_code(key)}]({link})"
-      rows.append((shown, _code(value), about or "Name in logs and metrics"))
-  return _table(("setting", "value", "meaning"), rows)
+      rows.append((shown, _code(value)))
+  return _table(("setting", "value"), rows)
 
 
 def api(name: str) -> str:
@@ -269,15 +294,14 @@ def api(name: str) -> str:
 
 
 def sections_of_python() -> str:
-  """Returns a table of the public classes of settings."""
+  """Returns a table of the public classes of settings, by group."""
   rows = []
   for group, sections in groups().items():
-    for section in sections.values():
-      if section.__name__ in dir(antlm_jax) and group:
-        about = _prose(_summary(section))
-        link = f"[`{group}`](settings.md#{group})"
-        rows.append((f"`ax.{section.__name__}`", link, about))
-  return _table(("class", "group of settings", "description"), rows)
+    names = [section.__name__ for section in sections.values()]
+    public = [f"`ax.{name}`" for name in names if name in dir(antlm_jax)]
+    if group:
+      rows.append((f"[`{group}`](settings.md#{group})", ", ".join(public)))
+  return _table(("group of settings", "classes"), rows)
 
 
 _KINDS = {

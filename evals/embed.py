@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from antlm_jax import cli, settings
-from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
@@ -39,12 +38,10 @@ class _Pool(retrieval.Towers):
   temperature: float = 1.0
   pool: str = "mean"
   normalize: bool = False
-  size: int | None = None  # of vectors that are cut
 
   def __call__(self, params, hidden, lengths, dropout_key=None):
     """Returns vectors, float32 `[B, D]`."""
     found = pooled(hidden, lengths, self.pool).astype(jnp.float32)
-    found = found[:, : self.size]
     length = jnp.linalg.norm(found, axis=-1, keepdims=True)
     return found / length if self.normalize else found
 
@@ -63,7 +60,6 @@ def embed(
   ] = None,
   prompt: Annotated[str | None, argument(choices=PROMPTS)] = None,
   normalize: bool | None = None,
-  dim: Annotated[int | None, argument(least=1)] = None,
   attention: Annotated[str | None, argument(choices=ATTENTIONS)] = None,
   text_column: str | None = None,
   batch_tokens: Annotated[int, argument(least=1)] = BATCH_TOKENS,
@@ -80,8 +76,6 @@ def embed(
     prompt: Prefix of each text that an embedder was trained with, if it has
       one: query or document.
     normalize: Scale vectors to length 1; by default those of an embedder.
-    dim: Size to which vectors are cut before they are scaled, such as a size of
-      `matryoshka` in training; by default the whole.
     attention: Attention of the encoder; by default as fine-tuned, or else
       bidirectional.
     text_column: Column of a file's records; by default that of training, or
@@ -91,23 +85,17 @@ def embed(
     quiet: Print nothing.
 
   Returns:
-    float32 `[n, D]` or `[n, dim]`: the mean over each text's tokens, with the
+    float32 `[n, D]`: the mean over each text's tokens, with the
     special tokens of training, or as a fine-tuned model pools them.
 
   Raises:
-    UserError: An argument is wrong, the model has a vector for each token, or
-      the file cannot be read or lacks the column.
+    UserError: An argument is wrong, or the file cannot be read or lacks the
+      column.
   """
   with progress.quietly(quiet):
     results.check_output(output, texts)
     loaded = open_model(model, step)
-    width = loaded.model.config.width
-    if dim is not None and dim > width:
-      raise UserError(
-        f"dim={dim}: vectors of {loaded.path} have only {width} numbers"
-      )
     head, causal = _pooling_head(loaded, prompt, normalize, attention)
-    head = dataclasses.replace(head, size=dim)
     examples = _texts(loaded, texts, text_column)
     if examples:
       length = loaded.longest_row
@@ -115,7 +103,7 @@ def embed(
       how = length, size, head, causal
       vectors, _ = saved.compute(loaded, examples, *how)
     else:
-      vectors = np.zeros((0, dim or width), np.float32)
+      vectors = np.zeros((0, loaded.model.config.width), np.float32)
   if output is not None:
     _write(os.fspath(output), examples, vectors)
   return vectors
@@ -147,11 +135,6 @@ def _pooling_head(
 ) -> tuple[_Pool, bool]:
   """Returns the head that pools, and whether the attention is causal."""
   task, kind = loaded.task, retrieval.Towers.kind
-  if task and task.kind == retrieval.TokenTowers.kind:
-    raise UserError(
-      f"{loaded.path} has a vector for each token, not for each text: export"
-      " it, and encode by sentence-transformers' MultiVectorEncoder"
-    )
   own = task.settings if task else {}
   attention = attention or (task.attention if task else ATTENTIONS[0])
   prompts = zip(PROMPTS, own.get("prompts", ("", "")), strict=True)

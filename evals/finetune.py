@@ -52,7 +52,7 @@ from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import PythonOnly, Setting, argument, setting
+from antlm_jax.settings import PythonOnly, Section, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint, check_path
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
@@ -67,7 +67,7 @@ _OUTPUT = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class Grid(Section):
   """The runs of a task."""
 
   lrs: tuple[float, ...] = setting(
@@ -121,7 +121,8 @@ class Request:
 
   def section(self, kind: type[T]) -> T:
     """Returns the settings of a section."""
-    return settings_lib.make_section(kind, self.settings)
+    names = settings_lib.of(kind).keys() & self.settings.keys()
+    return settings_lib.build(kind, {n: self.settings[n] for n in names})
 
   @property
   def may_train(self) -> bool:

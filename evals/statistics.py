@@ -22,7 +22,7 @@ of
 where t is Student's quantile. A bootstrap over runs and items counts `both`
 three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that draws
 the runs of each row apart also counts the noise that the rows share, so it
-covers too often. evals/benchmarks/coverage.py simulates all this.
+covers too often. tests/test_report.py simulates studies.
 """
 
 from collections.abc import Mapping

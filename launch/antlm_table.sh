@@ -7,4 +7,4 @@
 # resumes an interrupted table; --help lists all options.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
-exec "$root/launch/study.sh" --config="$root/configs/antlm_table.py" "$@"
+exec "$root/launch/study.sh" --config="$root/configs/studies/antlm_table.py" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on TPUs of a GKE cluster (v4 to tpu7x), using gcluster of Google's
-# Cluster Toolkit (v1.103.0 or later). docs/how_to/gke.md makes the cluster.
+# Cluster Toolkit (v1.103.0 or later). docs/how_to/tpu.md makes the cluster.
 #
 #   ./launch/gke.sh run NAME --cluster=C --type=v5litepod-256 -- \
 #     --config=configs/X.py --workdir=gs://...

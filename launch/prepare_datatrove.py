@@ -9,7 +9,6 @@ script and change FILTERS. The same command resumes an interrupted run.
 
 import dataclasses
 import functools
-import os
 import sys
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from antlm_jax import cli
 from antlm_jax.arguments import add_arguments, read_arguments, read_section
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.errors import UserError
-from antlm_jax.settings import setting
+from antlm_jax.runtime import cores
+from antlm_jax.settings import Section, setting
 
 FILTERS = (
   filters.GopherRepetitionFilter,
@@ -41,7 +41,7 @@ EXECUTORS = "local", "slurm", "ray"
 
 
 @dataclasses.dataclass(frozen=True)
-class Where:
+class Where(Section):
   """Settings of datatrove."""
 
   work: str = setting("work", "Path to a folder for datatrove's own results")
@@ -63,7 +63,7 @@ def run(asked: dict, where: Where) -> None:
   """Runs all stages in order; `asked` has the arguments of `prepare`."""
   if len(asked["text"] or ()) != 1:
     raise UserError("give --text one folder of jsonl or parquet files")
-  (text,), tasks = asked["text"], asked["tasks"] or os.cpu_count()
+  (text,), tasks = asked["text"], asked["tasks"] or cores.count_cores()
   # Results depend on the number of tasks, which assigns documents to tasks.
   work = Path(where.work, f"{tasks}-tasks")
   names = "kept", "signatures", "pairs", "removed", "clean"

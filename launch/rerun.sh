@@ -5,8 +5,9 @@
 #
 # The exit status decides:
 #   0, 2, 130   done, bad input, interrupted: rerun.sh ends with this status
-#   75          saved: rerun.sh runs the command again after the pause. With
-#               --end_on_75 it ends with 75: the platform runs it again
+#   75          saved, or a bucket fails for now: rerun.sh runs the command
+#               again after the pause. With --end_on_75 it ends with 75: the
+#               platform runs it again
 #   others      crash: rerun.sh runs the command again, at most --tries times,
 #               after pauses that double from --pause seconds to five minutes
 #
@@ -61,7 +62,7 @@ while :; do
   case "$status" in
     0 | 2 | 130) exit "$status" ;;
     75) [ "${option[end_on_75]}" = no ] || exit 75
-      reason="saved, to be run again" wait="${option[pause]}" ;;
+      reason="exit status 75, to be run again" wait="${option[pause]}" ;;
     *) crashes=$((crashes + 1))
       if ((crashes > option[tries])); then
         note "exit status $status: given up after $crashes crashes"

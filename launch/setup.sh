@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs antlm_jax into .venv/, unless it is up to date. Needs only Python,
-# 3.11 or later.
+# Installs antlm_jax into .venv/, unless it is up to date. Needs only Python 3.11
+# or later: $PYTHON, or python3.
 #
 #   launch/setup.sh [EXTRA,...]   extras of setup.py: test, test-hf, evals, hf,
 #                                 notebook, tpu, cuda, gcs, datatrove
@@ -46,6 +46,13 @@ for name in ${extras//,/ }; do
       exit 2 ;;
   esac
 done
+# If $PYTHON names another version than that of .venv/, .venv/ is made again.
+version='import sys; print(*sys.version_info[:2], sep=".")'
+if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ] &&
+  [ "$(.venv/bin/python -c "$version")" != "$("$python" -c "$version")" ]; then
+  echo "replacing .venv/ by one of $("$python" --version)"
+  rm -rf .venv
+fi
 # Extras accumulate: a later call without an extra does not uninstall it.
 wanted="$(cksum setup.py) $extras"
 if ! grep -qsxF "$wanted" "$stamp"; then

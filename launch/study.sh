@@ -23,7 +23,12 @@ if [ -x "$venv" ]; then
   stamp="$(cd "$root" && cksum setup.py)"
   grep -qs "^$stamp " "$root/.venv/installed" || ready=
 fi
-[ -z "$("$python" "$root/launch/lacks.py")" ] || ready=
+# -P: the present folder may have Python files of other people.
+"$python" -P -c "
+import jax, flax, optax, orbax.checkpoint, grain, array_record, ml_collections
+import tensorflow_datasets.core.dataset_info, huggingface_hub, matplotlib
+import packaging, pyarrow, safetensors, tokenizers, tqdm, jinja2
+" > /dev/null 2>&1 || ready=
 if [ -z "$ready" ]; then
   case " $* " in
     *" --dry_run "* | *" --commands "* | *" --help "* | *" -h "*)
@@ -39,4 +44,5 @@ fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # On a CPU a step maps its memory anew: in large pages (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
-exec "$python" -m antlm_jax study "$@"
+# -P: the present folder may have Python files of other people.
+exec "$python" -P -m antlm_jax study "$@"

@@ -1,16 +1,14 @@
-"""Shapes, masks, arrays and checks for the tests of attention."""
+"""Shapes, masks, arrays and checks for the tests of attention.
 
-import functools
+test_gpu imports them where pytest is absent.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from hypothesis import strategies as st
 
 from antlm_jax import attention
 from antlm_jax.attention.reference import chunked
-from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
 
@@ -23,6 +21,7 @@ CASES = {  # batch, queries, keys, heads, kv_heads, width
 }
 MODES = ("causal", "full", "bounds", "causal bounds", "only start", "only end")
 EDGES = attention.log_edges(8, 40)
+GAP = slice(7, -10)
 LTG_BERTS = attention.log_edges(32, 512)
 
 
@@ -110,56 +109,6 @@ def expected(shape, mask, arrays, terms=(), edges=EDGES, dropout=None, **scale):
   )
 
 
-def check_kernel(case):
-  """Compares a case of `kernel_cases` with the float64 reference."""
-  shape, mask, sizes, rate, dtype, seed, edges = case
-  arrays = inputs(shape, seed, dtype)
-  terms = () if edges is None else position_terms(shape, edges, seed, dtype)
-  options = {"edges": edges, "scale": shape[-1] ** -0.5, "dropout": None}
-  if rate:
-    row_keys = jnp.asarray(np.arange(shape[0]) + seed, jnp.uint32)
-    options["dropout"] = attention.Dropout(rate, row_keys)
-  with pytest.MonkeyPatch.context() as patch:
-    for name, size in sizes.items():
-      patch.setattr(kernel, name, size)
-    # A new function, because jit's cache does not depend on the sizes.
-    *qkv, g = arrays
-    run = jax.jit(lambda *args: attend(*args[:5], "pallas", args[5], **options))
-    found = run(*qkv, mask, g, terms)
-  assert all(x.dtype == dtype for x in found)
-  exact = expected(shape, mask, arrays, terms, **options)
-  check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
-
-
-def check_leaks(mode, implementation, dtype, patch, edges=None, heads=(2, 1)):
-  """Asserts that a changed key changes only the queries that see it."""
-  patch.setattr(kernel, "_BLOCK", 128)
-  shape = batch, length, *_ = (2, 400, 400, *heads, 16)
-  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
-  q, k, v, _ = inputs(shape, dtype=dtype)
-  of_query = of_key = None
-  if edges:
-    of_query, of_key = position_terms(shape, edges, dtype=dtype)
-
-  @jax.jit
-  def run(k, v, of_key):
-    relative = attention.Relative(of_query, of_key, edges) if edges else None
-    return attention.attend(
-      *(q, k, v, mask), relative=relative, implementation=implementation
-    )
-
-  def changed(at):
-    plus = functools.partial(jax.tree.map, lambda x: x.at[0, at].add(3))
-    return (before != np.asarray(run(*plus((k, v, of_key))))).any(axis=(2, 3))
-
-  before = np.asarray(run(k, v, of_key))
-  visible = reference.visible(mask, batch, length, length)
-  for at in (0, 127, 128, 200, 399):
-    found = changed(at)
-    assert not found[1].any()
-    assert (found[0] == visible[0, :, at]).all()
-
-
 def long_mask(mode, batch, queries, keys, seed):
   """Returns a mask as in training, made for queries = keys and then cut."""
   draw = np.random.default_rng(seed)
@@ -189,31 +138,23 @@ def long_mask(mode, batch, queries, keys, seed):
   return AttentionMask(False, start, end)
 
 
-@st.composite
-def kernel_cases(draw):
-  """Draws arguments of `check_kernel`.
+def mask_with_gaps(rows, length) -> AttentionMask:
+  """Returns a mask in which some queries of row 0, and all of row 1, see none.
 
-  Position terms need as many key heads as query heads.
+  The queries that see nothing are `GAP`.
   """
-  edges = st.lists(st.integers(-420, 420), max_size=62, unique=True)
-  edges = edges.map(lambda found: tuple(sorted(found)))
-  edges = draw(st.none() | st.just(LTG_BERTS) | edges)
-  group = 3 if edges is None else 1
-  batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, group))
-  # Small blocks; `_ROW` chooses one or two kernels for the gradients.
-  sizes = {
-    "_BLOCK": draw(st.sampled_from([128, 256])),
-    "_ROW": draw(st.sampled_from([0, kernel._ROW])),
-  }
-  near = st.sampled_from([1, 2, 127, 128, 129, 255, 256, 257, 300, 384])
-  queries = draw(near | st.integers(1, 400))
-  keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 400))
-  width = draw(st.sampled_from([8, 16, 24, 64]))
-  modes = "packed", "mixed", "window", "prefix", "blocks"
-  mode = draw(st.sampled_from([*MODES, *modes]))
-  seed = draw(st.integers(0, 2**16))
-  mask = long_mask(mode, batch, queries, keys, seed)
-  rate = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5]))
-  dtype = draw(st.sampled_from(["float32", "bfloat16"]))
-  shape = batch, queries, keys, group * kv_heads, kv_heads, width
-  return shape, mask, sizes, rate, dtype, seed, edges
+  start = np.zeros((rows, length), np.int32)
+  end = np.full_like(start, length)
+  start[0, GAP] = end[0, GAP] = 40
+  end[1] = 0
+  return AttentionMask(False, start, end)
+
+
+def check_gaps(results):
+  """Checks outputs and gradients with `mask_with_gaps`."""
+  assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in results)
+  out, dq, dk, dv, *terms = results
+  for x in (out, dq, *terms[:1]):
+    assert not x[0, GAP].any() and not x[1].any()
+    assert x[0, : GAP.start].any() and x[0, GAP.stop :].any()
+  assert not any(x[1].any() for x in (dk, dv, *terms[1:]))

@@ -1,12 +1,15 @@
 """Fixtures that several test files share."""
 
 import collections
+import functools
+import itertools
 import os
 import pathlib
 import signal
 import subprocess
 import tempfile
 
+import hypothesis
 import jax
 import pytest
 
@@ -29,6 +32,10 @@ def pytest_configure(config):
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# The first example of a test may compile programs.
+hypothesis.settings.register_profile("tests", max_examples=60, deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Test files that need programs compiled as for users, or for TPUs and GPUs.
 OPTIMIZED = "aot colab docs gpu package peers plan plan_gpus quickstart slurm"
@@ -62,20 +69,35 @@ def few_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Marks all but k cases of a test with `sample(k)` as slow.
+  """Marks the cases of a test with `sample(fast, slow)` beyond these numbers.
 
-  The fast cases are spread so that each parameter takes several values.
+  After the fast cases, `slow` cases are slow, by default all; the others are
+  nightly. The chosen cases are spread so that each parameter takes several
+  values.
   """
-  cases = collections.defaultdict(list)
+  groups = collections.defaultdict(list)
   for item in items:
     if marker := item.get_closest_marker("sample"):
-      cases[item.path, item.originalname, *marker.args].append(item)
-  for (*_, kept), found in cases.items():
-    size = len(found)
-    fast = {int(i * 0.618034 * size) % size for i in range(kept)}
-    for i, item in enumerate(found):
-      if i not in fast:
+      groups[item.path, item.originalname].append((item, marker.args))
+  for cases in groups.values():
+    size = len(cases)
+    for i, (item, (fast, *slow)) in enumerate(cases):
+      rank = _spread(size).index(i)
+      if rank >= fast + sum(slow) and slow:
+        item.add_marker(pytest.mark.nightly)
+      elif rank >= fast:
         item.add_marker(pytest.mark.slow)
+
+
+@functools.cache
+def _spread(size):
+  """Returns the numbers below a size, each as far from those before as can be.
+
+  They are multiples of the golden section, modulo 1.
+  """
+  numbers = (int(i * 0.618034 * size) % size for i in itertools.count())
+  order = dict.fromkeys(itertools.islice(numbers, 20 * size))
+  return [*order, *(i for i in range(size) if i not in order)]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ answered with status 501.
 
 import base64
 import hashlib
+import http
 import http.server
 import itertools
 import json
@@ -35,7 +36,8 @@ class Emulator:
   Attributes:
     buckets: `{bucket: {name: (bytes, generation)}}`.
     forbid: Function of the method and the object's name, or /BUCKET, that
-      returns whether to refuse the request.
+      returns the HTTP status to refuse the request with. True is 403, and
+      False accepts it.
     log: Every request, as `METHOD path`.
     sent: Number of bytes sent of objects.
   """
@@ -197,8 +199,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     raise Refused(501, f"not emulated: {method} {target}")
 
   def _check(self, method: str, name: str) -> None:
-    if self.emulator.forbid(method, name):
+    status = self.emulator.forbid(method, name)
+    if status is True:
       raise Refused(403, f"no right to {method} {name}")
+    if status:
+      raise Refused(status, http.HTTPStatus(status).phrase)
 
   def _json(self, value, status: int = 200, **headers):
     headers |= {"Content-Type": "application/json"}

@@ -11,7 +11,7 @@ import optax
 from antlm_jax import config, models, optim
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.data.order import Order, Stage
-from antlm_jax.data.source import Source
+from antlm_jax.data.source import BatchSource
 from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, BatchLayout
@@ -45,7 +45,7 @@ def vocabulary() -> Vocabulary:
   """
   ids = np.arange(VOCAB)
   words = WordTokens((ids >= SPECIAL) & (ids % 2 == 0))
-  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, lambda: words, ids / VOCAB)
+  return Vocabulary(MASK, PAD, EOS, ids < SPECIAL, lambda: words)
 
 
 def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):
@@ -107,7 +107,7 @@ def source(
   rounding="carry",
   shuffle=True,
   **changes,
-) -> Source:
+) -> BatchSource:
   """Returns a source over fake rows; `text` is its curriculum."""
   rows = FakeRows() if rows is None else rows
   layout = layout or BatchLayout(batch_size=8)
@@ -118,7 +118,7 @@ def source(
     text, list(objectives), order.steps_per_epoch, steps
   )
   settings = {"vocabulary": vocabulary(), "seed": 0} | changes
-  return Source(rows, order, parsed, objectives, **settings)
+  return BatchSource(rows, order, parsed, objectives, **settings)
 
 
 def model(**changes) -> models.Model:
@@ -174,7 +174,7 @@ def begin(of: TrainStep) -> TrainState:
     step=jnp.int32(0),
     params=params,
     opt_state=of.optimizer.init(params),
-    ema=jax.tree.map(jnp.copy, params) if of.average else None,
+    ema=jax.tree.map(jnp.copy, params) if of.average_decay else None,
   )
 
 

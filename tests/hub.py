@@ -6,6 +6,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from antlm_jax.hf import import_
+from tests import runs
+
 MARKS = [
   pytest.mark.slow,
   pytest.mark.usefixtures("offline"),
@@ -15,8 +18,26 @@ MARKS = [
   pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
+
+def opens(test):
+  """Marks a test that opens models in transformers."""
+  for mark in MARKS:
+    test = mark(test)
+  return test
+
+
 # Names of transformers.
 ENCODERS = "EuroBert", "ModernBert", "Ultrabert", "Bert", "Roberta"
+
+
+def import_error(folder) -> str:
+  """Returns the message that refuses to import a folder, or a name."""
+
+  def read():
+    imported = import_.Imported(folder)
+    return imported.meta, imported.params
+
+  return runs.told(read)
 
 
 def opened(path, form, **options):

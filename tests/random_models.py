@@ -12,7 +12,7 @@ import pytest
 from antlm_jax import config, models, sections
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import FineTuned, Loaded, load, write_checkpoint
 from antlm_jax.training import checkpoint
 from antlm_jax.training.saving import RunCheckpoints
 from antlm_jax.training.step import TrainState
@@ -49,7 +49,7 @@ def without_mask(text: str) -> str:
 
 
 # With a large init_std, the scores of sentences differ clearly.
-_SHAPES = {
+SHAPES = {
   "llama": {"kv_heads": 1, "init_std": 0.3},
   "gemma": {"kv_heads": 1, "init_std": 0.3, "windows": (5, 0)},
   "ltg_bert": {"dropout": 0.0, "attention_dropout": 0.0},
@@ -70,7 +70,7 @@ def save(
 ) -> pathlib.Path:
   """Saves a random model as step 7 of a run; `changes` are model settings."""
   shape = {"layers": 2, "width": 32, "heads": 2, "mlp_width": 48}
-  shape |= {"max_seq_len": 48, **_SHAPES[encoder], **changes}
+  shape |= {"max_seq_len": 48, **SHAPES[encoder], **changes}
   settings = config.Config(model=models.ENCODERS[encoder](**shape))
   model = models.build_model(settings.model, tokenizer.vocab_size)
   params = jax.jit(lambda: model.init(0))()
@@ -82,6 +82,18 @@ def save(
   saver.save(STEP, state, {})
   saver.close()
   return folder
+
+
+def tuned(
+  folder, head, encoder="llama", attention="bidirectional", **changes
+) -> Loaded:
+  """Returns a random model with a random head, as fine-tuning saves it."""
+  base = load(save(folder / "run", tokenizer(), encoder, **changes))
+  params = head.init(jax.random.key(0), base.model.config.width)
+  task = FineTuned("own", attention, head.kind, head.settings, params)
+  return load(
+    write_checkpoint(folder / "model", STEP, base.params, base.meta, task)
+  )
 
 
 def run(**changes):

@@ -6,8 +6,11 @@ import io
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -64,12 +67,19 @@ def main(module: str, *args: str) -> None:
   importlib.import_module(module).main([str(arg) for arg in args])
 
 
-def told(call, *args) -> str:
+def told(call, *args, **options) -> str:
   """Returns the message of the `UserError` that a call must raise."""
   with pytest.raises(UserError) as caught:
-    call(*args)
+    call(*args, **options)
   line = str(caught.value)
   assert "\n" not in line, line
+  return line
+
+
+def refusal(pattern: str, call, *args, **options) -> str:
+  """Returns the `UserError` message of a call, which must match a pattern."""
+  line = told(call, *args, **options)
+  assert re.search(pattern, line), line
   return line
 
 
@@ -95,6 +105,12 @@ def score(run, data, output: pathlib.Path, *options: str, task: str) -> dict:
   return summary(output)
 
 
+def refused_training(workdir, data, *overrides: str) -> str:
+  """Returns the `UserError` message of a run with bad settings."""
+  args = train_args(workdir, data, *overrides)
+  return refused("antlm_jax.commands.train", *args)
+
+
 def settings(data, *overrides: str) -> config.Config:
   """Returns the configuration of the run of `train_args`."""
   return config.load_config(QUICK, train_args("unused", data, *overrides)[2:])
@@ -117,6 +133,27 @@ def train(
   return done
 
 
+def ended(
+  workdir, data, *overrides: str, moment, by=signal.SIGTERM
+) -> tuple[int, str]:
+  """Trains in a process that gets a signal once `moment()` is true.
+
+  Returns its status and its output.
+  """
+  process = subprocess.Popen(
+    command("antlm_jax", "train", *train_args(workdir, data, *overrides)),
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  while process.poll() is None and not moment():
+    time.sleep(0.001)
+  process.send_signal(by)
+  out, _ = process.communicate(timeout=120)
+  return process.returncode, out
+
+
 def error_of(done: subprocess.CompletedProcess) -> str:
   """Returns a command's only line on stderr, an error of status 2."""
   assert done.returncode == 2, (done.returncode, done.stderr)
@@ -136,6 +173,32 @@ def write_lines(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
   path.parent.mkdir(exist_ok=True)
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   return path
+
+
+def write_run(
+  folder, settings: config.Config, losses=None, summary=None, gap=0.0
+) -> pathlib.Path:
+  """Writes the files of a run, whose training has ended if it has a summary.
+
+  `losses` are in nats by step and kind. Those of the half of held-out rows that
+  chooses no step are worse by `gap`.
+  """
+  about = {"steps": 4, "switches": [], "parameters": 1000}
+  about |= {"unigram_entropy": 6.0, "seconds": {"total": 60.0}}
+  lines = []
+  for step, by_kind in (losses or {}).items():
+    lines.append({"step": step})
+    for kind, loss in by_kind.items():
+      key = f"eval/{kind}/loss"
+      lines[-1] |= {key: loss, f"{key}/choose": loss}
+      lines[-1][f"{key}/report"] = loss + gap
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / "config.json").write_text(config.to_json(settings))
+  if lines:
+    write_lines(folder / "metrics.jsonl", lines)
+  if summary is not None:
+    (folder / "summary.json").write_text(json.dumps(about | summary))
+  return folder
 
 
 def logged(workdir: pathlib.Path, name: str) -> dict[int, float]:

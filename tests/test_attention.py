@@ -1,5 +1,6 @@
 """Implementations of attention against float64 NumPy; blocks they visit."""
 
+import fractions
 import functools
 import itertools
 
@@ -8,39 +9,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from antlm_jax import attention
+from antlm_jax.attention import backends, choose_attention
 from antlm_jax.attention.blocks import AttentionBlocks
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests import reference
+from tests import reference, runs
 from tests.attention_cases import (
   CASES,
   EDGES,
+  GAP,
   LTG_BERTS,
   MODES,
   attend,
   check_errors,
-  check_kernel,
-  check_leaks,
+  check_gaps,
   expected,
   inputs,
-  kernel_cases,
   long_mask,
   make_mask,
+  mask_with_gaps,
   position_terms,
 )
+from tests.attention_draws import calls
 from tests.helpers import closest
 from tests.reference import relative_error
 
 IMPLEMENTATIONS = ("reference", "pallas")
 
 
+def refuses(words, call, *args, **options):
+  """Asserts that a call raises a ValueError with these words."""
+  with pytest.raises(ValueError, match=words):
+    call(*args, **options)
+
+
 # Small rows
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
   "implementation", ["reference", "reference with terms", "1", "4 with terms"]
@@ -73,14 +83,19 @@ def test_chunks_add_up_gradients_in_float32():
     assert relative_error(x, y) < 5e-3
 
 
-@pytest.fixture(params=["reference", "pallas", "pallas with terms"])
+SMALL = 3, 48, 48  # rows, queries, keys
+
+
+@pytest.fixture(
+  scope="module", params=["reference", "chunked", "pallas", "pallas with terms"]
+)
 def small(request):
   """Returns small arrays (q, k, v, g and perhaps position terms) and `run`.
 
   `run(mask, *arrays)` returns the output and the gradients.
   """
   implementation, *with_terms = request.param.split()
-  shape = (3, 7, 7, 2, 2, 4) if with_terms else CASES["grouped"]
+  shape = (*SMALL, 2, 2, 4) if with_terms else (*SMALL, 6, 2, 4)
 
   @jax.jit
   def run(mask, q, k, v, g, *terms):
@@ -91,33 +106,22 @@ def small(request):
 
 
 def test_query_that_sees_nothing_is_zero_with_zero_gradients(small):
-  arrays, run = small
-  start, end = np.zeros((3, 7), np.int32), np.full((3, 7), 7, np.int32)
-  end[0, 2] = 0  # an empty interval
-  start[1] = 7  # a whole row that sees nothing
-  mask = AttentionMask(False, start, end)
-  found = out, dq, dk, dv, *d_terms = run(mask, *arrays)
-  assert all(np.isfinite(x).all() for x in found)
-  for x in (out, dq, *d_terms[:1]):
-    assert not x[0, 2].any() and not x[1].any()
-    assert x[0, 1].any()
-  by_key = dk, dv, *d_terms[1:]
-  assert not any(x[1].any() for x in by_key)
-  # The upstream gradient of such a query must not reach any key.
-  arrays[3] = arrays[3].at[0, 2].set(1e3)
-  _, _, dk, dv, *d_terms = run(mask, *arrays)
-  for x, y in zip(by_key, (dk, dv, *d_terms[1:]), strict=True):
-    assert np.array_equal(x, y)
+  (q, k, v, g, *terms), run = small
+  mask = mask_with_gaps(*SMALL[:2])
+  results = run(mask, q, k, v, g, *terms)
+  check_gaps(results)
+  # The upstream gradient of such a query must not reach anything.
+  again = run(mask, q, k, v, g.at[0, GAP].set(1e3), *terms)
+  assert all(map(np.array_equal, again, results))
 
 
 def test_hidden_keys_have_no_influence_at_all(small):
   arrays, run = small
-  mask = AttentionMask(False, None, np.full((3, 7), 4, np.int32))
-  before = run(mask, *arrays)
+  mask = AttentionMask(False, None, np.full(SMALL[:2], 4, np.int32))
+  changed = list(arrays)
   for i in (1, 2, 5)[: len(arrays) // 2]:  # keys, values and terms of keys
-    arrays[i] = arrays[i].at[:, 4:].set(1e4)
-  for x, y in zip(before, run(mask, *arrays), strict=True):
-    assert np.array_equal(x, y)
+    changed[i] = arrays[i].at[:, 4:].set(1e4)
+  assert all(map(np.array_equal, run(mask, *arrays), run(mask, *changed)))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -157,9 +161,57 @@ def test_bfloat16_rounds_only_in_and_out(mode):
 # The kernel
 
 
+@st.composite
+def kernel_cases(draw):
+  """Draws arguments of `check_kernel`.
+
+  Position terms need as many key heads as query heads.
+  """
+  edges = st.lists(st.integers(-420, 420), max_size=62, unique=True)
+  edges = edges.map(lambda numbers: tuple(sorted(numbers)))
+  edges = draw(st.none() | st.just(LTG_BERTS) | edges)
+  # Small blocks; `_ROW` chooses one or two kernels for the gradients.
+  sizes = {
+    "_BLOCK": draw(st.sampled_from([128, 256])),
+    "_ROW": draw(st.sampled_from([0, kernel._ROW])),
+  }
+  call = draw(
+    calls(
+      longest=400,
+      near=[1, 2, 127, 128, 129, 255, 256, 257, 300, 384],
+      widths=[8, 16, 24, 64],
+      dtypes=["float32", "bfloat16"],
+      kv_heads=3,
+      group=3 if edges is None else 1,
+    )
+  )
+  return *call, sizes, edges
+
+
+def check_kernel(case):
+  """Compares a case of `kernel_cases` with the float64 reference."""
+  shape, mask, dtype, rate, seed, sizes, edges = case
+  arrays = inputs(shape, seed, dtype)
+  terms = () if edges is None else position_terms(shape, edges, seed, dtype)
+  options = {"edges": edges, "scale": shape[-1] ** -0.5, "dropout": None}
+  if rate:
+    row_keys = jnp.asarray(np.arange(shape[0]) + seed, jnp.uint32)
+    options["dropout"] = attention.Dropout(rate, row_keys)
+  with pytest.MonkeyPatch.context() as patch:
+    for name, size in sizes.items():
+      patch.setattr(kernel, name, size)
+    # A new function, because jit's cache does not depend on the sizes.
+    *qkv, g = arrays
+    run = jax.jit(lambda *args: attend(*args[:5], "pallas", args[5], **options))
+    found = run(*qkv, mask, g, terms)
+  assert all(x.dtype == dtype for x in found)
+  exact = expected(shape, mask, arrays, terms, **options)
+  check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "examples", [17, pytest.param(65, marks=pytest.mark.nightly)]
+  "examples", [6, pytest.param(65, marks=pytest.mark.nightly)]
 )
 def test_the_kernel_and_its_gradients_are_exact(examples):
   few = {"max_examples": examples, "deadline": None, "derandomize": True}
@@ -177,7 +229,7 @@ def test_several_key_heads_in_a_step_but_not_all(heads, kv_heads, edges):
   at_once = kernel.heads_of_a_step(kv_heads, group, 8, blocks, jnp.float32)
   assert 1 < at_once < kv_heads
   shape = 2, 40, 40, heads, kv_heads, 8
-  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0, edges))
+  check_kernel((shape, CAUSAL, "float32", 0.3, 0, {}, edges))
 
 
 @pytest.mark.sample(15)
@@ -188,8 +240,32 @@ def test_several_key_heads_in_a_step_but_not_all(heads, kv_heads, edges):
 def test_nothing_leaks_from_block_to_block(
   edges, mode, implementation, dtype, monkeypatch
 ):
-  heads = (1, 1) if edges else (2, 1)
-  check_leaks(mode, implementation, dtype, monkeypatch, edges, heads)
+  """A changed key changes, bit for bit, only the queries that see it."""
+  monkeypatch.setattr(kernel, "_BLOCK", 128)
+  shape = batch, length, *_ = (2, 400, 400, 1 if edges else 2, 1, 16)
+  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
+  q, k, v, _ = inputs(shape, dtype=dtype)
+  of_query = of_key = None
+  if edges:
+    of_query, of_key = position_terms(shape, edges, dtype=dtype)
+
+  @jax.jit
+  def run(k, v, of_key):
+    relative = attention.Relative(of_query, of_key, edges) if edges else None
+    return attention.attend(
+      *(q, k, v, mask), relative=relative, implementation=implementation
+    )
+
+  def changed(at):
+    plus = functools.partial(jax.tree.map, lambda x: x.at[0, at].add(3))
+    return (before != np.asarray(run(*plus((k, v, of_key))))).any(axis=(2, 3))
+
+  before = np.asarray(run(k, v, of_key))
+  visible = reference.visible(mask, batch, length, length)
+  for at in (0, 127, 128, 200, 399):
+    found = changed(at)
+    assert not found[1].any()
+    assert (found[0] == visible[0, :, at]).all()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +276,10 @@ def test_rotation_and_its_gradients_are_exact(implementation, row, monkeypatch):
   """Covers blocks beyond the end, and gradients in one or two kernels."""
   monkeypatch.setattr(kernel, "_BLOCK", 128)
   monkeypatch.setattr(kernel, "_ROW", row)
-  shape = 2, 300, 300, 4, 2, 16
+  shape = 2, 150, 150, 2, 1, 16
   q, k, v, g = inputs(shape)
   mask = long_mask("packed", *shape[:3], seed=1)
-  positions = jnp.asarray(np.random.default_rng(0).integers(0, 300, (2, 300)))
+  positions = jnp.asarray(np.random.default_rng(0).integers(0, 300, (2, 150)))
   rope = attention.Rope.of(positions, 16, 1e4)
   out, dq, dk, dv = attend(q, k, v, mask, g, implementation, rope=rope)
 
@@ -214,6 +290,89 @@ def test_rotation_and_its_gradients_are_exact(implementation, row, monkeypatch):
 
   exact = expected(shape, mask, (turn(q), turn(k), v, g))
   check_errors((out, turn(dq), turn(dk), dv), exact, 1e-5)
+
+
+# Position terms, and meshes
+
+
+def test_log_buckets_are_ltg_berts():
+  """Compares with the formula, in exact arithmetic."""
+
+  def bucket(distance, size=32, longest=512):
+    far, middle = min(abs(distance), longest - 1), size // 2
+    if far <= middle:
+      return distance
+    # The smallest n with (far / middle)^(middle - 1) <= (last / middle)^n.
+    power = fractions.Fraction(far, middle) ** (middle - 1)
+    base = fractions.Fraction(longest - 1, middle)
+    n = next(n for n in range(middle) if power <= base**n)
+    return (middle + n) * (1 if distance > 0 else -1)
+
+  assert len(LTG_BERTS) == 62
+  distances = range(-700, 701)
+  found = [sum(d >= edge for edge in LTG_BERTS) - 31 for d in distances]
+  assert found == [bucket(d) for d in distances]
+
+
+def test_what_the_kernel_does_not_do_with_terms_is_told():
+  def choose(heads, kv_heads, implementation="pallas"):
+    q = jax.ShapeDtypeStruct((2, 128, heads, 8), jnp.float32)
+    k = jax.ShapeDtypeStruct((2, 128, kv_heads, 8), jnp.float32)
+    return choose_attention(CAUSAL, q, k, implementation, buckets=3)
+
+  assert choose(4, 4) == "pallas"
+  refuses("needs as many key as query heads", choose, 4, 2)
+  shape = (1, 9, 9, 1, 1, 8)
+  q, k, v, _ = inputs(shape)
+  edges = tuple(range(200))
+  relative = attention.Relative(*position_terms(shape, edges), edges)
+  refuses(
+    r"at most 128 buckets, not 201",
+    attention.attend,
+    q,
+    k,
+    v,
+    CAUSAL,
+    relative=relative,
+    implementation="pallas",
+  )
+
+
+def on_four_devices():
+  """Compares the kernel on four devices with the reference."""
+  shape = (4, 9, 9, 4, 4, 8)
+  arrays = q, k, v, g = inputs(shape)
+  terms, mask = position_terms(shape), make_mask("bounds", *shape[:3])
+  dropout = attention.Dropout(0.2, jnp.arange(4, dtype=jnp.uint32))
+  exact = expected(shape, mask, arrays, terms, dropout=dropout)
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
+  with jax.set_mesh(mesh):
+    for split in (attention.Split("x", "y"), attention.Split()):
+      run = functools.partial(
+        attend, implementation="pallas", dropout=dropout, split=split
+      )
+      found = jax.jit(run)(q, k, v, mask, g, terms=terms)
+      assert len(found[0].sharding.device_set) == 4
+      rows, _, heads, _ = found[0].sharding.shard_shape(q.shape)
+      assert (rows, heads) == ((2, 2) if split.rows else (4, 4))
+      check_errors(found, exact, 1e-6)
+    refuses(
+      r"split.rows='data' is no axis of",
+      lambda: attention.prepare_mask(mask, q, k, split=attention.Split("data")),
+    )
+    refuses(
+      r"split.heads='y' does not divide 3",
+      lambda: attention.prepare_mask(
+        mask, q[:, :, :3], k[:, :, :3], split=attention.Split(None, "y")
+      ),
+    )
+
+
+@pytest.mark.slow
+def test_on_any_mesh_attention_is_the_reference():
+  code = "from tests import test_attention; test_attention.on_four_devices()"
+  runs.run_code(code, devices=4)
 
 
 # Dropout
@@ -288,7 +447,7 @@ def needed_blocks(mask, batch, length, blocks):
   return seen
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("length, block", [(512, 128), (640, 128), (2048, 512)])
 @pytest.mark.parametrize(
   "mode", ["causal", "full", "packed", "mixed", "window", "prefix"]
@@ -353,55 +512,140 @@ def test_plain_masks_need_no_table():
 def test_the_choice_on_cpu_is_by_length():
   def choice(length, mask=CAUSAL, **options):
     x = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.float32)
-    return attention.choose_attention(mask, x, x, **options)
+    return choose_attention(mask, x, x, **options)
 
   assert choice(128) == "reference"
   assert choice(8192) == "chunked"
   for name in ("pallas", "chunked", "reference"):
     assert choice(128, implementation=name) == name
-  with pytest.raises(ValueError, match=r"'cudnn' needs a GPU"):
-    choice(128, implementation="cudnn")
-  with pytest.raises(ValueError, match=r"'flash' is not one of auto, pallas"):
-    choice(128, implementation="flash")
+  refuses(r"'cudnn' needs a GPU", choice, 128, implementation="cudnn")
+  refuses(
+    r"'flash' is not one of auto, pallas", choice, 128, implementation="flash"
+  )
   bounds = jax.ShapeDtypeStruct((2, 2**18), jnp.int32)
-  with pytest.raises(ValueError, match="needs smaller batches"):
-    choice(2**18, AttentionMask(True, bounds), implementation="pallas")
+  refuses(
+    "needs smaller batches",
+    lambda: choice(2**18, AttentionMask(True, bounds), implementation="pallas"),
+  )
   q = jax.ShapeDtypeStruct((2, 128, 40, 8), jnp.bfloat16)
   k = jax.ShapeDtypeStruct((2, 128, 1, 8), jnp.bfloat16)
-  with pytest.raises(ValueError, match="needs at most 32 query heads"):
-    attention.choose_attention(CAUSAL, q, k, "pallas")
+  refuses(
+    "needs at most 32 query heads", choose_attention, CAUSAL, q, k, "pallas"
+  )
   q = jax.ShapeDtypeStruct((2**18, 128, 2, 8), jnp.bfloat16)
-  assert attention.choose_attention(CAUSAL, q, q, "pallas") == "pallas"
-  with pytest.raises(ValueError, match="needs smaller batches"):
-    attention.choose_attention(CAUSAL, q, q, "pallas", dropout=True)
+  assert choose_attention(CAUSAL, q, q, "pallas") == "pallas"
+  refuses(
+    "needs smaller batches",
+    choose_attention,
+    CAUSAL,
+    q,
+    q,
+    "pallas",
+    dropout=True,
+  )
 
 
 @pytest.mark.parametrize(
-  "kind, plain, bounded",
+  "kind, plain, bounded, dropped",
   [
-    ("NVIDIA H100 80GB HBM3", "cudnn", "tokamax"),
-    ("NVIDIA B200", "cudnn", "tokamax"),
-    ("NVIDIA A100-SXM4-40GB", "cudnn", "tokamax"),
-    ("Tesla T4", "chunked", "chunked"),
-    ("AMD Instinct MI300X", "chunked", "chunked"),
+    ("NVIDIA H100 80GB HBM3", "cudnn", "mosaic", "mosaic"),
+    ("NVIDIA H200", "cudnn", "mosaic", "mosaic"),
+    ("NVIDIA B200", "cudnn", "tokamax", "chunked"),
+    ("NVIDIA A100-SXM4-40GB", "cudnn", "tokamax", "chunked"),
+    ("Tesla T4", "chunked", "chunked", "chunked"),
+    ("AMD Instinct MI300X", "chunked", "chunked", "chunked"),
   ],
 )
-def test_the_choice_for_a_gpu_that_is_not_there(kind, plain, bounded):
+def test_the_choice_for_a_gpu_that_is_not_there(kind, plain, bounded, dropped):
+  """Catches a plan that depends on the packages of this machine."""
   gpu = jax.sharding.AbstractDevice(kind, None, "gpu")
   mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
   q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
   bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
-  needs = "jax 0.11.2" if "H100" in kind else "a Hopper GPU"
   with jax.sharding.use_abstract_mesh(mesh):
-    assert attention.choose_attention(CAUSAL, q, q) == plain
-    assert attention.choose_attention(bound, q, q) == bounded
-    assert attention.choose_attention(CAUSAL, q, q, dropout=True) == "chunked"
-    if needs == "a Hopper GPU" or jax.__version_info__ < (0, 12):
-      with pytest.raises(ValueError, match=f"'mosaic' needs {needs}"):
-        attention.choose_attention(bound, q, q, "mosaic")
+    assert choose_attention(CAUSAL, q, q) == plain
+    assert choose_attention(bound, q, q) == bounded
+    assert choose_attention(CAUSAL, q, q, dropout=True) == dropped
+    if bounded != "mosaic":
+      refuses(
+        "'mosaic' needs a Hopper GPU", choose_attention, bound, q, q, "mosaic"
+      )
     if bounded == "chunked":
-      with pytest.raises(ValueError, match="'tokamax' needs compute capabil"):
-        attention.choose_attention(bound, q, q, "tokamax")
+      refuses(
+        "'tokamax' needs compute capabil",
+        choose_attention,
+        bound,
+        q,
+        q,
+        "tokamax",
+      )
+
+
+# Whether the mask has bounds, and changes to heads of 64 in bfloat16.
+CALLS = {
+  "plain": (False, {}),
+  "packed": (True, {}),
+  "plain, dropout": (False, {"dropout": True}),
+  "packed, dropout": (True, {"dropout": True}),
+  "plain, float16": (False, {"dtype": "float16"}),
+  "packed, float16": (True, {"dtype": "float16"}),
+  "packed, float32": (True, {"dtype": "float32"}),
+  "plain, wide": (False, {"width": 256}),
+  "packed, wide": (True, {"width": 256}),
+  "packed, too wide": (True, {"width": 512}),
+  "plain, position terms": (False, {"buckets": 63}),
+  "packed, position terms": (True, {"buckets": 63}),
+}
+C, M, T, X = "cudnn", "mosaic", "tokamax", "chunked"
+
+
+@pytest.mark.parametrize(
+  "platform, choices",
+  [
+    # All packages are installed.
+    (("NVIDIA H200", 9.0), (C, M, M, M, M, M, X, C, T, X, X, X)),
+    (("NVIDIA B200", 10.0), (C, T, X, X, T, T, X, C, T, X, X, X)),
+    (("NVIDIA A100", 8.0), (C, T, X, X, T, T, X, T, T, X, X, X)),
+    (("Tesla T4", 7.5), (X,) * 12),
+    # Without tokamax, or another version of it.
+    (("NVIDIA H200", 9.0, (0, 12), ""), (C, M, M, M, M, M, X, C, X, X, X, X)),
+    (("NVIDIA A100", 8.0, (0, 12), ""), (C, *(X,) * 11)),
+    (("NVIDIA A100", 8.0, (0, 12), "0.0.99"), (C, *(X,) * 11)),
+    # Python 3.11 has neither our kernel's JAX nor tokamax.
+    (("NVIDIA H200", 9.0, (0, 10, 2), ""), (C, *(X,) * 6, C, *(X,) * 4)),
+    # The next implementation follows a kernel that cannot run.
+    (
+      ("NVIDIA H200", 9.0, (0, 11, 1), "0.0.17"),
+      (C, T, X, X, T, T, X, C, T, X, X, X),
+    ),
+  ],
+)
+def test_the_choice_on_a_gpu(platform, choices):
+  """The whole rule, for GPUs and packages that this machine lacks."""
+  platform, found = backends.Platform("gpu", *platform), {}
+  for name, (bounded, changes) in CALLS.items():
+    known = {"dtype": "bfloat16", "dropout": False, "buckets": 0} | changes
+    shape = 2, 128, 4, known.pop("width", 64)
+    bounds = np.zeros(shape[:2], np.int32) if bounded else None
+    call = backends.Call(shape, shape, **known)
+    mask = AttentionMask(True, bounds)
+    found[name] = backends.fastest_backend(platform, mask, call)
+  assert found == dict(zip(CALLS, choices, strict=True))
+
+
+@pytest.mark.parametrize(
+  "name, packages, needed",
+  [
+    ("mosaic", {"jax_version": (0, 10, 2)}, "jax 0.11.2 .*, not jax 0.10.2"),
+    ("tokamax", {"tokamax_version": ""}, "tokamax 0.0.17 .*, not installed"),
+    ("tokamax", {"tokamax_version": "0.0.99"}, "tokamax 0.0.17 .*, not 0.0.99"),
+  ],
+)
+def test_a_package_that_is_needed_is_named(monkeypatch, name, packages, needed):
+  platform = backends.Platform("cpu", **packages)
+  monkeypatch.setattr(backends.Platform, "here", lambda: platform)
+  q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+  refuses(f"'{name}' needs {needed}", choose_attention, CAUSAL, q, q, name)
 
 
 SHAPES = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}
@@ -462,20 +706,31 @@ def test_what_does_not_fit_is_told(words, changes):
   for name in "qkv":
     if isinstance(given[name], tuple):
       given[name] = jnp.ones(given[name])
-  with pytest.raises(ValueError, match=words):
-    attention.attend(**given)
+  refuses(words, attention.attend, **given)
 
 
 def test_a_mask_prepared_for_something_else_is_refused():
   q, k, v, _ = inputs(CASES["grouped"])
   made = attention.prepare_mask(CAUSAL, q, k)
   keys = jnp.zeros(len(q), jnp.uint32)
-  with pytest.raises(ValueError, match=r"prepared for .*, not .*q=\(3, 3,"):
-    attention.attend(q[:, :3], k, v, made)
-  with pytest.raises(ValueError, match="prepared for"):
-    attention.attend(q, k, v, made, dropout=attention.Dropout(0.1, keys))
-  with pytest.raises(ValueError, match="'reference', not 'pallas'"):
-    attention.attend(q, k, v, made, implementation="pallas")
+  refuses(
+    r"prepared for .*, not .*q=\(3, 3,", attention.attend, q[:, :3], k, v, made
+  )
+  refuses(
+    "prepared for",
+    lambda: attention.attend(
+      q, k, v, made, dropout=attention.Dropout(0.1, keys)
+    ),
+  )
+  refuses(
+    "'reference', not 'pallas'",
+    attention.attend,
+    q,
+    k,
+    v,
+    made,
+    implementation="pallas",
+  )
   able = attention.prepare_mask(CAUSAL, q, k, dropout=True)
   assert np.array_equal(*(attention.attend(q, k, v, m) for m in (made, able)))
 
@@ -487,7 +742,9 @@ def test_bounds_may_be_constants_of_a_program():
     mask = AttentionMask(False, None, bound)
     out = jax.jit(lambda q, mask=mask: attention.attend(q, k, v, mask))(q)
     assert closest(out, attention.attend(q, k, v, mask)) < 1e-6
-  with pytest.raises(ValueError, match="k_end ranges from 40 to 40"):
-    jax.jit(
+  refuses(
+    "k_end ranges from 40 to 40",
+    lambda: jax.jit(
       lambda q: attention.attend(q, k, v, AttentionMask(False, None, 10 * end))
-    )(q)
+    )(q),
+  )

@@ -16,11 +16,9 @@ import tokenizers
 from antlm_jax import embed, fill, models, prepare, score, train
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data import toy_english
-from antlm_jax.errors import UserError
-from antlm_jax.hf import config, export, import_
+from antlm_jax.hf import export, import_
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import NATIVE
-from antlm_jax.hf.bert import BERT
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
 from tests import helpers, hub, random_models, runs
@@ -38,13 +36,6 @@ FAMILIES = {
   "XLM-R": ("XLMRobertaForMaskedLM", {}, ROBERTAS),
   "CamemBERT": ("CamembertForMaskedLM", {}, ROBERTAS),
 }
-
-
-def opens(test):
-  """Marks a test that opens models in transformers."""
-  for mark in hub.MARKS:
-    test = mark(test)
-  return test
 
 
 def tokenizer_of(special) -> tokenizers.Tokenizer:
@@ -130,7 +121,7 @@ def rewrite(folder, edit):
   safetensors.numpy.save_file(tensors, folder / folders.SINGLE)
 
 
-@opens
+@hub.opens
 def test_logits_are_theirs_packed_or_not(family):
   """Catches positions that do not begin anew in each document of a row."""
   model, _, _, loaded = family
@@ -151,7 +142,7 @@ def test_logits_are_theirs_packed_or_not(family):
     np.testing.assert_allclose(packed[:, part], alone, atol=1e-4)
 
 
-@opens
+@hub.opens
 def test_it_goes_out_as_it_came(family, tmp_path):
   """Catches a tensor that changes, and a file that transformers misreads."""
   model, folder, imported, loaded = family
@@ -178,20 +169,7 @@ def test_it_goes_out_as_it_came(family, tmp_path):
   assert helpers.equal(found.params, dict(loaded.params))
 
 
-@opens
-def test_its_causal_export_is_ours_with_a_causal_mask(family, tmp_path):
-  """Catches an export as=causal whose class reads both ways."""
-  _, _, _, loaded = family
-  (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
-  ids = np.random.default_rng(1).integers(5, 60, (2, 12))
-  theirs = their_logits(hub.opened(path, "causal"), ids)
-  ours = hub.our_logits(loaded, ids, AttentionMask(True))
-  np.testing.assert_allclose(ours, theirs, atol=1e-4)
-  (path / NATIVE).unlink()
-  assert import_.Imported(path).meta.config.curriculum == "1C"
-
-
-@opens
+@hub.opens
 def test_old_files_say_the_same(family, tmp_path):
   """Catches names of the first BERT files, and buffers of positions."""
   _, folder, imported, _ = family
@@ -218,65 +196,7 @@ def test_old_files_say_the_same(family, tmp_path):
   assert "left out: the pooler" in " ".join(found.notes)
 
 
-def written(**changes):
-  """Returns the fields of a model's config.json, as an export."""
-  shape = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 48}
-  model = models.build_model({"name": "bert", **shape, **changes}, 400)
-  target = BERT.target(model.config, "bidirectional", 0)
-  pad = max(0, model.config.first_position - 1)
-  special = {"mask": None, "pad": pad}
-  return config.make_config_json(model, special, BERT, target, "float32")
-
-
-def test_a_config_reads_back_the_same():
-  """Catches a number of positions that is off by RoBERTa's first rows."""
-  bert, roberta = (
-    written(max_seq_len=30),
-    written(max_seq_len=30, first_position=2, token_types=1, tied=False),
-  )
-  assert (bert["model_type"], bert["max_position_embeddings"]) == ("bert", 30)
-  assert roberta["model_type"] == "roberta"
-  assert roberta["max_position_embeddings"] == 32
-  assert roberta["pad_token_id"] == 1
-  for fields, first in ((bert, 0), (roberta, 2)):
-    found = config.describe(HERE, fields)
-    assert found.settings["max_seq_len"] == 30
-    assert found.settings["first_position"] == first
-    assert found.objective == "M"
-  found = config.describe(HERE, {"model_type": "xlm-roberta", "vocab_size": 9})
-  assert found.settings["first_position"] == 2
-  assert found.settings["max_seq_len"] == 510
-
-
-@pytest.mark.parametrize(
-  ("changes", "said"),
-  [
-    ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
-    (
-      {"position_embedding_type": "relative_key"},
-      "position_embedding_type is 'relative_key'",
-    ),
-    ({"add_cross_attention": True}, "add_cross_attention is True"),
-    ({"pad_token_id": -5, "model_type": "roberta"}, "pad_token_id is -5"),
-    (
-      {"model_type": "roberta", "max_position_embeddings": 1},
-      "max_position_embeddings is 1",
-    ),
-    ({"model_type": "distilbert"}, "model_type='distilbert' is not one of"),
-  ],
-)
-def test_what_ours_would_compute_differently_is_refused(changes, said):
-  """Catches a model that would be read with other positions or activations."""
-  with pytest.raises(UserError) as error:
-    config.describe(HERE, written() | changes)
-  assert said in str(error.value)
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("run")
-  random_models.save(folder, random_models.tokenizer(), "bert")
-  return load(folder)
+run = random_models.run(encoder="bert")
 
 
 def test_rows_longer_than_the_table_are_refused(loaded, tmp_path):
@@ -301,6 +221,7 @@ def test_rows_longer_than_the_table_are_refused(loaded, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_positions_by_another_padding_token_are_not_exported(tmp_path):
   """Catches an export in which transformers would count other positions."""
   tokenizer = random_models.tokenizer()  # its <pad> is token 0
@@ -314,13 +235,6 @@ def test_positions_by_another_padding_token_are_not_exported(tmp_path):
   assert json.loads((path / "config.json").read_text())["model_type"] == (
     "roberta"
   )
-
-
-def test_a_mask_shift_is_not_exported(loaded, tmp_path):
-  """Catches an export that would predict masks one position off."""
-  shifted = random_models.with_curriculum(loaded, "24N")
-  said = runs.told(lambda: export.export_model(shifted, tmp_path / "hf"))
-  assert "predicts a mask one position before it" in said
 
 
 def test_the_first_positions_are_read(loaded):
@@ -341,7 +255,7 @@ def test_the_first_positions_are_read(loaded):
   )
 
 
-@opens
+@hub.opens
 def test_the_road_from_wordpiece_to_an_export(tmp_path):
   """Catches a step of continued pretraining that BERT's tokenizer breaks."""
   transformers = pytest.importorskip("transformers")
@@ -384,7 +298,7 @@ def minilm():
   return pathlib.Path(found.submodule_search_locations[0]) / "model"
 
 
-@opens
+@hub.opens
 def test_the_vectors_of_minilm_are_those_of_sentence_transformers(
   minilm, tmp_path
 ):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from antlm_jax import config as config_lib
 from antlm_jax.evals.studies import branches, study
-from antlm_jax.objectives import curriculum
 from tests import runs
 
 CONFIGS = runs.ROOT / "configs"
@@ -201,7 +200,7 @@ def test_a_restart_at_a_switch_is_in_the_rates():
 
 
 def read(name, scale):
-  return study.read_study(str(CONFIGS / name), scale)
+  return study.read_study(str(CONFIGS / "studies" / name), scale)
 
 
 def test_the_papers_models_share_what_they_do():
@@ -218,15 +217,3 @@ def test_the_papers_models_share_what_they_do():
 
 def test_the_table_in_epochs_shares_nothing():
   assert not any(read("antlm_table.py", "small").plan.values())
-
-
-@pytest.mark.parametrize("scale", ["tiny", "paper"])
-def test_a_row_of_the_study_is_as_long_as_its_name_says(scale):
-  found = read("clm_or_mlm.py", scale)
-  steps = {
-    name: curriculum.parse_curriculum(row.curriculum[scale], "CM", 1.0).steps
-    for name, row in found.rows.items()
-  }
-  unit = max(steps.values()) / 42
-  for name, those in steps.items():
-    assert those == unit * int(name.rpartition("_")[2]), name

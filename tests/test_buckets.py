@@ -1,29 +1,45 @@
 """Runs, data and checkpoints in an emulated bucket on loopback."""
 
+import concurrent.futures
+import errno
 import json
+import math
 import os
+import pathlib
 import shutil
-import signal
+import socket
 import subprocess
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 from array_record.python import array_record_module
 
+from antlm_jax import errors
 from antlm_jax.commands import export, import_, prepare
+from antlm_jax.data import rows as rows_lib
 from antlm_jax.data import toy_english
+from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.prepared_folder import PreparedData
-from antlm_jax.errors import UserError
+from antlm_jax.errors import Unavailable, UserError
 from antlm_jax.evals import score
 from antlm_jax.inference.model import load
-from antlm_jax.runtime import buckets, files
+from antlm_jax.objectives.batch import BatchLayout
+from antlm_jax.runtime import buckets, files, signals
 from antlm_jax.training import checkpoint, metrics
 from tests import pods, runs
 from tests.gcs_emulator import Emulator
 
 pytest.importorskip("gcsfs", reason="gs:// paths need gcsfs: pip install gcsfs")
+import aiohttp
+import google.api_core.exceptions
+import google.auth.exceptions
+import requests
+from gcsfs.retry import HttpError
+
+from tests import pauses
 
 ARGS = ("curriculum=10C+10M steps", "checkpoint.every=4")
 
@@ -65,23 +81,6 @@ def whole(prepared, tmp_path_factory):
   return workdir
 
 
-def ended(workdir, data, moment) -> tuple[int, str, str]:
-  """Starts a run and stops it by SIGTERM once `moment()` is true."""
-  args = runs.train_args(workdir, data, *ARGS)
-  process = subprocess.Popen(
-    runs.command("antlm_jax", "train", *args),
-    cwd=runs.ROOT,
-    text=True,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-  )
-  while process.poll() is None and not moment():
-    time.sleep(0.01)
-  process.send_signal(signal.SIGTERM)
-  out, err = process.communicate(timeout=120)
-  return process.returncode, out, err
-
-
 @pytest.fixture(scope="module")
 def finished(gcs, data, tmp_path_factory):
   """The same run in the bucket, stopped once and resumed."""
@@ -90,10 +89,12 @@ def finished(gcs, data, tmp_path_factory):
     patch.setenv("TMPDIR", str(scratch))
     second = "run/checkpoints/8/commit_success.txt"
     url = "gs://bucket/run"
-    status, out, err = ended(url, data, lambda: second in gcs.names("bucket"))
-    assert status == 75, err
+    status, out = runs.ended(
+      url, data, *ARGS, moment=lambda: second in gcs.names("bucket")
+    )
+    assert status == 75, out
     assert "saved: run the same command to resume" in out
-    assert "Traceback" not in err
+    assert "Traceback" not in out
     saved = max(checkpoint.checkpoint_steps(url))
     assert 8 <= saved < 20
     gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})
@@ -186,16 +187,16 @@ def test_a_missing_bucket_is_told_in_one_line(gcs, prepared):
 def test_a_missing_right_is_told_before_anything(allowed, method, name):
   before = allowed.names("bucket")
   allowed.forbid = lambda asked, of: asked == method and of.startswith(name)
-  with pytest.raises(UserError, match=f"bucket/x cannot .*to {method} {name}"):
-    buckets.Mirror("gs://bucket/x")
+  runs.refusal(
+    f"bucket/x cannot .*to {method} {name}", buckets.Mirror, "gs://bucket/x"
+  )
   left = set(allowed.names("bucket")) - set(before)
   assert all("/.writable-" in name for name in left)
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])
 def test_data_that_is_not_there_is_told(gcs, url):
-  with pytest.raises(UserError, match=f"{url} is not a prepared folder"):
-    PreparedData.open(url)
+  runs.refusal(f"{url} is not a prepared folder", PreparedData.open, url)
 
 
 @pytest.fixture(
@@ -205,7 +206,7 @@ def test_data_that_is_not_there_is_told(gcs, url):
 def shards(request, tmp_path_factory):
   """A prepared folder of 4 shards whose rows cross ArrayRecord's blocks."""
   folder = tmp_path_factory.mktemp("shards")
-  toy_english.write_toy_english(folder / "text")
+  toy_english.write_toy_english(folder / "text", sentences=80_000)
   args = {"vocab_size": 300, "seq_len": 24, "tasks": 4}
   how = args | {"packing": request.param}
   return prepare.prepare(folder / "text", folder / "out", **how)
@@ -218,6 +219,7 @@ def put(gcs, folder, name) -> str:
   return f"gs://bucket/{name}"
 
 
+@pytest.mark.sample(0, 1)
 def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
   remote = PreparedData.open(put(gcs, shards.folder, "shards")).train
   generator = np.random.default_rng(0)
@@ -240,6 +242,220 @@ def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
   assert len(gcs.log) - before < 200
 
 
+@pytest.mark.sample(0, 1)
+def test_a_block_of_rows_is_one_request_and_read_once(gcs, shards):
+  """Catches a request a row, or a block that each thread reads again."""
+  plain = PreparedData.open(put(gcs, shards.folder, "blocks")).train
+  ends = np.cumsum([x.rows for x in shards.manifest.splits["train"].shards])
+  size = 6400  # a multiple of the block; the first shard ends between
+  first = (ends[0] - size // 2) // 64 * 64
+  assert first + size < ends[1]
+
+  def requests(block: int, steps: int) -> int:
+    layout, options = BatchLayout(32), {"seed": 5, "row_block": block}
+    order = Order({"": size}, (Stage(0.0, layout),), **options)
+    remote = plain.by_blocks(block, order.blocks_at_once)
+
+    def read(step: int) -> None:
+      rows = first + order.slots(step).rows[:, 0]
+      np.testing.assert_equal(remote.read(rows), shards.train.read(rows))
+
+    before = len(gcs.log)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      list(pool.map(read, range(steps)))
+    return len(gcs.log) - before
+
+  # Neighbours that a step reads by chance share a request.
+  assert requests(1, steps=10) > 0.9 * 320
+  # Memory keeps blocks that are divided among lanes. A block is in two shards.
+  assert requests(64, steps=size // 32) <= size // 64 + 1
+
+
+def test_blocks_of_a_bucket_take_bounded_memory(gcs, shards, monkeypatch):
+  plain = PreparedData.open(put(gcs, shards.folder, "memory")).train
+  width = 24 * 2 + 3 * plain.segmented
+  monkeypatch.setattr(rows_lib, "_CACHE_BYTES", 8 * 10 * width)
+  remote = plain.by_blocks(10, 4)
+  for first in (*range(0, 200, 10), 190, 130):
+    rows = np.arange(first, first + 10)
+    np.testing.assert_equal(remote.read(rows), shards.train.read(rows))
+    assert sum(map(len, remote._cache.values())) <= 8 * 10 * width
+  before = len(gcs.log)
+  remote.read([191, 135])  # the blocks that were used last
+  assert len(gcs.log) == before
+  runs.refusal(r"shuffle_block=10 keeps.*at most 8$", plain.by_blocks, 10, 5)
+
+
+@pytest.fixture
+def quick_tries(monkeypatch):
+  """Makes gcsfs and antlm try again without pauses."""
+  pauses.shorten(monkeypatch.setattr, tries=5.0)
+
+
+class Failing:
+  """Refuses the first `times` requests for rows with a status."""
+
+  def __init__(self, status: int, times: float = math.inf):
+    self.status, self.left = status, times
+
+  def __call__(self, method: str, name: str) -> int:
+    if ".array_record" not in name or self.left <= 0:
+      return 0
+    self.left -= 1
+    return self.status
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_rows_are_read_once_a_bucket_answers_again(
+  allowed, shards, quick_tries, status, capsys
+):
+  remote = PreparedData.open(put(allowed, shards.folder, "passing")).train
+  allowed.forbid = Failing(status, times=20)  # gcsfs itself tries six times
+  found = remote.read([3])
+  np.testing.assert_equal(found, shards.train.read([3]))
+  told = capsys.readouterr().err
+  assert "trying again for 5 s" in told and "answers after 0 s" in told
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_bucket_that_fails_for_long_ends_with_a_status_to_run_again(
+  allowed, shards, quick_tries, monkeypatch, status
+):
+  url = put(allowed, shards.folder, "failing")
+  remote = PreparedData.open(url).train
+  monkeypatch.setattr(buckets, "TRIES", 0.3)
+  allowed.forbid = Failing(status)
+  with pytest.raises(Unavailable) as told:
+    remote.read([3])
+  found, line = errors.explain(told.value)
+  assert found == 75 and line.endswith(": run the same command again to resume")
+  assert f"cannot read {url}/train-0" in line and "\n" not in line
+  # The threads that build batches do not wait again.
+  allowed.forbid = refuses = Failing(status, times=100)
+  with pytest.raises(Unavailable):
+    remote.read([4])
+  assert refuses.left == 94
+  with pytest.raises(Unavailable, match="cannot read the manifest"):
+    allowed.forbid = lambda method, name: status
+    PreparedData.open(url)
+  with pytest.raises(Unavailable, match="cannot reach gs://bucket/run"):
+    checkpoint.checkpoint_steps("gs://bucket/run")
+
+
+@pytest.mark.parametrize("status, words", [(403, "Forbidden"), (404, "")])
+def test_a_missing_right_or_file_is_not_tried_again(
+  allowed, shards, quick_tries, status, words
+):
+  url = put(allowed, shards.folder, "missing")
+  remote = PreparedData.open(url).train
+  allowed.forbid = refuses = Failing(status, times=100)
+  with pytest.raises(UserError, match=f"cannot read {url}/train.*{words}") as e:
+    remote.read([3])
+  assert refuses.left == 99
+  assert errors.explain(e.value)[0] == 2
+
+
+def passing_errors():
+  """Yields errors that gcsfs, tensorstore, orbax and their libraries raise."""
+  for code in (408, 429, 500, 503):
+    yield HttpError({"code": code, "message": "no"})
+  yield requests.exceptions.ProxyError()  # gcsfs raises it for 502
+  yield aiohttp.ServerDisconnectedError()
+  request = types.SimpleNamespace(real_url="gs://b/o")
+  yield aiohttp.ClientResponseError(request, (), status=503)
+  yield google.api_core.exceptions.ServiceUnavailable("no")
+  yield ConnectionResetError(errno.ECONNRESET, "reset")
+  yield TimeoutError()
+  yield OSError(errno.ENETUNREACH, "unreachable")
+  yield socket.gaierror(socket.EAI_AGAIN, "no name")
+  yield ValueError("ABORTED: Error reading gs://b/o: All 32 retry attempts")
+  yield ValueError("DEADLINE_EXCEEDED: Error writing gs://b/o")
+  wrapped = google.auth.exceptions.RefreshError("no token")
+  wrapped.__cause__ = google.auth.exceptions.TransportError("no metadata")
+  yield wrapped
+
+
+@pytest.mark.parametrize("error", [*passing_errors()], ids=repr)
+def test_a_checkpoint_that_fails_for_now_is_neither_unreadable_nor_refused(
+  gcs, error
+):
+  """Catches a good checkpoint that is put aside because a bucket was down."""
+  with pytest.raises(Unavailable), checkpoint.readable(pathlib.Path("1/meta")):
+    raise error
+  with pytest.raises(Unavailable), files.writing("gs://bucket/x"):
+    raise error
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    HttpError({"code": 401, "message": "no"}),
+    OSError("Forbidden: b/bucket/o"),
+    FileNotFoundError("b/bucket/o"),
+    google.api_core.exceptions.NotFound("no"),
+    google.auth.exceptions.DefaultCredentialsError("no"),
+    ValueError("PERMISSION_DENIED: Error writing gs://b/o"),
+  ],
+  ids=repr,
+)
+def test_an_error_that_does_not_pass_is_refused(gcs, error):
+  with pytest.raises(UserError) as told, files.writing("gs://bucket/x"):
+    raise error
+  assert errors.explain(told.value)[0] == 2
+
+
+def test_a_signal_ends_the_tries(allowed, shards, quick_tries, monkeypatch):
+  remote = PreparedData.open(put(allowed, shards.folder, "signal")).train
+  monkeypatch.setattr(buckets, "TRIES", 100.0)
+  allowed.forbid = Failing(503)
+  with pytest.raises(Unavailable), signals.listening() as stop:
+    stop.status = 75
+    remote.read([3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "tries", [pytest.param(60, marks=pytest.mark.nightly), 0]
+)
+def test_a_bucket_that_fails_in_a_run_changes_no_bit(
+  allowed, data, tmp_path, tries
+):
+  """It waits for its rows, or ends with 75 and `rerun.sh` resumes it."""
+  sizes = ("data.shuffle_block=2", "train.batch_size=16")
+  runs.train(tmp_path / "here", data, *ARGS, *sizes)
+  url = f"gs://bucket/failing-{tries}"
+  args = runs.train_args(url, data, *ARGS, *sizes)
+  command = runs.command("antlm_jax", "train", *args)
+  saved = f"failing-{tries}/checkpoints/4/commit_success.txt"
+  failing, ended = threading.Event(), threading.Event()
+
+  def forbid(method: str, name: str) -> int:
+    if name == saved:
+      failing.set()
+    affected = not tries or ".array_record" in name
+    return 503 * (affected and failing.is_set() and not ended.is_set())
+
+  allowed.forbid = forbid
+  with subprocess.Popen(
+    ["launch/rerun.sh", "--pause=1", *command, "--plugin=tests/pauses.py"],
+    cwd=runs.ROOT,
+    env=os.environ | {pauses.TRIES: str(tries)},
+    text=True,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+  ) as process:
+    lines = []
+    for line in process.stderr:
+      lines.append(line)
+      if "again" in line:
+        ended.set()
+  text = "".join(lines)
+  assert process.returncode == 0, text
+  assert ("exit status 75" in text) == (not tries), text
+  assert ("trying again for 60 s" in text) == bool(tries), text
+  assert runs.same_params(url, tmp_path / "here")
+
+
 def test_a_shard_of_a_bucket_that_is_damaged_is_told(allowed, shards):
   url = put(allowed, shards.folder, "damaged")
   remote = PreparedData.open(url).train
@@ -247,14 +463,11 @@ def test_a_shard_of_a_bucket_that_is_damaged_is_told(allowed, shards):
   data = allowed.buckets["bucket"][name][0]
   rows = [len(remote) * 5 // 8]
   allowed.put("bucket", name, data[:1000], {})
-  with pytest.raises(UserError, match=f"{name} ends before byte|cannot read"):
-    remote.read(rows)
+  runs.refusal(f"{name} ends before byte|cannot read", remote.read, rows)
   allowed.put("bucket", name, bytes(len(data)), {})
-  with pytest.raises(UserError, match=f"{name} has a bad row .*; delete"):
-    remote.read(rows)
+  runs.refusal(f"{name} has a bad row .*; delete", remote.read, rows)
   allowed.forbid = lambda method, name: name.startswith("damaged/train")
-  with pytest.raises(UserError, match="cannot read gs://bucket/damaged/train"):
-    remote.read(rows)
+  runs.refusal("cannot read gs://bucket/damaged/train", remote.read, rows)
 
 
 def test_a_flipped_bit_of_a_row_in_a_bucket_is_refused(gcs, shards):
@@ -274,8 +487,7 @@ def test_a_flipped_bit_of_a_row_in_a_bucket_is_refused(gcs, shards):
     changed[at] ^= 4
     gcs.put("bucket", name, bytes(changed), {})
     remote = PreparedData.open(url).train
-    with pytest.raises(UserError, match=told):
-      remote.read([row + 1, row, 3])
+    runs.refusal(told, remote.read, [row + 1, row, 3])
     np.testing.assert_equal(remote.read([3]), rows.read([3]))
 
 
@@ -291,8 +503,10 @@ def test_rows_written_otherwise_are_refused_in_a_bucket(gcs, shards, options):
   writer.close()
   name = "otherwise/train-00000-of-00004.array_record"
   gcs.put("bucket", name, path.read_bytes(), {})
-  with pytest.raises(UserError, match=f"{name} has a bad row 0: its hash"):
-    PreparedData.open(url).train.read([5])
+  runs.refusal(
+    f"{name} has a bad row 0: its hash",
+    lambda: PreparedData.open(url).train.read([5]),
+  )
 
 
 def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):
@@ -368,14 +582,16 @@ def test_training_does_not_wait_for_a_bucket_that_hangs(allowed):
 
 def test_without_gcsfs_the_package_is_named(monkeypatch):
   monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match="pip install gcsfs"):
-    files.absolute_path("gs://bucket/run")
+  runs.refusal("pip install gcsfs", files.absolute_path, "gs://bucket/run")
 
 
 def test_another_kind_of_bucket_is_refused():
   """Catches a run that is lost in a folder s3:/bucket of its machine."""
-  with pytest.raises(UserError, match="s3://bucket/run: s3:// is not support"):
-    files.absolute_path("s3://bucket/run")
+  runs.refusal(
+    "s3://bucket/run: s3:// is not support",
+    files.absolute_path,
+    "s3://bucket/run",
+  )
 
 
 @pytest.mark.parametrize(
@@ -383,5 +599,6 @@ def test_another_kind_of_bucket_is_refused():
 )
 def test_what_cannot_be_written_to_a_bucket_says_so(main):
   option = "--workdir" if main is import_.main else "--output"
-  with pytest.raises(UserError, match=f"{option}: gs://b/x is not on this"):
-    main([f"{option}=gs://b/x"])
+  runs.refusal(
+    f"{option}: gs://b/x is not on this", main, [f"{option}=gs://b/x"]
+  )

@@ -20,94 +20,106 @@ def texts(count, seed=0):
   return [" ".join(draw.choice(WORDS, 6)) for _ in range(count)]
 
 
-def items(tuned):
-  """Returns the summary, and the labels and predictions of each run."""
-  lines = (tuned.folder / "items.jsonl").read_text().splitlines()
-  found = [json.loads(line) for line in lines]
-  labels = [one["label"] for one in found]
-  runs = zip(*(one["predictions"] for one in found), strict=True)
-  return json.loads((tuned.folder / "summary.json").read_text()), labels, runs
-
-
-def check_table(text, about, name, label):
-  """Asserts that a line has a class's mean F1 over both runs, and its size."""
-  of = [run["classes"][name][label] for run in about["runs"]]
-  mean = 100 * np.mean([one["f1"] for one in of])
-  lines = text.split(f"{name}, by class")[1].splitlines()
-  line = next(x.split() for x in lines if x.startswith(f"{label} "))
-  assert line[1] == f"{mean:.1f}" and line[-1] == str(of[0]["support"])
-
-
-def test_classes_have_scikit_learns_scores(loaded):
-  """Catches F1 of a wrong class, set or run, and a class without any text."""
-  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+def class_records():
+  """Returns texts with a class each. The class "rare" has a single text."""
   labels = [("Tom" in t) + ("dogs" in t) for t in texts(90)]
   records = list(zip(texts(90), map(str, labels), strict=True))
-  records = [*records[:-1], (records[-1][0], "rare")]
-  sets = {"train": records, "dev": records[:40]}
-  tuned = finetune.finetune(
-    loaded, sets, preset="classification", **QUICK, **SEEDS
-  )
-  about, there, runs = items(tuned["own"])
-  for one, found in zip(about["runs"], runs, strict=True):
-    of = one["classes"]["own-dev"]
-    assert list(of) == ["0", "1", "2", "rare"]
-    expected = metrics.precision_recall_fscore_support(
-      there, found, labels=range(4), zero_division=0
-    )
-    named = zip(("precision", "recall", "f1", "support"), expected, strict=True)
-    for key, values in named:
-      assert [x[key] for x in of.values()] == pytest.approx(values.tolist())
-  check_table(str(tuned), about, "own-dev", "1")
+  return [*records[:-1], (records[-1][0], "rare")]
 
 
-def test_labels_of_several_have_scikit_learns_scores(loaded):
-  """Catches F1 of a multi-label set that counts texts and not labels."""
+def class_scores(labels, predictions):
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
-  names = "Ann", "Tom", "hills"
-  records = [(t, [n for n in names if n in t]) for t in texts(90)]
-  sets = {"train": records, "dev": records[:40]}
-  tuned = finetune.finetune(loaded, sets, **QUICK, **SEEDS)
-  about, there, runs = items(tuned["own"])
-  hot = np.array([[i in one for i in range(3)] for one in there])
-  for one, found in zip(about["runs"], runs, strict=True):
-    ours = [x["f1"] for x in one["classes"]["own-dev"].values()]
-    predicted = np.array([[i in x for i in range(3)] for x in found])
-    theirs = metrics.f1_score(hot, predicted, average=None, zero_division=0)
-    assert ours == pytest.approx(theirs.tolist())
-  check_table(str(tuned), about, "own-dev", "Tom")
+  scores = metrics.precision_recall_fscore_support(
+    labels, predictions, labels=range(4), zero_division=0
+  )
+  scores = zip(*scores, strict=True)
+  return dict(zip(("0", "1", "2", "rare"), scores, strict=True))
 
 
-def test_kinds_of_entity_have_seqevals_scores(loaded):
-  """Catches F1 of tags in place of entities, or of the wrong kind."""
-  metrics = pytest.importorskip("seqeval.metrics", reason="the hf extra")
-  kinds = {"Tom": "PER", "Ann": "PER", "river": "LOC", "hills": "LOC"}
+NAMES = "Ann", "Tom", "hills"
+
+
+def label_records():
+  return [(t, [n for n in NAMES if n in t]) for t in texts(90)]
+
+
+def label_scores(labels, predictions):
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+  hot = (
+    [[i in x for i in range(3)] for x in of] for of in (labels, predictions)
+  )
+  scores = metrics.precision_recall_fscore_support(
+    *map(np.array, hot), zero_division=0
+  )
+  return dict(zip(NAMES, zip(*scores, strict=True), strict=True))
+
+
+KINDS = {"Tom": "PER", "Ann": "PER", "river": "LOC", "hills": "LOC"}
+TAGS = "O", "B-LOC", "I-LOC", "B-PER", "I-PER"
+
+
+def tag_records():
   records = []
   for text in texts(90):
-    tags, before = [], "O"
-    for word in text.split():
-      kind = kinds.get(word, "O")
-      inside = kind != "O" and kind == before
-      tags.append(kind if kind == "O" else f"{'I' if inside else 'B'}-{kind}")
-      before = kind
+    kinds = [KINDS.get(word, "O") for word in text.split()]
+    tags = [
+      kind if kind == "O" else f"{'I' if kind == before else 'B'}-{kind}"
+      for before, kind in zip(["O", *kinds], kinds, strict=False)
+    ]
     records.append((text.split(), tags))
+  return records
+
+
+def tag_scores(labels, predictions):
+  home = "seqeval.metrics.sequence_labeling"
+  metrics = pytest.importorskip(home, reason="the hf extra")
+  tags = (
+    [[TAGS[i] for i in row] for row in of] for of in (labels, predictions)
+  )
+  scores = metrics.precision_recall_fscore_support(
+    *tags, average=None, zero_division=0
+  )
+  return dict(zip(("LOC", "PER"), zip(*scores, strict=True), strict=True))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+  ("preset", "records", "scores_of", "shown"),
+  [
+    ("classification", class_records, class_scores, "1"),
+    ("", label_records, label_scores, "Tom"),
+    ("tagging", tag_records, tag_scores, "PER"),
+  ],
+)
+def test_classes_have_the_scores_of_sklearn_and_seqeval(
+  loaded, preset, records, scores_of, shown
+):
+  """Catches F1 of a wrong class, set or run, or of tags in place of entities.
+
+  Some classes have no text, and some texts have several labels.
+  """
+  records, how = records(), {"preset": preset} if preset else {}
   sets = {"train": records, "dev": records[:40]}
-  tuned = finetune.finetune(loaded, sets, preset="tagging", **QUICK, **SEEDS)
-  about, there, runs = items(tuned["own"])
-  classes = "O", "B-LOC", "I-LOC", "B-PER", "I-PER"
-  gold = [[classes[i] for i in one] for one in there]
-  for one, found in zip(about["runs"], runs, strict=True):
-    of = one["classes"]["own-dev"]
-    predicted = [[classes[i] for i in x] for x in found]
-    theirs = metrics.classification_report(
-      gold, predicted, output_dict=True, zero_division=0
-    )
-    assert [*of] == ["LOC", "PER"] and of["PER"]["f1"] > 0
-    for kind, scores in of.items():
-      renamed = scores | {"f1-score": scores["f1"]}
-      for key, value in theirs[kind].items():
-        assert renamed[key] == pytest.approx(value)
-  check_table(str(tuned), about, "own-dev", "PER")
+  result = finetune.finetune(loaded, sets, **how, **QUICK, **SEEDS)
+  tuned = result["own"]
+  lines = (tuned.folder / "items.jsonl").read_text().splitlines()
+  items = [json.loads(line) for line in lines]
+  labels = [item["label"] for item in items]
+  runs = zip(*(item["predictions"] for item in items), strict=True)
+  about = json.loads((tuned.folder / "summary.json").read_text())
+  by_run = [run["classes"]["own-dev"] for run in about["runs"]]
+  for classes, predictions in zip(by_run, runs, strict=True):
+    expected = scores_of(labels, predictions)
+    assert [*classes] == [*expected]
+    for scores, theirs in zip(classes.values(), expected.values(), strict=True):
+      names = "precision", "recall", "f1", "support"
+      assert [scores[name] for name in names] == pytest.approx([*theirs])
+  # The table has the mean F1 over both runs, and the number of texts.
+  mean = 100 * np.mean([classes[shown]["f1"] for classes in by_run])
+  lines = str(result).split("own-dev, by class")[1].splitlines()
+  line = next(x.split() for x in lines if x.startswith(f"{shown} "))
+  assert mean > 0 and line[1] == f"{mean:.1f}"
+  assert line[-1] == str(by_run[0][shown]["support"])
 
 
 def test_of_many_classes_the_lowest_are_printed():

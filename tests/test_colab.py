@@ -117,20 +117,6 @@ def test_progress_in_a_notebook_is_one_bar_under_the_lines(monkeypatch):
   assert "3/3" in lines[3] and "clm 3.0" in lines[3]
 
 
-def test_what_it_shows_is_stored_for_its_readers():
-  cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-  code = [cell for cell in cells if cell["cell_type"] == "code"]
-  counts = [cell["execution_count"] for cell in code]
-  assert counts == list(range(1, len(code) + 1))
-  outputs = [output for cell in code for output in cell["outputs"]]
-  assert not [o for o in outputs if o["output_type"] == "error"]
-  (picture,) = (o for o in outputs if "image/png" in o.get("data", {}))
-  assert len(base64.b64decode(picture["data"]["image/png"])) > 20_000
-  text = "".join("".join(o.get("text", "")) for o in outputs)
-  assert "held out after step 2000" in text and "pairs, % right" in text
-  assert "/root" not in text and "/tmp" not in text and "/home" not in text
-
-
 def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
   """Catches a picture whose zigzag hides the loss that a block adds."""
   config = config_lib.load_config("quickstart")
@@ -170,3 +156,17 @@ def test_training_shows_a_bar_and_the_curves(tmp_path):
   (curves,) = (cell for cell in cells if "curves.png" in cell.source)
   png = base64.b64decode(curves.outputs[0].data["image/png"])
   assert png.startswith(b"\x89PNG") and len(png) > 20_000
+
+
+def test_what_it_shows_is_stored_for_its_readers():
+  cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+  code = [cell for cell in cells if cell["cell_type"] == "code"]
+  counts = [cell["execution_count"] for cell in code]
+  assert counts == list(range(1, len(code) + 1))
+  outputs = [output for cell in code for output in cell["outputs"]]
+  assert not [o for o in outputs if o["output_type"] == "error"]
+  (picture,) = (o for o in outputs if "image/png" in o.get("data", {}))
+  assert len(base64.b64decode(picture["data"]["image/png"])) > 20_000
+  text = "".join("".join(o.get("text", "")) for o in outputs)
+  assert "held out after step 2000" in text and "pairs, % right" in text
+  assert "/root" not in text and "/tmp" not in text and "/home" not in text

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import errors
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import spool
@@ -124,8 +123,12 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
 
 @pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])
 def test_the_bad_byte_is_located(tmp_path, size, bad):
-  with pytest.raises(errors.UserError, match=rf"a\.txt.* byte {3 + size};"):
-    documents(tmp_path, b"ok\n" + b"e" * size + bad)
+  runs.refusal(
+    rf"a\.txt.* byte {3 + size};",
+    documents,
+    tmp_path,
+    b"ok\n" + b"e" * size + bad,
+  )
 
 
 def names(sources) -> set[str]:
@@ -149,6 +152,12 @@ LAYOUTS = [  # files, train, dev
   ("training.txt validation.txt testing.txt", "training", "validation"),
   ("train-clean-100/a.txt dev-clean/b.txt test-clean/c.txt", "a", "b"),
   ("training_dogs.txt testing_cats.txt", "training_dogs testing_cats", ""),
+  ("train.tsv dev_matched.tsv web.dev.tsv notes.tsv", "train",
+   "dev_matched web"),
+  ("a.md web-dev.md web.dev.md taste-test.md steam-train-2.md dev-notes.md",
+   "a web-dev web taste-test steam-train-2 dev-notes", ""),
+  ("train-00000-of-00002-0f3c.csv en/x.train.csv val.csv.gz dev-2024-a.csv",
+   "train-00000-of-00002-0f3c x", "val dev-2024-a"),
 ]  # fmt: skip
 
 
@@ -168,6 +177,46 @@ def test_names_make_the_splits(tmp_path, files, train, dev):
     assert len(told) == len(set(told)) == len(visible)
 
 
+@pytest.mark.parametrize(
+  ("names", "splits"),
+  [
+    ("train_sft test_sft train_gen test_gen", "train test train test"),
+    ("train validation_en testing", "train dev test"),
+    ("train.clean.100 validation.clean unsupervised", "train dev -"),
+    ("train_sft validation_en", "train dev"),
+    ("en_train en_val latest", "train dev -"),
+    ("news web", "- -"),
+  ],
+)
+def test_parts_of_a_dataset_are_splits(tmp_path, monkeypatch, names, splits):
+  """Catches `test_sft` that is trained on, and other names that are not."""
+  names, splits = names.split(), splits.split()
+  monkeypatch.setattr(readers, "_load_hub_splits", lambda *_: names)
+  corpus = find_corpus(["hf://some/set"])
+
+  def of(split):
+    return {f"hf://some/set::{n}" for n, s in zip(names, splits, strict=True)
+            if s == split}  # fmt: skip
+
+  assert {*corpus.train} == (of("train") or of("-"))
+  assert {*corpus.dev} == of("dev") and {*corpus.test} == of("test")
+
+
+def test_paths_that_belong_together_are_splits(tmp_path, capsys):
+  """Catches a glob of the shell whose held-out file is trained on."""
+  files = "en_train.txt", "en_dev.txt", "web-test.txt"
+  folder = write(tmp_path, **dict.fromkeys(files, "a"))
+  corpus = find_corpus([str(folder / name) for name in files])
+  assert names(corpus.train) == {"en_train.txt", "web-test.txt"}
+  assert names(corpus.dev) == {"en_dev.txt"}
+  # A title is text, but the user reads how it was taken.
+  (folder / "en_train.txt").unlink()
+  told = str(find_corpus([str(folder)])).splitlines()
+  assert told[1].startswith(
+    "named like a held-out set, but trained on: 2 files"
+  )
+
+
 def test_dev_paths_and_files_given_by_themselves(tmp_path):
   files = ("a.txt", "b.txt", "c.dev", "d.test", "sub/valid.txt", "sub/e.txt")
   folder = str(write(tmp_path, **dict.fromkeys(files, "a")))
@@ -183,8 +232,7 @@ def test_dev_paths_and_files_given_by_themselves(tmp_path):
   assert found(["a.txt", "c.dev", "d.test"]) == ({"a.txt"}, {"c.dev"})
   assert found(["c.dev"]) == ({"c.dev"}, set())  # named by the user
   assert found(["d.test"]) == ({"d.test"}, set())
-  with pytest.raises(errors.UserError, match=r"to train on.*dev: valid\.txt"):
-    found(["sub/v*"])
+  runs.refusal(r"to train on.*dev: valid\.txt", found, ["sub/v*"])
 
 
 def test_links_are_followed_once(tmp_path):
@@ -257,10 +305,14 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   tokens = [r.train.read(range(9))[0] for r in (of_hub, of_files)]
   assert np.array_equal(*tokens)
   assert find_corpus([f"{source}::validation"]).train == corpus.dev
-  with pytest.raises(errors.UserError, match="has no split other but train"):
-    next(find_corpus([f"{source}::other"]).read("train"))
-  with pytest.raises(errors.UserError, match=f"write {source}::train"):
-    next(readers.read_documents(source, readers.RULES["auto"], "body"))
+  runs.refusal(
+    "has no split other but train",
+    lambda: next(find_corpus([f"{source}::other"]).read("train")),
+  )
+  runs.refusal(
+    f"write {source}::train",
+    lambda: next(readers.read_documents(source, readers.RULES["auto"], "body")),
+  )
   # Folders of `save_to_disk` hold the files of a cache, too.
   saved = datasets.load_dataset("json", data_files=f"{folder}/train.jsonl")
   saved["train"].save_to_disk(tmp_path / "one")
@@ -270,38 +322,33 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   for name in ("one", "all"):
     found = find_corpus([f"hf://{tmp_path / name}"], column="body")
     assert joined(found.read("train")) == records[:-1]
-  with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
-    find_corpus(["hf://nobody/none"])
+  runs.refusal(
+    "cannot load hf://nobody/none", find_corpus, ["hf://nobody/none"]
+  )
   monkeypatch.setattr(datasets, "__version__", "3.6.0")
-  with pytest.raises(errors.UserError, match=r"may run code .* datasets 4 or"):
-    find_corpus(["hf://nobody/script"])
+  runs.refusal(
+    r"may run code .* datasets 4 or", find_corpus, ["hf://nobody/script"]
+  )
 
 
-BAD = {
+BAD = {  # test_records has the mistakes that every command finds
   "a.jsonl": (b'{"text": "a"}\n{"text": ', r"a\.jsonl: line 2 is not JSON"),
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
   "c.jsonl": (b'{"text": ["a"]}\n', r"line 1: 'text' is no text but \['a'\]"),
   "d.jsonl": (b'["a"]\n', "line 1 is no object with a 'text'"),
-  "e.jsonl": (b'{"text": "\\ud800"}', "line 1: it has half of a surr"),
   "f.jsonl": (b'{"text": "\xe9"}\n', "line 1 is not JSON: 'utf-8' codec"),
   "g.jsonl.gz": (gzip.compress(b'{"text": "a"}' * 99)[:-12], "Truncated"),
   "h.jsonl.zst": (b"{}", "cannot read .*h.jsonl.zst: "),
   "i.csv": (b'id,text\n1,"a\n2,b\n', "line .: unexpected end of data"),
-  "i2.csv": (b"id,text\n0,x\n1\n", r"line 3 has fewer .* \(1, not 2\)"),
-  "i3.csv": (b"text,id\na, b,1\n", r"line 2 has more .* \(3, not 2\)"),
   "i4.csv": (b"text,id\na,1\ntext,id\n", "line 3 repeats the columns' names"),
-  "i5.csv": (b"text,text\na,b\n", "two columns have the name 'text'"),
   "i6.csv": (b"id,text\n1,a\n2,\xe9\n", "line 3 is not UTF-8"),
-  "i7.csv": (b'text,id\na,1\n"b,2\nc,3\nd",4\n', "line 3: .* to line 5"),
   # Other fields are quoted, so that only the number of lines is a sign.
   "i8.csv": (
     b'text,id\n"a, b",1\n"b,2\n' + b"c,3\n" * 9 + b'd",4\n',
     "line 3: .* to line 13",
   ),
-  "j2.tsv": (b"id\ttext\n1\n", r"line 2 has fewer .* \(1, not 2\)"),
   "j3.tsv": (b'text\n"a\nb"\n', "line 2: .* joins it to line 3"),
   "j4.tsv.gz": (gzip.compress(b"text\ttext\na\tb\n"), "two columns have"),
-  "c2.jsonl": (b'{"text": "a", "text": "b"}', "line 1: two columns have the"),
   "j.tsv": (b"id,text\n1,a\n", "line 2 has no column 'text' but 'id,text'"),
   "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
   "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
@@ -539,7 +586,7 @@ def test_the_held_out_documents_are_spread():
 
 
 @hypothesis.given(st.integers(1, 300), st.floats(0.005, 0.5))
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(max_examples=30)
 def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   folder = tmp_path_factory.mktemp("text")
   texts = [f"{1000 + i}" for i in range(n)]
@@ -603,6 +650,7 @@ CORPORA: dict[str, dict[str, str | bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CORPORA)
 def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   share = 0.02

@@ -15,6 +15,7 @@ from antlm_jax.objectives.curriculum import (
   objective_names,
   parse_curriculum,
 )
+from tests import runs
 
 NAMES = ("C", "M", "N", "Xy_2")
 
@@ -77,7 +78,6 @@ def texts(draw):
 
 
 @hypothesis.given(texts(), st.floats(1.2, 50))
-@hypothesis.settings(max_examples=80, deadline=None)
 def test_phases_cover_the_run_without_gaps(text, steps_per_epoch):
   parsed = parse_curriculum(text, NAMES, steps_per_epoch)
   assert parsed.phases[0].start == 0
@@ -96,7 +96,6 @@ def test_phases_cover_the_run_without_gaps(text, steps_per_epoch):
 
 
 @hypothesis.given(st.floats(1.01, 30), st.integers(2, 60))
-@hypothesis.settings(max_examples=60, deadline=None)
 def test_fractions_of_steps_never_accumulate(steps_per_epoch, repeats):
   parsed = parse_curriculum(f"{repeats}*(1C+1M)", NAMES, steps_per_epoch)
   for index, phase in enumerate(parsed.phases):
@@ -108,7 +107,6 @@ def test_fractions_of_steps_never_accumulate(steps_per_epoch, repeats):
   st.integers(1, 70),
   st.integers(0, 1000),
 )
-@hypothesis.settings(max_examples=80, deadline=None)
 def test_rows_follow_the_shares_within_one(weights, batch_size, start):
   shares = {f"O{i}": w / sum(weights) for i, w in enumerate(weights)}
   phase = Phase(start, start + 40, shares)
@@ -187,14 +185,13 @@ def test_error_points_at_the_character(text):
   ],
 )
 def test_error_says_what_is_wrong(text, run_steps, words):
-  with pytest.raises(UserError, match=re.escape(words)):
-    parse_curriculum(text, NAMES, 10, run_steps)
+  runs.refusal(re.escape(words), parse_curriculum, text, NAMES, 10, run_steps)
 
 
 @hypothesis.given(
   st.text(max_size=30) | st.text("0129.%CMXy_:=+*() stepoch", max_size=16)
 )
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=400)
 def test_any_text_parses_or_is_a_user_error(text):
   try:
     assert isinstance(parse_curriculum(text, NAMES, 10, 100), Curriculum)

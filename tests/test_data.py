@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +41,7 @@ from antlm_jax.data.prepared_folder import (
 )
 from antlm_jax.runtime import files
 from tests import runs
+from tests.runs import refusal
 
 EOS, PAD = 1, 0
 TRAIN, DEV = (
@@ -67,13 +67,6 @@ def corpus(tmp_path) -> pathlib.Path:
 def make(corpus, output, **changes) -> Manifest:
   asked = {"vocab_size": 300, "seq_len": 32, **changes}
   return prepare.prepare(corpus, output, **asked).manifest
-
-
-def told(message: str, begin, *args, **kwargs) -> str:
-  """Returns the error line of a call, which must match `message`."""
-  line = runs.told(functools.partial(begin, **kwargs), *args)
-  assert re.search(message, line), line
-  return line
 
 
 @pytest.fixture(scope="module", params=tokenizer.KINDS)
@@ -116,15 +109,6 @@ def test_word_starts_count_words_and_special_tokens_are_text(small_tokenizer):
   ids = small_tokenizer.encode("a </s><mask> b")
   assert not small_tokenizer.special[ids].any()
   assert small_tokenizer.decode(ids) == "a </s><mask> b"
-
-
-def test_offsets_cover_the_words(small_tokenizer):
-  string = "the xylophone  sees it's"
-  ids, spans = small_tokenizer.encode_offsets(string)
-  np.testing.assert_array_equal(ids, small_tokenizer.encode(string))
-  pieces = [string[start:end] for start, end in spans]
-  assert "".join(pieces).replace(" ", "") == string.replace(" ", "")
-  assert spans[0][0] == 0 and spans[-1][1] == len(string)
 
 
 def test_wordpiece_is_understood(tmp_path):
@@ -288,7 +272,7 @@ def test_a_shard_of_other_rows_is_refused(tmp_path):
   tokens = np.ones((30, 20), int)
   write_rows(shards, tokens, tokens == 1, "<u2", False)
   read = rows.Rows(shards, 10, 300, False)
-  told("a has a bad row 4: it has 40 bytes, not 20", read.read, [4, 5])
+  refusal("a has a bad row 4: it has 40 bytes, not 20", read.read, [4, 5])
 
 
 @pytest.fixture(scope="module")
@@ -303,21 +287,6 @@ def whole(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def copy(whole, tmp_path) -> pathlib.Path:
   return shutil.copytree(whole, tmp_path / "copy")
-
-
-ROW = {"train": {"rows": 1}, "dev": None}
-
-
-@pytest.mark.parametrize(
-  "change", [{"version": 1}, {"splits": {}}, {"splits": ROW}, {"more": 1}]
-)
-def test_a_manifest_of_another_version_is_refused(copy, change):
-  manifest = json.loads((copy / "manifest.json").read_text())
-  (copy / "manifest.json").write_text(json.dumps(manifest | change))
-  line = told(
-    "json was changed, or is of another version", PreparedData.open, copy
-  )
-  assert "another output" in line and "delete" not in line
 
 
 def leaves(value, *keys):
@@ -342,7 +311,7 @@ def test_every_field_of_a_manifest_is_checked(copy):
       inner[keys[-1]] = wrong
       path.write_text(json.dumps(manifest))
       message = "json was changed, or is of another|of its manifest"
-      told(message, PreparedData.open, copy)
+      refusal(message, PreparedData.open, copy)
 
   every = list(leaves(json.loads(whole)))
   assert len(every) > 40
@@ -360,6 +329,12 @@ def test_every_field_of_a_manifest_is_checked(copy):
   refused(("splits", "train", "rows"), 1)
   refused(("splits", "train", "padding"), -1)
   refused(("splits", "dev", "shards", 0, "rows"), True)
+  for change in ({"version": 1}, {"splits": {}}, {"more": 1}):
+    path.write_text(json.dumps(json.loads(whole) | change))
+    line = refusal(
+      "json was changed, or is of another", PreparedData.open, copy
+    )
+    assert "another output" in line and "delete" not in line
   path.write_text(whole)
   PreparedData.open(copy)
 
@@ -370,10 +345,10 @@ def test_a_folder_without_a_manifest_is_refused(copy, content):
   if content is not None:
     (copy / "manifest.json").write_bytes(content)
   message = "is not a prepared folder .*; run antlm prepare"
-  told(message, PreparedData.open, copy)
-  told(message, Manifest.load, copy / "none")
+  refusal(message, PreparedData.open, copy)
+  refusal(message, Manifest.load, copy / "none")
   missing = copy.with_name(copy.name[:-1])
-  assert f"no such folder; did you mean {copy}?" in told(
+  assert f"no such folder; did you mean {copy}?" in refusal(
     message, PreparedData.open, missing
   )
 
@@ -384,9 +359,9 @@ def test_another_tokenizer_is_refused(copy, tmp_path):
   assert other.vocab_size == PreparedData.open(copy).tokenizer.vocab_size
   (copy / "tokenizer.json").write_text(other.to_json(), "utf-8")
   message = "is not the tokenizer that the rows were made with"
-  told(message, PreparedData.open, copy)
+  refusal(message, PreparedData.open, copy)
   (copy / "tokenizer.json").unlink()
-  told("cannot read the tokenizer", PreparedData.open, copy)
+  refusal("cannot read the tokenizer", PreparedData.open, copy)
 
 
 def flip(path: pathlib.Path, at: int) -> None:
@@ -435,20 +410,22 @@ def test_other_documents_are_refused(copy, old, new):
   assert changed != path.read_text()
   path.write_text(changed)
   message = r"train-00000 holds no documents of antlm prepare \(.+\)"
-  told(message, lambda: list(document_store.read_kept_documents(copy, "train")))
+  refusal(
+    message, lambda: list(document_store.read_kept_documents(copy, "train"))
+  )
 
 
 def test_damaged_rows_are_told_on_opening(copy):
   path = copy / TRAIN
   size = path.stat().st_size
   path.write_bytes(bytes(size))
-  told(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
+  refusal(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
   for other in (size + 100, size - 100):
     os.truncate(path, other)
     of = f"{TRAIN} has {other} bytes, not the {size} of its manifest"
-    told(of, PreparedData.open, copy)
+    refusal(of, PreparedData.open, copy)
   path.unlink()
-  told(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
+  refusal(f"{TRAIN} has .* prepare it again", PreparedData.open, copy)
 
 
 def test_a_flipped_bit_is_found(copy):
@@ -457,12 +434,12 @@ def test_a_flipped_bit_is_found(copy):
   at = path.read_bytes().index(record) + 9
   flip(path, at)
   opened = PreparedData.open(copy)
-  told("has a bad row 7: .*; delete", opened.train.read, [3, row, 1])
-  told("not as it was prepared", opened.verify)
+  refusal("has a bad row 7: .*; delete", opened.train.read, [3, row, 1])
+  refusal("not as it was prepared", opened.verify)
   flip(path, at)
   PreparedData.open(copy).verify()
   flip(path, 3)  # a byte outside the rows
-  told("not as it was prepared", PreparedData.open(copy).verify)
+  refusal("not as it was prepared", PreparedData.open(copy).verify)
 
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)
@@ -498,7 +475,7 @@ def test_command_prepares_once(corpus, tmp_path, capsys):
   assert "already prepared" in out and "is as it was prepared" in out
   assert err == ""
   assert files == {p: p.stat().st_mtime_ns for p in files}
-  told("seq_len 32 there, 64 asked", prepare.main, [*args, "--seq_len=64"])
+  refusal("seq_len 32 there, 64 asked", prepare.main, [*args, "--seq_len=64"])
 
 
 def test_every_option_of_the_command(corpus, tmp_path):
@@ -546,6 +523,7 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
   assert len(said) == 2 and said[0].startswith(line)  # the second has counts
 
 
+@pytest.mark.slow
 def test_a_long_document_is_one_document(tmp_path):
   """Catches special tokens between the pieces that it is read in."""
   text = make_text(20_000).replace("\n", " ")  # more than two pieces
@@ -585,7 +563,7 @@ def test_documents_of_python_resume_and_are_divided(tmp_path, monkeypatch):
   monkeypatch.setattr(Preparation, "pack", interrupted)
   with pytest.raises(KeyboardInterrupt):
     prepare.prepare(documents, tmp_path / "out", **how)
-  told(
+  refusal(
     "begun otherwise", prepare.prepare, documents[1:], tmp_path / "out", **how
   )
   monkeypatch.setattr(Preparation, "pack", pack)
@@ -605,8 +583,8 @@ def test_data_in_memory_that_differ_are_told():
     prepare.prepare(p, vocab_size=300, seq_len=16) for p in (parts[0], own)
   )
   message = "the data a and b differ in tokenizer.json.*the tokenizer of a"
-  told(message, Sources.of, {"a": a, "b": b})
-  told("no files to compare", a.verify)
+  refusal(message, Sources.of, {"a": a, "b": b})
+  refusal("no files to compare", a.verify)
 
 
 def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
@@ -616,7 +594,7 @@ def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
     made.append([(folder / name).read_bytes() for name in names])
   assert made[0] == made[1]
   (corpus / "a.train").write_text(make_text(301), "utf-8")
-  told("other text", make, corpus, folder, packing="chunks")
+  refusal("other text", make, corpus, folder, packing="chunks")
 
 
 def counted(folder) -> dict:
@@ -691,7 +669,9 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+  "stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
+)
 def test_a_preparation_goes_on_after_its_end(
   large, in_one_task, tmp_path, stop
 ):
@@ -706,12 +686,17 @@ def test_a_preparation_goes_on_after_its_end(
   while not list(output.glob(finished)) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
-  _, errors = process.communicate(timeout=30)
+  _, said = process.communicate(timeout=30)
   if stop == signal.SIGINT:
-    assert (process.returncode, errors) == (130, b"interrupted\n")
+    assert (process.returncode, said) == (errors.INTERRUPTED, b"interrupted\n")
+  if stop == signal.SIGTERM:
+    again = b"stopped by a signal: run the same command again"
+    assert process.returncode == errors.RUN_AGAIN
+    # A slow machine prints lines of progress before it.
+    assert said.splitlines()[-1] == again
   kept = {p: p.stat().st_mtime_ns for p in output.glob(finished)}
   assert kept and not (output / "manifest.json").exists()
-  told(
+  refusal(
     r"begun otherwise \(seq_len 32 there, 64 asked\)",
     prepare.main,
     [*args, "--seq_len=64"],
@@ -736,13 +721,20 @@ def parts(tmp_path, monkeypatch) -> pathlib.Path:
   return text
 
 
+@pytest.fixture
+def one(parts) -> pathlib.Path:
+  """The same text, prepared in one task."""
+  prepare.main(large_args(parts, parts.parent / "one"))
+  return parts.parent / "one"
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", LOST)
 def test_a_task_whose_files_are_gone_is_done_again(
-  parts, tmp_path, lost, capsys
+  parts, one, tmp_path, lost, capsys
 ):
   """Catches a folder that is called ready without a shard, or without some
   held-out documents, and a repair that repeats the other tasks."""
-  prepare.main(large_args(parts, tmp_path / "one"))
   output = tmp_path / "out"
   args = large_args(parts, output, "--tasks=2")
   prepare.main([*args, "--task=0"])
@@ -757,7 +749,7 @@ def test_a_task_whose_files_are_gone_is_done_again(
   prepare.main([*args, "--task=0"])
   assert other.stat().st_mtime_ns == before
   PreparedData.open(output).verify()
-  assert counted(output) == counted(tmp_path / "one")
+  assert counted(output) == counted(one)
   assert not list(output.glob("preparing*"))
 
 
@@ -791,10 +783,9 @@ def test_other_processes_see_how_much_a_task_has_packed(
 
 
 def test_a_task_leaves_the_last_step_to_the_process_of_all_tasks(
-  parts, tmp_path, capsys
+  parts, one, tmp_path, capsys
 ):
   """Catches a task and the process that runs it waiting for each other."""
-  prepare.main(large_args(parts, tmp_path / "one"))
   output = tmp_path / "out"
   args = large_args(parts, output, "--tasks=2")
   prepare.main([*args, "--task=0"])
@@ -804,7 +795,7 @@ def test_a_task_leaves_the_last_step_to_the_process_of_all_tasks(
   assert "task 1 is done; another process makes the folder ready" in out
   assert not (output / "manifest.json").exists()
   prepare.main(args)
-  assert counted(output) == counted(tmp_path / "one")
+  assert counted(output) == counted(one)
 
 
 @pytest.fixture
@@ -823,29 +814,25 @@ def python(tmp_path, monkeypatch):
 ENDS = [
   ("kill -9 $$", "task [01] was killed by signal 9.* with more --tasks$"),
   ("echo 1/2 >&2; echo 'error: a bad line' >&2; exit 2", "^a bad line$"),
+  ("echo 'Traceback: KeyError' >&2; exit 1", r"task [01] failed \(status 1\)"),
 ]
 
 
 @pytest.mark.parametrize(("commands", "message"), ENDS)
 def test_the_end_of_a_process_is_told(
-  parts, tmp_path, python, commands, message
+  parts, tmp_path, python, capsys, commands, message
 ):
-  """Catches a folder that waits for a task whose process has ended."""
+  """Catches a folder that waits for a task whose process has ended, and an
+  error of a process that nobody can find."""
   python(commands)
   args = large_args(parts, tmp_path / "out", "--tasks=2")
-  told(message, prepare.main, args)
-  assert not (tmp_path / "out").exists()
-
-
-def test_a_bug_in_a_process_shows_its_traceback(
-  parts, tmp_path, python, capsys
-):
-  """Catches an error of a process that nobody can find."""
-  python("echo 'Traceback: KeyError' >&2; exit 1")
-  args = large_args(parts, tmp_path / "out", "--tasks=2")
-  with pytest.raises(RuntimeError, match=r"task [01] ended with 1"):
-    prepare.main(args)
-  assert "Traceback: KeyError" in capsys.readouterr().err
+  if "Traceback" in commands:
+    with pytest.raises(RuntimeError, match=message):
+      prepare.main(args)
+    assert "Traceback: KeyError" in capsys.readouterr().err
+  else:
+    refusal(message, prepare.main, args)
+    assert not (tmp_path / "out").exists()
 
 
 def test_tasks_of_very_many_paths_run_in_one_process(
@@ -887,11 +874,12 @@ def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
     raise errors.UserError("too few words")
 
   monkeypatch.setattr(Preparation, "seal", fail)
-  told("too few words", make, corpus, output)
+  refusal("too few words", make, corpus, output)
   left = {p.relative_to(output) for p in output.rglob("*") if p.is_file()}
   assert left == set(map(pathlib.Path, theirs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kilobytes", [8, 600, 1000])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):
@@ -899,7 +887,7 @@ def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):
   disk = small_disk(kilobytes)
   (corpus / "a.train").write_text(make_text(30_000), "utf-8")
   message = f"cannot write {disk}/out/.*: No space left on device"
-  told(message, make, corpus, disk / "out", tasks=tasks)
+  refusal(message, make, corpus, disk / "out", tasks=tasks)
   assert not list(disk.iterdir())
 
 
@@ -917,12 +905,13 @@ def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
   assert "out is in use by process" in line
 
 
+@pytest.mark.slow
 def test_a_bad_record_names_its_part_and_keeps_what_is_done(large, tmp_path):
   text = shutil.copytree(large, tmp_path / "text")
   with open(text / "table.jsonl", "w") as file:
     file.write('{"text": "a"}\n' * 200_000 + "no record\n")
   args = large_args(text, tmp_path / "out", "--tasks=6")
-  told(r"line \d+ after byte [\d,]+ is not JSON", prepare.main, args)
+  refusal(r"line \d+ after byte [\d,]+ is not JSON", prepare.main, args)
 
 
 BAD_TEXTS = [
@@ -948,18 +937,8 @@ def test_bad_text(tmp_path, files, message):
   corpus.mkdir()
   for name, content in files.items():
     (corpus / name).write_bytes(content)
-  told(message, make, corpus, tmp_path / "out")
+  refusal(message, make, corpus, tmp_path / "out")
   assert not (tmp_path / "out").exists()
-
-
-def test_bad_outputs(corpus, tmp_path):
-  (tmp_path / "file").write_text("mine")
-  told("Not a directory", make, corpus, tmp_path / "file")
-  told("is not empty", make, corpus, corpus)
-  assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
-  told("share=0.0 is not over 0", make, corpus, tmp_path / "out", share=0.0)
-  other = {"tokenizer": __file__}
-  told("is not a tokenizer", make, corpus, tmp_path / "out", **other)
 
 
 @pytest.mark.parametrize(
@@ -975,6 +954,10 @@ def test_bad_outputs(corpus, tmp_path):
     ("{good} --packing=chunks --seq_len=23", "at least 24"),
     ("{good} --seq_len=100000", "train split has .* tokens, less than a row"),
     ("{good} --tokenizer={corpus}", "no checkpoint"),
+    ("{good} --tokenizer={corpus}/a.dev", "is not a tokenizer"),
+    ("{good} --share=0.0", "share=0.0 is not over 0"),
+    ("--text {corpus} --output {corpus}/a.dev", "Not a directory"),
+    ("--text {corpus} --output {corpus}", "is not empty"),
     ("{good} --task=0", "task=0 needs the number of tasks"),
     ("{good} --tasks=1 --task=1", "task=1: 1 tasks have the numbers 0 to 0"),
   ],
@@ -983,5 +966,6 @@ def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
   out = tmp_path / "out"
   args = args.replace("{good}", "--text {corpus} --output {out} --seq_len=32")
   words = args.format(corpus=corpus, out=out, long="x" * 5000).split()
-  told(message, prepare.main, words)
+  refusal(message, prepare.main, words)
   assert not out.exists()
+  assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]

@@ -42,44 +42,6 @@ def test_infonce_with_negatives_is_its_definition():
   assert found == pytest.approx(np.mean(nats), rel=1e-5)
 
 
-def test_max_similarity_is_its_definition():
-  """Padding does not count, even with larger cosines."""
-  draw = np.random.default_rng(0)
-  hidden = draw.normal(size=(8, 3, 6))  # four queries, then four documents
-  lengths = np.array([3, 1, 2, 3, 2, 3, 1, 3])
-  head = retrieval.TokenTowers(0.1, size=4)
-  kernel = draw.normal(size=(6, 4))
-  found = head({"projection/kernel": jnp.float32(kernel)}, hidden, lengths)
-  assert found.shape == (8, 3, 4)
-  texts = [(h @ kernel)[:n] for h, n in zip(hidden, lengths, strict=True)]
-  texts = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in texts]
-  expected = [
-    [(q @ d.T).max(axis=1).mean() for d in texts[4:]] for q in texts[:4]
-  ]
-  scores = head.similarity(found[:4], found[4:])
-  np.testing.assert_allclose(scores, expected, atol=1e-6)
-  # InfoNCE of these scores is the same as with single vectors.
-  each = np.exp(np.array(expected[:3]) / 0.1)[:, :3]
-  nats = np.mean(np.log(each.sum(axis=1)) - np.log(np.diagonal(each)))
-  loss = head.loss(found.reshape(2, 4, 3, 4).swapaxes(0, 1), NO_LABELS, WEIGHTS)
-  assert loss == pytest.approx(nats, rel=1e-4)
-
-
-def test_late_interaction_learns_to_find(loaded):
-  """Gradients reach encoder and projection; decoding ranks by the scores."""
-  halves = [s.split() for s in toy_english.make_sentences(0, 150)]
-  records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
-  # The held-out pairs are training pairs, so that few examples suffice.
-  sets = {"train": records, "dev": records[:40]}
-  task = pairs(sets, embedding.EmbedderOptions(token_size=8))
-  settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)
-  data = loop.read_task_data(loaded, task, 16)
-  (outcome,) = loop.fit(loaded, task, data, settings, [TrialRun(3e-3, 0)])
-  first, last = outcome.epochs[0], outcome.epochs[-1]
-  assert last["train_loss"] < first["train_loss"] - 1
-  assert last["own-dev"]["ndcg"] > first["own-dev"]["ndcg"] + 0.2
-
-
 def test_prompts_stand_before_queries_and_others(loaded):
   head = Towers(0.05, ("the dogs ", "a cat "))
   bare = Towers(0.05)
@@ -252,6 +214,7 @@ def test_texts_alone_are_their_own_pairs(tmp_path):
   assert not held_out & {" ".join(e.texts[0].split()[:2]) for e in train}
 
 
+@pytest.mark.slow
 def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   """Only dropout makes two encodings of a text differ."""
   (tmp_path / "a.txt").write_text("\n".join(toy_english.make_sentences(0, 40)))

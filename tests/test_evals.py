@@ -9,7 +9,6 @@ import pytest
 
 from antlm_jax import config, fill, generate, models, score
 from antlm_jax.data import toy_english
-from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import generation, scoring
 from antlm_jax.inference.framing import encode_framed
@@ -66,36 +65,25 @@ def slow_score(loaded, text, mode, t=1.0, shift=0, context="", pipeline="ours"):
   return total, count
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
-@pytest.mark.parametrize("mode", scoring.MODES)
-def test_scores_equal_a_slow_loop(loaded, sentences, mode, boundary):
-  loaded = random_models.with_meta(loaded, boundary=boundary)
-  texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
-  if boundary != "bos_eos":
-    texts = texts[:3]
-  expected = np.array([slow_score(loaded, s, mode) for s in texts])
-  got = score(loaded, texts, mode)
-  np.testing.assert_allclose(got, expected[:, 0], rtol=2e-5, atol=2e-4)
-  mean = score(loaded, texts, mode, reduction="mean")
-  np.testing.assert_allclose(mean, got / expected[:, 1])
-  assert np.ptp(got) > 2  # the model tells sentences apart
+CASES = [
+  *(
+    (p, m, "bos_eos") for p, modes in pipelines.PIPELINES.items() for m in modes
+  ),
+  *(("ours", m, b) for m in scoring.MODES for b in ("eos", "none")),
+  # The 2024 pipeline adds special tokens even if training rows had none.
+  ("2024", "causal", "none"),
+  ("2024", "mlm", "none"),
+]
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-  ("pipeline", "mode", "boundary"),
-  [
-    *((p, m, "bos_eos") for p, of in pipelines.PIPELINES.items() for m in of),
-    # The 2024 pipeline adds special tokens even if training rows had none.
-    ("2024", "causal", "none"),
-    ("2024", "mlm", "none"),
-  ],
-)
-def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode, boundary):
+@pytest.mark.sample(7)
+@pytest.mark.parametrize(("pipeline", "mode", "boundary"), CASES)
+def test_scores_equal_a_slow_loop(loaded, sentences, pipeline, mode, boundary):
+  """Of sentences, and of choices after a context."""
   loaded = random_models.with_meta(loaded, boundary=boundary)
-  contexts = ("", "", "the hills near", "the hills near")
-  texts = ("Tom rested .", "rests") * 2
+  some = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1][-4:]
+  contexts = ("",) * len(some) + ("", "", "the hills near", "the hills near")
+  texts = (*some, *("Tom rested .", "rests near") * 2)
   expected = np.array(
     [
       slow_score(loaded, t, mode, context=c, pipeline=pipeline)
@@ -103,13 +91,22 @@ def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode, boundary):
     ]
   )
   options = pipelines.options(pipeline, mode) | {"contexts": contexts}
-  sums = score(loaded, texts, mode, **options | {"reduction": "sum"})
+  mean = options.pop("reduction", "sum")
+  sums, means, scores = (
+    score(loaded, texts, mode, **options, **reduction)
+    for reduction in (
+      {"reduction": "sum"},
+      {"reduction": "mean"},
+      {"reduction": mean},
+    )
+  )
   np.testing.assert_allclose(sums, expected[:, 0], rtol=2e-5, atol=2e-4)
-  got = score(loaded, texts, mode, **options)
-  mean = (pipeline, mode) == ("2024", "mlm")
-  np.testing.assert_allclose(got, sums / expected[:, 1] if mean else sums)
+  np.testing.assert_allclose(means, sums / expected[:, 1])
+  late = (pipeline, mode) == ("2024", "mlm")
+  np.testing.assert_array_equal(scores, means if late else sums)
   # A text after another context has another score.
   assert len(set(np.round(sums, 3))) == len(texts)
+  assert np.ptp(sums) > 2  # the model tells sentences apart
 
 
 def test_fused_reads_masks_as_trained(loaded, sentences):
@@ -167,27 +164,27 @@ def test_scoring_refuses(loaded):
     ("temperature='warm' is not over 0", {"temperature": "warm"}),
     ("batch_tokens=0 is not at least 1", {"batch_tokens": 0}),
     ("no argument 'modes'; did you mean 'mode'", {"modes": "mlm"}),
-    ("step=4: .* is loaded: give the path", {"step": 4}),
+    ("is loaded: give the path", {"step": 4}),
     ("max_seq_len=48", {"texts": ["Tom " * 60]}),
     ("no token to score", {"texts": [""], "contexts": ["Tom sat ."]}),
   ):
-    with pytest.raises(UserError, match=message):
-      score(loaded, **{"texts": ["Tom sat ."], "mode": "causal"} | options)
-  with pytest.raises(UserError, match=r"'mntp' .* of the 2024 pipeline"):
-    pipelines.options("2024", "mntp")
+    given = {"texts": ["Tom sat ."], "mode": "causal"} | options
+    assert message in runs.told(score, loaded, **given)
+  line = runs.told(pipelines.options, "2024", "mntp")
+  assert "'mntp'" in line and "of the 2024 pipeline" in line
 
 
 def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   monkeypatch.setattr(loaded.tokenizer, "mask_id", None)
   for mode in ("mlm", "mntp", "fused"):
-    with pytest.raises(UserError, match="no <mask> token"):
-      score(loaded, ["Tom sat ."], mode)
+    assert "no <mask> token" in runs.told(score, loaded, ["Tom sat ."], mode)
   score(loaded, ["Tom sat ."], "causal")
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
   bare = random_models.with_meta(loaded, boundary="none")
-  with pytest.raises(UserError, match="lacks the token that this pipeline"):
-    score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
+  assert "lacks the token that this pipeline" in runs.told(
+    score, bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm")
+  )
 
 
 NAMED = "--checkpoint=nowhere"
@@ -255,6 +252,7 @@ def filled(*args, **how):
   return [one.text for one in fill(*args, **how)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   ("sample", "prompts", "how"),
   [
@@ -313,15 +311,14 @@ def test_generate_refuses(loaded):
     (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
     (random_models.with_curriculum(loaded, "1M"), "Tom", {}, ": use fill"),
-    (loaded, "caf\udce9", {}, "the prompt 'caf.*half of a surrogate"),
+    (loaded, "caf\udce9", {}, "half of a surrogate"),
     (loaded, [], {}, "no prompt"),
     (loaded, "Tom", {"tokens": 0}, "tokens=0"),
     (loaded, "Tom", {"count": 0}, "count=0"),
     (loaded, "Tom", {"top_p": 0.0}, "top_p=0"),
     (loaded, "Tom", {"temperature": -1.0}, "temperature=-1"),
   ):
-    with pytest.raises(UserError, match=message):
-      generate(model, prompt, **options)
+    assert message in runs.told(generate, model, prompt, **options)
 
 
 def test_generate_command(run, loaded, capsys):
@@ -330,22 +327,6 @@ def test_generate_command(run, loaded, capsys):
   said = capsys.readouterr()
   assert said.out == generate(loaded, "Tom sat", tokens=99)[0] + "\n"
   assert "max_seq_len=48" in said.err
-
-
-@pytest.mark.parametrize(("curriculum", "shift"), [("1C+1M", 0), ("1N", 1)])
-def test_one_step_shows_the_top_of_the_softmax(loaded, curriculum, shift):
-  loaded = random_models.with_curriculum(loaded, curriculum)
-  t = loaded.tokenizer
-  text = "The <mask> near Tom <mask> ."
-  tokens = encode_framed(loaded, text)
-  at = np.flatnonzero(tokens == t.mask_id) - shift
-  p = np.exp(helpers.log_softmax(helpers.logits(loaded, tokens)[at]))
-  (filled,) = fill(loaded, text, steps=1, top=4)
-  for row, mask in zip(p, filled.masks, strict=True):
-    best = np.argsort(-row)[:4]
-    names, shares = zip(*mask.candidates, strict=True)
-    assert [t.decode([i], skip_special=False) for i in best] == [*names]
-    np.testing.assert_allclose(shares, row[best], rtol=1e-3)
 
 
 def test_masks_stand_like_words(loaded):

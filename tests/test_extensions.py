@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 import sqlite3
 
 import numpy as np
@@ -19,7 +20,6 @@ from antlm_jax import config, config_help, models, optim, plugins, sections
 from antlm_jax.attention import BACKENDS
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import PreparedData
-from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import presets
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.hf import export
@@ -49,9 +49,9 @@ SETTINGS = {
   "optimizer.b2": 0.95,
   "schedule.name": "inverse_root",
   "schedule.warmup_steps": 4,
-  "objectives.R.share": 0.75,
-  "curriculum": "16C:R=1:1 steps",
-  "eval.objectives": "C,R",
+  "objectives.F.middle_rate": 0.75,
+  "curriculum": "16C:F=1:1 steps",
+  "eval.objectives": "C,F",
   "log.writers": "sqlite",
   "log.every": 1,
 }
@@ -141,6 +141,7 @@ def get_config(arg):
 """
 
 
+@pytest.mark.slow
 def test_the_command_and_python_train_the_same(trained):
   imported(*TRAINS)
   assert runs.same_params(trained / "toy/0", trained / "toy/1")
@@ -152,7 +153,7 @@ def test_the_command_and_python_train_the_same(trained):
 def test_a_model_names_the_plugin_that_it_lacks(trained, name):
   imported(*TRAINS)
   registry = REGISTRIES[name]
-  lost = {"optimizer": "lion", "schedule": "inverse_root"}.get(name, "reversed")
+  lost = {"optimizer": "lion", "schedule": "inverse_root"}.get(name, "fim")
   del registry[lost]
   line = runs.told(ax.load, trained / "toy/0")
   assert f"{lost!r} is not one of" in line
@@ -163,8 +164,8 @@ def test_an_objective_that_a_model_does_not_use_may_be_lacking():
   before = config.typed_config(config.changes())
   imported("objective")
   text = config.to_json(config.typed_config(config.changes()))
-  assert "R" in config.config_from_json(text).objectives
-  del objective.KINDS["reversed"], objective.OBJECTIVES["R"]
+  assert "F" in config.config_from_json(text).objectives
+  del objective.KINDS["fim"], objective.OBJECTIVES["F"]
   assert config.config_from_json(text) == before
 
 
@@ -193,6 +194,7 @@ def test_an_optimizer(trained):
   assert (found.name, found.b1, found.b2) == ("lion", 0.9, 0.95)
 
 
+@pytest.mark.slow
 def test_an_attention_backend(prepared, tmp_path):
   """Catches attention that is chosen from a list that plugins cannot change."""
   (module,) = imported("attention")
@@ -221,24 +223,50 @@ def test_an_objective_with_its_own_corruption(trained):
   tokens = helpers.tokens(400, 12, special=0)
   starts = helpers.starts(400, 12)
   args = tokens, Segments.of(starts), Draw(0, 3, np.c_[:400])
-  found = module.Reversed("x", share=0.75).corrupt(*args, helpers.vocabulary())
-  changed = documents = 0
-  for row, new, start in zip(tokens, found.tokens, starts, strict=True):
+  fim = module.FillInTheMiddle("x", middle_rate=0.75)
+  corrupted = fim.corrupt(*args, helpers.vocabulary())
+  moved = documents = 0
+  for row, new, start in zip(tokens, corrupted.tokens, starts, strict=True):
     cuts = np.flatnonzero(start)[1:]
     for old, now in zip(np.split(row, cuts), np.split(new, cuts), strict=True):
-      assert now.tolist() in (old.tolist(), old[::-1].tolist())
-      if len(set(old.tolist())) > 1:
-        changed += now.tolist() != old.tolist()
-        documents += 1
-  assert changed / documents == pytest.approx(0.75, abs=0.05)
-  assert np.array_equal(found.predicted, ~starts)
-  losses = runs.logged(trained / "toy/0", "eval/reversed/loss")
+      documents += len(old) >= 4
+      if np.array_equal(old, now):
+        continue
+      first, second = np.flatnonzero(now == helpers.MASK)
+      prefix, suffix, middle = np.split(now, [first, second])
+      text = np.concatenate([prefix, middle[1:], suffix[1:]])
+      assert np.array_equal(text, old[:-2])
+      moved += 1
+  assert moved / documents == pytest.approx(0.75, abs=0.05)
+  is_mask = corrupted.tokens == helpers.MASK
+  assert np.array_equal(corrupted.predicted, ~starts & ~is_mask)
+  losses = runs.logged(trained / "toy/0", "eval/fim/loss")
   assert list(losses) == [0, 8, 16] and losses[16] < losses[0]
   help = config_help.described()
-  assert "  objectives.NAME.share=0.5" in help
-  word = "--config.objectives.R.share=2"
+  assert "  objectives.NAME.middle_rate=0.5" in help
+  word = "--config.objectives.F.middle_rate=2"
   line = runs.told(config.load_config, "quickstart", [word])
-  assert "objective 'reversed': share=2.0 is not at least 0 and at most" in line
+  assert "objective 'fim': middle_rate=2.0 is not at least 0 and at" in line
+
+
+def test_settings_of_a_kind_of_objective_are_its_own():
+  imported("objective")
+  word = "--config.objectives.F.middle_rate=0.3"
+  loaded = config.load_config("quickstart", [word])
+  assert loaded.objectives["F"].middle_rate == 0.3
+  assert config.config_from_json(config.to_json(loaded)) == loaded
+  line = runs.told(config.load_config, "quickstart", [word.replace("F", "C")])
+  assert "unknown config key 'objectives.C.middle_rate'" in line
+  word = "--config.objectives.F.kind=other"
+  line = runs.told(config.load_config, "quickstart", [word])
+  assert "objective.kind='other' is not one of fim; if a file" in line
+
+
+def test_a_page_shows_this_objective_whole():
+  """Catches an example that no test runs."""
+  page = (runs.ROOT / "docs/how_to/objective.md").read_text("utf-8")
+  (code,) = re.findall(r"cat > fim.py << 'EOF'\n(.*?)\nEOF\n", page, re.S)
+  assert code + "\n" == (FOLDER / "objective.py").read_text("utf-8")
 
 
 def test_an_encoder(trained):
@@ -327,10 +355,20 @@ def test_a_fine_tuning_task(run, tmp_path, capsys):
   described = json.loads((hf / "config.json").read_text())
   assert described["architectures"] == ["EuroBertForTokenClassification"]
   assert described["id2label"] == {"0": "O", "1": "NAME", "2": "VERB"}
-  with pytest.raises(UserError, match=r"another request \(data differ"):
-    command("finetuning_task", *words, "--toy_examples=91")
-  with pytest.raises(UserError, match="toy_examples=0 is not at least 1"):
-    command("finetuning_task", *words, "--toy_examples=0")
+  runs.refusal(
+    r"another request \(data differ",
+    command,
+    "finetuning_task",
+    *words,
+    "--toy_examples=91",
+  )
+  runs.refusal(
+    "toy_examples=0 is not at least 1",
+    command,
+    "finetuning_task",
+    *words,
+    "--toy_examples=0",
+  )
   given = {"toy_examples": 90, "seeds": (0,), "output": tmp_path}
   tuned = ax.finetune(run, "none", preset="toy", quiet=True, **given)
   assert tuned.score == first["scores"]["toy"]["accuracy"]

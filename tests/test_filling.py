@@ -120,12 +120,13 @@ def surprise(texts, expected) -> float:
   return stats.chisquare(found, wanted).pvalue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "how",
   [
     {"order": "random", "steps": 2},
     *(
-      pytest.param(how, marks=pytest.mark.slow)
+      pytest.param(how, marks=pytest.mark.nightly)
       for how in (
         {"order": "random", "steps": 0},
         {"order": "ancestral", "steps": 2},

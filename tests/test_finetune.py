@@ -342,6 +342,7 @@ class Logits(Classifier):
     return outputs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("weights", trial.WEIGHTS)
 def test_bfloat16_loses_small_updates(loaded, weights):
   head = Logits(("0", "1"), "first")
@@ -385,6 +386,10 @@ def test_rates_rise_and_fall(steps):
   if steps == 100:
     share = how.rate_shares(steps)[[0, 3, 6, 53, 99]]
     assert share == pytest.approx([0, 0.5, 1, 0.55, 0.100251], abs=1e-6)
+    # The root of the way, which has not begun in the warm-up.
+    how = Hyperparameters(warmup=0.5, decay="1-sqrt")
+    share = how.rate_shares(steps)[[0, 25, 50, 75]]
+    assert share == pytest.approx([0, 0.5, 1, 1 - 0.5**0.5], abs=1e-6)
 
 
 def stopping_epoch(scores, patience, threshold):
@@ -501,6 +506,7 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
     assert np.array_equal(alone.predictions["cola"], one.predictions["cola"])
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   task, data, settings, (_, *others), _ = toy_fit
   runs = [TrialRun(1e30, 0), *GRID[1:]]

@@ -11,11 +11,12 @@ import pytest
 import antlm_jax as ax
 from antlm_jax import config
 from antlm_jax.commands import plan
+from antlm_jax.commands import train as train_command
 from antlm_jax.data import in_memory
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import sweep
 from antlm_jax.inference import model as model_lib
-from tests import helpers
+from tests import helpers, runs
 
 PACKED = {"vocab_size": 300, "seq_len": 16, "documents": "line"}
 
@@ -57,23 +58,23 @@ def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
   for output in (tmp_path / "new", tmp_path / "new"):
     ax.prepare(lines, output, **PACKED)
   assert "is already prepared with these settings" in capfd.readouterr().out
-  with pytest.raises(UserError, match=r"is a path, .* a list of pathlib\.Path"):
-    ax.prepare([str(path)])
-  with pytest.raises(UserError, match="no text to train on"):
-    ax.prepare([], quiet=True)
+  line = runs.told(ax.prepare, [str(path)])
+  assert "is a path, " in line and " a list of pathlib.Path" in line
+  assert "no text to train on" in runs.told(ax.prepare, [], quiet=True)
 
 
 def test_bad_documents_are_told_by_their_index():
   """Catches a temporary file's name in errors, and columns' names as texts."""
   for texts, message in (
-    (["a", "x\ud83d"], "text 1 .* has half of a surrogate pair"),
+    (["a", "x\ud83d"], "text 1 "),
     (["a", 1.5], "text 1 is 1.5, not a str"),
     ({"text": ["a"]}, "a dict is no list of texts"),
   ):
-    with pytest.raises(UserError, match=f"^{message}"):
-      ax.prepare(texts, seq_len=8, quiet=True)
+    line = runs.told(ax.prepare, texts, seq_len=8, quiet=True)
+    assert line.startswith(message)
 
 
+@pytest.mark.slow
 def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   """Parameters are equal bit for bit, and a run resumes on either."""
   folder = ax.prepare(lines, tmp_path / "data", quiet=True, **PACKED)
@@ -82,15 +83,18 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
     train(tmp_path / "a", tmp_path / "data"),
     train(tmp_path / "b", folder),
     train(tmp_path / "c", held),
-    train(tmp_path / "d", {"one": held}, **{"data.mix": "100%one"}),
+    # Rows in memory mix with those of a folder.
+    train(tmp_path / "d", {"one": folder, "two": held}, mix="one:two"),
+    train(tmp_path / "e", {"one": folder, "two": folder}, mix="one:two"),
   ]
   assert capfd.readouterr() == ("", "")
-  assert [run.steps for run in found] == [12] * 4
+  assert [run.steps for run in found] == [12] * 5
   assert repr(found[0]).startswith(f"<run {tmp_path / 'a'}, 12 steps, clm ")
   assert {*found[0].losses} == {"clm", "mlm"}
-  first, *others = (run.load().params for run in found)
-  for params in others[:2]:
+  first, *others, mixed, expected = (run.load().params for run in found)
+  for params in others:
     assert helpers.equal(params, first)
+  assert helpers.equal(mixed, expected)
   # The run is complete, and is recognized with its data in a folder.
   assert train(tmp_path / "c", folder).losses == found[2].losses
 
@@ -115,6 +119,7 @@ def test_sources_in_memory_mix_as_folders_do(lines, tmp_path):
   assert all(helpers.equal(params, found[0]) for params in found)
 
 
+@pytest.mark.slow
 def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   rows = np.random.default_rng(0).integers(0, 40, (200, 8))
   run = train(tmp_path / "run", rows, **{"train.batch_size": 8})
@@ -133,25 +138,39 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   )
   assert earlier.nats_per_token > last.nats_per_token
   # A run refuses to resume on other rows.
-  with pytest.raises(UserError, match="on other rows"):
-    train(tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0})
+  assert "on other rows" in runs.told(
+    train, tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0}
+  )
+
+
+def test_rows_of_dev_are_held_out():
+  """Catches rows of dev that are a second source to train on."""
+  rows = np.random.default_rng(0).integers(0, 40, (200, 8))
+  _, held = train_command._data_sources({"train": rows, "valid": rows[:9]})
+  (prepared,) = held.values()
+  np.testing.assert_array_equal(prepared.train.read(range(200))[0], rows)
+  np.testing.assert_array_equal(prepared.dev.read(range(9))[0], rows[:9])
+  _, held = train_command._data_sources({"news": rows, "web": rows})
+  assert [*held] == ["news", "web"]
+  for wrong in ({"train": rows, "test": rows}, {"news": rows, "dev": rows}):
+    with pytest.raises(UserError, match=r"data has the sets .*give .*train"):
+      train_command._data_sources(wrong)
 
 
 @pytest.mark.parametrize(
   "rows, told",
   [
-    (np.zeros(3, int), r"rows are int64 of the shape \(3,\)"),
+    (np.zeros(3, int), "rows are int64 of the shape (3,)"),
     (np.zeros((9, 4)), "rows are float64"),
     ([[1, 2], [1]], "rows are not all as long"),
-    (["a text"], r"are texts: give antlm_jax\.prepare"),
+    (["a text"], "are texts: give antlm_jax.prepare"),
     (-np.ones((9, 4), int), "token ids -1 to -1"),
     (np.full((9, 4), 2**31), "give ids from 0 to 1048575"),
-    (np.zeros((9, 0), int), r"rows are int64 of the shape \(9, 0\)"),
+    (np.zeros((9, 0), int), "rows are int64 of the shape (9, 0)"),
   ],
 )
 def test_bad_rows_are_one_line(rows, told):
-  with pytest.raises(UserError, match=told):
-    in_memory.from_rows(rows)
+  assert told in runs.told(in_memory.from_rows, rows)
 
 
 def test_a_config_is_a_name_or_a_value():
@@ -165,8 +184,9 @@ def test_a_config_is_a_name_or_a_value():
   )
   as_dict = config.config_module("quickstart").get_config("")
   assert config.given_config(as_dict, changes) == by_name
-  with pytest.raises(UserError, match=r"did you mean 'train\.steps'"):
-    config.given_config(ax.Config(), {"train.stps": 5})
+  assert "did you mean 'train.steps'" in runs.told(
+    config.given_config, ax.Config(), {"train.stps": 5}
+  )
 
 
 @pytest.mark.parametrize(
@@ -241,10 +261,11 @@ def test_an_unclear_setting_is_refused(settings, told):
     with pytest.raises(UserError, match=told) as error:
       config.given_config(start, settings)
     assert "--config" not in str(error.value)
-  with pytest.raises(UserError, match=r"^config=quikstart: .*'quickstart'"):
-    config.given_config("quikstart", {})
+  line = runs.told(config.given_config, "quikstart", {})
+  assert line.startswith("config=quikstart: ") and "'quickstart'" in line
 
 
+@pytest.mark.slow
 def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
   """Catches other values than metrics.jsonl's, and a picture of other steps."""
   held = ax.prepare(lines, quiet=True, **PACKED)
@@ -264,8 +285,7 @@ def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
   assert losses[-1].value == run.losses["clm"] and losses[-1].step == 12
   assert losses._repr_html_().count("<tr>") == 1 + len(losses)
   assert str(losses).splitlines()[-1].split()[:2] == ["12", "eval/clm/loss"]
-  with pytest.raises(UserError, match="'eval/x' is none of eval/clm/loss"):
-    run.history("eval/x")
+  assert "'eval/x' is none of eval/clm/loss" in runs.told(run.history, "eval/x")
   # The curriculum and the mix are shaded as in the run's own picture.
   assert run.plot()._repr_png_() == (tmp_path / "run/curves.png").read_bytes()
   (tmp_path / "run/summary.json").unlink()  # as of a run that has not ended
@@ -273,10 +293,11 @@ def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
   assert model.history() == history
   panel, *_ = model.plot().axes
   assert panel.get_xlim() == (0, 12) and panel.lines and not panel.patches
-  with pytest.raises(UserError, match="has no measurements of a run"):
+  assert "has no measurements of a run" in runs.told(
     model_lib.load(
       model_lib.write_checkpoint(tmp_path / "1", 1, model.params, model.meta)
-    ).history()
+    ).history
+  )
 
 
 def test_a_value_alone_is_one_value_of_a_grid():
@@ -287,6 +308,7 @@ def test_a_value_alone_is_one_value_of_a_grid():
   assert {(p["seed"], p["curriculum"]) for p in points} == {("12", "4C steps")}
 
 
+@pytest.mark.slow
 def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
   """Catches a result that a function takes only as its `model` or `path`."""
   run = train(tmp_path / "run", ax.prepare(lines, quiet=True, **PACKED))
@@ -323,18 +345,17 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     assert config.given_config(
       "quickstart", changes
     ).init.checkpoint == os.fspath(start)
-  with pytest.raises(UserError, match="own is not saved: fine-tune with save="):
-    ax.predict(ax.finetune(run, records, output=tmp_path / "b", **how), ["a"])
+  unsaved = ax.finetune(run, records, output=tmp_path / "b", **how)
+  line = runs.told(ax.predict, unsaved, ["a"])
+  assert "own is not saved: fine-tune with save=" in line
   untrained = ax.finetune(tuned, {"test": records}, **how | {"epochs": 0})
-  with pytest.raises(UserError, match="own was evaluated without training"):
-    ax.load(untrained)
+  assert "own was evaluated without training" in runs.told(ax.load, untrained)
   several = dataclasses.replace(
     tuned, tasks={"a": tuned["own"], "b": tuned["own"]}
   )
-  with pytest.raises(UserError, match=r"a, b are several models: .*\['a'\]"):
-    ax.load(several)
-  with pytest.raises(UserError, match="None is no model: give a path, or"):
-    ax.score(None, "a")
+  line = runs.told(ax.load, several)
+  assert "a, b are several models: " in line and "['a']" in line
+  assert "None is no model: give a path, or" in runs.told(ax.score, None, "a")
 
 
 @pytest.mark.parametrize(
@@ -363,8 +384,6 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.train("quickstart", None), "workdir=None is no path"),
     (lambda: ax.evaluate("run", "blimp", None), "data=None is no path"),
     (lambda: ax.export("run", 3), "output=3 is no path"),
-    (lambda: ax.compare(None), "runs=None is no path"),
-    (lambda: ax.compare(["run", 3]), "runs=3 is no path"),
     (lambda: ax.sweep(ax.Config(), "seed=1", "w"), "give a sweep the name of"),
     (lambda: ax.sweep("quickstart", None, "w"), "None is no mapping and no"),
     (

@@ -7,6 +7,7 @@ needs no pytest and few of antlm_jax's dependencies: jax, flax, optax, orbax.
 """
 
 import concurrent.futures
+import importlib.metadata
 import itertools
 import re
 import sys
@@ -28,7 +29,8 @@ from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.corruption import Segments
 from antlm_jax.training.step import jitted, state_shardings
-from tests import reference
+from tests import attention_cases
+from tests.attention_cases import check_gaps, mask_with_gaps
 
 try:
   import pytest
@@ -65,26 +67,21 @@ def mixed() -> AttentionMask:
   return AttentionMask(False, None, end)
 
 
+def shape_of(width: int = WIDTH) -> tuple[int, ...]:
+  return *SHAPE, LENGTH, HEADS, KV_HEADS, width
+
+
 def inputs(dtype, width: int = WIDTH):
   """Returns q, k, v and a gradient of the output."""
-  draw = np.random.default_rng(0)
-  heads = HEADS, KV_HEADS, KV_HEADS, HEADS
-  return [
-    jnp.asarray(draw.normal(size=(*SHAPE, n, width)), dtype) for n in heads
-  ]
+  return attention_cases.inputs(shape_of(width), dtype=dtype)
 
 
 @jax.jit(static_argnames="implementation")
 def attend(q, k, v, g, mask, dropout, implementation):
   """Returns the output, and the gradients for its upstream gradient g."""
-
-  def run(q, k, v):
-    return attention.attend(
-      q, k, v, mask, dropout=dropout, implementation=implementation
-    )
-
-  out, pull = jax.vjp(run, q, k, v)
-  return out, *pull(g)
+  return attention_cases.attend(
+    *(q, k, v, mask, g, implementation), dropout=dropout
+  )
 
 
 class Case(NamedTuple):
@@ -120,12 +117,10 @@ def check(mask, dtype, implementation, dropout=None, width=WIDTH, run=None):
   case = Case(mask, dtype, implementation, dropout, width)
   arrays = inputs(dtype, width)
   found = (run or case.compile())(*arrays, mask, dropout)
-  *arrays, g = arrays
-  seen, kept = reference.visible(mask, *SHAPE, LENGTH), None
-  if dropout is not None:
-    with jax.default_device(jax.devices("cpu")[0]):
-      kept = np.asarray(dropout.kept(HEADS, AT[0], AT[0])) * dropout.scale
-  expected, _ = reference.attention(*arrays, seen, g, kept)
+  with jax.default_device(jax.devices("cpu")[0]):
+    expected, _ = attention_cases.expected(
+      shape_of(width), mask, arrays, dropout=dropout
+    )
   for name, x, y in zip(expected._fields, found, expected, strict=False):
     assert x.dtype == dtype
     error = np.abs(np.asarray(x, np.float64) - y).max() / np.abs(y).max()
@@ -179,10 +174,9 @@ def test_tokamax_on_a_whole_gpu():
   check_whole_gpu("tokamax")
 
 
-def check_widths(kernel: str):
-  """Checks a kernel with all masks and several head widths."""
+def check_widths(kernel: str, *masks: AttentionMask):
+  """Checks a kernel with masks and several head widths."""
   need(kernel)
-  masks = CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()
   kinds = itertools.product(masks, (64, 96, 128), (jnp.bfloat16, jnp.float16))
   check_cases(
     [Case(mask, dtype, kernel, width=width) for mask, width, dtype in kinds]
@@ -190,11 +184,12 @@ def check_widths(kernel: str):
 
 
 def test_our_kernel_in_every_width():
-  check_widths("mosaic")
+  masks = CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()
+  check_widths("mosaic", *masks)
 
 
 def test_tokamax_in_every_width():
-  check_widths("tokamax")
+  check_widths("tokamax", packed(True), mixed())
 
 
 def test_our_kernel_with_dropout():
@@ -240,22 +235,27 @@ def test_tokamax_gives_zeros_where_nothing_is_seen():
 
 
 def check_zeros(dtype, implementation):
-  """Checks queries that see no key, in a part of a row and in a whole row."""
-  start, end = AT * 0, AT * 0 + LENGTH
-  start[0, 7:300] = end[0, 7:300] = 40  # empty intervals
-  end[1] = 0  # a whole row
-  mask = AttentionMask(False, start, end)
-  out, dq, dk, dv = check(mask, dtype, implementation)
-  for x in (out, dq):
-    assert not x[0, 7:300].any() and not x[1].any()
-    assert x[0, :7].any() and x[0, 300:].any()
-  assert not dk[1].any() and not dv[1].any()
+  """Checks queries that see no key."""
+  check_gaps(check(mask_with_gaps(*SHAPE), dtype, implementation))
 
 
-def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
+def test_the_choice_is_the_fastest_that_this_gpu_can_run():
+  """The rule is tested without a GPU; here, that it knows this machine."""
+  version = float(jax.devices("gpu")[0].compute_capability)
+  hopper = version == 9 and jax.__version_info__ >= (0, 11, 2)
+  try:
+    has_tokamax = importlib.metadata.version("tokamax") == "0.0.17"
+    importlib.import_module("tokamax")
+  except ImportError:
+    has_tokamax = False
+  plain = "cudnn" if version >= 8 else "chunked"
+  dropped = "mosaic" if hopper else "chunked"
+  bounded = "tokamax" if has_tokamax and version >= 8 else "chunked"
+  bounded = "mosaic" if hopper else bounded
   q, k = inputs(jnp.bfloat16)[:2]
   for mask in (CAUSAL, BIDIRECTIONAL):
-    assert attention.choose_attention(mask, q, k, dropout=True) == "chunked"
+    assert attention.choose_attention(mask, q, k) == plain
+    assert attention.choose_attention(mask, q, k, dropout=True) == dropped
     for odd in (
       inputs(jnp.float32),
       inputs(jnp.bfloat16, 12),
@@ -263,10 +263,7 @@ def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
     ):
       assert attention.choose_attention(mask, *odd[:2]) == "chunked"
   for mask in (packed(True), packed(False), mixed()):
-    assert attention.choose_attention(mask, q, k) == "chunked"
-  need_cudnn()
-  for mask in (CAUSAL, BIDIRECTIONAL):
-    assert attention.choose_attention(mask, q, k) == "cudnn"
+    assert attention.choose_attention(mask, q, k) == bounded
 
 
 def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:

@@ -1,10 +1,10 @@
 """The PyTorch LTG-BERT of exported folders, compared with ours."""
 
 import ast
+import dataclasses
 import functools
 import json
 import pathlib
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ import optax
 import pytest
 
 from antlm_jax import attention
-from antlm_jax.evals.finetuning import classification
 from antlm_jax.hf import config as configs
-from antlm_jax.hf import heads
+from antlm_jax.hf import export
 from antlm_jax.hf import weights as folder
 from antlm_jax.hf.ltg_bert import LTG_BERT
+from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
-from tests import helpers, hub, reference
-from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
+from tests import helpers, hub, random_models, reference
+from tests.helpers import MASK, PAD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -33,16 +33,16 @@ VARIANTS = {
   "ltg_bert": {},
   "gpt_bert": {"attention_gate": True, "depth_weights": True, "norm_eps": 1e-5},
 }
+SHAPE = {"heads": 4, "position_buckets": 8, "longest_distance": 20}
 AUTO = {
   "causal": "AutoModelForCausalLM",
   "bidirectional": "AutoModelForMaskedLM",
 }
 OURS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
 KERNELS = ("eager", "sdpa")
-T = 24  # over helpers.ltg_bert's longest distance, 20
+T = 24  # over the longest distance
 LONG = 60
 LENGTHS = (T, 15)  # of two rows; the second is padded
-IDS = {"pad": PAD, "bos": BOS, "eos": EOS, "mask": MASK}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,19 +58,17 @@ class Exported:
   """A random model of ours, and its exported folder."""
 
   def __init__(self, path, changes):
-    self.path = path
-    self.model = helpers.ltg_bert(**changes)
-    self.params = helpers.random_params(self.model)
-    form = LTG_BERT.targets["bidirectional"][0]
-    path.mkdir()
-    self.config = configs.make_config_json(
-      self.model, IDS, LTG_BERT, form, "float32"
+    tokenizer, shape = random_models.tokenizer(), SHAPE | changes
+    run = random_models.save(
+      path / "run", tokenizer, "ltg_bert", max_seq_len=64, **shape
     )
-    (path / "config.json").write_text(json.dumps(self.config))
-    for code in form.code:
-      shutil.copyfile(CODE / code, path / code)
+    loaded = load(run)
+    self.model = loaded.model
+    self.params = helpers.random_params(self.model)
+    loaded = dataclasses.replace(loaded, params=self.params)
+    (self.path,) = export.export_model(loaded, path / "hf", ["bidirectional"])
+    self.config = json.loads((self.path / "config.json").read_text())
     self.tensors = self.of_torch(self.params)
-    folder.write_weights(path, self.tensors, 10**9)
 
   def of_torch(self, tree):
     """Returns parameters or gradients under the names of transformers."""
@@ -92,14 +90,8 @@ class Exported:
     return self._run(tokens, mask)[1]
 
   def _run(self, tokens, mask):
-    """Runs one or two padded rows by one of two compiled programs."""
-    rows, length = np.shape(tokens)
-    size = T if length <= T else LONG
-    padded, start, end = np.zeros((3, 2, size), np.int32)
-    padded[:rows, :length] = tokens
-    start[:rows, :length], end[:rows, :length] = mask.bounds(length, length, np)
-    found = self._compute(padded, AttentionMask(False, start, end))
-    return [np.asarray(x)[:rows, :length] for x in found]
+    ids = np.asarray(tokens, np.int32)
+    return [np.asarray(x) for x in self._compute(ids, mask)]
 
   @functools.cached_property
   def _compute(self):
@@ -209,52 +201,49 @@ def test_fresh_weights_are_drawn_as_ours(gpt_bert):
       assert 1.9 * std * scale < largest <= 2.001 * std * scale, name
 
 
+def whole_rows(form):
+  for length in (T, LONG):
+    yield helpers.tokens(2, length), None, OURS[form]
+
+
+def padded_rows(form):
+  """Yields rows of 24 and of 15 tokens, padded on the right and the left."""
+  tokens = helpers.tokens(2, T)
+  for start in (0, T - LENGTHS[1]):
+    at, starts = np.arange(T), np.array([[0], [start]])
+    ends = starts + np.array(LENGTHS)[:, None]
+    real = (at >= starts) & (at < ends)
+    bounds = [np.repeat(x, T, 1).astype(np.int32) for x in (starts, ends)]
+    ids = np.where(real, tokens, PAD)
+    yield ids, tensor(real), AttentionMask(form == "causal", *bounds)
+
+
+def packed_rows(form):
+  """Yields rows of two documents, with a mask of each type of torch."""
+  ends = np.array([[0, 9], [9, T]], np.int32)
+  bounds = (np.repeat(x, [9, T - 9])[None].repeat(2, 0) for x in ends)
+  mask = AttentionMask(form == "causal", *bounds)
+  seen = tensor(mask.dense(T, T))[:, None].bool()
+  scores = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+  for torch_mask in (seen, scores):
+    yield helpers.tokens(2, T), torch_mask, mask
+
+
+@pytest.mark.sample(0, 6)
+@pytest.mark.parametrize("rows", [whole_rows, padded_rows, packed_rows])
 @pytest.mark.parametrize("form", AUTO)
-def test_logits(exported, form):
+def test_logits(exported, form, rows):
+  """Catches another mask, also at rows longer than the longest distance."""
   for kernel in KERNELS:
     model = exported.open(AUTO[form], attn_implementation=kernel)
     assert model.config._attn_implementation == kernel
-    for length in (T, LONG):
-      tokens = helpers.tokens(2, length)
-      close(run(model, tokens), exported.logits(tokens, OURS[form]))
-
-
-@pytest.mark.parametrize("form", AUTO)
-def test_padding_changes_nothing(exported, form):
-  tokens, real = helpers.tokens(2, T), np.arange(T) < np.array(LENGTHS)[:, None]
-  expected = [
-    exported.logits(row[None, :length], OURS[form])[0]
-    for row, length in zip(tokens, LENGTHS, strict=True)
-  ]
-  tokens = np.where(real, tokens, PAD)
-  for kernel in KERNELS:
-    model = exported.open(AUTO[form], attn_implementation=kernel)
-    for side in ("right", "left"):
-      by = 0 if side == "right" else T - LENGTHS[1]
-      ids, seen = tokens.copy(), real.copy()
-      ids[1], seen[1] = np.roll(ids[1], by), np.roll(seen[1], by)
-      found = run(model, ids, tensor(seen))
-      for i in range(2):
-        close(found[i, seen[i]], expected[i])
-      assert np.isfinite(found).all()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bool"])
-@pytest.mark.parametrize("form", AUTO)
-def test_packed_documents(exported, form, dtype):
-  tokens, cut = helpers.tokens(2, T), 9
-  bounds = [
-    np.repeat([ends], [cut, T - cut], 1).astype(np.int32).repeat(2, 0)
-    for ends in ([0, cut], [cut, T])
-  ]
-  mask = AttentionMask(form == "causal", *bounds)
-  ready = tensor(mask.dense(T, T))[:, None].bool()
-  if dtype == "float32":
-    ready = torch.zeros(ready.shape).masked_fill(~ready, -torch.inf)
-  found = run(exported.open(AUTO[form]), tokens, ready)
-  close(found, exported.logits(tokens, mask))
-  alone = exported.logits(tokens[:, cut:], OURS[form])
-  close(found[:, cut:], alone)
+    for ids, torch_mask, mask in rows(form):
+      logits = run(model, ids, torch_mask)
+      real = np.ones(ids.shape, bool)
+      if rows is padded_rows:
+        real = torch_mask.numpy() > 0
+      close(logits[real], exported.logits(ids, mask)[real])
+      assert np.isfinite(logits).all()
 
 
 def test_what_is_seen_on_the_way(exported):
@@ -369,7 +358,7 @@ def test_vectors_instead_of_ids(exported, shift):
   model.generation_config.eos_token_id = None
   out = model.generate(inputs_embeds=vectors, **settings)
   assert torch.equal(out, model.generate(ids, **settings)[:, T:])
-  new = torch.nn.Embedding(VOCAB, vectors.shape[-1])
+  new = torch.nn.Embedding(9, vectors.shape[-1])
   model.set_input_embeddings(new)
   assert model.model.embed_tokens is new
 
@@ -392,8 +381,9 @@ def test_greedy_generation(exported):
   expected = []
   for prompt in prompts:
     out = list(prompt)
-    for _ in range(new):
-      out.append(int(exported.logits([out], CAUSAL)[0, -1].argmax()))
+    for end in range(len(prompt), len(prompt) + new):
+      row = np.pad(out, (0, T - end))  # one shape to compile
+      out.append(int(exported.logits([row], CAUSAL)[0, end - 1].argmax()))
     expected.append(out[len(prompt) :])
   settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": PAD}
   for prompt, wanted in zip(prompts, expected, strict=True):
@@ -442,51 +432,12 @@ def test_another_vocabulary(gpt_bert, tmp_path):
   model = gpt_bert.open("AutoModelForMaskedLM")
   tokens = helpers.tokens(2, T)
   before = run(model, tokens)
-  for size in (VOCAB + 5, VOCAB):
+  vocabulary = before.shape[-1]
+  for size in (vocabulary + 5, vocabulary):
     model.resize_token_embeddings(size, mean_resizing=False)
     after = run(model, tokens)
     assert after.shape[-1] == model.config.vocab_size == size
-    np.testing.assert_allclose(after[..., :VOCAB], before, atol=1e-5)
-
-
-def drawn_head(model, classes):
-  """Copies random parameters of our head into the model; returns them."""
-  draw = np.random.default_rng(1)
-  width = model.config.hidden_size
-  params = {}
-  for name, size in (("dense", width), ("classes", classes)):
-    for part, shape in (("kernel", (width, size)), ("bias", (size,))):
-      value = jnp.asarray(draw.normal(0, 0.5, shape), jnp.float32)
-      params[f"{name}/{part}"] = value
-  names = heads.HEADS["classifier"].weights
-  for name, value in folder.params_to_tensors(params, names, "float32").items():
-    model.get_parameter(name).data.copy_(torch.tensor(value))
-  return params
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("pool", classification.POOLS)
-@pytest.mark.parametrize("form", AUTO)
-def test_classified_texts(gpt_bert, form, pool, norms):
-  model = gpt_bert.open(
-    "AutoModelForSequenceClassification",
-    num_labels=3,
-    is_decoder=form == "causal",
-    classifier_pooling=pool,
-    classifier_norms=norms,
-  )
-  params = drawn_head(model, 3)
-  tokens, lengths = helpers.tokens(2, T), np.array(LENGTHS)
-  ends = np.broadcast_to(lengths[:, None], (2, T)).astype(np.int32)
-  hidden = gpt_bert.hidden(tokens, AttentionMask(form == "causal", k_end=ends))
-  head = classification.Classifier(("a", "b", "c"), pool, norms=norms)
-  expected = np.asarray(head(params, hidden, jnp.asarray(lengths)))
-  real = (np.arange(T) < lengths[:, None]).astype(np.int64)
-  close(run(model, tokens, tensor(real)), expected)
-  # Padded on the left, and as a single row.
-  tokens[1], real[1] = np.roll(tokens[1], T - 15), np.roll(real[1], T - 15)
-  close(run(model, tokens, tensor(real)), expected)
-  close(run(model, tokens[1:, -15:]), expected[1:])
+    np.testing.assert_allclose(after[..., :vocabulary], before, atol=1e-5)
 
 
 def test_losses_of_texts(gpt_bert):
@@ -502,7 +453,6 @@ def test_losses_of_texts(gpt_bert):
     model = gpt_bert.open(
       "AutoModelForSequenceClassification", num_labels=classes
     )
-    drawn_head(model, classes)
     out = model(tensor(tokens), labels=labels)
     assert torch.allclose(out.loss, loss(out.logits, labels))
     out.loss.backward()

@@ -12,7 +12,7 @@ import pytest
 
 from antlm_jax import config as config_lib
 from antlm_jax.commands import train as command
-from antlm_jax.errors import Stopped, UserError
+from antlm_jax.errors import Stopped
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import read_minimal_pairs
@@ -20,15 +20,7 @@ from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import chips
-from antlm_jax.training import (
-  checkpoint,
-  flops,
-  held_out,
-  hooks,
-  loop,
-  metrics,
-  notes,
-)
+from antlm_jax.training import checkpoint, flops, held_out, hooks, loop, metrics
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.step import TrainStep
 from tests import helpers, runs
@@ -68,10 +60,10 @@ class Seen(hooks.Hook):
   def start(self, trainer):
     self.calls.append(("start", trainer.step))
 
-  def after_step(self, trainer, taken):
-    assert isinstance(taken.metrics["total_loss"], np.generic | np.ndarray)
-    self.calls.append(("after", taken.step))
-    if taken.step == self.ends_after:
+  def after_step(self, trainer, done_step):
+    assert isinstance(done_step.metrics["total_loss"], np.generic | np.ndarray)
+    self.calls.append(("after", done_step.step))
+    if done_step.step == self.ends_after:
       os.kill(os.getpid(), signal.SIGTERM)
 
   def due(self, trainer):
@@ -153,8 +145,9 @@ def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
   assert runs.same_params(tmp_path / "run", whole[0])
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
-  prepared, tmp_path, capsys
+  prepared, tmp_path
 ):
   run = tmp_path / "run"
 
@@ -162,8 +155,8 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
     settings = f"eval.watch=clm eval.patience={patience} checkpoint.keep_last=1"
     settings = *settings.split(), "schedule.peak_lr=0.02"
     settings += ("curriculum=8C+52M steps",)
-    command.main(runs.train_args(run, prepared, *SMALL, *settings))
-    return runs.summary(run), capsys.readouterr().out
+    done = runs.train(run, prepared, *SMALL, *settings)
+    return runs.summary(run), done.stdout
 
   summary, printed = train(3)
   end, best = summary["steps"], summary["best"]["step"]
@@ -193,44 +186,40 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert best in checkpoint.checkpoint_steps(run)
 
 
+@pytest.mark.slow
 def test_a_run_that_patience_ends_logs_its_last_steps(
-  prepared, whole, tmp_path, capsys
+  prepared, whole, tmp_path
 ):
   """Catches up to log.every steps without a loss, and a best step unsaved."""
   settings = f"init.checkpoint={whole[0]} init.step=reset eval.watch=clm"
   settings += " eval.patience=2 schedule.peak_lr=0.5 log.every=100"
-  settings = *SMALL, *settings.split()
-  args = runs.train_args(tmp_path / "run", prepared, *settings)
-  command.main(args)
-  summary, printed = runs.summary(tmp_path / "run"), capsys.readouterr().out
+  run, settings = tmp_path / "run", (*SMALL, *settings.split())
+  done = runs.train(run, prepared, *settings)
+  summary = runs.summary(run)
   assert (summary["steps"], summary["best"]["step"]) == (8, 0)
-  assert list(runs.logged(tmp_path / "run", "train/clm/loss")) == [8]
-  assert "checkpoints/8, checkpoints/0 (best)" in printed
-  assert {0, 8} <= {*checkpoint.checkpoint_steps(tmp_path / "run")}
-  command.main(args)
-  assert "ended after step 8" in capsys.readouterr().out
-  assert runs.same_params(whole[0], tmp_path / "run/checkpoints/0")
+  assert list(runs.logged(run, "train/clm/loss")) == [8]
+  assert "checkpoints/8, checkpoints/0 (best)" in done.stdout
+  assert {0, 8} <= {*checkpoint.checkpoint_steps(run)}
+  again = runs.train(run, prepared, *settings)
+  assert "ended after step 8" in again.stdout
+  assert runs.same_params(whole[0], run / "checkpoints/0")
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_leaves_the_run_unfinished(
   train, whole, tmp_path
 ):
   """Catches a summary with the loss of an evaluation before the last."""
-
-  class End(hooks.Hook):
-    def after_step(self, trainer, taken):
-      if taken.step == 12:
-        signal.raise_signal(signal.SIGTERM)
-
   run = tmp_path / "run"
   with pytest.raises(Stopped):
-    train(run, End())
+    train(run, Seen(ends_after=12))
   assert 12 in checkpoint.checkpoint_steps(run)
   assert not (run / metrics.SUMMARY).exists()
   train(run)
   assert runs.summary(run)["modes"] == runs.summary(whole[0])["modes"]
 
 
+@pytest.mark.slow
 def test_multiples_of_keep_every_are_saved(prepared, tmp_path):
   """Catches a multiple that is kept only if checkpoint.every saves it."""
   settings = "checkpoint.keep_every=5", "checkpoint.keep_last=1"
@@ -243,21 +232,22 @@ def test_a_batch_that_grows_has_the_work_of_its_filled_rows(prepared):
   settings = "curriculum=100C steps", "train.batch_start=0.25"
   settings += ("train.batch_size=64", "train.microbatches=4")
   run = run_lib.build_run(runs.settings(prepared, *SMALL, *settings))
-  (kind,) = run.programs(evaluations=False)
+  (kind,) = run.batch_kinds(evaluations=False)
   whole = flops.train_step(run.model, kind.batch)
   for step in (0, 50, 99):
     share = run.order.batch_size(step) / 64
-    work = flops.train_step(run.model, run.source[step], share)
+    work = flops.train_step(run.model, run.batches[step], share)
     # Padding differs between the rows.
     assert work == pytest.approx(share * whole, rel=0.05)
   assert run.order.batch_size(0) == 16
-  assert (kind.steps, kind.whole) == (100, run.order.filled(0, 100) / 64)
+  assert (kind.steps, kind.whole) == (100, run.order.slots_between(0, 100) / 64)
 
 
+@pytest.mark.slow
 def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings = "curriculum=10C:D=1:1 steps", "eval.objectives=C,D"
   settings += ("train.z_loss=0.1",)  # not a part of held-out losses
-  command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
+  runs.train(tmp_path, prepared, *SMALL, *settings)
   loaded = load(tmp_path)
   source = run_lib.build_run(loaded.config).evaluations["diffusion"][""]
   lost = weights = 0.0
@@ -303,7 +293,7 @@ def test_batches_of_any_size_measure_the_same(prepared):
 @pytest.mark.slow
 def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
   class Broken(hooks.Hook):
-    def after_step(self, trainer, taken):
+    def after_step(self, trainer, done_step):
       raise ArithmeticError
 
   seen = Seen()
@@ -313,10 +303,10 @@ def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
+def test_pairs_are_scored_while_training(english, prepared, tmp_path):
   workdir = tmp_path / "run"
   settings = (f"eval.pairs={english / 'pairs'}", "curriculum=4C+4M steps")
-  command.main(runs.train_args(workdir, prepared, *SMALL, *settings))
+  done = runs.train(workdir, prepared, *SMALL, *settings)
   # The checkpoint of the same step gives the same scores.
   loaded, read = load(workdir), read_minimal_pairs(english / "pairs")
   row = runs.summary(workdir)["held_out"][-1]
@@ -325,13 +315,15 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
     assert list(found) == [0, 4, 8]
     assert found[8] == pytest.approx(pairs.pair_accuracy(loaded, read, mode))
     assert row[f"eval/pairs/{mode}"] == found[8]
-  out = capsys.readouterr().out
-  assert "pairs after step 8: causal" in out and "pairs mlm" in out
+  assert "pairs after step 8: causal" in done.stdout
+  assert "pairs mlm" in done.stdout
 
 
 def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
-  words = runs.train_args(tmp_path / "run", prepared, "eval.pairs=/nowhere")
-  assert "no such folder of pairs: /nowhere" in runs.told(command.main, words)
+  line = runs.refused_training(
+    tmp_path / "run", prepared, "eval.pairs=/nowhere"
+  )
+  assert "no such folder of pairs: /nowhere" in line
   assert not (tmp_path / "run").exists()
 
 
@@ -348,10 +340,10 @@ def test_the_advice_fits_what_blew_up(
 ):
   check = loop.Trainer._check
 
-  def blown_up(trainer, taken):
-    if taken.step == step:
-      taken.metrics[name] = np.float32(np.nan)
-    check(trainer, taken)
+  def blown_up(trainer, done_step):
+    if done_step.step == step:
+      done_step.metrics[name] = np.float32(np.nan)
+    check(trainer, done_step)
 
   monkeypatch.setattr(loop.Trainer, "_check", blown_up)
   line = runs.told(train, tmp_path / "run")
@@ -364,11 +356,11 @@ def test_the_advice_fits_what_blew_up(
 def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
   made = config_lib.changes()
   made.data.path, made.optimizer.b1 = str(prepared), 2.0
-  with pytest.raises(UserError, match=r"optimizer\.b1=2"):
-    command.train(made, tmp_path / "run")
+  runs.refusal(r"optimizer\.b1=2", command.train, made, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_log_line_has_the_speed_of_its_own_steps(prepared, tmp_path):
   """Catches a last line of one step that leaves out the step's time."""
   runs.train(tmp_path / "run", prepared, *SMALL, "log.every=11", "eval.every=0")
@@ -383,9 +375,9 @@ def test_a_known_chip_gives_the_share_of_its_peak(train, tmp_path, monkeypatch):
   monkeypatch.setattr(hooks.chips, "chip_of", lambda _: chips.Chip(peak))
 
   class Count(hooks.Hook):
-    def after_step(self, trainer, taken):
-      of = flops.train_step(trainer.run.model, taken.batch)
-      works.append(of / taken.batch.inputs.size)
+    def after_step(self, trainer, done_step):
+      of = flops.train_step(trainer.run.model, done_step.batch)
+      works.append(of / done_step.batch.inputs.size)
 
   train(tmp_path / "run", Count())
   found = runs.logged(tmp_path / "run", "train/mfu")
@@ -395,46 +387,12 @@ def test_a_known_chip_gives_the_share_of_its_peak(train, tmp_path, monkeypatch):
     assert share == pytest.approx(np.mean(works) * speed[step] / peak, rel=0.05)
 
 
-def test_a_resumed_run_counts_the_steps_of_this_start(prepared, tmp_path):
+def test_a_resumed_run_counts_the_steps_of_this_start(
+  train, prepared, tmp_path
+):
   """Catches the whole run's steps next to the time of its last start."""
-
-  class End(hooks.Hook):
-    def after_step(self, trainer, taken):
-      if taken.step == 7:
-        signal.raise_signal(signal.SIGTERM)
-
-  given, folder = runs.settings(prepared, *SMALL), tmp_path / "run"
   with pytest.raises(Stopped):
-    loop.train_run(given, folder, [End()])
-  done = re.search(
-    r"done: (\d+) of 12 steps in", runs.train(folder, prepared, *SMALL).stdout
-  )
-  assert int(done[1]) in (3, 4)  # the device is a step ahead of the host
-
-
-@pytest.mark.parametrize(
-  "changes, meant",
-  [
-    (["curriculum=100C+150M"], r"250 steps, .*='100C\+150M steps'"),
-    (["train.epochs=250"], "250 steps, --config.train.steps=250"),
-    (["train.steps=100000"], ", 10 epochs"),
-  ],
-)
-def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
-  """Catches counts of epochs that were meant as steps and train for days."""
-  own = ["curriculum=C+M", "train.batch_size=64", *changes]
-  words = (f"--config.{word}" for word in (f"data.path={prepared}", *own))
-  built = run_lib.build_run(config_lib.load_config("quickstart", words))
-  (tip,) = (x for x in notes.notes_of_run(built) if x.startswith("tip: "))
-  assert re.fullmatch(
-    rf"tip: .* epochs of the data: did you mean .*{meant}\?", tip
-  )
-
-
-def test_a_run_of_many_hours_gives_a_tip(prepared):
-  """Catches a run of days that says so only in its time left."""
-  built = run_lib.build_run(runs.settings(prepared))
-  assert not [*notes.of_time(built, 2, left=9 * 3600)]
-  (tip,) = notes.of_time(built, 2, left=20 * 3600)
-  assert "tip: 40 steps" in tip and "20h00m" in tip
-  assert "did you mean 2 steps, which take an hour?" in tip  # 38 in 20 hours
+    train(tmp_path / "run", Seen(ends_after=7))
+  done = runs.train(tmp_path / "run", prepared, *SMALL)
+  steps = re.search(r"done: (\d+) of 12 steps in", done.stdout)
+  assert int(steps[1]) in (3, 4)  # the device is a step ahead of the host

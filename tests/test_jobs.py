@@ -1,7 +1,9 @@
 """Jobs: running, skipping and stopping them."""
 
+import dataclasses
 import json
 import shutil
+import signal
 import time
 
 import pytest
@@ -57,8 +59,9 @@ def test_what_is_done_is_not_done_again(timed, tmp_path, capfd):
   assert "[2/2] b" in capfd.readouterr().out
   assert not timed("b", 0.5).done
   # A command may have run elsewhere.
-  jobs.run_job(timed("c"))
-  jobs.run_jobs([*todo, timed("c")], tmp_path)
+  done = timed("c")
+  jobs.start_job(done).wait()
+  jobs.run_jobs([*todo, done], tmp_path)
   assert "[" not in capfd.readouterr().out
 
 
@@ -90,6 +93,94 @@ def test_a_signal_ends_the_job_too(tmp_path):
   assert time.monotonic() - begun < 50
 
 
+# A job that signals its parent twice, and takes a second to save.
+SAVES = """
+import os, pathlib, signal, sys, time
+def save(*_):
+  os.kill(os.getppid(), int(sys.argv[2]))
+  time.sleep(1)
+  pathlib.Path(sys.argv[1]).write_text("saved")
+  sys.exit(75)
+if __name__ == "__main__":
+  signal.signal(signal.SIGTERM, save)
+  os.kill(os.getppid(), int(sys.argv[2]))
+  time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_leaves_jobs_the_time_to_save(
+  number, timed, tmp_path, monkeypatch
+):
+  """Catches jobs that outlive this process, as launchers signal twice."""
+  monkeypatch.syspath_prepend(tmp_path / "code")
+  (tmp_path / "code/job_saves.py").write_text(SAVES)
+  words = str(tmp_path / "saved"), str(int(number))
+  job = jobs.Job("a", "job_saves", words, tmp_path)
+  with pytest.raises(Stopped) as stopped:
+    jobs.run_jobs([job], tmp_path)
+  assert stopped.value.status == RUN_AGAIN and stopped.value.saved
+  assert (tmp_path / "saved").read_text() == "saved"
+
+
+def test_jobs_run_side_by_side_and_wait_for_what_they_need(timed, tmp_path):
+  """Catches a job that starts before its start exists, or after all others."""
+  begun = time.monotonic()
+  slow = [timed(name, 3.0) for name in "abc"]
+  after = dataclasses.replace(timed("d"), needs=(tmp_path / "a",))
+  free = timed("e")
+  assert not jobs.run_jobs([*slow, after, free], tmp_path / "all", at_once=3)
+  assert time.monotonic() - begun < 9  # the sum of all is over 9
+  made = {name: (tmp_path / name / "argv").stat().st_mtime for name in "abcde"}
+  assert made["a"] < made["d"] and made["b"] - made["a"] < 3
+  assert len([*(tmp_path / "all/logs").iterdir()]) == 5
+
+
+def test_side_by_side_only_the_jobs_that_need_a_failed_job_are_lost(
+  timed, tmp_path, capfd
+):
+  (tmp_path / "a").mkdir()  # its command fails
+  todo = [timed("a"), timed("b", 1.0), timed("d")]
+  todo.insert(2, dataclasses.replace(timed("c"), needs=(tmp_path / "a",)))
+  failed = jobs.run_jobs(todo, tmp_path / "all", go_on=True, at_once=2)
+  assert [job.about for job in failed] == ["a", "c"]
+  assert todo[1].done and todo[3].done
+  said = capfd.readouterr().out
+  assert "a failed (status 1)" in said and "FileExistsError" in said
+
+
+def test_side_by_side_all_stop_in_time_and_resume(timed, tmp_path):
+  """Catches a job that outlives the process which started it."""
+  todo = [timed("a"), timed("b", 60), timed("c", 60)]
+  with pytest.raises(Stopped) as stopped:
+    jobs.run_jobs(todo, tmp_path / "all", 4.0, at_once=3)
+  assert stopped.value.status == RUN_AGAIN and stopped.value.saved
+  assert [job.done for job in todo] == [True, False, False]
+  todo[1:] = [timed("b"), timed("c")]
+  assert not jobs.run_jobs(todo, tmp_path / "all", at_once=3)
+  assert all(job.done for job in todo)
+
+
+@pytest.mark.parametrize(("at_once", "told"), [(1, None), (2, "false")])
+def test_a_gpu_is_shared_by_jobs_side_by_side_alone(
+  at_once, told, timed, tmp_path, monkeypatch
+):
+  """Catches a first process that takes the memory of the others."""
+  monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+  (tmp_path / "code/said.py").write_text(
+    "import os, pathlib, sys\n"
+    "text = str(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\n"
+    # Its job is looked up by importing it, with the arguments of pytest.
+    "if __name__ == '__main__':\n"
+    "  pathlib.Path(sys.argv[1]).write_text(text)\n"
+  )
+  monkeypatch.chdir(tmp_path / "code")
+  file = tmp_path / "said"
+  job = jobs.Job("says", "said", (str(file),), tmp_path / "run")
+  jobs.run_jobs([job], tmp_path / "all", at_once=at_once)
+  assert file.read_text() == str(told)
+
+
 def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
   refused = pytest.raises(UserError, match="is in use by process")
   with files.file_lock(tmp_path / ".jobs.lock"), refused:
@@ -97,6 +188,7 @@ def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
   jobs.run_jobs([timed("a")], tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_tell_whether_they_are_done(
   english, prepared, tmp_path, monkeypatch
 ):

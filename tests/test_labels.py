@@ -275,7 +275,10 @@ def topics(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize(
+  "attention",
+  [pytest.param("bidirectional", marks=pytest.mark.nightly), "causal"],
+)
 def test_many_labels_and_numbers_are_learnt(run, tmp_path, attention):
   """Catches a head that learns, predicts or evaluates something else."""
   how = {"epochs": 20, "lrs": 1e-2, "batch_size": 16, "attention": attention}

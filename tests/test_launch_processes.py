@@ -79,8 +79,8 @@ def test_what_is_run_again(options, statuses, ran, said, tmp_path):
   done = launch("rerun", *options.split(), *command)
   assert (done.returncode, runs(tmp_path)) == (statuses[ran - 1], ran)
   if said:
-    words = r"saved, to be run (again)|again in ([1-9]\d*) s|after (3 crashes)"
-    found = re.findall(words, done.stderr)
+    again = r"status 75, to be run (again)|again in ([1-9]\d*) s"
+    found = re.findall(rf"{again}|after (3 crashes)", done.stderr)
     assert ["".join(groups) for groups in found] == said
 
 

@@ -1,26 +1,196 @@
-"""Package layout: the direction and the cost of imports."""
+"""Package layout: the direction and the cost of imports, and its size."""
 
+import ast
+import graphlib
+import io
+import re
 import subprocess
 import sys
+import tokenize
 
 import pytest
 
 from antlm_jax.commands import COMMANDS
-from antlm_jax.evals.benchmarks import concepts, structure
+from tests.runs import ROOT
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
+# A module may import modules of lower levels and of its own group. A level's
+# groups are packages and modules; + joins several to one group.
+LEVELS = (
+  "errors+cli+jax_flags+plugins+terminal+units+hashing+masks+settings"
+  "+arguments+tables",
+  "mesh",
+  "objectives",
+  "runtime",
+  "attention data",
+  "models",
+  "head optim",
+  "config+config_help+sections",
+  "training",
+  "page",
+  "inference planning",
+  "hf",
+  "",  # antlm_jax itself, which users import
+  "commands",
+  "__main__",
+  "evals",
+  "evals.score evals.finetune",
+  "evals.babylm evals.studies",
+  "evals.benchmarks",
+)
+GROUPS = {
+  f"antlm_jax.{name}".removesuffix("."): (level, group)
+  for level, groups in enumerate(LEVELS)
+  for group in groups.split(" ")
+  for name in group.split("+")
+}
+# A group, and another that it never imports although it is lower.
+NEVER = "models", "objectives"
+# Tokens of a room, at most.
+BUDGETS = {
+  "antlm_jax": 18_314,
+  "antlm_jax/attention": 21_170,
+  "antlm_jax/commands": 10_080,
+  "antlm_jax/data": 36_550,
+  "antlm_jax/head": 4_674,
+  "antlm_jax/hf": 21_458,
+  "antlm_jax/inference": 10_533,
+  "antlm_jax/models": 12_707,
+  "antlm_jax/objectives": 7_609,
+  "antlm_jax/page": 4_881,
+  "antlm_jax/planning": 15_822,
+  "antlm_jax/runtime": 10_389,
+  "antlm_jax/training": 19_194,
+  "configs": 2_554,
+  "configs/studies": 4_674,
+  "evals": 8_367,
+  "evals/benchmarks": 12_632,
+  "evals/finetuning": 39_992,
+  "evals/studies": 28_314,
+  "evals/zero_shot": 11_517,
+  "tests": 277_567,
+}
+LAYOUT = {
+  *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),
+  *(tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER),
+}
+
+
+def modules():
+  """Returns the library's modules and their files, without copied code.
+
+  `hf/remote` goes into exported models, and imports transformers alone.
+  """
+  out = {}
+  for package in ("antlm_jax", "evals"):
+    for path in sorted((ROOT / package).rglob("*.py")):
+      name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+      name = re.sub("^evals", "antlm_jax.evals", name)
+      if ".remote." not in name:
+        out[name.removesuffix(".__init__")] = path
+  return out
+
+
+def imports(files):
+  """Returns the modules that each module imports, also within functions."""
+  arrows = {name: set() for name in files}
+  for name, path in files.items():
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+      if isinstance(node, ast.Import):
+        arrows[name] |= {x.name for x in node.names} & files.keys()
+      elif isinstance(node, ast.ImportFrom) and node.module in files:
+        inner = (f"{node.module}.{x.name}" for x in node.names)
+        arrows[name] |= {x if x in files else node.module for x in inner}
+    arrows[name].discard(name)
+  return arrows
+
+
+def group_of(module):
+  """Returns a module's level, counted from the ground, and its group."""
+  root = module
+  # The package itself is one module, not all that has no other level.
+  while root not in GROUPS or root == "antlm_jax" != module:
+    root, _, last = root.rpartition(".")
+    assert last, f"{module} has no level in LEVELS"
+  return GROUPS[root]
 
 
 def test_no_module_imports_what_is_above_it_or_imports_it():
-  arrows = structure.imports(structure.modules())
+  """Catches an upward import and a circle, also within functions."""
+  arrows = imports(modules())
   assert "antlm_jax.errors" in arrows["antlm_jax.models.llama"]
-  assert not structure.upward(arrows)
-  assert not structure.circles(arrows)
+  wrong = []
+  for source, targets in arrows.items():
+    level, group = group_of(source)
+    for target in targets:
+      lower, other = group_of(target)
+      if other != group and (lower >= level or (group, other) == NEVER):
+        wrong.append((source, target))
+  assert not wrong
+  graphlib.TopologicalSorter(arrows).prepare()  # raises at a circle
+
+
+def docstring_lines(tree):
+  """Returns the lines of all docstrings."""
+  lines = set()
+  functions = ast.FunctionDef | ast.AsyncFunctionDef
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Module | ast.ClassDef | functions) and (
+      ast.get_docstring(node)
+    ):
+      lines |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+  return lines
+
+
+def count_tokens(text):
+  """Counts tokens without comments, docstrings and layout.
+
+  An f-string is one token, so all Pythons agree.
+  """
+  prose = docstring_lines(ast.parse(text))
+  depth, count = 0, 0
+  for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    kind = tokenize.tok_name[token.type]
+    if token.type not in LAYOUT and token.start[0] not in prose:
+      count += depth == 0 and kind != "FSTRING_END"
+      depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+  return count
+
+
+def room_of(path):
+  """Returns a file's room: its package's folder in it, or the package."""
+  package, *folders = path.relative_to(ROOT).parts[:-1]
+  return "/".join([package, *folders[:1]]) if package != "tests" else package
+
+
+def test_each_room_keeps_its_budget_of_tokens():
+  """Catches code that is added to a room, and nothing removed for it."""
+  sizes = dict.fromkeys(BUDGETS, 0)
+  for package in ("antlm_jax", "evals", "configs", "tests"):
+    for path in (ROOT / package).rglob("*.py"):
+      parts = path.relative_to(ROOT).parts
+      if "remote" not in parts and parts[:2] != ("antlm_jax", "evals"):
+        sizes[room_of(path)] += count_tokens(path.read_text("utf-8"))
+  assert not {n: x for n, x in sizes.items() if x > BUDGETS[n]}
+
+
+@pytest.mark.parametrize(
+  ("text", "count"),
+  [
+    ('x = f"{a + 1} {b}"', 3),
+    ('x = f"{f(\'y\')!r:>{w}}" f"z"', 4),
+    ('"""Prose."""\n\ndef f():\n  """Prose."""\n  return "a"  # why\n', 7),
+    ("async def f(x):\n  await g(x)\n", 12),
+  ],
+)
+def test_tokens_are_counted_alike_by_all_pythons(text, count):
+  """Catches an f-string whose parts count since Python 3.12."""
+  assert count_tokens(text) == count
 
 
 def output(code: str) -> str:
   """Runs code in a fresh process; returns its output."""
-  command, options = [sys.executable, "-c", code], {"cwd": structure.ROOT}
+  command, options = [sys.executable, "-c", code], {"cwd": ROOT}
   return subprocess.check_output(command, text=True, **options)
 
 
@@ -35,7 +205,7 @@ def test_evals_has_one_name():
   code = "import runpy; runpy.run_module('evals.score')"
   done = subprocess.run(
     [sys.executable, "-c", code],
-    **{"capture_output": True, "text": True, "cwd": structure.ROOT},
+    **{"capture_output": True, "text": True, "cwd": ROOT},
   )
   assert done.returncode == 1
   assert done.stderr.splitlines()[-1] == (
@@ -46,7 +216,7 @@ def test_evals_has_one_name():
 
 @pytest.fixture(scope="module")
 def commands():
-  texts = {n: p.read_text("utf-8") for n, p in structure.modules().items()}
+  texts = {n: p.read_text("utf-8") for n, p in modules().items()}
   ways = "cli.run_command(main)", "\ndef main(argv: Sequence[str])"
   return {n for n, text in texts.items() if any(way in text for way in ways)}
 
@@ -58,8 +228,7 @@ def test_no_command_loads_what_only_some_need(commands):
 def test_antlm_knows_every_command(commands):
   known = {entry.split()[0] for entry in COMMANDS.values()}
   known |= {"antlm_jax.__main__"}
-  # Modules that a study and launch/antlm_on_gpu.sh start.
-  known |= {"antlm_jax.evals.studies.jobs", "antlm_jax.evals.studies.one_gpu"}
+  known |= {"antlm_jax.evals.studies.jobs"}  # a study starts it
   assert {n for n in commands if ".benchmarks." not in n} == known
 
 
@@ -108,24 +277,8 @@ def test_attention_loads_few_others():
     "antlm_jax",
     "antlm_jax.errors",
     "antlm_jax.hashing",
+    "antlm_jax.jax_flags",
     "antlm_jax.masks",
     "antlm_jax.mesh",
     "antlm_jax.settings",
   }
-
-
-def held(found):
-  """Asserts that no number of concepts is over its limit."""
-  over = {n: x for n, x in found.items() if x > concepts.LIMITS[n][0]}
-  assert found and not over
-
-
-def test_names_and_the_way_of_a_setting_keep_their_limits():
-  """Catches a class name with a second meaning, and a Config made twice."""
-  held(concepts.measure_concepts(**structure.product_files(), walk=False))
-
-
-@pytest.mark.slow
-def test_the_way_of_a_training_keeps_its_limits(capsys):
-  """Catches a further class or file on the way of `antlm train`."""
-  held({f"train: {n}": x for n, x in concepts.walk_training().counts().items()})

@@ -1,109 +1,16 @@
-"""The llama encoder: size, equations, and no leaks of hidden tokens."""
-
-import functools
+"""The equations of llama and Gemma, their precision and their first values."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.cudnn import fused_attention_stablehlo
 
-from antlm_jax import config, models
-from antlm_jax.errors import UserError
-from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from antlm_jax.models import encoder, layers
-from antlm_jax.objectives.corruption import Segments
+from antlm_jax import models
+from antlm_jax.masks import CAUSAL, AttentionMask
 from tests import helpers
 from tests import reference as definition
-from tests.plugins.encoder import GptConfig
 
-T = 24  # over helpers.ltg_bert's longest distance, 20
-DTYPES = ("float32", "bfloat16")
-ATTENTION = ("reference", "pallas")
-POSITIONS = np.arange(T, dtype=np.int32)[None]
-TWO = POSITIONS.repeat(2, 0)
-
-
-# Sizes
-
-
-def test_babyllama_has_its_97_million_parameters():
-  settings = config.load_config("configs/antlm_babyllama.py")
-  assert models.build_model(settings.model, 16_000).size == 97_241_856
-
-
-@pytest.mark.parametrize(
-  "size, millions", [("210M", 310.3), ("610M", 755.6), ("1B", 1409.0)]
-)
-def test_encoders_have_the_papers_parameters(size, millions):
-  settings = config.load_config(f"configs/encoders.py:size={size}")
-  model = models.build_model(settings.model, 128_256)
-  assert model.size / 1e6 == pytest.approx(millions, abs=0.5)
-  if size != "1B":  # Table 1 gives 1B without decimals
-    assert round(model.size / 1e6, 1) == millions
-  assert sum(np.prod(s.shape) for s in model.shapes.values()) == model.size
-
-
-# Leaks
-
-
-GPT_BERT = {"attention_gate": True, "depth_weights": True}
-TOY = {n: v for n, v in helpers.TINY.items() if n != "kv_heads"}
-ENCODERS = {
-  "llama": helpers.model,
-  "ltg_bert": helpers.ltg_bert,
-  "gpt_bert": functools.partial(helpers.ltg_bert, **GPT_BERT),
-  "toy_gpt": lambda **changes: models.build_model(
-    TOY | {"name": GptConfig.name} | changes, helpers.VOCAB
-  ),
-}
-
-
-@functools.cache
-def scores(dtype, attention="auto", encoder="llama"):
-  """Returns a jitted encoder, from `(tokens, positions, mask)` to logits."""
-  model = ENCODERS[encoder](dtype=dtype, attention=attention)
-  params = helpers.random_params(model)
-
-  @jax.jit
-  def run(tokens, positions, mask):
-    return model.logits(params, model.encode(params, tokens, positions, mask))
-
-  return lambda *args: np.asarray(run(*args))
-
-
-def packed(lengths, causal):
-  """Returns the positions and the mask of one row of documents."""
-  starts = np.zeros((1, sum(lengths)), bool)
-  starts[0, np.cumsum([0, *lengths[:-1]])] = True
-  found = Segments.of(starts)
-  at = np.arange(sum(lengths), dtype=np.int32)
-  end = None if causal else found.end
-  return at - found.start, AttentionMask(causal, found.start, end)
-
-
-MASKS = {
-  "causal": (POSITIONS, CAUSAL),
-  "bidirectional": (POSITIONS, BIDIRECTIONAL),
-  "packed causal": packed([9, 3, T - 12], causal=True),
-  "packed": packed([9, 3, T - 12], causal=False),
-}
-
-
-@pytest.mark.sample(18)
-@pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MASKS)
-def test_only_what_is_seen_changes_a_logit(name, dtype, attention, encoder):
-  positions, mask = MASKS[name]
-  seen = definition.visible(mask, 1, T, T)[0]
-  positions, mask = jax.tree.map(lambda x: x.repeat(2, 0), (positions, mask))
-  run = scores(dtype, attention, encoder)
-  helpers.check_leaks(lambda tokens: run(tokens, positions, mask), seen)
-
-
-# Equations
+T = 24
 
 
 def reference(c, params, tokens, positions, visible):
@@ -126,7 +33,7 @@ def reference(c, params, tokens, positions, visible):
   def attention(x, w, window):
     near = abs(np.arange(T)[:, None] - np.arange(T)) < (window or T)
     theta = gemma.window_rope_theta if gemma and window else c.rope_theta
-    root = np.sqrt(gemma.query_scalar if gemma else c.head_dim)
+    scale = (gemma.query_scalar if gemma else c.head_dim) ** -0.5
 
     def split(y):
       return y.reshape(*y.shape[:2], -1, c.head_dim)
@@ -137,13 +44,9 @@ def reference(c, params, tokens, positions, visible):
       k = norm(k, w("attention/k_norm/scale"))
     q, k = rope(q, theta), rope(k, theta)
     v = split(x @ w("attention/v/kernel"))
-    heads = []
-    for n in range(c.heads):
-      m = n // (c.heads // c.kv_heads)
-      s = q[:, :, n] @ k[:, :, m].swapaxes(1, 2) / root
-      e = np.where(visible & near, np.exp(s), 0)
-      heads.append(e / e.sum(-1, keepdims=True) @ v[:, :, m])
-    return np.concatenate(heads, -1) @ w("attention/out/kernel")
+    results, _ = definition.attention(q, k, v, visible & near, q, scale=scale)
+    heads = results.out.reshape(*x.shape[:2], -1)
+    return heads @ w("attention/out/kernel")
 
   def mlp(x, w):
     gate = x @ w("mlp/gate/kernel")
@@ -171,6 +74,7 @@ def reference(c, params, tokens, positions, visible):
   return hidden, hidden @ head
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   "changes",
   [
@@ -187,9 +91,10 @@ def test_the_encoder_is_the_familys_equations(changes):
   model = helpers.model(**changes)
   assert ("head/kernel" in model.shapes) == (not changes["tied"])
   params = helpers.random_params(model)
-  tokens = helpers.tokens(1, T)
-  positions, mask = packed([5, T - 5], causal=True)
-  visible = np.asarray(mask.dense(T, T))
+  tokens, at = helpers.tokens(1, T), np.arange(T, dtype=np.int32)[None]
+  mask = AttentionMask(True, np.where(at < 5, 0, 5).astype(np.int32))
+  positions = at - mask.k_start
+  visible = definition.visible(mask, 1, T, T)
   expected = reference(model.config, params, tokens, positions, visible)
   hidden = model.encode(params, tokens, positions, mask)
   assert helpers.closest(hidden, expected[0]) < 1e-4
@@ -197,10 +102,14 @@ def test_the_encoder_is_the_familys_equations(changes):
 
 
 def test_bfloat16_computes_near_float32_and_scores_in_float32():
-  tokens = helpers.tokens(2, T)
-  a, b = (scores(dtype)(tokens, TWO, CAUSAL) for dtype in DTYPES)
-  assert a.dtype == b.dtype == np.float32
-  assert 1e-4 < helpers.closest(b, a) < 0.1
+  row = helpers.tokens(2, T), np.arange(T)[None].repeat(2, 0), CAUSAL
+  scores = []
+  for dtype in ("float32", "bfloat16"):
+    model = helpers.model(dtype=dtype)
+    params = helpers.random_params(model)
+    scores.append(model.logits(params, model.encode(params, *row)))
+  assert scores[0].dtype == scores[1].dtype == np.float32
+  assert 1e-4 < helpers.closest(scores[1], scores[0]) < 0.1
 
 
 @pytest.mark.slow
@@ -222,132 +131,6 @@ def test_in_bfloat16_the_gradient_of_a_frequent_token_is_added_up_in_float32():
   assert helpers.closest(gradient(64), 64 * gradient(1)) < 1e-3
 
 
-# Ways to run
-
-
-@functools.cache
-def way(scan, remat, rate=0.0):
-  """Returns states and gradients of one way to run the blocks."""
-  model = helpers.model(scan_layers=scan, remat=remat, dropout=rate)
-  params, tokens = helpers.random_params(model), helpers.tokens(2, T)
-  key = jax.random.key(3)
-
-  @jax.jit
-  def run(params):
-    hidden = model.encode(params, tokens, TWO, CAUSAL, key)
-    return jnp.sum(jnp.sin(hidden)), hidden
-
-  grads, hidden = jax.grad(run, has_aux=True)(params)
-  return hidden, grads
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-  "ways", ["yes none", "no block", "yes block", "yes dots", "auto none"]
-)
-def test_ways_to_run_give_the_same_values_and_gradients(ways):
-  hidden, grads = way("no", "none")
-  again, grads_again = way(*ways.split())
-  assert helpers.closest(again, hidden) < 1e-5
-  assert grads.keys() == grads_again.keys()
-  for path in grads:
-    assert np.abs(grads[path]).max() > 0
-    assert helpers.closest(grads_again[path], grads[path]) < 1e-5
-
-
-def test_remat_dots_computes_no_product_with_weights_again():
-  counts = {}
-  for remat in ("none", "dots", "block"):
-    model = helpers.model(scan_layers="yes", remat=remat, attention="reference")
-    tokens = helpers.tokens(2, T)
-
-    def total(params, of=model, tokens=tokens):
-      return of.encode(params, tokens, TWO, CAUSAL).sum()
-
-    program = jax.make_jaxpr(jax.grad(total))(helpers.random_params(model))
-    counts[remat] = str(program).count("dot_general[")
-  # The backward pass recomputes attention's two products. With "block", it also
-  # recomputes six of seven others: no gradient needs the last.
-  assert counts["dots"] == counts["none"] + 2
-  assert counts["block"] == counts["none"] + 2 + 6
-
-
-@pytest.mark.slow
-def test_remat_dots_computes_cudnns_attention_once(monkeypatch):
-  """The policy finds the plan's stand-in by name; cuDNN's call has no name."""
-  for check in ("check_cudnn_version", "check_compute_capability"):
-    monkeypatch.setattr(fused_attention_stablehlo, check, lambda *_: 91_000)
-
-  def layer(w, x):
-    q = (x @ w).reshape(2, 128, 4, 64)
-    attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    return x + attend(q, q, q, implementation="cudnn").reshape(x.shape)
-
-  def loss(w, x, policy):
-    layers = jax.checkpoint(layer, policy=policy)
-    return jnp.sum(layers(w, layers(w, x)).astype(jnp.float32))
-
-  w, x = (
-    jnp.zeros((256, 256), jnp.bfloat16),
-    jnp.zeros((2, 128, 256), "bfloat16"),
-  )
-  runs = {
-    name: str(jax.make_jaxpr(jax.grad(loss), static_argnums=2)(w, x, policy))
-    for name, policy in encoder.REMAT_POLICIES.items()
-    if policy
-  }
-  counts = {n: p.count("attention_fwd_wrapper[") for n, p in runs.items()}
-  assert counts == {"dots": 2, "block": 4}
-
-
-def test_a_loop_and_rematerialising_drop_the_same_units():
-  hidden, grads = way("no", "none", 0.3)
-  again, grads_again = way("yes", "block", 0.3)
-  assert helpers.closest(again, hidden) < 1e-5
-  assert helpers.closest(grads_again, grads) < 1e-5
-  assert helpers.closest(hidden, way("no", "none")[0]) > 1e-2
-
-
-# Dropout
-
-
-@pytest.fixture(scope="module")
-def dropping():
-  model = helpers.model(dropout=0.4)
-  params, tokens = helpers.random_params(model), helpers.tokens(2, T)
-
-  @jax.jit
-  def run(key):
-    return model.encode(params, tokens, TWO, CAUSAL, key)
-
-  return run
-
-
-def test_dropout_needs_a_key_and_follows_it(dropping):
-  model = helpers.model()
-  tokens = helpers.tokens(2, T)
-  plain = model.encode(helpers.random_params(model), tokens, TWO, CAUSAL)
-  assert helpers.closest(dropping(None), plain) < 1e-5
-  keys = [jax.random.key(seed) for seed in (0, 0, 1)]
-  a, again, b = (dropping(key) for key in keys)
-  assert np.array_equal(a, again)
-  assert (a != b).any(axis=-1).all()
-  assert (a != plain).any(axis=-1).all()
-
-
-def test_dropout_keeps_the_expectation():
-  x = 1.0 + jnp.arange(4.0)
-  keys = jax.random.split(jax.random.key(0), 20_000)
-  out = np.asarray(jax.vmap(lambda key: layers.dropout(x, 0.3, key))(keys))
-  kept = out != 0
-  assert np.allclose(out, np.where(kept, x / 0.7, 0))
-  assert np.abs(1 - kept.mean(axis=0) - 0.3).max() < 0.02
-  assert np.allclose(out.mean(axis=0), x, rtol=0.02)
-
-
-# First values
-
-
 def test_first_values_are_normal_and_norms_are_one():
   model = helpers.model(init_std=0.05, width=64, mlp_width=256)
   params = model.init(0)
@@ -364,21 +147,3 @@ def test_first_values_are_normal_and_norms_are_one():
   assert not np.array_equal(up, params["blocks/mlp/gate/kernel"])
   assert helpers.equal(params, model.init(0))
   assert not helpers.equal(params, model.init(1))
-
-
-# Settings
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    ({"kv_heads": 3}, "model.kv_heads"),
-    ({"width": 30}, "model.width"),
-    ({"width": 36, "heads": 4, "kv_heads": 4}, "model.head_width"),
-    ({"dtype": "float16"}, "model.dtype"),
-  ],
-  ids=str,
-)
-def test_bad_settings_are_named(changes, words):
-  with pytest.raises(UserError, match=words):
-    helpers.model(**changes)

@@ -17,6 +17,7 @@ from tests import helpers, random_models, runs
 # From step 4: rows of 64 with base 500. Before: rows of 32 with base 10,000.
 PHASE = (
   "curriculum=8C steps",
+  "model.layers=1",
   "train.batch_schedule=2x64@0.5:base=500",
   "eval.objectives=C",
   "checkpoint.every=4",
@@ -27,12 +28,11 @@ LOSS = "eval/clm/loss"
 @pytest.fixture(scope="module")
 def run(prepared, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("longer") / "run"
-  runs.main(
-    "antlm_jax.commands.train", *runs.train_args(workdir, prepared, *PHASE)
-  )
+  runs.train(workdir, prepared, *PHASE)
   return workdir
 
 
+@pytest.mark.slow
 def test_a_batch_chooses_the_base_of_its_step():
   """The loss equals that of a model with this base in its settings."""
   params = helpers.random_params(helpers.model())
@@ -45,6 +45,7 @@ def test_a_batch_chooses_the_base_of_its_step():
   assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_each_checkpoint_has_the_base_and_rows_of_its_last_step(run):
   found = {step: load(run, step) for step in (4, 8)}
   for step, base, rows in ((4, 1e4, 32), (8, 500.0, 64)):
@@ -53,6 +54,7 @@ def test_each_checkpoint_has_the_base_and_rows_of_its_last_step(run):
   assert found[4].config == found[8].config
 
 
+@pytest.mark.slow
 def test_an_export_has_the_last_base_and_the_longest_row(run, tmp_path):
   (path,) = export.export_model(load(run), tmp_path / "hf", ("causal",))
   fields = json.loads((path / "config.json").read_text())
@@ -70,9 +72,7 @@ def test_a_resumed_run_crosses_the_change_exactly(run, prepared, tmp_path):
   """Also catches held-out losses with another base."""
   copy = shutil.copytree(run, tmp_path / "copy")
   shutil.rmtree(copy / "checkpoints" / "8")
-  runs.main(
-    "antlm_jax.commands.train", *runs.train_args(copy, prepared, *PHASE)
-  )
+  runs.train(copy, prepared, *PHASE)
   assert runs.same_params(run, copy)
   assert runs.logged(run, LOSS) == runs.logged(copy, LOSS)
 

@@ -24,7 +24,7 @@ def masks(draw):
   return mask, batch, queries, keys
 
 
-few = hypothesis.settings(max_examples=25, deadline=None)
+few = hypothesis.settings(max_examples=25)
 
 
 @hypothesis.given(masks())

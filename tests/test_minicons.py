@@ -75,7 +75,7 @@ def equal(ours, theirs):
 
 def test_the_pages_lines_give_our_sums(loaded, exported, capsys):
   """Catches lines that the installed transformers no longer runs."""
-  page = (runs.ROOT / "docs/how_to/serve.md").read_text()
+  page = (runs.ROOT / "docs/how_to/export.md").read_text()
   (code,) = re.findall(r"```\n(import tokenizers.*?)```", page, re.DOTALL)
   code = code.replace("exports/first", str(exported["causal"].parent))
   capsys.readouterr()

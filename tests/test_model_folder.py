@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from huggingface_hub import constants as hub_constants
@@ -11,12 +10,13 @@ from huggingface_hub import constants as hub_constants
 from antlm_jax import embed, prepare
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import retrieval
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import NATIVE
-from antlm_jax.inference.model import FineTuned, load, write_checkpoint
-from tests import helpers, random_models
+from antlm_jax.inference.model import load
+from tests import helpers, random_models, runs
+from tests.hub import import_error
 
 TRANSFORMER = {
   "path": "0_Transformer",
@@ -35,6 +35,11 @@ def exported(tmp_path_factory):
   (path,) = export.export_model(whole, folder / "hf", ["bidirectional"])
   (path / NATIVE).unlink()
   return whole, path
+
+
+def start_error(path):
+  """Returns the message that refuses to start a training from a folder."""
+  return runs.told(lambda: import_.open_start(str(path)).meta)
 
 
 @pytest.fixture
@@ -114,13 +119,8 @@ def test_prompts_that_are_left_out_are_named(foreign):
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_an_embedder_keeps_its_attention(attention, tmp_path):
   """Catches the attention of the pretraining in place of the embedder's."""
-  tokenizer = random_models.tokenizer()
-  random_models.save(tmp_path / "run", tokenizer)
-  loaded = load(tmp_path / "run")
-  prompts = {"temperature": 0.05, "prompts": ["", ""]}
-  task = FineTuned("embedder", attention, "towers", prompts, {})
-  write_checkpoint(tmp_path / "tuned", 1, loaded.params, loaded.meta, task)
-  tuned = load(tmp_path / "tuned")
+  head = retrieval.Towers(0.05, ("", ""))
+  tuned = random_models.tuned(tmp_path, head, attention=attention)
   (path,) = export.export_model(tuned, tmp_path / "hf")
   import_.write_imported_run(import_.Imported(path), tmp_path / "again")
   again, texts = load(tmp_path / "again"), ["the dogs rest .", "a cat sat ."]
@@ -158,7 +158,7 @@ def test_its_longest_text_is_that_of_sentence_transformers(
   [
     ("[", "modules.json: not JSON"),
     ('{"0": 1}', "is not a list of modules with types and paths"),
-    ('[{"type": "a.Transformer", "path": "../b"}]', r"names '\.\./b', not in"),
+    ('[{"type": "a.Transformer", "path": "../b"}]', "names '../b', not in"),
     ('[{"type": "a.Transformer", "path": "/etc"}]', "names '/etc', not in"),
     ('[{"type": "a.WordEmbeddings", "path": "0"}]', "it has no config.json"),
   ],
@@ -166,8 +166,7 @@ def test_its_longest_text_is_that_of_sentence_transformers(
 def test_a_damaged_list_of_modules_is_refused(tmp_path, modules, said):
   """Catches a traceback, and files that are read outside of the folder."""
   (tmp_path / "modules.json").write_text(modules)
-  with pytest.raises(UserError, match=said):
-    _ = import_.open_start(str(tmp_path)).meta
+  assert said in start_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -193,27 +192,21 @@ def test_an_adapter_tells_how_to_merge_it(foreign, whole, fields, adapted):
     foreign / "adapter_config.json",
     {"base_model_name_or_path": "org/base", **fields},
   )
-  with pytest.raises(UserError) as error:
-    _ = import_.open_start(str(foreign)).meta
   merge = (
     f"PeftModel.from_pretrained({adapted}.from_pretrained('org/base'),"
     f" '{foreign}').merge_and_unload()"
   )
-  assert merge in str(error.value) and "\n" not in str(error.value)
+  assert merge in start_error(foreign)
 
 
 def test_a_missing_tokenizer_tells_how_to_write_it(foreign):
   """Catches an error that names the file, but not the way to make it."""
   (foreign / "tokenizer.json").unlink()
   call = "AutoTokenizer.from_pretrained({!r}).save_pretrained({!r})"
-  with pytest.raises(UserError) as error:
-    _ = import_.Imported(foreign).meta
   none = call.format("NAME OF ITS BASE MODEL", str(foreign))
-  assert none in str(error.value)
+  assert none in import_error(foreign)
   (foreign / "vocab.txt").write_text("[PAD]\n")
-  with pytest.raises(UserError) as error:
-    _ = import_.Imported(foreign).meta
-  assert call.format(str(foreign), str(foreign)) in str(error.value)
+  assert call.format(str(foreign), str(foreign)) in import_error(foreign)
 
 
 @pytest.fixture
@@ -244,9 +237,7 @@ def test_a_name_without_a_tokenizer(foreign, cache):
   """Catches a remedy that would write into the cache."""
   (foreign / "tokenizer.json").unlink()
   cache(foreign, "some/llama")
-  with pytest.raises(UserError) as error:
-    _ = import_.Imported("some/llama").meta
-  said = str(error.value)
+  said = import_error("some/llama")
   assert said.startswith("some/llama has no tokenizer.json: run `hf download")
   assert "AutoTokenizer.from_pretrained('FOLDER')" in said
 
@@ -259,17 +250,14 @@ HEADS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("encoder", HEADS)
 def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):
   """Catches an own export that import refuses, and a ModernBERT classifier's
   `head.dense` that is read as a part of the output layer."""
-  random_models.save(tmp_path / "run", random_models.tokenizer(), encoder)
-  base, head = load(tmp_path / "run"), HEADS[encoder]
-  params = head.init(jax.random.key(0), base.model.config.width)
-  task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
-  path = write_checkpoint(tmp_path / "tuned", 7, base.params, base.meta, task)
-  (folder,) = export.export_model(load(path), tmp_path / "hf")
+  base = random_models.tuned(tmp_path, HEADS[encoder], encoder)
+  (folder,) = export.export_model(base, tmp_path / "hf")
   if not own:
     (folder / NATIVE).unlink()
   made = import_command.import_model(folder, tmp_path / "again", quiet=True)

@@ -1,8 +1,8 @@
 """The kernel for Hopper GPUs, interpreted and compiled without a GPU.
 
-`./launch/test.sh --mosaic` makes the environment of these tests and runs them.
 JAX's interpreter of GPU programs follows every thread and barrier, and reports
-races.
+races. That takes minutes, so all tests but one are slow. `./launch/test.sh
+--mosaic` makes an environment for them, with each JAX and XLA's compiler.
 """
 
 import importlib.util
@@ -16,19 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from antlm_jax import attention
 from antlm_jax.masks import CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (
-  MODES,
   attend,
   check_errors,
+  check_gaps,
   expected,
   inputs,
   long_mask,
+  mask_with_gaps,
 )
+from tests.attention_draws import calls
 
 if jax.__version_info__ < (0, 11, 2):
   pytest.skip(
@@ -64,44 +65,32 @@ def check(shape, mask, dtype="bfloat16", rate=0.0, seed=0):
   return found
 
 
-@st.composite
-def masks(draw, batch, queries, keys):
-  """Draws masks as in training, and arbitrary or empty intervals."""
-  seed = draw(st.integers(0, 2**16))
-  modes = [*MODES, "packed", "mixed", "window", "prefix", "any", "any"]
-  mode = draw(st.sampled_from(modes))
-  if mode != "any":
-    return long_mask(mode, batch, queries, keys, seed)
-  random = np.random.default_rng(seed)
-  start = random.integers(0, keys + 1, (batch, queries), np.int32)
-  longest = draw(st.sampled_from([3, keys]))
-  length = random.integers(0, longest + 1, start.shape, np.int32)
-  return AttentionMask(
-    draw(st.booleans()), start, np.minimum(start + length, keys)
+@pytest.mark.slow
+def test_a_packed_row_is_exact():
+  """The quick test: blocks with and without a mask, dropout, gradients."""
+  start = np.repeat([0, 128], [128, 32]).astype(np.int32)[None]
+  end = np.repeat([128, 160], [128, 32]).astype(np.int32)[None]
+  end[0, 130] = 128  # a query that sees nothing
+  check((1, 160, 160, 1, 1, 64), AttentionMask(False, start, end), rate=0.1)
+
+
+@pytest.mark.nightly
+@hypothesis.given(
+  calls(
+    longest=300,
+    near=[1, 64, 127, 128, 129, 256, 257],
+    widths=[64, 96, 128],
+    dtypes=[*LIMITS],
+    kv_heads=1,
+    group=2,
   )
-
-
-@st.composite
-def cases(draw):
-  """Draws arguments of `check`."""
-  batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 1, 2))
-  near = st.sampled_from([1, 64, 127, 128, 129, 256, 257])
-  queries = draw(near | st.integers(1, 300))
-  keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 300))
-  width = draw(st.sampled_from([64, 96, 128]))
-  shape = batch, queries, keys, group * kv_heads, kv_heads, width
-  mask = draw(masks(batch, queries, keys))
-  dtype = draw(st.sampled_from(list(LIMITS)))
-  rate = draw(st.sampled_from([0.0, 0.0, 0.3]))
-  return shape, mask, dtype, rate, draw(st.integers(0, 2**16))
-
-
-@hypothesis.given(cases())
+)
 @hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
 def test_it_and_its_gradients_are_exact(case):
   check(*case)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [64, 96, 128])
 @pytest.mark.parametrize("mode", ["causal", "mixed"])
 def test_every_width_in_whole_and_masked_blocks(mode, width):
@@ -109,19 +98,12 @@ def test_every_width_in_whole_and_masked_blocks(mode, width):
   check((2, 384, 384, 4, 2, width), mask, rate=0.1)
 
 
+@pytest.mark.nightly
 def test_what_sees_nothing_gets_zeros():
-  start = np.zeros((2, 256), np.int32)
-  end = np.full((2, 256), 256, np.int32)
-  end[0, 7:200] = 0
-  end[1] = 0
-  shape = 2, 256, 256, 2, 1, 64
-  out, dq, dk, dv = check(shape, AttentionMask(False, start, end))
-  for x in (out, dq):
-    assert not x[0, 7:200].any() and not x[1].any()
-    assert x[0, :7].any() and x[0, 200:].any()
-  assert not dk[1].any() and not dv[1].any()
+  check_gaps(check((2, 256, 256, 2, 1, 64), mask_with_gaps(2, 256)))
 
 
+@pytest.mark.nightly
 def test_blocks_that_no_query_needs_are_not_touched():
   # Two documents of two blocks. A product of both would be NaN.
   first = np.repeat([0, 256], 256).astype(np.int32)[None]
@@ -139,6 +121,7 @@ def test_blocks_that_no_query_needs_are_not_touched():
       assert np.array_equal(x, y)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scale", [-0.2, 0.0, 3.0])
 def test_any_scale(scale):
   shape = 1, 128, 128, 1, 1, 64
@@ -159,6 +142,7 @@ PRODUCTS = {  # instructions of depth 16: two loops of one block, or of halves
 SHARED_MEMORY = 232_448  # bytes of a thread block, at most, on an H100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_compiled_for_an_h100_it_fits(width, rate):

@@ -69,7 +69,7 @@ def test_sets_in_memory_and_in_folders_with_a_description(tmp_path):
   (tmp_path / "films").mkdir()
   write(tmp_path / "films/reviews.csv", [{"text": "a", "label": "x"}] * 3)
   (tmp_path / "films/README.md").write_text("Films.")
-  found = sets.by_split(str(tmp_path / "films"))
+  found = sets.open_data(str(tmp_path / "films"))
   assert [*found] == ["train"] and len(found["train"]) == 1
 
 
@@ -120,6 +120,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
     finetune.main(args(run, data, "--text_column=review,id"))
 
 
+@pytest.mark.slow
 def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
   """Python's settings equal the command's flags; `quiet` prints nothing."""
   rows = reviews(40)
@@ -300,26 +301,32 @@ def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
     (tmp_path / name).write_text("text,label\na,1\n")
   if isinstance(found, str):
     with pytest.raises(UserError, match=f"several files claim to be {found}"):
-      sets.by_split(str(tmp_path))
+      sets.open_data(str(tmp_path))
   else:
-    counts = [len(those) for those in sets.by_split(str(tmp_path)).values()]
+    counts = [len(those) for those in sets.open_data(str(tmp_path)).values()]
     assert counts == found
 
 
 @pytest.mark.parametrize(
-  ("other", "words"),
+  ("names", "words"),
   [
-    ("eval.csv", "not used: eval.csv"),
-    ("dev.json", "is dev.json the dev set. give files that end in .*csv"),
-    ("my dev set.csv", "is my dev set.csv the dev set. name it dev.csv"),
+    ("train.csv eval.csv", "not used: eval.csv"),
+    ("train.csv dev.json", "is dev.json the dev set. give files that .*csv"),
+    (
+      "films.csv films_dev.csv",
+      "is films_dev.csv the dev set. name it dev.csv",
+    ),
+    ("a.csv dev.csv my-dev.csv", "is my-dev.csv the dev set. name it dev.csv"),
+    ("a.csv b-train.csv", "is b-train.csv the train set. name it train.csv"),
+    ("train.csv my-dev.csv dev.csv", "several files claim to be dev: .*my-dev"),
   ],
 )
-def test_a_file_that_is_not_used_is_told(tmp_path, capsys, other, words):
-  """Catches a held-out set that is left out, in silence, for part of train."""
-  for name in ("train.csv", other):
+def test_a_file_that_is_not_used_is_told(tmp_path, capsys, names, words):
+  """Catches a held-out set that is trained on, or is left out in silence."""
+  for name in names.split():
     (tmp_path / name).write_text("text,label\na,1\n")
   try:
-    assert [*sets.by_split(str(tmp_path))] == ["train"]
+    assert [*sets.open_data(str(tmp_path))] == ["train"]
     told = capsys.readouterr().out
   except UserError as error:
     told = str(error)
@@ -337,6 +344,7 @@ def test_a_set_has_the_name_of_its_folder(tmp_path, monkeypatch):
       assert sets.task_name(data) == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "preset, columns, record",
   [

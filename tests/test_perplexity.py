@@ -10,7 +10,6 @@ import pytest
 from antlm_jax import score
 from antlm_jax.data import document_store, toy_english
 from antlm_jax.data.prepared_folder import Manifest
-from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import lambada, perplexity, texts
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import EncodedText
@@ -47,8 +46,9 @@ def test_every_token_is_scored_once(length, stride, mode):
   found = []
   if mode == "mntp" and stride == 10:
     # No position of a window would predict its first token.
-    with pytest.raises(UserError, match="stride=10 is over 9, the most"):
-      next(perplexity.windows(text, [wanted], 10, stride))
+    assert "stride=10 is over 9, the most" in runs.told(
+      next, perplexity.windows(text, [wanted], 10, stride)
+    )
     return
   for part in perplexity.windows(text, [wanted], 10, stride):
     targets = part.tokens[part.start : part.stop].tolist()
@@ -112,12 +112,12 @@ def test_texts_in_memory_are_those_of_a_file(loaded, run, tmp_path, capsys):
   assert causal == predicted(loaded, DOCUMENTS)[0]
   for given, more, message in (
     ([], {}, "the list of texts holds no text"),
-    (DOCUMENTS, {"mode": "both"}, "^mode='both' is not one of causal"),
-    (DOCUMENTS, {"stride": 49}, "^stride=49 is over 48, the most in windows"),
-    (DOCUMENTS, {"window": 49}, "^window=49 is over the model's max_seq_len"),
+    (DOCUMENTS, {"mode": "both"}, "mode='both' is not one of causal"),
+    (DOCUMENTS, {"stride": 49}, "stride=49 is over 48, the most in windows"),
+    (DOCUMENTS, {"window": 49}, "window=49 is over the model's max_seq_len"),
   ):
-    with pytest.raises(UserError, match=message):
-      perplexity.perplexity(loaded, given, **more)
+    line = runs.told(perplexity.perplexity, loaded, given, **more)
+    assert line.startswith(message)
 
 
 @pytest.fixture(scope="module")
@@ -265,25 +265,6 @@ def test_an_answer_is_at_its_place_in_the_prompt(run, tmp_path):
     assert placed == one | {"logprob": pytest.approx(one["logprob"])}
 
 
-@pytest.mark.parametrize(
-  ("prompt", "answer", "words"),
-  [
-    ("a {word} b", "c", "the prompt has the placeholder {"),
-    ("a {answer} b {answer}", "c", "the prompt has the placeholder {"),
-    ("a b {answer}", ["c"], "['c'] is not text"),
-    ("a b {answer}", float("nan"), "nan is not text"),
-    ("a b {answer}", None, "None is not text"),
-  ],
-)
-def test_other_clozes_are_refused(run, tmp_path, prompt, answer, words):
-  """Catches a prompt's signs, or a list, that a model scores as text."""
-  rows = [{"prompt": prompt, "answer": answer}]
-  data = runs.write_lines(tmp_path / "x.jsonl", rows)
-  args = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
-  line = runs.refused("antlm_jax.evals.score", "--task=lambada", *args)
-  assert f"x.jsonl, line 1: {words}" in line
-
-
 def test_files_that_are_not_read_are_told(tmp_path, capsys):
   """Catches the perplexity of train alone as that of the whole folder."""
   for name in ("train.txt", "more.txt"):
@@ -300,19 +281,3 @@ def test_a_test_set_needs_no_text_to_train_on(tmp_path):
   for data in (tmp_path, path):
     asked = texts.TextSettings(data=str(data), mode="causal", split="test")
     assert texts.read_texts(asked) == ["a test"]
-
-
-@pytest.mark.parametrize(
-  ("task", "text", "options", "message"),
-  [
-    ("perplexity", "a b", ("--column=b",), "no column 'b' but 'text'"),
-    ("perplexity", " ", (), "holds no text"),
-    ("perplexity", "a b", ("--window=8", "--stride=9"), "over 8, the most"),
-    ("lambada", "word", (), "text 1: no two words in 'word'"),
-  ],
-)
-def test_bad_texts(run, tmp_path, task, text, options, message):
-  data = runs.write_lines(tmp_path / "x.jsonl", [{"text": text}])
-  args = f"--checkpoint={run}", f"--data={data}", "--mode=causal", *options
-  line = runs.refused("antlm_jax.evals.score", f"--task={task}", *args)
-  assert message in line

@@ -2,11 +2,11 @@
 
 import importlib.util
 import itertools
-import json
 
 import numpy as np
 import pytest
 
+from antlm_jax import config
 from tests import runs
 
 
@@ -22,16 +22,12 @@ def pictures():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """A run's folder: three blocks of CLM and MLM in turn, 10 steps each."""
-  folder = tmp_path_factory.mktemp("run")
-  rows = [
-    {"step": step, "eval/clm/loss": 5 - step / 10, "eval/mlm/loss": step / 20}
-    for step in (0, 10, 20, 30)
-  ]
-  text = "".join(f"{json.dumps(row)}\n" for row in rows)
-  (folder / "metrics.jsonl").write_text(text)
+  losses = {
+    step: {"clm": 5 - step / 10, "mlm": step / 20} for step in (0, 10, 20, 30)
+  }
   summary = {"steps": 30, "switches": [10, 20], "unigram_entropy": 4.0}
-  (folder / "summary.json").write_text(json.dumps(summary))
-  return folder
+  folder = tmp_path_factory.mktemp("run")
+  return runs.write_run(folder, config.Config(), losses, summary)
 
 
 def test_the_picture_of_masks_shows_what_each_token_sees(pictures):

@@ -4,13 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import classification, loop, trial
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.inference.model import load
-from tests import random_models
+from tests import random_models, runs
 
 run = random_models.run()
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
@@ -79,6 +78,7 @@ def test_a_probe_is_adamw_on_the_features(loaded):
   assert losses[-1] < losses[0] - 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   "preset", ["classification", "regression", "tagging", "answering"]
 )
@@ -110,10 +110,10 @@ def test_only_the_head_of_a_probe_changes(loaded, preset):
   [
     ("pairs", {}, "has no head with parameters: leave out freeze"),
     ("tagging", {"encoder_dropout": 0.1}, "dropout=0.1: a frozen encoder has"),
-    ("tagging", {"epochs": 0}, "epochs=0 evaluates .* leave out freeze"),
+    ("tagging", {"epochs": 0}, "epochs=0 evaluates"),
   ],
 )
 def test_a_probe_without_sense_is_refused(loaded, preset, settings, words):
   """Catches a probe that trains nothing, or as without the setting."""
-  with pytest.raises(UserError, match=words):
-    finetune.finetune(loaded, DATA[preset], preset=preset, **QUICK | settings)
+  call, how = finetune.finetune, QUICK | settings
+  assert words in runs.told(call, loaded, DATA[preset], preset=preset, **how)

@@ -14,11 +14,11 @@ import pytest
 import safetensors.numpy
 
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.errors import UserError
 from antlm_jax.hf import import_
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
 from tests import random_models
+from tests.hub import import_error
 from tests.test_ltg_bert import scores_by_definition
 
 CONFIG = {
@@ -249,8 +249,7 @@ def test_a_distance_that_would_fill_the_memory_is_refused(kind, folder):
   as_safetensors(drawn(kind), folder)
   config = json.dumps(CONFIG | {"max_position_embeddings": 10**9})
   (folder / "config.json").write_text(config)
-  with pytest.raises(UserError, match="longest_distance=1000000000 is not"):
-    _ = import_.Imported(folder).meta
+  assert "longest_distance=1000000000 is not" in import_error(folder)
 
 
 def test_what_does_not_fit_is_named(kind, folder):
@@ -259,12 +258,10 @@ def test_what_does_not_fit_is_named(kind, folder):
   del state[f"{at}.in_proj_qk.weight"]
   state["head.nonlinearity.1.bias"] = state.pop(f"{at}.out_proj.bias")
   as_safetensors(state, folder)
-  with pytest.raises(UserError) as error:
-    _ = import_.Imported(folder).meta
-  inner = at.removeprefix("transformer.")
+  line, inner = import_error(folder), at.removeprefix("transformer.")
   for name in ("in_proj_qk.weight", "out_proj.bias"):
-    assert f"{inner}.{name}" in str(error.value)
-  assert "no place for head.nonlinearity.1.bias" in str(error.value)
+    assert f"{inner}.{name}" in line
+  assert "no place for head.nonlinearity.1.bias" in line
 
 
 def test_parts_that_do_not_fit_are_named(kind, folder):
@@ -275,14 +272,12 @@ def test_parts_that_do_not_fit_are_named(kind, folder):
   if kind == "gpt":
     state["transformer.dwa_modules.alphas.0"] = np.zeros((), np.float32)
   as_safetensors(state, folder)
-  words = {"ltg": r"proj_qk.weight \[65, 32\]", "gpt": "dwa_modules.alphas"}
-  with pytest.raises(UserError, match=words[kind]):
-    _ = import_.Imported(folder).meta
+  words = {"ltg": "proj_qk.weight [65, 32]", "gpt": "dwa_modules.alphas"}
+  assert words[kind] in import_error(folder)
 
 
 def test_a_head_that_is_not_tied_is_refused(kind, folder):
   state = drawn(kind)
   state["classifier.nonlinearity.5.weight"] += 1
   as_a_baseline(state, folder)
-  with pytest.raises(UserError, match=r"nonlinearity.5.weight differs"):
-    _ = import_.Imported(folder).meta
+  assert "nonlinearity.5.weight differs" in import_error(folder)

@@ -29,13 +29,19 @@ def quickstart(folder, *args, **env) -> str:
 def test_it_learns_every_phenomenon_and_finds_all_done_a_second_time(tmp_path):
   folder = tmp_path / "quickstart"
   printed = quickstart(tmp_path)
-  for mode in ("causal", "mlm"):
+  # README.md and docs/index.md state these figures and this sentence.
+  for mode, least in {"causal": 0.99, "mlm": 0.98}.items():
     summary = (folder / f"blimp-{mode}" / "summary.json").read_text()
     by_uid = json.loads(summary)["by_uid"]
     accuracies = {uid: e["accuracy"] for uid, e in by_uid.items()}
     assert len(accuracies) == 12
-    assert sum(accuracies.values()) / 12 >= 0.90, accuracies
+    assert sum(accuracies.values()) / 12 > least, accuracies
     assert min(accuracies.values()) >= 0.75, accuracies
+  for sentence in (
+    "kind fathers have still followed themselves .",
+    "house have often rested .",
+  ):
+    assert sentence in printed
   assert f"Everything is in {folder}" in printed
   assert (folder / "train" / "curves.png").exists()
   before = (folder / "train" / "metrics.jsonl").read_bytes()

@@ -12,19 +12,24 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import (
   answering,
   classification,
+  conll,
   labelled,
   retrieval,
   sets,
-  tagging,
 )
 from antlm_jax.evals.zero_shot import ewok, lambada, texts
 from antlm_jax.inference import pairs
-from tests import tuned
+from tests import runs, tuned
 
 
 def prepared(path) -> list:
   """Reads the texts as `antlm prepare` does."""
   return [(one.text,) for one in text_files.find_corpus([path]).read("train")]
+
+
+def tagged(path) -> list:
+  """Reads words and tags as fine-tuning does."""
+  return conll.read_own(str(path), conll.Columns())
 
 
 def classified(path) -> list:
@@ -86,11 +91,7 @@ def test_every_reader_refuses_utf16(tmp_path, encoding):
     "a.conll": "Tom B-X\nsat O\n\nAnn B-X\n",
     "a.json": json.dumps({"data": []}),
   }
-  reads = {
-    ".txt": prepared,
-    ".conll": tagging.columns,
-    ".json": answering.read_squad,
-  }
+  reads = {".txt": prepared, ".conll": tagged, ".json": answering.read_squad}
   for name, text in texts.items():
     path = tmp_path / name
     path.write_bytes(text.encode(encoding))
@@ -100,8 +101,7 @@ def test_every_reader_refuses_utf16(tmp_path, encoding):
         path.suffix, 4
       )
       continue
-    with pytest.raises(UserError, match=f"{name}.*: UTF-16.*iconv -f UTF-16"):
-      read(str(path))
+    runs.refusal(f"{name}.*: UTF-16.*iconv -f UTF-16", read, str(path))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
@@ -113,11 +113,9 @@ def test_utf16_of_other_scripts_is_refused(tmp_path, letter, encoding):
   for mark in ("", "\ufeff"):
     path.write_bytes((mark + f"{letter * 9} " * 9 + "\n").encode(encoding))
     wanted = name[:6] if mark else name
-    with pytest.raises(UserError, match=f"a.txt: {wanted}, .*-f {wanted} "):
-      prepared(str(path))
+    runs.refusal(f"a.txt: {wanted}, .*-f {wanted} ", prepared, str(path))
   path.write_bytes(b"a text " * 99 + b"\0")
-  with pytest.raises(UserError, match="it has zero bytes, as UTF-16"):
-    prepared(str(path))
+  runs.refusal("it has zero bytes, as UTF-16", prepared, str(path))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_binary_files_are_not_called_utf16(tmp_path, content, told):
   reads = {
     "a.txt": prepared,
     "a.csv": classified,
-    "a.conll": tagging.columns,
+    "a.conll": tagged,
     "a.json": answering.read_squad,
   }
   for name, read in reads.items():
@@ -159,8 +157,7 @@ def test_csv_without_commas_is_told(tmp_path, first, told):
   """Catches errors that ask for quotation marks around commas."""
   path, sign = tmp_path / "a.csv", first[4]
   path.write_text(f"{first}\nHello, there{sign}1\na{sign}0\n")
-  with pytest.raises(UserError, match=told):
-    classified(str(path))
+  runs.refusal(told, lambda: classified(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -170,8 +167,11 @@ def test_csv_without_commas_is_told(tmp_path, first, told):
 def test_every_reader_refuses_other_kinds_of_file(tmp_path, name, reader):
   """Catches JSON, or columns of words and tags, that is read as lines."""
   (tmp_path / name).write_text('{"text": "a", "label": "pos"}\n')
-  with pytest.raises(UserError, match=f"{name} (is of no known|holds no rec)"):
-    READERS[reader](str(tmp_path / name))
+  runs.refusal(
+    f"{name} (is of no known|holds no rec)",
+    READERS[reader],
+    str(tmp_path / name),
+  )
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -225,8 +225,7 @@ def test_a_bad_line_after_the_first_is_not_hidden(tmp_path):
   path = tmp_path / "a.csv"
   path.write_text("prompt,answer\na b,c\na, b,c\n")
   asked = texts.TextSettings(data=str(path), mode="")
-  with pytest.raises(UserError, match=r"a.csv: line 3 has more columns"):
-    lambada.read_clozes(asked)
+  runs.refusal(r"a.csv: line 3 has more columns", lambada.read_clozes, asked)
 
 
 def marked(path, records) -> None:
@@ -266,7 +265,7 @@ def test_every_reader_accepts_byte_order_marks(tmp_path):
   found = texts.TextSettings(data=str(tmp_path / "a.jsonl"), mode="")
   assert lambada.read_clozes(found) == [("a b", "c", "")]
   (tmp_path / "tags.tsv").write_text("\ufeffTom\tB\n", "utf-8")
-  (sentence,) = tagging.columns(tmp_path / "tags.tsv")
+  (sentence,) = tagged(tmp_path / "tags.tsv")
   assert sentence.texts == ("Tom",)
 
 
@@ -274,6 +273,9 @@ def test_prepare_refuses_and_leaves_nothing(tmp_path):
   """Catches a folder that is left after a record was refused."""
   path = tmp_path / "a.csv"
   path.write_text(BAD["comma.csv"][0])
-  with pytest.raises(UserError, match="line 3 has more columns"):
-    prepare.main([f"--text={path}", f"--output={tmp_path}/out"])
+  runs.refusal(
+    "line 3 has more columns",
+    prepare.main,
+    [f"--text={path}", f"--output={tmp_path}/out"],
+  )
   assert not (tmp_path / "out").exists()

@@ -13,50 +13,50 @@ from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.evals.studies import design, report
 from antlm_jax.evals.studies.branches import steps_of
-from antlm_jax.evals.studies.reporting import claims, measured
-from antlm_jax.runtime import files
+from antlm_jax.evals.studies.reporting import claims
+from antlm_jax.evals.studies.reporting.scores import published_numbers
 from tests import runs, tuned
 from tests.tuned import cells, section
 
-CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
+CONFIG = runs.ROOT / "configs/studies/clm_or_mlm.py"
 _, ROWS = design.read_scale(CONFIG, "tiny")
 LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # step 2,000 in the paper
 
 
 def train(folder, row, done=True, seed=0):
   """Writes the files of a trained row."""
+  settings = config_lib.load_config(f"{CONFIG}:row=tiny_{row}")
+  curriculum = steps_of(settings)
+  about = {"steps": curriculum.steps, "switches": [*curriculum.switches]}
   run = folder / f"tiny_{row}" / str(seed)
-  config = config_lib.load_config(f"{CONFIG}:row=tiny_{row}")
-  files.write_text(run / "config.json", config_lib.to_json(config))
-  curriculum = steps_of(config)
-  if done:
-    about = {"parameters": 1_300_000, "unigram_entropy": 6.0}
-    about |= {"steps": curriculum.steps, "switches": [*curriculum.switches]}
-    files.write_text(run / "summary.json", json.dumps(about))
-  return run
+  return runs.write_run(run, settings, summary=about if done else None)
 
 
-def tune(run, task, right, step=None, by_example=True, limit=0, **other):
+def tune(run, task, right, step=None, other=None, **how):
   """Writes a task's results: `right` of 100 by seed, at one learning rate.
 
-  `other` has the numbers of right answers on dev and on test at other rates.
+  `other` has the numbers of right answers on dev and on test at another rate.
   """
+  by_run = {}
+  for seed, count in enumerate(right):
+    by_run[TrialRun(1e-4, seed)] = (count, count)
+    if other:
+      by_run[TrialRun(1e-5, seed)] = other
+  write(run, task, by_run, step, **how)
+
+
+def write(run, task, by_run, step=None, **how):
+  """Writes results, of right answers on dev and on test by run."""
   sets = f"{task}-dev", f"{task}-test"
-  found = {
-    TrialRun(1e-4, seed): dict.fromkeys(sets, tuned.answers(n))
-    for seed, n in enumerate(right)
+  answers = {
+    trial: dict(zip(sets, map(tuned.answers, right), strict=True))
+    for trial, right in by_run.items()
   }
-  for i, both in enumerate(other.values()):
-    for seed in range(len(right)):
-      answers = map(tuned.answers, both)
-      found[TrialRun(1e-5 * (i + 1), seed)] = dict(
-        zip(sets, answers, strict=True)
-      )
   if step is None:
     step = json.loads((run / "summary.json").read_text())["steps"]
-  how = {"limit": limit, "by_example": by_example}
-  into = run / "evals" / "finetune-study"
-  tuned.write(into, task, found, step, "bidirectional", **how)
+  folder = run / "evals" / "finetune-study"
+  how = {"by_example": True} | how
+  tuned.write(folder, task, answers, step, "bidirectional", **how)
 
 
 def make(folder):
@@ -185,7 +185,9 @@ def test_a_task_that_no_row_has_learnt_does_not_count(tmp_path):
   numbers, text = make(tmp_path)
   found = contrasts(numbers, "MLM scores above CLM")
   assert found["QA"]["here"] == pytest.approx(15)
-  assert found["QA"]["verdict"] == "not learnt: tiny MLM 40 % and tiny CLM"
+  assert found["QA"]["verdict"] == (
+    "not learnt: tiny MLM 40 % (bidirectional) and tiny CLM (bidirectional)"
+  )
   assert numbers["not_learnt"] == ["squad"]
   words = "(tables 2 to 5): **confirmed for these models**"
   assert f"in tagging words {words}" in text
@@ -236,17 +238,16 @@ def test_rates_and_ratios_are_claims_of_deviations(tmp_path):
 def test_every_claim_is_of_rows_that_the_paper_has():
   # A claim with an unknown row would be "not run" at every scale.
   _, rows = design.read_scale(CONFIG, "paper")
-  for claim in measured.published_numbers("encoders_claims").itertuples():
-    names = f"{claim.plus} {claim.minus}".split()
+  for claim in published_numbers("encoders_claims"):
+    names = f"{claim['plus']} {claim['minus']}".split()
     assert all(name in rows or f"610m_{name}" in rows for name in names)
 
 
-def test_a_report_reads_the_losses_that_it_writes(made, tmp_path):
-  """Catches a record that lacks a setting of a report's table."""
-  how, first = {"config": str(CONFIG), "scale": "tiny"}, tmp_path / "first"
-  report.report(made[0], **how, output=first)
-  report.report(first / "losses.json", **how, output=tmp_path / "again")
-  assert (tmp_path / "again/report.md").is_file()
+def test_a_report_is_the_same_from_its_record(made, tmp_path):
+  """Catches a record without a difference over items, a rate or a look."""
+  report.main([f"--runs={made[0]}/report/study.json", f"--output={tmp_path}"])
+  assert (tmp_path / "report.md").read_text() == made[2]
+  assert json.loads((tmp_path / "table.json").read_text()) == made[1]
 
 
 def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
@@ -256,7 +257,7 @@ def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   # The dev set selects the rate, even if another rate is best on the test.
   tune(run, "conll", (70,), other=(60, 99))
   numbers, text = make(folder)
-  (row,) = numbers["scores"]["tiny"]
+  _, row = numbers["scores"]["tiny"]
   assert row["sst2 (accuracy)"]["mean"] == pytest.approx(np.mean(right) / 100)
   half = stats.t.ppf(0.975, 2) * np.std(right, ddof=1) / 3**0.5
   head = cells(section(text, "Scores"), "row")
@@ -272,7 +273,7 @@ def test_a_kind_is_the_mean_of_its_tasks_where_a_seed_has_all(tmp_path):
   tune(run, "sst2", (80, 90))
   tune(run, "qqp", (60, 50, 10))
   numbers, _ = make(tmp_path)
-  (row,) = numbers["scores"]["tiny"]
+  _, row = numbers["scores"]["tiny"]
   assert row["SC (accuracy)"]["values"] == pytest.approx({"0": 0.7, "1": 0.7})
   other = train(tmp_path, "clm_42")
   tune(other, "sst2", (80, 90))
@@ -298,20 +299,13 @@ def test_rates_differ_by_so_much(tmp_path):
 def test_a_rate_outside_figure_5_is_in_no_claim(tmp_path):
   """Catches a sensitivity claim over all rates that were tried."""
   for row, far in (("clm_42", (1, 2)), ("mlm40_42", (30, 40))):
-    found = {
-      TrialRun(rate, seed): dict.fromkeys(
-        ("sst2-dev", "sst2-test"), tuned.answers(right + seed)
-      )
-      for rate, right in (
-        (1e-5, 70),
-        (1e-4, 80),
-        (2e-4, far[0]),
-        (5e-4, far[1]),
-      )
+    rates = {1e-5: 70, 1e-4: 80, 2e-4: far[0], 5e-4: far[1]}
+    right = {
+      TrialRun(rate, seed): [count + seed] * 2
+      for rate, count in rates.items()
       for seed in range(3)
     }
-    into = train(tmp_path, row) / "evals" / "finetune-study"
-    tuned.write(into, "sst2", found, 840, "bidirectional", by_example=True)
+    write(train(tmp_path, row), "sst2", right)
   numbers, text = make(tmp_path)
   found = contrasts(numbers, "CLM depends less")["SC"]
   assert found["on"].endswith("over rates from 1e-05 to 0.0001")
@@ -330,21 +324,14 @@ def test_the_usual_measures_and_published_intervals_are_next_to_scores(
   """Catches scores at a claim's confidence, or without their measures."""
   run, right = train(tmp_path, "mlm40_42"), (80, 90, 94)
   tune(run, "sst2", right)
-  found = {
-    TrialRun(1e-4, seed): dict.fromkeys(
-      ("conll-dev", "conll-test"), tuned.answers(n)
-    )
-    for seed, n in enumerate(right)
-  }
-  into = run / "evals" / "finetune-study"
-  tuned.write(into, "conll", found, 840, "bidirectional", also=("macro_f1",))
+  tune(run, "conll", right, also=("macro_f1",))
   tune(train(tmp_path, "clm_42"), "sst2", (60, 61, 62))
   numbers, text = make(tmp_path)
   scores = section(text, "Scores")
   half = stats.t.ppf(0.975, 2) * np.std(right, ddof=1) / 3**0.5
   assert "| conll (accuracy) |" in scores and "| conll (macro_f1) |" in scores
   usual = next(
-    row for row in numbers["usual"]["tiny"] if row["row"] == "MLM 40 %"
+    row for row in numbers["scores"]["tiny"] if row["row"] == "MLM 40 %"
   )
   for n, f1 in zip(
     right, usual["conll (macro_f1)"]["values"].values(), strict=True
@@ -356,9 +343,9 @@ def test_the_usual_measures_and_published_intervals_are_next_to_scores(
     ]
     assert f1 == pytest.approx(np.mean(by_class))
   assert f"{np.mean(right):.1f} ± {half:.1f}" in scores
-  # Table 13 of the paper.
-  assert "| clm_42 | 83.58 ± 0.17 | 92.69 ± 0.14 | 42.09 ± 0.20 |" in scores
-  assert "| 87.00 ± 0.18 | 92.21 ± 0.26 | 62.77 ± 1.86 | 79.55 ± 0.35 |" in text
+  # Table 13 of the paper, with halves of intervals.
+  line = cells(scores, "clm_42")
+  assert line[2:8] == ["83.58", "0.17", "92.69", "0.14", "42.09", "0.2"]
 
 
 def test_an_open_claim_says_how_many_pretrainings_decide(tmp_path):
@@ -377,23 +364,18 @@ def test_an_open_claim_says_how_many_pretrainings_decide(tmp_path):
   assert words == f"not decided; some {needed} pretrainings would"
 
 
-def test_the_report_is_written_with_its_figures_and_tables(made):
-  folder, numbers, text = made
+def test_the_report_is_written_with_its_tables(made):
+  folder, numbers, _ = made
   names = {path.name for path in (folder / "report").iterdir()}
-  tables = {"claims", "scores", "usual", "published", "rates"}
-  figures = {f"{name}_tiny.png" for name in ("ratios", "looks", "splits")}
-  figures |= {"continued_tiny.png"}
+  tables = {"claims", "scores", "looks", "published", "rates"}
   files = {f"{name}.csv" for name in tables} | {"report.md", "table.json"}
-  files |= {"losses.json"}
-  assert names == files | figures
-  for name in figures:
-    assert (folder / "report" / name).read_bytes()[:4] == b"\x89PNG"
-    assert f"]({name})" in text
+  files |= {"study.json"}
+  assert names == files
   with open(folder / "report" / "scores.csv", newline="") as file:
     lines = list(csv.DictReader(file))
   rows = numbers["scores"]["tiny"]
   assert [line["row"] for line in lines] == [row["row"] for row in rows]
-  assert float(lines[0]["sst2 (accuracy)"]) == pytest.approx(0.61)
+  assert float(lines[1]["sst2 (accuracy)"]) == pytest.approx(0.61)
   with open(folder / "report" / "claims.csv", newline="") as file:
     lines = [line for line in csv.DictReader(file) if line["here"]]
   assert len(lines) == 7
@@ -402,35 +384,22 @@ def test_the_report_is_written_with_its_figures_and_tables(made):
     assert ends[0] < float(line["here"]) < ends[1]
 
 
-def test_looks_give_points_of_their_steps(made, monkeypatch):
-  folder, _, _ = made
-  drawn = {}
-
-  def draw(title, axis, panels, path, **style):
-    drawn[path.name] = panels["SC (accuracy)"]
-
-  monkeypatch.setattr(
-    "antlm_jax.evals.studies.reporting.plots.draw_lines", draw
+def test_scores_before_the_decay_are_by_step(made):
+  """Catches a look with the scores of another step, or of the end."""
+  _, numbers, text = made
+  rows = [x for x in numbers["looks"]["tiny"] if x["row"] != "trivial answer"]
+  assert {
+    (row["row"], row["step"]): row["SC (accuracy)"]["mean"] for row in rows
+  } == pytest.approx(
+    {
+      ("CLM", LOOK): 0.41,
+      ("CLM", 5 * LOOK): 0.51,
+      ("MLM 40 %", LOOK): 0.71,
+      ("MLM 40 %", 5 * LOOK): 0.81,
+    }
   )
-  output = f"--output={folder / 'again'}"
-  report.main([f"--runs={folder}", f"--config={CONFIG}", output])
-  means = {"CLM": (0.41, 0.51), "MLM 40 %": (0.71, 0.81)}
-  assert drawn["looks_tiny.png"].keys() == means.keys()
-  for title, points in drawn["looks_tiny.png"].items():
-    assert [step for step, _ in points] == [LOOK, 5 * LOOK]
-    assert [f.mean for _, f in points] == pytest.approx(means[title])
-  places = {
-    name: {title: [x for x, _ in points] for title, points in lines.items()}
-    for name, lines in drawn.items()
-  }
-  assert places["ratios_tiny.png"] == {"MLM alone": [20, 40]}
-  assert places["splits_tiny.png"] == {
-    "840 steps": pytest.approx([0, 1000 / 42, 100]),
-    "240 steps": pytest.approx([0, 25]),
-  }
-  ends = [0, 6 * LOOK]
-  continued = {"after CLM": ends, "after MLM 40 %": ends}
-  assert places["continued_tiny.png"] == continued
+  looks = section(text, "By the steps trained")
+  assert cells(looks, f"{LOOK} | CLM")[5].startswith("41.0 ± ")
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -443,8 +412,8 @@ def test_what_is_missing_is_named(tmp_path):
   lines = section(text, "What is missing").splitlines()
   for line in (
     "- training is not at its end: tiny CLM (seed 0)",
-    f"- fine-tuned at step {LOOK:,}, before the end: sst2: tiny MLM 20 %"
-    " (seed 0)",
+    f"- sst2, bidirectional: evaluated at step {LOOK:,}, before the end: tiny"
+    " MLM 20 % (seed 0)",
   ):
     assert line in lines
   assert "- not trained: tiny MLM 12k, " in text
@@ -455,14 +424,15 @@ def test_what_is_missing_is_named(tmp_path):
   tune(run, "squad", (0, 0))
   _, text = make(tmp_path)
   assert "- not learnt: squad: no row is above the trivial answer" in text
-  assert "- fine-tuned on a part of the training sets (--limit)" in text
+  words = "qqp, bidirectional: fine-tuned on a part of its training set"
+  assert f"- {words} (--limit): tiny MLM 20 % (seed 0)" in text
 
 
 def test_results_without_scores_of_items_have_no_interval(tmp_path):
   for row, right in (("clm_42", (60, 61)), ("mlm40_42", (90, 92))):
     tune(train(tmp_path, row), "sst2", right, by_example=False)
   numbers, text = make(tmp_path)
-  assert numbers["scores"]["tiny"][0]["SC (accuracy)"]["mean"] == pytest.approx(
+  assert numbers["scores"]["tiny"][1]["SC (accuracy)"]["mean"] == pytest.approx(
     0.605
   )
   assert "tagging words (tables 2 to 5): not run" in text
@@ -473,4 +443,4 @@ def test_a_run_without_results_is_a_row(tmp_path):
   numbers, text = make(tmp_path)
   row = {"row": "CLM", "curriculum": "840C steps", "seeds": 1}
   assert numbers["scores"]["tiny"] == [row]
-  assert "- no row is fine-tuned on sst2, qqp," in text
+  assert "- neither scored on pairs nor fine-tuned: every run" in text

@@ -91,9 +91,10 @@ def gradients(loaded, at_once, batch, length=16):
   return compiled(loaded.params), used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("batch", "at_once", "share"),
-  [(16, 4, 0.6), pytest.param(512, 16, 0.1, marks=pytest.mark.slow)],
+  [(16, 4, 0.6), pytest.param(512, 16, 0.1, marks=pytest.mark.nightly)],
 )
 def test_a_batch_in_chunks_has_the_same_gradient(loaded, batch, at_once, share):
   whole, all_bytes = gradients(loaded, 0, batch)

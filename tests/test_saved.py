@@ -285,6 +285,7 @@ def test_what_is_no_text_has_no_prediction(classifier, second, message):
   assert [one.texts for one in found] == [("the dogs",), ("Tom sat",)]
 
 
+@pytest.mark.slow
 def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
   """Uses the task's pool and attention; by default embedders normalize."""
 
@@ -406,6 +407,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [0, 1])
 def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
   rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # 1e-9 learns nothing

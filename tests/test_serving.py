@@ -3,18 +3,19 @@
 `test_transformers` tests more of the libraries in the documentation's table.
 """
 
-import jax
+import importlib
+import re
+
 import numpy as np
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.errors import UserError
 from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import retrieval, saved
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.hf import export
-from antlm_jax.inference.model import FineTuned, load, write_checkpoint
-from tests import hub, random_models
+from antlm_jax.hf import export, import_
+from antlm_jax.inference.model import load
+from tests import hub, random_models, runs
 
 sbert = pytest.importorskip("sentence_transformers")
 
@@ -25,50 +26,36 @@ QUERIES = {f"q{i}": " ".join(w[::2]) for i, w in enumerate(HALVES)}
 DOCUMENTS = {f"d{i}": " ".join(w[1::2]) for i, w in enumerate(HALVES)}
 RELEVANT = {f"q{i}": {f"d{i}": 1} for i in range(len(HALVES))}
 PROMPTS = "the dogs ", "a cat "
-HEADS = {
-  "SentenceTransformer": retrieval.Towers(0.05, PROMPTS),
-  "MultiVectorEncoder": retrieval.TokenTowers(0.05, PROMPTS, size=8),
-}
+HEAD = retrieval.Towers(0.05, PROMPTS)
 
 
-def exported(folder, head, encoder="llama"):
+def exported(folder):
   """Returns a random embedder and its exported folder."""
-  run = random_models.save(folder / "run", random_models.tokenizer(), encoder)
-  base = load(run)
-  params = head.init(jax.random.key(0), base.model.config.width)
-  task = FineTuned("own", "bidirectional", head.kind, head.settings, params)
-  path = write_checkpoint(
-    folder / "model", base.step, base.params, base.meta, task
-  )
-  (out,) = export.export_model(load(path), folder / "hf")
-  return load(path), out
+  loaded = random_models.tuned(folder, HEAD)
+  (out,) = export.export_model(loaded, folder / "hf")
+  return loaded, out
 
 
-@pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
-def test_multi_vectors_score_as_ours(encoder, tmp_path):
-  """With prompts, padding and special tokens."""
-  head = HEADS["MultiVectorEncoder"]
-  loaded, folder = exported(tmp_path, head, encoder)
-  model = sbert.MultiVectorEncoder(
-    str(folder), device="cpu", trust_remote_code=True
-  )
-  texts = ["the dogs rest .", "Ann", "the dogs near the house often rest ."]
-  queries, _ = saved.compute(loaded, [Example((t,), {}) for t in texts], 32)
-  documents, _ = saved.compute(loaded, texts, 32)
-  found = model.encode_query(texts), model.encode_document(texts)
-  for ours, theirs in zip((queries, documents), found, strict=True):
-    for vectors, matrix in zip(ours, theirs, strict=True):
-      real = vectors[(vectors != 0).any(axis=-1)]
-      np.testing.assert_allclose(real, matrix, atol=2e-5)
-  scores = head.similarity(queries, documents)
-  np.testing.assert_allclose(scores, model.similarity(*found), atol=1e-5)
-  assert "import MultiVectorEncoder" in (folder / "README.md").read_text()
-  with pytest.raises(UserError, match="has a vector for each token"):
-    embed(loaded, texts)
+def test_the_page_cuts_vectors_and_keeps_those_of_tokens(tmp_path):
+  """Catches a folder that sentence-transformers cuts or converts otherwise."""
+  loaded, folder = exported(tmp_path)
+  page = (runs.ROOT / "docs/how_to/embedders.md").read_text()
+  (code,) = re.findall("```py\n(.*?)```", page, re.DOTALL)
+  texts = ["the dogs rest .", "Ann"]
+  names = {"texts": texts}
+  exec(code.replace("FOLDER", str(folder)).replace("64", "8"), names)
+  ours = embed(loaded, texts)[:, :8]
+  ours /= np.linalg.norm(ours, axis=-1, keepdims=True)
+  np.testing.assert_allclose(names["vectors"], ours, atol=1e-5)
+  scores = ours @ ours.T
+  np.testing.assert_allclose(names["scores"], scores, atol=1e-5)
+  for name, before in (("tokens", ""), ("multi", PROMPTS[1])):
+    ids = loaded.tokenizer.encode_batch([before + text for text in texts])
+    lengths = [len(row) + 2 for row in ids]
+    assert [len(vectors) for vectors in names[name]] == lengths
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_mteb_gives_our_ndcg(kind, tmp_path):
+def test_mteb_gives_our_ndcg(tmp_path):
   """On a custom task, with the folder's prompts."""
   mteb = pytest.importorskip("mteb")
   from mteb.abstasks import AbsTaskRetrieval
@@ -90,15 +77,15 @@ def test_mteb_gives_our_ndcg(kind, tmp_path):
       self.relevant_docs = {"test": RELEVANT}
       self.data_loaded = True
 
-  loaded, folder = exported(tmp_path, HEADS[kind])
-  model = getattr(sbert, kind)(str(folder), device="cpu")
+  loaded, folder = exported(tmp_path)
+  model = sbert.SentenceTransformer(str(folder), device="cpu")
   results = mteb.evaluate(model, Halves(), cache=None)
   (theirs,) = results[0].scores["test"]
   examples = [Example((QUERIES[q],), RELEVANT[q], q) for q in QUERIES]
   examples += [Example((t,), None, name) for name, t in DOCUMENTS.items()]
   vectors, rows = saved.compute(loaded, examples, 48)
   ours = retrieval.METRICS["ndcg"](
-    HEADS[kind].decode(vectors, rows), list(RELEVANT.values())
+    HEAD.decode(vectors, rows), list(RELEVANT.values())
   )
   assert 0.01 < ours < 0.99
   assert theirs["ndcg_at_10"] == pytest.approx(ours, abs=1e-5)
@@ -107,10 +94,10 @@ def test_mteb_gives_our_ndcg(kind, tmp_path):
 @pytest.mark.parametrize(
   ("encoder", "form"),
   [
-    ("llama", "causal"),
+    pytest.param("llama", "causal", marks=pytest.mark.nightly),
     ("llama", "bidirectional"),
     ("modernbert", "bidirectional"),
-    ("ltg_bert", "bidirectional"),
+    pytest.param("ltg_bert", "bidirectional", marks=pytest.mark.nightly),
   ],
 )
 def test_onnxruntime_gives_our_logits(encoder, form, tmp_path):
@@ -150,3 +137,37 @@ def test_onnxruntime_gives_our_logits(encoder, form, tmp_path):
     expected = model(**rows).logits.numpy()
   real = rows["attention_mask"].numpy() > 0
   np.testing.assert_allclose(found[real], expected[real], atol=5e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_sentence_transformers_own_files_are_read(pooling, tmp_path):
+  """Catches vectors of another pooling, prompt or length than the folder's."""
+  modules = importlib.import_module("sentence_transformers.models")
+  random_models.save(tmp_path / "run", random_models.tokenizer(), tied=False)
+  (path,) = export.export_model(
+    load(tmp_path / "run"), tmp_path / "hf", ["bidirectional"]
+  )
+  made = sbert.SentenceTransformer(
+    modules=[
+      modules.Transformer(str(path), max_seq_length=12),
+      modules.Pooling(32, pooling),
+      modules.Normalize(),
+    ],
+    prompts={"query": "the dogs ", "document": ""},
+    device="cpu",
+  )
+  made.save(str(tmp_path / "saved"))
+  found = import_.Imported(tmp_path / "saved")
+  assert any("(cls" in n for n in found.notes) == (pooling == "cls")
+  assert (found.task is not None) == (pooling == "mean")
+  if found.task is None:
+    return
+  loaded = load(import_.write_imported_run(found, tmp_path / "again"))
+  assert loaded.headless
+  texts = ["the dogs rest .", "a cat sat .", "Ann", "the dogs near " * 6]
+  for prompt, theirs in (
+    ("query", made.encode_query(texts)),
+    ("document", made.encode_document(texts)),
+  ):
+    ours = embed(loaded, texts, prompt=prompt, quiet=True)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -11,17 +11,18 @@ import pytest
 
 from antlm_jax import cli, settings
 from antlm_jax.arguments import add_arguments, read_section
-from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.settings import PythonOnly, argument, setting
+from antlm_jax.settings import PythonOnly, Section, argument, setting
 from tests import runs
 
 Share = Annotated[float, argument(least=0, under=1)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Small:
+class Small(Section):
   """A section with a setting of each kind."""
+
+  group = "small"
 
   needed: str = setting(help="No default")
   rows: int = setting(128, "Rows in a step", least=1)
@@ -93,21 +94,20 @@ def test_a_bad_argument_is_told_in_one_line(word, told):
   ],
 )
 def test_a_bad_value_is_told_by_its_key(values, told):
-  changed = dataclasses.replace(Small("x"), **values)
-  line = runs.told(settings.check_section, changed, "small")
+  line = runs.told(lambda: dataclasses.replace(Small("x"), **values))
   assert told in line and len(line) < 300 and line.isascii()
 
 
 def test_a_sections_plain_values_make_it_again():
   section = Small("x", rows=3, lrs=(1.0,))
   values = settings.to_dict(section)
-  assert settings.from_dict(Small, values, "small") == section
+  assert settings.build(Small, values, "small") == section
   assert values.keys() == vars(section).keys() - {"hidden"}
   values["row"] = 3
-  words = r"small\.row is unknown; did you mean 'rows'\?"
-  with pytest.raises(UserError, match=words):
-    settings.from_dict(Small, values, "small")
-  assert settings.from_dict(Small, values, "small", old=True) == section
+  words = "small.row is unknown; did you mean 'rows'?"
+  assert words in runs.told(settings.build, Small, values, "small")
+  again = settings.build(Small, values, "small", ignore_unknown=True)
+  assert again == section
 
 
 @settings.checked

@@ -18,24 +18,21 @@ from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import ROUNDING, Order, Stage
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout, capacity
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from antlm_jax.training import metrics
 from antlm_jax.training import run as run_lib
-from tests import helpers
+from tests import helpers, runs
 from tests.helpers import FakeRows, by_row, source
 
-moderate = hypothesis.settings(max_examples=60, deadline=None)
 MIXED = "C:M=1:1+P:N=1:3"
 
 
 @hypothesis.given(
   st.integers(1, 5000), st.integers(0, 2**40), st.integers(0, 9)
 )
-@moderate
 def test_permute_is_a_bijection(size, seed, epoch):
   out = hashing.permute(np.arange(size), size, seed, epoch)
   assert np.array_equal(np.sort(out), np.arange(size))
@@ -94,7 +91,6 @@ sizes = st.integers(1, 60), st.integers(1, 25)
 
 
 @hypothesis.given(*sizes, st.sampled_from(ROUNDING), st.booleans())
-@moderate
 def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
   epochs = order(size, batch, rounding=rounding, seed=3, shuffle=mix)
   if rounding == "carry":  # exactly once each
@@ -152,12 +148,16 @@ LAYOUTS = {
   "shards": BatchLayout(16, shards=4),
   "both": BatchLayout(16, microbatches=2, shards=4),
   "rows": BatchLayout(16, microbatches=4, shards=4),
+  **{
+    f"process of shards {local}": BatchLayout(16, 2, 4, local)
+    for local in ((0,), (3,), (1, 2), (0, 2, 3))
+  },
 }
 
 
 def laid_out(of, layout):
   """Returns the source with another layout."""
-  order = dataclasses.replace(of.order, parts=(Stage(0.0, layout),))
+  order = dataclasses.replace(of.order, stages=(Stage(0.0, layout),))
   return dataclasses.replace(of, order=order)
 
 
@@ -173,27 +173,21 @@ def unfolded(of, step):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
-  rows = FakeRows(packed=packed)
-  plain = source(MIXED, rows, BatchLayout(16))
-  other = laid_out(plain, LAYOUTS[name])
+  plain = source(MIXED, FakeRows(packed=packed), BatchLayout(16))
+  layout = LAYOUTS[name]
+  other, slots = laid_out(plain, layout), layout.slots.tolist()
+  if len(slots) < 16:  # two neighbouring rows of each shard and microbatch
+    first = [
+      row for shard in layout.local for row in (2 * shard, 2 * shard + 1)
+    ]
+    assert slots == first + [8 + row for row in first]
   for step in range(8):
-    assert unfolded(plain, step) == unfolded(other, step)
-    a, b = ((x.positions, x.mask) for x in (plain[step], other[step]))
-    assert helpers.equal(*(jax.tree.map(np.ravel, x) for x in (a, b)))
-
-
-@pytest.mark.parametrize("local", [(0,), (3,), (1, 2), (0, 2, 3)])
-def test_a_process_makes_its_shards_of_the_whole(local):
-  rows = FakeRows(packed=True)
-  whole = source(MIXED, rows, BatchLayout(16, 2, shards=4))
-  mine = laid_out(whole, BatchLayout(16, 2, 4, local))
-  for step in range(8):
-    a, b = unfolded(whole, step), unfolded(mine, step)
-    here = mine.order.at(0).layout.slots.tolist()
-    in_each = [row for s in local for row in (2 * s, 2 * s + 1)]
-    assert here == in_each + [8 + row for row in in_each]
-    assert b[0] == {row: a[0][row] for row in here}
-    assert b[1] == {k: v for k, v in a[1].items() if k[0] in here}
+    inputs, targets = unfolded(plain, step)
+    targets = {at: x for at, x in targets.items() if at[0] in slots}
+    assert unfolded(other, step) == ({n: inputs[n] for n in slots}, targets)
+    if len(slots) == 16:
+      a, b = ((x.positions, x.mask) for x in (plain[step], other[step]))
+      assert helpers.equal(*(jax.tree.map(np.ravel, x) for x in (a, b)))
 
 
 def test_targets_are_the_tokens_of_their_rows():
@@ -241,6 +235,7 @@ def test_growing_batches_hold_the_shares_of_a_mixture():
     assert abs(counts["C"] - filled / 16) <= 1
 
 
+@pytest.mark.slow
 def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   rows = FakeRows(40, 512, special=0)
   rows.tokens |= 1  # odd: no token begins a word, so a row is one word
@@ -285,7 +280,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
     ("M", 32, 512, 2944),
     ("C:M=1:15", 16, 128, 768),
     ("C:M", 64, 128, 5504),
-    *((letter, 8, 100, 800) for letter in "CEPDF"),  # any token may be a target
+    *((letter, 8, 100, 800) for letter in "CEPD"),  # any token may be a target
   ],
 )
 def test_capacities_stay(text, rows, length, size):
@@ -302,11 +297,11 @@ UNITS = {
   "binomial": {"unit": "span", "choice": "binomial"},
   "exact": {"choice": "exact"},
   "falling": {"mask_ratio": 0.3, "mask_ratio_end": 0.15},
-  "rare": {"frequency_power": 0.02},
   "drawn": {"mask_ratio_high": 0.3},
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("text", ["M", "C:M"])
 @pytest.mark.parametrize("name", UNITS)
 def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
@@ -391,7 +386,7 @@ def built(prepared):
 
 
 def test_prepared_rows_become_steps(built, prepared):
-  of = built.source
+  of = built.batches
   rows = PreparedData.open(prepared).train
   tokens, starts = rows.read(of.order.slots(4).rows[:, 0])
   found = unfolded(of, 4)[1]
@@ -410,10 +405,12 @@ def test_a_damaged_row_is_told_from_threads(built, prepared, tmp_path):
   data[len(data) // 200] ^= 1
   path.write_bytes(data)
   rows = PreparedData.open(folder).train
-  order = dataclasses.replace(built.source.order, shuffle=False)
-  of = dataclasses.replace(built.source, rows=rows, order=order)
-  with pytest.raises(UserError, match=r"array_record has a bad row \d+: "):
-    list(source_lib.load_batches(of))
+  order = dataclasses.replace(built.batches.order, shuffle=False)
+  of = dataclasses.replace(built.batches, rows=rows, order=order)
+  runs.refusal(
+    r"array_record has a bad row \d+: ",
+    lambda: list(source_lib.load_batches(of)),
+  )
 
 
 def test_held_out_rows_are_each_predicted_once(built):

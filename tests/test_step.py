@@ -12,8 +12,7 @@ import optax
 import pytest
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax import optim
-from antlm_jax.errors import UserError
+from antlm_jax import optim, settings
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, runs
@@ -91,7 +90,9 @@ def test_the_average_follows_the_parameters(average):
   of = source("C")
   # The tail average covers a fifth of twelve steps: the last two.
   decay = optim.AdamW(average=average, ema=0.9).averaging(12)
-  train_step = helpers.train_step(num_objectives=1, rate=0.5, average=decay)
+  train_step = helpers.train_step(
+    num_objectives=1, rate=0.5, average_decay=decay
+  )
   state = jax.jit(train_step.init)()
   assert helpers.equal(state.ema, state.params)
   expected = {k: np.asarray(v, np.float64) for k, v in state.params.items()}
@@ -105,9 +106,9 @@ def test_the_average_follows_the_parameters(average):
     }
   assert helpers.closest(state.ema, expected) < 1e-6
   assert helpers.closest(state.ema, state.params) > 1e-4
-  assert state.best_params is state.ema
+  assert state.eval_params is state.ema
   without = jax.eval_shape(helpers.train_step(num_objectives=1).init)
-  assert without.ema is None and without.best_params is without.params
+  assert without.ema is None and without.eval_params is without.params
 
 
 @pytest.mark.sample(1)
@@ -127,7 +128,9 @@ def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["reference", "pallas"])
+@pytest.mark.parametrize(
+  "attention", ["reference", pytest.param("pallas", marks=pytest.mark.nightly)]
+)
 def test_a_program_for_each_mask_and_no_more(attention):
   words = dataclasses.replace(helpers.OBJECTIVES["M"], unit="word")
   rows = FakeRows(24, 256, special=0)
@@ -190,7 +193,7 @@ def on_two_devices(encoder):
   "encoder",
   [
     "llama",
-    "llama by muon",
+    pytest.param("llama by muon", marks=pytest.mark.nightly),
     pytest.param("ltg_bert", marks=pytest.mark.nightly),
   ],
 )
@@ -223,8 +226,10 @@ def test_two_devices_train_as_one_and_hold_their_shares(encoder):
   "shape", [(2, 1, 1), (0, 1, 1), (-1, -1, 1), (-1, 2, 1)]
 )
 def test_a_mesh_that_does_not_fit_is_refused(shape):
-  with pytest.raises(UserError, match=f"mesh .data={shape[0]}, fsdp="):
-    mesh_lib.Mesh(*shape).build(jax.devices()[:1])
+  runs.refusal(
+    f"mesh .data={shape[0]}, fsdp=",
+    lambda: mesh_lib.Mesh(*shape).build(jax.devices()[:1]),
+  )
 
 
 def test_a_dimension_that_does_not_divide_takes_the_next_axis_or_none():
@@ -266,7 +271,9 @@ def single(tree):
 
 
 def optimizer_of(axes, **changes):
-  return optim.OPTIMIZERS.make({"name": "adamw", **changes}).build(axes)
+  return settings.build(optim.OPTIMIZERS, {"name": "adamw", **changes}).build(
+    axes
+  )
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
@@ -351,7 +358,7 @@ def rates(steps, restarts=(), **changes):
   changes = {"name": "wsd", "peak_lr": 2.0, "warmup_steps": 10} | changes
   decay = {"decay_steps": changes.pop("decay_steps", 20)}
   changes |= decay if changes["name"] == "wsd" else {}
-  made = optim.SCHEDULES.make(changes).build(steps, restarts)
+  made = settings.build(optim.SCHEDULES, changes).build(steps, restarts)
   return np.asarray(jax.vmap(made)(jnp.arange(steps)))
 
 
@@ -411,15 +418,18 @@ def test_wsd_decays_before_its_cooldown(decay):
 
 
 def test_a_schedule_that_does_not_fit_is_refused():
-  with pytest.raises(UserError, match=r"cooldown_steps \(75\).* do not fit"):
-    rates(100, cooldown_steps=75, min_lr_ratio=0.1)
-  with pytest.raises(UserError, match=r"is zero: set min_lr_ratio"):
-    rates(100, cooldown_steps=5)
+  runs.refusal(
+    r"cooldown_steps \(75\).* do not fit",
+    rates,
+    100,
+    cooldown_steps=75,
+    min_lr_ratio=0.1,
+  )
+  runs.refusal(r"is zero: set min_lr_ratio", rates, 100, cooldown_steps=5)
   cosine = optim.Cosine(warmup_steps=60, cooldown_steps=50, min_lr_ratio=0.1)
   wanted = r"warmup_steps \(60\) \+ schedule.cooldown_steps \(50\) do not fit"
-  with pytest.raises(UserError, match=wanted):
-    cosine.build(100)
-  with pytest.raises(UserError, match=r"schedule.warmup_steps \(90\)"):
-    rates(100, warmup_steps=90)
-  with pytest.raises(UserError, match=r"schedule\.warmup_steps"):
-    rates(100, name="cosine", warmup_steps=101)
+  runs.refusal(wanted, cosine.build, 100)
+  runs.refusal(r"schedule.warmup_steps \(90\)", rates, 100, warmup_steps=90)
+  runs.refusal(
+    r"schedule\.warmup_steps", rates, 100, name="cosine", warmup_steps=101
+  )

@@ -1,19 +1,22 @@
 """`antlm study`: jobs, dry runs and errors."""
 
+import itertools
 import json
 import pathlib
 import shlex
 
 import pytest
 
+from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax.commands import COMMANDS
 from antlm_jax.data.prepared_folder import Manifest
+from antlm_jax.errors import RUN_AGAIN, Stopped
 from antlm_jax.evals.studies import study
 from tests import real, runs
 
 CONFIGS = runs.ROOT / "configs"
-TABLE = f"--config={CONFIGS / 'antlm_table.py'}"
+TABLE = f"--config={CONFIGS / 'studies/antlm_table.py'}"
 MADE = pathlib.Path("/made")
 # A trunk, its branch, and rows that start from the end of another row.
 ROWS = """
@@ -90,6 +93,24 @@ def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
     assert training(jobs, "after", seed) == end
   assert training(jobs, "last") == [f"init.checkpoint={MADE}/after/0"]
   assert "last, seed 1: training" not in jobs
+
+
+def test_side_by_side_a_row_waits_for_its_data_and_its_start(path):
+  """Catches a branch that begins before its trunk's checkpoint exists."""
+  asked = study.read_study(str(path), "tiny")
+  jobs = {j.about: j for j in study.study_jobs(asked, MADE, "text", "data")}
+  data = MADE / "data/one"
+  assert jobs["text for One"].folder == data
+  for row, starts in {
+    "trunk": (),
+    "branch": (MADE / "trunk/1",),
+    "after": (MADE / "trunk/1",),
+  }.items():
+    training = jobs[f"{row}, seed 1: training"]
+    assert training.folder == MADE / row / "1"
+    assert training.needs == (data, *starts)
+  # Evaluations wait for the training of their folder.
+  assert jobs["trunk, seed 0: pairs"].folder == MADE / "trunk/0"
 
 
 def test_all_rows_have_the_seeds_that_are_asked_for(path):
@@ -216,27 +237,32 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
   assert "estimated" not in table
 
 
-@pytest.mark.parametrize(
-  "name", ["antlm_table", "clm_or_mlm", "mixing", "optimizers", "regularised"]
-)
+@pytest.mark.parametrize("name", ["antlm_table", "clm_or_mlm", "regularised"])
 def test_every_command_of_a_study_works_without_a_checkout(name):
-  scales = config_lib.config_module(str(CONFIGS / f"{name}.py")).SCALES.values()
+  scales = config_lib.config_module(
+    str(CONFIGS / f"studies/{name}.py")
+  ).SCALES.values()
   found = {e.command for scale in scales for e in scale.evaluations}
   assert found <= {*COMMANDS}
 
 
-def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
+def test_the_commands_are_printed_to_be_run_elsewhere(
+  path, capsys, monkeypatch
+):
   folder = path.parent
+  monkeypatch.chdir(folder)
   for name in ("pairs", "blimp_filtered", "blimp_supplement_filtered", "ewok"):
     (folder / name).mkdir()
   words = f"--runs={folder / 'runs'}", f"--text={folder}", f"--data={folder}"
   study.main([f"--config={path}", *words, "--commands"])
   lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-  first = [["python", "-m", "antlm_jax", x] for x in ("prepare", "train")]
-  assert [w[:4] for w in lines[:2]] == first
-  trained = [w for w in lines if w[2:4] == ["antlm_jax", "train"]]
+  # As the study itself runs them: with this Python, and with -P.
+  first = [cli.python_command("antlm_jax", x) for x in ("prepare", "train")]
+  assert "-P" in first[0]
+  assert [w[: len(first[0])] for w in lines[:2]] == first
+  trained = [w for w in lines if w[:5] == first[1]]
   assert len(trained) == 7 and not (folder / "runs").exists()
-  assert trained[0][4].startswith(f"--config={path}:")
+  assert trained[0][5].startswith(f"--config={path}:")
   # Other machines know our configs by name, and not this checkout's paths.
   study.main([TABLE, "--scale=tiny", *words, "--commands"])
   lines = capsys.readouterr().out.splitlines()
@@ -262,6 +288,7 @@ def data(tmp_path):
     (["--minutes=0"], "--minutes=0 is not over 0"),
     (["--minutes=nan"], "--minutes=nan is not finite"),
     (["--seeds=-1"], "--seeds=-1"),
+    (["--jobs=2", "--together=2"], "--jobs and --together: choose one"),
     (["--dry_run", "--config.sed=3"], "config key 'sed'; did you mean 'seed'?"),
     (["--scale=shrink"], "--scale=shrink is not one of tiny, paper"),
     ([TABLE, "--scale=1B"], "--scale=1B is not one of shrink, tiny, small,"),
@@ -300,13 +327,43 @@ def test_a_study_without_rows_or_with_lost_ones_is_told(path):
 
 
 @pytest.mark.slow
+def test_rows_are_trained_and_scored_side_by_side(tmp_path, capfd):
+  """Catches a run that is lost at the end of the time, or not scored."""
+  text, data, made = (tmp_path / name for name in ("text", "data", "runs"))
+  text.mkdir()
+  for name in "train", "dev":
+    lines = (f"The dog {i % 97} barks at the cat {i}.\n" for i in range(9000))
+    (text / f"all.{name}").write_text("".join(lines))
+  sets = "blimp_filtered", "blimp_supplement_filtered"
+  for name in sets:
+    (data / name).mkdir(parents=True)
+    pair = {"sentence_good": "The dog barks.", "sentence_bad": "The dog bark."}
+    pair |= {"linguistics_term": "agreement", "UID": name, "pair_id": 0}
+    (data / name / f"{name}.jsonl").write_text(json.dumps(pair) + "\n")
+  words = [TABLE, "--scale=8m_shrink", f"--data={data}", f"--text={text}"]
+  words += [f"--runs={made}", "--seeds=1", "--jobs=2"]
+  words += ["--rows=babyllama_c,babyllama_antlm", "--config.model.layers=1"]
+  with pytest.raises(Stopped) as stopped:
+    study.main([*words, "--minutes=0.3"])
+  assert stopped.value.status == RUN_AGAIN
+  study.main(words)
+  assert "all done" in capfd.readouterr().out
+  for row in "babyllama_c", "babyllama_antlm":
+    for name, mode in itertools.product(sets, ("causal", "mlm")):
+      (scores,) = (made / row / "0/evals" / name).glob(f"*-{mode}")
+      assert (scores / "summary.json").is_file()
+  assert (made / "report/report.md").is_file()
+
+
+@pytest.mark.slow
 def test_two_rows_from_text_to_report(tmp_path):
   blimp = "blimp_filtered", "blimp_supplement_filtered"
   for name in ("babylm_like_10M", *blimp, "ewok", "glue"):
     real.unpacked(name, tmp_path / "data")
   (tmp_path / "text").mkdir()
   for file in (tmp_path / "data").glob("*.*[nv]"):  # .train and .dev
-    (tmp_path / "text" / file.name).symlink_to(file)
+    text = file.read_text("utf-8")[:200_000]
+    (tmp_path / "text" / file.name).write_text(text, "utf-8")
   made, rows = tmp_path / "runs", ("babyllama_antlm", "ltg_bert_mntp_1_15")
   words = [TABLE, "--scale=shrink", f"--rows={','.join(rows)}"]
   words += [f"--text={tmp_path}/text", f"--data={tmp_path}/data"]

@@ -9,7 +9,7 @@ import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import labelled, summary, tagging
+from antlm_jax.evals.finetuning import conll, summary, tag_schemes, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.predict import predict
@@ -37,18 +37,20 @@ UNER = """# newdoc id = a
 
 def test_conlls_form_is_read(tmp_path):
   (tmp_path / "a").write_text(CONLL)
-  first, second = tagging.columns(tmp_path / "a")
+  columns = tagging.KNOWN["conll"].columns
+  first, second = conll.read_known(tmp_path / "a", columns)
   assert first.texts == ("EU", "rejects", "German", "lamb")
-  assert tagging.iob2(first.label) == ["B-ORG", "O", "B-MISC", "O"]
+  assert tag_schemes.iob2(first.label) == ["B-ORG", "O", "B-MISC", "O"]
   assert second.texts == ("Peter", "Blackburn", "#")  # not a comment
-  assert tagging.iob2(second.label) == ["B-PER", "I-PER", "B-PER"]
+  assert tag_schemes.iob2(second.label) == ["B-PER", "I-PER", "B-PER"]
   assert second.id == f"{tmp_path / 'a'}, line 8"
 
 
 def test_a_document_begins_a_sentence(tmp_path):
   """Catches sentences that are joined if no empty line is next to the mark."""
   (tmp_path / "a").write_text("a O\n-DOCSTART- O\nb O\n")
-  assert [e.texts for e in tagging.columns(tmp_path / "a")] == [("a",), ("b",)]
+  found = conll.read_own(tmp_path / "a", conll.Columns())
+  assert [e.texts for e in found] == [("a",), ("b",)]
 
 
 def test_lines_of_words_and_tags_are_no_sentences():
@@ -74,7 +76,7 @@ def test_a_split_that_is_absent_is_told(tmp_path):
   with pytest.raises(
     UserError, match=r"conll is not .*eng\.train with .*testa"
   ):
-    tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
+    tagging.known_task(tmp_path, "conll")
 
 
 def test_the_measures_are_seqevals_and_scikit_learns():
@@ -133,11 +135,9 @@ def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme, capsys):
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
   rows = [sentence(draw, scheme) for _ in range(300)]
-  task = tagging.make_tagging_task(
-    {"train": rows, "test": rows}, "own", "bidirectional"
-  )
-  become = "" if scheme == "IOB2" else ", become B-X/I-X"
-  assert f"own: tags are {scheme}{become}\n" in capsys.readouterr().out
+  task = tagging.own_task({"train": rows, "test": rows})
+  name = "IOB" if scheme.startswith("IOB") else scheme
+  assert f"own: tags are {name}, read as B-X/I-X\n" in capsys.readouterr().out
   gold = [e.label for e in task.load("own-test")]
   classes = task.head.labels
   assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
@@ -165,67 +165,35 @@ York\tI-location
 
 def own_task(data, **columns):
   options = tagging.TagOptions(**columns)
-  return tagging.make_tagging_task(str(data), "own", "bidirectional", options)
+  return tagging.own_task(str(data), options)
 
 
-def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
-  """Catches byte order marks as words, and prefixes that are left or hidden."""
-  wnut, wikiann = tmp_path / "wnut", tmp_path / "wikiann"
+def test_wnut_and_panx_are_read_as_published(tmp_path, run, capsys):
+  """Catches byte-order marks as words, other annotations, and prefixes."""
+  wnut, panx = tmp_path / "wnut17", tmp_path / "panx"
   wnut.mkdir()
-  names = "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"
-  for name in names:
+  for name in tagging.KNOWN["wnut17"].splits:
     (wnut / name).write_text(WNUT)
-  task = own_task(wnut)
-  assert task.trained and task.evaluations == ("wnut-dev", "wnut-test")
-  texts = [e.texts for e in task.load("wnut-test")]
+  # Next to the test set, words alone and each annotator's tags are published.
+  (wnut / "emerging.test").write_text("Ann\nsat\n")
+  (wnut / "emerging.test.conll").write_text("Ann\tB-person,B-group\n")
+  task = tagging.known_task(tmp_path, "wnut17")
+  assert task.trained and task.evaluations == ("wnut17-dev", "wnut17-test")
+  texts = [e.texts for e in task.load("wnut17-test")]
   assert texts == [("Tom", "sat"), ("in", "New", "York"), ("#hills",)]
-  wikiann.mkdir()
-  for name in ("train", "dev", "test", "extra"):
-    (wikiann / name).write_text("en:Tom\tB-PER\nen::\tO\n\nen:sat\tO\n")
-  task = own_task(wikiann)
-  assert [e.texts for e in task.load("train")] == [("Tom", ":"), ("sat",)]
-  said = capsys.readouterr().out
-  assert f"{wikiann / 'test'}: removed 'en:' before each word" in said
-  (wikiann / "test").write_text("en:Tom\tB-PER\nde:sat\tO\n")
-  assert own_task(wikiann).load("wikiann-test")[0].texts[0] == "en:Tom"
-
-
-def test_one_file_of_wnut_is_each_set(tmp_path, run, capsys):
-  """Catches words alone, and other annotations, that join the test set."""
-  tagged = "Tom\tB-person\nsat\tO\n"
-  texts = {
-    "wnut17train.conll": tagged,
-    "emerging.dev.conll": tagged,
-    "emerging.test": "Ann\nsat\n",
-    "emerging.test.annotated": "Ann\tB-person\nsat\tO\n",
-    "emerging.test.conll": "Ann\tB-person,B-group\nsat\tO\n",
-  }
-  folder = tmp_path / "wnut17"
-  folder.mkdir()
-  for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test"):
-    (folder / name).write_text(texts.pop(name))
-  with pytest.raises(UserError, match="line 1: 1 columns, not a word"):
-    own_task(folder)
-  unused = ["emerging.test"]
-  for name, text in texts.items():
-    (folder / name).write_text(text)
-    (example,) = own_task(folder).load("wnut17-test")
-    assert (example.texts, example.label) == (("Ann", "sat"), [1, 0])
-    unused += [name] * (name != "emerging.test.annotated")
-    told = f"test is emerging.test.annotated; not used: {', '.join(unused)}\n"
-    assert f"{folder}: {told}" in capsys.readouterr().out
+  assert "lines without a word left out: 1 (" in capsys.readouterr().out
   how = "--preset=tagging", "--epochs=1", "--max_length=16"
   runs.main(
-    "antlm_jax.evals.finetune", f"--checkpoint={run}", f"--data={folder}", *how
+    "antlm_jax.evals.finetune", f"--checkpoint={run}", f"--data={wnut}", *how
   )
-  out = capsys.readouterr().out
-  assert "wnut17-test" in out and told in out and "left out" not in out
-  (folder / "emerging.test.annotated").unlink()
-  with pytest.raises(UserError, match=r"'B-person,B-group' is of no scheme"):
-    own_task(folder)
-  (folder / "my_test.conll").write_text(tagged)
-  with pytest.raises(UserError, match=r"be test: .*test\.conll, .*my_test"):
-    own_task(folder)
+  assert "wnut17-test" in capsys.readouterr().out
+  panx.mkdir()
+  for name in ("train", "dev", "test", "extra"):
+    (panx / name).write_text("en:Tom\tB-PER\nen::\tO\n\nen:sat\tO\n")
+  task = tagging.known_task(tmp_path, "panx")
+  assert [e.texts for e in task.load("train")] == [("Tom", ":"), ("sat",)]
+  with pytest.raises(UserError, match="line 1 has en: before each word"):
+    own_task(panx)
 
 
 def test_two_files_of_a_known_set_are_refused(tmp_path):
@@ -234,94 +202,98 @@ def test_two_files_of_a_known_set_are_refused(tmp_path):
   for name in itertools.product(("train", "dev", "test"), ("conll", "txt")):
     (tmp_path / "ontonotes" / ".".join(name)).write_text("Tom B-PERSON\n")
   with pytest.raises(UserError, match=r"train: .*train\.conll, .*train\.txt"):
-    tagging.make_tagging_task(tmp_path, "ontonotes", "bidirectional")
+    tagging.known_task(tmp_path, "ontonotes")
 
 
-COMMENTS = "# id 1\tdomain=train\n{}\n# id 2 domain=x\n# _ _ O\nx _ _ O\n"
-CONLLU = """# newdoc
-# text = Don't go
-1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
-1\tDo\tdo\tAUX\tVB\t_\t3\taux\t_\t_
-2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
-2.1\tyou\t_\tPRON\t_\t_\t_\t_\t_\t_
-3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\tSpaceAfter=No
+@pytest.mark.parametrize(
+  ("text", "words", "tags"),
+  [
+    ("#tag B-X\nx O\n# O\n", [("#tag", "x", "#")], [("B-X", "O", "O")]),
+    ("1 O\nx B-X\n", [("1", "x")], [("O", "B-X")]),
+    ("10\xa0000 O\n% B-X\n", [("10\xa0000", "%")], [("O", "B-X")]),
+    ("\u3000 O\nx O\n", [("x",)], [("O",)]),
+    ("a O\rb B-X\r\rc O\r", [("a", "b"), ("c",)], [("O", "B-X"), ("O",)]),
+    ("a O\r\r\nb\u2028 B-X\r\r\n", [("a", "b")], [("O", "B-X")]),
+  ],
+)
+def test_two_columns_are_words_and_tags(tmp_path, text, words, tags):
+  """Catches lines that end elsewhere, and words that are taken for comments."""
+  (tmp_path / "a").write_text(text)
+  found = conll.read_own(tmp_path / "a", conll.Columns())
+  assert [e.texts for e in found] == words
+  assert [e.label for e in found] == tags
 
-1\t#\t#\tSYM\tSYM\t_\t0\troot\t_\t_
+
+CONLLU = """# text = Don't go
+1-2\tDon't\t_\t_\t_
+1\tDo\tdo\tAUX\tVB
+2\tn't\tnot\tPART\tRB
+
+1\tgo\tgo\tVERB\tVB
 """
 
 
 @pytest.mark.parametrize(
-  ("text", "words", "tags", "told"),
+  ("text", "columns", "told"),
   [
     (
-      COMMENTS.format("#tag _ _ B-X\n"),
-      [("#tag",), ("#", "x")],
-      [("B-X",), ("O", "O")],
-      "comments left out: 2 ('# id 1",
+      "# id 1\tdomain=x\nAda _ _ B-X\nx _ _ O\n",
+      "",
+      "line 1 has 3 columns, not 2",
     ),
-    (
-      "# text = tom sat\n# newdoc\ntom\tB-X\n#\tO\n\n#sat\tO\n",
-      [("tom", "#"), ("#sat",)],
-      [("B-X", "O"), ("O",)],
-      "comments left out: 2 ('# text = tom sat')",
-    ),
-    (
-      "1\tTom\tB-X\n2\tx\tO\n\n1\tx\tO\n",
-      [("Tom", "x"), ("x",)],
-      [("B-X", "O"), ("O",)],
-      "words are read from column 2, tags from column 3\n",
-    ),
-    (
-      CONLLU,
-      [("Do", "n't", "go"), ("#",)],
-      [("AUX", "PART", "VERB"), ("SYM",)],
-      "tags from column 4 (UPOS)\n",
-    ),
-    (CONLLU, ..., ..., 'ranges or empty nodes left out: 2 ("1-2'),
-    ("1 O\n2 B-X\n", [("1", "2")], [("O", "B-X")], None),
-    ("10\xa0000 O\n% B-X\n", [("10\xa0000", "%")], [("O", "B-X")], None),
-    ("\u3000 O\nx O\n", [("x",)], [("O",)], "lines without a word left out: 1"),
-    ("a O\rb B-X\r\rc O\r", [("a", "b"), ("c",)], [("O", "B-X"), ("O",)], None),
-    ("a O\r\r\nb\u2028 B-X\r\r\n", [("a", "b")], [("O", "B-X")], None),
-    (
-      "Word\tPOS\nthe\tDET\n\nword\tNOUN\n",
-      [("the",), ("word",)],
-      [("DET",), ("NOUN",)],
-      "names of columns left out: 1 ('Word\\tPOS')",
-    ),
-    (
-      "Token tag\n\ntag B-X\n",
-      [("tag",)],
-      [("B-X",)],
-      "names of columns left out: 1",
-    ),
+    ("# id\tdomain\nAda\tPER\nx\tO\n", "", "line 1 has a comment"),
+    ("# newdoc\nAda NN\nsat VB\n", "", "line 1 has a comment"),
+    ("Ada NN B-X\nsat VB O\n", "", "line 1 has 3 columns, not 2"),
+    ("Ada\tB-X\nsat\tO\nWord\tPOS\tx\n", "", "line 3 has 3 columns"),
+    ("Word\tPOS\nAda\tNN\n", "", "line 1 has the names of columns"),
+    ("Token ner_tag\n\nAda B-X\n", "", "line 1 has the names of columns"),
+    ("1 NN\n2 VB\n", "", "line 1 has a number in place of each word"),
+    ("1\tAda\tB-X\n2\tx\tO\n", "", "line 1 has 3 columns, not 2"),
+    ("1\tAda\tB-X\n2\tx\tO\n", "1 3", "line 1 has a number in place"),
+    (CONLLU, "2 4", "line 1 has 1 column, not 4"),
+    (CONLLU.partition("\n")[2], "2 4", "line 1 has a range"),
+    ("Ada\tB-X\t1\nsat\tO\n", "1 2", "line 2 has 2 columns, not 3"),
+    ("Ada sat .\tB-X O O\n", "", "line 1 has several words in a column"),
+    ("Ada sat .\tgood\nsat\tbad\n", "", "line 1 has several words"),
+    ("Ada\tB-X\nsat\n", "", "line 2 has 1 column, not 2"),
   ],
 )
-def test_what_is_no_word_is_left_out(tmp_path, capsys, text, words, tags, told):
-  """Catches comments, numbers and ranges as words, and words as comments."""
+def test_other_columns_are_refused(tmp_path, text, columns, told):
+  """Catches comments, names and numbers as words, with tags by a guess."""
   (tmp_path / "a").write_text(text)
-  found = tagging.columns(tmp_path / "a")
-  said = capsys.readouterr().out
-  assert told in said if told else said == ""
-  if words is not ...:
-    assert [e.texts for e in found] == words
-    assert [e.label for e in found] == tags
+  names = ("tokens_column", "tags_column")
+  places = dict(zip(names, columns.split(), strict=False))
+  with pytest.raises(UserError, match=told) as error:
+    own_task(tmp_path / "a", **places)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("before", ["", "# id 1\tdomain=x\n"])
+def test_the_python_of_a_refusal_reads_the_file(tmp_path, before):
+  """Catches a remedy that cannot be run, or reads comments as words."""
+  lines = "Ada NN B-PER\nsat VB O\n"
+  (tmp_path / "a").write_text(f"{before}{lines}\n{before}{lines}")
+  with pytest.raises(UserError) as error:
+    own_task(tmp_path / "a")
+  names = {}
+  exec(str(error.value).split("`")[1], names)
+  assert names["records"] == [(["Ada", "sat"], ["B-PER", "O"])] * 2
+  assert tagging.own_task(names["records"]).head.labels[1] == "B-PER"
 
 
 @pytest.mark.parametrize(
   ("tags", "scheme", "classes", "spans"),
   [
-    ("B I O B", "IOB2", "O B I", [("", 0, 2), ("", 3, 4)]),
+    ("B I O B", "IOB", "O B I", [("", 0, 2), ("", 3, 4)]),
     ("B E S B M E", "BMES", "O B I", [("", 0, 2), ("", 2, 3), ("", 3, 6)]),
-    ("I I O", "IO,", "O B I", [("", 0, 2)]),
-    ("O I-A O I-A B-A O B-B", "IOB1 (2 entities begin as", ..., ...),
+    ("I I O", "IOB, read as B/I", "O B I", [("", 0, 2)]),
+    ("O I-A O I-A B-A O B-B", "IOB,", ..., ...),
     (
       "PER PER LOC O LOC",
       "kinds without letters",
       "O B-LOC I-LOC B-PER I-PER",
       [("PER", 0, 2), ("LOC", 2, 3), ("LOC", 4, 5)],
     ),
-    ("I-A B-B O", "IOB2 (2 entities begin as", ..., ...),
   ],
 )
 def test_letters_alone_and_kinds_alone_are_entities(
@@ -329,9 +301,7 @@ def test_letters_alone_and_kinds_alone_are_entities(
 ):
   """Catches entities that are scored as words, as parts of speech are."""
   row = (["w"] * len(tags.split()), tags.split())
-  task = tagging.make_tagging_task(
-    {"train": [row], "test": [row]}, "own", "bidirectional"
-  )
+  task = tagging.own_task({"train": [row], "test": [row]})
   assert f"own: tags are {scheme}" in capsys.readouterr().out
   assert task.main_metric == "entity_f1"
   if classes is not ...:
@@ -356,10 +326,7 @@ def test_numbers_are_the_given_names(names, added):
   names = tuple(names.split())
   numbers = [*range(1, len(names)), 0, 1]
   rows = {"test": [(["w"] * len(numbers), numbers)] * 2}
-  given = labelled.Classes(names)
-  task = tagging.make_tagging_task(
-    rows, "own", "causal", tagging.TagOptions(), given
-  )
+  task = tagging.own_task(rows, classes=names)
   assert task.head.labels == (*names, *added)
   (label, _) = (e.label for e in task.load("own-test"))
   found = tagging.entities([task.head.labels[x] for x in label])
@@ -369,10 +336,7 @@ def test_numbers_are_the_given_names(names, added):
   assert found == tagging.entities([plain[x] for x in numbers])
   assert task.head.of_entities
   # A model with these classes is evaluated on the same numbers.
-  given = labelled.Classes(task.head.labels)
-  again = tagging.make_tagging_task(
-    rows, "own", "causal", tagging.TagOptions(), given
-  )
+  again = tagging.own_task(rows, classes=task.head.labels)
   assert again.head == task.head
 
 
@@ -380,9 +344,7 @@ def test_numbers_are_the_given_names(names, added):
 def test_other_tags_are_scored_by_word(capsys, tags):
   """Catches a pronoun's O, or a subject's S, that is read as no entity."""
   row = (tags.lower().split(), tags.split())
-  task = tagging.make_tagging_task(
-    {"train": [row], "test": [row]}, "own", "bidirectional"
-  )
+  task = tagging.own_task({"train": [row], "test": [row]})
   assert task.main_metric == "accuracy"
   assert "are not entity tags" in capsys.readouterr().out
 
@@ -391,12 +353,15 @@ def test_other_tags_are_scored_by_word(capsys, tags):
   ("tags", "message"),
   [
     ("B-A I-A LOC O", "the tag 'LOC' is of no scheme.* like 'B-A'"),
-    ("B-A I-A L-A S-A O", "the tag 'S-A' is of no scheme.* like '[IL]-A'"),
-    ("B-A B I O", "the tag 'B' is of no scheme.* like 'B-A'"),
+    ("B-A I-A L-A S-A O", "the tag 'L-A' is of no scheme.* like 'B-A'"),
+    ("B-A B I O", "the tag 'B-A' is of no scheme.* like 'B'"),
     ("B-A I-A o", "the tag 'o' is of no scheme.* like 'B-A'"),
     ("A-B A-I O", "the tag 'A-B' is of no scheme"),
     ("B_A I_A O", "the tag 'B_A' is of no scheme"),
     ("B-A B-A,B-B O", "the tag 'B-A,B-B' is of no scheme"),
+    ("PER domain=x 0.5 O", "the tag '0.5' is of no scheme.* like 'PER'"),
+    ("NOUN _ VERB", "the tag '_' is of no scheme"),
+    ("NOUN b-per VERB", "the tag 'b-per' is of no scheme"),
   ],
 )
 def test_mixed_schemes_are_refused(tags, message):
@@ -406,59 +371,23 @@ def test_mixed_schemes_are_refused(tags, message):
   row = {"tokens": row[0], "tags": row[1]}
   first = {"tokens": ["w"], "tags": first}
   with pytest.raises(UserError, match=f"data, record [12]: {message}"):
-    tagging.make_tagging_task([first, row], "own", "bidirectional")
-
-
-def test_columns_whose_first_column_are_numbers(tmp_path):
-  """Catches the numbers of sentences, or of characters, as words."""
-  path = tmp_path / "a.tsv"
-  for begin, count in (("1\t", 3), ("0\t3\t", 4)):
-    lines = (f"{begin}{word}" for word in ("Ada\tB-PER", "sat\tO", "I\tO"))
-    path.write_text("\n".join(lines) + f"\n\n{begin}Tom\tB-PER\n")
-    with pytest.raises(
-      UserError, match=f"first of {count} columns are numbers"
-    ):
-      own_task(path)
-    task = own_task(path, tokens_column=str(count - 1))
-    assert task.load("train")[0].texts[0] in ("Ada", "Tom")
-
-
-@pytest.mark.parametrize("tags", ["B-PER O B-LOC O", "N V N ."])
-def test_a_sentence_in_each_line_of_columns_is_refused(tmp_path, tags):
-  """Catches sentences as words, and all their tags as one class."""
-  path = tmp_path / "a.tsv"
-  for words, of in (("Ada saw Oslo .", tags), ('["a"]', '["O"]')):
-    path.write_text(f"tokens\ttags\n{words}\t{of}\n{words}\t{of}\n")
-    with pytest.raises(
-      UserError, match="line 2: it has a whole sentence: save"
-    ):
-      own_task(path)
+    tagging.own_task([first, row])
 
 
 def test_numbers_as_text_are_named(tmp_path):
   """Catches labels that name the numbers of jsonl alone."""
-  given = labelled.Classes(("O", "B-PER"))
+  given = ("O", "B-PER")
   text = "Ada 1\nsat 0\n\n" * 9
   (tmp_path / "a.conll").write_text(text)
-  rows = '"Ada sat","1 0"\n"Ada sat",[1 0]\n"Ada sat","[\'1\', \'0\']"\n'
+  rows = '"Ada sat","1 0"\n' * 3
   (tmp_path / "a.csv").write_text("tokens,tags\n" + rows)
   for name in ("a.conll", "a.csv"):
-    task = tagging.make_tagging_task(
-      *(str(tmp_path / name), "own", "causal", tagging.TagOptions(), given)
-    )
+    task = tagging.own_task(str(tmp_path / name), classes=given)
     assert task.head.labels == ("O", "B-PER")
     assert {tuple(e.label) for e in task.load("train")} == {(1, 0)}
-  (tmp_path / "a.csv").write_text("tokens,tags\n" + rows[:34])
+  (tmp_path / "a.csv").write_text("tokens,tags\n" + rows)
   with pytest.raises(UserError, match="has no name: name all tags"):
     own_task(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("names", ["FORM\tUPOSTAG", "token\tentity_type"])
-def test_names_of_columns_are_no_word(tmp_path, names):
-  """Catches a class that is the name of the column."""
-  path = tmp_path / "a.tsv"
-  path.write_text(f"{names}\nAda\tPROPN\nsat\tVERB\n\nI\tPROPN\nran\tVERB\n")
-  assert own_task(path).head.labels == ("PROPN", "VERB")
 
 
 def test_a_folder_of_hugging_faces_form(tmp_path):
@@ -490,73 +419,78 @@ def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
   assert "train is one sentence of 120 words" in capsys.readouterr().out
 
 
-def test_lists_in_text_and_arrays_are_sentences(tmp_path):
+@pytest.mark.parametrize(
+  "lists",
+  [
+    "\"['Tom', 'sat']\",\"['B-X', 'O']\"",
+    '"[""Ann"", ""sat""]",B-X O',
+    "['Tom' 'sat'],B-X O",
+    '"[Tom, sat]",B-X O',
+    "Tom sat,[1 0]",
+  ],
+)
+def test_lists_in_text_are_refused(tmp_path, lists):
   """Catches pandas' lists in csv, whose signs become words and tags."""
-  (tmp_path / "a.csv").write_text(
-    "tokens,tags\n\"['Tom', 'sat']\",\"['B-X', 'O']\"\n"
-    '"[""Ann"", ""\\u0021""]","[""B-X"", ""O""]"\n"[ x","O O"\n[x],O\n'
-  )
-  found = own_task(tmp_path / "a.csv")
-  found = [*found.load("train"), *found.load("a-dev")]
-  expected = {("Tom", "sat"), ("Ann", "!"), ("[", "x"), ("[x]",)}
-  assert {e.texts for e in found} == expected
+  path = tmp_path / "a.csv"
+  path.write_text(f"tokens,tags\n[ x,O O\n{lists}\n")
+  with pytest.raises(UserError, match="is a list that is written as text"):
+    own_task(path)
+  with pytest.raises(UserError, match="is not a sentence: give its text, or"):
+    tagging.Tagger(("O", "B-X")).example('["Tom", "sat"]')
+  text = tagging.Tagger(("O", "B-X")).example("[Laughter, applause]")
+  assert text.texts == ("[Laughter,", "applause]")
+
+
+def test_arrays_are_sentences(tmp_path):
+  """Catches brackets of a sentence that are taken for a list, and arrays."""
+  (tmp_path / "a.csv").write_text("tokens,tags\n[ x,O B-X\n[ x ],O O O\n")
+  sentences = own_task(tmp_path / "a.csv")
+  examples = [*sentences.load("train"), *sentences.load("a-dev")]
+  assert {e.texts for e in examples} == {("[", "x"), ("[", "x", "]")}
   rows = [(np.array(["Tom", "sat"]), np.array([1, 0]))]
-  given = labelled.Classes(("O", "B-X"))
+  given = ("O", "B-X")
   rows = {"train": rows, "test": rows}
-  task = tagging.make_tagging_task(
-    rows, "own", "causal", tagging.TagOptions(), given
-  )
+  task = tagging.own_task(rows, classes=given)
   assert task.load("own-test")[0][:2] == (("Tom", "sat"), [1, 0])
 
 
 def test_columns_by_number_and_other_tags(tmp_path):
   """Catches parts of speech that are scored as entities."""
   (tmp_path / "a.iob2").write_text(UNER)
+  uner = tagging.KNOWN["uner"].columns
+  (known,) = conll.read_known(tmp_path / "a.iob2", uner)
+  assert known[:2] == (("tampa", "bay", "."), ("B-LOC", "I-LOC", "O"))
+  (tmp_path / "a.iob2").write_text(UNER.partition("bay .\n")[2])
   task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
   (example,) = task.load("train")
   assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]
-  (tmp_path / "w.tsv").write_text(
-    "word\tpos\tner\tlemma\nTom\tN\tB-PER\ttom\nsat\tV\tO\tsit\n"
-  )
-  named = own_task(tmp_path / "w.tsv", tokens_column="word", tags_column="ner")
-  (example,) = named.load("train")
-  assert example.texts == ("Tom", "sat") and example.label == [1, 0]
-  # The name that records have by default is asked for here.
-  (tmp_path / "t.tsv").write_text("word\ttags\tlemma\nTom\tB-PER\ttom\n")
-  (example,) = own_task(tmp_path / "t.tsv", tags_column="tags").load("train")
-  assert example.texts == ("Tom",) and example.label == [1]
   for places, message in (
-    ({"tokens_column": "0"}, "tokens_column=0: columns are counted from 1"),
-    ({"tags_column": "tag"}, r"0 columns have the name 'tag'.*word, pos, ner"),
+    ({"tokens_column": "0"}, "tokens_column=0: columns of files .* from 1"),
+    ({"tags_column": "tag"}, "tags_column=tag: columns of files .* from 1"),
+    ({"tags_column": "1"}, "words and tags are both in column 1"),
   ):
     with pytest.raises(UserError, match=message):
-      own_task(tmp_path / "w.tsv", **places)
+      own_task(tmp_path / "a.iob2", **places)
   rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
-  task = tagging.make_tagging_task(
-    {"train": rows, "test": rows}, "own", "causal"
-  )
+  task = tagging.own_task({"train": rows, "test": rows})
   assert (task.main_metric, task.baseline) == ("accuracy", "one tag")
   gold = [e.label for e in task.load("own-test")]
   assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
   assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
   rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
-  given = labelled.Classes(("O", "B-PER"))
-  task = tagging.make_tagging_task(
-    rows, "own", "causal", tagging.TagOptions(), given
-  )
+  given = ("O", "B-PER")
+  task = tagging.own_task(rows, classes=given)
   assert task.load("train")[0].label == [1, 0]
   # Without entities, the score is 0 for any number of O.
-  given = labelled.Classes(("B-PER", "I-PER", "O"))
+  given = ("B-PER", "I-PER", "O")
   rows["train"] = [(["Tom", "sat"], [0, 2])]
-  task = tagging.make_tagging_task(
-    rows, "own", "causal", tagging.TagOptions(), given
-  )
+  task = tagging.own_task(rows, classes=given)
   (answer,) = task.trivial(those := task.load("own-dev"))
   assert task.measure(answer, those)["entity_f1"] == 0
   with pytest.raises(
-    UserError, match=r"record 1: the tag 2 has no name.* labels="
+    UserError, match=r"record 1: the tag 0 has no name.* labels="
   ):
-    tagging.make_tagging_task(rows, "own", "causal")
+    tagging.own_task(rows)
 
 
 @pytest.mark.parametrize(
@@ -567,14 +501,14 @@ def test_columns_by_number_and_other_tags(tmp_path):
     ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "the words are not texts"),
     ("a.jsonl", "", "a.jsonl holds no sentences"),
     ("a.conll", "", "a.conll holds no sentences"),
-    ("a.conll", "a\tO\n", "holds only the tag 'O'"),
-    ("a.conll", "a\tO\nb\n", "line 2: 1 columns, not a word and its tag"),
-    ("a.conll", "a\tO\nb\tX\tO\n", "line 2: 3 columns, but the first line"),
+    ("a.conll", "a\tO\n", "holds only the tag O"),
     ("a.conll", "a\tO\nb\t\n", "line 2: 'b' has no tag"),
-    ("a.conll", "1\ta\tO\t-\n2\tb\tO\t-\n", "columns numbers the words: cho"),
-    ("a.csv", "tokens,tags\n['a' 'b'],['O' 'B-X']\n", "the words are not text"),
-    ("a.csv", 'tokens,tags\n"[a, b]","O O"\n', "the words are not texts"),
-    ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', "tag None is no text and"),
+    (
+      "a.jsonl",
+      '{"tokens": ["a", "b"], "tags": ["B-X", null]}',
+      "tag None is ",
+    ),
+    ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["B-X", 1]}', "names and numb"),
     ("a.jsonl", '{"tokens": ["a"], "tags": [0.5]}', "tag 0.5 is no text and"),
     ("b/notes", "a\tO\n", "b has notes: looked for files named train"),
   ],
@@ -702,7 +636,7 @@ def task(tmp_path) -> tagging.Task:
       lines += [f"{who} X I-PER", *(f"{w} X O" for w in middle)]
       lines += [f"{draw.choice(['hills', 'town'])} X I-LOC", ""]
     (folder / f"eng.{name}").write_text("\n".join(lines))
-  return tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
+  return tagging.known_task(tmp_path, "conll")
 
 
 def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
@@ -731,7 +665,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path, capsys):
   real.unpacked("ner", tmp_path)
-  task = tagging.make_tagging_task(tmp_path, "conll", "bidirectional")
+  task = tagging.known_task(tmp_path, "conll")
   sizes = [len(task.load(split)) for split in ("train", *task.evaluations)]
   assert sizes == [14041, 3250, 3453] and len(task.head.labels) == 9
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]

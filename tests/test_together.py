@@ -20,6 +20,7 @@ from tests import helpers, runs
 STEPS = 4
 
 
+@pytest.mark.slow
 def test_runs_share_programs_with_their_own_seeds_and_rates():
   """Catches a run that compiles anew, or has another run's seed or rate."""
   model = helpers.model(layers=1, dropout=0.2)

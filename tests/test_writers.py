@@ -67,8 +67,8 @@ from antlm_jax import config
 from antlm_jax.training import hooks, loop
 
 class Kill(hooks.Hook):
-  def after_step(self, trainer, taken):
-    if taken.step == 9:
+  def after_step(self, trainer, done_step):
+    if done_step.step == 9:
       os.kill(os.getpid(), signal.SIGKILL)
 
 spec, workdir = (word.partition("=")[2] for word in sys.argv[1:3])
@@ -110,7 +110,6 @@ def test_a_writer_that_is_not_installed_is_told(
   prepared, tmp_path, monkeypatch
 ):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-  args = runs.train_args(tmp_path / "run", prepared, "log.writers=wandb")
-  line = runs.refused("antlm_jax.commands.train", *args)
+  line = runs.refused_training(tmp_path / "run", prepared, "log.writers=wandb")
   assert "pip install 'antlm_jax[wandb]'" in line
   assert not (tmp_path / "run").exists()

@@ -7,11 +7,10 @@
 - pallas: the fused kernel of `attention.tpu.kernel`. Default on TPU.
 - cudnn: the kernel of `jax.nn.dot_product_attention`. Default on GPU for masks
   that are causal or full, without bounds.
+- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`). Default on
+  Hopper for masks with bounds, and with dropout.
 - tokamax: tokamax's kernels for GPUs (`attention.gpu.tokamax`), if installed.
-  Default on GPU for masks with bounds.
-- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`), for all
-  masks and with dropout. Never a default, because its results have not been
-  checked on a GPU yet.
+  Default on other GPUs for masks with bounds.
 - chunked: plain XLA, in memory linear in T. Default on CPU for long rows, and
   on GPU and TPU if their kernel cannot compute the call.
 - reference: plain XLA, with all scores in memory. Default on CPU.
@@ -24,7 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from antlm_jax.attention.backends import BACKENDS, Call
+from antlm_jax.attention.backends import (
+  BACKENDS,
+  Call,
+  Platform,
+  fastest_backend,
+)
 from antlm_jax.attention.cache import Cached
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.gpu import visits
@@ -32,9 +36,7 @@ from antlm_jax.attention.relative import Relative
 from antlm_jax.attention.rope import Rope, turned
 from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
-from antlm_jax.mesh import WHOLE, Split, device, number_of_shards, on_shards
-
-_CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
+from antlm_jax.mesh import WHOLE, Split, number_of_shards, on_shards
 
 
 @jax.tree_util.register_dataclass
@@ -168,21 +170,15 @@ def choose_attention(
   Raises:
     ValueError: The implementation is unknown or cannot compute this call.
   """
-
-  def obstacle(name):
-    return BACKENDS[name].obstacle(mask, Call.of(q, k, dropout, buckets), split)
-
+  platform, call = Platform.here(), Call.of(q, k, dropout, buckets)
   if implementation == "auto":
-    platform = device().platform
-    if platform == "cpu":
-      return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
-    best = ("pallas",) if platform == "tpu" else ("cudnn", "tokamax")
-    return next((name for name in best if not obstacle(name)), "chunked")
+    return fastest_backend(platform, mask, call, split)
   if implementation not in BACKENDS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto, {', '.join(BACKENDS)}"
     )
-  if needed := obstacle(implementation):
+  backend = BACKENDS[implementation]
+  if needed := backend.obstacle(mask, call, split, platform):
     raise ValueError(f"attention={implementation!r} needs {needed}")
   return implementation
 

@@ -9,13 +9,22 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.blocks import AttentionBlocks
-from antlm_jax.attention.gpu import visits
+from antlm_jax.attention.gpu import tokamax, visits
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.tpu import grid, kernel
-from antlm_jax.mesh import capability, device, number_of_shards, on_shards
+from antlm_jax.mesh import (
+  WHOLE,
+  capability,
+  device,
+  number_of_shards,
+  on_shards,
+)
 
+_CPU_LONG = 1024  # with this many keys or more, chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 _MOSAIC_WIDTHS = (64, 96, 128)  # head widths that were compiled and tested
+# The first JAX with the interpreter of GPU programs and the kernel's functions.
+_MOSAIC_JAX = (0, 11, 2)
 
 
 class Call(NamedTuple):
@@ -41,6 +50,29 @@ class Call(NamedTuple):
     )
 
 
+class Platform(NamedTuple):
+  """A device and the packages on which the choice of attention depends."""
+
+  name: str  # cpu, gpu or tpu
+  kind: str = ""  # `device_kind` of the jax.Device
+  capability: float = 0.0  # compute capability of a GPU; 0 if unknown
+  jax_version: tuple[int, ...] = _MOSAIC_JAX
+  tokamax_version: str = tokamax.TESTED[0]  # "" if it is not installed
+
+  @classmethod
+  def here(cls) -> "Platform":
+    """Returns the platform of the current mesh.
+
+    An absent device, as in a plan, is assumed to have all packages.
+    """
+    name, kind = device().platform, device().device_kind
+    compute = capability(kind) or 0.0 if name == "gpu" else 0.0
+    if name not in ("cpu", jax.default_backend()):
+      return cls(name, kind, compute)
+    versions = jax.__version_info__, tokamax.installed_version()
+    return cls(name, kind, compute, *versions)
+
+
 class Backend:
   """An implementation of attention; by itself, a function of plain XLA."""
 
@@ -54,8 +86,15 @@ class Backend:
     """Computes the outputs `[B, T, N, H]`."""
     return self.function(q, k, v, prepared.mask, scale, dropout, relative)
 
-  def obstacle(self, mask, call: Call, split) -> str | None:
-    """Returns a requirement that the call does not meet, or None."""
+  def obstacle(self, mask, call: Call, split, platform) -> str | None:
+    """Returns a requirement that is not met, or None.
+
+    Args:
+      mask: Mask of the call.
+      call: Properties of the call.
+      split: Mesh axes that split rows and heads.
+      platform: Device and packages.
+    """
     return None
 
   # `schedule(mask, rows, call)` lists the blocks that a kernel visits.
@@ -110,7 +149,7 @@ class Pallas(Backend):
     run = on_shards(run, specs, arrays)
     return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
 
-  def obstacle(self, mask, call, split) -> str | None:
+  def obstacle(self, mask, call, split, platform) -> str | None:
     # Scalar memory holds all tables and seeds of a shard at once.
     scalars = grid.table_size(mask, call.q[0], call.blocks)
     if call.dropout:
@@ -124,14 +163,13 @@ class Pallas(Backend):
     return grid.make_grid_schedules(mask, rows, call.blocks)
 
 
-def _gpu_obstacle(call: Call, dtypes, widths: range) -> str | None:
+def _gpu_obstacle(
+  platform: Platform, call: Call, dtypes, widths: range
+) -> str | None:
   """Returns an obstacle for kernels without dropout and position terms."""
-  kind = device().device_kind
-  on_gpu = device().platform == "gpu"
-  version = capability(kind) or 0  # 0 for an unknown GPU
   # A T4 (7.5) lacks the kernels, and JAX finds out only when it compiles.
-  if on_gpu and version < 8:
-    return f"compute capability 8.0 or later, not {kind}"
+  if platform.name == "gpu" and platform.capability < 8:
+    return f"compute capability 8.0 or later, not {platform.kind}"
   if call.dtype not in dtypes:
     return f"{' or '.join(dtypes)}, not {call.dtype}"
   if call.q[3] not in widths:
@@ -155,16 +193,15 @@ class Cudnn(Backend):
     )
     return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
-  def obstacle(self, mask, call, split) -> str | None:
-    if device().platform != "gpu":
+  def obstacle(self, mask, call, split, platform) -> str | None:
+    if platform.name != "gpu":
       return "a GPU"
     if mask.bounded:
       return "a causal or full mask without bounds"
     # cuDNN takes wider heads on Hopper and later.
-    version = capability(device().device_kind) or 0
-    widest = 256 if version >= 9 else 128
+    widest = 256 if platform.capability >= 9 else 128
     widths = range(8, widest + 1, 8)
-    return _gpu_obstacle(call, ("bfloat16",), widths)
+    return _gpu_obstacle(platform, call, ("bfloat16",), widths)
 
 
 class Mosaic(Backend):
@@ -186,16 +223,16 @@ class Mosaic(Backend):
     specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
     return on_shards(flash, specs, arrays)(q, k, v, seeds, prepared.schedules)
 
-  def obstacle(self, mask, call, split) -> str | None:
-    platform, kind = device().platform, device().device_kind
-    if platform not in ("gpu", "cpu"):
+  def obstacle(self, mask, call, split, platform) -> str | None:
+    if platform.name not in ("gpu", "cpu"):
       return "a GPU"
     # Blackwell lacks the instructions that the kernel multiplies with.
-    if platform == "gpu" and int(capability(kind) or 0) != 9:
-      return f"a Hopper GPU, for its wgmma instructions, not {kind}"
-    # JAX 0.11.2 is the first with the interpreter and these function names.
-    if jax.__version_info__ < (0, 11, 2):
-      return f"jax 0.11.2 or later (Python 3.12), not jax {jax.__version__}"
+    if platform.name == "gpu" and int(platform.capability) != 9:
+      return f"a Hopper GPU, for its wgmma instructions, not {platform.kind}"
+    if platform.jax_version < _MOSAIC_JAX:
+      needed = ".".join(map(str, _MOSAIC_JAX))
+      version = ".".join(map(str, platform.jax_version))
+      return f"jax {needed} or later (Python 3.12), not jax {version}"
     if call.dtype not in ("bfloat16", "float16"):
       return f"bfloat16 or float16, not {call.dtype}"
     if call.q[3] not in _MOSAIC_WIDTHS:
@@ -210,8 +247,6 @@ class Tokamax(Backend):
   """tokamax's kernels for GPUs; on a CPU, its plain XLA."""
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    from antlm_jax.attention.gpu import tokamax
-
     mask, gpu = prepared.mask, device()
     name = "xla_chunked"
     if gpu.platform == "gpu":
@@ -222,18 +257,17 @@ class Tokamax(Backend):
     run = on_shards(run, (*(arrays,) * 3, PartitionSpec(rows)), arrays)
     return run(q, k, v, jax.tree.map(jnp.asarray, mask))
 
-  def obstacle(self, mask, call, split) -> str | None:
-    from antlm_jax.attention.gpu import tokamax
-
-    platform = device().platform
-    if platform not in ("gpu", "cpu"):
+  def obstacle(self, mask, call, split, platform) -> str | None:
+    if platform.name not in ("gpu", "cpu"):
       return "a GPU"
-    # A plan for an absent GPU has a stand-in (`planning.gpus`).
-    here = platform == jax.default_backend()
-    if here and (needed := tokamax.missing_version()):
-      return needed
-    dtypes = ("bfloat16", "float16") if platform == "gpu" else ("bfloat16",)
-    return _gpu_obstacle(call, dtypes, range(16, 257, 8))
+    version = platform.tokamax_version or "installed"
+    if version not in tokamax.TESTED:
+      needed = " or ".join(tokamax.TESTED)
+      return f"tokamax {needed} (Python 3.12 or later), not {version}"
+    dtypes = ("bfloat16",)
+    if platform.name == "gpu":
+      dtypes += ("float16",)
+    return _gpu_obstacle(platform, call, dtypes, range(16, 257, 8))
 
 
 BACKENDS: dict[str, Backend] = {
@@ -244,3 +278,16 @@ BACKENDS: dict[str, Backend] = {
   "chunked": Backend(chunked),
   "reference": Backend(reference),
 }
+
+# Implementations by speed, fastest first: `auto` takes the first that can.
+_FASTEST = {"tpu": ("pallas",), "gpu": ("cudnn", "mosaic", "tokamax")}
+
+
+def fastest_backend(platform: Platform, mask, call: Call, split=WHOLE) -> str:
+  """Returns the name of the implementation that `auto` chooses."""
+  if platform.name == "cpu":
+    return "chunked" if call.k[1] >= _CPU_LONG else "reference"
+  for name in _FASTEST.get(platform.name, ()):
+    if not BACKENDS[name].obstacle(mask, call, split, platform):
+      return name
+  return "chunked"

@@ -5,6 +5,7 @@ compute, the exit status is 1.
 """
 
 import importlib.metadata
+import pathlib
 import platform
 import sys
 import time
@@ -40,7 +41,8 @@ _COMPILERS = {"plan-tpu": compilers.libtpu, "plan-gpu": compilers.cuda}
 def _packages() -> Iterator[tuple[str, Requirement, str]]:
   """Yields an extra ("" for none), a package, and its version ("" if absent).
 
-  They are the requirements that apply to this Python.
+  They are the requirements that apply to this Python. Raises a
+  PackageNotFoundError if antlm_jax runs from a folder without being installed.
   """
   for line in importlib.metadata.requires("antlm_jax") or ():
     wanted = Requirement(line)
@@ -64,7 +66,16 @@ def doctor() -> None:
     f" {platform.platform()}"
   )
   problems, rows, lacking = [], [], {}
-  for extra, wanted, version in _packages():
+  try:
+    packages = list(_packages())
+  except importlib.metadata.PackageNotFoundError:
+    packages = []
+    root = pathlib.Path(antlm_jax.__file__).parents[1]
+    problems.append(
+      f"{root} is on Python's path but not installed, so the required versions"
+      f" of packages are unknown: pip install -e {root}"
+    )
+  for extra, wanted, version in packages:
     name, known = wanted.name, str(wanted.specifier)
     tested = version and wanted.specifier.contains(version, prereleases=True)
     if extra:
@@ -74,7 +85,9 @@ def doctor() -> None:
     if not tested:
       found = version or "is missing"
       problems.append(f"{name} {found}: pip install '{name}{known}'")
-  print(tables.text_table(rows, ("package", "version", "tested")), end="\n\n")
+  if rows:
+    print(tables.text_table(rows, ("package", "version", "tested")))
+    print()
   rows = []
   for extra, names in lacking.items():
     if extra in _COMPILERS:  # an extra of jax, which is always there
@@ -82,7 +95,9 @@ def doctor() -> None:
     few = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
     state = f"needs {', '.join(few)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
-  print(tables.text_table(rows, ("optional", "installed", "for")), end="\n\n")
+  if rows:
+    print(tables.text_table(rows, ("optional", "installed", "for")))
+    print()
   problems += _device_problems()
   for problem in problems:
     print(f"problem: {problem}")

@@ -93,7 +93,7 @@ def export(
     license: License name on the Hub for the card, such as apache-2.0.
     language: Languages of the text for the card, such as en,de.
     base_model: Hub name of the model from which training began.
-    step: Step of a run given by its path; by default the newest.
+    step: Step of the run; by default the newest.
     quiet: Show nothing.
 
   Raises:

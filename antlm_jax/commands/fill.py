@@ -10,35 +10,35 @@ while it is filled.
 
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 
-from antlm_jax import cli, tables
+from antlm_jax import cli, tables, terminal
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.inference.filling import Filled, fill
 from antlm_jax.inference.model import open_model
-
-_CLEAR = "\r\x1b[K"  # removes the line from a terminal
+from antlm_jax.runtime import progress
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   asked = cli.parsed(fill, argv, __doc__)
   model = open_model(asked.pop("model"), asked.pop("step"))
-  live = asked["count"] == 1 and sys.stdout.isatty()
-  filled = fill(model, **asked, watch=_show if live else None)
-  print(_CLEAR * live, end="")
+  single = asked["count"] == 1
+  bar = progress.bar(bar_format="{desc}", leave=False) if single else None
+
+  def show(filled: Sequence[Filled]) -> None:
+    """Shows a text, as far as it is filled, on the terminal's last line."""
+    line = " ".join(filled[0].text.replace(MASK, "_").split())
+    width = shutil.get_terminal_size().columns - 1
+    bar.set_description_str(terminal.visible(line)[:width])
+
+  filled = fill(model, **asked, watch=show if bar is not None else None)
+  if bar is not None:
+    bar.close()
   names = sorted(model.mask_names, key=len, reverse=True)
   pieces = re.split("|".join(map(re.escape, names)), asked["text"])
   parts = ("\n\n".join(_filled_lines(one, pieces)) for one in filled)
   print("\n---\n".join(parts))
-
-
-def _show(filled: Sequence[Filled]) -> None:
-  """Shows a text, as far as it is filled, on the terminal's last line."""
-  line = " ".join(filled[0].text.replace(MASK, "_").split())
-  print(_CLEAR + line[: shutil.get_terminal_size().columns - 1], end="")
-  sys.stdout.flush()
 
 
 def _filled_lines(filled: Filled, pieces: Sequence[str]) -> Iterator[str]:

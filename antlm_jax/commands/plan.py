@@ -37,7 +37,7 @@ from antlm_jax.planning import check as check_lib
 from antlm_jax.planning import places, search
 from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning import where as where_lib
-from antlm_jax.planning.cost import Cost
+from antlm_jax.planning.cost import Cost, Reads
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
@@ -60,6 +60,7 @@ class Plan:
     meshes: Ranked meshes and microbatches, if they were swept.
     launch: Command that launches a run that fits; empty without `fit`.
     cost: Hours, energy and price of a run that fits.
+    reads: Rows, requests and bytes a second that it reads.
   """
 
   about: Mapping[str, object]
@@ -70,6 +71,7 @@ class Plan:
   meshes: tuple[Mapping[str, object], ...] = ()
   launch: str = ""
   cost: Cost | None = None
+  reads: Reads | None = None
 
   @property
   def fits(self) -> bool:
@@ -110,7 +112,7 @@ class Plan:
       return about.format_map(self.about)
     out = [estimates_table(self.programs)]
     if self.fits:
-      out.append(str(self.cost))
+      out += [str(self.cost), str(self.reads)]
       return "\n".join([*out, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
@@ -128,6 +130,7 @@ class Plan:
     out = {**self.about, "programs": [e.to_json() for e in self.programs]}
     if self.cost:
       out["cost"] = self.cost.to_json()
+      out["reads"] = dataclasses.asdict(self.reads)
     if not self.fits:
       tried = [e.to_json() for e in self.advised]
       fits = {"settings": self.changes, "fits": self.advice_fits}
@@ -208,7 +211,7 @@ def plan(
       raise UserError(
         f"--budget={budget:g} seconds ended before any program was compiled"
       )
-    kinds = run.programs()
+    kinds = run.batch_kinds()
     names = ", ".join(kind.name for kind in kinds)
     progress.say(f"programs to compile: {names}")
     found = tuple(estimate_all(run, kinds, forecasts=True))
@@ -217,7 +220,8 @@ def plan(
     if all(e.memory.fits for e in found):
       line = places.launch(topology, slices, words) if launched else ""
       cost = Cost.of(found, topology, slices, price_per_hour)
-      return result(programs=found, launch=line, cost=cost)
+      reads = Reads.of(run, found)
+      return result(programs=found, launch=line, cost=cost, reads=reads)
     progress.say("does not fit: trying settings that need less memory")
     changes, seen = search.advise_settings(pod, run, found)
     advice = result(programs=found, changes=changes, advised=tuple(seen))

@@ -11,9 +11,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,12 +38,13 @@ from antlm_jax.data.shards import Recipe
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
-from antlm_jax.runtime import files, progress
+from antlm_jax.runtime import files, jobs, progress
 from antlm_jax.settings import PythonOnly, argument
 
 # Characters of a command. Linux allows 2 MiB, with the environment.
 _LONGEST = 1 << 19
-_PAUSE = 0.1  # seconds between looks at the processes
+# Variables of the processes that run tasks.
+_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
 
 class _GivenPath(str):
@@ -344,70 +342,26 @@ def _in_processes(
 
   Yields the bytes that the tasks pack meanwhile.
   """
-  waiting, running = list(tasks), {}
-  finished, shown = 0, 0  # bytes
-  try:
-    while waiting or running:
-      while waiting and len(running) < (os.cpu_count() or 1):
+  remedy = "run the same command again, or with more --tasks"
+  waiting = list(tasks)
+  finished = 0  # bytes, as those below
+  shown = 0
+  with jobs.running_children() as children:
+    while waiting or children:
+      while waiting and children.has_room():
         task = waiting.pop(0)
-        running[task] = _Process(words, task)
-      time.sleep(_PAUSE)
-      for task, process in [*running.items()]:
-        if process.has_ended():
-          del running[task]
-          finished += asked.size(task)
-      packed = finished + sum(map(asked.packed, running))
+        command = "antlm_jax", "prepare", *words, f"--task={task}"
+        children[task] = jobs.Child(
+          f"task {task}", command, _ENVIRONMENT, remedy=remedy
+        )
+      for task, child in children.pop_ended():
+        if error := child.failure():
+          raise error
+        finished += asked.size(task)
+      packed = finished + sum(map(asked.packed, children))
       if packed > shown:
         yield packed - shown
         shown = packed
-  finally:
-    for process in running.values():
-      with process:
-        process.kill()
-
-
-class _Process(subprocess.Popen):
-  """A process that runs one task with the same command."""
-
-  def __init__(self, words: Sequence[str], task: int):
-    # Not multiprocessing, which imports the user's script again.
-    super().__init__(
-      [sys.executable, "-m", "antlm_jax", "prepare", *words, f"--task={task}"],
-      env=os.environ | {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-      bufsize=0,
-      start_new_session=True,  # Ctrl-C ends this process, and it ends them
-    )
-    os.set_blocking(self.stderr.fileno(), False)
-    self._task, self._said = task, b""
-
-  def has_ended(self) -> bool:
-    """Returns whether the task is done.
-
-    Raises:
-      UserError: The process has ended with an error.
-    """
-    status = self.poll()
-    # If this process is killed, nobody reads: the task ends at its next line.
-    while block := self.stderr.read(1 << 16):
-      self._said += block
-    if status is None:
-      return False
-    self.stderr.close()
-    said = self._said.decode(errors="replace")
-    if status and (found := re.search("(?m)^error: (.*)$", said)):
-      raise UserError(found[1])
-    if status < 0:
-      raise UserError(
-        f"task {self._task} was killed by signal {-status}, as happens without"
-        " enough memory: run the same command again, or with more --tasks"
-      )
-    if status:
-      sys.stderr.write(said)
-      raise RuntimeError(f"task {self._task} ended with {status}")
-    return True
 
 
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:

@@ -15,9 +15,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from antlm_jax import cli, plugins
+from antlm_jax import cli, jax_flags, plugins
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import signals
+from antlm_jax.settings import require_path
 
 if TYPE_CHECKING:
   from typing import TypeAlias
@@ -117,7 +118,8 @@ def train(
       config.
     workdir: Path to the run's folder, which may be in a bucket.
     data: Prepared data, the path to a prepared folder, or rows of token ids
-      `[N, T]`; of several sources, a mapping by name. By default `data.path`.
+      `[N, T]`; of several sources, a mapping by name. Rows of `train` and `dev`
+      are one source. By default `data.path`.
     hooks: Hooks to call in addition to the run's own.
     quiet: Show nothing.
     command: Command line to show on the run's page.
@@ -129,7 +131,8 @@ def train(
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not
-      finite, or a failed save.
+      finite, or a failed save. It is an `errors.Unavailable` if a bucket fails
+      for now: the same call resumes the run.
     Stopped: A signal ended the run. Its last step is saved.
   """
   from antlm_jax import config as config_lib
@@ -138,8 +141,7 @@ def train(
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
-  if not isinstance(workdir, str | os.PathLike):
-    raise UserError(f"workdir={workdir!r:.80} is no path")
+  require_path(workdir, "workdir")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
   for hook in hooks:
@@ -151,9 +153,10 @@ def train(
   if held and {"path", "data.path"} & settings.keys():
     raise UserError("data and data.path are both given: leave out one of them")
   made = config_lib.given_config(config, {**path, **settings})
-  around, start = hooks_and_start(made)
   page = Page(command)
-  with progress.quietly(quiet):
+  # After the config's file, which may set flags of its own.
+  with jax_flags.library_flags(), progress.quietly(quiet):
+    around, start = hooks_and_start(made)
     loop.train_run(made, workdir, [*around, *hooks, page], start, held)
   return Trained(workdir=files.absolute_path(workdir), **page.summary)
 
@@ -172,7 +175,7 @@ def _data_sources(
   data: Data | Mapping[str, Data] | None,
 ) -> tuple[dict[str, str], dict[str, PreparedData]]:
   """Returns data as the setting `data.path`, or prepared data by name."""
-  from antlm_jax.data import in_memory
+  from antlm_jax.data import in_memory, splits
   from antlm_jax.data.prepared_folder import PreparedData
 
   if data is None:
@@ -181,8 +184,18 @@ def _data_sources(
     data = data.folder
   if isinstance(data, str | os.PathLike):
     return {"data.path": os.fspath(data)}, {}
+  sources = data if isinstance(data, Mapping) else {"": data}
+  names = splits.split_names([*map(str, sources)], files=False)
+  if {name.split for name in names} & {"dev", "test"}:
+    by_split = splits.by_key(sources)
+    if by_split.keys() != {"train", "dev"}:
+      raise UserError(
+        f"data has the sets {', '.join(by_split)}: give rows of train and dev,"
+        " or sources to train on by other names"
+      )
+    sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
   found = {}
-  for name, one in (data if isinstance(data, Mapping) else {"": data}).items():
+  for name, one in sources.items():
     if isinstance(one, str | os.PathLike):
       one = PreparedData.open(one)
     elif not isinstance(one, PreparedData):

@@ -5,17 +5,20 @@ import dataclasses
 import mmap
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from antlm_jax import units
 from antlm_jax.data.readers import Document
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
 # Documents read at once. Reading them one by one is ten times slower.
 _BATCH = 64
+_CHECKED = 1 << 28  # bytes of text between two looks at the free space
 _PIECES = 1024  # pieces of a file read at once
 _NAME, _FORMAT = "documents", "array_record"
 _CONTINUED = "continued.json"  # numbers of examples that begin no document
@@ -60,11 +63,16 @@ def spool(
 ) -> DocumentFile:
   """Writes documents to a temporary file, so that sources are read once."""
   sizes, firsts, data = array.array("q"), array.array("b"), b""
+  total = checked = 0  # bytes
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
     for text, begins, _ in documents:
       sizes.append(file.write(text.encode("utf-8")))
       firsts.append(begins)
+      total += sizes[-1]
+      if total - checked > _CHECKED:
+        _check_space(folder, total)
+        checked = total
     file.flush()
     # The mapping keeps the file until it is collected.
     if sizes:
@@ -72,6 +80,17 @@ def spool(
   ends = np.cumsum(sizes, dtype=np.int64)
   numbers = np.cumsum(firsts, dtype=np.int64) - 1
   return DocumentFile(data, ends - sizes, ends, numbers)
+
+
+def _check_space(folder: str | os.PathLike, size: int) -> None:
+  """Raises a UserError if a disk cannot take the rows of some bytes of text."""
+  free = shutil.disk_usage(folder).free
+  if free < size / 2:  # a token of two bytes has about four characters
+    raise UserError(
+      f"{folder} is on a disk with {units.quantity(free, 'B')} left, too little"
+      f" for the rows of over {units.quantity(size, 'B')} of text: free space,"
+      " or prepare less text"
+    )
 
 
 class DocumentWriter:

@@ -26,6 +26,9 @@ class Held(Rows):
     self.seq_len, self.segmented = tokens.shape[1], starts is not None
     self._count, self._tokens, self._starts = len(tokens), tokens, starts
 
+  def by_blocks(self, size: int, at_once: int) -> Rows:
+    return self
+
   def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     starts = None if self._starts is None else self._starts[indices]
     return self._tokens[indices], starts

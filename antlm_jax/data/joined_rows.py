@@ -15,6 +15,9 @@ class Joined(Rows):
     self._parts, self._ends = parts, np.cumsum([len(rows) for rows in parts])
     self._count = int(self._ends[-1])
 
+  def by_blocks(self, size: int, at_once: int) -> Rows:
+    return Joined([part.by_blocks(size, at_once) for part in self._parts])
+
   def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     indices = np.asarray(indices, np.int64)
     tokens = np.empty((len(indices), self.seq_len), np.int32)

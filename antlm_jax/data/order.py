@@ -1,11 +1,30 @@
 """Order of the prepared rows: a pure function of the step.
 
 Every epoch is a new permutation of the rows, and batches are cut from epochs
-that follow one another. A part of the run that joins rows permutes groups of
-them. So it reads some rows of the current epoch again, and leaves others out.
+that follow one another. Each of several sources has epochs of its own: a mix
+gives every source its share of the slots, and shuffles each block of 64 slots.
 
-Each of several sources has epochs of its own: a mix gives every source its
-share of the slots, and shuffles each block of 64 slots.
+The first steps of a run with two sources, `a` of the rows 0 to 3 and `b` of 4
+and 5, in batches of three rows (seed 0):
+
+    step  slot  number  source  epoch  place  row
+       0     0       0  a           0      0    1
+       0     1       1  a           0      1    2
+       0     2       2  b           0      0    5
+       1     0       3  a           0      2    3
+       1     1       4  a           0      3    0
+       1     2       5  a           1      0    0
+
+A *slot* is a place in the batch. Its *number* counts the slots since its
+*stretch* began: in a stretch, neither the batches nor the shares of the sources
+change. The number decides the *source*, and how many slots this source has
+filled before. That count, divided by the size of an *epoch*, gives the epoch
+and the *place* in it. The epoch's permutation has a *group* of neighbouring
+rows at each place: one *row*, or several if the *stage* of the run joins them.
+Such a stage reads some rows of the current epoch again, and leaves others out.
+
+With `row_block`, an epoch permutes blocks of neighbouring rows, so that a
+bucket gives many rows for a request (`_permuted_blocks`).
 """
 
 import bisect
@@ -26,8 +45,13 @@ from antlm_jax.objectives.curriculum import Curriculum, Phase
 
 # Keep these draws apart from the objectives'.
 _ORDER, _SHUFFLE = 0x0DE7, 0x0DEB
-_BLOCK = 64  # slots that are shuffled together
+_BLOCKS, _INSIDE, _LAST = 0x0DEC, 0x0DED, 0x0DEE
+_MIX_BLOCK = 64  # slots that are shuffled together
 ROUNDING = ("carry", "up", "down")
+_LEAST_LANES = 64  # blocks of a source whose rows are read in turn
+# Neighbouring lanes that change places, so that not all rows of a block have
+# the same slot. A host has at least four neighbouring slots on most pods.
+_TURNING = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +59,8 @@ class Stage:
   """A part of a run whose batches have one size and one RoPE base."""
 
   begin: float  # where in the run, from 0 to 1
-  layout: (
-    BatchLayout  # size of its batches, and the slots that this process fills
-  )
+  # Size of its batches, and the slots that this process fills.
+  layout: BatchLayout
   joined: int = 1  # number of neighbouring prepared rows that fill one slot
   base: float | None = None  # RoPE's base; None for the model's own
 
@@ -60,7 +83,7 @@ def parse_batch_schedule(
   Raises:
     UserError: A part cannot be read or laid out, or does not ascend.
   """
-  parts = [Stage(0.0, layout)]
+  stages = [Stage(0.0, layout)]
   for text in schedule:
     what = f"train.batch_schedule: {text!r}"
     found = re.fullmatch(
@@ -77,12 +100,12 @@ def parse_batch_schedule(
       raise UserError(
         f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
       )
-    if begin <= parts[-1].begin:
+    if begin <= stages[-1].begin:
       raise UserError(f"{what} does not begin after the part before it")
     sized = dataclasses.replace(layout, batch_size=size)
-    base = float(found[4]) if found[4] else parts[-1].base
-    parts.append(Stage(begin, sized, joined, base))
-  return tuple(parts)
+    base = float(found[4]) if found[4] else stages[-1].base
+    stages.append(Stage(begin, sized, joined, base))
+  return tuple(stages)
 
 
 class _Stretch(NamedTuple):
@@ -90,7 +113,7 @@ class _Stretch(NamedTuple):
 
   start: int  # its first step
   slots: float  # number of slots that it fills; infinite for the last stretch
-  taken: np.ndarray  # rows that each source gave before it, int64 `[S]`
+  rows_before: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,16 +123,16 @@ class Order:
   Rows are numbered through all sources, in the order of `sources`.
 
   Raises:
-    UserError: The rows, the parts and the rounding do not fit together.
+    UserError: The rows, the stages and the rounding do not fit together.
   """
 
   sources: Mapping[str, int]  # number of prepared rows of each source
-  parts: tuple[Stage, ...]  # ascending; the first begins at 0
-  steps: int = 0  # length of the run; needed by several parts and by a growth
+  stages: tuple[Stage, ...]  # ascending; the first begins at 0
+  steps: int = 0  # length of the run; needed by several stages and by a growth
   # Shares of the sources at each step. None gives each source the same share of
   # every batch as it has of all rows.
   mix: Curriculum | None = None
-  # Batch size at step 0 as a share of the part's batch; it grows linearly to
+  # Batch size at step 0 as a share of the stage's batch; it grows linearly to
   # the whole over the run.
   growth: float = 1.0
   # An epoch's last, incomplete batch is filled from the next epoch (`carry`) or
@@ -117,12 +140,13 @@ class Order:
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all
+  row_block: int = 1  # number of neighbouring rows that are permuted together
   # Whether two batches take turns: a stretch's even slots are in even batches,
   # and its odd slots in odd batches, for any batch size.
   alternate: bool = False
 
   def __post_init__(self):
-    several = len(self.parts) > 1 or len(self.sources) > 1
+    several = len(self.stages) > 1 or len(self.sources) > 1
     if (several or self.growth < 1) and self.rounding != "carry":
       raise UserError(
         "several sources of data, train.batch_schedule and train.batch_start"
@@ -142,7 +166,7 @@ class Order:
   @property
   def joined(self) -> int:
     """Largest number of prepared rows that fill a slot."""
-    return max(part.joined for part in self.parts)
+    return max(stage.joined for stage in self.stages)
 
   @property
   def steps_per_epoch(self) -> float:
@@ -151,23 +175,23 @@ class Order:
     If batches change size, an epoch is the rows over the mean batch.
     """
     if self.rounding != "carry":
-      (part,) = self.parts
-      return float(self._slots_per_epoch(part)[0] / part.layout.batch_size)
+      (stage,) = self.stages
+      return float(self._slots_per_epoch(stage)[0] / stage.layout.batch_size)
     # By shares of the run: its number of steps may depend on this result.
-    ends = [*(part.begin for part in self.parts[1:]), 1.0]
+    ends = [*(stage.begin for stage in self.stages[1:]), 1.0]
     return int(self._sizes.sum()) / sum(
-      self._grown(part.begin, end) * part.layout.batch_size * part.joined
-      for part, end in zip(self.parts, ends, strict=True)
+      self._grown(stage.begin, end) * stage.layout.batch_size * stage.joined
+      for stage, end in zip(self.stages, ends, strict=True)
     )
 
   @property
   def starts(self) -> list[int]:
-    """The first step of each part."""
-    return [round(part.begin * self.steps) for part in self.parts]
+    """The first step of each stage."""
+    return [round(stage.begin * self.steps) for stage in self.stages]
 
   def at(self, step: int) -> Stage:
-    """Returns the part of a step."""
-    return self.parts[bisect.bisect_right(self.starts, step) - 1]
+    """Returns the stage of a step."""
+    return self.stages[bisect.bisect_right(self.starts, step) - 1]
 
   def slots(self, step: int) -> StepSlots:
     """Returns the slots of a step that this process fills.
@@ -176,45 +200,83 @@ class Order:
     and how many slots the source has filled before. That count decides the
     epoch and the place in it. The epoch's permutation decides the rows.
     """
-    part, stretch = self.at(step), self._stretch(step)
-    source, filled = self._sources_of(stretch, self.numbers(step))
-    # Each source continues the epoch in which the stretch before it stopped.
-    filled = filled + stretch.taken[source] // part.joined
-    epoch, place = np.divmod(filled, self._slots_per_epoch(part)[source])
-    group = self._permuted(part, source, epoch, place)
+    stage = self.at(step)
+    if self.row_block > 1 and self.shuffle:
+      source, epoch, place = self._places_by_lane(step)
+    else:
+      source, epoch, place = self._places(step, self.slot_numbers(step))
+    group = self._permuted(stage, source, epoch, place)
     rows_before = np.cumsum(self._sizes) - self._sizes  # of earlier sources
-    first_row = rows_before[source] + group * part.joined
-    rows = first_row[:, None] + np.arange(part.joined)
+    first_row = rows_before[source] + group * stage.joined
+    rows = first_row[:, None] + np.arange(stage.joined)
     return StepSlots(rows, visits=epoch)
 
-  def numbers(self, step: int) -> np.ndarray:
+  def _places(
+    self, step: int, numbers: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the source, epoch and place in it of a step's slots.
+
+    `numbers` are those of the slots in their stretch, int64 `[n]`, as are all
+    three results.
+    """
+    stage, stretch = self.at(step), self._stretch(step)
+    source, filled = self._sources_of(stretch, numbers)
+    # Each source continues the epoch in which the stretch before it stopped.
+    filled = filled + stretch.rows_before[source] // stage.joined
+    epoch, place = np.divmod(filled, self._slots_per_epoch(stage)[source])
+    return source, epoch, place
+
+  def _places_by_lane(
+    self, step: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `_places` of a step's slots in this process.
+
+    The slots of a source take its places of this step in the order of their
+    lanes. So a lane has the same slot, or a neighbour, in all steps, even if
+    batches grow.
+    """
+    size = max(1, self.batch_size(step))
+    start = self._stretch(step).start
+    numbers = self.slots_between(start, step) + np.arange(size)
+    places = source, _, place = self._places(step, numbers)
+    lane = place % self._lanes[source]
+    place_of_slot = np.empty_like(place)  # as an index of `place`
+    by_lane = np.lexsort((lane, source))
+    place_of_slot[np.argsort(source, kind="stable")] = by_lane
+    slots = self.at(step).layout.slots
+    # Empty slots repeat the first: their process need not read another row.
+    mine = place_of_slot[np.where(slots < size, slots, 0)]
+    return tuple(values[mine] for values in places)
+
+  def slot_numbers(self, step: int) -> np.ndarray:
     """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""
     slots = self.at(step).layout.slots
     start = self._stretch(step).start
     if not self.alternate:
-      return self.filled(start, step) + slots
+      return self.slots_between(start, step) + slots
     odd = (step - start) % 2
-    return self.filled(start, step - odd) + 2 * slots + odd
+    return self.slots_between(start, step - odd) + 2 * slots + odd
 
-  def taken(self, step: int) -> dict[str, int]:
+  def rows_read(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that earlier steps read."""
     stretch = self._stretch(step)
-    slots = self.filled(stretch.start, step)
-    taken = stretch.taken + self._counts(step, slots) * self.at(step).joined
-    return dict(zip(self.sources, taken.tolist(), strict=True))
+    slots = self.slots_between(stretch.start, step)
+    rows = self._counts(step, slots) * self.at(step).joined
+    rows += stretch.rows_before
+    return dict(zip(self.sources, rows.tolist(), strict=True))
 
   def epochs(self, step: int) -> dict[str, float]:
     """Returns how often earlier steps read the rows of each source."""
     if self.rounding != "carry":  # an epoch has more or fewer slots than rows
       return dict.fromkeys(self.sources, step / self.steps_per_epoch)
-    taken = self.taken(step)
-    return {name: taken[name] / size for name, size in self.sources.items()}
+    rows_read = self.rows_read(step)
+    return {name: rows_read[name] / size for name, size in self.sources.items()}
 
   def batch_size(self, step: int) -> int:
     """Returns the number of slots that a step fills; later slots are empty."""
-    return self.filled(step, step + 1)
+    return self.slots_between(step, step + 1)
 
-  def filled(self, start: int, stop: int) -> int:
+  def slots_between(self, start: int, stop: int) -> int:
     """Returns the number of slots that the steps [start, stop) fill."""
     inside = [s for s in self.starts if start < s < stop]
     total = 0
@@ -236,9 +298,9 @@ class Order:
     more = (1 - self.growth) * (end**2 - begin**2) / 2
     return self.growth * (end - begin) + more
 
-  def _slots_per_epoch(self, part: Stage) -> np.ndarray:
+  def _slots_per_epoch(self, stage: Stage) -> np.ndarray:
     """Number of slots in an epoch of each source, int64 `[S]`."""
-    groups, batch_size = self._sizes // part.joined, part.layout.batch_size
+    groups, batch_size = self._sizes // stage.joined, stage.layout.batch_size
     return {
       "carry": groups,
       "up": -(-groups // batch_size) * batch_size,
@@ -247,14 +309,14 @@ class Order:
     }[self.rounding]
 
   def _permuted(
-    self, part: Stage, source: np.ndarray, epoch: np.ndarray, place: np.ndarray
+    self, stage: Stage, source: np.ndarray, epoch: np.ndarray, place: np.ndarray
   ) -> np.ndarray:
     """Returns the group of rows at each slot's place in its epoch, int64 `[n]`.
 
     A group is the `joined` neighbouring rows that fill a slot. It has a number
     in its source.
     """
-    groups = self._sizes // part.joined
+    groups = self._sizes // stage.joined
     # `up` and `down` may fill a batch with an epoch's first rows again.
     place = place % groups[source]
     if not self.shuffle:
@@ -263,10 +325,40 @@ class Order:
     # A batch may have several sources, and reach into the next epoch.
     for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
       # The first source has the permutations of a run without others.
+      inside, size = (source == s) & (epoch == e), int(groups[s])
+      if self.row_block > 1:
+        lanes, block = int(self._lanes[s]), self.row_block // stage.joined
+        group[inside] = _permuted_blocks(
+          place[inside], size, max(1, block), lanes, (self.seed, e, s)
+        )
+        continue
       key = (self.seed, _ORDER, e, s) if s else (self.seed, _ORDER, e)
-      inside = (source == s) & (epoch == e)
-      group[inside] = hashing.permute(place[inside], int(groups[s]), *key)
+      group[inside] = hashing.permute(place[inside], size, *key)
     return group
+
+  @property
+  def blocks_at_once(self) -> int:
+    """Number of blocks whose rows this process reads in turn."""
+    layout = self.stages[0].layout
+    share = len(layout.slots) / layout.batch_size
+    return math.ceil(share * int(self._lanes.sum()))
+
+  @functools.cached_property
+  def _lanes(self) -> np.ndarray:
+    """Number of blocks of each source whose rows are read in turn, int64 `[S]`.
+
+    It is the number of the source's slots in the smallest step, or a multiple.
+    So every step reads the lanes equally often, and processes, which fill
+    different slots, read different blocks.
+    """
+    slots = np.full(len(self.sources), np.inf)
+    for phase in self._mix.phases:
+      for name, share in phase.shares.items():
+        index = list(self.sources).index(name)
+        slots[index] = min(slots[index], share) if share else slots[index]
+    smallest = min(stage.layout.batch_size for stage in self.stages)
+    slots = np.minimum(slots, 1.0) * smallest * self.growth
+    return np.rint(slots * np.ceil(_LEAST_LANES / slots)).astype(np.int64)
 
   def _stretch(self, step: int) -> _Stretch:
     """Returns the stretch of a step."""
@@ -275,16 +367,17 @@ class Order:
 
   @functools.cached_property
   def _stretches(self) -> list[_Stretch]:
-    """All stretches in order: each begins with a part or a phase of the mix."""
+    """All stretches, in order. A stage or a phase of the mix begins each."""
     changes = [phase.start for phase in self._mix.phases]
     starts = sorted({*self.starts, *changes})
-    out, taken = [], np.zeros_like(self._sizes)
+    out, rows_before = [], np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
-      slots = self.filled(start, stop)
-      out.append(_Stretch(start, slots, taken))
-      # Rows, since slots of two parts may hold different numbers of them.
-      taken = taken + self._counts(start, slots) * self.at(start).joined
-    return [*out, _Stretch(starts[-1], math.inf, taken)]
+      slots = self.slots_between(start, stop)
+      out.append(_Stretch(start, slots, rows_before))
+      # Rows, since slots of two stages may hold different numbers of them.
+      rows = self._counts(start, slots) * self.at(start).joined
+      rows_before = rows_before + rows
+    return [*out, _Stretch(starts[-1], math.inf, rows_before)]
 
   @functools.cached_property
   def _mix(self) -> Curriculum:
@@ -312,7 +405,7 @@ class Order:
     if len(self.sources) == 1:
       return np.zeros_like(slots), slots
     source, filled = np.empty_like(slots), np.empty_like(slots)
-    blocks, places = np.divmod(slots, _BLOCK)
+    blocks, places = np.divmod(slots, _MIX_BLOCK)
     for block in np.unique(blocks).tolist():
       inside = blocks == block
       of_block, filled_of_block = self._shuffled_block(stretch, block)
@@ -329,21 +422,67 @@ class Order:
     fills (`_counts`), and a shuffle chooses these slots. The rows of a source
     keep their order.
     """
-    slots = block * _BLOCK + np.arange(_BLOCK)
-    # Slots that each source fills before each of these, `[S, _BLOCK + 1]`.
+    slots = block * _MIX_BLOCK + np.arange(_MIX_BLOCK)
+    # Slots that each source fills before each of these, `[S, _MIX_BLOCK + 1]`.
     before = self._counts(stretch.start, np.append(slots, slots[-1] + 1))
     # Whether each source fills each slot, 0 or 1, before and after the shuffle.
     fills = np.diff(before)
     fills = fills[:, self._shuffle_of(stretch, slots)]
     before = before[:, :1] + fills.cumsum(axis=1) - fills
     source = fills.argmax(axis=0)
-    return source, before[source, np.arange(_BLOCK)]
+    return source, before[source, np.arange(_MIX_BLOCK)]
 
   def _shuffle_of(self, stretch: _Stretch, slots: np.ndarray) -> np.ndarray:
-    """Returns a random permutation of a block's places, int64 `[_BLOCK]`."""
-    draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + slots)
+    """Returns a random permutation of a block's slots, int64 `[_MIX_BLOCK]`."""
+    draws = hashing.bits(self.seed, _SHUFFLE, stretch.rows_before.sum() + slots)
     # Slots after the stretch's end stay behind the slots before it, so that the
     # stretch has exactly its shares.
     after_all = 2**32
     draws = np.where(slots < stretch.slots, draws.astype(np.int64), after_all)
     return np.argsort(draws, kind="stable")
+
+
+def _permuted_blocks(
+  place: np.ndarray, size: int, block: int, lanes: int, key: tuple[int, ...]
+) -> np.ndarray:
+  """Permutes range(size) so that rows of a block follow one another closely.
+
+  The blocks of `block` neighbours are permuted, and the rows in each. This
+  sequence is divided into `lanes` parts, the lanes. The permutation takes the
+  first row of each lane, then the second row of each, and so on. So the rows of
+  any batch are of as many blocks as there are lanes, and each lane has one open
+  block at a time.
+
+  Args:
+    place: Places in the permutation, int64 `[n]`.
+    size: Number of rows.
+    block: Number of rows in a block.
+    lanes: Number of lanes.
+    key: Seed, epoch and source, which choose the permutation.
+
+  Returns:
+    The row at each place, int64 `[n]`.
+  """
+  seed, *counters = key
+  # Each lane has `length` rows, and the first `longer` lanes have one more.
+  length, longer = divmod(size, lanes)
+  turn, lane = np.divmod(place, lanes)
+  first = lane - lane % _TURNING
+  turns = (turn < length) & (first + _TURNING <= lanes)
+  lane = np.where(turns, first + (lane + turn) % _TURNING, lane)
+  at = lane * length + np.minimum(lane, longer) + turn
+  # The incomplete block has a random place among the others.
+  count, rest = divmod(size, block)
+  share = hashing.uniform(seed, _LAST, *counters)
+  begin = int(share * (count + 1)) * block
+  last = (begin <= at) & (at < begin + rest)
+  at = np.where(at < begin, at, at - np.where(last, begin, rest))
+  row = np.empty_like(at)
+  row[last] = count * block + hashing.permute(
+    at[last], rest, seed, _INSIDE, *counters, count
+  )
+  number, inside = np.divmod(at[~last], block)
+  number = hashing.permute(number, count, seed, _BLOCKS, *counters)
+  inside = hashing.permute(inside, block, seed, _INSIDE, *counters, number)
+  row[~last] = number * block + inside
+  return row

@@ -38,7 +38,7 @@ from antlm_jax.data.spans import Span, make_spans, read_span
 from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, progress
+from antlm_jax.runtime import cores, files, progress
 
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
@@ -61,9 +61,11 @@ class Preparation:
     self.recipe, self.corpus = recipe, corpus
     self.output, self.tokenizer = pathlib.Path(output), tokenizer
     self.spans = make_spans(corpus, recipe.seq_len)
-    self.tasks = tasks or _number_of_tasks(corpus, self.spans)
     self._staging = self.output / STAGING
     self._plan = self._staging / "plan.json"
+    if not tasks and self.is_begun:  # maybe by a process with other cores
+      tasks = files.read_json(self._plan, "the plan")["settings"]["tasks"]
+    self.tasks = tasks or _number_of_tasks(corpus, self.spans)
 
   @property
   def is_begun(self) -> bool:
@@ -97,8 +99,13 @@ class Preparation:
         self._staging.mkdir(parents=True, exist_ok=True)
       files.write_json(self._plan, plan)
     begun = files.read_json(self._plan, "the plan")
+    if not isinstance(begun.get("settings"), dict):
+      raise UserError(
+        f"{self._plan} has no settings: delete {self.output}, or choose another"
+        " output"
+      )
     differ = differences(begun["settings"], plan["settings"])
-    if begun["text"] != plan["text"]:
+    if begun.get("text") != plan["text"]:
       differ.append("files of other names, sizes or times")
     if differ:
       raise UserError(
@@ -203,10 +210,7 @@ class Preparation:
     where = self.output / folder_lib.MANIFEST
     if where.exists():
       return Manifest.load(self.output)
-    parts = [
-      files.read_json(self._counts(task), "the counts of a task")
-      for task in range(self.tasks)
-    ]
+    parts = [self._read_counts(task) for task in range(self.tasks)]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
     sources = {
       text_files.source_name("dev", path): fingerprint(self.corpus, path)
@@ -216,9 +220,7 @@ class Preparation:
       records["train"].update(part.get("records", {}))
       sources |= part["sources"]
     splits = {
-      "train": shards.joined(
-        PreparedSplit.load(part["split"]) for part in parts
-      ),
+      "train": shards.joined(part["split"] for part in parts),
       "dev": self._write_held_out(records["dev"]),
     }
     self._check(splits)
@@ -267,14 +269,24 @@ class Preparation:
 
   def _is_finished(self, task: int) -> bool:
     """Whether a task's results are there, made with the present tokenizer."""
-    path, tokenizer = self._counts(task), self.output / folder_lib.TOKENIZER
-    if not path.exists():
+    tokenizer = self.output / folder_lib.TOKENIZER
+    if not self._counts(task).exists() or not tokenizer.is_file():
       return False
-    counts = files.read_json(path, "the counts of a task")
-    return tokenizer.is_file() and (
-      counts.get("tokenizer") == folder_lib.sha256(tokenizer)
+    counts = self._read_counts(task)
+    return counts is not None and (
+      counts["tokenizer"] == folder_lib.sha256(tokenizer)
       and counts["files"] == self._sizes(task)
     )
+
+  def _read_counts(self, task: int) -> dict | None:
+    """Returns the counts of a task that has ended; None if some are missing."""
+    counts = files.read_json(self._counts(task), "the counts of a task")
+    try:
+      counts["split"] = PreparedSplit.load(counts["split"])
+    except (AttributeError, KeyError, TypeError):
+      return None
+    needed = {"sources", "cut", "text_bytes", "tokenizer", "files"}
+    return counts if needed <= counts.keys() else None
 
   def _sizes(self, task: int) -> dict[str, int]:
     """Returns the sizes of the files that a task leaves, by path."""
@@ -415,12 +427,12 @@ def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:
 
 
 def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
-  """Returns the number of tasks that fits the text and this machine."""
+  """Returns the number of tasks that fits the text and the process."""
   size = sum(span.bytes for span in spans)
   # The readers of a script are not in other processes.
   if size < _SMALL or not all(map(readers.is_own, corpus.train)):
     return 1
-  return min(len(spans), max(os.cpu_count() or 1, -(-size // _SHARD)))
+  return min(len(spans), max(cores.count_cores(), -(-size // _SHARD)))
 
 
 def _identity(corpus: Corpus, split: str, path: str) -> tuple[str, object]:

@@ -15,7 +15,7 @@ from antlm_jax.data.joined_rows import Joined
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.rows import Rows, damaged, token_dtype
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.errors import UserError
+from antlm_jax.errors import Unavailable, UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.runtime import files
 
@@ -87,6 +87,8 @@ class Manifest:
     path = files.absolute_path(folder) / MANIFEST
     try:
       fields = files.read_json(path, "the manifest")
+    except Unavailable:
+      raise
     except UserError as error:
       why = files.absent(path.parent) or error
       raise UserError(

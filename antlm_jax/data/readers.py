@@ -31,16 +31,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 from antlm_jax.runtime import records as parsing
 from antlm_jax.settings import Registry
 
 HUB = "hf://"
-_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _COMPRESSED_INSIDE = (".parquet",)  # kinds that are never compressed again
 _BATCH = 256  # records read at once
 _BLOCK = 1 << 20  # bytes of text read at once
+_BATCH_BYTES = 1 << 28  # of parquet read at once
+# A packed file may always hold so many bytes, or hold so many times its size.
+# Text is packed to a tenth at most, and few bytes can fill any disk.
+_SMALL, _RATIO = 1 << 28, 1000
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.
 _PIECE = 1 << 18
 # A line end; that of Windows may be \r\r\n.
@@ -96,7 +101,7 @@ def kind(source: str) -> str | None:
   if source.startswith(HUB):
     return HUB
   name, ending = os.path.splitext(os.path.basename(source).lower())
-  if ending in _COMPRESSED:
+  if ending in COMPRESSED:
     ending = os.path.splitext(name)[1]
     if ending in _COMPRESSED_INSIDE:
       return None
@@ -121,7 +126,7 @@ def endings() -> str:
   """Lists the endings of the files that can be read."""
   known = " ".join(ending for ending in READERS if ending != HUB)
   inside = " ".join(_COMPRESSED_INSIDE)
-  packed = " ".join(_COMPRESSED)
+  packed = " ".join(COMPRESSED)
   return f"{known}, or one of these (but {inside}) and {packed}"
 
 
@@ -142,7 +147,7 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
     with _reading_source(source), parquet.ParquetFile(source) as file:
       return size, max(1, file.num_row_groups)
   plain = READERS.get(of) is None and rule.length < math.inf
-  packed = os.path.splitext(source)[1].lower() in _COMPRESSED
+  packed = os.path.splitext(source)[1].lower() in COMPRESSED
   anywhere = (plain or of in (".jsonl", ".ndjson")) and not packed
   return size, max(1, size) if anywhere else 1
 
@@ -313,11 +318,42 @@ def open_file(path: str) -> BinaryIO:
 
 def _open_source_file(path: str) -> io.BufferedReader:
   ending = os.path.splitext(path)[1].lower()
-  if ending not in _COMPRESSED:
+  if ending not in COMPRESSED:
     return open(path, "rb")
-  import pyarrow  # slow to import
+  return io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
 
-  return io.BufferedReader(pyarrow.input_stream(path, _COMPRESSED[ending]))
+
+class _Unpacked(io.RawIOBase):
+  """The content of a compressed file; its size is checked while it is read."""
+
+  def __init__(self, path: str, compression: str):
+    import pyarrow  # slow to import
+
+    self._stream = pyarrow.input_stream(path, compression)
+    self._path, self._bytes = path, 0
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    count = self._stream.readinto(buffer)
+    self._bytes += count
+    _check_unpacked(self._path, self._bytes)
+    return count
+
+  def close(self) -> None:
+    self._stream.close()
+    super().close()
+
+
+def _check_unpacked(path: str, size: int) -> None:
+  """Raises a ValueError if a packed file holds incredibly many bytes."""
+  packed = os.path.getsize(path)
+  if size > max(_SMALL, _RATIO * packed):
+    raise ValueError(
+      f"its {units.quantity(packed, 'B')} hold over {units.quantity(size, 'B')}"
+      f" of text, over {_RATIO:,} times as much: if that is right, unpack it"
+    )
 
 
 def equal_files(sources: Iterable[str]) -> list[list[str]]:
@@ -331,7 +367,7 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
   """
 
   def packed(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in _COMPRESSED
+    return os.path.splitext(path)[1].lower() in COMPRESSED
 
   def alike(paths: Iterable[str], key: Callable) -> Iterator[list[str]]:
     by_key = collections.defaultdict(list)
@@ -489,7 +525,7 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
     if part != WHOLE:
       begin, end = _bytes(file, part, lambda line, passed: True)
       at = file.seek(begin)
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(parsing.bounded_lines(file), start=1):
       if at >= end:
         return
       if line.strip(b" \t\r\n" + codecs.BOM_UTF8):
@@ -506,7 +542,7 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
 
 @READERS.register(".csv")
 def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
-  csv.field_size_limit(2**31 - 1)
+  csv.field_size_limit(parsing.LONGEST_RECORD)
 
   def lines() -> Iterator[str]:
     how = {"errors": "surrogateescape", "newline": ""}
@@ -535,8 +571,42 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
     if not (mine := groups[index].tolist()):
       return
     sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
-    batches = file.iter_batches(_BATCH, mine, columns=only)
-    yield from _batch_records(batches, sum(sizes))
+    count = min(_rows_at_once(file.metadata.row_group(i)) for i in mine)
+    # Threads would cost more than they gain for few rows.
+    how = {"columns": only, "use_threads": False}
+    batches = file.iter_batches(count, mine, **how)
+    yield from _batch_records(_checked_batches(path, batches), sum(sizes))
+
+
+def _rows_at_once(group) -> int:
+  """Returns the number of rows of a row group to read at once.
+
+  All rows may refer to one value, which is as long as the column. The file has
+  it once, and memory has it for each row.
+  """
+  columns = [group.column(number) for number in range(group.num_columns)]
+  longest = max(1, *(column.total_uncompressed_size for column in columns))
+  packed = max(1, *(column.total_compressed_size for column in columns))
+  # Text is packed to a tenth. Few rows at a time take several times as long.
+  least = 1 if longest > 100 * packed else 16
+  return max(least, min(_BATCH, _BATCH_BYTES // longest))
+
+
+def _checked_batches(path: str, batches: Iterable) -> Iterator:
+  import pyarrow  # slow to import
+
+  total = 0
+  for batch in batches:
+    columns = [
+      column.dictionary_decode()
+      if isinstance(column, pyarrow.DictionaryArray)
+      else column
+      for column in batch.columns
+    ]
+    batch = pyarrow.RecordBatch.from_arrays(columns, batch.schema.names)
+    total += batch.nbytes
+    _check_unpacked(path, total)
+    yield batch
 
 
 @READERS.register(HUB)
@@ -553,9 +623,17 @@ def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
 
 
 def _batch_records(batches: Iterable, before: int) -> Records:
-  rows = (row for batch in batches for row in batch.to_pylist())
-  for number, row in enumerate(rows, start=1 + before):
-    yield f"row {number}", row
+  number = before
+  for batch in batches:
+    # Python's copy of long texts is of one row.
+    count = 1 if batch.nbytes > _BLOCK * _BATCH else batch.num_rows
+    for first in range(0, batch.num_rows, count):
+      rows = batch.slice(first, count)
+      if count == 1 and rows.nbytes > parsing.LONGEST_RECORD:
+        raise ValueError(f"row {number + 1} {parsing.too_long()}")
+      for row in rows.to_pylist():
+        number += 1
+        yield f"row {number}", row
 
 
 def _dataset(source: str):
@@ -598,11 +676,53 @@ def _load_hub_splits(name: str, config: str):
       ("state.json", lambda name: {"train": datasets.load_from_disk(name)}),
     ):
       if os.path.isfile(os.path.join(name, file)):
+        _check_inside(name, _saved_files(name))
         return load(name)
+    if os.path.isdir(name):
+      builder = datasets.load_dataset_builder(name, config or None)
+      named = (builder.config.data_files or {}).values()
+      _check_inside(name, itertools.chain(*named))
     return datasets.load_dataset(name, config or None)
-  except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+  except (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    datasets.exceptions.DatasetsError,
+  ) as error:
     why = files.failure_reason(error)
     raise UserError(f"cannot load {HUB}{name}: {why}") from error
+
+
+def _saved_files(folder: str) -> Iterator[str]:
+  """Yields the files that a folder of `save_to_disk` names."""
+  folders, about = [folder], os.path.join(folder, "dataset_dict.json")
+  if os.path.isfile(about):
+    splits = files.read_json(about, "the dataset")["splits"]
+    folders = [os.path.join(folder, split) for split in splits]
+  for place in folders:
+    state = os.path.join(place, "state.json")
+    yield state
+    for file in files.read_json(state, "the dataset")["_data_files"]:
+      yield os.path.join(place, file["filename"])
+
+
+def _check_inside(folder: str, paths: Iterable[str]) -> None:
+  """Raises a UserError if a dataset's folder names a file outside itself.
+
+  In the Hub's cache, the files of a snapshot are links to its blobs.
+  """
+  root = os.path.realpath(folder)
+  places = [root]
+  if os.path.basename(os.path.dirname(root)) == "snapshots":
+    places.append(os.path.join(root, "../../blobs"))
+  inside = tuple(f"{os.path.realpath(place)}/" for place in places)
+  for path in paths:
+    if "://" in path or not os.path.realpath(path).startswith(inside):
+      raise UserError(
+        f"{HUB}{folder} names {path}, which is outside of the folder: copy the"
+        " file into it, or give its path"
+      )
 
 
 _OWN = frozenset(READERS)

@@ -5,6 +5,10 @@ little-endian uint16 (uint32 for vocabularies beyond 65,536). If rows are
 segmented, the bits of its starts follow.
 """
 
+import collections
+import concurrent.futures
+import copy
+import functools
 import hashlib
 import os
 import threading
@@ -16,14 +20,15 @@ from array_record.python import array_record_module
 
 from antlm_jax.data import array_records, packing
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files
+from antlm_jax.runtime import buckets, files
+from antlm_jax.units import gib
 
 Indices = Sequence[int] | np.ndarray
 
 # The defaults compress, which is 20 times slower, and read ahead in vain.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-# Bytes of rows from a bucket that stay in memory.
+# Bytes of rows from a bucket that stay in memory: those used last.
 _CACHE_BYTES = 1 << 30
 
 
@@ -67,7 +72,8 @@ class Rows:
   """Rows of `seq_len` tokens T in shards, `segmented` or not.
 
   Shards are on this machine or in a bucket, and open when a row is read. From a
-  bucket, only the bytes of the rows are read, and kept up to 1 GiB.
+  bucket, only the bytes of the rows are read, or of their blocks (`by_blocks`).
+  The last that were used stay in memory, up to 1 GiB.
   """
 
   def __init__(
@@ -88,17 +94,49 @@ class Rows:
     self._dtype = np.dtype(token_dtype(vocab_size))
     self._split = seq_len * self._dtype.itemsize
     self._width = self._split + -(-seq_len // 8) * segmented  # of a record
-    self._readers = [None] * len(shards)  # of those on this machine
+    # The first row of each source, and the number of all rows.
+    self._origins = np.array([0, self._count])
+    self._block = 1  # number of rows that are read together from a bucket
+    self._forget()
+
+  def _forget(self) -> None:
+    """Begins without open shards, and without blocks in memory."""
+    self._readers = [None] * len(self._shards)  # of those on this machine
     self._lock = threading.Lock()
-    self._cache: dict[int, bytes] = {}  # of a bucket, by row
+    self._tries = buckets.Tries()
+    # Blocks of a bucket by their first row: the last used, and those that
+    # threads are reading now.
+    self._cache = collections.OrderedDict[int, bytes]()
+    self._reading: dict[int, concurrent.futures.Future] = {}
 
   def __len__(self) -> int:
     return self._count
 
   def followed_by(self, others: Sequence["Rows"]) -> "Rows":
     """Returns these rows and then others with the same layout."""
-    shards = [shard for rows in (self, *others) for shard in rows._shards]
-    return Rows(shards, self.seq_len, self._vocab_size, self.segmented)
+    parts = (self, *others)
+    shards = [shard for rows in parts for shard in rows._shards]
+    joined = Rows(shards, self.seq_len, self._vocab_size, self.segmented)
+    joined._origins = np.cumsum([0, *map(len, parts)])
+    return joined
+
+  def by_blocks(self, size: int, at_once: int) -> "Rows":
+    """Returns these rows, which a bucket gives in blocks of `size` neighbours.
+
+    The blocks of each source begin at its first row, as those of `order.Order`.
+    `at_once` is the number of blocks whose rows are read in turn. Raises a
+    UserError if memory has no room for them.
+    """
+    rows = copy.copy(self)
+    rows._block = size
+    rows._forget()
+    needed, limit = at_once * size * self._width, _CACHE_BYTES // 2
+    if size > 1 and self._remote.any() and needed > limit:
+      raise UserError(
+        f"data.shuffle_block={size} keeps {gib(needed)} of rows in memory, over"
+        f" {gib(limit)}: give at most {max(1, size * limit // needed)}"
+      )
+    return rows
 
   def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     """Reads rows by their indices `[n]`.
@@ -162,16 +200,61 @@ class Rows:
 
   def _read_bucket(self, indices: np.ndarray) -> np.ndarray:
     """Reads records that are in a bucket, uint8 `[n, width]`."""
-    cached, asked = self._cache, indices.tolist()
-    wanted = np.array([i for i in {*asked} if i not in cached], np.int64)
-    read = self._fetch(np.sort(wanted)) if wanted.size else {}
-    records = b"".join(read.get(index) or cached[index] for index in asked)
-    if len(cached) * self._width < _CACHE_BYTES:
-      cached |= read
-    return np.frombuffer(records, np.uint8).reshape(-1, self._width)
+    sources = np.searchsorted(self._origins, indices, side="right") - 1
+    places = (indices - self._origins[sources]) % self._block
+    firsts = indices - places
+    blocks = self._read_blocks(np.unique(firsts).tolist())
+    width, records = self._width, []
+    begins = (places * width).tolist()
+    for first, begin in zip(firsts.tolist(), begins, strict=True):
+      records.append(blocks[first][begin : begin + width])
+    return np.frombuffer(b"".join(records), np.uint8).reshape(-1, width)
 
-  def _fetch(self, wanted: np.ndarray) -> dict[int, bytes]:
-    """Reads records of a bucket by ascending indices, and checks them."""
+  def _read_blocks(self, firsts: Sequence[int]) -> dict[int, bytes]:
+    """Returns the records of blocks, by the first row of each.
+
+    If threads ask for the same block at once, one of them reads it for all.
+    """
+    blocks, waiting, wanted = {}, {}, []
+    result = concurrent.futures.Future()
+    with self._lock:
+      for first in firsts:
+        if first in self._cache:
+          self._cache.move_to_end(first)
+          blocks[first] = self._cache[first]
+        elif first in self._reading:
+          waiting[first] = self._reading[first]
+        else:
+          wanted.append(first)
+          self._reading[first] = result
+    if wanted:
+      fetched = {}
+      try:
+        fetched = self._fetch(np.array(wanted))
+        result.set_result(fetched)
+      except BaseException as error:
+        result.set_exception(error)
+        raise
+      finally:
+        with self._lock:
+          self._cache |= fetched
+          most = max(1, _CACHE_BYTES // (self._block * self._width))
+          while len(self._cache) > most:
+            self._cache.popitem(last=False)
+          for first in wanted:
+            del self._reading[first]
+      blocks |= fetched
+    return blocks | {first: of.result()[first] for first, of in waiting.items()}
+
+  def _fetch(self, firsts: np.ndarray) -> dict[int, bytes]:
+    """Reads blocks of a bucket by their ascending first rows, and checks them.
+
+    A block ends with its source at the latest.
+    """
+    ends = self._origins[np.searchsorted(self._origins, firsts, side="right")]
+    ends = np.minimum(firsts + self._block, ends)
+    spans = [np.arange(*span) for span in zip(firsts, ends, strict=True)]
+    wanted = np.concatenate(spans)
     shards = np.searchsorted(self._ends, wanted, side="right")
     places = wanted - self._begins[shards]
     size = array_records.chunk_size(self._width)
@@ -180,7 +263,9 @@ class Rows:
     for index in np.flatnonzero(bad):
       what = f"its hash is wrong, or it is no record of {self._width} bytes"
       raise _bad_row(self._paths[shards[index]], places[index], what)
-    return dict(zip(wanted.tolist(), map(bytes, records), strict=True))
+    parts = np.split(records, np.cumsum(ends - firsts)[:-1])
+    blocks = (part.tobytes() for part in parts)
+    return dict(zip(firsts.tolist(), blocks, strict=True))
 
   def _read_ranges(
     self, shards: np.ndarray, places: np.ndarray, size: int
@@ -197,12 +282,15 @@ class Rows:
       array_records.file_offset((places[last] + 1) * size - 1) + 1
     ).tolist()
     paths = [self._paths[shard] for shard in shards[first]]
+    system = fsspec.filesystem("gcs")
+    ranges = functools.partial(
+      system.cat_ranges, paths, begins, ends, on_error="raise"
+    )
     try:
-      system = fsspec.filesystem("gcs")
-      found = system.cat_ranges(paths, begins, ends, on_error="raise")
+      found = self._tries.read(ranges, paths[0])
     except (*files.file_failures(), ValueError) as error:
       why = files.failure_reason(error)
-      raise UserError(f"cannot read {paths[0]}: {why}") from error
+      raise files.failure(f"cannot read {paths[0]}: {why}", error) from error
     for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
       if len(data) != end - begin:
         raise damaged(path, f"ends before byte {end}")

@@ -78,6 +78,7 @@ class ShardWriter:
     self._counts, self._digest = collections.Counter(), 0
     dtype = rows.token_dtype(tokenizer.vocab_size)
     with files.writing(rows_path):
+      rows_path.unlink(missing_ok=True)  # it may be a link to another file
       self._rows = rows.RowWriter(rows_path, dtype, recipe.segmented)
     shutil.rmtree(documents_folder, ignore_errors=True)  # left by a kill
     with files.writing(documents_folder):

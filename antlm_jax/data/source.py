@@ -5,6 +5,7 @@ from 0 to batch_size, and holds one row, or several that are joined. Random
 draws belong to slots: a row gets new masks in each epoch.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ _SHORT, _CUT, _OFFSET = 0x0DE8, 0x0DE9, 0x0DEA
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class BatchSource:
   """The batches of a run, which `grain` reads at random access."""
 
   rows: Rows  # the prepared rows
@@ -61,10 +62,11 @@ class Source:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Batch:
-    part, taken = self.order.at(step), self.order.slots(step)
-    layout = part.layout
+    stage = self.order.at(step)
+    layout = stage.layout
     slots = layout.slots
-    tokens, starts = self._read(step, slots, taken.rows)
+    contents = self.order.slots(step)
+    tokens, starts = self._read(step, slots, contents.rows)
     kept = self._kept(step, slots, tokens.shape)
     if self.short:
       starts = _with_segment(starts, ~kept)
@@ -74,15 +76,16 @@ class Source:
     segments = Segments.of(starts) if segmented else whole
     shares, objective_ids, ranks = self._divided(step)
     objective_ids, ranks = objective_ids[slots], ranks[slots, None]
-    texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
+    first_rows = contents.rows[:, 0]
+    rows_and_visits = np.stack([first_rows, contents.visits], axis=1)
     if self.held_out is None:
-      counter, places = step, slots
+      draw = Draw(self.seed, step, slots[:, None], rows_and_visits, ranks)
       # A batch that still grows has empty slots.
       counted = slots < self.order.batch_size(step)
     else:
-      counter, places, ranks = 0, self.order.numbers(step), None
-      counted = places < self.held_out
-    draw = Draw(self.seed, counter, places[:, None], texts, ranks)
+      row_numbers = self.order.slot_numbers(step)
+      draw = Draw(self.seed, 0, row_numbers[:, None], rows_and_visits)
+      counted = row_numbers < self.held_out
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
     predicted = corrupted.predicted & kept & counted[:, None]
@@ -95,7 +98,7 @@ class Source:
       segmented,
       self.vocabulary.word_size,
     )
-    return dataclasses.replace(batch, rope_theta=part.base)
+    return dataclasses.replace(batch, rope_theta=stage.base)
 
   def _divided(self, step: int) -> tuple[dict, np.ndarray, np.ndarray]:
     """Divides a step's batch, in all processes, among the objectives.
@@ -111,7 +114,9 @@ class Source:
     phase, every = self.curriculum.at(step), self.curriculum.objectives
     shares = {every.index(name): x for name, x in phase.shares.items()}
     size = self.order.batch_size(step)
-    divided = phase.divide_batch(self.order.filled(phase.start, step), size)
+    divided = phase.divide_batch(
+      self.order.slots_between(phase.start, step), size
+    )
     # A batch that still grows has empty slots behind the others.
     empty = self.order.at(step).layout.batch_size - size
     objective_ids = np.array(list(shares))[np.pad(divided, (0, empty))]
@@ -219,7 +224,7 @@ def _with_segment(starts: np.ndarray | None, cut_off: np.ndarray) -> np.ndarray:
 
 
 def load_batches(
-  source: Source, start: int = 0, threads: int = 2
+  source: BatchSource, start: int = 0, threads: int = 2
 ) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., made by grain's threads.
 
@@ -227,7 +232,9 @@ def load_batches(
     UserError: A row cannot be read (`Rows.read`).
   """
   if start >= len(source):
-    return iter(())
+    return
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=8)
   steps = grain.MapDataset.source(source)[start:]
-  return iter(steps.to_iter_dataset(options))
+  # Closed, so that no thread reads further batches after an error.
+  with contextlib.closing(iter(steps.to_iter_dataset(options))) as batches:
+    yield from batches

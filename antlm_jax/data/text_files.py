@@ -11,23 +11,11 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from antlm_jax.data import readers
+from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
 
-DEV = "dev", "validation", "valid", "val"  # names of the held-out split
-# A file's name, between two dots, or a folder's that names a split: train,
-# corpus_valid, train-00000-of-00002, train_10M.
-_NAMED = re.compile(
-  rf"(?:.*[-_])?(?:(?P<train>train)|(?P<dev>{'|'.join(DEV)})"
-  r"|(?P<test>test))(?:[-_]?\d[\w-]*)?"
-)
-# The same words anywhere in a name, for names that differ in them alone.
-_WORD = re.compile(
-  rf"(?P<train>train(?:ing)?)|(?P<dev>{'|'.join(DEV)})"
-  r"|(?P<test>test(?:ing)?)"
-)
 _UNUSED = {
   "": "beside files named train",
   "train": "named train",
@@ -95,6 +83,12 @@ class Corpus:
     for why, found in self.unused.items():
       expected = why == _UNUSED["test"]
       listed[f"{'' if expected else 'warning: '}not used, {why}"] = found
+    listed["named like a held-out set, but trained on"] = [
+      source
+      for source in self.train
+      if source not in self.given
+      and splits.split_word(source) in ("dev", "test")
+    ]
     return "\n".join(
       f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
     )
@@ -111,8 +105,9 @@ class Found(NamedTuple):
   """A file, or a dataset, that was found."""
 
   source: str
-  split: str  # named by the file: train, dev, test, "" or, if no text, unknown
-  alone: bool = False  # given by its own path, rather than found in a folder
+  split: str  # that its name says, "" for none, or unknown if it is no text
+  stem: tuple[str, ...]  # equal for parts of one set, see `splits.SplitName`
+  alone: bool  # given by its own path, rather than found in a folder
 
 
 def find_corpus(
@@ -133,11 +128,12 @@ def find_corpus(
     UserError: A path is missing or of no known kind, or there is no text to
       train on (with `needs_train`) or, in `dev`, to hold out.
   """
-  by_path = [search(path) for path in text]
+  by_path = search(text)
   everything = list(itertools.chain(*by_path))
   train = _to_train_on(by_path)
   if dev:
-    held_out = [file for path in dev for file in _held_out_files(path)]
+    searched = zip(dev, search(dev), strict=True)
+    held_out = [file for found in searched for file in _held_out_files(*found)]
   else:
     held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and held-out text is not trained on.
@@ -192,31 +188,55 @@ def _first_split(found: Sequence[Found], *splits: str) -> list[Found]:
   return []
 
 
-def _held_out_files(path: str) -> list[Found]:
+def _held_out_files(path: str, found: Sequence[Found]) -> list[Found]:
   """Returns the files of a path that the user holds out, or raises."""
-  found = search(path)
   taken = _first_split(found, "dev", "") or [f for f in found if f.alone]
   if not taken:
     raise UserError(f"no text to hold out in {path}; give its files themselves")
   return taken
 
 
-def search(path: str) -> list[Found]:
-  """Finds the files of a path, in the order of their names.
+def search(paths: Sequence[str], any_kind: bool = False) -> list[list[Found]]:
+  """Finds the files of each path, in the order of their names.
 
-  Raises a UserError if there is none, or a file is of no known kind.
+  Files of no known kind have the split `unknown`, except with `any_kind`.
+  Raises a UserError if a path has none, or is a file of no known kind.
   """
+  files = [path for path in paths if _is_file(path)]
+  names = splits.split_names([os.path.basename(path) for path in files])
+  alone = {
+    path: _checked_file(Found(path, *name, alone=True))
+    for path, name in zip(files, names, strict=True)
+  }
+  return [
+    [alone[path]] if path in alone else _search_folder(path, any_kind)
+    for path in paths
+  ]
+
+
+def _is_file(path: str) -> bool:
   if path.startswith(readers.HUB):
-    alone = path.count(":") > 2
-    sources = readers.splits_of(path)
-    return [
-      Found(s, _named_split([s.rpartition(":")[2]]), alone) for s in sources
-    ]
-  root, matched = path, [pathlib.Path(path)]
+    return False
   # Not of Path, which raises for names that are too long.
-  if os.path.lexists(path) and not os.path.isdir(path):
-    readers.kind_of_file(path)
-    return [_checked_file(_sorted(path, os.path.dirname(path), alone=True))]
+  if not os.path.lexists(path) or os.path.isdir(path):
+    return False
+  readers.kind_of_file(path)
+  return True
+
+
+def _search_folder(path: str, any_kind: bool) -> list[Found]:
+  """Finds the files of a folder, a glob, or the parts of a dataset."""
+  if path.startswith(readers.HUB):
+    sources = readers.splits_of(path)
+    parts = [source.rpartition(":")[2] for source in sources]
+    names = splits.split_names(parts, files=False)
+    alone = path.count(":") > 2
+    return [
+      Found(source, *name, alone)
+      for source, name in zip(sources, names, strict=True)
+    ]
+  root = path
+  matched = [pathlib.Path(path)]
   if not os.path.isdir(path):
     root = re.split(r"[^/]*[*?[]", path)[0]
     matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))
@@ -224,12 +244,19 @@ def search(path: str) -> list[Found]:
       _inside(root or ".")
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
-  found = [
-    _sorted(file, root)
+  files = [
+    os.fspath(file)
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
-  return [_checked_file(one) for one in _with_siblings(found, root)]
+  known = [file for file in files if any_kind or readers.kind(file)]
+  names = splits.split_names([os.path.relpath(file, root) for file in known])
+  found = dict(zip(known, names, strict=True))
+  unknown = splits.SplitName("unknown")
+  return [
+    _checked_file(Found(file, *found.get(file, unknown), alone=False))
+    for file in files
+  ]
 
 
 def _checked_file(found: Found) -> Found:
@@ -243,7 +270,10 @@ def _checked_file(found: Found) -> Found:
     ) from error
   if found.split != "unknown" and not records.writable(found.source):
     shown = os.fsencode(found.source).decode(errors="backslashreplace")
-    raise UserError(f"the name of {shown} is not UTF-8: rename it")
+    raise UserError(
+      f"the name of {shown} is not UTF-8: rename it, or set PYTHONUTF8=1 if the"
+      " locale of this shell is not UTF-8"
+    )
   # A pipe cannot be read twice.
   if found.split != "unknown" and not stat.S_ISREG(mode):
     raise UserError(
@@ -269,49 +299,6 @@ def _inside(folder: Path) -> list[pathlib.Path]:
     folders[:] = [n for n in visible if real(f"{place}/{n}") not in seen]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
-
-
-def _sorted(file: Path, root: Path, alone: bool = False) -> Found:
-  """Finds a file's split in its name, and in those of folders under `root`."""
-  source = os.fspath(file)
-  # In a folder, many files without an ending are no text.
-  if not alone and readers.kind(source) is None:
-    return Found(source, "unknown", alone)
-  *folders, name = pathlib.Path(os.path.relpath(source, root)).parts
-  return Found(
-    source, _named_split([*name.split("."), *reversed(folders)]), alone
-  )
-
-
-def _with_siblings(found: Sequence[Found], root: Path) -> list[Found]:
-  """Also finds splits in names that differ in the split's word alone.
-
-  Next to train_set.csv, the file test_set.csv is test. Without such a file, its
-  name may be that of any document.
-  """
-  groups = collections.defaultdict(dict)
-  for number, one in enumerate(found):
-    parts = pathlib.Path(os.path.relpath(one.source, root)).parts
-    for at, part in enumerate(parts) if not one.split else ():
-      name = part.lower()
-      if word := _WORD.search(name):
-        around = name[: word.start()], name[word.end() :]
-        same = *parts[:at], *(re.sub(r"[\W\d_]", "", text) for text in around)
-        groups[same][number] = word.lastgroup
-  splits = {}
-  for named in groups.values():
-    if {"train"} < {*named.values()}:
-      splits |= named
-  return [
-    one._replace(split=splits.get(number, one.split))
-    for number, one in enumerate(found)
-  ]
-
-
-def _named_split(names: Iterable[str]) -> str:
-  """Returns the split of the first name that says one, "" if none does."""
-  matches = (_NAMED.fullmatch(name.lower()) for name in names)
-  return next((match.lastgroup for match in matches if match), "")
 
 
 def _equal(groups: Sequence[Sequence[str]]) -> str:

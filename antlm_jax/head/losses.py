@@ -32,7 +32,7 @@ from antlm_jax.head import chunks as head_chunks
 from antlm_jax.head import fused as head_fused
 from antlm_jax.mesh import device
 from antlm_jax.models.encoder import Head
-from antlm_jax.models.layers import At
+from antlm_jax.models.layers import DropoutPlaces
 
 IMPLEMENTATIONS = {"pallas": head_fused, "chunked": head_chunks}
 
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 def cross_entropy(
   head: Head,
   hidden: jax.Array,
-  at: At | None,
+  at: DropoutPlaces | None,
   targets: jax.Array,
   weights: jax.Array,
   objective_ids: jax.Array,

@@ -1,12 +1,12 @@
 """Model card: README.md of an exported folder, with metadata for the Hub."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+import string
+from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
@@ -15,63 +15,17 @@ from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference.model import Loaded
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint, metrics
 
-_CARD = """\
----
-{metadata}
----
-
-# {title}
-
-This folder has the {encoder} model with {attention} attention. {origin}
-
-## Use the model
-
-{use}
-
-{training}{evaluation}## Sources
-
-- [The architecture]({paper})
-- [AntLM: Bridging Causal and Masked Language Models](https://arxiv.org/abs/2412.03275)
-- [Should We Still Pretrain Encoders with Masked Language Modeling?](https://arxiv.org/abs/2507.00994)
-"""
+_TEMPLATES = pathlib.Path(__file__).parent / "templates"
+FILE = "README.md"
 _FOREIGN = "antlm_jax imported its weights and did not train them."
 _TRAINED = (
   "antlm_jax trained it with the curriculum `{curriculum}`. One transformer"
   " learns causal (C) and masked (M) language modeling, by the attention mask"
   " alone."
 )
-_PIPELINE = """\
-You need transformers {since} or later:
-
-```python
-from transformers import AutoTokenizer, {auto}, pipeline
-
-tokenizer = AutoTokenizer.from_pretrained({call})
-model = {auto}.from_pretrained({call})
-print(pipeline("{tag}", model=model, tokenizer=tokenizer{more})({text!r}))
-```"""
-_EMBEDDER = """\
-You need sentence-transformers {since} or later:
-
-```python
-from sentence_transformers import {auto}
-
-model = {auto}({call})
-queries = model.encode_query(["dogs that sleep"])
-documents = model.encode_document(["The dogs sleep.", "It rains."])
-print(model.similarity(queries, documents))
-```"""
-_MATRYOSHKA = """\
-The first {sizes} numbers of a vector are also trained as vectors (Matryoshka,
-arXiv 2205.13147). To get the first {size} numbers, scaled to length 1:
-
-```python
-model = {auto}({call}, truncate_dim={size})
-vectors = model.encode(["The dogs sleep."], normalize_embeddings=True)
-```"""
 _TEXTS = {  # example input for each kind of pipeline
   "text-generation": "The dogs",
   "fill-mask": "The dogs {mask} in the house.",
@@ -94,6 +48,8 @@ _FIGURES = {
   "self_paced_reading": ("r2", "explained variance of self-paced reading"),
   "correlation": ("pearsonr", "correlation"),
 }
+# Errors of a summary.json that holds other values than those of `antlm eval`.
+_DAMAGED = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
@@ -107,16 +63,21 @@ class About:
 
 
 def card(
-  loaded: Loaded, attention: str, target: Target, about: About = About()
+  loaded: Loaded,
+  attention: str,
+  target: Target,
+  results: Sequence[Mapping[str, object]] = (),
+  about: About = About(),
 ) -> str:
   """Returns the README.md of a folder.
 
-  Its metadata includes the run's results as a model-index.
+  Its metadata includes the results as a model-index.
 
   Args:
     loaded: The model.
     attention: Attention of the exported model, causal or bidirectional.
     target: Model of transformers; the example uses its first class.
+    results: Results, as `read_results` returns them.
     about: Facts that only the user knows.
   """
   import huggingface_hub  # slow to import
@@ -130,9 +91,8 @@ def card(
   if loaded.task:
     place = heads.head_place(loaded.task)
     tag, more = place.tag, place.pipeline
-  embedder = auto in heads.EMBEDDERS
-  since = heads.EMBEDDERS.get(auto, target.since)
-  results = [huggingface_hub.EvalResult(**x) for x in _results(loaded, tag)]
+  embedder = auto == heads.EMBEDDER
+  results = [huggingface_hub.EvalResult(**fields) for fields in results]
   # Scores without a task are those of models fine-tuned from this model.
   own = [result for result in results if result.task_type] or None
   metadata = huggingface_hub.ModelCardData(
@@ -145,32 +105,31 @@ def card(
     model_name=own and f"{name}-{size}",
     eval_results=own,
   )
-  origin = _TRAINED.format(curriculum=loaded.config.curriculum)
+  curriculum = tables.plain_markdown(loaded.config.curriculum)
+  origin = _TRAINED.format(curriculum=curriculum)
   if not loaded.meta.data:
     origin = _FOREIGN
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
   call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
-  use = (_EMBEDDER if embedder else _PIPELINE).format(
+  use = _filled(
+    "embedder" if embedder else "pipeline",
     auto=auto,
     call=call,
-    since=since,
+    since=target.since,
     tag=tag,
     more=more,
-    text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
+    text=repr(_TEXTS.get(tag, "The dogs sleep.").format(mask=word)),
   )
-  notes = [use, target.note]
-  if sizes := loaded.task and loaded.task.settings.get("matryoshka"):
-    listed = " or ".join(map(str, sizes))
-    notes.append(
-      _MATRYOSHKA.format(auto=auto, call=call, sizes=listed, size=sizes[0])
-    )
+  notes = [use.rstrip(), target.note]
   if attention == "bidirectional" and tag == "fill-mask":
     notes.append(_MNTP if loaded.mask_shift else _IN_PLACE)
-  return _CARD.format(
+  encoder = tables.plain_markdown(name)
+  return _filled(
+    "card",
     metadata=metadata.to_yaml(),
-    title=f"{name} with {size} parameters",
-    encoder=name,
+    title=f"{encoder} with {size} parameters",
+    encoder=encoder,
     attention=attention,
     origin=origin,
     use="\n\n".join(filter(None, notes)),
@@ -180,6 +139,12 @@ def card(
     evaluation=_card_table("Evaluation", dict(map(_result_row, results))),
     paper=ARCHITECTURES[name].paper,
   )
+
+
+def _filled(template: str, **values: str) -> str:
+  """Returns a file of templates/ with values, which are Markdown already."""
+  path = _TEMPLATES / f"{template}.md"
+  return string.Template(path.read_text("utf-8")).substitute(values)
 
 
 def without_folders(paths: str) -> str:
@@ -235,38 +200,54 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
   }
 
 
-def _results(loaded: Loaded, tag: str) -> Iterator[dict[str, object]]:
-  """Yields results of this step as arguments of `EvalResult`."""
-  if not loaded.task:
+def read_results(loaded: Loaded) -> list[dict[str, object]]:
+  """Returns the results of a model's step as arguments of `EvalResult`.
+
+  It warns of damaged files, and leaves them out.
+  """
+  results, tag = [], ""
+  if loaded.task:
+    tag = heads.head_place(loaded.task).tag
+  else:
     for record in metrics.read_records(loaded.saved.run):
       if record.get("step") == loaded.step:
-        yield from _held_out_results(loaded, record)
+        results += _held_out_results(loaded, record)
   folder = loaded.saved.run if loaded.task else loaded.saved.evals
   found = [] if files.is_remote(folder) else folder.rglob("summary.json")
   for path in sorted(found):
     try:
-      summary = json.loads(path.read_text("utf-8"))
-      request = summary["request"]
-      if request["step"] != loaded.step:
-        continue
-    except (OSError, ValueError, KeyError, TypeError):
-      continue  # another program's file, or an incomplete file
-    part = ", subset" if request.get("limit") else ""
-    if "best_run" in summary:
-      metric = summary["main_metric"]
-      best = summary["runs"][summary["best_run"]]
-      for name, scores in best["scores"].items():
-        task, said = tag if loaded.task else "", f"{metric}, fine-tuned{part}"
-        yield _card_result(task, name, metric, scores[metric], said)
-      continue
-    mode, data = request.get("mode", ""), path.parent.parent.name
-    task = _pipeline_tag(mode == "causal")
-    count = next((f"{summary[n]:,} {n}" for n in _COUNTS if n in summary), "")
-    about = f"{', '.join(filter(None, (mode, count)))}{part}"
-    for figure, (metric, name) in _FIGURES.items():
-      value = summary.get(figure)
-      if isinstance(value, float) and math.isfinite(value):
-        yield _card_result(task, data, metric, value, f"{name} ({about})")
+      summary = files.read_json(path, "the results")
+      if "request" in summary:  # else it is another program's
+        results += [*_summary_results(loaded, tag, path, summary)]
+    except (UserError, *_DAMAGED) as error:
+      why = error if isinstance(error, UserError) else f"{path} is damaged"
+      progress.say(f"warning: {why}; the card leaves it out")
+  return results
+
+
+def _summary_results(
+  loaded: Loaded, tag: str, path: pathlib.Path, summary: Mapping
+) -> Iterator[dict[str, object]]:
+  """Yields the results of an evaluation's summary, if it is of this step."""
+  request = summary["request"]
+  if request["step"] != loaded.step:
+    return
+  part = ", subset" if request.get("limit") else ""
+  if "best_run" in summary:
+    metric = summary["main_metric"]
+    best = summary["runs"][summary["best_run"]]
+    for name, scores in best["scores"].items():
+      task, said = tag if loaded.task else "", f"{metric}, fine-tuned{part}"
+      yield _card_result(task, name, metric, scores[metric], said)
+    return
+  mode, data = request.get("mode", ""), path.parent.parent.name
+  task = _pipeline_tag(mode == "causal")
+  count = next((f"{summary[n]:,} {n}" for n in _COUNTS if n in summary), "")
+  about = f"{', '.join(filter(None, (mode, count)))}{part}"
+  for figure, (metric, name) in _FIGURES.items():
+    value = summary.get(figure)
+    if isinstance(value, float) and math.isfinite(value):
+      yield _card_result(task, data, metric, value, f"{name} ({about})")
 
 
 def _held_out_results(
@@ -297,7 +278,7 @@ def _card_result(task: str, data: str, metric: str, value, name: str) -> dict:
     "dataset_type": data,
     "dataset_name": data,
     "metric_type": metric,
-    "metric_value": round(value, 4),
+    "metric_value": round(float(value), 4),
     "metric_name": name,
   }
 

@@ -23,7 +23,7 @@ from antlm_jax.runtime import files
 
 _CODE = pathlib.Path(__file__).parent / "remote"
 _NOTHING = card.About()
-_SBERT = "sentence_transformers"
+_SBERT = "sentence_transformers.models"
 
 
 def export_model(
@@ -63,8 +63,11 @@ def export_model(
       " exports only as that"
     )
   targets = {a: target_of(loaded, a) for a in attentions}
+  results = card.read_results(loaded)
   texts = {
-    a: _text_files(loaded, a, dtype, sentences, about) for a in attentions
+    a: _text_files(loaded, a, dtype, sentences)
+    | {card.FILE: card.card(loaded, a, targets[a], results, about)}
+    for a in attentions
   }
   for attention in attentions:
     frame = _frame_tokens(loaded, attention, sentences)
@@ -79,10 +82,6 @@ def export_model(
         (folder / path).write_text(text, "utf-8")
       for code in target.code:
         shutil.copyfile(_CODE / code, folder / code)
-      if loaded.task and (kernel := heads.head_place(loaded.task).projection):
-        names = {kernel: "linear.weight"}
-        dense = weights.params_to_tensors(loaded.task.params, names, dtype)
-        weights.write_weights(folder / "1_Dense", dense, shard_bytes)
       first = targets[attentions[0]]
       same = first.zeros == target.zeros and first.weights == target.weights
       if target is first or not same:
@@ -143,9 +142,9 @@ def _frame_tokens(
 
 
 def _text_files(
-  loaded: Loaded, attention: str, dtype: str, sentences: bool, about: card.About
+  loaded: Loaded, attention: str, dtype: str, sentences: bool
 ) -> dict[str, str]:
-  """Returns the text files of a folder by path."""
+  """Returns the text files of a folder by path, but for its card."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
   predicts = not loaded.task and not loaded.headless
@@ -183,7 +182,7 @@ def _text_files(
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in values.items()
   }
-  return texts | {"README.md": card.card(loaded, attention, target, about)}
+  return texts
 
 
 def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
@@ -229,39 +228,20 @@ def _sentence_transformers_files(
 ) -> dict[str, object]:
   """Returns the files of sentence-transformers by path.
 
-  The model has a vector for each token, or their mean as a vector of the text.
+  A text's vector is the mean of its tokens' states; an embedder's has length 1.
   """
-  size, tokens = loaded.model.config.width, "token_embeddings"
-  if loaded.task and heads.head_place(loaded.task).projection:
-    about = {"model_type": "MultiVectorEncoder"}
-    about |= {"similarity_fn_name": "meanmaxsim"}
-    modules = {
-      "base.modules.Dense": {
-        "in_features": size,
-        "out_features": loaded.task.settings["size"],
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
-        "module_input_name": tokens,
-      },
-      "multi_vector_encoder.modules.MultiVectorMask": {},
-      "base.modules.Normalize": {"module_input_name": tokens},
+  modules = {
+    "Pooling": {
+      "word_embedding_dimension": loaded.model.config.width,
+      "pooling_mode_cls_token": False,
+      "pooling_mode_mean_tokens": True,
+      "pooling_mode_max_tokens": False,
+      "include_prompt": True,
     }
-  else:
-    about = {"similarity_fn_name": "cosine"}
-    modules = {
-      "models.Pooling": {
-        "word_embedding_dimension": size,
-        "pooling_mode_cls_token": False,
-        "pooling_mode_mean_tokens": True,
-        "pooling_mode_max_tokens": False,
-        "include_prompt": True,
-      }
-    }
-    modules |= {"models.Normalize": {}} if prompts else {}
-  paths = {
-    f"{i}_{kind.rpartition('.')[2]}": kind for i, kind in enumerate(modules, 1)
   }
-  listed = {"": "models.Transformer", **paths}.items()
+  modules |= {"Normalize": {}} if prompts else {}
+  paths = {f"{i}_{kind}": kind for i, kind in enumerate(modules, 1)}
+  listed = {"": "Transformer", **paths}.items()
   return {
     "modules.json": [
       {"idx": i, "name": str(i), "path": path, "type": f"{_SBERT}.{kind}"}
@@ -271,6 +251,9 @@ def _sentence_transformers_files(
       "max_seq_length": loaded.longest_row,
       "do_lower_case": False,
     },
-    "config_sentence_transformers.json": {**about, "prompts": prompts or {}},
+    "config_sentence_transformers.json": {
+      "similarity_fn_name": "cosine",
+      "prompts": prompts or {},
+    },
     **{f"{path}/config.json": modules[kind] for path, kind in paths.items()},
   }

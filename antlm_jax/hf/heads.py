@@ -38,9 +38,7 @@ class HeadPlace:
   # Returns the head's arrays with our names, as transformers computes them.
   params: Callable[[FineTuned], Mapping[str, Any]] = lambda task: task.params
   pipeline: str = ""  # further arguments of its pipeline, in the card
-  # Class of sentence-transformers that opens it and returns unit vectors.
-  embedder: str = ""
-  projection: str = ""  # our kernel that maps token states to vectors
+  embedder: bool = False  # whether `EMBEDDER` opens it, with unit vectors
 
 
 def _label_config(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -115,8 +113,7 @@ _REGRESSOR = dataclasses.replace(
   config=functools.partial(_classifier_config, "regression"),
   params=_unscaled,
 )
-# First version of sentence-transformers that has each class.
-EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
+EMBEDDER = "SentenceTransformer"  # class of sentence-transformers
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": _CLASSIFIER,
   "linear": _CLASSIFIER,
@@ -131,13 +128,7 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
     config=_label_config,
   ),
   "towers": HeadPlace(
-    auto="AutoModel", tag="sentence-similarity", embedder="SentenceTransformer"
-  ),
-  "token_towers": HeadPlace(
-    auto="AutoModel",
-    tag="sentence-similarity",
-    embedder="MultiVectorEncoder",
-    projection="projection/kernel",
+    auto="AutoModel", tag="sentence-similarity", embedder=True
   ),
 }
 
@@ -160,15 +151,17 @@ def export_classes(
 
   `sentences` says that it has the files of sentence-transformers.
   """
-  embedder, autos = "", tuple(target.classes)
+  embedder = False
+  autos = tuple(target.classes)
   if loaded.task:
-    found = head_place(loaded.task)
-    embedder, autos = found.embedder, (found.auto,) * bool(found.auto)
+    place = head_place(loaded.task)
+    embedder = place.embedder
+    autos = (place.auto,) * bool(place.auto)
   elif loaded.headless:
     autos = ("AutoModel",)
   if embedder:
-    return embedder, *autos
-  return *autos, *("SentenceTransformer",) * sentences
+    return EMBEDDER, *autos
+  return *autos, *(EMBEDDER,) * sentences
 
 
 def classifier_options(encoder: str, attention: str) -> dict[str, str]:

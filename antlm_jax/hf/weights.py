@@ -183,10 +183,10 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
       f"{path} is a pickle: install torch to read it, or convert it to"
       " safetensors on a machine with torch"
     ) from error
-  if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+  if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
     raise UserError(
       f"{path} is a pickle, which may run code in torch {torch.__version__}"
-      " (CVE-2025-32434): install torch 2.6 or later"
+      " (CVE-2026-24747): install torch 2.10 or later"
     )
   try:
     # LTG-BERT's training code also saves its command's arguments.

@@ -102,7 +102,7 @@ def fill(
     block_length: Number of tokens per block, with blocks filled from left to
       right; 0 for the blocks of training, or the whole text.
     top: Number of candidates for each mask.
-    step: Step of a run given by its path; by default the newest.
+    step: Step of the run; by default the newest.
     watch: Function to call with the results so far, after each step. Masks that
       are not filled yet are `<mask>` in the text.
 

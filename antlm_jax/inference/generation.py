@@ -56,7 +56,7 @@ def generate(
   Args:
     model: Model, or path to its run or checkpoint.
     prompt: Text to continue, or texts. It may be empty if documents began with
-      a special token in training. For fill-in-the-middle, it has `<mask>`.
+      a special token in training. It may have `<mask>`.
     tokens: Largest number of tokens to add.
     temperature: Divisor of the logits; 0 takes the likeliest token.
     top_k: Number of likeliest tokens to draw from; 0 for all.
@@ -64,7 +64,7 @@ def generate(
       sampling, arXiv 1904.09751).
     seed: Random seed; equal seeds give equal texts.
     count: Number of texts for each prompt.
-    step: Step of a run given by its path; by default the newest.
+    step: Step of the run; by default the newest.
     watch: Function to call with the texts so far, after every 8 tokens and at
       the end.
 
@@ -113,8 +113,7 @@ def generate(
 def encode_prompt(loaded: TextModel, prompt: str) -> np.ndarray:
   """Encodes a prompt after the special tokens before a document, int32 `[n]`.
 
-  Prompts for fill-in-the-middle have `<mask>`. Raises a UserError if the prompt
-  is too long to be continued, or has no token.
+  Raises a UserError if the prompt is too long to be continued, or has no token.
   """
   whole = framing.encode_framed(loaded, prompt)
   start = whole[: len(whole) - len(loaded.frame[1])]

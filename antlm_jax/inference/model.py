@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from antlm_jax import models, units
+from antlm_jax import jax_flags, models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.page import history
@@ -100,6 +100,7 @@ class Loaded(TextModel):
     return history.plot(self.saved.run)
 
 
+@jax_flags.library_flags()
 def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 

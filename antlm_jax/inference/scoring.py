@@ -142,7 +142,7 @@ def score(
       than a single temperature.
     batch_tokens: Number of tokens to encode at once, in rows as long as the
       longest text.
-    step: Step of a run given by its path; by default the newest.
+    step: Step of the run; by default the newest.
     track: Function that wraps the list of batches, such as tqdm.
 
   Returns:

@@ -29,7 +29,7 @@ class Pairs(hooks.Evaluator):
     run = trainer.run
     live = framing.TextModel(
       model=run.model.with_base(run.context_after(trainer.step)["rope_theta"]),
-      params=trainer.state.best_params,
+      params=trainer.state.eval_params,
       meta=run.meta,
     )
     return {

@@ -135,7 +135,9 @@ class BertTokenHead(nnx.Module):
         rngs, (c.width, c.vocab_size), ("embed", "vocab"), c.init_std
       )
 
-  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, at: layers.DropoutPlaces | None
+  ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 
 

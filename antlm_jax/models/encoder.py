@@ -150,7 +150,7 @@ class Head:
   bias: jax.Array | None = None  # float32 `[V]`
   # Maps hidden states `[..., D]` to `[..., D]`. In training it also gets their
   # places, for dropout.
-  transform: Callable[[jax.Array, layers.At | None], jax.Array] = (
+  transform: Callable[[jax.Array, layers.DropoutPlaces | None], jax.Array] = (
     lambda hidden, at: hidden
   )
 

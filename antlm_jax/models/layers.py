@@ -161,7 +161,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
-class At(NamedTuple):
+class DropoutPlaces(NamedTuple):
   """Seed and places that determine the dropout of hidden states."""
 
   seed: jax.Array  # uint32 `[]`
@@ -169,7 +169,9 @@ class At(NamedTuple):
   places: jax.Array
 
 
-def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
+def dropout_at(
+  x: jax.Array, rate: float, at: DropoutPlaces | None
+) -> jax.Array:
   """Like `dropout`, but independent of the division into shards."""
   if at is None or rate == 0.0:
     return x

@@ -217,7 +217,9 @@ class LtgBertTokenHead(nnx.Module):
     self.out_norm = layers.LayerNorm(c.width, c.norm_eps)
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
-  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, at: layers.DropoutPlaces | None
+  ) -> jax.Array:
     x = jax.nn.gelu(self.linear(self.norm(x)), approximate=False)
     return layers.dropout_at(self.out_norm(x), self.config.dropout, at)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from antlm_jax import settings
 from antlm_jax.attention import Cache, Cached
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
@@ -186,7 +187,7 @@ def build_model(
   for an unknown name or incompatible settings.
   """
   if not isinstance(config, EncoderConfig):
-    config = ENCODERS.make(config)
+    config = settings.build(ENCODERS, config)
   return from_config(dataclasses.replace(config, vocab_size=vocab_size))
 
 

@@ -127,7 +127,9 @@ class ModernBertTokenHead(nnx.Module):
     self.norm = _layer_norm(c)
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
-  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, at: layers.DropoutPlaces | None
+  ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 
 

@@ -53,7 +53,9 @@ class UltraBertTokenHead(nnx.Module):
     if output is not None:
       self.kernel, self.axes = output.kernel, output.axes
 
-  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, at: layers.DropoutPlaces | None
+  ) -> jax.Array:
     return jax.nn.gelu(self.down(jax.nn.gelu(self.up(x))))  # tanh's form
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from antlm_jax import hashing
 
 CYCLE = 8  # visits of a text after which its tokens get another random order
-# The draws of these purposes have counters 0 to 9, and those of other purposes
+# The draws of these purposes have counters 0 to 8, and those of other purposes
 # have hashes of their names. A change would change all runs.
-_PURPOSES = "choose fate replacement span prefix turn order tile ratio middle"
+_PURPOSES = "choose fate replacement span prefix turn order tile ratio"
 _PURPOSES = _PURPOSES.split()
 
 
@@ -41,9 +41,6 @@ class Vocabulary:
   special: np.ndarray  # whether each token is special, bool `[V]`
   # Asked only to mask words, since it takes a second for a large vocabulary.
   word_tokens: Callable[[], WordTokens]
-  # Place of each token when sorted by frequency, the rarest last, over V:
-  # float64 `[V]`. Only needed if an objective has a `frequency_power`.
-  rank: np.ndarray | None = None
   # Mean number of tokens in the word of a token, in the rows of the run.
   word_size: float = 1.0
 
@@ -74,46 +71,56 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-  """The counters behind the randomness of some rows of one step."""
+  """The counters behind the randomness of some slots of one batch."""
 
   seed: int  # the run's seed
-  step: int
-  rows: np.ndarray  # place of each row in the step's batch, int64 `[n, 1]`
+  step: int  # of the batch; 0 for held-out rows
+  # Slot of each text in the step's batch, int64 `[n, 1]`. Held-out rows have
+  # their own number, so that batches of any size have the same draws.
+  slots: np.ndarray
   # Number of each prepared row, and of earlier visits to it, int64 `[n, 2]`.
-  # None stands for the place, and no earlier visit.
-  texts: np.ndarray | None = None
-  # Place of each row among those of its objective in the step's batch, int64
-  # `[n, 1]`. None stands for the place in the whole batch.
+  # None stands for the slot, and no earlier visit.
+  rows_and_visits: np.ndarray | None = None
+  # Place of each slot among those of its objective in the step's batch, int64
+  # `[n, 1]`. None stands for the slot itself.
   ranks: np.ndarray | None = None
 
   def of(self, some: np.ndarray) -> "Draw":
-    """Returns the draws of some of the rows, by their indices or a mask."""
-    texts, ranks = (
-      None if x is None else x[some] for x in (self.texts, self.ranks)
+    """Returns the draws of some of the slots, by their indices or a mask."""
+    rows_and_visits, ranks = self.rows_and_visits, self.ranks
+    return Draw(
+      self.seed,
+      self.step,
+      self.slots[some],
+      None if rows_and_visits is None else rows_and_visits[some],
+      None if ranks is None else ranks[some],
     )
-    return Draw(self.seed, self.step, self.rows[some], texts, ranks)
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
-    """Returns float64 in [0, 1), of the shape of rows x positions."""
+    """Returns float64 in [0, 1), of the shape of slots x positions."""
     return hashing.uniform(*self._counters(purpose), positions)
 
   def bits(self, purpose: str, positions: np.ndarray) -> np.ndarray:
-    """Returns uniform uint32, of the shape of rows x positions."""
+    """Returns uniform uint32, of the shape of slots x positions."""
     return hashing.bits(*self._counters(purpose), positions)
 
   def _counters(self, purpose: str) -> tuple:
     number = zlib.crc32(purpose.encode())
     if purpose in _PURPOSES:
       number = _PURPOSES.index(purpose)
-    return self.seed, number, self.step, self.rows
+    return self.seed, number, self.step, self.slots
 
-  def of_texts(self) -> tuple["Draw", np.ndarray]:
-    """Returns draws that are equal over `CYCLE` visits, and the visit."""
-    texts = self.texts
-    if texts is None:
-      texts = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
-    cycle, visit = np.divmod(texts[:, 1:], CYCLE)
-    return Draw(self.seed, cycle, texts[:, :1]), visit
+  def by_row(self) -> tuple["Draw", np.ndarray]:
+    """Returns draws that depend on the prepared row, and the visit.
+
+    They are equal over `CYCLE` visits. The second result is the number of the
+    visit in its cycle, int64 `[n, 1]`.
+    """
+    row, visits = self.slots, np.zeros_like(self.slots)
+    if self.rows_and_visits is not None:
+      row, visits = self.rows_and_visits[:, :1], self.rows_and_visits[:, 1:]
+    cycle, visit = np.divmod(visits, CYCLE)
+    return Draw(self.seed, cycle, row), visit
 
 
 class Corrupted(NamedTuple):

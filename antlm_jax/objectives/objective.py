@@ -21,7 +21,7 @@ from antlm_jax.objectives.corruption import (
   Vocabulary,
   latest_begins,
 )
-from antlm_jax.settings import Registry, check_section, setting
+from antlm_jax.settings import Registry, Section, setting
 
 KINDS = Registry("objective", "kind")
 ATTENTION = ("causal", "bidirectional", "prefix", "block")
@@ -35,7 +35,7 @@ _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly in [0, 1]
 
 @KINDS.register("")
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(Section):
   """One training objective.
 
   A position sees keys of its own document. With `bidirectional` attention it
@@ -57,10 +57,6 @@ class Objective:
   - until each row has its share, by turns (`covering`): within eight visits of
     a row, all tokens are chosen about equally often. GPT-BERT's code counts how
     often each token was chosen. This choice needs no counts.
-
-  With `frequency_power` p, a token's share is proportional to r^p, where r is
-  its rank by frequency within the row, from 0 to 1. The row's mean share stays.
-  This is arXiv 2509.05056, whose code ends at p = 0.02.
 
   With `mask_ratio_high`, each row draws its own share between `mask_ratio` and
   this one, and the rows of a step spread evenly over that range. With `block`
@@ -108,12 +104,6 @@ class Objective:
   choice: str = setting(
     "coin", "Method that chooses the units", choices=CHOICES
   )
-  frequency_power: float = setting(
-    0.0,
-    "Exponent of the preference for rare tokens; 0 for none",
-    least=0,
-    most=10,
-  )
   span_length: int = setting(
     3,
     "Longest span, in tokens; 3 in GPT-BERT, 9 in LTG-BERT",
@@ -132,8 +122,16 @@ class Objective:
     False, "Divide the weight by the masked share of the row or block"
   )
 
+  @property
+  def prefix(self) -> str:
+    """The text before a setting's name in errors."""
+    return f"objective {self.name!r}: "
+
   def __post_init__(self):
-    check_section(self, f"objective {self.name!r}: ")
+    super().__post_init__()
+    # Metrics have names such as eval/clm/loss.
+    if not self.name.strip() or "/" in self.name:
+      self.fail("name", "a name without slashes")
     if self.mask_token + self.random_token > 1 + 1e-6:
       self.fail("random_token", "at most 1 - mask_token")
     if self.predict == "suffix" and self.attention != "prefix":
@@ -144,8 +142,8 @@ class Objective:
       self.fail("per_ratio", "False without masked targets and a mask_ratio")
     if self.predict == "masked" and self.mask_ratio_end == 0:
       self.fail("mask_ratio_end", "over 0, as predict=masked needs")
-    if self.ratio_of_blocks or self.frequency_power:
-      why = "as frequency_power and shares of blocks need"
+    if self.ratio_of_blocks:
+      why = "as shares of blocks need"
       if self.unit != "token":
         self.fail("unit", f"token, {why}")
       if self.choice != "coin":
@@ -237,15 +235,12 @@ class Objective:
     inputs, chosen = tokens, np.zeros(tokens.shape, bool)
     ratio = _ratios(self, segments, draw, progress)
     if np.any(ratio > 0):
-      own = ratio
-      if self.frequency_power:
-        own = _by_frequency(self, ratio, tokens, vocabulary)
       maskable = ~vocabulary.special[tokens]
       if self.mask_ends and vocabulary.eos_id is not None:
         # But not an end token that is a document's first.
         maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
       chosen, unit = _choose_tokens(
-        self, own, tokens, maskable, draw, vocabulary
+        self, ratio, tokens, maskable, draw, vocabulary
       )
       inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
     targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
@@ -258,72 +253,6 @@ class Objective:
     scale = np.float32(1 / ratio if self.per_ratio else 1)
     scale = np.broadcast_to(scale, tokens.shape)
     return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
-
-
-@KINDS.register("fim")
-@dataclasses.dataclass(frozen=True)
-class FillInTheMiddle(Objective):
-  """CLM on documents of which a share has its middle last (arXiv 2207.14255).
-
-  A document becomes `prefix <mask> suffix <mask> middle` (PSM) or `<mask>
-  suffix <mask> prefix middle` (SPM), with equal probability. The cuts are
-  uniform among the tokens between special tokens. The document loses its last
-  two tokens.
-  """
-
-  middle_rate: float = setting(
-    0.5, "Share of the documents whose middle is last", least=0, most=1
-  )
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.attention != "causal":
-      self.fail("attention", "causal, as middle_rate needs")
-    if self.max_mask_ratio:
-      self.fail("mask_ratio", "0, as middle_rate needs")
-
-  @property
-  def needs_mask_token(self) -> bool:
-    """Whether `<mask>` marks the cuts of some document."""
-    return self.middle_rate > 0
-
-  def corrupt(self, tokens, segments, draw, vocabulary, progress=0.0):
-    """Puts the middle of some documents last, then shows them as CLM does."""
-    at = np.arange(tokens.shape[1])
-    special = vocabulary.special[tokens]
-    # A document's text is a run of ordinary tokens, in any packing.
-    first = (at == segments.start) | special
-    first[:, 1:] |= special[:, :-1]
-    # All rows, one after the other.
-    begins = np.flatnonzero(first)
-    ends = np.append(begins[1:], tokens.size)
-    draws = draw.uniform("middle", at).reshape(-1)
-    long_enough = ends - begins >= 4
-    taken = (draws[begins] < self.middle_rate) & long_enough
-    mask = np.array([vocabulary.mask_id], np.int32)
-    flat = tokens.reshape(-1).copy()
-    for begin, end in zip(begins[taken], ends[taken], strict=True):
-      # The first draw has chosen the document.
-      _, *three = draws[begin : begin + 4]
-      flat[begin:end] = _with_middle_last(flat[begin:end], mask, *three)
-    moved = flat.reshape(tokens.shape)
-    return super().corrupt(moved, segments, draw, vocabulary, progress)
-
-
-def _with_middle_last(
-  document: np.ndarray, mask: np.ndarray, one: float, other: float, order: float
-) -> np.ndarray:
-  """Returns a document `[n]` with its middle last, for draws in [0, 1).
-
-  `one` and `other` choose the cuts, and `order` the order of the parts. `mask`
-  is `<mask>`, int32 `[1]`.
-  """
-  text = document[:-2]  # the last two tokens make room for the masks
-  first, second = sorted(int(u * (len(text) + 1)) for u in (one, other))
-  prefix, middle, suffix = text[:first], text[first:second], text[second:]
-  psm = prefix, mask, suffix, mask, middle
-  spm = mask, suffix, mask, prefix, middle
-  return np.concatenate(spm if order < 0.5 else psm)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -359,7 +288,6 @@ OBJECTIVES: dict[str, Objective] = {
   ),
   # Prefix language modeling: the prefix has a random length.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
-  "F": FillInTheMiddle("fim"),
 }
 
 
@@ -371,23 +299,13 @@ def kind_of(name: str, kind: str | None = None) -> type[Objective]:
 
 def changed(name: str, values: Mapping[str, Any]) -> Objective:
   """Returns a new objective, or a known objective with changed settings."""
-  group, base = f"config.objectives.{name}", {}
-  settings.require_group(values, group)
-  if name in OBJECTIVES:
-    chosen = kind_of(name, values.get("kind"))
-    known = settings.of(chosen)
-    base = settings.to_dict(OBJECTIVES[name])
-    base = {n: v for n, v in base.items() if n in {*known, "kind"}}
-  return make_objective({**base, **values}, group)
-
-
-def make_objective(
-  values: Mapping[str, Any], group: str, old: bool = False
-) -> Objective:
-  """Makes an objective of plain values, as `settings.from_dict` does."""
-  if old and values.get("middle_rate"):  # which every objective had until 0.2
-    values = {"kind": "fim", **values}
-  return KINDS.make(values, group, old)
+  if name in OBJECTIVES and isinstance(values, Mapping):
+    # Another kind may lack some of the known objective's settings.
+    fields = settings.of(kind_of(name, values.get("kind")))
+    known = settings.to_dict(OBJECTIVES[name])
+    defaults = {n: v for n, v in known.items() if n in fields or n == "kind"}
+    values = {**defaults, **values}
+  return settings.build(KINDS, values, f"config.objectives.{name}")
 
 
 def with_ratio(
@@ -424,25 +342,10 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
     # spread evenly, and the loss varies less than with a draw for each row.
     # Only the objective's own rows count: `Phase.divide_batch` chooses them by
     # the golden section, too, so their places would spread over a part alone.
-    first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
-    ranks = draw.rows if draw.ranks is None else draw.ranks
+    first = dataclasses.replace(draw, slots=np.zeros((1, 1), np.int64))
+    ranks = draw.slots if draw.ranks is None else draw.ranks
     u = first.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
   return low + (objective.mask_ratio_high - low) * (u % 1)
-
-
-def _by_frequency(objective, ratio, tokens, vocabulary) -> np.ndarray:
-  """Returns the share chosen of each token; a row's mean share is `ratio`."""
-  among = {"axis": 1, "keepdims": True, "where": ~vocabulary.special[tokens]}
-  rank = vocabulary.rank[tokens]
-  low, high = rank.min(initial=1, **among), rank.max(initial=0, **among)
-  rank = np.clip((rank - low) / np.maximum(high - low, 1e-9), 0, 1)
-  weight = rank**objective.frequency_power
-  count = np.maximum(1, np.sum(np.ones_like(rank), **among))
-  mean = weight.sum(**among) / count
-  # Scales shares towards 0 if their mean is too high, and towards 1 if too low.
-  lower = weight * ratio / np.maximum(mean, 1e-9)
-  higher = 1 - (1 - weight) * (1 - ratio) / np.maximum(1 - mean, 1e-9)
-  return np.where(mean > ratio, lower, higher)
 
 
 def _attention_end(objective, segments, draw, at):
@@ -477,7 +380,7 @@ def _choose_tokens(objective, ratio, tokens, maskable, draw, vocabulary):
     return chosen & maskable, unit
   visit = 0
   if objective.choice == "covering":
-    draw, visit = draw.of_texts()
+    draw, visit = draw.by_row()
   unit = np.broadcast_to(at, tokens.shape)
   if objective.unit == "word":
     unit = vocabulary.words(tokens)
@@ -529,7 +432,7 @@ def _tile_spans(objective: Objective, draw: Draw, length: int) -> np.ndarray:
   sizes = 1 + np.searchsorted(shares, u, side="right")
   begins = np.cumsum(sizes, axis=1) - sizes
   row, span = np.nonzero(begins < length)
-  is_begin = np.zeros((len(draw.rows), length), bool)
+  is_begin = np.zeros((len(draw.slots), length), bool)
   is_begin[row, begins[row, span]] = True
   return latest_begins(is_begin)
 
@@ -575,7 +478,7 @@ def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
   # Only the chosen tokens draw. A unit's tokens share their fate, but each has
   # a random token of its own.
   row, at = np.nonzero(chosen)
-  draw = Draw(draw.seed, draw.step, draw.rows[row, 0])
+  draw = Draw(draw.seed, draw.step, draw.slots[row, 0])
   fate = draw.uniform("fate", unit[row, at])
   ordinary = vocabulary.ordinary
   random = draw.bits("replacement", at) % np.uint32(len(ordinary))

@@ -1,15 +1,17 @@
 """The hook that writes a run's page and tells its results."""
 
 import contextlib
+import pathlib
 from typing import Any
 
 from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.page import plots, summary
 from antlm_jax.runtime import files, processes, progress
-from antlm_jax.training import checkpoint, metrics
+from antlm_jax.training import checkpoint, metrics, notes
 from antlm_jax.training.hooks import Hook
 from antlm_jax.training.loop import Trainer
+from antlm_jax.training.metrics import ByStep
 from antlm_jax.units import duration
 
 
@@ -54,7 +56,7 @@ class Page(Hook):
       "switches": [s for s in run.curriculum.switches if s < step],
       "best": best,
       "modes": modes,
-      "advice": summary.advice(modes, unigram, run) if at_end else [],
+      "advice": notes.advice(modes, unigram, run) if at_end else [],
       "held_out": held_out,
       "seconds": {**trainer.ledger.seconds, "total": trainer.ledger.total},
     }
@@ -66,13 +68,30 @@ class Page(Hook):
         )
         self.summary["seconds"] = before["seconds"]
     table = summary.held_out_table(held_out, unigram, run, step)
-    schedules = run.curriculum, run.order.mix
-    figure = plots.draw_run_curves(run.config, *schedules, values, unigram)
-    plots.save_figure(figure, trainer.folder / "curves.png")
-    workdir = trainer.workdir
-    page = summary.page(run, workdir, self._command, self.summary, table)
-    files.write_text(trainer.folder / "README.md", page)
+    self._write_files(trainer, values, table)
     return tables.text_table(*table, "<>")
+
+  def _write_files(self, trainer: Trainer, values: ByStep, table) -> None:
+    """Writes the picture and the page; a run ends well without them, too."""
+    run, unigram = trainer.run, self.summary["unigram_entropy"]
+
+    def draw(path: pathlib.Path) -> None:
+      schedules = run.curriculum, run.order.mix
+      figure = plots.draw_run_curves(run.config, *schedules, values, unigram)
+      plots.save_figure(figure, path)
+
+    def describe(path: pathlib.Path) -> None:
+      about = self._command, self.summary, table
+      files.write_text(path, summary.page(run, trainer.workdir, *about))
+
+    for name, write in (("curves.png", draw), ("README.md", describe)):
+      try:
+        write(trainer.folder / name)
+      except UserError:  # as on a full disk
+        raise
+      except Exception as error:  # matplotlib raises many types
+        why = files.failure_reason(error)
+        progress.say(f"warning: {name} is not written: {why}")
 
   def _say(self, trainer: Trainer, table: str) -> None:
     """Prints the time, the held-out losses, advice, and where the files are."""

@@ -175,15 +175,26 @@ def _label(axes, curriculum: Curriculum) -> None:
 
 
 def canvas(width: float, height: float, title: str):
-  """Returns an empty figure of a size in inches, with a title that fits."""
+  """Returns an empty figure of a size in inches, with a title that fits.
+
+  No text in it is mathematics: names may have dollar signs.
+  """
   # Here: it takes half a second, and most commands draw nothing.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
+  from matplotlib.text import Text
 
-  figure = Figure(figsize=(width, height), layout="constrained")
+  class PlainFigure(Figure):
+    def draw(self, renderer):
+      for text in self.findobj(Text):
+        text.set_parse_math(False)
+      super().draw(renderer)
+
+  figure = PlainFigure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
   figure._repr_png_ = functools.partial(_png, figure)  # notebooks show it
-  text = figure.suptitle(title[:200], x=0.02, ha="left", fontsize=11)
+  style = {"x": 0.02, "ha": "left", "fontsize": 11, "parse_math": False}
+  text = figure.suptitle(title[:200], **style)
   while text.get_window_extent().x1 > 0.98 * figure.bbox.x1:
     text.set_text(f"{text.get_text().removesuffix('...')[:-1]}...")
   return figure

@@ -1,4 +1,4 @@
-"""Figures of a run, its table of losses, advice, and the text of its page."""
+"""Figures of a run, its table of losses, and the text of its page."""
 
 import itertools
 import pathlib
@@ -10,14 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antlm_jax import tables, units
-from antlm_jax.objectives.objective import FillInTheMiddle
 from antlm_jax.training import metrics, notes
 from antlm_jax.training.metrics import ByStep
 from antlm_jax.training.run import Run
 
-_WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _MOST_LINES = 5  # of the table; summary.json has all
-_FEW_STEPS = 100  # a shorter run is a trial
 
 _PAGE = string.Template("""\
 # $name
@@ -120,49 +117,6 @@ def modes(rows: ByStep, run: Run) -> dict[str, dict[str, float]]:
   return out
 
 
-def advice(
-  found: Mapping[str, Mapping[str, float]], unigram: float, run: Run
-) -> list[str]:
-  """Returns warnings of losses that ended too high, and a tip.
-
-  Too high is above the unigram entropy, or 0.05 nats above the own best.
-  """
-  out, fell = [], []
-  for name, mode in found.items():
-    worse = []
-    if mode["loss"] > unigram:
-      worse.append(f"the held-out text's own token frequencies ({unigram:.3f})")
-    if mode["loss"] > mode["best"] + _WORSE:
-      step = mode["best_step"]
-      worse.append(f"its best ({mode['best']:.3f} after step {step})")
-      fell.append(name)
-    if worse:
-      loss = f"warning: {name} loss {mode['loss']:.3f} is worse than"
-      out.append(f"{loss} {' and '.join(worse)}")
-  if not out:
-    return []
-  if run.curriculum.steps < _FEW_STEPS:
-    few = f"{run.curriculum.steps} steps are too few to learn much"
-    return [f"tip: {few}: train for longer"]
-  names = run.curriculum.objectives
-  if any(len(p.shares) < len(names) for p in run.curriculum.phases):
-    mixed = f"{run.curriculum.steps}{':'.join(names)} steps"
-    tip = (
-      "later phases can undo the learning of earlier phases; train all"
-      f" objectives in every batch with --config.curriculum='{mixed}'"
-    )
-  elif fell and run.config.eval.watch:
-    return out  # the run has kept its best step
-  elif fell:
-    tip = (
-      "train for fewer epochs, or end at the best step with"
-      f" --config.eval.watch={','.join(fell)} --config.eval.patience=5"
-    )
-  else:
-    tip = "train for longer, or change schedule.peak_lr"
-  return [*out, f"tip: {tip}"]
-
-
 def page(
   run: Run, workdir: pathlib.Path, command: str, found: Mapping[str, Any], table
 ) -> str:
@@ -175,9 +129,9 @@ def page(
     command = (
       f"```\n{command}\n```\n\nAll its settings are in `config.json`.\n\n"
     )
-  lines = [f"- {line}" for line in found["advice"]]
+  lines = [f"- {tables.plain_markdown(line)}" for line in found["advice"]]
   return _PAGE.substitute(
-    name=workdir.name,
+    name=tables.plain_markdown(workdir.name),
     about=next(notes.notes_of_run(run)),
     command=command,
     figures=tables.markdown(_run_figures(run, found), ("", "")),
@@ -213,8 +167,6 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
     yield f'{antlm} generate {of} --prompt="The"'
   if any(o.per_ratio for o in trained):
     yield f'{antlm} fill {of} --text="The" --tokens=20 --temperature=0.8'
-  if any(isinstance(o, FillInTheMiddle) for o in trained):
-    yield f'{antlm} generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
     yield f'{antlm} fill {of} --text="The <mask> is here."'
   output = shlex.quote(f"{workdir}-hf")

@@ -93,6 +93,6 @@ def read_bundle_counts() -> dict[str, BundleCounts]:
   for path in sorted(pathlib.Path(listing_folder()).glob("*.txt")):
     found = re.fullmatch(r"\d+-(.+)-\d+-final_bundles.txt", path.name)
     if found and "schedule-analysis" not in path.name:
-      out[found[1]] = BundleCounts.parse(path.read_text())
+      out[found[1]] = BundleCounts.parse(path.read_text("utf-8"))
     path.unlink()
   return out

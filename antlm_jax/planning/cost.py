@@ -1,12 +1,20 @@
-"""Hours, energy and price of a run, from the forecasts of its steps."""
+"""Hours, energy, price and reads of a run, from its steps' forecasts."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from antlm_jax.data.rows import token_dtype
 from antlm_jax.planning import places
 from antlm_jax.planning.estimate import Estimate
 from antlm_jax.planning.forecast import Forecast
-from antlm_jax.units import duration
+from antlm_jax.training.run import Run
+from antlm_jax.units import duration, quantity
+
+# https://cloud.google.com/storage/docs/request-rate
+BUCKET_RATE = 5000  # reads a second that a bucket serves without a slow start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +94,47 @@ class Cost:
     """Returns it as plain values."""
     known = "seconds", "chip_hours", "energy", "price"
     return dataclasses.asdict(self) | {k: getattr(self, k) for k in known}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+  """Reads of rows of all hosts, during the run's fastest steps."""
+
+  rows: float  # number of prepared rows a second
+  block: int  # number of rows in a request: data.shuffle_block
+  bytes: float  # bytes a second
+  bucket: bool  # whether the rows may be in a bucket
+
+  @classmethod
+  def of(cls, run: Run, found: Sequence[Estimate]) -> "Reads":
+    """Divides the rows of a step by its forecast, or by its lower bound."""
+    rows, rate = run.sources.rows, 0.0
+    for e in found:
+      known = isinstance(e.forecast, Forecast)
+      seconds = e.forecast.seconds if known else e.step_seconds
+      if e.steps and seconds:
+        rate = max(rate, e.rows * e.seq_len / rows.seq_len / seconds)
+    bits = 8 * np.dtype(token_dtype(run.tokenizer.vocab_size)).itemsize
+    width = rows.seq_len * (bits + rows.segmented) / 8
+    path = run.config.data.path
+    bucket = not path or "gs://" in path
+    return cls(rate, run.config.data.shuffle_block, rate * width, bucket)
+
+  @property
+  def requests(self) -> float:
+    """Requests a second, if the rows are in a bucket."""
+    return self.rows / self.block
+
+  def __str__(self) -> str:
+    line = (
+      f"data: {quantity(self.rows)} rows/s, which are {quantity(self.requests)}"
+      f" requests/s to a bucket, {quantity(self.bytes, 'B')}/s"
+    )
+    if not self.bucket or self.requests <= BUCKET_RATE:
+      return line
+    block = max(64, 2 ** math.ceil(math.log2(self.rows / BUCKET_RATE)))
+    return (
+      f"{line}\nwarning: a bucket begins with about {BUCKET_RATE:,} requests/s:"
+      f" --config.data.shuffle_block={block} asks for"
+      f" {quantity(self.rows / block)}"
+    )

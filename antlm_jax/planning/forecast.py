@@ -30,49 +30,6 @@ from antlm_jax.planning.where import (
 )
 from antlm_jax.runtime import chips
 
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """Measurements of a chip, in addition to its published peaks."""
-
-  # Share of the peak that the fastest kernel reaches for a bfloat16 product of
-  # 4,096 x 4,096 x 4,096. Source: tables of times in the wheel of tokamax
-  # 0.0.17, ragged_dot with a single group.
-  product: float
-  # Cores of a TPU device, and clock in cycles per second. They give the
-  # published peak with four matrix units per core: 128 x 128 on v5, and
-  # 256 x 256 on later generations.
-  cores: int = 0
-  clock: float = 0.0
-  # Share of the published bandwidth that an instruction reaches.
-  bandwidth: float = 1.0
-  # Seconds that a kernel of a GPU takes in addition to its work.
-  launch: float = 0.0
-  # Shares of the peak that fused attention on a GPU reaches, by smallest head
-  # width. They are forward and backward, then both with a causal mask. Source:
-  # the same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
-  attention: Mapping[int, tuple[float, float, float, float]] = (
-    dataclasses.field(default_factory=dict)
-  )
-
-
-_SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
-# On an H200, x + 1 of 2 GiB moves 3.24 TB/s. The launch is fitted to five steps
-# of benchmarks/own_speeds.csv. An H100 is assumed to be as good at both.
-_LAUNCH = 2.3e-6
-_H200 = Measured(0.728, bandwidth=0.675, launch=_LAUNCH, attention=_SHARES)
-_HOPPER = dataclasses.replace(_H200, bandwidth=0.9)
-# Keys are those of `runtime.chips.CHIPS`.
-MEASURED = {
-  "TPU v5 lite": Measured(0.914, 1, 1.50e9),
-  "TPU v5e": Measured(0.914, 1, 1.50e9),
-  "TPU v5": Measured(0.927, 2, 1.75e9),
-  "TPU v6": Measured(0.788, 1, 1.75e9),
-  "TPU7x": Measured(0.722, 1, 2.20e9),
-  "NVIDIA H100": _HOPPER,
-  "NVIDIA H200": _H200,
-  "NVIDIA B200": Measured(0.581),
-}
 # For GPUs without measurements.
 _ASSUMED = "the shares of the peak that an H100 reaches"
 
@@ -90,14 +47,15 @@ class Forecast:
     return total_time(self.parts).seconds
 
 
-def measured_chip(device: jax.Device) -> Measured | None:
+def measured_chip(device: jax.Device) -> chips.Measured | None:
   """Returns the measurements of a device's chip, or None if unknown.
 
   A GPU without measurements has those of an H100.
   """
   kind = chips.chip_kind(device.device_kind)
-  like_h100 = kind and device.platform == "gpu" and chips.CHIPS[kind].bandwidth
-  return MEASURED.get(kind, _HOPPER if like_h100 else None)
+  chip = chips.CHIPS.get(kind)
+  like_h100 = chip and device.platform == "gpu" and chip.bandwidth
+  return (chip and chip.measured) or (chips.HOPPER if like_h100 else None)
 
 
 def forecast_step_time(
@@ -163,13 +121,15 @@ def forecast_step_time(
   exposed = network - min(carried, meanwhile)
   for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
-  known = chips.chip_kind(device.device_kind) in MEASURED
+  known = chip.measured
   ordered = {name: parts[name] for name in PARTS if name in parts}
   return Forecast(ordered, "" if known else _ASSUMED)
 
 
 def instruction_times(
-  work: Mapping[hlo.Instruction, int], chip: chips.Chip, measured: Measured
+  work: Mapping[hlo.Instruction, int],
+  chip: chips.Chip,
+  measured: chips.Measured,
 ) -> dict[str, Time]:
   """Returns the time of `hlo.Counts.work` by part."""
   rate = measured.cores * measured.clock or math.inf
@@ -189,7 +149,7 @@ def kernel(
   masked: float,
   whole: float,
   outputs: float,
-  measured: Measured,
+  measured: chips.Measured,
 ) -> float:
   """Returns the seconds of a kernel on all cores; see `BundleCounts.cycles`."""
   cycles = listing.cycles(masked, whole, outputs)
@@ -206,7 +166,7 @@ def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
 
 
 def _attention(
-  mesh, model: Model, batch: Batch, listings: Mapping, measured: Measured
+  mesh, model: Model, batch: Batch, listings: Mapping, measured: chips.Measured
 ) -> dict[str, float]:
   """Returns the seconds of each attention kernel for the batch, by name."""
   c, (parts, rows, length) = model.config, batch.inputs.shape
@@ -250,7 +210,12 @@ def _block_visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
 
 
 def _head_seconds(
-  mesh, model: Model, batch: Batch, listings: Mapping, chip, measured: Measured
+  mesh,
+  model: Model,
+  batch: Batch,
+  listings: Mapping,
+  chip,
+  measured: chips.Measured,
 ) -> dict[str, float]:
   """Returns the seconds of each head kernel for a microbatch, by name.
 

@@ -339,8 +339,6 @@ def _work(out: Counts, op: _Op) -> None:
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     stated = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
     out.kernels[op.name, float(stated or 0)] += 1
-  elif stated := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
-    out.kernels[op.name, float(stated)] += 1  # Mosaic kernel for GPUs
   elif stated := op.get(r"backend_config=\{flops = (\d+) : i64"):
     out.kernels[op.name, float(stated)] += 1  # `gpus.without_kernels`
 

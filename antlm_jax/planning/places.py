@@ -13,25 +13,6 @@ from collections.abc import Mapping, Sequence
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import chips
 
-# Key of `chips.CHIPS`, then the type of N chips in gcloud and in GKE. A type
-# of `{cores}` counts two cores for each chip.
-KINDS = {
-  "v4": ("TPU v4", "v4-{cores}", "v4-{chips}"),
-  "v5e": ("TPU v5e", "v5litepod-{chips}", "v5litepod-{chips}"),
-  "v5p": ("TPU v5", "v5p-{cores}", "v5p-{chips}"),
-  "v6e": ("TPU v6", "v6e-{chips}", "v6e-{chips}"),
-  "tpu7x": ("TPU7x", "", "tpu7x-{shape}"),
-  "a100-40": ("NVIDIA A100-SXM4-40GB", "", ""),
-  "a100-80": ("NVIDIA A100-SXM4-80GB", "", ""),
-  "h100": ("NVIDIA H100", "", ""),
-  "h200": ("NVIDIA H200", "", ""),
-  "b200": ("NVIDIA B200", "", ""),
-  "l4": ("NVIDIA L4", "", ""),
-  "a10": ("NVIDIA A10", "", ""),
-  "rtx3090": ("NVIDIA GeForce RTX 3090", "", ""),
-  "rtx4090": ("NVIDIA GeForce RTX 4090", "", ""),
-  "rtx5090": ("NVIDIA GeForce RTX 5090", "", ""),
-}
 _SMALLEST = "v5e"  # the chip with the least memory, for a bare number of chips
 # Rows of 2,048 tokens of a device in one microbatch. They fill its matrix
 # units, and the stored plans have as many.
@@ -44,19 +25,19 @@ _WORKSPACE = 2 * 2**30  # the head's scores, and the compiler's own buffers
 class Topology:
   """Devices of one topology, such as v5p:4x4x8 or h100:4x8."""
 
-  kind: str  # key of KINDS
+  kind: str  # key of `chips.NAMES`
   shape: str  # 4x4x8; empty for a bare number of chips
   chips: int  # number of chips
 
   @property
   def chip(self) -> chips.Chip:
     """Peaks of a device, with the memory that programs can use."""
-    return chips.usable(KINDS[self.kind][0])
+    return chips.usable(chips.NAMES[self.kind])
 
   @property
   def is_tpu(self) -> bool:
     """Whether its devices are TPUs."""
-    return KINDS[self.kind][0].startswith("TPU")
+    return chips.NAMES[self.kind].startswith("TPU")
 
   @property
   def devices(self) -> int:
@@ -65,7 +46,7 @@ class Topology:
 
   def type(self, cloud: str) -> str:
     """Returns its type in `gcloud` or `gke`; empty if it has none there."""
-    pattern = KINDS[self.kind][{"gcloud": 1, "gke": 2}[cloud]]
+    pattern = getattr(self.chip, cloud)
     cores = 2 * self.chips
     return pattern.format(chips=self.chips, cores=cores, shape=self.shape)
 
@@ -77,7 +58,9 @@ def parse_topology(topology: str) -> Topology:
   """
   kind, _, shape = topology.rpartition(":")
   kind = kind if shape != topology else _SMALLEST
-  if kind not in KINDS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+  if kind not in chips.NAMES or not re.fullmatch(
+    r"[1-9]\d*(x[1-9]\d*)*", shape
+  ):
     raise UserError(
       f"unknown topology {topology!r}: write a chip and a shape, such as"
       " v5e:16x16, v5p:4x4x8 or h100:8, or a number of chips"

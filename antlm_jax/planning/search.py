@@ -77,17 +77,17 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
   `known` caches the FLOPs of each kind of step for other runs.
   """
   total, c = 0.0, run.config
-  for start, stop, source in run.stretches():
-    phase, part = run.curriculum.at(start), run.order.at(start)
+  for start, stop, source in run.spans():
+    phase, stage = run.curriculum.at(start), run.order.at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
-    kind = str((c.model, c.train, c.data, mixed, part.layout, part.joined))
+    kind = str((c.model, c.train, c.data, mixed, stage.layout, stage.joined))
     if kind not in known:
       # A batch that grows needs its filled share of a whole batch's FLOPs.
       known[kind] = flops.train_step(run.model, source[start])
-    filled = run.order.filled(max(start, begin), max(stop, begin))
-    total += filled / part.layout.batch_size * known[kind]
+    filled = run.order.slots_between(max(start, begin), max(stop, begin))
+    total += filled / stage.layout.batch_size * known[kind]
   return total
 
 
@@ -106,7 +106,7 @@ def advise_settings(
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
     other, seen = pod.run(tried), []
-    again = [p for p in other.programs() if p.name in failed]
+    again = [p for p in other.batch_kinds() if p.name in failed]
     for e in estimate_all(other, again):
       seen.append(e)
       if not e.memory.fits:
@@ -155,7 +155,7 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 
 def microbatches(run: Run) -> list[int]:
   """Returns the numbers of microbatches that divide all batches of a run."""
-  layouts = [part.layout for part in run.order.parts]
+  layouts = [stage.layout for stage in run.order.stages]
   common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
   return [n for n in range(1, common + 1) if common % n == 0]
 
@@ -188,7 +188,7 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
 
 def _sweep_row(run: Run) -> dict:
   """Returns the row of a run in the sweep, over all train steps."""
-  found = list(estimate_all(run, run.programs(evaluations=False)))
+  found = list(estimate_all(run, run.batch_kinds(evaluations=False)))
   fits = all(e.memory.fits for e in found)
   row = {
     "mesh": dict(run.mesh.shape),

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -12,16 +13,14 @@ from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, compilers, gpus
+from antlm_jax.runtime import chips
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 # Example topology of each TPU generation, by libtpu's names.
-TPUS = {
-  "v4": "v4:4x4x4",
-  "v5e": "v5e:16x16",
-  "v5p": "v5p:4x4x8",
-  "v6e": "v6e:16x16",
-  "tpu7x": "tpu7x:4x4x4",
-}
+TPUS = {x.name: x.example for x in chips.CHIPS.values() if x.example}
+# Chips along each side of a slice.
+_SHAPE = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}")
+_MOST_CHIPS = 1 << 14  # of a slice; the largest slices have 9,216
 # Without these, libtpu searches for a TPU and reports that there is none.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -52,6 +51,14 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     raise UserError(
       f"unknown topology {topology!r}: write {known} of one node"
       f" ({', '.join(f'{name}:8' for name in gpus.GPUS)}) or several (h100:4x8)"
+    )
+  shape = topology.partition(":")[2]
+  known = _SHAPE.fullmatch(shape)
+  # libtpu divides by a shape's sizes, and 0 ends the process.
+  if not known or math.prod(map(int, shape.split("x"))) > _MOST_CHIPS:
+    raise UserError(
+      f"unknown topology {topology!r}: write a shape of at most"
+      f" {_MOST_CHIPS:,} chips, such as {TPUS[kind]}"
     )
   path = compilers.libtpu()
   if path is None:
@@ -98,7 +105,7 @@ def program_arguments(
   shapes = jax.eval_shape(step.init)
   state = jax.tree.map(like, shapes, state_shardings(step, mesh))
   batch = jax.tree.map(lambda x: like(x, mesh_lib.row_sharding(mesh)), batch)
-  return (state if training else state.best_params), batch
+  return (state if training else state.eval_params), batch
 
 
 def compile_lowered(

@@ -1,7 +1,7 @@
-"""Runs in a bucket: the files of a run that must be on this machine.
+"""Runs in a bucket: reads that are tried again, and files that grow.
 
-Objects in a bucket cannot grow, so `Mirror` copies the files that do (metrics,
-TensorBoard's).
+Objects in a bucket cannot grow, so `Mirror` keeps the files that do (metrics,
+TensorBoard's) on this machine, and copies them.
 """
 
 import concurrent.futures
@@ -9,16 +9,64 @@ import contextlib
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import fsspec
 
-from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, processes, progress
+from antlm_jax.errors import UserError, is_temporary
+from antlm_jax.runtime import files, processes, progress, signals
 
 _EVERY = 30.0  # least seconds from one copy of the mirror to the next
 PATIENCE = 10.0  # seconds that training waits for a copy
+TRIES = 300.0  # seconds for which reads are tried again after a failure
+_PAUSES = 1.0, 30.0  # seconds between two tries: the first, and the longest
+Result = TypeVar("Result")
+
+
+class Tries:
+  """Reads of a bucket, by any thread, that are tried again while it fails."""
+
+  def __init__(self):
+    self._failing_since: float | None = None
+
+  def read(self, read: Callable[[], Result], where: files.Path) -> Result:
+    """Returns the result of `read`, and calls it again if it fails for now.
+
+    It stops `TRIES` seconds after the bucket began to fail, or if a signal asks
+    the run to end. gcsfs itself has then tried each request six times, in half
+    a minute. Raises the errors of `read`.
+    """
+    pause, longest = _PAUSES
+    while True:
+      try:
+        result = read()
+      except (*files.file_failures(), ValueError) as error:
+        if not is_temporary(error):
+          raise
+        since = self._failing_since or time.monotonic()
+        self._failing_since = since
+        left = since + TRIES - time.monotonic()
+        if left <= 0 or signals.asked_to_end():
+          raise
+        why = files.failure_reason(error)
+        _warn(f"{where}: {why}: trying again for {max(1, round(left))} s")
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, longest)
+        continue
+      if (since := self._failing_since) is not None:
+        self._failing_since = None
+        _warn(f"{where} answers after {time.monotonic() - since:.0f} s")
+      return result
+
+
+def _warn(line: str) -> None:
+  """Prints a warning of any process, each of which reads rows of its own."""
+  if not progress.is_quiet():
+    print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 class Mirror:
@@ -125,6 +173,5 @@ def _check_bucket_rights(url) -> None:
     *files.file_failures(),
     ValueError,
   ) as error:  # that of a name's letters
-    raise UserError(
-      f"{url} cannot be used: {files.failure_reason(error)}"
-    ) from error
+    line = f"{url} cannot be used: {files.failure_reason(error)}"
+    raise files.failure(line, error) from error

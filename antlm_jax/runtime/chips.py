@@ -1,4 +1,4 @@
-"""Peaks of chips, as their makers publish them.
+"""One table of chips: published peaks, names, and measurements.
 
 TPUs: the system architecture pages of Google Cloud (docs.cloud.google.com/tpu
 /docs/v4, v5e, v5p, v6e, tpu7x). The links of v4 are in arXiv 2304.01433, Table
@@ -19,7 +19,7 @@ GPUs without NVLink have one link, PCI Express with 16 lanes: 31.5 GB/s each
 way in generation 4, and 63 GB/s in generation 5.
 
 Checked on 26 November 2026. Each peak from A100 to RTX 5090 is cores x clock
-(`planning.gpus`) x dense operations of a core in a cycle. These are 2,048 on
+x dense operations of a core in a cycle. These are 2,048 on
 A100, 1,024 on A10 and L4, and 512 on GeForce. GeForce adds up in float32 at
 half its rate. karpathy/nanochat (nanochat/common.py) has the same peaks, but no
 A10. Bandwidth and watts: glennklockwood.com/garden/processors/A100,
@@ -31,12 +31,38 @@ the A10 was within reach.
 import dataclasses
 import os
 import re
+from collections.abc import Mapping
 
 import jax
 
 _GIB = 2**30
 # JAX's share of a GPU's memory: docs.jax.dev, "GPU memory allocation".
 _TAKEN = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """Measurements of a chip, in addition to its published peaks."""
+
+  # Share of the peak that the fastest kernel reaches for a bfloat16 product of
+  # 4,096 x 4,096 x 4,096. Source: tables of times in the wheel of tokamax
+  # 0.0.17, ragged_dot with a single group.
+  product: float
+  # Cores of a TPU device, and clock in cycles per second. They give the
+  # published peak with four matrix units per core: 128 x 128 on v5, and
+  # 256 x 256 on later generations.
+  cores: int = 0
+  clock: float = 0.0
+  # Share of the published bandwidth that an instruction reaches.
+  bandwidth: float = 1.0
+  # Seconds that a kernel of a GPU takes in addition to its work.
+  launch: float = 0.0
+  # Shares of the peak that fused attention on a GPU reaches, by smallest head
+  # width. They are forward and backward, then both with a causal mask. Source:
+  # the same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
+  attention: Mapping[int, tuple[float, float, float, float]] = (
+    dataclasses.field(default_factory=dict)
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,56 +82,164 @@ class Chip:
   # The most power that it draws, in watts: "max thermal design power" in data
   # sheets. Google does not publish it for TPUs; v4 is from arXiv 2304.01433.
   watts: float = 0.0
+  name: str = ""  # in topologies, such as h100; empty if plan does not know it
+  # Types of N chips in gcloud and in GKE; `{cores}` counts two for each chip.
+  gcloud: str = ""
+  gke: str = ""
+  example: str = ""  # topology of a TPU
+  # Description of a GPU for XLA: its whole device_kind, number of streaming
+  # multiprocessors, highest clock in GHz, and bytes of the second-level cache.
+  # H100, H200 and B200: openxla/xla, xla/backends/gpu/target_config/specs. The
+  # others: NVIDIA's data sheets and the white papers above.
+  kind: str = ""
+  cores: int = 0
+  clock: float = 0.0
+  cache: int = 0
+  measured: Measured | None = None  # for the forecast
 
 
 _NVLINK_A100 = 12, 25e9, 25e9  # links, bytes a second over one, and network
+_NVLINK_H100 = 18, 25e9, 50e9
 _PCIE_4 = 1, 31.5e9, 0.0
 _PCIE_5 = 1, 63e9, 0.0
+_SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
+# On an H200, x + 1 of 2 GiB moves 3.24 TB/s. The launch is fitted to five steps
+# of benchmarks/own_speeds.csv. An H100 is assumed to be as good at both.
+_H200 = Measured(0.728, bandwidth=0.675, launch=2.3e-6, attention=_SHARES)
+HOPPER = dataclasses.replace(_H200, bandwidth=0.9)
+
+
+def _tpu(
+  name: str,
+  example: str,
+  peaks: tuple,
+  network: tuple,
+  gcloud: str,
+  gke: str,
+  **more,
+) -> Chip:
+  """Makes a TPU from TFLOP/s, GiB and GB/s, and its network."""
+  tera, memory, giga = peaks
+  return Chip(
+    *(tera * 1e12, int(memory * _GIB), giga * 1e9, *network),
+    name=name,
+    example=f"{name}:{example}",
+    gcloud=gcloud,
+    gke=gke,
+    **more,
+  )
 
 
 def _gpu(
-  tera: float, memory: float, giga: float, network: tuple, watts: float
+  name: str,
+  kind: str,
+  peaks: tuple,
+  network: tuple,
+  watts: float,
+  processors: tuple,
+  measured: Measured | None = None,
 ) -> Chip:
-  """Makes a GPU from TFLOP/s, GiB, GB/s, its network and watts."""
-  peaks = tera * 1e12, int(memory * _GIB), giga * 1e9
-  return Chip(*peaks, *network, watts=watts)
+  """Makes a GPU from TFLOP/s, memory and GB/s, and its processors.
+
+  Memory is in GiB, or an integer of bytes. Processors are their number, clock
+  in GHz, and MiB of the cache, or an integer of bytes over 1,000.
+  """
+  tera, memory, giga = peaks
+  cores, clock, cache = processors
+  return Chip(
+    tera * 1e12,
+    memory if isinstance(memory, int) else int(memory * _GIB),
+    giga * 1e9,
+    *network,
+    watts=watts,
+    name=name,
+    kind=kind,
+    cores=cores,
+    clock=clock,
+    cache=cache if cache > 1000 else cache * 2**20,
+    measured=measured,
+  )
 
 
+_V5E = _tpu(
+  *("v5e", "16x16", (197, 15.75, 819), (4, 50e9, 25e9 / 8, 16)),
+  *("v5litepod-{chips}", "v5litepod-{chips}"),
+  measured=Measured(0.914, 1, 1.50e9),
+)
 # By prefix of jax.Device.device_kind; the longest counts.
 CHIPS = {
   # The network between slices of v4 is not published.
-  "TPU v4": Chip(275e12, int(30.75 * _GIB), 1200e9, 6, 50e9, 0.0, 4, 1, 192),
-  "TPU v5 lite": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
-  "TPU v5e": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
-  "TPU v5": Chip(459e12, int(95.74 * _GIB), 2765e9, 6, 100e9, 50e9 / 8, 4),
-  "TPU v6": Chip(918e12, int(31.25 * _GIB), 1638e9, 4, 100e9, 100e9 / 8, 16),
-  "TPU7x": Chip(
-    2307e12, int(189.5 * _GIB), 7380e9, 6, 100e9, 100e9 / 8, 4, devices=2
+  "TPU v4": _tpu(
+    *("v4", "4x4x4", (275, 30.75, 1200), (6, 50e9, 0.0, 4)),
+    *("v4-{cores}", "v4-{chips}"),
+    watts=192,
+  ),
+  "TPU v5 lite": _V5E,
+  "TPU v5e": _V5E,
+  "TPU v5": _tpu(
+    *("v5p", "4x4x8", (459, 95.74, 2765), (6, 100e9, 50e9 / 8, 4)),
+    *("v5p-{cores}", "v5p-{chips}"),
+    measured=Measured(0.927, 2, 1.75e9),
+  ),
+  "TPU v6": _tpu(
+    *("v6e", "16x16", (918, 31.25, 1638), (4, 100e9, 100e9 / 8, 16)),
+    *("v6e-{chips}", "v6e-{chips}"),
+    measured=Measured(0.788, 1, 1.75e9),
+  ),
+  "TPU7x": _tpu(
+    *("tpu7x", "4x4x4", (2307, 189.5, 7380), (6, 100e9, 100e9 / 8, 4)),
+    *("", "tpu7x-{shape}"),
+    devices=2,
+    measured=Measured(0.722, 1, 2.20e9),
   ),
   "NVIDIA A100": Chip(312e12),
-  "NVIDIA A100-SXM4-40GB": _gpu(312, 39.39, 1555, _NVLINK_A100, 400),
-  "NVIDIA A100-SXM4-80GB": _gpu(312, 79.15, 2039, _NVLINK_A100, 400),
-  "NVIDIA H100": Chip(
-    989e12, 84_942_979_072, 3350e9, 18, 25e9, 50e9, watts=700
+  "NVIDIA A100-SXM4-40GB": _gpu(
+    *("a100-40", "NVIDIA A100-SXM4-40GB", (312, 39.39, 1555)),
+    *(_NVLINK_A100, 400, (108, 1.41, 40)),
+  ),
+  "NVIDIA A100-SXM4-80GB": _gpu(
+    *("a100-80", "NVIDIA A100-SXM4-80GB", (312, 79.15, 2039)),
+    *(_NVLINK_A100, 400, (108, 1.41, 40)),
+  ),
+  "NVIDIA H100": _gpu(
+    *("h100", "NVIDIA H100 80GB HBM3", (989, 84_942_979_072, 3350)),
+    *(_NVLINK_H100, 700, (132, 1.98, 50), HOPPER),
   ),
   "NVIDIA H100 PCIe": Chip(756e12),
   "NVIDIA H100 NVL": Chip(835e12),
-  "NVIDIA H200": Chip(
-    989e12, 151_397_597_184, 4800e9, 18, 25e9, 50e9, watts=700
+  "NVIDIA H200": _gpu(
+    *("h200", "NVIDIA H200", (989, 151_397_597_184, 4800)),
+    *(_NVLINK_H100, 700, (132, 1.98, 50), _H200),
   ),
-  "NVIDIA B200": Chip(
-    2250e12, 191_514_411_008, 8000e9, 18, 50e9, 50e9, watts=1000
+  "NVIDIA B200": _gpu(
+    *("b200", "NVIDIA B200", (2250, 191_514_411_008, 8000), (18, 50e9, 50e9)),
+    *(1000, (148, 1.965, 132_644_864), Measured(0.581)),
   ),
-  "NVIDIA L4": _gpu(121, 22.05, 300, _PCIE_4, 72),
-  "NVIDIA A10": _gpu(125, 22.06, 600, _PCIE_4, 150),
+  "NVIDIA L4": _gpu(
+    *("l4", "NVIDIA L4", (121, 22.05, 300), _PCIE_4, 72, (58, 2.04, 48))
+  ),
+  "NVIDIA A10": _gpu(
+    *("a10", "NVIDIA A10", (125, 22.06, 600), _PCIE_4, 150, (72, 1.695, 6))
+  ),
   "NVIDIA A10G": Chip(70e12),
-  "NVIDIA GeForce RTX 3090": _gpu(71, 23.69, 936, _PCIE_4, 350),
-  "NVIDIA GeForce RTX 4090": _gpu(165.2, 23.64, 1008, _PCIE_4, 450),
-  "NVIDIA GeForce RTX 5090": _gpu(209.5, 31.36, 1792, _PCIE_5, 575),
+  "NVIDIA GeForce RTX 3090": _gpu(
+    *("rtx3090", "NVIDIA GeForce RTX 3090", (71, 23.69, 936)),
+    *(_PCIE_4, 350, (82, 1.695, 6)),
+  ),
+  "NVIDIA GeForce RTX 4090": _gpu(
+    *("rtx4090", "NVIDIA GeForce RTX 4090", (165.2, 23.64, 1008)),
+    *(_PCIE_4, 450, (128, 2.52, 72)),
+  ),
+  "NVIDIA GeForce RTX 5090": _gpu(
+    *("rtx5090", "NVIDIA GeForce RTX 5090", (209.5, 31.36, 1792)),
+    *(_PCIE_5, 575, (170, 2.407, 96)),
+  ),
   "NVIDIA L40": Chip(181e12),
   "NVIDIA L40S": Chip(362e12),
   "Tesla T4": Chip(65e12),
 }
+# Keys of `CHIPS` by the name in topologies.
+NAMES = {chip.name: kind for kind, chip in CHIPS.items() if chip.name}
 
 
 # Words after a name that make another, slower or faster card of it.

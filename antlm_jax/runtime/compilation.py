@@ -38,7 +38,7 @@ def _machine() -> str:
   """Names the CPU's features: programs for other CPUs may not run here."""
   known = platform.machine()
   try:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
   except OSError:
     return known
   # Other lines, such as the frequency, change.

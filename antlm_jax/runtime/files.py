@@ -6,7 +6,6 @@ read, is damaged, or cannot be written.
 """
 
 import contextlib
-import difflib
 import errno
 import fcntl
 import glob
@@ -19,26 +18,28 @@ import pathlib
 import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import fsspec
 from etils import epath
 
 from antlm_jax import cli
-from antlm_jax.errors import UserError
+from antlm_jax.errors import Unavailable, UserError, is_temporary, suggestion
 from antlm_jax.runtime import records
 from antlm_jax.settings import argument
 
 Path = str | os.PathLike[str]  # to a file or folder
 LocalPath = Annotated[Path, argument(read=cli.here)]  # not in a bucket
+_NO_FILE = "it is a link or no regular file: delete it"
 FULL = os.strerror(errno.ENOSPC)
-# In tensorstore's errors, which are all ValueErrors: a bucket is out of reach.
-_OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
-_TENSORSTORES = ("os_error_code=", *_OUT_OF_REACH)  # it cannot write
+# In tensorstore's errors, which are all ValueErrors.
+_NO_RIGHT = "PERMISSION_DENIED"
+_TENSORSTORES = ("os_error_code=", _NO_RIGHT)  # it cannot write
 
 
 def not_a_path(text: str) -> UserError:
@@ -66,11 +67,12 @@ def absent(folder: pathlib.PurePath) -> str:
   # A bucket may be absent too, or take long to list.
   near_by = [] if is_remote(folder) else folder.parent.glob("*")
   others = (other.name for other in near_by if other.is_dir())
-  near = difflib.get_close_matches(folder.name, others, n=1)
-  hint = (
-    f"; did you mean {shown_path(folder.parent / near[0])}?" if near else ""
-  )
-  return f"no such folder{hint}"
+
+  def shown(name: str) -> str:
+    return str(shown_path(folder.parent / name))
+
+  hint = suggestion(folder.name, others, shown=shown)
+  return f"no such folder; {hint}" if hint else "no such folder"
 
 
 def absolute_path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
@@ -110,7 +112,9 @@ def read_text(
     line = data.count(b"\n", 0, error.start) + 1
     why = f"line {line}: not UTF-8: {error.reason}"
   except file_failures() as error:
-    why = _why(error)
+    raise failure(
+      f"cannot read {what} {where}: {_why(error)}", error
+    ) from error
   raise UserError(f"cannot read {what} {where}: {why}")
 
 
@@ -122,21 +126,25 @@ def read_json(where: str | os.PathLike, what: str) -> dict:
 
 
 def read_jsonl(
-  where: str | os.PathLike, what: str, lenient: bool = False
+  where: str | os.PathLike,
+  what: str,
+  skipping: Callable[[UserError], object] | None = None,
 ) -> Iterator[tuple[int, dict]]:
   """Yields the line numbers and objects of a file with a JSON object a line.
 
-  `lenient` skips damaged lines, such as a line that a kill cut short.
+  With `skipping`, damaged lines are left out, such as a line that a kill cut
+  short, and it is called with the error of each.
   """
-  text = read_text(where, what, lenient)
+  text = read_text(where, what, lenient=skipping is not None)
   # Not splitlines: U+2028 and the like may be part of a JSON string.
   for number, line in enumerate(text.split("\n"), start=1):
     if line.strip(" \t\r" + records.MARK):
       try:
         yield number, _object(line, f"cannot read {what} {where}", number)
-      except UserError:
-        if not lenient:
+      except UserError as error:
+        if skipping is None:
           raise
+        skipping(error)
 
 
 def _object(text: str, start: str, line: int, once: bool = True) -> dict:
@@ -175,9 +183,21 @@ def writing(where: str | os.PathLike) -> Iterator[None]:
     # A failed computation may be "UNAVAILABLE", too, but is no ValueError.
     words = _TENSORSTORES if isinstance(error, ValueError) else ()
     wrapped = any(word in str(error) for word in (FULL, *words))
-    if not wrapped and not isinstance(error, file_failures()):
+    known = isinstance(error, file_failures()) or is_temporary(error)
+    if not wrapped and not known:
       raise
-    raise UserError(f"cannot write {where}: {_why(error)}") from error
+    raise failure(f"cannot write {where}: {_why(error)}", error) from error
+
+
+@contextlib.contextmanager
+def reaching(where: str | os.PathLike) -> Iterator[None]:
+  """Raises failures of a bucket in its block as a `UserError` with the path."""
+  try:
+    yield
+  except file_failures() as error:
+    if not (is_remote(where) and out_of_reach(error)):
+      raise
+    raise failure(f"cannot reach {where}: {_why(error)}", error) from error
 
 
 @contextlib.contextmanager
@@ -229,7 +249,7 @@ def write_text(where: str | os.PathLike, text: str) -> None:
   """Writes a file whole or not at all, on this machine or in a bucket."""
   if is_remote(where):  # an object appears when it is whole
     with writing(where):
-      absolute_path(where).write_text(text)
+      absolute_path(where).write_bytes(text.encode())
     return
   with replacing(where) as aside:
     aside.write_text(text, encoding="utf-8")
@@ -259,7 +279,8 @@ def file_lock(
 
   If another process holds it, this raises a `UserError` that names the process,
   or waits, or, with `refuse=False`, yields False. The system releases the lock
-  when its holder ends; the file stays. Buckets have no locks.
+  when its holder ends; the file stays. Buckets have no locks. Raises a
+  UserError for a link, whose target it would overwrite.
   """
   if is_remote(where):
     yield True
@@ -267,7 +288,8 @@ def file_lock(
   with contextlib.ExitStack() as stack:
     with writing(where):
       # Unbuffered: else closing it would fail once more on a full disk.
-      file = stack.enter_context(open(where, "a+b", buffering=0))
+      how = {"buffering": 0, "opener": _open_no_link}
+      file = stack.enter_context(open(where, "a+b", **how))
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
@@ -290,6 +312,21 @@ def file_lock(
     yield True
 
 
+def _open_no_link(path: str, flags: int) -> int:
+  """Opens a file whose content may be replaced: no link, pipe or device."""
+  try:
+    # Nonblocking: else it would wait for the other end of a pipe.
+    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+  except OSError as error:
+    if error.errno in (errno.ELOOP, errno.ENXIO):
+      raise OSError(errno.EINVAL, _NO_FILE) from error
+    raise
+  if not stat.S_ISREG(os.fstat(number).st_mode):
+    os.close(number)
+    raise OSError(errno.EINVAL, _NO_FILE)
+  return number
+
+
 def file_failures() -> tuple[type[Exception], ...]:
   """Returns the errors of files and buckets; others are bugs.
 
@@ -307,10 +344,16 @@ def file_failures() -> tuple[type[Exception], ...]:
   return OSError, *of_buckets
 
 
+def failure(message: str, error: Exception) -> UserError:
+  """Returns the error with a message for an error of a file or a bucket."""
+  return (Unavailable if is_temporary(error) else UserError)(message)
+
+
 def out_of_reach(error: Exception) -> bool:
   """Whether a bucket, or the right to use it, is missing, not its content."""
-  words = any(w in str(error) for w in (*_OUT_OF_REACH, "Forbidden: "))
-  return words or isinstance(error, (TimeoutError, *file_failures()[1:]))
+  words = any(word in str(error) for word in (_NO_RIGHT, "Forbidden: "))
+  known = isinstance(error, file_failures()[1:])
+  return words or known or is_temporary(error)
 
 
 def failure_reason(error: Exception) -> str:

@@ -154,9 +154,14 @@ def _columns_largest(x: jax.Array) -> jax.Array:
   return jax.lax.with_sharding_constraint(largest, PartitionSpec())
 
 
-def agreed(value: int) -> int:
+def largest_of_all(value: int) -> int:
   """Returns the largest value of all processes, and waits for all of them."""
   return int(largest(lambda: [value])()[0])
+
+
+def wait_for_all() -> None:
+  """Waits until all processes have called this."""
+  largest_of_all(0)
 
 
 def same_on_all(text: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import tqdm
 
-from antlm_jax import units
+from antlm_jax import terminal, units
 from antlm_jax.runtime import processes, signals
 
 _QUIET = contextvars.ContextVar("quiet", default=False)
@@ -40,8 +40,12 @@ def say(line: str) -> None:
   """
   if not processes.is_first() or _QUIET.get():
     return
+  # A stream of the user's may lack signs; a command's replaces them itself.
+  known = getattr(sys.stdout, "encoding", None) or "utf-8"
+  line = line.encode(known, "backslashreplace").decode(known)
   try:
-    tqdm.tqdm.write(line, file=sys.stdout)  # above any bar
+    # Above any bar.
+    tqdm.tqdm.write(terminal.visible(line), file=sys.stdout)
     sys.stdout.flush()
   except OSError as error:  # a pipe or a terminal that is closed
     gone = error.errno in (errno.EPIPE, errno.EIO)
@@ -146,7 +150,7 @@ class Progress:
   def show(self, step: int, text: str) -> None:
     """Shows `text`, such as the losses, after `step` steps."""
     if self._bar is not None:
-      self._bar.set_postfix_str(text)
+      self._bar.set_postfix_str(terminal.visible(text))
     else:
       self.note("step", step, f"step {step}/{self._total} · {text}")
 

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any, AnyStr
 
 MARK = "\ufeff"  # byte-order mark
 HALF = "it has half of a surrogate pair, which is no character"
@@ -36,6 +36,7 @@ _MARKS = re.compile(f"^{MARK}+", re.MULTILINE)
 _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t]*)(\t|\Z)')
 _MANY = 10  # lines of a quoted field, if each may be a record
 _LONGEST = 1 << 24  # characters of a quoted field that spans lines
+LONGEST_RECORD = 1 << 28  # bytes or characters: the longest chromosome fits
 
 Lines = Iterable[str]
 
@@ -78,13 +79,31 @@ def not_utf8(head: bytes) -> str:
   return name and f"{name}, not UTF-8; convert it (iconv -f {name} -t UTF-8)"
 
 
-def unmarked_lines(file: Iterable[str]) -> Iterator[str]:
+def bounded_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+  """Yields the lines of a file, none of which is too long for memory."""
+  number = 0
+  while line := file.readline(LONGEST_RECORD + 1):
+    number += 1
+    if len(line) > LONGEST_RECORD:
+      raise ValueError(f"line {number:,} {too_long()}")
+    yield line
+
+
+def too_long() -> str:
+  """Returns the error of a record that is too long, after its place."""
+  return (
+    f"is longer than {LONGEST_RECORD >> 20:,} MiB: divide its text into several"
+    " records"
+  )
+
+
+def unmarked_lines(file: IO[str]) -> Iterator[str]:
   """Yields lines without byte-order marks before them.
 
   `file` is opened with `errors="surrogateescape"`, so that the line of a byte
   that is not UTF-8 is known.
   """
-  for number, line in enumerate(file, start=1):
+  for number, line in enumerate(bounded_lines(file), start=1):
     if not writable(line):
       raise ValueError(
         f"line {number} is not UTF-8; convert it (iconv -t UTF-8)"

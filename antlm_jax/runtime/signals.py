@@ -41,6 +41,12 @@ def end_training() -> bool:
   return True
 
 
+def asked_to_end() -> bool:
+  """Whether a run has received a signal, as any of its threads may ask."""
+  stop = signal.getsignal(signal.SIGTERM)
+  return isinstance(stop, Stop) and bool(stop.status)
+
+
 @contextlib.contextmanager
 def listening() -> Iterator[Stop]:
   """Handles signals for the time of its block.

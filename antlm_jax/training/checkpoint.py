@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -168,9 +169,10 @@ def save_args(
 def checkpoint_steps(path) -> dict[int, pathlib.Path]:
   """Finds the whole checkpoints of a run, or of a folder of steps."""
   path = files.absolute_path(path)
-  folder = path / FOLDER if (path / FOLDER).is_dir() else path
   mark = _COMMITTED if files.is_remote(path) else "meta"
-  whole = (entry.parent for entry in folder.glob(f"*/{mark}"))
+  with files.reaching(path):
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    whole = [entry.parent for entry in folder.glob(f"*/{mark}")]
   found = {int(step.name): step for step in whole if step.name.isdigit()}
   return dict(sorted(found.items()))
 
@@ -194,7 +196,9 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
   Raises a UserError if there is no such checkpoint.
   """
   path = files.absolute_path(path)
-  if (path / "meta").is_dir():
+  with files.reaching(path):
+    alone = (path / "meta").is_dir()
+  if alone:
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
@@ -224,9 +228,8 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     away, why = files.out_of_reach(error), files.failure_reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
       why = "its files are damaged, or not all there"
-    raise (UserError if away else Unreadable)(
-      f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
-    ) from error
+    line = f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
+    raise files.failure(line, error) if away else Unreadable(line) from error
 
 
 @functools.cache
@@ -354,10 +357,19 @@ class Checkpoint:
     """Raises Unreadable, on all processes, if an array's bits have changed."""
     for name, group in bit_sums(found).items():
       if wrong := [key for key in group if group[key] != self.sums[name][key]]:
+        saved, read = self._dtype(name, wrong[0]), found[name][wrong[0]].dtype
+        why = "is not what was saved: its file is damaged"
+        if saved != read:
+          why = f"is {saved}, but the model computes in {read}: train it again"
         raise Unreadable(
-          f"cannot read the checkpoint {self.path}: {name}/{wrong[0]} is not"
-          " what was saved: its file is damaged"
+          f"cannot read the checkpoint {self.path}: {name}/{wrong[0]} {why}"
         )
+
+  def _dtype(self, name: str, key: str) -> np.dtype:
+    """Returns the data type of a saved array."""
+    with readable(self.path / name):
+      handler = ocp.StandardCheckpointHandler()
+      return handler.metadata(epath.Path(self.path / name))[key].dtype
 
   def restore(
     self, like: TrainState, with_optimizer: bool = True

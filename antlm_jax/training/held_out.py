@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from antlm_jax.config import Config
 from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.rows import Rows
-from antlm_jax.data.source import Source
+from antlm_jax.data.source import BatchSource
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 
 
 def held_out_sources(
-  config: Config, training: Source, sets: Mapping[str, Rows]
-) -> dict[str, dict[str, Source]]:
+  config: Config, training: BatchSource, sets: Mapping[str, Rows]
+) -> dict[str, dict[str, BatchSource]]:
   """Returns held-out batches by an objective's logged name and by set.
 
   They share the objectives and the layout of the `training` batches. Raises a
@@ -29,12 +29,9 @@ def held_out_sources(
     if objective.needs_mask_token and training.vocabulary.mask_id is None:
       continue
     # Every run measures the same: masked as at the end of the run, if the share
-    # changes, and without regard to the tokens' frequencies.
+    # changes.
     fixed = dataclasses.replace(
-      objective,
-      mask_ratio=objective.ratio_at(1.0),
-      mask_ratio_end=None,
-      frequency_power=0.0,
+      objective, mask_ratio=objective.ratio_at(1.0), mask_ratio_end=None
     )
     out[objective.name] = {
       of: _held_out_source(training, name, fixed, rows, config.eval.rows)
@@ -53,7 +50,7 @@ def held_out_sources(
   return out
 
 
-def loss_names(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
+def loss_names(sources: Mapping[str, Mapping[str, BatchSource]]) -> list[str]:
   """Returns the names of the losses that these sources measure.
 
   If an objective has several sets, each also has a loss, such as `clm/NAME`.
@@ -65,10 +62,10 @@ def loss_names(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
 
 
 def _held_out_source(
-  training: Source, name, objective, held_out: Rows, most
-) -> Source:
+  training: BatchSource, name, objective, held_out: Rows, most
+) -> BatchSource:
   """Returns at most `most` held-out rows as batches of one objective."""
-  first = training.order.parts[0].layout
+  first = training.order.stages[0].layout
   rows = min(most, len(held_out))
   # At most as many as a step computes at once, so that they fit in memory, and
   # a multiple of the data shards. Even and odd batches are two halves, and have
@@ -77,7 +74,7 @@ def _held_out_source(
   size = -(-size // first.shards) * first.shards
   batches = 2 * -(-rows // (2 * size))
   layout = dataclasses.replace(first, batch_size=size, microbatches=1)
-  return Source(
+  return BatchSource(
     rows=held_out,
     # Shuffled, so that the first rows are a sample of all.
     order=Order(

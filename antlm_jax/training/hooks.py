@@ -36,8 +36,8 @@ from antlm_jax.training import flops, metrics, notes
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-  """A step that the run has taken, with its metrics."""
+class DoneStep:
+  """A step that the run has done, with its metrics."""
 
   step: int  # number of steps done with it
   batch: Batch  # its batch; of several processes, this one's part
@@ -56,8 +56,8 @@ class Hook:
   def start(self, trainer) -> None:
     """Called before the first step."""
 
-  def after_step(self, trainer, taken: Taken) -> None:
-    """Called after every step; the state may be a step ahead of `taken`."""
+  def after_step(self, trainer, done_step: DoneStep) -> None:
+    """Called after every step; the state may be a step ahead of `done_step`."""
 
   def due(self, trainer) -> bool:
     """Whether to call `run` now, after `trainer.step` steps."""
@@ -135,7 +135,7 @@ class Evaluator(Hook):
         any(name.startswith(prefix) for name in names)
         for prefix in self.prefixes
       )
-      if not self.due(trainer) or processes.agreed(done):
+      if not self.due(trainer) or processes.largest_of_all(done):
         return
     with trainer.ledger.time(self.spent_on):
       self.run(trainer)
@@ -190,7 +190,7 @@ class HeldOut(Evaluator):
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = mesh_lib.place_batch(trainer.run.mesh, batch)
-      found = trainer.programs.evaluate(trainer.state.best_params, placed)
+      found = trainer.programs.evaluate(trainer.state.eval_params, placed)
       for name, value in jax.device_get(found).items():
         halves[number % len(halves)][name] += float(value.sum())
     return halves
@@ -220,8 +220,9 @@ def _total_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _mean_loss(sums: Mapping[str, float]) -> float:
   """Returns the loss of sums over batches, divided once.
 
-  Targets count by their weights, as in training: weights differ within an
-  objective if a row's share does.
+  Targets count by their weights, as in the loss that training minimizes. They
+  differ within an objective if a row's share does. In `train/NAME/loss` all
+  targets count the same.
   """
   return sums["loss"] / max(sums["weight"], 1e-9)
 
@@ -290,57 +291,50 @@ class Save(Hook):
     trainer.checkpoints.wait()
 
 
-_LOST = (
-  "words of some rows are too long for the lists of targets; use unit=token or"
-  " unit=span for this text"
-)
-
-
 class LogHook(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tipped, self._taken = trainer.resumed, None
+    self._tipped, self._last_step = trainer.resumed, None
     self._paused = None  # seconds of hooks before the first step
     self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
     self._timed, self._last = np.zeros(3), np.zeros(3)
 
-  def after_step(self, trainer, taken: Taken) -> None:
+  def after_step(self, trainer, done_step: DoneStep) -> None:
     trainer.progress.step()
-    self._taken = taken
+    self._last_step = done_step
     # The first three are of `losses.cross_entropy`.
     for name in ("nats", "count", "weight", "lost_targets"):
-      trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
-    run, step = trainer.run, taken.step
+      trainer.sums[name] = trainer.sums.get(name, 0) + done_step.metrics[name]
+    run, step = trainer.run, done_step.step
     if self._paused is None:
       self._paused = trainer.ledger.paused
-    if taken.seconds:
-      inputs, order = taken.batch.inputs, run.order
+    if done_step.seconds:
+      inputs, order = done_step.batch.inputs, run.order
       filled = order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
       slots, work = mesh_lib.abstract(run.mesh, inputs).size, 0.0
-      if self._chip:  # the other processes' rows are taken to be like these
-        work = flops.train_step(run.model, taken.batch, filled)
+      if self._chip:  # the other processes' rows count as like these
+        work = flops.train_step(run.model, done_step.batch, filled)
       work *= slots / inputs.size
-      self._timed += slots * filled, work, taken.seconds
+      self._timed += slots * filled, work, done_step.seconds
     if step % trainer.config.log.every == 0 or step == trainer.total:
       self.show(trainer)
 
   def show(self, trainer) -> None:
     """Records and shows the steps since the last line, if there are any."""
-    if self._taken is None or not trainer.sums:
+    if self._last_step is None or not trainer.sums:
       return
-    taken, step = self._taken, self._taken.step
+    done_step, step = self._last_step, self._last_step.step
     lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
     values, shown = self._values(trainer, step)
-    for name, value in taken.metrics.items():
+    for name, value in done_step.metrics.items():
       if np.ndim(value) == 0:
         values[f"train/{name}"] = float(value)
     values["train/lost_targets"] = float(lost)
     if lost:
-      share = lost / (lost + count)
-      line = f"warning: the loss leaves out {share:.2%} of the targets"
-      trainer.progress.note("lost", step, f"{line}: {_LOST}")
+      line = notes.lost_targets(lost / (lost + count))
+      trainer.progress.note("lost", step, line)
     trainer.record(step, values)
     trainer.progress.show(step, " · ".join(shown))
     self._timed, self._last = np.zeros(3), self._timed
@@ -383,7 +377,7 @@ class LogHook(Hook):
       left *= (1 + pauses) / rate  # seconds
       shown.append(f"{units.duration(left)} left")
       if not self._tipped and jax.process_count() == 1:
-        for line in notes.of_time(run, step, left):
+        for line in notes.time_tip(run, step, left):
           progress.say(line)
       self._tipped = True
     return values, shown

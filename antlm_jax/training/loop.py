@@ -14,7 +14,7 @@ from antlm_jax import errors
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.prepared_folder import PreparedData
-from antlm_jax.data.source import Source
+from antlm_jax.data.source import BatchSource
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress
@@ -23,7 +23,7 @@ from antlm_jax.runtime.signals import Stop, listening
 from antlm_jax.training import hooks as hooks_lib
 from antlm_jax.training import metrics, notes, saving, writers
 from antlm_jax.training.checkpoint import Checkpoint
-from antlm_jax.training.hooks import Hook, Taken
+from antlm_jax.training.hooks import DoneStep, Hook
 from antlm_jax.training.run import Run, build_run
 from antlm_jax.training.step import Programs, jitted, state_shardings
 
@@ -70,7 +70,8 @@ def train_built(
   stop: Stop,
 ) -> None:
   """Trains a built run, as `train_run` does; `stop` reports signals."""
-  with buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror:
+  fetched = metrics.METRICS, writers.WANDB_ID
+  with files.reaching(workdir), buckets.Mirror(workdir, *fetched) as mirror:
     _check_same_run(run, mirror.workdir)
     around = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
     with (
@@ -121,7 +122,8 @@ class Trainer:
     self.workdir, self.folder = mirror.workdir, mirror.folder
     self._mirror, self._stop = mirror, stop
     self.total, self.stopped = run.curriculum.steps, False
-    self._pending: Taken | None = None  # the last step; its loss is not known
+    # The last step; its loss is not known.
+    self._pending: DoneStep | None = None
     settings = run.config.checkpoint
     self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
@@ -162,7 +164,9 @@ class Trainer:
 
   def train(self) -> None:
     """Takes all remaining steps."""
-    batches = self.batches(self.run.source, self.step, self.config.data.threads)
+    batches = self.batches(
+      self.run.batches, self.step, self.config.data.threads
+    )
     for hook in self.hooks:
       hook.start(self)
     if self.step < self.total and processes.is_first():
@@ -192,7 +196,7 @@ class Trainer:
     for hook in reversed(self.hooks):
       with self.ledger.time(hook.spent_on):
         hook.finish(self)
-    processes.agreed(0)  # the other processes end with the first
+    processes.wait_for_all()  # the other processes end with the first
 
   def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
@@ -215,7 +219,7 @@ class Trainer:
     seconds = 0.0 if new else self.ledger.training - before
     self._settle(hidden=new)
     self.step += 1
-    self._pending = Taken(self.step, batch, results, seconds)
+    self._pending = DoneStep(self.step, batch, results, seconds)
 
   def _settle(self, hidden: bool = False) -> None:
     """Waits for the last step, checks its loss, and calls the hooks.
@@ -230,16 +234,17 @@ class Trainer:
     seconds = 0.0
     if self._pending.seconds and not hidden:
       seconds = self._pending.seconds + self.ledger.training - before
-    taken = self._pending
-    taken = dataclasses.replace(taken, metrics=found, seconds=seconds)
+    done_step = self._pending
+    done_step = dataclasses.replace(done_step, metrics=found, seconds=seconds)
     self._pending = None
-    self._check(taken)
+    self._check(done_step)
     for hook in self.hooks:
-      hook.after_step(self, taken)
+      hook.after_step(self, done_step)
 
-  def _check(self, taken: Taken) -> None:
+  def _check(self, done_step: DoneStep) -> None:
     """Checks that a step's loss and norms are finite."""
-    wrong = [n for n in _WATCHED if not taken.metrics[n] < BLOWN_UP]  # or NaN
+    # Also if it is NaN.
+    wrong = [n for n in _WATCHED if not done_step.metrics[n] < BLOWN_UP]
     if not wrong:
       return
     self.checkpoints.wait()
@@ -249,18 +254,18 @@ class Trainer:
       good = f"the last good checkpoint is step {last}"
     # A step's loss and gradient are those of the parameters before it.
     advice = "Try a lower schedule.peak_lr, or a longer schedule.warmup_steps"
-    if taken.step == self.begun + 1 and wrong[0] != "param_norm":
+    if done_step.step == self.begun + 1 and wrong[0] != "param_norm":
       advice = (
         "The first step already had it, so look at the settings in model, or at"
         " the parameters of init.checkpoint, not at the learning rate"
       )
     raise UserError(
-      f"{wrong[0]} is {taken.metrics[wrong[0]]:g} at step {taken.step}:"
+      f"{wrong[0]} is {done_step.metrics[wrong[0]]:g} at step {done_step.step}:"
       f" stopped before saving; {good}. {advice}"
     )
 
   def batches(
-    self, source: Source, start: int = 0, threads: int = 1
+    self, source: BatchSource, start: int = 0, threads: int = 1
   ) -> Iterator[Batch]:
     """Yields batches, read by `threads` threads, in step with all processes.
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, processes
+from antlm_jax.runtime import files, processes, progress
 from antlm_jax.training.writers import WRITERS
 from antlm_jax.units import duration
 
@@ -46,7 +46,7 @@ class Records:
     if not processes.is_first():
       return
     with files.writing(self._path):
-      with self._path.open("a") as file:
+      with self._path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, **values}) + "\n")
       for writer in self._writers:
         writer.write(step, values)
@@ -59,12 +59,28 @@ class Records:
 
 
 def read_records(workdir: pathlib.Path) -> list[dict]:
-  """Reads the metrics of a run, without the lines that are not metrics."""
+  """Reads the metrics of a run, and warns of lines that are not metrics."""
   path = files.absolute_path(workdir) / METRICS
   if not path.exists():
     return []
-  lines = files.read_jsonl(path, "the metrics", lenient=True)
-  return [r for _, r in lines if isinstance(r.get("step"), int)]
+  records, damaged = [], []
+  for number, record in files.read_jsonl(path, "the metrics", damaged.append):
+    if type(record.get("step")) is not int:
+      damaged.append(f"{path}, line {number}: it has no step")
+    elif odd := [n for n, x in record.items() if not _is_number(x)]:
+      damaged.append(f"{path}, line {number}: {odd[0]!r:.60} is no number")
+    else:
+      records.append(record)
+  if damaged:
+    count = f"{len(damaged):,} lines are" if damaged[1:] else "the line is"
+    progress.say(f"warning: {damaged[0]}; {count} left out")
+  return records
+
+
+def _is_number(value: object) -> bool:
+  """Whether a value of JSON is a number that float64 holds."""
+  whole = type(value) is int and abs(value) < 1 << 63
+  return whole or isinstance(value, float)
 
 
 def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:

@@ -1,12 +1,12 @@
-"""Lines about a run for the screen: its model and data, and tips."""
+"""Lines about a run: its model and data, warnings, and tips."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 
+from antlm_jax import jax_flags, units
 from antlm_jax import mesh as mesh_lib
-from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.training.run import Run
@@ -15,6 +15,8 @@ _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
 _MANY_EPOCHS = 50  # a longer run may be a slip
 _EPOCHS = 10  # that are often enough
 _LONG = 10 * 3600.0  # seconds after which a run may be a slip
+_WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
+_FEW_STEPS = 100  # a shorter run is a trial
 
 
 def notes_of_run(run: Run) -> Iterator[str]:
@@ -27,6 +29,11 @@ def notes_of_run(run: Run) -> Iterator[str]:
     f" {run.sources.rows.seq_len} tokens on {jax.device_count()}"
     f" {device.device_kind}"
   )
+  if ignored := jax_flags.ignored_flags():
+    yield (
+      f"warning: antlm_jax ignores {', '.join(ignored)}: it always computes"
+      " with JAX's default"
+    )
   if "babylm" in run.config.checkpoint.words and run.exceeds(_BABYLM_EPOCHS):
     yield (
       f"warning: the run has {run.most_epochs:.3g} epochs of its data, but"
@@ -39,9 +46,9 @@ def notes_of_run(run: Run) -> Iterator[str]:
       f" data: did you mean {_fewer(run)}?"
     )
   if len(run.order.sources) > 1:
-    taken = run.order.taken(run.curriculum.steps)
+    read = run.order.rows_read(run.curriculum.steps)
     each = (
-      f"{name} ({units.quantity(size)} rows, {taken[name] / size:.3g} epochs)"
+      f"{name} ({units.quantity(size)} rows, {read[name] / size:.3g} epochs)"
       for name, size in run.order.sources.items()
     )
     yield f"data: {', '.join(each)}"
@@ -72,7 +79,7 @@ def _fewer(run: Run) -> str:
   return f"{few:,} steps, {_EPOCHS} epochs"
 
 
-def of_time(run: Run, step: int, left: float) -> Iterator[str]:
+def time_tip(run: Run, step: int, left: float) -> Iterator[str]:
   """Yields a tip if `left`, the run's seconds after a step, is many hours."""
   if left > _LONG:
     hourly = max(1, round((run.curriculum.steps - step) / left * 3600))
@@ -81,3 +88,55 @@ def of_time(run: Run, step: int, left: float) -> Iterator[str]:
       f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
       " which take an hour?"
     )
+
+
+def lost_targets(share: float) -> str:
+  """Returns a warning of a loss that leaves out a share of the targets."""
+  return (
+    f"warning: the loss leaves out {share:.2%} of the targets: words of some"
+    " rows are too long for the lists of targets; use unit=token or unit=span"
+    " for this text"
+  )
+
+
+def advice(
+  found: Mapping[str, Mapping[str, float]], unigram: float, run: Run
+) -> list[str]:
+  """Returns warnings of losses that ended too high, and a tip.
+
+  Too high is above the unigram entropy, or 0.05 nats above the own best.
+  """
+  out, fell = [], []
+  for name, mode in found.items():
+    worse = []
+    if mode["loss"] > unigram:
+      worse.append(f"the held-out text's own token frequencies ({unigram:.3f})")
+    if mode["loss"] > mode["best"] + _WORSE:
+      step = mode["best_step"]
+      worse.append(f"its best ({mode['best']:.3f} after step {step})")
+      fell.append(name)
+    if worse:
+      loss = f"warning: {name} loss {mode['loss']:.3f} is worse than"
+      out.append(f"{loss} {' and '.join(worse)}")
+  if not out:
+    return []
+  if run.curriculum.steps < _FEW_STEPS:
+    few = f"{run.curriculum.steps} steps are too few to learn much"
+    return [f"tip: {few}: train for longer"]
+  names = run.curriculum.objectives
+  if any(len(p.shares) < len(names) for p in run.curriculum.phases):
+    mixed = f"{run.curriculum.steps}{':'.join(names)} steps"
+    tip = (
+      "later phases can undo the learning of earlier phases; train all"
+      f" objectives in every batch with --config.curriculum='{mixed}'"
+    )
+  elif fell and run.config.eval.watch:
+    return out  # the run has kept its best step
+  elif fell:
+    tip = (
+      "train for fewer epochs, or end at the best step with"
+      f" --config.eval.watch={','.join(fell)} --config.eval.patience=5"
+    )
+  else:
+    tip = "train for longer, or change schedule.peak_lr"
+  return [*out, f"tip: {tip}"]

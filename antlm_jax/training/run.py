@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
-import numpy as np
 
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import models
@@ -14,7 +13,7 @@ from antlm_jax.data import order as order_lib
 from antlm_jax.data import packing
 from antlm_jax.data.order import Order
 from antlm_jax.data.prepared_folder import PreparedData, Sources
-from antlm_jax.data.source import Source
+from antlm_jax.data.source import BatchSource
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum as curriculum_lib
@@ -30,7 +29,7 @@ from antlm_jax.units import quantity
 
 @dataclasses.dataclass(frozen=True)
 class BatchKind:
-  """A step that a run compiles for one kind of batch."""
+  """A kind of batch: a run compiles one step for it."""
 
   name: str  # the objectives of the batch
   steps: int  # number of the run's steps that it trains; 0 for an evaluation
@@ -51,9 +50,9 @@ class Run:
   order: Order
   mesh: jax.sharding.Mesh
   step: TrainStep
-  source: Source  # the training batches
+  batches: BatchSource  # those to train on
   evaluations: Mapping[
-    str, Mapping[str, Source]
+    str, Mapping[str, BatchSource]
   ]  # see `held_out.held_out_sources`
   start: Checkpoint | None  # the model of init.checkpoint
   # `build_run` adds these:
@@ -89,8 +88,8 @@ class Run:
     They are fields of the checkpoint's metadata.
     """
     last = self.order.at(max(0, steps - 1))
-    parts = [part for part in self.order.parts if part.begin <= last.begin]
-    longest = max(part.joined for part in parts) * self.sources.rows.seq_len
+    stages = [s for s in self.order.stages if s.begin <= last.begin]
+    longest = max(stage.joined for stage in stages) * self.sources.rows.seq_len
     return {"row_tokens": longest, "rope_theta": last.base}
 
   @property
@@ -115,14 +114,14 @@ class Run:
       return ""
     return f"the data {name!r}" if len(read) > 1 else "the data"
 
-  def stretches(self) -> Iterator[tuple[int, int, Source]]:
+  def spans(self) -> Iterator[tuple[int, int, BatchSource]]:
     """Yields parts of the run with one curriculum phase and layout of rows.
 
     Each has its first step, the step after its last, and a source whose batches
     of these steps are whole: they do not grow.
     """
     order = dataclasses.replace(self.order, growth=1.0)
-    whole = dataclasses.replace(self.source, order=order)
+    whole = dataclasses.replace(self.batches, order=order)
     phases = {phase.start for phase in self.curriculum.phases}
     starts = sorted(phases | {*self.order.starts})
     for start, stop in itertools.pairwise([*starts, self.curriculum.steps]):
@@ -130,24 +129,25 @@ class Run:
 
   def tokens(self, step: int) -> int:
     """Returns how many tokens, repeated or not, `step` steps see."""
-    return sum(self.order.taken(step).values()) * self.sources.rows.seq_len
+    return sum(self.order.rows_read(step).values()) * self.sources.rows.seq_len
 
   def words(self, step: int) -> float:
     """Returns how many words of text, repeated or not, `step` steps see."""
     # Rows count by their mean number: an epoch has the words of its text.
-    taken = self.order.taken(step)
-    return sum(taken[name] * of for name, of in self.sources.words.items())
+    rows_read = self.order.rows_read(step)
+    words = self.sources.words.items()  # of a row, on average
+    return sum(rows_read[name] * mean for name, mean in words)
 
   def unigram_entropy(self) -> float:
     """Returns the unigram entropy of its data's held-out tokens, in nats."""
     own = (self.sources.held_out[name] for name in self.sources.train)
     return frequencies.entropy(own, self.tokenizer.special)
 
-  def programs(self, evaluations: bool = True) -> list[BatchKind]:
+  def batch_kinds(self, evaluations: bool = True) -> list[BatchKind]:
     """Returns the steps that the run compiles, each with one of its batches."""
     out = {}
-    first = self.order.parts[0].layout.batch_size
-    for start, stop, source in self.stretches():
+    first = self.order.stages[0].layout.batch_size
+    for start, stop, source in self.spans():
       name = str(self.curriculum.at(start))
       part = self.order.at(start)
       if part.joined > 1:
@@ -160,7 +160,7 @@ class Run:
       known = out.get(name) or BatchKind(name, 0, source[start])
       whole = float(stop - start)
       if part.layout.microbatches > 1:  # empty microbatches take no time
-        whole = self.order.filled(start, stop) / size
+        whole = self.order.slots_between(start, stop) / size
       out[name] = dataclasses.replace(
         known, steps=known.steps + stop - start, whole=known.whole + whole
       )
@@ -205,7 +205,7 @@ def build_run(
   # implementation of attention cannot compute it.
   attention = {
     p.name: ", ".join(dict.fromkeys(run.attention_of(p.batch)))
-    for p in run.programs()
+    for p in run.batch_kinds()
   }
   found = {}
   if words := config.checkpoint.words:
@@ -241,7 +241,7 @@ def assemble_run(
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)
   objectives, mesh = config.known_objectives, config.mesh.build(devices)
-  curriculum, order = _schedule(config, objectives, sources, mesh)
+  curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)
   tokenizer = sources.tokenizer
   trained = [objectives[name] for name in curriculum.objectives]
   if tokenizer.mask_id is None and (
@@ -257,12 +257,12 @@ def assemble_run(
       f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
       " rows, or raise it"
     )
-  if order.parts[-1].base and not hasattr(config.model, "rope_theta"):
+  if order.stages[-1].base and not hasattr(config.model, "rope_theta"):
     raise UserError(
       f"train.batch_schedule changes RoPE's base, but {config.model.name} has"
       " no RoPE: leave out :base="
     )
-  source = _training_source(
+  batches = _training_batches(
     config, sources, tokenizer, objectives, curriculum, order
   )
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
@@ -273,7 +273,7 @@ def assemble_run(
     num_objectives=len(curriculum.objectives),
     seed=config.seed,
     loss_chunk=config.train.loss_chunk,
-    average=config.optimizer.averaging(curriculum.steps),
+    average_decay=config.optimizer.averaging(curriculum.steps),
     loss_average=config.train.loss_average,
     z_loss=config.train.z_loss,
     growing=config.train.batch_start < 1,
@@ -286,16 +286,16 @@ def assemble_run(
     order=order,
     mesh=mesh,
     step=step,
-    source=source,
-    evaluations=held_out.held_out_sources(config, source, sources.held_out),
+    batches=batches,
+    evaluations=held_out.held_out_sources(config, batches, sources.held_out),
     start=start,
   )
 
 
-def _schedule(
+def _curriculum_and_order(
   config: Config, objectives, sources: Sources, mesh
 ) -> tuple[Curriculum, Order]:
-  """Returns the run's schedules of objectives and of rows."""
+  """Returns the objectives of each step, and the rows."""
   layout = BatchLayout(
     config.train.batch_size,
     config.train.microbatches,
@@ -305,13 +305,14 @@ def _schedule(
   seq_len = sources.rows.seq_len
   order = Order(
     sources={name: len(of) for name, of in sources.train.items()},
-    parts=order_lib.parse_batch_schedule(
+    stages=order_lib.parse_batch_schedule(
       config.train.batch_schedule, layout, seq_len
     ),
     growth=config.train.batch_start,
     rounding=config.data.rounding,
     seed=config.seed,
     shuffle=config.data.shuffle,
+    row_block=config.data.shuffle_block,
   )
   per_epoch = order.steps_per_epoch
   known, train = list(objectives), config.train
@@ -345,9 +346,9 @@ def _schedule(
   return curriculum, dataclasses.replace(order, steps=steps, mix=mix)
 
 
-def _training_source(
+def _training_batches(
   config: Config, sources: Sources, tokenizer, objectives, curriculum, order
-) -> Source:
+) -> BatchSource:
   """Returns the training batches."""
   of_stream = config.data.random_offset or config.data.framed
   if sources.rows.segmented and of_stream:
@@ -363,23 +364,19 @@ def _training_source(
         "data.framed needs rows of --boundary=bos or bos_eos, not"
         f" {sources.boundary} as those of {config.data.path}"
       )
-  rank = None
-  if any(objectives[n].frequency_power for n in curriculum.objectives):
-    often = frequencies.token_counts(sources.rows, tokenizer.vocab_size)
-    rank = np.argsort(np.argsort(-often, kind="stable")) / len(often)
   vocabulary = Vocabulary(
     tokenizer.mask_id,
     tokenizer.pad_id,
     tokenizer.eos_id,
     tokenizer.special,
     lambda: tokenizer.word_tokens,
-    rank,
   )
   if any(objective.unit == "word" for objective in objectives.values()):
     size = vocabulary.mean_word_size(frequencies.sample(sources.rows))
     vocabulary = dataclasses.replace(vocabulary, word_size=size)
-  return Source(
-    rows=sources.rows,
+  size = config.data.shuffle_block
+  return BatchSource(
+    rows=sources.rows.by_blocks(size, order.blocks_at_once),
     order=order,
     curriculum=curriculum,
     objectives=objectives,

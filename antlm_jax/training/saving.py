@@ -19,7 +19,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import models, sections
 from antlm_jax.data.tokenizer import MASK
-from antlm_jax.errors import UserError
+from antlm_jax.errors import Unavailable, UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint, metrics
 from antlm_jax.training.checkpoint import Checkpoint, Meta, Unreadable
@@ -53,9 +53,9 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
       held.enter_context(files.file_lock(lock))
     try:
       # Before the first process has written its own, an older lock may exist.
-      processes.agreed(0)
+      processes.wait_for_all()
       mine = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
-      if mine != processes.agreed(mine if processes.is_first() else 0):
+      if mine != processes.largest_of_all(mine if processes.is_first() else 0):
         raise UserError(
           f"workdir={workdir} is another folder for process"
           f" {jax.process_index()} than for the first: give a folder that all"
@@ -351,7 +351,7 @@ class RunCheckpoints:
   def _newest_but(self, bad: Mapping[int, str]) -> int | None:
     """Returns the newest step that is not bad; the same on all processes."""
     steps = checkpoint.checkpoint_steps(self._folder).keys() - bad.keys()
-    newest = processes.agreed(max(steps, default=-1))
+    newest = processes.largest_of_all(max(steps, default=-1))
     return newest if newest >= 0 else None
 
   def _read(
@@ -369,7 +369,7 @@ class RunCheckpoints:
     except Unreadable as error:
       why = str(error)
     # Verifying takes all processes: none begins unless all have read.
-    if processes.agreed(found is None):
+    if processes.largest_of_all(found is None):
       raise Unreadable(why)
     saved.verify(found)  # raises on all processes, or on none
     state = checkpoint.complete_state(like, found)
@@ -386,7 +386,7 @@ class RunCheckpoints:
         (self._folder / str(step)).rename(aside)
     # All wait for the first process. Some may have seen no torn step, as a
     # network's disk does not show a folder to all at the same time.
-    processes.agreed(0)
+    processes.wait_for_all()
     return notes
 
   def wait(self) -> None:
@@ -411,6 +411,8 @@ class RunCheckpoints:
     try:
       with files.writing(f"step {step} under {self._folder}"):
         yield
+    except Unavailable:  # nor can the bucket tell the last step now
+      raise
     except UserError as error:
       last = "none" if self.last_good is None else f"step {self.last_good}"
       raise UserError(f"{error}; the last good checkpoint is {last}") from error

@@ -15,7 +15,7 @@ import optax
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.head import losses
 from antlm_jax.models import Model, Params
-from antlm_jax.models.layers import At
+from antlm_jax.models.layers import DropoutPlaces
 from antlm_jax.objectives.batch import Batch
 
 Metrics = dict[str, jax.Array]
@@ -32,7 +32,7 @@ class TrainState:
   ema: Params | None = None  # the parameters' average
 
   @property
-  def best_params(self) -> Params:
+  def eval_params(self) -> Params:
     """The parameters to evaluate: their average if the run keeps it."""
     return self.params if self.ema is None else self.ema
 
@@ -48,8 +48,8 @@ class TrainStep:
   seed: int | jax.Array = 0  # of the parameters and of dropout
   loss_chunk: int = 0  # `losses.cross_entropy`'s chunk
   # Decay of the parameters' average by the step; None for no average.
-  average: Callable[[jax.Array], jax.Array] | None = None
-  # Or "objectives": their means, by weights that `Source` gives the targets.
+  average_decay: Callable[[jax.Array], jax.Array] | None = None
+  # Or "objectives": their means, by the weights of `BatchSource`'s targets.
   loss_average: str = "targets"
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
@@ -62,7 +62,7 @@ class TrainStep:
       step=jnp.zeros((), jnp.int32),
       params=params,
       opt_state=self.optimizer.init(params),
-      ema=jax.tree.map(jnp.copy, params) if self.average else None,
+      ema=jax.tree.map(jnp.copy, params) if self.average_decay else None,
     )
 
   def reset_optimizer(self, state: TrainState) -> TrainState:
@@ -83,9 +83,10 @@ class TrainStep:
     # Depends on the step alone, so that a resumed run has the same dropout.
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     if self.loss_average == "objectives":
-      batch = self._shared(batch)
+      batch = self._averaged_by_objective(batch)
     grads, sums = self._accumulate(state.params, batch, key)
-    # A batch may have no targets; its gradients are zeros then.
+    # A batch may have no targets; its gradients are zeros then, and weight
+    # decay and momentum alone move the parameters.
     with jax.named_scope("optimizer"):
       weight = jnp.maximum(sums["weight"].sum(), 1e-9)
       grads = jax.tree.map(lambda g: g / weight, grads)
@@ -98,7 +99,9 @@ class TrainStep:
         sums
         | lost
         | {
+          # The mean over targets, by their weights, with the z-loss.
           "total_loss": sums["loss"].sum() / weight,
+          # Before clipping, which is a part of the optimizer.
           "grad_norm": optax.tree.norm(grads),
           "param_norm": optax.tree.norm(params),
           "learning_rate": rate,
@@ -106,14 +109,18 @@ class TrainStep:
       )
       average = state.ema
       if average is not None:
-        kept = self.average(state.step)
+        decay = self.average_decay(state.step)
         average = jax.tree.map(
-          lambda a, p: kept * a + (1 - kept) * p, average, params
+          lambda a, p: decay * a + (1 - decay) * p, average, params
         )
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
-  def _shared(self, batch: Batch) -> Batch:
-    """Divides each weight by its objective's number of targets in the batch."""
+  def _averaged_by_objective(self, batch: Batch) -> Batch:
+    """Divides each weight by its objective's number of targets in the batch.
+
+    `BatchSource` has multiplied it by the objective's share of the batch. So
+    the loss is the sum over objectives of share x mean loss.
+    """
     # The same as in GPT-BERT's code, where each GPU has one objective, and the
     # GPUs' mean losses are averaged.
     ids = jax.nn.one_hot(batch.objective_ids, self.num_objectives)
@@ -132,11 +139,11 @@ class TrainStep:
     return sums
 
   def loss(
-    self, params: Params, micro: Batch, key, of_head: Params | None = None
+    self, params: Params, micro: Batch, key, head_params: Params | None = None
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
-    The output layer reads `of_head`, by default `params`.
+    The output layer reads `head_params`, by default (or if empty) `params`.
     `micro` is a batch without its leading axis: inputs `[B, T]`, targets
     `[D, C]`. `key` is for dropout, or None.
     """
@@ -157,10 +164,10 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
-    head = self.model.output_head(of_head or params)
+    head = self.model.output_head(head_params or params)
     at = None
     if key is not None:
-      at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
+      at = DropoutPlaces(jax.random.bits(keys[1], (), jnp.uint32), places)
     return losses.cross_entropy(
       head,
       at_targets,
@@ -184,33 +191,37 @@ class TrainStep:
       return jax.grad(self.loss, has_aux=True)(params, *first)
 
     shards = batch.targets.shape[1]
-    parts, joined = jax.vjp(lambda p: self._apart(p, shards), params)
-    own, of_head = parts
+    (encoder_params, head_params), pull_back = jax.vjp(
+      lambda p: self._split_parameters(p, shards), params
+    )
     grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)
-    shapes = jax.eval_shape(grad, own, *first, of_head)
+    shapes = jax.eval_shape(grad, encoder_params, *first, head_params)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(i, total):
-      part = jax.tree.map(lambda x: x[i], (batch, keys))
-      found = grad(own, *part, of_head)
-      return jax.tree.map(jnp.add, total, found)
+      microbatch = jax.tree.map(lambda x: x[i], (batch, keys))
+      grads_and_sums = grad(encoder_params, *microbatch, head_params)
+      return jax.tree.map(jnp.add, total, grads_and_sums)
 
     if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
       numbers = jnp.arange(1, count + 1)
       count = jnp.max(jnp.where(filled, numbers, 0))
     grads, sums = jax.lax.fori_loop(0, count, add, zero)
-    (grads,) = joined(grads)
+    (grads,) = pull_back(grads)
     return grads, sums
 
-  def _apart(self, params: Params, shards: int) -> tuple[Params, Params]:
+  def _split_parameters(
+    self, params: Params, shards: int
+  ) -> tuple[Params, Params]:
     """Returns the parameters for the encoder, and for the output layer."""
     # One shard has no sum over devices, and arrays apart take more memory.
     if shards == 1:
       return params, {}
-    # XLA moves a sum over devices out of the loop over microbatches, if its
-    # result is only added to an array. So each layer of a stack has its own
-    # gradient here, and tied embeddings have two.
+    # A loop over microbatches should not sum gradients over devices in each
+    # turn. XLA moves such a sum behind the loop if its result is only added to
+    # an array. So each layer of a stack has its own gradient here, and tied
+    # embeddings have two.
     if not self.model.config.loops:
       params = self.model.unstack(params)
     return params, params
@@ -250,11 +261,11 @@ def jitted(train_step: TrainStep, shardings: TrainState) -> Programs:
 
   The state stays sharded; `update` reuses its memory.
   """
-  whole = shardings.step
+  replicated = shardings.step
   return Programs(
     jax.jit(train_step.init, out_shardings=shardings),
     jax.jit(
-      train_step.update, out_shardings=(shardings, whole), donate_argnums=0
+      train_step.update, out_shardings=(shardings, replicated), donate_argnums=0
     ),
-    jax.jit(train_step.evaluate, out_shardings=whole),
+    jax.jit(train_step.evaluate, out_shardings=replicated),
   )

@@ -60,7 +60,7 @@ class Csv(Writer):
     self._append({step: values})
 
   def _append(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-    with self._path.open("a", newline="") as file:
+    with self._path.open("a", encoding="utf-8", newline="") as file:
       csv.writer(file, lineterminator="\n").writerows(
         (step, name, value)
         for step, values in rows.items()
@@ -147,7 +147,7 @@ class Wandb(Writer):
 
     if not (folder / WANDB_ID).exists():
       files.write_text(folder / WANDB_ID, secrets.token_hex(4))
-    run_id = (folder / WANDB_ID).read_text().strip()
+    run_id = (folder / WANDB_ID).read_text("utf-8").strip()
     before = list(folder.glob(f"wandb/offline-run-*-{run_id}"))
     try:
       self._run = wandb.init(

@@ -39,7 +39,7 @@ from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.objectives.corruption import Segments
 from antlm_jax.planning import bundles, topology
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,7 +360,7 @@ def _tried(compiled, args):
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionTimings:
+class AttentionTimings(Section):
   """The command's arguments."""
 
   shapes: tuple[str, ...] = setting(

@@ -1,26 +1,27 @@
-"""Compares forecasts of whole train steps with measured speeds.
+"""Costs of train steps: forecasts next to measured and published speeds.
 
-    python -m antlm_jax.evals.benchmarks.costs --forecast  # compiles and stores
-    python -m antlm_jax.evals.benchmarks.costs             # compares
+    python -m antlm_jax.evals.benchmarks.costs --table=own_speeds
+    python -m antlm_jax.evals.benchmarks.costs --table=encoder_costs \\
+      --tokens=10G --price_per_hour=h100=2.5,rtx4090=0.4
 
-Each line of public_speeds.csv, next to this file, is a published speed. It has
-the source, the hardware, and the arguments with which `antlm plan` makes the
-same shape. own_speeds.csv has the same columns for steps of this project
-(`--table=own_speeds`). `--measure` times its lines on the devices at hand.
+A table is a CSV file next to this file. Each line is a train step. It has the
+hardware, and the arguments with which `antlm plan` makes the same shape. If the
+measured speed is known, the line has it with its source. `--forecast` compiles
+the lines that have no stored forecast. To measure a line again, give its
+arguments to `benchmarks.train_step` on that hardware.
 
 The forecasts are of this project's model and step. PyTorch's runs are other
 programs, with other attention and other kernels. JAX's runs are closer.
 """
 
-import concurrent.futures
 import csv
 import dataclasses
 import itertools
+import math
 import pathlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
 from antlm_jax import cli, tables, units
@@ -28,19 +29,15 @@ from antlm_jax import config as config_lib
 from antlm_jax.arguments import add_arguments, read_section
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.evals.benchmarks.train_step import (
-  StepTimings,
-  compile_train_step,
-  time_train_step,
-)
-from antlm_jax.planning.estimate import Estimate, estimate_program
+from antlm_jax.evals.benchmarks.train_step import StepTimings
+from antlm_jax.planning import places
+from antlm_jax.planning.cost import Cost
+from antlm_jax.planning.estimate import estimate_program
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
 from antlm_jax.planning.topology import topology_devices
-from antlm_jax.runtime import files
-from antlm_jax.settings import setting
-from antlm_jax.training.run import BatchKind, Run
-from antlm_jax.training.step import jitted, state_shardings
+from antlm_jax.runtime import chips, files
+from antlm_jax.settings import Section, setting
 
 _FOLDER = pathlib.Path(__file__).parent
 RESULTS = _FOLDER / "results"
@@ -92,232 +89,204 @@ def read_speeds(table: str) -> list[Speed]:
     ]
 
 
-def build_speed_run(speed: Speed, devices: Sequence) -> tuple[Run, BatchKind]:
-  """Returns the run that makes a line's step, and its kind of batch."""
+def forecast_speed(speed: Speed) -> dict:
+  """Compiles a line's step for its devices; returns its forecast."""
   parser = cli.Parser()
   add_arguments(parser, StepTimings)
   args, overrides = parser.parse_with_overrides(shlex.split(speed.words))
   args = read_section(StepTimings, args)
   text = args.vocab_size, args.seq_len, args.pieces
   changes = config_lib.parse_overrides([*overrides, "--config.eval.rows=0"])
-  run = Pod(args.config, changes, devices[: speed.devices], *text).run()
-  kinds = run.programs(evaluations=False)
-  return run, next(kind for kind in kinds if kind.name == speed.program)
-
-
-def forecast_speed(speed: Speed) -> dict:
-  """Compiles a line's step for its devices; returns its forecast."""
-  run, kind = build_speed_run(speed, topology_devices(speed.topology))
-  found = estimate_program(run, kind, forecasts=True)
-  return {"name": speed.name, "parameters": run.model.size} | _forecast(found)
-
-
-def measure_speeds(speeds: Sequence[Speed], args: "Costs") -> Iterator[dict]:
-  """Yields the times of lines on the devices of this machine.
-
-  It compiles several steps at once, and times them one after the other.
-  """
-  with concurrent.futures.ThreadPoolExecutor(args.threads) as pool:
-    jobs = [pool.submit(_compile_speed, speed) for speed in speeds]
-    concurrent.futures.wait(jobs)
-  how = StepTimings(seconds=args.seconds)
-  for speed, job in zip(speeds, jobs, strict=True):
-    out = {"name": speed.name, "device": jax.devices()[0].device_kind}
-    try:
-      run, kind, programs, compiled = job.result()
-    except (jax.errors.JaxRuntimeError, UserError, ValueError) as error:
-      yield out | {"error": str(error).splitlines()[0]}
-      continue
-    with jax.set_mesh(run.mesh):
-      yield out | time_train_step(
-        run.step, programs, run.mesh, kind.batch, how, compiled
-      )
-
-
-def _compile_speed(speed: Speed):
-  run, kind = build_speed_run(speed, jax.devices())
-  programs = jitted(run.step, state_shardings(run.step, run.mesh))
-  with jax.set_mesh(run.mesh):
-    compiled = compile_train_step(programs, run.mesh, kind.batch)
-  return run, kind, programs, compiled
-
-
-def _forecast(found: Estimate) -> dict:
-  """Returns the figures of an estimate that a comparison needs."""
-  out = {
-    "attention": found.attention,
-    "rows": found.rows,
-    "seq_len": found.seq_len,
-    "devices": found.devices,
-    "peak": found.peak,
-    "work": found.work.total,
-    "needed_bytes": found.memory.needed,
-    "limit_bytes": found.memory.limit,
-    "compile_seconds": round(found.compile_seconds, 1),
+  devices = topology_devices(speed.topology)[: speed.devices]
+  run = Pod(args.config, changes, devices, *text).run()
+  kinds = run.batch_kinds(evaluations=False)
+  kind = next(kind for kind in kinds if kind.name == speed.program)
+  estimate = estimate_program(run, kind, forecasts=True)
+  row = {
+    "name": speed.name,
+    "attention": estimate.attention,
+    "rows": estimate.rows,
+    "seq_len": estimate.seq_len,
+    "devices": estimate.devices,
+    "peak": estimate.peak,
+    "work": estimate.work.total,
+    "needed_bytes": estimate.memory.needed,
+    "bound_seconds": estimate.step_seconds,
   }
-  if not found.memory.fits:
-    return out | {"error": "it does not fit into memory"}
-  if not isinstance(found.forecast, Forecast):
-    return out | {"error": found.forecast}
-  seconds = found.forecast.seconds
-  parts = {k: dataclasses.asdict(t) for k, t in found.forecast.parts.items()}
-  return out | {
-    "seconds": seconds,
-    "tokens_per_second": found.rows * found.seq_len / seconds,
-    "mfu": found.mfu(seconds),
-    "bound_seconds": found.step_seconds,
-    "parts": parts,
-  }
+  if not estimate.memory.fits:
+    return row | {"error": "it does not fit into memory"}
+  if not isinstance(estimate.forecast, Forecast):
+    return row | {"error": estimate.forecast}
+  return row | {"seconds": estimate.forecast.seconds}
 
 
-_COLUMNS = {
-  "name": 20,
-  "attention": 10,
-  "needs": (9, units.gib, "needed_bytes"),
-  "step": (10, units.milliseconds, "seconds"),
-  "tokens/s": (11, "{:,.0f}".format, "tokens_per_second"),
-  "MFU": (6, "{:.1%}".format, "mfu"),
-  "error": 0,
-}
+def stored_forecasts(table: str, folder: files.Path = RESULTS) -> list[dict]:
+  """Returns the stored forecasts of a table; none without a file."""
+  path = pathlib.Path(folder) / f"{table.replace('_', '-')}.json"
+  if not path.is_file():
+    return []
+  return files.read_json(path, "the forecasts")["rows"]
 
 
-def stored_speeds(name: str, folder: files.Path) -> dict:
-  """Returns the stored forecasts or measurements; no rows without a file."""
-  path = pathlib.Path(folder) / f"{name.replace('_', '-')}.json"
-  known = files.read_json(path, "the speeds") if path.is_file() else {}
-  return {"rows": [], "fitted": []} | known
-
-
-def compare_speeds(table: str, folder: files.Path = RESULTS) -> Iterator[dict]:
-  """Yields the measured and the forecast seconds of the lines that have both.
-
-  If a later formula (`-mended`) has forecasts, `first` is the earlier forecast.
-  `fitted` says whether the later formula was fitted to the line.
-
-  Args:
-    table: A table of `TABLES`.
-    folder: Folder with the JSON files that `--forecast` and `--measure` wrote.
-  """
-  first, later, timed = (
-    {row["name"]: row for row in stored_speeds(table + what, folder)["rows"]}
-    for what in ("", "-mended", "-measured")
-  )
-  fitted = stored_speeds(f"{table}-mended", folder)["fitted"]
-  for speed in read_speeds(table):
-    row = first.get(speed.name, {})
-    now = later.get(speed.name, row)
-    if "seconds" not in row:
-      continue
-    tokens, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
-    measured = timed.get(speed.name, {}).get("seconds")
-    measured = measured or speed.measured_seconds(row["work"], tokens, peak)
-    if measured is None:
-      continue
-    yield {
-      "name": speed.name,
-      "hardware": speed.hardware,
-      "topology": speed.topology,
-      "program": speed.program,
-      "parameters": row.get("parameters"),
-      "system": speed.system,
-      "attention": row.get("attention"),
-      "measured": measured,
-      "first": row["seconds"],
-      "forecast": now["seconds"],
-      "ratio": measured / now["seconds"],
-      "fitted": speed.name in fitted,
-    }
-
-
-COMPARISON = (
-  *("", "hardware", "measured program", "attention of the forecast"),
-  *("measured", "first forecast", "ratio", "forecast", "ratio", "fitted"),
+_OURS = "antlm_jax"  # the name of this package in the tables
+HEAD = (
+  *("step", "hardware", "program", "attention", "needs", "forecast"),
+  *("measured", "measured / forecast"),
+  *("tokens/s", "hours", "chip-hours", "kWh", "price"),
 )
 
 
-def comparison_cells(rows: Sequence[dict]) -> list[tuple]:
-  """Returns the cells of a table with the head `COMPARISON`.
+def cost_table(
+  table: str,
+  tokens: float = 1e10,
+  rates: Mapping[str, float] | None = None,
+  folder: files.Path = RESULTS,
+) -> str:
+  """Lays out the lines with a forecast, without empty columns.
 
-  The last lines have the median and the spread of the ratios. If the formula
-  was fitted to some lines, the other lines have a line of their own.
+  A line with a measured speed compares it. Another has the costs of a training.
+
+  Args:
+    table: A table of `TABLES`.
+    tokens: Number of tokens that a training reads.
+    rates: Price of one chip for an hour, by kind, such as h100.
+    folder: Folder of the stored forecasts.
   """
-  cells = [
-    (
-      row["name"],
-      row["hardware"],
-      row["system"],
-      row["attention"],
-      units.milliseconds(row["measured"]),
-      units.milliseconds(row["first"]),
-      f"{row['measured'] / row['first']:.2f}",
-      units.milliseconds(row["forecast"]),
-      f"{row['ratio']:.2f}",
-      "yes" if row["fitted"] else "no",
-    )
-    for row in rows
+  forecasts = {row["name"]: row for row in stored_forecasts(table, folder)}
+  rows, ratios = [], []
+  speeds = read_speeds(table)
+  # Without other programs, the names of the lines tell the hardware.
+  ours = {speed.system for speed in speeds} == {_OURS}
+  for speed in speeds:
+    row = forecasts.get(speed.name)
+    if row is None:
+      continue
+    needed = row.get("needed_bytes")
+    where = [None, None] if ours else [speed.hardware, speed.system]
+    cells = [speed.name, *where, row.get("attention")]
+    cells.append(needed and units.gib(needed))
+    size, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
+    measured = speed.measured_seconds(row["work"], size, peak)
+    if "seconds" in row and measured:
+      ratios.append(measured / row["seconds"])
+      times = map(units.milliseconds, (row["seconds"], measured))
+      cells += [*times, f"{ratios[-1]:.2f}"]
+    elif "seconds" in row:
+      rate = size / row["seconds"]
+      cells += [None, None, None, units.quantity(rate)]
+      cells += _training_costs(speed, row, tokens / size, rates or {})
+    rows.append(cells + [None] * (len(HEAD) - len(cells)))
+  if ratios:
+    spread = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    rows.append(["median (spread)", *[None] * 6, spread, *[None] * 5])
+  columns = [n for n in range(len(HEAD)) if any(row[n] for row in rows)]
+  lines = [[row[n] for n in columns] for row in rows]
+  return tables.markdown(lines, [HEAD[n] for n in columns])
+
+
+def _training_costs(
+  speed: Speed, row: Mapping, steps: float, rates: Mapping[str, float]
+) -> list[str | None]:
+  """Returns hours, chip-hours, energy and price of a number of steps."""
+  place = places.parse_topology(speed.topology)
+  count = math.ceil(steps)
+  cost = Cost(
+    steps=count,
+    bound=count * row["bound_seconds"],
+    forecast=count * row["seconds"],
+    chips=place.chips,
+    watts=place.chip.watts,
+    rate=rates.get(place.kind),
+  )
+  return [
+    _two_digits(cost.seconds / 3600),
+    _two_digits(cost.chip_hours),
+    _two_digits(cost.energy),
+    None if cost.price is None else f"{cost.price:,.2f}",
   ]
-  groups = {"median (spread)": rows}
-  others = [row for row in rows if not row["fitted"]]
-  if 0 < len(others) < len(rows):
-    groups |= {"of the lines that are not fitted": others}
-  for title, group in groups.items():
-    first = _median_and_range([row["measured"] / row["first"] for row in group])
-    now = _median_and_range([row["ratio"] for row in group])
-    cells.append((title, *[""] * 5, first, "", now, ""))
-  return cells
 
 
-def _median_and_range(ratios: Sequence[float]) -> str:
-  return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+def _two_digits(number: float | None) -> str | None:
+  """Writes a number with two digits or more."""
+  if number is None:
+    return None
+  return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def parse_rates(given: Sequence[str]) -> dict[str, float]:
+  """Reads rates such as h100=2.5."""
+  out = {}
+  for text in given:
+    kind, _, rate = text.partition("=")
+    if kind not in chips.NAMES:
+      raise UserError(
+        f"--price_per_hour={text}: {kind!r} is none of {', '.join(chips.NAMES)}"
+      )
+    try:
+      out[kind] = float(rate)
+    except ValueError:
+      raise UserError(
+        f"--price_per_hour={text}: write KIND=RATE, such as h100=2.5"
+      ) from None
+  return out
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
+class Costs(Section):
   """The command's arguments."""
 
   table: str = setting("public_speeds", "Table of speeds", choices=TABLES)
+  tokens: str = setting("10G", "Number of training tokens, such as 10G")
+  price_per_hour: tuple[str, ...] = setting(
+    (), "Prices of one chip for an hour, by kind, such as h100=2.5,v5e=1.2"
+  )
   forecast: bool = setting(
     False,
-    "Compile each step and store its forecast, without a comparison. Skip"
-    " lines that have one, unless --only names them",
-  )
-  measure: bool = setting(
-    False, "Time each step on the devices of this machine and store the times"
+    "Compile each step and store its forecast, and print no table. Skip lines"
+    " that have one, unless --only names them",
   )
   only: tuple[str, ...] = setting(
     (), "Names of the lines, or their first letters, such as 17M (default: all)"
   )
-  seconds: float = setting(3.0, "Seconds of timing for each line", over=0)
-  threads: int = setting(4, "Steps that are compiled at once", least=1)
   output: str = common.output()
 
 
-def main(argv) -> None:
-  """Stores the forecasts, or prints them next to the measured speeds."""
+def main(argv: Sequence[str]) -> None:
+  """Stores the forecasts of a table, or prints the table."""
   args = common.benchmark_arguments(__doc__, Costs, argv)
-  speeds = read_speeds(args.table)
+  if args.forecast:
+    _forecast_lines(args)
+    return
+  try:
+    tokens = units.parse_quantity(args.tokens)
+  except ValueError:
+    raise UserError(f"--tokens={args.tokens} is not a number") from None
+  rates = parse_rates(args.price_per_hour)
+  print(cost_table(args.table, tokens, rates, args.output))
+
+
+def _forecast_lines(args: Costs) -> None:
+  """Compiles lines, and stores their forecasts with those stored before."""
   only = args.only or ("",)
-  wanted = [speed for speed in speeds if speed.name.startswith(only)]
+  wanted = [x for x in read_speeds(args.table) if x.name.startswith(only)]
   if not wanted:
     named = ",".join(only)
     raise UserError(f"--only={named} names no line of {args.table}.csv")
-  if args.forecast or args.measure:
-    name = args.table + "-measured" * args.measure
-    kept = stored_speeds(name, args.output)["rows"]
-    if args.forecast and not args.only:  # continue an earlier call
-      known = {row["name"] for row in kept}
-      wanted = [speed for speed in wanted if speed.name not in known]
-    named = {speed.name for speed in wanted}
-    kept = [row for row in kept if row["name"] not in named]
-    make = measure_speeds(wanted, args)
-    made = make if args.measure else map(forecast_speed, wanted)
-    rows = itertools.chain(kept, made)
-    common.report_rows(rows, args.output, name, _COLUMNS, "<<>>>><")
-    return
-  rows = list(compare_speeds(args.table, args.output))
-  if not rows:
-    raise UserError(f"{args.table}.csv has no measured line with a forecast")
-  print(tables.text_table(comparison_cells(rows), COMPARISON, "<<<<>"))
+  stored = stored_forecasts(args.table, args.output)
+  if not args.only:  # continue an earlier call
+    known = {row["name"] for row in stored}
+    wanted = [speed for speed in wanted if speed.name not in known]
+  named = {speed.name for speed in wanted}
+  stored = [row for row in stored if row["name"] not in named]
+  rows = itertools.chain(stored, map(forecast_speed, wanted))
+  columns = {
+    "name": 20,
+    "attention": 10,
+    "needs": (9, units.gib, "needed_bytes"),
+    "step": (10, units.milliseconds, "seconds"),
+    "error": 0,
+  }
+  common.report_rows(rows, args.output, args.table, columns, "<<>>")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ It needs the packages of `.[test-hf]`.
 """
 
 import dataclasses
-import os
 import pathlib
 import platform
 import tempfile
@@ -34,7 +33,8 @@ from antlm_jax.evals.benchmarks.beside import (
   scoring,
   training,
 )
-from antlm_jax.settings import setting
+from antlm_jax.runtime import cores
+from antlm_jax.settings import Section, setting
 
 _KINDS = "train", "generate", "score", "data"
 _PEERS = "torch", "transformers", "lm_eval", "minicons", "datasets"
@@ -54,7 +54,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparisons:
+class Comparisons(Section):
   """The command's arguments."""
 
   cases: tuple[str, ...] = setting(
@@ -102,9 +102,9 @@ def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
   asked = common.benchmark_arguments(__doc__, Comparisons, argv)
   device = jax.devices()[0].device_kind
-  cores = len(os.sched_getaffinity(0))
-  about = {"device": device, "cores": cores} | {n: version(n) for n in _PEERS}
-  name = f"peers {platform.machine()} {device} {cores} cores"
+  count = cores.count_cores()
+  about = {"device": device, "cores": count} | {n: version(n) for n in _PEERS}
+  name = f"peers {platform.machine()} {device} {count} cores"
   with tempfile.TemporaryDirectory() as folder:
     found = peer_cases(asked, pathlib.Path(folder))
     rows = (turns.time_case(case, asked.rounds) for case in found)

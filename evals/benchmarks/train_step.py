@@ -48,7 +48,7 @@ from antlm_jax.objectives.batch import Batch, BatchLayout, assemble_batch
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.optim import AdamW
 from antlm_jax.runtime import chips
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 from antlm_jax.training import flops
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
@@ -65,7 +65,7 @@ _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
 _TINY["dtype"] = "float32"  # some CPUs have no product of bfloat16
-_MIDDLE = {  # configs/antlm_table.py
+_MIDDLE = {  # configs/studies/antlm_table.py
   "8m": dict(layers=8, width=256, mlp_width=682, heads=4, kv_heads=4),
   "24m": dict(layers=12, width=384, mlp_width=1024, heads=6, kv_heads=6),
 }
@@ -140,29 +140,23 @@ def step_times(
   return np.diff(ends[warmup:])
 
 
-def compile_train_step(programs, mesh, example: Batch) -> jax.stages.Compiled:
-  """Compiles the step of `jitted` programs, under `jax.set_mesh`."""
-  placed = mesh_lib.place_batch(mesh, example)
-  return programs.update.lower(jax.eval_shape(programs.init), placed).compile()
-
-
 def time_train_step(
-  train_step, programs, mesh, example: Batch, args: "StepTimings", compiled=None
+  train_step, programs, mesh, example: Batch, args: "StepTimings"
 ) -> dict:
   """Times one case, under `jax.set_mesh`; returns its part of the results.
 
-  `programs` are those of `jitted`, and `compiled` is its step if it is compiled
-  already. `error` says why a case has no time.
+  `programs` are those of `jitted`. `error` says why a case has no time.
   """
   out, device = {}, mesh.devices.flat[0]
   model = train_step.model
   try:
     names = model.attention_of(example.inputs, example.mask)
     out["attention"] = ", ".join(dict.fromkeys(names))
-    if compiled is None:
-      begun = time.perf_counter()
-      compiled = compile_train_step(programs, mesh, example)
-      out["compile_seconds"] = time.perf_counter() - begun
+    placed = mesh_lib.place_batch(mesh, example)
+    begun = time.perf_counter()
+    state = jax.eval_shape(programs.init)
+    compiled = programs.update.lower(state, placed).compile()
+    out["compile_seconds"] = time.perf_counter() - begun
     if size := compiled.memory_analysis():
       out["needed_bytes"] = (
         size.argument_size_in_bytes
@@ -170,7 +164,6 @@ def time_train_step(
         + size.temp_size_in_bytes
         - size.alias_size_in_bytes
       )
-    placed = mesh_lib.place_batch(mesh, example)
     times = step_times(
       compiled, programs.init, placed, args.seconds, args.steps
     )
@@ -221,13 +214,13 @@ def measure_config(
   text = args.vocab_size, args.seq_len, args.pieces
   run = Pod(args.config, changes, jax.devices(), *text).run()
   programs = jitted(run.step, state_shardings(run.step, run.mesh))
-  for program in run.programs(evaluations=False):
-    micro, rows, length = program.batch.inputs.shape
+  for kind in run.batch_kinds(evaluations=False):
+    micro, rows, length = kind.batch.inputs.shape
     with jax.set_mesh(run.mesh):
-      found = time_train_step(run.step, programs, run.mesh, program.batch, args)
+      found = time_train_step(run.step, programs, run.mesh, kind.batch, args)
     yield {
       "size": args.config,
-      "batch": program.name,
+      "batch": kind.name,
       "rows": micro * rows,
       "microbatches": micro,
       "seq_len": length,
@@ -254,7 +247,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTimings:
+class StepTimings(Section):
   """The command's arguments."""
 
   sizes: tuple[str, ...] = setting(

@@ -118,6 +118,6 @@ def _busy() -> float:
   """The CPU seconds of all processes, and those that a host took away."""
   if not _STAT.exists():
     return _own_cpu_seconds()
-  words = _STAT.read_text().partition("\n")[0].split()[1:9]
+  words = _STAT.read_text("utf-8").partition("\n")[0].split()[1:9]
   user, nice, system, _, _, *rest = map(int, words)
   return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")

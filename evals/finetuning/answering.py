@@ -35,7 +35,7 @@ from antlm_jax.evals.finetuning.task import (
 )
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 _QUESTION = 64  # largest number of tokens of a question
 _COLUMNS = "question", "context"
@@ -290,7 +290,7 @@ def index_f1(prediction: dict, label: Any) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnsweringOptions:
+class AnsweringOptions(Section):
   """Command-line options of answering."""
 
   answers: str = setting(
@@ -331,7 +331,7 @@ def make_answering_task(
       name, paths, lambda path, which: read_squad(path)
     )
     return _question_task(name != "squad", options, **fields)
-  found = sets.read_own_set(data, _question_examples, any_ending=True)
+  found = sets.read_own_set(data, _question_examples, any_kind=True)
   every = [example for those in found.values() for example in those]
   if not every:
     raise UserError(f"{sets.path_or_name(data)} holds no questions")

@@ -22,7 +22,7 @@ from antlm_jax.evals.finetuning.task import (
   TaskHead,
 )
 from antlm_jax.models import layers
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 POOLS = ("first", "last", "mean")
 # The pool and head that transformers has for LTG-BERT, and for a causal Llama.
@@ -33,7 +33,7 @@ _BY_ATTENTION = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifierOptions:
+class ClassifierOptions(Section):
   """Command-line options of a classifier."""
 
   pool: str | None = setting(

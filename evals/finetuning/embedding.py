@@ -3,9 +3,8 @@
 `pairs_task` learns from records of a query, a positive text and maybe negatives
 (InfoNCE, with the other texts of the batch as negatives, too). `simcse` learns
 from texts alone: a positive pair is the same text twice, with different dropout
-(unsupervised SimCSE, arXiv 2104.08821). A text is one vector, or one for each
-token (late interaction, arXiv 2004.12832). In the held-out tenth, a query has
-to find its positive text, or the first half of a text the second half.
+(unsupervised SimCSE, arXiv 2104.08821). In the held-out tenth, a query has to
+find its positive text, or the first half of a text the second half.
 """
 
 import collections
@@ -20,11 +19,11 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import labelled, retrieval, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbedderOptions:
+class EmbedderOptions(Section):
   """Command-line options of embedders."""
 
   query_column: str = setting("query", "Column of the query")
@@ -36,12 +35,6 @@ class EmbedderOptions:
   )
   query_prompt: str = setting("", "Prefix of each query, such as 'query: '")
   document_prompt: str = setting("", "Prefix of each other text")
-  token_size: int = setting(
-    0,
-    "Size of the vector of each token, such as 128, for late interaction"
-    " (MaxSim); 0 for one vector for each text",
-    least=0,
-  )
 
 
 def pairs_task(
@@ -128,17 +121,9 @@ def _embedding_task(
 ) -> Task:
   """Makes a task; `asked` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
-  head = retrieval.Towers(towers.temperature, prompts, towers.matryoshka)
-  if options.token_size and towers.matryoshka:
-    raise UserError(
-      "matryoshka cuts the one vector of a text, but token_size makes a vector"
-      " for each token: leave out one of both"
-    )
-  if options.token_size:
-    head = retrieval.TokenTowers(*dataclasses.astuple(head), options.token_size)
   return retrieval.ranking_task(
     **sets.own_task_fields(data, found, asked, key=lambda e: e.texts[:1]),
-    head=head,
+    head=retrieval.Towers(towers.temperature, prompts),
     metrics={
       "ndcg": retrieval.METRICS["ndcg"],
       "accuracy": functools.partial(mean_of, retrieval.first_is_right),

@@ -29,13 +29,13 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, TaskHead
 from antlm_jax.runtime import progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 _FEW = 20  # more labels than this must be at most half as many as examples
 
 
 @dataclasses.dataclass(frozen=True)
-class Classes:
+class Classes(Section):
   """Command-line options of own sets with classes."""
 
   labels: tuple[str, ...] = setting(
@@ -46,7 +46,7 @@ class Classes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class Columns(Section):
   """Command-line options of your own files."""
 
   text_column: tuple[str, ...] = setting(
@@ -176,7 +176,7 @@ def _read_labelled(
   columns = dict.fromkeys(options.text_column, "text_column")
   columns |= {options.label_column: "label_column"}
   out, first = {}, None
-  for split, sources in sets.by_split(data).items():
+  for split, sources in sets.open_data(data).items():
     out[split] = []
     records = (
       sets.source_records(one, columns, (2, len(columns))) for one in sources

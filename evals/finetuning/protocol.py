@@ -33,7 +33,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 # The kinds of task, by their names in the paper.
 KINDS: Mapping[str, tuple[str, ...]] = {
   "SC": tuple(TEXTS),
-  "TC": tuple(tagging.SCORES),
+  "TC": tuple(tagging.STUDY),
   "QA": tuple(answering.SCORES),
   "IR": tuple(retrieval.SCORES),
 }
@@ -70,7 +70,7 @@ def make_protocol_task(
     form = dataclasses.replace(form, texts=TEXTS[name], metric="accuracy")
     made = glue.make_held_out(folder, name, form, attention, head)
   elif name in KINDS["TC"]:
-    made = tagging.make_tagging_task(*where)
+    made = tagging.known_task(folder, name)
   elif name in KINDS["QA"]:
     made = answering.make_answering_task(*where, answers)
   else:

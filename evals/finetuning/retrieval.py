@@ -1,10 +1,10 @@
 """Retrieval: finding the documents that are relevant to a query.
 
 Queries and documents are encoded apart, each as the mean of its tokens' states
-(arXiv 2507.00994), or as a vector for each token. A query learns to be nearer
-to its own document than to the others of the batch (multiple negatives, arXiv
-1705.00652), except known positives (`negatives`). Files have BEIR's form:
-`corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
+(arXiv 2507.00994). A query learns to be nearer to its own document than to the
+others of the batch (multiple negatives, arXiv 1705.00652), except known
+positives (`negatives`). Files have BEIR's form: `corpus.jsonl`,
+`queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
 """
 
 import dataclasses
@@ -19,13 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import hashing
-from antlm_jax.data import text_files
+from antlm_jax.data import splits
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
-  Metric,
   Param,
   Params,
   Suite,
@@ -34,7 +33,7 @@ from antlm_jax.evals.finetuning.task import (
   mean_of,
 )
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 TOP = 10  # documents that are ranked
 PROMPTS = "Query: ", "Document: "
@@ -49,16 +48,12 @@ class Towers(TaskHead):
   label is all known documents of the query. Otherwise an example is one text; a
   query's label is the relevance of its documents by id, and a document has no
   label. Predictions are the first documents among all, and among those that are
-  relevant to any query: `{"all": [...], "labelled": [...]}`. A size of
-  `matryoshka` adds the first among all by vectors of this size: `"64": [...]`.
+  relevant to any query: `{"all": [...], "labelled": [...]}`.
   """
 
   temperature: float  # divides similarities
   prompts: tuple[str, str] = ("", "")  # of queries, and of documents
-  # Sizes of prefixes of the vector that have a loss, too (arXiv 2205.13147).
-  matryoshka: tuple[int, ...] = ()
   kind: ClassVar[str] = "towers"
-  evaluating: ClassVar[tuple[str, ...]] = ("matryoshka",)
 
   def parameters(self, width: int) -> dict[str, Param]:
     """Returns none."""
@@ -73,36 +68,19 @@ class Towers(TaskHead):
     """Returns the mean cross-entropy in nats of each query's document.
 
     `labels` say which documents are no negatives, bool `[B, (S - 1) * B]`, as
-    `negatives.KnownPositives` does. With `matryoshka`, the loss is the sum over
-    its sizes and the whole vector.
+    `negatives.KnownPositives` does.
     """
     # Padding is no negative.
-    there = jnp.tile(weights > 0, outputs.shape[1] - 1) & ~labels
-    nats = self._nats(outputs, there)
-    for size in sorted({*self.matryoshka} - {outputs.shape[-1]}):
-      nats += self._nats(prefix(outputs, size), there)
+    candidates = jnp.tile(weights > 0, outputs.shape[1] - 1) & ~labels
+    # [(S - 1) * B, D], positives first
+    documents = outputs[:, 1:].swapaxes(0, 1).reshape(-1, outputs.shape[-1])
+    cosines = outputs[:, 0] @ documents.T
+    scores = jnp.where(candidates, cosines / self.temperature, -jnp.inf)
+    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
-
-  def _nats(self, outputs: jax.Array, there: jax.Array) -> jax.Array:
-    """Returns each query's cross-entropy among the documents `there`, `[B]`."""
-    # [S - 1, B, ...], positives first
-    documents = outputs[:, 1:].swapaxes(0, 1)
-    flat = documents.reshape(-1, *documents.shape[2:])
-    scores = self.similarity(outputs[:, 0], flat) / self.temperature
-    scores = jnp.where(there, scores, -jnp.inf)
-    return -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
-
-  def similarity(self, queries, documents):
-    """Returns the cosines of vectors `[Q, D]` and `[N, D]`, `[Q, N]`."""
-    return queries @ documents.T
 
   def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
-    width = loaded.model.config.width
-    if (size := max(self.matryoshka, default=0)) > width:
-      raise UserError(
-        f"matryoshka={size}: vectors of {loaded.path} have only {width} numbers"
-      )
     query, document = self.prompts
     texts = []
     for example in examples:
@@ -121,75 +99,17 @@ class Towers(TaskHead):
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
     """Ranks documents by their similarity to each query."""
-    found = ranked(rows.about, self._scores(reduced, rows.about))
-    for size in self.matryoshka:
-      cut = self._scores(np.asarray(prefix(reduced, size)), rows.about)
-      for out, one in zip(found, ranked(rows.about, cut), strict=True):
-        out[str(size)] = one["all"]
-    return found
-
-  def _scores(
-    self, vectors: np.ndarray, about: Sequence[Example]
-  ) -> Iterator[np.ndarray]:
-    """Yields each query's similarities to all documents, `[documents]`."""
-    asks = np.array([e.label is not None for e in about])
-    queries, documents = vectors[asks], vectors[~asks]
-    for i in range(0, len(queries), _AT_ONCE):
-      part = queries[i : i + _AT_ONCE]
-      yield from np.asarray(self.similarity(part, documents))
+    is_query = np.array([e.label is not None for e in rows.about])
+    cosines = _cosines(reduced[is_query], reduced[~is_query])
+    return ranked(rows.about, cosines)
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenTowers(Towers):
-  """Vector of length 1 for each token: late interaction, as in ColBERT.
-
-  A linear layer without a bias maps token states to `size` numbers (arXiv
-  2004.12832). Padding has vectors of zeros.
-  """
-
-  size: int = 128  # of a token's vector, C
-  kind: ClassVar[str] = "token_towers"
-
-  def parameters(self, width: int) -> dict[str, Param]:
-    """Declares a kernel from N(0, 1 / D), cut at two deviations."""
-    shape = width, self.size
-    return {"projection/kernel": Param(shape, ("embed", None), width**-0.5)}
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns vectors, float32 `[B, T, C]`."""
-    x = hidden.astype(jnp.float32) @ params["projection/kernel"]
-    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-    real = jnp.arange(hidden.shape[1]) < lengths[:, None]
-    return jnp.where(real[..., None], x, 0)
-
-  def similarity(self, queries, documents):
-    """Returns the mean MaxSim of `[Q, T, C]` and `[N, U, C]`, `[Q, N]`.
-
-    It is the mean, over the query's tokens, of the largest cosine with a token
-    of the document. ColBERT's sum ranks documents in the same order.
-    """
-    return _max_similarity(queries, documents)
-
-
-def prefix(vectors: jax.Array, size: int) -> jax.Array:
-  """Returns the first numbers of vectors `[..., D]`, scaled to length 1."""
-  cut = vectors[..., :size]
-  return cut / jnp.linalg.norm(cut, axis=-1, keepdims=True)
-
-
-@jax.jit
-def _max_similarity(queries: jax.Array, documents: jax.Array) -> jax.Array:
-  asked = (queries != 0).any(axis=-1)  # [Q, T]
-
-  # One document at a time, or [Q, N, T, U] would be in memory.
-  @jax.checkpoint
-  def scores(document):
-    cosines = jnp.einsum("qtc,uc->qtu", queries, document, precision="highest")
-    real = (document != 0).any(axis=-1)
-    nearest = jnp.where(real, cosines, -jnp.inf).max(axis=-1)
-    return jnp.where(asked, nearest, 0).sum(axis=-1) / asked.sum(axis=-1)
-
-  return jax.lax.map(scores, documents).T
+def _cosines(
+  queries: np.ndarray, documents: np.ndarray
+) -> Iterator[np.ndarray]:
+  """Yields each query's cosines with all documents, `[documents]`."""
+  for start in range(0, len(queries), _AT_ONCE):
+    yield from queries[start : start + _AT_ONCE] @ documents.T
 
 
 def ranked(
@@ -275,9 +195,8 @@ def _discounted(gains: Sequence[float]) -> float:
 
 
 def _mean_score(score, pool: str, predictions, labels) -> float:
-  # Rankings without vectors, such as BM25's, are the same for all sizes.
-  found = [one.get(pool, one["all"]) for one in predictions]
-  return mean_of(score, found, labels)
+  rankings = [prediction[pool] for prediction in predictions]
+  return mean_of(score, rankings, labels)
 
 
 METRICS = {
@@ -288,17 +207,11 @@ METRICS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalOptions:
+class RetrievalOptions(Section):
   """Command-line options of retrieval."""
 
   temperature: float = setting(
     0.05, "Temperature, which divides similarities", over=0
-  )
-  matryoshka: tuple[int, ...] = setting(
-    (),
-    "Sizes of prefixes of the vector that also have a loss and a score, such as"
-    " 64,128, so that vectors can be cut to them",
-    least=1,
   )
   train_on: str = setting(
     "",
@@ -346,7 +259,7 @@ def make_retrieval_task(
   (`RetrievalOptions.train_on`).
   """
   own = _find_retrieval_set(folder, name)
-  head = Towers(options.temperature, PROMPTS, options.matryoshka)
+  head = Towers(options.temperature, PROMPTS)
   fields = {"head": head, "name": own.name}
   if options.train_on:
     other = _training_set(folder, own.name, options.train_on)
@@ -415,7 +328,7 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   if name == sets.OWN:
     name = sets.task_name(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
-  devs = [f"qrels/{name}.tsv" for name in text_files.DEV]
+  devs = [f"qrels/{name}.tsv" for name in splits.DEV]
   dev = next((x for x in devs if (inside / x).is_file()), devs[0])
   qrels = [inside / x for x in ("qrels/train.tsv", dev, "qrels/test.tsv")]
   paths = dict(zip(names, qrels, strict=True))
@@ -437,17 +350,9 @@ def _find_retrieval_set(folder, name: str) -> _Set:
 
 
 def ranking_task(
-  load: Callable[[str], Sequence[Example]],
-  head: Towers,
-  metrics: Mapping[str, Metric] = METRICS,
-  also: tuple[str, ...] = (),
-  **fields,
+  load: Callable[[str], Sequence[Example]], head: Towers, **fields
 ) -> Task:
   """Makes a task of ranking documents, of the fields that are its own."""
-  by_size = {
-    f"ndcg_{size}": functools.partial(_mean_score, ndcg, str(size))
-    for size in head.matryoshka
-  }
 
   def load_with_positives(split: str) -> Sequence[Example]:
     found = load(split)
@@ -456,8 +361,7 @@ def ranking_task(
   usual = {
     "load": load_with_positives,
     "head": head,
-    "metrics": {**metrics, **by_size},
-    "also": (*also, *by_size),
+    "metrics": METRICS,
     "main_metric": "ndcg",
     "baseline": "a random order",
     "trivial": random_order,
@@ -473,7 +377,7 @@ SUITE = Suite(
   " msmarco, nq or mldr",
   SCORES | {sets.OWN: (sets.OWN,)},
   make_retrieval_task,
-  heads=(Towers, TokenTowers),
+  heads=(Towers,),
   settings=(RetrievalOptions,),
 )
 

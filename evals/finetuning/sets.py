@@ -7,9 +7,7 @@ of files named train, dev (or valid) and test. Or it is a mapping of train, dev
 and test to lists or files.
 """
 
-import ast
 import collections
-import contextlib
 import decimal
 import math
 import os
@@ -29,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from antlm_jax.data import readers, text_files
+from antlm_jax.data import readers, splits, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.inference import inputs
@@ -41,15 +39,15 @@ OWN = "own"  # task of a preset that reads the user's own set
 NAMES: set[str] = set()
 _SHOWN = 5  # names in a list of files
 _KEPT = 0.9  # share of train that is trained on if there is no dev
-# Words in a file's name that name its split.
-_SPLITS = {
-  "train": {"train", "training"},
-  "dev": {*text_files.DEV, "testa"},
-  "test": {"test", "testb"},
-}
-
-# Number of a part of a set in its file's name: train-00000-of-00002.
-_NUMBER = re.compile(r"[-_]?\d+(-of-\d+)?(?=\.|$)")
+# Values as Python writes them. The patterns take linear time, and no text is
+# evaluated.
+_TEXT = r"""(?:'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")"""
+_NUMBER_TEXT = r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+"
+_PYTHON = rf"(?:{_TEXT}|{_NUMBER_TEXT}|None|True|False|nan)"
+# Also of lists, tuples, dictionaries or texts of numpy, and joined texts.
+_OPEN, _CLOSE = r"(?:np\.\w++\(|[\[({\s])*+", r"[\])}\s]*+"
+_ITEM = rf"{_OPEN}(?:{_TEXT}\s*+:{_OPEN})?{_PYTHON}(?:\s*+{_TEXT})*+{_CLOSE}"
+_LIST = re.compile(rf"\[(?:\s*+\]|{_ITEM}(?:,{_ITEM})*+)")
 
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
@@ -105,125 +103,98 @@ def find_set_files(
   raise Absent(f"{name} is not in {folder}: looked for {wanted}")
 
 
-def by_split(
-  data: Data,
-  any_ending: bool = False,
-  labelled: Callable[[str], bool] = lambda path: True,
-) -> dict[str, Sequence[Source]]:
+def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   """Returns the sources of an own set's train, dev and test, if they exist.
 
-  Files have the endings of text and records. With `any_ending`, a folder's
-  files have any ending, and a word of their name names the split. A split is
-  one file, or parts whose names differ in a number. Of several files, those
-  that `labelled` refuses are not used, with a note. Raises a UserError if there
-  is no file, or a split still has several.
+  Names say which file is which split, as for `antlm prepare`
+  (`data.splits`). Files have the endings of text and records or, with
+  `any_kind`, any ending. Each split is a file, or its numbered parts.
+  Raises a UserError if there is no file, or a split has several.
   """
+  if isinstance(data, Mapping):
+    return {s: [_iterable(one)] for s, one in splits.by_key(data).items()}
   if not isinstance(data, str):
-    given = data if isinstance(data, Mapping) else {"train": data}
-    for one in given.values():
-      # Of a mapping, None is a set that is absent.
-      if not isinstance(one, Iterable) and (one is not None or one is data):
-        raise UserError(f"data: {one!r:.60} is no list of records, and no path")
-    by_name = {
-      split: [given[name] for name in words if given.get(name) is not None]
-      for split, words in _SPLITS.items()
-    }
-    known = set().union(*_SPLITS.values())
-    several = max(map(len, by_name.values())) > 1
-    if not any(by_name.values()) or given.keys() - known or several:
-      names = ", ".join(map(repr, given)) or "none"
-      raise UserError(f"data has the sets {names}: give train, dev and test")
-    return {split: those for split, those in by_name.items() if those}
+    return {"train": [_iterable(data)]}
   if os.path.isfile(data):
     return {"train": [data]}
-  by_word = any_ending and os.path.isdir(data)
-  found = collections.defaultdict(list)
-  for file in text_files.search(data):
-    split, name = file.split, os.path.relpath(file.source, data)
-    if by_word:
-      folder, name = os.path.split(name)
-      # Deeper files are those of known sets, but for Hugging Face's form.
-      split = _split_of_words(name.lower()) if folder in ("", "data") else ""
-    found["train" if file.alone else split].append(file.source)
-  there = {
-    split: _of_one(data, split, found[split], labelled)
-    for split in _SPLITS
-    if found[split]
+  (files,) = text_files.search([data], any_kind)
+  sets = {
+    split: found
+    for split in splits.WORDS
+    if (found := _one_set(data, split, files))
   }
-  if not by_word and "train" not in there and (unnamed := found.pop("", [])):
-    # Next to records, text is a description such as README.md.
-    records = [x for x in unnamed if readers.READERS.get(readers.kind(x))]
-    there = {"train": records or unnamed, **there}
-    found[""] = [x for x in unnamed if x not in there["train"]]
-  if there:
-    _say_unused(data, found[""] + found["unknown"], there)
-    return there
-  names = [os.path.relpath(p, data) for those in found.values() for p in those]
-  endings = "" if any_ending else f", which end in {readers.endings()}"
-  raise Absent(
-    f"{data} has {', '.join(names[:5]) or 'no files'}: looked for files named"
-    f" train, dev (valid) and test{endings}"
-  )
+  if not any_kind and "train" not in sets:
+    sets = {"train": _without_names(files)} | sets
+  _check_unused(data, files, sets)
+  return {
+    split: [file.source for file in found]
+    for split, found in sets.items()
+    if found
+  }
 
 
-def _split_of_words(name: str) -> str:
-  """Returns the first split that a word of a name names, or ""."""
-  words = {*re.findall("[a-z]+", name)}
-  return next((split for split in _SPLITS if _SPLITS[split] & words), "")
+def _iterable(source: object) -> Source:
+  if not isinstance(source, Iterable):
+    raise UserError(f"data: {source!r:.60} is no list of records, and no path")
+  return source
 
 
-def _say_unused(data: str, paths: Sequence[str], used: Container[str]) -> None:
-  """Says which files of a folder belong to none of the splits in use.
+def _one_set(
+  data: str, split: str, files: Sequence[text_files.Found]
+) -> list[text_files.Found]:
+  """Returns the file of a split, or its parts; UserError if it has several."""
+  found = [
+    file
+    for file in files
+    if file.split == split or (file.alone and split == "train")
+  ]
+  one_of_each = {file.stem: file.source for file in reversed(found)}
+  if len(one_of_each) > 1:
+    raise _twins(data, split, sorted(one_of_each.values()))
+  return found
 
-  Raises a UserError if one of them seems to be another split.
+
+def _without_names(files: Sequence[text_files.Found]) -> list[text_files.Found]:
+  """Returns the files that name no split, which are to train on."""
+  unnamed = [file for file in files if not file.split]
+  # Next to records, text is a description such as README.md.
+  records = [
+    file for file in unnamed if readers.READERS.get(readers.kind(file.source))
+  ]
+  return records or unnamed
+
+
+def _check_unused(
+  data: str,
+  files: Sequence[text_files.Found],
+  sets: Mapping[str, Sequence[text_files.Found]],
+) -> None:
+  """Says which files of a folder belong to no set.
+
+  Raises a UserError if there is no set, or a file seems to be another set.
   """
-  names = [os.path.relpath(path, data) for path in paths]
-  for name in names:
-    stem, _, ending = os.path.basename(name).lower().partition(".")
-    split = _split_of_words(stem)
-    if split and split not in used and os.sep not in name:
-      how = f"name it {split}.{ending}"
-      if readers.kind(name) is None:
+  names = {file: os.path.relpath(file.source, data) for file in files}
+  if not any(sets.values()):
+    listed = ", ".join([*names.values()][:_SHOWN]) or "no files"
+    raise Absent(
+      f"{data} has {listed}: looked for files named train, dev (valid) and test"
+    )
+  used = [file for found in sets.values() for file in found]
+  for file, name in names.items():
+    split = splits.split_word(name)
+    titled = split and file.split in ("", "unknown")
+    only = len(used) == 1 and split == "train"
+    if titled and not only and (file in used or not sets.get(split)):
+      how = f"name it {split}{''.join(pathlib.Path(name).suffixes)}"
+      if file.split == "unknown":
         how = f"give files that end in {readers.endings()}"
       raise UserError(f"{data}: is {name} the {split} set? {how}, or move it")
-  if names:
-    more = ", ..." if names[_SHOWN:] else ""
+  if unused := [names[file] for file in files if file not in used]:
+    more = ", ..." if unused[_SHOWN:] else ""
     progress.say(
-      f"{data}: not used: {', '.join(names[:_SHOWN])}{more}; files named train,"
-      " dev (valid) and test are"
+      f"{data}: not used: {', '.join(unused[:_SHOWN])}{more}; files named"
+      " train, dev (valid) and test are"
     )
-
-
-def _of_one(
-  data: str, split: str, paths: list[str], labelled: Callable[[str], bool]
-) -> list[str]:
-  """Returns the file of a split, or its parts, of all that claim it."""
-
-  def claim(path: str) -> tuple:
-    # A file's name says its split, or else that of a folder of files.
-    parts = pathlib.Path(os.path.relpath(path, data)).parts
-    for at in reversed(range(len(parts))):
-      if _SPLITS[split] & {*re.findall("[a-z]+", parts[at].lower())}:
-        return *parts[:at], _NUMBER.sub("", parts[at])
-    return ()
-
-  def first(those: Sequence[str]) -> list[str]:
-    return list({claim(path): path for path in reversed(those)}.values())
-
-  if len(first(paths)) < 2:
-    return paths
-  used = [path for path in paths if labelled(path)]
-  # WNUT-17's emerging.test.annotated, next to each annotator's tags.
-  marked = [path for path in used if "annotated" in os.path.basename(path)]
-  used = marked if len(first(marked)) == 1 else used
-  if len(first(used)) != 1:
-    raise _twins(data, split, sorted(first(used or paths)))
-  unused = [os.path.relpath(path, data) for path in paths if path not in used]
-  progress.say(
-    f"{data}: {split} is {os.path.relpath(used[0], data)}; not used:"
-    f" {', '.join(unused)}"
-  )
-  return used
 
 
 def _twins(where: str, split: str, paths: Sequence[str]) -> UserError:
@@ -234,15 +205,12 @@ def _twins(where: str, split: str, paths: Sequence[str]) -> UserError:
 
 
 def read_own_set(
-  data: Data,
-  examples: Callable[[Source], Iterable],
-  any_ending: bool = False,
-  **choosing,
+  data: Data, examples: Callable[[Source], Iterable], any_kind: bool = False
 ) -> dict[str, list]:
-  """Reads the examples of an own set, as `by_split` finds it."""
+  """Reads the examples of an own set, by split; see `open_data`."""
   return {
-    split: [one for source in sources for one in examples(source)]
-    for split, sources in by_split(data, any_ending, **choosing).items()
+    split: [example for source in sources for example in examples(source)]
+    for split, sources in open_data(data, any_kind).items()
   }
 
 
@@ -370,12 +338,12 @@ def nonempty(texts: Iterable[object], where: str) -> None:
 
 def refuse_list(text: str, where: str, what: str) -> None:
   """Raises a UserError if a text is a list, as pandas writes it to csv."""
-  with contextlib.suppress(ValueError, SyntaxError):
-    if isinstance(ast.literal_eval(text.strip()), list):
-      raise UserError(
-        f"{where}: the {what} {text!r:.60} is a list that is written as text:"
-        " write lists to jsonl or parquet"
-      )
+  text = text.strip()
+  if text.endswith("]") and _LIST.fullmatch(text):
+    raise UserError(
+      f"{where}: the {what} {text!r:.60} is a list that is written as text:"
+      " write lists to jsonl or parquet"
+    )
 
 
 def source_texts(

@@ -426,7 +426,8 @@ def class_tables(summary: Mapping) -> Iterator[str]:
       found = statistics.mean_of_seeds(
         {str(run["seed"]): run["classes"][name][label]["f1"] for run in runs}
       )
-      rows.append((found.mean, (label, _percent(found), f"{of['support']:,}")))
+      cells = f"{label:.60}", _percent(found), f"{of['support']:,}"
+      rows.append((found.mean, cells))
     which = f"{name}, by class"
     if len(rows) > _CLASSES:
       which = f"{name}, lowest {_CLASSES} of {len(rows)} classes"

@@ -11,11 +11,11 @@ from antlm_jax.evals.finetuning.task import ClassCounts, Entity, mean_of
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels, of any of `tagging.SCHEMES`.
+  """Returns the entities of a sentence's labels.
 
-  An entity begins at `B`, `S`, `U` and `W`, after a label of another kind, and
-  after `E`, `L`, `S`, `U` and `W`. The kind is empty if labels are letters
-  alone.
+  The labels are of any of `tag_schemes.SCHEMES`. An entity begins at `B`, `S`,
+  `U` and `W`, after a label of another kind, and after `E`, `L`, `S`, `U` and
+  `W`. The kind is empty if labels are letters alone.
   """
   out: list[Entity] = []
   ended = True

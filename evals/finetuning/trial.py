@@ -25,16 +25,10 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.models.encoder import EncoderConfig
-from antlm_jax.optim import AdamW
-from antlm_jax.settings import setting
+from antlm_jax.optim import DECAYS, AdamW
+from antlm_jax.settings import Section, setting
 
 ATTENTIONS = ("bidirectional", "causal")
-# Rates from 1 to 0 by the share of the way in [0, 1]. `optim` has the same
-# decays in float32, in which they round differently.
-DECAYS = {
-  "linear": lambda t: 1 - t,
-  "cosine": lambda t: (1 + np.cos(np.pi * t)) / 2,
-}
 WEIGHTS = ("float32", "bfloat16")
 _ADAMW = ("b1", "b2", "eps", "weight_decay", "decay_scope", "clip")
 # Hyperparameters that change a compiled program.
@@ -46,7 +40,7 @@ _HEAD = "task_head/"  # prefix of the head's parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyperparameters:
+class Hyperparameters(Section):
   """Hyperparameters of a run's training; the defaults are BabyLM's of 2024.
 
   With `weights="bfloat16"`, parameters, gradients and AdamW's moments are
@@ -139,8 +133,8 @@ class Hyperparameters:
     floor.
     """
     warmup, step = int(self.warmup * steps), np.arange(steps)
-    fallen = DECAYS[self.decay]((step - warmup) / (steps - warmup))
-    down = self.floor + (1 - self.floor) * fallen
+    way = np.maximum(step - warmup, 0) / (steps - warmup)
+    down = self.floor + (1 - self.floor) * DECAYS[self.decay](way, np)
     up = step / max(1, warmup)
     return np.where(step < warmup, up, down).astype(np.float32)
 

@@ -1,8 +1,8 @@
 """A study as a value: its rows, its scales, and its trainings at one scale.
 
 A study is a config file with `ROWS` and `SCALES` by name, and a `get_config`
-whose argument takes `row`, `scale` and `seed`. configs/antlm_table.py and
-configs/clm_or_mlm.py are studies. evals/studies/study.py makes them.
+whose argument takes `row`, `scale` and `seed`. The configs in configs/studies
+are studies. evals/studies/study.py makes them.
 """
 
 import dataclasses
@@ -152,9 +152,9 @@ class Study:
   @property
   def config_name(self) -> str:
     """The config in commands: a name that any machine knows, or a path."""
-    folder = config_lib.CONFIGS.resolve()
-    own = self.path.resolve().parent == folder
-    return self.path.stem if own else str(self.path)
+    named = config_lib.named_configs().get(self.path.stem)
+    is_named = named and named.resolve() == self.path.resolve()
+    return self.path.stem if is_named else str(self.path)
 
   @property
   def size(self) -> str:
@@ -198,6 +198,11 @@ class Study:
     """The plan of the rows to make; None if a row's trunk is not made."""
     found = {name: self.plan[name] for name in self.rows}
     return {n: b if b and b.trunk in found else None for n, b in found.items()}
+
+  def row_starts(self, row: str) -> list[str]:
+    """Returns the rows at whose checkpoints a row begins."""
+    branch = self.plan[row]
+    return [n for n in (branch and branch.trunk, self.every[row].after) if n]
 
   def kept(self, row: str) -> list[int]:
     """Returns the steps whose checkpoints stay."""

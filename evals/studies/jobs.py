@@ -1,5 +1,7 @@
 """Commands that make something together, each of them run once.
 
+Several run side by side, if they do not wait for each other.
+
 Their results are the record of finished jobs. A command's module has
 `done(argv)`, which looks for its results without loading a model. So the same
 list of jobs resumes after any interruption, wherever its jobs were run before.
@@ -8,22 +10,19 @@ list of jobs resumes after any interruption, wherever its jobs were run before.
 import contextlib
 import dataclasses
 import importlib
-import io
+import math
 import os
 import pathlib
 import shlex
-import signal
-import subprocess
-import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
-from typing import IO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from antlm_jax import cli
 from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files, progress
+from antlm_jax.runtime.jobs import Child, running_children
 from antlm_jax.training import saving
 from antlm_jax.units import duration
 
@@ -37,15 +36,22 @@ _ENVIRONMENT = {
   )
 }
 
+# A GPU's memory for several processes: by default, the first takes most of it.
+_SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A command with its description."""
+  """A command with its description.
+
+  It waits for earlier jobs on its folder, and on the folders that it needs.
+  """
 
   about: str
   command: str  # of `antlm`, or a module to run
   arguments: tuple[str, ...]
   folder: pathlib.Path  # the folder that it works on
+  needs: tuple[pathlib.Path, ...] = ()  # folders that it reads
 
   @property
   def words(self) -> list[str]:
@@ -53,6 +59,11 @@ class Job:
     own = self.command in COMMANDS
     command = ["antlm_jax", *self.command.split()] if own else [self.command]
     return [*command, *self.arguments]
+
+  @property
+  def command_line(self) -> str:
+    """The line of a shell that runs it on this machine."""
+    return shlex.join(cli.python_command(*self.words))
 
   def _found(self) -> tuple[types.ModuleType, tuple[str, ...]]:
     """Returns its command's module, and the arguments for it."""
@@ -110,17 +121,21 @@ def run_jobs(
   folder: pathlib.Path,
   seconds: float | None = None,
   go_on: bool = False,
+  at_once: int = 1,
 ) -> list[Job]:
-  """Runs jobs one after another, except those that are done.
+  """Runs jobs, except those that are done.
+
+  Jobs side by side write into FOLDER/logs, and share a GPU's memory.
 
   Args:
-    todo: The jobs.
+    todo: The jobs, in the order in which they start.
     folder: Folder of all of them, which no other process may work on.
-    seconds: Time limit. The current job is asked to save first.
+    seconds: Time limit. The jobs that run are asked to save first.
     go_on: Whether to continue after a job that fails.
+    at_once: Number of jobs side by side.
 
   Returns:
-    The jobs that failed.
+    The jobs that failed, and those that wait for them.
 
   Raises:
     UserError: A job failed and ended it (its output says why), or another
@@ -128,24 +143,76 @@ def run_jobs(
     Stopped: The time is up, or a signal ended it, before all jobs are done.
   """
   begun, failed = time.monotonic(), []
+  until = math.inf if seconds is None else begun + seconds
+  waiting = dict(enumerate(todo, start=1))
+  running: dict[int, Job] = {}
+  logs = folder / "logs" if at_once > 1 else None
   with files.writing(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-  with files.file_lock(folder / _LOCK):
-    for number, job in enumerate(todo, start=1):
-      if job.done:
-        continue
-      progress.say(f"\n[{number}/{len(todo)}] {job.about}")
-      _wait_for(job.folder / saving.LOCK)
-      try:
-        run_job(job, seconds and begun + seconds - time.monotonic())
-      except UserError as error:
-        if not go_on:
-          raise
+    (logs or folder).mkdir(parents=True, exist_ok=True)
+  with (
+    files.file_lock(folder / _LOCK),
+    _resumable(),
+    running_children(at_once) as children,
+  ):
+    while waiting or children:
+      while children.has_room():
+        number = _ready_job(waiting, running.values())
+        if number is None:
+          break
+        job = waiting.pop(number)
+        if not job.done:
+          progress.say(f"\n[{number}/{len(todo)}] {job.about}")
+          _wait_for(job.folder / saving.LOCK)
+          children[number] = start_job(job, logs and logs / f"{number}.log")
+          running[number] = job
+      for number, child in children.pop_ended():
+        job = running.pop(number)
+        error = child.failure()
+        if error is None:
+          continue
+        if isinstance(error, Stopped) or not go_on:
+          raise error
         progress.say(f"error: {error}")
-        failed.append(job)
+        failed += [job, *_without_dependents(waiting, job)]
+      if children and time.monotonic() > until:
+        raise Stopped(RUN_AGAIN)
   what = f"{len(failed)} failed" if failed else "all done"
   progress.say(f"\n{what}: {duration(time.monotonic() - begun)}")
   return failed
+
+
+def _ready_job(
+  waiting: Mapping[int, Job], running: Iterable[Job]
+) -> int | None:
+  """Returns the first job that waits for no other, by its number."""
+  unfinished = {job.folder for job in running}
+  for number, job in waiting.items():
+    if unfinished.isdisjoint((job.folder, *job.needs)):
+      return number
+    unfinished.add(job.folder)
+  return None
+
+
+def _without_dependents(waiting: dict[int, Job], failed: Job) -> list[Job]:
+  """Removes and returns the jobs that wait for a failed job."""
+  lost = {failed.folder}
+  out = []
+  for number, job in list(waiting.items()):
+    if not lost.isdisjoint((job.folder, *job.needs)):
+      lost.add(job.folder)
+      out.append(waiting.pop(number))
+  return out
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+  """Prints how to resume if a signal or the time ends its block."""
+  try:
+    yield
+  except KeyboardInterrupt as error:
+    status = error.status if isinstance(error, Stopped) else INTERRUPTED
+    progress.say("\nstopped: run the same command to resume")
+    raise Stopped(status, saved=True) from None
 
 
 def _wait_for(lock: pathlib.Path) -> None:
@@ -161,60 +228,12 @@ def _wait_for(lock: pathlib.Path) -> None:
       pass
 
 
-def _command(job: Job) -> list[str]:
-  return [sys.executable, "-m", *job.words]
-
-
-def start_job(job: Job, output: IO | int | None = None) -> subprocess.Popen:
-  """Starts one job, done or not.
-
-  Args:
-    job: The job.
-    output: File for its output and errors, or `subprocess.DEVNULL` for its
-      output; None for this process's.
-  """
-  errors = subprocess.STDOUT if isinstance(output, io.IOBase) else None
-  return subprocess.Popen(
-    _command(job),
-    env={**_ENVIRONMENT, **os.environ},  # the user's settings win
-    stdout=output,
-    stderr=errors,
-  )
-
-
-def run_job(job: Job, seconds: float | None = None) -> None:
-  """Runs one job, done or not; arguments and errors are those of `run_jobs`."""
-
-  def terminated(*_) -> None:
-    raise Stopped(RUN_AGAIN)
-
-  # By default SIGTERM would end this process and leave the job alone.
-  before = signal.signal(signal.SIGTERM, terminated)
-  try:
-    shown = subprocess.DEVNULL if progress.is_quiet() else None
-    process = start_job(job, shown)
-    try:
-      status = process.wait(seconds)
-    except (subprocess.TimeoutExpired, Stopped):
-      process.send_signal(signal.SIGTERM)
-      process.wait()  # it saves first
-      status = RUN_AGAIN
-    except KeyboardInterrupt:
-      # A terminal signals both, `kill` this process alone. A second signal of
-      # another kind changes nothing.
-      process.send_signal(signal.SIGTERM)
-      process.wait()
-      status = INTERRUPTED
-  finally:
-    signal.signal(signal.SIGTERM, before)
-  if status in (INTERRUPTED, RUN_AGAIN):
-    progress.say("\nstopped: run the same command to resume")
-    raise Stopped(status, saved=True)
-  if status:
-    raise UserError(
-      f"{job.about} failed (status {status}): see above; it was"
-      f" {' '.join(_command(job))}"
-    )
+def start_job(job: Job, log: pathlib.Path | None = None) -> Child:
+  """Starts a job, done or not; with a log, it is one of several."""
+  shared = _SHARED if log else {}
+  # The user's settings win.
+  variables = {**_ENVIRONMENT, **shared, **os.environ}
+  return Child(job.about, job.words, variables, log=log, shown=not log)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
     antlm study --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-A study is a config with rows: clm_or_mlm compares CLM with MLM (arXiv
-2507.00994), antlm_table makes AntLM's table (arXiv 2412.03275). Trainings that
-begin in the same way share that part, which is trained once. Jobs whose results
-exist are skipped, so the same command resumes after any interruption. --minutes
-stops the study by itself, with exit status 75. --together=N puts up to N
-trainings of a row, or N evaluations, into one process, which saves their start.
---dry_run prints the steps and FLOPs of the trainings, and writes nothing.
+A study is a config with rows. In a clone, configs/studies has clm_or_mlm, which
+compares CLM with MLM (arXiv 2507.00994), and antlm_table (arXiv 2412.03275).
+Trainings that begin in the same way share that part, which is trained once.
+Jobs whose results exist are skipped, so the same command resumes after any
+interruption. --minutes stops the study by itself, with exit status 75. --jobs=N
+runs up to N trainings and evaluations at once, on one GPU or CPU. --together=N
+puts up to N trainings of a row, or N evaluations, into one process, which saves
+their start. --dry_run prints the steps and FLOPs of the trainings, and writes
+nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
@@ -16,8 +18,8 @@ RUNS/data exists. --data holds the evaluation sets.
 
 import collections
 import dataclasses
+import itertools
 import pathlib
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -136,7 +138,9 @@ def _training_job(study: Study, runs, name: str, seed: int) -> Job:
     arguments += (f"--config.checkpoint.at={','.join(map(str, kept))}",)
   arguments += _start_settings(study, runs, name, seed)
   about = f"{name}, seed {seed}: training"
-  return Job(about, "train", arguments, workdir)
+  starts = study.row_starts(name)
+  needs = data, *(runs / start / str(seed) for start in starts)
+  return Job(about, "train", arguments, workdir, needs)
 
 
 def _start_settings(
@@ -186,6 +190,17 @@ def _evaluations(
         arguments = f"--checkpoint={path}", *options
         about = f"{name}, seed {seed}{where}: {evaluation.about}"
         yield Job(about, evaluation.command, arguments, run)
+
+
+def _join_evaluations(todo: Sequence[Job]) -> list[Job]:
+  """Returns the jobs with a run's evaluations in one process."""
+  out = []
+  for (evaluates, _), some in itertools.groupby(
+    todo, lambda job: (job.command not in ("prepare", "train"), job.folder)
+  ):
+    jobs = list(some)
+    out += jobs_lib.join_jobs(jobs, len(jobs)) if evaluates else jobs
+  return out
 
 
 def _join_jobs_by_kind(todo: Sequence[Job], most: int) -> list[Job]:
@@ -285,6 +300,7 @@ def make(
   rows: tuple[str, ...] = (),
   seeds: Annotated[int, argument(least=0)] = 0,
   minutes: Annotated[float | None, argument(over=0)] = None,
+  jobs: Annotated[int, argument(least=1, most=64)] = 1,
   together: Annotated[int, argument(least=1, most=256)] = 1,
   dry_run: bool = False,
   commands: bool = False,
@@ -301,6 +317,7 @@ def make(
     rows: Rows to make; all by default.
     seeds: Pretrainings of each row; 0 for as many as its config says.
     minutes: Time limit, in minutes.
+    jobs: Number of trainings and evaluations at once, each in a process.
     together: Number of trainings or evaluations in one process.
     dry_run: Print steps, tokens and chip-hours of each row, and write nothing.
     commands: Print all commands, to run them on other machines.
@@ -310,6 +327,8 @@ def make(
     UserError: The config, the text or the evaluation sets cannot be used.
     Stopped: The time limit or a signal ended the study.
   """
+  if jobs > 1 and together > 1:
+    raise UserError("--jobs and --together: choose one of them")
   study = read_study(config, scale, rows, seeds, overrides)
   name = f"{study.path.stem}_{study.name}"
   folder = pathlib.Path(runs or f"runs/{name}").absolute()
@@ -317,16 +336,22 @@ def make(
     print(costs(study, folder))
     return
   todo = list(study_jobs(study, folder, text, evaluation_data(study, data)))
+  if jobs > 1:
+    todo = _join_evaluations(todo)
   if together > 1:
     todo = _join_jobs_by_kind(todo, together)
   if commands:
     for job in todo:
-      print(shlex.join(["python", "-m", *job.words]))
+      print(job.command_line)
     return
   options = f"--runs={folder}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={folder}/report")
-  todo.append(Job("the report", "report", options, folder))
-  jobs_lib.run_jobs(todo, folder, minutes and 60 * minutes)
+  results = tuple(dict.fromkeys(job.folder for job in todo))
+  todo.append(Job("the report", "report", options, folder, results))
+  limit = minutes and 60 * minutes
+  failed = jobs_lib.run_jobs(todo, folder, limit, jobs > 1, jobs)
+  if failed:
+    raise UserError(f"{len(failed)} jobs failed: see above")
 
 
 def main(argv: Sequence[str]) -> None:

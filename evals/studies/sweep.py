@@ -28,8 +28,8 @@ import math
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
+import tempfile
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
@@ -49,6 +49,7 @@ from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
 from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import files, progress, signals
+from antlm_jax.runtime.jobs import Child, running_children
 from antlm_jax.settings import PythonOnly, Section, Setting, argument
 from antlm_jax.training import held_out, saving
 from antlm_jax.training import run as run_lib
@@ -250,15 +251,15 @@ def _check_sweep_runs(configs: Sequence[Config], by: Sequence[str]) -> None:
   if not configs:
     return
   # In another process, whose end frees the devices for the trainings.
-  done = subprocess.run(
-    [sys.executable, "-m", "antlm_jax.evals.studies.sweep", _BUILD],
-    input=json.dumps([[config_lib.to_json(config) for config in configs], by]),
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  if done.returncode:
-    *_, line = done.stderr.strip().splitlines() or ["no run can be built"]
-    raise UserError(line.removeprefix("error: "))
+  words = "antlm_jax.evals.studies.sweep", _BUILD
+  with running_children() as children, tempfile.TemporaryFile("w+") as asked:
+    json.dump([[config_lib.to_json(config) for config in configs], by], asked)
+    asked.seek(0)
+    children[0] = Child("the check of the runs", words, stdin=asked)
+    while children:
+      for _, child in children.pop_ended():
+        if error := child.failure():
+          raise error
 
 
 def _build_runs(configs: Sequence[str], by: Sequence[str]) -> None:
@@ -303,7 +304,7 @@ def main(argv: Sequence[str]) -> None:
       job: training.read_run_arguments(job.arguments)[0] for job in todo
     }
     for job in join_trainings(configs, args.together):
-      print(shlex.join(["python", "-m", *job.words]))
+      print(job.command_line)
     return
   asked = read_arguments(sweep, args)
   found = sweep(base.config, **asked, **dict(pairs))

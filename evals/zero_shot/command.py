@@ -42,7 +42,7 @@ class ZeroShotOutcome(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskSettings:
+class TaskSettings(settings_lib.Section):
   """The data, the mode, and the settings of every task."""
 
   data: str = ""  # path to the task's files
@@ -247,7 +247,7 @@ def asked_of(
   help = f"antlm eval score --task={task} --help lists them"
   known = [*settings_lib.of(section)]
   settings_lib.refuse_unknown(settings, known, f"task {task}", help)
-  asked = settings_lib.make_section(section, settings)
+  asked = settings_lib.build(section, settings)
   pipelines.options(asked.pipeline, mode, task)  # refuses unknown modes
   return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
 

@@ -119,7 +119,7 @@ def perplexity(
     texts: Documents, or the path to a file of them, a folder or prepared data.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
       `fused`; by default the mode of training, `causal` if there are several.
-    step: Step of a run given by its path; by default the newest.
+    step: Step of the run; by default the newest.
     quiet: Print nothing.
     **settings: Settings that `antlm eval perplexity --help` lists, such as the
       largest number of documents (`limit=100`) and the `stride` of windows.

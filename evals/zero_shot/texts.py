@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax.data import prepared_folder, readers, text_files
+from antlm_jax.data import prepared_folder, readers, splits, text_files
 from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
@@ -75,8 +75,14 @@ def _asked_pieces(asked: TextSettings) -> Iterator[readers.Document]:
     column=asked.column,
   )
   split = asked.split
-  # A file is read if its own path is given, also with another name.
-  if (split == "dev" and not corpus.dev) or os.path.isfile(asked.data):
+  # A file is read if its own path is given, also with another name. Without
+  # files named train, one named test is in train.
+  named = {splits.split_word(path) for path in corpus.train}
+  if (
+    (split == "dev" and not corpus.dev)
+    or (split == "test" and named == {"test"})
+    or os.path.isfile(asked.data)
+  ):
     split = "train"
   if corpus.unused:
     progress.say(f"{asked.data}: {split} is read\n{corpus}")

@@ -13,7 +13,7 @@ from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.task import Param, Suite, Task, TaskHead
-from antlm_jax.settings import setting
+from antlm_jax.settings import Section, setting
 
 NOWHERE = -1  # the label of a token outside every word
 
@@ -93,7 +93,7 @@ def accuracy(predictions, labels):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Section):
   toy_examples: int = setting(96, "Number of training examples", least=1)
 
 

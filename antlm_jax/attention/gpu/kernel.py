@@ -90,7 +90,6 @@ def _mosaic_forward(settings, q, k, v, seeds, schedule):
   out, lse = _call_mosaic(
     _output,
     settings,
-    products=2,
     grid=(heads, queries // UNIT, rows),
     arrays={"q": q, "k": k, "v": v, "bounds": schedule.bounds, "seeds": seeds},
     visits=schedule.by_query,
@@ -117,7 +116,6 @@ def _mosaic_backward(settings, residuals, grad):
   (dq,) = _call_mosaic(
     _query_gradient,
     settings,
-    products=3,
     grid=(heads, queries // UNIT, rows),
     arrays=arrays,
     visits=schedule.by_query,
@@ -129,7 +127,6 @@ def _mosaic_backward(settings, residuals, grad):
   dk, dv = _call_mosaic(
     _key_gradients,
     settings,
-    products=4,
     grid=(k.shape[2], k.shape[1] // UNIT, rows),
     arrays=arrays,
     visits=schedule.by_key,
@@ -382,7 +379,6 @@ def _call_mosaic(
   body,
   settings,
   *,
-  products,
   grid,
   arrays,
   visits,
@@ -428,29 +424,10 @@ def _call_mosaic(
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=interpret,
-    **_mosaic_cost(products, arrays, outputs),
   )(*arrays.values())
 
 
 _GRID = ("head", "tile", "row")
-
-
-def _mosaic_cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
-  """Estimates work for `antlm plan`, as if the kernel visited all blocks.
-
-  JAX 0.11 does not accept an estimate.
-  """
-  if jax.__version_info__ < (0, 12):
-    return {}
-  rows, queries, heads, width = arrays["q"].shape
-  scores = rows * queries * heads * arrays["k"].shape[1]
-  moved = [*arrays.values(), *outputs.values()]
-  estimate = pl.CostEstimate(
-    flops=2 * products * scores * width,
-    transcendentals=scores,
-    bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
-  )
-  return {"cost_estimate": estimate}
 
 
 @dataclasses.dataclass(frozen=True)

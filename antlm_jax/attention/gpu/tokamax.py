@@ -7,6 +7,8 @@ was tested. It is the only file that imports tokamax.
 
 import functools
 import importlib.metadata
+import importlib.util
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +18,17 @@ from antlm_jax.masks import AttentionMask
 TESTED = ("0.0.17",)  # Python 3.12 and jax 0.11.1 or later
 
 
-def missing_version() -> str | None:
-  """Returns the version that is needed and absent, or None."""
-  wanted = f"tokamax {' or '.join(TESTED)} (Python 3.12 or later)"
+def installed_version() -> str:
+  """Returns the version of tokamax; "" if it is not installed."""
   try:
-    found = importlib.metadata.version("tokamax")
+    version = importlib.metadata.version("tokamax")
   except importlib.metadata.PackageNotFoundError:
-    return f"{wanted}, which is not installed"
-  return None if found in TESTED else f"{wanted}, not {found}"
+    return ""
+  # tokamax requires and imports this large package, but does not use it here.
+  # An installation with --no-deps may lack it.
+  if importlib.util.find_spec("xprof") is None:
+    return f"{version} without xprof"
+  return version
 
 
 def implementation(capability: float) -> str:
@@ -48,6 +53,7 @@ def tokamax_attention(
   """
   from tokamax._src.ops.attention import api, base
 
+  logging.getLogger("absl").addFilter(_not_a_cache_miss)
   bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
   of_heads = {n: x[:, None] for n, x in bounds.items() if x is not None}
   theirs = base.Mask(is_causal=mask.causal, **of_heads)
@@ -57,3 +63,8 @@ def tokamax_attention(
     return out
   start, end = mask.bounds(q.shape[1], k.shape[1])
   return jnp.where((start < end)[:, :, None, None], out, 0)
+
+
+def _not_a_cache_miss(record: logging.LogRecord) -> bool:
+  """Drops the warnings of shapes without tuned settings, a kilobyte each."""
+  return not str(record.msg).startswith("Autotuning cache miss")

@@ -1,7 +1,6 @@
 """Models of random weights, in this library and in transformers."""
 
 import functools
-import os
 import pathlib
 
 import jax
@@ -13,6 +12,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import export
 from antlm_jax.inference.model import Loaded, load, write_checkpoint
 from antlm_jax.models.llama import SHAPES
+from antlm_jax.runtime import cores
 from antlm_jax.training.checkpoint import Meta
 
 _SPECIAL = ("<pad>", "<s>", "<mask>")  # and no end of text
@@ -67,7 +67,7 @@ def torch_modules():
   import transformers
 
   transformers.logging.disable_progress_bar()
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  torch.set_num_threads(cores.count_cores())
   return transformers, torch
 
 

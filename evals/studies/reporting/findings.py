@@ -1,223 +1,380 @@
 """Findings of a study: means over seeds, and paired differences of rows.
 
-This module does not depend on a study's variants or their comparisons.
+This module does not depend on a study's rows or their comparisons.
 """
 
 import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.statistics import Mean, MeanEstimate
 from antlm_jax.evals.studies.design import Row
+from antlm_jax.evals.studies.reporting.render import without_empty
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
+from antlm_jax.evals.studies.reporting.scores import (
+  LOSS,
+  ItemFiles,
+  Items,
+  Score,
+  Scores,
+)
+from antlm_jax.evals.zero_shot.command import Reported
 
-if TYPE_CHECKING:
-  import pandas as pd
-
-  from antlm_jax.evals.studies.reporting.measured import ItemFiles, Items
-
-
-Side = tuple[str, str]  # a variant, and the mode in which it is scored
-_Place = tuple[str, str, str, str]  # variant, mode, pretraining, fine-tuning
+Side = tuple[str, str]  # a row, and the mode in which it is scored
+# An estimate's measure, phenomenon, subset of scores, and weights of sides.
+EstimateKey = tuple[str, str, str, frozenset[tuple[Side, float]]]
 
 
-class Common(NamedTuple):
-  """A task's items on which runs compare."""
+class _Paired(NamedTuple):
+  """A measure's items on which runs compare."""
 
   strata: np.ndarray  # number of each item's UID, int `[n]`
   texts: np.ndarray  # number of each item's text, int `[n]`
-  # Numbers of the UIDs of each phenomenon, by name.
-  parts: Mapping[str, Sequence[int]]
-  # Scores of the items, by variant and mode, then pretraining and fine-tuning.
-  scores: Mapping[Side, Mapping[tuple[str, str], np.ndarray]]
-  others: Collection[_Place]  # those that were scored on other items
+  parts: Mapping[str, Sequence[int]]  # numbers of each phenomenon's UIDs
+  # Scores of the items, by side, then pretraining and fine-tuning.
+  values: Mapping[Side, Mapping[tuple[str, str], np.ndarray]]
+  excluded: Scores  # lines that were scored on other items
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """A study's variants, their runs, and the runs' scores."""
+  """A study's rows, their runs, and the runs' scores.
+
+  Attributes:
+    name: Title of the study.
+    pipeline: How items of zero-shot scores were scored.
+    rows: The rows by name, in order, with runs or without.
+    runs: The runs of each row that has any.
+    table: The long table of all scores.
+    scores: The scores that count.
+    items: Scores of single items.
+    confidence: Confidence of differences, if it was fixed beforehand.
+    subset: Describes the scores that count, if several choices are compared.
+    estimates: Differences over items. A record has these in place of items.
+    notes: Lines about items that do not compare.
+  """
 
   name: str
-  pipeline: str  # how items of zero-shot scores were scored
-  variants: Mapping[str, Row]  # by name, in order, with runs or without
-  runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
-  table: (
-    "pd.DataFrame"  # values of main metrics, see `measured.read_measurements`
+  pipeline: str
+  rows: Mapping[str, Row]
+  runs: Mapping[str, Sequence[TrainedRun]]
+  table: Scores
+  scores: Scores
+  items: ItemFiles
+  confidence: float | None = None
+  subset: str = ""
+  estimates: dict[EstimateKey, MeanEstimate | None] = dataclasses.field(
+    default_factory=dict
   )
-  also: "pd.DataFrame"  # values of other metrics, which no claim counts
-  scores: "pd.DataFrame"  # those that count
-  items: "ItemFiles"  # scores of single items
-  fixed: float | None = None  # confidence that was fixed beforehand
-  _kept: dict[str, Common | None] = dataclasses.field(
-    default_factory=dict, init=False
-  )
+  notes: list[str] = dataclasses.field(default_factory=list)
 
   @functools.cached_property
   def families(self) -> dict[str, list[str]]:
-    """The variants that have runs, by family, in order."""
-    out = collections.defaultdict(list)
+    """The rows that have runs, by family, in order."""
+    families = collections.defaultdict(list)
     for name in self.runs:
-      out[self.variants[name].family].append(name)
-    return dict(out)
+      families[self.rows[name].family].append(name)
+    return dict(families)
 
-  def title(self, name: str, how: str = "") -> str:
-    """Returns a variant's title, with the mode or attention that is told."""
-    return self.variants[name].title + (f" ({how})" if how else "")
+  def title(self, name: str, mode: str = "") -> str:
+    """Returns a row's title, with a mode or an attention."""
+    return self.rows[name].title + (f" ({mode})" if mode else "")
 
-  def sizes(self, variants: Sequence[str]) -> list[tuple[int, int, int]]:
+  def sizes(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
     """Returns parameters, steps and rows of a batch of runs at their end."""
-    ended = (r for name in variants for r in self.runs[name] if r.summary)
+    runs = (r for name in names for r in self.runs[name] if r.summary)
     sizes = (
-      (r.summary["parameters"], r.summary["steps"], r.config["train"])
-      for r in ended
+      (
+        run.summary["parameters"],
+        run.summary["steps"],
+        run.config["train"]["batch_size"],
+      )
+      for run in runs
     )
-    return list(dict.fromkeys((p, s, of["batch_size"]) for p, s, of in sizes))
+    return list(dict.fromkeys(sizes))
 
-  def at(self, variant: str, tasks: Sequence[str], mode: str) -> "pd.DataFrame":
-    """Returns a variant's scores in a mode: a row for each task and seed."""
-    own = self.scores[self.scores.variant == variant]
-    return own[own.task.isin(tasks) & (own["mode"] == mode)]
+  # ------------------------------------------------------------------ means
+
+  @functools.cached_property
+  def _sides(self) -> dict[tuple, Scores]:
+    return self.scores.groups("row", "mode")
+
+  def scores_of(
+    self, name: str, measures: Sequence[str], mode: str, **fields
+  ) -> Scores:
+    """Returns a row's scores in a mode."""
+    scores = self._sides.get((name, mode), Scores())
+    return scores.where(measure=measures, **fields)
 
   def mean(
-    self, variant: str, tasks: Sequence[str], mode: str, complete: bool = False
+    self, name: str, measures: Sequence[str], mode: str, **fields
   ) -> Mean | None:
-    """Returns a variant's mean over tasks, of the seeds that have them all.
+    """Returns a row's mean over measures, of the seeds that have them all.
 
-    Tasks have the same weight. Seeds are pretrainings, or the fine-tunings of
-    the only one. With `complete`, only scores on all of a task's data count.
+    Measures have the same weight. Seeds are pretrainings, or the fine-tunings
+    of the only one. `fields` restricts the scores, for example `complete=True`.
     """
-    found = self.at(variant, tasks, mode)
-    found = found[found.complete] if complete else found
-    by_run = found.groupby(["seed", "trial"], sort=False).value
-    # A mean over fewer tasks is of something else.
-    means = by_run.mean()[by_run.size() == len(tasks)]
-    several = means.index.get_level_values("seed").nunique() > 1
-    if several or (means.groupby("seed").size() == 1).all():
-      means = means.groupby("seed", sort=False).mean()
-    else:
-      means = means.droplevel("seed")
-    return statistics.mean_of_seeds(means.to_dict())
+    scores = self.scores_of(name, measures, mode, **fields)
+    # A mean over fewer measures is of something else.
+    means = {
+      trial: np.mean([line.value for line in lines])
+      for trial, lines in scores.groups("seed", "trial").items()
+      if len(lines) == len(measures)
+    }
+    by_seed = collections.defaultdict(list)
+    for (seed, _), value in means.items():
+      by_seed[seed].append(value)
+    if len(by_seed) == 1 and len(means) > 1:
+      return statistics.mean_of_seeds({t: x for (_, t), x in means.items()})
+    return statistics.mean_of_seeds(
+      {seed: float(np.mean(values)) for seed, values in by_seed.items()}
+    )
+
+  # ------------------------------------------------------------ differences
 
   def difference(
-    self, task: str, weights: Mapping[Side, float], part: str = ""
+    self, measure: str, weights: Mapping[Side, float], part: str = ""
   ) -> MeanEstimate | None:
     """Estimates a weighted sum of scores, such as one minus another.
 
     All sides have the same seeds and items; None if they share none.
 
     Args:
-      task: The task.
+      measure: The measure.
       weights: Weight of each side's score.
-      part: Phenomenon of the task; all of it by default.
+      part: Phenomenon of the measure; all of it by default.
     """
-    common = self.common(task)
-    if common is None or not common.scores.keys() >= weights.keys():
+    key = measure, part, self.subset, frozenset(weights.items())
+    if key not in self.estimates:
+      self.estimates[key] = self._paired_difference(measure, weights, part)
+    return self.estimates[key]
+
+  def _paired_difference(self, measure, weights, part) -> MeanEstimate | None:
+    paired = self._paired(measure)
+    if paired is None or not paired.values.keys() >= weights.keys():
       return None
-    chosen = slice(None)
+    items = slice(None)
     if part:
-      chosen = np.isin(common.strata, common.parts[part])
-    sides = {side: common.scores[side] for side in weights}
-    first, *rest = sides.values()
+      items = np.isin(paired.strata, paired.parts[part])
+    sides = {side: paired.values[side] for side in weights}
+    trials = set.intersection(*map(set, sides.values()))
     values = {
-      seed: sum(w * sides[side][seed][chosen] for side, w in weights.items())
-      for seed in first
-      if all(seed in other for other in rest)
+      trial: sum(w * sides[side][trial][items] for side, w in weights.items())
+      for trial in next(iter(sides.values()))
+      if trial in trials
     }
-    items = {"strata": common.strata[chosen], "texts": common.texts[chosen]}
-    return statistics.estimate_over_seeds(values, **items)
+    strata = paired.strata[items]
+    texts = paired.texts[items]
+    return statistics.estimate_over_seeds(values, strata=strata, texts=texts)
 
-  def above(self, task: str, side: Side) -> MeanEstimate | None:
-    """Estimates by how much a side is above the trivial answer of a task."""
-    found, (variant, mode) = self.difference(task, {side: 1.0}), side
-    trivial = self.at(variant, [task], mode).baseline.mean()
-    return found and found._replace(value=found.value - trivial)
+  def above(self, measure: str, side: Side) -> MeanEstimate | None:
+    """Estimates by how much a side is better than the trivial answer."""
+    estimate = self.difference(measure, {side: 1.0})
+    if estimate is None:
+      return None
+    name, mode = side
+    scores = self.scores_of(name, [measure], mode)
+    baseline = np.mean([score.baseline for score in scores])
+    gain = estimate._replace(value=float(estimate.value - baseline))
+    return gain.times(-1) if scores[0].metric == LOSS else gain
 
-  def common(self, task: str) -> Common | None:
+  def parts(self, measure: str) -> list[str]:
+    """Returns the phenomena of a measure that have differences."""
+    paired = self._paired(measure)
+    names = {key[1] for key in self.estimates if key[0] == measure} - {""}
+    return sorted(names.union(paired.parts if paired else ()))
+
+  @functools.cached_property
+  def _pairings(self) -> dict[str, _Paired | None]:
+    return {}
+
+  def _paired(self, measure: str) -> _Paired | None:
     """Returns the items on which most runs compare; None if there are none."""
-    if task not in self._kept:
-      rows = self.scores[self.scores.task == task]
-      items = map(self.items.of, rows["items"])
-      places = zip(
-        rows.variant, rows["mode"], rows.seed, rows.trial, strict=True
+    if measure not in self._pairings:
+      lines = self.scores.where(measure=measure)
+      items = [(line, self.items.of(line)) for line in lines]
+      known = [(line, scored) for line, scored in items if scored]
+      self._pairings[measure] = _pair(known) if known else None
+    return self._pairings[measure]
+
+  def gains(
+    self, measure: str, sides: Iterable[Side]
+  ) -> dict[str, MeanEstimate]:
+    """Returns `above` of the sides that have it, by title."""
+    gains = {side: self.above(measure, side) for side in sides}
+    return {
+      str(self.rows[name]) + (f" ({mode})" if mode else ""): gain
+      for (name, mode), gain in gains.items()
+      if gain
+    }
+
+  # ------------------------------------------------------------------ tables
+
+  def score_rows(
+    self, names: Sequence[str], measures: Sequence[str]
+  ) -> list[dict[str, Any]]:
+    """Returns the means of rows in each mode, after the trivial answer's."""
+    lines = self.scores.where(row=names).groups("measure")
+    lines = {name: lines[name,] for name in measures if (name,) in lines}
+    heads = {}
+    columns = dict.fromkeys(("row", "curriculum", "seeds", "mode"))
+    baseline = columns | {"row": "trivial answer"}
+    for name, scores in lines.items():
+      metric = ", ".join(
+        m for m in scores.distinct("metric") if m and m != LOSS
       )
-      found = {p: of for p, of in zip(places, items, strict=True) if of}
-      terms = (uids.items() for uids in rows.phenomena if uids)
-      phenomena = dict(itertools.chain.from_iterable(terms))
-      self._kept[task] = _common(found, phenomena) if found else None
-    return self._kept[task]
+      heads[name] = f"{name} ({metric})" if metric else name
+      trivial = [x.baseline for x in scores if x.baseline is not None]
+      if trivial:
+        baseline[heads[name]] = Mean({}, float(np.mean(trivial)), None)
+    rows = []
+    for name in names:
+      run = self.runs[name][0]
+      modes = self.scores.where(row=name, measure=lines).distinct("mode")
+      untrained = set(run.names.values()) - run.seen
+      outside = [h for m, h in heads.items() if m.split(",")[0] in untrained]
+      rows += [
+        {
+          "row": self.title(name),
+          "curriculum": run.text,
+          "seeds": len(self.runs[name]),
+          "mode": mode or None,
+          **{head: self.mean(name, [m], mode) for m, head in heads.items()},
+          "_untrained": outside,
+        }
+        for mode in modes or [""]
+      ]
+    if len(baseline) > len(columns):
+      rows.insert(0, baseline)
+    return without_empty(rows, "mode")
+
+  # -------------------------------------------------------------------- gaps
 
   def gaps(
-    self, lacks: Callable[["Findings", TrainedRun], Iterable[str]]
+    self, benchmarks: Sequence[Reported], tasks: Sequence[str]
   ) -> list[str]:
-    """Returns the missing results, each with its rows and seeds."""
+    """Returns the missing results, each with its rows and seeds.
+
+    Args:
+      benchmarks: Benchmarks that each row should have in all of its modes.
+      tasks: Tasks to fine-tune on.
+    """
+    known = [task for task in tasks if self.scores.where(measure=task)]
     lacking = collections.defaultdict(lambda: collections.defaultdict(list))
-    for name, variant in self.variants.items():
+    for name in self.rows:
       if name not in self.runs:
-        lacking["not trained"][str(variant)] = []
+        lacking["not trained"][name] = []
       for run in self.runs.get(name, ()):
-        for what in lacks(self, run):
-          lacking[what][str(variant)].append(run.seed)
+        for result in dict.fromkeys(self._missing(run, benchmarks, known)):
+          lacking[result][name].append(run.seed)
     # Results that all runs lack are named once, not run by run.
-    every = {
-      str(self.variants[name]): [run.seed for run in runs]
-      for name, runs in self.runs.items()
-    }
-    out = []
-    for what, rows in lacking.items():
-      named = ", ".join(
-        f"{title} (seed {', '.join(seeds)})" if seeds else title
-        for title, seeds in rows.items()
-      )
-      out.append(f"{what}: {'every run' if rows == every else named}")
-    return out
+    runs = {name: [r.seed for r in of] for name, of in self.runs.items()}
+    gaps = [
+      f"{result}: {'every run' if rows == runs else self._listed(rows)}"
+      for result, rows in lacking.items()
+    ]
+    absent = [task for task in tasks if task not in known]
+    if absent and self.table:
+      gaps.append(f"no row is fine-tuned on {', '.join(absent)}")
+    return gaps
 
-  def repeated(self) -> list[str]:
-    """Returns a line for each task of which some items have the same text."""
-    out = []
-    for task in self.scores.task.unique():
-      if found := self.common(task):
-        every, texts = len(found.texts), found.texts.max() + 1
-        if texts < every:
-          out.append(
-            f"{task}: {every:,} items have {texts:,} texts; in intervals, items"
-            " of one text count as one"
-          )
-    return out
+  def _missing(self, run, benchmarks, tasks) -> Iterator[str]:
+    """Yields the names of a run's missing results."""
+    if run.summary is None:
+      yield "training is not at its end"
+    elif run.kinds and not run.halves:
+      yield "no losses of half of the held-out rows, so no lowest loss"
+    if not self.table:
+      yield "neither scored on pairs nor fine-tuned"
+      return
+    lines = self.scores.where(row=run.variant, seed=run.seed)
+    modes = self.rows[run.variant].modes
+    for benchmark, mode in itertools.product(benchmarks, modes):
+      if not lines.where(measure=benchmark.name, mode=mode):
+        yield f"{benchmark.name}, {mode}: not evaluated"
+    if absent := [task for task in tasks if not lines.where(measure=task)]:
+      yield f"not fine-tuned on {', '.join(absent)}"
+    sizes = {benchmark.name: benchmark.pairs for benchmark in benchmarks}
+    for line in lines.where(measure=[*sizes, *tasks]):
+      place = f"{line.measure}, {line.mode}"
+      if run.summary and line.step != run.summary["steps"]:
+        yield f"{place}: evaluated at step {line.step:,}, before the end"
+      if not line.complete and line.pairs:
+        yield f"{place}: {line.pairs:,} pairs of {sizes[line.measure]:,}"
+      elif not line.complete:
+        yield f"{place}: fine-tuned on a part of its training set (--limit)"
+      if line.pairs and not line.items:
+        yield f"{place}: no items.jsonl, so no interval"
+
+  def _listed(self, rows: Mapping[str, Sequence[str]]) -> str:
+    """Names rows with seeds."""
+    return ", ".join(
+      str(self.rows[name]) + (f" (seed {', '.join(seeds)})" if seeds else "")
+      for name, seeds in rows.items()
+    )
+
+  def item_notes(self) -> list[str]:
+    """Returns lines about repeated texts, and items that do not compare."""
+    for measure in self.scores.distinct("measure"):
+      paired = self._paired(measure)
+      if paired is None:
+        continue
+      for (mode,), lines in paired.excluded.groups("mode").items():
+        seeds = {
+          n: of.distinct("seed") for (n,), of in lines.groups("row").items()
+        }
+        self._note(
+          f"{measure}, {mode}: other items than most, so not compared:"
+          f" {self._listed(seeds)}"
+        )
+      items = len(paired.texts)
+      texts = paired.texts.max() + 1
+      if texts < items:
+        self._note(
+          f"{measure}: {items:,} items have {texts:,} texts; in intervals,"
+          " items of one text count as one"
+        )
+    return self.notes
+
+  def _note(self, line: str) -> None:
+    if line not in self.notes:
+      self.notes.append(line)
 
 
-def _common(
-  found: Mapping[_Place, "Items"], phenomena: Mapping[str, str]
-) -> Common:
-  """Finds the items of most runs.
+def _pair(scored: Sequence[tuple[Score, Items]]) -> _Paired:
+  """Returns the items of most runs.
 
-  Runs that were scored on others (another --limit, say) cannot be paired: the
-  report names them.
+  Runs that were scored on others (another --limit, say) cannot be paired.
   """
-  names = collections.Counter(items.names for items in found.values())
-  most = names.most_common(1)[0][0]
-  same = {p: items for p, items in found.items() if items.names == most}
-  scores = collections.defaultdict(dict)
-  for (variant, mode, *seed), items in same.items():
-    scores[variant, mode][tuple(seed)] = items.scores
-  uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in most))}
+  counts = collections.Counter(items.names for _, items in scored)
+  names = counts.most_common(1)[0][0]
+  same = [(line, items) for line, items in scored if items.names == names]
+  values = collections.defaultdict(dict)
+  for line, items in same:
+    values[line.row, line.mode][line.seed, line.trial] = items.scores
+  uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in names))}
+  terms = dict(
+    itertools.chain.from_iterable(line.phenomena.items() for line, _ in scored)
+  )
   parts = collections.defaultdict(list)
-  for uid, i in uids.items():
-    if phenomena.get(uid):
-      parts[phenomena[uid]].append(i)
+  for uid, number in uids.items():
+    if terms.get(uid):
+      parts[terms[uid]].append(number)
   # The same text under another UID is another question.
-  texts = next(iter(same.values())).texts
-  keys = [(uid, text) for (uid, _), text in zip(most, texts, strict=True)]
-  number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-  return Common(
-    strata=np.array([uids[uid] for uid, _ in most]),
-    texts=np.array([number[key] for key in keys]),
+  texts = same[0][1].texts
+  questions = [(uid, text) for (uid, _), text in zip(names, texts, strict=True)]
+  numbers = {key: i for i, key in enumerate(dict.fromkeys(questions))}
+  excluded = Scores(line for line, items in scored if items.names != names)
+  return _Paired(
+    strata=np.array([uids[uid] for uid, _ in names]),
+    texts=np.array([numbers[question] for question in questions]),
     parts=parts,
-    scores=scores,
-    others=found.keys() - same.keys(),
+    values=values,
+    excluded=excluded,
   )

@@ -1,78 +1,100 @@
-"""Record of a study: every held-out loss of its runs, in one JSON file.
+"""Record of a study: its long table in one JSON file.
 
-`antlm report` writes it, and reads it in place of the runs' folders. All that a
-report says about losses follows from it.
+`antlm report` writes it, and reads it in place of the runs' folders. Held-out
+losses are columns by run and step. Other scores are one object each. The scores
+of single items are too many, so the record has the differences over them.
 """
 
 import json
 import math
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from antlm_jax.errors import UserError
+from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.evals.studies.reporting import runs as runs_lib
+from antlm_jax.evals.studies.reporting.findings import Findings
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
+from antlm_jax.evals.studies.reporting.scores import Score, Scores
 from antlm_jax.runtime import files
 from antlm_jax.training.metrics import HALVES
 
-FILE = "losses.json"
+FILE = "study.json"
 _DIGITS = 4  # of a loss in nats
-_SUMMARY = ("steps", "parameters", "unigram_entropy", "switches")
+_SUMMARY = "steps", "parameters", "unigram_entropy", "switches"
 _OBJECTIVE = "name", "attention", "mask_ratio"
 _ALL = "all"  # held-out rows, next to `HALVES`
+_ITEMS = (("", ""),)  # stands for files of items
+_DEFAULTS = Score._field_defaults
 
 
-def write_record(
-  path: pathlib.Path, runs: Mapping[str, Sequence[TrainedRun]], **about: Any
-) -> None:
-  """Writes the record of runs, by variant, and `about` before it.
+def write_record(path: pathlib.Path, study: Findings, **about: Any) -> None:
+  """Writes the record of a study, and `about` before it.
 
   Raises:
     UserError: If it cannot be written.
   """
   rows = {
-    variant: {
-      "config": _reported_settings(of[0]),
-      "runs": {run.seed: _packed(run) for run in of},
+    name: {
+      "config": _reported_settings(runs[0]),
+      "runs": {run.seed: _packed_run(run) for run in runs},
     }
-    for variant, of in runs.items()
+    for name, runs in study.runs.items()
   }
-  text = json.dumps(about | {"rows": rows}, separators=(",", ":"))
-  files.write_text(path, text + "\n")
+  scores = []
+  for score in study.table:
+    score = score._replace(items=_ITEMS if score.items else (), phenomena={})
+    fields = score._asdict().items()
+    scores.append({k: x for k, x in fields if x != _DEFAULTS.get(k, None)})
+  differences = [
+    {
+      "measure": measure,
+      "part": part,
+      "subset": subset,
+      "sides": sorted([*side, weight] for side, weight in weights),
+      "estimate": estimate._asdict(),
+    }
+    for (measure, part, subset, weights), estimate in study.estimates.items()
+    if estimate and estimate.items > 1
+  ]
+  about |= {"rows": rows, "scores": scores, "differences": differences}
+  about |= {"notes": study.notes}
+  files.write_text(path, json.dumps(about, separators=(",", ":")) + "\n")
 
 
 def _reported_settings(run: TrainedRun) -> dict[str, Any]:
   """Returns the settings that a report reads."""
-  objectives = {
-    name: {key: about[key] for key in _OBJECTIVE if key in about}
-    for name, about in run.known.items()
-  }
   config = run.config
   return {
     "curriculum": config["curriculum"],
-    "objectives": objectives,
+    "objectives": {
+      name: {key: about[key] for key in _OBJECTIVE if key in about}
+      for name, about in run.known.items()
+    },
     "train": {"batch_size": config["train"]["batch_size"]},
     "eval": {"patience": config["eval"].get("patience")},
   }
 
 
-def _packed(run: TrainedRun) -> dict[str, Any]:
-  losses = {_ALL: run.losses, **run.halves}
-  steps = sorted({s for of in losses.values() for x in of.values() for s in x})
-  columns = {
-    half: {kind: [_rounded(x.get(s)) for s in steps] for kind, x in of.items()}
-    for half, of in losses.items()
+def _packed_run(run: TrainedRun) -> dict[str, Any]:
+  halves = {_ALL: run.losses, **run.halves}
+  steps = sorted({s for of in halves.values() for x in of.values() for s in x})
+  losses = {
+    half: {
+      kind: [_rounded(losses.get(step)) for step in steps]
+      for kind, losses in kinds.items()
+    }
+    for half, kinds in halves.items()
   }
-  found = {"steps": steps, "losses": columns}
+  packed = {"steps": steps, "losses": losses}
   init = run.config.get("init") or {}
   if init.get("checkpoint"):
     # Of the path only the run and its step are the same everywhere.
     place = "/".join(pathlib.Path(init["checkpoint"]).parts[-4:])
-    found["init"] = {"checkpoint": place, "step": init["step"]}
+    packed["init"] = {"checkpoint": place, "step": init["step"]}
   if run.summary:
-    found["summary"] = {name: run.summary[name] for name in _SUMMARY}
-  return found
+    packed["summary"] = {name: run.summary[name] for name in _SUMMARY}
+  return packed
 
 
 def _rounded(loss: float | None) -> float | str | None:
@@ -82,28 +104,38 @@ def _rounded(loss: float | None) -> float | str | None:
   return round(loss, _DIGITS) if math.isfinite(loss) else "nan"
 
 
-def read_record(
-  path: pathlib.Path, variants: Collection[str]
-) -> dict[str, list[TrainedRun]]:
-  """Reads the runs of a record; variants without runs are left out.
+def read_record(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a record's file.
 
   Raises:
-    UserError: If it cannot be read, is no record, or has none of the variants.
+    UserError: If it cannot be read, or is no record.
   """
   with runs_lib.reading_file(path) as record:
-    rows = record["rows"]
-    found = {
-      variant: list(_unpacked(path, variant, rows[variant]))
-      for variant in variants
-      if variant in rows
+    rows = {
+      name: list(_unpacked_runs(path, name, row))
+      for name, row in record["rows"].items()
     }
-  if not found:
-    raise UserError(f"{path} has no run of {', '.join(variants)}")
-  return runs_lib.all_with_shared_steps(found)
+    scores = Scores(
+      Score(**score | {"items": _ITEMS if score.get("items") else ()})
+      for score in record.get("scores", ())
+    )
+    differences = {
+      (
+        about["measure"],
+        about["part"],
+        about["subset"],
+        frozenset(
+          ((row, mode), weight) for row, mode, weight in about["sides"]
+        ),
+      ): MeanEstimate(**about["estimate"])
+      for about in record.get("differences", ())
+    }
+    about = {"rows": rows, "scores": scores, "differences": differences}
+    return {"notes": []} | record | about
 
 
-def _unpacked(
-  path: pathlib.Path, variant: str, row: Mapping[str, Any]
+def _unpacked_runs(
+  path: pathlib.Path, name: str, row: Mapping[str, Any]
 ) -> Iterator[TrainedRun]:
   for seed, about in row["runs"].items():
     losses = {
@@ -113,14 +145,17 @@ def _unpacked(
           for step, loss in zip(about["steps"], column, strict=True)
           if loss is not None
         }
-        for kind, column in of.items()
+        for kind, column in kinds.items()
       }
-      for half, of in about["losses"].items()
+      for half, kinds in about["losses"].items()
     }
-    config = row["config"] | {"init": about.get("init") or {}}
-    halves = {half: losses[half] for half in HALVES if half in losses}
-    known, place = config["objectives"], path / variant / seed
     run = TrainedRun(
-      *(variant, seed, place, config, known, losses[_ALL], halves)
+      name,
+      seed,
+      folder=path / name / seed,
+      config=row["config"] | {"init": about.get("init") or {}},
+      known=row["config"]["objectives"],
+      losses=losses[_ALL],
+      halves={half: losses[half] for half in HALVES if half in losses},
     )
     yield runs_lib.with_summary(run, about.get("summary"))

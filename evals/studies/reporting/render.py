@@ -5,6 +5,7 @@ A table is a list of rows: values by heading. A value is a text, a number, a
 template alone.
 """
 
+import contextlib
 import csv
 import io
 import itertools
@@ -18,6 +19,7 @@ from antlm_jax import units
 from antlm_jax.runtime import files
 
 Row = Mapping[str, Any]
+Tables = Mapping[str, Mapping[str, Sequence[Row]]]  # by kind and title
 
 
 class Figure(NamedTuple):
@@ -27,35 +29,31 @@ class Figure(NamedTuple):
   draw: Callable[[pathlib.Path], None]
 
 
-class Report(NamedTuple):
-  """A report, ready to be written."""
-
-  markdown: str
-  about: Mapping[str, Any]  # further entries of table.json
-  tables: Mapping[str, Mapping[str, Sequence[Row]]]  # by kind and title
-  figures: Sequence[Figure]
-
-
 def without_empty(rows: Sequence[Row], *names: str) -> list[Row]:
-  """Leaves out columns without a value: those of some names, or any."""
-  heads = names or {name for row in rows for name in row}
-  empty = {n for n in heads if all(row.get(n) is None for row in rows)}
+  """Leaves out those of some columns that have no value."""
+  empty = {n for n in names if all(row.get(n) is None for row in rows)}
   return [{n: x for n, x in row.items() if n not in empty} for row in rows]
 
 
-def write_report(report: Report, folder: pathlib.Path) -> None:
+def write_report(
+  folder: pathlib.Path,
+  markdown: str,
+  about: Mapping[str, Any],
+  tables: Tables,
+  figures: Sequence[Figure],
+) -> None:
   """Writes report.md, table.json, pictures, and a .csv file for each kind.
 
   Raises:
     UserError: if the folder cannot be written.
   """
-  for figure in report.figures:
+  for figure in figures:
     figure.draw(folder / figure.name)
-  tables = _json_value(report.tables)
-  for name, by_title in tables.items():
+  values = _json_value(tables)
+  for name, by_title in values.items():
     files.write_text(folder / f"{name}.csv", _csv(by_title))
-  files.write_json(folder / "table.json", _json_value(report.about) | tables)
-  files.write_text(folder / "report.md", report.markdown)
+  files.write_json(folder / "table.json", _json_value(about) | values)
+  files.write_text(folder / "report.md", markdown)
 
 
 def _json_value(value):
@@ -72,23 +70,34 @@ def _json_value(value):
 
 def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
   """Lays out tables of a kind: of a mean the mean, of an interval its ends."""
-  rows = []
-  for title, found in by_title.items():
-    for row in found:
-      rows.append({"": title})
+  lines = []
+  for title, rows in by_title.items():
+    for row in rows:
+      line = {"": title}
       for name, value in row.items():
         if not isinstance(value, Mapping):
-          rows[-1] |= {} if value is None else {name: value}
+          line |= {} if value is None else {name: value}
         elif "mean" in value:
-          rows[-1][name] = value["mean"]
+          line[name] = value["mean"]
         else:
-          rows[-1] |= {f"{name} {end}": value[end] for end in ("low", "high")}
-  out = io.StringIO()
-  head = dict.fromkeys(name for row in rows for name in row)
-  writer = csv.DictWriter(out, head, lineterminator="\n")
+          line |= {f"{name} {end}": value[end] for end in ("low", "high")}
+      lines.append({_cell(name): _cell(value) for name, value in line.items()})
+  text = io.StringIO()
+  head = dict.fromkeys(name for line in lines for name in line)
+  writer = csv.DictWriter(text, head, lineterminator="\n")
   writer.writeheader()
-  writer.writerows(rows)
-  return out.getvalue()
+  writer.writerows(lines)
+  return text.getvalue()
+
+
+def _cell(value):
+  """Returns a value of csv that no spreadsheet takes for a formula."""
+  if not isinstance(value, str) or value[:1] not in {*"=+-@\t\r"}:
+    return value
+  with contextlib.suppress(ValueError):
+    float(value)
+    return value
+  return f"'{value}"
 
 
 # ------------------------------------------------------------------- Markdown
@@ -106,7 +115,7 @@ def fill_template(template: str, **values) -> str:
   )
   environment.globals["table"] = _markdown_table
   environment.filters["quantity"] = units.quantity
-  text = environment.get_template(template).render(values)
+  text = environment.get_template(f"{template}.md.j2").render(values)
   return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -120,9 +129,9 @@ def _markdown_table(
   head, texts = report_cells(rows, caller)
   shown = []
   for _, group in itertools.groupby(texts, key=lambda row: row[0]):
-    some, half = list(group), most // 2
+    some = list(group)
     if len(some) > most:
-      some[half:-half] = [["...", *[""] * (len(head) - 1)]]
+      some[most // 2 : -(most // 2)] = [["...", *[""] * (len(head) - 1)]]
     shown += some
   return layout.markdown(shown, head) + "\n"
 

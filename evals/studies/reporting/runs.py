@@ -7,7 +7,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from antlm_jax import config as config_lib
@@ -146,14 +146,28 @@ def with_shared_steps(
   return dataclasses.replace(run, losses=losses, halves=halves)
 
 
-def all_with_shared_steps(
+def chosen_runs(
+  folder: pathlib.Path,
   runs: Mapping[str, Sequence[TrainedRun]],
+  rows: Collection[str],
 ) -> dict[str, list[TrainedRun]]:
-  """Returns a study's runs, each as `with_shared_steps` returns it."""
-  return {
-    variant: [with_shared_steps(run, runs) for run in of]
-    for variant, of in runs.items()
+  """Returns the runs of rows, each as `with_shared_steps` returns it.
+
+  Raises:
+    UserError: There are none.
+  """
+  chosen = {
+    name: [with_shared_steps(run, runs) for run in runs[name]]
+    for name in rows
+    if runs.get(name)
   }
+  if not chosen:
+    row = next(iter(rows), "ROW")
+    raise UserError(
+      f"--runs={folder} holds no run of {', '.join(rows)}: they are expected in"
+      f" ROW/SEED/, such as {row}/0/config.json"
+    )
+  return chosen
 
 
 # -------------------------------------------------------------------- reading
@@ -176,12 +190,7 @@ def read_runs(
     paths.sort(key=lambda p: (not p.name.isdecimal(), len(p.name), p.name))
     if paths:
       found[name] = [read_run(name, path) for path in paths]
-  if not found:
-    raise UserError(
-      f"--runs={folder} holds no run: they are expected in ROW/SEED/, such as"
-      f" {next(iter(variants), 'ROW')}/0/config.json"
-    )
-  return all_with_shared_steps(found)
+  return found
 
 
 def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
@@ -228,11 +237,6 @@ def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
   for record in metrics.read_records(path):
     for key, loss in record.items():
       if of := re.fullmatch(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?", key):
-        if not isinstance(loss, int | float):
-          raise UserError(
-            f"cannot read {path / metrics.METRICS}: {key} is {loss!r} after"
-            f" step {record['step']}, not a number: remove that line"
-          )
         # A diverged model's loss may be infinite or NaN, which JSON can hold.
         loss = loss if math.isfinite(loss) else math.nan
         losses = out.setdefault(of[2] or "", {}).setdefault(of[1], {})

@@ -3,6 +3,7 @@
 Runs have labels; the runs of one label differ in their seeds.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -10,7 +11,7 @@ import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flax import traverse_util
 
@@ -21,7 +22,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.statistics import Mean, mean_of_seeds
 from antlm_jax.evals.studies import branches
 from antlm_jax.evals.studies.reporting import plots, render
-from antlm_jax.evals.studies.reporting.render import Figure, Report, Row
+from antlm_jax.evals.studies.reporting.render import Figure, Row
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint
@@ -109,57 +110,41 @@ def compare_runs(
     UserError: A run has not measured one of the losses, or the tokens of its
       steps are not known.
   """
-  every = [run for found in runs.values() for run in found]
+  every = list(itertools.chain(*runs.values()))
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
-  by = _ranking(every, kinds, by)
-  watched = any(_watched_best_step(run) is not None for run in every)
+  by = _ranking_losses(every, kinds, by)
+  watched = any(_watched_step(run) is not None for run in every)
   half = REPORT if watched and all(run.halves for run in every) else ""
-
-  def rank(label: str) -> tuple[bool, float]:
-    """Puts finished runs first, then the lowest loss."""
-    found = _loss_over_seeds(runs[label], by, half)
-    ended = all(run.summary for run in runs[label])
-    return not ended, found.mean if found else math.inf
-
-  runs = {label: runs[label] for label in sorted(runs, key=rank)}
-  rows = [
-    _comparison_row(label, x, kinds, by, half) for label, x in runs.items()
-  ]
+  rows = [_row(label, runs[label], kinds, by, half) for label in runs]
+  rows.sort(key=lambda row: (not row["_ended"], _rank(row["_loss"])))
   warning = _not_comparable(every, by)
-  head, lines = render.report_cells(rows, _cell_text)
   if folder:
-    settings = _setting_differences(runs)
-    text = (
-      f"# {title}",
-      *_comparison_notes(by, half),
-      *([f"**{warning}.**"] if warning else []),
-      tables.markdown(lines, head),
-      "![curves.png](curves.png)",
-      "## Settings",
-      _laid_out(settings, {run.config["seed"] for run in every}),
-    )
-    best = None if warning else rows[0]["run"]
-    about = {"by": by, "best": best}
-    found = {"runs": {"": rows}, "settings": {"": settings}}
-    figures = [Figure("curves.png", _curves_drawer(title, runs, kinds, axis))]
-    report = Report("\n\n".join(text) + "\n", about, found, figures)
-    render.write_report(report, folder)
-  compared = tuple(
-    Compared(
-      label=row["run"],
-      step=row["step"],
-      losses={kind: row[kind] for kind in kinds if row[kind]},
-      loss=row["mean"] if len(by) > 1 else row[by[0]],
-      folders=tuple(run.folder for run in runs[row["run"]]),
-    )
-    for row in rows
-  )
+    ranked = {row["run"]: runs[row["run"]] for row in rows}
+    _write(title, ranked, rows, by, half, warning, folder, axis)
+  head, lines = render.report_cells(rows, _cell_text)
   return Comparison(
-    compared, tuple(by), tables.text_table(lines, head, "<>"), folder, warning
+    rows=tuple(
+      Compared(
+        label=row["run"],
+        step=row["step"],
+        losses={kind: row[kind] for kind in kinds if row[kind]},
+        loss=row["_loss"],
+        folders=tuple(run.folder for run in runs[row["run"]]),
+      )
+      for row in rows
+    ),
+    by=tuple(by),
+    table=tables.text_table(lines, head, "<>"),
+    folder=folder,
+    warning=warning,
   )
 
 
-def _ranking(
+def _rank(loss: Mean | None) -> float:
+  return loss.mean if loss else math.inf
+
+
+def _ranking_losses(
   runs: Sequence[TrainedRun], kinds: Sequence[str], by: Sequence[str]
 ) -> list[str]:
   """Returns the losses that rank runs, which all of them have measured."""
@@ -177,52 +162,74 @@ def _ranking(
   return list(by) or shared
 
 
+def _write(title, runs, rows, by, half, warning, folder, axis) -> None:
+  """Writes the report: table, settings and picture of ranked runs."""
+  head, lines = render.report_cells(rows, _cell_text)
+  settings = _setting_differences(runs)
+  seeds = {run.config["seed"] for of in runs.values() for run in of}
+  text = (
+    f"# {title}",
+    *_comparison_notes(by, half),
+    *([f"**{warning}.**"] if warning else []),
+    tables.markdown(lines, head),
+    "![curves.png](curves.png)",
+    "## Settings",
+    _settings_table(settings, seeds),
+  )
+  about = {"by": by, "best": None if warning else rows[0]["run"]}
+  parts = {"runs": {"": rows}, "settings": {"": settings}}
+  markdown = "\n\n".join(text) + "\n"
+  curves = _curves(title, runs, axis)
+  render.write_report(folder, markdown, about, parts, [curves])
+
+
 # ----------------------------------------------------------------- the losses
 
 
-def _watched_best_step(run: TrainedRun) -> int | None:
+def _watched_step(run: TrainedRun) -> int | None:
   """Returns the best step by `eval.watch`, if the run has that."""
   best = run.summary and run.summary.get("best")
   return best["step"] if best else None
 
 
-def _step_to_compare(run: TrainedRun) -> int:
+def _compared_step(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
-  best = _watched_best_step(run)
+  best = _watched_step(run)
   return max(run.losses[run.kinds[0]]) if best is None else best
 
 
-def _loss_over_seeds(
+def _mean_loss(
   runs: Sequence[TrainedRun], kinds: Sequence[str], half: str
 ) -> Mean | None:
   losses = {}
   for run in runs:
-    found = [
-      run.held_out(kind, half).get(_step_to_compare(run), math.nan)
-      for kind in kinds
-    ]
-    losses[run.seed] = sum(found) / len(found)
-  return mean_of_seeds({s: x for s, x in losses.items() if not math.isnan(x)})
+    step = _compared_step(run)
+    measured = [run.held_out(kind, half).get(step) for kind in kinds]
+    if None not in measured:
+      losses[run.seed] = sum(measured) / len(measured)
+  return mean_of_seeds(losses)
 
 
-def _comparison_row(label: str, runs, kinds, by, half: str) -> Row:
+def _row(label: str, runs, kinds, by, half: str) -> Row:
   row = {"run": label}
   if len(runs) > 1:
     row["seeds"] = len(runs)
-  steps = sorted({_step_to_compare(run) for run in runs})
+  steps = sorted({_compared_step(run) for run in runs})
   text = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
-  ended = all(run.summary for run in runs)
-  row["step"] = steps[-1]
-  row["_step"] = text if ended else f"{text}, not at its end"
-  for kind in kinds:
-    row[kind] = _loss_over_seeds(runs, [kind], half)
-  if len(by) > 1:
-    row["mean"] = _loss_over_seeds(runs, by, half)
-  row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
-  timed = [s for run in runs if "seconds" in (s := run.summary or {})]
-  total = sum(summary["seconds"]["total"] for summary in timed)
-  row["time"] = total if len(timed) == len(runs) else None
-  return row
+  summaries = [run.summary for run in runs if run.summary]
+  seconds = [s["seconds"]["total"] for s in summaries if "seconds" in s]
+  loss = _mean_loss(runs, by, half)
+  ended = len(summaries) == len(runs)
+  return row | {
+    "step": steps[-1],
+    "_step": text if ended else f"{text}, not at its end",
+    "_ended": ended,
+    "_loss": loss,
+    **{kind: _mean_loss(runs, [kind], half) for kind in kinds},
+    **({"mean": loss} if len(by) > 1 else {}),
+    "parameters": runs[0].summary and runs[0].summary["parameters"],
+    "time": sum(seconds) if len(seconds) == len(runs) else None,
+  }
 
 
 def _cell_text(value, heading: str, row: Row) -> str:
@@ -260,58 +267,65 @@ def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
 
   `by` are the losses that rank them.
   """
-  differ, hint = "", ""
-  masks = {kind: _measured_differently(runs, kind) for kind in by}
+  differences = ""
+  hint = ""
   if not _have_one_text(runs):
-    differ = "held-out text or tokenizer"
+    differences = "held-out text or tokenizer"
   elif len({run.config["eval"]["rows"] for run in runs}) > 1:
-    differ = "eval.rows"
-  elif kinds := [kind for kind, names in masks.items() if names]:
-    differ = f"{', '.join(masks[kinds[0]])} of {kinds[0]}"
-    hint = ": measure the same objective in each, such as eval.objectives=C,M15"
-  return differ and (
-    f"warning: the runs differ in {differ}, so their losses do not compare and"
-    f" none is called the best{hint}"
+    differences = "eval.rows"
+  else:
+    for kind in by:
+      if names := _measured_differently(runs, kind):
+        differences = f"{', '.join(names)} of {kind}"
+        hint = (
+          ": measure the same objective in each, such as eval.objectives=C,M15"
+        )
+        break
+  return differences and (
+    f"warning: the runs differ in {differences}, so their losses do not compare"
+    f" and none is called the best{hint}"
   )
 
 
 def _have_one_text(runs: Sequence[TrainedRun]) -> bool:
   """Whether all runs measure the same held-out text, as far as is known."""
-  finished = {run.summary["unigram_entropy"] for run in runs if run.summary}
-  if all(run.summary for run in runs):
-    return len(finished) < 2
-  return len(finished) < 2 and len({*map(_held_out_data, runs)}) < 2
+  entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
+  if len(entropies) > 1:
+    return False
+  ended = all(run.summary for run in runs)
+  return ended or len({*map(_held_out_data, runs)}) < 2
 
 
 def _measured_differently(runs: Sequence[TrainedRun], kind: str) -> list[str]:
   """Returns the settings in which runs measure a held-out loss differently."""
-  every = []
+  values = collections.defaultdict(set)
   for run in runs:
-    own = kind.partition("/")[0]  # without the name of a further set
-    (about,) = (of for of in run.known.values() if of["name"] == own)
+    objective = kind.partition("/")[0]  # without the name of a further set
+    (about,) = (x for x in run.known.values() if x["name"] == objective)
     if (last := about.get("mask_ratio_end")) is not None:
       about = {**about, "mask_ratio": last}
-    every.append(about)
-  names = dict.fromkeys(name for about in every for name in about)
+    for name, value in about.items():
+      values[name].add((run.folder, str(value)))
   return [
     name
-    for name in names
+    for name, pairs in values.items()
     if name not in _NOT_MEASURED
-    and len({str(about.get(name)) for about in every}) > 1
+    and (len(pairs) < len(runs) or len({value for _, value in pairs}) > 1)
   ]
 
 
 def _held_out_data(run: TrainedRun) -> tuple:
   """Returns hashes of the held-out text of a run that has begun."""
-  path, found = run.config["data"]["path"], []
+  path = run.config["data"]["path"]
+  hashes = []
   for name, folder in folders_by_name(path, "data.path").items():
     try:
       manifest = Manifest.load(folder)
     except UserError:  # its folder is on another machine
       return (path,)
-    hashes = manifest.tokenizer["sha256"], manifest.splits["dev"].sha256
-    found.append((name, *hashes))
-  return tuple(found)
+    text = manifest.splits["dev"].sha256
+    hashes.append((name, manifest.tokenizer["sha256"], text))
+  return tuple(hashes)
 
 
 # --------------------------------------------------------------- the settings
@@ -320,8 +334,8 @@ def _held_out_data(run: TrainedRun) -> tuple:
 def _setting_differences(runs: _Runs) -> list[Row]:
   """Returns a row for each setting that is not the same for all."""
   settings = {
-    label: traverse_util.flatten_dict(found[0].config, sep=".")
-    for label, found in runs.items()
+    label: traverse_util.flatten_dict(of[0].config, sep=".")
+    for label, of in runs.items()
   }
   keys = dict.fromkeys(itertools.chain.from_iterable(settings.values()))
   return [
@@ -332,7 +346,7 @@ def _setting_differences(runs: _Runs) -> list[Row]:
   ]
 
 
-def _laid_out(settings: Sequence[Row], seeds: set[int]) -> str:
+def _settings_table(settings: Sequence[Row], seeds: set[int]) -> str:
   if not settings:
     same = "differ in their seeds alone" if len(seeds) > 1 else "are the same"
     return f"They {same}."
@@ -351,7 +365,7 @@ def _run_length(run: TrainedRun) -> int:
     return run.summary["steps"]
   config = config_lib.config_from_json(json.dumps(run.config))
   planned = branches.steps_of(config)
-  return planned.steps if planned else _step_to_compare(run)
+  return planned.steps if planned else _compared_step(run)
 
 
 def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
@@ -370,37 +384,28 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
   return train["batch_size"] * Checkpoint(run.folder).meta.row_tokens
 
 
-def _curves_drawer(
-  title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
-) -> Callable[[pathlib.Path], None]:
-  """Returns a function that draws a line for each label.
+def _curves(title: str, runs: _Runs, axis: str | None) -> Figure:
+  """Returns the picture of a line for each label.
 
   Each loss has a panel, of models of one size.
   """
-  every = [run for found in runs.values() for run in found]
+  every = list(itertools.chain(*runs.values()))
   lengths = [_run_length(run) for run in every]
   # A run of a tenth of the steps would be a stroke at 0.
   axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
-  scales = {label: _scale(found, axis) for label, found in runs.items()}
-  panels = {
-    f"{kind}, held out{size}": {
-      label: [(scales[label] * step, found) for step, found in line]
-      for label in labels
-      if (line := plots.mean_line([run.held_out(kind) for run in runs[label]]))
-    }
-    for size, labels in _by_size(runs).items()
-    for kind in kinds
-  }
-  points = [p for found in panels.values() for p in found.values()]
-  # The first losses would flatten the rest.
-  top = [run.summary["unigram_entropy"] for run in every if run.summary]
-  top += [line[-1][1].mean for line in points]
-  low = min(found.mean for line in points for _, found in line)
-  margin = 0.05 * (max(top) - low) + 0.02
-  limits = low - margin, max(top) + margin
-  return functools.partial(
-    plots.draw_loss_lines, title, AXES[axis], panels, limits
-  )
+  scales = {label: _scale(of, axis) for label, of in runs.items()}
+  kinds = dict.fromkeys(kind for run in every for kind in run.kinds)
+  panels = {}
+  for (size, labels), kind in itertools.product(_by_size(runs).items(), kinds):
+    panel = panels.setdefault(f"{kind}, held out{size}", {})
+    for label in labels:
+      losses = [run.held_out(kind) for run in runs[label]]
+      if line := plots.mean_line(losses):
+        panel[label] = [(scales[label] * step, mean) for step, mean in line]
+  tops = [run.summary["unigram_entropy"] for run in every if run.summary]
+  tops += [x[-1][1].mean for panel in panels.values() for x in panel.values()]
+  draw = functools.partial(plots.draw_losses, title, AXES[axis], panels, tops)
+  return Figure("curves.png", draw)
 
 
 def _by_size(runs: _Runs) -> dict[str, list[str]]:
@@ -413,23 +418,23 @@ def _by_size(runs: _Runs) -> dict[str, list[str]]:
   def model(run: TrainedRun) -> str:
     return str((run.config["model"], run.config["data"]["path"]))
 
-  every = [run for found in runs.values() for run in found]
-  known = {
-    model(run): run.summary["parameters"] for run in every if run.summary
+  sizes = {
+    model(run): run.summary["parameters"]
+    for run in itertools.chain(*runs.values())
+    if run.summary
   }
-  sizes = {x: known.get(model(of[0]), math.inf) for x, of in runs.items()}
-  groups, least = {}, 0
+  sizes = {x: sizes.get(model(of[0]), math.inf) for x, of in runs.items()}
+  groups = {}
+  least = 0
   for label in sorted(sizes, key=sizes.get):
     least = sizes[label] if sizes[label] > 1.1 * least else least
     groups.setdefault(least, []).append(label)
   if len(groups) == 1:
     return {"": list(runs)}  # in the table's order
-  return {
-    _difference_size(sizes[x[0]], sizes[x[-1]]): x for x in groups.values()
-  }
+  return {_size_text(x, sizes[of[-1]]): of for x, of in groups.items()}
 
 
-def _difference_size(least: float, most: float) -> str:
+def _size_text(least: float, most: float) -> str:
   if least == math.inf:
     return " (unfinished: size unknown)"
   ends = dict.fromkeys((units.quantity(least), units.quantity(most)))

@@ -1,0 +1,135 @@
+"""Splits: which of several names are those of train, dev and test.
+
+The names are those of files in a folder, of a dataset's parts, or of a
+mapping's keys. All of a name may be a split's: `dev.txt`, `corpus.dev`,
+`train-00000-of-00002.parquet`, a folder `test`. Other names are a split's only
+next to one of train, such as `a_dev.csv` next to `a_train.csv`, or
+`dev_matched.tsv` next to `train.tsv`. Documents have titles such as
+`web-dev.md`.
+"""
+
+import collections
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from antlm_jax.data import readers
+from antlm_jax.errors import UserError
+
+DEV = "dev", "validation", "valid", "val"  # words for the held-out split
+WORDS = {
+  "train": ("train", "training"),
+  "dev": DEV,
+  "test": ("test", "testing"),
+}
+_SPLITS = {word: split for split, words in WORDS.items() for word in words}
+_WORD = "|".join(sorted(_SPLITS, key=len, reverse=True))
+_ANYWHERE = re.compile(_WORD)
+_SEPARATE = re.compile(rf"(?<![^\W\d_])({_WORD})(?![^\W\d_])")
+# Number of a part of a set in its file's name: train-00000-of-00002.
+_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+(-[0-9a-f]+)?)?(?=\.|$)")
+_COMPLETE = re.compile(rf"({_WORD})([-_.]?\d+[kmb]?(-of-\d+(-[0-9a-f]+)?)?)?")
+_FIRST_WORD = re.compile(r"[a-z]*")
+
+
+class SplitName(NamedTuple):
+  """Split that a name says."""
+
+  split: str = ""  # train, dev, test, or "" for none
+  # Path up to the folder or file that says it, without the number of a part.
+  # It is equal for the parts of one set.
+  stem: tuple[str, ...] = ()
+
+
+def split_names(names: Sequence[str], files: bool = True) -> list[SplitName]:
+  """Returns the split of each name, of all names that belong together.
+
+  `files` are paths from the folder of all. Others are the names of a dataset's
+  parts, which have no titles: their first word is enough.
+  """
+  paths = [pathlib.PurePath(name.lower()).parts for name in names]
+  result = [_complete_name(parts, files) for parts in paths]
+  # Folders in which all of a name is train's.
+  training = {name.stem[:-1] for name in result if name.split == "train"}
+  similar = collections.defaultdict(dict)
+  for number, parts in enumerate(paths):
+    if result[number].split:
+      continue
+    for place, part in enumerate(parts):
+      folder = parts[:place]
+      name = _split_name(parts, place, split_word(part))
+      if name.split and any(folder[: len(x)] == x for x in training):
+        result[number] = name
+      if files and place == len(parts) - 1:
+        part = _without_format(part)
+      for word in _ANYWHERE.finditer(part):
+        around = part[: word.start()], part[word.end() :]
+        letters = (re.sub(r"[\W\d_]", "", text) for text in around)
+        name = _split_name(parts, place, _SPLITS[word[0]])
+        similar[*folder, *letters][number] = name
+  for group in similar.values():
+    if {"train"} < {name.split for name in group.values()}:
+      for number, name in group.items():
+        result[number] = result[number] if result[number].split else name
+  return result
+
+
+def split_word(path: str) -> str:
+  """Returns the split of the first word of a path's name that is one, or ""."""
+  word = _SEPARATE.search(os.path.basename(path).lower())
+  return _SPLITS[word[0]] if word else ""
+
+
+def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
+  """Returns a mapping's values by the splits that its keys name.
+
+  None is a set that is absent. Raises a UserError if a key names no split, or
+  several keys the same.
+  """
+  keys = [key for key, value in data.items() if value is not None]
+  splits = [x.split for x in split_names([*map(str, keys)], files=False)]
+  if not keys or "" in splits or len({*splits}) < len(splits):
+    names = ", ".join(map(repr, data)) or "none"
+    raise UserError(f"data has the sets {names}: give train, dev and test")
+  return {split: data[key] for split, key in zip(splits, keys, strict=True)}
+
+
+def _complete_name(parts: Sequence[str], files: bool) -> SplitName:
+  """Returns the split of a path of which a complete name is a split's."""
+  for place in reversed(range(len(parts))):
+    is_file = files and place == len(parts) - 1
+    for name in _bare_names(parts[place], is_file, files):
+      if match := _COMPLETE.fullmatch(name):
+        return _split_name(parts, place, _SPLITS[match[1]])
+  return SplitName()
+
+
+def _bare_names(part: str, is_file: bool, files: bool) -> Iterator[str]:
+  """Yields a name without its ending, and an ending that may be a name."""
+  if not files:
+    yield _FIRST_WORD.match(part)[0]
+  elif not is_file:
+    yield part
+  else:
+    stem, ending = _stem_and_ending(part)
+    yield from (ending[1:], stem)
+
+
+def _without_format(name: str) -> str:
+  """Returns a file's name without the ending of its format."""
+  stem, ending = _stem_and_ending(name)
+  return name if ending[1:] in _SPLITS else stem
+
+
+def _stem_and_ending(name: str) -> tuple[str, str]:
+  """Divides a file's name before the ending that compression has not added."""
+  stem, ending = os.path.splitext(name)
+  if ending in readers.COMPRESSED:
+    return os.path.splitext(stem)
+  return stem, ending
+
+
+def _split_name(parts: Sequence[str], place: int, split: str) -> SplitName:
+  return SplitName(split, (*parts[:place], _NUMBER.sub("", parts[place])))

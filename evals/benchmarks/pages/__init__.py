@@ -1,1 +1,0 @@
-"""Tables of the results pages, each made from stored JSON."""

@@ -1,0 +1,107 @@
+"""Schemes of tags: how a word's tag says where an entity begins and ends."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning.tag_scores import entities
+
+
+class Scheme(NamedTuple):
+  """Scheme of a set's tags."""
+
+  name: str
+  tags: str  # pattern of each tag
+  required: tuple[str, ...] = ()  # tags that are always there
+  is_of_entities: bool = True
+
+
+# For the first word of an entity, those inside, the last, and a single word.
+_LETTERS = {
+  "IOB": "BI",
+  "BIOES": "BIES",
+  "BILOU": "BILU",
+  "BMES": "BMES",
+  "BMEWO": "BMEW",
+}
+KINDS = "kinds without letters"
+# Never part of a tag: several tags of one word, and spaces.
+_ONE = r"(?!\S*[,;|/][BI]-)\S"
+# A kind of two letters or more, but not B_PER or PER-B.
+_KIND = rf"(?![BIMELSUW][-_/:.])(?!\S*[-_/:.][BIMELSUW]$)(?=[^\W\d_]){_ONE}+\S"
+# Schemes in the order in which they are tried.
+SCHEMES = (
+  *(Scheme(name, f"O|[{x}]-{_ONE}+") for name, x in _LETTERS.items()),
+  *(Scheme(name, f"O|[{x}]", ("B",)) for name, x in _LETTERS.items()),
+  Scheme("IOB", "O|I", ("O", "I")),
+  Scheme(KINDS, f"O|{_KIND}", ("O",)),
+  # Other tags, such as parts of speech. Of letters, O may be an object. Words
+  # are no number, no list, and not CoNLL-U's mark of an empty column.
+  Scheme("letters", r"[^\s\d_]", (), False),
+  Scheme("words", rf"(?!O$|_$|[-+]?\d[\d.,]*$|\[.|[BbIi]-){_ONE}+", (), False),
+)
+_MARKED = re.compile("([BIMELSUW])(-.+)?")
+
+
+def scheme_of(places: Mapping[str, str]) -> Scheme:
+  """Returns the first scheme that has all tags, which have their places.
+
+  Raises a UserError if there is none.
+  """
+  tags = sorted(places)
+  candidates = {
+    scheme: [tag for tag in tags if re.fullmatch(scheme.tags, tag)]
+    for scheme in SCHEMES
+    if places.keys() >= {*scheme.required}
+  }
+  for scheme, parsed in candidates.items():
+    if parsed == tags:
+      return scheme
+  nearest = max(
+    (
+      parsed
+      for scheme, parsed in candidates.items()
+      if scheme.is_of_entities or "O" not in places
+    ),
+    key=len,
+  )
+  like = [tag for tag in nearest if tag != "O"]
+  odd = min(places.keys() - {*nearest})
+  others = f", and others are like {like[0]!r:.40}" if like else ""
+  raise UserError(
+    f"{places[odd]}: the tag {odd!r:.60} is of no scheme that is read{others}:"
+    " write all tags as one of IOB, BIOES, BILOU or BMES (B-PER, I-PER, O), or"
+    " all without letters (PER, O)"
+  )
+
+
+def iob2(labels: Sequence[str], scheme: str = "") -> list[str]:
+  """Returns a sentence's labels with `B-` at the start of each entity.
+
+  `scheme` is their scheme's name, which matters for `KINDS`.
+  """
+  if scheme == KINDS:
+    labels = [tag if tag == "O" else labels_of_kind(tag)[1] for tag in labels]
+  out = ["O"] * len(labels)
+  for kind, start, stop in entities(labels):
+    first, inside = labels_of_kind(kind)
+    out[start:stop] = [first, *[inside] * (stop - start - 1)]
+  return out
+
+
+def iob2_classes(kinds: Iterable[str]) -> tuple[str, ...]:
+  """Returns the classes of kinds of entity, O first."""
+  return "O", *(
+    label for kind in sorted(kinds) for label in labels_of_kind(kind)
+  )
+
+
+def labels_of_kind(kind: str) -> tuple[str, str]:
+  """Returns the labels of an entity's first word and of the words inside."""
+  return tuple("-".join(filter(None, (letter, kind))) for letter in "BI")
+
+
+def kind_of(tag: str) -> str:
+  """Returns the kind of entity of a tag; empty if it is a letter alone."""
+  return tag[2:] if _MARKED.fullmatch(tag) else tag
