@@ -198,7 +198,8 @@ def local_shards(mesh) -> tuple[int, ...]:
 
 def abstract(mesh, batch):
   """Returns the shapes and shardings of the arrays of `place_batch`."""
-  shards, local = data_shards(mesh), len(local_shards(mesh))
+  shards = data_shards(mesh)
+  local = len(local_shards(mesh))
 
   def shape_of(x):
     shape = x.shape[0], x.shape[1] // local * shards, *x.shape[2:]
@@ -215,7 +216,8 @@ def place_batch(mesh, batch):
   """
   if not mesh.is_multi_process:
     return jax.device_put(batch, row_sharding(mesh))
-  shards, local = data_shards(mesh), local_shards(mesh)
+  shards = data_shards(mesh)
+  local = local_shards(mesh)
 
   def global_array(x):
     size = x.shape[1] // len(local)

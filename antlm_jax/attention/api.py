@@ -150,14 +150,13 @@ def prepare_mask(
   _check_bounds(mask, q.shape[:2], k.shape[1])
   split = split.here(k.shape[0], k.shape[2])
   name = choose_attention(mask, q, k, implementation, dropout, buckets, split)
-  call, schedule = Call.of(q, k, dropout, buckets), BACKENDS[name].schedule
+  call = Call.of(q, k, dropout, buckets)
+  schedule = BACKENDS[name].schedule
   if schedule is None:
     return MaskPlan(mask, name, call, split)
   # Each data shard lists the blocks of its rows.
-  local, spec = (
-    q.shape[0] // number_of_shards(split.rows),
-    PartitionSpec(split.rows),
-  )
+  local = q.shape[0] // number_of_shards(split.rows)
+  spec = PartitionSpec(split.rows)
   make = on_shards(lambda mask: schedule(mask, local, call), spec, spec)
   return MaskPlan(mask, name, call, split, make(mask))
 
@@ -170,7 +169,8 @@ def choose_attention(
   Raises:
     ValueError: The implementation is unknown or cannot compute this call.
   """
-  platform, call = Platform.here(), Call.of(q, k, dropout, buckets)
+  platform = Platform.here()
+  call = Call.of(q, k, dropout, buckets)
   if implementation == "auto":
     return fastest_backend(platform, mask, call, split)
   if implementation not in BACKENDS:
@@ -218,7 +218,8 @@ def _check_terms(q, k, relative: Relative, buckets: int) -> None:
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
     raise ValueError(f"relative.edges {relative.edges} do not ascend")
   for name, rows in (("query", q), ("key", k)):
-    wanted, terms = (*rows.shape[:2], q.shape[2], buckets), f"relative.{name}"
+    wanted = (*rows.shape[:2], q.shape[2], buckets)
+    terms = f"relative.{name}"
     what = "one for each bucket"
     _check_array(terms, getattr(relative, name), q.dtype, wanted, what)
 

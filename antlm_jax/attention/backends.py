@@ -65,7 +65,8 @@ class Platform(NamedTuple):
 
     An absent device, as in a plan, is assumed to have all packages.
     """
-    name, kind = device().platform, device().device_kind
+    name = device().platform
+    kind = device().device_kind
     compute = capability(kind) or 0.0 if name == "gpu" else 0.0
     if name not in ("cpu", jax.default_backend()):
       return cls(name, kind, compute)
@@ -107,7 +108,8 @@ class Pallas(Backend):
   rotates = True
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    mask, kv_heads = prepared.mask, k.shape[2]
+    mask = prepared.mask
+    kv_heads = k.shape[2]
     settings = kernel.KernelSettings(
       blocks=prepared.call.blocks,
       causal=mask.causal,
@@ -118,7 +120,8 @@ class Pallas(Backend):
     )
     bounds = {"start": mask.k_start, "end": mask.k_end}
     bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
-    seeds, terms = None, {}
+    seeds = None
+    terms = {}
     if dropout:
       seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
     if relative:
@@ -133,7 +136,8 @@ class Pallas(Backend):
       if terms:
         terms["of_query"] = terms["of_query"][:, :, None]
       q = q.transpose(0, 2, 3, 4, 1)
-      k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
+      k = k.transpose(0, 2, 3, 1)
+      v = v.transpose(0, 2, 3, 1)
       if rope:
         rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
       out = kernel.flash(
@@ -144,7 +148,8 @@ class Pallas(Backend):
 
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)
-    of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
+    of_rows = PartitionSpec(rows)
+    of_heads = PartitionSpec(rows, heads)
     specs = *(arrays,) * 3, of_rows, arrays, of_rows, of_heads, of_rows
     run = on_shards(run, specs, arrays)
     return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
@@ -173,7 +178,8 @@ def _gpu_obstacle(
   if call.dtype not in dtypes:
     return f"{' or '.join(dtypes)}, not {call.dtype}"
   if call.q[3] not in widths:
-    least, most = widths[0], widths[-1]
+    least = widths[0]
+    most = widths[-1]
     return f"a head width of {least} to {most} in steps of 8, not {call.q[3]}"
   if call.buckets:
     return "scores without position terms"
@@ -187,7 +193,8 @@ class Cudnn(Backend):
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
-    run, causal = jax.nn.dot_product_attention, prepared.mask.causal
+    run = jax.nn.dot_product_attention
+    causal = prepared.mask.causal
     run = functools.partial(
       run, scale=scale, is_causal=causal, implementation="cudnn"
     )
@@ -211,9 +218,11 @@ class Mosaic(Backend):
     # The import is slow, and needs a newer JAX than the rest of the package.
     from antlm_jax.attention.gpu import kernel as gpu_kernel
 
-    rate, seeds = 0.0, None
+    rate = 0.0
+    seeds = None
     if dropout:
-      rate, seeds = dropout.rate, dropout.seeds(q.shape[2])
+      rate = dropout.rate
+      seeds = dropout.seeds(q.shape[2])
     settings = gpu_kernel.GpuKernelSettings(
       scale, rate, device().platform != "gpu"
     )
@@ -247,7 +256,8 @@ class Tokamax(Backend):
   """tokamax's kernels for GPUs; on a CPU, its plain XLA."""
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    mask, gpu = prepared.mask, device()
+    mask = prepared.mask
+    gpu = device()
     name = "xla_chunked"
     if gpu.platform == "gpu":
       name = tokamax.implementation(capability(gpu.device_kind))

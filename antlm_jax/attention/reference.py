@@ -30,7 +30,9 @@ def reference(
   keys, kv_heads = k.shape[1:3]
   q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width)
   shape = batch, *q.shape[2:4], queries, keys
-  terms, kept, kept_scale = None, None, 1.0
+  terms = None
+  kept = None
+  kept_scale = 1.0
   if relative is not None:
     terms = relative.scores(first).reshape(shape)
   visible = mask.dense(queries, keys)
@@ -38,9 +40,11 @@ def reference(
     visible = visible[:, None, None]
   if dropout is not None:
     kept = dropout.kept(heads, first + jnp.arange(queries), jnp.arange(keys))
-    kept, kept_scale = kept.reshape(shape), dropout.scale
+    kept = kept.reshape(shape)
+    kept_scale = dropout.scale
   q = q.transpose(0, 2, 3, 1, 4)
-  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  k = k.transpose(0, 2, 1, 3)
+  v = v.transpose(0, 2, 1, 3)
   out = _weighted(scale, kept_scale, q, k, v, terms, visible, kept)
   return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, width)
 
@@ -109,7 +113,8 @@ def chunked(
 
   The backward pass recomputes the scores of each chunk.
   """
-  queries, keys = q.shape[1], k.shape[1]
+  queries = q.shape[1]
+  keys = k.shape[1]
   if queries <= chunk:
     return reference(q, k, v, mask, scale, dropout, relative)
   count = -(-queries // chunk)
@@ -120,9 +125,13 @@ def chunked(
     return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
   # Cast to float32, so that the gradients of chunks add up in float32.
-  of_query, of_key, edges = None, None, ()
+  of_query = None
+  of_key = None
+  edges = ()
   if relative is not None:
-    of_query, of_key, edges = relative.query, relative.key, relative.edges
+    of_query = relative.query
+    of_key = relative.key
+    edges = relative.edges
   wide = jax.tree.map(lambda x: x.astype(jnp.float32), (k, v, of_key))
 
   @jax.checkpoint

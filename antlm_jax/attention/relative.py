@@ -34,7 +34,8 @@ class Relative:
     # reshape moves it into place. A gather would need a scatter in backward.
     if jnp.ndim(first):
       return self._scores_of_few(first)
-    queries, keys = self.query.shape[1], self.key.shape[1]
+    queries = self.query.shape[1]
+    keys = self.key.shape[1]
     diagonal = jnp.arange(queries + keys)
     of_query = _terms_by_distance(
       self.query, self.edges, first + queries - 1 - diagonal
@@ -62,7 +63,8 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   Each distance up to size / 2 has a bucket. Longer distances share logarithmic
   buckets, and all distances from `longest` - 1 on share the last bucket.
   """
-  middle, last = size // 2, longest - 1
+  middle = size // 2
+  last = longest - 1
   distance = np.arange(longest)
   scaled = np.log(np.maximum(distance, 1) / middle) / math.log(last / middle)
   bucket = np.where(

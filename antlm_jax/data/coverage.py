@@ -58,7 +58,9 @@ def measure_coverage(
 ) -> Coverage:
   """Measures a sample of `count` texts, whose mean size is `size` bytes."""
   taken = min(count, _READ / max(1, size)) * min(max(1, size), _PIECE)
-  step, counts, left = max(1, round(taken / _SAMPLE)), [0] * 4, _READ
+  step = max(1, round(taken / _SAMPLE))
+  counts = [0] * 4
+  left = _READ
   for number, text in enumerate(texts):
     left -= len(text)
     if left < 0 and number:

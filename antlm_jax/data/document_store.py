@@ -20,7 +20,8 @@ from antlm_jax.runtime import files
 _BATCH = 64
 _CHECKED = 1 << 28  # bytes of text between two looks at the free space
 _PIECES = 1024  # pieces of a file read at once
-_NAME, _FORMAT = "documents", "array_record"
+_NAME = "documents"
+_FORMAT = "array_record"
 _CONTINUED = "continued.json"  # numbers of examples that begin no document
 
 
@@ -62,7 +63,9 @@ def spool(
   documents: Iterable[Document], folder: str | os.PathLike
 ) -> DocumentFile:
   """Writes documents to a temporary file, so that sources are read once."""
-  sizes, firsts, data = array.array("q"), array.array("b"), b""
+  sizes = array.array("q")
+  firsts = array.array("b")
+  data = b""
   total = checked = 0  # bytes
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:

@@ -136,7 +136,8 @@ def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   if min(off) < 0.25:
     return ways[np.argmin(off)]
   # They are few and unequal: take each that moves the sum nearer to its share.
-  due, taken = 0.0, []
+  due = 0.0
+  taken = []
   for index, size in enumerate(sizes.tolist()):
     due += size / step
     if size / 2 <= due:

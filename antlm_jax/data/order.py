@@ -44,8 +44,11 @@ from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 
 # Keep these draws apart from the objectives'.
-_ORDER, _SHUFFLE = 0x0DE7, 0x0DEB
-_BLOCKS, _INSIDE, _LAST = 0x0DEC, 0x0DED, 0x0DEE
+_ORDER = 0x0DE7
+_SHUFFLE = 0x0DEB
+_BLOCKS = 0x0DEC
+_INSIDE = 0x0DED
+_LAST = 0x0DEE
 _MIX_BLOCK = 64  # slots that are shuffled together
 ROUNDING = ("carry", "up", "down")
 _LEAST_LANES = 64  # blocks of a source whose rows are read in turn
@@ -94,7 +97,9 @@ def parse_batch_schedule(
         f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
         " tenths of the run on); :base=160000 may follow, RoPE's base"
       )
-    size, length, begin = int(found[1]), int(found[2]), float(found[3])
+    size = int(found[1])
+    length = int(found[2])
+    begin = float(found[3])
     joined, rest = divmod(length, seq_len)
     if rest:
       raise UserError(
@@ -219,7 +224,8 @@ class Order:
     `numbers` are those of the slots in their stretch, int64 `[n]`, as are all
     three results.
     """
-    stage, stretch = self.at(step), self._stretch(step)
+    stage = self.at(step)
+    stretch = self._stretch(step)
     source, filled = self._sources_of(stretch, numbers)
     # Each source continues the epoch in which the stretch before it stopped.
     filled = filled + stretch.rows_before[source] // stage.joined
@@ -300,7 +306,8 @@ class Order:
 
   def _slots_per_epoch(self, stage: Stage) -> np.ndarray:
     """Number of slots in an epoch of each source, int64 `[S]`."""
-    groups, batch_size = self._sizes // stage.joined, stage.layout.batch_size
+    groups = self._sizes // stage.joined
+    batch_size = stage.layout.batch_size
     return {
       "carry": groups,
       "up": -(-groups // batch_size) * batch_size,
@@ -325,9 +332,11 @@ class Order:
     # A batch may have several sources, and reach into the next epoch.
     for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
       # The first source has the permutations of a run without others.
-      inside, size = (source == s) & (epoch == e), int(groups[s])
+      inside = (source == s) & (epoch == e)
+      size = int(groups[s])
       if self.row_block > 1:
-        lanes, block = int(self._lanes[s]), self.row_block // stage.joined
+        lanes = int(self._lanes[s])
+        block = self.row_block // stage.joined
         group[inside] = _permuted_blocks(
           place[inside], size, max(1, block), lanes, (self.seed, e, s)
         )
@@ -370,7 +379,8 @@ class Order:
     """All stretches, in order. A stage or a phase of the mix begins each."""
     changes = [phase.start for phase in self._mix.phases]
     starts = sorted({*self.starts, *changes})
-    out, rows_before = [], np.zeros_like(self._sizes)
+    out = []
+    rows_before = np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
       slots = self.slots_between(start, stop)
       out.append(_Stretch(start, slots, rows_before))
@@ -388,7 +398,8 @@ class Order:
 
   def _counts(self, step: int, slots) -> np.ndarray:
     """Says how many of a stretch's first `slots` each source fills."""
-    slots, phase = np.asarray(slots, np.int64), self._mix.at(step)
+    slots = np.asarray(slots, np.int64)
+    phase = self._mix.at(step)
     out = np.zeros((len(self.sources), *slots.shape), np.int64)
     names = list(self.sources)
     out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
@@ -404,7 +415,8 @@ class Order:
     """
     if len(self.sources) == 1:
       return np.zeros_like(slots), slots
-    source, filled = np.empty_like(slots), np.empty_like(slots)
+    source = np.empty_like(slots)
+    filled = np.empty_like(slots)
     blocks, places = np.divmod(slots, _MIX_BLOCK)
     for block in np.unique(blocks).tolist():
       inside = blocks == block

@@ -43,7 +43,8 @@ from antlm_jax.runtime import cores, files, progress
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
-_SMALL, _SHARD = 1 << 26, 1 << 30
+_SMALL = 1 << 26
+_SHARD = 1 << 30
 
 
 class Preparation:
@@ -58,8 +59,10 @@ class Preparation:
     tasks: int | None = None,
   ):
     """Makes the spans; by default, trains a tokenizer and chooses `tasks`."""
-    self.recipe, self.corpus = recipe, corpus
-    self.output, self.tokenizer = pathlib.Path(output), tokenizer
+    self.recipe = recipe
+    self.corpus = corpus
+    self.output = pathlib.Path(output)
+    self.tokenizer = tokenizer
     self.spans = make_spans(corpus, recipe.seq_len)
     self._staging = self.output / STAGING
     self._plan = self._staging / "plan.json"
@@ -162,7 +165,8 @@ class Preparation:
 
   def packed(self, task: int) -> int:
     """Returns the bytes that a task has packed, in this or another process."""
-    spans, path = self._spans(task), self._progress(task)
+    spans = self._spans(task)
+    path = self._progress(task)
     done = path.stat().st_size if path.exists() else 0
     return sum(span.bytes for span in spans[:done])
 
@@ -306,7 +310,8 @@ class Preparation:
     read = read_span(span, self.corpus, tally)
     whole = document_store.spool(read, self._staging)
     share = 0.0 if self.corpus.dev else self.recipe.dev_share
-    number, count = span.number, len(self.spans)
+    number = span.number
+    count = len(self.spans)
     return hold_out.hold_out_documents(
       whole, share, self.recipe.share, number, count
     )
@@ -447,7 +452,8 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
   if not path.startswith(readers.HUB):
     return {"bytes": os.path.getsize(path), "sha256": folder_lib.sha256(path)}
   # A dataset of a hub is not one file: its text counts.
-  size, digest = 0, hashlib.sha256()
+  size = 0
+  digest = hashlib.sha256()
   for piece in dataclasses.replace(corpus, train=(path,)).read("train"):
     text = piece.text.encode("utf-8")
     size += len(text)

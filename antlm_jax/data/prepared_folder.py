@@ -120,8 +120,11 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
 
   Raises an error of Python for a value of another type.
   """
-  settings, made = manifest.settings, manifest.tokenizer
-  packing, length, size = settings["packing"], manifest.seq_len, "vocab_size"
+  settings = manifest.settings
+  made = manifest.tokenizer
+  packing = settings["packing"]
+  length = manifest.seq_len
+  size = "vocab_size"
   each = {
     "version": manifest.version == _VERSION,
     "settings.boundary": settings["boundary"] in [*BOUNDARIES],
@@ -183,7 +186,8 @@ class PreparedData:
   dev: Rows  # held out
 
   def __repr__(self) -> str:
-    rows, words = self.train, self.tokenizer.vocab_size
+    rows = self.train
+    words = self.tokenizer.vocab_size
     return (
       f"<prepared data: {len(rows):,} rows of {rows.seq_len} tokens, vocabulary"
       f" {words:,}, {self.folder or 'in memory'}>"
@@ -198,18 +202,21 @@ class PreparedData:
     """
     folder = files.absolute_path(folder)  # outlives a change of the folder
     manifest = Manifest.load(folder)
-    path, made_with = folder / TOKENIZER, manifest.tokenizer
+    path = folder / TOKENIZER
+    made_with = manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
     # Ids mean nothing to another tokenizer, even one of the same size.
     if hashlib.sha256(content.encode()).hexdigest() != made_with["sha256"]:
       raise damaged(path, "is not the tokenizer that the rows were made with")
-    tokenizer, size = Tokenizer.from_json(content), made_with["vocab_size"]
+    tokenizer = Tokenizer.from_json(content)
+    size = made_with["vocab_size"]
     if tokenizer.vocab_size != size:
       what = (
         f"has {tokenizer.vocab_size} tokens, not the {size} of its manifest"
       )
       raise damaged(path, what)
-    segmented, rows = manifest.segmented, {}
+    segmented = manifest.segmented
+    rows = {}
     for name, split in manifest.splits.items():
       shards = _shard_paths(folder, name, split)
       for path, shard in shards:
@@ -350,7 +357,8 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
     return {"": text} if text else {}
   # Folders may have commas: only one before a name divides, unless both sides
   # are one path that exists.
-  parts, pairs = re.split(f",(?={name})", text), []
+  parts = re.split(f",(?={name})", text)
+  pairs = []
   while parts:
     for count in range(len(parts), 0, -1):
       pair = ",".join(parts[:count])

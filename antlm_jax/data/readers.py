@@ -45,7 +45,8 @@ _BLOCK = 1 << 20  # bytes of text read at once
 _BATCH_BYTES = 1 << 28  # of parquet read at once
 # A packed file may always hold so many bytes, or hold so many times its size.
 # Text is packed to a tenth at most, and few bytes can fill any disk.
-_SMALL, _RATIO = 1 << 28, 1000
+_SMALL = 1 << 28
+_RATIO = 1000
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.
 _PIECE = 1 << 18
 # A line end; that of Windows may be \r\r\n.
@@ -170,7 +171,8 @@ def read_documents(
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
-  begins, space = True, ""
+  begins = True
+  space = ""
   with _reading_source(source):
     tally = Tally() if tally is None else tally
     for text, ends in _text_pieces(source, rule, column, part, tally):
@@ -217,7 +219,8 @@ def _text_pieces(
   """Yields all pieces, even blank, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
     with open_file(source) as file:
-      begin, end = 0, None
+      begin = 0
+      end = None
       if part != WHOLE:
         ends = _document_end(file, rule)
         begin, end = _bytes(file, part, ends)
@@ -330,7 +333,8 @@ class _Unpacked(io.RawIOBase):
     import pyarrow  # slow to import
 
     self._stream = pyarrow.input_stream(path, compression)
-    self._path, self._bytes = path, 0
+    self._path = path
+    self._bytes = 0
 
   def readable(self) -> bool:
     return True
@@ -403,7 +407,8 @@ def _file_digest(file: BinaryIO) -> bytes:
 def _divide_lines(
   lines: Iterable[str], rule: Rule
 ) -> Iterator[tuple[str, bool]]:
-  held, length = [], 0
+  held = []
+  length = 0
   level = math.inf  # highest level of a heading so far: the articles' level
   for line in lines:
     heading = rule.layout and _HEADING.fullmatch(line)
@@ -412,13 +417,15 @@ def _divide_lines(
       level = len(heading[1])
     if article or length + len(line) > _PIECE:
       yield "".join(held), bool(article)
-      held, length = [], 0
+      held = []
+      length = 0
     held.append(line)
     length += len(line)
     over = length >= rule.length or (rule.layout and not line.strip())
     if over and line.endswith("\n") and level == math.inf:
       yield "".join(held), True
-      held, length = [], 0
+      held = []
+      length = 0
   yield "".join(held), True
 
 
@@ -430,7 +437,8 @@ def _bytes(
   A part begins with a line. `ends` says whether it may with this one, and gets
   the bytes that the search has passed.
   """
-  size, (mine, count) = file.seek(0, os.SEEK_END), part
+  size = file.seek(0, os.SEEK_END)
+  mine, count = part
 
   def cut(index: int) -> int:
     at = size * index // count
@@ -442,7 +450,8 @@ def _bytes(
     while line := file.readline(_BLOCK):  # a line may be as long as the file
       if whole and ends(line, last - first):
         break
-      last, whole = file.tell(), line.endswith(b"\n")
+      last = file.tell()
+      whole = line.endswith(b"\n")
     return last
 
   return cut(mine), cut(mine + 1)
@@ -479,14 +488,18 @@ def _file_lines(
   """
   # Reads blocks, not lines: a line may be as long as the file.
   decoder = codecs.getincrementaldecoder("utf-8")()
-  left, returns, block, size = "", "", b"\0", begin
+  left = ""
+  returns = ""
+  block = b"\0"
+  size = begin
   if end is not None:
     file.seek(begin)
   while block:
     block = file.read(_BLOCK if end is None else min(_BLOCK, end - size))
     size += len(block)
     try:
-      text, returns = returns + decoder.decode(block, final=not block), ""
+      text = returns + decoder.decode(block, final=not block)
+      returns = ""
     except UnicodeDecodeError as error:
       at = size - len(error.object) + error.start
       raise ValueError(
@@ -521,7 +534,9 @@ def _cut_text(text: str) -> Iterator[str]:
 @READERS.register(".jsonl")
 def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
   with open_file(path) as file:
-    begin, end, at = 0, math.inf, 0
+    begin = 0
+    end = math.inf
+    at = 0
     if part != WHOLE:
       begin, end = _bytes(file, part, lambda line, passed: True)
       at = file.seek(begin)
@@ -696,7 +711,8 @@ def _load_hub_splits(name: str, config: str):
 
 def _saved_files(folder: str) -> Iterator[str]:
   """Yields the files that a folder of `save_to_disk` names."""
-  folders, about = [folder], os.path.join(folder, "dataset_dict.json")
+  folders = [folder]
+  about = os.path.join(folder, "dataset_dict.json")
   if os.path.isfile(about):
     splits = files.read_json(about, "the dataset")["splits"]
     folders = [os.path.join(folder, split) for split in splits]

@@ -41,7 +41,8 @@ class RowWriter:
   """Writes a shard."""
 
   def __init__(self, path: files.Path, dtype: str, segmented: bool):
-    self._dtype, self._segmented = dtype, segmented
+    self._dtype = dtype
+    self._segmented = segmented
     # A record for each row: reading one reads no other.
     writer = array_record_module.ArrayRecordWriter
     self._writer = writer(str(path), _WRITER_OPTIONS)
@@ -52,7 +53,8 @@ class RowWriter:
     Returns:
       The number of rows, and the SHA-256 hash of their records.
     """
-    count, digest = 0, hashlib.sha256()
+    count = 0
+    digest = hashlib.sha256()
     for tokens, starts in blocks:
       parts = [tokens.astype(self._dtype).view(np.uint8)]
       if self._segmented:
@@ -84,8 +86,10 @@ class Rows:
     segmented: bool,
   ):
     """Takes the path to each shard, and its number of rows."""
-    self.seq_len, self.segmented = seq_len, segmented
-    self._shards, self._vocab_size = tuple(shards), vocab_size
+    self.seq_len = seq_len
+    self.segmented = segmented
+    self._shards = tuple(shards)
+    self._vocab_size = vocab_size
     self._paths = [os.fspath(path) for path, _ in shards]
     self._remote = np.array([files.is_remote(path) for path in self._paths])
     self._ends = np.cumsum([count for _, count in shards])
@@ -130,7 +134,8 @@ class Rows:
     rows = copy.copy(self)
     rows._block = size
     rows._forget()
-    needed, limit = at_once * size * self._width, _CACHE_BYTES // 2
+    needed = at_once * size * self._width
+    limit = _CACHE_BYTES // 2
     if size > 1 and self._remote.any() and needed > limit:
       raise UserError(
         f"data.shuffle_block={size} keeps {gib(needed)} of rows in memory, over"
@@ -168,7 +173,8 @@ class Rows:
 
   def _read_shard(self, shard: int, rows: np.ndarray) -> np.ndarray:
     """Reads records of a shard on this machine, uint8 `[n, width]`."""
-    reader, path = self._reader(shard), self._paths[shard]
+    reader = self._reader(shard)
+    path = self._paths[shard]
     # ArrayRecord hashes each record, so a flipped bit raises. One call reads
     # all rows: the reader's own threads fetch them in parallel.
     try:
@@ -204,7 +210,8 @@ class Rows:
     places = (indices - self._origins[sources]) % self._block
     firsts = indices - places
     blocks = self._read_blocks(np.unique(firsts).tolist())
-    width, records = self._width, []
+    width = self._width
+    records = []
     begins = (places * width).tolist()
     for first, begin in zip(firsts.tolist(), begins, strict=True):
       records.append(blocks[first][begin : begin + width])
@@ -215,7 +222,9 @@ class Rows:
 
     If threads ask for the same block at once, one of them reads it for all.
     """
-    blocks, waiting, wanted = {}, {}, []
+    blocks = {}
+    waiting = {}
+    wanted = []
     result = concurrent.futures.Future()
     with self._lock:
       for first in firsts:

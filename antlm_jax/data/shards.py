@@ -73,9 +73,12 @@ class ShardWriter:
     documents_folder: pathlib.Path,
     split: str,
   ):
-    self._recipe, self._tokenizer = recipe, tokenizer
-    self._path, self._split = rows_path, split
-    self._counts, self._digest = collections.Counter(), 0
+    self._recipe = recipe
+    self._tokenizer = tokenizer
+    self._path = rows_path
+    self._split = split
+    self._counts = collections.Counter()
+    self._digest = 0
     dtype = rows.token_dtype(tokenizer.vocab_size)
     with files.writing(rows_path):
       rows_path.unlink(missing_ok=True)  # it may be a link to another file
@@ -92,7 +95,8 @@ class ShardWriter:
   def pack(self, documents: DocumentFile, span: int) -> None:
     """Writes the rows of a span's documents."""
     # Generators all the way: no more than a block of rows is in memory.
-    length, encoded = self._recipe.seq_len, self._encoded(documents)
+    length = self._recipe.seq_len
+    encoded = self._encoded(documents)
     if self._recipe.packing == "chunks":
       blocks = packing.chunks(encoded, length, self._recipe.seed, span)
     elif self._recipe.packing == "documents":
@@ -149,14 +153,16 @@ def _batches(
 ) -> Iterator[list[tuple[Document, bool]]]:
   """Groups pieces by bytes; yields each with whether it ends its document."""
   # By size, not by number: a text may have five bytes or a million.
-  batch, size = [], 0
+  batch = []
+  size = 0
   following = itertools.chain(pieces, [Document("")])
   for piece, after in itertools.pairwise(following):
     batch.append((piece, after.begins))
     size += len(piece.text.encode("utf-8"))
     if size >= _BATCH_BYTES:
       yield batch
-      batch, size = [], 0
+      batch = []
+      size = 0
   if batch:
     yield batch
 

@@ -27,7 +27,9 @@ from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
 
 # Keep these draws apart from the objectives' and the order's.
-_SHORT, _CUT, _OFFSET = 0x0DE8, 0x0DE9, 0x0DEA
+_SHORT = 0x0DE8
+_CUT = 0x0DE9
+_OFFSET = 0x0DEA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,8 @@ class BatchSource:
     whole = Segments.whole(*tokens.shape)
     segments = Segments.of(starts) if segmented else whole
     shares, objective_ids, ranks = self._divided(step)
-    objective_ids, ranks = objective_ids[slots], ranks[slots, None]
+    objective_ids = objective_ids[slots]
+    ranks = ranks[slots, None]
     first_rows = contents.rows[:, 0]
     rows_and_visits = np.stack([first_rows, contents.visits], axis=1)
     if self.held_out is None:
@@ -111,7 +114,8 @@ class BatchSource:
       The objective's id of each slot, int64 `[B]`.
       Each slot's place among those with its id, int64 `[B]`.
     """
-    phase, every = self.curriculum.at(step), self.curriculum.objectives
+    phase = self.curriculum.at(step)
+    every = self.curriculum.objectives
     shares = {every.index(name): x for name, x in phase.shares.items()}
     size = self.order.batch_size(step)
     divided = phase.divide_batch(

@@ -291,7 +291,9 @@ def _unreadable(error: OSError) -> None:
 
 def _inside(folder: Path) -> list[pathlib.Path]:
   """Returns the files in a folder, without hidden files, in order of names."""
-  files, seen, real = [], set(), os.path.realpath
+  files = []
+  seen = set()
+  real = os.path.realpath
   walk = os.walk(folder, onerror=_unreadable, followlinks=True)
   for place, folders, names in walk:
     seen.add(real(place))

@@ -58,7 +58,8 @@ def backward(settings, saved, grad):
     grads = head_kernel.gradients_by_token(states, kernel, bias, *flat)
     return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
 
-  each, out = PartitionSpec(rows), PartitionSpec(tokens)
+  each = PartitionSpec(rows)
+  out = PartitionSpec(tokens)
   local = on_shards(local, (*specs[:4], each, each, each), (out, out))
   of_kernel, of_bias = local(
     states, near, bias, targets, log_partition, scale, weights
@@ -70,7 +71,8 @@ def _specs(states, kernel, bias):
   """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
   rows = mesh_lib.mesh_spec(states.shape, "batch", None, None)[0]
   tokens = mesh_lib.mesh_spec(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
-  of_rows, of_tokens = PartitionSpec(rows), PartitionSpec(tokens)
+  of_rows = PartitionSpec(rows)
+  of_tokens = PartitionSpec(tokens)
   of_bias = None if bias is None else of_tokens
   return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)
 
@@ -89,7 +91,8 @@ def _local_arrays(
   z_loss, gradient, axis, states, kernel, bias, targets, weights
 ) -> tuple[jax.Array | None, ...]:
   """Makes `forward`'s arrays from a part of the targets and of the tokens."""
-  shape, over = targets.shape, functools.partial(_over, axis)
+  shape = targets.shape
+  over = functools.partial(_over, axis)
   states = states.reshape(-1, states.shape[2])
   own = targets.reshape(-1) - _first_token(axis, kernel)
   found = head_kernel.loss_by_target(states, kernel, bias, gradient)

@@ -29,7 +29,8 @@ from antlm_jax.mesh import device, kernel_memory
 
 # The names of the kernels, and the axes of a grid of blocks.
 NAMES = "head_(statistics|states_gradient|kernel_gradient)"
-TARGETS, TOKENS = 0, 1
+TARGETS = 0
+TOKENS = 1
 UNIT = 128  # lanes of a register
 _LARGEST = 1024  # most targets, and most tokens, of a block
 _HIDDEN = -1e38  # score of a token beyond the end
@@ -98,7 +99,8 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
     bias: float32 `[V]`, or None.
     gradient: Whether to make `acc`.
   """
-  count, tokens = len(states), len(kernel)
+  count = len(states)
+  tokens = len(kernel)
   blocks = HeadBlocks.of(count, *kernel.shape, states.dtype)
   size = blocks.grid[0] * blocks.targets
   row = jax.ShapeDtypeStruct((1, size), jnp.float32)
@@ -131,11 +133,13 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
   token = jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
   if count % len(s):
     s = jnp.where(token < count - first, s, _HIDDEN)
-  before, here = top[...], s.max(axis=0, keepdims=True)
+  before = top[...]
+  here = s.max(axis=0, keepdims=True)
   place = jnp.where(s == here, token, len(s)).min(axis=0, keepdims=True)
   best[...] = jnp.where(here > before, first + place, best[...])
   highest = jnp.maximum(before, here)
-  shrink, e = jnp.exp(before - highest), jnp.exp(s - highest)
+  shrink = jnp.exp(before - highest)
+  e = jnp.exp(s - highest)
   top[...] = highest
   total[...] = total[...] * shrink + e.sum(axis=0, keepdims=True)
   if acc is not None:

@@ -76,7 +76,8 @@ class BertAttention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: BertConfig):
     c = self.config = config
-    shape, axes = (c.width, c.width), ("embed", "heads")
+    shape = (c.width, c.width)
+    axes = ("embed", "heads")
     self.q, self.k, self.v = (c.linear(rngs, shape, axes) for _ in range(3))
     self.out = c.linear(rngs, shape, axes[::-1])
 
@@ -95,7 +96,8 @@ class BertMLP(nnx.Module):
   """Computes down(gelu(up(x))) with the exact GELU."""
 
   def __init__(self, rngs: nnx.Rngs, config: BertConfig):
-    shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
+    shape = (config.width, config.mlp_width)
+    axes = ("embed", "mlp")
     self.up = config.linear(rngs, shape, axes)
     self.down = config.linear(rngs, shape[::-1], axes[::-1])
 
@@ -148,7 +150,8 @@ class Bert(encoder.Encoder):
     c = self.config = config
 
     def table(rows: int, axis: str) -> nnx.Param:
-      shape, axes = (rows, c.width), (axis, "embed")
+      shape = (rows, c.width)
+      axes = (axis, "embed")
       return layers.truncated_normal(rngs, shape, axes, c.init_std)
 
     self.embedding = table(c.vocab_size, "vocab")

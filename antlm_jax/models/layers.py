@@ -36,7 +36,8 @@ class Linear(nnx.Module):
   """Maps `[..., i]` to `[..., o]` with a kernel `[i, o]`, optionally a bias."""
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
-    self.kernel, self.axes = kernel, kernel.get_metadata("axes")
+    self.kernel = kernel
+    self.axes = kernel.get_metadata("axes")
     if bias:
       self.bias = vector(jnp.zeros(kernel.shape[-1]), "bias")
 

@@ -120,7 +120,8 @@ class LtgBertAttention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
-    shape, axes = (c.width, c.width), ("embed", "heads")
+    shape = (c.width, c.width)
+    axes = ("embed", "heads")
     self.norm = layers.LayerNorm(c.width, c.norm_eps)
     self.q, self.k, self.v = (_linear(rngs, c, shape, axes) for _ in range(3))
     if c.attention_gate:
@@ -166,7 +167,8 @@ class GEGLU(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
     c = self.config = config
-    shape, axes = (c.width, c.mlp_width), ("embed", "mlp")
+    shape = (c.width, c.mlp_width)
+    axes = ("embed", "mlp")
     # Deeper blocks have smaller initial weights.
     linear = functools.partial(
       _linear, rngs, c, bias=False, scale=jnp.sqrt(0.5 / (1 + index))
@@ -257,7 +259,8 @@ class LtgBert(encoder.Encoder):
 
   def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
     """Runs the blocks unrolled, because each reads all earlier outputs."""
-    outputs, begin = [x], 0
+    outputs = [x]
+    begin = 0
     remat = functools.partial(encoder.rematerialized, self.config)
     for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
       for sublayer in block.sublayers(relative, mask.of_layer(layer), key):

@@ -51,7 +51,8 @@ class Vocabulary:
 
   def words(self, tokens: np.ndarray) -> np.ndarray:
     """Returns where the word of each token begins, int `[n, T]`."""
-    special, word = self.special[tokens], self.word_tokens()
+    special = self.special[tokens]
+    word = self.word_tokens()
     begins = word.start[tokens] | special
     # A special token ends the word before it.
     ends = special if word.end is None else special | word.end[tokens]
@@ -87,7 +88,8 @@ class Draw:
 
   def of(self, some: np.ndarray) -> "Draw":
     """Returns the draws of some of the slots, by their indices or a mask."""
-    rows_and_visits, ranks = self.rows_and_visits, self.ranks
+    rows_and_visits = self.rows_and_visits
+    ranks = self.ranks
     return Draw(
       self.seed,
       self.step,
@@ -116,9 +118,11 @@ class Draw:
     They are equal over `CYCLE` visits. The second result is the number of the
     visit in its cycle, int64 `[n, 1]`.
     """
-    row, visits = self.slots, np.zeros_like(self.slots)
+    row = self.slots
+    visits = np.zeros_like(self.slots)
     if self.rows_and_visits is not None:
-      row, visits = self.rows_and_visits[:, :1], self.rows_and_visits[:, 1:]
+      row = self.rows_and_visits[:, :1]
+      visits = self.rows_and_visits[:, 1:]
     cycle, visit = np.divmod(visits, CYCLE)
     return Draw(self.seed, cycle, row), visit
 

@@ -74,7 +74,8 @@ class Phase:
     # Sorting a Weyl sequence spreads the places evenly: a microbatch or shard,
     # which is a run of neighbours, gets its part of each objective.
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
-    order, out = np.argsort(spread, kind="stable"), np.empty_like(spread)
+    order = np.argsort(spread, kind="stable")
+    out = np.empty_like(spread)
     out[order] = np.repeat(np.arange(len(counts)), counts)
     return out
 
@@ -146,7 +147,9 @@ class _Reader:
   """
 
   def __init__(self, text: str, known: tuple[str, ...], kind: str):
-    self.text, self.known, self.kind = text, known, kind
+    self.text = text
+    self.known = known
+    self.kind = kind
     self.what = f"{_SETTINGS[kind]} {text!r}"
     self.at = self.begin = 0  # the next character, and the last match's first
     self._take("")
@@ -223,7 +226,9 @@ class _Reader:
     unit = "equal shares" if count is None else ""
     if count is not None and self._take("%"):
       unit = "shares"
-    at, names, begin = self.at, self._list(self._name), self.at
+    at = self.at
+    names = self._list(self._name)
+    begin = self.at
     weights = [1.0] * len(names)
     if self._take("="):
       weights = self._list(self._weight)
@@ -238,7 +243,8 @@ class _Reader:
     return _WrittenPhase(count, unit, shares, position)
 
   def _name(self) -> str:
-    name, known = self._take(NAME), ", ".join(self.known)
+    name = self._take(NAME)
+    known = ", ".join(self.known)
     if name is None:
       self.fail(f"expected a name ({known})")
     if name not in self.known:
@@ -264,7 +270,8 @@ class _Reader:
     match = re.compile(rf"({pattern})\s*").match(self.text, self.at)
     if match is None:
       return None
-    self.begin, self.at = self.at, match.end()
+    self.begin = self.at
+    self.at = match.end()
     return match[1]
 
   def fail(self, message: str, at: int | None = None):
@@ -296,9 +303,11 @@ def scaled(text: str, known: Collection[str], steps: int) -> str:
   """
   # A thousand, so that each phase has at least a step before it is scaled.
   kept = parse_curriculum(text, known, 1000, 1000).phases[:steps]
-  end, phases = 0, []
+  end = 0
+  phases = []
   for later, phase in zip(range(len(kept))[::-1], kept, strict=True):
-    start, wanted = end, round(phase.stop / kept[-1].stop * steps)
+    start = end
+    wanted = round(phase.stop / kept[-1].stop * steps)
     end = min(max(end + 1, wanted), steps - later)
     phases.append(f"{end - start}{phase}")
   return f"{'+'.join(phases)} steps"
@@ -338,7 +347,8 @@ def parse_curriculum(
   lengths = read.lengths(steps_per_epoch, run_steps)
   if sum(lengths) > LARGEST:  # the step is an int32 on the devices
     raise UserError(f"{read.what} is over {LARGEST} steps long")
-  phases, start = [], 0
+  phases = []
+  start = 0
   for part, end in zip(read.parts, np.cumsum(lengths), strict=True):
     if round(end) == start:
       least = math.ceil(sum(lengths) / min(lengths))

@@ -214,7 +214,8 @@ class Objective(Section):
 
   def ratio_at(self, progress: float) -> float:
     """Returns the mask ratio at a point of the run, `progress` from 0 to 1."""
-    begin, end = self.mask_ratio, self.mask_ratio_end
+    begin = self.mask_ratio
+    end = self.mask_ratio_end
     return begin if end is None else begin + (end - begin) * progress
 
   def corrupt(
@@ -232,7 +233,8 @@ class Objective(Section):
     """
     at = np.arange(tokens.shape[1], dtype=np.int32)
     k_end, suffix = _attention_end(self, segments, draw, at)
-    inputs, chosen = tokens, np.zeros(tokens.shape, bool)
+    inputs = tokens
+    chosen = np.zeros(tokens.shape, bool)
     ratio = _ratios(self, segments, draw, progress)
     if np.any(ratio > 0):
       maskable = ~vocabulary.special[tokens]
@@ -463,11 +465,13 @@ def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
   # which grows with p.
   k = np.arange(len(shares))
   longer = np.cumsum(shares[::-1])[::-1]
-  low, high = np.zeros(ratio.shape), np.ones(ratio.shape)
+  low = np.zeros(ratio.shape)
+  high = np.ones(ratio.shape)
   for _ in range(60):  # bisection, down to the last bits of a float
     p = (low + high) / 2
     less = np.sum(p * (1 - p) ** k * longer, axis=1, keepdims=True) < ratio
-    low, high = np.where(less, p, low), np.where(less, high, p)
+    low = np.where(less, p, low)
+    high = np.where(less, high, p)
   return high
 
 

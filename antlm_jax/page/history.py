@@ -73,9 +73,11 @@ def plot(folder: str | os.PathLike[str]):
   """
   from antlm_jax.training import saving  # slow to import: not for --help
 
-  rows, folder = _metrics_by_step(folder), files.absolute_path(folder)
+  rows = _metrics_by_step(folder)
+  folder = files.absolute_path(folder)
   text = files.read_text(folder / saving.CONFIG, "the run's config")
-  config, found = config_lib.config_from_json(text), {}
+  config = config_lib.config_from_json(text)
+  found = {}
   with contextlib.suppress(UserError):  # a run that has not ended has none
     found = files.read_json(folder / metrics.SUMMARY, "the summary")
   phases, mix = _schedules(config, found.get("steps_per_epoch"))
@@ -105,7 +107,8 @@ def _schedules(
   """
   if per_epoch is None:
     return None, None
-  train, known = config.train, list(config.known_objectives)
+  train = config.train
+  known = list(config.known_objectives)
   length = train.steps or round(train.epochs * per_epoch) or None
   found = curriculum_lib.parse_curriculum(
     config.curriculum, known, per_epoch, length

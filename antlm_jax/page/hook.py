@@ -44,12 +44,14 @@ class Page(Hook):
 
   def _write(self, trainer: Trainer, at_end: bool) -> str:
     """Writes the curves and the page; returns the table of held-out losses."""
-    run, step = trainer.run, trainer.step
+    run = trainer.run
+    step = trainer.step
     values = metrics.by_step(metrics.read_records(trainer.folder))
     best = summary.best_step(values, run.config.eval.watch)
     at_best = best and best["step"]
     held_out = summary.held_out_evaluations(values, run, step, at_best)
-    unigram, modes = run.unigram_entropy(), summary.modes(values, run)
+    unigram = run.unigram_entropy()
+    modes = summary.modes(values, run)
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
@@ -73,7 +75,8 @@ class Page(Hook):
 
   def _write_files(self, trainer: Trainer, values: ByStep, table) -> None:
     """Writes the picture and the page; a run ends well without them, too."""
-    run, unigram = trainer.run, self.summary["unigram_entropy"]
+    run = trainer.run
+    unigram = self.summary["unigram_entropy"]
 
     def draw(path: pathlib.Path) -> None:
       schedules = run.curriculum, run.order.mix

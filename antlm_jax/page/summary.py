@@ -106,7 +106,8 @@ def _moment(step: int, run: Run, end: int) -> str:
 
 def modes(rows: ByStep, run: Run) -> dict[str, dict[str, float]]:
   """Returns the last and the best loss in nats of objectives trained so far."""
-  out, end = {}, max(rows, default=0)
+  out = {}
+  end = max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
   for name in dict.fromkeys(itertools.chain(*trained)):
     logged = run.config.known_objectives[name].name
@@ -146,7 +147,8 @@ def _run_figures(
   run: Run, found: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
   """Yields names and values of a run's figures."""
-  step, whole = found["steps"], run.curriculum.steps
+  step = found["steps"]
+  whole = run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
   yield "tokens seen", units.quantity(run.tokens(step))
   yield "words seen", units.quantity(run.words(step))
@@ -162,7 +164,8 @@ def _run_figures(
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
-  antlm, of = antlm_program(), f"--checkpoint={shlex.quote(str(workdir))}"
+  antlm = antlm_program()
+  of = f"--checkpoint={shlex.quote(str(workdir))}"
   if any(o.left_to_right for o in trained):
     yield f'{antlm} generate {of} --prompt="The"'
   if any(o.per_ratio for o in trained):

@@ -76,7 +76,8 @@ def check_launch(
 
 def _check_length(made: config_lib.Config) -> None:
   """Checks the curriculum and the schedule, as far as they need no data."""
-  train, known = made.train, list(made.known_objectives)
+  train = made.train
+  known = list(made.known_objectives)
   length = curriculum.run_length(train.steps, train.epochs, _EPOCH)
   run = curriculum.parse_curriculum(made.curriculum, known, _EPOCH, length)
   if train.steps:

@@ -41,7 +41,8 @@ class Cost:
     The time of a batch that grows is a share of a whole batch's, that of its
     microbatches. So the optimizer's part is too small.
     """
-    place, forecast = places.parse_topology(topology), None
+    place = places.parse_topology(topology)
+    forecast = None
     trained = [e for e in found if e.steps]
     if all(isinstance(e.forecast, Forecast) for e in trained):
       forecast = sum(e.batches * e.forecast.seconds for e in trained)
@@ -108,7 +109,8 @@ class Reads:
   @classmethod
   def of(cls, run: Run, found: Sequence[Estimate]) -> "Reads":
     """Divides the rows of a step by its forecast, or by its lower bound."""
-    rows, rate = run.sources.rows, 0.0
+    rows = run.sources.rows
+    rate = 0.0
     for e in found:
       known = isinstance(e.forecast, Forecast)
       seconds = e.forecast.seconds if known else e.step_seconds

@@ -42,7 +42,10 @@ class StandIn:
   pieces: int  # number of documents per row, split at random
   size: int  # number of rows per epoch
 
-  mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
+  mask_id = 0
+  pad_id = None
+  bos_id = 1
+  eos_id = None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
   word_tokens = property(lambda self: WordTokens(*[~self.special] * 2))
   segmented = property(lambda self: self.pieces > 1)
@@ -162,9 +165,12 @@ def estimate_program(
 
   Raises a UserError if the config's attention cannot run on the devices.
   """
-  batch, mesh, training = program.batch, run.mesh, program.steps > 0
+  batch = program.batch
+  mesh = run.mesh
+  training = program.steps > 0
   device = mesh.devices.flat[0]
-  shapes, chip = mesh_lib.abstract(mesh, batch), chips.chip_of(device)
+  shapes = mesh_lib.abstract(mesh, batch)
+  chip = chips.chip_of(device)
   whole = shapes.inputs.size / batch.inputs.size  # over all processes
   # For each product, the backward pass has two: for inputs and for weights.
   work = flops.forward_work(run.model, batch) * (3 if training else 1) * whole
@@ -229,10 +235,12 @@ def exceeded(message: str, arguments: int) -> Memory | None:
   `arguments` is the size of the arguments on a device, in bytes.
   """
   size = r"([\d.]+)([KMGTPE]?)"
-  found, more = re.search(rf"Used {size} of {size} hbm", message), 0
+  found = re.search(rf"Used {size} of {size} hbm", message)
+  more = 0
   if not found:  # an error about temporaries only
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
-    found, more = re.search(pattern, message), arguments
+    found = re.search(pattern, message)
+    more = arguments
   if not found or "RESOURCE_EXHAUSTED" not in message:
     return None
   used, limit = (
@@ -252,7 +260,8 @@ def _speed(
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
     executed += attended * _visited(run.mesh, run.model, batch, attention)
-  network, collectives = Network(run.mesh), {}
+  network = Network(run.mesh)
+  collectives = {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))
     total = collectives.setdefault(
@@ -289,7 +298,8 @@ def _visited(
   The kernel states the FLOPs of all pairs of tokens, or half of them if causal.
   It visits only blocks that this batch's mask does not hide.
   """
-  c, length = model.config, batch.inputs.shape[-1]
+  c = model.config
+  length = batch.inputs.shape[-1]
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
   group = c.heads // c.kv_heads

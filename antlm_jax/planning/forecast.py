@@ -86,11 +86,13 @@ def forecast_step_time(
     carried: Seconds of those that run during other instructions.
   """
   device = mesh.devices.flat[0]
-  measured, chip = measured_chip(device), chips.chip_of(device)
+  measured = measured_chip(device)
+  chip = chips.chip_of(device)
   if measured is None:
     return f"there are no measurements of {device.device_kind}"
   parts = instruction_times(counts.work, chip, measured)
-  fused, spent = counts.stated(head_kernel.NAMES), 0.0
+  fused = counts.stated(head_kernel.NAMES)
+  spent = 0.0
   if fused:
     each = _head_seconds(mesh, model, batch, listings, chip, measured)
     products = fused / (chip.flops * measured.product)
@@ -169,9 +171,11 @@ def _attention(
   mesh, model: Model, batch: Batch, listings: Mapping, measured: chips.Measured
 ) -> dict[str, float]:
   """Returns the seconds of each attention kernel for the batch, by name."""
-  c, (parts, rows, length) = model.config, batch.inputs.shape
+  c = model.config
+  (parts, rows, length) = batch.inputs.shape
   kv_heads = c.kv_heads // mesh.shape["tensor"]
-  group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
+  group = c.heads // c.kv_heads
+  dtype = jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
   heads_of = tpu_kernel.heads_of_a_step
@@ -227,10 +231,12 @@ def _head_seconds(
   split = mesh_lib.spec(mesh, ("vocab", None), kernel_shape, but=("fsdp",))
   tokens, width = kernel_shape
   tokens //= mesh.shape["tensor"] if split[0] else 1
-  targets, dtype = batch.targets.shape[-1], jnp.dtype(model.config.dtype)
+  targets = batch.targets.shape[-1]
+  dtype = jnp.dtype(model.config.dtype)
   with jax.set_mesh(mesh):
     blocks = head_kernel.HeadBlocks.of(targets, tokens, width, dtype)
-  steps, out = math.prod(blocks.grid), {}
+  steps = math.prod(blocks.grid)
+  out = {}
   for listed, listing in listings.items():
     if not (found := re.search(head_kernel.NAMES, listed)):
       continue

@@ -351,7 +351,8 @@ def _loop_passes(loop: _Op) -> int | None:
   """
   if known := loop.get(r'"known_trip_count":\{"n":"(\d+)"'):
     return int(known)
-  (body,), (first,) = loop.called, loop.operands
+  (body,) = loop.called
+  (first,) = loop.operands
   test = loop.home.program[loop.get(r"condition=%([\w.\-]+)")].root
   counter = test.operands[0].origin.get(r"index=(\d+)")
   if test.code != "compare" or "direction=LT" not in test.attributes:
@@ -468,12 +469,15 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
   axes = re.findall(r"'(\w+)'=(\d+)", found[1])
   ids = _iota(found[2] or f"[{math.prod(int(size) for _, size in axes)}]")
   # Split each axis into three parts. The group may have the middle part.
-  sizes, mine = [], []
+  sizes = []
+  mine = []
   for name, size in axes:
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", found[3])
-    before, taken = 1, int(size) if part else 1
+    before = 1
+    taken = int(size) if part else 1
     if part and part[1]:
-      before, taken = int(part[1]), int(part[2])
+      before = int(part[1])
+      taken = int(part[2])
     sizes += [before, taken, int(size) // (before * taken)]
     mine += [0, slice(None), 0]
   return tuple(ids.reshape(sizes)[tuple(mine)].reshape(-1).tolist())

@@ -47,7 +47,8 @@ class Network:
     if collective.slices:
       return collective.sent / self._chip.dcn
     if self._switched:
-      rate, nodes = self._chip.links * self._chip.link, self._nodes(group)
+      rate = self._chip.links * self._chip.link
+      nodes = self._nodes(group)
       if len(nodes) > 1:
         rate = min(rate, min(nodes.values()) * self._chip.dcn)
       return collective.sent / rate

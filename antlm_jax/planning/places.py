@@ -103,8 +103,11 @@ def settings_for(
     UserError: The topology is unknown, or the encoder does not fit.
   """
   place = parse_topology(topology)
-  devices, limit = place.devices, _SPARE * place.chip.memory
-  width, mlp, layers = shape["width"], shape["mlp_width"], shape["layers"]
+  devices = place.devices
+  limit = _SPARE * place.chip.memory
+  width = shape["width"]
+  mlp = shape["mlp_width"]
+  layers = shape["layers"]
   kv = 2 * width * shape["kv_heads"] // shape["heads"]
   body = layers * (width * (2 * width + kv) + 3 * width * mlp)
   parameters = body + 2 * vocab_size * width
@@ -115,7 +118,8 @@ def settings_for(
   counts = [n for n in range(1, each + 1) if each % n == 0]
   most = max(1, _MOST_TOKENS // length)  # rows of a microbatch
   counts = [n for n in counts if each // n <= most]
-  first, widest = counts[0], math.gcd(math.gcd(devices, width), 64)
+  first = counts[0]
+  widest = math.gcd(math.gcd(devices, width), 64)
   for fsdp, count in [(1, first), *((widest, n) for n in counts)]:
     state = parameters * (16 if count == 1 else 20) // fsdp
     if _WORKSPACE + row * each // count + state <= limit:

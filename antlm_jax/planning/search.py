@@ -76,9 +76,11 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
 
   `known` caches the FLOPs of each kind of step for other runs.
   """
-  total, c = 0.0, run.config
+  total = 0.0
+  c = run.config
   for start, stop, source in run.spans():
-    phase, stage = run.curriculum.at(start), run.order.at(start)
+    phase = run.curriculum.at(start)
+    stage = run.order.at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
@@ -102,10 +104,12 @@ def advise_settings(
   """
   failed = {e.name for e in found if not e.memory.fits}
   over = max(e.memory.needed - e.memory.limit for e in found)
-  tried, seen = (), []
+  tried = ()
+  seen = []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
-    other, seen = pod.run(tried), []
+    other = pod.run(tried)
+    seen = []
     again = [p for p in other.batch_kinds() if p.name in failed]
     for e in estimate_all(other, again):
       seen.append(e)
@@ -121,7 +125,9 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
   The run exceeds the memory by `over` bytes.
   """
-  kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
+  kept = ()
+  mesh = run.mesh.shape
+  remat = run.config.model.remat
   arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
   state = sum(x.size * x.dtype.itemsize for x in arrays)
   state //= mesh["fsdp"] * mesh["tensor"]
@@ -143,7 +149,8 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:
   """Returns the fsdp sizes that fit the devices and divide the width."""
-  out, size = [], 1
+  out = []
+  size = 1
   while size <= _MOST_FSDP:
     if run.model.config.width % size == 0:
       with contextlib.suppress(UserError):  # raised if it does not fit
@@ -165,7 +172,9 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
 
   It starts no compilation after `budget` seconds.
   """
-  end, out, c = time.monotonic() + budget, [], run.model.config
+  end = time.monotonic() + budget
+  out = []
+  c = run.model.config
   meshes = [
     ("mesh.data=-1", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}")
     for tensor in (1, 2, 4)

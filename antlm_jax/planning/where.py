@@ -17,8 +17,10 @@ from antlm_jax.page import plots
 from antlm_jax.planning.hlo import Instruction
 from antlm_jax.runtime import files
 
-KERNELS, NETWORK = "attention kernel", "network"
-_LAYOUTS, _REST = "RoPE and layouts", "rest"
+KERNELS = "attention kernel"
+NETWORK = "network"
+_LAYOUTS = "RoPE and layouts"
+_REST = "rest"
 _STACKS = "layer stacks"
 # The first pattern that matches an instruction's scope decides. For example, a
 # scope is `mlp/` in the forward pass, and `jvp(mlp)/` in a gradient.
@@ -97,7 +99,8 @@ def draw_step_parts(
   title: str, columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path
 ) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
-  seen, thick = _seen(columns), 0.8 / len(columns)
+  seen = _seen(columns)
+  thick = 0.8 / len(columns)
   height = 1.3 + 0.14 * len(seen) * (1 + len(columns))
   figure = plots.canvas(9, height, title)
   axes = figure.subplots()

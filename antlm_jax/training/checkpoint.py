@@ -225,7 +225,8 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     raise
   except Exception as error:  # orbax raises a bare one for a truncated file
     # A checkpoint that is out of reach now must not be passed over.
-    away, why = files.out_of_reach(error), files.failure_reason(error)
+    away = files.out_of_reach(error)
+    why = files.failure_reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
       why = "its files are damaged, or not all there"
     line = f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
@@ -256,7 +257,8 @@ class Checkpoint:
   """
 
   def __init__(self, where, step: int | None = None):
-    self._where, self._step = where, step
+    self._where = where
+    self._step = step
 
   def __fspath__(self) -> str:
     return str(self.path)
@@ -357,7 +359,8 @@ class Checkpoint:
     """Raises Unreadable, on all processes, if an array's bits have changed."""
     for name, group in bit_sums(found).items():
       if wrong := [key for key in group if group[key] != self.sums[name][key]]:
-        saved, read = self._dtype(name, wrong[0]), found[name][wrong[0]].dtype
+        saved = self._dtype(name, wrong[0])
+        read = found[name][wrong[0]].dtype
         why = "is not what was saved: its file is damaged"
         if saved != read:
           why = f"is {saved}, but the model computes in {read}: train it again"

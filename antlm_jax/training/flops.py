@@ -67,7 +67,8 @@ def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
   """
   # A query sees an interval of keys, so its length is the number of pairs.
   start, end = mask.bounds(shape[-1], shape[-1], np)
-  start, end = np.broadcast_to(start, shape), np.broadcast_to(end, shape)
+  start = np.broadcast_to(start, shape)
+  end = np.broadcast_to(end, shape)
   pairs = np.maximum(end - start, 0).sum(axis=-1)
   causal = (end <= np.arange(1, shape[-1] + 1)).all(axis=-1)
   return int(pairs[causal].sum()), int(pairs[~causal].sum())

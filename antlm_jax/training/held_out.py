@@ -20,7 +20,8 @@ def held_out_sources(
   UserError if `eval.objectives` names an unknown objective, or `eval.watch` a
   loss that is not measured.
   """
-  objectives, out = training.objectives, {}
+  objectives = training.objectives
+  out = {}
   if unknown := sorted({*config.eval.objectives} - {*objectives}):
     names = f"unknown {', '.join(unknown)}; known: {', '.join(objectives)}"
     raise UserError(f"eval.objectives: {names}")
@@ -37,7 +38,8 @@ def held_out_sources(
       of: _held_out_source(training, name, fixed, rows, config.eval.rows)
       for of, rows in sets.items()
     }
-  watch, known = config.eval.watch, loss_names(out)
+  watch = config.eval.watch
+  known = loss_names(out)
   if unknown := [name for name in watch if name not in known]:
     raise UserError(
       f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"

@@ -246,8 +246,10 @@ class Watch(Hook):
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
-    watch, patience = trainer.config.eval.watch, trainer.config.eval.patience
-    found, best = {}, 0
+    watch = trainer.config.eval.watch
+    patience = trainer.config.eval.patience
+    found = {}
+    best = 0
     if processes.is_first():
       records = metrics.read_records(trainer.folder)
       found = metrics.choosing(metrics.by_step(records), watch)
@@ -295,11 +297,13 @@ class LogHook(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tipped, self._last_step = trainer.resumed, None
+    self._tipped = trainer.resumed
+    self._last_step = None
     self._paused = None  # seconds of hooks before the first step
     self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
-    self._timed, self._last = np.zeros(3), np.zeros(3)
+    self._timed = np.zeros(3)
+    self._last = np.zeros(3)
 
   def after_step(self, trainer, done_step: DoneStep) -> None:
     trainer.progress.step()
@@ -307,13 +311,16 @@ class LogHook(Hook):
     # The first three are of `losses.cross_entropy`.
     for name in ("nats", "count", "weight", "lost_targets"):
       trainer.sums[name] = trainer.sums.get(name, 0) + done_step.metrics[name]
-    run, step = trainer.run, done_step.step
+    run = trainer.run
+    step = done_step.step
     if self._paused is None:
       self._paused = trainer.ledger.paused
     if done_step.seconds:
-      inputs, order = done_step.batch.inputs, run.order
+      inputs = done_step.batch.inputs
+      order = run.order
       filled = order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
-      slots, work = mesh_lib.abstract(run.mesh, inputs).size, 0.0
+      slots = mesh_lib.abstract(run.mesh, inputs).size
+      work = 0.0
       if self._chip:  # the other processes' rows count as like these
         work = flops.train_step(run.model, done_step.batch, filled)
       work *= slots / inputs.size
@@ -325,7 +332,8 @@ class LogHook(Hook):
     """Records and shows the steps since the last line, if there are any."""
     if self._last_step is None or not trainer.sums:
       return
-    done_step, step = self._last_step, self._last_step.step
+    done_step = self._last_step
+    step = self._last_step.step
     lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
     values, shown = self._values(trainer, step)
     for name, value in done_step.metrics.items():
@@ -341,8 +349,11 @@ class LogHook(Hook):
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""
-    values, shown, run = {}, [], trainer.run
-    sums, trainer.sums = trainer.sums, {}
+    values = {}
+    shown = []
+    run = trainer.run
+    sums = trainer.sums
+    trainer.sums = {}
     # Each objective's part of the loss, by the weights of its targets.
     shares = sums["weight"] / max(sums["weight"].sum(), 1e-9)
     for k, objective in enumerate(run.curriculum.objectives):
@@ -359,7 +370,8 @@ class LogHook(Hook):
     tokens, work, seconds = timed.tolist()
     if not tokens:
       return values, shown
-    rate, devices = tokens / seconds, jax.device_count()
+    rate = tokens / seconds
+    devices = jax.device_count()
     values["train/tokens_per_second"] = rate
     values["train/tokens_per_second_per_device"] = rate / devices
     shown.append(f"{units.quantity(rate)} tokens/s")
@@ -390,7 +402,8 @@ class Trace(Hook):
   """
 
   def __init__(self, steps: str, folder: pathlib.Path):
-    self._folder, self._running = folder, False
+    self._folder = folder
+    self._running = False
     found = re.fullmatch(r"(\d+):(\d+)", steps)
     if not (found and int(found[1]) < int(found[2])):
       raise UserError(

@@ -117,11 +117,16 @@ class Trainer:
     stop: Stop,
     hooks: Sequence[Hook],
   ):
-    self.run, self.config, self.hooks = run, run.config, hooks
+    self.run = run
+    self.config = run.config
+    self.hooks = hooks
     self.programs = programs
-    self.workdir, self.folder = mirror.workdir, mirror.folder
-    self._mirror, self._stop = mirror, stop
-    self.total, self.stopped = run.curriculum.steps, False
+    self.workdir = mirror.workdir
+    self.folder = mirror.folder
+    self._mirror = mirror
+    self._stop = stop
+    self.total = run.curriculum.steps
+    self.stopped = False
     # The last step; its loss is not known.
     self._pending: DoneStep | None = None
     settings = run.config.checkpoint
@@ -142,7 +147,8 @@ class Trainer:
       config = config_lib.to_json(run.config)
       files.write_text(self.workdir / saving.CONFIG, config)
     # Values before the first checkpoint will be recorded again.
-    kept, name = self.step if self.resumed else -1, self.workdir.name
+    kept = self.step if self.resumed else -1
+    name = self.workdir.name
     self._records = metrics.Records(self.folder, kept, run.config, name)
     self.progress = progress.Progress(self.step, self.total)
     for line in (*notes.notes_of_run(run), *about_start):

@@ -31,7 +31,8 @@ class Records:
   def __init__(
     self, folder: pathlib.Path, start: int, config=None, name: str = ""
   ):
-    self._path, self._writers = folder / METRICS, []
+    self._path = folder / METRICS
+    self._writers = []
     if not processes.is_first():
       return
     kept = [r for r in read_records(folder) if r["step"] <= start]
@@ -63,7 +64,8 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
   path = files.absolute_path(workdir) / METRICS
   if not path.exists():
     return []
-  records, damaged = [], []
+  records = []
+  damaged = []
   for number, record in files.read_jsonl(path, "the metrics", damaged.append):
     if type(record.get("step")) is not int:
       damaged.append(f"{path}, line {number}: it has no step")

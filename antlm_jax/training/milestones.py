@@ -28,7 +28,8 @@ def find_milestones(
   many words a number of steps sees, of the run's `steps`. Raises a UserError if
   a value is not a number of words, or the run never reaches it.
   """
-  out, total = {}, words(steps)
+  out = {}
+  total = words(steps)
   for text in wanted:
     for count in _parse_milestone(text):
       if count <= total * _TOLERANCE:

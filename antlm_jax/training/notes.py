@@ -21,7 +21,8 @@ _FEW_STEPS = 100  # a shorter run is a trial
 
 def notes_of_run(run: Run) -> Iterator[str]:
   """Yields lines about a run: model, data, attention, sharding."""
-  device, text = jax.devices()[0], run.config.curriculum
+  device = jax.devices()[0]
+  text = run.config.curriculum
   yield (
     f"{run.config.model.name} with {units.quantity(run.model.size)} parameters,"
     f" {text if len(text) <= 40 else text[:37] + '...'} ="
@@ -68,7 +69,8 @@ def _fewer(run: Run) -> str:
   config = run.config
   if not (config.train.epochs or config.train.steps):
     with contextlib.suppress(UserError):  # it has a unit
-      text, known = f"{config.curriculum} steps", config.known_objectives
+      text = f"{config.curriculum} steps"
+      known = config.known_objectives
       steps = curriculum.parse_curriculum(text, known, 1).steps
       if steps != run.curriculum.steps:  # counts of epochs
         return f"{steps:,} steps, --config.curriculum='{text}'"
@@ -106,7 +108,8 @@ def advice(
 
   Too high is above the unigram entropy, or 0.05 nats above the own best.
   """
-  out, fell = [], []
+  out = []
+  fell = []
   for name, mode in found.items():
     worse = []
     if mode["loss"] > unigram:

@@ -240,7 +240,8 @@ def assemble_run(
   """
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)
-  objectives, mesh = config.known_objectives, config.mesh.build(devices)
+  objectives = config.known_objectives
+  mesh = config.mesh.build(devices)
   curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)
   tokenizer = sources.tokenizer
   trained = [objectives[name] for name in curriculum.objectives]
@@ -315,12 +316,14 @@ def _curriculum_and_order(
     row_block=config.data.shuffle_block,
   )
   per_epoch = order.steps_per_epoch
-  known, train = list(objectives), config.train
+  known = list(objectives)
+  train = config.train
   length = curriculum_lib.run_length(train.steps, train.epochs, per_epoch)
   curriculum = curriculum_lib.parse_curriculum(
     config.curriculum, known, per_epoch, length
   )
-  steps, mix = curriculum.steps, None
+  steps = curriculum.steps
+  mix = None
   if length and steps != length:
     raise UserError(
       f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"

@@ -45,7 +45,8 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   if files.is_remote(workdir):
     yield
     return
-  lock, made = workdir / LOCK, not workdir.exists()
+  lock = workdir / LOCK
+  made = not workdir.exists()
   with contextlib.ExitStack() as held:
     if processes.is_first():
       with files.writing(workdir):
@@ -142,7 +143,8 @@ def _branch(
 
   Returns the state, and notes for the user.
   """
-  settings, start = run.config.init, run.start
+  settings = run.config.init
+  start = run.start
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
   state = init()  # compiles, so only after the checks
@@ -215,7 +217,8 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   model = models.build_model(meta.config.model, meta.tokenizer.vocab_size)
 
   def smaller(name: str, value: jax.Array) -> jax.ShapeDtypeStruct:
-    shape, mesh = model.shapes[name].shape, value.sharding.mesh
+    shape = model.shapes[name].shape
+    mesh = value.sharding.mesh
     spec = mesh_lib.spec(mesh, model.axes[name], shape)
     where = jax.sharding.NamedSharding(mesh, spec)
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=where)
@@ -361,7 +364,8 @@ class RunCheckpoints:
 
     Raises Unreadable on all processes if one of them cannot read it.
     """
-    found, why = None, "another process cannot read it"
+    found = None
+    why = "another process cannot read it"
     try:
       saved = Checkpoint(self._folder / str(step))
       check(saved.meta)

@@ -42,7 +42,8 @@ _PARTS = UNIT // _PART
 _SLOTS = 2  # number of slots, to load one while the other is in use
 # Number of registers of a thread that computes, and of a thread that loads. The
 # hardware has 65,536, and 2 * 240 + 24 is three times the initial 168.
-_MANY, _FEW = 240, 24
+_MANY = 240
+_FEW = 24
 _TILE = plgpu.Layout.WGMMA  # layout of a product in a warpgroup's registers
 
 
@@ -100,7 +101,8 @@ def _mosaic_forward(settings, q, k, v, seeds, schedule):
   )
   # The backward pass recomputes the scores from `lse`. If remat saves these two
   # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  out = checkpoint_name(out, SAVED)
+  lse = checkpoint_name(lse, SAVED)
   return out, (q, k, v, seeds, schedule, out, lse)
 
 
@@ -161,7 +163,8 @@ _GIVEN = {
 def _output(b: "_ThreadBlock", r):
   """Computes the output, and the base-2 log-sum-exp of each query's scores."""
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
-  width, dtype = r.q.shape[3], r.q.dtype
+  width = r.q.shape[3]
+  dtype = r.q.dtype
 
   @b.load
   def _(block, _):
@@ -182,7 +185,8 @@ def _output(b: "_ThreadBlock", r):
     def step(masked, slot, block, _, carry):
       acc, top, total = carry
       p = _Scores(b, (_PART, UNIT), 0, first, block * UNIT, given.get, b.head)
-      k, v = r.k_s.at[slot], r.v_s.at[slot]
+      k = r.k_s.at[slot]
+      v = r.v_s.at[slot]
       (scores,) = _products((r.q_s.at[part], k.transpose((1, 0))))
       if masked:
         scores = jnp.where(p.seen(), scores, -jnp.inf)
@@ -217,7 +221,8 @@ def _output(b: "_ThreadBlock", r):
 
 def _query_gradient(b: "_ThreadBlock", r):
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
-  width, dtype = r.q.shape[3], r.q.dtype
+  width = r.q.shape[3]
+  dtype = r.q.dtype
 
   @b.load
   def _(block, _):
@@ -229,7 +234,8 @@ def _query_gradient(b: "_ThreadBlock", r):
     first = b.tile * UNIT + part * _PART
     queries = b.row, pl.ds(first, _PART), b.head
     b.bring(part, {"q_s": r.q.at[queries], "do_s": r.do.at[queries]})
-    bounds, sums = r.bounds.at[b.row], r.sums.at[b.row, b.head]
+    bounds = r.bounds.at[b.row]
+    sums = r.sums.at[b.row, b.head]
     given = {
       n: _read_value(n, bounds, sums, queries[1], axis=0) for n in _GIVEN
     }
@@ -258,7 +264,8 @@ def _query_gradient(b: "_ThreadBlock", r):
 
 
 def _key_gradients(b: "_ThreadBlock", r):
-  width, dtype = r.k.shape[3], r.k.dtype
+  width = r.k.shape[3]
+  dtype = r.k.dtype
   # `b.head` is a key head here, and the kernel visits its query heads in turn.
 
   @b.load
@@ -295,7 +302,8 @@ def _key_gradients(b: "_ThreadBlock", r):
           )
           p = _Scores(b, (_PART, _PART), 1, query, first, read, head)
           # Transpose the scores, because the sums belong to keys.
-          q, do = r.q_s.at[queries], r.do_s.at[queries]
+          q = r.q_s.at[queries]
+          do = r.do_s.at[queries]
           (scores,) = _products((r.k_s.at[part], q.transpose((1, 0))))
           weights = p.weights(masked, scores)
           plgpu.wgmma(dv, b.operand(part, 0, p.drop(weights), dtype), do)
@@ -345,7 +353,8 @@ class _Scores:
   @functools.cached_property
   def kept(self) -> jax.Array:
     """Whether dropout keeps each weight, by the hash of all implementations."""
-    b, size = self.block, (self.shape[self.axis],)
+    b = self.block
+    size = (self.shape[self.axis],)
     layout = _TILE.reduce(1 - self.axis)
     query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
     query = (self.query + query).astype(jnp.uint32)
@@ -453,7 +462,8 @@ class _ThreadBlock:
       def of_head(g, _):
         @pl.loop(0, needed)
         def _(n):
-          block, at = r.blocks[self.row, self.tile, n], g * needed + n
+          block = r.blocks[self.row, self.tile, n]
+          at = g * needed + n
           slot = _slot(at)
           reused = at >= _SLOTS
           pl.when(reused)(lambda: plgpu.barrier_wait(r.free.at[slot]))

@@ -46,7 +46,8 @@ def one_hot_offset(step: Step, blocks: AttentionBlocks) -> jax.Array:
   """Returns the index of a block's `one_hots`."""
   # (q * q_size - k * k_size - first) / unit, without a division at run time.
   unit, _ = _offsets(blocks)
-  q, k = blocks.q_size // unit, blocks.k_size // unit
+  q = blocks.q_size // unit
+  k = blocks.k_size // unit
   return step.q * q + (blocks.k_count - 1 - step.k) * k
 
 
@@ -77,7 +78,8 @@ class Diagonals:
 
   def scores(self, terms: jax.Array) -> jax.Array:
     """Maps terms `[C, R]` to their part of the scores, float32 `[R', R]`."""
-    size, parts = terms.shape[1], []
+    size = terms.shape[1]
+    parts = []
     for at in range(0, size, LANES):
       # Term of each column on each diagonal, [R' + LANES, LANES].
       met = dot(self._met(size, at), terms[:, at : at + LANES], 1, 0)
@@ -88,7 +90,8 @@ class Diagonals:
 
   def gradient(self, scores: jax.Array) -> jax.Array:
     """Maps the gradient of scores to that of terms, float32 `[C, R]`."""
-    size, parts = scores.shape[1], []
+    size = scores.shape[1]
+    parts = []
     for at in range(0, size, LANES):
       # Reverse `scores`: pad, shear the other way, and add up each bucket in a
       # product with the same one-hot matrix.

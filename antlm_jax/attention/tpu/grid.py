@@ -66,7 +66,8 @@ class Full(_Base):
     row, outer, inner = ids
     q, k = (inner, outer) if self.by_key else (outer, inner)
     _, outers, inners = self.grid(1)
-    first, last = inner == 0, inner == inners - 1
+    first = inner == 0
+    last = inner == inners - 1
     ends = first & (outer == 0), last & (outer == outers - 1)
     masked = self.blocks.over_the_end(q, k)
     return Step(row, q, k, first, last, *ends, True, masked)
@@ -94,9 +95,11 @@ class Triangle(_Base):
     outer = jnp.where(is_short, short, count - 1 - pair)
     inner = jnp.where(is_short, place, place - short - 1)
     # A mirror image at the second diagonal orders the triangle by keys.
-    q, k = outer, inner
+    q = outer
+    k = inner
     if self.by_key:
-      q, k = count - 1 - inner, count - 1 - outer
+      q = count - 1 - inner
+      k = count - 1 - outer
     _, pairs, places = self.grid(1)
     row_first = (pair == 0) & (place == 0)
     ends = row_first, (pair == pairs - 1) & (place == places - 1)
@@ -157,7 +160,8 @@ def make_grid_schedules(
     return kind(blocks, False), kind(blocks, True)
   needed, whole = visibility(mask, rows, blocks)
   by_query = _list_blocks(needed, whole, *_block_bits(blocks, False))
-  needed, whole = needed.swapaxes(1, 2), whole.swapaxes(1, 2)
+  needed = needed.swapaxes(1, 2)
+  whole = whole.swapaxes(1, 2)
   by_key = _list_blocks(needed, whole, *_block_bits(blocks, True))
   return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
@@ -186,7 +190,8 @@ def _list_blocks(
   # argmax returns the index of the first True.
   first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
   end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
-  last, outer = inner + 1 == end, outer[:, None]
+  last = inner + 1 == end
+  outer = outer[:, None]
   flags = first * _FIRST | last * _LAST
   flags |= (first & (outer == 0)) * _ROW_FIRST
   flags |= (last & (outer == needed.shape[1] - 1)) * _ROW_LAST

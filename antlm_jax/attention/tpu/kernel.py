@@ -44,14 +44,16 @@ _FLOOR = -1e37  # first maximum, so far over _HIDDEN that exp2 returns 0
 _BLOCK = 512  # largest side of a block
 # Largest shares of vector memory for the float32 scores of a step, and for the
 # dQ of a row.
-_SCORES, _ROW = 1 / 16, 3 / 8
+_SCORES = 1 / 16
+_ROW = 3 / 8
 
 
 def choose_blocks(
   queries: int, keys: int, group: int, width: int, dtype
 ) -> AttentionBlocks:
   """Chooses the blocks, with `group` query heads per key head."""
-  largest, most = _BLOCK, _most_scores(width, dtype)
+  largest = _BLOCK
+  most = _most_scores(width, dtype)
   while largest > LANES and group * largest**2 > most:
     largest //= 2
   return AttentionBlocks.of(queries, keys, largest)
@@ -133,7 +135,8 @@ def _pallas_forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
   )
   # The backward pass recomputes the scores from `lse`. If remat saves these two
   # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  out = checkpoint_name(out, SAVED)
+  lse = checkpoint_name(lse, SAVED)
   return out, (q, k, v, rope, terms, bounds, seeds, schedules, out, lse)
 
 
@@ -146,7 +149,8 @@ def _pallas_backward(settings, residuals, grad):
   inputs["do"] = cut.queries(grad)
   inputs["lse"] = cut.queries(lse)
   inputs["delta"] = cut.queries(delta)
-  of_queries, of_keys = {"q": q}, {"k": k, "v": v}
+  of_queries = {"q": q}
+  of_keys = {"k": k, "v": v}
   if terms:
     of_queries["of_query"] = terms["of_query"]
     of_keys["of_key"] = terms["of_key"]
@@ -249,7 +253,8 @@ def _output(b: ScoreBlock, outs, sums):
     top[p.h] = highest
     # The softmax includes all keys, so dropout follows it.
     total[p.h] = total[p.h] * shrink + weights.sum(axis=0, keepdims=True)
-    v, weights = p.keys("v"), p.drop(weights)
+    v = p.keys("v")
+    weights = p.drop(weights)
     acc[p.h] = acc[p.h] * shrink + dot(v, weights.astype(v.dtype), 1, 0)
 
   @pl.when(b.step.last)
@@ -291,9 +296,11 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
         x = rotate_heads(x, b.refs["rope_k"][...], -1)
       outs[name][0] = x.astype(outs[name].dtype)
 
-  begins, ends = b.step.first, b.step.last
+  begins = b.step.first
+  ends = b.step.last
   if whole_row:
-    begins, ends = b.step.row_first, b.step.row_last
+    begins = b.step.row_first
+    ends = b.step.row_last
   if of_queries:
     pl.when(begins)(lambda: clear(of_queries))
   if of_keys:
@@ -426,7 +433,8 @@ def _call_pallas(
   heads = inputs["q"].block[1]
   # Scalar memory holds the scalars before the grid begins. They are the steps
   # of a table and dropout's seeds. The kernel and its index maps read them.
-  grid, scalars = schedule.grid(rows), schedule.scalars
+  grid = schedule.grid(rows)
+  scalars = schedule.scalars
   if seeds is not None:
     scalars += (jax.lax.bitcast_convert_type(seeds, jnp.int32).reshape(-1),)
 

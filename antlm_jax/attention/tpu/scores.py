@@ -66,7 +66,8 @@ class ScoreBlock:
     # comparison with the mask. In long rows, most blocks have none.
     if self.step.masked is False:
       return run(False)
-    work, masked = self.step.work, self.step.masked
+    work = self.step.work
+    masked = self.step.masked
     pl.when(work & masked)(lambda: run(True))
     pl.when(work & ~masked)(lambda: run(False))
 
@@ -127,7 +128,8 @@ class HeadScores:
     scores = dot(self.keys("k"), self.queries("q"), 0, 0)
     if self.block.diagonals:
       # Scores beyond the ends are arbitrary, and `hide` replaces them later.
-      refs, (of_query, of_key) = self.block.refs, self.block.diagonals
+      refs = self.block.refs
+      of_query, of_key = self.block.diagonals
       scores += of_query.scores(refs["of_query"][0, self.h, 0])
       scores += of_key.scores(refs["of_key"][0, self.h]).T
     # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all.
@@ -177,7 +179,9 @@ class HeadScores:
     if not self.masked:
       return x
     block = self.block
-    blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
+    blocks = block.settings.blocks
+    i = block.queries()
+    j = self.key_index(0)
     # All conditions on a query's keys form one interval. Combine them in rows
     # `[1, lanes]`, and compare the whole block only once or twice.
     end = jnp.full_like(i, blocks.keys)
@@ -194,7 +198,8 @@ class HeadScores:
 
   def drop(self, x: jax.Array) -> jax.Array:
     """Replaces dropped weights by 0."""
-    block, rate = self.block, self.block.settings.rate
+    block = self.block
+    rate = self.block.settings.rate
     if not rate:
       return x
     # All passes compute the same bits, from a hash of the position.
@@ -219,7 +224,8 @@ class HeadScores:
 
   def queries(self, name: str) -> jax.Array:
     """Returns the block's part of q or do, `[H, lanes]`."""
-    block, blocks = self.block, self.block.settings.blocks
+    block = self.block
+    blocks = self.block.settings.blocks
     parts = [block.refs[name][0, self.h, g] for g in range(block.group)]
     if name == "q" and "rope_q" in block.refs:
       parts = [rotate_heads(x, block.refs["rope_q"][0]) for x in parts]
