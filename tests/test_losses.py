@@ -209,7 +209,7 @@ def test_each_state_is_transformed_with_its_place():
   at = DropoutPlaces(jnp.uint32(0), places.reshape(hidden.shape[:2]))
 
   def transform(part, at):
-    same = part == hidden.reshape(-1, hidden.shape[-1])[at.places]
+    same = part == hidden.reshape(-1, hidden.shape[-1])[at.index]
     return jnp.where(same, part, jnp.nan)
 
   rest = (inputs[n] for n in ("targets", "weights", "objective_ids"))

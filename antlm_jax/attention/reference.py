@@ -31,33 +31,39 @@ def reference(
   q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width)
   shape = batch, *q.shape[2:4], queries, keys
   terms = None
-  kept = None
-  kept_scale = 1.0
+  keep_mask = None
+  keep_scale = 1.0
   if relative is not None:
     terms = relative.scores(first).reshape(shape)
   visible = mask.dense(queries, keys)
   if visible is not None:
     visible = visible[:, None, None]
   if dropout is not None:
-    kept = dropout.kept(heads, first + jnp.arange(queries), jnp.arange(keys))
-    kept = kept.reshape(shape)
-    kept_scale = dropout.scale
+    keep_mask = dropout.kept(
+      heads, first + jnp.arange(queries), jnp.arange(keys)
+    )
+    keep_mask = keep_mask.reshape(shape)
+    keep_scale = dropout.scale
   q = q.transpose(0, 2, 3, 1, 4)
   k = k.transpose(0, 2, 1, 3)
   v = v.transpose(0, 2, 1, 3)
-  out = _weighted(scale, kept_scale, q, k, v, terms, visible, kept)
+  out = _weighted(scale, keep_scale, q, k, v, terms, visible, keep_mask)
   return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, width)
 
 
 # On CPU, this backward pass takes two thirds of the time of JAX's gradient.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _weighted(scale, kept_scale, q, k, v, terms, visible, kept) -> jax.Array:
+def _weighted(
+  scale, keep_scale, q, k, v, terms, visible, keep_mask
+) -> jax.Array:
   # q is `[B, K, G, T, H]`; k and v are `[B, K, S, H]`. `terms`, `visible` and
-  # `kept` broadcast to `[B, K, G, T, S]`, or are None.
-  return _reference_forward(scale, kept_scale, q, k, v, terms, visible, kept)[0]
+  # `keep_mask` broadcast to `[B, K, G, T, S]`, or are None.
+  return _reference_forward(
+    scale, keep_scale, q, k, v, terms, visible, keep_mask
+  )[0]
 
 
-def _reference_forward(scale, kept_scale, q, k, v, terms, visible, kept):
+def _reference_forward(scale, keep_scale, q, k, v, terms, visible, keep_mask):
   scores = _float32_einsum("bkgth,bksh->bkgts", q, k)
   scores = (scores if terms is None else scores + terms) * scale
   if visible is not None:
@@ -66,17 +72,17 @@ def _reference_forward(scale, kept_scale, q, k, v, terms, visible, kept):
   weights = jax.nn.softmax(scores, axis=-1)
   if visible is not None:
     weights = jnp.where(visible, weights, 0.0)
-  dropped = _dropped(weights, kept_scale, kept).astype(v.dtype)
+  dropped = _dropped(weights, keep_scale, keep_mask).astype(v.dtype)
   out = jnp.einsum("bkgts,bksh->bkgth", dropped, v)
-  return out, (q, k, v, terms, kept, weights, out)
+  return out, (q, k, v, terms, keep_mask, weights, out)
 
 
-def _reference_backward(scale, kept_scale, residual, grad):
-  q, k, v, terms, kept, weights, out = residual
-  dropped = _dropped(weights, kept_scale, kept).astype(v.dtype)
+def _reference_backward(scale, keep_scale, residual, grad):
+  q, k, v, terms, keep_mask, weights, out = residual
+  dropped = _dropped(weights, keep_scale, keep_mask).astype(v.dtype)
   of_v = _float32_einsum("bkgts,bkgth->bksh", dropped, grad)
   of_weights = _float32_einsum("bkgth,bksh->bkgts", grad, v)
-  of_weights = _dropped(of_weights, kept_scale, kept)
+  of_weights = _dropped(of_weights, keep_scale, keep_mask)
   # Equal to the sum over a query's keys of weight times gradient.
   total = jnp.sum(grad.astype(jnp.float32) * out, axis=-1, keepdims=True)
   of_scores = weights * (of_weights - total) * scale
@@ -95,8 +101,10 @@ def _float32_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _dropped(weights: jax.Array, scale: float, kept) -> jax.Array:
-  return weights if kept is None else scale * jnp.where(kept, weights, 0.0)
+def _dropped(weights: jax.Array, scale: float, keep_mask) -> jax.Array:
+  if keep_mask is None:
+    return weights
+  return scale * jnp.where(keep_mask, weights, 0.0)
 
 
 def chunked(

@@ -72,7 +72,7 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   )
   # Edges are the distances, from 1 - longest on, at which the bucket rises.
   rises = np.flatnonzero(np.diff(np.concatenate([-bucket[:0:-1], bucket])))
-  return tuple(int(2 - longest + at) for at in rises)
+  return tuple(int(2 - longest + index) for index in rises)
 
 
 def bucket_of(distance, edges: tuple[int, ...]):

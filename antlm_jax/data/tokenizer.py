@@ -280,8 +280,7 @@ class Tokenizer:
   @functools.cached_property
   def word_tokens(self) -> WordTokens:
     """The tokens that begin, end or continue a word."""
-    model = self._backend.model
-    special = self.special
+    model, special = self._backend.model, self.special
     # WordPiece's `##` marks pieces inside words, and `</w>` in BPE those that
     # end them. Others mark those that begin, and WordLevel's are whole words.
     inside = getattr(model, "continuing_subword_prefix", None) or ""
@@ -344,8 +343,7 @@ class Tokenizer:
 
   def _flag(self) -> None:
     """Flags the tokens special that have the names of special tokens."""
-    backend = self._backend
-    known = self._backend.get_added_tokens_decoder()
+    backend, known = self._backend, self._backend.get_added_tokens_decoder()
     ids = {self.pad_id, self.bos_id, self.eos_id, self.mask_id}
     ids |= set(map(backend.token_to_id, _OTHERS))
     names = [
@@ -381,11 +379,9 @@ def _library_errors(kind: type[Exception], begin: str) -> Iterator[None]:
 
 def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
   """Returns the spans of `encode_offsets` from those of the library."""
-  spans = []
-  after = len(text)
+  spans, after = [], len(text)
   for i, (begin, end) in reversed([*enumerate(offsets)]):
-    piece = text[begin:end]
-    before = offsets[i - 1][1] if i else 0
+    piece, before = text[begin:end], offsets[i - 1][1] if i else 0
     word = piece.lstrip()
     start = end - len(word) if word else begin
     if word and tokens[i] in _SPACES and tokens[i] != piece:
@@ -432,8 +428,7 @@ def _digits() -> str:
 
 def _training_texts(texts: Iterable[str]) -> Iterator[str]:
   """Yields texts until training has enough characters."""
-  characters = _TRAINING_CHARACTERS
-  phrases = _TRAINING_PHRASES
+  characters, phrases = _TRAINING_CHARACTERS, _TRAINING_PHRASES
   for text in texts:
     if characters <= 0:
       return

@@ -38,10 +38,10 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   rows, tokens, specs = _specs(states, near, bias)
   saved = states, near, bias, targets, weights
   local = functools.partial(_local_arrays, settings.z_loss, gradient, tokens)
-  each = PartitionSpec(rows)
-  found = (each, each, each, each if gradient else None)
-  *found, of_states = on_shards(local, specs, found)(*saved)
-  return found, (*saved, found[0], of_states) if gradient else None
+  by_target = PartitionSpec(rows)
+  out_specs = (*(by_target,) * 3, by_target if gradient else None)
+  *statistics, of_states = on_shards(local, specs, out_specs)(*saved)
+  return statistics, (*saved, statistics[0], of_states) if gradient else None
 
 
 def backward(settings, saved, grad):
@@ -52,15 +52,16 @@ def backward(settings, saved, grad):
   rows, tokens, specs = _specs(states, near, bias)
 
   def local(states, kernel, bias, targets, *numbers):
-    own = targets - _first_token(tokens, kernel)
-    flat = (x.reshape(-1) for x in (own, *numbers))
+    part_targets = targets - _first_token(tokens, kernel)
+    flat = (x.reshape(-1) for x in (part_targets, *numbers))
     states = states.reshape(-1, states.shape[2])
     grads = head_kernel.gradients_by_token(states, kernel, bias, *flat)
     return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
 
-  each = PartitionSpec(rows)
-  out = PartitionSpec(tokens)
-  local = on_shards(local, (*specs[:4], each, each, each), (out, out))
+  by_target = PartitionSpec(rows)
+  by_token = PartitionSpec(tokens)
+  in_specs = (*specs[:4], *(by_target,) * 3)
+  local = on_shards(local, in_specs, (by_token, by_token))
   of_kernel, of_bias = local(
     states, near, bias, targets, log_partition, scale, weights
   )
@@ -94,27 +95,27 @@ def _local_arrays(
   shape = targets.shape
   over = functools.partial(_over, axis)
   states = states.reshape(-1, states.shape[2])
-  own = targets.reshape(-1) - _first_token(axis, kernel)
-  found = head_kernel.loss_by_target(states, kernel, bias, gradient)
-  top = over(jax.lax.pmax, found.top)
-  shrink = jnp.exp(found.top - top)
-  total = over(jax.lax.psum, found.total * shrink)
+  part_targets = targets.reshape(-1) - _first_token(axis, kernel)
+  results = head_kernel.loss_by_target(states, kernel, bias, gradient)
+  top = over(jax.lax.pmax, results.top)
+  shrink = jnp.exp(results.top - top)
+  total = over(jax.lax.psum, results.total * shrink)
   log_partition = jnp.log(total) + top
   # How far the first of the highest scores is from the target.
-  far = jnp.where(found.top == top, found.best - own, 2**30)
+  far = jnp.where(results.top == top, results.best - part_targets, 2**30)
   correct = over(jax.lax.pmin, far) == 0
   # The targets' rows. They are zeros if another part has them.
-  inside = (own >= 0) & (own < len(kernel))
-  place = jnp.where(inside, own, 0)
+  inside = (part_targets >= 0) & (part_targets < len(kernel))
+  place = jnp.where(inside, part_targets, 0)
   rows = kernel[place].astype(jnp.float32) * inside[:, None]
   at_target = (states.astype(jnp.float32) * rows).sum(axis=1)
   if bias is not None:
     at_target += bias[place] * inside
   at_target = over(jax.lax.psum, at_target)
-  each = [x.reshape(shape) for x in (log_partition, at_target, correct)]
+  statistics = [x.reshape(shape) for x in (log_partition, at_target, correct)]
   if not gradient:
-    return *each, None
+    return *statistics, None
   weights = weights.reshape(-1)
   scale = weights * (1 + 2 * z_loss * log_partition) * shrink / total
-  of_states = (found.acc * scale).T - weights[:, None] * rows
-  return *each, over(jax.lax.psum, of_states).reshape(*shape, -1)
+  of_states = (results.acc * scale).T - weights[:, None] * rows
+  return *statistics, over(jax.lax.psum, of_states).reshape(*shape, -1)

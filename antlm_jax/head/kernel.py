@@ -60,12 +60,12 @@ class HeadBlocks(NamedTuple):
         return None
     # v4 and v5p divide the blocks of targets between two cores.
     count = 2 * -(-targets // (2 * size)) if targets > UNIT else 1
-    each = _up(-(-targets // count))
+    targets_each = _up(-(-targets // count))
     # No block of tokens extends beyond the end if a large enough size divides.
     sizes = range(size, size // 2, -UNIT)
     least = _up(-(-tokens // -(-tokens // size)))
     tokens_each = next((n for n in sizes if tokens % n == 0), least)
-    return cls(each, tokens_each, (count, -(-tokens // tokens_each)))
+    return cls(targets_each, tokens_each, (count, -(-tokens // tokens_each)))
 
   def moved(self, outer: int, width: int, itemsize: int) -> int:
     """Returns the bytes that a kernel reads and writes, without its rows."""
@@ -106,7 +106,7 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
   row = jax.ShapeDtypeStruct((1, size), jnp.float32)
   place = jax.ShapeDtypeStruct((1, size), jnp.int32)
   acc = jax.ShapeDtypeStruct((kernel.shape[1], size), jnp.float32)
-  found = _run_on_blocks(
+  results = _run_on_blocks(
     "head_states_gradient" if gradient else "head_statistics",
     functools.partial(_by_target, tokens),
     blocks,
@@ -115,7 +115,7 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
     tokens_inside=True,
     products=1 + gradient,
   )
-  *rows, acc = found if gradient else (*found, None)
+  *rows, acc = results if gradient else (*results, None)
   acc = acc[:, :count] if gradient else None
   return PassResults(*(x[0, :count] for x in rows), acc)
 
@@ -134,10 +134,10 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
   if count % len(s):
     s = jnp.where(token < count - first, s, _HIDDEN)
   before = top[...]
-  here = s.max(axis=0, keepdims=True)
-  place = jnp.where(s == here, token, len(s)).min(axis=0, keepdims=True)
-  best[...] = jnp.where(here > before, first + place, best[...])
-  highest = jnp.maximum(before, here)
+  block_top = s.max(axis=0, keepdims=True)
+  place = jnp.where(s == block_top, token, len(s)).min(axis=0, keepdims=True)
+  best[...] = jnp.where(block_top > before, first + place, best[...])
+  highest = jnp.maximum(before, block_top)
   shrink = jnp.exp(before - highest)
   e = jnp.exp(s - highest)
   top[...] = highest
@@ -237,8 +237,8 @@ def _run_on_blocks(
     shape[part.axis] = blocks[part.over]
 
     def index(*ids):
-      at = ids[part.over if tokens_inside else 1 - part.over]
-      return (at, 0) if part.axis == 0 else (0, at)
+      block = ids[part.over if tokens_inside else 1 - part.over]
+      return (block, 0) if part.axis == 0 else (0, block)
 
     return pl.BlockSpec(tuple(shape), index)
 

@@ -138,7 +138,7 @@ class BertTokenHead(nnx.Module):
       )
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 

@@ -220,10 +220,10 @@ class LtgBertTokenHead(nnx.Module):
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     x = jax.nn.gelu(self.linear(self.norm(x)), approximate=False)
-    return layers.dropout_at(self.out_norm(x), self.config.dropout, at)
+    return layers.dropout_at(self.out_norm(x), self.config.dropout, places)
 
 
 class LtgBert(encoder.Encoder):

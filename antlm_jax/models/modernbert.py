@@ -128,7 +128,7 @@ class ModernBertTokenHead(nnx.Module):
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 

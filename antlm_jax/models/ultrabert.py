@@ -56,7 +56,7 @@ class UltraBertTokenHead(nnx.Module):
       self.axes = output.axes
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return jax.nn.gelu(self.down(jax.nn.gelu(self.up(x))))  # tanh's form
 

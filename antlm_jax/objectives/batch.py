@@ -168,10 +168,10 @@ def assemble_batch(
     k_start=corrupted.k_start.reshape(shape) if segmented else None,
     k_end=None if causal or full else corrupted.k_end.reshape(shape),
   )
-  at = np.arange(length, dtype=np.int32)
+  position = np.arange(length, dtype=np.int32)
   return Batch(
     inputs=corrupted.inputs.reshape(shape),
-    positions=(at - corrupted.k_start).reshape(shape),
+    positions=(position - corrupted.k_start).reshape(shape),
     mask=mask,
     **_target_lists(corrupted, row_objectives, objectives, layout, size),
   )
@@ -181,25 +181,25 @@ def _target_lists(corrupted, row_objectives, objectives, layout, size):
   """Returns the four arrays of targets, each `[M, D, C]`, and those lost."""
   lists = layout.microbatches, len(layout.local)
   predicted = corrupted.predicted.reshape(*lists, -1)
-  where = np.zeros((*lists, size), np.int32)
-  real = np.zeros(where.shape, bool)
+  target_index = np.zeros((*lists, size), np.int32)
+  real = np.zeros(target_index.shape, bool)
   for index in np.ndindex(lists):
-    found = np.flatnonzero(predicted[index])[:size]
-    where[index][: len(found)] = found
-    real[index][: len(found)] = True
+    places = np.flatnonzero(predicted[index])[:size]
+    target_index[index][: len(places)] = places
+    real[index][: len(places)] = True
 
   def pick(places, values):
     return np.take_along_axis(values.reshape(*lists, -1), places, axis=-1)
 
-  rows = where // corrupted.inputs.shape[1]
+  rows = target_index // corrupted.inputs.shape[1]
   objective = pick(rows, row_objectives.astype(np.int32))
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
   arrays = {
     # A token is predicted from `shift` places before it.
-    "target_positions": where - shift[objective],
-    "targets": pick(where, corrupted.tokens),
-    "weights": weight[objective] * pick(where, corrupted.scale),
+    "target_positions": target_index - shift[objective],
+    "targets": pick(target_index, corrupted.tokens),
+    "weights": weight[objective] * pick(target_index, corrupted.scale),
     "objective_ids": objective,
   }
   out = {name: np.where(real, values, 0) for name, values in arrays.items()}

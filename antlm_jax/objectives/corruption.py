@@ -65,8 +65,9 @@ class Vocabulary:
   def mean_word_size(self, tokens: np.ndarray) -> float:
     """Returns the mean size of a token's word in rows, in ordinary tokens."""
     ordinary = ~self.special[tokens]
-    at = self.words(tokens) + tokens.shape[1] * np.arange(len(tokens))[:, None]
-    sizes = np.bincount(at[ordinary], minlength=1).astype(float)
+    row_begin = tokens.shape[1] * np.arange(len(tokens))[:, None]
+    word_begin = self.words(tokens) + row_begin
+    sizes = np.bincount(word_begin[ordinary], minlength=1).astype(float)
     return float(sizes @ sizes / max(sizes.sum(), 1))
 
 
@@ -151,8 +152,8 @@ class Segments:
     length = starts.shape[1]
     # The end is the next start, found from the right.
     later = np.full(starts.shape, length, np.int32)
-    at = np.arange(1, length, dtype=np.int32)
-    later[:, :-1] = np.where(starts[:, 1:], at, length)
+    position = np.arange(1, length, dtype=np.int32)
+    later[:, :-1] = np.where(starts[:, 1:], position, length)
     end = np.minimum.accumulate(later[:, ::-1], axis=1)[:, ::-1]
     return cls(latest_begins(starts).astype(np.int32), end)
 
@@ -165,5 +166,5 @@ class Segments:
 
 def latest_begins(begins: np.ndarray) -> np.ndarray:
   """Returns the latest begin at or before each place; 0 before the first."""
-  at = np.arange(begins.shape[1])
-  return np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+  position = np.arange(begins.shape[1])
+  return np.maximum.accumulate(np.where(begins, position, 0), axis=1)

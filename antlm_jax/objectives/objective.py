@@ -180,8 +180,8 @@ class Objective(Section):
   @property
   def max_mask_ratio(self) -> float:
     """Largest share that is masked at any time of the run."""
-    others = self.mask_ratio_end, self.mask_ratio_high
-    return max(self.mask_ratio, *(ratio or 0.0 for ratio in others))
+    ratios = self.mask_ratio_end, self.mask_ratio_high
+    return max(self.mask_ratio, *(ratio or 0.0 for ratio in ratios))
 
   @property
   def needs_mask_token(self) -> bool:
@@ -231,8 +231,8 @@ class Objective(Section):
     The tokens are int32 `[n, T]`, and the segments their documents or chunks.
     `progress` is the part of the run that is done, 0 to 1.
     """
-    at = np.arange(tokens.shape[1], dtype=np.int32)
-    k_end, suffix = _attention_end(self, segments, draw, at)
+    position = np.arange(tokens.shape[1], dtype=np.int32)
+    k_end, suffix = _attention_end(self, segments, draw, position)
     inputs = tokens
     chosen = np.zeros(tokens.shape, bool)
     ratio = _ratios(self, segments, draw, progress)
@@ -240,7 +240,7 @@ class Objective(Section):
       maskable = ~vocabulary.special[tokens]
       if self.mask_ends and vocabulary.eos_id is not None:
         # But not an end token that is a document's first.
-        maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
+        maskable |= (tokens == vocabulary.eos_id) & (position > segments.start)
       chosen, unit = _choose_tokens(
         self, ratio, tokens, maskable, draw, vocabulary
       )
@@ -251,7 +251,7 @@ class Objective(Section):
       if never is not None:
         predicted = predicted & (tokens != never)
     if self.shift:  # a segment's first token has none before it
-      predicted = predicted & (at - segments.start >= self.shift)
+      predicted = predicted & (position - segments.start >= self.shift)
     scale = np.float32(1 / ratio if self.per_ratio else 1)
     scale = np.broadcast_to(scale, tokens.shape)
     return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
@@ -304,8 +304,11 @@ def changed(name: str, values: Mapping[str, Any]) -> Objective:
   if name in OBJECTIVES and isinstance(values, Mapping):
     # Another kind may lack some of the known objective's settings.
     fields = settings.of(kind_of(name, values.get("kind")))
-    known = settings.to_dict(OBJECTIVES[name])
-    defaults = {n: v for n, v in known.items() if n in fields or n == "kind"}
+    defaults = {
+      field: value
+      for field, value in settings.to_dict(OBJECTIVES[name]).items()
+      if field in fields or field == "kind"
+    }
     values = {**defaults, **values}
   return settings.build(KINDS, values, f"config.objectives.{name}")
 
@@ -350,27 +353,29 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
   return low + (objective.mask_ratio_high - low) * (u % 1)
 
 
-def _attention_end(objective, segments, draw, at):
+def _attention_end(objective, segments, draw, position):
   """Returns k_end, and which tokens are after the prefix (or None)."""
   if objective.attention == "bidirectional":
     return segments.end, None
   if objective.attention == "block":
     end = _block_begin(objective, segments) + np.int32(objective.block_length)
     return np.minimum(end, segments.end), None
-  own_end = np.broadcast_to(at + 1, segments.end.shape)
+  causal_end = np.broadcast_to(position + 1, segments.end.shape)
   if objective.attention == "causal":
-    return own_end, None
+    return causal_end, None
   # A segment draws as its first token does.
-  share = np.take_along_axis(draw.uniform("prefix", at), segments.start, axis=1)
+  draws = draw.uniform("prefix", position)
+  share = np.take_along_axis(draws, segments.start, axis=1)
   length = (share * (segments.end - segments.start)).astype(np.int32)
   prefix_end = segments.start + length
-  return np.maximum(own_end, prefix_end), at >= prefix_end
+  return np.maximum(causal_end, prefix_end), position >= prefix_end
 
 
 def _block_begin(objective, segments) -> np.ndarray:
   """Returns where the block of each token begins, int32 `[n, T]`."""
-  at = np.arange(segments.start.shape[1], dtype=np.int32)
-  return at - (at - segments.start) % np.int32(objective.block_length)
+  position = np.arange(segments.start.shape[1], dtype=np.int32)
+  place = position - segments.start
+  return position - place % np.int32(objective.block_length)
 
 
 def _choose_tokens(objective, ratio, tokens, maskable, draw, vocabulary):
@@ -445,16 +450,16 @@ def _random_spans(objective: Objective, ratio, draw: Draw, length: int):
   # Spans may begin before the row, so that its first tokens are as likely to be
   # chosen as any other.
   lead = objective.span_length - 1
-  at = np.arange(length + lead)
-  begins = draw.uniform("choose", at) < _span_rate(ratio, shares)
+  position = np.arange(length + lead)
+  begins = draw.uniform("choose", position) < _span_rate(ratio, shares)
   # The k-th of these is the probability that a span is longer than k.
   longer = 1 - np.cumsum(shares[:-1])
-  u = 1 - draw.uniform("span", at)
+  u = 1 - draw.uniform("span", position)
   lengths = 1 + np.searchsorted(-longer, -u, side="left")
   # The last begin up to each place, and the length of that span.
-  begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
+  begin = np.maximum.accumulate(np.where(begins, position, -1), axis=1)
   reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
-  chosen = (begin >= 0) & (at - begin < reach)
+  chosen = (begin >= 0) & (position - begin < reach)
   return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
 
 
@@ -481,15 +486,15 @@ def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
     return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
   # Only the chosen tokens draw. A unit's tokens share their fate, but each has
   # a random token of its own.
-  row, at = np.nonzero(chosen)
+  row, position = np.nonzero(chosen)
   draw = Draw(draw.seed, draw.step, draw.slots[row, 0])
-  fate = draw.uniform("fate", unit[row, at])
+  fate = draw.uniform("fate", unit[row, position])
   ordinary = vocabulary.ordinary
-  random = draw.bits("replacement", at) % np.uint32(len(ordinary))
+  random = draw.bits("replacement", position) % np.uint32(len(ordinary))
   is_changed = fate < objective.mask_token + objective.random_token
   changed = np.where(is_changed, ordinary[random], tokens[chosen])
   if objective.mask_token > 0:
     changed = np.where(fate < objective.mask_token, vocabulary.mask_id, changed)
   out = tokens.copy()
-  out[row, at] = changed
+  out[row, position] = changed
   return out

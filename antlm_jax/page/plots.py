@@ -48,9 +48,9 @@ def draw_run_curves(
   out = canvas(9, 5.6 + bool(pairs), title)
   panels = out.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
-  known = config.known_objectives
-  trained = curriculum.objectives if curriculum else known
-  names = {name: known[name].name for name in trained}
+  objectives = config.known_objectives
+  trained = curriculum.objectives if curriculum else objectives
+  names = {name: objectives[name].name for name in trained}
   kinds = [*names.values()]
   parts = [key.split("/") for key in keys]
   kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
@@ -62,8 +62,8 @@ def draw_run_curves(
   if mix:
     shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
-  own = _own_steps(curriculum, names, rows) if curriculum else {}
-  _draw_losses(panels[0], rows, colours, sets, own, steps, unigram)
+  block_steps = _own_steps(curriculum, names, rows) if curriculum else {}
+  _draw_losses(panels[0], rows, colours, sets, block_steps, steps, unigram)
   for key, colour in zip(pairs, COLOURS, strict=False):
     style = {"lw": 2, "marker": "o", "ms": 3.5}
     _draw_line(
@@ -91,12 +91,12 @@ def _own_steps(
   """
   if len(curriculum.phases) <= _MANY:
     return {}
-  own = {kind: set() for kind in names.values()}
+  block_steps = {kind: set() for kind in names.values()}
   for phase in curriculum.phases:
     inside = {step for step in rows if phase.start < step <= phase.stop}
     for name in phase.shares:
-      own[names[name]] |= inside
-  return own
+      block_steps[names[name]] |= inside
+  return block_steps
 
 
 def _draw_losses(axes, rows, colours, sets, own, steps: int, unigram) -> None:
@@ -146,8 +146,8 @@ def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
     for step, row in rows.items()
     if any(name.startswith("train/") for name in row)
   ]
-  for known, part in itertools.groupby(logged, lambda pair: key in pair[1]):
-    if known:
+  for has_loss, part in itertools.groupby(logged, lambda pair: key in pair[1]):
+    if has_loss:
       points = ((step, row[key]) for step, row in part)
       bins = itertools.groupby(points, lambda p: (p[0] - 1) * _BINS // steps)
       yield np.stack([np.mean(list(group), 0) for _, group in bins], 1)

@@ -171,11 +171,13 @@ def estimate_program(
   device = mesh.devices.flat[0]
   shapes = mesh_lib.abstract(mesh, batch)
   chip = chips.chip_of(device)
-  whole = shapes.inputs.size / batch.inputs.size  # over all processes
+  # The batch is this process's part of a whole batch.
+  processes = shapes.inputs.size / batch.inputs.size
   # For each product, the backward pass has two: for inputs and for weights.
-  work = flops.forward_work(run.model, batch) * (3 if training else 1) * whole
+  passes = 3 if training else 1
+  work = flops.forward_work(run.model, batch) * passes * processes
   attention = run.attention_of(batch)
-  found = {}
+  figures = {}
   # Estimate the largest batch, if batches grow.
   step = dataclasses.replace(run.step, growing=False)
   begun = time.monotonic()
@@ -195,22 +197,28 @@ def estimate_program(
     if memory is None:
       raise
   else:
-    of = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     # A result that replaces an argument needs no memory.
-    temporaries = of.temp_size_in_bytes + of.generated_code_size_in_bytes
-    temporaries += of.output_size_in_bytes - of.alias_size_in_bytes
-    arguments = of.argument_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
+    temporaries += analysis.generated_code_size_in_bytes
+    temporaries += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    arguments = analysis.argument_size_in_bytes
     needed = arguments + temporaries
     memory = Memory(chip.memory, needed, arguments, temporaries)
     listings = bundles.read_bundle_counts() if device.platform == "tpu" else {}
     counts = hlo.count(compiled.as_text(), listings)
-    found = _speed(run, batch, attention, counts)
+    figures = _speed(run, batch, attention, counts)
     if forecasts:
-      what = mesh, run.model, batch, whole, training, counts, listings
-      found["forecast"] = forecast.forecast_step_time(
-        *what,
-        visited=found["executed"] - counts.flops,
-        network=found["seconds"]["network"],
+      figures["forecast"] = forecast.forecast_step_time(
+        mesh,
+        run.model,
+        batch,
+        processes,
+        training,
+        counts,
+        listings,
+        visited=figures["executed"] - counts.flops,
+        network=figures["seconds"]["network"],
         carried=Network(mesh).total(counts.carried),
       )
   return Estimate(
@@ -225,7 +233,7 @@ def estimate_program(
     work=work,
     compile_seconds=spent,
     memory=memory,
-    **found,
+    **figures,
   )
 
 
@@ -235,19 +243,19 @@ def exceeded(message: str, arguments: int) -> Memory | None:
   `arguments` is the size of the arguments on a device, in bytes.
   """
   size = r"([\d.]+)([KMGTPE]?)"
-  found = re.search(rf"Used {size} of {size} hbm", message)
-  more = 0
-  if not found:  # an error about temporaries only
+  match = re.search(rf"Used {size} of {size} hbm", message)
+  apart = 0
+  if not match:  # an error about temporaries only
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
-    found = re.search(pattern, message)
-    more = arguments
-  if not found or "RESOURCE_EXHAUSTED" not in message:
+    match = re.search(pattern, message)
+    apart = arguments
+  if not match or "RESOURCE_EXHAUSTED" not in message:
     return None
   used, limit = (
     int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
-    for number, prefix in (found.group(1, 2), found.group(3, 4))
+    for number, prefix in (match.group(1, 2), match.group(3, 4))
   )
-  needed = more + used
+  needed = apart + used
   return Memory(limit, needed, arguments, needed - arguments)
 
 
@@ -262,17 +270,17 @@ def _speed(
     executed += attended * _visited(run.mesh, run.model, batch, attention)
   network = Network(run.mesh)
   collectives = {}
-  for one, times in counts.collectives.items():
-    axes = ", ".join(network.axes(one.group))
+  for collective, times in counts.collectives.items():
+    axes = ", ".join(network.axes(collective.group))
     total = collectives.setdefault(
-      (one.kind, axes),
-      {"kind": one.kind, "axes": axes, "devices": len(one.group)}
+      (collective.kind, axes),
+      {"kind": collective.kind, "axes": axes, "devices": len(collective.group)}
       | dict.fromkeys(("times", "bytes", "sent", "seconds"), 0),
     )
     total["times"] += times
-    total["bytes"] += times * one.bytes
-    total["sent"] += times * one.sent
-    total["seconds"] += times * network.seconds(one)
+    total["bytes"] += times * collective.bytes
+    total["sent"] += times * collective.sent
+    total["seconds"] += times * network.seconds(collective)
   slowest = tuple(sorted(collectives.values(), key=lambda c: -c["seconds"]))
   return {
     "executed": executed,
@@ -320,4 +328,5 @@ def _visited(
 
   masks = encoder.masks(c, mask, (rows, length))
   shares = map(share, masks.kinds, attention)
-  return float(encoder.PerLayer([*shares], masks.which).total(float)) / c.layers
+  of_layers = encoder.PerLayer([*shares], masks.indices)
+  return float(of_layers.total(float)) / c.layers

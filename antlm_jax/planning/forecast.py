@@ -62,7 +62,7 @@ def forecast_step_time(
   mesh: jax.sharding.Mesh,
   model: Model,
   batch: Batch,
-  whole: float,
+  processes: float,
   training: bool,
   counts: hlo.Counts,
   listings: Mapping[str, bundles.BundleCounts],
@@ -77,7 +77,7 @@ def forecast_step_time(
     mesh: Mesh of the devices.
     model: The model.
     batch: A process's part of the batch, in NumPy arrays.
-    whole: Ratio of the batch's size to that of the part.
+    processes: Ratio of the batch's size to that of the part.
     training: Whether the step trains.
     counts: Work of a device.
     listings: Bundles of the program's instructions on a TPU, by name.
@@ -94,17 +94,19 @@ def forecast_step_time(
   fused = counts.stated(head_kernel.NAMES)
   spent = 0.0
   if fused:
-    each = _head_seconds(mesh, model, batch, listings, chip, measured)
+    kernel_seconds = _head_seconds(mesh, model, batch, listings, chip, measured)
     products = fused / (chip.flops * measured.product)
     # Like other instructions, it takes at least the time of its products.
-    seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
+    seconds = max(
+      _sum_of(counts.kernels, head_kernel.NAMES, kernel_seconds), products
+    )
     parts["head"] = parts.get("head", Time()) + Time(seconds, products)
   if counts.stated() > fused and device.platform == "tpu":
-    each = _attention(mesh, model, batch, listings, measured)
-    spent = _sum_of(counts.kernels, _KERNELS, each)
+    kernel_seconds = _attention(mesh, model, batch, listings, measured)
+    spent = _sum_of(counts.kernels, _KERNELS, kernel_seconds)
     # A call computes one microbatch's rows of a data shard.
     shards = mesh.size // mesh.shape["tensor"]
-    spent *= whole / (len(batch.inputs) * shards)
+    spent *= processes / (len(batch.inputs) * shards)
   elif counts.stated() > fused:
     if not measured.attention:
       return f"there are no times of attention on {device.device_kind}"
@@ -117,15 +119,18 @@ def forecast_step_time(
     moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
     launches = measured.launch * counts.kernels.total()
     spent = visited / (chip.flops * share) + moved + launches
-  carriers = {what: n for what, n in counts.work.items() if what.carries}
+  carriers = {
+    instruction: n
+    for instruction, n in counts.work.items()
+    if instruction.carries
+  }
   times = instruction_times(carriers, chip, measured)
   meanwhile = total_time(times).seconds
   exposed = network - min(carried, meanwhile)
   for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
-  known = chip.measured
   ordered = {name: parts[name] for name in PARTS if name in parts}
-  return Forecast(ordered, "" if known else _ASSUMED)
+  return Forecast(ordered, assumes="" if chip.measured else _ASSUMED)
 
 
 def instruction_times(
@@ -136,35 +141,37 @@ def instruction_times(
   """Returns the time of `hlo.Counts.work` by part."""
   rate = measured.cores * measured.clock or math.inf
   out = collections.defaultdict(Time)
-  for what, times in work.items():
-    products = what.flops / (chip.flops * measured.product)
-    moved = what.bytes / (chip.bandwidth * measured.bandwidth)
-    seconds = max(products, moved, what.cycles / rate)
-    if what.flops or what.bytes:
+  for instruction, times in work.items():
+    products = instruction.flops / (chip.flops * measured.product)
+    moved = instruction.bytes / (chip.bandwidth * measured.bandwidth)
+    seconds = max(products, moved, instruction.cycles / rate)
+    if instruction.flops or instruction.bytes:
       seconds += measured.launch
-    out[part_of_step(what)] += Time(times * seconds, times * products)
+    out[part_of_step(instruction)] += Time(times * seconds, times * products)
   return dict(out)
 
 
 def kernel(
   listing: bundles.BundleCounts,
   masked: float,
-  whole: float,
+  unmasked: float,
   outputs: float,
   measured: chips.Measured,
 ) -> float:
   """Returns the seconds of a kernel on all cores; see `BundleCounts.cycles`."""
-  cycles = listing.cycles(masked, whole, outputs)
+  cycles = listing.cycles(masked, unmasked, outputs)
   return cycles / (measured.clock * measured.cores)
 
 
 _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
 
 
-def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
+def _sum_of(
+  kernels: Mapping, names: str, seconds: Mapping[str, float]
+) -> float:
   """Sums the seconds of kernels whose names match a pattern."""
-  found = ((re.search(names, name), n) for (name, _), n in kernels.items())
-  return sum(times * each[name[0]] for name, times in found if name)
+  matches = ((re.search(names, name), n) for (name, _), n in kernels.items())
+  return sum(times * seconds[name[0]] for name, times in matches if name)
 
 
 def _attention(
@@ -190,9 +197,9 @@ def _attention(
   steps = (masks.total(visits) / c.layers).tolist()  # mean over layers
   out = {}
   for listed, listing in listings.items():
-    if not (found := re.search(_KERNELS, listed)):
+    if not (match := re.search(_KERNELS, listed)):
       continue
-    name = found[0]
+    name = match[0]
     by_keys = name in ("attention_gradients", "attention_key_gradients")
     over_heads = (n * kv_heads // at_once for n in steps[by_keys])
     out[name] = kernel(listing, *over_heads, measured)
@@ -238,11 +245,11 @@ def _head_seconds(
   steps = math.prod(blocks.grid)
   out = {}
   for listed, listing in listings.items():
-    if not (found := re.search(head_kernel.NAMES, listed)):
+    if not (match := re.search(head_kernel.NAMES, listed)):
       continue
-    by_token = found[0] == "head_kernel_gradient"
+    by_token = match[0] == "head_kernel_gradient"
     outer = head_kernel.TOKENS if by_token else head_kernel.TARGETS
     seconds = kernel(listing, steps, 0, blocks.grid[outer], measured)
     moved = blocks.moved(outer, width, dtype.itemsize)
-    out[found[0]] = max(seconds, moved / chip.bandwidth)
+    out[match[0]] = max(seconds, moved / chip.bandwidth)
   return out

@@ -71,10 +71,10 @@ class Pod:
     return run_lib.assemble_run(config, sources, self.devices)
 
 
-def train_flops(run: Run, begin: int, known: dict) -> float:
+def train_flops(run: Run, begin: int, flops_by_kind: dict) -> float:
   """Returns the FLOPs of a run's steps from step `begin` on.
 
-  `known` caches the FLOPs of each kind of step for other runs.
+  `flops_by_kind` caches the FLOPs of each kind of step for other runs.
   """
   total = 0.0
   c = run.config
@@ -85,16 +85,16 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
     kind = str((c.model, c.train, c.data, mixed, stage.layout, stage.joined))
-    if kind not in known:
+    if kind not in flops_by_kind:
       # A batch that grows needs its filled share of a whole batch's FLOPs.
-      known[kind] = flops.train_step(run.model, source[start])
+      flops_by_kind[kind] = flops.train_step(run.model, source[start])
     filled = run.order.slots_between(max(start, begin), max(stop, begin))
-    total += filled / stage.layout.batch_size * known[kind]
+    total += filled / stage.layout.batch_size * flops_by_kind[kind]
   return total
 
 
 def advise_settings(
-  pod: Pod, run: Run, found: Sequence[Estimate]
+  pod: Pod, run: Run, estimates: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
   """Tries settings until all programs fit.
 
@@ -102,22 +102,22 @@ def advise_settings(
     The settings `key=value` tried last, and their estimates. If no setting is
     enough, the last estimate does not fit.
   """
-  failed = {e.name for e in found if not e.memory.fits}
-  over = max(e.memory.needed - e.memory.limit for e in found)
+  failed = {e.name for e in estimates if not e.memory.fits}
+  over = max(e.memory.needed - e.memory.limit for e in estimates)
   tried = ()
-  seen = []
+  retried = []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
     other = pod.run(tried)
-    seen = []
+    retried = []
     again = [p for p in other.batch_kinds() if p.name in failed]
     for e in estimate_all(other, again):
-      seen.append(e)
+      retried.append(e)
       if not e.memory.fits:
         break
     else:
       break
-  return tried, seen
+  return tried, retried
 
 
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
@@ -125,7 +125,7 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
   The run exceeds the memory by `over` bytes.
   """
-  kept = ()
+  chosen = ()
   mesh = run.mesh.shape
   remat = run.config.model.remat
   arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
@@ -135,16 +135,16 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
   # Take the smallest size that saves enough, because larger sizes send more.
   enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
   for size in (enough or wider[-1:])[:1]:
-    kept = ("mesh.data=-1", f"mesh.fsdp={size}")
-    yield kept
+    chosen = ("mesh.data=-1", f"mesh.fsdp={size}")
+    yield chosen
   # Try recomputation next, and smaller microbatches last.
   for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
-    yield (*kept, f"model.remat={policy}")
+    yield (*chosen, f"model.remat={policy}")
   if remat != "block":
-    kept = (*kept, "model.remat=block")
+    chosen = (*chosen, "model.remat=block")
   for count in microbatches(run):
     if count > run.config.train.microbatches:
-      yield (*kept, f"train.microbatches={count}")
+      yield (*chosen, f"train.microbatches={count}")
 
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:
@@ -163,7 +163,9 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 def microbatches(run: Run) -> list[int]:
   """Returns the numbers of microbatches that divide all batches of a run."""
   layouts = [stage.layout for stage in run.order.stages]
-  common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
+  common = math.gcd(
+    *(layout.shard_rows * layout.microbatches for layout in layouts)
+  )
   return [n for n in range(1, common + 1) if common % n == 0]
 
 
@@ -197,20 +199,20 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
 
 def _sweep_row(run: Run) -> dict:
   """Returns the row of a run in the sweep, over all train steps."""
-  found = list(estimate_all(run, run.batch_kinds(evaluations=False)))
-  fits = all(e.memory.fits for e in found)
+  estimates = list(estimate_all(run, run.batch_kinds(evaluations=False)))
+  fits = all(e.memory.fits for e in estimates)
   row = {
     "mesh": dict(run.mesh.shape),
     "microbatches": run.config.train.microbatches,
-    "needed": max(e.memory.needed for e in found),
-    "limit": found[0].memory.limit,
+    "needed": max(e.memory.needed for e in estimates),
+    "limit": estimates[0].memory.limit,
     "fits": fits,
   }
   if fits:
-    steps = sum(e.steps for e in found)
-    seconds = sum(e.steps * e.step_seconds for e in found) / steps
-    work = sum(e.steps * e.work.total for e in found) / steps
+    steps = sum(e.steps for e in estimates)
+    seconds = sum(e.steps * e.step_seconds for e in estimates) / steps
+    work = sum(e.steps * e.work.total for e in estimates) / steps
     row["seconds"] = seconds
-    row["bound"] = max(found, key=lambda e: e.steps).bound
-    row["mfu"] = work / (seconds * found[0].devices * found[0].peak)
+    row["bound"] = max(estimates, key=lambda e: e.steps).bound
+    row["mfu"] = work / (seconds * estimates[0].devices * estimates[0].peak)
   return row

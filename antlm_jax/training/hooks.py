@@ -81,7 +81,7 @@ HOOKS = Registry[Callable[[], Hook]]("log.hooks")
 
 
 def hooks_of_run(
-  config: Config, folder: pathlib.Path, given: Sequence[Hook]
+  config: Config, folder: pathlib.Path, extra: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
   # Log is first: it counts a step before other hooks record values after it.
@@ -91,16 +91,16 @@ def hooks_of_run(
   watch = [Watch(log)] if config.eval.watch else []
   steps = config.log.trace
   trace = [Trace(steps, folder / "trace")] if steps else []
-  return [log, HeldOut(), *given, *named, *watch, Save(), *trace]
+  return [log, HeldOut(), *extra, *named, *watch, Save(), *trace]
 
 
-def is_time(trainer, every: float) -> bool:
-  """Whether the run ends, or is at a multiple of `every`.
+def is_time(trainer, interval: float) -> bool:
+  """Whether the run ends, or is at a multiple of `interval`.
 
-  `every` is an amount of steps as `curriculum.amount` reads it, or 0 for the
+  `interval` is an amount of steps as `curriculum.amount` reads it, or 0 for the
   end alone.
   """
-  steps = curriculum.amount(every, trainer.total)
+  steps = curriculum.amount(interval, trainer.total)
   at_end = trainer.step == trainer.total
   return at_end or (steps > 0 and trainer.step % steps == 0)
 
@@ -165,12 +165,14 @@ class HeldOut(Evaluator):
   def measure(self, trainer) -> dict[str, float]:
     out = {}
     for name, sets in trainer.run.evaluations.items():
-      sums = {of: self._sums(trainer, source) for of, source in sets.items()}
-      totals = {name: [sums[of] for of in trainer.run.sources.train]}
+      # Sums of each held-out set, in halves.
+      sums = {key: self._sums(trainer, source) for key, source in sets.items()}
+      totals = {name: [sums[key] for key in trainer.run.sources.train]}
       if len(sums) > 1:
-        totals |= {f"{name}/{of}": [sums[of]] for of in filter(None, sums)}
-      for key, of_sets in totals.items():
-        halves = [_total_by_name(each) for each in zip(*of_sets, strict=True)]
+        totals |= {f"{name}/{key}": [sums[key]] for key in sums if key}
+      for key, sums_of_sets in totals.items():
+        by_half = zip(*sums_of_sets, strict=True)
+        halves = [_total_by_name(sums_of_half) for sums_of_half in by_half]
         total = _total_by_name(halves)
         loss = _mean_loss(total)
         out |= {
@@ -179,8 +181,8 @@ class HeldOut(Evaluator):
           f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
         }
         if all(half["weight"] for half in halves):
-          for half, of in zip(metrics.HALVES, halves, strict=True):
-            out[f"eval/{key}/loss/{half}"] = _mean_loss(of)
+          for half_name, half in zip(metrics.HALVES, halves, strict=True):
+            out[f"eval/{key}/loss/{half_name}"] = _mean_loss(half)
     return out
 
   def _sums(self, trainer, source) -> list[dict[str, float]]:
@@ -190,8 +192,8 @@ class HeldOut(Evaluator):
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = mesh_lib.place_batch(trainer.run.mesh, batch)
-      found = trainer.programs.evaluate(trainer.state.eval_params, placed)
-      for name, value in jax.device_get(found).items():
+      batch_sums = trainer.programs.evaluate(trainer.state.eval_params, placed)
+      for name, value in jax.device_get(batch_sums).items():
         halves[number % len(halves)][name] += float(value.sum())
     return halves
 
@@ -202,9 +204,9 @@ class HeldOut(Evaluator):
         name = metrics.objective_of_loss(key)
         parts.append(f"{name} {values[key]:.3f}")
         if "/" not in name:
-          more = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
-          more += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
-          parts[-1] += f" ({more})"
+          details = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
+          details += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
+          parts[-1] += f" ({details})"
     return f"held out after step {trainer.step}: {' · '.join(parts)}"
 
 
@@ -248,13 +250,13 @@ class Watch(Hook):
   def run(self, trainer) -> None:
     watch = trainer.config.eval.watch
     patience = trainer.config.eval.patience
-    found = {}
+    losses = {}
     best = 0
     if processes.is_first():
       records = metrics.read_records(trainer.folder)
-      found = metrics.choosing(metrics.by_step(records), watch)
-      best = min(found, key=found.get, default=0)
-    since = sum(step > best for step in found)
+      losses = metrics.choosing(metrics.by_step(records), watch)
+      best = min(losses, key=losses.get, default=0)
+    since = sum(step > best for step in losses)
     best, since = map(int, processes.largest(lambda: [best, since])())
     trainer.checkpoints.best = best
     if patience and since >= patience and trainer.step < trainer.total:
@@ -280,8 +282,8 @@ class Save(Hook):
       trainer.save()
 
   def due(self, trainer) -> bool:
-    every = trainer.config.checkpoint.every
-    return trainer.checkpoints.keeps(trainer.step) or is_time(trainer, every)
+    interval = trainer.config.checkpoint.every
+    return trainer.checkpoints.keeps(trainer.step) or is_time(trainer, interval)
 
   def run(self, trainer) -> None:
     if trainer.step != self._saved:
@@ -404,12 +406,12 @@ class Trace(Hook):
   def __init__(self, steps: str, folder: pathlib.Path):
     self._folder = folder
     self._running = False
-    found = re.fullmatch(r"(\d+):(\d+)", steps)
-    if not (found and int(found[1]) < int(found[2])):
+    match = re.fullmatch(r"(\d+):(\d+)", steps)
+    if not (match and int(match[1]) < int(match[2])):
       raise UserError(
         f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
       )
-    self._first, self._last = map(int, found.groups())
+    self._first, self._last = map(int, match.groups())
 
   def start(self, trainer) -> None:
     if self.due(trainer):

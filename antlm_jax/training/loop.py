@@ -147,9 +147,11 @@ class Trainer:
       config = config_lib.to_json(run.config)
       files.write_text(self.workdir / saving.CONFIG, config)
     # Values before the first checkpoint will be recorded again.
-    kept = self.step if self.resumed else -1
+    last_recorded = self.step if self.resumed else -1
     name = self.workdir.name
-    self._records = metrics.Records(self.folder, kept, run.config, name)
+    self._records = metrics.Records(
+      self.folder, last_recorded, run.config, name
+    )
     self.progress = progress.Progress(self.step, self.total)
     for line in (*notes.notes_of_run(run), *about_start):
       progress.say(line)
@@ -279,11 +281,11 @@ class Trainer:
     end before the next batch.
     """
     # Asked a batch ahead, while the step before runs, so that nobody waits.
-    asked = processes.largest(lambda: [self._stop.status])
+    status_of_all = processes.largest(lambda: [self._stop.status])
     for batch in source_lib.load_batches(source, start, threads):
-      if status := int(asked()[0]):
+      if status := int(status_of_all()[0]):
         self._end_early(status)
-      asked = processes.largest(lambda: [self._stop.status])
+      status_of_all = processes.largest(lambda: [self._stop.status])
       yield batch
 
   def record(self, step: int, values: Mapping[str, float]) -> None:

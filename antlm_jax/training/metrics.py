@@ -35,12 +35,13 @@ class Records:
     self._writers = []
     if not processes.is_first():
       return
-    kept = [r for r in read_records(folder) if r["step"] <= start]
-    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+    records = [r for r in read_records(folder) if r["step"] <= start]
+    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in records))
     for writer in config.log.writers if config else ():
       with files.writing(folder):
-        made = WRITERS[writer](folder, by_step(kept), name, config.to_dict())
-      self._writers.append(made)
+        make = WRITERS[writer]
+        opened = make(folder, by_step(records), name, config.to_dict())
+      self._writers.append(opened)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Records values after `step` steps; raises a UserError if it cannot."""
@@ -81,8 +82,8 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
 
 def _is_number(value: object) -> bool:
   """Whether a value of JSON is a number that float64 holds."""
-  whole = type(value) is int and abs(value) < 1 << 63
-  return whole or isinstance(value, float)
+  is_integer = type(value) is int and abs(value) < 1 << 63
+  return is_integer or isinstance(value, float)
 
 
 def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:

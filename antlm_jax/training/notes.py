@@ -48,11 +48,11 @@ def notes_of_run(run: Run) -> Iterator[str]:
     )
   if len(run.order.sources) > 1:
     read = run.order.rows_read(run.curriculum.steps)
-    each = (
+    sources = (
       f"{name} ({units.quantity(size)} rows, {read[name] / size:.3g} epochs)"
       for name, size in run.order.sources.items()
     )
-    yield f"data: {', '.join(each)}"
+    yield f"data: {', '.join(sources)}"
   by_name: dict[str, list[str]] = {}
   for batch, name in run.attention.items():
     by_name.setdefault(name, []).append(batch)
@@ -70,8 +70,8 @@ def _fewer(run: Run) -> str:
   if not (config.train.epochs or config.train.steps):
     with contextlib.suppress(UserError):  # it has a unit
       text = f"{config.curriculum} steps"
-      known = config.known_objectives
-      steps = curriculum.parse_curriculum(text, known, 1).steps
+      objectives = config.known_objectives
+      steps = curriculum.parse_curriculum(text, objectives, 1).steps
       if steps != run.curriculum.steps:  # counts of epochs
         return f"{steps:,} steps, --config.curriculum='{text}'"
   if config.train.epochs.is_integer() and config.train.epochs:
@@ -102,7 +102,7 @@ def lost_targets(share: float) -> str:
 
 
 def advice(
-  found: Mapping[str, Mapping[str, float]], unigram: float, run: Run
+  modes: Mapping[str, Mapping[str, float]], unigram: float, run: Run
 ) -> list[str]:
   """Returns warnings of losses that ended too high, and a tip.
 
@@ -110,7 +110,7 @@ def advice(
   """
   out = []
   fell = []
-  for name, mode in found.items():
+  for name, mode in modes.items():
     worse = []
     if mode["loss"] > unigram:
       worse.append(f"the held-out text's own token frequencies ({unigram:.3f})")

@@ -165,13 +165,14 @@ class TrainStep:
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
     head = self.model.output_head(head_params or params)
-    at = None
+    dropout_places = None
     if key is not None:
-      at = DropoutPlaces(jax.random.bits(keys[1], (), jnp.uint32), places)
+      seed = jax.random.bits(keys[1], (), jnp.uint32)
+      dropout_places = DropoutPlaces(seed, places)
     return losses.cross_entropy(
       head,
       at_targets,
-      at,
+      dropout_places,
       micro.targets,
       micro.weights,
       micro.objective_ids,

@@ -158,11 +158,11 @@ def make_grid_schedules(
   if _is_plain(mask, blocks):
     kind = Triangle if mask.causal else Full
     return kind(blocks, False), kind(blocks, True)
-  needed, whole = visibility(mask, rows, blocks)
-  by_query = _list_blocks(needed, whole, *_block_bits(blocks, False))
+  needed, unmasked = visibility(mask, rows, blocks)
+  by_query = _list_blocks(needed, unmasked, *_block_bits(blocks, False))
   needed = needed.swapaxes(1, 2)
-  whole = whole.swapaxes(1, 2)
-  by_key = _list_blocks(needed, whole, *_block_bits(blocks, True))
+  unmasked = unmasked.swapaxes(1, 2)
+  by_key = _list_blocks(needed, unmasked, *_block_bits(blocks, True))
   return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
 
@@ -180,7 +180,7 @@ def _is_plain(mask: AttentionMask, blocks: AttentionBlocks) -> bool:
 
 
 def _list_blocks(
-  needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int
+  needed: jax.Array, unmasked: jax.Array, outer_bits, inner_bits: int
 ):
   """Returns a table's arrays for needed blocks, bool `[B, outer, inner]`."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
@@ -195,7 +195,7 @@ def _list_blocks(
   flags = first * _FIRST | last * _LAST
   flags |= (first & (outer == 0)) * _ROW_FIRST
   flags |= (last & (outer == needed.shape[1] - 1)) * _ROW_LAST
-  flags |= needed * _WORK | (needed & ~whole) * _MASKED
+  flags |= needed * _WORK | (needed & ~unmasked) * _MASKED
   codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
   # Since shapes are static, visited blocks move to the front in order, and the

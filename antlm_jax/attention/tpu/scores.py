@@ -82,8 +82,8 @@ class ScoreBlock:
   def queries(self) -> jax.Array:
     """Returns the index of each query in its row, int32 `[1, lanes]`."""
     size = self.settings.blocks.q_size
-    at = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
-    return self.join([self.step.q * size + at] * self.group)
+    index = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    return self.join([self.step.q * size + index] * self.group)
 
   def join(self, parts) -> jax.Array:
     """Concatenates arrays of a group's query heads along the lanes."""
@@ -208,8 +208,8 @@ class HeadScores:
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
     ]
     seeds = block.join(seeds).astype(jnp.uint32)
-    kept = keep(rate, seeds, block.queries(), self.key_index(0))
-    return jnp.where(kept, x, 0.0)
+    keep_mask = keep(rate, seeds, block.queries(), self.key_index(0))
+    return jnp.where(keep_mask, x, 0.0)
 
   def keys(self, name: str) -> jax.Array:
     """Returns the block's part of k or v, `[H, keys]`."""
@@ -243,5 +243,5 @@ class HeadScores:
     """Returns the index of each key in its row, int32, along `axis` of two."""
     size = self.block.settings.blocks.k_size
     shape = (1, size) if axis else (size, 1)
-    at = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    return self.block.step.k * size + at
+    index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return self.block.step.k * size + index
