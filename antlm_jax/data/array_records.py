@@ -93,13 +93,13 @@ def _prefix(width: int) -> bytes:
 
 def highway_hash(data: np.ndarray) -> np.ndarray:
   """Hashes each row of uint8 `[n, size]` to uint64, by HighwayHash-64."""
-  whole = data.shape[1] // 32 * 32
-  packets = np.ascontiguousarray(data[:, :whole]).view("<u8")
+  size = data.shape[1] // 32 * 32
+  packets = np.ascontiguousarray(data[:, :size]).view("<u8")
   state = _HighwayState(len(data))
-  for packet in range(0, whole // 8, 4):
+  for packet in range(0, size // 8, 4):
     state.update(packets[:, packet : packet + 4])
-  if whole < data.shape[1]:
-    state.update_rest(data[:, whole:])
+  if size < data.shape[1]:
+    state.update_rest(data[:, size:])
   return state.finish()
 
 

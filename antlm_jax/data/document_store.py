@@ -162,15 +162,17 @@ def read_kept_documents(
     UserError: The folder holds no documents, or they cannot be read.
   """
   # Each task of a preparation writes a dataset.
-  found = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
-  if not found:
+  paths = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
+  if not paths:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
-  for path in found:
+  for path in paths:
     try:
       source = _open_documents(path.parent, split)
-      where = path.parent / _CONTINUED
-      known = files.read_json(where, "pieces") if where.exists() else {}
-      continued = {*known.get(split, ())}
+      pieces_file = path.parent / _CONTINUED
+      pieces = {}
+      if pieces_file.exists():
+        pieces = files.read_json(pieces_file, "pieces")
+      continued = {*pieces.get(split, ())}
       for first in range(0, len(source), _BATCH):
         block = range(first, min(first + _BATCH, len(source)))
         examples = source.__getitems__(block)

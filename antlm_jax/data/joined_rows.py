@@ -29,7 +29,7 @@ class Joined(Rows):
       mine = of_part == number
       part = self._parts[number]
       begin = self._ends[number] - len(part)
-      tokens[mine], found = part.read(indices[mine] - begin)
+      tokens[mine], part_starts = part.read(indices[mine] - begin)
       if starts is not None:
-        starts[mine] = found
+        starts[mine] = part_starts
     return tokens, starts

@@ -88,27 +88,27 @@ def parse_batch_schedule(
   """
   stages = [Stage(0.0, layout)]
   for text in schedule:
-    what = f"train.batch_schedule: {text!r}"
-    found = re.fullmatch(
+    setting = f"train.batch_schedule: {text!r}"
+    match = re.fullmatch(
       r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)(?::base=([1-9]\d*))?", text
     )
-    if not found:
+    if not match:
       raise UserError(
-        f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
+        f"{setting} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
         " tenths of the run on); :base=160000 may follow, RoPE's base"
       )
-    size = int(found[1])
-    length = int(found[2])
-    begin = float(found[3])
-    joined, rest = divmod(length, seq_len)
-    if rest:
+    size = int(match[1])
+    length = int(match[2])
+    begin = float(match[3])
+    joined, remainder = divmod(length, seq_len)
+    if remainder:
       raise UserError(
-        f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
+        f"{setting}: {length} is no multiple of the prepared rows' {seq_len}"
       )
     if begin <= stages[-1].begin:
-      raise UserError(f"{what} does not begin after the part before it")
+      raise UserError(f"{setting} does not begin after the part before it")
     sized = dataclasses.replace(layout, batch_size=size)
-    base = float(found[4]) if found[4] else stages[-1].base
+    base = float(match[4]) if match[4] else stages[-1].base
     stages.append(Stage(begin, sized, joined, base))
   return tuple(stages)
 
@@ -301,8 +301,8 @@ class Order:
 
   def _grown(self, begin: float, end: float) -> float:
     """Integrates the batches' share from `begin` to `end` of the run."""
-    more = (1 - self.growth) * (end**2 - begin**2) / 2
-    return self.growth * (end - begin) + more
+    triangle = (1 - self.growth) * (end**2 - begin**2) / 2
+    return self.growth * (end - begin) + triangle
 
   def _slots_per_epoch(self, stage: Stage) -> np.ndarray:
     """Number of slots in an epoch of each source, int64 `[S]`."""
@@ -482,18 +482,20 @@ def _permuted_blocks(
   first = lane - lane % _TURNING
   turns = (turn < length) & (first + _TURNING <= lanes)
   lane = np.where(turns, first + (lane + turn) % _TURNING, lane)
-  at = lane * length + np.minimum(lane, longer) + turn
+  index = lane * length + np.minimum(lane, longer) + turn
   # The incomplete block has a random place among the others.
-  count, rest = divmod(size, block)
+  count, remainder = divmod(size, block)
   share = hashing.uniform(seed, _LAST, *counters)
   begin = int(share * (count + 1)) * block
-  last = (begin <= at) & (at < begin + rest)
-  at = np.where(at < begin, at, at - np.where(last, begin, rest))
-  row = np.empty_like(at)
-  row[last] = count * block + hashing.permute(
-    at[last], rest, seed, _INSIDE, *counters, count
+  last = (begin <= index) & (index < begin + remainder)
+  index = np.where(
+    index < begin, index, index - np.where(last, begin, remainder)
   )
-  number, inside = np.divmod(at[~last], block)
+  row = np.empty_like(index)
+  row[last] = count * block + hashing.permute(
+    index[last], remainder, seed, _INSIDE, *counters, count
+  )
+  number, inside = np.divmod(index[~last], block)
   number = hashing.permute(number, count, seed, _BLOCKS, *counters)
   inside = hashing.permute(inside, block, seed, _INSIDE, *counters, number)
   row[~last] = number * block + inside

@@ -88,9 +88,9 @@ def pack_stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
   for window in _packing_windows(sequences):
     # Tokens left over begin the next window's first row.
     joined = np.concatenate([left, *window])
-    whole = len(joined) // seq_len * seq_len
-    tokens = joined[:whole].reshape(-1, seq_len)
-    left = joined[whole:]
+    full = len(joined) // seq_len * seq_len
+    tokens = joined[:full].reshape(-1, seq_len)
+    left = joined[full:]
     starts = np.zeros(tokens.shape, bool)
     starts[:, 0] = True
     yield tokens, starts

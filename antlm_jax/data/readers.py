@@ -114,8 +114,8 @@ def kind_of_file(path: str) -> str:
 
   Text often has no ending. Raises a UserError if the ending is unknown.
   """
-  if (found := kind(path)) is not None:
-    return found
+  if (file_kind := kind(path)) is not None:
+    return file_kind
   if "." in os.path.basename(path):
     raise UserError(
       f"{path} is of no known kind; give files that end in {endings()}"
@@ -125,10 +125,10 @@ def kind_of_file(path: str) -> str:
 
 def endings() -> str:
   """Lists the endings of the files that can be read."""
-  known = " ".join(ending for ending in READERS if ending != HUB)
+  readable = " ".join(ending for ending in READERS if ending != HUB)
   inside = " ".join(_COMPRESSED_INSIDE)
   packed = " ".join(COMPRESSED)
-  return f"{known}, or one of these (but {inside}) and {packed}"
+  return f"{readable}, or one of these (but {inside}) and {packed}"
 
 
 def extent(source: str, rule: Rule) -> tuple[int, int]:
@@ -137,19 +137,19 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
   Plain text (unless a file is a document) and jsonl divide anywhere, parquet
   between row groups, and a dataset between rows. Others are one part.
   """
-  of = kind(source)
-  if of == HUB:
+  file_kind = kind(source)
+  if file_kind == HUB:
     dataset = _dataset(source)
     return dataset.data.nbytes, max(1, len(dataset))
   size = os.path.getsize(source)
-  if of == ".parquet":
+  if file_kind == ".parquet":
     from pyarrow import parquet  # slow to import
 
     with _reading_source(source), parquet.ParquetFile(source) as file:
       return size, max(1, file.num_row_groups)
-  plain = READERS.get(of) is None and rule.length < math.inf
+  plain = READERS.get(file_kind) is None and rule.length < math.inf
   packed = os.path.splitext(source)[1].lower() in COMPRESSED
-  anywhere = (plain or of in (".jsonl", ".ndjson")) and not packed
+  anywhere = (plain or file_kind in (".jsonl", ".ndjson")) and not packed
   return size, max(1, size) if anywhere else 1
 
 
@@ -226,13 +226,13 @@ def _text_pieces(
         begin, end = _bytes(file, part, ends)
       yield from _divide_lines(_file_lines(file, begin, end), rule)
     return
-  for where, (value,) in read_source_records(source, {column: "column"}, part):
+  for place, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
-      raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
+      raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
     text = parsing.without_marks(text).strip()
     if not parsing.writable(text):  # of a reader of the user's
-      raise ValueError(f"{where}: {parsing.HALF}")
+      raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1
     if not text:
       tally["null" if value is None else "blank"] += 1
@@ -254,7 +254,7 @@ def read_source_records(
   """
   # A reader of the user's knows no parts.
   parts = {"part": part} if part != WHOLE else {}
-  for where, record in mappings(source, columns, **parts):
+  for place, record in mappings(source, columns, **parts):
     values = [record[column] for column in columns]
     # Lists may refer to the texts' characters.
     if not any(isinstance(value, list | dict) for value in values):
@@ -262,28 +262,32 @@ def read_source_records(
         parsing.without_marks(value) if isinstance(value, str) else value
         for value in values
       ]
-    yield where, values
+    yield place, values
 
 
-def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
+def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
   """Yields each record's place and the record, and checks its columns.
 
-  `how` has options of the kind's reader. The errors are those of
+  `options` are those of the kind's reader. The errors are those of
   `read_source_records`.
   """
   if (reader := READERS.get(kind(source))) is None:
-    known = " ".join(end for end, of in READERS.items() if of and end != HUB)
-    raise UserError(f"{source} holds no records; files of records are {known}")
+    readable = " ".join(
+      ending for ending, read in READERS.items() if read and ending != HUB
+    )
+    raise UserError(
+      f"{source} holds no records; files of records are {readable}"
+    )
   with _reading_source(source):
-    for where, record in reader(source, columns, **how):
+    for place, record in reader(source, columns, **options):
       for column, argument in columns.items():
         if not isinstance(record, dict):
-          raise ValueError(f"{where} is no object with a {column!r}")
+          raise ValueError(f"{place} is no object with a {column!r}")
         if column not in record:
           has = ", ".join(map(repr, record))
           hint = f"; choose one with --{argument}" if argument else ""
-          raise ValueError(f"{where} has no column {column!r} but {has}{hint}")
-      yield where, record
+          raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
+      yield place, record
 
 
 def splits_of(source: str) -> list[str]:
@@ -293,8 +297,8 @@ def splits_of(source: str) -> list[str]:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
   name, config, split = _hub_parts(source)
-  found = [split] if split else _load_hub_splits(name, config)
-  return [f"{HUB}{name}:{config}:{split}" for split in found]
+  splits = [split] if split else _load_hub_splits(name, config)
+  return [f"{HUB}{name}:{config}:{part}" for part in splits]
 
 
 @contextlib.contextmanager
@@ -388,20 +392,20 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
     with _reading_source(path), _open_source_file(path) as file:
       return _file_digest(file)
 
-  found = []
+  equal = []
   for group in alike((s for s in sources if not s.startswith(HUB)), begin):
     sizes = [group]
     if not any(map(packed, group)):
       sizes = alike(group, os.path.getsize)
-    found += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
-  return found
+    equal += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
+  return equal
 
 
 def _file_digest(file: BinaryIO) -> bytes:
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   while block := file.read(_BLOCK):
-    found.update(block)
-  return found.digest()
+    digest.update(block)
+  return digest.digest()
 
 
 def _divide_lines(
@@ -441,17 +445,17 @@ def _bytes(
   mine, count = part
 
   def cut(index: int) -> int:
-    at = size * index // count
-    if at in (0, size):
-      return at
-    file.seek(at - 1)  # a line may begin here
-    first = last = at
-    whole = False  # whether the last bytes end a line
+    position = size * index // count
+    if position in (0, size):
+      return position
+    file.seek(position - 1)  # a line may begin here
+    first = last = position
+    ends_line = False  # whether the last bytes end a line
     while line := file.readline(_BLOCK):  # a line may be as long as the file
-      if whole and ends(line, last - first):
+      if ends_line and ends(line, last - first):
         break
       last = file.tell()
-      whole = line.endswith(b"\n")
+      ends_line = line.endswith(b"\n")
     return last
 
   return cut(mine), cut(mine + 1)
@@ -465,8 +469,8 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
   head = file.read(_BLOCK).decode("utf-8", errors="replace")
   # Not splitlines: U+2028 and the like may be part of a line.
   head = _LINE_END.split(parsing.without_marks(head))
-  found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
-  level = min((len(match[1]) for match in found), default=0)
+  headings = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
+  level = min((len(match[1]) for match in headings), default=0)
   pattern = re.compile(_HEADING.pattern.encode())
 
   def ends(line: bytes, passed: int) -> bool:
@@ -501,14 +505,16 @@ def _file_lines(
       text = returns + decoder.decode(block, final=not block)
       returns = ""
     except UnicodeDecodeError as error:
-      at = size - len(error.object) + error.start
+      position = size - len(error.object) + error.start
       raise ValueError(
-        f"not UTF-8: {error.reason} at byte {at}; convert it (iconv -t UTF-8)"
+        f"not UTF-8: {error.reason} at byte {position}; convert it (iconv -t"
+        " UTF-8)"
       ) from error
     if "\r" in text:
       # The next block may continue the end of a line.
       sure = len(text.rstrip("\r")) if block else len(text)
-      text, returns = text[:sure], text[sure:]
+      returns = text[sure:]
+      text = text[:sure]
       if "\r\r\n" in text:  # seldom: the pattern is slow
         text = _LINE_END.sub("\n", text)
       text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -536,23 +542,23 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
   with open_file(path) as file:
     begin = 0
     end = math.inf
-    at = 0
+    position = 0
     if part != WHOLE:
       begin, end = _bytes(file, part, lambda line, passed: True)
-      at = file.seek(begin)
+      position = file.seek(begin)
     for number, line in enumerate(parsing.bounded_lines(file), start=1):
-      if at >= end:
+      if position >= end:
         return
       if line.strip(b" \t\r\n" + codecs.BOM_UTF8):
-        where = f"line {number}" + (f" after byte {begin:,}" if begin else "")
+        place = f"line {number}" + (f" after byte {begin:,}" if begin else "")
         try:
           record = parsing.parse_json(line.decode("utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-          raise ValueError(f"{where} is not JSON: {error}") from error
+          raise ValueError(f"{place} is not JSON: {error}") from error
         except ValueError as error:
-          raise ValueError(f"{where}: {error}") from error
-        yield where, record
-      at += len(line)
+          raise ValueError(f"{place}: {error}") from error
+        yield place, record
+      position += len(line)
 
 
 @READERS.register(".csv")
@@ -560,8 +566,8 @@ def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
   csv.field_size_limit(parsing.LONGEST_RECORD)
 
   def lines() -> Iterator[str]:
-    how = {"errors": "surrogateescape", "newline": ""}
-    with io.TextIOWrapper(open_file(path), "utf-8", **how) as file:
+    options = {"errors": "surrogateescape", "newline": ""}
+    with io.TextIOWrapper(open_file(path), "utf-8", **options) as file:
       yield from parsing.unmarked_lines(file)
 
   for number, row in parsing.csv_records(lines, columns, tabs):
@@ -588,8 +594,8 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
     sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
     count = min(_rows_at_once(file.metadata.row_group(i)) for i in mine)
     # Threads would cost more than they gain for few rows.
-    how = {"columns": only, "use_threads": False}
-    batches = file.iter_batches(count, mine, **how)
+    options = {"columns": only, "use_threads": False}
+    batches = file.iter_batches(count, mine, **options)
     yield from _batch_records(_checked_batches(path, batches), sum(sizes))
 
 
@@ -653,14 +659,14 @@ def _batch_records(batches: Iterable, before: int) -> Records:
 
 def _dataset(source: str):
   name, config, split = _hub_parts(source)
-  found = _load_hub_splits(name, config)
-  if not split and len(found) == 1:
-    (split,) = found
-  if split not in found:
+  splits = _load_hub_splits(name, config)
+  if not split and len(splits) == 1:
+    (split,) = splits
+  if split not in splits:
     has = f"no split {split} but" if split else "the splits"
-    first = f"{HUB}{name}:{config}:{next(iter(found))}"
-    raise UserError(f"{HUB}{name} has {has} {', '.join(found)}: write {first}")
-  return found[split]
+    first = f"{HUB}{name}:{config}:{next(iter(splits))}"
+    raise UserError(f"{HUB}{name} has {has} {', '.join(splits)}: write {first}")
+  return splits[split]
 
 
 def _hub_parts(source: str) -> list[str]:
@@ -712,9 +718,9 @@ def _load_hub_splits(name: str, config: str):
 def _saved_files(folder: str) -> Iterator[str]:
   """Yields the files that a folder of `save_to_disk` names."""
   folders = [folder]
-  about = os.path.join(folder, "dataset_dict.json")
-  if os.path.isfile(about):
-    splits = files.read_json(about, "the dataset")["splits"]
+  path = os.path.join(folder, "dataset_dict.json")
+  if os.path.isfile(path):
+    splits = files.read_json(path, "the dataset")["splits"]
     folders = [os.path.join(folder, split) for split in splits]
   for place in folders:
     state = os.path.join(place, "state.json")

@@ -116,9 +116,9 @@ class Rows:
   def __len__(self) -> int:
     return self._count
 
-  def followed_by(self, others: Sequence["Rows"]) -> "Rows":
+  def followed_by(self, further: Sequence["Rows"]) -> "Rows":
     """Returns these rows and then others with the same layout."""
-    parts = (self, *others)
+    parts = (self, *further)
     shards = [shard for rows in parts for shard in rows._shards]
     joined = Rows(shards, self.seq_len, self._vocab_size, self.segmented)
     joined._origins = np.cumsum([0, *map(len, parts)])
@@ -183,13 +183,13 @@ class Rows:
       why = _reason(error)
       if len(rows) > 1:  # to name the row
         return np.concatenate(
-          [self._read_shard(shard, one) for one in rows[:, None]]
+          [self._read_shard(shard, row) for row in rows[:, None]]
         )
       raise _bad_row(path, rows[0], why) from error
     for row, record in zip(rows, records, strict=True):
       if len(record) != self._width:
-        what = f"it has {len(record)} bytes, not {self._width}"
-        raise _bad_row(path, row, what)
+        fault = f"it has {len(record)} bytes, not {self._width}"
+        raise _bad_row(path, row, fault)
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, self._width)
 
   def _reader(self, shard: int):
@@ -224,7 +224,7 @@ class Rows:
     """
     blocks = {}
     waiting = {}
-    wanted = []
+    missing = []
     result = concurrent.futures.Future()
     with self._lock:
       for first in firsts:
@@ -234,12 +234,12 @@ class Rows:
         elif first in self._reading:
           waiting[first] = self._reading[first]
         else:
-          wanted.append(first)
+          missing.append(first)
           self._reading[first] = result
-    if wanted:
+    if missing:
       fetched = {}
       try:
-        fetched = self._fetch(np.array(wanted))
+        fetched = self._fetch(np.array(missing))
         result.set_result(fetched)
       except BaseException as error:
         result.set_exception(error)
@@ -250,10 +250,12 @@ class Rows:
           most = max(1, _CACHE_BYTES // (self._block * self._width))
           while len(self._cache) > most:
             self._cache.popitem(last=False)
-          for first in wanted:
+          for first in missing:
             del self._reading[first]
       blocks |= fetched
-    return blocks | {first: of.result()[first] for first, of in waiting.items()}
+    return blocks | {
+      first: future.result()[first] for first, future in waiting.items()
+    }
 
   def _fetch(self, firsts: np.ndarray) -> dict[int, bytes]:
     """Reads blocks of a bucket by their ascending first rows, and checks them.
@@ -263,15 +265,15 @@ class Rows:
     ends = self._origins[np.searchsorted(self._origins, firsts, side="right")]
     ends = np.minimum(firsts + self._block, ends)
     spans = [np.arange(*span) for span in zip(firsts, ends, strict=True)]
-    wanted = np.concatenate(spans)
-    shards = np.searchsorted(self._ends, wanted, side="right")
-    places = wanted - self._begins[shards]
+    indices = np.concatenate(spans)
+    shards = np.searchsorted(self._ends, indices, side="right")
+    places = indices - self._begins[shards]
     size = array_records.chunk_size(self._width)
     chunks = self._read_ranges(shards, places, size)
     records, bad = array_records.records(chunks, self._width)
     for index in np.flatnonzero(bad):
-      what = f"its hash is wrong, or it is no record of {self._width} bytes"
-      raise _bad_row(self._paths[shards[index]], places[index], what)
+      fault = f"its hash is wrong, or it is no record of {self._width} bytes"
+      raise _bad_row(self._paths[shards[index]], places[index], fault)
     parts = np.split(records, np.cumsum(ends - firsts)[:-1])
     blocks = (part.tobytes() for part in parts)
     return dict(zip(firsts.tolist(), blocks, strict=True))
@@ -296,14 +298,16 @@ class Rows:
       system.cat_ranges, paths, begins, ends, on_error="raise"
     )
     try:
-      found = self._tries.read(ranges, paths[0])
+      contents = self._tries.read(ranges, paths[0])
     except (*files.file_failures(), ValueError) as error:
       why = files.failure_reason(error)
       raise files.failure(f"cannot read {paths[0]}: {why}", error) from error
-    for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
+    for path, begin, end, data in zip(
+      paths, begins, ends, contents, strict=True
+    ):
       if len(data) != end - begin:
         raise damaged(path, f"ends before byte {end}")
-    parts = map(array_records.without_block_headers, found, begins)
+    parts = map(array_records.without_block_headers, contents, begins)
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, size)
 
 
@@ -320,7 +324,7 @@ def _bad_row(path: files.Path, row: int, why: str) -> UserError:
   return damaged(path, f"has a bad row {row}: {why}")
 
 
-def damaged(path: files.Path, what: str) -> UserError:
+def damaged(path: files.Path, fault: str) -> UserError:
   """Returns the error for a damaged file of a prepared folder."""
   folder = os.path.dirname(path)
-  return UserError(f"{path} {what}; delete {folder} and prepare it again")
+  return UserError(f"{path} {fault}; delete {folder} and prepare it again")

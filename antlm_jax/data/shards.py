@@ -45,8 +45,8 @@ class Recipe:
   def of(cls, arguments: Mapping, tokenizer: str | None) -> "Recipe":
     """Takes its settings from all arguments, and a tokenizer's hash."""
     names = {field.name for field in dataclasses.fields(cls)}
-    own = {name: arguments[name] for name in names}
-    return cls(**own | {"tokenizer": tokenizer})
+    values = {name: arguments[name] for name in names}
+    return cls(**values | {"tokenizer": tokenizer})
 
   @property
   def segmented(self) -> bool:
@@ -56,10 +56,10 @@ class Recipe:
   @property
   def recorded(self) -> dict:
     """The settings by name, as a manifest has them."""
-    own = dataclasses.asdict(self)
+    values = dataclasses.asdict(self)
     if self.tokenizer is not None:  # no setting of training one counts
-      del own["vocab_size"], own["kind"]
-    return own
+      del values["vocab_size"], values["kind"]
+    return values
 
 
 class ShardWriter:

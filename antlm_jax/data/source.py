@@ -69,9 +69,9 @@ class BatchSource:
     slots = layout.slots
     contents = self.order.slots(step)
     tokens, starts = self._read(step, slots, contents.rows)
-    kept = self._kept(step, slots, tokens.shape)
+    in_text = self._kept(step, slots, tokens.shape)
     if self.short:
-      starts = _with_segment(starts, ~kept)
+      starts = _with_segment(starts, ~in_text)
     # Rows that hold one document need no starts: their mask stays static.
     segmented = starts is not None
     whole = Segments.whole(*tokens.shape)
@@ -91,7 +91,7 @@ class BatchSource:
       counted = row_numbers < self.held_out
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
-    predicted = corrupted.predicted & kept & counted[:, None]
+    predicted = corrupted.predicted & in_text & counted[:, None]
     batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
@@ -115,8 +115,8 @@ class BatchSource:
       Each slot's place among those with its id, int64 `[B]`.
     """
     phase = self.curriculum.at(step)
-    every = self.curriculum.objectives
-    shares = {every.index(name): x for name, x in phase.shares.items()}
+    names = self.curriculum.objectives
+    shares = {names.index(name): x for name, x in phase.shares.items()}
     size = self.order.batch_size(step)
     divided = phase.divide_batch(
       self.order.slots_between(phase.start, step), size
@@ -148,12 +148,12 @@ class BatchSource:
     following = rows[:, -1] + 1
     ends = np.cumsum(list(self.order.sources.values()))
     last = np.isin(following, ends)  # nothing follows: it stays
-    more, _ = self.rows.read(np.where(last, 0, following))
+    next_tokens, _ = self.rows.read(np.where(last, 0, following))
     share = hashing.uniform(self.seed, _OFFSET, step, slots)
     offset = np.where(last, 0, (share * self.rows.seq_len).astype(np.int64))
-    at = offset[:, None] + np.arange(tokens.shape[1])
-    whole = np.concatenate([tokens, more], axis=1)
-    return np.take_along_axis(whole, at, axis=1)
+    position = offset[:, None] + np.arange(tokens.shape[1])
+    joined = np.concatenate([tokens, next_tokens], axis=1)
+    return np.take_along_axis(joined, position, axis=1)
 
   def _kept(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
     """Returns whether tokens belong to their slot's text, bool `[n, T]`.

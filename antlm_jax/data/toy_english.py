@@ -171,10 +171,10 @@ class Grammar:
 
   def predicate(self, number: int) -> Words:
     """A finite verb phrase with a slot for the verb that agrees."""
-    verb, rest = self.action()
+    verb, complements = self.action()
     if self.coin():
-      return [word_slot(verb, number), rest]
-    return [word_slot(HAVE, number), verb[PARTICIPLE], rest]
+      return [word_slot(verb, number), complements]
+    return [word_slot(HAVE, number), verb[PARTICIPLE], complements]
 
   def auxiliary(self, number: int) -> tuple[str, int]:
     """An auxiliary, and the form of its verb."""
@@ -245,13 +245,13 @@ class Grammar:
     subject = self.pick("SUBJECTS")
     # "Nobody" is a subject; "no" needs a noun.
     noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
-    verb, rest = self.action()
+    verb, complements = self.action()
     noun = [word_slot(subject, polarity), noun, self.between(self.where), "has"]
     return [
       noun,
       word_slot(("ever", "already"), polarity),
       verb[PARTICIPLE],
-      rest,
+      complements,
     ]
 
   def npi_adverb(self) -> Words:
@@ -297,14 +297,14 @@ class Grammar:
     """The girls have often really helped | help the boys."""
     n = self.coin()
     auxiliary, form = self.auxiliary(n)
-    verb, rest = self.action()
+    verb, complements = self.action()
     subject = [self.someone(n), auxiliary]
     adverbs = [self.between(self.adverb), self.between(self.adverb)]
     return [
       subject,
       adverbs,
       Slot(verb[form], verb[BARE + PARTICIPLE - form]),
-      rest,
+      complements,
     ]
 
   def existential_quantifier(self) -> Words:
@@ -361,12 +361,12 @@ def make_minimal_pairs(
   The number is at most `MOST_PAIRS`. Equal seeds make equal pairs, and no pair
   contains a sentence of `exclude`.
   """
-  made = {}
+  pairs_of = {}
   for uid, (field, term, _) in PHENOMENA.items():
-    about = {"field": field, "linguistics_term": term, "UID": uid}
+    labels = {"field": field, "linguistics_term": term, "UID": uid}
     grammar = Grammar(f"pairs {uid} {seed}", far=True)
     used = set(exclude)
-    pairs = made[uid] = []
+    pairs = pairs_of[uid] = []
     while len(pairs) < per_phenomenon:
       words = grammar.say(uid)
       slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
@@ -377,9 +377,9 @@ def make_minimal_pairs(
       # A bad sentence must not be good in another pair.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
-        pairs.append({**sides, **about, "pair_id": str(len(pairs))})
+        pairs.append({**sides, **labels, "pair_id": str(len(pairs))})
         used.update((good, bad))
-  return made
+  return pairs_of
 
 
 def _sentence_text(words: list) -> str:
@@ -419,10 +419,10 @@ def write_toy_english(
     A summary with a sample.
   """
   train, dev, groups = _distinct(seed, sentences, pairs)
-  made = {"text/toy.train": train, "text/toy.dev": dev}
+  lines_of = {"text/toy.train": train, "text/toy.dev": dev}
   for uid, group in groups.items():
-    made[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
-  for name, lines in made.items():
+    lines_of[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
+  for name, lines in lines_of.items():
     files.write_text(Path(output, name), "".join(f"{x}\n" for x in lines))
   paragraph = (
     f"Wrote {len(train):,} sentences of training text and {len(dev):,} of"
@@ -451,5 +451,5 @@ def _distinct(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  about = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
-  print(cli.call_with_arguments(write_toy_english, argv, about))
+  summary = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
+  print(cli.call_with_arguments(write_toy_english, argv, summary))
