@@ -14,6 +14,7 @@ from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.mesh import (
   WHOLE,
+  Split,
   capability,
   device,
   number_of_shards,
@@ -127,32 +128,9 @@ class Pallas(Backend):
     if relative:
       terms = {"of_query": relative.query, "of_key": relative.key}
 
-    def run(q, k, v, rope, terms, bounds, seeds, schedules):
-      # The kernel has positions along the lanes. XLA makes the neighboring
-      # products write and read this layout, so nothing is transposed.
-      batch, queries, heads, width = q.shape
-      q = q.reshape(batch, queries, k.shape[2], -1, width)
-      terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
-      if terms:
-        terms["of_query"] = terms["of_query"][:, :, None]
-      q = q.transpose(0, 2, 3, 4, 1)
-      k = k.transpose(0, 2, 3, 1)
-      v = v.transpose(0, 2, 3, 1)
-      if rope:
-        rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
-      out = kernel.flash(
-        *(settings, q, k, v, rope, terms, bounds, seeds, schedules)
-      )
-      out = out.transpose(0, 4, 1, 2, 3)
-      return out.reshape(batch, queries, heads, width)
-
-    rows, heads = prepared.split
-    arrays = PartitionSpec(rows, None, heads, None)
-    of_rows = PartitionSpec(rows)
-    of_heads = PartitionSpec(rows, heads)
-    specs = *(arrays,) * 3, of_rows, arrays, of_rows, of_heads, of_rows
-    run = on_shards(run, specs, arrays)
-    return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
+    call = functools.partial(_call_flash, settings)
+    call = on_shards(call, *_flash_specs(prepared.split))
+    return call(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
 
   def obstacle(self, mask, call, split, platform) -> str | None:
     # Scalar memory holds all tables and seeds of a shard at once.
@@ -166,6 +144,45 @@ class Pallas(Backend):
 
   def schedule(self, mask, rows: int, call: Call):
     return grid.make_grid_schedules(mask, rows, call.blocks)
+
+
+def _flash_specs(split: Split) -> tuple[tuple, PartitionSpec]:
+  """Returns the specs of `_call_flash`'s arrays, and of its result."""
+  array = PartitionSpec(split.rows, None, split.heads, None)
+  by_row = PartitionSpec(split.rows)
+  by_head = PartitionSpec(split.rows, split.heads)
+  arguments = {
+    "q": array,
+    "k": array,
+    "v": array,
+    "rope": by_row,
+    "terms": array,
+    "bounds": by_row,
+    "seeds": by_head,
+    "schedules": by_row,
+  }
+  return tuple(arguments.values()), array
+
+
+def _call_flash(
+  settings, q, k, v, rope, terms, bounds, seeds, schedules
+) -> jax.Array:
+  """Calls the kernel on arrays as `attend` has them."""
+  # The kernel has positions along the lanes. XLA makes the neighboring
+  # products write and read this layout, so nothing is transposed.
+  batch, queries, heads, width = q.shape
+  q = q.reshape(batch, queries, k.shape[2], -1, width)
+  terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
+  if terms:
+    terms["of_query"] = terms["of_query"][:, :, None]
+  q = q.transpose(0, 2, 3, 4, 1)
+  k = k.transpose(0, 2, 3, 1)
+  v = v.transpose(0, 2, 3, 1)
+  if rope:
+    rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
+  out = kernel.flash(settings, q, k, v, rope, terms, bounds, seeds, schedules)
+  out = out.transpose(0, 4, 1, 2, 3)
+  return out.reshape(batch, queries, heads, width)
 
 
 def _gpu_obstacle(

@@ -9,6 +9,7 @@ that keys and values are loaded once for the group.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,15 @@ class ScoreBlock:
   settings: KernelSettings
   step: Step
   refs: dict  # the step's part of the inputs, by name
-  seed: Callable  # `seed(h, g)` is the dropout seed of a head
+  # Dropout seeds of all query heads, int32 `[B * K * G]`, or None.
+  seeds: Any
+  first_head: jax.Array  # index of the first key head of all B * K
   heads: int  # number of key heads
   group: int  # number of query heads per key head G
+
+  def seed(self, h: int, g: int) -> jax.Array:
+    """Returns the dropout seed of the g-th query head of the h-th key head."""
+    return self.seeds[(self.first_head + h) * self.group + g]
 
   def visit(self, add: Callable[["HeadScores"], None]) -> None:
     """Calls `add` for each head."""
