@@ -17,7 +17,7 @@ HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 # A module may import modules of lower levels and of its own group. A level's
 # groups are packages and modules; + joins several to one group.
 LEVELS = (
-  "errors+cli+jax_flags+plugins+terminal+units+hashing+masks+settings"
+  "errors+cli+private+jax_flags+plugins+terminal+units+hashing+masks+settings"
   "+arguments+tables",
   "mesh",
   "objectives",

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import xla_bridge
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 from jaxlib import xla_client
 
 from antlm_jax import mesh as mesh_lib
+from antlm_jax import private
 from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.errors import UserError
@@ -151,7 +151,7 @@ def _register_compiler(path: pathlib.Path) -> None:
   # Show only errors, because XLA prints long warnings about memory.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
   if not xla_client.pjrt_plugin_loaded("cuda"):
-    xla_bridge.register_plugin("cuda", library_path=str(path))
+    private.register_compiler("cuda", path)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class DoneStep:
 
   step: int  # number of steps done with it
   batch: Batch  # its batch; of several processes, this one's part
-  metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
+  metrics: Mapping[str, np.ndarray]  # those of the train step
   seconds: float  # that it and its data took; 0 if compiling hides them
 
 
@@ -69,11 +69,12 @@ class Hook:
   def finish(self, trainer) -> None:
     """Called after the last step, which a signal may have chosen.
 
-    Hooks finish in the reverse of their order: the first one last.
+    It may save and record; it is not called after an error. Hooks finish in the
+    reverse of their order: the first one last.
     """
 
   def end(self) -> None:
-    """Called at the end of the run, whether it fails or not."""
+    """Called last, also after an error, to release what the hook holds."""
 
 
 # Makers of hooks, such as classes, by their names in `log.hooks`.
@@ -347,7 +348,8 @@ class LogHook(Hook):
       trainer.progress.note("lost", step, line)
     trainer.record(step, values)
     trainer.progress.show(step, " · ".join(shown))
-    self._timed, self._last = np.zeros(3), self._timed
+    self._last = self._timed
+    self._timed = np.zeros(3)
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""

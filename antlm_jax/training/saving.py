@@ -72,13 +72,13 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
             workdir.rmdir()
 
 
-def begin_run(
+def first_state(
   run: Run,
   checkpoints: "RunCheckpoints",
   init: Callable[[], TrainState],
   shardings: TrainState,
 ) -> tuple[TrainState, Mapping | None, list[str]]:
-  """Begins at the run's newest checkpoint, at another run's, or from scratch.
+  """Returns the state of the newest checkpoint, of another run's, or a new one.
 
   `init` makes the first state, with the given shardings.
 

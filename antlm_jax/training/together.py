@@ -107,7 +107,6 @@ def shared_programs(
   evaluate = jitted(steps[0], shardings).evaluate
   out = []
   for run in range(len(steps)):
-    update_run = functools.partial(update, run)
-    update_run._cache_size = update._cache_size  # as `jax.jit` has it
-    out.append(Programs(functools.partial(init, run), update_run, evaluate))
+    of_run = functools.partial(init, run), functools.partial(update, run)
+    out.append(Programs(*of_run, evaluate))
   return out
