@@ -19,7 +19,7 @@ Array = np.ndarray | jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """A batch: M microbatches of B rows of T tokens, over D data shards.
+  """A batch: M microbatches of B rows of T tokens, over S data shards.
 
   The targets of each microbatch and data shard are a flat list. All lists of a
   phase have the same length C (`capacity`) and are padded with weight 0.
@@ -28,15 +28,15 @@ class Batch:
   inputs: Array  # tokens that the model sees, int32 `[M, B, T]`
   positions: Array  # place of each token in its document, int32 `[M, B, T]`
   mask: AttentionMask  # keys that each position sees; bounds `[M, B, T]`
-  # Where each target is predicted, as an index into the B / D * T positions of
-  # its shard, int32 `[M, D, C]`.
+  # Where each target is predicted, as an index into the B / S * T positions of
+  # its shard, int32 `[M, S, C]`.
   target_positions: Array
-  targets: Array  # tokens to predict, int32 `[M, D, C]`
-  weights: Array  # weights in the loss, float32 `[M, D, C]`; 0 for padding
+  targets: Array  # tokens to predict, int32 `[M, S, C]`
+  weights: Array  # weights in the loss, float32 `[M, S, C]`; 0 for padding
   # Objective of each target, as an index into the curriculum's objectives,
-  # int32 `[M, D, C]`.
+  # int32 `[M, S, C]`.
   objective_ids: Array
-  # Number of targets for which a list has no room, int32 `[M, D]`.
+  # Number of targets for which a list has no room, int32 `[M, S]`.
   lost: Array | None = None
   # RoPE's base, if a phase of the run changes the model's; a compiled constant.
   rope_theta: float | None = dataclasses.field(
@@ -178,7 +178,7 @@ def assemble_batch(
 
 
 def _target_lists(corrupted, row_objectives, objectives, layout, size):
-  """Returns the four arrays of targets, each `[M, D, C]`, and those lost."""
+  """Returns the four arrays of targets, each `[M, S, C]`, and those lost."""
   lists = layout.microbatches, len(layout.local)
   predicted = corrupted.predicted.reshape(*lists, -1)
   target_index = np.zeros((*lists, size), np.int32)
@@ -198,7 +198,7 @@ def _target_lists(corrupted, row_objectives, objectives, layout, size):
   arrays = {
     # A token is predicted from `shift` places before it.
     "target_positions": target_index - shift[objective],
-    "targets": pick(target_index, corrupted.tokens),
+    "targets": pick(target_index, corrupted.targets),
     "weights": weight[objective] * pick(target_index, corrupted.scale),
     "objective_ids": objective,
   }

@@ -131,11 +131,11 @@ class Draw:
 class Corrupted(NamedTuple):
   """Rows as an objective shows them to the model."""
 
-  tokens: np.ndarray  # tokens to be predicted, int32 `[n, T]`
+  targets: np.ndarray  # the tokens before corruption, int32 `[n, T]`
   inputs: np.ndarray  # tokens that the model sees, int32 `[n, T]`
   k_start: np.ndarray  # first key that each position sees, int32 `[n, T]`
   k_end: np.ndarray  # one past the last key, int32 `[n, T]`
-  predicted: np.ndarray  # whether each token is a target, bool `[n, T]`
+  predicted: np.ndarray  # whether each target is predicted, bool `[n, T]`
   scale: np.ndarray  # factor of each target's weight, float32 `[n, T]`
 
 

@@ -241,9 +241,8 @@ class Objective(Section):
       if self.mask_ends and vocabulary.eos_id is not None:
         # But not an end token that is a document's first.
         maskable |= (tokens == vocabulary.eos_id) & (position > segments.start)
-      chosen, unit = _choose_tokens(
-        self, ratio, tokens, maskable, draw, vocabulary
-      )
+      choose = _CHOOSE[self.choice]
+      chosen, unit = choose(self, ratio, tokens, maskable, draw, vocabulary)
       inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
     targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
     predicted = targets[self.predict]
@@ -339,18 +338,30 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
   low = objective.ratio_at(progress)
   if objective.mask_ratio_high is None:
     return np.full((1, 1), low)
-  if objective.ratio_of_blocks:  # a block draws as its first token does
-    u = draw.uniform("ratio", np.arange(segments.start.shape[1]))
-    u = np.take_along_axis(u, _block_begin(objective, segments), axis=1)
+  if objective.ratio_of_blocks:
+    draws = _draws_of_blocks(objective, segments, draw)
   else:
-    # One draw for the step, and a golden section more for each row. Shares then
-    # spread evenly, and the loss varies less than with a draw for each row.
-    # Only the objective's own rows count: `Phase.divide_batch` chooses them by
-    # the golden section, too, so their places would spread over a part alone.
-    first = dataclasses.replace(draw, slots=np.zeros((1, 1), np.int64))
-    ranks = draw.slots if draw.ranks is None else draw.ranks
-    u = first.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
-  return low + (objective.mask_ratio_high - low) * (u % 1)
+    draws = _draws_of_rows(draw)
+  return low + (objective.mask_ratio_high - low) * (draws % 1)
+
+
+def _draws_of_blocks(objective, segments, draw: Draw) -> np.ndarray:
+  """Returns a draw for each block, which all its tokens have, `[n, T]`."""
+  draws = draw.uniform("ratio", np.arange(segments.start.shape[1]))
+  # A block draws as its first token does.
+  begin = _block_begin(objective, segments)
+  return np.take_along_axis(draws, begin, axis=1)
+
+
+def _draws_of_rows(draw: Draw) -> np.ndarray:
+  """Returns numbers that spread evenly over the rows, modulo 1, `[n, 1]`."""
+  # One draw for the step, and a golden section more for each row. Shares then
+  # spread evenly, and the loss varies less than with a draw for each row. Only
+  # the objective's own rows count: `Phase.divide_batch` chooses them by the
+  # golden section, too, so their places would spread over a part alone.
+  step_draw = dataclasses.replace(draw, slots=np.zeros((1, 1), np.int64))
+  ranks = draw.slots if draw.ranks is None else draw.ranks
+  return step_draw.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
 
 
 def _attention_end(objective, segments, draw, position):
@@ -378,46 +389,81 @@ def _block_begin(objective, segments) -> np.ndarray:
   return position - place % np.int32(objective.block_length)
 
 
-def _choose_tokens(objective, ratio, tokens, maskable, draw, vocabulary):
-  """Returns which tokens are chosen, and the position whose draws each uses."""
-  at = np.arange(tokens.shape[1])
-  coins = objective.choice == "coin"
-  if coins and objective.unit == "span":
-    chosen, unit = _random_spans(objective, ratio, draw, len(at))
+# Each method of `CHOICES` returns which tokens are chosen, bool `[n, T]`, and
+# where the unit of each token begins: the position whose draws it uses.
+
+
+def _choose_by_coins(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Tosses one coin for each unit."""
+  position = np.arange(tokens.shape[1])
+  if objective.unit == "span":
+    chosen, unit = _random_spans(objective, ratio, draw, len(position))
     return chosen & maskable, unit
-  visit = 0
-  if objective.choice == "covering":
-    draw, visit = draw.by_row()
-  unit = np.broadcast_to(at, tokens.shape)
-  if objective.unit == "word":
+  unit = np.broadcast_to(position, tokens.shape)
+  coins = draw.uniform("choose", position)
+  if objective.unit == "word":  # its tokens have the coin of the first
     unit = vocabulary.words(tokens)
-  elif objective.unit == "span":
-    unit = _tile_spans(objective, draw, len(at))
-  if not coins:
-    return _in_turn(objective, ratio, unit, maskable, draw, visit), unit
-  u = draw.uniform("choose", at)
+    coins = np.take_along_axis(coins, unit, axis=1)
+  return (coins < ratio) & maskable, unit
+
+
+def _choose_binomial(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses as many tokens, in units, as coins for each token give."""
+  unit = _units(objective, tokens, draw, vocabulary)
+  coins = draw.uniform("choose", np.arange(tokens.shape[1]))
+  count = ((coins < ratio) & maskable).sum(axis=1, keepdims=True)
+  return _fill_arc(count, unit, maskable, draw), unit
+
+
+def _choose_exact(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses the share of each row."""
+  unit = _units(objective, tokens, draw, vocabulary)
+  count = ratio * _maskable_tokens(maskable)
+  return _fill_arc(count, unit, maskable, draw), unit
+
+
+def _choose_covering(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses the share of each row, and other tokens at each visit to it."""
+  # A text keeps its units, their order and the first arc for `CYCLE` visits,
+  # and each arc begins a golden section after the one before. Such arcs cover
+  # the circle evenly after any number of visits, also while the ratio changes.
+  draw, visit = draw.by_row()
+  unit = _units(objective, tokens, draw, vocabulary)
+  count = ratio * _maskable_tokens(maskable)
+  return _fill_arc(count, unit, maskable, draw, visit * _GOLDEN), unit
+
+
+_CHOOSE = {
+  "coin": _choose_by_coins,
+  "binomial": _choose_binomial,
+  "exact": _choose_exact,
+  "covering": _choose_covering,
+}
+
+
+def _units(objective, tokens, draw, vocabulary) -> np.ndarray:
+  """Returns where the unit of each token begins, `[n, T]`."""
   if objective.unit == "word":
-    u = np.take_along_axis(u, unit, axis=1)
-  return (u < ratio) & maskable, unit
+    return vocabulary.words(tokens)
+  if objective.unit == "span":
+    return _tile_spans(objective, draw, tokens.shape[1])
+  return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
 
 
-def _in_turn(objective, ratio, unit, maskable, draw, visit) -> np.ndarray:
-  """Fills each row's share with units in random order (`Objective.choice`)."""
+def _maskable_tokens(maskable: np.ndarray) -> np.ndarray:
+  """Returns the number of maskable tokens in each row, at least 1, `[n, 1]`."""
+  return np.maximum(maskable.sum(axis=1, keepdims=True), 1)
+
+
+def _fill_arc(count, unit, maskable, draw, turn=0) -> np.ndarray:
+  """Chooses `count` tokens of each row, in units in random order."""
   # A row's units lie in random order around a circle as long as its maskable
-  # tokens. The chosen units begin in an arc of the share's length, which begins
-  # at a random place: all tokens are as likely. With `covering` a text keeps
-  # order and place for `CYCLE` visits, and each arc begins a golden section
-  # after the one before. Such arcs cover the circle evenly after any number of
-  # visits, also while the ratio changes.
-  at = np.arange(unit.shape[1])
-  around = np.maximum(maskable.sum(axis=1, keepdims=True), 1)
-  length = ratio * around
-  if objective.choice == "binomial":
-    heads = (draw.uniform("choose", at) < ratio) & maskable
-    length = heads.sum(axis=1, keepdims=True)
+  # tokens. The chosen units begin in an arc of `count` tokens, which begins at
+  # a random place, plus `turn` times the circle: all tokens are as likely.
+  around = _maskable_tokens(maskable)
   place = _places_in_random_order(unit, maskable, draw)
-  begin = (draw.uniform("turn", at[:1]) + visit * _GOLDEN) % 1
-  return ((place - begin * around) % around < length) & maskable
+  begin = (draw.uniform("turn", np.arange(1)) + turn) % 1
+  return ((place - begin * around) % around < count) & maskable
 
 
 def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
