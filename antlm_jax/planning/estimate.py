@@ -18,7 +18,7 @@ from antlm_jax import hashing, models
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import grid, kernel
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.objectives.corruption import WordTokens
@@ -92,7 +92,7 @@ class Estimate:
 
   name: str  # name of the program
   steps: int  # number of training steps that use it
-  batches: float  # number of whole batches of these steps: `BatchKind.whole`
+  batches: float  # number of whole batches of these steps: `BatchKind.batches`
   rows: int  # rows in a batch, over all devices
   seq_len: int  # number of tokens per row
   devices: int  # number of devices
@@ -154,7 +154,7 @@ def estimate_all(
     if key not in done:
       done[key] = estimate_program(run, program, forecasts)
     yield dataclasses.replace(
-      done[key], name=program.name, steps=program.steps, batches=program.whole
+      done[key], name=program.name, steps=program.steps, batches=program.batches
     )
 
 
@@ -209,22 +209,23 @@ def estimate_program(
     counts = hlo.count(compiled.as_text(), listings)
     figures = _speed(run, batch, attention, counts)
     if forecasts:
-      figures["forecast"] = forecast.forecast_step_time(
-        mesh,
-        run.model,
-        batch,
-        processes,
-        training,
-        counts,
-        listings,
+      compiled_step = forecast.CompiledStep(
+        mesh=mesh,
+        model=run.model,
+        batch=batch,
+        processes=processes,
+        training=training,
+        counts=counts,
+        listings=listings,
         visited=figures["executed"] - counts.flops,
         network=figures["seconds"]["network"],
         carried=Network(mesh).total(counts.carried),
       )
+      figures["forecast"] = forecast.forecast_step_time(compiled_step)
   return Estimate(
     name=program.name,
     steps=program.steps,
-    batches=program.whole,
+    batches=program.batches,
     rows=math.prod(shapes.inputs.shape[:2]),
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,
@@ -264,7 +265,7 @@ def _speed(
 ) -> dict:
   """Returns the fields of an `Estimate` about speed."""
   chip = chips.chip_of(run.mesh.devices.flat[0])
-  fused = counts.stated(head_kernel.NAMES)
+  fused = counts.stated(head_tpu.NAMES)
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
     executed += attended * _visited(run.mesh, run.model, batch, attention)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.tpu import grid as tpu_grid
 from antlm_jax.attention.tpu import kernel as tpu_kernel
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo
@@ -58,79 +58,110 @@ def measured_chip(device: jax.Device) -> chips.Measured | None:
   return (chip and chip.measured) or (chips.HOPPER if like_h100 else None)
 
 
-def forecast_step_time(
-  mesh: jax.sharding.Mesh,
-  model: Model,
-  batch: Batch,
-  processes: float,
-  training: bool,
-  counts: hlo.Counts,
-  listings: Mapping[str, bundles.BundleCounts],
-  *,
-  visited: float,
-  network: float,
-  carried: float,
-) -> Forecast | str:
-  """Forecasts the time of a step, or returns the reason why it cannot.
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+  """A compiled step and the work whose time is forecast."""
 
-  Args:
-    mesh: Mesh of the devices.
-    model: The model.
-    batch: A process's part of the batch, in NumPy arrays.
-    processes: Ratio of the batch's size to that of the part.
-    training: Whether the step trains.
-    counts: Work of a device.
-    listings: Bundles of the program's instructions on a TPU, by name.
-    visited: FLOPs of its kernels in the blocks that they visit.
-    network: Seconds of the collectives.
-    carried: Seconds of those that run during other instructions.
-  """
-  device = mesh.devices.flat[0]
+  mesh: jax.sharding.Mesh
+  model: Model
+  batch: Batch  # a process's part of the batch, in NumPy arrays
+  processes: float  # ratio of the batch's size to that of the part
+  training: bool  # whether the step trains
+  counts: hlo.Counts  # work of a device
+  # Bundles of the program's instructions on a TPU, by name.
+  listings: Mapping[str, bundles.BundleCounts]
+  visited: float  # FLOPs of its kernels in the blocks that they visit
+  network: float  # seconds of the collectives
+  carried: float  # seconds of those that run during other instructions
+
+
+def forecast_step_time(step: CompiledStep) -> Forecast | str:
+  """Forecasts the time of a step, or returns the reason why it cannot."""
+  device = step.mesh.devices.flat[0]
   measured = measured_chip(device)
   chip = chips.chip_of(device)
   if measured is None:
     return f"there are no measurements of {device.device_kind}"
+  on_tpu = device.platform == "tpu"
+  counts = step.counts
+  fused = counts.stated(head_tpu.NAMES)
+  has_attention = counts.stated() > fused
+  if has_attention and not (on_tpu or measured.attention):
+    return f"there are no times of attention on {device.device_kind}"
   parts = instruction_times(counts.work, chip, measured)
-  fused = counts.stated(head_kernel.NAMES)
-  spent = 0.0
   if fused:
-    kernel_seconds = _head_seconds(mesh, model, batch, listings, chip, measured)
-    products = fused / (chip.flops * measured.product)
-    # Like other instructions, it takes at least the time of its products.
-    seconds = max(
-      _sum_of(counts.kernels, head_kernel.NAMES, kernel_seconds), products
-    )
-    parts["head"] = parts.get("head", Time()) + Time(seconds, products)
-  if counts.stated() > fused and device.platform == "tpu":
-    kernel_seconds = _attention(mesh, model, batch, listings, measured)
-    spent = _sum_of(counts.kernels, _KERNELS, kernel_seconds)
-    # A call computes one microbatch's rows of a data shard.
-    shards = mesh.size // mesh.shape["tensor"]
-    spent *= processes / (len(batch.inputs) * shards)
-  elif counts.stated() > fused:
-    if not measured.attention:
-      return f"there are no times of attention on {device.device_kind}"
-    widths = (w for w in measured.attention if w <= model.config.head_dim)
-    shares = measured.attention[max(widths)]
-    forward, backward = shares[2:] if batch.mask.causal else shares[:2]
-    # Two products forward, and five backward.
-    share = 7 / (2 / forward + 5 / backward) if training else forward
-    # Before and after its products, the backward pass only moves arrays.
-    moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
-    launches = measured.launch * counts.kernels.total()
-    spent = visited / (chip.flops * share) + moved + launches
-  carriers = {
-    instruction: n
-    for instruction, n in counts.work.items()
-    if instruction.carries
-  }
-  times = instruction_times(carriers, chip, measured)
-  meanwhile = total_time(times).seconds
-  exposed = network - min(carried, meanwhile)
-  for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
+    head = _head_time(step, fused, chip, measured)
+    parts["head"] = parts.get("head", Time()) + head
+  attention = 0.0
+  if has_attention and on_tpu:
+    attention = _tpu_attention_seconds(step, measured)
+  elif has_attention:
+    attention = _gpu_attention_seconds(step, chip, measured)
+  exposed = _exposed_seconds(step, chip, measured)
+  for name, seconds in {KERNELS: attention, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
   ordered = {name: parts[name] for name in PARTS if name in parts}
   return Forecast(ordered, assumes="" if chip.measured else _ASSUMED)
+
+
+def _head_time(
+  step: CompiledStep, fused: float, chip: chips.Chip, measured: chips.Measured
+) -> Time:
+  """Returns the time of the head's kernels, which state `fused` FLOPs."""
+  seconds = _sum_of(
+    step.counts.kernels,
+    head_tpu.NAMES,
+    _head_seconds(
+      step.mesh, step.model, step.batch, step.listings, chip, measured
+    ),
+  )
+  products = fused / (chip.flops * measured.product)
+  # Like other instructions, it takes at least the time of its products.
+  return Time(max(seconds, products), products)
+
+
+def _tpu_attention_seconds(
+  step: CompiledStep, measured: chips.Measured
+) -> float:
+  """Returns the seconds of attention on a TPU, by its kernels' bundles."""
+  kernel_seconds = _attention(
+    step.mesh, step.model, step.batch, step.listings, measured
+  )
+  seconds = _sum_of(step.counts.kernels, _KERNELS, kernel_seconds)
+  # A call computes one microbatch's rows of a data shard.
+  shards = step.mesh.size // step.mesh.shape["tensor"]
+  return seconds * (step.processes / (len(step.batch.inputs) * shards))
+
+
+def _gpu_attention_seconds(
+  step: CompiledStep, chip: chips.Chip, measured: chips.Measured
+) -> float:
+  """Returns the seconds of attention on a GPU, by its measured speed."""
+  head_dim = step.model.config.head_dim
+  widths = (width for width in measured.attention if width <= head_dim)
+  # Shares of the peak: forward and backward, for full, then causal masks.
+  shares = measured.attention[max(widths)]
+  forward, backward = shares[2:] if step.batch.mask.causal else shares[:2]
+  # Two products forward, and five backward.
+  share = 7 / (2 / forward + 5 / backward) if step.training else forward
+  # Before and after its products, the backward pass only moves arrays.
+  counts = step.counts
+  moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
+  launches = measured.launch * counts.kernels.total()
+  return step.visited / (chip.flops * share) + moved + launches
+
+
+def _exposed_seconds(
+  step: CompiledStep, chip: chips.Chip, measured: chips.Measured
+) -> float:
+  """Returns the seconds of collectives that no other instruction hides."""
+  carriers = {
+    instruction: times
+    for instruction, times in step.counts.work.items()
+    if instruction.carries
+  }
+  hiding = total_time(instruction_times(carriers, chip, measured)).seconds
+  return step.network - min(step.carried, hiding)
 
 
 def instruction_times(
@@ -241,14 +272,14 @@ def _head_seconds(
   targets = batch.targets.shape[-1]
   dtype = jnp.dtype(model.config.dtype)
   with jax.set_mesh(mesh):
-    blocks = head_kernel.HeadBlocks.of(targets, tokens, width, dtype)
+    blocks = head_tpu.HeadBlocks.of(targets, tokens, width, dtype)
   steps = math.prod(blocks.grid)
   out = {}
   for listed, listing in listings.items():
-    if not (match := re.search(head_kernel.NAMES, listed)):
+    if not (match := re.search(head_tpu.NAMES, listed)):
       continue
     by_token = match[0] == "head_kernel_gradient"
-    outer = head_kernel.TOKENS if by_token else head_kernel.TARGETS
+    outer = head_tpu.TOKENS if by_token else head_tpu.TARGETS
     seconds = kernel(listing, steps, 0, blocks.grid[outer], measured)
     moved = blocks.moved(outer, width, dtype.itemsize)
     out[match[0]] = max(seconds, moved / chip.bandwidth)

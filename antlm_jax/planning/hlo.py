@@ -517,7 +517,7 @@ def _moved(op: _Op) -> int:
 def _operand_bytes(op: _Op, index: int, size: int) -> int:
   """Returns the bytes of an operand that an instruction reads."""
   if op.code == "fusion":
-    return min(size, _used(op.called[0].parameter(index), size))
+    return min(size, _bytes_read(op.called[0].parameter(index), size))
   if index == 0 and op.code in _SLICES:
     return op.bytes
   if index == 0 and op.code in _UPDATES:
@@ -525,12 +525,12 @@ def _operand_bytes(op: _Op, index: int, size: int) -> int:
   return size
 
 
-def _used(value: _Op, size: int) -> int:
+def _bytes_read(value: _Op, size: int) -> int:
   """Returns the bytes of a fusion's parameter that its users read."""
   total = 0
   for user, index in value.users:
     if user.code == "bitcast":
-      total += _used(user, size)
+      total += _bytes_read(user, size)
     elif "AsyncCollective" in user.attributes:
       pass  # counted for the collective
     elif _COLLECTIVE.fullmatch(user.code):

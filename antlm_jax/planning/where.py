@@ -90,7 +90,7 @@ def step_parts_table(columns: Mapping[str, Mapping[str, Time]]) -> str:
   """Returns a table of the parts of steps, in milliseconds."""
   rows = [
     [n, *(_time_text(c.get(n)) for c in columns.values())]
-    for n in _seen(columns)
+    for n in _present_parts(columns)
   ]
   rows.append(["all", *(_time_text(total_time(c)) for c in columns.values())])
   return tables.text_table(rows, ["ms per step (products)", *columns], "<>")
@@ -100,7 +100,7 @@ def draw_step_parts(
   title: str, columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path
 ) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
-  names = _seen(columns)
+  names = _present_parts(columns)
   thick = 0.8 / len(columns)
   height = 1.3 + 0.14 * len(names) * (1 + len(columns))
   figure = plots.canvas(9, height, title)
@@ -122,7 +122,7 @@ def draw_step_parts(
   plots.save_figure(figure, path)
 
 
-def _seen(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
+def _present_parts(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
   return [name for name in PARTS if any(name in c for c in columns.values())]
 
 

@@ -36,7 +36,7 @@ class BatchKind:
   batch: Batch  # this process's part of one whole batch
   # Number of whole batches with as many microbatches as these steps compute.
   # It is less than `steps` while batches grow (`train.batch_start`).
-  whole: float = 0.0
+  batches: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Run:
       if part.layout.microbatches > 1:  # empty microbatches take no time
         batches = self.order.slots_between(start, stop) / size
       out[name] = dataclasses.replace(
-        kind, steps=kind.steps + stop - start, whole=kind.whole + batches
+        kind, steps=kind.steps + stop - start, batches=kind.batches + batches
       )
     for name, sets in self.evaluations.items() if evaluations else ():
       first, *_ = sets.values()  # the batches of other sets have its shapes
