@@ -75,7 +75,7 @@ def _taken(
   taken = np.diff(np.ceil(sums)) > 0
   # Documents that are held out whole do not count.
   _, number = np.unique(train.documents, return_inverse=True)
-  return _some(train, taken[number])
+  return _selected(train, taken[number])
 
 
 def _part_of_texts(
@@ -83,10 +83,10 @@ def _part_of_texts(
 ) -> DocumentFile:
   """Returns the texts between these bytes, and leaves out empty texts."""
   cut = dataclasses.replace(texts, begins=begins, ends=ends)
-  return _some(cut, begins < ends)
+  return _selected(cut, begins < ends)
 
 
-def _some(texts: DocumentFile, chosen: np.ndarray) -> DocumentFile:
+def _selected(texts: DocumentFile, chosen: np.ndarray) -> DocumentFile:
   """Returns the texts that are kept, bool `[n]`."""
   return DocumentFile(
     texts.data,

@@ -16,12 +16,13 @@ and 5, in batches of three rows (seed 0):
        1     2       5  a           1      0    0
 
 A *slot* is a place in the batch. Its *number* counts the slots since its
-*stretch* began: in a stretch, neither the batches nor the shares of the sources
-change. The number decides the *source*, and how many slots this source has
-filled before. That count, divided by the size of an *epoch*, gives the epoch
-and the *place* in it. The epoch's permutation has a *group* of neighbouring
-rows at each place: one *row*, or several if the *stage* of the run joins them.
-Such a stage reads some rows of the current epoch again, and leaves others out.
+*stretch* began: the steps that a *stage* of the run (one batch size) and a
+*phase* of the mix (one share for each source) have in common. The number
+decides the *source*, and how many slots this source has filled before. That
+count, divided by the size of an *epoch*, gives the epoch and the *place* in it.
+The epoch's permutation has a *group* of neighbouring rows at each place: one
+*row*, or several if the stage joins them. Such a stage reads some rows of the
+current epoch again, and leaves others out.
 
 With `row_block`, an epoch permutes blocks of neighbouring rows, so that a
 bucket gives many rows for a request (`_permuted_blocks`).
@@ -114,7 +115,7 @@ def parse_batch_schedule(
 
 
 class _Stretch(NamedTuple):
-  """Steps in which neither the batches nor the shares of the sources change."""
+  """Steps that one `Stage` and one phase of the mix have in common."""
 
   start: int  # its first step
   slots: float  # number of slots that it fills; infinite for the last stretch

@@ -69,13 +69,13 @@ class BatchSource:
     slots = layout.slots
     contents = self.order.slots(step)
     tokens, starts = self._read(step, slots, contents.rows)
-    in_text = self._kept(step, slots, tokens.shape)
+    in_text = self._in_text(step, slots, tokens.shape)
     if self.short:
       starts = _with_segment(starts, ~in_text)
     # Rows that hold one document need no starts: their mask stays static.
     segmented = starts is not None
-    whole = Segments.whole(*tokens.shape)
-    segments = Segments.of(starts) if segmented else whole
+    one_segment = Segments.whole(*tokens.shape)
+    segments = Segments.of(starts) if segmented else one_segment
     shares, objective_ids, ranks = self._divided(step)
     objective_ids = objective_ids[slots]
     ranks = ranks[slots, None]
@@ -155,7 +155,7 @@ class BatchSource:
     joined = np.concatenate([tokens, next_tokens], axis=1)
     return np.take_along_axis(joined, position, axis=1)
 
-  def _kept(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
+  def _in_text(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
     """Returns whether tokens belong to their slot's text, bool `[n, T]`.
 
     The others are cut off, in a share `short` of the slots.
@@ -202,8 +202,8 @@ class BatchSource:
         return part
       if merged is None:
         merged = Corrupted(*(np.empty(tokens.shape, a.dtype) for a in part))
-      for whole, array in zip(merged, part, strict=True):
-        whole[mine] = array
+      for merged_array, part_array in zip(merged, part, strict=True):
+        merged_array[mine] = part_array
     return merged
 
 

@@ -1,4 +1,4 @@
-"""The head's loss by the TPU kernel (`head.kernel`), over a mesh.
+"""The head's loss by the TPU kernel (`head.tpu`), over a mesh.
 
 Over a mesh, each data shard has its own targets. If `tensor` splits the
 vocabulary, each part has its own maximum, sum and acc, which are then scaled to
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.mesh import on_shards
 
 
@@ -27,7 +27,7 @@ def obstacle(states, kernel) -> str | None:
   width, tokens = kernel.shape
   if states.dtype not in (jnp.float32, jnp.bfloat16):
     return f"float32 or bfloat16, not {states.dtype}"
-  if head_kernel.HeadBlocks.of(1, tokens, width, states.dtype) is None:
+  if head_tpu.HeadBlocks.of(1, tokens, width, states.dtype) is None:
     return f"blocks in vector memory, too small for a width of {width}"
   return None
 
@@ -55,7 +55,7 @@ def backward(settings, saved, grad):
     part_targets = targets - _first_token(tokens, kernel)
     flat = (x.reshape(-1) for x in (part_targets, *numbers))
     states = states.reshape(-1, states.shape[2])
-    grads = head_kernel.gradients_by_token(states, kernel, bias, *flat)
+    grads = head_tpu.gradients_by_token(states, kernel, bias, *flat)
     return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
 
   by_target = PartitionSpec(rows)
@@ -96,7 +96,7 @@ def _local_arrays(
   over = functools.partial(_over, axis)
   states = states.reshape(-1, states.shape[2])
   part_targets = targets.reshape(-1) - _first_token(axis, kernel)
-  results = head_kernel.loss_by_target(states, kernel, bias, gradient)
+  results = head_tpu.loss_by_target(states, kernel, bias, gradient)
   top = over(jax.lax.pmax, results.top)
   shrink = jnp.exp(results.top - top)
   total = over(jax.lax.psum, results.total * shrink)

@@ -164,10 +164,10 @@ class Bert(encoder.Encoder):
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
     x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
-    x, mask, keys = encoder.block_inputs(
+    x, masks, keys = encoder.block_inputs(
       c, self.embedding_norm(x + self._places(positions)), mask, dropout_key
     )
-    return encoder.run_blocks(c, self.blocks, x, mask, keys)
+    return encoder.run_blocks(c, self.blocks, x, masks, keys)
 
   @jax.named_scope("embedding")
   def _places(self, positions: jax.Array) -> jax.Array:

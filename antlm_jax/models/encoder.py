@@ -228,17 +228,18 @@ def block_inputs(
   """Prepares the inputs of the blocks from embeddings x, `[B, T, D]`.
 
   Returns:
-    x after dropout, the mask prepared for each layer, and a dropout key for
-    each block, `[L]`, or None without dropout.
+    x after dropout, the masks prepared for the layers (`PerLayer`, or the
+    cache), and a dropout key for each block, `[L]`, or None without dropout.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
     embedding_key, blocks_key = jax.random.split(dropout_key)
     x = layers.dropout(x, config.dropout, embedding_key)
     keys = jax.random.split(blocks_key, config.layers)
+  masks = mask
   if not isinstance(mask, attention.Cached):
-    mask = prepare_masks(config, mask, *x.shape[:2], training=keys is not None)
-  return mesh_lib.constrain(x, "batch", None, None), mask, keys
+    masks = prepare_masks(config, mask, *x.shape[:2], training=keys is not None)
+  return mesh_lib.constrain(x, "batch", None, None), masks, keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,11 +332,11 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 
 
 def run_blocks(
-  config: EncoderConfig, blocks, x: jax.Array, mask, keys, *shared
+  config: EncoderConfig, blocks, x: jax.Array, masks, keys, *shared
 ):
   """Runs `x = block(x, *shared, mask, key)` for each of the stacked blocks.
 
-  `block_inputs` returns the mask and the keys. Shared values may be `PerLayer`.
+  `block_inputs` returns masks and keys. Shared values may be `PerLayer`.
   """
 
   def step(x, layer, block, key):
@@ -343,7 +344,7 @@ def run_blocks(
       # Select them inside, so that remat does not save them for each layer.
       of_layer = (
         s.of_layer(layer) if isinstance(s, PerLayer | attention.Cached) else s
-        for s in (*shared, mask)
+        for s in (*shared, masks)
       )
       x = block(x, *of_layer, key)
       return mesh_lib.constrain(x, "batch", None, None)

@@ -181,11 +181,11 @@ class Llama(encoder.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x, mask, keys = encoder.block_inputs(
+    x, masks, keys = encoder.block_inputs(
       c, self.embed(tokens), mask, dropout_key
     )
     rope = encoder.rope(c, positions)
-    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
+    return self.norm(encoder.run_blocks(c, self.blocks, x, masks, keys, rope))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns the first hidden states, `[B, T, D]`."""

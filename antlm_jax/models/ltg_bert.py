@@ -251,19 +251,19 @@ class LtgBert(encoder.Encoder):
     c = self.config
     x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
     x = self.embedding_norm(x)
-    x, mask, keys = encoder.block_inputs(c, x, mask, dropout_key)
+    x, masks, keys = encoder.block_inputs(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
     if c.depth_weights:
-      return self._run_by_depth(x, mask, keys, relative)
-    return encoder.run_blocks(c, self.blocks, x, mask, keys, relative)
+      return self._run_by_depth(x, masks, keys, relative)
+    return encoder.run_blocks(c, self.blocks, x, masks, keys, relative)
 
-  def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
+  def _run_by_depth(self, x, masks, keys, relative) -> jax.Array:
     """Runs the blocks unrolled, because each reads all earlier outputs."""
     outputs = [x]
     begin = 0
     remat = functools.partial(encoder.rematerialized, self.config)
     for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
-      for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
+      for sublayer in block.sublayers(relative, masks.of_layer(layer), key):
         step = remat(lambda x, f=sublayer: x + f(x))
         outputs.append(mesh_lib.constrain(step(x), "batch", None, None))
         # The next sublayer has a weight for each output so far.
