@@ -112,8 +112,8 @@ def explain(error: BaseException) -> tuple[int, str] | None:
     return BAD_INPUT, f"error: {error.strerror}{where}"
   # JAX raised it looking for devices; for some, a bare assertion.
   frames = traceback.extract_tb(error.__traceback__)
-  in_search = bool(frames) and private.searches_devices(frames[-1].filename)
-  if isinstance(error, RuntimeError | AssertionError) and in_search:
+  in_jax = bool(frames) and private.searches_devices(frames[-1].filename)
+  if isinstance(error, RuntimeError | AssertionError) and in_jax:
     asked = os.environ.get("JAX_PLATFORMS", "")
     why = " ".join(str(error).split()) or "JAX has no such devices here"
     # A device that is held by another process may become free: run again.

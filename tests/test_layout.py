@@ -280,5 +280,6 @@ def test_attention_loads_few_others():
     "antlm_jax.jax_flags",
     "antlm_jax.masks",
     "antlm_jax.mesh",
+    "antlm_jax.private",
     "antlm_jax.settings",
   }

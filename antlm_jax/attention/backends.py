@@ -126,7 +126,7 @@ class Pallas(Backend):
     if dropout:
       seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
     if relative:
-      terms = {"of_query": relative.query, "of_key": relative.key}
+      terms = {"query_terms": relative.query, "key_terms": relative.key}
 
     call = functools.partial(_call_flash, settings)
     call = on_shards(call, *_flash_specs(prepared.split))
@@ -174,7 +174,7 @@ def _call_flash(
   q = q.reshape(batch, queries, k.shape[2], -1, width)
   terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
   if terms:
-    terms["of_query"] = terms["of_query"][:, :, None]
+    terms["query_terms"] = terms["query_terms"][:, :, None]
   q = q.transpose(0, 2, 3, 4, 1)
   k = k.transpose(0, 2, 3, 1)
   v = v.transpose(0, 2, 3, 1)

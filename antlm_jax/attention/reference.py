@@ -80,18 +80,18 @@ def _reference_forward(scale, keep_scale, q, k, v, terms, visible, keep_mask):
 def _reference_backward(scale, keep_scale, residual, grad):
   q, k, v, terms, keep_mask, weights, out = residual
   dropped = _dropped(weights, keep_scale, keep_mask).astype(v.dtype)
-  of_v = _float32_einsum("bkgts,bkgth->bksh", dropped, grad)
-  of_weights = _float32_einsum("bkgth,bksh->bkgts", grad, v)
-  of_weights = _dropped(of_weights, keep_scale, keep_mask)
+  grad_v = _float32_einsum("bkgts,bkgth->bksh", dropped, grad)
+  grad_weights = _float32_einsum("bkgth,bksh->bkgts", grad, v)
+  grad_weights = _dropped(grad_weights, keep_scale, keep_mask)
   # Equal to the sum over a query's keys of weight times gradient.
   total = jnp.sum(grad.astype(jnp.float32) * out, axis=-1, keepdims=True)
-  of_scores = weights * (of_weights - total) * scale
-  of_terms = None if terms is None else of_scores.astype(terms.dtype)
-  of_scores = of_scores.astype(q.dtype)
-  of_q = _float32_einsum("bkgts,bksh->bkgth", of_scores, k)
-  of_k = _float32_einsum("bkgts,bkgth->bksh", of_scores, q)
-  of_q, of_k, of_v = (x.astype(q.dtype) for x in (of_q, of_k, of_v))
-  return of_q, of_k, of_v, of_terms, None, None
+  grad_scores = weights * (grad_weights - total) * scale
+  grad_terms = None if terms is None else grad_scores.astype(terms.dtype)
+  grad_scores = grad_scores.astype(q.dtype)
+  grad_q = _float32_einsum("bkgts,bksh->bkgth", grad_scores, k)
+  grad_k = _float32_einsum("bkgts,bkgth->bksh", grad_scores, q)
+  grad_q, grad_k, grad_v = (x.astype(q.dtype) for x in (grad_q, grad_k, grad_v))
+  return grad_q, grad_k, grad_v, grad_terms, None, None
 
 
 _weighted.defvjp(_reference_forward, _reference_backward)
@@ -133,27 +133,29 @@ def chunked(
     return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
   # Cast to float32, so that the gradients of chunks add up in float32.
-  of_query = None
-  of_key = None
+  query_terms = None
+  key_terms = None
   edges = ()
   if relative is not None:
-    of_query = relative.query
-    of_key = relative.key
+    query_terms = relative.query
+    key_terms = relative.key
     edges = relative.edges
-  wide = jax.tree.map(lambda x: x.astype(jnp.float32), (k, v, of_key))
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), (k, v, key_terms))
 
   @jax.checkpoint
   def body(start, part):
-    q, of_query, bounds = part
-    k, v, of_key = jax.tree.map(lambda x: x.astype(q.dtype), wide)
+    q, query_terms, bounds = part
+    k, v, key_terms = jax.tree.map(lambda x: x.astype(q.dtype), wide)
     mask = AttentionMask(False, *bounds)
-    terms = None if of_key is None else Relative(of_query, of_key, edges)
+    terms = None
+    if key_terms is not None:
+      terms = Relative(query_terms, key_terms, edges)
     out = reference(q, k, v, mask, scale, dropout, terms, start)
     return start + chunk, out
 
   # Bounds must express causality, because chunks do not start at query 0.
   bounds = mask.bounds(queries, keys)
-  parts = jax.tree.map(split, (q, of_query, bounds))
+  parts = jax.tree.map(split, (q, query_terms, bounds))
   _, out = jax.lax.scan(body, 0, parts)
   out = jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
   return out[:, :queries]

@@ -37,13 +37,13 @@ class Relative:
     queries = self.query.shape[1]
     keys = self.key.shape[1]
     diagonal = jnp.arange(queries + keys)
-    of_query = _terms_by_distance(
+    query_terms = _terms_by_distance(
       self.query, self.edges, first + queries - 1 - diagonal
     )
-    of_key = _terms_by_distance(
+    key_terms = _terms_by_distance(
       self.key, self.edges, first - (keys - 1) + diagonal
     )
-    return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
+    return _skew(query_terms, keys) + _skew(key_terms, queries).swapaxes(-1, -2)
 
   def _scores_of_few(self, first: jax.Array) -> jax.Array:
     """Computes `scores` by a gather, if rows do not share diagonals."""
@@ -52,9 +52,9 @@ class Relative:
     bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
     query = self.query.swapaxes(1, 2).astype(jnp.float32)
     key = self.key.swapaxes(1, 2).astype(jnp.float32)
-    of_query = jnp.take_along_axis(query, bucket, axis=-1)
-    of_key = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
-    return of_query + of_key.swapaxes(-1, -2)
+    query_terms = jnp.take_along_axis(query, bucket, axis=-1)
+    key_terms = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
+    return query_terms + key_terms.swapaxes(-1, -2)
 
 
 def log_edges(size: int, longest: int) -> tuple[int, ...]:

@@ -43,8 +43,10 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :capacity]
 
   # Rounded once, for all chunks. Its gradient adds up in float32.
-  near = kernel.astype(states.dtype)
-  of_chunk = functools.partial(_of_chunk, settings.z_loss, near, bias, gradient)
+  rounded = kernel.astype(states.dtype)
+  of_chunk = functools.partial(
+    _of_chunk, settings.z_loss, rounded, bias, gradient
+  )
 
   def body(total, arrays):
     chunk, chunk_sums = of_chunk(*arrays)
@@ -55,8 +57,8 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
     zero = jax.tree.map(jnp.zeros_like, (kernel, bias))
   parts = tuple(map(split, (states, targets, weights)))
   total, stacked = jax.lax.scan(body, zero, parts, unroll=count == 1)
-  *statistics, of_states = jax.tree.map(join, stacked)
-  return statistics, (of_states, *total) if gradient else None
+  *statistics, grad_states = jax.tree.map(join, stacked)
+  return statistics, (grad_states, *total) if gradient else None
 
 
 def backward(settings, saved, grad):
@@ -77,16 +79,18 @@ def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
     return (*statistics, None), None
   weights = weights[..., None]
   scale = weights * (1 + 2 * z_loss * log_partition)
-  of_scores = jnp.exp(scores - top) * (scale / total)
+  grad_scores = jnp.exp(scores - top) * (scale / total)
   is_target = jnp.arange(kernel.shape[1]) == targets[..., None]
-  of_scores = jnp.where(is_target, of_scores - weights, of_scores)
-  of_bias = None if bias is None else of_scores.sum((0, 1))
-  of_scores = of_scores.astype(states.dtype)
+  grad_scores = jnp.where(is_target, grad_scores - weights, grad_scores)
+  grad_bias = None if bias is None else grad_scores.sum((0, 1))
+  grad_scores = grad_scores.astype(states.dtype)
   # On flat rows, as XLA's CPU backend cannot run the transpose of a 3-D product
   # in bfloat16 (jax 0.11.2, on CPUs with avx512_bf16).
-  flat = [x.reshape(-1, x.shape[-1]) for x in (states, of_scores)]
-  of_kernel = jnp.matmul(flat[0].T, flat[1], preferred_element_type=jnp.float32)
-  return (*statistics, of_scores @ kernel.T), (of_kernel, of_bias)
+  flat = [x.reshape(-1, x.shape[-1]) for x in (states, grad_scores)]
+  grad_kernel = jnp.matmul(
+    flat[0].T, flat[1], preferred_element_type=jnp.float32
+  )
+  return (*statistics, grad_scores @ kernel.T), (grad_kernel, grad_bias)
 
 
 def _statistics(scores, at_target, targets):

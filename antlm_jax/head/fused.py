@@ -34,22 +34,22 @@ def obstacle(states, kernel) -> str | None:
 
 def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   """Scores the states, as `losses` says."""
-  near = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
-  rows, tokens, specs = _specs(states, near, bias)
-  saved = states, near, bias, targets, weights
+  rounded = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
+  rows, tokens, specs = _specs(states, rounded, bias)
+  saved = states, rounded, bias, targets, weights
   local = functools.partial(_local_arrays, settings.z_loss, gradient, tokens)
   by_target = PartitionSpec(rows)
   out_specs = (*(by_target,) * 3, by_target if gradient else None)
-  *statistics, of_states = on_shards(local, specs, out_specs)(*saved)
-  return statistics, (*saved, statistics[0], of_states) if gradient else None
+  *statistics, grad_states = on_shards(local, specs, out_specs)(*saved)
+  return statistics, (*saved, statistics[0], grad_states) if gradient else None
 
 
 def backward(settings, saved, grad):
   """Returns the gradients of states, kernel and bias."""
-  states, near, bias, targets, weights, log_partition, of_states = saved
+  states, rounded, bias, targets, weights, log_partition, grad_states = saved
   weights = grad * weights
   scale = weights * (1 + 2 * settings.z_loss * log_partition)
-  rows, tokens, specs = _specs(states, near, bias)
+  rows, tokens, specs = _specs(states, rounded, bias)
 
   def local(states, kernel, bias, targets, *numbers):
     part_targets = targets - _first_token(tokens, kernel)
@@ -62,20 +62,20 @@ def backward(settings, saved, grad):
   by_token = PartitionSpec(tokens)
   in_specs = (*specs[:4], *(by_target,) * 3)
   local = on_shards(local, in_specs, (by_token, by_token))
-  of_kernel, of_bias = local(
-    states, near, bias, targets, log_partition, scale, weights
+  grad_kernel, grad_bias = local(
+    states, rounded, bias, targets, log_partition, scale, weights
   )
-  return (grad * of_states).astype(states.dtype), of_kernel.T, of_bias
+  return (grad * grad_states).astype(states.dtype), grad_kernel.T, grad_bias
 
 
 def _specs(states, kernel, bias):
   """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
   rows = mesh_lib.mesh_spec(states.shape, "batch", None, None)[0]
   tokens = mesh_lib.mesh_spec(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
-  of_rows = PartitionSpec(rows)
-  of_tokens = PartitionSpec(tokens)
-  of_bias = None if bias is None else of_tokens
-  return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)
+  by_target = PartitionSpec(rows)
+  by_token = PartitionSpec(tokens)
+  bias_spec = None if bias is None else by_token
+  return rows, tokens, (by_target, by_token, bias_spec, by_target, by_target)
 
 
 def _first_token(axis, kernel):
@@ -117,5 +117,5 @@ def _local_arrays(
     return *statistics, None
   weights = weights.reshape(-1)
   scale = weights * (1 + 2 * z_loss * log_partition) * shrink / total
-  of_states = (results.acc * scale).T - weights[:, None] * rows
-  return *statistics, over(jax.lax.psum, of_states).reshape(*shape, -1)
+  grad_states = (results.acc * scale).T - weights[:, None] * rows
+  return *statistics, over(jax.lax.psum, grad_states).reshape(*shape, -1)

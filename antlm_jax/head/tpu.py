@@ -175,11 +175,19 @@ def gradients_by_token(states, kernel, bias, targets, lse, scale, weights):
 
 
 def _by_token(
-  states, kernel, bias, targets, lse, scale, weights, grad, of_bias=None
+  states,
+  kernel,
+  bias,
+  targets,
+  lse,
+  scale,
+  weights,
+  grad_kernel,
+  grad_bias=None,
 ):
   @pl.when(pl.program_id(1) == 0)
   def _begin():
-    for x in (grad,) if of_bias is None else (grad, of_bias):
+    for x in (grad_kernel,) if grad_bias is None else (grad_kernel, grad_bias):
       x[...] = jnp.zeros_like(x)
 
   s = _block_scores(states, kernel, bias)
@@ -187,9 +195,9 @@ def _by_token(
   target = targets[...] - pl.program_id(0) * len(s)
   ds = jnp.exp(s - lse[...]) * scale[...]
   ds -= jnp.where(token == target, weights[...], 0.0)
-  grad[...] += dot(ds.astype(states.dtype), states[...], 1, 0)
-  if of_bias is not None:
-    of_bias[...] += ds.sum(axis=1, keepdims=True)
+  grad_kernel[...] += dot(ds.astype(states.dtype), states[...], 1, 0)
+  if grad_bias is not None:
+    grad_bias[...] += ds.sum(axis=1, keepdims=True)
 
 
 def _block_scores(states, kernel, bias):

@@ -303,11 +303,8 @@ def changed(name: str, values: Mapping[str, Any]) -> Objective:
   if name in OBJECTIVES and isinstance(values, Mapping):
     # Another kind may lack some of the known objective's settings.
     fields = settings.of(kind_of(name, values.get("kind")))
-    defaults = {
-      field: value
-      for field, value in settings.to_dict(OBJECTIVES[name]).items()
-      if field in fields or field == "kind"
-    }
+    known = settings.to_dict(OBJECTIVES[name])
+    defaults = {n: v for n, v in known.items() if n in fields or n == "kind"}
     values = {**defaults, **values}
   return settings.build(KINDS, values, f"config.objectives.{name}")
 

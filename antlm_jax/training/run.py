@@ -51,9 +51,8 @@ class Run:
   mesh: jax.sharding.Mesh
   step: TrainStep
   batches: BatchSource  # those to train on
-  evaluations: Mapping[
-    str, Mapping[str, BatchSource]
-  ]  # see `held_out.held_out_sources`
+  # Held-out rows by objective and set: `held_out.held_out_sources`.
+  evaluations: Mapping[str, Mapping[str, BatchSource]]
   start: Checkpoint | None  # the model of init.checkpoint
   # `build_run` adds these:
   attention: Mapping[str, str] = dataclasses.field(default_factory=dict)

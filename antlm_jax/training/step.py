@@ -94,19 +94,17 @@ class TrainStep:
       updates, opt_state = update(grads, state.opt_state, state.params)
       rate = self.schedule(state.step)
       params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-      lost = {} if batch.lost is None else {"lost_targets": batch.lost.sum()}
-      metrics = (
-        sums
-        | lost
-        | {
-          # The mean over targets, by their weights, with the z-loss.
-          "total_loss": sums["loss"].sum() / weight,
-          # Before clipping, which is a part of the optimizer.
-          "grad_norm": optax.tree.norm(grads),
-          "param_norm": optax.tree.norm(params),
-          "learning_rate": rate,
-        }
-      )
+      metrics = {
+        **sums,
+        # The mean over targets, by their weights, with the z-loss.
+        "total_loss": sums["loss"].sum() / weight,
+        # Before clipping, which is a part of the optimizer.
+        "grad_norm": optax.tree.norm(grads),
+        "param_norm": optax.tree.norm(params),
+        "learning_rate": rate,
+      }
+      if batch.lost is not None:
+        metrics["lost_targets"] = batch.lost.sum()
       average = state.ema
       if average is not None:
         decay = self.average_decay(state.step)

@@ -87,9 +87,8 @@ class TensorBoard(Writer):
   def write(self, step: int, values: Mapping[str, float]) -> None:
     if not self._path.exists():
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      self._event(
-        0, _protobuf_field(3, b"brain.Event:2")
-      )  # the first of every file
+      # The first of every file.
+      self._event(0, _protobuf_field(3, b"brain.Event:2"))
       # A session log with status START: TensorBoard then drops later steps of
       # older files.
       self._event(self._next, _protobuf_field(7, b"\x08\x01"))

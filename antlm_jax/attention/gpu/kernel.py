@@ -250,11 +250,11 @@ def _query_gradient(b: "_ThreadBlock", r):
           p = _Scores(
             b, (_PART, _PART), 0, first, key, query_values.get, b.head
           )
-          scores, of_weights = _products(
+          scores, grad_weights = _products(
             (r.q_s.at[part], r.k_s.at[keys].transpose((1, 0))),
             (r.do_s.at[part], r.v_s.at[keys].transpose((1, 0))),
           )
-          ds = p.gradient(p.weights(masked, scores), of_weights)
+          ds = p.gradient(p.weights(masked, scores), grad_weights)
           plgpu.wgmma(dq, b.operand(part, 0, ds, dtype), r.k_s.at[keys])
           plgpu.wgmma_wait(0)
         return carry
@@ -312,8 +312,8 @@ def _key_gradients(b: "_ThreadBlock", r):
           weights = p.weights(masked, scores)
           plgpu.wgmma(dv, b.operand(part, 0, p.drop(weights), dtype), do)
           plgpu.wgmma_wait(0)
-          (of_weights,) = _products((r.v_s.at[part], do.transpose((1, 0))))
-          ds = p.gradient(weights, of_weights)
+          (grad_weights,) = _products((r.v_s.at[part], do.transpose((1, 0))))
+          ds = p.gradient(weights, grad_weights)
           plgpu.wgmma(dk, b.operand(part, 1, ds, dtype), q)
           plgpu.wgmma_wait(0)
         return carry
@@ -380,11 +380,11 @@ class _Scores:
     # Weights of hidden scores may be infinite until they are replaced.
     return jnp.where(self.visible(), weights, 0.0) if masked else weights
 
-  def gradient(self, weights: jax.Array, of_weights: jax.Array) -> jax.Array:
+  def gradient(self, weights: jax.Array, grad_weights: jax.Array) -> jax.Array:
     """Returns the gradient of the scores from that of the dropped weights."""
     if rate := self.block.settings.rate:
-      of_weights = self.drop(of_weights * (1.0 / (1.0 - rate)))
-    return weights * (of_weights - self.spread(self.read("delta")))
+      grad_weights = self.drop(grad_weights * (1.0 / (1.0 - rate)))
+    return weights * (grad_weights - self.spread(self.read("delta")))
 
 
 # Code that the kernels share.

@@ -107,8 +107,8 @@ def flash(
     k, v: Keys and values `[B, K, H, S]`.
     rope: Cosines, then sines, that rotate queries and keys, float32
       `[B, H, T]`, or None; without gradient.
-    terms: Position terms, if there are `settings.edges`: "of_query"
-      `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`, with G = 1.
+    terms: Position terms, if there are `settings.edges`: "query_terms"
+      `[B, K, 1, C, T]` and "key_terms" `[B, K, C, S]`, with G = 1.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
     seeds: Seeds of dropout, uint32 `[B, K, G]`, or None.
     schedules: Schedules by queries and by keys, from
@@ -152,8 +152,8 @@ def _pallas_backward(settings, residuals, grad):
   of_queries = {"q": q}
   of_keys = {"k": k, "v": v}
   if terms:
-    of_queries["of_query"] = terms["of_query"]
-    of_keys["of_key"] = terms["of_key"]
+    of_queries["query_terms"] = terms["query_terms"]
+    of_keys["key_terms"] = terms["key_terms"]
   run = functools.partial(_gradient_pass, settings, cut, seeds)
   # dQ is a sum over blocks of keys; dK and dV are sums over blocks of queries.
   # So either order of the blocks leaves a sum unfinished. If a row's dQ fits
@@ -270,7 +270,7 @@ def _output(b: ScoreBlock, outs, sums):
 def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
   """Computes the gradients `outs`, of queries by block or for a whole row."""
   sums = dict(zip(outs, sums, strict=True))
-  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "of_key")}
+  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "key_terms")}
   of_queries = {n: x for n, x in sums.items() if n not in of_keys}
   parts = []
   if of_queries:
@@ -282,9 +282,9 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
 
   @b.visit
   def _add(p: HeadScores):
-    weights, of_scores = p.weights_and_gradient()
+    weights, grad_scores = p.weights_and_gradient()
     for part in parts:
-      part.add(p, weights, of_scores)
+      part.add(p, weights, grad_scores)
 
   for part in parts:
     pl.when(part.last)(part.write)
@@ -319,10 +319,10 @@ class _QueryGradients(_GradientSums):
     step = self.block.step
     return step.row_last if self.whole_row else step.last
 
-  def add(self, p: HeadScores, weights, of_scores) -> None:
+  def add(self, p: HeadScores, weights, grad_scores) -> None:
     q_block = self.block.step.q if self.whole_row else 0
     for name, x in self.sums.items():
-      x[p.h, q_block] += p.gradient_of(name, weights, of_scores)
+      x[p.h, q_block] += p.gradient_of(name, weights, grad_scores)
 
   def write(self) -> None:
     b = self.block
@@ -347,9 +347,9 @@ class _KeyGradients(_GradientSums):
   def last(self) -> jax.Array:
     return self.block.step.last
 
-  def add(self, p: HeadScores, weights, of_scores) -> None:
+  def add(self, p: HeadScores, weights, grad_scores) -> None:
     for name, x in self.sums.items():
-      x[p.h] += p.gradient_of(name, weights, of_scores)
+      x[p.h] += p.gradient_of(name, weights, grad_scores)
 
   def write(self) -> None:
     b = self.block
@@ -433,17 +433,17 @@ def _inputs(
   """Returns the inputs of every pass by name."""
   parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
   if terms:
-    parts["of_query"] = cut.queries(terms["of_query"])
-    parts["of_key"] = cut.keys(terms["of_key"])
-  of_q = settings.blocks.q_size, lambda step: step.q
-  of_k = settings.blocks.k_size, lambda step: step.k
+    parts["query_terms"] = cut.queries(terms["query_terms"])
+    parts["key_terms"] = cut.keys(terms["key_terms"])
+  query_block = settings.blocks.q_size, lambda step: step.q
+  key_block = settings.blocks.k_size, lambda step: step.k
   for name, bound in bounds.items():
-    parts[name] = cut.shared(bound[:, None], *of_q)
+    parts[name] = cut.shared(bound[:, None], *query_block)
   if rope is not None:
-    parts["rope_q"] = cut.shared(rope, *of_q)
-    parts["rope_k"] = cut.shared(rope, *of_k)
+    parts["rope_q"] = cut.shared(rope, *query_block)
+    parts["rope_k"] = cut.shared(rope, *key_block)
   if terms:
-    dtype = terms["of_query"].dtype
+    dtype = terms["query_terms"].dtype
     table = diagonals.one_hots(settings.edges, settings.blocks, dtype)
     parts["one_hots"] = _BlockedArray(
       table,

@@ -136,9 +136,9 @@ class HeadScores:
     if self.block.diagonals:
       # Scores beyond the ends are arbitrary, and `hide` replaces them later.
       refs = self.block.refs
-      of_query, of_key = self.block.diagonals
-      scores += of_query.scores(refs["of_query"][0, self.h, 0])
-      scores += of_key.scores(refs["of_key"][0, self.h]).T
+      query_terms, key_terms = self.block.diagonals
+      scores += query_terms.scores(refs["query_terms"][0, self.h, 0])
+      scores += key_terms.scores(refs["key_terms"][0, self.h]).T
     # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all.
     return scores * (settings.scale * _LOG2E)
 
@@ -162,7 +162,7 @@ class HeadScores:
       gradient = self.hide(gradient, 0.0)  # delta is arbitrary beyond the end
     return self.drop(weights), gradient
 
-  def gradient_of(self, name: str, weights, of_scores) -> jax.Array:
+  def gradient_of(self, name: str, weights, grad_scores) -> jax.Array:
     """Returns the block's part of an input's gradient, `[_, lanes or keys]`.
 
     `weights_and_gradient` returns the other arguments.
@@ -172,14 +172,14 @@ class HeadScores:
       return dot(do, weights.astype(do.dtype), 1, 1)
     if name == "k":
       q = self.queries("q")
-      return dot(q, of_scores.astype(q.dtype), 1, 1)
+      return dot(q, grad_scores.astype(q.dtype), 1, 1)
     if name == "q":
       k = self.keys("k")
-      return dot(k, of_scores.astype(k.dtype), 1, 0)
-    of_query, of_key = self.block.diagonals
-    if name == "of_query":
-      return of_query.gradient(of_scores)
-    return of_key.gradient(of_scores.T)
+      return dot(k, grad_scores.astype(k.dtype), 1, 0)
+    query_terms, key_terms = self.block.diagonals
+    if name == "query_terms":
+      return query_terms.gradient(grad_scores)
+    return key_terms.gradient(grad_scores.T)
 
   def hide(self, x: jax.Array, fill: float) -> jax.Array:
     """Replaces hidden scores by `fill`."""
