@@ -72,10 +72,10 @@ def _taken(
   # A document is taken where the sum of the shares reaches a whole number.
   # Another number in each span, so that no span takes one too many.
   sums = share * np.arange(documents + 1) - hashing.spread(span)
-  taken = np.diff(np.ceil(sums)) > 0
+  is_taken = np.diff(np.ceil(sums)) > 0
   # Documents that are held out whole do not count.
   _, number = np.unique(train.documents, return_inverse=True)
-  return _selected(train, taken[number])
+  return _selected(train, is_taken[number])
 
 
 def _part_of_texts(

@@ -26,10 +26,10 @@ class Joined(Rows):
     starts = np.empty(tokens.shape, bool) if self.segmented else None
     of_part = np.searchsorted(self._ends, indices, side="right")
     for number in np.unique(of_part).tolist():
-      mine = of_part == number
+      in_part = of_part == number
       part = self._parts[number]
       begin = self._ends[number] - len(part)
-      tokens[mine], part_starts = part.read(indices[mine] - begin)
+      tokens[in_part], part_starts = part.read(indices[in_part] - begin)
       if starts is not None:
-        starts[mine] = part_starts
+        starts[in_part] = part_starts
     return tokens, starts

@@ -252,8 +252,8 @@ class Order:
     place_of_slot[np.argsort(source, kind="stable")] = by_lane
     slots = self.at(step).layout.slots
     # Empty slots repeat the first: their process need not read another row.
-    mine = place_of_slot[np.where(slots < size, slots, 0)]
-    return tuple(values[mine] for values in places)
+    place_index = place_of_slot[np.where(slots < size, slots, 0)]
+    return tuple(values[place_index] for values in places)
 
   def slot_numbers(self, step: int) -> np.ndarray:
     """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""

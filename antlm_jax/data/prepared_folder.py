@@ -383,10 +383,10 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
 def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
   """Checks that rows of all folders can be in one batch."""
   (first, like), *others_by_name = prepared.items()
-  ours = _manifest_layout(like.manifest)
+  layout = _manifest_layout(like.manifest)
   for name, data in others_by_name:
     for field, value in _manifest_layout(data.manifest).items():
-      if value != ours[field]:
+      if value != layout[field]:
         if like.folder and data.folder:
           pair = f"{like.folder} and {data.folder}"
           remedy = f"tokenizer={like.folder / TOKENIZER}"
@@ -395,7 +395,7 @@ def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
           remedy = f"the tokenizer of {first or 'the first'}"
         raise UserError(
           f"{pair} differ in {field}, which is"
-          f" {ours[field]} for {first or 'the first'} and {value} for {name}."
+          f" {layout[field]} for {first or 'the first'} and {value} for {name}."
           f" Prepare {name} again, with {remedy} and the same options"
         )
 

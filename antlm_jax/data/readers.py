@@ -193,14 +193,14 @@ def read_documents(
 
 def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:
   """Yields whole documents, also those that are read in pieces."""
-  held = []
+  document = []
   for text, begins, before in pieces:
-    if begins and held:
-      yield "".join(held)
-      held = []
-    held += [before, text] if held else [text]
-  if held:
-    yield "".join(held)
+    if begins and document:
+      yield "".join(document)
+      document = []
+    document += [before, text] if document else [text]
+  if document:
+    yield "".join(document)
 
 
 def left_out(tally: Tally) -> str:
@@ -411,7 +411,7 @@ def _file_digest(file: BinaryIO) -> bytes:
 def _divide_lines(
   lines: Iterable[str], rule: Rule
 ) -> Iterator[tuple[str, bool]]:
-  held = []
+  piece = []
   length = 0
   level = math.inf  # highest level of a heading so far: the articles' level
   for line in lines:
@@ -420,17 +420,17 @@ def _divide_lines(
     if article:
       level = len(heading[1])
     if article or length + len(line) > _PIECE:
-      yield "".join(held), bool(article)
-      held = []
+      yield "".join(piece), bool(article)
+      piece = []
       length = 0
-    held.append(line)
+    piece.append(line)
     length += len(line)
     over = length >= rule.length or (rule.layout and not line.strip())
     if over and line.endswith("\n") and level == math.inf:
-      yield "".join(held), True
-      held = []
+      yield "".join(piece), True
+      piece = []
       length = 0
-  yield "".join(held), True
+  yield "".join(piece), True
 
 
 def _bytes(
@@ -442,7 +442,7 @@ def _bytes(
   the bytes that the search has passed.
   """
   size = file.seek(0, os.SEEK_END)
-  mine, count = part
+  number, count = part
 
   def cut(index: int) -> int:
     position = size * index // count
@@ -458,7 +458,7 @@ def _bytes(
       ends_line = line.endswith(b"\n")
     return last
 
-  return cut(mine), cut(mine + 1)
+  return cut(number), cut(number + 1)
 
 
 def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
@@ -589,13 +589,13 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)
-    if not (mine := groups[index].tolist()):
+    if not (part_groups := groups[index].tolist()):
       return
-    sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
-    count = min(_rows_at_once(file.metadata.row_group(i)) for i in mine)
+    sizes = (file.metadata.row_group(i).num_rows for i in range(part_groups[0]))
+    count = min(_rows_at_once(file.metadata.row_group(i)) for i in part_groups)
     # Threads would cost more than they gain for few rows.
     options = {"columns": only, "use_threads": False}
-    batches = file.iter_batches(count, mine, **options)
+    batches = file.iter_batches(count, part_groups, **options)
     yield from _batch_records(_checked_batches(path, batches), sum(sizes))
 
 
@@ -639,8 +639,8 @@ def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
   index, count = part
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count
-  mine = dataset.select(range(begin, end)).with_format("arrow")
-  yield from _batch_records(mine.iter(_BATCH), begin)
+  rows_of_part = dataset.select(range(begin, end)).with_format("arrow")
+  yield from _batch_records(rows_of_part.iter(_BATCH), begin)
 
 
 def _batch_records(batches: Iterable, before: int) -> Records:

@@ -162,8 +162,10 @@ class Rows:
     if remote.any():
       data[remote] = self._read_bucket(indices[remote])
     for shard in np.unique(shards[~remote]).tolist():
-      mine = shards == shard
-      data[mine] = self._read_shard(shard, indices[mine] - self._begins[shard])
+      in_shard = shards == shard
+      data[in_shard] = self._read_shard(
+        shard, indices[in_shard] - self._begins[shard]
+      )
     tokens = np.ascontiguousarray(data[:, : self._split]).view(self._dtype)
     tokens = tokens.astype(np.int32)
     if not self.segmented:

@@ -84,14 +84,14 @@ class BatchSource:
     if self.held_out is None:
       draw = Draw(self.seed, step, slots[:, None], rows_and_visits, ranks)
       # A batch that still grows has empty slots.
-      counted = slots < self.order.batch_size(step)
+      has_text = slots < self.order.batch_size(step)
     else:
       row_numbers = self.order.slot_numbers(step)
       draw = Draw(self.seed, 0, row_numbers[:, None], rows_and_visits)
-      counted = row_numbers < self.held_out
+      has_text = row_numbers < self.held_out
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
-    predicted = corrupted.predicted & in_text & counted[:, None]
+    predicted = corrupted.predicted & in_text & has_text[:, None]
     batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
@@ -118,16 +118,16 @@ class BatchSource:
     names = self.curriculum.objectives
     shares = {names.index(name): x for name, x in phase.shares.items()}
     size = self.order.batch_size(step)
-    divided = phase.divide_batch(
+    name_indices = phase.divide_batch(
       self.order.slots_between(phase.start, step), size
     )
     # A batch that still grows has empty slots behind the others.
     empty = self.order.at(step).layout.batch_size - size
-    objective_ids = np.array(list(shares))[np.pad(divided, (0, empty))]
+    objective_ids = np.array(list(shares))[np.pad(name_indices, (0, empty))]
     ranks = np.empty_like(objective_ids)
     for objective_id in shares:
-      mine = objective_ids == objective_id
-      ranks[mine] = np.arange(mine.sum())
+      has_id = objective_ids == objective_id
+      ranks[has_id] = np.arange(has_id.sum())
     return shares, objective_ids, ranks
 
   def _read(self, step: int, slots, rows):
@@ -190,20 +190,20 @@ class BatchSource:
     merged = None
     # Draws depend on the slot alone, so that any process makes any slots.
     for objective_id in np.unique(objective_ids):
-      mine = objective_ids == objective_id
+      has_id = objective_ids == objective_id
       part = self._objectives[objective_id].corrupt(
-        tokens[mine],
-        Segments(segments.start[mine], segments.end[mine]),
-        draw.of(mine),
+        tokens[has_id],
+        Segments(segments.start[has_id], segments.end[has_id]),
+        draw.of(has_id),
         self.vocabulary,
         progress,
       )
-      if mine.all():
+      if has_id.all():
         return part
       if merged is None:
         merged = Corrupted(*(np.empty(tokens.shape, a.dtype) for a in part))
       for merged_array, part_array in zip(merged, part, strict=True):
-        merged_array[mine] = part_array
+        merged_array[has_id] = part_array
     return merged
 
 

@@ -156,11 +156,11 @@ def assemble_batch(
   """
   length = corrupted.inputs.shape[1]
   shape = (layout.microbatches, -1, length)
-  used = [(objectives[k], share) for k, share in shares.items()]
-  size = capacity(used, layout.shard_rows, length, word_size)
+  trained = [(objectives[k], share) for k, share in shares.items()]
+  size = capacity(trained, layout.shard_rows, length, word_size)
   # The mask has only the bounds that some row needs: plain causal and full
   # attention are cheaper than bounds that say the same.
-  attention = {objective.attention for objective, _ in used}
+  attention = {objective.attention for objective, _ in trained}
   causal = attention == {"causal"}
   full = attention == {"bidirectional"} and not segmented
   mask = AttentionMask(

@@ -87,16 +87,16 @@ class Draw:
   # `[n, 1]`. None stands for the slot itself.
   ranks: np.ndarray | None = None
 
-  def of(self, some: np.ndarray) -> "Draw":
+  def of(self, subset: np.ndarray) -> "Draw":
     """Returns the draws of some of the slots, by their indices or a mask."""
     rows_and_visits = self.rows_and_visits
     ranks = self.ranks
     return Draw(
       self.seed,
       self.step,
-      self.slots[some],
-      None if rows_and_visits is None else rows_and_visits[some],
-      None if ranks is None else ranks[some],
+      self.slots[subset],
+      None if rows_and_visits is None else rows_and_visits[subset],
+      None if ranks is None else ranks[subset],
     )
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:

@@ -246,9 +246,9 @@ class Objective(Section):
       inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
     targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
     predicted = targets[self.predict]
-    for never in (vocabulary.pad_id, vocabulary.mask_id):
-      if never is not None:
-        predicted = predicted & (tokens != never)
+    for token_id in (vocabulary.pad_id, vocabulary.mask_id):
+      if token_id is not None:
+        predicted = predicted & (tokens != token_id)
     if self.shift:  # a segment's first token has none before it
       predicted = predicted & (position - segments.start >= self.shift)
     scale = np.float32(1 / ratio if self.per_ratio else 1)

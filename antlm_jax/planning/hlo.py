@@ -120,9 +120,9 @@ class Counts:
     self.bytes += times * other.bytes
     self.unknown_loops += other.unknown_loops  # counts the loops of the text
     for name in ("kernels", "work", "collectives", "carried"):
-      mine = getattr(self, name)
+      totals = getattr(self, name)
       for key, count in getattr(other, name).items():
-        mine[key] += times * count
+        totals[key] += times * count
 
 
 # ------------------------------------------------------------------- the text
@@ -472,17 +472,17 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
   ids = _iota(match[2] or f"[{math.prod(int(size) for _, size in axes)}]")
   # Split each axis into three parts. The group may have the middle part.
   sizes = []
-  mine = []
+  index = []
   for name, size in axes:
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", match[3])
     before = 1
-    taken = int(size) if part else 1
+    group_size = int(size) if part else 1
     if part and part[1]:
       before = int(part[1])
-      taken = int(part[2])
-    sizes += [before, taken, int(size) // (before * taken)]
-    mine += [0, slice(None), 0]
-  return tuple(ids.reshape(sizes)[tuple(mine)].reshape(-1).tolist())
+      group_size = int(part[2])
+    sizes += [before, group_size, int(size) // (before * group_size)]
+    index += [0, slice(None), 0]
+  return tuple(ids.reshape(sizes)[tuple(index)].reshape(-1).tolist())
 
 
 def _iota(text: str) -> np.ndarray:

@@ -108,10 +108,10 @@ def advise_settings(
   retried = []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
-    other = pod.run(tried)
+    candidate = pod.run(tried)
     retried = []
-    again = [p for p in other.batch_kinds() if p.name in failed]
-    for e in estimate_all(other, again):
+    failed_kinds = [p for p in candidate.batch_kinds() if p.name in failed]
+    for e in estimate_all(candidate, failed_kinds):
       retried.append(e)
       if not e.memory.fits:
         break

@@ -72,11 +72,11 @@ def train_built(
   fetched = metrics.METRICS, writers.WANDB_ID
   with files.reaching(workdir), buckets.Mirror(workdir, *fetched) as mirror:
     _check_same_run(run, mirror.workdir)
-    around = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
+    all_hooks = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
     with (
       jax.set_mesh(run.mesh),
       saving.lock_workdir(mirror.workdir),
-      Trainer(run, programs, mirror, stop, around) as trainer,
+      Trainer(run, programs, mirror, stop, all_hooks) as trainer,
     ):
       trainer.train()
 

@@ -47,16 +47,18 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
     return
   lock = workdir / LOCK
   is_new = not workdir.exists()
-  with contextlib.ExitStack() as held:
+  with contextlib.ExitStack() as stack:
     if processes.is_first():
       with files.writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-      held.enter_context(files.file_lock(lock))
+      stack.enter_context(files.file_lock(lock))
     try:
       # Before the first process has written its own, an older lock may exist.
       processes.wait_for_all()
-      mine = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
-      if mine != processes.largest_of_all(mine if processes.is_first() else 0):
+      lock_hash = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
+      if lock_hash != processes.largest_of_all(
+        lock_hash if processes.is_first() else 0
+      ):
         raise UserError(
           f"workdir={workdir} is another folder for process"
           f" {jax.process_index()} than for the first: give a folder that all"
