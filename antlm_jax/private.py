@@ -1,7 +1,7 @@
 """All that this library uses of JAX and tokamax without a public name.
 
-Nothing else imports a private name, so a release that moves one is mended here.
-tests/test_private.py says what breaks if it does.
+No other file uses a private name, so this file alone changes if a release moves
+it. tests/test_private.py has a test for each name.
 """
 
 import functools

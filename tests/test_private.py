@@ -1,4 +1,4 @@
-"""Names that JAX and tokamax do not publish: what breaks if one moves."""
+"""Private names of JAX and tokamax, and the damage if a release moves them."""
 
 import functools
 import inspect
@@ -16,14 +16,15 @@ from tests import runs
 
 def test_no_other_file_uses_a_private_name():
   """Catches a second place to mend when a release moves a name."""
-  pattern = re.compile(
-    r"\b(import|from) .*\._src\b|_cache_size\b|_value_holders"
+  private_name = re.compile(
+    r"\b(import|from) .*\._src\b|\._cache_size\b|\._value_holders\b"
   )
-  files = [
-    *runs.ROOT.glob("antlm_jax/**/*.py"),
-    *runs.ROOT.glob("evals/**/*.py"),
-  ]
-  users = {f.name for f in files if pattern.search(f.read_text("utf-8"))}
+  users = {
+    path.name
+    for package in ("antlm_jax", "evals")
+    for path in (runs.ROOT / package).rglob("*.py")
+    if private_name.search(path.read_text("utf-8"))
+  }
   assert users == {"private.py"}
 
 
@@ -60,7 +61,7 @@ print(private.key_value_store().key_value_dir_get("failed"))
 
 
 def test_processes_share_a_store():
-  """Without it, a process would wait for one that has failed."""
+  """Without it, processes would wait for a failed process."""
   assert "why" in runs.run_code(_STORE, devices=1)
 
 

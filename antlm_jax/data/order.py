@@ -20,9 +20,9 @@ A *slot* is a place in the batch. Its *number* counts the slots since its
 *phase* of the mix (one share for each source) have in common. The number
 decides the *source*, and how many slots this source has filled before. That
 count, divided by the size of an *epoch*, gives the epoch and the *place* in it.
-The epoch's permutation has a *group* of neighbouring rows at each place: one
-*row*, or several if the stage joins them. Such a stage reads some rows of the
-current epoch again, and leaves others out.
+The epoch's permutation has a *group* of neighbouring rows at each place: a
+single *row*, or several if the stage joins them. Such a stage reads some rows
+of the current epoch again, and leaves others out.
 
 With `row_block`, an epoch permutes blocks of neighbouring rows, so that a
 bucket gives many rows for a request (`_permuted_blocks`).

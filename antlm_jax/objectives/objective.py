@@ -455,8 +455,9 @@ def _maskable_tokens(maskable: np.ndarray) -> np.ndarray:
 def _fill_arc(count, unit, maskable, draw, turn=0) -> np.ndarray:
   """Chooses `count` tokens of each row, in units in random order."""
   # A row's units lie in random order around a circle as long as its maskable
-  # tokens. The chosen units begin in an arc of `count` tokens, which begins at
-  # a random place, plus `turn` times the circle: all tokens are as likely.
+  # tokens. The chosen units begin in an arc of `count` tokens. It begins at a
+  # random place, moved by a share `turn` of the circle. So all tokens are as
+  # likely.
   around = _maskable_tokens(maskable)
   place = _places_in_random_order(unit, maskable, draw)
   begin = (draw.uniform("turn", np.arange(1)) + turn) % 1

@@ -127,8 +127,8 @@ def page(
 ) -> str:
   """Returns README.md of a run's folder.
 
-  `summary` is that of the run so far, as in summary.json, and `table` has the
-  rows and the head of the table of held-out losses. `command` may be empty.
+  `summary` is that of the run so far, as in summary.json. `table` has the rows
+  and the head of the table of held-out losses. `command` may be empty.
   """
   if command:
     command = (

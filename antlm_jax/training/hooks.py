@@ -74,7 +74,7 @@ class Hook:
     """
 
   def end(self) -> None:
-    """Called last, also after an error, to release what the hook holds."""
+    """Called last, also after an error, to release the hook's resources."""
 
 
 # Makers of hooks, such as classes, by their names in `log.hooks`.

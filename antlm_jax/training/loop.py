@@ -224,7 +224,7 @@ class Trainer:
     placed = mesh_lib.place_batch(self.run.mesh, batch)
     with clock.handing_over(self.programs.update):
       self.state, results = self.programs.update(self.state, placed)
-    # The step before may have run while the host compiled this one.
+    # The step before may have run while the host compiled this step.
     self._settle(hidden=clock.compiled)
     self.step += 1
     self._pending = _BegunStep(self.step, batch, results, clock)

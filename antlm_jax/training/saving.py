@@ -80,7 +80,7 @@ def first_state(
   init: Callable[[], TrainState],
   shardings: TrainState,
 ) -> tuple[TrainState, Mapping | None, list[str]]:
-  """Returns the state of the newest checkpoint, of another run's, or a new one.
+  """Returns the newest checkpoint's state, another run's, or a new state.
 
   `init` makes the first state, with the given shardings.
 
