@@ -7,6 +7,8 @@ import socket
 import traceback
 from collections.abc import Callable, Iterable
 
+from antlm_jax import private
+
 # Errors of the machine, not of the program.
 _TOLD = (
   errno.ENOSPC,
@@ -110,7 +112,7 @@ def explain(error: BaseException) -> tuple[int, str] | None:
     return BAD_INPUT, f"error: {error.strerror}{where}"
   # JAX raised it looking for devices; for some, a bare assertion.
   frames = traceback.extract_tb(error.__traceback__)
-  in_jax = bool(frames) and frames[-1].filename.endswith("xla_bridge.py")
+  in_jax = bool(frames) and private.searches_devices(frames[-1].filename)
   if isinstance(error, RuntimeError | AssertionError) and in_jax:
     asked = os.environ.get("JAX_PLATFORMS", "")
     why = " ".join(str(error).split()) or "JAX has no such devices here"

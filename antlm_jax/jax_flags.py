@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from antlm_jax import private
+
 # By their names in `jax.config`; in the environment, they are upper case.
 _VALUES = {
   "jax_enable_x64": False,
@@ -39,13 +41,13 @@ def library_flags() -> Iterator[None]:
   with contextlib.ExitStack() as held:
     for name, value in _VALUES.items():
       if getattr(jax.config, name, value) != value:
-        held.enter_context(_flags()[name](value))
+        held.enter_context(private.jax_flags()[name](value))
     yield
 
 
 def ignored_flags() -> list[str]:
   """Returns the user's settings that `library_flags` replaces."""
-  flags = _flags()
+  flags = private.jax_flags()
   values = {n: flags[n].get_global() for n in _VALUES.keys() & flags.keys()}
   return sorted(
     f"{name.upper()}={value}"
@@ -56,10 +58,3 @@ def ignored_flags() -> list[str]:
 
 def _in_environment(name: str) -> bool:
   return name.upper() in os.environ
-
-
-def _flags() -> dict:
-  """Returns JAX's flags by name; calling one holds a value in a block."""
-  import jax
-
-  return jax.config._value_holders  # only some have a public function

@@ -73,24 +73,24 @@ class Mesh(Section):
     named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or 0 in sizes:
       raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
-    rest = math.prod(s for s in sizes if s != -1)
-    if -1 not in sizes and rest != devices:
+    fixed = math.prod(s for s in sizes if s != -1)
+    if -1 not in sizes and fixed != devices:
       raise UserError(
-        f"mesh ({named}) is for {rest} devices, but {have.format(devices)}:"
+        f"mesh ({named}) is for {fixed} devices, but {have.format(devices)}:"
         " give the config the topology that you have, or set --config.mesh.data"
         " and the other sizes"
       )
-    if devices % rest:
+    if devices % fixed:
       raise UserError(
         f"mesh ({named}) does not fit {devices} devices: the sizes must"
         f" multiply to {devices}"
       )
-    found = tuple(devices // rest if s == -1 else s for s in sizes)
-    if found[0] % slices:
+    shape = tuple(devices // fixed if s == -1 else s for s in sizes)
+    if shape[0] % slices:
       raise UserError(
-        f"mesh: data={found[0]} is not a multiple of the {slices} slices"
+        f"mesh: data={shape[0]} is not a multiple of the {slices} slices"
       )
-    return found
+    return shape
 
   def build(
     self, devices: Sequence[jax.Device] | None = None
@@ -190,15 +190,15 @@ def data_shards(mesh) -> int:
 def local_shards(mesh) -> tuple[int, ...]:
   """Returns the parts of a batch's rows on the devices of this process."""
   # Processes that share a part, such as over `tensor`, each make it.
-  places = row_sharding(mesh).addressable_devices_indices_map(
-    (1, data_shards(mesh))
-  )
-  return tuple(sorted({at[1].indices(2**30)[0] for at in places.values()}))
+  shape = (1, data_shards(mesh))
+  slices = row_sharding(mesh).addressable_devices_indices_map(shape).values()
+  return tuple(sorted({part.indices(2**30)[0] for _, part in slices}))
 
 
 def abstract(mesh, batch):
   """Returns the shapes and shardings of the arrays of `place_batch`."""
-  shards, local = data_shards(mesh), len(local_shards(mesh))
+  shards = data_shards(mesh)
+  local = len(local_shards(mesh))
 
   def shape_of(x):
     shape = x.shape[0], x.shape[1] // local * shards, *x.shape[2:]
@@ -215,7 +215,8 @@ def place_batch(mesh, batch):
   """
   if not mesh.is_multi_process:
     return jax.device_put(batch, row_sharding(mesh))
-  shards, local = data_shards(mesh), local_shards(mesh)
+  shards = data_shards(mesh)
+  local = local_shards(mesh)
 
   def global_array(x):
     size = x.shape[1] // len(local)
@@ -322,9 +323,9 @@ def capability(kind: str) -> float | None:
     gpus = jax.devices("gpu")
   except RuntimeError:  # no GPU
     gpus = []
-  here = {gpu.device_kind: gpu.compute_capability for gpu in gpus}
+  capabilities = {gpu.device_kind: gpu.compute_capability for gpu in gpus}
   named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
   try:
-    return float(here.get(kind, next(named, "")))
+    return float(capabilities.get(kind, next(named, "")))
   except ValueError:  # unknown, or a name such as AMD's gfx942
     return None

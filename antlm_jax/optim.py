@@ -62,8 +62,8 @@ class Optimizer(Section):
 
   def decays(self, axes: Axes) -> dict[str, bool]:
     """Returns which parameters weight decay applies to, by path."""
-    kept = _NOT_DECAYED[self.decay_scope]
-    return {path: not kept & set(names) for path, names in axes.items()}
+    excluded = _NOT_DECAYED[self.decay_scope]
+    return {path: not excluded & set(names) for path, names in axes.items()}
 
   def averaging(self, steps: int) -> Callable[[jax.Array], jax.Array] | None:
     """Returns the average's decay by the step, or None without an average.
@@ -218,8 +218,8 @@ class Muon(AdamW):
     )
     adam, decay = super().parts(axes, tensors)
     adam = optax.chain(adam, optax.scale(self.adam_rate))
-    others = {path: not found for path, found in hidden.items()}
-    return [optax.masked(muon, hidden), optax.masked(adam, others), decay]
+    not_hidden = {path: not is_hidden for path, is_hidden in hidden.items()}
+    return [optax.masked(muon, hidden), optax.masked(adam, not_hidden), decay]
 
 
 # ----------------------------------------------------------------- schedules
@@ -278,13 +278,14 @@ class Schedule(Section):
       lengths = {"warmup": warmup, "cooldown": cooldown}
       if hasattr(self, "decay_steps"):
         lengths["decay"] = max(0, end - begin)
-      each = (f"schedule.{n}_steps ({x})" for n, x in lengths.items() if x)
-      given = (getattr(self, f"{n}_steps") for n in lengths)
+      terms = (f"schedule.{n}_steps ({x})" for n, x in lengths.items() if x)
+      amounts = (getattr(self, f"{n}_steps") for n in lengths)
       remedy = "give shares, as in --config.schedule.warmup_steps=0.1"
-      if all(length < 1 for length in given):  # a share has at least one step
+      # A share has at least one step.
+      if all(length < 1 for length in amounts):
         remedy = "train for more steps"
       raise UserError(
-        f"{' + '.join(each)} do not fit in {steps} steps: lower them, or"
+        f"{' + '.join(terms)} do not fit in {steps} steps: lower them, or"
         f" {remedy}"
       )
     floor = self.min_lr_ratio

@@ -15,8 +15,8 @@ from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import attention as benchmark
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.attention import Shape
-from antlm_jax.head import kernel as head_kernel
 from antlm_jax.head import losses
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
 from antlm_jax.models.encoder import Head
@@ -182,7 +182,7 @@ def test_the_heads_kernels_compile_for_every_generation(generation):
   )
   for case in cases if generation in ("v4", "v5e") else cases[:2]:
     compiled = compile_head(device, *case)
-    calls = re.findall(f"%({head_kernel.NAMES})", compiled.as_text())
+    calls = re.findall(f"%({head_tpu.NAMES})", compiled.as_text())
     assert len({name for name, _ in calls}) == 3, case
     # The largest arrays are the kernel and its gradient, not the scores.
     scores = case[0] * case[1] * 4

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import antlm_jax as ax
-from antlm_jax import jax_flags
+from antlm_jax import jax_flags, private
 from antlm_jax.data import preparation, text_files
 from antlm_jax.data.preparation import Preparation
 from antlm_jax.data.shards import Recipe
@@ -90,7 +90,7 @@ def test_flags_of_a_notebook_change_no_number(run, prepared, tmp_path, flags):
   with contextlib.ExitStack() as plain:
     for name, value in jax_flags._VALUES.items():
       if name in flags:
-        plain.enter_context(jax_flags._flags()[name](value))
+        plain.enter_context(private.jax_flags()[name](value))
     again = ax.generate(run, "the", tokens=4, temperature=1.0, seed=3)
     assert again == sampled
     assert ax.score(run, ["the dogs rest ."], mode="causal") == scores

@@ -226,7 +226,7 @@ def test_an_objective_with_its_own_corruption(trained):
   fim = module.FillInTheMiddle("x", middle_rate=0.75)
   corrupted = fim.corrupt(*args, helpers.vocabulary())
   moved = documents = 0
-  for row, new, start in zip(tokens, corrupted.tokens, starts, strict=True):
+  for row, new, start in zip(tokens, corrupted.targets, starts, strict=True):
     cuts = np.flatnonzero(start)[1:]
     for old, now in zip(np.split(row, cuts), np.split(new, cuts), strict=True):
       documents += len(old) >= 4
@@ -238,7 +238,7 @@ def test_an_objective_with_its_own_corruption(trained):
       assert np.array_equal(text, old[:-2])
       moved += 1
   assert moved / documents == pytest.approx(0.75, abs=0.05)
-  is_mask = corrupted.tokens == helpers.MASK
+  is_mask = corrupted.targets == helpers.MASK
   assert np.array_equal(corrupted.predicted, ~starts & ~is_mask)
   losses = runs.logged(trained / "toy/0", "eval/fim/loss")
   assert list(losses) == [0, 8, 16] and losses[16] < losses[0]

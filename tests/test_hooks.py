@@ -240,7 +240,10 @@ def test_a_batch_that_grows_has_the_work_of_its_filled_rows(prepared):
     # Padding differs between the rows.
     assert work == pytest.approx(share * whole, rel=0.05)
   assert run.order.batch_size(0) == 16
-  assert (kind.steps, kind.whole) == (100, run.order.slots_between(0, 100) / 64)
+  assert (kind.steps, kind.batches) == (
+    100,
+    run.order.slots_between(0, 100) / 64,
+  )
 
 
 @pytest.mark.slow

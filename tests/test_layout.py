@@ -17,7 +17,7 @@ HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 # A module may import modules of lower levels and of its own group. A level's
 # groups are packages and modules; + joins several to one group.
 LEVELS = (
-  "errors+cli+jax_flags+plugins+terminal+units+hashing+masks+settings"
+  "errors+cli+private+jax_flags+plugins+terminal+units+hashing+masks+settings"
   "+arguments+tables",
   "mesh",
   "objectives",
@@ -280,5 +280,6 @@ def test_attention_loads_few_others():
     "antlm_jax.jax_flags",
     "antlm_jax.masks",
     "antlm_jax.mesh",
+    "antlm_jax.private",
     "antlm_jax.settings",
   }

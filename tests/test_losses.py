@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax.head import chunks as head_chunks
-from antlm_jax.head import kernel as head_kernel
 from antlm_jax.head import losses
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.models.encoder import Head
 from antlm_jax.models.layers import DropoutPlaces
 from tests import helpers
@@ -130,7 +130,7 @@ def test_the_statistics_in_one_pass_as_on_a_gpu(monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
   """Shrinks blocks, so that few targets and tokens are several blocks."""
-  monkeypatch.setattr(head_kernel, "_LARGEST", 128)
+  monkeypatch.setattr(head_tpu, "_LARGEST", 128)
 
 
 SIZES = st.tuples(
@@ -209,7 +209,7 @@ def test_each_state_is_transformed_with_its_place():
   at = DropoutPlaces(jnp.uint32(0), places.reshape(hidden.shape[:2]))
 
   def transform(part, at):
-    same = part == hidden.reshape(-1, hidden.shape[-1])[at.places]
+    same = part == hidden.reshape(-1, hidden.shape[-1])[at.index]
     return jnp.where(same, part, jnp.nan)
 
   rest = (inputs[n] for n in ("targets", "weights", "objective_ids"))

@@ -108,8 +108,8 @@ def test_only_the_targets_declared_are_changed(case):
   if case.objective.predict == "masked":
     assert not found.predicted[special].any()
   assert not found.predicted[case.tokens == PAD].any()
-  assert np.array_equal(found.tokens, before)
-  changed = found.inputs != found.tokens
+  assert np.array_equal(found.targets, before)
+  changed = found.inputs != found.targets
   if not case.objective.max_mask_ratio:
     assert not changed.any()
   at = np.arange(case.tokens.shape[1])
@@ -351,7 +351,7 @@ def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
   assert real.sum() == found.predicted.sum()
   rows, predictor = np.divmod(batch.target_positions[0, 0][real], length)
   at = predictor + objective.shift
-  assert np.array_equal(batch.targets[0, 0][real], found.tokens[rows, at])
+  assert np.array_equal(batch.targets[0, 0][real], found.targets[rows, at])
   assert found.predicted[rows, at].all()
   assert len(set(zip(rows, at, strict=True))) == len(rows)
   start = case.segments.start

@@ -646,7 +646,7 @@ def canned(run, chosen):
     yield estimate.Estimate(
       program.name,
       program.steps,
-      program.whole,
+      program.batches,
       16,
       256,
       run.mesh.size,

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax import optim, settings
+from antlm_jax import optim, private, settings
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, runs
@@ -157,7 +157,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
       bounds = example.mask.k_start is None, example.mask.k_end is None
       programs.add((example.mask.causal, bounds, example.targets.shape))
       state, _ = step(state, mesh_lib.place_batch(mesh, example))
-  assert step._cache_size() == len(programs)
+  assert private.compiled_programs(step) == len(programs)
   assert len(programs) == 3  # causal, mixed, bidirectional
 
 

@@ -32,7 +32,7 @@ def test_the_attention_of_each_window_is_named(monkeypatch):
 def test_rows_as_short_as_the_windows_keep_their_plain_mask():
   of = helpers.model(windows=(0, T))
   masks = models.encoder.masks(of.config, CAUSAL, (2, T))
-  assert masks.kinds == [CAUSAL] and len(masks.which) == of.config.layers
+  assert masks.kinds == [CAUSAL] and len(masks.indices) == of.config.layers
 
 
 def test_a_layer_without_a_window_keeps_a_mask_without_bounds():

@@ -110,9 +110,9 @@ def attend(
   if scale is None:
     scale = q.shape[-1] ** -0.5
   for angles in rope or ():
-    wanted = q.shape[0], k.shape[1], 1, q.shape[3] // 2
+    angles_shape = q.shape[0], k.shape[1], 1, q.shape[3] // 2
     _check_array(
-      "rope", angles, jnp.float32, wanted, "one for each query and key"
+      "rope", angles, jnp.float32, angles_shape, "one for each query and key"
     )
   if isinstance(mask, Cached):
     q, k = turned(rope, q, k)
@@ -124,7 +124,8 @@ def attend(
     _check_prepared(mask, Call.of(q, k, dropped, buckets), implementation)
   backend = BACKENDS[mask.implementation]
   if not backend.rotates:
-    q, k, rope = *turned(rope, q, k), None
+    q, k = turned(rope, q, k)
+    rope = None
   return backend.run(q, k, v, mask, float(scale), dropout, relative, rope)
 
 
@@ -150,14 +151,13 @@ def prepare_mask(
   _check_bounds(mask, q.shape[:2], k.shape[1])
   split = split.here(k.shape[0], k.shape[2])
   name = choose_attention(mask, q, k, implementation, dropout, buckets, split)
-  call, schedule = Call.of(q, k, dropout, buckets), BACKENDS[name].schedule
+  call = Call.of(q, k, dropout, buckets)
+  schedule = BACKENDS[name].schedule
   if schedule is None:
     return MaskPlan(mask, name, call, split)
   # Each data shard lists the blocks of its rows.
-  local, spec = (
-    q.shape[0] // number_of_shards(split.rows),
-    PartitionSpec(split.rows),
-  )
+  local = q.shape[0] // number_of_shards(split.rows)
+  spec = PartitionSpec(split.rows)
   make = on_shards(lambda mask: schedule(mask, local, call), spec, spec)
   return MaskPlan(mask, name, call, split, make(mask))
 
@@ -170,7 +170,8 @@ def choose_attention(
   Raises:
     ValueError: The implementation is unknown or cannot compute this call.
   """
-  platform, call = Platform.here(), Call.of(q, k, dropout, buckets)
+  platform = Platform.here()
+  call = Call.of(q, k, dropout, buckets)
   if implementation == "auto":
     return fastest_backend(platform, mask, call, split)
   if implementation not in BACKENDS:
@@ -184,7 +185,7 @@ def choose_attention(
 
 
 def _check_arrays(q, k, v) -> None:
-  known = q.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+  supported = q.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
   wrong = ""
   if not q.ndim == k.ndim == v.ndim == 4:
     wrong = "attention needs q [B, T, N, H], k and v [B, S, K, H]"
@@ -199,43 +200,44 @@ def _check_arrays(q, k, v) -> None:
       f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value"
       " heads"
     )
-  elif not known or not q.dtype == k.dtype == v.dtype:
+  elif not supported or not q.dtype == k.dtype == v.dtype:
     wrong = "q, k and v must share a dtype, float32, bfloat16 or float16"
   if wrong:
-    each = zip("qkv", (q, k, v), strict=True)
-    shapes = ", ".join(f"{name} {_array_text(x)}" for name, x in each)
+    arrays = zip("qkv", (q, k, v), strict=True)
+    shapes = ", ".join(f"{name} {_array_text(x)}" for name, x in arrays)
     raise ValueError(f"{wrong}: {shapes}")
 
 
 def _check_array(name: str, x, dtype, shape, why: str) -> None:
   """Checks an array's dtype and shape."""
   if x.shape != tuple(shape) or x.dtype != dtype:
-    wanted = f"{jnp.dtype(dtype).name}{list(shape)}"
-    raise ValueError(f"{name} is {_array_text(x)}, not {wanted}, {why}")
+    expected = f"{jnp.dtype(dtype).name}{list(shape)}"
+    raise ValueError(f"{name} is {_array_text(x)}, not {expected}, {why}")
 
 
 def _check_terms(q, k, relative: Relative, buckets: int) -> None:
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
     raise ValueError(f"relative.edges {relative.edges} do not ascend")
   for name, rows in (("query", q), ("key", k)):
-    wanted, terms = (*rows.shape[:2], q.shape[2], buckets), f"relative.{name}"
-    what = "one for each bucket"
-    _check_array(terms, getattr(relative, name), q.dtype, wanted, what)
+    shape = (*rows.shape[:2], q.shape[2], buckets)
+    array_name = f"relative.{name}"
+    reason = "one for each bucket"
+    _check_array(array_name, getattr(relative, name), q.dtype, shape, reason)
 
 
-def _check_prepared(made: MaskPlan, call: Call, implementation: str) -> None:
-  if implementation not in ("auto", made.implementation):
+def _check_prepared(plan: MaskPlan, call: Call, implementation: str) -> None:
+  if implementation not in ("auto", plan.implementation):
     raise ValueError(
-      f"the mask is prepared for attention={made.implementation!r}, not"
+      f"the mask is prepared for attention={plan.implementation!r}, not"
       f" {implementation!r}"
     )
   # A mask prepared for dropout works without dropout too.
-  if made.call not in (call, call._replace(dropout=True)):
-    raise ValueError(f"the mask is prepared for {made.call}, not {call}")
+  if plan.call not in (call, call._replace(dropout=True)):
+    raise ValueError(f"the mask is prepared for {plan.call}, not {call}")
 
 
 def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
-  known = {}
+  bounds = {}
   for name in ("k_start", "k_end"):
     bound = getattr(mask, name)
     if bound is None:
@@ -244,14 +246,14 @@ def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
     # NumPy arrays, and JAX arrays outside a trace, have known values.
     concrete = isinstance(bound, np.ndarray | jax.Array)
     if concrete and not isinstance(bound, jax.core.Tracer):
-      known[name] = bound = np.asarray(bound)
+      bounds[name] = bound = np.asarray(bound)
       least, most = (bound.min(), bound.max()) if bound.size else (0, 0)
       if least < 0 or most > keys:
         raise ValueError(
           f"{name} ranges from {least} to {most}, outside [0, {keys}]"
         )
-  if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
-    row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
+  if len(bounds) == 2 and (bounds["k_start"] > bounds["k_end"]).any():
+    row, query = np.argwhere(bounds["k_start"] > bounds["k_end"])[0]
     raise ValueError(
       f"k_start > k_end at row {row}, query {query}: make them equal for a"
       " query that sees no key"

@@ -14,6 +14,7 @@ from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.mesh import (
   WHOLE,
+  Split,
   capability,
   device,
   number_of_shards,
@@ -65,7 +66,8 @@ class Platform(NamedTuple):
 
     An absent device, as in a plan, is assumed to have all packages.
     """
-    name, kind = device().platform, device().device_kind
+    name = device().platform
+    kind = device().device_kind
     compute = capability(kind) or 0.0 if name == "gpu" else 0.0
     if name not in ("cpu", jax.default_backend()):
       return cls(name, kind, compute)
@@ -107,7 +109,8 @@ class Pallas(Backend):
   rotates = True
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    mask, kv_heads = prepared.mask, k.shape[2]
+    mask = prepared.mask
+    kv_heads = k.shape[2]
     settings = kernel.KernelSettings(
       blocks=prepared.call.blocks,
       causal=mask.causal,
@@ -118,36 +121,16 @@ class Pallas(Backend):
     )
     bounds = {"start": mask.k_start, "end": mask.k_end}
     bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
-    seeds, terms = None, {}
+    seeds = None
+    terms = {}
     if dropout:
       seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
     if relative:
-      terms = {"of_query": relative.query, "of_key": relative.key}
+      terms = {"query_terms": relative.query, "key_terms": relative.key}
 
-    def run(q, k, v, rope, terms, bounds, seeds, schedules):
-      # The kernel has positions along the lanes. XLA makes the neighboring
-      # products write and read this layout, so nothing is transposed.
-      batch, queries, heads, width = q.shape
-      q = q.reshape(batch, queries, k.shape[2], -1, width)
-      terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
-      if terms:
-        terms["of_query"] = terms["of_query"][:, :, None]
-      q = q.transpose(0, 2, 3, 4, 1)
-      k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
-      if rope:
-        rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
-      out = kernel.flash(
-        *(settings, q, k, v, rope, terms, bounds, seeds, schedules)
-      )
-      out = out.transpose(0, 4, 1, 2, 3)
-      return out.reshape(batch, queries, heads, width)
-
-    rows, heads = prepared.split
-    arrays = PartitionSpec(rows, None, heads, None)
-    of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
-    specs = *(arrays,) * 3, of_rows, arrays, of_rows, of_heads, of_rows
-    run = on_shards(run, specs, arrays)
-    return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
+    call = functools.partial(_call_flash, settings)
+    call = on_shards(call, *_flash_specs(prepared.split))
+    return call(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
 
   def obstacle(self, mask, call, split, platform) -> str | None:
     # Scalar memory holds all tables and seeds of a shard at once.
@@ -163,6 +146,45 @@ class Pallas(Backend):
     return grid.make_grid_schedules(mask, rows, call.blocks)
 
 
+def _flash_specs(split: Split) -> tuple[tuple, PartitionSpec]:
+  """Returns the specs of `_call_flash`'s arrays, and of its result."""
+  array = PartitionSpec(split.rows, None, split.heads, None)
+  by_row = PartitionSpec(split.rows)
+  by_head = PartitionSpec(split.rows, split.heads)
+  arguments = {
+    "q": array,
+    "k": array,
+    "v": array,
+    "rope": by_row,
+    "terms": array,
+    "bounds": by_row,
+    "seeds": by_head,
+    "schedules": by_row,
+  }
+  return tuple(arguments.values()), array
+
+
+def _call_flash(
+  settings, q, k, v, rope, terms, bounds, seeds, schedules
+) -> jax.Array:
+  """Calls the kernel on arrays as `attend` has them."""
+  # The kernel has positions along the lanes. XLA makes the neighboring
+  # products write and read this layout, so nothing is transposed.
+  batch, queries, heads, width = q.shape
+  q = q.reshape(batch, queries, k.shape[2], -1, width)
+  terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
+  if terms:
+    terms["query_terms"] = terms["query_terms"][:, :, None]
+  q = q.transpose(0, 2, 3, 4, 1)
+  k = k.transpose(0, 2, 3, 1)
+  v = v.transpose(0, 2, 3, 1)
+  if rope:
+    rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
+  out = kernel.flash(settings, q, k, v, rope, terms, bounds, seeds, schedules)
+  out = out.transpose(0, 4, 1, 2, 3)
+  return out.reshape(batch, queries, heads, width)
+
+
 def _gpu_obstacle(
   platform: Platform, call: Call, dtypes, widths: range
 ) -> str | None:
@@ -173,7 +195,8 @@ def _gpu_obstacle(
   if call.dtype not in dtypes:
     return f"{' or '.join(dtypes)}, not {call.dtype}"
   if call.q[3] not in widths:
-    least, most = widths[0], widths[-1]
+    least = widths[0]
+    most = widths[-1]
     return f"a head width of {least} to {most} in steps of 8, not {call.q[3]}"
   if call.buckets:
     return "scores without position terms"
@@ -187,7 +210,8 @@ class Cudnn(Backend):
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
-    run, causal = jax.nn.dot_product_attention, prepared.mask.causal
+    run = jax.nn.dot_product_attention
+    causal = prepared.mask.causal
     run = functools.partial(
       run, scale=scale, is_causal=causal, implementation="cudnn"
     )
@@ -211,9 +235,11 @@ class Mosaic(Backend):
     # The import is slow, and needs a newer JAX than the rest of the package.
     from antlm_jax.attention.gpu import kernel as gpu_kernel
 
-    rate, seeds = 0.0, None
+    rate = 0.0
+    seeds = None
     if dropout:
-      rate, seeds = dropout.rate, dropout.seeds(q.shape[2])
+      rate = dropout.rate
+      seeds = dropout.seeds(q.shape[2])
     settings = gpu_kernel.GpuKernelSettings(
       scale, rate, device().platform != "gpu"
     )
@@ -247,7 +273,8 @@ class Tokamax(Backend):
   """tokamax's kernels for GPUs; on a CPU, its plain XLA."""
 
   def run(self, q, k, v, prepared, scale, dropout, relative, rope):
-    mask, gpu = prepared.mask, device()
+    mask = prepared.mask
+    gpu = device()
     name = "xla_chunked"
     if gpu.platform == "gpu":
       name = tokamax.implementation(capability(gpu.device_kind))

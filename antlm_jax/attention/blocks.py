@@ -81,9 +81,10 @@ def visibility(mask: AttentionMask, rows: int, blocks: AttentionBlocks):
     return bound.reshape(rows, blocks.q_count, blocks.q_size, 1)
 
   # Compare each query's interval with each block's keys: [B, q, queries, k].
-  start, end = by_block(start), by_block(end)
+  start = by_block(start)
+  end = by_block(end)
   k_start = blocks.k_size * jnp.arange(blocks.k_count)
   k_end = k_start + blocks.k_size
-  seen = (start < end) & (start < k_end) & (end > k_start)
+  needed = (start < end) & (start < k_end) & (end > k_start)
   filled = (start <= k_start) & (end >= k_end)
-  return seen.any(axis=2), filled.all(axis=2)
+  return needed.any(axis=2), filled.all(axis=2)

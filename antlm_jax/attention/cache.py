@@ -46,7 +46,8 @@ class Cached:
     relative: Relative | None,
   ) -> jax.Array:
     """Computes `attention.attend` for the new tokens `[B, T, ...]`."""
-    (refs,), (window,) = self.layers, self.windows
+    (refs,) = self.layers
+    (window,) = self.windows
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
     new = (k, v) if relative is None else (k, v, relative.key)
     for ref, x in zip(refs, new, strict=True):

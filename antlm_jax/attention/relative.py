@@ -34,15 +34,16 @@ class Relative:
     # reshape moves it into place. A gather would need a scatter in backward.
     if jnp.ndim(first):
       return self._scores_of_few(first)
-    queries, keys = self.query.shape[1], self.key.shape[1]
+    queries = self.query.shape[1]
+    keys = self.key.shape[1]
     diagonal = jnp.arange(queries + keys)
-    of_query = _terms_by_distance(
+    query_terms = _terms_by_distance(
       self.query, self.edges, first + queries - 1 - diagonal
     )
-    of_key = _terms_by_distance(
+    key_terms = _terms_by_distance(
       self.key, self.edges, first - (keys - 1) + diagonal
     )
-    return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
+    return _skew(query_terms, keys) + _skew(key_terms, queries).swapaxes(-1, -2)
 
   def _scores_of_few(self, first: jax.Array) -> jax.Array:
     """Computes `scores` by a gather, if rows do not share diagonals."""
@@ -51,9 +52,9 @@ class Relative:
     bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
     query = self.query.swapaxes(1, 2).astype(jnp.float32)
     key = self.key.swapaxes(1, 2).astype(jnp.float32)
-    of_query = jnp.take_along_axis(query, bucket, axis=-1)
-    of_key = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
-    return of_query + of_key.swapaxes(-1, -2)
+    query_terms = jnp.take_along_axis(query, bucket, axis=-1)
+    key_terms = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
+    return query_terms + key_terms.swapaxes(-1, -2)
 
 
 def log_edges(size: int, longest: int) -> tuple[int, ...]:
@@ -62,7 +63,8 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   Each distance up to size / 2 has a bucket. Longer distances share logarithmic
   buckets, and all distances from `longest` - 1 on share the last bucket.
   """
-  middle, last = size // 2, longest - 1
+  middle = size // 2
+  last = longest - 1
   distance = np.arange(longest)
   scaled = np.log(np.maximum(distance, 1) / middle) / math.log(last / middle)
   bucket = np.where(
@@ -70,7 +72,7 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   )
   # Edges are the distances, from 1 - longest on, at which the bucket rises.
   rises = np.flatnonzero(np.diff(np.concatenate([-bucket[:0:-1], bucket])))
-  return tuple(int(2 - longest + at) for at in rises)
+  return tuple(int(2 - longest + index) for index in rises)
 
 
 def bucket_of(distance, edges: tuple[int, ...]):

@@ -11,8 +11,13 @@ has a header with a hash of its data. Its data are a prefix and the record.
 
 import numpy as np
 
-_BLOCK, _BLOCK_HEADER, _SIGNATURE, _CHUNK_HEADER = 1 << 16, 24, 40, 40
-_UNCOMPRESSED, _RECORDS, _ONE_RECORD = b"\0", b"r", 1
+_BLOCK = 1 << 16
+_BLOCK_HEADER = 24
+_SIGNATURE = 40
+_CHUNK_HEADER = 40
+_UNCOMPRESSED = b"\0"
+_RECORDS = b"r"
+_ONE_RECORD = 1
 # HighwayHash-64 (arXiv:1612.06257): its constants, and riegeli's key.
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -53,7 +58,8 @@ def file_offset(place: np.ndarray) -> np.ndarray:
 def without_block_headers(data: bytes, begin: int) -> bytes:
   """Removes the headers of blocks from the bytes of a file from `begin` on."""
   ends = range(_BLOCK - begin % _BLOCK, len(data) + _BLOCK, _BLOCK)
-  first, parts = 0, []
+  first = 0
+  parts = []
   for end in ends:
     parts.append(data[first:end])
     first = end + _BLOCK_HEADER
@@ -87,13 +93,13 @@ def _prefix(width: int) -> bytes:
 
 def highway_hash(data: np.ndarray) -> np.ndarray:
   """Hashes each row of uint8 `[n, size]` to uint64, by HighwayHash-64."""
-  whole = data.shape[1] // 32 * 32
-  packets = np.ascontiguousarray(data[:, :whole]).view("<u8")
+  size = data.shape[1] // 32 * 32
+  packets = np.ascontiguousarray(data[:, :size]).view("<u8")
   state = _HighwayState(len(data))
-  for packet in range(0, whole // 8, 4):
+  for packet in range(0, size // 8, 4):
     state.update(packets[:, packet : packet + 4])
-  if whole < data.shape[1]:
-    state.update_rest(data[:, whole:])
+  if size < data.shape[1]:
+    state.update_rest(data[:, size:])
   return state.finish()
 
 
@@ -101,10 +107,8 @@ class _HighwayState:
   """HighwayHash's four variables of each row, uint64 `[n, 4]`."""
 
   def __init__(self, rows: int):
-    self.mul_0, self.mul_1 = (
-      np.tile(_MUL_0, (rows, 1)),
-      np.tile(_MUL_1, (rows, 1)),
-    )
+    self.mul_0 = np.tile(_MUL_0, (rows, 1))
+    self.mul_1 = np.tile(_MUL_1, (rows, 1))
     self.v_0 = self.mul_0 ^ _KEY
     self.v_1 = self.mul_1 ^ (_KEY >> _HALF | _KEY << _HALF)
 
@@ -124,7 +128,8 @@ class _HighwayState:
     self.v_0 += np.uint64(size << 32 | size)
     halves = self.v_1.view(np.uint32)
     halves[:] = halves << np.uint32(size) | halves >> np.uint32(32 - size)
-    packet, last = np.zeros((len(data), 32), np.uint8), size % 4
+    packet = np.zeros((len(data), 32), np.uint8)
+    last = size % 4
     packet[:, : size - last] = data[:, : size - last]
     if size & 16:
       packet[:, 28:] = data[:, -4:]

@@ -40,15 +40,15 @@ class Coverage:
       yield (
         f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {_ADVICE}"
       )
-    each = self.tokens / self.characters
-    if each > _MOST_TOKENS and trained:
+    rate = self.tokens / self.characters
+    if rate > _MOST_TOKENS and trained:
       yield (
-        f"tip: {name} needs {each:.1f} tokens per character: a larger"
+        f"tip: {name} needs {rate:.1f} tokens per character: a larger"
         " vocab_size gives fewer"
       )
-    elif each > _MOST_TOKENS:
+    elif rate > _MOST_TOKENS:
       yield (
-        f"warning: {name} needs {each:.1f} tokens per character, so the"
+        f"warning: {name} needs {rate:.1f} tokens per character, so the"
         f" tokenizer is probably of another language: {_ADVICE}"
       )
 
@@ -58,7 +58,9 @@ def measure_coverage(
 ) -> Coverage:
   """Measures a sample of `count` texts, whose mean size is `size` bytes."""
   taken = min(count, _READ / max(1, size)) * min(max(1, size), _PIECE)
-  step, counts, left = max(1, round(taken / _SAMPLE)), [0] * 4, _READ
+  step = max(1, round(taken / _SAMPLE))
+  counts = [0] * 4
+  left = _READ
   for number, text in enumerate(texts):
     left -= len(text)
     if left < 0 and number:
@@ -67,13 +69,13 @@ def measure_coverage(
       continue
     text = text[:_PIECE]
     ids, spans = tokenizer.encode_offsets(text)
-    known = set()
+    readable = set()
     for index, span in zip(ids.tolist(), spans, strict=True):
       if index != tokenizer.unk_id:
-        known.update(range(*span))
+        readable.update(range(*span))
     read = [i for i, char in enumerate(text) if not char.isspace()]
     counts[0] += len(read)
     counts[1] += len(ids)
-    counts[2] += sum(i not in known for i in read)
+    counts[2] += sum(i not in readable for i in read)
     counts[3] += ids.tolist().count(tokenizer.unk_id)
   return Coverage(*counts)

@@ -20,7 +20,8 @@ from antlm_jax.runtime import files
 _BATCH = 64
 _CHECKED = 1 << 28  # bytes of text between two looks at the free space
 _PIECES = 1024  # pieces of a file read at once
-_NAME, _FORMAT = "documents", "array_record"
+_NAME = "documents"
+_FORMAT = "array_record"
 _CONTINUED = "continued.json"  # numbers of examples that begin no document
 
 
@@ -62,7 +63,9 @@ def spool(
   documents: Iterable[Document], folder: str | os.PathLike
 ) -> DocumentFile:
   """Writes documents to a temporary file, so that sources are read once."""
-  sizes, firsts, data = array.array("q"), array.array("b"), b""
+  sizes = array.array("q")
+  firsts = array.array("b")
+  data = b""
   total = checked = 0  # bytes
   # The errors of sources are UserErrors, so that others are of the file.
   with files.writing(folder), tempfile.TemporaryFile(dir=folder) as file:
@@ -159,15 +162,17 @@ def read_kept_documents(
     UserError: The folder holds no documents, or they cannot be read.
   """
   # Each task of a preparation writes a dataset.
-  found = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
-  if not found:
+  paths = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
+  if not paths:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
-  for path in found:
+  for path in paths:
     try:
       source = _open_documents(path.parent, split)
-      where = path.parent / _CONTINUED
-      known = files.read_json(where, "pieces") if where.exists() else {}
-      continued = {*known.get(split, ())}
+      pieces_file = path.parent / _CONTINUED
+      pieces = {}
+      if pieces_file.exists():
+        pieces = files.read_json(pieces_file, "pieces")
+      continued = {*pieces.get(split, ())}
       for first in range(0, len(source), _BATCH):
         block = range(first, min(first + _BATCH, len(source)))
         examples = source.__getitems__(block)

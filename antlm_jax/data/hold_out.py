@@ -54,15 +54,15 @@ def _train_sizes(
   enough_spans = spans * dev_share >= 2
   if _partly(sizes, train_sizes) is None or not enough_spans:
     return train_sizes
-  every = round(1 / dev_share)
-  is_held_out = span % every == every // 2
+  interval = round(1 / dev_share)
+  is_held_out = span % interval == interval // 2
   return np.zeros_like(sizes) if is_held_out else sizes
 
 
 def _partly(sizes: np.ndarray, train_sizes: np.ndarray) -> int | None:
   """Returns the number of the document of which a part is held out, or None."""
-  found = np.flatnonzero((train_sizes > 0) & (train_sizes < sizes))
-  return int(found[0]) if len(found) else None
+  divided = np.flatnonzero((train_sizes > 0) & (train_sizes < sizes))
+  return int(divided[0]) if len(divided) else None
 
 
 def _taken(
@@ -72,10 +72,10 @@ def _taken(
   # A document is taken where the sum of the shares reaches a whole number.
   # Another number in each span, so that no span takes one too many.
   sums = share * np.arange(documents + 1) - hashing.spread(span)
-  taken = np.diff(np.ceil(sums)) > 0
+  is_taken = np.diff(np.ceil(sums)) > 0
   # Documents that are held out whole do not count.
   _, number = np.unique(train.documents, return_inverse=True)
-  return _some(train, taken[number])
+  return _selected(train, is_taken[number])
 
 
 def _part_of_texts(
@@ -83,13 +83,16 @@ def _part_of_texts(
 ) -> DocumentFile:
   """Returns the texts between these bytes, and leaves out empty texts."""
   cut = dataclasses.replace(texts, begins=begins, ends=ends)
-  return _some(cut, begins < ends)
+  return _selected(cut, begins < ends)
 
 
-def _some(texts: DocumentFile, kept: np.ndarray) -> DocumentFile:
+def _selected(texts: DocumentFile, chosen: np.ndarray) -> DocumentFile:
   """Returns the texts that are kept, bool `[n]`."""
   return DocumentFile(
-    texts.data, texts.begins[kept], texts.ends[kept], texts.documents[kept]
+    texts.data,
+    texts.begins[chosen],
+    texts.ends[chosen],
+    texts.documents[chosen],
   )
 
 
@@ -102,41 +105,42 @@ def sizes_to_train(sizes: np.ndarray, share: float) -> np.ndarray:
   long document. Sizes are in bytes, int64 `[n]`, which predict tokens best in
   any script.
   """
-  wanted = share * sizes.sum()
+  target_size = share * sizes.sum()
   train_sizes = sizes.copy()
   # Several documents, if the small documents have enough text. None is larger
   # than all that is wanted, and at most half of their bytes are held out.
-  small = np.flatnonzero(sizes <= wanted)
-  if sizes[small].sum() >= 2 * wanted:
-    train_sizes[small[_evenly_spread(sizes[small], wanted)]] = 0
+  small = np.flatnonzero(sizes <= target_size)
+  if sizes[small].sum() >= 2 * target_size:
+    train_sizes[small[_evenly_spread(sizes[small], target_size)]] = 0
     return train_sizes
   # One document, if its size is near the number of bytes that is wanted.
-  most = min(2 * wanted, sizes.sum() / 2)
-  near = np.flatnonzero((sizes >= wanted / 2) & (sizes <= most))
+  most = min(2 * target_size, sizes.sum() / 2)
+  near = np.flatnonzero((sizes >= target_size / 2) & (sizes <= most))
   if len(near):
-    nearest = near[np.abs(sizes[near] - wanted).argmin()]
+    nearest = near[np.abs(sizes[near] - target_size).argmin()]
     train_sizes[nearest] = 0
     return train_sizes
   # The end of the last long document.
-  last = np.flatnonzero(sizes > wanted)[-1]
-  train_sizes[last] -= round(wanted)
+  last = np.flatnonzero(sizes > target_size)[-1]
+  train_sizes[last] -= round(target_size)
   return train_sizes
 
 
-def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
-  """Returns the indices of sizes, evenly spread, whose sum is about wanted."""
+def _evenly_spread(sizes: np.ndarray, target_size: float) -> np.ndarray:
+  """Returns indices of sizes, evenly spread, whose sum is about a target."""
   # Every n-th of any size, so that they are like the others. Of 16 first
   # indices, the index that gives the nearest sum.
-  step = sizes.sum() / wanted
+  step = sizes.sum() / target_size
   ways = [
     np.arange(step * first, len(sizes) - 1e-3, step).astype(np.int64)
     for first in np.linspace(0, 1, 16, endpoint=False)
   ]
-  off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
+  off = [abs(sizes[taken].sum() / target_size - 1) for taken in ways]
   if min(off) < 0.25:
     return ways[np.argmin(off)]
   # They are few and unequal: take each that moves the sum nearer to its share.
-  due, taken = 0.0, []
+  due = 0.0
+  taken = []
   for index, size in enumerate(sizes.tolist()):
     due += size / step
     if size / 2 <= due:
@@ -145,10 +149,10 @@ def _evenly_spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   return np.array(taken)
 
 
-def _word_before(texts: DocumentFile, at: int, spare: int) -> int:
+def _word_before(texts: DocumentFile, position: int, spare: int) -> int:
   """Returns where the word at a byte begins, if `spare` characters reach it."""
-  begin = int(texts.begins[np.searchsorted(texts.ends, at, side="right")])
-  before = texts.decode(begin, int(at))
+  begin = int(texts.begins[np.searchsorted(texts.ends, position, side="right")])
+  before = texts.decode(begin, int(position))
   space = max(before.rfind(" "), before.rfind("\n")) + 1
   if len(before) - space <= spare:
     before = before[:space]

@@ -23,8 +23,11 @@ class Held(Rows):
     tokens: npt.NDArray[np.int32],
     starts: npt.NDArray[np.bool_] | None = None,
   ):
-    self.seq_len, self.segmented = tokens.shape[1], starts is not None
-    self._count, self._tokens, self._starts = len(tokens), tokens, starts
+    self.seq_len = tokens.shape[1]
+    self.segmented = starts is not None
+    self._count = len(tokens)
+    self._tokens = tokens
+    self._starts = starts
 
   def by_blocks(self, size: int, at_once: int) -> Rows:
     return self
@@ -93,7 +96,8 @@ def from_rows(
       f"rows have the token ids {low} to {high}: give ids from 0 to {most}"
     )
   tokenizer = tokenizer or Tokenizer.of_ids(high + 1)
-  held, splits = {}, {}
+  held = {}
+  splits = {}
   for name, rows in parts.items():
     held[name] = Held(rows.astype(np.int32))
     splits[name] = PreparedSplit(

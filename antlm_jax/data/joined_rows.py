@@ -11,8 +11,10 @@ class Joined(Rows):
   """Rows of several sources, some of which are in memory."""
 
   def __init__(self, parts: Sequence[Rows]):
-    self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
-    self._parts, self._ends = parts, np.cumsum([len(rows) for rows in parts])
+    self.seq_len = parts[0].seq_len
+    self.segmented = parts[0].segmented
+    self._parts = parts
+    self._ends = np.cumsum([len(rows) for rows in parts])
     self._count = int(self._ends[-1])
 
   def by_blocks(self, size: int, at_once: int) -> Rows:
@@ -24,9 +26,10 @@ class Joined(Rows):
     starts = np.empty(tokens.shape, bool) if self.segmented else None
     of_part = np.searchsorted(self._ends, indices, side="right")
     for number in np.unique(of_part).tolist():
-      mine, part = of_part == number, self._parts[number]
+      in_part = of_part == number
+      part = self._parts[number]
       begin = self._ends[number] - len(part)
-      tokens[mine], found = part.read(indices[mine] - begin)
+      tokens[in_part], part_starts = part.read(indices[in_part] - begin)
       if starts is not None:
-        starts[mine] = found
+        starts[in_part] = part_starts
     return tokens, starts

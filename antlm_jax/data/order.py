@@ -16,12 +16,13 @@ and 5, in batches of three rows (seed 0):
        1     2       5  a           1      0    0
 
 A *slot* is a place in the batch. Its *number* counts the slots since its
-*stretch* began: in a stretch, neither the batches nor the shares of the sources
-change. The number decides the *source*, and how many slots this source has
-filled before. That count, divided by the size of an *epoch*, gives the epoch
-and the *place* in it. The epoch's permutation has a *group* of neighbouring
-rows at each place: one *row*, or several if the *stage* of the run joins them.
-Such a stage reads some rows of the current epoch again, and leaves others out.
+*stretch* began: the steps that a *stage* of the run (one batch size) and a
+*phase* of the mix (one share for each source) have in common. The number
+decides the *source*, and how many slots this source has filled before. That
+count, divided by the size of an *epoch*, gives the epoch and the *place* in it.
+The epoch's permutation has a *group* of neighbouring rows at each place: a
+single *row*, or several if the stage joins them. Such a stage reads some rows
+of the current epoch again, and leaves others out.
 
 With `row_block`, an epoch permutes blocks of neighbouring rows, so that a
 bucket gives many rows for a request (`_permuted_blocks`).
@@ -44,8 +45,11 @@ from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 
 # Keep these draws apart from the objectives'.
-_ORDER, _SHUFFLE = 0x0DE7, 0x0DEB
-_BLOCKS, _INSIDE, _LAST = 0x0DEC, 0x0DED, 0x0DEE
+_ORDER = 0x0DE7
+_SHUFFLE = 0x0DEB
+_BLOCKS = 0x0DEC
+_INSIDE = 0x0DED
+_LAST = 0x0DEE
 _MIX_BLOCK = 64  # slots that are shuffled together
 ROUNDING = ("carry", "up", "down")
 _LEAST_LANES = 64  # blocks of a source whose rows are read in turn
@@ -85,31 +89,33 @@ def parse_batch_schedule(
   """
   stages = [Stage(0.0, layout)]
   for text in schedule:
-    what = f"train.batch_schedule: {text!r}"
-    found = re.fullmatch(
+    setting = f"train.batch_schedule: {text!r}"
+    match = re.fullmatch(
       r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)(?::base=([1-9]\d*))?", text
     )
-    if not found:
+    if not match:
       raise UserError(
-        f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
+        f"{setting} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
         " tenths of the run on); :base=160000 may follow, RoPE's base"
       )
-    size, length, begin = int(found[1]), int(found[2]), float(found[3])
-    joined, rest = divmod(length, seq_len)
-    if rest:
+    size = int(match[1])
+    length = int(match[2])
+    begin = float(match[3])
+    joined, remainder = divmod(length, seq_len)
+    if remainder:
       raise UserError(
-        f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
+        f"{setting}: {length} is no multiple of the prepared rows' {seq_len}"
       )
     if begin <= stages[-1].begin:
-      raise UserError(f"{what} does not begin after the part before it")
+      raise UserError(f"{setting} does not begin after the part before it")
     sized = dataclasses.replace(layout, batch_size=size)
-    base = float(found[4]) if found[4] else stages[-1].base
+    base = float(match[4]) if match[4] else stages[-1].base
     stages.append(Stage(begin, sized, joined, base))
   return tuple(stages)
 
 
 class _Stretch(NamedTuple):
-  """Steps in which neither the batches nor the shares of the sources change."""
+  """Steps that one `Stage` and one phase of the mix have in common."""
 
   start: int  # its first step
   slots: float  # number of slots that it fills; infinite for the last stretch
@@ -219,7 +225,8 @@ class Order:
     `numbers` are those of the slots in their stretch, int64 `[n]`, as are all
     three results.
     """
-    stage, stretch = self.at(step), self._stretch(step)
+    stage = self.at(step)
+    stretch = self._stretch(step)
     source, filled = self._sources_of(stretch, numbers)
     # Each source continues the epoch in which the stretch before it stopped.
     filled = filled + stretch.rows_before[source] // stage.joined
@@ -245,8 +252,8 @@ class Order:
     place_of_slot[np.argsort(source, kind="stable")] = by_lane
     slots = self.at(step).layout.slots
     # Empty slots repeat the first: their process need not read another row.
-    mine = place_of_slot[np.where(slots < size, slots, 0)]
-    return tuple(values[mine] for values in places)
+    place_index = place_of_slot[np.where(slots < size, slots, 0)]
+    return tuple(values[place_index] for values in places)
 
   def slot_numbers(self, step: int) -> np.ndarray:
     """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""
@@ -295,12 +302,13 @@ class Order:
 
   def _grown(self, begin: float, end: float) -> float:
     """Integrates the batches' share from `begin` to `end` of the run."""
-    more = (1 - self.growth) * (end**2 - begin**2) / 2
-    return self.growth * (end - begin) + more
+    triangle = (1 - self.growth) * (end**2 - begin**2) / 2
+    return self.growth * (end - begin) + triangle
 
   def _slots_per_epoch(self, stage: Stage) -> np.ndarray:
     """Number of slots in an epoch of each source, int64 `[S]`."""
-    groups, batch_size = self._sizes // stage.joined, stage.layout.batch_size
+    groups = self._sizes // stage.joined
+    batch_size = stage.layout.batch_size
     return {
       "carry": groups,
       "up": -(-groups // batch_size) * batch_size,
@@ -325,9 +333,11 @@ class Order:
     # A batch may have several sources, and reach into the next epoch.
     for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
       # The first source has the permutations of a run without others.
-      inside, size = (source == s) & (epoch == e), int(groups[s])
+      inside = (source == s) & (epoch == e)
+      size = int(groups[s])
       if self.row_block > 1:
-        lanes, block = int(self._lanes[s]), self.row_block // stage.joined
+        lanes = int(self._lanes[s])
+        block = self.row_block // stage.joined
         group[inside] = _permuted_blocks(
           place[inside], size, max(1, block), lanes, (self.seed, e, s)
         )
@@ -370,7 +380,8 @@ class Order:
     """All stretches, in order. A stage or a phase of the mix begins each."""
     changes = [phase.start for phase in self._mix.phases]
     starts = sorted({*self.starts, *changes})
-    out, rows_before = [], np.zeros_like(self._sizes)
+    out = []
+    rows_before = np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
       slots = self.slots_between(start, stop)
       out.append(_Stretch(start, slots, rows_before))
@@ -388,7 +399,8 @@ class Order:
 
   def _counts(self, step: int, slots) -> np.ndarray:
     """Says how many of a stretch's first `slots` each source fills."""
-    slots, phase = np.asarray(slots, np.int64), self._mix.at(step)
+    slots = np.asarray(slots, np.int64)
+    phase = self._mix.at(step)
     out = np.zeros((len(self.sources), *slots.shape), np.int64)
     names = list(self.sources)
     out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
@@ -404,7 +416,8 @@ class Order:
     """
     if len(self.sources) == 1:
       return np.zeros_like(slots), slots
-    source, filled = np.empty_like(slots), np.empty_like(slots)
+    source = np.empty_like(slots)
+    filled = np.empty_like(slots)
     blocks, places = np.divmod(slots, _MIX_BLOCK)
     for block in np.unique(blocks).tolist():
       inside = blocks == block
@@ -470,18 +483,20 @@ def _permuted_blocks(
   first = lane - lane % _TURNING
   turns = (turn < length) & (first + _TURNING <= lanes)
   lane = np.where(turns, first + (lane + turn) % _TURNING, lane)
-  at = lane * length + np.minimum(lane, longer) + turn
+  index = lane * length + np.minimum(lane, longer) + turn
   # The incomplete block has a random place among the others.
-  count, rest = divmod(size, block)
+  count, remainder = divmod(size, block)
   share = hashing.uniform(seed, _LAST, *counters)
   begin = int(share * (count + 1)) * block
-  last = (begin <= at) & (at < begin + rest)
-  at = np.where(at < begin, at, at - np.where(last, begin, rest))
-  row = np.empty_like(at)
-  row[last] = count * block + hashing.permute(
-    at[last], rest, seed, _INSIDE, *counters, count
+  last = (begin <= index) & (index < begin + remainder)
+  index = np.where(
+    index < begin, index, index - np.where(last, begin, remainder)
   )
-  number, inside = np.divmod(at[~last], block)
+  row = np.empty_like(index)
+  row[last] = count * block + hashing.permute(
+    index[last], remainder, seed, _INSIDE, *counters, count
+  )
+  number, inside = np.divmod(index[~last], block)
   number = hashing.permute(number, count, seed, _BLOCKS, *counters)
   inside = hashing.permute(inside, block, seed, _INSIDE, *counters, number)
   row[~last] = number * block + inside

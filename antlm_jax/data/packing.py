@@ -88,8 +88,9 @@ def pack_stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
   for window in _packing_windows(sequences):
     # Tokens left over begin the next window's first row.
     joined = np.concatenate([left, *window])
-    whole = len(joined) // seq_len * seq_len
-    tokens, left = joined[:whole].reshape(-1, seq_len), joined[whole:]
+    full = len(joined) // seq_len * seq_len
+    tokens = joined[:full].reshape(-1, seq_len)
+    left = joined[full:]
     starts = np.zeros(tokens.shape, bool)
     starts[:, 0] = True
     yield tokens, starts
@@ -103,7 +104,8 @@ def chunks(
   The first segment has r tokens, with r uniform on [12, T - 12] and a function
   of (seed, span, row) only.
   """
-  lengths, row = seq_len - 2 * SHORTEST_CHUNK + 1, 0
+  lengths = seq_len - 2 * SHORTEST_CHUNK + 1
+  row = 0
   for tokens, starts in pack_stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
     # By the row's number, so that windows do not change the cuts.
@@ -154,7 +156,9 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
       if not with_room[room]:
         rooms ^= 1 << room
     else:
-      room, row, count = seq_len, count, count + 1
+      room = seq_len
+      row = count
+      count = count + 1
     begins[piece] = (row + 1) * seq_len - room
     # The row now has less room. Full rows (bit 0) are never looked up again.
     with_room[room - length].append(row)
@@ -189,12 +193,14 @@ def fill_rows(
 
 def _packing_windows(sequences: Documents) -> Iterator[list[np.ndarray]]:
   """Groups documents until each group holds `_WINDOW` tokens."""
-  window, size = [], 0
+  window = []
+  size = 0
   for sequence in sequences:
     window.append(sequence)
     size += len(sequence)
     if size >= _WINDOW:
       yield window
-      window, size = [], 0
+      window = []
+      size = 0
   if size:
     yield window

@@ -43,7 +43,8 @@ from antlm_jax.runtime import cores, files, progress
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
-_SMALL, _SHARD = 1 << 26, 1 << 30
+_SMALL = 1 << 26
+_SHARD = 1 << 30
 
 
 class Preparation:
@@ -58,8 +59,10 @@ class Preparation:
     tasks: int | None = None,
   ):
     """Makes the spans; by default, trains a tokenizer and chooses `tasks`."""
-    self.recipe, self.corpus = recipe, corpus
-    self.output, self.tokenizer = pathlib.Path(output), tokenizer
+    self.recipe = recipe
+    self.corpus = corpus
+    self.output = pathlib.Path(output)
+    self.tokenizer = tokenizer
     self.spans = make_spans(corpus, recipe.seq_len)
     self._staging = self.output / STAGING
     self._plan = self._staging / "plan.json"
@@ -90,8 +93,8 @@ class Preparation:
     files.check_writable(self.output, folder=True)
     self._made = not self.output.exists()
     if not self.is_begun:
-      own = {STAGING, _LOCK}  # of a task that begins now as well
-      if not self._made and {p.name for p in self.output.iterdir()} - own:
+      temporary = {STAGING, _LOCK}  # of a task that begins now as well
+      if not self._made and {p.name for p in self.output.iterdir()} - temporary:
         raise UserError(
           f"output {self.output} is not empty; choose another output"
         )
@@ -162,7 +165,8 @@ class Preparation:
 
   def packed(self, task: int) -> int:
     """Returns the bytes that a task has packed, in this or another process."""
-    spans, path = self._spans(task), self._progress(task)
+    spans = self._spans(task)
+    path = self._progress(task)
     done = path.stat().st_size if path.exists() else 0
     return sum(span.bytes for span in spans[:done])
 
@@ -207,8 +211,8 @@ class Preparation:
     Raises:
       UserError: There are too few words to train on, or held out.
     """
-    where = self.output / folder_lib.MANIFEST
-    if where.exists():
+    manifest_file = self.output / folder_lib.MANIFEST
+    if manifest_file.exists():
       return Manifest.load(self.output)
     parts = [self._read_counts(task) for task in range(self.tasks)]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
@@ -244,7 +248,7 @@ class Preparation:
       segmented=self.recipe.segmented,
       splits=splits,
     )
-    files.write_json(where, dataclasses.asdict(manifest))
+    files.write_json(manifest_file, dataclasses.asdict(manifest))
     self._clear()
     return manifest
 
@@ -292,8 +296,10 @@ class Preparation:
     """Returns the sizes of the files that a task leaves, by path."""
     rows_file = self._rows("train", task, self.tasks)
     texts = self._documents("train", task).rglob("*")
-    found = [path for path in (rows_file, *texts) if path.is_file()]
-    return {str(p.relative_to(self.output)): p.stat().st_size for p in found}
+    paths = [path for path in (rows_file, *texts) if path.is_file()]
+    return {
+      str(path.relative_to(self.output)): path.stat().st_size for path in paths
+    }
 
   def _spans(self, task: int) -> list[Span]:
     first, end = (len(self.spans) * i // self.tasks for i in (task, task + 1))
@@ -304,20 +310,21 @@ class Preparation:
   ) -> tuple[DocumentFile, DocumentFile, int | None]:
     """Reads a span, and divides it as `hold_out_documents` does."""
     read = read_span(span, self.corpus, tally)
-    whole = document_store.spool(read, self._staging)
+    documents = document_store.spool(read, self._staging)
     share = 0.0 if self.corpus.dev else self.recipe.dev_share
-    number, count = span.number, len(self.spans)
+    number = span.number
+    count = len(self.spans)
     return hold_out.hold_out_documents(
-      whole, share, self.recipe.share, number, count
+      documents, share, self.recipe.share, number, count
     )
 
   def _write_held_out(self, tally: readers.Tally) -> PreparedSplit:
     """Writes the rows of the held-out documents of all tasks, or of files."""
     writer = self._writer("dev", 0, 1)
-    found = self.corpus.read("dev", tally)
+    documents = self.corpus.read("dev", tally)
     if not self.corpus.dev:
-      found = document_store.read_kept_documents(self.output, "dev")
-    held_out = document_store.spool(found, self._staging)
+      documents = document_store.read_kept_documents(self.output, "dev")
+    held_out = document_store.spool(documents, self._staging)
     if self.corpus.dev:
       writer.keep("dev", held_out.read())
     writer.pack(held_out, 0)
@@ -356,10 +363,10 @@ class Preparation:
   def _check(self, splits: dict[str, PreparedSplit]) -> None:
     for name, split in splits.items():
       if not split.documents:
-        where = " ".join(
-          text_files.source_name("the list", path) for path in self.corpus.given
+        names = " ".join(
+          text_files.source_name("the list", path) for path in self.corpus.paths
         )
-        raise UserError(f"no words for {name} in {where}; give more text")
+        raise UserError(f"no words for {name} in {names}; give more text")
     for name, split in splits.items():
       if not split.rows:
         raise UserError(
@@ -374,11 +381,11 @@ class Preparation:
     """Prints counts; `text_bytes` are those of the whole text."""
     count = len(self.spans)
     if cut:
-      where = f"documents in {len(cut):,} of {count:,} parts of the text"
+      place = f"documents in {len(cut):,} of {count:,} parts of the text"
       if count == 1:
-        where = f"document {cut[0] + 1}"
+        place = f"document {cut[0] + 1}"
       progress.say(
-        f"dev: no dev file is given, so the end of {where} is held out; the"
+        f"dev: no dev file is given, so the end of {place} is held out; the"
         " documents are too few or too large to hold out whole documents"
       )
     elif not self.corpus.dev:
@@ -447,7 +454,8 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
   if not path.startswith(readers.HUB):
     return {"bytes": os.path.getsize(path), "sha256": folder_lib.sha256(path)}
   # A dataset of a hub is not one file: its text counts.
-  size, digest = 0, hashlib.sha256()
+  size = 0
+  digest = hashlib.sha256()
   for piece in dataclasses.replace(corpus, train=(path,)).read("train"):
     text = piece.text.encode("utf-8")
     size += len(text)
@@ -455,7 +463,10 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
   return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def differences(there: dict, asked: dict) -> list[str]:
+def differences(recorded: dict, requested: dict) -> list[str]:
   """Returns the settings that differ, with both values, for an error."""
-  pairs = {name: (there.get(name), asked.get(name)) for name in there | asked}
+  pairs = {
+    name: (recorded.get(name), requested.get(name))
+    for name in recorded | requested
+  }
   return [f"{n} {a} there, {b} asked" for n, (a, b) in pairs.items() if a != b]

@@ -120,28 +120,33 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
 
   Raises an error of Python for a value of another type.
   """
-  settings, made = manifest.settings, manifest.tokenizer
-  packing, length, size = settings["packing"], manifest.seq_len, "vocab_size"
-  each = {
+  settings = manifest.settings
+  tokenizer = manifest.tokenizer
+  packing = settings["packing"]
+  length = manifest.seq_len
+  size = "vocab_size"
+  checks = {
     "version": manifest.version == _VERSION,
     "settings.boundary": settings["boundary"] in [*BOUNDARIES],
     "settings.packing": packing in PACKINGS,
     "settings.seq_len": settings["seq_len"] == length,
     "seq_len": _is_count(length, 2),
     "segmented": manifest.segmented is (packing != "stream"),
-    f"tokenizer.{size}": _is_count(made[size], 1) and made[size] <= 1 << 31,
-    "tokenizer.sha256": _is_hash(made["sha256"]),
+    f"tokenizer.{size}": _is_count(tokenizer[size], 1)
+    and tokenizer[size] <= 1 << 31,
+    "tokenizer.sha256": _is_hash(tokenizer["sha256"]),
   }
   for name, kind in _KINDS.items():
     value = settings.get(name, kind())
     kinds = (int, float) if kind is float else kind
     right = isinstance(value, kinds) and not isinstance(value, bool)
-    each[f"settings.{name}"] = right
-  own = settings["tokenizer"]
-  each["settings.tokenizer"] = own is None or _is_hash(own)
-  each["dtype"] = manifest.dtype == token_dtype(made[size])
+    checks[f"settings.{name}"] = right
+  tokenizer_hash = settings["tokenizer"]
+  trained = tokenizer_hash is None
+  checks["settings.tokenizer"] = trained or _is_hash(tokenizer_hash)
+  checks["dtype"] = manifest.dtype == token_dtype(tokenizer[size])
   for index, source in enumerate(manifest.sources):
-    each |= {
+    checks |= {
       f"sources[{index}].split": source["split"] in SPLITS,
       f"sources[{index}].path": isinstance(source["path"], str),
       f"sources[{index}].bytes": _is_count(source["bytes"]),
@@ -152,16 +157,16 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
     for field in COUNTS:
       least = 0 if field in ("dropped", "padding") else 1
       value = getattr(split, field)
-      each[f"splits.{name}.{field}"] = _is_count(value, least)
+      checks[f"splits.{name}.{field}"] = _is_count(value, least)
     rows = [shard.rows for shard in split.shards]
-    each |= {
+    checks |= {
       f"splits.{name}.tokens": split.dropped < split.tokens,
       f"splits.{name}.sha256": _is_hash(split.sha256),
       f"splits.{name}.shards": all(map(_is_count, rows))
       and sum(rows) == split.rows
       and all(_is_count(s.bytes) and _is_hash(s.sha256) for s in split.shards),
     }
-  yield from (name for name, right in each.items() if not right)
+  yield from (name for name, right in checks.items() if not right)
 
 
 def _is_count(value, least: int = 0) -> bool:
@@ -183,7 +188,8 @@ class PreparedData:
   dev: Rows  # held out
 
   def __repr__(self) -> str:
-    rows, words = self.train, self.tokenizer.vocab_size
+    rows = self.train
+    words = self.tokenizer.vocab_size
     return (
       f"<prepared data: {len(rows):,} rows of {rows.seq_len} tokens, vocabulary"
       f" {words:,}, {self.folder or 'in memory'}>"
@@ -198,27 +204,32 @@ class PreparedData:
     """
     folder = files.absolute_path(folder)  # outlives a change of the folder
     manifest = Manifest.load(folder)
-    path, made_with = folder / TOKENIZER, manifest.tokenizer
+    path = folder / TOKENIZER
+    made_with = manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
     # Ids mean nothing to another tokenizer, even one of the same size.
     if hashlib.sha256(content.encode()).hexdigest() != made_with["sha256"]:
       raise damaged(path, "is not the tokenizer that the rows were made with")
-    tokenizer, size = Tokenizer.from_json(content), made_with["vocab_size"]
+    tokenizer = Tokenizer.from_json(content)
+    size = made_with["vocab_size"]
     if tokenizer.vocab_size != size:
-      what = (
+      fault = (
         f"has {tokenizer.vocab_size} tokens, not the {size} of its manifest"
       )
-      raise damaged(path, what)
-    segmented, rows = manifest.segmented, {}
+      raise damaged(path, fault)
+    segmented = manifest.segmented
+    rows = {}
     for name, split in manifest.splits.items():
       shards = _shard_paths(folder, name, split)
       for path, shard in shards:
         if files.is_remote(path):
           continue  # reading its rows raises the error
-        found = path.stat().st_size if path.is_file() else 0
-        if found != shard.bytes:
-          what = f"has {found} bytes, not the {shard.bytes} of its manifest"
-          raise damaged(path, what)
+        size_on_disk = path.stat().st_size if path.is_file() else 0
+        if size_on_disk != shard.bytes:
+          fault = (
+            f"has {size_on_disk} bytes, not the {shard.bytes} of its manifest"
+          )
+          raise damaged(path, fault)
       counts = [(path, shard.rows) for path, shard in shards]
       rows[name] = Rows(counts, manifest.seq_len, size, segmented)
       # A file that was zeroed or is of other rows fails here.
@@ -270,27 +281,29 @@ class Sources:
     return cls.of(open_prepared(path, "data.path"), further)
 
   @classmethod
-  def of(cls, own: Mapping[str, PreparedData], further: str = "") -> "Sources":
+  def of(
+    cls, prepared: Mapping[str, PreparedData], further: str = ""
+  ) -> "Sources":
     """Joins prepared data by name; `further` and errors are those of `open`."""
-    others = open_prepared(further, "eval.data")
-    if {*others} & {"", *own}:
+    held_out_only = open_prepared(further, "eval.data")
+    if {*held_out_only} & {"", *prepared}:
       raise UserError(
         f"eval.data={further}: give each folder a name that no other has, such"
         " as news=FOLDER"
       )
-    every = {**own, **others}
-    _check_alike(every)
-    first = next(iter(own.values()))
+    all_prepared = {**prepared, **held_out_only}
+    _check_alike(all_prepared)
+    first = next(iter(prepared.values()))
     splits, dev = (
-      {name: of.manifest.splits[split] for name, of in own.items()}
+      {name: data.manifest.splits[split] for name, data in prepared.items()}
       for split in ("train", "dev")
     )
     return cls(
-      train={name: of.train for name, of in own.items()},
-      held_out={name: of.dev for name, of in every.items()},
+      train={name: data.train for name, data in prepared.items()},
+      held_out={name: data.dev for name, data in all_prepared.items()},
       tokenizer=first.tokenizer,
       boundary=first.manifest.settings["boundary"],
-      words={name: of.row_words for name, of in splits.items()},
+      words={name: part.row_words for name, part in splits.items()},
       sha256=_hash_of_splits(splits),
       held_out_sha256=_hash_of_splits(dev),
     )
@@ -298,10 +311,10 @@ class Sources:
   @property
   def rows(self) -> Rows:
     """All rows to train on."""
-    first, *more = parts = [*self.train.values()]
-    if more and any(type(rows) is not Rows for rows in parts):
+    first, *further = parts = [*self.train.values()]
+    if further and any(type(rows) is not Rows for rows in parts):
       return Joined(parts)  # some are in memory
-    return first.followed_by(more) if more else first
+    return first.followed_by(further) if further else first
 
 
 def no_path() -> UserError:
@@ -313,7 +326,7 @@ def no_path() -> UserError:
 
 
 def _hash_of_splits(splits: Mapping[str, PreparedSplit]) -> str:
-  hashes = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
+  hashes = ",".join(f"{name}={part.sha256}" for name, part in splits.items())
   return hashes if len(splits) > 1 else hashes.partition("=")[2]
 
 
@@ -327,7 +340,9 @@ def hash_of_rows(text: str) -> str:
   """
   folders = folders_by_name(text, "data.path").items()
   manifests = {name: Manifest.load(folder) for name, folder in folders}
-  return _hash_of_splits({n: of.splits["train"] for n, of in manifests.items()})
+  return _hash_of_splits(
+    {name: manifest.splits["train"] for name, manifest in manifests.items()}
+  )
 
 
 def open_prepared(text: str, key: str) -> dict[str, PreparedData]:
@@ -350,7 +365,8 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
     return {"": text} if text else {}
   # Folders may have commas: only one before a name divides, unless both sides
   # are one path that exists.
-  parts, pairs = re.split(f",(?={name})", text), []
+  parts = re.split(f",(?={name})", text)
+  pairs = []
   while parts:
     for count in range(len(parts), 0, -1):
       pair = ",".join(parts[:count])
@@ -366,21 +382,21 @@ def folders_by_name(text: str, key: str) -> dict[str, str]:
 
 def _check_alike(prepared: Mapping[str, PreparedData]) -> None:
   """Checks that rows of all folders can be in one batch."""
-  (first, like), *others = prepared.items()
-  ours = _manifest_layout(like.manifest)
-  for name, of in others:
-    for what, value in _manifest_layout(of.manifest).items():
-      if value != ours[what]:
-        if like.folder and of.folder:
-          both = f"{like.folder} and {of.folder}"
-          own = f"tokenizer={like.folder / TOKENIZER}"
+  (first, like), *others_by_name = prepared.items()
+  layout = _manifest_layout(like.manifest)
+  for name, data in others_by_name:
+    for field, value in _manifest_layout(data.manifest).items():
+      if value != layout[field]:
+        if like.folder and data.folder:
+          pair = f"{like.folder} and {data.folder}"
+          remedy = f"tokenizer={like.folder / TOKENIZER}"
         else:  # some are in memory
-          both = f"the data {first or 'to train on'} and {name}"
-          own = f"the tokenizer of {first or 'the first'}"
+          pair = f"the data {first or 'to train on'} and {name}"
+          remedy = f"the tokenizer of {first or 'the first'}"
         raise UserError(
-          f"{both} differ in {what}, which is"
-          f" {ours[what]} for {first or 'the first'} and {value} for {name}."
-          f" Prepare {name} again, with {own} and the same options"
+          f"{pair} differ in {field}, which is"
+          f" {layout[field]} for {first or 'the first'} and {value} for {name}."
+          f" Prepare {name} again, with {remedy} and the same options"
         )
 
 
@@ -419,8 +435,8 @@ def span_hash(span: int, digest: bytes) -> int:
 
   The sum of these numbers identifies all rows, in any order of the spans.
   """
-  own = hashlib.sha256(span.to_bytes(8, "little") + digest).digest()
-  return int.from_bytes(own, "big")
+  span_hash = hashlib.sha256(span.to_bytes(8, "little") + digest).digest()
+  return int.from_bytes(span_hash, "big")
 
 
 def hexadecimal(total: int) -> str:

@@ -45,7 +45,8 @@ _BLOCK = 1 << 20  # bytes of text read at once
 _BATCH_BYTES = 1 << 28  # of parquet read at once
 # A packed file may always hold so many bytes, or hold so many times its size.
 # Text is packed to a tenth at most, and few bytes can fill any disk.
-_SMALL, _RATIO = 1 << 28, 1000
+_SMALL = 1 << 28
+_RATIO = 1000
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.
 _PIECE = 1 << 18
 # A line end; that of Windows may be \r\r\n.
@@ -113,8 +114,8 @@ def kind_of_file(path: str) -> str:
 
   Text often has no ending. Raises a UserError if the ending is unknown.
   """
-  if (found := kind(path)) is not None:
-    return found
+  if (file_kind := kind(path)) is not None:
+    return file_kind
   if "." in os.path.basename(path):
     raise UserError(
       f"{path} is of no known kind; give files that end in {endings()}"
@@ -124,10 +125,10 @@ def kind_of_file(path: str) -> str:
 
 def endings() -> str:
   """Lists the endings of the files that can be read."""
-  known = " ".join(ending for ending in READERS if ending != HUB)
+  readable = " ".join(ending for ending in READERS if ending != HUB)
   inside = " ".join(_COMPRESSED_INSIDE)
   packed = " ".join(COMPRESSED)
-  return f"{known}, or one of these (but {inside}) and {packed}"
+  return f"{readable}, or one of these (but {inside}) and {packed}"
 
 
 def extent(source: str, rule: Rule) -> tuple[int, int]:
@@ -136,19 +137,19 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
   Plain text (unless a file is a document) and jsonl divide anywhere, parquet
   between row groups, and a dataset between rows. Others are one part.
   """
-  of = kind(source)
-  if of == HUB:
+  file_kind = kind(source)
+  if file_kind == HUB:
     dataset = _dataset(source)
     return dataset.data.nbytes, max(1, len(dataset))
   size = os.path.getsize(source)
-  if of == ".parquet":
+  if file_kind == ".parquet":
     from pyarrow import parquet  # slow to import
 
     with _reading_source(source), parquet.ParquetFile(source) as file:
       return size, max(1, file.num_row_groups)
-  plain = READERS.get(of) is None and rule.length < math.inf
+  plain = READERS.get(file_kind) is None and rule.length < math.inf
   packed = os.path.splitext(source)[1].lower() in COMPRESSED
-  anywhere = (plain or of in (".jsonl", ".ndjson")) and not packed
+  anywhere = (plain or file_kind in (".jsonl", ".ndjson")) and not packed
   return size, max(1, size) if anywhere else 1
 
 
@@ -170,7 +171,8 @@ def read_documents(
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
-  begins, space = True, ""
+  begins = True
+  space = ""
   with _reading_source(source):
     tally = Tally() if tally is None else tally
     for text, ends in _text_pieces(source, rule, column, part, tally):
@@ -191,14 +193,14 @@ def read_documents(
 
 def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:
   """Yields whole documents, also those that are read in pieces."""
-  held = []
+  document = []
   for text, begins, before in pieces:
-    if begins and held:
-      yield "".join(held)
-      held = []
-    held += [before, text] if held else [text]
-  if held:
-    yield "".join(held)
+    if begins and document:
+      yield "".join(document)
+      document = []
+    document += [before, text] if document else [text]
+  if document:
+    yield "".join(document)
 
 
 def left_out(tally: Tally) -> str:
@@ -217,19 +219,20 @@ def _text_pieces(
   """Yields all pieces, even blank, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
     with open_file(source) as file:
-      begin, end = 0, None
+      begin = 0
+      end = None
       if part != WHOLE:
         ends = _document_end(file, rule)
         begin, end = _bytes(file, part, ends)
       yield from _divide_lines(_file_lines(file, begin, end), rule)
     return
-  for where, (value,) in read_source_records(source, {column: "column"}, part):
+  for place, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
-      raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
+      raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
     text = parsing.without_marks(text).strip()
     if not parsing.writable(text):  # of a reader of the user's
-      raise ValueError(f"{where}: {parsing.HALF}")
+      raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1
     if not text:
       tally["null" if value is None else "blank"] += 1
@@ -251,7 +254,7 @@ def read_source_records(
   """
   # A reader of the user's knows no parts.
   parts = {"part": part} if part != WHOLE else {}
-  for where, record in mappings(source, columns, **parts):
+  for place, record in mappings(source, columns, **parts):
     values = [record[column] for column in columns]
     # Lists may refer to the texts' characters.
     if not any(isinstance(value, list | dict) for value in values):
@@ -259,28 +262,32 @@ def read_source_records(
         parsing.without_marks(value) if isinstance(value, str) else value
         for value in values
       ]
-    yield where, values
+    yield place, values
 
 
-def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
+def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
   """Yields each record's place and the record, and checks its columns.
 
-  `how` has options of the kind's reader. The errors are those of
+  `options` are those of the kind's reader. The errors are those of
   `read_source_records`.
   """
   if (reader := READERS.get(kind(source))) is None:
-    known = " ".join(end for end, of in READERS.items() if of and end != HUB)
-    raise UserError(f"{source} holds no records; files of records are {known}")
+    readable = " ".join(
+      ending for ending, read in READERS.items() if read and ending != HUB
+    )
+    raise UserError(
+      f"{source} holds no records; files of records are {readable}"
+    )
   with _reading_source(source):
-    for where, record in reader(source, columns, **how):
+    for place, record in reader(source, columns, **options):
       for column, argument in columns.items():
         if not isinstance(record, dict):
-          raise ValueError(f"{where} is no object with a {column!r}")
+          raise ValueError(f"{place} is no object with a {column!r}")
         if column not in record:
           has = ", ".join(map(repr, record))
           hint = f"; choose one with --{argument}" if argument else ""
-          raise ValueError(f"{where} has no column {column!r} but {has}{hint}")
-      yield where, record
+          raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
+      yield place, record
 
 
 def splits_of(source: str) -> list[str]:
@@ -290,8 +297,8 @@ def splits_of(source: str) -> list[str]:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
   name, config, split = _hub_parts(source)
-  found = [split] if split else _load_hub_splits(name, config)
-  return [f"{HUB}{name}:{config}:{split}" for split in found]
+  splits = [split] if split else _load_hub_splits(name, config)
+  return [f"{HUB}{name}:{config}:{part}" for part in splits]
 
 
 @contextlib.contextmanager
@@ -330,7 +337,8 @@ class _Unpacked(io.RawIOBase):
     import pyarrow  # slow to import
 
     self._stream = pyarrow.input_stream(path, compression)
-    self._path, self._bytes = path, 0
+    self._path = path
+    self._bytes = 0
 
   def readable(self) -> bool:
     return True
@@ -384,26 +392,27 @@ def equal_files(sources: Iterable[str]) -> list[list[str]]:
     with _reading_source(path), _open_source_file(path) as file:
       return _file_digest(file)
 
-  found = []
+  equal = []
   for group in alike((s for s in sources if not s.startswith(HUB)), begin):
     sizes = [group]
     if not any(map(packed, group)):
       sizes = alike(group, os.path.getsize)
-    found += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
-  return found
+    equal += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
+  return equal
 
 
 def _file_digest(file: BinaryIO) -> bytes:
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   while block := file.read(_BLOCK):
-    found.update(block)
-  return found.digest()
+    digest.update(block)
+  return digest.digest()
 
 
 def _divide_lines(
   lines: Iterable[str], rule: Rule
 ) -> Iterator[tuple[str, bool]]:
-  held, length = [], 0
+  piece = []
+  length = 0
   level = math.inf  # highest level of a heading so far: the articles' level
   for line in lines:
     heading = rule.layout and _HEADING.fullmatch(line)
@@ -411,15 +420,17 @@ def _divide_lines(
     if article:
       level = len(heading[1])
     if article or length + len(line) > _PIECE:
-      yield "".join(held), bool(article)
-      held, length = [], 0
-    held.append(line)
+      yield "".join(piece), bool(article)
+      piece = []
+      length = 0
+    piece.append(line)
     length += len(line)
     over = length >= rule.length or (rule.layout and not line.strip())
     if over and line.endswith("\n") and level == math.inf:
-      yield "".join(held), True
-      held, length = [], 0
-  yield "".join(held), True
+      yield "".join(piece), True
+      piece = []
+      length = 0
+  yield "".join(piece), True
 
 
 def _bytes(
@@ -430,22 +441,24 @@ def _bytes(
   A part begins with a line. `ends` says whether it may with this one, and gets
   the bytes that the search has passed.
   """
-  size, (mine, count) = file.seek(0, os.SEEK_END), part
+  size = file.seek(0, os.SEEK_END)
+  number, count = part
 
   def cut(index: int) -> int:
-    at = size * index // count
-    if at in (0, size):
-      return at
-    file.seek(at - 1)  # a line may begin here
-    first = last = at
-    whole = False  # whether the last bytes end a line
+    position = size * index // count
+    if position in (0, size):
+      return position
+    file.seek(position - 1)  # a line may begin here
+    first = last = position
+    ends_line = False  # whether the last bytes end a line
     while line := file.readline(_BLOCK):  # a line may be as long as the file
-      if whole and ends(line, last - first):
+      if ends_line and ends(line, last - first):
         break
-      last, whole = file.tell(), line.endswith(b"\n")
+      last = file.tell()
+      ends_line = line.endswith(b"\n")
     return last
 
-  return cut(mine), cut(mine + 1)
+  return cut(number), cut(number + 1)
 
 
 def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
@@ -456,8 +469,8 @@ def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
   head = file.read(_BLOCK).decode("utf-8", errors="replace")
   # Not splitlines: U+2028 and the like may be part of a line.
   head = _LINE_END.split(parsing.without_marks(head))
-  found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
-  level = min((len(match[1]) for match in found), default=0)
+  headings = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
+  level = min((len(match[1]) for match in headings), default=0)
   pattern = re.compile(_HEADING.pattern.encode())
 
   def ends(line: bytes, passed: int) -> bool:
@@ -479,23 +492,29 @@ def _file_lines(
   """
   # Reads blocks, not lines: a line may be as long as the file.
   decoder = codecs.getincrementaldecoder("utf-8")()
-  left, returns, block, size = "", "", b"\0", begin
+  left = ""
+  returns = ""
+  block = b"\0"
+  size = begin
   if end is not None:
     file.seek(begin)
   while block:
     block = file.read(_BLOCK if end is None else min(_BLOCK, end - size))
     size += len(block)
     try:
-      text, returns = returns + decoder.decode(block, final=not block), ""
+      text = returns + decoder.decode(block, final=not block)
+      returns = ""
     except UnicodeDecodeError as error:
-      at = size - len(error.object) + error.start
+      position = size - len(error.object) + error.start
       raise ValueError(
-        f"not UTF-8: {error.reason} at byte {at}; convert it (iconv -t UTF-8)"
+        f"not UTF-8: {error.reason} at byte {position}; convert it (iconv -t"
+        " UTF-8)"
       ) from error
     if "\r" in text:
       # The next block may continue the end of a line.
       sure = len(text.rstrip("\r")) if block else len(text)
-      text, returns = text[:sure], text[sure:]
+      returns = text[sure:]
+      text = text[:sure]
       if "\r\r\n" in text:  # seldom: the pattern is slow
         text = _LINE_END.sub("\n", text)
       text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -521,23 +540,25 @@ def _cut_text(text: str) -> Iterator[str]:
 @READERS.register(".jsonl")
 def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
   with open_file(path) as file:
-    begin, end, at = 0, math.inf, 0
+    begin = 0
+    end = math.inf
+    position = 0
     if part != WHOLE:
       begin, end = _bytes(file, part, lambda line, passed: True)
-      at = file.seek(begin)
+      position = file.seek(begin)
     for number, line in enumerate(parsing.bounded_lines(file), start=1):
-      if at >= end:
+      if position >= end:
         return
       if line.strip(b" \t\r\n" + codecs.BOM_UTF8):
-        where = f"line {number}" + (f" after byte {begin:,}" if begin else "")
+        place = f"line {number}" + (f" after byte {begin:,}" if begin else "")
         try:
           record = parsing.parse_json(line.decode("utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-          raise ValueError(f"{where} is not JSON: {error}") from error
+          raise ValueError(f"{place} is not JSON: {error}") from error
         except ValueError as error:
-          raise ValueError(f"{where}: {error}") from error
-        yield where, record
-      at += len(line)
+          raise ValueError(f"{place}: {error}") from error
+        yield place, record
+      position += len(line)
 
 
 @READERS.register(".csv")
@@ -545,8 +566,8 @@ def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
   csv.field_size_limit(parsing.LONGEST_RECORD)
 
   def lines() -> Iterator[str]:
-    how = {"errors": "surrogateescape", "newline": ""}
-    with io.TextIOWrapper(open_file(path), "utf-8", **how) as file:
+    options = {"errors": "surrogateescape", "newline": ""}
+    with io.TextIOWrapper(open_file(path), "utf-8", **options) as file:
       yield from parsing.unmarked_lines(file)
 
   for number, row in parsing.csv_records(lines, columns, tabs):
@@ -568,13 +589,13 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)
-    if not (mine := groups[index].tolist()):
+    if not (part_groups := groups[index].tolist()):
       return
-    sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
-    count = min(_rows_at_once(file.metadata.row_group(i)) for i in mine)
+    sizes = (file.metadata.row_group(i).num_rows for i in range(part_groups[0]))
+    count = min(_rows_at_once(file.metadata.row_group(i)) for i in part_groups)
     # Threads would cost more than they gain for few rows.
-    how = {"columns": only, "use_threads": False}
-    batches = file.iter_batches(count, mine, **how)
+    options = {"columns": only, "use_threads": False}
+    batches = file.iter_batches(count, part_groups, **options)
     yield from _batch_records(_checked_batches(path, batches), sum(sizes))
 
 
@@ -618,8 +639,8 @@ def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
   index, count = part
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count
-  mine = dataset.select(range(begin, end)).with_format("arrow")
-  yield from _batch_records(mine.iter(_BATCH), begin)
+  rows_of_part = dataset.select(range(begin, end)).with_format("arrow")
+  yield from _batch_records(rows_of_part.iter(_BATCH), begin)
 
 
 def _batch_records(batches: Iterable, before: int) -> Records:
@@ -638,14 +659,14 @@ def _batch_records(batches: Iterable, before: int) -> Records:
 
 def _dataset(source: str):
   name, config, split = _hub_parts(source)
-  found = _load_hub_splits(name, config)
-  if not split and len(found) == 1:
-    (split,) = found
-  if split not in found:
+  splits = _load_hub_splits(name, config)
+  if not split and len(splits) == 1:
+    (split,) = splits
+  if split not in splits:
     has = f"no split {split} but" if split else "the splits"
-    first = f"{HUB}{name}:{config}:{next(iter(found))}"
-    raise UserError(f"{HUB}{name} has {has} {', '.join(found)}: write {first}")
-  return found[split]
+    first = f"{HUB}{name}:{config}:{next(iter(splits))}"
+    raise UserError(f"{HUB}{name} has {has} {', '.join(splits)}: write {first}")
+  return splits[split]
 
 
 def _hub_parts(source: str) -> list[str]:
@@ -696,9 +717,10 @@ def _load_hub_splits(name: str, config: str):
 
 def _saved_files(folder: str) -> Iterator[str]:
   """Yields the files that a folder of `save_to_disk` names."""
-  folders, about = [folder], os.path.join(folder, "dataset_dict.json")
-  if os.path.isfile(about):
-    splits = files.read_json(about, "the dataset")["splits"]
+  folders = [folder]
+  path = os.path.join(folder, "dataset_dict.json")
+  if os.path.isfile(path):
+    splits = files.read_json(path, "the dataset")["splits"]
     folders = [os.path.join(folder, split) for split in splits]
   for place in folders:
     state = os.path.join(place, "state.json")

@@ -41,7 +41,8 @@ class RowWriter:
   """Writes a shard."""
 
   def __init__(self, path: files.Path, dtype: str, segmented: bool):
-    self._dtype, self._segmented = dtype, segmented
+    self._dtype = dtype
+    self._segmented = segmented
     # A record for each row: reading one reads no other.
     writer = array_record_module.ArrayRecordWriter
     self._writer = writer(str(path), _WRITER_OPTIONS)
@@ -52,7 +53,8 @@ class RowWriter:
     Returns:
       The number of rows, and the SHA-256 hash of their records.
     """
-    count, digest = 0, hashlib.sha256()
+    count = 0
+    digest = hashlib.sha256()
     for tokens, starts in blocks:
       parts = [tokens.astype(self._dtype).view(np.uint8)]
       if self._segmented:
@@ -84,8 +86,10 @@ class Rows:
     segmented: bool,
   ):
     """Takes the path to each shard, and its number of rows."""
-    self.seq_len, self.segmented = seq_len, segmented
-    self._shards, self._vocab_size = tuple(shards), vocab_size
+    self.seq_len = seq_len
+    self.segmented = segmented
+    self._shards = tuple(shards)
+    self._vocab_size = vocab_size
     self._paths = [os.fspath(path) for path, _ in shards]
     self._remote = np.array([files.is_remote(path) for path in self._paths])
     self._ends = np.cumsum([count for _, count in shards])
@@ -112,9 +116,9 @@ class Rows:
   def __len__(self) -> int:
     return self._count
 
-  def followed_by(self, others: Sequence["Rows"]) -> "Rows":
+  def followed_by(self, further: Sequence["Rows"]) -> "Rows":
     """Returns these rows and then others with the same layout."""
-    parts = (self, *others)
+    parts = (self, *further)
     shards = [shard for rows in parts for shard in rows._shards]
     joined = Rows(shards, self.seq_len, self._vocab_size, self.segmented)
     joined._origins = np.cumsum([0, *map(len, parts)])
@@ -130,7 +134,8 @@ class Rows:
     rows = copy.copy(self)
     rows._block = size
     rows._forget()
-    needed, limit = at_once * size * self._width, _CACHE_BYTES // 2
+    needed = at_once * size * self._width
+    limit = _CACHE_BYTES // 2
     if size > 1 and self._remote.any() and needed > limit:
       raise UserError(
         f"data.shuffle_block={size} keeps {gib(needed)} of rows in memory, over"
@@ -157,8 +162,10 @@ class Rows:
     if remote.any():
       data[remote] = self._read_bucket(indices[remote])
     for shard in np.unique(shards[~remote]).tolist():
-      mine = shards == shard
-      data[mine] = self._read_shard(shard, indices[mine] - self._begins[shard])
+      in_shard = shards == shard
+      data[in_shard] = self._read_shard(
+        shard, indices[in_shard] - self._begins[shard]
+      )
     tokens = np.ascontiguousarray(data[:, : self._split]).view(self._dtype)
     tokens = tokens.astype(np.int32)
     if not self.segmented:
@@ -168,7 +175,8 @@ class Rows:
 
   def _read_shard(self, shard: int, rows: np.ndarray) -> np.ndarray:
     """Reads records of a shard on this machine, uint8 `[n, width]`."""
-    reader, path = self._reader(shard), self._paths[shard]
+    reader = self._reader(shard)
+    path = self._paths[shard]
     # ArrayRecord hashes each record, so a flipped bit raises. One call reads
     # all rows: the reader's own threads fetch them in parallel.
     try:
@@ -177,13 +185,13 @@ class Rows:
       why = _reason(error)
       if len(rows) > 1:  # to name the row
         return np.concatenate(
-          [self._read_shard(shard, one) for one in rows[:, None]]
+          [self._read_shard(shard, row) for row in rows[:, None]]
         )
       raise _bad_row(path, rows[0], why) from error
     for row, record in zip(rows, records, strict=True):
       if len(record) != self._width:
-        what = f"it has {len(record)} bytes, not {self._width}"
-        raise _bad_row(path, row, what)
+        fault = f"it has {len(record)} bytes, not {self._width}"
+        raise _bad_row(path, row, fault)
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, self._width)
 
   def _reader(self, shard: int):
@@ -204,7 +212,8 @@ class Rows:
     places = (indices - self._origins[sources]) % self._block
     firsts = indices - places
     blocks = self._read_blocks(np.unique(firsts).tolist())
-    width, records = self._width, []
+    width = self._width
+    records = []
     begins = (places * width).tolist()
     for first, begin in zip(firsts.tolist(), begins, strict=True):
       records.append(blocks[first][begin : begin + width])
@@ -215,7 +224,9 @@ class Rows:
 
     If threads ask for the same block at once, one of them reads it for all.
     """
-    blocks, waiting, wanted = {}, {}, []
+    blocks = {}
+    waiting = {}
+    missing = []
     result = concurrent.futures.Future()
     with self._lock:
       for first in firsts:
@@ -225,12 +236,12 @@ class Rows:
         elif first in self._reading:
           waiting[first] = self._reading[first]
         else:
-          wanted.append(first)
+          missing.append(first)
           self._reading[first] = result
-    if wanted:
+    if missing:
       fetched = {}
       try:
-        fetched = self._fetch(np.array(wanted))
+        fetched = self._fetch(np.array(missing))
         result.set_result(fetched)
       except BaseException as error:
         result.set_exception(error)
@@ -241,10 +252,12 @@ class Rows:
           most = max(1, _CACHE_BYTES // (self._block * self._width))
           while len(self._cache) > most:
             self._cache.popitem(last=False)
-          for first in wanted:
+          for first in missing:
             del self._reading[first]
       blocks |= fetched
-    return blocks | {first: of.result()[first] for first, of in waiting.items()}
+    return blocks | {
+      first: future.result()[first] for first, future in waiting.items()
+    }
 
   def _fetch(self, firsts: np.ndarray) -> dict[int, bytes]:
     """Reads blocks of a bucket by their ascending first rows, and checks them.
@@ -254,15 +267,15 @@ class Rows:
     ends = self._origins[np.searchsorted(self._origins, firsts, side="right")]
     ends = np.minimum(firsts + self._block, ends)
     spans = [np.arange(*span) for span in zip(firsts, ends, strict=True)]
-    wanted = np.concatenate(spans)
-    shards = np.searchsorted(self._ends, wanted, side="right")
-    places = wanted - self._begins[shards]
+    indices = np.concatenate(spans)
+    shards = np.searchsorted(self._ends, indices, side="right")
+    places = indices - self._begins[shards]
     size = array_records.chunk_size(self._width)
     chunks = self._read_ranges(shards, places, size)
     records, bad = array_records.records(chunks, self._width)
     for index in np.flatnonzero(bad):
-      what = f"its hash is wrong, or it is no record of {self._width} bytes"
-      raise _bad_row(self._paths[shards[index]], places[index], what)
+      fault = f"its hash is wrong, or it is no record of {self._width} bytes"
+      raise _bad_row(self._paths[shards[index]], places[index], fault)
     parts = np.split(records, np.cumsum(ends - firsts)[:-1])
     blocks = (part.tobytes() for part in parts)
     return dict(zip(firsts.tolist(), blocks, strict=True))
@@ -287,14 +300,16 @@ class Rows:
       system.cat_ranges, paths, begins, ends, on_error="raise"
     )
     try:
-      found = self._tries.read(ranges, paths[0])
+      contents = self._tries.read(ranges, paths[0])
     except (*files.file_failures(), ValueError) as error:
       why = files.failure_reason(error)
       raise files.failure(f"cannot read {paths[0]}: {why}", error) from error
-    for path, begin, end, data in zip(paths, begins, ends, found, strict=True):
+    for path, begin, end, data in zip(
+      paths, begins, ends, contents, strict=True
+    ):
       if len(data) != end - begin:
         raise damaged(path, f"ends before byte {end}")
-    parts = map(array_records.without_block_headers, found, begins)
+    parts = map(array_records.without_block_headers, contents, begins)
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, size)
 
 
@@ -311,7 +326,7 @@ def _bad_row(path: files.Path, row: int, why: str) -> UserError:
   return damaged(path, f"has a bad row {row}: {why}")
 
 
-def damaged(path: files.Path, what: str) -> UserError:
+def damaged(path: files.Path, fault: str) -> UserError:
   """Returns the error for a damaged file of a prepared folder."""
   folder = os.path.dirname(path)
-  return UserError(f"{path} {what}; delete {folder} and prepare it again")
+  return UserError(f"{path} {fault}; delete {folder} and prepare it again")

@@ -45,8 +45,8 @@ class Recipe:
   def of(cls, arguments: Mapping, tokenizer: str | None) -> "Recipe":
     """Takes its settings from all arguments, and a tokenizer's hash."""
     names = {field.name for field in dataclasses.fields(cls)}
-    own = {name: arguments[name] for name in names}
-    return cls(**own | {"tokenizer": tokenizer})
+    values = {name: arguments[name] for name in names}
+    return cls(**values | {"tokenizer": tokenizer})
 
   @property
   def segmented(self) -> bool:
@@ -56,10 +56,10 @@ class Recipe:
   @property
   def recorded(self) -> dict:
     """The settings by name, as a manifest has them."""
-    own = dataclasses.asdict(self)
+    values = dataclasses.asdict(self)
     if self.tokenizer is not None:  # no setting of training one counts
-      del own["vocab_size"], own["kind"]
-    return own
+      del values["vocab_size"], values["kind"]
+    return values
 
 
 class ShardWriter:
@@ -73,9 +73,12 @@ class ShardWriter:
     documents_folder: pathlib.Path,
     split: str,
   ):
-    self._recipe, self._tokenizer = recipe, tokenizer
-    self._path, self._split = rows_path, split
-    self._counts, self._digest = collections.Counter(), 0
+    self._recipe = recipe
+    self._tokenizer = tokenizer
+    self._path = rows_path
+    self._split = split
+    self._counts = collections.Counter()
+    self._digest = 0
     dtype = rows.token_dtype(tokenizer.vocab_size)
     with files.writing(rows_path):
       rows_path.unlink(missing_ok=True)  # it may be a link to another file
@@ -92,7 +95,8 @@ class ShardWriter:
   def pack(self, documents: DocumentFile, span: int) -> None:
     """Writes the rows of a span's documents."""
     # Generators all the way: no more than a block of rows is in memory.
-    length, encoded = self._recipe.seq_len, self._encoded(documents)
+    length = self._recipe.seq_len
+    encoded = self._encoded(documents)
     if self._recipe.packing == "chunks":
       blocks = packing.chunks(encoded, length, self._recipe.seed, span)
     elif self._recipe.packing == "documents":
@@ -149,14 +153,16 @@ def _batches(
 ) -> Iterator[list[tuple[Document, bool]]]:
   """Groups pieces by bytes; yields each with whether it ends its document."""
   # By size, not by number: a text may have five bytes or a million.
-  batch, size = [], 0
+  batch = []
+  size = 0
   following = itertools.chain(pieces, [Document("")])
   for piece, after in itertools.pairwise(following):
     batch.append((piece, after.begins))
     size += len(piece.text.encode("utf-8"))
     if size >= _BATCH_BYTES:
       yield batch
-      batch, size = [], 0
+      batch = []
+      size = 0
   if batch:
     yield batch
 

@@ -27,7 +27,9 @@ from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
 
 # Keep these draws apart from the objectives' and the order's.
-_SHORT, _CUT, _OFFSET = 0x0DE8, 0x0DE9, 0x0DEA
+_SHORT = 0x0DE8
+_CUT = 0x0DE9
+_OFFSET = 0x0DEA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,28 +69,29 @@ class BatchSource:
     slots = layout.slots
     contents = self.order.slots(step)
     tokens, starts = self._read(step, slots, contents.rows)
-    kept = self._kept(step, slots, tokens.shape)
+    in_text = self._in_text(step, slots, tokens.shape)
     if self.short:
-      starts = _with_segment(starts, ~kept)
+      starts = _with_segment(starts, ~in_text)
     # Rows that hold one document need no starts: their mask stays static.
     segmented = starts is not None
-    whole = Segments.whole(*tokens.shape)
-    segments = Segments.of(starts) if segmented else whole
+    one_segment = Segments.whole(*tokens.shape)
+    segments = Segments.of(starts) if segmented else one_segment
     shares, objective_ids, ranks = self._divided(step)
-    objective_ids, ranks = objective_ids[slots], ranks[slots, None]
+    objective_ids = objective_ids[slots]
+    ranks = ranks[slots, None]
     first_rows = contents.rows[:, 0]
     rows_and_visits = np.stack([first_rows, contents.visits], axis=1)
     if self.held_out is None:
       draw = Draw(self.seed, step, slots[:, None], rows_and_visits, ranks)
       # A batch that still grows has empty slots.
-      counted = slots < self.order.batch_size(step)
+      has_text = slots < self.order.batch_size(step)
     else:
       row_numbers = self.order.slot_numbers(step)
       draw = Draw(self.seed, 0, row_numbers[:, None], rows_and_visits)
-      counted = row_numbers < self.held_out
+      has_text = row_numbers < self.held_out
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     corrupted = self._corrupt(draw, tokens, segments, objective_ids, progress)
-    predicted = corrupted.predicted & kept & counted[:, None]
+    predicted = corrupted.predicted & in_text & has_text[:, None]
     batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
@@ -111,19 +114,20 @@ class BatchSource:
       The objective's id of each slot, int64 `[B]`.
       Each slot's place among those with its id, int64 `[B]`.
     """
-    phase, every = self.curriculum.at(step), self.curriculum.objectives
-    shares = {every.index(name): x for name, x in phase.shares.items()}
+    phase = self.curriculum.at(step)
+    names = self.curriculum.objectives
+    shares = {names.index(name): x for name, x in phase.shares.items()}
     size = self.order.batch_size(step)
-    divided = phase.divide_batch(
+    name_indices = phase.divide_batch(
       self.order.slots_between(phase.start, step), size
     )
     # A batch that still grows has empty slots behind the others.
     empty = self.order.at(step).layout.batch_size - size
-    objective_ids = np.array(list(shares))[np.pad(divided, (0, empty))]
+    objective_ids = np.array(list(shares))[np.pad(name_indices, (0, empty))]
     ranks = np.empty_like(objective_ids)
     for objective_id in shares:
-      mine = objective_ids == objective_id
-      ranks[mine] = np.arange(mine.sum())
+      has_id = objective_ids == objective_id
+      ranks[has_id] = np.arange(has_id.sum())
     return shares, objective_ids, ranks
 
   def _read(self, step: int, slots, rows):
@@ -144,14 +148,14 @@ class BatchSource:
     following = rows[:, -1] + 1
     ends = np.cumsum(list(self.order.sources.values()))
     last = np.isin(following, ends)  # nothing follows: it stays
-    more, _ = self.rows.read(np.where(last, 0, following))
+    next_tokens, _ = self.rows.read(np.where(last, 0, following))
     share = hashing.uniform(self.seed, _OFFSET, step, slots)
     offset = np.where(last, 0, (share * self.rows.seq_len).astype(np.int64))
-    at = offset[:, None] + np.arange(tokens.shape[1])
-    whole = np.concatenate([tokens, more], axis=1)
-    return np.take_along_axis(whole, at, axis=1)
+    position = offset[:, None] + np.arange(tokens.shape[1])
+    joined = np.concatenate([tokens, next_tokens], axis=1)
+    return np.take_along_axis(joined, position, axis=1)
 
-  def _kept(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
+  def _in_text(self, step: int, slots, shape: tuple[int, int]) -> np.ndarray:
     """Returns whether tokens belong to their slot's text, bool `[n, T]`.
 
     The others are cut off, in a share `short` of the slots.
@@ -186,20 +190,20 @@ class BatchSource:
     merged = None
     # Draws depend on the slot alone, so that any process makes any slots.
     for objective_id in np.unique(objective_ids):
-      mine = objective_ids == objective_id
+      has_id = objective_ids == objective_id
       part = self._objectives[objective_id].corrupt(
-        tokens[mine],
-        Segments(segments.start[mine], segments.end[mine]),
-        draw.of(mine),
+        tokens[has_id],
+        Segments(segments.start[has_id], segments.end[has_id]),
+        draw.of(has_id),
         self.vocabulary,
         progress,
       )
-      if mine.all():
+      if has_id.all():
         return part
       if merged is None:
         merged = Corrupted(*(np.empty(tokens.shape, a.dtype) for a in part))
-      for whole, array in zip(merged, part, strict=True):
-        whole[mine] = array
+      for merged_array, part_array in zip(merged, part, strict=True):
+        merged_array[has_id] = part_array
     return merged
 
 

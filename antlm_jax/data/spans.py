@@ -21,7 +21,9 @@ from antlm_jax.data.text_files import Corpus
 
 # Bytes of a span. At least 2,048 rows or so: the last tokens of a span, which
 # fill no row, are dropped.
-_LEAST, _MOST, _ROWS = 1 << 19, 1 << 22, 2048
+_LEAST = 1 << 19
+_MOST = 1 << 22
+_ROWS = 2048
 
 
 class Span(NamedTuple):
@@ -39,17 +41,20 @@ def make_spans(corpus: Corpus, seq_len: int) -> list[Span]:
   extents = [(path, *readers.extent(path, rule)) for path in corpus.train]
   total = sum(size for _, size, _ in extents)
   unit = max(min(max(total >> 12, _LEAST), _MOST), _ROWS * seq_len)
-  out, held, held_bytes = [], [], 0
+  out = []
+  parts = []
+  size_of_parts = 0
   for path, size, most in extents:
     count = min(most, max(1, round(size / unit)))
     for index in range(count):
-      held.append((path, (index, count)))
-      held_bytes += size / count
-      if held_bytes >= unit / 2:
-        out.append(Span(len(out), tuple(held), round(held_bytes)))
-        held, held_bytes = [], 0
-  if held:
-    out.append(Span(len(out), tuple(held), round(held_bytes)))
+      parts.append((path, (index, count)))
+      size_of_parts += size / count
+      if size_of_parts >= unit / 2:
+        out.append(Span(len(out), tuple(parts), round(size_of_parts)))
+        parts = []
+        size_of_parts = 0
+  if parts:
+    out.append(Span(len(out), tuple(parts), round(size_of_parts)))
   return out
 
 

@@ -39,7 +39,7 @@ class Corpus:
   unused: dict[str, list[str]]  # all others that were found, by reason
   documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
   column: str = "text"  # column of records that holds their text
-  given: tuple[str, ...] = ()  # the paths in which they were found
+  paths: tuple[str, ...] = ()  # the paths in which they were found
 
   @property
   def test(self) -> tuple[str, ...]:
@@ -56,9 +56,11 @@ class Corpus:
     self, split: str, tally: readers.Tally | None = None
   ) -> Iterator[Document]:
     """Yields the documents of a split's sources, as `read_documents` does."""
-    how = {"column": self.column, "tally": tally}
+    options = {"column": self.column, "tally": tally}
     for source in getattr(self, split):
-      yield from readers.read_documents(source, RULES[self.documents], **how)
+      yield from readers.read_documents(
+        source, RULES[self.documents], **options
+      )
 
   def copies(self) -> list[str]:
     """Returns a warning of files with the same content, if there are any.
@@ -67,26 +69,26 @@ class Corpus:
     not count.
     """
     groups = readers.equal_files([*self.train, *self.dev])
-    both = [g for g in groups if {*g} & {*self.train} and {*g} & {*self.dev}]
+    shared = [g for g in groups if {*g} & {*self.train} and {*g} & {*self.dev}]
     warnings = {
-      "files are trained on and held out": both,
-      "equal files are all used": [g for g in groups if g not in both],
+      "files are trained on and held out": shared,
+      "equal files are all used": [g for g in groups if g not in shared],
     }
     return [
-      f"warning: {what}: {_equal(those)}; delete all but one of them"
-      for what, those in warnings.items()
-      if those
+      f"warning: {warning}: {_equal(groups)}; delete all but one of them"
+      for warning, groups in warnings.items()
+      if groups
     ]
 
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
-    for why, found in self.unused.items():
+    for why, sources in self.unused.items():
       expected = why == _UNUSED["test"]
-      listed[f"{'' if expected else 'warning: '}not used, {why}"] = found
+      listed[f"{'' if expected else 'warning: '}not used, {why}"] = sources
     listed["named like a held-out set, but trained on"] = [
       source
       for source in self.train
-      if source not in self.given
+      if source not in self.paths
       and splits.split_word(source) in ("dev", "test")
     ]
     return "\n".join(
@@ -132,22 +134,25 @@ def find_corpus(
   everything = list(itertools.chain(*by_path))
   train = _to_train_on(by_path)
   if dev:
-    searched = zip(dev, search(dev), strict=True)
-    held_out = [file for found in searched for file in _held_out_files(*found)]
+    held_out = [
+      file
+      for path, entries in zip(dev, search(dev), strict=True)
+      for file in _held_out_files(path, entries)
+    ]
   else:
     held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and held-out text is not trained on.
   dev_of = _by_file(held_out)
   train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
   unused = collections.defaultdict(list)
-  for file, one in _by_file(everything).items():
+  for file, entry in _by_file(everything).items():
     if file not in dev_of and file not in train_of:
-      unused[_UNUSED[one.split]].append(one.source)
+      unused[_UNUSED[entry.split]].append(entry.source)
   corpus = Corpus(
-    tuple(one.source for one in train_of.values()),
-    tuple(one.source for one in dev_of.values()),
+    tuple(entry.source for entry in train_of.values()),
+    tuple(entry.source for entry in dev_of.values()),
     dict(unused),
-    given=(*text, *dev),
+    paths=(*text, *dev),
     **reading,
   )
   if not train_of and (needs_train or not corpus.test):
@@ -162,35 +167,37 @@ def find_corpus(
 def _to_train_on(by_path: Sequence[Sequence[Found]]) -> list[Found]:
   """Returns the files to train on, of those found under each path."""
   train = []
-  for found in by_path:
-    train += _first_split(found, "train", "")
+  for entries in by_path:
+    train += _first_split(entries, "train", "")
   if train:
     return train
   # If nothing else is found, a file's own path says more than its name.
-  alone = [file for found in by_path for file in found if file.alone]
+  alone = [file for entries in by_path for file in entries if file.alone]
   return _first_split(alone, "dev", "test")
 
 
-def _by_file(found: Iterable[Found]) -> dict[str, Found]:
+def _by_file(entries: Iterable[Found]) -> dict[str, Found]:
   """Returns the first of each file and of the links to it."""
   out = {}
-  for one in found:
-    hub = one.source.startswith(readers.HUB)
-    out.setdefault(one.source if hub else os.path.realpath(one.source), one)
+  for entry in entries:
+    file = entry.source
+    if not file.startswith(readers.HUB):
+      file = os.path.realpath(file)
+    out.setdefault(file, entry)
   return out
 
 
-def _first_split(found: Sequence[Found], *splits: str) -> list[Found]:
+def _first_split(entries: Sequence[Found], *splits: str) -> list[Found]:
   """Returns the files of the first of some splits that has any."""
   for split in splits:
-    if files := [file for file in found if file.split == split]:
+    if files := [file for file in entries if file.split == split]:
       return files
   return []
 
 
-def _held_out_files(path: str, found: Sequence[Found]) -> list[Found]:
+def _held_out_files(path: str, entries: Sequence[Found]) -> list[Found]:
   """Returns the files of a path that the user holds out, or raises."""
-  taken = _first_split(found, "dev", "") or [f for f in found if f.alone]
+  taken = _first_split(entries, "dev", "") or [f for f in entries if f.alone]
   if not taken:
     raise UserError(f"no text to hold out in {path}; give its files themselves")
   return taken
@@ -249,37 +256,37 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
-  known = [file for file in files if any_kind or readers.kind(file)]
-  names = splits.split_names([os.path.relpath(file, root) for file in known])
-  found = dict(zip(known, names, strict=True))
+  readable = [file for file in files if any_kind or readers.kind(file)]
+  names = splits.split_names([os.path.relpath(file, root) for file in readable])
+  name_of_file = dict(zip(readable, names, strict=True))
   unknown = splits.SplitName("unknown")
   return [
-    _checked_file(Found(file, *found.get(file, unknown), alone=False))
+    _checked_file(Found(file, *name_of_file.get(file, unknown), alone=False))
     for file in files
   ]
 
 
-def _checked_file(found: Found) -> Found:
+def _checked_file(entry: Found) -> Found:
   """Raises a UserError for a link to nothing, and for text in no plain file."""
   try:
-    mode = os.stat(found.source).st_mode
+    mode = os.stat(entry.source).st_mode
   except OSError as error:
     raise UserError(
-      f"cannot read {found.source}: {error.strerror}; delete or mend this"
-      f" {'link' if os.path.islink(found.source) else 'file'}"
+      f"cannot read {entry.source}: {error.strerror}; delete or mend this"
+      f" {'link' if os.path.islink(entry.source) else 'file'}"
     ) from error
-  if found.split != "unknown" and not records.writable(found.source):
-    shown = os.fsencode(found.source).decode(errors="backslashreplace")
+  if entry.split != "unknown" and not records.writable(entry.source):
+    shown = os.fsencode(entry.source).decode(errors="backslashreplace")
     raise UserError(
       f"the name of {shown} is not UTF-8: rename it, or set PYTHONUTF8=1 if the"
       " locale of this shell is not UTF-8"
     )
   # A pipe cannot be read twice.
-  if found.split != "unknown" and not stat.S_ISREG(mode):
+  if entry.split != "unknown" and not stat.S_ISREG(mode):
     raise UserError(
-      f"{found.source} is not a regular file; give text files or folders"
+      f"{entry.source} is not a regular file; give text files or folders"
     )
-  return found
+  return entry
 
 
 def _unreadable(error: OSError) -> None:
@@ -291,12 +298,14 @@ def _unreadable(error: OSError) -> None:
 
 def _inside(folder: Path) -> list[pathlib.Path]:
   """Returns the files in a folder, without hidden files, in order of names."""
-  files, seen, real = [], set(), os.path.realpath
+  files = []
+  visited = set()
+  real = os.path.realpath
   walk = os.walk(folder, onerror=_unreadable, followlinks=True)
   for place, folders, names in walk:
-    seen.add(real(place))
+    visited.add(real(place))
     visible = [name for name in folders if name[0] != "."]
-    folders[:] = [n for n in visible if real(f"{place}/{n}") not in seen]
+    folders[:] = [n for n in visible if real(f"{place}/{n}") not in visited]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
 
@@ -311,8 +320,8 @@ def _equal(groups: Sequence[Sequence[str]]) -> str:
     + (f" = ... ({len(group)} files)" if group[_SHOWN:] else "")
     for group in groups[:_SHOWN]
   ]
-  more = f", and {len(groups) - _SHOWN:,} more" if groups[_SHOWN:] else ""
-  return ", ".join(shown) + more
+  omitted = f", and {len(groups) - _SHOWN:,} more" if groups[_SHOWN:] else ""
+  return ", ".join(shown) + omitted
 
 
 def _listed_sources(sources: Sequence[str]) -> str:

@@ -27,7 +27,9 @@ from antlm_jax.settings import argument
 
 # Forms of words that agree: singular, plural (of verbs also the bare form) and
 # participle.
-SINGULAR, PLURAL, PARTICIPLE = 0, 1, 2
+SINGULAR = 0
+PLURAL = 1
+PARTICIPLE = 2
 BARE = PLURAL
 
 _LEXICON = """
@@ -99,7 +101,8 @@ class Grammar:
   """
 
   def __init__(self, seed: str, far: bool = False):
-    self._random, self._far = random.Random(seed).random, far
+    self._random = random.Random(seed).random
+    self._far = far
 
   def say(self, rule: str) -> list[str | Slot]:
     """Returns a sentence of the rule of that name."""
@@ -168,10 +171,10 @@ class Grammar:
 
   def predicate(self, number: int) -> Words:
     """A finite verb phrase with a slot for the verb that agrees."""
-    verb, rest = self.action()
+    verb, complements = self.action()
     if self.coin():
-      return [word_slot(verb, number), rest]
-    return [word_slot(HAVE, number), verb[PARTICIPLE], rest]
+      return [word_slot(verb, number), complements]
+    return [word_slot(HAVE, number), verb[PARTICIPLE], complements]
 
   def auxiliary(self, number: int) -> tuple[str, int]:
     """An auxiliary, and the form of its verb."""
@@ -190,7 +193,9 @@ class Grammar:
 
   def agreement_across_clause(self) -> Words:
     """The boy that the girls help rests | rest."""
-    n, other, verb = self.coin(), self.coin(), self.pick("TRANSITIVE")
+    n = self.coin()
+    other = self.coin()
+    verb = self.pick("TRANSITIVE")
     if self.coin():
       clause = [verb[n], self.someone(other)]
     else:
@@ -207,7 +212,8 @@ class Grammar:
 
   def determiner_noun(self) -> Words:
     """Anna helps this | these big red dog | dogs."""
-    n, subject = self.coin(), self.coin()
+    n = self.coin()
+    subject = self.coin()
     auxiliary, form = self.auxiliary(subject)
     verb = [self.someone(subject), auxiliary, self.pick("TRANSITIVE")[form]]
     determiner = word_slot(self.pick("DETERMINERS"), n)
@@ -216,7 +222,8 @@ class Grammar:
 
   def anaphor_gender(self) -> Words:
     """The queen near Tom has often helped herself | himself."""
-    gender, (auxiliary, form) = self.coin(), self.auxiliary(SINGULAR)
+    gender = self.coin()
+    auxiliary, form = self.auxiliary(SINGULAR)
     verb = self.pick("TRANSITIVE")
     # The auxiliary, without a gender, separates the two.
     distant = self.between(lambda: [auxiliary, self.adverb(), verb[form]])
@@ -225,7 +232,8 @@ class Grammar:
 
   def anaphor_number(self) -> Words:
     """The queens near Tom will often help themselves | herself."""
-    gender, n = self.coin(), self.coin()
+    gender = self.coin()
+    n = self.coin()
     auxiliary, form = self.auxiliary(n)
     subject = [self.the(PEOPLE[gender], n), self.between(self.where), auxiliary]
     verb = [self.between(self.adverb), self.pick("TRANSITIVE")[form]]
@@ -233,21 +241,23 @@ class Grammar:
 
   def npi_subject(self) -> Words:
     """No | every king near the hill has ever | already rested."""
-    polarity, subject = self.coin(), self.pick("SUBJECTS")
+    polarity = self.coin()
+    subject = self.pick("SUBJECTS")
     # "Nobody" is a subject; "no" needs a noun.
     noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
-    verb, rest = self.action()
+    verb, complements = self.action()
     noun = [word_slot(subject, polarity), noun, self.between(self.where), "has"]
     return [
       noun,
       word_slot(("ever", "already"), polarity),
       verb[PARTICIPLE],
-      rest,
+      complements,
     ]
 
   def npi_adverb(self) -> Words:
     """The girl has never | always really helped any | some dogs."""
-    polarity, n = self.coin(), self.coin()
+    polarity = self.coin()
+    n = self.coin()
     subject = [
       self.someone(n),
       HAVE[n],
@@ -262,7 +272,9 @@ class Grammar:
 
   def filler_gap(self) -> Words:
     """Tom knows who | that the dogs near Eva help; that they help Ben."""
-    n, gap, subject = self.coin(), self.coin(), self.coin()
+    n = self.coin()
+    gap = self.coin()
+    subject = self.coin()
     auxiliary, form = self.auxiliary(subject)
     knows = [self.someone(n), self.pick("KNOWING")[n]]
     knows.append(word_slot(("that", "who"), gap))
@@ -272,7 +284,9 @@ class Grammar:
 
   def argument_structure(self) -> Words:
     """Tom knows who the dog can now help | walk near the hill."""
-    n, gap, subject = self.coin(), self.coin(), self.coin()
+    n = self.coin()
+    gap = self.coin()
+    subject = self.coin()
     auxiliary, form = self.auxiliary(subject)
     verbs = self.pick("INTRANSITIVE")[form], self.pick("TRANSITIVE")[form]
     knows = [self.someone(n), self.pick("KNOWING")[n], ("that", "who")[gap]]
@@ -283,23 +297,25 @@ class Grammar:
     """The girls have often really helped | help the boys."""
     n = self.coin()
     auxiliary, form = self.auxiliary(n)
-    verb, rest = self.action()
+    verb, complements = self.action()
     subject = [self.someone(n), auxiliary]
     adverbs = [self.between(self.adverb), self.between(self.adverb)]
     return [
       subject,
       adverbs,
       Slot(verb[form], verb[BARE + PARTICIPLE - form]),
-      rest,
+      complements,
     ]
 
   def existential_quantifier(self) -> Words:
     """There will soon be many | all dogs; here | there will be all dogs."""
     n = self.coin()
     # Tests the opening or the quantifier; the other is right in both.
-    opening, quantifier = Slot("here", "there"), self.pick("STRONG")[n]
+    opening = Slot("here", "there")
+    quantifier = self.pick("STRONG")[n]
     if self.coin():
-      opening, quantifier = "there", Slot(self.pick("WEAK")[n], quantifier)
+      opening = "there"
+      quantifier = Slot(self.pick("WEAK")[n], quantifier)
     verb = [opening, self.pick("MODALS"), self.between(self.adverb), "be"]
     noun = [quantifier, self.optional(self.adjective), self.pick("ANIMATE")[n]]
     return [verb, noun, self.optional(self.where)]
@@ -345,11 +361,12 @@ def make_minimal_pairs(
   The number is at most `MOST_PAIRS`. Equal seeds make equal pairs, and no pair
   contains a sentence of `exclude`.
   """
-  made = {}
+  pairs_of = {}
   for uid, (field, term, _) in PHENOMENA.items():
-    about = {"field": field, "linguistics_term": term, "UID": uid}
-    grammar, used = Grammar(f"pairs {uid} {seed}", far=True), set(exclude)
-    pairs = made[uid] = []
+    labels = {"field": field, "linguistics_term": term, "UID": uid}
+    grammar = Grammar(f"pairs {uid} {seed}", far=True)
+    used = set(exclude)
+    pairs = pairs_of[uid] = []
     while len(pairs) < per_phenomenon:
       words = grammar.say(uid)
       slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
@@ -360,9 +377,9 @@ def make_minimal_pairs(
       # A bad sentence must not be good in another pair.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
-        pairs.append({**sides, **about, "pair_id": str(len(pairs))})
+        pairs.append({**sides, **labels, "pair_id": str(len(pairs))})
         used.update((good, bad))
-  return made
+  return pairs_of
 
 
 def _sentence_text(words: list) -> str:
@@ -402,10 +419,10 @@ def write_toy_english(
     A summary with a sample.
   """
   train, dev, groups = _distinct(seed, sentences, pairs)
-  made = {"text/toy.train": train, "text/toy.dev": dev}
+  lines_of = {"text/toy.train": train, "text/toy.dev": dev}
   for uid, group in groups.items():
-    made[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
-  for name, lines in made.items():
+    lines_of[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
+  for name, lines in lines_of.items():
     files.write_text(Path(output, name), "".join(f"{x}\n" for x in lines))
   paragraph = (
     f"Wrote {len(train):,} sentences of training text and {len(dev):,} of"
@@ -434,5 +451,5 @@ def _distinct(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  about = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
-  print(cli.call_with_arguments(write_toy_english, argv, about))
+  summary = "Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
+  print(cli.call_with_arguments(write_toy_english, argv, summary))

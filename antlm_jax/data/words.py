@@ -33,9 +33,9 @@ _CONTINUING = ("Mn", "Mc", "Me", "Cf", "Lm")
 def byte_signs() -> dict[str, int]:
   """Returns the byte of each sign of a byte-level vocabulary (GPT-2's)."""
   printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  others = sorted({*range(256)} - {*printed})
+  unprinted = sorted({*range(256)} - {*printed})
   signs = {chr(byte): byte for byte in printed}
-  return signs | {chr(256 + n): byte for n, byte in enumerate(others)}
+  return signs | {chr(256 + n): byte for n, byte in enumerate(unprinted)}
 
 
 def token_bytes(token: str, signs: Mapping[str, int] | None) -> bytes:
@@ -86,8 +86,8 @@ def continues(token: bytes) -> bool:
 def ends_character(token: bytes) -> bool:
   """Whether a token ends with a whole character of a script without spaces."""
   for size in range(1, min(4, len(token)) + 1):
-    if found := _character_size(token[-size:]):
-      char = _char(token[-size:]) if found == size else "a"
+    if character_size := _character_size(token[-size:]):
+      char = _char(token[-size:]) if character_size == size else "a"
       return _unspaced(char, char)
   return False
 

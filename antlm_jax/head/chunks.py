@@ -29,13 +29,13 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   """Scores the states, as `losses` says; `saved` are the gradients."""
   capacity = targets.shape[1]
   count = -(-capacity // (settings.chunk or chunk_size(kernel.shape[1])))
-  each = -(-capacity // count)
+  size = -(-capacity // count)
 
   # Every chunk has the same size, so that one program computes them all. The
   # last chunk is filled up with targets of weight 0.
-  def split(x):  # [S, C, ...] to [count, S, each, ...], padded with zeros
-    pad = [(0, 0), (0, count * each - capacity)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, pad).reshape(x.shape[0], count, each, *x.shape[2:])
+  def split(x):  # [S, C, ...] to [count, S, size, ...], padded with zeros
+    pad = [(0, 0), (0, count * size - capacity)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, pad).reshape(x.shape[0], count, size, *x.shape[2:])
     return jnp.moveaxis(x, 1, 0)
 
   def join(x):
@@ -43,20 +43,22 @@ def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :capacity]
 
   # Rounded once, for all chunks. Its gradient adds up in float32.
-  near = kernel.astype(states.dtype)
-  of_chunk = functools.partial(_of_chunk, settings.z_loss, near, bias, gradient)
+  rounded = kernel.astype(states.dtype)
+  of_chunk = functools.partial(
+    _of_chunk, settings.z_loss, rounded, bias, gradient
+  )
 
-  def body(total, part):
-    found, summed = of_chunk(*part)
-    return jax.tree.map(jnp.add, total, summed), found
+  def body(total, arrays):
+    chunk, chunk_sums = of_chunk(*arrays)
+    return jax.tree.map(jnp.add, total, chunk_sums), chunk
 
   zero = None
   if gradient:
     zero = jax.tree.map(jnp.zeros_like, (kernel, bias))
   parts = tuple(map(split, (states, targets, weights)))
   total, stacked = jax.lax.scan(body, zero, parts, unroll=count == 1)
-  *found, of_states = jax.tree.map(join, stacked)
-  return found, (of_states, *total) if gradient else None
+  *statistics, grad_states = jax.tree.map(join, stacked)
+  return statistics, (grad_states, *total) if gradient else None
 
 
 def backward(settings, saved, grad):
@@ -72,21 +74,23 @@ def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
   at_target = jnp.take_along_axis(scores, targets[..., None], axis=-1)
   top, total, correct = _statistics(scores, at_target, targets[..., None])
   log_partition = jnp.log(total) + top
-  found = [x[..., 0] for x in (log_partition, at_target, correct)]
+  statistics = [x[..., 0] for x in (log_partition, at_target, correct)]
   if not gradient:
-    return (*found, None), None
+    return (*statistics, None), None
   weights = weights[..., None]
   scale = weights * (1 + 2 * z_loss * log_partition)
-  of_scores = jnp.exp(scores - top) * (scale / total)
-  here = jnp.arange(kernel.shape[1]) == targets[..., None]
-  of_scores = jnp.where(here, of_scores - weights, of_scores)
-  of_bias = None if bias is None else of_scores.sum((0, 1))
-  of_scores = of_scores.astype(states.dtype)
+  grad_scores = jnp.exp(scores - top) * (scale / total)
+  is_target = jnp.arange(kernel.shape[1]) == targets[..., None]
+  grad_scores = jnp.where(is_target, grad_scores - weights, grad_scores)
+  grad_bias = None if bias is None else grad_scores.sum((0, 1))
+  grad_scores = grad_scores.astype(states.dtype)
   # On flat rows, as XLA's CPU backend cannot run the transpose of a 3-D product
   # in bfloat16 (jax 0.11.2, on CPUs with avx512_bf16).
-  flat = [x.reshape(-1, x.shape[-1]) for x in (states, of_scores)]
-  of_kernel = jnp.matmul(flat[0].T, flat[1], preferred_element_type=jnp.float32)
-  return (*found, of_scores @ kernel.T), (of_kernel, of_bias)
+  flat = [x.reshape(-1, x.shape[-1]) for x in (states, grad_scores)]
+  grad_kernel = jnp.matmul(
+    flat[0].T, flat[1], preferred_element_type=jnp.float32
+  )
+  return (*statistics, grad_scores @ kernel.T), (grad_kernel, grad_bias)
 
 
 def _statistics(scores, at_target, targets):
@@ -99,10 +103,10 @@ def _statistics(scores, at_target, targets):
   else:  # one pass through memory, with two exponentials for each score
     arrays = scores, jnp.ones_like(scores), earlier
     least = jnp.float32(_LEAST)
-    found = jax.lax.reduce(
+    statistics = jax.lax.reduce(
       arrays, (least, jnp.float32(0), least), _join_maxima, (2,)
     )
-    top, total, before = (x[..., None] for x in found)
+    top, total, before = (x[..., None] for x in statistics)
   return top, total, (at_target == top) & (before < top)
 
 

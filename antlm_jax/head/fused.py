@@ -1,4 +1,4 @@
-"""The head's loss by the TPU kernel (`head.kernel`), over a mesh.
+"""The head's loss by the TPU kernel (`head.tpu`), over a mesh.
 
 Over a mesh, each data shard has its own targets. If `tensor` splits the
 vocabulary, each part has its own maximum, sum and acc, which are then scaled to
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.mesh import on_shards
 
 
@@ -27,52 +27,55 @@ def obstacle(states, kernel) -> str | None:
   width, tokens = kernel.shape
   if states.dtype not in (jnp.float32, jnp.bfloat16):
     return f"float32 or bfloat16, not {states.dtype}"
-  if head_kernel.HeadBlocks.of(1, tokens, width, states.dtype) is None:
+  if head_tpu.HeadBlocks.of(1, tokens, width, states.dtype) is None:
     return f"blocks in vector memory, too small for a width of {width}"
   return None
 
 
 def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
   """Scores the states, as `losses` says."""
-  near = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
-  rows, tokens, specs = _specs(states, near, bias)
-  saved = states, near, bias, targets, weights
+  rounded = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
+  rows, tokens, specs = _specs(states, rounded, bias)
+  saved = states, rounded, bias, targets, weights
   local = functools.partial(_local_arrays, settings.z_loss, gradient, tokens)
-  each = PartitionSpec(rows)
-  found = (each, each, each, each if gradient else None)
-  *found, of_states = on_shards(local, specs, found)(*saved)
-  return found, (*saved, found[0], of_states) if gradient else None
+  by_target = PartitionSpec(rows)
+  out_specs = (*(by_target,) * 3, by_target if gradient else None)
+  *statistics, grad_states = on_shards(local, specs, out_specs)(*saved)
+  return statistics, (*saved, statistics[0], grad_states) if gradient else None
 
 
 def backward(settings, saved, grad):
   """Returns the gradients of states, kernel and bias."""
-  states, near, bias, targets, weights, log_partition, of_states = saved
+  states, rounded, bias, targets, weights, log_partition, grad_states = saved
   weights = grad * weights
   scale = weights * (1 + 2 * settings.z_loss * log_partition)
-  rows, tokens, specs = _specs(states, near, bias)
+  rows, tokens, specs = _specs(states, rounded, bias)
 
   def local(states, kernel, bias, targets, *numbers):
-    own = targets - _first_token(tokens, kernel)
-    flat = (x.reshape(-1) for x in (own, *numbers))
+    part_targets = targets - _first_token(tokens, kernel)
+    flat = (x.reshape(-1) for x in (part_targets, *numbers))
     states = states.reshape(-1, states.shape[2])
-    grads = head_kernel.gradients_by_token(states, kernel, bias, *flat)
+    grads = head_tpu.gradients_by_token(states, kernel, bias, *flat)
     return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
 
-  each, out = PartitionSpec(rows), PartitionSpec(tokens)
-  local = on_shards(local, (*specs[:4], each, each, each), (out, out))
-  of_kernel, of_bias = local(
-    states, near, bias, targets, log_partition, scale, weights
+  by_target = PartitionSpec(rows)
+  by_token = PartitionSpec(tokens)
+  in_specs = (*specs[:4], *(by_target,) * 3)
+  local = on_shards(local, in_specs, (by_token, by_token))
+  grad_kernel, grad_bias = local(
+    states, rounded, bias, targets, log_partition, scale, weights
   )
-  return (grad * of_states).astype(states.dtype), of_kernel.T, of_bias
+  return (grad * grad_states).astype(states.dtype), grad_kernel.T, grad_bias
 
 
 def _specs(states, kernel, bias):
   """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
   rows = mesh_lib.mesh_spec(states.shape, "batch", None, None)[0]
   tokens = mesh_lib.mesh_spec(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
-  of_rows, of_tokens = PartitionSpec(rows), PartitionSpec(tokens)
-  of_bias = None if bias is None else of_tokens
-  return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)
+  by_target = PartitionSpec(rows)
+  by_token = PartitionSpec(tokens)
+  bias_spec = None if bias is None else by_token
+  return rows, tokens, (by_target, by_token, bias_spec, by_target, by_target)
 
 
 def _first_token(axis, kernel):
@@ -89,29 +92,30 @@ def _local_arrays(
   z_loss, gradient, axis, states, kernel, bias, targets, weights
 ) -> tuple[jax.Array | None, ...]:
   """Makes `forward`'s arrays from a part of the targets and of the tokens."""
-  shape, over = targets.shape, functools.partial(_over, axis)
+  shape = targets.shape
+  over = functools.partial(_over, axis)
   states = states.reshape(-1, states.shape[2])
-  own = targets.reshape(-1) - _first_token(axis, kernel)
-  found = head_kernel.loss_by_target(states, kernel, bias, gradient)
-  top = over(jax.lax.pmax, found.top)
-  shrink = jnp.exp(found.top - top)
-  total = over(jax.lax.psum, found.total * shrink)
+  part_targets = targets.reshape(-1) - _first_token(axis, kernel)
+  results = head_tpu.loss_by_target(states, kernel, bias, gradient)
+  top = over(jax.lax.pmax, results.top)
+  shrink = jnp.exp(results.top - top)
+  total = over(jax.lax.psum, results.total * shrink)
   log_partition = jnp.log(total) + top
   # How far the first of the highest scores is from the target.
-  far = jnp.where(found.top == top, found.best - own, 2**30)
+  far = jnp.where(results.top == top, results.best - part_targets, 2**30)
   correct = over(jax.lax.pmin, far) == 0
   # The targets' rows. They are zeros if another part has them.
-  inside = (own >= 0) & (own < len(kernel))
-  place = jnp.where(inside, own, 0)
+  inside = (part_targets >= 0) & (part_targets < len(kernel))
+  place = jnp.where(inside, part_targets, 0)
   rows = kernel[place].astype(jnp.float32) * inside[:, None]
   at_target = (states.astype(jnp.float32) * rows).sum(axis=1)
   if bias is not None:
     at_target += bias[place] * inside
   at_target = over(jax.lax.psum, at_target)
-  each = [x.reshape(shape) for x in (log_partition, at_target, correct)]
+  statistics = [x.reshape(shape) for x in (log_partition, at_target, correct)]
   if not gradient:
-    return *each, None
+    return *statistics, None
   weights = weights.reshape(-1)
   scale = weights * (1 + 2 * z_loss * log_partition) * shrink / total
-  of_states = (found.acc * scale).T - weights[:, None] * rows
-  return *each, over(jax.lax.psum, of_states).reshape(*shape, -1)
+  grad_states = (results.acc * scale).T - weights[:, None] * rows
+  return *statistics, over(jax.lax.psum, grad_states).reshape(*shape, -1)

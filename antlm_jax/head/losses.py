@@ -1,6 +1,8 @@
 """Cross-entropy at the targets, and its gradient.
 
-    loss, sums = cross_entropy(model.output_head(params), hidden, at, ...)
+    loss, sums = cross_entropy(
+        model.output_head(params), hidden, places, ...
+    )
 
 The device decides which implementation computes the head, unless the caller
 names one of `IMPLEMENTATIONS`, or a size of chunks:
@@ -49,7 +51,7 @@ class Settings(NamedTuple):
 def cross_entropy(
   head: Head,
   hidden: jax.Array,
-  at: DropoutPlaces | None,
+  places: DropoutPlaces | None,
   targets: jax.Array,
   weights: jax.Array,
   objective_ids: jax.Array,
@@ -63,8 +65,8 @@ def cross_entropy(
   Args:
     head: Output layer.
     hidden: State that predicts each target, `[S, C, D]` (S data shards).
-    at: Places of these states in the microbatch, for the head's dropout; None
-      without dropout.
+    places: Places of these states in the microbatch, for the head's dropout;
+      None without dropout.
     targets: int32 `[S, C]`.
     weights: float32 `[S, C]`; 0 for padding.
     objective_ids: Each target's objective, int32 `[S, C]`.
@@ -84,16 +86,19 @@ def cross_entropy(
   Raises:
     ValueError: if the implementation is unknown or cannot compute this.
   """
-  states = head.transform(hidden, at)
+  states = head.transform(hidden, places)
   name = choose_head(states, head.kernel, chunk, implementation)
   settings = Settings(name, chunk, z_loss)
-  loss, each = _score_targets(
+  loss, arrays = _score_targets(
     settings, states, head.kernel, head.bias, targets, weights
   )
   # A product with a one-hot table, since a scatter would be slow on a TPU.
   by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
-  each = jax.lax.stop_gradient(each).items()
-  return loss, {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}
+  arrays = jax.lax.stop_gradient(arrays)
+  return loss, {
+    name: jnp.einsum("sc,sck->k", array, by_kind)
+    for name, array in arrays.items()
+  }
 
 
 def choose_head(
@@ -110,8 +115,8 @@ def choose_head(
       return "pallas"
     return "chunked"
   if implementation not in IMPLEMENTATIONS:
-    known = ", ".join(IMPLEMENTATIONS)
-    raise ValueError(f"head={implementation!r} is not one of auto, {known}")
+    names = ", ".join(IMPLEMENTATIONS)
+    raise ValueError(f"head={implementation!r} is not one of auto, {names}")
   needed = implementation == "pallas" and head_fused.obstacle(states, kernel)
   if needed:
     raise ValueError(f"head={implementation!r} needs {needed}")
@@ -122,14 +127,14 @@ def choose_head(
 def _score_targets(settings: Settings, states, kernel, bias, targets, weights):
   """Returns the summed loss, and arrays `[S, C]` without a gradient."""
   run = IMPLEMENTATIONS[settings.implementation].forward
-  found, _ = run(settings, states, kernel, bias, targets, weights, False)
-  return _loss_sums(settings, weights, *found)
+  statistics, _ = run(settings, states, kernel, bias, targets, weights, False)
+  return _loss_sums(settings, weights, *statistics)
 
 
 def _loss_forward(settings: Settings, *arrays):
   run = IMPLEMENTATIONS[settings.implementation].forward
-  found, saved = run(settings, *arrays, True)
-  return _loss_sums(settings, arrays[-1], *found), saved
+  statistics, saved = run(settings, *arrays, True)
+  return _loss_sums(settings, arrays[-1], *statistics), saved
 
 
 def _loss_sums(settings: Settings, weights, log_partition, at_target, correct):

@@ -76,7 +76,8 @@ class BertAttention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: BertConfig):
     c = self.config = config
-    shape, axes = (c.width, c.width), ("embed", "heads")
+    shape = (c.width, c.width)
+    axes = ("embed", "heads")
     self.q, self.k, self.v = (c.linear(rngs, shape, axes) for _ in range(3))
     self.out = c.linear(rngs, shape, axes[::-1])
 
@@ -95,7 +96,8 @@ class BertMLP(nnx.Module):
   """Computes down(gelu(up(x))) with the exact GELU."""
 
   def __init__(self, rngs: nnx.Rngs, config: BertConfig):
-    shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
+    shape = (config.width, config.mlp_width)
+    axes = ("embed", "mlp")
     self.up = config.linear(rngs, shape, axes)
     self.down = config.linear(rngs, shape[::-1], axes[::-1])
 
@@ -136,7 +138,7 @@ class BertTokenHead(nnx.Module):
       )
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 
@@ -148,7 +150,8 @@ class Bert(encoder.Encoder):
     c = self.config = config
 
     def table(rows: int, axis: str) -> nnx.Param:
-      shape, axes = (rows, c.width), (axis, "embed")
+      shape = (rows, c.width)
+      axes = (axis, "embed")
       return layers.truncated_normal(rngs, shape, axes, c.init_std)
 
     self.embedding = table(c.vocab_size, "vocab")
@@ -161,10 +164,10 @@ class Bert(encoder.Encoder):
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
     x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
-    x, mask, keys = encoder.block_inputs(
+    x, masks, keys = encoder.block_inputs(
       c, self.embedding_norm(x + self._places(positions)), mask, dropout_key
     )
-    return encoder.run_blocks(c, self.blocks, x, mask, keys)
+    return encoder.run_blocks(c, self.blocks, x, masks, keys)
 
   @jax.named_scope("embedding")
   def _places(self, positions: jax.Array) -> jax.Array:

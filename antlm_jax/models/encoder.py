@@ -101,10 +101,10 @@ class EncoderConfig(settings.Section):
       windows = pattern(self.layer_windows)
       object.__setattr__(self, "windows", windows if any(windows) else ())
     if not self.head_width and self.width % self.heads:
-      more = "; set model.head_width" if "head_width" in vars(self) else ""
+      hint = "; set model.head_width" if "head_width" in vars(self) else ""
       raise UserError(
         f"model.width={self.width} is not a multiple of"
-        f" model.heads={self.heads}{more}"
+        f" model.heads={self.heads}{hint}"
       )
 
   @property
@@ -141,7 +141,7 @@ class EncoderConfig(settings.Section):
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """Output layer that computes `transform(hidden, at) @ kernel + bias`.
+  """Output layer that computes `transform(hidden, places) @ kernel + bias`.
 
   The loss uses its parts directly, so it never holds all scores in memory.
   """
@@ -151,7 +151,7 @@ class Head:
   # Maps hidden states `[..., D]` to `[..., D]`. In training it also gets their
   # places, for dropout.
   transform: Callable[[jax.Array, layers.DropoutPlaces | None], jax.Array] = (
-    lambda hidden, at: hidden
+    lambda hidden, places: hidden
   )
 
   def logits(self, hidden: jax.Array) -> jax.Array:
@@ -228,17 +228,18 @@ def block_inputs(
   """Prepares the inputs of the blocks from embeddings x, `[B, T, D]`.
 
   Returns:
-    x after dropout, the mask prepared for each layer, and a dropout key for
-    each block, `[L]`, or None without dropout.
+    x after dropout, the masks prepared for the layers (`PerLayer`, or the
+    cache), and a dropout key for each block, `[L]`, or None without dropout.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
-    first, rest = jax.random.split(dropout_key)
-    x = layers.dropout(x, config.dropout, first)
-    keys = jax.random.split(rest, config.layers)
+    embedding_key, blocks_key = jax.random.split(dropout_key)
+    x = layers.dropout(x, config.dropout, embedding_key)
+    keys = jax.random.split(blocks_key, config.layers)
+  masks = mask
   if not isinstance(mask, attention.Cached):
-    mask = prepare_masks(config, mask, *x.shape[:2], training=keys is not None)
-  return mesh_lib.constrain(x, "batch", None, None), mask, keys
+    masks = prepare_masks(config, mask, *x.shape[:2], training=keys is not None)
+  return mesh_lib.constrain(x, "batch", None, None), masks, keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,25 +247,25 @@ class PerLayer:
   """A value for each layer, stored once for all layers that share it."""
 
   kinds: Sequence[Any]  # distinct values: trees of equal structure and shapes
-  which: Sequence[int]  # index of each layer's value
+  indices: Sequence[int]  # index of each layer's value
 
   def of_layer(self, layer: int | jax.Array) -> Any:
     """Returns a layer's value; in a loop, `layer` is an array."""
     if len(self.kinds) == 1:
       return self.kinds[0]
     if isinstance(layer, int):
-      return self.kinds[self.which[layer]]
-    which = jnp.asarray(self.which)[layer]
-    return jax.tree.map(lambda *x: jnp.stack(x)[which], *self.kinds)
+      return self.kinds[self.indices[layer]]
+    index = jnp.asarray(self.indices)[layer]
+    return jax.tree.map(lambda *x: jnp.stack(x)[index], *self.kinds)
 
   def map(self, f: Callable[[Any], Any]) -> "PerLayer":
     """Applies f to each distinct value."""
-    return PerLayer([f(kind) for kind in self.kinds], self.which)
+    return PerLayer([f(kind) for kind in self.kinds], self.indices)
 
   def total(self, f: Callable[[Any], Any]) -> Any:
     """Sums f, a number or an array, over the layers."""
     of_kinds = [np.asarray(f(kind)) for kind in self.kinds]
-    return sum(of_kinds[kind] for kind in self.which)
+    return sum(of_kinds[kind] for kind in self.indices)
 
 
 def pattern(values: Sequence[Hashable]) -> tuple:
@@ -331,21 +332,21 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 
 
 def run_blocks(
-  config: EncoderConfig, blocks, x: jax.Array, mask, keys, *shared
+  config: EncoderConfig, blocks, x: jax.Array, masks, keys, *shared
 ):
   """Runs `x = block(x, *shared, mask, key)` for each of the stacked blocks.
 
-  `block_inputs` returns the mask and the keys. Shared values may be `PerLayer`.
+  `block_inputs` returns masks and keys. Shared values may be `PerLayer`.
   """
 
   def step(x, layer, block, key):
     def run(block, x, key):
       # Select them inside, so that remat does not save them for each layer.
-      given = (
+      of_layer = (
         s.of_layer(layer) if isinstance(s, PerLayer | attention.Cached) else s
-        for s in (*shared, mask)
+        for s in (*shared, masks)
       )
-      x = block(x, *given, key)
+      x = block(x, *of_layer, key)
       return mesh_lib.constrain(x, "batch", None, None)
 
     return rematerialized(config, run)(block, x, key)
@@ -367,13 +368,14 @@ def rematerialized(config: EncoderConfig, step):
 
 def rope(config, positions: jax.Array) -> PerLayer:
   """Returns each layer's RoPE; layers with windows may use another base."""
-  of_all = config.rope_theta, config.rope_scaling
-  near = of_all
+  # The base and scaling of layers without and with a window.
+  plain = config.rope_theta, config.rope_scaling
+  windowed = plain
   if config.window_rope_theta:
-    near = config.window_rope_theta, ()
-  each = per_layer([near if w else of_all for w in config.layer_windows])
-  return each.map(
-    lambda how: attention.Rope.of(positions, config.head_dim, *how)
+    windowed = config.window_rope_theta, ()
+  bases = per_layer([windowed if w else plain for w in config.layer_windows])
+  return bases.map(
+    lambda base: attention.Rope.of(positions, config.head_dim, *base)
   )
 
 

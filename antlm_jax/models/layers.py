@@ -36,7 +36,8 @@ class Linear(nnx.Module):
   """Maps `[..., i]` to `[..., o]` with a kernel `[i, o]`, optionally a bias."""
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
-    self.kernel, self.axes = kernel, kernel.get_metadata("axes")
+    self.kernel = kernel
+    self.axes = kernel.get_metadata("axes")
     if bias:
       self.bias = vector(jnp.zeros(kernel.shape[-1]), "bias")
 
@@ -166,17 +167,18 @@ class DropoutPlaces(NamedTuple):
 
   seed: jax.Array  # uint32 `[]`
   # Index of each state `[..., D]` in the microbatch, int32 `[...]`.
-  places: jax.Array
+  index: jax.Array
 
 
 def dropout_at(
-  x: jax.Array, rate: float, at: DropoutPlaces | None
+  x: jax.Array, rate: float, places: DropoutPlaces | None
 ) -> jax.Array:
   """Like `dropout`, but independent of the division into shards."""
-  if at is None or rate == 0.0:
+  if places is None or rate == 0.0:
     return x
-  kept = keep(rate, at.seed, at.places[..., None], jnp.arange(x.shape[-1]))
-  return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
+  features = jnp.arange(x.shape[-1])
+  keep_mask = keep(rate, places.seed, places.index[..., None], features)
+  return jnp.where(keep_mask, x / (1.0 - rate), 0).astype(x.dtype)
 
 
 def attention_dropout(

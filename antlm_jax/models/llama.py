@@ -120,7 +120,8 @@ class LlamaAttention(nnx.Module):
       layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
     )
     if c.qk_norm:
-      q, k = self.q_norm(q), self.k_norm(k)
+      q = self.q_norm(q)
+      k = self.k_norm(k)
     dropped = layers.attention_dropout(c.attention_dropout, key, len(x))
     y = attention.attend(
       *(q, k, v, mask), scale=c.score_scale, dropout=dropped, rope=rope
@@ -133,7 +134,8 @@ class GatedMLP(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.activation = config.activation
-    shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
+    shape = (config.width, config.mlp_width)
+    axes = ("embed", "mlp")
     self.gate = config.linear(rngs, shape, axes)
     self.up = config.linear(rngs, shape, axes)
     self.down = config.linear(rngs, shape[::-1], axes[::-1], out=True)
@@ -179,11 +181,11 @@ class Llama(encoder.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x, mask, keys = encoder.block_inputs(
+    x, masks, keys = encoder.block_inputs(
       c, self.embed(tokens), mask, dropout_key
     )
     rope = encoder.rope(c, positions)
-    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
+    return self.norm(encoder.run_blocks(c, self.blocks, x, masks, keys, rope))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns the first hidden states, `[B, T, D]`."""

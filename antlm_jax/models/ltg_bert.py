@@ -120,7 +120,8 @@ class LtgBertAttention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
-    shape, axes = (c.width, c.width), ("embed", "heads")
+    shape = (c.width, c.width)
+    axes = ("embed", "heads")
     self.norm = layers.LayerNorm(c.width, c.norm_eps)
     self.q, self.k, self.v = (_linear(rngs, c, shape, axes) for _ in range(3))
     if c.attention_gate:
@@ -166,7 +167,8 @@ class GEGLU(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
     c = self.config = config
-    shape, axes = (c.width, c.mlp_width), ("embed", "mlp")
+    shape = (c.width, c.mlp_width)
+    axes = ("embed", "mlp")
     # Deeper blocks have smaller initial weights.
     linear = functools.partial(
       _linear, rngs, c, bias=False, scale=jnp.sqrt(0.5 / (1 + index))
@@ -218,10 +220,10 @@ class LtgBertTokenHead(nnx.Module):
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     x = jax.nn.gelu(self.linear(self.norm(x)), approximate=False)
-    return layers.dropout_at(self.out_norm(x), self.config.dropout, at)
+    return layers.dropout_at(self.out_norm(x), self.config.dropout, places)
 
 
 class LtgBert(encoder.Encoder):
@@ -249,18 +251,19 @@ class LtgBert(encoder.Encoder):
     c = self.config
     x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
     x = self.embedding_norm(x)
-    x, mask, keys = encoder.block_inputs(c, x, mask, dropout_key)
+    x, masks, keys = encoder.block_inputs(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
     if c.depth_weights:
-      return self._run_by_depth(x, mask, keys, relative)
-    return encoder.run_blocks(c, self.blocks, x, mask, keys, relative)
+      return self._run_by_depth(x, masks, keys, relative)
+    return encoder.run_blocks(c, self.blocks, x, masks, keys, relative)
 
-  def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
+  def _run_by_depth(self, x, masks, keys, relative) -> jax.Array:
     """Runs the blocks unrolled, because each reads all earlier outputs."""
-    outputs, begin = [x], 0
+    outputs = [x]
+    begin = 0
     remat = functools.partial(encoder.rematerialized, self.config)
     for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
-      for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
+      for sublayer in block.sublayers(relative, masks.of_layer(layer), key):
         step = remat(lambda x, f=sublayer: x + f(x))
         outputs.append(mesh_lib.constrain(step(x), "batch", None, None))
         # The next sublayer has a weight for each output so far.

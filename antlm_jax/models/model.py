@@ -196,13 +196,18 @@ def from_config(config: EncoderConfig) -> Model:
   with nnx.set_graph_mode(False):
     module = nnx.eval_shape(lambda: _encoder_module(config, 0))
     graph, _ = nnx.split(module)
-  shapes, axes, tensors = {}, {}, {}
+  shapes = {}
+  axes = {}
+  tensors = {}
   for path, variable in _variables(module).items():
-    shape, names = variable.get_value(), variable.get_metadata("axes")
+    shape = variable.get_value()
+    names = variable.get_metadata("axes")
     # `stack` adds the layer axis in front of a block's axes.
     stacked = (None,) * (shape.ndim - len(names))
-    shapes[path], axes[path] = shape, (*stacked, *names)
-    metadata, name = variable.get_metadata(), path
+    shapes[path] = shape
+    axes[path] = (*stacked, *names)
+    metadata = variable.get_metadata()
+    name = path
     if "tensor" in metadata:  # relative to the module with the layers
       name = f"{path.rsplit('/', 2)[0]}/{metadata['tensor']}"
     tensors[path] = Tensor(name, metadata.get("parts", ()))

@@ -128,7 +128,7 @@ class ModernBertTokenHead(nnx.Module):
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 
@@ -151,12 +151,12 @@ class ModernBert(encoder.Encoder):
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
     x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
-    x, mask, keys = encoder.block_inputs(
+    x, masks, keys = encoder.block_inputs(
       c, self.embedding_norm(x), mask, dropout_key
     )
     first = encoder.per_layer([layer == 0 for layer in range(c.layers)])
     rope = encoder.rope(c, positions)
-    x = encoder.run_blocks(c, self.blocks, x, mask, keys, first, rope)
+    x = encoder.run_blocks(c, self.blocks, x, masks, keys, first, rope)
     return self.norm(x)
 
   def output_head(self) -> encoder.Head:

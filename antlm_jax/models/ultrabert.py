@@ -47,14 +47,16 @@ class UltraBertTokenHead(nnx.Module):
   def __init__(
     self, rngs: nnx.Rngs, config: UltraBertConfig, output: layers.Linear | None
   ):
-    shape, axes = (config.width, config.head_mlp_width), ("embed", "mlp")
+    shape = (config.width, config.head_mlp_width)
+    axes = ("embed", "mlp")
     self.up = config.linear(rngs, shape, axes)
     self.down = config.linear(rngs, shape[::-1], axes[::-1])
     if output is not None:
-      self.kernel, self.axes = output.kernel, output.axes
+      self.kernel = output.kernel
+      self.axes = output.axes
 
   def __call__(
-    self, x: jax.Array, at: layers.DropoutPlaces | None
+    self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
     return jax.nn.gelu(self.down(jax.nn.gelu(self.up(x))))  # tanh's form
 

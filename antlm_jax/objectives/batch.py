@@ -19,7 +19,7 @@ Array = np.ndarray | jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """A batch: M microbatches of B rows of T tokens, over D data shards.
+  """A batch: M microbatches of B rows of T tokens, over S data shards.
 
   The targets of each microbatch and data shard are a flat list. All lists of a
   phase have the same length C (`capacity`) and are padded with weight 0.
@@ -28,15 +28,15 @@ class Batch:
   inputs: Array  # tokens that the model sees, int32 `[M, B, T]`
   positions: Array  # place of each token in its document, int32 `[M, B, T]`
   mask: AttentionMask  # keys that each position sees; bounds `[M, B, T]`
-  # Where each target is predicted, as an index into the B / D * T positions of
-  # its shard, int32 `[M, D, C]`.
+  # Where each target is predicted, as an index into the B / S * T positions of
+  # its shard, int32 `[M, S, C]`.
   target_positions: Array
-  targets: Array  # tokens to predict, int32 `[M, D, C]`
-  weights: Array  # weights in the loss, float32 `[M, D, C]`; 0 for padding
+  targets: Array  # tokens to predict, int32 `[M, S, C]`
+  weights: Array  # weights in the loss, float32 `[M, S, C]`; 0 for padding
   # Objective of each target, as an index into the curriculum's objectives,
-  # int32 `[M, D, C]`.
+  # int32 `[M, S, C]`.
   objective_ids: Array
-  # Number of targets for which a list has no room, int32 `[M, D]`.
+  # Number of targets for which a list has no room, int32 `[M, S]`.
   lost: Array | None = None
   # RoPE's base, if a phase of the run changes the model's; a compiled constant.
   rope_theta: float | None = dataclasses.field(
@@ -156,11 +156,11 @@ def assemble_batch(
   """
   length = corrupted.inputs.shape[1]
   shape = (layout.microbatches, -1, length)
-  used = [(objectives[k], share) for k, share in shares.items()]
-  size = capacity(used, layout.shard_rows, length, word_size)
+  trained = [(objectives[k], share) for k, share in shares.items()]
+  size = capacity(trained, layout.shard_rows, length, word_size)
   # The mask has only the bounds that some row needs: plain causal and full
   # attention are cheaper than bounds that say the same.
-  attention = {objective.attention for objective, _ in used}
+  attention = {objective.attention for objective, _ in trained}
   causal = attention == {"causal"}
   full = attention == {"bidirectional"} and not segmented
   mask = AttentionMask(
@@ -168,38 +168,38 @@ def assemble_batch(
     k_start=corrupted.k_start.reshape(shape) if segmented else None,
     k_end=None if causal or full else corrupted.k_end.reshape(shape),
   )
-  at = np.arange(length, dtype=np.int32)
+  position = np.arange(length, dtype=np.int32)
   return Batch(
     inputs=corrupted.inputs.reshape(shape),
-    positions=(at - corrupted.k_start).reshape(shape),
+    positions=(position - corrupted.k_start).reshape(shape),
     mask=mask,
     **_target_lists(corrupted, row_objectives, objectives, layout, size),
   )
 
 
 def _target_lists(corrupted, row_objectives, objectives, layout, size):
-  """Returns the four arrays of targets, each `[M, D, C]`, and those lost."""
+  """Returns the four arrays of targets, each `[M, S, C]`, and those lost."""
   lists = layout.microbatches, len(layout.local)
   predicted = corrupted.predicted.reshape(*lists, -1)
-  where = np.zeros((*lists, size), np.int32)
-  real = np.zeros(where.shape, bool)
+  target_index = np.zeros((*lists, size), np.int32)
+  real = np.zeros(target_index.shape, bool)
   for index in np.ndindex(lists):
-    found = np.flatnonzero(predicted[index])[:size]
-    where[index][: len(found)] = found
-    real[index][: len(found)] = True
+    places = np.flatnonzero(predicted[index])[:size]
+    target_index[index][: len(places)] = places
+    real[index][: len(places)] = True
 
   def pick(places, values):
     return np.take_along_axis(values.reshape(*lists, -1), places, axis=-1)
 
-  rows = where // corrupted.inputs.shape[1]
+  rows = target_index // corrupted.inputs.shape[1]
   objective = pick(rows, row_objectives.astype(np.int32))
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
   arrays = {
     # A token is predicted from `shift` places before it.
-    "target_positions": where - shift[objective],
-    "targets": pick(where, corrupted.tokens),
-    "weights": weight[objective] * pick(where, corrupted.scale),
+    "target_positions": target_index - shift[objective],
+    "targets": pick(target_index, corrupted.targets),
+    "weights": weight[objective] * pick(target_index, corrupted.scale),
     "objective_ids": objective,
   }
   out = {name: np.where(real, values, 0) for name, values in arrays.items()}

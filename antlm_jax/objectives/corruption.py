@@ -51,7 +51,8 @@ class Vocabulary:
 
   def words(self, tokens: np.ndarray) -> np.ndarray:
     """Returns where the word of each token begins, int `[n, T]`."""
-    special, word = self.special[tokens], self.word_tokens()
+    special = self.special[tokens]
+    word = self.word_tokens()
     begins = word.start[tokens] | special
     # A special token ends the word before it.
     ends = special if word.end is None else special | word.end[tokens]
@@ -64,8 +65,9 @@ class Vocabulary:
   def mean_word_size(self, tokens: np.ndarray) -> float:
     """Returns the mean size of a token's word in rows, in ordinary tokens."""
     ordinary = ~self.special[tokens]
-    at = self.words(tokens) + tokens.shape[1] * np.arange(len(tokens))[:, None]
-    sizes = np.bincount(at[ordinary], minlength=1).astype(float)
+    row_begin = tokens.shape[1] * np.arange(len(tokens))[:, None]
+    word_begin = self.words(tokens) + row_begin
+    sizes = np.bincount(word_begin[ordinary], minlength=1).astype(float)
     return float(sizes @ sizes / max(sizes.sum(), 1))
 
 
@@ -85,15 +87,16 @@ class Draw:
   # `[n, 1]`. None stands for the slot itself.
   ranks: np.ndarray | None = None
 
-  def of(self, some: np.ndarray) -> "Draw":
+  def of(self, subset: np.ndarray) -> "Draw":
     """Returns the draws of some of the slots, by their indices or a mask."""
-    rows_and_visits, ranks = self.rows_and_visits, self.ranks
+    rows_and_visits = self.rows_and_visits
+    ranks = self.ranks
     return Draw(
       self.seed,
       self.step,
-      self.slots[some],
-      None if rows_and_visits is None else rows_and_visits[some],
-      None if ranks is None else ranks[some],
+      self.slots[subset],
+      None if rows_and_visits is None else rows_and_visits[subset],
+      None if ranks is None else ranks[subset],
     )
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
@@ -116,9 +119,11 @@ class Draw:
     They are equal over `CYCLE` visits. The second result is the number of the
     visit in its cycle, int64 `[n, 1]`.
     """
-    row, visits = self.slots, np.zeros_like(self.slots)
+    row = self.slots
+    visits = np.zeros_like(self.slots)
     if self.rows_and_visits is not None:
-      row, visits = self.rows_and_visits[:, :1], self.rows_and_visits[:, 1:]
+      row = self.rows_and_visits[:, :1]
+      visits = self.rows_and_visits[:, 1:]
     cycle, visit = np.divmod(visits, CYCLE)
     return Draw(self.seed, cycle, row), visit
 
@@ -126,11 +131,11 @@ class Draw:
 class Corrupted(NamedTuple):
   """Rows as an objective shows them to the model."""
 
-  tokens: np.ndarray  # tokens to be predicted, int32 `[n, T]`
+  targets: np.ndarray  # the tokens before corruption, int32 `[n, T]`
   inputs: np.ndarray  # tokens that the model sees, int32 `[n, T]`
   k_start: np.ndarray  # first key that each position sees, int32 `[n, T]`
   k_end: np.ndarray  # one past the last key, int32 `[n, T]`
-  predicted: np.ndarray  # whether each token is a target, bool `[n, T]`
+  predicted: np.ndarray  # whether each target is predicted, bool `[n, T]`
   scale: np.ndarray  # factor of each target's weight, float32 `[n, T]`
 
 
@@ -147,8 +152,8 @@ class Segments:
     length = starts.shape[1]
     # The end is the next start, found from the right.
     later = np.full(starts.shape, length, np.int32)
-    at = np.arange(1, length, dtype=np.int32)
-    later[:, :-1] = np.where(starts[:, 1:], at, length)
+    position = np.arange(1, length, dtype=np.int32)
+    later[:, :-1] = np.where(starts[:, 1:], position, length)
     end = np.minimum.accumulate(later[:, ::-1], axis=1)[:, ::-1]
     return cls(latest_begins(starts).astype(np.int32), end)
 
@@ -161,5 +166,5 @@ class Segments:
 
 def latest_begins(begins: np.ndarray) -> np.ndarray:
   """Returns the latest begin at or before each place; 0 before the first."""
-  at = np.arange(begins.shape[1])
-  return np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+  position = np.arange(begins.shape[1])
+  return np.maximum.accumulate(np.where(begins, position, 0), axis=1)

@@ -74,7 +74,8 @@ class Phase:
     # Sorting a Weyl sequence spreads the places evenly: a microbatch or shard,
     # which is a run of neighbours, gets its part of each objective.
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
-    order, out = np.argsort(spread, kind="stable"), np.empty_like(spread)
+    order = np.argsort(spread, kind="stable")
+    out = np.empty_like(spread)
     out[order] = np.repeat(np.arange(len(counts)), counts)
     return out
 
@@ -145,16 +146,19 @@ class _Reader:
   mix = name {":" name} ["=" number {":" number}]
   """
 
-  def __init__(self, text: str, known: tuple[str, ...], kind: str):
-    self.text, self.known, self.kind = text, known, kind
+  def __init__(self, text: str, names: tuple[str, ...], kind: str):
+    self.text = text
+    self.names = names
+    self.kind = kind
     self.what = f"{_SETTINGS[kind]} {text!r}"
-    self.at = self.begin = 0  # the next character, and the last match's first
+    self.position = 0  # the next character
+    self.match_begin = 0  # the last match's first character
     self._take("")
     self.parts = self._sum()
     self.unit = self._take(r"[a-z]+")
     if self.unit not in (None, "epochs", "steps"):
-      self.fail("the unit is 'epochs' or 'steps'", self.begin)
-    if self.at < len(text):
+      self.fail("the unit is 'epochs' or 'steps'", self.match_begin)
+    if self.position < len(text):
       self.fail("expected '+' and another phase, or the end")
 
   def lengths(
@@ -199,7 +203,7 @@ class _Reader:
     return [part for parts in self._list(self._term, "+") for part in parts]
 
   def _term(self) -> list[_WrittenPhase]:
-    begin = self.at
+    begin = self.position
     repeat = self._take(r"\d+\s*\*")
     if repeat is None:
       return [self._phase()]
@@ -216,35 +220,42 @@ class _Reader:
     return parts * int(times)
 
   def _phase(self) -> _WrittenPhase:
-    position = self.at
+    position = self.position
     count = self._number()
     if count == 0:
       self.fail("a phase of length 0", position)
     unit = "equal shares" if count is None else ""
     if count is not None and self._take("%"):
       unit = "shares"
-    at, names, begin = self.at, self._list(self._name), self.at
-    weights = [1.0] * len(names)
+    mix_begin = self.position
+    mix_names = self._list(self._name)
+    weights_begin = self.position
+    weights = [1.0] * len(mix_names)
     if self._take("="):
       weights = self._list(self._weight)
-    if len(weights) != len(names):
-      self.fail(f"expected {len(names)} proportions", begin)
-    if len(names) > len({*names}) == 1:
-      self.fail(f"a mix of {names[0]} alone: name another one, too", at)
+    if len(weights) != len(mix_names):
+      self.fail(f"expected {len(mix_names)} proportions", weights_begin)
+    if len(mix_names) > len({*mix_names}) == 1:
+      self.fail(
+        f"a mix of {mix_names[0]} alone: name another one, too", mix_begin
+      )
     shares: dict[str, float] = {}
-    for name, weight in zip(names, weights, strict=True):
+    for name, weight in zip(mix_names, weights, strict=True):
       # C:M:C=1:2:1 has C twice.
       shares[name] = shares.get(name, 0) + weight / sum(weights)
     return _WrittenPhase(count, unit, shares, position)
 
   def _name(self) -> str:
-    name, known = self._take(NAME), ", ".join(self.known)
+    name = self._take(NAME)
+    choices = ", ".join(self.names)
     if name is None:
-      self.fail(f"expected a name ({known})")
-    if name not in self.known:
-      near = [each for each in self.known if name.startswith(each)]
+      self.fail(f"expected a name ({choices})")
+    if name not in self.names:
+      near = [choice for choice in self.names if name.startswith(choice)]
       hint = f"did you mean {near[0]!r}? known" if near else "known"
-      self.fail(f"unknown {self.kind} {name!r} ({hint}: {known})", self.begin)
+      self.fail(
+        f"unknown {self.kind} {name!r} ({hint}: {choices})", self.match_begin
+      )
     return name
 
   def _weight(self) -> float:
@@ -252,7 +263,7 @@ class _Reader:
     if weight is None:
       self.fail("expected a number")
     if weight == 0:
-      self.fail("a proportion of 0: leave that name out", self.begin)
+      self.fail("a proportion of 0: leave that name out", self.match_begin)
     return weight
 
   def _number(self) -> float | None:
@@ -261,47 +272,51 @@ class _Reader:
 
   def _take(self, pattern: str) -> str | None:
     """Takes a match from here, and the blanks after it."""
-    match = re.compile(rf"({pattern})\s*").match(self.text, self.at)
+    match = re.compile(rf"({pattern})\s*").match(self.text, self.position)
     if match is None:
       return None
-    self.begin, self.at = self.at, match.end()
+    self.match_begin = self.position
+    self.position = match.end()
     return match[1]
 
-  def fail(self, message: str, at: int | None = None):
+  def fail(self, message: str, position: int | None = None):
     """Raises an error that points at a character."""
-    at = self.at if at is None else at
-    where = f"character {at + 1}"
-    if at < len(self.text):
-      where += f" ({self.text[at]!r})"
-    raise UserError(f"{self.what}, {where}: {message}")
+    if position is None:
+      position = self.position
+    place = f"character {position + 1}"
+    if position < len(self.text):
+      place += f" ({self.text[position]!r})"
+    raise UserError(f"{self.what}, {place}: {message}")
 
 
 _read = functools.lru_cache(_Reader)  # runs read their string several times
 
 
-def objective_names(text: str, known: Collection[str]) -> tuple[str, ...]:
+def objective_names(text: str, names: Collection[str]) -> tuple[str, ...]:
   """Returns the names in a curriculum string as they first appear.
 
   Raises:
     UserError: The string cannot be read.
   """
-  parts = _read(text, tuple(known), "objective").parts
+  parts = _read(text, tuple(names), "objective").parts
   return tuple(dict.fromkeys(name for part in parts for name in part.shares))
 
 
-def scaled(text: str, known: Collection[str], steps: int) -> str:
+def scaled(text: str, names: Collection[str], steps: int) -> str:
   """Returns a curriculum over `steps` steps, at least one in each phase.
 
   If it has more phases than steps, only the first of them stay.
   """
   # A thousand, so that each phase has at least a step before it is scaled.
-  kept = parse_curriculum(text, known, 1000, 1000).phases[:steps]
-  end, phases = 0, []
-  for later, phase in zip(range(len(kept))[::-1], kept, strict=True):
-    start, wanted = end, round(phase.stop / kept[-1].stop * steps)
-    end = min(max(end + 1, wanted), steps - later)
-    phases.append(f"{end - start}{phase}")
-  return f"{'+'.join(phases)} steps"
+  phases = parse_curriculum(text, names, 1000, 1000).phases[:steps]
+  end = 0
+  written = []
+  for later, phase in zip(range(len(phases))[::-1], phases, strict=True):
+    start = end
+    nearest = round(phase.stop / phases[-1].stop * steps)
+    end = min(max(end + 1, nearest), steps - later)
+    written.append(f"{end - start}{phase}")
+  return f"{'+'.join(written)} steps"
 
 
 def run_length(steps: int, epochs: float, per_epoch: float) -> int | None:
@@ -313,7 +328,7 @@ def run_length(steps: int, epochs: float, per_epoch: float) -> int | None:
 
 def parse_curriculum(
   text: str,
-  known: Collection[str],
+  names: Collection[str],
   steps_per_epoch: float,
   run_steps: int | None = None,
   kind: str = "objective",
@@ -325,7 +340,7 @@ def parse_curriculum(
 
   Args:
     text: The string; see the module's documentation.
-    known: Names that may appear.
+    names: Names that may appear.
     steps_per_epoch: Number of steps that read the data once; may be a fraction.
     run_steps: Length of the run, for shares of it; None if it is not set.
     kind: Kind of the names: `objective`, or `source` of data.
@@ -334,11 +349,12 @@ def parse_curriculum(
     UserError: The string cannot be read (the error points at a character), or
       its phases do not fit the run.
   """
-  read = _read(text, tuple(known), kind)
+  read = _read(text, tuple(names), kind)
   lengths = read.lengths(steps_per_epoch, run_steps)
   if sum(lengths) > LARGEST:  # the step is an int32 on the devices
     raise UserError(f"{read.what} is over {LARGEST} steps long")
-  phases, start = [], 0
+  phases = []
+  start = 0
   for part, end in zip(read.parts, np.cumsum(lengths), strict=True):
     if round(end) == start:
       least = math.ceil(sum(lengths) / min(lengths))
@@ -357,7 +373,7 @@ def amount(value: float, steps: int) -> int:
   return max(1, round(value * steps)) if 0 < value < 1 else round(value)
 
 
-def amount_setting(default: float, about: str):
-  """Returns a setting that `amount` reads; `about` begins its help text."""
-  text = f"{about}, in steps or, under 1, as a share of the run"
+def amount_setting(default: float, summary: str):
+  """Returns a setting that `amount` reads; `summary` begins its help text."""
+  text = f"{summary}, in steps or, under 1, as a share of the run"
   return setting(default, text, least=0, most=LARGEST)

@@ -180,8 +180,8 @@ class Objective(Section):
   @property
   def max_mask_ratio(self) -> float:
     """Largest share that is masked at any time of the run."""
-    others = self.mask_ratio_end, self.mask_ratio_high
-    return max(self.mask_ratio, *(ratio or 0.0 for ratio in others))
+    ratios = self.mask_ratio_end, self.mask_ratio_high
+    return max(self.mask_ratio, *(ratio or 0.0 for ratio in ratios))
 
   @property
   def needs_mask_token(self) -> bool:
@@ -214,7 +214,8 @@ class Objective(Section):
 
   def ratio_at(self, progress: float) -> float:
     """Returns the mask ratio at a point of the run, `progress` from 0 to 1."""
-    begin, end = self.mask_ratio, self.mask_ratio_end
+    begin = self.mask_ratio
+    end = self.mask_ratio_end
     return begin if end is None else begin + (end - begin) * progress
 
   def corrupt(
@@ -230,26 +231,26 @@ class Objective(Section):
     The tokens are int32 `[n, T]`, and the segments their documents or chunks.
     `progress` is the part of the run that is done, 0 to 1.
     """
-    at = np.arange(tokens.shape[1], dtype=np.int32)
-    k_end, suffix = _attention_end(self, segments, draw, at)
-    inputs, chosen = tokens, np.zeros(tokens.shape, bool)
+    position = np.arange(tokens.shape[1], dtype=np.int32)
+    k_end, suffix = _attention_end(self, segments, draw, position)
+    inputs = tokens
+    chosen = np.zeros(tokens.shape, bool)
     ratio = _ratios(self, segments, draw, progress)
     if np.any(ratio > 0):
       maskable = ~vocabulary.special[tokens]
       if self.mask_ends and vocabulary.eos_id is not None:
         # But not an end token that is a document's first.
-        maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
-      chosen, unit = _choose_tokens(
-        self, ratio, tokens, maskable, draw, vocabulary
-      )
+        maskable |= (tokens == vocabulary.eos_id) & (position > segments.start)
+      choose = _CHOOSE[self.choice]
+      chosen, unit = choose(self, ratio, tokens, maskable, draw, vocabulary)
       inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
     targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
     predicted = targets[self.predict]
-    for never in (vocabulary.pad_id, vocabulary.mask_id):
-      if never is not None:
-        predicted = predicted & (tokens != never)
+    for token_id in (vocabulary.pad_id, vocabulary.mask_id):
+      if token_id is not None:
+        predicted = predicted & (tokens != token_id)
     if self.shift:  # a segment's first token has none before it
-      predicted = predicted & (at - segments.start >= self.shift)
+      predicted = predicted & (position - segments.start >= self.shift)
     scale = np.float32(1 / ratio if self.per_ratio else 1)
     scale = np.broadcast_to(scale, tokens.shape)
     return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
@@ -334,83 +335,133 @@ def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
   low = objective.ratio_at(progress)
   if objective.mask_ratio_high is None:
     return np.full((1, 1), low)
-  if objective.ratio_of_blocks:  # a block draws as its first token does
-    u = draw.uniform("ratio", np.arange(segments.start.shape[1]))
-    u = np.take_along_axis(u, _block_begin(objective, segments), axis=1)
+  if objective.ratio_of_blocks:
+    draws = _draws_of_blocks(objective, segments, draw)
   else:
-    # One draw for the step, and a golden section more for each row. Shares then
-    # spread evenly, and the loss varies less than with a draw for each row.
-    # Only the objective's own rows count: `Phase.divide_batch` chooses them by
-    # the golden section, too, so their places would spread over a part alone.
-    first = dataclasses.replace(draw, slots=np.zeros((1, 1), np.int64))
-    ranks = draw.slots if draw.ranks is None else draw.ranks
-    u = first.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
-  return low + (objective.mask_ratio_high - low) * (u % 1)
+    draws = _draws_of_rows(draw)
+  return low + (objective.mask_ratio_high - low) * (draws % 1)
 
 
-def _attention_end(objective, segments, draw, at):
+def _draws_of_blocks(objective, segments, draw: Draw) -> np.ndarray:
+  """Returns a draw for each block, which all its tokens have, `[n, T]`."""
+  draws = draw.uniform("ratio", np.arange(segments.start.shape[1]))
+  # A block draws as its first token does.
+  begin = _block_begin(objective, segments)
+  return np.take_along_axis(draws, begin, axis=1)
+
+
+def _draws_of_rows(draw: Draw) -> np.ndarray:
+  """Returns numbers that spread evenly over the rows, modulo 1, `[n, 1]`."""
+  # One draw for the step, and a golden section more for each row. Shares then
+  # spread evenly, and the loss varies less than with a draw for each row. Only
+  # the objective's own rows count: `Phase.divide_batch` chooses them by the
+  # golden section, too, so their places would spread over a part alone.
+  step_draw = dataclasses.replace(draw, slots=np.zeros((1, 1), np.int64))
+  ranks = draw.slots if draw.ranks is None else draw.ranks
+  return step_draw.uniform("ratio", np.zeros(1, int)) + ranks * _GOLDEN
+
+
+def _attention_end(objective, segments, draw, position):
   """Returns k_end, and which tokens are after the prefix (or None)."""
   if objective.attention == "bidirectional":
     return segments.end, None
   if objective.attention == "block":
     end = _block_begin(objective, segments) + np.int32(objective.block_length)
     return np.minimum(end, segments.end), None
-  own_end = np.broadcast_to(at + 1, segments.end.shape)
+  causal_end = np.broadcast_to(position + 1, segments.end.shape)
   if objective.attention == "causal":
-    return own_end, None
+    return causal_end, None
   # A segment draws as its first token does.
-  share = np.take_along_axis(draw.uniform("prefix", at), segments.start, axis=1)
+  draws = draw.uniform("prefix", position)
+  share = np.take_along_axis(draws, segments.start, axis=1)
   length = (share * (segments.end - segments.start)).astype(np.int32)
   prefix_end = segments.start + length
-  return np.maximum(own_end, prefix_end), at >= prefix_end
+  return np.maximum(causal_end, prefix_end), position >= prefix_end
 
 
 def _block_begin(objective, segments) -> np.ndarray:
   """Returns where the block of each token begins, int32 `[n, T]`."""
-  at = np.arange(segments.start.shape[1], dtype=np.int32)
-  return at - (at - segments.start) % np.int32(objective.block_length)
+  position = np.arange(segments.start.shape[1], dtype=np.int32)
+  place = position - segments.start
+  return position - place % np.int32(objective.block_length)
 
 
-def _choose_tokens(objective, ratio, tokens, maskable, draw, vocabulary):
-  """Returns which tokens are chosen, and the position whose draws each uses."""
-  at = np.arange(tokens.shape[1])
-  coins = objective.choice == "coin"
-  if coins and objective.unit == "span":
-    chosen, unit = _random_spans(objective, ratio, draw, len(at))
+# Each method of `CHOICES` returns which tokens are chosen, bool `[n, T]`, and
+# where the unit of each token begins: the position whose draws it uses.
+
+
+def _choose_by_coins(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Tosses one coin for each unit."""
+  position = np.arange(tokens.shape[1])
+  if objective.unit == "span":
+    chosen, unit = _random_spans(objective, ratio, draw, len(position))
     return chosen & maskable, unit
-  visit = 0
-  if objective.choice == "covering":
-    draw, visit = draw.by_row()
-  unit = np.broadcast_to(at, tokens.shape)
-  if objective.unit == "word":
+  unit = np.broadcast_to(position, tokens.shape)
+  coins = draw.uniform("choose", position)
+  if objective.unit == "word":  # its tokens have the coin of the first
     unit = vocabulary.words(tokens)
-  elif objective.unit == "span":
-    unit = _tile_spans(objective, draw, len(at))
-  if not coins:
-    return _in_turn(objective, ratio, unit, maskable, draw, visit), unit
-  u = draw.uniform("choose", at)
+    coins = np.take_along_axis(coins, unit, axis=1)
+  return (coins < ratio) & maskable, unit
+
+
+def _choose_binomial(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses as many tokens, in units, as coins for each token give."""
+  unit = _units(objective, tokens, draw, vocabulary)
+  coins = draw.uniform("choose", np.arange(tokens.shape[1]))
+  count = ((coins < ratio) & maskable).sum(axis=1, keepdims=True)
+  return _fill_arc(count, unit, maskable, draw), unit
+
+
+def _choose_exact(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses the share of each row."""
+  unit = _units(objective, tokens, draw, vocabulary)
+  count = ratio * _maskable_tokens(maskable)
+  return _fill_arc(count, unit, maskable, draw), unit
+
+
+def _choose_covering(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Chooses the share of each row, and other tokens at each visit to it."""
+  # A text keeps its units, their order and the first arc for `CYCLE` visits,
+  # and each arc begins a golden section after the one before. Such arcs cover
+  # the circle evenly after any number of visits, also while the ratio changes.
+  draw, visit = draw.by_row()
+  unit = _units(objective, tokens, draw, vocabulary)
+  count = ratio * _maskable_tokens(maskable)
+  return _fill_arc(count, unit, maskable, draw, visit * _GOLDEN), unit
+
+
+_CHOOSE = {
+  "coin": _choose_by_coins,
+  "binomial": _choose_binomial,
+  "exact": _choose_exact,
+  "covering": _choose_covering,
+}
+
+
+def _units(objective, tokens, draw, vocabulary) -> np.ndarray:
+  """Returns where the unit of each token begins, `[n, T]`."""
   if objective.unit == "word":
-    u = np.take_along_axis(u, unit, axis=1)
-  return (u < ratio) & maskable, unit
+    return vocabulary.words(tokens)
+  if objective.unit == "span":
+    return _tile_spans(objective, draw, tokens.shape[1])
+  return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
 
 
-def _in_turn(objective, ratio, unit, maskable, draw, visit) -> np.ndarray:
-  """Fills each row's share with units in random order (`Objective.choice`)."""
+def _maskable_tokens(maskable: np.ndarray) -> np.ndarray:
+  """Returns the number of maskable tokens in each row, at least 1, `[n, 1]`."""
+  return np.maximum(maskable.sum(axis=1, keepdims=True), 1)
+
+
+def _fill_arc(count, unit, maskable, draw, turn=0) -> np.ndarray:
+  """Chooses `count` tokens of each row, in units in random order."""
   # A row's units lie in random order around a circle as long as its maskable
-  # tokens. The chosen units begin in an arc of the share's length, which begins
-  # at a random place: all tokens are as likely. With `covering` a text keeps
-  # order and place for `CYCLE` visits, and each arc begins a golden section
-  # after the one before. Such arcs cover the circle evenly after any number of
-  # visits, also while the ratio changes.
-  at = np.arange(unit.shape[1])
-  around = np.maximum(maskable.sum(axis=1, keepdims=True), 1)
-  length = ratio * around
-  if objective.choice == "binomial":
-    heads = (draw.uniform("choose", at) < ratio) & maskable
-    length = heads.sum(axis=1, keepdims=True)
+  # tokens. The chosen units begin in an arc of `count` tokens. It begins at a
+  # random place, moved by a share `turn` of the circle. So all tokens are as
+  # likely.
+  around = _maskable_tokens(maskable)
   place = _places_in_random_order(unit, maskable, draw)
-  begin = (draw.uniform("turn", at[:1]) + visit * _GOLDEN) % 1
-  return ((place - begin * around) % around < length) & maskable
+  begin = (draw.uniform("turn", np.arange(1)) + turn) % 1
+  return ((place - begin * around) % around < count) & maskable
 
 
 def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
@@ -443,16 +494,16 @@ def _random_spans(objective: Objective, ratio, draw: Draw, length: int):
   # Spans may begin before the row, so that its first tokens are as likely to be
   # chosen as any other.
   lead = objective.span_length - 1
-  at = np.arange(length + lead)
-  begins = draw.uniform("choose", at) < _span_rate(ratio, shares)
+  position = np.arange(length + lead)
+  begins = draw.uniform("choose", position) < _span_rate(ratio, shares)
   # The k-th of these is the probability that a span is longer than k.
   longer = 1 - np.cumsum(shares[:-1])
-  u = 1 - draw.uniform("span", at)
+  u = 1 - draw.uniform("span", position)
   lengths = 1 + np.searchsorted(-longer, -u, side="left")
   # The last begin up to each place, and the length of that span.
-  begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
+  begin = np.maximum.accumulate(np.where(begins, position, -1), axis=1)
   reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
-  chosen = (begin >= 0) & (at - begin < reach)
+  chosen = (begin >= 0) & (position - begin < reach)
   return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
 
 
@@ -463,11 +514,13 @@ def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
   # which grows with p.
   k = np.arange(len(shares))
   longer = np.cumsum(shares[::-1])[::-1]
-  low, high = np.zeros(ratio.shape), np.ones(ratio.shape)
+  low = np.zeros(ratio.shape)
+  high = np.ones(ratio.shape)
   for _ in range(60):  # bisection, down to the last bits of a float
     p = (low + high) / 2
     less = np.sum(p * (1 - p) ** k * longer, axis=1, keepdims=True) < ratio
-    low, high = np.where(less, p, low), np.where(less, high, p)
+    low = np.where(less, p, low)
+    high = np.where(less, high, p)
   return high
 
 
@@ -477,15 +530,15 @@ def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
     return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
   # Only the chosen tokens draw. A unit's tokens share their fate, but each has
   # a random token of its own.
-  row, at = np.nonzero(chosen)
+  row, position = np.nonzero(chosen)
   draw = Draw(draw.seed, draw.step, draw.slots[row, 0])
-  fate = draw.uniform("fate", unit[row, at])
+  fate = draw.uniform("fate", unit[row, position])
   ordinary = vocabulary.ordinary
-  random = draw.bits("replacement", at) % np.uint32(len(ordinary))
+  random = draw.bits("replacement", position) % np.uint32(len(ordinary))
   is_changed = fate < objective.mask_token + objective.random_token
   changed = np.where(is_changed, ordinary[random], tokens[chosen])
   if objective.mask_token > 0:
     changed = np.where(fate < objective.mask_token, vocabulary.mask_id, changed)
   out = tokens.copy()
-  out[row, at] = changed
+  out[row, position] = changed
   return out

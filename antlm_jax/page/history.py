@@ -54,16 +54,16 @@ def read(folder: str | os.PathLike[str], names: str = "*") -> History:
   Raises a UserError if the folder has none, or none of these names.
   """
   rows = _metrics_by_step(folder)
-  found = History(
+  history = History(
     Measurement(step, name, value)
     for step, row in rows.items()
     for name, value in row.items()
     if fnmatch.fnmatchcase(name, names)
   )
-  if not found:
-    known = dict.fromkeys(itertools.chain(*rows.values()))
-    raise UserError(f"{names!r} is none of {', '.join(known)}")
-  return found
+  if not history:
+    recorded = dict.fromkeys(itertools.chain(*rows.values()))
+    raise UserError(f"{names!r} is none of {', '.join(recorded)}")
+  return history
 
 
 def plot(folder: str | os.PathLike[str]):
@@ -73,13 +73,15 @@ def plot(folder: str | os.PathLike[str]):
   """
   from antlm_jax.training import saving  # slow to import: not for --help
 
-  rows, folder = _metrics_by_step(folder), files.absolute_path(folder)
+  rows = _metrics_by_step(folder)
+  folder = files.absolute_path(folder)
   text = files.read_text(folder / saving.CONFIG, "the run's config")
-  config, found = config_lib.config_from_json(text), {}
+  config = config_lib.config_from_json(text)
+  summary = {}
   with contextlib.suppress(UserError):  # a run that has not ended has none
-    found = files.read_json(folder / metrics.SUMMARY, "the summary")
-  phases, mix = _schedules(config, found.get("steps_per_epoch"))
-  unigram = found.get("unigram_entropy", math.nan)
+    summary = files.read_json(folder / metrics.SUMMARY, "the summary")
+  phases, mix = _schedules(config, summary.get("steps_per_epoch"))
+  unigram = summary.get("unigram_entropy", math.nan)
   return plots.draw_run_curves(config, phases, mix, rows, unigram)
 
 
@@ -105,14 +107,17 @@ def _schedules(
   """
   if per_epoch is None:
     return None, None
-  train, known = config.train, list(config.known_objectives)
+  train = config.train
+  objectives = list(config.known_objectives)
   length = train.steps or round(train.epochs * per_epoch) or None
-  found = curriculum_lib.parse_curriculum(
-    config.curriculum, known, per_epoch, length
+  curriculum = curriculum_lib.parse_curriculum(
+    config.curriculum, objectives, per_epoch, length
   )
   if not config.data.mix:
-    return found, None
+    return curriculum, None
   text = config.data.mix
   names = re.findall(curriculum_lib.NAME, text)
-  how = per_epoch, found.steps, "source"
-  return found, curriculum_lib.parse_curriculum(text, names, *how)
+  mix = curriculum_lib.parse_curriculum(
+    text, names, per_epoch, curriculum.steps, kind="source"
+  )
+  return curriculum, mix

@@ -38,18 +38,20 @@ class Page(Hook):
         self._write(trainer, at_end=False)
       return
     table = self._write(trainer, at_end=True)
-    about = self.summary | {"data": trainer.run.meta.data}
-    files.write_json(trainer.folder / metrics.SUMMARY, about)
+    contents = self.summary | {"data": trainer.run.meta.data}
+    files.write_json(trainer.folder / metrics.SUMMARY, contents)
     self._say(trainer, table)
 
   def _write(self, trainer: Trainer, at_end: bool) -> str:
     """Writes the curves and the page; returns the table of held-out losses."""
-    run, step = trainer.run, trainer.step
+    run = trainer.run
+    step = trainer.step
     values = metrics.by_step(metrics.read_records(trainer.folder))
     best = summary.best_step(values, run.config.eval.watch)
     at_best = best and best["step"]
     held_out = summary.held_out_evaluations(values, run, step, at_best)
-    unigram, modes = run.unigram_entropy(), summary.modes(values, run)
+    unigram = run.unigram_entropy()
+    modes = summary.modes(values, run)
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
@@ -73,7 +75,8 @@ class Page(Hook):
 
   def _write_files(self, trainer: Trainer, values: ByStep, table) -> None:
     """Writes the picture and the page; a run ends well without them, too."""
-    run, unigram = trainer.run, self.summary["unigram_entropy"]
+    run = trainer.run
+    unigram = self.summary["unigram_entropy"]
 
     def draw(path: pathlib.Path) -> None:
       schedules = run.curriculum, run.order.mix
@@ -81,8 +84,10 @@ class Page(Hook):
       plots.save_figure(figure, path)
 
     def describe(path: pathlib.Path) -> None:
-      about = self._command, self.summary, table
-      files.write_text(path, summary.page(run, trainer.workdir, *about))
+      text = summary.page(
+        run, trainer.workdir, self._command, self.summary, table
+      )
+      files.write_text(path, text)
 
     for name, write in (("curves.png", draw), ("README.md", describe)):
       try:
@@ -97,14 +102,14 @@ class Page(Hook):
     """Prints the time, the held-out losses, advice, and where the files are."""
     step = trainer.step
     if steps := step - trainer.begun:
-      of = f" of {step:,}" if trainer.begun else ""
+      all_steps = f" of {step:,}" if trainer.begun else ""
       time = f"{duration(trainer.ledger.total)} ({trainer.ledger})"
-      progress.say(f"\ndone: {steps:,}{of} steps in {time}\n")
+      progress.say(f"\ndone: {steps:,}{all_steps} steps in {time}\n")
     for line in (*table.splitlines(), *self.summary["advice"]):
       progress.say(line)
-    kept = {step: ""}
+    remarks = {step: ""}  # on each checkpoint
     if best := self.summary["best"]:
-      kept[best["step"]] = " (best)"
-    steps = (f"{checkpoint.FOLDER}/{step}{of}" for step, of in kept.items())
+      remarks[best["step"]] = " (best)"
+    steps = (f"{checkpoint.FOLDER}/{s}{text}" for s, text in remarks.items())
     names = "README.md", "curves.png", metrics.METRICS, *steps
     progress.say(f"\nresults in {trainer.workdir}: {', '.join(names)}")

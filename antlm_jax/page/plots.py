@@ -1,5 +1,6 @@
 """Style of all pictures, and the learning curves of a run."""
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -27,6 +28,20 @@ _MANY = 12
 _BINS = 300  # points of a training curve over the whole run
 
 
+@dataclasses.dataclass(frozen=True)
+class LossSeries:
+  """Losses of a run's objectives, each in its own colour."""
+
+  rows: ByStep  # measured values
+  colours: Mapping[str, str]  # by logged name of the objective
+  sets: Sequence[str]  # names of the held-out sets, if there are several
+  # Logged steps in or after an objective's own blocks, by its logged name. It
+  # is empty without many blocks.
+  block_steps: Mapping[str, set[int]]
+  steps: int  # length of the run
+  unigram: float  # entropy of the held-out tokens' frequencies; NaN if unknown
+
+
 def draw_run_curves(
   config: Config,
   curriculum: Curriculum | None,
@@ -47,32 +62,21 @@ def draw_run_curves(
   title = f"Losses over the curriculum {config.curriculum}"
   out = canvas(9, 5.6 + bool(pairs), title)
   panels = out.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-  # Objectives in training order, then those only evaluated.
-  known = config.known_objectives
-  trained = curriculum.objectives if curriculum else known
-  names = {name: known[name].name for name in trained}
-  kinds = [*names.values()]
-  parts = [key.split("/") for key in keys]
-  kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
-  sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
-  colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
+  # Objectives in training order.
+  objectives = config.known_objectives
+  trained = curriculum.objectives if curriculum else objectives
+  names = {name: objectives[name].name for name in trained}
   if curriculum:
     shade(panels[:-1] if mix else panels, curriculum, names)
     _label(panels[0], curriculum)
   if mix:
     shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
-  own = _own_steps(curriculum, names, rows) if curriculum else {}
-  _draw_losses(panels[0], rows, colours, sets, own, steps, unigram)
-  for key, colour in zip(pairs, COLOURS, strict=False):
-    style = {"lw": 2, "marker": "o", "ms": 3.5}
-    _draw_line(
-      panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style
-    )
+  _draw_losses(
+    panels[0], _loss_series(rows, keys, names, curriculum, steps, unigram)
+  )
   if pairs:
-    panels[1].axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
-    panels[1].set_ylabel("minimal pairs\n(share right)")
-    legend(panels[1])
+    _draw_pairs(panels[1], rows, pairs)
   _draw_line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
   panels[-1].set(ylabel="learning\nrate", xlabel="step", xlim=(0, steps))
   if mix:
@@ -82,7 +86,25 @@ def draw_run_curves(
   return out
 
 
-def _own_steps(
+def _loss_series(
+  rows: ByStep,
+  keys: Sequence[str],
+  names: Mapping[str, str],
+  curriculum: Curriculum | None,
+  steps: int,
+  unigram: float,
+) -> LossSeries:
+  """Returns the losses of the trained objectives `names`, then of others."""
+  parts = [key.split("/") for key in keys]
+  only_evaluated = [p[1] for p in parts if p[2:] == ["loss"]]
+  kinds = dict.fromkeys([*names.values(), *only_evaluated])
+  sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
+  colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
+  block_steps = _block_steps(curriculum, names, rows) if curriculum else {}
+  return LossSeries(rows, colours, sets, block_steps, steps, unigram)
+
+
+def _block_steps(
   curriculum: Curriculum, names: Mapping[str, str], rows: ByStep
 ) -> dict[str, set[int]]:
   """Returns the logged steps in or after the blocks of each objective.
@@ -91,48 +113,70 @@ def _own_steps(
   """
   if len(curriculum.phases) <= _MANY:
     return {}
-  own = {kind: set() for kind in names.values()}
+  block_steps = {kind: set() for kind in names.values()}
   for phase in curriculum.phases:
     inside = {step for step in rows if phase.start < step <= phase.stop}
     for name in phase.shares:
-      own[names[name]] |= inside
-  return own
+      block_steps[names[name]] |= inside
+  return block_steps
 
 
-def _draw_losses(axes, rows, colours, sets, own, steps: int, unigram) -> None:
+def _draw_losses(axes, series: LossSeries) -> None:
   """Draws training losses, and above them the held-out losses."""
-  held_out = [] if math.isnan(unigram) else [unigram]  # to be seen
-  for kind, colour in colours.items():
-    for curve in smooth(rows, f"train/{kind}/loss", steps):
+  for kind, colour in series.colours.items():
+    for curve in smooth(series.rows, f"train/{kind}/loss", series.steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
-  for kind, colour in colours.items():
-    key = f"eval/{kind}/loss"
-    style = {"color": colour, "lw": 2, "marker": "o", "ms": 3.5}
-    if kind in own:
-      after = {s: row for s, row in rows.items() if s in own[kind]}
-      others = {s: row for s, row in rows.items() if s not in after}
-      _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
-      _draw_line(
-        axes, after, key, label=f"{kind}, after {kind} blocks", **style
-      )
-      style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
-      _draw_line(axes, others, key, label=f"{kind}, after others", **style)
-    else:
-      _draw_line(axes, rows, key, label=f"{kind}, held out", **style)
-    for of, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
-      style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {of}"}
-      _draw_line(axes, rows, f"eval/{kind}/{of}/loss", color=colour, **style)
-  for step, row in rows.items():
-    keys = (k for k in row if k.startswith("eval/") and k.endswith("/loss"))
-    # The first losses would flatten the curves.
-    held_out += [row[key] for key in keys if step > 0]
-  if not math.isnan(unigram):
+  for kind in series.colours:
+    _draw_held_out(axes, series, kind)
+  known_unigram = [] if math.isnan(series.unigram) else [series.unigram]
+  for unigram in known_unigram:
     axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
-  if held_out:
-    margin = 0.08 * (max(held_out) - min(held_out)) + 0.05
-    axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
+  # The first losses would flatten the curves.
+  visible = known_unigram + [
+    row[key]
+    for step, row in series.rows.items()
+    for key in row
+    if step > 0 and key.startswith("eval/") and key.endswith("/loss")
+  ]
+  if visible:
+    margin = 0.08 * (max(visible) - min(visible)) + 0.05
+    axes.set_ylim(min(visible) - margin, max(visible) + margin)
   axes.set_ylabel("loss (nats per target)")
-  legend(axes, "held-out losses\n" * bool(own) + "thin: in training")
+  title = "thin: in training"
+  if series.block_steps:
+    title = f"held-out losses\n{title}"
+  legend(axes, title)
+
+
+def _draw_held_out(axes, series: LossSeries, kind: str) -> None:
+  """Draws the held-out losses of an objective, by its logged name."""
+  rows = series.rows
+  colour = series.colours[kind]
+  key = f"eval/{kind}/loss"
+  style = {"color": colour, "lw": 2, "marker": "o", "ms": 3.5}
+  if kind in series.block_steps:
+    steps = series.block_steps[kind]
+    after = {step: row for step, row in rows.items() if step in steps}
+    elsewhere = {step: row for step, row in rows.items() if step not in steps}
+    _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
+    _draw_line(axes, after, key, label=f"{kind}, after {kind} blocks", **style)
+    style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
+    _draw_line(axes, elsewhere, key, label=f"{kind}, after others", **style)
+  else:
+    _draw_line(axes, rows, key, label=f"{kind}, held out", **style)
+  for name, dashes in zip(series.sets, itertools.cycle(_DASHES), strict=False):
+    style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {name}"}
+    _draw_line(axes, rows, f"eval/{kind}/{name}/loss", color=colour, **style)
+
+
+def _draw_pairs(axes, rows: ByStep, keys: Sequence[str]) -> None:
+  """Draws accuracies on minimal pairs."""
+  style = {"lw": 2, "marker": "o", "ms": 3.5}
+  for key, colour in zip(keys, COLOURS, strict=False):
+    _draw_line(axes, rows, key, color=colour, label=key[len(PAIRS) :], **style)
+  axes.axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
+  axes.set_ylabel("minimal pairs\n(share right)")
+  legend(axes)
 
 
 def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
@@ -146,8 +190,8 @@ def smooth(rows: ByStep, key: str, steps: int) -> Iterator[np.ndarray]:
     for step, row in rows.items()
     if any(name.startswith("train/") for name in row)
   ]
-  for known, part in itertools.groupby(logged, lambda pair: key in pair[1]):
-    if known:
+  for has_loss, part in itertools.groupby(logged, lambda pair: key in pair[1]):
+    if has_loss:
       points = ((step, row[key]) for step, row in part)
       bins = itertools.groupby(points, lambda p: (p[0] - 1) * _BINS // steps)
       yield np.stack([np.mean(list(group), 0) for _, group in bins], 1)

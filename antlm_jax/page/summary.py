@@ -47,12 +47,12 @@ def held_out_evaluations(
 ) -> list[dict]:
   """Returns the evaluations at the start, each switch, the best and the end."""
   measured = {
-    step: {"step": step} | found
+    step: {"step": step} | values
     for step, row in rows.items()
-    if (found := {k: v for k, v in row.items() if k.startswith("eval/")})
+    if (values := {k: v for k, v in row.items() if k.startswith("eval/")})
   }
-  wanted = {min(measured, default=0), *run.switches, best, end}
-  return [row for step, row in measured.items() if step in wanted]
+  steps = {min(measured, default=0), *run.switches, best, end}
+  return [row for step, row in measured.items() if step in steps]
 
 
 def best_step(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
@@ -70,14 +70,14 @@ def best_step(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
 
 
 def held_out_table(
-  found: Sequence[dict], unigram_entropy: float, run: Run, end: int
+  evaluations: Sequence[dict], unigram_entropy: float, run: Run, end: int
 ) -> tuple[list[list[str]], list[str]]:
   """Returns the rows and the head of a table of `held_out_evaluations`."""
-  keys = dict.fromkeys(key for row in found for key in row)
+  keys = dict.fromkeys(key for row in evaluations for key in row)
   losses = [key for key in keys if key.endswith("/loss")]
   modes = sorted(key for key in keys if key.startswith(metrics.PAIRS))
   lines = []
-  for row in found:
+  for row in evaluations:
     figures = [
       f"{row[key]:.3f}" if key in row else "" for key in losses + modes
     ]
@@ -95,9 +95,9 @@ def _moment(step: int, run: Run, end: int) -> str:
   if step == end:
     return f"after step {step} (end)"
   changes = [
-    f"{of.at(step - 1)}→{of.at(step)}"
-    for of in (run.curriculum, run.order.mix)
-    if of and step in of.switches
+    f"{schedule.at(step - 1)}→{schedule.at(step)}"
+    for schedule in (run.curriculum, run.order.mix)
+    if schedule and step in schedule.switches
   ]
   if changes:
     return f"after step {step} ({', '.join(changes)})"
@@ -106,7 +106,8 @@ def _moment(step: int, run: Run, end: int) -> str:
 
 def modes(rows: ByStep, run: Run) -> dict[str, dict[str, float]]:
   """Returns the last and the best loss in nats of objectives trained so far."""
-  out, end = {}, max(rows, default=0)
+  out = {}
+  end = max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
   for name in dict.fromkeys(itertools.chain(*trained)):
     logged = run.config.known_objectives[name].name
@@ -118,23 +119,27 @@ def modes(rows: ByStep, run: Run) -> dict[str, dict[str, float]]:
 
 
 def page(
-  run: Run, workdir: pathlib.Path, command: str, found: Mapping[str, Any], table
+  run: Run,
+  workdir: pathlib.Path,
+  command: str,
+  summary: Mapping[str, Any],
+  table,
 ) -> str:
   """Returns README.md of a run's folder.
 
-  `found` is the summary so far, as in summary.json, and `table` has the rows
+  `summary` is that of the run so far, as in summary.json. `table` has the rows
   and the head of the table of held-out losses. `command` may be empty.
   """
   if command:
     command = (
       f"```\n{command}\n```\n\nAll its settings are in `config.json`.\n\n"
     )
-  lines = [f"- {tables.plain_markdown(line)}" for line in found["advice"]]
+  lines = [f"- {tables.plain_markdown(line)}" for line in summary["advice"]]
   return _PAGE.substitute(
     name=tables.plain_markdown(workdir.name),
     about=next(notes.notes_of_run(run)),
     command=command,
-    figures=tables.markdown(_run_figures(run, found), ("", "")),
+    figures=tables.markdown(_run_figures(run, summary), ("", "")),
     held_out=tables.markdown(*table),
     advice="\n".join([*lines, "\n"]) if lines else "",
     uses="\n".join(_uses(run, workdir)),
@@ -143,17 +148,19 @@ def page(
 
 
 def _run_figures(
-  run: Run, found: Mapping[str, Any]
+  run: Run, summary: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
   """Yields names and values of a run's figures."""
-  step, whole = found["steps"], run.curriculum.steps
-  yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
+  step = summary["steps"]
+  total = run.curriculum.steps
+  yield "steps", f"{step:,}" + (f" of {total:,}" if step < total else "")
   yield "tokens seen", units.quantity(run.tokens(step))
   yield "words seen", units.quantity(run.words(step))
   yield "epochs", f"{step / run.order.steps_per_epoch:.3g}"
-  yield "parameters", units.quantity(found["parameters"])
-  yield "time, since its last start", units.duration(found["seconds"]["total"])
-  if best := found["best"]:
+  yield "parameters", units.quantity(summary["parameters"])
+  seconds = summary["seconds"]["total"]
+  yield "time, since its last start", units.duration(seconds)
+  if best := summary["best"]:
     watch = " + ".join(run.config.eval.watch)
     place = f"checkpoints/{best['step']}"
     yield "best checkpoint", f"`{place}`: {watch} {best['loss']:.3f}"
@@ -162,15 +169,16 @@ def _run_figures(
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
-  antlm, of = antlm_program(), f"--checkpoint={shlex.quote(str(workdir))}"
+  antlm = antlm_program()
+  model = f"--checkpoint={shlex.quote(str(workdir))}"
   if any(o.left_to_right for o in trained):
-    yield f'{antlm} generate {of} --prompt="The"'
+    yield f'{antlm} generate {model} --prompt="The"'
   if any(o.per_ratio for o in trained):
-    yield f'{antlm} fill {of} --text="The" --tokens=20 --temperature=0.8'
+    yield f'{antlm} fill {model} --text="The" --tokens=20 --temperature=0.8'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
-    yield f'{antlm} fill {of} --text="The <mask> is here."'
+    yield f'{antlm} fill {model} --text="The <mask> is here."'
   output = shlex.quote(f"{workdir}-hf")
-  yield f"{antlm} export {of} --output={output}   # for transformers"
+  yield f"{antlm} export {model} --output={output}   # for transformers"
 
 
 def antlm_program() -> str:
@@ -180,6 +188,7 @@ def antlm_program() -> str:
     return "antlm"
   if not script.exists():
     return f"{shlex.quote(sys.executable)} -m antlm_jax"
-  here = pathlib.Path.cwd()
-  near = script.relative_to(here) if script.is_relative_to(here) else script
-  return shlex.quote(str(near))
+  folder = pathlib.Path.cwd()
+  if script.is_relative_to(folder):
+    script = script.relative_to(folder)
+  return shlex.quote(str(script))

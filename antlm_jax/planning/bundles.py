@@ -27,8 +27,8 @@ class BundleCounts:
   """Numbers of bundles of an attention kernel or of an XLA fusion."""
 
   masked: int  # bundles for a block with hidden scores
-  whole: int  # bundles for a block without hidden scores
-  rest: int  # bundles that begin and end an output block
+  unmasked: int  # bundles for a block without hidden scores
+  output: int  # bundles that begin and end an output block
   all: int  # bundles of the program
   looped: int  # bundles in the loop of a fusion; 0 without a loop
 
@@ -46,12 +46,14 @@ class BundleCounts:
     parts = [end - start for start, end in bounds]
     blocks = [part for part in parts if part >= _LONG * max(parts)]
     looped = sum(re.match(r"\s*0x\w+ +\w*: >", x) is not None for x in lines)
-    rest = len(lines) - sum(blocks)
-    return cls(max(blocks), min(blocks), rest, len(lines), looped)
+    output = len(lines) - sum(blocks)
+    return cls(max(blocks), min(blocks), output, len(lines), looped)
 
-  def cycles(self, masked: float, whole: float, outputs: float) -> float:
-    """Returns the cycles for these numbers of masked, whole, output blocks."""
-    return masked * self.masked + whole * self.whole + outputs * self.rest
+  def cycles(self, masked: float, unmasked: float, outputs: float) -> float:
+    """Returns the cycles for masked, unmasked and output blocks."""
+    return (
+      masked * self.masked + unmasked * self.unmasked + outputs * self.output
+    )
 
   def passes(self, times: int) -> int:
     """Returns the cycles of a fusion whose loop runs this number of times."""
@@ -91,8 +93,8 @@ def read_bundle_counts() -> dict[str, BundleCounts]:
   """
   out = {}
   for path in sorted(pathlib.Path(listing_folder()).glob("*.txt")):
-    found = re.fullmatch(r"\d+-(.+)-\d+-final_bundles.txt", path.name)
-    if found and "schedule-analysis" not in path.name:
-      out[found[1]] = BundleCounts.parse(path.read_text("utf-8"))
+    match = re.fullmatch(r"\d+-(.+)-\d+-final_bundles.txt", path.name)
+    if match and "schedule-analysis" not in path.name:
+      out[match[1]] = BundleCounts.parse(path.read_text("utf-8"))
     path.unlink()
   return out

@@ -40,7 +40,7 @@ def check_launch(
       batch that the devices do not divide, a curriculum or a schedule that does
       not fit the run, an unknown writer, or no data.
   """
-  made = config_lib.given_config(config, changes)
+  run_config = config_lib.given_config(config, changes)
   kind, _, shape = topology.partition(":")
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
   if isinstance(config, str):
@@ -52,36 +52,39 @@ def check_launch(
         _compare(named, topology, place)
   devices = place.devices * slices
   have = f"the launch has {{}} ({topology})"
-  data, fsdp, _ = made.mesh.sizes(devices, slices, have)
+  data, fsdp, _ = run_config.mesh.sizes(devices, slices, have)
   layout = BatchLayout(
-    made.train.batch_size, made.train.microbatches, data * fsdp
+    run_config.train.batch_size, run_config.train.microbatches, data * fsdp
   )
-  order.parse_batch_schedule(made.train.batch_schedule, layout, seq_len=1)
-  _check_length(made)
-  for name in made.log.writers:
+  order.parse_batch_schedule(run_config.train.batch_schedule, layout, seq_len=1)
+  _check_length(run_config)
+  for name in run_config.log.writers:
     _ = writers.WRITERS[name]
-  objectives = ", ".join(objective.name for objective in made.trained)
-  size = models.build_model(made.model, _VOCAB_SIZE).size
-  if not made.data.path:
+  objectives = ", ".join(objective.name for objective in run_config.trained)
+  size = models.build_model(run_config.model, _VOCAB_SIZE).size
+  if not run_config.data.path:
     raise prepared_folder.no_path()
   return {
-    "config": config if isinstance(config, str) else made.model.name,
+    "config": config if isinstance(config, str) else run_config.model.name,
     "topology": topology,
     "devices": devices,
-    "rows": made.train.batch_size,
+    "rows": run_config.train.batch_size,
     "objectives": objectives,
     "parameters": size,
   }
 
 
-def _check_length(made: config_lib.Config) -> None:
+def _check_length(config: config_lib.Config) -> None:
   """Checks the curriculum and the schedule, as far as they need no data."""
-  train, known = made.train, list(made.known_objectives)
+  train = config.train
+  objectives = list(config.known_objectives)
   length = curriculum.run_length(train.steps, train.epochs, _EPOCH)
-  run = curriculum.parse_curriculum(made.curriculum, known, _EPOCH, length)
+  run = curriculum.parse_curriculum(
+    config.curriculum, objectives, _EPOCH, length
+  )
   if train.steps:
-    restart = made.schedule.restart_at_switch
-    made.schedule.build(run.steps, run.switches if restart else ())
+    restart = config.schedule.restart_at_switch
+    config.schedule.build(run.steps, run.switches if restart else ())
 
 
 def _compare(named: str, topology: str, place: places.Topology) -> None:

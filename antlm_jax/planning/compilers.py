@@ -18,28 +18,28 @@ _GPUS = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd")
 
 def libtpu() -> pathlib.Path | None:
   """Returns the compiler for TPUs, or None if it is not installed."""
-  found = importlib.util.find_spec("libtpu")
-  if found is not None and found.origin:
-    return pathlib.Path(found.origin).with_name("libtpu.so")
+  spec = importlib.util.find_spec("libtpu")
+  if spec is not None and spec.origin:
+    return pathlib.Path(spec.origin).with_name("libtpu.so")
   apart = pathlib.Path(sys.prefix, "libtpu/libtpu/libtpu.so")
   return apart if apart.exists() else None
 
 
 def cuda() -> pathlib.Path | None:
   """Returns XLA's compiler for NVIDIA GPUs, or None if it is not installed."""
-  found = importlib.util.find_spec("jax_plugins")
-  places = found.submodule_search_locations if found else ()
+  spec = importlib.util.find_spec("jax_plugins")
+  places = spec.submodule_search_locations if spec else ()
   for place in (*places, f"{sys.prefix}/cuda-compiler/jax_plugins"):
     for path in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
       return path
   return None
 
 
-def missing_compiler(what: str, extra: str, name: str) -> UserError:
+def missing_compiler(devices: str, extra: str, name: str) -> UserError:
   """Returns an error about a compiler that is not installed.
 
   Args:
-    what: Devices, such as TPUs.
+    devices: Devices, such as TPUs.
     extra: Extra of the package that installs it.
     name: Its name for launch/setup.sh, which only a checkout has.
   """
@@ -47,7 +47,7 @@ def missing_compiler(what: str, extra: str, name: str) -> UserError:
   remedy = f"pip install 'antlm_jax[{extra}]'"
   if setup.exists():
     remedy = f"./launch/setup.sh {name}"
-  return UserError(f"plans for {what} need a compiler: {remedy}")
+  return UserError(f"plans for {devices} need a compiler: {remedy}")
 
 
 def ignore_absent_devices() -> None:

@@ -31,7 +31,7 @@ class Cost:
   @classmethod
   def of(
     cls,
-    found: Sequence[Estimate],
+    estimates: Sequence[Estimate],
     topology: str,
     slices: int = 1,
     rate: float | None = None,
@@ -41,8 +41,9 @@ class Cost:
     The time of a batch that grows is a share of a whole batch's, that of its
     microbatches. So the optimizer's part is too small.
     """
-    place, forecast = places.parse_topology(topology), None
-    trained = [e for e in found if e.steps]
+    place = places.parse_topology(topology)
+    forecast = None
+    trained = [e for e in estimates if e.steps]
     if all(isinstance(e.forecast, Forecast) for e in trained):
       forecast = sum(e.batches * e.forecast.seconds for e in trained)
     return cls(
@@ -92,8 +93,8 @@ class Cost:
 
   def to_json(self) -> dict:
     """Returns it as plain values."""
-    known = "seconds", "chip_hours", "energy", "price"
-    return dataclasses.asdict(self) | {k: getattr(self, k) for k in known}
+    properties = "seconds", "chip_hours", "energy", "price"
+    return dataclasses.asdict(self) | {k: getattr(self, k) for k in properties}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +107,13 @@ class Reads:
   bucket: bool  # whether the rows may be in a bucket
 
   @classmethod
-  def of(cls, run: Run, found: Sequence[Estimate]) -> "Reads":
+  def of(cls, run: Run, estimates: Sequence[Estimate]) -> "Reads":
     """Divides the rows of a step by its forecast, or by its lower bound."""
-    rows, rate = run.sources.rows, 0.0
-    for e in found:
-      known = isinstance(e.forecast, Forecast)
-      seconds = e.forecast.seconds if known else e.step_seconds
+    rows = run.sources.rows
+    rate = 0.0
+    for e in estimates:
+      has_forecast = isinstance(e.forecast, Forecast)
+      seconds = e.forecast.seconds if has_forecast else e.step_seconds
       if e.steps and seconds:
         rate = max(rate, e.rows * e.seq_len / rows.seq_len / seconds)
     bits = 8 * np.dtype(token_dtype(run.tokenizer.vocab_size)).itemsize

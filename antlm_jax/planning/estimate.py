@@ -18,7 +18,7 @@ from antlm_jax import hashing, models
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import grid, kernel
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.objectives.corruption import WordTokens
@@ -42,7 +42,10 @@ class StandIn:
   pieces: int  # number of documents per row, split at random
   size: int  # number of rows per epoch
 
-  mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
+  mask_id = 0
+  pad_id = None
+  bos_id = 1
+  eos_id = None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
   word_tokens = property(lambda self: WordTokens(*[~self.special] * 2))
   segmented = property(lambda self: self.pieces > 1)
@@ -89,7 +92,7 @@ class Estimate:
 
   name: str  # name of the program
   steps: int  # number of training steps that use it
-  batches: float  # number of whole batches of these steps: `BatchKind.whole`
+  batches: float  # number of whole batches of these steps: `BatchKind.batches`
   rows: int  # rows in a batch, over all devices
   seq_len: int  # number of tokens per row
   devices: int  # number of devices
@@ -151,7 +154,7 @@ def estimate_all(
     if key not in done:
       done[key] = estimate_program(run, program, forecasts)
     yield dataclasses.replace(
-      done[key], name=program.name, steps=program.steps, batches=program.whole
+      done[key], name=program.name, steps=program.steps, batches=program.batches
     )
 
 
@@ -162,14 +165,19 @@ def estimate_program(
 
   Raises a UserError if the config's attention cannot run on the devices.
   """
-  batch, mesh, training = program.batch, run.mesh, program.steps > 0
+  batch = program.batch
+  mesh = run.mesh
+  training = program.steps > 0
   device = mesh.devices.flat[0]
-  shapes, chip = mesh_lib.abstract(mesh, batch), chips.chip_of(device)
-  whole = shapes.inputs.size / batch.inputs.size  # over all processes
+  shapes = mesh_lib.abstract(mesh, batch)
+  chip = chips.chip_of(device)
+  # The batch is this process's part of a whole batch.
+  processes = shapes.inputs.size / batch.inputs.size
   # For each product, the backward pass has two: for inputs and for weights.
-  work = flops.forward_work(run.model, batch) * (3 if training else 1) * whole
+  passes = 3 if training else 1
+  work = flops.forward_work(run.model, batch) * passes * processes
   attention = run.attention_of(batch)
-  found = {}
+  figures = {}
   # Estimate the largest batch, if batches grow.
   step = dataclasses.replace(run.step, growing=False)
   begun = time.monotonic()
@@ -189,28 +197,35 @@ def estimate_program(
     if memory is None:
       raise
   else:
-    of = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     # A result that replaces an argument needs no memory.
-    temporaries = of.temp_size_in_bytes + of.generated_code_size_in_bytes
-    temporaries += of.output_size_in_bytes - of.alias_size_in_bytes
-    arguments = of.argument_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
+    temporaries += analysis.generated_code_size_in_bytes
+    temporaries += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    arguments = analysis.argument_size_in_bytes
     needed = arguments + temporaries
     memory = Memory(chip.memory, needed, arguments, temporaries)
     listings = bundles.read_bundle_counts() if device.platform == "tpu" else {}
     counts = hlo.count(compiled.as_text(), listings)
-    found = _speed(run, batch, attention, counts)
+    figures = _speed(run, batch, attention, counts)
     if forecasts:
-      what = mesh, run.model, batch, whole, training, counts, listings
-      found["forecast"] = forecast.forecast_step_time(
-        *what,
-        visited=found["executed"] - counts.flops,
-        network=found["seconds"]["network"],
+      compiled_step = forecast.CompiledStep(
+        mesh=mesh,
+        model=run.model,
+        batch=batch,
+        processes=processes,
+        training=training,
+        counts=counts,
+        listings=listings,
+        visited=figures["executed"] - counts.flops,
+        network=figures["seconds"]["network"],
         carried=Network(mesh).total(counts.carried),
       )
+      figures["forecast"] = forecast.forecast_step_time(compiled_step)
   return Estimate(
     name=program.name,
     steps=program.steps,
-    batches=program.whole,
+    batches=program.batches,
     rows=math.prod(shapes.inputs.shape[:2]),
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,
@@ -219,7 +234,7 @@ def estimate_program(
     work=work,
     compile_seconds=spent,
     memory=memory,
-    **found,
+    **figures,
   )
 
 
@@ -229,17 +244,19 @@ def exceeded(message: str, arguments: int) -> Memory | None:
   `arguments` is the size of the arguments on a device, in bytes.
   """
   size = r"([\d.]+)([KMGTPE]?)"
-  found, more = re.search(rf"Used {size} of {size} hbm", message), 0
-  if not found:  # an error about temporaries only
+  match = re.search(rf"Used {size} of {size} hbm", message)
+  apart = 0
+  if not match:  # an error about temporaries only
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
-    found, more = re.search(pattern, message), arguments
-  if not found or "RESOURCE_EXHAUSTED" not in message:
+    match = re.search(pattern, message)
+    apart = arguments
+  if not match or "RESOURCE_EXHAUSTED" not in message:
     return None
   used, limit = (
     int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
-    for number, prefix in (found.group(1, 2), found.group(3, 4))
+    for number, prefix in (match.group(1, 2), match.group(3, 4))
   )
-  needed = more + used
+  needed = apart + used
   return Memory(limit, needed, arguments, needed - arguments)
 
 
@@ -248,22 +265,23 @@ def _speed(
 ) -> dict:
   """Returns the fields of an `Estimate` about speed."""
   chip = chips.chip_of(run.mesh.devices.flat[0])
-  fused = counts.stated(head_kernel.NAMES)
+  fused = counts.stated(head_tpu.NAMES)
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
     executed += attended * _visited(run.mesh, run.model, batch, attention)
-  network, collectives = Network(run.mesh), {}
-  for one, times in counts.collectives.items():
-    axes = ", ".join(network.axes(one.group))
+  network = Network(run.mesh)
+  collectives = {}
+  for collective, times in counts.collectives.items():
+    axes = ", ".join(network.axes(collective.group))
     total = collectives.setdefault(
-      (one.kind, axes),
-      {"kind": one.kind, "axes": axes, "devices": len(one.group)}
+      (collective.kind, axes),
+      {"kind": collective.kind, "axes": axes, "devices": len(collective.group)}
       | dict.fromkeys(("times", "bytes", "sent", "seconds"), 0),
     )
     total["times"] += times
-    total["bytes"] += times * one.bytes
-    total["sent"] += times * one.sent
-    total["seconds"] += times * network.seconds(one)
+    total["bytes"] += times * collective.bytes
+    total["sent"] += times * collective.sent
+    total["seconds"] += times * network.seconds(collective)
   slowest = tuple(sorted(collectives.values(), key=lambda c: -c["seconds"]))
   return {
     "executed": executed,
@@ -289,7 +307,8 @@ def _visited(
   The kernel states the FLOPs of all pairs of tokens, or half of them if causal.
   It visits only blocks that this batch's mask does not hide.
   """
-  c, length = model.config, batch.inputs.shape[-1]
+  c = model.config
+  length = batch.inputs.shape[-1]
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
   group = c.heads // c.kv_heads
@@ -310,4 +329,5 @@ def _visited(
 
   masks = encoder.masks(c, mask, (rows, length))
   shares = map(share, masks.kinds, attention)
-  return float(encoder.PerLayer([*shares], masks.which).total(float)) / c.layers
+  of_layers = encoder.PerLayer([*shares], masks.indices)
+  return float(of_layers.total(float)) / c.layers

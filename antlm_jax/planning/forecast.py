@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.attention.tpu import grid as tpu_grid
 from antlm_jax.attention.tpu import kernel as tpu_kernel
-from antlm_jax.head import kernel as head_kernel
+from antlm_jax.head import tpu as head_tpu
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo
@@ -58,72 +58,110 @@ def measured_chip(device: jax.Device) -> chips.Measured | None:
   return (chip and chip.measured) or (chips.HOPPER if like_h100 else None)
 
 
-def forecast_step_time(
-  mesh: jax.sharding.Mesh,
-  model: Model,
-  batch: Batch,
-  whole: float,
-  training: bool,
-  counts: hlo.Counts,
-  listings: Mapping[str, bundles.BundleCounts],
-  *,
-  visited: float,
-  network: float,
-  carried: float,
-) -> Forecast | str:
-  """Forecasts the time of a step, or returns the reason why it cannot.
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+  """A compiled step and the work whose time is forecast."""
 
-  Args:
-    mesh: Mesh of the devices.
-    model: The model.
-    batch: A process's part of the batch, in NumPy arrays.
-    whole: Ratio of the batch's size to that of the part.
-    training: Whether the step trains.
-    counts: Work of a device.
-    listings: Bundles of the program's instructions on a TPU, by name.
-    visited: FLOPs of its kernels in the blocks that they visit.
-    network: Seconds of the collectives.
-    carried: Seconds of those that run during other instructions.
-  """
-  device = mesh.devices.flat[0]
-  measured, chip = measured_chip(device), chips.chip_of(device)
+  mesh: jax.sharding.Mesh
+  model: Model
+  batch: Batch  # a process's part of the batch, in NumPy arrays
+  processes: float  # ratio of the batch's size to that of the part
+  training: bool  # whether the step trains
+  counts: hlo.Counts  # work of a device
+  # Bundles of the program's instructions on a TPU, by name.
+  listings: Mapping[str, bundles.BundleCounts]
+  visited: float  # FLOPs of its kernels in the blocks that they visit
+  network: float  # seconds of the collectives
+  carried: float  # seconds of those that run during other instructions
+
+
+def forecast_step_time(step: CompiledStep) -> Forecast | str:
+  """Forecasts the time of a step, or returns the reason why it cannot."""
+  device = step.mesh.devices.flat[0]
+  measured = measured_chip(device)
+  chip = chips.chip_of(device)
   if measured is None:
     return f"there are no measurements of {device.device_kind}"
+  on_tpu = device.platform == "tpu"
+  counts = step.counts
+  fused = counts.stated(head_tpu.NAMES)
+  has_attention = counts.stated() > fused
+  if has_attention and not (on_tpu or measured.attention):
+    return f"there are no times of attention on {device.device_kind}"
   parts = instruction_times(counts.work, chip, measured)
-  fused, spent = counts.stated(head_kernel.NAMES), 0.0
   if fused:
-    each = _head_seconds(mesh, model, batch, listings, chip, measured)
-    products = fused / (chip.flops * measured.product)
-    # Like other instructions, it takes at least the time of its products.
-    seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
-    parts["head"] = parts.get("head", Time()) + Time(seconds, products)
-  if counts.stated() > fused and device.platform == "tpu":
-    each = _attention(mesh, model, batch, listings, measured)
-    spent = _sum_of(counts.kernels, _KERNELS, each)
-    # A call computes one microbatch's rows of a data shard.
-    shards = mesh.size // mesh.shape["tensor"]
-    spent *= whole / (len(batch.inputs) * shards)
-  elif counts.stated() > fused:
-    if not measured.attention:
-      return f"there are no times of attention on {device.device_kind}"
-    widths = (w for w in measured.attention if w <= model.config.head_dim)
-    shares = measured.attention[max(widths)]
-    forward, backward = shares[2:] if batch.mask.causal else shares[:2]
-    # Two products forward, and five backward.
-    share = 7 / (2 / forward + 5 / backward) if training else forward
-    # Before and after its products, the backward pass only moves arrays.
-    moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
-    launches = measured.launch * counts.kernels.total()
-    spent = visited / (chip.flops * share) + moved + launches
-  carriers = {what: n for what, n in counts.work.items() if what.carries}
-  times = instruction_times(carriers, chip, measured)
-  meanwhile = total_time(times).seconds
-  exposed = network - min(carried, meanwhile)
-  for name, seconds in {KERNELS: spent, NETWORK: exposed}.items():
+    head = _head_time(step, fused, chip, measured)
+    parts["head"] = parts.get("head", Time()) + head
+  attention = 0.0
+  if has_attention and on_tpu:
+    attention = _tpu_attention_seconds(step, measured)
+  elif has_attention:
+    attention = _gpu_attention_seconds(step, chip, measured)
+  exposed = _exposed_seconds(step, chip, measured)
+  for name, seconds in {KERNELS: attention, NETWORK: exposed}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
-  known = chip.measured
   ordered = {name: parts[name] for name in PARTS if name in parts}
-  return Forecast(ordered, "" if known else _ASSUMED)
+  return Forecast(ordered, assumes="" if chip.measured else _ASSUMED)
+
+
+def _head_time(
+  step: CompiledStep, fused: float, chip: chips.Chip, measured: chips.Measured
+) -> Time:
+  """Returns the time of the head's kernels, which state `fused` FLOPs."""
+  seconds = _sum_of(
+    step.counts.kernels,
+    head_tpu.NAMES,
+    _head_seconds(
+      step.mesh, step.model, step.batch, step.listings, chip, measured
+    ),
+  )
+  products = fused / (chip.flops * measured.product)
+  # Like other instructions, it takes at least the time of its products.
+  return Time(max(seconds, products), products)
+
+
+def _tpu_attention_seconds(
+  step: CompiledStep, measured: chips.Measured
+) -> float:
+  """Returns the seconds of attention on a TPU, by its kernels' bundles."""
+  kernel_seconds = _attention(
+    step.mesh, step.model, step.batch, step.listings, measured
+  )
+  seconds = _sum_of(step.counts.kernels, _KERNELS, kernel_seconds)
+  # A call computes one microbatch's rows of a data shard.
+  shards = step.mesh.size // step.mesh.shape["tensor"]
+  return seconds * (step.processes / (len(step.batch.inputs) * shards))
+
+
+def _gpu_attention_seconds(
+  step: CompiledStep, chip: chips.Chip, measured: chips.Measured
+) -> float:
+  """Returns the seconds of attention on a GPU, by its measured speed."""
+  head_dim = step.model.config.head_dim
+  widths = (width for width in measured.attention if width <= head_dim)
+  # Shares of the peak: forward and backward, for full, then causal masks.
+  shares = measured.attention[max(widths)]
+  forward, backward = shares[2:] if step.batch.mask.causal else shares[:2]
+  # Two products forward, and five backward.
+  share = 7 / (2 / forward + 5 / backward) if step.training else forward
+  # Before and after its products, the backward pass only moves arrays.
+  counts = step.counts
+  moved = counts.kernel_bytes / (chip.bandwidth * measured.bandwidth)
+  launches = measured.launch * counts.kernels.total()
+  return step.visited / (chip.flops * share) + moved + launches
+
+
+def _exposed_seconds(
+  step: CompiledStep, chip: chips.Chip, measured: chips.Measured
+) -> float:
+  """Returns the seconds of collectives that no other instruction hides."""
+  carriers = {
+    instruction: times
+    for instruction, times in step.counts.work.items()
+    if instruction.carries
+  }
+  hiding = total_time(instruction_times(carriers, chip, measured)).seconds
+  return step.network - min(step.carried, hiding)
 
 
 def instruction_times(
@@ -134,44 +172,48 @@ def instruction_times(
   """Returns the time of `hlo.Counts.work` by part."""
   rate = measured.cores * measured.clock or math.inf
   out = collections.defaultdict(Time)
-  for what, times in work.items():
-    products = what.flops / (chip.flops * measured.product)
-    moved = what.bytes / (chip.bandwidth * measured.bandwidth)
-    seconds = max(products, moved, what.cycles / rate)
-    if what.flops or what.bytes:
+  for instruction, times in work.items():
+    products = instruction.flops / (chip.flops * measured.product)
+    moved = instruction.bytes / (chip.bandwidth * measured.bandwidth)
+    seconds = max(products, moved, instruction.cycles / rate)
+    if instruction.flops or instruction.bytes:
       seconds += measured.launch
-    out[part_of_step(what)] += Time(times * seconds, times * products)
+    out[part_of_step(instruction)] += Time(times * seconds, times * products)
   return dict(out)
 
 
 def kernel(
   listing: bundles.BundleCounts,
   masked: float,
-  whole: float,
+  unmasked: float,
   outputs: float,
   measured: chips.Measured,
 ) -> float:
   """Returns the seconds of a kernel on all cores; see `BundleCounts.cycles`."""
-  cycles = listing.cycles(masked, whole, outputs)
+  cycles = listing.cycles(masked, unmasked, outputs)
   return cycles / (measured.clock * measured.cores)
 
 
 _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
 
 
-def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
+def _sum_of(
+  kernels: Mapping, names: str, seconds: Mapping[str, float]
+) -> float:
   """Sums the seconds of kernels whose names match a pattern."""
-  found = ((re.search(names, name), n) for (name, _), n in kernels.items())
-  return sum(times * each[name[0]] for name, times in found if name)
+  matches = ((re.search(names, name), n) for (name, _), n in kernels.items())
+  return sum(times * seconds[name[0]] for name, times in matches if name)
 
 
 def _attention(
   mesh, model: Model, batch: Batch, listings: Mapping, measured: chips.Measured
 ) -> dict[str, float]:
   """Returns the seconds of each attention kernel for the batch, by name."""
-  c, (parts, rows, length) = model.config, batch.inputs.shape
+  c = model.config
+  (parts, rows, length) = batch.inputs.shape
   kv_heads = c.kv_heads // mesh.shape["tensor"]
-  group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
+  group = c.heads // c.kv_heads
+  dtype = jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
   heads_of = tpu_kernel.heads_of_a_step
@@ -186,9 +228,9 @@ def _attention(
   steps = (masks.total(visits) / c.layers).tolist()  # mean over layers
   out = {}
   for listed, listing in listings.items():
-    if not (found := re.search(_KERNELS, listed)):
+    if not (match := re.search(_KERNELS, listed)):
       continue
-    name = found[0]
+    name = match[0]
     by_keys = name in ("attention_gradients", "attention_key_gradients")
     over_heads = (n * kv_heads // at_once for n in steps[by_keys])
     out[name] = kernel(listing, *over_heads, measured)
@@ -227,16 +269,18 @@ def _head_seconds(
   split = mesh_lib.spec(mesh, ("vocab", None), kernel_shape, but=("fsdp",))
   tokens, width = kernel_shape
   tokens //= mesh.shape["tensor"] if split[0] else 1
-  targets, dtype = batch.targets.shape[-1], jnp.dtype(model.config.dtype)
+  targets = batch.targets.shape[-1]
+  dtype = jnp.dtype(model.config.dtype)
   with jax.set_mesh(mesh):
-    blocks = head_kernel.HeadBlocks.of(targets, tokens, width, dtype)
-  steps, out = math.prod(blocks.grid), {}
+    blocks = head_tpu.HeadBlocks.of(targets, tokens, width, dtype)
+  steps = math.prod(blocks.grid)
+  out = {}
   for listed, listing in listings.items():
-    if not (found := re.search(head_kernel.NAMES, listed)):
+    if not (match := re.search(head_tpu.NAMES, listed)):
       continue
-    by_token = found[0] == "head_kernel_gradient"
-    outer = head_kernel.TOKENS if by_token else head_kernel.TARGETS
+    by_token = match[0] == "head_kernel_gradient"
+    outer = head_tpu.TOKENS if by_token else head_tpu.TARGETS
     seconds = kernel(listing, steps, 0, blocks.grid[outer], measured)
     moved = blocks.moved(outer, width, dtype.itemsize)
-    out[found[0]] = max(seconds, moved / chip.bandwidth)
+    out[match[0]] = max(seconds, moved / chip.bandwidth)
   return out

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import xla_bridge
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 from jaxlib import xla_client
 
 from antlm_jax import mesh as mesh_lib
+from antlm_jax import private
 from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.errors import UserError
@@ -105,9 +105,9 @@ def description(gpu: chips.Chip) -> str:
   major, minor = divmod(round(10 * version), 10)
   # Instructions of one generation alone, such as Hopper's wgmma.
   features = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
-  known = dataclasses.asdict(gpu) | _LIMITS[version]._asdict()
+  fields = dataclasses.asdict(gpu) | _LIMITS[version]._asdict()
   return _DESCRIPTION.format(
-    **known, major=major, minor=minor, features=features
+    **fields, major=major, minor=minor, features=features
   )
 
 
@@ -119,9 +119,9 @@ def gpu_devices(topology: str) -> Sequence[jax.Device]:
   nodes or if the compiler is not installed.
   """
   name, _, shape = topology.partition(":")
-  found = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
-  nodes, each = (int(n or 1) for n in found.groups()) if found else (0, 0)
-  if not (0 < nodes <= _MOST_NODES and 0 < each <= _MOST_IN_NODE):
+  match = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
+  nodes, node_gpus = (int(n or 1) for n in match.groups()) if match else (0, 0)
+  if not (0 < nodes <= _MOST_NODES and 0 < node_gpus <= _MOST_IN_NODE):
     raise UserError(
       f"unknown topology {topology!r}: write {name}:8 (one node of at most"
       f" {_MOST_IN_NODE}) or {name}:4x8 (at most {_MOST_NODES:,} nodes)"
@@ -138,7 +138,8 @@ def gpu_devices(topology: str) -> Sequence[jax.Device]:
     platform="cuda",
     topology_name=name,
     target_config=description(GPUS[name]),
-    topology=f"1x{nodes}x{each}",  # groups of nodes x nodes x GPUs per node
+    # Groups of nodes x nodes x GPUs per node.
+    topology=f"1x{nodes}x{node_gpus}",
   ).devices
 
 
@@ -150,7 +151,7 @@ def _register_compiler(path: pathlib.Path) -> None:
   # Show only errors, because XLA prints long warnings about memory.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
   if not xla_client.pjrt_plugin_loaded("cuda"):
-    xla_bridge.register_plugin("cuda", library_path=str(path))
+    private.register_compiler("cuda", path)
 
 
 @contextlib.contextmanager
@@ -188,14 +189,14 @@ def _local_attention(causal: bool, q, k, v):
 def _stand_in_forward(causal: bool, q, k, v):
   rows, length, heads, _ = q.shape
   sums = jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
-  made = _call_stand_in(causal, 2, (q, k, v), (q, sums))
-  out, sums = (checkpoint_name(x, SAVED) for x in made)
+  arrays = _call_stand_in(causal, 2, (q, k, v), (q, sums))
+  out, sums = (checkpoint_name(x, SAVED) for x in arrays)
   return out, (q, k, v, out, sums)
 
 
-def _stand_in_backward(causal: bool, kept, g):
-  q, k, v, *_ = kept
-  return tuple(_call_stand_in(causal, 5, (*kept, g), (q, k, v)))
+def _stand_in_backward(causal: bool, residuals, g):
+  q, k, v, *_ = residuals
+  return tuple(_call_stand_in(causal, 5, (*residuals, g), (q, k, v)))
 
 
 _local_attention.defvjp(_stand_in_forward, _stand_in_backward)

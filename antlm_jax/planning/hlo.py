@@ -110,7 +110,9 @@ class Counts:
   @property
   def kernel_bytes(self) -> float:
     """Bytes that kernels read from and write to main memory."""
-    return self.bytes - sum(what.bytes * n for what, n in self.work.items())
+    return self.bytes - sum(
+      instruction.bytes * n for instruction, n in self.work.items()
+    )
 
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds work that is repeated `times` times."""
@@ -118,9 +120,9 @@ class Counts:
     self.bytes += times * other.bytes
     self.unknown_loops += other.unknown_loops  # counts the loops of the text
     for name in ("kernels", "work", "collectives", "carried"):
-      mine = getattr(self, name)
+      totals = getattr(self, name)
       for key, count in getattr(other, name).items():
-        mine[key] += times * count
+        totals[key] += times * count
 
 
 # ------------------------------------------------------------------- the text
@@ -160,7 +162,7 @@ class _Op:
 
   @functools.cached_property
   def arrays(self) -> list[_Array]:
-    return [_Array.parse(*found) for found in _ARRAY.findall(self.shape)]
+    return [_Array.parse(*groups) for groups in _ARRAY.findall(self.shape)]
 
   @property
   def bytes(self) -> int:
@@ -195,8 +197,8 @@ class _Op:
     products = [p for p in parts if p.code in ("dot", "convolution")]
     if products:
       return products[0].scope
-    own = self.get(r'op_name="([^"]*)"')
-    return own or next(filter(None, (o.scope for o in self.operands)), "")
+    scope = self.get(r'op_name="([^"]*)"')
+    return scope or next(filter(None, (o.scope for o in self.operands)), "")
 
   @property
   def window(self) -> tuple[str, str]:
@@ -213,8 +215,8 @@ class _Op:
 
   def get(self, pattern: str) -> str:
     """Returns the first group of a pattern in the attributes, or ""."""
-    found = re.search(pattern, self.attributes)
-    return found[1] if found else ""
+    match = re.search(pattern, self.attributes)
+    return match[1] if match else ""
 
 
 class _Computation:
@@ -243,8 +245,8 @@ class _Computation:
     return out
 
   def parameter(self, index: int) -> _Op:
-    own = (op for op in self.ops.values() if op.code == "parameter")
-    return next(op for op in own if op.inside == str(index))
+    parameters = (op for op in self.ops.values() if op.code == "parameter")
+    return next(op for op in parameters if op.inside == str(index))
 
 
 def count(
@@ -260,16 +262,16 @@ def count(
   windows = {}
   current = entry = None
   for line in text.splitlines():
-    if found := _LINE.match(line):
-      op = _Op(current, *found.groups(default="")[1:])
+    if match := _LINE.match(line):
+      op = _Op(current, *match.groups(default="")[1:])
       if op.code == "fusion-done":  # asynchronous; counts where it ends
         (begun,) = op.operands
-        made = {"inside": begun.inside, "attributes": begun.attributes}
-        op = dataclasses.replace(op, code="fusion", **made)
+        fields = {"inside": begun.inside, "attributes": begun.attributes}
+        op = dataclasses.replace(op, code="fusion", **fields)
       current.ops[op.name] = op
       if listings and op.name in listings:
         windows[op.window] = listings[op.name]
-      if found[1]:
+      if match[1]:
         current.root = op
     elif head := _HEAD.match(line):
       current = program[head[2]] = _Computation(program, windows)
@@ -299,15 +301,15 @@ def _add(out: Counts, op: _Op) -> None:
       out.add(callee.counts)
   else:
     # A fusion moves bytes as a unit, but computes several instructions.
-    one = Counts(bytes=_moved(op))
-    _work(one, op)
-    if not one.kernels:
-      scope = "collectives" if one.collectives else op.scope
-      carries = one.flops > 0 and _runs_collective(op)
-      work = one.flops, one.bytes, op.cycles
-      what = Instruction(scope, op.code, *work, carries)
-      one.work[what] = 1
-    out.add(one)
+    counts = Counts(bytes=_moved(op))
+    _work(counts, op)
+    if not counts.kernels:
+      scope = "collectives" if counts.collectives else op.scope
+      carries = counts.flops > 0 and _runs_collective(op)
+      work = counts.flops, counts.bytes, op.cycles
+      instruction = Instruction(scope, op.code, *work, carries)
+      counts.work[instruction] = 1
+    out.add(counts)
 
 
 def _work(out: Counts, op: _Op) -> None:
@@ -323,9 +325,9 @@ def _work(out: Counts, op: _Op) -> None:
   elif op.code == "convolution":
     out.flops += _convolution_flops(op)
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins_collective(op):
-    one = _collective(op, kind[1])
-    out.collectives[one] += 1
-    out.carried[one] += _is_asynchronous(op)
+    collective = _collective(op, kind[1])
+    out.collectives[collective] += 1
+    out.carried[collective] += _is_asynchronous(op)
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
     # The host sends it to other slices.
     kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
@@ -334,8 +336,8 @@ def _work(out: Counts, op: _Op) -> None:
       first, *last = _parse_integers(part)  # 1 or 1:2
       slices += max(last, default=first) - first + 1
     kind = kind.lower().replace("_", "-")
-    one = Collective(kind, op.arrays[0].bytes, slices=slices)
-    out.collectives[one] += 1
+    collective = Collective(kind, op.arrays[0].bytes, slices=slices)
+    out.collectives[collective] += 1
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     stated = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
     out.kernels[op.name, float(stated or 0)] += 1
@@ -349,9 +351,10 @@ def _loop_passes(loop: _Op) -> int | None:
   TPU programs do not state it. Their loops have a counter that begins at a
   constant, grows by a constant and is compared with a constant.
   """
-  if known := loop.get(r'"known_trip_count":\{"n":"(\d+)"'):
-    return int(known)
-  (body,), (first,) = loop.called, loop.operands
+  if count := loop.get(r'"known_trip_count":\{"n":"(\d+)"'):
+    return int(count)
+  (body,) = loop.called
+  (first,) = loop.operands
   test = loop.home.program[loop.get(r"condition=%([\w.\-]+)")].root
   counter = test.operands[0].origin.get(r"index=(\d+)")
   if test.code != "compare" or "direction=LT" not in test.attributes:
@@ -383,8 +386,8 @@ def _convolution_flops(op: _Op) -> float:
   """Returns the FLOPs of a product on a TPU, except on padding."""
   labels = re.split("_|->", op.get(r"dim_labels=([\w>-]+)"))
   left, right, out = (
-    dict(zip(names, of.arrays[0].dims, strict=True))
-    for names, of in zip(labels, (*op.operands, op), strict=True)
+    dict(zip(names, value.arrays[0].dims, strict=True))
+    for names, value in zip(labels, (*op.operands, op), strict=True)
   )
   window = re.findall(r"(\w+)=(\S+)", op.get(r"window=\{([^}]*)\}"))
   flops = 2.0 * right["i"] * out["b"] * out["f"]
@@ -424,13 +427,13 @@ def _begins_collective(op: _Op) -> bool:
 
 def _collective(op: _Op, kind: str) -> Collective:
   # A device sends a part of a gathered array, or a whole array to be summed.
-  given = sum(operand.bytes for operand in op.operands)
+  size = sum(operand.bytes for operand in op.operands)
   group = _device_group(op.attributes, kind)
   if kind == "all-gather":
-    return Collective(kind, given * len(group), group)
+    return Collective(kind, size * len(group), group)
   if kind == "all-reduce" and _is_cut(op):
     kind = "reduce-scatter"
-  return Collective(kind, given, group)
+  return Collective(kind, size, group)
 
 
 def _is_cut(op: _Op) -> bool:
@@ -462,21 +465,24 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
   is a part of an axis: size 2, inside an outer part of size 2.
   """
   pattern = r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? *\{([^}]*)\}"
-  found = re.match(pattern, text)
-  if not found:
+  match = re.match(pattern, text)
+  if not match:
     raise ValueError(f"cannot read this group of devices: {text[:80]}")
-  axes = re.findall(r"'(\w+)'=(\d+)", found[1])
-  ids = _iota(found[2] or f"[{math.prod(int(size) for _, size in axes)}]")
+  axes = re.findall(r"'(\w+)'=(\d+)", match[1])
+  ids = _iota(match[2] or f"[{math.prod(int(size) for _, size in axes)}]")
   # Split each axis into three parts. The group may have the middle part.
-  sizes, mine = [], []
+  sizes = []
+  index = []
   for name, size in axes:
-    part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", found[3])
-    before, taken = 1, int(size) if part else 1
+    part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", match[3])
+    before = 1
+    group_size = int(size) if part else 1
     if part and part[1]:
-      before, taken = int(part[1]), int(part[2])
-    sizes += [before, taken, int(size) // (before * taken)]
-    mine += [0, slice(None), 0]
-  return tuple(ids.reshape(sizes)[tuple(mine)].reshape(-1).tolist())
+      before = int(part[1])
+      group_size = int(part[2])
+    sizes += [before, group_size, int(size) // (before * group_size)]
+    index += [0, slice(None), 0]
+  return tuple(ids.reshape(sizes)[tuple(index)].reshape(-1).tolist())
 
 
 def _iota(text: str) -> np.ndarray:
@@ -508,29 +514,29 @@ def _moved(op: _Op) -> int:
   return sum(reads) + _result_bytes(op)
 
 
-def _operand_bytes(op: _Op, index: int, whole: int) -> int:
+def _operand_bytes(op: _Op, index: int, size: int) -> int:
   """Returns the bytes of an operand that an instruction reads."""
   if op.code == "fusion":
-    return min(whole, _used(op.called[0].parameter(index), whole))
+    return min(size, _bytes_read(op.called[0].parameter(index), size))
   if index == 0 and op.code in _SLICES:
     return op.bytes
   if index == 0 and op.code in _UPDATES:
     return 0
-  return whole
+  return size
 
 
-def _used(value: _Op, whole: int) -> int:
+def _bytes_read(value: _Op, size: int) -> int:
   """Returns the bytes of a fusion's parameter that its users read."""
   total = 0
   for user, index in value.users:
     if user.code == "bitcast":
-      total += _used(user, whole)
+      total += _bytes_read(user, size)
     elif "AsyncCollective" in user.attributes:
       pass  # counted for the collective
     elif _COLLECTIVE.fullmatch(user.code):
-      total += whole if _begins_collective(user) else 0
+      total += size if _begins_collective(user) else 0
     elif user.code != "tuple":
-      total += _operand_bytes(user, index, whole)
+      total += _operand_bytes(user, index, size)
   return total
 
 
@@ -547,14 +553,14 @@ def _result_bytes(op: _Op) -> int:
     parts = [root] * len(op.arrays)
   # Indices of results that replace an operand.
   aliases = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
-  kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliases)}
+  aliased = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliases)}
   total = 0
   for i, (array, part) in enumerate(zip(op.arrays, parts, strict=True)):
-    made = part.origin
+    origin = part.origin
     if array.near:
       continue
-    if made.code in _UPDATES:
-      total += min(array.bytes, made.operands[_UPDATES[made.code]].bytes)
-    elif i not in kept:
-      total += min(array.bytes, made.bytes)
+    if origin.code in _UPDATES:
+      total += min(array.bytes, origin.operands[_UPDATES[origin.code]].bytes)
+    elif i not in aliased:
+      total += min(array.bytes, origin.bytes)
   return total

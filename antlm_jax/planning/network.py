@@ -47,14 +47,15 @@ class Network:
     if collective.slices:
       return collective.sent / self._chip.dcn
     if self._switched:
-      rate, nodes = self._chip.links * self._chip.link, self._nodes(group)
+      rate = self._chip.links * self._chip.link
+      nodes = self._nodes(group)
       if len(nodes) > 1:
         rate = min(rate, min(nodes.values()) * self._chip.dcn)
       return collective.sent / rate
     rate = 0.0  # bytes per second from each device to the others
-    for size, whole in zip(self._sides(group), self._slice, strict=True):
+    for size, side in zip(self._sides(group), self._slice, strict=True):
       if size > 1:
-        ring = size == whole and size % self._chip.closes == 0
+        ring = size == side and size % self._chip.closes == 0
         rate += self._chip.link * (2 if ring else 1)
     rate = rate or self._chip.bandwidth  # devices of a chip share its memory
     if collective.kind == "collective-permute":  # uses a single link
@@ -63,7 +64,9 @@ class Network:
 
   def total(self, collectives: Mapping[Collective, int]) -> float:
     """Returns the seconds of collectives that run one after another."""
-    return sum(n * self.seconds(one) for one, n in collectives.items())
+    return sum(
+      n * self.seconds(collective) for collective, n in collectives.items()
+    )
 
   def _sides(self, group: Sequence[int]) -> list[int]:
     """Returns the number of a group's places along each side of the torus."""

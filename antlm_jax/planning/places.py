@@ -103,22 +103,26 @@ def settings_for(
     UserError: The topology is unknown, or the encoder does not fit.
   """
   place = parse_topology(topology)
-  devices, limit = place.devices, _SPARE * place.chip.memory
-  width, mlp, layers = shape["width"], shape["mlp_width"], shape["layers"]
+  devices = place.devices
+  limit = _SPARE * place.chip.memory
+  width = shape["width"]
+  mlp = shape["mlp_width"]
+  layers = shape["layers"]
   kv = 2 * width * shape["kv_heads"] // shape["heads"]
   body = layers * (width * (2 * width + kv) + 3 * width * mlp)
   parameters = body + 2 * vocab_size * width
   rows = nearest_rows(rows, devices)
-  each = rows // devices
+  device_rows = rows // devices
   row = 2 * layers * length * (4 * width + kv + 2 * mlp)
   row += 0 if place.is_tpu else 6 * shape["heads"] * length**2
-  counts = [n for n in range(1, each + 1) if each % n == 0]
+  counts = [n for n in range(1, device_rows + 1) if device_rows % n == 0]
   most = max(1, _MOST_TOKENS // length)  # rows of a microbatch
-  counts = [n for n in counts if each // n <= most]
-  first, widest = counts[0], math.gcd(math.gcd(devices, width), 64)
+  counts = [n for n in counts if device_rows // n <= most]
+  first = counts[0]
+  widest = math.gcd(math.gcd(devices, width), 64)
   for fsdp, count in [(1, first), *((widest, n) for n in counts)]:
     state = parameters * (16 if count == 1 else 20) // fsdp
-    if _WORKSPACE + row * each // count + state <= limit:
+    if _WORKSPACE + row * device_rows // count + state <= limit:
       return {
         "train.batch_size": rows,
         "train.microbatches": count,
@@ -146,11 +150,11 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
     start = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
     start += many
   else:
-    nodes, _, each = place.shape.rpartition("x")
+    nodes, _, node_gpus = place.shape.rpartition("x")
     start = ["./launch/slurm.sh", "run", "NAME"]
-    start += [f"--nodes={nodes or 1}", f"--gpus={each}"]
+    start += [f"--nodes={nodes or 1}", f"--gpus={node_gpus}"]
     bucket = ["--workdir=runs/NAME", "--config.data.path=DATA"]
-  given = {word.partition("=")[0] for word in words}
-  bucket = [word for word in bucket if word.partition("=")[0] not in given]
+  names = {word.partition("=")[0] for word in words}
+  bucket = [word for word in bucket if word.partition("=")[0] not in names]
   lines = [shlex.join(part) for part in ([*start, "--"], words, bucket) if part]
   return " \\\n  ".join(lines)

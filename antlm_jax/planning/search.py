@@ -71,28 +71,30 @@ class Pod:
     return run_lib.assemble_run(config, sources, self.devices)
 
 
-def train_flops(run: Run, begin: int, known: dict) -> float:
+def train_flops(run: Run, begin: int, flops_by_kind: dict) -> float:
   """Returns the FLOPs of a run's steps from step `begin` on.
 
-  `known` caches the FLOPs of each kind of step for other runs.
+  `flops_by_kind` caches the FLOPs of each kind of step for other runs.
   """
-  total, c = 0.0, run.config
+  total = 0.0
+  c = run.config
   for start, stop, source in run.spans():
-    phase, stage = run.curriculum.at(start), run.order.at(start)
+    phase = run.curriculum.at(start)
+    stage = run.order.at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
     kind = str((c.model, c.train, c.data, mixed, stage.layout, stage.joined))
-    if kind not in known:
+    if kind not in flops_by_kind:
       # A batch that grows needs its filled share of a whole batch's FLOPs.
-      known[kind] = flops.train_step(run.model, source[start])
+      flops_by_kind[kind] = flops.train_step(run.model, source[start])
     filled = run.order.slots_between(max(start, begin), max(stop, begin))
-    total += filled / stage.layout.batch_size * known[kind]
+    total += filled / stage.layout.batch_size * flops_by_kind[kind]
   return total
 
 
 def advise_settings(
-  pod: Pod, run: Run, found: Sequence[Estimate]
+  pod: Pod, run: Run, estimates: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
   """Tries settings until all programs fit.
 
@@ -100,20 +102,22 @@ def advise_settings(
     The settings `key=value` tried last, and their estimates. If no setting is
     enough, the last estimate does not fit.
   """
-  failed = {e.name for e in found if not e.memory.fits}
-  over = max(e.memory.needed - e.memory.limit for e in found)
-  tried, seen = (), []
+  failed = {e.name for e in estimates if not e.memory.fits}
+  over = max(e.memory.needed - e.memory.limit for e in estimates)
+  tried = ()
+  retried = []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
-    other, seen = pod.run(tried), []
-    again = [p for p in other.batch_kinds() if p.name in failed]
-    for e in estimate_all(other, again):
-      seen.append(e)
+    candidate = pod.run(tried)
+    retried = []
+    failed_kinds = [p for p in candidate.batch_kinds() if p.name in failed]
+    for e in estimate_all(candidate, failed_kinds):
+      retried.append(e)
       if not e.memory.fits:
         break
     else:
       break
-  return tried, seen
+  return tried, retried
 
 
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
@@ -121,7 +125,9 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
   The run exceeds the memory by `over` bytes.
   """
-  kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
+  chosen = ()
+  mesh = run.mesh.shape
+  remat = run.config.model.remat
   arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
   state = sum(x.size * x.dtype.itemsize for x in arrays)
   state //= mesh["fsdp"] * mesh["tensor"]
@@ -129,21 +135,22 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
   # Take the smallest size that saves enough, because larger sizes send more.
   enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
   for size in (enough or wider[-1:])[:1]:
-    kept = ("mesh.data=-1", f"mesh.fsdp={size}")
-    yield kept
+    chosen = ("mesh.data=-1", f"mesh.fsdp={size}")
+    yield chosen
   # Try recomputation next, and smaller microbatches last.
   for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
-    yield (*kept, f"model.remat={policy}")
+    yield (*chosen, f"model.remat={policy}")
   if remat != "block":
-    kept = (*kept, "model.remat=block")
+    chosen = (*chosen, "model.remat=block")
   for count in microbatches(run):
     if count > run.config.train.microbatches:
-      yield (*kept, f"train.microbatches={count}")
+      yield (*chosen, f"train.microbatches={count}")
 
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:
   """Returns the fsdp sizes that fit the devices and divide the width."""
-  out, size = [], 1
+  out = []
+  size = 1
   while size <= _MOST_FSDP:
     if run.model.config.width % size == 0:
       with contextlib.suppress(UserError):  # raised if it does not fit
@@ -156,7 +163,9 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 def microbatches(run: Run) -> list[int]:
   """Returns the numbers of microbatches that divide all batches of a run."""
   layouts = [stage.layout for stage in run.order.stages]
-  common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
+  common = math.gcd(
+    *(layout.shard_rows * layout.microbatches for layout in layouts)
+  )
   return [n for n in range(1, common + 1) if common % n == 0]
 
 
@@ -165,7 +174,9 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
 
   It starts no compilation after `budget` seconds.
   """
-  end, out, c = time.monotonic() + budget, [], run.model.config
+  end = time.monotonic() + budget
+  out = []
+  c = run.model.config
   meshes = [
     ("mesh.data=-1", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}")
     for tensor in (1, 2, 4)
@@ -188,20 +199,20 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
 
 def _sweep_row(run: Run) -> dict:
   """Returns the row of a run in the sweep, over all train steps."""
-  found = list(estimate_all(run, run.batch_kinds(evaluations=False)))
-  fits = all(e.memory.fits for e in found)
+  estimates = list(estimate_all(run, run.batch_kinds(evaluations=False)))
+  fits = all(e.memory.fits for e in estimates)
   row = {
     "mesh": dict(run.mesh.shape),
     "microbatches": run.config.train.microbatches,
-    "needed": max(e.memory.needed for e in found),
-    "limit": found[0].memory.limit,
+    "needed": max(e.memory.needed for e in estimates),
+    "limit": estimates[0].memory.limit,
     "fits": fits,
   }
   if fits:
-    steps = sum(e.steps for e in found)
-    seconds = sum(e.steps * e.step_seconds for e in found) / steps
-    work = sum(e.steps * e.work.total for e in found) / steps
+    steps = sum(e.steps for e in estimates)
+    seconds = sum(e.steps * e.step_seconds for e in estimates) / steps
+    work = sum(e.steps * e.work.total for e in estimates) / steps
     row["seconds"] = seconds
-    row["bound"] = max(found, key=lambda e: e.steps).bound
-    row["mfu"] = work / (seconds * found[0].devices * found[0].peak)
+    row["bound"] = max(estimates, key=lambda e: e.steps).bound
+    row["mfu"] = work / (seconds * estimates[0].devices * estimates[0].peak)
   return row

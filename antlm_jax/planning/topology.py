@@ -47,15 +47,15 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
       )
     return gpus.gpu_devices(topology)
   if kind not in TPUS:
-    known = f"TPUs ({', '.join(TPUS.values())}) or GPUs"
+    kinds = f"TPUs ({', '.join(TPUS.values())}) or GPUs"
     raise UserError(
-      f"unknown topology {topology!r}: write {known} of one node"
+      f"unknown topology {topology!r}: write {kinds} of one node"
       f" ({', '.join(f'{name}:8' for name in gpus.GPUS)}) or several (h100:4x8)"
     )
   shape = topology.partition(":")[2]
-  known = _SHAPE.fullmatch(shape)
+  is_shape = _SHAPE.fullmatch(shape)
   # libtpu divides by a shape's sizes, and 0 ends the process.
-  if not known or math.prod(map(int, shape.split("x"))) > _MOST_CHIPS:
+  if not is_shape or math.prod(map(int, shape.split("x"))) > _MOST_CHIPS:
     raise UserError(
       f"unknown topology {topology!r}: write a shape of at most"
       f" {_MOST_CHIPS:,} chips, such as {TPUS[kind]}"
@@ -99,8 +99,8 @@ def program_arguments(
 ) -> tuple:
   """Returns the shapes and shardings of the program's arguments."""
 
-  def like(x, where):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  def like(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
   shapes = jax.eval_shape(step.init)
   state = jax.tree.map(like, shapes, state_shardings(step, mesh))

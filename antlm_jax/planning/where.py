@@ -17,8 +17,10 @@ from antlm_jax.page import plots
 from antlm_jax.planning.hlo import Instruction
 from antlm_jax.runtime import files
 
-KERNELS, NETWORK = "attention kernel", "network"
-_LAYOUTS, _REST = "RoPE and layouts", "rest"
+KERNELS = "attention kernel"
+NETWORK = "network"
+_LAYOUTS = "RoPE and layouts"
+_REST = "rest"
 _STACKS = "layer stacks"
 # The first pattern that matches an instruction's scope decides. For example, a
 # scope is `mlp/` in the forward pass, and `jvp(mlp)/` in a gradient.
@@ -48,12 +50,13 @@ class Time:
     return Time(self.seconds + other.seconds, self.products + other.products)
 
 
-def part_of_step(what: Instruction) -> str:
+def part_of_step(instruction: Instruction) -> str:
   """Returns the part of a step that an instruction belongs to (`PARTS`)."""
   for name, pattern in _SCOPES.items():
-    if re.search(pattern, what.scope):
-      moves = what.code in ("copy", "transpose") and name == "projections"
-      return _LAYOUTS if moves else name
+    if re.search(pattern, instruction.scope):
+      if name == "projections" and instruction.code in ("copy", "transpose"):
+        return _LAYOUTS
+      return name
   return _REST
 
 
@@ -67,14 +70,14 @@ def read_step_parts(path: files.Path) -> dict[str, dict[str, Time]]:
 
   Raises a UserError if the file is not a plan with a forecast.
   """
-  found = files.read_json(path, "the plan")
+  plan = files.read_json(path, "the plan")
   try:
     return {
       f"{program['name']} before": {
         name: Time(**time)
         for name, time in program["forecast"]["parts"].items()
       }
-      for program in found["programs"]
+      for program in plan["programs"]
       if program["steps"]
     }
   except (KeyError, TypeError) as error:
@@ -87,7 +90,7 @@ def step_parts_table(columns: Mapping[str, Mapping[str, Time]]) -> str:
   """Returns a table of the parts of steps, in milliseconds."""
   rows = [
     [n, *(_time_text(c.get(n)) for c in columns.values())]
-    for n in _seen(columns)
+    for n in _present_parts(columns)
   ]
   rows.append(["all", *(_time_text(total_time(c)) for c in columns.values())])
   return tables.text_table(rows, ["ms per step (products)", *columns], "<>")
@@ -97,20 +100,21 @@ def draw_step_parts(
   title: str, columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path
 ) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
-  seen, thick = _seen(columns), 0.8 / len(columns)
-  height = 1.3 + 0.14 * len(seen) * (1 + len(columns))
+  names = _present_parts(columns)
+  thick = 0.8 / len(columns)
+  height = 1.3 + 0.14 * len(names) * (1 + len(columns))
   figure = plots.canvas(9, height, title)
   axes = figure.subplots()
   colours = itertools.cycle(plots.COLOURS)
   for row, (name, parts) in enumerate(columns.items()):
-    times = [parts.get(part, Time()) for part in seen]
-    places = [y - 0.4 + thick * (row + 0.5) for y in range(len(seen))]
+    times = [parts.get(part, Time()) for part in names]
+    places = [y - 0.4 + thick * (row + 0.5) for y in range(len(names))]
     style = {"height": thick, "color": next(colours)}
-    each = [1e3 * time.seconds for time in times]
+    milliseconds = [1e3 * time.seconds for time in times]
     name += f": {units.milliseconds(total_time(parts).seconds)}"
-    axes.barh(places, each, alpha=0.45, label=name, **style)
+    axes.barh(places, milliseconds, alpha=0.45, label=name, **style)
     axes.barh(places, [1e3 * time.products for time in times], **style)
-  axes.set_yticks(range(len(seen)), seen)
+  axes.set_yticks(range(len(names)), names)
   axes.invert_yaxis()
   axes.set_xlabel("forecast (ms per step); dark: matrix multiplications alone")
   plots.step_axis(axes)
@@ -118,7 +122,7 @@ def draw_step_parts(
   plots.save_figure(figure, path)
 
 
-def _seen(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
+def _present_parts(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
   return [name for name in PARTS if any(name in c for c in columns.values())]
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from antlm_jax import errors
+from antlm_jax import errors, private
 from antlm_jax.errors import UserError
 
 # launch/local.sh sets these, as may a user who knows the addresses.
@@ -197,19 +197,11 @@ def together() -> Iterator[None]:
     left.set()
 
 
-def _store():
-  """JAX's key-value store, which process 0 holds."""
-  # It has no public name; orbax uses this one, too.
-  from jax._src import distributed
-
-  return distributed.global_state.client
-
-
 def _watch(left: threading.Event) -> None:
   """Ends this process if another process fails before this has left."""
   while not left.wait(_POLL):
     try:
-      said = _store().key_value_dir_get(_FAILED)
+      said = private.key_value_store().key_value_dir_get(_FAILED)
     except jax.errors.JaxRuntimeError as error:
       # Process 0 may have succeeded a moment ago, as this one will.
       if left.wait(_STAY):
@@ -245,7 +237,7 @@ def _fail(error: BaseException, left: threading.Event) -> None:
   status, line = told
   with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has ended
     text = f"{status} {line.removeprefix('error: ')}"
-    _store().key_value_set(f"{_FAILED}{me}", text)
+    private.key_value_store().key_value_set(f"{_FAILED}{me}", text)
   _end(status, line, _STAY if is_first() else 0)
 
 

@@ -63,10 +63,10 @@ class Meta:
   @property
   def encoder(self) -> EncoderConfig:
     """Settings of the encoder, with RoPE's base after the last step."""
-    own = self.config.model
+    encoder = self.config.model
     if self.rope_theta is None:
-      return own
-    return dataclasses.replace(own, rope_theta=self.rope_theta)
+      return encoder
+    return dataclasses.replace(encoder, rope_theta=self.rope_theta)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""
@@ -80,12 +80,12 @@ class Meta:
   def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
     """Reads the result of `to_json`, from any version of this library."""
     names = {f.name for f in dataclasses.fields(cls)} & fields.keys()
-    own = {name: fields[name] for name in names}
-    own["config"] = config_lib.config_from_json(fields["config"])
-    own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
-    own["ends"] = tuple(fields.get("ends", ()))
+    values = {name: fields[name] for name in names}
+    values["config"] = config_lib.config_from_json(fields["config"])
+    values["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
+    values["ends"] = tuple(fields.get("ends", ()))
     milestones.check_milestones(fields.get("milestones", {}))
-    return cls(**own)
+    return cls(**values)
 
 
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -172,9 +172,9 @@ def checkpoint_steps(path) -> dict[int, pathlib.Path]:
   mark = _COMMITTED if files.is_remote(path) else "meta"
   with files.reaching(path):
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    whole = [entry.parent for entry in folder.glob(f"*/{mark}")]
-  found = {int(step.name): step for step in whole if step.name.isdigit()}
-  return dict(sorted(found.items()))
+    folders = [entry.parent for entry in folder.glob(f"*/{mark}")]
+  steps = {int(step.name): step for step in folders if step.name.isdigit()}
+  return dict(sorted(steps.items()))
 
 
 def torn(folder: pathlib.Path) -> list[int]:
@@ -186,8 +186,8 @@ def torn(folder: pathlib.Path) -> list[int]:
   if files.is_remote(folder):
     return []
   names = (entry.name for entry in folder.glob("[0-9]*"))
-  found = (int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
-  return sorted({*found} - checkpoint_steps(folder).keys())
+  steps = (int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
+  return sorted({*steps} - checkpoint_steps(folder).keys())
 
 
 def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
@@ -202,17 +202,17 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
-  found = checkpoint_steps(path)
-  if not found:
+  steps = checkpoint_steps(path)
+  if not steps:
     parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
-    inside = sorted({str(part.parent) for each in parts for part in each})
+    inside = sorted({str(part.parent) for paths in parts for part in paths})
     near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
     give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
     raise UserError(f"{path} holds no checkpoint: {files.absent(path) or give}")
-  if step is not None and step not in found:
-    existing = ", ".join(map(str, found))
+  if step is not None and step not in steps:
+    existing = ", ".join(map(str, steps))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
-  return found[max(found) if step is None else step]
+  return steps[max(steps) if step is None else step]
 
 
 @contextlib.contextmanager
@@ -225,7 +225,8 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     raise
   except Exception as error:  # orbax raises a bare one for a truncated file
     # A checkpoint that is out of reach now must not be passed over.
-    away, why = files.out_of_reach(error), files.failure_reason(error)
+    away = files.out_of_reach(error)
+    why = files.failure_reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
       why = "its files are damaged, or not all there"
     line = f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
@@ -238,11 +239,11 @@ def _silence_dropped_reads() -> None:
   # When an array cannot be read, orbax drops the coroutines that read others.
   before = sys.unraisablehook
 
-  def hook(found) -> None:
-    name = getattr(found.object, "__qualname__", "")
-    closed = str(found.exc_value) == "Event loop is closed"
+  def hook(dropped) -> None:
+    name = getattr(dropped.object, "__qualname__", "")
+    closed = str(dropped.exc_value) == "Event loop is closed"
     if not closed and "_read_array_index" not in name:
-      before(found)
+      before(dropped)
 
   sys.unraisablehook = hook
 
@@ -250,20 +251,21 @@ def _silence_dropped_reads() -> None:
 class Checkpoint:
   """A checkpoint, found and opened when first used.
 
-  `where` is a path to it, or to a run, whose newest step is the default. The
+  `location` is a path to it, or to a run, whose newest step is the default. The
   properties raise a UserError if there is no such checkpoint, and Unreadable if
   its metadata is damaged. None of them reads its arrays.
   """
 
-  def __init__(self, where, step: int | None = None):
-    self._where, self._step = where, step
+  def __init__(self, location, step: int | None = None):
+    self._location = location
+    self._step = step
 
   def __fspath__(self) -> str:
     return str(self.path)
 
   @functools.cached_property
   def path(self) -> pathlib.Path:
-    return find_checkpoint(self._where, self._step)
+    return find_checkpoint(self._location, self._step)
 
   @property
   def name(self) -> str:
@@ -279,8 +281,8 @@ class Checkpoint:
   def evals(self) -> pathlib.Path:
     """Folder of evaluations, RUN/evals; local runs/RUN/evals for buckets."""
     run = self.run
-    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
-    return here / "evals"
+    folder = pathlib.Path("runs", run.name) if files.is_remote(run) else run
+    return folder / "evals"
 
   @functools.cached_property
   def fields(self) -> Mapping[str, Any]:
@@ -319,31 +321,31 @@ class Checkpoint:
     """CRC-32 of these weights, which depends on nothing else."""
     return json_checksum(self.sums[self.weights])
 
-  def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+  def read(self, like: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the wanted groups of arrays that it has, without verifying them.
 
     Raises Unreadable if it does not hold that structure, and a UserError if it
     lacks a wanted optimizer state.
     """
-    if "optimizer" in wanted and "optimizer" not in self.sums:
+    if "optimizer" in like and "optimizer" not in self.sums:
       raise UserError(
         f"{self.path} has no optimizer's state: start another run from it, with"
         " init.checkpoint and init.optimizer=reset"
       )
-    found = {}
-    for name in wanted.keys() & self.sums.keys():
+    arrays = {}
+    for name in like.keys() & self.sums.keys():
       # Orbax would name all arrays of both, over many lines.
-      if other := sorted(wanted[name].keys() ^ self.sums[name].keys()):
+      if other := sorted(like[name].keys() ^ self.sums[name].keys()):
         has = "has" if other[0] in self.sums[name] else "has no"
         raise Unreadable(
           f"{self.path} is of another model or optimizer: it {has}"
           f" {name}/{other[0]}"
         )
-      args = ocp.args.StandardRestore(wanted[name])
+      args = ocp.args.StandardRestore(like[name])
       with readable(self.path / name):
         handler = ocp.StandardCheckpointHandler()
-        found[name] = handler.restore(epath.Path(self.path / name), args=args)
-    return found
+        arrays[name] = handler.restore(epath.Path(self.path / name), args=args)
+    return arrays
 
   def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
     """Whether it lacks the output layer of a model with these parameters."""
@@ -353,11 +355,12 @@ class Checkpoint:
     """Leaves out the output layer's parameters that the checkpoint lacks."""
     return divided(params)[0] if self.lacks_head(params) else dict(params)
 
-  def verify(self, found: Mapping[str, Any]) -> None:
+  def verify(self, arrays: Mapping[str, Any]) -> None:
     """Raises Unreadable, on all processes, if an array's bits have changed."""
-    for name, group in bit_sums(found).items():
+    for name, group in bit_sums(arrays).items():
       if wrong := [key for key in group if group[key] != self.sums[name][key]]:
-        saved, read = self._dtype(name, wrong[0]), found[name][wrong[0]].dtype
+        saved = self._dtype(name, wrong[0])
+        read = arrays[name][wrong[0]].dtype
         why = "is not what was saved: its file is damaged"
         if saved != read:
           why = f"is {saved}, but the model computes in {read}: train it again"
@@ -381,23 +384,23 @@ class Checkpoint:
     optimizer's state stays, too. Raises the errors of `read`, and Unreadable if
     the checkpoint is damaged.
     """
-    wanted = to_items(like)
-    for name in wanted.keys() & {"params", "ema"}:
-      wanted[name] = self.held(wanted[name])
+    items = to_items(like)
+    for name in items.keys() & {"params", "ema"}:
+      items[name] = self.held(items[name])
     if not with_optimizer:
-      del wanted["optimizer"]
-    found = self.read(wanted)
-    self.verify(found)
-    return complete_state(like, found)
+      del items["optimizer"]
+    arrays = self.read(items)
+    self.verify(arrays)
+    return complete_state(like, arrays)
 
 
-def complete_state(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+def complete_state(like: TrainState, arrays: Mapping[str, Any]) -> TrainState:
   """Makes a state of the arrays that were read, and of `like` for the rest."""
   items = {
-    name: {**item, **found.get(name, {})}
+    name: {**item, **arrays.get(name, {})}
     for name, item in to_items(like).items()
   }
-  if "ema" in items and "ema" not in found:
+  if "ema" in items and "ema" not in arrays:
     # A run without an average can start one with an average.
     items["ema"] = jax.tree.map(jnp.copy, items["params"])
   # The structure is that of today's optimizer, whose leaves are found by name.

@@ -27,8 +27,8 @@ class Work:
     return self.blocks + self.head + self.causal + self.bidirectional
 
   def __mul__(self, times: float) -> "Work":
-    each = dataclasses.asdict(self)
-    return Work(**{name: times * value for name, value in each.items()})
+    values = dataclasses.asdict(self)
+    return Work(**{name: times * value for name, value in values.items()})
 
 
 def train_step(model: Model, batch: Batch, filled: float = 1.0) -> float:
@@ -49,13 +49,13 @@ def forward_work(model: Model, batch: Batch) -> Work:
   targets = int((batch.weights > 0).sum())
   shape = batch.inputs.shape
   masks = encoder.masks(c, batch.mask, shape, np)
-  causal, others = masks.total(lambda mask: visible_pairs(mask, shape))
+  causal, bidirectional = masks.total(lambda mask: visible_pairs(mask, shape))
   per_pair = 4.0 * c.heads * c.head_dim
   return Work(
     blocks=2.0 * matrices * batch.inputs.size,
     head=2.0 * c.width * c.vocab_size * targets,
     causal=per_pair * causal,
-    bidirectional=per_pair * others,
+    bidirectional=per_pair * bidirectional,
   )
 
 
@@ -67,7 +67,8 @@ def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
   """
   # A query sees an interval of keys, so its length is the number of pairs.
   start, end = mask.bounds(shape[-1], shape[-1], np)
-  start, end = np.broadcast_to(start, shape), np.broadcast_to(end, shape)
+  start = np.broadcast_to(start, shape)
+  end = np.broadcast_to(end, shape)
   pairs = np.maximum(end - start, 0).sum(axis=-1)
   causal = (end <= np.arange(1, shape[-1] + 1)).all(axis=-1)
   return int(pairs[causal].sum()), int(pairs[~causal].sum())

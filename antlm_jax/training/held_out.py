@@ -20,7 +20,8 @@ def held_out_sources(
   UserError if `eval.objectives` names an unknown objective, or `eval.watch` a
   loss that is not measured.
   """
-  objectives, out = training.objectives, {}
+  objectives = training.objectives
+  out = {}
   if unknown := sorted({*config.eval.objectives} - {*objectives}):
     names = f"unknown {', '.join(unknown)}; known: {', '.join(objectives)}"
     raise UserError(f"eval.objectives: {names}")
@@ -34,18 +35,19 @@ def held_out_sources(
       objective, mask_ratio=objective.ratio_at(1.0), mask_ratio_end=None
     )
     out[objective.name] = {
-      of: _held_out_source(training, name, fixed, rows, config.eval.rows)
-      for of, rows in sets.items()
+      set_name: _held_out_source(training, name, fixed, rows, config.eval.rows)
+      for set_name, rows in sets.items()
     }
-  watch, known = config.eval.watch, loss_names(out)
-  if unknown := [name for name in watch if name not in known]:
+  watch = config.eval.watch
+  names = loss_names(out)
+  if unknown := [name for name in watch if name not in names]:
     raise UserError(
-      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
+      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(names)}"
     )
   if config.eval.patience and not watch:
     raise UserError(
       "eval.patience needs eval.watch: name the held-out losses that must"
-      f" improve, one or more of {', '.join(known)}"
+      f" improve, one or more of {', '.join(names)}"
     )
   return out
 
@@ -57,7 +59,9 @@ def loss_names(sources: Mapping[str, Mapping[str, BatchSource]]) -> list[str]:
   """
   out = []
   for name, sets in sources.items():
-    out += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
+    out.append(name)
+    if len(sets) > 1:
+      out += [f"{name}/{set_name}" for set_name in sets if set_name]
   return out
 
 

@@ -41,7 +41,7 @@ class DoneStep:
 
   step: int  # number of steps done with it
   batch: Batch  # its batch; of several processes, this one's part
-  metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
+  metrics: Mapping[str, np.ndarray]  # those of the train step
   seconds: float  # that it and its data took; 0 if compiling hides them
 
 
@@ -69,11 +69,12 @@ class Hook:
   def finish(self, trainer) -> None:
     """Called after the last step, which a signal may have chosen.
 
-    Hooks finish in the reverse of their order: the first one last.
+    It may save and record; it is not called after an error. Hooks finish in the
+    reverse of their order: the first one last.
     """
 
   def end(self) -> None:
-    """Called at the end of the run, whether it fails or not."""
+    """Called last, also after an error, to release the hook's resources."""
 
 
 # Makers of hooks, such as classes, by their names in `log.hooks`.
@@ -81,7 +82,7 @@ HOOKS = Registry[Callable[[], Hook]]("log.hooks")
 
 
 def hooks_of_run(
-  config: Config, folder: pathlib.Path, given: Sequence[Hook]
+  config: Config, folder: pathlib.Path, extra: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
   # Log is first: it counts a step before other hooks record values after it.
@@ -91,16 +92,16 @@ def hooks_of_run(
   watch = [Watch(log)] if config.eval.watch else []
   steps = config.log.trace
   trace = [Trace(steps, folder / "trace")] if steps else []
-  return [log, HeldOut(), *given, *named, *watch, Save(), *trace]
+  return [log, HeldOut(), *extra, *named, *watch, Save(), *trace]
 
 
-def is_time(trainer, every: float) -> bool:
-  """Whether the run ends, or is at a multiple of `every`.
+def is_time(trainer, interval: float) -> bool:
+  """Whether the run ends, or is at a multiple of `interval`.
 
-  `every` is an amount of steps as `curriculum.amount` reads it, or 0 for the
+  `interval` is an amount of steps as `curriculum.amount` reads it, or 0 for the
   end alone.
   """
-  steps = curriculum.amount(every, trainer.total)
+  steps = curriculum.amount(interval, trainer.total)
   at_end = trainer.step == trainer.total
   return at_end or (steps > 0 and trainer.step % steps == 0)
 
@@ -165,12 +166,14 @@ class HeldOut(Evaluator):
   def measure(self, trainer) -> dict[str, float]:
     out = {}
     for name, sets in trainer.run.evaluations.items():
-      sums = {of: self._sums(trainer, source) for of, source in sets.items()}
-      totals = {name: [sums[of] for of in trainer.run.sources.train]}
+      # Sums of each held-out set, in halves.
+      sums = {key: self._sums(trainer, source) for key, source in sets.items()}
+      totals = {name: [sums[key] for key in trainer.run.sources.train]}
       if len(sums) > 1:
-        totals |= {f"{name}/{of}": [sums[of]] for of in filter(None, sums)}
-      for key, of_sets in totals.items():
-        halves = [_total_by_name(each) for each in zip(*of_sets, strict=True)]
+        totals |= {f"{name}/{key}": [sums[key]] for key in sums if key}
+      for key, sums_of_sets in totals.items():
+        by_half = zip(*sums_of_sets, strict=True)
+        halves = [_total_by_name(sums_of_half) for sums_of_half in by_half]
         total = _total_by_name(halves)
         loss = _mean_loss(total)
         out |= {
@@ -179,8 +182,8 @@ class HeldOut(Evaluator):
           f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
         }
         if all(half["weight"] for half in halves):
-          for half, of in zip(metrics.HALVES, halves, strict=True):
-            out[f"eval/{key}/loss/{half}"] = _mean_loss(of)
+          for half_name, half in zip(metrics.HALVES, halves, strict=True):
+            out[f"eval/{key}/loss/{half_name}"] = _mean_loss(half)
     return out
 
   def _sums(self, trainer, source) -> list[dict[str, float]]:
@@ -190,8 +193,8 @@ class HeldOut(Evaluator):
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = mesh_lib.place_batch(trainer.run.mesh, batch)
-      found = trainer.programs.evaluate(trainer.state.eval_params, placed)
-      for name, value in jax.device_get(found).items():
+      batch_sums = trainer.programs.evaluate(trainer.state.eval_params, placed)
+      for name, value in jax.device_get(batch_sums).items():
         halves[number % len(halves)][name] += float(value.sum())
     return halves
 
@@ -202,9 +205,9 @@ class HeldOut(Evaluator):
         name = metrics.objective_of_loss(key)
         parts.append(f"{name} {values[key]:.3f}")
         if "/" not in name:
-          more = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
-          more += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
-          parts[-1] += f" ({more})"
+          details = f"perplexity {values[f'eval/{name}/perplexity']:.4g}"
+          details += f", accuracy {values[f'eval/{name}/accuracy']:.1%}"
+          parts[-1] += f" ({details})"
     return f"held out after step {trainer.step}: {' · '.join(parts)}"
 
 
@@ -246,13 +249,15 @@ class Watch(Hook):
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
-    watch, patience = trainer.config.eval.watch, trainer.config.eval.patience
-    found, best = {}, 0
+    watch = trainer.config.eval.watch
+    patience = trainer.config.eval.patience
+    losses = {}
+    best = 0
     if processes.is_first():
       records = metrics.read_records(trainer.folder)
-      found = metrics.choosing(metrics.by_step(records), watch)
-      best = min(found, key=found.get, default=0)
-    since = sum(step > best for step in found)
+      losses = metrics.choosing(metrics.by_step(records), watch)
+      best = min(losses, key=losses.get, default=0)
+    since = sum(step > best for step in losses)
     best, since = map(int, processes.largest(lambda: [best, since])())
     trainer.checkpoints.best = best
     if patience and since >= patience and trainer.step < trainer.total:
@@ -278,8 +283,8 @@ class Save(Hook):
       trainer.save()
 
   def due(self, trainer) -> bool:
-    every = trainer.config.checkpoint.every
-    return trainer.checkpoints.keeps(trainer.step) or is_time(trainer, every)
+    interval = trainer.config.checkpoint.every
+    return trainer.checkpoints.keeps(trainer.step) or is_time(trainer, interval)
 
   def run(self, trainer) -> None:
     if trainer.step != self._saved:
@@ -295,11 +300,13 @@ class LogHook(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tipped, self._last_step = trainer.resumed, None
+    self._tipped = trainer.resumed
+    self._last_step = None
     self._paused = None  # seconds of hooks before the first step
     self._chip = chips.chip_of(jax.devices()[0])
     # Sums of the timed steps since the last log line, and of those before it.
-    self._timed, self._last = np.zeros(3), np.zeros(3)
+    self._timed = np.zeros(3)
+    self._last = np.zeros(3)
 
   def after_step(self, trainer, done_step: DoneStep) -> None:
     trainer.progress.step()
@@ -307,13 +314,16 @@ class LogHook(Hook):
     # The first three are of `losses.cross_entropy`.
     for name in ("nats", "count", "weight", "lost_targets"):
       trainer.sums[name] = trainer.sums.get(name, 0) + done_step.metrics[name]
-    run, step = trainer.run, done_step.step
+    run = trainer.run
+    step = done_step.step
     if self._paused is None:
       self._paused = trainer.ledger.paused
     if done_step.seconds:
-      inputs, order = done_step.batch.inputs, run.order
+      inputs = done_step.batch.inputs
+      order = run.order
       filled = order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
-      slots, work = mesh_lib.abstract(run.mesh, inputs).size, 0.0
+      slots = mesh_lib.abstract(run.mesh, inputs).size
+      work = 0.0
       if self._chip:  # the other processes' rows count as like these
         work = flops.train_step(run.model, done_step.batch, filled)
       work *= slots / inputs.size
@@ -325,7 +335,8 @@ class LogHook(Hook):
     """Records and shows the steps since the last line, if there are any."""
     if self._last_step is None or not trainer.sums:
       return
-    done_step, step = self._last_step, self._last_step.step
+    done_step = self._last_step
+    step = self._last_step.step
     lost, count = (trainer.sums[n].sum() for n in ("lost_targets", "count"))
     values, shown = self._values(trainer, step)
     for name, value in done_step.metrics.items():
@@ -337,12 +348,16 @@ class LogHook(Hook):
       trainer.progress.note("lost", step, line)
     trainer.record(step, values)
     trainer.progress.show(step, " · ".join(shown))
-    self._timed, self._last = np.zeros(3), self._timed
+    self._last = self._timed
+    self._timed = np.zeros(3)
 
   def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
     """Returns losses and speed since the last log line, also as text."""
-    values, shown, run = {}, [], trainer.run
-    sums, trainer.sums = trainer.sums, {}
+    values = {}
+    shown = []
+    run = trainer.run
+    sums = trainer.sums
+    trainer.sums = {}
     # Each objective's part of the loss, by the weights of its targets.
     shares = sums["weight"] / max(sums["weight"].sum(), 1e-9)
     for k, objective in enumerate(run.curriculum.objectives):
@@ -359,7 +374,8 @@ class LogHook(Hook):
     tokens, work, seconds = timed.tolist()
     if not tokens:
       return values, shown
-    rate, devices = tokens / seconds, jax.device_count()
+    rate = tokens / seconds
+    devices = jax.device_count()
     values["train/tokens_per_second"] = rate
     values["train/tokens_per_second_per_device"] = rate / devices
     shown.append(f"{units.quantity(rate)} tokens/s")
@@ -390,13 +406,14 @@ class Trace(Hook):
   """
 
   def __init__(self, steps: str, folder: pathlib.Path):
-    self._folder, self._running = folder, False
-    found = re.fullmatch(r"(\d+):(\d+)", steps)
-    if not (found and int(found[1]) < int(found[2])):
+    self._folder = folder
+    self._running = False
+    match = re.fullmatch(r"(\d+):(\d+)", steps)
+    if not (match and int(match[1]) < int(match[2])):
       raise UserError(
         f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
       )
-    self._first, self._last = map(int, found.groups())
+    self._first, self._last = map(int, match.groups())
 
   def start(self, trainer) -> None:
     if self.due(trainer):

@@ -1,10 +1,9 @@
 """The training loop: batches, a step, and the hooks around it."""
 
 import contextlib
-import dataclasses
 import pathlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +24,7 @@ from antlm_jax.training import metrics, notes, saving, writers
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.hooks import DoneStep, Hook
 from antlm_jax.training.run import Run, build_run
-from antlm_jax.training.step import Programs, jitted, state_shardings
+from antlm_jax.training.step import Metrics, Programs, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
@@ -73,11 +72,11 @@ def train_built(
   fetched = metrics.METRICS, writers.WANDB_ID
   with files.reaching(workdir), buckets.Mirror(workdir, *fetched) as mirror:
     _check_same_run(run, mirror.workdir)
-    around = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
+    all_hooks = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
     with (
       jax.set_mesh(run.mesh),
       saving.lock_workdir(mirror.workdir),
-      Trainer(run, programs, mirror, stop, around) as trainer,
+      Trainer(run, programs, mirror, stop, all_hooks) as trainer,
     ):
       trainer.train()
 
@@ -92,6 +91,15 @@ def _check_same_run(run: Run, workdir: pathlib.Path) -> None:
       "the processes of this run have different settings or different data:"
       " start all of them with the same command, on the same data"
     )
+
+
+class _BegunStep(NamedTuple):
+  """The last step, whose loss the host does not know yet."""
+
+  step: int  # number of steps done with it
+  batch: Batch
+  metrics: Metrics  # on the device
+  clock: metrics.StepClock
 
 
 class Trainer:
@@ -117,13 +125,17 @@ class Trainer:
     stop: Stop,
     hooks: Sequence[Hook],
   ):
-    self.run, self.config, self.hooks = run, run.config, hooks
+    self.run = run
+    self.config = run.config
+    self.hooks = hooks
     self.programs = programs
-    self.workdir, self.folder = mirror.workdir, mirror.folder
-    self._mirror, self._stop = mirror, stop
-    self.total, self.stopped = run.curriculum.steps, False
-    # The last step; its loss is not known.
-    self._pending: DoneStep | None = None
+    self.workdir = mirror.workdir
+    self.folder = mirror.folder
+    self._mirror = mirror
+    self._stop = stop
+    self.total = run.curriculum.steps
+    self.stopped = False
+    self._pending: _BegunStep | None = None
     settings = run.config.checkpoint
     self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
@@ -131,7 +143,7 @@ class Trainer:
     self._reset = jax.jit(reset, out_shardings=shardings, donate_argnums=0)
     self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
-      self.state, sums, about_start = saving.begin_run(
+      self.state, sums, about_start = saving.first_state(
         run, self.checkpoints, programs.init, shardings
       )
       self.resumed = sums is not None
@@ -142,8 +154,11 @@ class Trainer:
       config = config_lib.to_json(run.config)
       files.write_text(self.workdir / saving.CONFIG, config)
     # Values before the first checkpoint will be recorded again.
-    kept, name = self.step if self.resumed else -1, self.workdir.name
-    self._records = metrics.Records(self.folder, kept, run.config, name)
+    last_recorded = self.step if self.resumed else -1
+    name = self.workdir.name
+    self._records = metrics.Records(
+      self.folder, last_recorded, run.config, name
+    )
     self.progress = progress.Progress(self.step, self.total)
     for line in (*notes.notes_of_run(run), *about_start):
       progress.say(line)
@@ -200,42 +215,32 @@ class Trainer:
 
   def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
-    before = self.ledger.training
+    clock = metrics.StepClock(self.ledger)
     with self.ledger.time("data"):
       batch = next(batches)
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
     placed = mesh_lib.place_batch(self.run.mesh, batch)
-    # A step that compiles takes minutes, which do not count for the speed.
-    update = self.programs.update
-    compiled = update._cache_size()
-    begun = time.monotonic()
-    self.state, results = update(self.state, placed)
-    new = update._cache_size() > compiled
-    activity = "compile" if new else "steps"
-    self.ledger.seconds[activity] += time.monotonic() - begun
-    # A CPU may take the step here, and an accelerator while `_settle` waits.
-    seconds = 0.0 if new else self.ledger.training - before
-    self._settle(hidden=new)
+    with clock.handing_over(self.programs.update):
+      self.state, results = self.programs.update(self.state, placed)
+    # The step before may have run while the host compiled this step.
+    self._settle(hidden=clock.compiled)
     self.step += 1
-    self._pending = DoneStep(self.step, batch, results, seconds)
+    self._pending = _BegunStep(self.step, batch, results, clock)
 
   def _settle(self, hidden: bool = False) -> None:
     """Waits for the last step, checks its loss, and calls the hooks.
 
-    If `hidden`, the step may have run while the host compiled the next step.
+    `hidden` says that compiling hides the step's time.
     """
-    if self._pending is None:
+    begun = self._pending
+    if begun is None:
       return
-    before = self.ledger.training
-    with self.ledger.time("steps"):
-      found = jax.device_get(self._pending.metrics)
-    seconds = 0.0
-    if self._pending.seconds and not hidden:
-      seconds = self._pending.seconds + self.ledger.training - before
-    done_step = self._pending
-    done_step = dataclasses.replace(done_step, metrics=found, seconds=seconds)
+    with begun.clock.waiting():
+      results = jax.device_get(begun.metrics)
+    seconds = 0.0 if hidden else begun.clock.seconds
+    done_step = DoneStep(begun.step, begun.batch, results, seconds)
     self._pending = None
     self._check(done_step)
     for hook in self.hooks:
@@ -273,11 +278,11 @@ class Trainer:
     end before the next batch.
     """
     # Asked a batch ahead, while the step before runs, so that nobody waits.
-    asked = processes.largest(lambda: [self._stop.status])
+    status_of_all = processes.largest(lambda: [self._stop.status])
     for batch in source_lib.load_batches(source, start, threads):
-      if status := int(asked()[0]):
+      if status := int(status_of_all()[0]):
         self._end_early(status)
-      asked = processes.largest(lambda: [self._stop.status])
+      status_of_all = processes.largest(lambda: [self._stop.status])
       yield batch
 
   def record(self, step: int, values: Mapping[str, float]) -> None:

@@ -5,8 +5,9 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from antlm_jax import private
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, progress
 from antlm_jax.training.writers import WRITERS
@@ -31,15 +32,17 @@ class Records:
   def __init__(
     self, folder: pathlib.Path, start: int, config=None, name: str = ""
   ):
-    self._path, self._writers = folder / METRICS, []
+    self._path = folder / METRICS
+    self._writers = []
     if not processes.is_first():
       return
-    kept = [r for r in read_records(folder) if r["step"] <= start]
-    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+    records = [r for r in read_records(folder) if r["step"] <= start]
+    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in records))
     for writer in config.log.writers if config else ():
       with files.writing(folder):
-        made = WRITERS[writer](folder, by_step(kept), name, config.to_dict())
-      self._writers.append(made)
+        make = WRITERS[writer]
+        opened = make(folder, by_step(records), name, config.to_dict())
+      self._writers.append(opened)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Records values after `step` steps; raises a UserError if it cannot."""
@@ -63,7 +66,8 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
   path = files.absolute_path(workdir) / METRICS
   if not path.exists():
     return []
-  records, damaged = [], []
+  records = []
+  damaged = []
   for number, record in files.read_jsonl(path, "the metrics", damaged.append):
     if type(record.get("step")) is not int:
       damaged.append(f"{path}, line {number}: it has no step")
@@ -79,8 +83,8 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
 
 def _is_number(value: object) -> bool:
   """Whether a value of JSON is a number that float64 holds."""
-  whole = type(value) is int and abs(value) < 1 << 63
-  return whole or isinstance(value, float)
+  is_integer = type(value) is int and abs(value) < 1 << 63
+  return is_integer or isinstance(value, float)
 
 
 def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:
@@ -153,3 +157,45 @@ class Ledger:
     other = self.total - sum(self.seconds.values())
     parts = {**self.seconds, "other": other}.items()
     return ", ".join(f"{name} {duration(s)}" for name, s in parts if s >= 0.05)
+
+
+class StepClock:
+  """Measures the seconds of one step, and writes them into a ledger.
+
+  A step's time is that of its data, that of handing it to the device, and that
+  of waiting for its results. A CPU may take the step when it is handed over,
+  and an accelerator while the host waits.
+  """
+
+  def __init__(self, ledger: Ledger):
+    """Starts the clock: the step's data are read next."""
+    self._ledger = ledger
+    self._started = ledger.training
+    self._seconds = 0.0
+    # Whether the step compiled its program. That takes minutes, which do not
+    # count for the speed.
+    self.compiled = False
+
+  @contextlib.contextmanager
+  def handing_over(self, update: Callable) -> Iterator[None]:
+    """Times its block, which calls the jitted `update`."""
+    programs = private.compiled_programs(update)
+    begun = time.monotonic()
+    yield
+    self.compiled = private.compiled_programs(update) > programs
+    activity = "compile" if self.compiled else "steps"
+    self._ledger.seconds[activity] += time.monotonic() - begun
+    self._seconds = self._ledger.training - self._started
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Times its block, which waits for the step's results."""
+    before = self._ledger.training
+    with self._ledger.time("steps"):
+      yield
+    self._seconds += self._ledger.training - before
+
+  @property
+  def seconds(self) -> float:
+    """Seconds that the step and its data took; 0 if it compiled."""
+    return 0.0 if self.compiled else self._seconds

@@ -12,7 +12,9 @@ from antlm_jax.errors import UserError
 # BabyLM's checkpoints (rules of 2025 and 2026), in words of text seen. They are
 # at every 1M up to 10M, every 10M up to 100M, and every 100M up to 1,000M.
 BABYLM = "babylm"
-_OF_BABYLM = [n * of for of in (1e6, 1e7, 1e8) for n in range(1, 10)] + [1e9]
+_OF_BABYLM = [n * size for size in (1e6, 1e7, 1e8) for n in range(1, 10)] + [
+  1e9
+]
 # Ten epochs of 10M words see a little less than 100M, since some text is held
 # out. The last step still counts as chck_100M.
 _TOLERANCE = 1.05
@@ -20,16 +22,17 @@ _NAME = re.compile(r"chck_[\d.e+-]+M")
 
 
 def find_milestones(
-  wanted: Sequence[str], words: Callable[[int], float], steps: int
+  amounts: Sequence[str], words: Callable[[int], float], steps: int
 ) -> dict[str, int]:
   """Returns the steps of `checkpoint.words` by BabyLM's names, e.g. chck_1M.
 
-  `wanted` are numbers of words, such as `1M`, or `babylm`. `words` returns how
+  `amounts` are numbers of words, such as `1M`, or `babylm`. `words` returns how
   many words a number of steps sees, of the run's `steps`. Raises a UserError if
   a value is not a number of words, or the run never reaches it.
   """
-  out, total = {}, words(steps)
-  for text in wanted:
+  out = {}
+  total = words(steps)
+  for text in amounts:
     for count in _parse_milestone(text):
       if count <= total * _TOLERANCE:
         step = bisect.bisect_left(range(steps), count, key=words)

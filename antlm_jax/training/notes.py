@@ -21,7 +21,8 @@ _FEW_STEPS = 100  # a shorter run is a trial
 
 def notes_of_run(run: Run) -> Iterator[str]:
   """Yields lines about a run: model, data, attention, sharding."""
-  device, text = jax.devices()[0], run.config.curriculum
+  device = jax.devices()[0]
+  text = run.config.curriculum
   yield (
     f"{run.config.model.name} with {units.quantity(run.model.size)} parameters,"
     f" {text if len(text) <= 40 else text[:37] + '...'} ="
@@ -47,11 +48,11 @@ def notes_of_run(run: Run) -> Iterator[str]:
     )
   if len(run.order.sources) > 1:
     read = run.order.rows_read(run.curriculum.steps)
-    each = (
+    sources = (
       f"{name} ({units.quantity(size)} rows, {read[name] / size:.3g} epochs)"
       for name, size in run.order.sources.items()
     )
-    yield f"data: {', '.join(each)}"
+    yield f"data: {', '.join(sources)}"
   by_name: dict[str, list[str]] = {}
   for batch, name in run.attention.items():
     by_name.setdefault(name, []).append(batch)
@@ -68,8 +69,9 @@ def _fewer(run: Run) -> str:
   config = run.config
   if not (config.train.epochs or config.train.steps):
     with contextlib.suppress(UserError):  # it has a unit
-      text, known = f"{config.curriculum} steps", config.known_objectives
-      steps = curriculum.parse_curriculum(text, known, 1).steps
+      text = f"{config.curriculum} steps"
+      objectives = config.known_objectives
+      steps = curriculum.parse_curriculum(text, objectives, 1).steps
       if steps != run.curriculum.steps:  # counts of epochs
         return f"{steps:,} steps, --config.curriculum='{text}'"
   if config.train.epochs.is_integer() and config.train.epochs:
@@ -100,14 +102,15 @@ def lost_targets(share: float) -> str:
 
 
 def advice(
-  found: Mapping[str, Mapping[str, float]], unigram: float, run: Run
+  modes: Mapping[str, Mapping[str, float]], unigram: float, run: Run
 ) -> list[str]:
   """Returns warnings of losses that ended too high, and a tip.
 
   Too high is above the unigram entropy, or 0.05 nats above the own best.
   """
-  out, fell = [], []
-  for name, mode in found.items():
+  out = []
+  fell = []
+  for name, mode in modes.items():
     worse = []
     if mode["loss"] > unigram:
       worse.append(f"the held-out text's own token frequencies ({unigram:.3f})")

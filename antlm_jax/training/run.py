@@ -36,7 +36,7 @@ class BatchKind:
   batch: Batch  # this process's part of one whole batch
   # Number of whole batches with as many microbatches as these steps compute.
   # It is less than `steps` while batches grow (`train.batch_start`).
-  whole: float = 0.0
+  batches: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,8 @@ class Run:
   mesh: jax.sharding.Mesh
   step: TrainStep
   batches: BatchSource  # those to train on
-  evaluations: Mapping[
-    str, Mapping[str, BatchSource]
-  ]  # see `held_out.held_out_sources`
+  # Held-out rows by objective and set: `held_out.held_out_sources`.
+  evaluations: Mapping[str, Mapping[str, BatchSource]]
   start: Checkpoint | None  # the model of init.checkpoint
   # `build_run` adds these:
   attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -121,11 +120,11 @@ class Run:
     of these steps are whole: they do not grow.
     """
     order = dataclasses.replace(self.order, growth=1.0)
-    whole = dataclasses.replace(self.batches, order=order)
+    full_batches = dataclasses.replace(self.batches, order=order)
     phases = {phase.start for phase in self.curriculum.phases}
     starts = sorted(phases | {*self.order.starts})
     for start, stop in itertools.pairwise([*starts, self.curriculum.steps]):
-      yield start, stop, whole
+      yield start, stop, full_batches
 
   def tokens(self, step: int) -> int:
     """Returns how many tokens, repeated or not, `step` steps see."""
@@ -140,8 +139,8 @@ class Run:
 
   def unigram_entropy(self) -> float:
     """Returns the unigram entropy of its data's held-out tokens, in nats."""
-    own = (self.sources.held_out[name] for name in self.sources.train)
-    return frequencies.entropy(own, self.tokenizer.special)
+    held_out_sets = (self.sources.held_out[name] for name in self.sources.train)
+    return frequencies.entropy(held_out_sets, self.tokenizer.special)
 
   def batch_kinds(self, evaluations: bool = True) -> list[BatchKind]:
     """Returns the steps that the run compiles, each with one of its batches."""
@@ -157,12 +156,12 @@ class Run:
       if part.base:
         name += f", RoPE's base {part.base:g}"
       # Phases with the same objectives share a program.
-      known = out.get(name) or BatchKind(name, 0, source[start])
-      whole = float(stop - start)
+      kind = out.get(name) or BatchKind(name, 0, source[start])
+      batches = float(stop - start)
       if part.layout.microbatches > 1:  # empty microbatches take no time
-        whole = self.order.slots_between(start, stop) / size
+        batches = self.order.slots_between(start, stop) / size
       out[name] = dataclasses.replace(
-        known, steps=known.steps + stop - start, whole=known.whole + whole
+        kind, steps=kind.steps + stop - start, batches=kind.batches + batches
       )
     for name, sets in self.evaluations.items() if evaluations else ():
       first, *_ = sets.values()  # the batches of other sets have its shapes
@@ -195,9 +194,9 @@ def build_run(
   """
   run = assemble_run(config, read_data(config, data), start=start)
   most = config.train.max_epochs
-  if most and (of := run.exceeds(most)):
+  if most and (repeated := run.exceeds(most)):
     raise UserError(
-      f"the run takes {run.most_epochs:.4g} epochs of {of}, over"
+      f"the run takes {run.most_epochs:.4g} epochs of {repeated}, over"
       f" train.max_epochs={most:g}: shorten its curriculum, or write the counts"
       f" as shares (such as 20%C+80%M) of train.epochs={most:g}"
     )
@@ -207,16 +206,19 @@ def build_run(
     p.name: ", ".join(dict.fromkeys(run.attention_of(p.batch)))
     for p in run.batch_kinds()
   }
-  found = {}
+  words_of_steps = {}
   if words := config.checkpoint.words:
-    found = milestones.find_milestones(words, run.words, run.curriculum.steps)
-    if not found:
-      seen = quantity(run.words(run.curriculum.steps))
+    steps = run.curriculum.steps
+    words_of_steps = milestones.find_milestones(words, run.words, steps)
+    if not words_of_steps:
+      words_seen = quantity(run.words(steps))
       progress.say(
         f"warning: checkpoint.words={','.join(words)} keeps no step: the run"
-        f" sees {seen} words"
+        f" sees {words_seen} words"
       )
-  return dataclasses.replace(run, attention=attention, milestones=found)
+  return dataclasses.replace(
+    run, attention=attention, milestones=words_of_steps
+  )
 
 
 def read_data(
@@ -240,7 +242,8 @@ def assemble_run(
   """
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)
-  objectives, mesh = config.known_objectives, config.mesh.build(devices)
+  objectives = config.known_objectives
+  mesh = config.mesh.build(devices)
   curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)
   tokenizer = sources.tokenizer
   trained = [objectives[name] for name in curriculum.objectives]
@@ -304,7 +307,7 @@ def _curriculum_and_order(
   )
   seq_len = sources.rows.seq_len
   order = Order(
-    sources={name: len(of) for name, of in sources.train.items()},
+    sources={name: len(rows) for name, rows in sources.train.items()},
     stages=order_lib.parse_batch_schedule(
       config.train.batch_schedule, layout, seq_len
     ),
@@ -315,18 +318,20 @@ def _curriculum_and_order(
     row_block=config.data.shuffle_block,
   )
   per_epoch = order.steps_per_epoch
-  known, train = list(objectives), config.train
+  objective_names = list(objectives)
+  train = config.train
   length = curriculum_lib.run_length(train.steps, train.epochs, per_epoch)
   curriculum = curriculum_lib.parse_curriculum(
-    config.curriculum, known, per_epoch, length
+    config.curriculum, objective_names, per_epoch, length
   )
-  steps, mix = curriculum.steps, None
+  steps = curriculum.steps
+  mix = None
   if length and steps != length:
     raise UserError(
       f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"
       f" or train.epochs make it {length}: leave those at 0, or write"
       " --config.curriculum="
-      f"'{curriculum_lib.scaled(config.curriculum, known, length)}'"
+      f"'{curriculum_lib.scaled(config.curriculum, objective_names, length)}'"
     )
   if text := config.data.mix:
     names = list(order.sources)

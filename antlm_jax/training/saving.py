@@ -45,17 +45,20 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   if files.is_remote(workdir):
     yield
     return
-  lock, made = workdir / LOCK, not workdir.exists()
-  with contextlib.ExitStack() as held:
+  lock = workdir / LOCK
+  is_new = not workdir.exists()
+  with contextlib.ExitStack() as stack:
     if processes.is_first():
       with files.writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-      held.enter_context(files.file_lock(lock))
+      stack.enter_context(files.file_lock(lock))
     try:
       # Before the first process has written its own, an older lock may exist.
       processes.wait_for_all()
-      mine = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
-      if mine != processes.largest_of_all(mine if processes.is_first() else 0):
+      lock_hash = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
+      if lock_hash != processes.largest_of_all(
+        lock_hash if processes.is_first() else 0
+      ):
         raise UserError(
           f"workdir={workdir} is another folder for process"
           f" {jax.process_index()} than for the first: give a folder that all"
@@ -66,18 +69,18 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
       # Unlinked while held: the next run makes a lock for itself.
       if processes.is_first() and not (workdir / CONFIG).exists():
         lock.unlink(missing_ok=True)
-        if made:
+        if is_new:
           with contextlib.suppress(OSError):  # somebody else's files
             workdir.rmdir()
 
 
-def begin_run(
+def first_state(
   run: Run,
   checkpoints: "RunCheckpoints",
   init: Callable[[], TrainState],
   shardings: TrainState,
 ) -> tuple[TrainState, Mapping | None, list[str]]:
-  """Begins at the run's newest checkpoint, at another run's, or from scratch.
+  """Returns the newest checkpoint's state, another run's, or a new state.
 
   `init` makes the first state, with the given shardings.
 
@@ -113,8 +116,8 @@ def begin_run(
     jax.eval_shape(run.step.init),
     shardings,
   )
-  if (own := checkpoints.read_newest(like, check)) is not None:
-    state, _, notes = own
+  if (resumed := checkpoints.read_newest(like, check)) is not None:
+    state, _, notes = resumed
     if int(state.step) == (steps := run.curriculum.steps):
       notes[-1] = f"already finished: step {steps} of {steps}"
     before, now = held_out
@@ -123,7 +126,7 @@ def begin_run(
         "warning: the run measured other held-out rows before this step: its"
         " losses before and after it do not compare"
       )
-    return own
+    return resumed
   if (checkpoints.workdir / metrics.SUMMARY).exists():  # records would be lost
     raise UserError(
       f"{checkpoints.workdir} holds a run that has ended, but no checkpoint:"
@@ -142,7 +145,8 @@ def _branch(
 
   Returns the state, and notes for the user.
   """
-  settings, start = run.config.init, run.start
+  settings = run.config.init
+  start = run.start
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
   state = init()  # compiles, so only after the checks
@@ -158,10 +162,10 @@ def _branch(
       f" {run.config.curriculum!r} ({run.curriculum.steps} steps):"
       " lengthen it, or set init.step=reset"
     )
-  where = start.name
-  if "://" not in where:
-    where = files.shown_path(pathlib.Path(where))
-  notes = [f"starting from {where} (optimizer: {settings.optimizer})"]
+  source = start.name
+  if "://" not in source:
+    source = files.shown_path(pathlib.Path(source))
+  notes = [f"starting from {source} (optimizer: {settings.optimizer})"]
   if lacks_mask:
     notes.append(
       f"{MASK} is added to the vocabulary, with the mean of all embeddings"
@@ -183,20 +187,21 @@ def _model_changes(start: Checkpoint, run: Run) -> list[str]:
 
 def _check_fits(start: Checkpoint, run: Run) -> None:
   """Checks that a model has the run's shapes, and its tokens but the mask."""
-  own = start.meta.tokenizer
-  if own.mask_id is None and run.tokenizer.mask_id is not None:
-    own = own.extended([MASK])
+  tokenizer = start.meta.tokenizer
+  if tokenizer.mask_id is None and run.tokenizer.mask_id is not None:
+    tokenizer = tokenizer.extended([MASK])
     if run.config.init.optimizer == "keep":
       raise UserError(
         f"{start.name} is of a tokenizer without {MASK}, for which its"
         " optimizer's state has no place: set init.optimizer=reset"
       )
-  if own.to_json() != run.tokenizer.to_json():
+  if tokenizer.to_json() != run.tokenizer.to_json():
     raise UserError(
       f"{start.name} was trained with another tokenizer than that of"
       f" {run.config.data.path}: prepare the data with its own"
     )
-  shapes = models.build_model(start.meta.config.model, own.vocab_size).shapes
+  settings = start.meta.config.model
+  shapes = models.build_model(settings, tokenizer.vocab_size).shapes
   # Settings may differ if shapes do not, such as dropout or attention.
   if shapes != run.model.shapes:
     raise UserError(
@@ -215,10 +220,11 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   model = models.build_model(meta.config.model, meta.tokenizer.vocab_size)
 
   def smaller(name: str, value: jax.Array) -> jax.ShapeDtypeStruct:
-    shape, mesh = model.shapes[name].shape, value.sharding.mesh
+    shape = model.shapes[name].shape
+    mesh = value.sharding.mesh
     spec = mesh_lib.spec(mesh, model.axes[name], shape)
-    where = jax.sharding.NamedSharding(mesh, spec)
-    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=where)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
 
   def grow(params):
     return {n: with_mean(p, state.params[n].shape) for n, p in params.items()}
@@ -227,9 +233,13 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   like = dataclasses.replace(state, params=old, ema=None)
   loaded = start.restore(like, with_optimizer=False)
   # An output layer that the start lacks is new, with the mask.
-  found = {n: p for n, p in loaded.params.items() if isinstance(p, jax.Array)}
-  shardings = {name: state.params[name].sharding for name in found}
-  params = state.params | jax.jit(grow, out_shardings=shardings)(found)
+  restored = {
+    name: value
+    for name, value in loaded.params.items()
+    if isinstance(value, jax.Array)
+  }
+  shardings = {name: state.params[name].sharding for name in restored}
+  params = state.params | jax.jit(grow, out_shardings=shardings)(restored)
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
   return dataclasses.replace(loaded, params=params, ema=ema)
 
@@ -249,7 +259,7 @@ class _Chosen(policies.PreservationPolicy):
   keeps: Callable[[int], bool]
 
   def should_preserve(self, checkpoints, *, context):
-    return [self.keeps(found.step) for found in checkpoints]
+    return [self.keeps(saved.step) for saved in checkpoints]
 
 
 class RunCheckpoints:
@@ -361,18 +371,19 @@ class RunCheckpoints:
 
     Raises Unreadable on all processes if one of them cannot read it.
     """
-    found, why = None, "another process cannot read it"
+    arrays = None
+    why = "another process cannot read it"
     try:
       saved = Checkpoint(self._folder / str(step))
       check(saved.meta)
-      found = saved.read(checkpoint.to_items(like))
+      arrays = saved.read(checkpoint.to_items(like))
     except Unreadable as error:
       why = str(error)
     # Verifying takes all processes: none begins unless all have read.
-    if processes.largest_of_all(found is None):
+    if processes.largest_of_all(arrays is None):
       raise Unreadable(why)
-    saved.verify(found)  # raises on all processes, or on none
-    state = checkpoint.complete_state(like, found)
+    saved.verify(arrays)  # raises on all processes, or on none
+    state = checkpoint.complete_state(like, arrays)
     return state, saved.fields.get("window", {})
 
   def _set_aside(self, bad: Mapping[int, str]) -> list[str]:

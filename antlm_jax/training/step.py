@@ -94,19 +94,17 @@ class TrainStep:
       updates, opt_state = update(grads, state.opt_state, state.params)
       rate = self.schedule(state.step)
       params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-      lost = {} if batch.lost is None else {"lost_targets": batch.lost.sum()}
-      metrics = (
-        sums
-        | lost
-        | {
-          # The mean over targets, by their weights, with the z-loss.
-          "total_loss": sums["loss"].sum() / weight,
-          # Before clipping, which is a part of the optimizer.
-          "grad_norm": optax.tree.norm(grads),
-          "param_norm": optax.tree.norm(params),
-          "learning_rate": rate,
-        }
-      )
+      metrics = {
+        **sums,
+        # The mean over targets, by their weights, with the z-loss.
+        "total_loss": sums["loss"].sum() / weight,
+        # Before clipping, which is a part of the optimizer.
+        "grad_norm": optax.tree.norm(grads),
+        "param_norm": optax.tree.norm(params),
+        "learning_rate": rate,
+      }
+      if batch.lost is not None:
+        metrics["lost_targets"] = batch.lost.sum()
       average = state.ema
       if average is not None:
         decay = self.average_decay(state.step)
@@ -124,7 +122,7 @@ class TrainStep:
     # The same as in GPT-BERT's code, where each GPU has one objective, and the
     # GPUs' mean losses are averaged.
     ids = jax.nn.one_hot(batch.objective_ids, self.num_objectives)
-    count = jnp.einsum("mdc,mdck->k", jnp.sign(batch.weights), ids)
+    count = jnp.einsum("msc,msck->k", jnp.sign(batch.weights), ids)
     share = ids @ (1 / jnp.maximum(count, 1))
     return dataclasses.replace(batch, weights=batch.weights * share)
 
@@ -145,7 +143,7 @@ class TrainStep:
 
     The output layer reads `head_params`, by default (or if empty) `params`.
     `micro` is a batch without its leading axis: inputs `[B, T]`, targets
-    `[D, C]`. `key` is for dropout, or None.
+    `[S, C]`. `key` is for dropout, or None.
     """
     # One key for the encoder, one for the head.
     keys = None, None
@@ -165,13 +163,14 @@ class TrainStep:
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
     head = self.model.output_head(head_params or params)
-    at = None
+    dropout_places = None
     if key is not None:
-      at = DropoutPlaces(jax.random.bits(keys[1], (), jnp.uint32), places)
+      seed = jax.random.bits(keys[1], (), jnp.uint32)
+      dropout_places = DropoutPlaces(seed, places)
     return losses.cross_entropy(
       head,
       at_targets,
-      at,
+      dropout_places,
       micro.targets,
       micro.weights,
       micro.objective_ids,
@@ -183,17 +182,44 @@ class TrainStep:
 
   def _accumulate(self, params: Params, batch: Batch, key):
     """Gradients of the summed loss, and the sums, over all microbatches."""
-    count = batch.inputs.shape[0]
-    keys = jax.random.split(key, count)
-    first = jax.tree.map(lambda x: x[0], (batch, keys))
-    # A loop of one would keep two copies of the gradients.
-    if count == 1:
-      return jax.grad(self.loss, has_aux=True)(params, *first)
+    microbatches, shards = batch.targets.shape[:2]
+    keys = jax.random.split(key, microbatches)
+    if microbatches == 1:  # a loop of one would keep two copies of gradients
+      return self._gradients_of_one(params, batch, keys)
+    if shards == 1:
+      (grads, _), sums = self._gradients_of_loop(params, {}, batch, keys)
+      return grads, sums
+    return self._gradients_of_shards(params, batch, keys)
 
-    shards = batch.targets.shape[1]
-    (encoder_params, head_params), pull_back = jax.vjp(
-      lambda p: self._split_parameters(p, shards), params
-    )
+  def _gradients_of_one(self, params: Params, batch: Batch, keys):
+    """Does `_accumulate` for one microbatch."""
+    microbatch = jax.tree.map(lambda x: x[0], (batch, keys))
+    return jax.grad(self.loss, has_aux=True)(params, *microbatch)
+
+  def _gradients_of_shards(self, params: Params, batch: Batch, keys):
+    """Does `_accumulate` for several microbatches over several data shards."""
+    # A loop over microbatches should not sum gradients over devices in each
+    # turn. XLA moves such a sum behind the loop if its result is only added to
+    # an array. So each layer of a stack has its own gradient here, and tied
+    # embeddings have two. One shard has no such sum, and arrays apart take more
+    # memory.
+    copies, pull_back = jax.vjp(self._parameters_apart, params)
+    grads, sums = self._gradients_of_loop(*copies, batch, keys)
+    (grads,) = pull_back(grads)
+    return grads, sums
+
+  def _parameters_apart(self, params: Params) -> tuple[Params, Params]:
+    """Returns the parameters for the encoder, and for the output layer."""
+    if not self.model.config.loops:
+      params = self.model.unstack(params)
+    return params, params
+
+  def _gradients_of_loop(
+    self, encoder_params: Params, head_params: Params, batch: Batch, keys
+  ):
+    """Returns gradients of both, and the sums, over several microbatches."""
+    count = len(keys)
+    first = jax.tree.map(lambda x: x[0], (batch, keys))
     grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)
     shapes = jax.eval_shape(grad, encoder_params, *first, head_params)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -207,24 +233,7 @@ class TrainStep:
       filled = batch.weights.any(axis=(1, 2))
       numbers = jnp.arange(1, count + 1)
       count = jnp.max(jnp.where(filled, numbers, 0))
-    grads, sums = jax.lax.fori_loop(0, count, add, zero)
-    (grads,) = pull_back(grads)
-    return grads, sums
-
-  def _split_parameters(
-    self, params: Params, shards: int
-  ) -> tuple[Params, Params]:
-    """Returns the parameters for the encoder, and for the output layer."""
-    # One shard has no sum over devices, and arrays apart take more memory.
-    if shards == 1:
-      return params, {}
-    # A loop over microbatches should not sum gradients over devices in each
-    # turn. XLA moves such a sum behind the loop if its result is only added to
-    # an array. So each layer of a stack has its own gradient here, and tied
-    # embeddings have two.
-    if not self.model.config.loops:
-      params = self.model.unstack(params)
-    return params, params
+    return jax.lax.fori_loop(0, count, add, zero)
 
 
 def state_shardings(train_step: TrainStep, mesh) -> TrainState:

@@ -93,7 +93,7 @@ def shared_programs(
 
   def numbered(run: jax.Array) -> TrainStep:
     def schedule(step: jax.Array) -> jax.Array:
-      return jnp.stack([each.schedule(step) for each in steps])[run]
+      return jnp.stack([train_step.schedule(step) for train_step in steps])[run]
 
     seed = jnp.asarray(seeds)[run]
     return dataclasses.replace(steps[0], seed=seed, schedule=schedule)
@@ -107,7 +107,6 @@ def shared_programs(
   evaluate = jitted(steps[0], shardings).evaluate
   out = []
   for run in range(len(steps)):
-    own = functools.partial(update, run)
-    own._cache_size = update._cache_size  # as `jax.jit` has it
-    out.append(Programs(functools.partial(init, run), own, evaluate))
+    of_run = functools.partial(init, run), functools.partial(update, run)
+    out.append(Programs(*of_run, evaluate))
   return out

@@ -78,7 +78,8 @@ class TensorBoard(Writer):
   """
 
   def __init__(self, folder, rows, name, config):
-    now, host = time.time(), socket.gethostname()
+    now = time.time()
+    host = socket.gethostname()
     file = f"events.out.tfevents.{now:.0f}.{host}.{os.getpid()}"
     self._path = folder / "tensorboard" / file
     self._next = max(rows, default=-1) + 1
@@ -86,9 +87,8 @@ class TensorBoard(Writer):
   def write(self, step: int, values: Mapping[str, float]) -> None:
     if not self._path.exists():
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      self._event(
-        0, _protobuf_field(3, b"brain.Event:2")
-      )  # the first of every file
+      # The first of every file.
+      self._event(0, _protobuf_field(3, b"brain.Event:2"))
       # A session log with status START: TensorBoard then drops later steps of
       # older files.
       self._event(self._next, _protobuf_field(7, b"\x08\x01"))
@@ -169,7 +169,8 @@ class Wandb(Writer):
     # Send all that W&B lacks: it may have lost the last values of a killed
     # process. An offline folder starts anew, and replaces the one before.
     self._sent = self._run.summary.get("step", -1)
-    self._step, self._values = -1, {}
+    self._step = -1
+    self._values = {}
     for step, values in rows.items():
       self.write(step, values)
     for old in before:
@@ -178,7 +179,8 @@ class Wandb(Writer):
   def write(self, step: int, values: Mapping[str, float]) -> None:
     if step != self._step:
       self._send()
-    self._step, self._values = step, {**self._values, **values}
+    self._step = step
+    self._values = {**self._values, **values}
 
   def _send(self) -> None:
     """Sends a step's values at once, since W&B keeps each call as a row."""

@@ -283,7 +283,7 @@ def count_bundles(
     scores = heads * group * blocks.q_size * blocks.k_size
   counts = {True: 0, False: 0}
   for name, listing in found.items():
-    counts[bool(re.search("_output|_fwd", name))] += listing.whole
+    counts[bool(re.search("_output|_fwd", name))] += listing.unmasked
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in counts.values())
 
 

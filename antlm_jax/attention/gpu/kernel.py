@@ -42,7 +42,8 @@ _PARTS = UNIT // _PART
 _SLOTS = 2  # number of slots, to load one while the other is in use
 # Number of registers of a thread that computes, and of a thread that loads. The
 # hardware has 65,536, and 2 * 240 + 24 is three times the initial 168.
-_MANY, _FEW = 240, 24
+_MANY = 240
+_FEW = 24
 _TILE = plgpu.Layout.WGMMA  # layout of a product in a warpgroup's registers
 
 
@@ -100,7 +101,8 @@ def _mosaic_forward(settings, q, k, v, seeds, schedule):
   )
   # The backward pass recomputes the scores from `lse`. If remat saves these two
   # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  out = checkpoint_name(out, SAVED)
+  lse = checkpoint_name(lse, SAVED)
   return out, (q, k, v, seeds, schedule, out, lse)
 
 
@@ -147,7 +149,7 @@ _mosaic_flash.defvjp(_mosaic_forward, _mosaic_backward)
 
 
 # Array of each value per query, and the value's index in it.
-_GIVEN = {
+_QUERY_VALUES = {
   "start": ("bounds", 0),  # first visible key
   "end": ("bounds", 1),  # last visible key plus 1
   "lse": ("sums", 0),  # base-2 log-sum-exp of the scores
@@ -161,31 +163,35 @@ _GIVEN = {
 def _output(b: "_ThreadBlock", r):
   """Computes the output, and the base-2 log-sum-exp of each query's scores."""
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
-  width, dtype = r.q.shape[3], r.q.dtype
+  width = r.q.shape[3]
+  dtype = r.q.dtype
 
   @b.load
-  def _(block, _):
+  def _keys_of_block(block, _):
     keys = b.row, pl.ds(block * UNIT, UNIT), kv_head
     return {"k_s": r.k.at[keys], "v_s": r.v.at[keys]}
 
   @b.compute
-  def _(part):
+  def _compute(part):
     first = b.tile * UNIT + part * _PART
     queries = b.row, pl.ds(first, _PART), b.head
     b.bring(part, {"q_s": r.q.at[queries]})
     bounds = r.bounds.at[b.row]
-    given = {
+    bound_values = {
       n: _read_value(n, bounds, None, queries[1], axis=0)
       for n in ("start", "end")
     }
 
     def step(masked, slot, block, _, carry):
       acc, top, total = carry
-      p = _Scores(b, (_PART, UNIT), 0, first, block * UNIT, given.get, b.head)
-      k, v = r.k_s.at[slot], r.v_s.at[slot]
+      p = _Scores(
+        b, (_PART, UNIT), 0, first, block * UNIT, bound_values.get, b.head
+      )
+      k = r.k_s.at[slot]
+      v = r.v_s.at[slot]
       (scores,) = _products((r.q_s.at[part], k.transpose((1, 0))))
       if masked:
-        scores = jnp.where(p.seen(), scores, -jnp.inf)
+        scores = jnp.where(p.visible(), scores, -jnp.inf)
       # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all, which
       # is one instruction with the subtraction.
       scale = b.settings.scale * _LOG2E
@@ -195,8 +201,8 @@ def _output(b: "_ThreadBlock", r):
       shrink = jnp.exp2(top - highest)
       total = total * shrink + weights.sum(axis=1)
       weights = b.operand(part, 0, p.drop(weights), dtype)
-      (more,) = _products((weights, v))
-      return acc * _rows(shrink, width) + more, highest, total
+      (weighted,) = _products((weights, v))
+      return acc * _rows(shrink, width) + weighted, highest, total
 
     acc, top, total = b.visit(
       step,
@@ -206,45 +212,49 @@ def _output(b: "_ThreadBlock", r):
         _full((_PART,), 0.0, _TILE.reduce(1)),
       ),
     )
-    seen = total > 0.0  # False for a query that sees no key
-    total = jnp.where(seen, total, 1.0)
+    has_keys = total > 0.0  # False for a query that sees no key
+    total = jnp.where(has_keys, total, 1.0)
     inverse = 1.0 / (total * (1.0 - b.settings.rate))
     r.q_s[part] = (acc * _rows(inverse, width)).astype(dtype)
-    r.lse_s[part] = jnp.where(seen, top + jnp.log2(total), 0.0)
+    r.lse_s[part] = jnp.where(has_keys, top + jnp.log2(total), 0.0)
     lse = r.lse.at[b.row, b.head, pl.ds(first, _PART)]
     _send((r.q_s.at[part], r.out.at[queries]), (r.lse_s.at[part], lse))
 
 
 def _query_gradient(b: "_ThreadBlock", r):
   kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
-  width, dtype = r.q.shape[3], r.q.dtype
+  width = r.q.shape[3]
+  dtype = r.q.dtype
 
   @b.load
-  def _(block, _):
+  def _keys_of_block(block, _):
     keys = b.row, pl.ds(block * UNIT, UNIT), kv_head
     return {"k_s": r.k.at[keys], "v_s": r.v.at[keys]}
 
   @b.compute
-  def _(part):
+  def _compute(part):
     first = b.tile * UNIT + part * _PART
     queries = b.row, pl.ds(first, _PART), b.head
     b.bring(part, {"q_s": r.q.at[queries], "do_s": r.do.at[queries]})
-    bounds, sums = r.bounds.at[b.row], r.sums.at[b.row, b.head]
-    given = {
-      n: _read_value(n, bounds, sums, queries[1], axis=0) for n in _GIVEN
+    bounds = r.bounds.at[b.row]
+    sums = r.sums.at[b.row, b.head]
+    query_values = {
+      n: _read_value(n, bounds, sums, queries[1], axis=0) for n in _QUERY_VALUES
     }
 
     def run(dq):
       def step(masked, slot, block, _, carry):
-        for at in range(0, UNIT, _PART):
-          keys = slot, pl.ds(at, _PART)
-          key = block * UNIT + at
-          p = _Scores(b, (_PART, _PART), 0, first, key, given.get, b.head)
-          scores, of_weights = _products(
+        for offset in range(0, UNIT, _PART):
+          keys = slot, pl.ds(offset, _PART)
+          key = block * UNIT + offset
+          p = _Scores(
+            b, (_PART, _PART), 0, first, key, query_values.get, b.head
+          )
+          scores, grad_weights = _products(
             (r.q_s.at[part], r.k_s.at[keys].transpose((1, 0))),
             (r.do_s.at[part], r.v_s.at[keys].transpose((1, 0))),
           )
-          ds = p.gradient(p.weights(masked, scores), of_weights)
+          ds = p.gradient(p.weights(masked, scores), grad_weights)
           plgpu.wgmma(dq, b.operand(part, 0, ds, dtype), r.k_s.at[keys])
           plgpu.wgmma_wait(0)
         return carry
@@ -258,31 +268,32 @@ def _query_gradient(b: "_ThreadBlock", r):
 
 
 def _key_gradients(b: "_ThreadBlock", r):
-  width, dtype = r.k.shape[3], r.k.dtype
+  width = r.k.shape[3]
+  dtype = r.k.dtype
   # `b.head` is a key head here, and the kernel visits its query heads in turn.
 
   @b.load
-  def _(block, head):
-    at = pl.ds(block * UNIT, UNIT)
-    queries = b.row, at, head
+  def _queries_of_block(block, head):
+    positions = pl.ds(block * UNIT, UNIT)
+    queries = b.row, positions, head
     return {
       "q_s": r.q.at[queries],
       "do_s": r.do.at[queries],
-      "sums_s": r.sums.at[b.row, head, :, at],
-      "bounds_s": r.bounds.at[b.row, :, at],
+      "sums_s": r.sums.at[b.row, head, :, positions],
+      "bounds_s": r.bounds.at[b.row, :, positions],
     }
 
   @b.compute
-  def _(part):
+  def _compute(part):
     first = b.tile * UNIT + part * _PART
     keys = b.row, pl.ds(first, _PART), b.head
     b.bring(part, {"k_s": r.k.at[keys], "v_s": r.v.at[keys]})
 
     def run(dk, dv):
       def step(masked, slot, block, head, carry):
-        for at in range(0, UNIT, _PART):
-          queries = slot, pl.ds(at, _PART)
-          query = block * UNIT + at
+        for offset in range(0, UNIT, _PART):
+          queries = slot, pl.ds(offset, _PART)
+          query = block * UNIT + offset
           # The sums leave few registers, and a thread has 16 queries in this
           # layout. So read values per query only when they are needed, and
           # finish each product before the next begins.
@@ -290,18 +301,19 @@ def _key_gradients(b: "_ThreadBlock", r):
             _read_value,
             bounds=r.bounds_s.at[slot],
             sums=r.sums_s.at[slot],
-            at=queries[1],
+            queries=queries[1],
             axis=1,
           )
           p = _Scores(b, (_PART, _PART), 1, query, first, read, head)
           # Transpose the scores, because the sums belong to keys.
-          q, do = r.q_s.at[queries], r.do_s.at[queries]
+          q = r.q_s.at[queries]
+          do = r.do_s.at[queries]
           (scores,) = _products((r.k_s.at[part], q.transpose((1, 0))))
           weights = p.weights(masked, scores)
           plgpu.wgmma(dv, b.operand(part, 0, p.drop(weights), dtype), do)
           plgpu.wgmma_wait(0)
-          (of_weights,) = _products((r.v_s.at[part], do.transpose((1, 0))))
-          ds = p.gradient(weights, of_weights)
+          (grad_weights,) = _products((r.v_s.at[part], do.transpose((1, 0))))
+          ds = p.gradient(weights, grad_weights)
           plgpu.wgmma(dk, b.operand(part, 1, ds, dtype), q)
           plgpu.wgmma_wait(0)
         return carry
@@ -325,7 +337,7 @@ class _Scores:
   axis: int  # axis of the queries
   query: jax.Array  # index of the first query in its row
   key: jax.Array  # index of the first key in its row
-  given: Callable  # `given(name)` reads a value of `_GIVEN`
+  read: Callable  # `read(name)` returns a value of `_QUERY_VALUES`
   head: jax.Array  # query head
 
   def spread(self, row: jax.Array) -> jax.Array:
@@ -334,18 +346,21 @@ class _Scores:
 
   def keys(self) -> jax.Array:
     """Returns the index of each score's key in its row."""
-    at = (jnp.int32, self.shape, 1 - self.axis)
-    return self.key + plgpu.broadcasted_iota(*at, layout=_TILE)
+    index = plgpu.broadcasted_iota(
+      jnp.int32, self.shape, 1 - self.axis, layout=_TILE
+    )
+    return self.key + index
 
-  def seen(self) -> jax.Array:
-    start, end = (self.spread(self.given(n)) for n in ("start", "end"))
+  def visible(self) -> jax.Array:
+    start, end = (self.spread(self.read(n)) for n in ("start", "end"))
     keys = self.keys()
     return (keys >= start) & (keys < end)
 
   @functools.cached_property
   def kept(self) -> jax.Array:
     """Whether dropout keeps each weight, by the hash of all implementations."""
-    b, size = self.block, (self.shape[self.axis],)
+    b = self.block
+    size = (self.shape[self.axis],)
     layout = _TILE.reduce(1 - self.axis)
     query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
     query = (self.query + query).astype(jnp.uint32)
@@ -361,15 +376,15 @@ class _Scores:
   def weights(self, masked: bool, scores: jax.Array) -> jax.Array:
     """Returns the weights before dropout."""
     scores = scores * (self.block.settings.scale * _LOG2E)
-    weights = jnp.exp2(scores - self.spread(self.given("lse")))
+    weights = jnp.exp2(scores - self.spread(self.read("lse")))
     # Weights of hidden scores may be infinite until they are replaced.
-    return jnp.where(self.seen(), weights, 0.0) if masked else weights
+    return jnp.where(self.visible(), weights, 0.0) if masked else weights
 
-  def gradient(self, weights: jax.Array, of_weights: jax.Array) -> jax.Array:
+  def gradient(self, weights: jax.Array, grad_weights: jax.Array) -> jax.Array:
     """Returns the gradient of the scores from that of the dropped weights."""
     if rate := self.block.settings.rate:
-      of_weights = self.drop(of_weights * (1.0 / (1.0 - rate)))
-    return weights * (of_weights - self.spread(self.given("delta")))
+      grad_weights = self.drop(grad_weights * (1.0 / (1.0 - rate)))
+    return weights * (grad_weights - self.spread(self.read("delta")))
 
 
 # Code that the kernels share.
@@ -446,16 +461,17 @@ class _ThreadBlock:
     r = self.refs
 
     @pl.when(lax.axis_index("warpgroup") == _PARTS)
-    def _():
+    def _load_blocks():
       plgpu.set_max_registers(_FEW, action="decrease")
       needed = r.counts[self.row, self.tile, 1]
 
       def of_head(g, _):
         @pl.loop(0, needed)
-        def _(n):
-          block, at = r.blocks[self.row, self.tile, n], g * needed + n
-          slot = _slot(at)
-          reused = at >= _SLOTS
+        def _load_block(n):
+          block = r.blocks[self.row, self.tile, n]
+          index = g * needed + n
+          slot = _slot(index)
+          reused = index >= _SLOTS
           pl.when(reused)(lambda: plgpu.barrier_wait(r.free.at[slot]))
           for name, source in sources(
             block, self.head * self.group + g
@@ -469,7 +485,7 @@ class _ThreadBlock:
     """Runs the warpgroups that compute, each with the index of its part."""
 
     @pl.when(lax.axis_index("warpgroup") < _PARTS)
-    def _():
+    def _compute_part():
       plgpu.set_max_registers(_MANY, action="increase")
       run(lax.axis_index("warpgroup"))
 
@@ -484,10 +500,10 @@ class _ThreadBlock:
   def visit(self, step: Callable, carry):
     """Calls `step(masked, slot, block, head, carry)` for each block."""
     r = self.refs
-    whole, needed = (r.counts[self.row, self.tile, i] for i in range(2))
+    unmasked, needed = (r.counts[self.row, self.tile, i] for i in range(2))
 
     def of_head(g, carry):
-      def one(masked, n, carry):
+      def of_block(masked, n, carry):
         block = r.blocks[self.row, self.tile, n]
         slot = _slot(g * needed + n)
         plgpu.barrier_wait(r.ready.at[slot])
@@ -497,9 +513,10 @@ class _ThreadBlock:
         return carry
 
       # Compile two loops, because wholly visible blocks need no mask.
-      run = functools.partial(one, False)
-      carry = lax.fori_loop(jnp.int32(0), whole, run, carry)
-      return lax.fori_loop(whole, needed, functools.partial(one, True), carry)
+      without_mask = functools.partial(of_block, False)
+      with_mask = functools.partial(of_block, True)
+      carry = lax.fori_loop(jnp.int32(0), unmasked, without_mask, carry)
+      return lax.fori_loop(unmasked, needed, with_mask, carry)
 
     return self._each_head(of_head, carry)
 
@@ -508,13 +525,13 @@ class _ThreadBlock:
       return run(jnp.int32(0), carry)
     return lax.fori_loop(jnp.int32(0), jnp.int32(self.group), run, carry)
 
-  def operand(self, part, which: int, x: jax.Array, dtype) -> jax.Array:
+  def operand(self, part, buffer: int, x: jax.Array, dtype) -> jax.Array:
     """Rounds x to the dtype of products."""
     x = x.astype(dtype)
     if not self.settings.interpret:
       return x  # from registers
     # The interpreter can multiply only operands in shared memory.
-    spare = self.refs.spare_s.at[part, which, :, pl.ds(0, x.shape[1])]
+    spare = self.refs.spare_s.at[part, buffer, :, pl.ds(0, x.shape[1])]
     spare[...] = x
     plgpu.commit_smem()
     return spare
@@ -546,10 +563,10 @@ def _send(*pairs) -> None:
   plgpu.wait_smem_to_gmem(0)
 
 
-def _read_value(name: str, bounds, sums, at, axis: int) -> jax.Array:
+def _read_value(name: str, bounds, sums, queries, axis: int) -> jax.Array:
   """Reads a value per query, along an axis of scores."""
-  of, i = _GIVEN[name]
-  ref = {"bounds": bounds, "sums": sums}[of].at[i, at]
+  array, index = _QUERY_VALUES[name]
+  ref = {"bounds": bounds, "sums": sums}[array].at[index, queries]
   return plgpu.load(ref, layout=_TILE.reduce(1 - axis), optimized=False)
 
 

@@ -1,8 +1,8 @@
 """Adapter to tokamax's attention for GPUs (github.com/openxla/tokamax).
 
 tokamax takes an interval of keys for each query, as `AttentionMask` has, but
-only in a private module. So this file accepts only the versions with which it
-was tested. It is the only file that imports tokamax.
+only in a private module (`antlm_jax.private`). So this file accepts only the
+versions with which it was tested.
 """
 
 import functools
@@ -13,6 +13,7 @@ import logging
 import jax
 import jax.numpy as jnp
 
+from antlm_jax import private
 from antlm_jax.masks import AttentionMask
 
 TESTED = ("0.0.17",)  # Python 3.12 and jax 0.11.1 or later
@@ -51,14 +52,12 @@ def tokamax_attention(
     k, v: Keys and values `[B, S, K, H]`.
     mask: Keys that each query sees.
   """
-  from tokamax._src.ops.attention import api, base
-
+  run, mask_class = private.tokamax_attention(name)
   logging.getLogger("absl").addFilter(_not_a_cache_miss)
   bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
   of_heads = {n: x[:, None] for n, x in bounds.items() if x is not None}
-  theirs = base.Mask(is_causal=mask.causal, **of_heads)
-  run = api.IMPLEMENTATIONS[name]
-  out = run(q, k, v, mask=theirs, logits_scale=scale)
+  tokamax_mask = mask_class(is_causal=mask.causal, **of_heads)
+  out = run(q, k, v, mask=tokamax_mask, logits_scale=scale)
   if not mask.bounded:
     return out
   start, end = mask.bounds(q.shape[1], k.shape[1])

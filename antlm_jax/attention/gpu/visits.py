@@ -50,14 +50,14 @@ def make_visit_schedule(
   )
   over = blocks.q_count * UNIT - queries
   bounds = jnp.pad(bounds, ((0, 0), (0, 0), (0, over)))
-  needed, whole = visibility(mask, rows, blocks)
-  by_key = _list_visits(needed.mT, whole.mT)
-  return VisitSchedule(bounds, _list_visits(needed, whole), by_key)
+  needed, unmasked = visibility(mask, rows, blocks)
+  by_key = _list_visits(needed.mT, unmasked.mT)
+  return VisitSchedule(bounds, _list_visits(needed, unmasked), by_key)
 
 
-def _list_visits(needed: jax.Array, whole: jax.Array) -> Visits:
+def _list_visits(needed: jax.Array, unmasked: jax.Array) -> Visits:
   """Lists blocks by whether they are needed, bool `[B, outer, inner]`."""
-  rank = jnp.where(whole, 0, jnp.where(needed, 1, 2))
-  counts = jnp.stack([whole.sum(-1), needed.sum(-1)], axis=-1)
+  rank = jnp.where(unmasked, 0, jnp.where(needed, 1, 2))
+  counts = jnp.stack([unmasked.sum(-1), needed.sum(-1)], axis=-1)
   order = jnp.argsort(rank, axis=-1, stable=True)
   return Visits(order.astype(jnp.int32), counts.astype(jnp.int32))

@@ -46,7 +46,8 @@ def one_hot_offset(step: Step, blocks: AttentionBlocks) -> jax.Array:
   """Returns the index of a block's `one_hots`."""
   # (q * q_size - k * k_size - first) / unit, without a division at run time.
   unit, _ = _offsets(blocks)
-  q, k = blocks.q_size // unit, blocks.k_size // unit
+  q = blocks.q_size // unit
+  k = blocks.k_size // unit
   return step.q * q + (blocks.k_count - 1 - step.k) * k
 
 
@@ -77,30 +78,34 @@ class Diagonals:
 
   def scores(self, terms: jax.Array) -> jax.Array:
     """Maps terms `[C, R]` to their part of the scores, float32 `[R', R]`."""
-    size, parts = terms.shape[1], []
-    for at in range(0, size, LANES):
+    size = terms.shape[1]
+    parts = []
+    for column in range(0, size, LANES):
       # Term of each column on each diagonal, [R' + LANES, LANES].
-      met = dot(self._met(size, at), terms[:, at : at + LANES], 1, 0)
+      columns = terms[:, column : column + LANES]
+      spread = dot(self._buckets(size, column), columns, 1, 0)
       # Column c moves down by c, so its diagonals begin at row LANES. The rows
       # above belong to diagonals of other columns only.
-      parts.append(_shear(met, 1)[LANES:])
+      parts.append(_shear(spread, 1)[LANES:])
     return jnp.concatenate(parts, axis=1)
 
   def gradient(self, scores: jax.Array) -> jax.Array:
     """Maps the gradient of scores to that of terms, float32 `[C, R]`."""
-    size, parts = scores.shape[1], []
-    for at in range(0, size, LANES):
+    size = scores.shape[1]
+    parts = []
+    for column in range(0, size, LANES):
       # Reverse `scores`: pad, shear the other way, and add up each bucket in a
       # product with the same one-hot matrix.
-      met = self._met(size, at)
-      part = jnp.pad(scores[:, at : at + LANES], ((LANES, 0), (0, 0)))
-      parts.append(dot(met, _shear(part, -1).astype(met.dtype), 0, 0))
+      buckets = self._buckets(size, column)
+      columns = scores[:, column : column + LANES]
+      spread = _shear(jnp.pad(columns, ((LANES, 0), (0, 0))), -1)
+      parts.append(dot(buckets, spread.astype(buckets.dtype), 0, 0))
     return jnp.concatenate(parts, axis=1)
 
-  def _met(self, size: int, at: int) -> jax.Array:
-    """Returns the buckets of `LANES` columns of R = `size`, from `at` on."""
-    first = size - at - LANES
-    return self.one_hot[first : self.one_hot.shape[0] - at]
+  def _buckets(self, size: int, column: int) -> jax.Array:
+    """Returns the buckets of `LANES` columns of R = `size`, from a column."""
+    first = size - column - LANES
+    return self.one_hot[first : self.one_hot.shape[0] - column]
 
 
 def _shear(x: jax.Array, sign: int) -> jax.Array:
@@ -123,5 +128,5 @@ def _shear(x: jax.Array, sign: int) -> jax.Array:
   return y.reshape(x.shape)
 
 
-def _roll(x: jax.Array, by: int) -> jax.Array:
-  return pltpu.roll(x, by % x.shape[0], 0)
+def _roll(x: jax.Array, shift: int) -> jax.Array:
+  return pltpu.roll(x, shift % x.shape[0], 0)

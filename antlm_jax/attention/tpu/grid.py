@@ -66,7 +66,8 @@ class Full(_Base):
     row, outer, inner = ids
     q, k = (inner, outer) if self.by_key else (outer, inner)
     _, outers, inners = self.grid(1)
-    first, last = inner == 0, inner == inners - 1
+    first = inner == 0
+    last = inner == inners - 1
     ends = first & (outer == 0), last & (outer == outers - 1)
     masked = self.blocks.over_the_end(q, k)
     return Step(row, q, k, first, last, *ends, True, masked)
@@ -94,9 +95,11 @@ class Triangle(_Base):
     outer = jnp.where(is_short, short, count - 1 - pair)
     inner = jnp.where(is_short, place, place - short - 1)
     # A mirror image at the second diagonal orders the triangle by keys.
-    q, k = outer, inner
+    q = outer
+    k = inner
     if self.by_key:
-      q, k = count - 1 - inner, count - 1 - outer
+      q = count - 1 - inner
+      k = count - 1 - outer
     _, pairs, places = self.grid(1)
     row_first = (pair == 0) & (place == 0)
     ends = row_first, (pair == pairs - 1) & (place == places - 1)
@@ -155,10 +158,11 @@ def make_grid_schedules(
   if _is_plain(mask, blocks):
     kind = Triangle if mask.causal else Full
     return kind(blocks, False), kind(blocks, True)
-  needed, whole = visibility(mask, rows, blocks)
-  by_query = _list_blocks(needed, whole, *_block_bits(blocks, False))
-  needed, whole = needed.swapaxes(1, 2), whole.swapaxes(1, 2)
-  by_key = _list_blocks(needed, whole, *_block_bits(blocks, True))
+  needed, unmasked = visibility(mask, rows, blocks)
+  by_query = _list_blocks(needed, unmasked, *_block_bits(blocks, False))
+  needed = needed.swapaxes(1, 2)
+  unmasked = unmasked.swapaxes(1, 2)
+  by_key = _list_blocks(needed, unmasked, *_block_bits(blocks, True))
   return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
 
@@ -176,7 +180,7 @@ def _is_plain(mask: AttentionMask, blocks: AttentionBlocks) -> bool:
 
 
 def _list_blocks(
-  needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int
+  needed: jax.Array, unmasked: jax.Array, outer_bits, inner_bits: int
 ):
   """Returns a table's arrays for needed blocks, bool `[B, outer, inner]`."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
@@ -186,11 +190,12 @@ def _list_blocks(
   # argmax returns the index of the first True.
   first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
   end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
-  last, outer = inner + 1 == end, outer[:, None]
+  last = inner + 1 == end
+  outer = outer[:, None]
   flags = first * _FIRST | last * _LAST
   flags |= (first & (outer == 0)) * _ROW_FIRST
   flags |= (last & (outer == needed.shape[1] - 1)) * _ROW_LAST
-  flags |= needed * _WORK | (needed & ~whole) * _MASKED
+  flags |= needed * _WORK | (needed & ~unmasked) * _MASKED
   codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
   # Since shapes are static, visited blocks move to the front in order, and the

@@ -18,8 +18,8 @@ Each block of queries visits the blocks of keys that it needs:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +44,16 @@ _FLOOR = -1e37  # first maximum, so far over _HIDDEN that exp2 returns 0
 _BLOCK = 512  # largest side of a block
 # Largest shares of vector memory for the float32 scores of a step, and for the
 # dQ of a row.
-_SCORES, _ROW = 1 / 16, 3 / 8
+_SCORES = 1 / 16
+_ROW = 3 / 8
 
 
 def choose_blocks(
   queries: int, keys: int, group: int, width: int, dtype
 ) -> AttentionBlocks:
   """Chooses the blocks, with `group` query heads per key head."""
-  largest, most = _BLOCK, _most_scores(width, dtype)
+  largest = _BLOCK
+  most = _most_scores(width, dtype)
   while largest > LANES and group * largest**2 > most:
     largest //= 2
   return AttentionBlocks.of(queries, keys, largest)
@@ -105,8 +107,8 @@ def flash(
     k, v: Keys and values `[B, K, H, S]`.
     rope: Cosines, then sines, that rotate queries and keys, float32
       `[B, H, T]`, or None; without gradient.
-    terms: Position terms, if there are `settings.edges`: "of_query"
-      `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`, with G = 1.
+    terms: Position terms, if there are `settings.edges`: "query_terms"
+      `[B, K, 1, C, T]` and "key_terms" `[B, K, C, S]`, with G = 1.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
     seeds: Seeds of dropout, uint32 `[B, K, G]`, or None.
     schedules: Schedules by queries and by keys, from
@@ -133,7 +135,8 @@ def _pallas_forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
   )
   # The backward pass recomputes the scores from `lse`. If remat saves these two
   # by name, the forward kernel never runs twice.
-  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  out = checkpoint_name(out, SAVED)
+  lse = checkpoint_name(lse, SAVED)
   return out, (q, k, v, rope, terms, bounds, seeds, schedules, out, lse)
 
 
@@ -146,10 +149,11 @@ def _pallas_backward(settings, residuals, grad):
   inputs["do"] = cut.queries(grad)
   inputs["lse"] = cut.queries(lse)
   inputs["delta"] = cut.queries(delta)
-  of_queries, of_keys = {"q": q}, {"k": k, "v": v}
+  of_queries = {"q": q}
+  of_keys = {"k": k, "v": v}
   if terms:
-    of_queries["of_query"] = terms["of_query"]
-    of_keys["of_key"] = terms["of_key"]
+    of_queries["query_terms"] = terms["query_terms"]
+    of_keys["key_terms"] = terms["key_terms"]
   run = functools.partial(_gradient_pass, settings, cut, seeds)
   # dQ is a sum over blocks of keys; dK and dV are sums over blocks of queries.
   # So either order of the blocks leaves a sum unfinished. If a row's dQ fits
@@ -207,7 +211,7 @@ def _gradient_pass(
   # Each pass recomputes the scores, with two position terms if there are any,
   # and the gradient of the weights.
   recomputed = 2 if settings.edges is None else 4
-  made = _call_pallas(
+  grads = _call_pallas(
     settings,
     name,
     functools.partial(_gradients, whole_row=bool(of_rows)),
@@ -218,7 +222,7 @@ def _gradient_pass(
     sums=sums,
     products=recomputed + len(outputs),
   )
-  return dict(zip(outputs, made, strict=True))
+  return dict(zip(outputs, grads, strict=True))
 
 
 flash.defvjp(_pallas_forward, _pallas_backward)
@@ -249,70 +253,114 @@ def _output(b: ScoreBlock, outs, sums):
     top[p.h] = highest
     # The softmax includes all keys, so dropout follows it.
     total[p.h] = total[p.h] * shrink + weights.sum(axis=0, keepdims=True)
-    v, weights = p.keys("v"), p.drop(weights)
+    v = p.keys("v")
+    weights = p.drop(weights)
     acc[p.h] = acc[p.h] * shrink + dot(v, weights.astype(v.dtype), 1, 0)
 
   @pl.when(b.step.last)
   def _end():
     for h in range(b.heads):
-      seen = total[h] > 0.0  # False for a query that sees no key
-      divisor = jnp.where(seen, total[h] * (1.0 - b.settings.rate), 1.0)
+      has_keys = total[h] > 0.0  # False for a query that sees no key
+      divisor = jnp.where(has_keys, total[h] * (1.0 - b.settings.rate), 1.0)
       b.store_queries(outs["out"], h, acc[h] / divisor)
-      lse = jnp.where(seen, top[h] + jnp.log2(total[h]), 0.0)
+      lse = jnp.where(has_keys, top[h] + jnp.log2(total[h]), 0.0)
       b.store_row(outs["lse"], h, lse)
 
 
 def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
   """Computes the gradients `outs`, of queries by block or for a whole row."""
   sums = dict(zip(outs, sums, strict=True))
-  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "of_key")}
+  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "key_terms")}
   of_queries = {n: x for n, x in sums.items() if n not in of_keys}
+  parts = []
+  if of_queries:
+    parts.append(_QueryGradients(b, of_queries, outs, whole_row))
+  if of_keys:
+    parts.append(_KeyGradients(b, of_keys, outs))
+  for part in parts:
+    pl.when(part.first)(part.clear)
 
-  def clear(sums):
-    for x in sums.values():
+  @b.visit
+  def _add(p: HeadScores):
+    weights, grad_scores = p.weights_and_gradient()
+    for part in parts:
+      part.add(p, weights, grad_scores)
+
+  for part in parts:
+    pl.when(part.last)(part.write)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GradientSums:
+  """Gradients that add up in scratch memory; from `first` to `last` step."""
+
+  block: ScoreBlock
+  sums: dict  # sums by the name of the input, in scratch memory
+  outs: dict  # references to the gradients of all inputs, by name
+
+  def clear(self) -> None:
+    for x in self.sums.values():
       x[...] = jnp.zeros_like(x)
 
-  def write_queries():
-    rope = b.refs.get("rope_row" if whole_row else "rope_q")
-    for name, x in of_queries.items():
+
+@dataclasses.dataclass(frozen=True)
+class _QueryGradients(_GradientSums):
+  """Gradients of one block of queries, or of all queries of a row."""
+
+  whole_row: bool
+
+  @property
+  def first(self) -> jax.Array:
+    step = self.block.step
+    return step.row_first if self.whole_row else step.first
+
+  @property
+  def last(self) -> jax.Array:
+    step = self.block.step
+    return step.row_last if self.whole_row else step.last
+
+  def add(self, p: HeadScores, weights, grad_scores) -> None:
+    q_block = self.block.step.q if self.whole_row else 0
+    for name, x in self.sums.items():
+      x[p.h, q_block] += p.gradient_of(name, weights, grad_scores)
+
+  def write(self) -> None:
+    b = self.block
+    rope = b.refs.get("rope_row" if self.whole_row else "rope_q")
+    for name, x in self.sums.items():
       for h in range(b.heads):
         for q in range(x.shape[1]):
           part = x[h, q] * b.settings.scale
           turn = rope if name == "q" else None
-          b.store_queries(outs[name], h, part, q, turn)
+          b.store_queries(self.outs[name], h, part, q, turn)
 
-  def write_keys():
-    for name, x in of_keys.items():
+
+@dataclasses.dataclass(frozen=True)
+class _KeyGradients(_GradientSums):
+  """Gradients of one block of keys and values."""
+
+  @property
+  def first(self) -> jax.Array:
+    return self.block.step.first
+
+  @property
+  def last(self) -> jax.Array:
+    return self.block.step.last
+
+  def add(self, p: HeadScores, weights, grad_scores) -> None:
+    for name, x in self.sums.items():
+      x[p.h] += p.gradient_of(name, weights, grad_scores)
+
+  def write(self) -> None:
+    b = self.block
+    for name, x in self.sums.items():
       # Multiply by the factor that `weights_and_gradient` omits.
-      kept = 1.0 - b.settings.rate
-      scale = 1.0 / kept if name == "v" else b.settings.scale
+      keep_rate = 1.0 - b.settings.rate
+      scale = 1.0 / keep_rate if name == "v" else b.settings.scale
       x = x[...] * scale
       if name == "k" and "rope_k" in b.refs:
         x = rotate_heads(x, b.refs["rope_k"][...], -1)
-      outs[name][0] = x.astype(outs[name].dtype)
-
-  begins, ends = b.step.first, b.step.last
-  if whole_row:
-    begins, ends = b.step.row_first, b.step.row_last
-  if of_queries:
-    pl.when(begins)(lambda: clear(of_queries))
-  if of_keys:
-    pl.when(b.step.first)(lambda: clear(of_keys))
-
-  @b.visit
-  def _add(p: HeadScores):
-    weights, of_scores = p.weights_and_gradient()
-    for name, x in sums.items():
-      part = p.gradient_of(name, weights, of_scores)
-      if name in of_keys:
-        x[p.h] += part
-      else:
-        x[p.h, b.step.q if whole_row else 0] += part
-
-  if of_keys:
-    pl.when(b.step.last)(write_keys)
-  if of_queries:
-    pl.when(ends)(write_queries)
+      self.outs[name][0] = x.astype(self.outs[name].dtype)
 
 
 # The call, and the part of each array that a step reads or writes.
@@ -360,16 +408,21 @@ class _Cut:
     """Returns the shape of a head's sum for a block of keys."""
     return x.shape[2], self.blocks.k_size
 
-  def shared(self, x, size: int, at) -> _BlockedArray:
-    """Cuts an array `[B, _, positions]` that all heads share."""
-    block = 1, x.shape[1], size
-    return _BlockedArray(x, block, lambda h, step: (step.row, 0, at(step)))
+  def shared(self, x, size: int, block_of: Callable) -> _BlockedArray:
+    """Cuts an array `[B, _, positions]` that all heads share.
 
-  def _part(self, x, size: int, at) -> _BlockedArray:
+    `block_of(step)` is the index of the step's block of `size` positions.
+    """
+    block = 1, x.shape[1], size
+    return _BlockedArray(
+      x, block, lambda h, step: (step.row, 0, block_of(step))
+    )
+
+  def _part(self, x, size: int, block_of: Callable) -> _BlockedArray:
     inner = x.shape[2:-1]
 
     def index(h, step):
-      return step.row, h, *[0] * len(inner), at(step)
+      return step.row, h, *[0] * len(inner), block_of(step)
 
     return _BlockedArray(x, (1, self.heads, *inner, size), index)
 
@@ -380,17 +433,17 @@ def _inputs(
   """Returns the inputs of every pass by name."""
   parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
   if terms:
-    parts["of_query"] = cut.queries(terms["of_query"])
-    parts["of_key"] = cut.keys(terms["of_key"])
-  of_q = settings.blocks.q_size, lambda step: step.q
-  of_k = settings.blocks.k_size, lambda step: step.k
+    parts["query_terms"] = cut.queries(terms["query_terms"])
+    parts["key_terms"] = cut.keys(terms["key_terms"])
+  query_block = settings.blocks.q_size, lambda step: step.q
+  key_block = settings.blocks.k_size, lambda step: step.k
   for name, bound in bounds.items():
-    parts[name] = cut.shared(bound[:, None], *of_q)
+    parts[name] = cut.shared(bound[:, None], *query_block)
   if rope is not None:
-    parts["rope_q"] = cut.shared(rope, *of_q)
-    parts["rope_k"] = cut.shared(rope, *of_k)
+    parts["rope_q"] = cut.shared(rope, *query_block)
+    parts["rope_k"] = cut.shared(rope, *key_block)
   if terms:
-    dtype = terms["of_query"].dtype
+    dtype = terms["query_terms"].dtype
     table = diagonals.one_hots(settings.edges, settings.blocks, dtype)
     parts["one_hots"] = _BlockedArray(
       table,
@@ -403,6 +456,27 @@ def _inputs(
       ),
     )
   return parts
+
+
+class _Refs(NamedTuple):
+  """References of a kernel, in the order in which Pallas passes them."""
+
+  prefetched: Sequence  # scalars
+  inputs: dict[str, Any]
+  outputs: dict[str, Any]
+  sums: Sequence  # scratch memory
+
+  @classmethod
+  def of(cls, refs: Sequence, scalars: int, inputs, outputs) -> "_Refs":
+    """Divides them by the number of scalars and the names of the arrays."""
+    first_output = scalars + len(inputs)
+    first_sum = first_output + len(outputs)
+    return cls(
+      refs[:scalars],
+      dict(zip(inputs, refs[scalars:first_output], strict=True)),
+      dict(zip(outputs, refs[first_output:first_sum], strict=True)),
+      refs[first_sum:],
+    )
 
 
 def _call_pallas(
@@ -426,29 +500,28 @@ def _call_pallas(
   heads = inputs["q"].block[1]
   # Scalar memory holds the scalars before the grid begins. They are the steps
   # of a table and dropout's seeds. The kernel and its index maps read them.
-  grid, scalars = schedule.grid(rows), schedule.scalars
+  grid = schedule.grid(rows)
+  scalars = schedule.scalars
   if seeds is not None:
     scalars += (jax.lax.bitcast_convert_type(seeds, jnp.int32).reshape(-1),)
 
-  def spec(part):
-    def index(h, *rest):
-      return part.index(h, schedule.at(rest[: len(grid)], rest[len(grid) :]))
-
-    return pl.BlockSpec(part.block, index)
-
   def kernel(*refs):
-    refs = iter(refs)
-    prefetched = [next(refs) for _ in scalars]
-    ins = {name: next(refs) for name in inputs}
-    outs = {name: next(refs) for name in outputs}
-    head, *ids = (pl.program_id(axis) for axis in range(1 + len(grid)))
-    step = schedule.at(ids, prefetched)
+    refs = _Refs.of(refs, len(scalars), inputs, outputs)
+    heads_id, *ids = (pl.program_id(axis) for axis in range(1 + len(grid)))
+    step = schedule.at(ids, refs.prefetched)
+    block = ScoreBlock(
+      settings,
+      step,
+      refs.inputs,
+      seeds=None if seeds is None else refs.prefetched[-1],
+      first_head=step.row * kv_heads + heads_id * heads,
+      heads=heads,
+      group=group,
+    )
+    body(block, refs.outputs, refs.sums)
 
-    def seed(h, g):
-      at = (step.row * kv_heads + head * heads + h) * group + g
-      return prefetched[-1][at]
-
-    body(ScoreBlock(settings, step, ins, seed, heads, group), outs, list(refs))
+  def spec(part: _BlockedArray) -> pl.BlockSpec:
+    return _block_spec(part, schedule, len(grid))
 
   parts = [*inputs.values(), *outputs.values()]
   return pl.pallas_call(
@@ -474,6 +547,19 @@ def _call_pallas(
     interpret=settings.interpret,
     name=name,
   )(*scalars, *(part.array for part in inputs.values()))
+
+
+def _block_spec(
+  part: _BlockedArray, schedule: Schedule, axes: int
+) -> pl.BlockSpec:
+  """Returns the block of an array at each point of a grid of heads and axes."""
+
+  def index(h, *ids_and_scalars):
+    ids = ids_and_scalars[:axes]
+    scalars = ids_and_scalars[axes:]
+    return part.index(h, schedule.at(ids, scalars))
+
+  return pl.BlockSpec(part.block, index)
 
 
 def _pallas_cost(settings, parts, products: int) -> pl.CostEstimate:

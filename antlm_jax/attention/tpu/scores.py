@@ -9,6 +9,7 @@ that keys and values are loaded once for the group.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,15 @@ class ScoreBlock:
   settings: KernelSettings
   step: Step
   refs: dict  # the step's part of the inputs, by name
-  seed: Callable  # `seed(h, g)` is the dropout seed of a head
+  # Dropout seeds of all query heads, int32 `[B * K * G]`, or None.
+  seeds: Any
+  first_head: jax.Array  # index of the first key head of all B * K
   heads: int  # number of key heads
   group: int  # number of query heads per key head G
+
+  def seed(self, h: int, g: int) -> jax.Array:
+    """Returns the dropout seed of the g-th query head of the h-th key head."""
+    return self.seeds[(self.first_head + h) * self.group + g]
 
   def visit(self, add: Callable[["HeadScores"], None]) -> None:
     """Calls `add` for each head."""
@@ -66,7 +73,8 @@ class ScoreBlock:
     # comparison with the mask. In long rows, most blocks have none.
     if self.step.masked is False:
       return run(False)
-    work, masked = self.step.work, self.step.masked
+    work = self.step.work
+    masked = self.step.masked
     pl.when(work & masked)(lambda: run(True))
     pl.when(work & ~masked)(lambda: run(False))
 
@@ -81,8 +89,8 @@ class ScoreBlock:
   def queries(self) -> jax.Array:
     """Returns the index of each query in its row, int32 `[1, lanes]`."""
     size = self.settings.blocks.q_size
-    at = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
-    return self.join([self.step.q * size + at] * self.group)
+    index = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    return self.join([self.step.q * size + index] * self.group)
 
   def join(self, parts) -> jax.Array:
     """Concatenates arrays of a group's query heads along the lanes."""
@@ -127,9 +135,10 @@ class HeadScores:
     scores = dot(self.keys("k"), self.queries("q"), 0, 0)
     if self.block.diagonals:
       # Scores beyond the ends are arbitrary, and `hide` replaces them later.
-      refs, (of_query, of_key) = self.block.refs, self.block.diagonals
-      scores += of_query.scores(refs["of_query"][0, self.h, 0])
-      scores += of_key.scores(refs["of_key"][0, self.h]).T
+      refs = self.block.refs
+      query_terms, key_terms = self.block.diagonals
+      scores += query_terms.scores(refs["query_terms"][0, self.h, 0])
+      scores += key_terms.scores(refs["key_terms"][0, self.h]).T
     # Since e^x = 2^(x log2 e), base 2 needs one multiplication in all.
     return scores * (settings.scale * _LOG2E)
 
@@ -153,7 +162,7 @@ class HeadScores:
       gradient = self.hide(gradient, 0.0)  # delta is arbitrary beyond the end
     return self.drop(weights), gradient
 
-  def gradient_of(self, name: str, weights, of_scores) -> jax.Array:
+  def gradient_of(self, name: str, weights, grad_scores) -> jax.Array:
     """Returns the block's part of an input's gradient, `[_, lanes or keys]`.
 
     `weights_and_gradient` returns the other arguments.
@@ -163,21 +172,23 @@ class HeadScores:
       return dot(do, weights.astype(do.dtype), 1, 1)
     if name == "k":
       q = self.queries("q")
-      return dot(q, of_scores.astype(q.dtype), 1, 1)
+      return dot(q, grad_scores.astype(q.dtype), 1, 1)
     if name == "q":
       k = self.keys("k")
-      return dot(k, of_scores.astype(k.dtype), 1, 0)
-    of_query, of_key = self.block.diagonals
-    if name == "of_query":
-      return of_query.gradient(of_scores)
-    return of_key.gradient(of_scores.T)
+      return dot(k, grad_scores.astype(k.dtype), 1, 0)
+    query_terms, key_terms = self.block.diagonals
+    if name == "query_terms":
+      return query_terms.gradient(grad_scores)
+    return key_terms.gradient(grad_scores.T)
 
   def hide(self, x: jax.Array, fill: float) -> jax.Array:
     """Replaces hidden scores by `fill`."""
     if not self.masked:
       return x
     block = self.block
-    blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
+    blocks = block.settings.blocks
+    i = block.queries()
+    j = self.key_index(0)
     # All conditions on a query's keys form one interval. Combine them in rows
     # `[1, lanes]`, and compare the whole block only once or twice.
     end = jnp.full_like(i, blocks.keys)
@@ -194,7 +205,8 @@ class HeadScores:
 
   def drop(self, x: jax.Array) -> jax.Array:
     """Replaces dropped weights by 0."""
-    block, rate = self.block, self.block.settings.rate
+    block = self.block
+    rate = self.block.settings.rate
     if not rate:
       return x
     # All passes compute the same bits, from a hash of the position.
@@ -203,8 +215,8 @@ class HeadScores:
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
     ]
     seeds = block.join(seeds).astype(jnp.uint32)
-    kept = keep(rate, seeds, block.queries(), self.key_index(0))
-    return jnp.where(kept, x, 0.0)
+    keep_mask = keep(rate, seeds, block.queries(), self.key_index(0))
+    return jnp.where(keep_mask, x, 0.0)
 
   def keys(self, name: str) -> jax.Array:
     """Returns the block's part of k or v, `[H, keys]`."""
@@ -219,7 +231,8 @@ class HeadScores:
 
   def queries(self, name: str) -> jax.Array:
     """Returns the block's part of q or do, `[H, lanes]`."""
-    block, blocks = self.block, self.block.settings.blocks
+    block = self.block
+    blocks = self.block.settings.blocks
     parts = [block.refs[name][0, self.h, g] for g in range(block.group)]
     if name == "q" and "rope_q" in block.refs:
       parts = [rotate_heads(x, block.refs["rope_q"][0]) for x in parts]
@@ -237,5 +250,5 @@ class HeadScores:
     """Returns the index of each key in its row, int32, along `axis` of two."""
     size = self.block.settings.blocks.k_size
     shape = (1, size) if axis else (size, 1)
-    at = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    return self.block.step.k * size + at
+    index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return self.block.step.k * size + index

@@ -29,7 +29,8 @@ from antlm_jax.mesh import device, kernel_memory
 
 # The names of the kernels, and the axes of a grid of blocks.
 NAMES = "head_(statistics|states_gradient|kernel_gradient)"
-TARGETS, TOKENS = 0, 1
+TARGETS = 0
+TOKENS = 1
 UNIT = 128  # lanes of a register
 _LARGEST = 1024  # most targets, and most tokens, of a block
 _HIDDEN = -1e38  # score of a token beyond the end
@@ -59,12 +60,12 @@ class HeadBlocks(NamedTuple):
         return None
     # v4 and v5p divide the blocks of targets between two cores.
     count = 2 * -(-targets // (2 * size)) if targets > UNIT else 1
-    each = _up(-(-targets // count))
+    targets_each = _up(-(-targets // count))
     # No block of tokens extends beyond the end if a large enough size divides.
     sizes = range(size, size // 2, -UNIT)
     least = _up(-(-tokens // -(-tokens // size)))
     tokens_each = next((n for n in sizes if tokens % n == 0), least)
-    return cls(each, tokens_each, (count, -(-tokens // tokens_each)))
+    return cls(targets_each, tokens_each, (count, -(-tokens // tokens_each)))
 
   def moved(self, outer: int, width: int, itemsize: int) -> int:
     """Returns the bytes that a kernel reads and writes, without its rows."""
@@ -98,13 +99,14 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
     bias: float32 `[V]`, or None.
     gradient: Whether to make `acc`.
   """
-  count, tokens = len(states), len(kernel)
+  count = len(states)
+  tokens = len(kernel)
   blocks = HeadBlocks.of(count, *kernel.shape, states.dtype)
   size = blocks.grid[0] * blocks.targets
   row = jax.ShapeDtypeStruct((1, size), jnp.float32)
   place = jax.ShapeDtypeStruct((1, size), jnp.int32)
   acc = jax.ShapeDtypeStruct((kernel.shape[1], size), jnp.float32)
-  found = _run_on_blocks(
+  results = _run_on_blocks(
     "head_states_gradient" if gradient else "head_statistics",
     functools.partial(_by_target, tokens),
     blocks,
@@ -113,7 +115,7 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
     tokens_inside=True,
     products=1 + gradient,
   )
-  *rows, acc = found if gradient else (*found, None)
+  *rows, acc = results if gradient else (*results, None)
   acc = acc[:, :count] if gradient else None
   return PassResults(*(x[0, :count] for x in rows), acc)
 
@@ -131,11 +133,13 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
   token = jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
   if count % len(s):
     s = jnp.where(token < count - first, s, _HIDDEN)
-  before, here = top[...], s.max(axis=0, keepdims=True)
-  place = jnp.where(s == here, token, len(s)).min(axis=0, keepdims=True)
-  best[...] = jnp.where(here > before, first + place, best[...])
-  highest = jnp.maximum(before, here)
-  shrink, e = jnp.exp(before - highest), jnp.exp(s - highest)
+  before = top[...]
+  block_top = s.max(axis=0, keepdims=True)
+  place = jnp.where(s == block_top, token, len(s)).min(axis=0, keepdims=True)
+  best[...] = jnp.where(block_top > before, first + place, best[...])
+  highest = jnp.maximum(before, block_top)
+  shrink = jnp.exp(before - highest)
+  e = jnp.exp(s - highest)
   top[...] = highest
   total[...] = total[...] * shrink + e.sum(axis=0, keepdims=True)
   if acc is not None:
@@ -171,11 +175,19 @@ def gradients_by_token(states, kernel, bias, targets, lse, scale, weights):
 
 
 def _by_token(
-  states, kernel, bias, targets, lse, scale, weights, grad, of_bias=None
+  states,
+  kernel,
+  bias,
+  targets,
+  lse,
+  scale,
+  weights,
+  grad_kernel,
+  grad_bias=None,
 ):
   @pl.when(pl.program_id(1) == 0)
   def _begin():
-    for x in (grad,) if of_bias is None else (grad, of_bias):
+    for x in (grad_kernel,) if grad_bias is None else (grad_kernel, grad_bias):
       x[...] = jnp.zeros_like(x)
 
   s = _block_scores(states, kernel, bias)
@@ -183,9 +195,9 @@ def _by_token(
   target = targets[...] - pl.program_id(0) * len(s)
   ds = jnp.exp(s - lse[...]) * scale[...]
   ds -= jnp.where(token == target, weights[...], 0.0)
-  grad[...] += dot(ds.astype(states.dtype), states[...], 1, 0)
-  if of_bias is not None:
-    of_bias[...] += ds.sum(axis=1, keepdims=True)
+  grad_kernel[...] += dot(ds.astype(states.dtype), states[...], 1, 0)
+  if grad_bias is not None:
+    grad_bias[...] += ds.sum(axis=1, keepdims=True)
 
 
 def _block_scores(states, kernel, bias):
@@ -233,8 +245,8 @@ def _run_on_blocks(
     shape[part.axis] = blocks[part.over]
 
     def index(*ids):
-      at = ids[part.over if tokens_inside else 1 - part.over]
-      return (at, 0) if part.axis == 0 else (0, at)
+      block = ids[part.over if tokens_inside else 1 - part.over]
+      return (block, 0) if part.axis == 0 else (0, block)
 
     return pl.BlockSpec(tuple(shape), index)
 
