@@ -387,7 +387,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
   task = dataclasses.replace(task, **how)
   grid = [TrialRun(2e-4, seed) for seed in range(3)]
-  best = saved.Best(grid)
+  best = saved.BestParams(grid)
   copies = []
 
   def keep(run, score, copy):
@@ -423,7 +423,7 @@ def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
 def test_the_first_of_equals_is_the_best():
   grid = [TrialRun(1.0, seed) for seed in range(3)]
   offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
-  best, taken = saved.Best(grid), []
+  best, taken = saved.BestParams(grid), []
   for run, score in offers:
     best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
   assert taken == [1, 0, 2] and best.of_rate(1.0) == {"run": 2}
