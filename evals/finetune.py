@@ -466,7 +466,7 @@ def perform(
     # A model always belongs to the summary next to it.
     saved.remove_saved(job.folder)
     write_task_results(job.folder, task, summary, task_outcomes, task_examples)
-    params = best.of_rate(summary.best_lr) if best else {}
+    params = best.params_of(summary.best_lr) if best else {}
     if best and not params:
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:

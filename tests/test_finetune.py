@@ -479,7 +479,7 @@ def test_each_rate_has_a_leader_of_its_own():
     for run, score in watch.leaders_by_last_epoch:
       best(runs[run], score, lambda at=(run, epoch): at)
   # Equal scores: the first run of the rate, as in the summary.
-  assert best.of_rate(1e-3) == (0, 3) and best.of_rate(3e-3) == (2, 2)
+  assert best.params_of(1e-3) == (0, 3) and best.params_of(3e-3) == (2, 2)
 
 
 GRID = [TrialRun(3e-3, 0), TrialRun(3e-3, 1), TrialRun(1e-9, 0)]
@@ -517,8 +517,8 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   for alone, beside in zip(others, outcomes[1:], strict=True):
     assert alone.epochs == beside.epochs  # to the last bit
     assert alone.predictions == beside.predictions
-  assert np.isfinite(best.of_rate(3e-3)["embedding"]).all()
-  assert not best.of_rate(1e30)
+  assert np.isfinite(best.params_of(3e-3)["embedding"]).all()
+  assert not best.params_of(1e30)
   examples = {"cola": data.evaluations["cola"].examples}
   about = tuned.summarised(task, examples, outcomes)
   assert (about.best_lr, about.best_run) == (3e-3, 1)

@@ -334,7 +334,7 @@ def test_numbers_are_the_given_names(names, added):
     name if "-" in name or name == "O" else f"I-{name}" for name in names
   ]
   assert found == tagging.entities([plain[x] for x in numbers])
-  assert task.head.of_entities
+  assert task.head.has_entities
   # A model with these classes is evaluated on the same numbers.
   again = tagging.own_task(rows, classes=task.head.labels)
   assert again.head == task.head

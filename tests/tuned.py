@@ -122,7 +122,7 @@ def trained(loaded, task, runs, folder, **settings) -> list[TuningOutcome]:
   data = loop.read_task_data(loaded, task, settings.max_length)
   outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
   saved.save_model(
-    folder, loaded, task, "bidirectional", best.of_rate(runs[0].lr)
+    folder, loaded, task, "bidirectional", best.params_of(runs[0].lr)
   )
   model, test = load(folder / "model"), task.evaluations[-1]
   assert saved.saved_head(model.task, model.path) == task.head

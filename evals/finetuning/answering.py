@@ -168,7 +168,7 @@ class Inside(Tags):
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [int(first <= i <= last) for i in range(len(text))]
       parts.append(([*question, *text], [0] * len(question) + inside))
-    tokens, lengths, labels, cut = batching.labelled(
+    tokens, lengths, labels, cut = batching.frame_labelled(
       loaded, parts, 0, max_length
     )
     return ExampleRows(tokens, lengths, labels, True, examples, places, cut)

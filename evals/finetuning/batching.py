@@ -96,7 +96,7 @@ def frame_texts(
   return *pad_rows(rows), cut
 
 
-def labelled(
+def frame_labelled(
   loaded: Loaded,
   texts: Iterable[tuple[Sequence[int], Sequence[int]]],
   frame_label: int,

@@ -127,7 +127,7 @@ def ranked(
     ranking = {}
     for pool, places in pools.items():
       order = np.argsort(-cosines[places], kind="stable")[: TOP + 1]
-      ranking[pool] = _without(query, names[places[order]])
+      ranking[pool] = _without_itself(query, names[places[order]])
     out.append(ranking)
   return out
 
@@ -143,7 +143,7 @@ def random_order(examples: Sequence[Example]) -> list[list[dict]]:
   return [
     [
       {
-        pool: _without(query, drawn(number, places))
+        pool: _without_itself(query, drawn(number, places))
         for pool, places in pools.items()
       }
       for number, query in enumerate(_only_queries(examples))
@@ -163,7 +163,7 @@ def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
   return names, {"all": np.arange(len(names)), "labelled": labelled}
 
 
-def _without(query: Example, names: np.ndarray) -> list[str]:
+def _without_itself(query: Example, names: np.ndarray) -> list[str]:
   # Queries and documents may have numbers of their own, from 0.
   left_out = query.id if query.label.get(query.id, 0) <= 0 else None
   return [name for name in names.tolist() if name != left_out][:TOP]

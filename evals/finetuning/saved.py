@@ -35,7 +35,7 @@ class BestParams:
     self._ranks: dict[float, tuple[float, int]] = {}
     self._params: dict[float, dict[str, np.ndarray]] = {}
 
-  def of_rate(self, lr: float) -> dict[str, np.ndarray]:
+  def params_of(self, lr: float) -> dict[str, np.ndarray]:
     """Returns the parameters of a rate's best run; empty if all diverged."""
     return self._params.get(lr, {})
 

@@ -186,10 +186,12 @@ def _check_unused(
     )
   used = [file for split_files in sets.values() for file in split_files]
   for file, name in names.items():
+    # Names such as web-dev.md have a split's word, but say no split.
     split = splits.split_word(name)
-    titled = split and file.split in ("", "unknown")
-    only = len(used) == 1 and split == "train"
-    if titled and not only and (file in used or not sets.get(split)):
+    is_unclear = split and file.split in ("", "unknown")
+    is_only_train = len(used) == 1 and split == "train"
+    is_needed = file in used or not sets.get(split)
+    if is_unclear and not is_only_train and is_needed:
       advice = f"name it {split}{''.join(pathlib.Path(name).suffixes)}"
       if file.split == "unknown":
         advice = f"give files that end in {readers.endings()}"

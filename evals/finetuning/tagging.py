@@ -80,7 +80,7 @@ class Tagger(Tags):
     return len(self.labels)
 
   @property
-  def of_entities(self) -> bool:
+  def has_entities(self) -> bool:
     """Whether its classes are entities' labels, with O for no entity."""
     begin = any(x == "B" or x.startswith("B-") for x in self.labels)
     return begin and "O" in self.labels
@@ -107,7 +107,7 @@ class Tagger(Tags):
         words = words[window.targets :]
         parts.append((window.tokens.tolist(), row_words.tolist()))
       word_count += len(example.texts)
-    tokens, lengths, words, _ = batching.labelled(
+    tokens, lengths, words, _ = batching.frame_labelled(
       loaded, parts, _NOWHERE, max_length
     )
     word_labels = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
@@ -117,7 +117,7 @@ class Tagger(Tags):
       texts = [text for example in examples for text in example.texts]
       progress.say(
         f"warning: words without a token, which get"
-        f" {'O' if self.of_entities else 'no tag'}: {len(unread):,}"
+        f" {'O' if self.has_entities else 'no tag'}: {len(unread):,}"
         f" ({texts[unread[0]]!r:.40})"
       )
     return ExampleRows(tokens, lengths, labels[words], True, examples, words)
@@ -141,7 +141,7 @@ class Tagger(Tags):
     for classes, words in zip(reduced, rows.origins, strict=True):
       for label, word in zip(classes.tolist(), words.tolist(), strict=True):
         votes[word][label] += 1
-    no_vote = {self.labels.index("O") if self.of_entities else _NOWHERE: 0}
+    no_vote = {self.labels.index("O") if self.has_entities else _NOWHERE: 0}
     numbers = itertools.count()
     # If several are equal, the first class in the word wins.
     return [
@@ -173,7 +173,7 @@ class Tagger(Tags):
     labels = tuple(
       None if label == _NOWHERE else self.labels[label] for label in prediction
     )
-    spans = tuple(entities(labels)) if self.of_entities else None
+    spans = tuple(entities(labels)) if self.has_entities else None
     return {"labels": labels, "entities": spans}
 
 
@@ -257,12 +257,12 @@ class TagOptions(Section):
   )
 
   @property
-  def of_records(self) -> tuple[str, str]:
+  def record_columns(self) -> tuple[str, str]:
     """Returns the columns of the words and the tags in records."""
     return self.tokens_column or "tokens", self.tags_column or "tags"
 
   @property
-  def of_columns(self) -> conll.Columns:
+  def file_columns(self) -> conll.Columns:
     """Returns the columns of the words and the tags in files of columns."""
     if not self.tokens_column and not self.tags_column:
       return conll.Columns()
@@ -298,7 +298,7 @@ def known_task(data: str, name: str, classes: tuple[str, ...] = ()) -> Task:
     sentences = conll.read_known(path, known_set.columns)
     return _examples(_in_iob2(sentences), split, classes)
 
-  return _of_entities(classes, sets.known_task_fields(name, paths, examples))
+  return _entity_task(classes, sets.known_task_fields(name, paths, examples))
 
 
 def own_task(
@@ -340,16 +340,16 @@ def own_task(
   fields = sets.own_task_fields(data, examples)
   files = itertools.chain(*sources.values())
   if all(isinstance(file, str) and not _is_columns(file) for file in files):
-    fields["columns"] = options.of_records[:1]
+    fields["columns"] = options.record_columns[:1]
   if not scheme.is_of_entities:
     progress.say(
       f"{fields['name']}: tags such as {min(tags):.40} are not entity tags"
       " (B-X, I-X), so the score is the accuracy over words"
     )
-    return _of_words(classes, fields)
+    return _word_task(classes, fields)
   labels = "/".join(tag_schemes.labels_of_kind("" if "B" in classes else "X"))
   progress.say(f"{fields['name']}: tags are {scheme.name}, read as {labels}")
-  return _of_entities(classes, fields)
+  return _entity_task(classes, fields)
 
 
 def _in_iob2(sentences: Iterable[Example], scheme: str = "") -> list[Example]:
@@ -410,7 +410,7 @@ def _entity_classes(
   return tuple(dict.fromkeys([*classes, *tag_schemes.iob2_classes(kinds)]))
 
 
-def _of_words(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+def _word_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   return Task(
     **fields,
     head=Tagger(classes),
@@ -424,7 +424,7 @@ def _of_words(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   )
 
 
-def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+def _entity_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   outside = classes.index("O")
   return Task(
     **fields,
@@ -492,12 +492,12 @@ def _read_sentences(
 ) -> Iterator[Example]:
   """Yields a source's sentences, whose labels are the names of tags."""
   if isinstance(source, str) and _is_columns(source):
-    for sentence in conll.read_own(source, options.of_columns):
+    for sentence in conll.read_own(source, options.file_columns):
       tags = _tag_names(sentence.label, names, sentence.id)
       yield sentence._replace(label=tags)
     return
   columns = dict(
-    zip(options.of_records, ("tokens_column", "tags_column"), strict=True)
+    zip(options.record_columns, ("tokens_column", "tags_column"), strict=True)
   )
   for place, values in sets.source_records(source, columns):
     words, tags = (_sequence(value, place) for value in values)
