@@ -91,22 +91,19 @@ def read_task_data(
     "max_length" if longest == max_length else "the model's longest row"
   )
 
-  def encode(name: str) -> ExampleRows:
+  rows = {}
+  for name in ("train", *task.evaluations):
     examples = task.examples(name)
     if name == "train" and 0 < limit < len(examples):
-      chosen = hashing.permute(np.arange(limit), len(examples), 0)
-      examples = [examples[i] for i in np.sort(chosen)]
-    rows = task.head.encode(loaded, examples, max_length)
-    if rows.cut:
+      indices = hashing.permute(np.arange(limit), len(examples), 0)
+      examples = [examples[i] for i in np.sort(indices)]
+    rows[name] = task.head.encode(loaded, examples, max_length)
+    if cut := rows[name].cut:
       progress.say(
         f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
-        f" tokens ({limited_by}): {rows.cut}"
+        f" tokens ({limited_by}): {cut}"
       )
-    return rows
-
-  return TaskData(
-    encode("train"), {name: encode(name) for name in task.evaluations}
-  )
+  return TaskData(rows.pop("train"), rows)
 
 
 def fit(

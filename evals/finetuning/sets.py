@@ -112,18 +112,17 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   `any_kind`, any ending. Each split is a file, or its numbered parts.
   Raises a UserError if there is no file, or a split has several.
   """
-  if isinstance(data, Mapping):
-    sources = splits.by_key(data)
-    return {split: [_iterable(sources[split])] for split in sources}
   if isinstance(data, str) and not os.path.isfile(data):
     return _open_folder(data, any_kind)
-  return {"train": [_iterable(data)]}
-
-
-def _iterable(source: object) -> Source:
-  if not isinstance(source, Iterable):
-    raise UserError(f"data: {source!r:.60} is no list of records, and no path")
-  return source
+  sources = (
+    splits.by_key(data) if isinstance(data, Mapping) else {"train": data}
+  )
+  for source in sources.values():
+    if not isinstance(source, Iterable):
+      raise UserError(
+        f"data: {source!r:.60} is no list of records, and no path"
+      )
+  return {split: [source] for split, source in sources.items()}
 
 
 def _open_folder(folder: str, any_kind: bool) -> dict[str, list[Source]]:

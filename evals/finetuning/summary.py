@@ -148,7 +148,7 @@ class Summary:
   """Scores of a task's runs: the fields of summary.json."""
 
   request: Mapping[str, Any]  # everything that the results depend on
-  train_examples: int
+  train_examples: int = 0
   task: str
   main_metric: str
   also: Sequence[str]  # further metrics that the table shows
@@ -165,7 +165,7 @@ class Summary:
   # of the main metric by evaluation set.
   by_lr: Sequence[Mapping[str, Any]]
   runs: Sequence[Mapping[str, Any]]
-  seconds: float
+  seconds: float = 0.0
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Summary":
