@@ -64,7 +64,8 @@ from antlm_jax.settings import PythonOnly, Section, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint, check_path
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
-
+# Training settings of a task that is only evaluated.
+_WITHOUT_TRAINING = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
 _OUTPUT = (
   "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
   " with a NAME for each preset,"
@@ -345,12 +346,12 @@ def _plan_task(
   if task and task.trained:
     _check_frozen(task, hyperparameters)
   else:
-    head = saved.saved_head(tuned, model.path) if tuned else None
-    settings = {
-      **(_settings_of(tuned, head, model.meta.row_tokens) if head else {}),
-      **settings,
-      **_WITHOUT_TRAINING,
-    }
+    head = None
+    if tuned:
+      head = saved.saved_head(tuned, model.path)
+      trained_settings = _settings_of(tuned, head, model.meta.row_tokens)
+      settings = {**trained_settings, **settings}
+    settings = {**settings, **_WITHOUT_TRAINING}
     grid, hyperparameters, *options = _read_sections(suite, settings)
     if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
       data = {"test": data}
@@ -373,10 +374,6 @@ def _plan_task(
   }
   # The result outlives a change of the working directory.
   return TaskJob(task, grid, hyperparameters, folder.absolute(), request, None)
-
-
-# Settings that training needs, of a task that is only evaluated.
-_WITHOUT_TRAINING = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
 
 
 def _settings_of(
