@@ -29,12 +29,13 @@ that was done before with the same arguments is not repeated.
 import argparse
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import jax
 
@@ -43,10 +44,17 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import loop, saved, sets, summary
+from antlm_jax.evals.finetuning import loop, saved, sets
 from antlm_jax.evals.finetuning import task as task_lib
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
+from antlm_jax.evals.finetuning.summary import (
+  MODEL,
+  FineTuning,
+  Summary,
+  summarise,
+  tuning_result,
+  write_task_results,
+)
 from antlm_jax.evals.finetuning.task import Suite, Task, TaskHead
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
@@ -56,9 +64,8 @@ from antlm_jax.settings import PythonOnly, Section, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint, check_path
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
-
-
-T = TypeVar("T")
+# Training settings of a task that is only evaluated.
+_WITHOUT_TRAINING = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
 _OUTPUT = (
   "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
   " with a NAME for each preset,"
@@ -89,111 +96,26 @@ class Grid(Section):
   @property
   def runs(self) -> list[TrialRun]:
     """A run for each learning rate and seed."""
-    rates, seeds = dict.fromkeys(self.lrs), dict.fromkeys(self.seeds)
+    rates = dict.fromkeys(self.lrs)
+    seeds = dict.fromkeys(self.seeds)
     return [TrialRun(lr, seed) for lr in rates for seed in seeds]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """A task that is asked for, with its data and its settings."""
-
-  preset: str
-  name: str  # of the task
-  data: sets.Data
-  settings: Mapping[str, Any]  # the preset's, or those that are given
-
-  @classmethod
-  def of(
-    cls,
-    preset: str,
-    name: str,
-    encoder: str,
-    data: sets.Data,
-    given: Mapping[str, Setting],
-  ) -> "Request":
-    """Returns the request for a task of a preset, with the given settings."""
-    suite = PRESETS[preset]
-    settings = dict(suite.defaults.get(name, {}))
-    if suite.exportable and given.get("head") is None:
-      attention = given.get("attention", Hyperparameters.attention)
-      settings |= heads.classifier_options(encoder, attention)
-    return cls(preset, name, data, {**settings, **given})
-
-  def section(self, kind: type[T]) -> T:
-    """Returns the settings of a section."""
-    names = settings_lib.of(kind).keys() & self.settings.keys()
-    return settings_lib.build(kind, {n: self.settings[n] for n in names})
-
-  @property
-  def may_train(self) -> bool:
-    """Whether it asks for training, unless a folder has no set for it."""
-    tests_alone = isinstance(self.data, Mapping) and "train" not in self.data
-    return self.section(Hyperparameters).epochs > 0 and not tests_alone
-
-  def without_training(
-    self, tuned: FineTuned | None, head: TaskHead | None, longest: int
-  ) -> "Request":
-    """Returns the request for an evaluation alone.
-
-    By default, it takes the attention from the model's own task, `tuned`. It
-    takes the classes and the settings that only evaluate from the head, and the
-    length from the longest row of training. A file or list of examples is the
-    test set.
-    """
-    own, data = {}, self.data
-    if tuned and head:
-      labels = getattr(head, "labels", ())
-      own = {"attention": tuned.attention, "labels": labels}
-      own |= {"max_length": longest} if longest else {}
-      own |= {name: getattr(head, name) for name in head.evaluating}
-    never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
-    many = isinstance(data, Mapping) or _is_folder(data)
-    if self.name == sets.OWN and not many:
-      data = {"test": data}
-    settings = {**own, **self.settings, **never}
-    return dataclasses.replace(self, data=data, settings=settings)
-
-  def task(self) -> Task:
-    """Makes the task; raises a UserError if its data cannot be read."""
-    suite = PRESETS[self.preset]
-    attention = self.section(Hyperparameters).attention
-    own = map(self.section, suite.settings)
-    return suite.make(self.data, self.name, attention, *own)
-
-  def to_json(self, task: Task, model: Checkpoint) -> dict[str, Any]:
-    """Returns everything that the results of the task depend on."""
-    grid = self.section(Grid)
-    return {
-      "preset": self.preset,
-      "task": task.name,
-      "data": {**results.data_digest(task.files), **task.about},
-      "head": {"kind": task.head.kind, **task.head.settings},
-      **results.model_digest(model),
-      **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
-      **dataclasses.asdict(self.section(Hyperparameters)),
-    }
-
-
-def _is_folder(data: sets.Data) -> bool:
-  return isinstance(data, str) and os.path.isdir(data)
-
-
 class TaskJob(NamedTuple):
-  """A task to do, or that is done."""
+  """A task with its settings, and the folder of its results."""
 
   task: Task
   grid: Grid
-  how: Hyperparameters
-  folder: pathlib.Path  # of its results
-  depends_on: dict  # everything that they depend on, `Request.to_json`
-  # Summary of the same request, if it exists, and its model, if wanted.
-  done: dict | None
+  hyperparameters: Hyperparameters
+  folder: pathlib.Path
+  request: dict[str, Any]  # everything that the results depend on
+  summary: Summary | None  # of the same request, if it was done before
 
   @property
   def training(self) -> tuple:
     """Equal for jobs that share their trained runs."""
-    task = self.task
-    return task.trained_on or task.name, task.head, self.grid, self.how
+    trained_on = self.task.trained_on or self.task.name
+    return trained_on, self.task.head, self.grid, self.hyperparameters
 
 
 @settings_lib.checked
@@ -253,58 +175,70 @@ def finetune(
     _suite(preset, task, settings)  # a wrong name must not wait for the model
     loaded = open_model(model, step)
     encoder = loaded.config.model.name
-    where = dict(output=output, save=save, overwrite=overwrite)
-    wanted = loaded.saved, encoder, loaded.task, data, preset, task
-    jobs, absent = plan_tasks(*wanted, **where, **settings)
+    jobs, absent = plan_tasks(
+      loaded.saved,
+      encoder,
+      loaded.task,
+      data,
+      preset,
+      task,
+      output=output,
+      save=save,
+      overwrite=overwrite,
+      **settings,
+    )
     if absent:
       progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
-      if save and job.task.trained and not job.done:
+      if save and job.task.trained and not job.summary:
         check_path(job.folder)
         _advise_head(job, loaded)
-    found = {job.folder: job.done for job in jobs}
+    summaries = {job.folder: job.summary for job in jobs}
     for job in jobs:
-      if job.done:
+      if job.summary:
         progress.say(f"{job.task.name} is already done: {job.folder}")
-      elif not found[job.folder]:  # not done with another
-        same = [j for j in jobs if j.training == job.training and not j.done]
-        found |= perform(same, loaded, save)
-  return summary.tuning_result(PRESETS[preset], found)
+      elif not summaries[job.folder]:  # not done together with another
+        jobs_together = [
+          other
+          for other in jobs
+          if other.training == job.training and not other.summary
+        ]
+        summaries |= perform(jobs_together, loaded, save)
+  return tuning_result(PRESETS[preset], summaries)
 
 
 def _list_missing(absent: Mapping[str, str]) -> str:
   """Lists missing tasks, and those whose training set is missing."""
   text = ", ".join(name for name, source in absent.items() if not source)
   for source in dict.fromkeys(filter(None, absent.values())):
-    those = [name for name in absent if absent[name] == source]
-    text += f"; {', '.join(those)}, which train on {source}"
+    names = [name for name in absent if absent[name] == source]
+    text += f"; {', '.join(names)}, which train on {source}"
   return text.removeprefix("; ")
 
 
-def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
+def _suite(preset: str, task: str, settings: Mapping[str, Setting]) -> Suite:
   """Returns the suite of a preset.
 
   Raises a UserError if it has no such task or setting, or settings contradict
   each other.
   """
   suite = PRESETS[preset]
-  first = task.partition(",")[0]
-  others = [name for name, other in PRESETS.items() if first in other.owner]
-  if others and first not in suite.owner:
+  name = task.partition(",")[0]
+  owners = [other for other in PRESETS if name in PRESETS[other].owner]
+  if owners and name not in suite.owner:
     raise UserError(
-      f"preset={preset} has no task {first!r}: give"
-      f" preset={' or '.join(others)}"
+      f"preset={preset} has no task {name!r}: give preset={' or '.join(owners)}"
     )
   suite.named(task)
-  known = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
+  names = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
-  settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
-  for trains in ("steps", "train_on", "freeze"):
-    if given.get("epochs") == 0 and given.get(trains):
+  settings_lib.refuse_unknown(settings, names, f"preset={preset}", help)
+  for name in ("steps", "train_on", "freeze"):
+    if settings.get("epochs") == 0 and settings.get(name):
       raise UserError(
-        f"epochs=0 evaluates without training: leave out {trains}, or give"
+        f"epochs=0 evaluates without training: leave out {name}, or give"
         " epochs=1"
       )
   return suite
@@ -323,27 +257,34 @@ def plan_tasks(
   overwrite: bool,
   **settings: Setting,
 ) -> tuple[list[TaskJob], dict[str, str]]:
-  """Makes the tasks that are asked for, without the model's weights.
+  """Makes the tasks of a request, without the model's weights.
 
   `encoder` and `tuned` are the model's; all others are the arguments of
   `finetune`, and its errors are those. Also returns the missing tasks, if all
-  are asked for, and the set that each of them trains on and lacks, or "".
+  are requested, and the set that each of them trains on and lacks, or "".
   """
-  suite, jobs, absent = _suite(preset, task, settings), [], {}
-  names = _wanted(suite, preset, task, data)
+  suite = _suite(preset, task, settings)
+  names = _task_names(suite, preset, task, data)
+  jobs = []
+  absent = {}
   for name in names:
     if task == "all" and name == sets.OWN and jobs:
       continue  # a folder of known sets
-    asked = Request.of(preset, name, encoder, data, settings)
+    values = _task_settings(suite, name, encoder, settings)
     try:
-      request, made = _make_task(asked, tuned, model)
+      job = _plan_task(model, tuned, data, preset, name, values, output)
     except sets.Absent as error:
       if task != "all" or len(names) == 1:
         raise
       absent[name] = error.trains_on
       continue
-    jobs.append(_job(request, made, model, output, save, overwrite))
-    if name == sets.OWN:  # nobody asked for the known sets
+    summary = None if overwrite else results.finished(job.folder, job.request)
+    if save and job.task.trained and not (job.folder / MODEL).is_dir():
+      summary = None
+    if summary:
+      job = job._replace(summary=Summary.from_json(summary))
+    jobs.append(job)
+    if name == sets.OWN:  # the known sets were not requested
       absent.clear()
   if not jobs:
     raise UserError(
@@ -354,144 +295,219 @@ def plan_tasks(
   return jobs, absent
 
 
-def _wanted(suite: Suite, preset: str, task: str, data: sets.Data) -> list[str]:
+def _task_names(
+  suite: Suite, preset: str, task: str, data: sets.Data
+) -> list[str]:
   """Returns the names of the tasks to look for in the data."""
-  file = isinstance(data, str) and pathlib.Path(data).suffix
-  if not suite.in_memory and (file or not isinstance(data, str)):
-    own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
+  is_file = isinstance(data, str) and pathlib.Path(data).suffix
+  if not suite.in_memory and (is_file or not isinstance(data, str)):
+    presets = ", ".join(name for name in PRESETS if PRESETS[name].in_memory)
     raise UserError(
       f"preset {preset} reads a folder of files"
-      f"{f', not {data}' * bool(file)}; for your own examples, choose a"
-      f" preset ({own}), such as preset=classification"
+      f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
+      f" preset ({presets}), such as preset=classification"
     )
   names = suite.named(task)
   only_own = task == "all" and sets.OWN in names and not _is_folder(data)
   return [sets.OWN] if only_own else names
 
 
-def _job(
-  request: Request,
-  task: Task,
+def _is_folder(data: sets.Data) -> bool:
+  return isinstance(data, str) and os.path.isdir(data)
+
+
+def _task_settings(
+  suite: Suite, name: str, encoder: str, settings: Mapping[str, Setting]
+) -> dict[str, Any]:
+  """Returns a suite's settings of a task, replaced by those of the request."""
+  defaults = suite.defaults.get(name, {})
+  if suite.exportable and settings.get("head") is None:
+    attention = settings.get("attention", Hyperparameters.attention)
+    defaults = {**defaults, **heads.classifier_options(encoder, attention)}
+  return {**defaults, **settings}
+
+
+def _plan_task(
   model: Checkpoint,
+  tuned: FineTuned | None,
+  data: sets.Data,
+  preset: str,
+  name: str,
+  settings: Mapping[str, Any],
   output: str | None,
-  save: bool,
-  overwrite: bool,
 ) -> TaskJob:
-  """Returns the job of a task, with its results if they exist."""
-  grid, how = request.section(Grid), request.section(Hyperparameters)
-  into = PRESETS[request.preset].folder if task.trained else UNTRAINED
-  name = f"{model.step}-{how.attention}"
-  folder = pathlib.Path(output or model.evals / into, task.name, name)
-  folder = folder.absolute()  # the result outlives a change of the folder
-  about = request.to_json(task, model)
-  done = None if overwrite else results.finished(folder, about)
-  if save and task.trained and not (folder / MODEL).is_dir():
-    done = None
-  return TaskJob(task, grid, how, folder, about, done)
+  """Makes a task to train, or else to evaluate the model as it is."""
+  suite = PRESETS[preset]
+  task = None
+  grid, hyperparameters, *options = _read_sections(suite, settings)
+  only_tests = isinstance(data, Mapping) and "train" not in data
+  if hyperparameters.epochs > 0 and not only_tests:
+    task = suite.make(data, name, hyperparameters.attention, *options)
+  if task and task.trained:
+    _check_frozen(task, hyperparameters)
+  else:
+    head = None
+    if tuned:
+      head = saved.saved_head(tuned, model.path)
+      trained_settings = _settings_of(tuned, head, model.meta.row_tokens)
+      settings = {**trained_settings, **settings}
+    settings = {**settings, **_WITHOUT_TRAINING}
+    grid, hyperparameters, *options = _read_sections(suite, settings)
+    if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
+      data = {"test": data}
+    task = suite.make(data, name, hyperparameters.attention, *options)
+    head = saved.untrained(task, head, model.path)
+    task = dataclasses.replace(task, head=head, trained=False)
+  attention = hyperparameters.attention
+  results_folder = model.evals / (suite.folder if task.trained else UNTRAINED)
+  folder = pathlib.Path(
+    output or results_folder, task.name, f"{model.step}-{attention}"
+  )
+  request = {
+    "preset": preset,
+    "task": task.name,
+    "data": {**results.data_digest(task.files), **task.facts},
+    "head": {"kind": task.head.kind, **task.head.settings},
+    **results.model_digest(model),
+    **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
+    **dataclasses.asdict(hyperparameters),
+  }
+  # The result outlives a change of the working directory.
+  return TaskJob(task, grid, hyperparameters, folder.absolute(), request, None)
 
 
-def _make_task(
-  asked: Request, tuned: FineTuned | None, model: Checkpoint
-) -> tuple[Request, Task]:
-  """Makes a task to train, or else to evaluate the model as it is.
+def _settings_of(
+  tuned: FineTuned, head: TaskHead, row_tokens: int
+) -> dict[str, Any]:
+  """Returns a fine-tuned model's settings, the defaults of its evaluation.
 
-  `tuned` is the task of this model. Also returns the request of the task, which
-  is `asked` or its evaluation alone.
+  They are its attention, its classes, the length of its longest trained row,
+  and the settings of its head that only evaluate it.
   """
-  if asked.may_train:
-    trained = asked.task()
-    if trained.trained:
-      _check_frozen(trained, asked.section(Hyperparameters))
-      return asked, trained
-  own = saved.saved_head(tuned, model.path) if tuned else None
-  longest = model.meta.row_tokens if own else 0
-  request = asked.without_training(tuned, own, longest)
-  evaluated = request.task()
-  head = saved.untrained(evaluated, own, model.path)
-  return request, dataclasses.replace(evaluated, head=head, trained=False)
+  lengths = {"max_length": row_tokens} if row_tokens else {}
+  return {
+    "attention": tuned.attention,
+    "labels": getattr(head, "labels", ()),
+    **lengths,
+    **{name: getattr(head, name) for name in head.evaluating},
+  }
 
 
-def _check_frozen(task: Task, how: Hyperparameters) -> None:
+def _read_sections(suite: Suite, settings: Mapping[str, Any]) -> list[Section]:
+  """Returns a task's grid, its hyperparameters, and the suite's own options."""
+  return [
+    settings_lib.build(
+      kind,
+      {
+        name: settings[name]
+        for name in settings_lib.of(kind)
+        if name in settings
+      },
+    )
+    for kind in (Grid, Hyperparameters, *suite.settings)
+  ]
+
+
+def _check_frozen(task: Task, hyperparameters: Hyperparameters) -> None:
   """Raises a UserError if a frozen encoder leaves nothing to train."""
-  if how.freeze and not task.head.parameters(1):
+  if not hyperparameters.freeze:
+    return
+  if not task.head.parameters(1):
     raise UserError(
       f"freeze trains the head alone, but {task.name} has no head with"
       " parameters: leave out freeze"
     )
-  if how.freeze and how.encoder_dropout:
+  if hyperparameters.encoder_dropout:
     raise UserError(
-      f"encoder_dropout={how.encoder_dropout:g}: a frozen encoder has no"
-      " dropout: leave out freeze or encoder_dropout"
+      f"encoder_dropout={hyperparameters.encoder_dropout:g}: a frozen encoder"
+      " has no dropout: leave out freeze or encoder_dropout"
     )
 
 
 def perform(
   jobs: Sequence[TaskJob], loaded: Loaded, save: bool
-) -> dict[pathlib.Path, dict]:
+) -> dict[pathlib.Path, Summary]:
   """Trains the runs that tasks share, and writes the results of each.
 
   Returns:
     The summary of each task, by its folder.
   """
-  begun, best, first = time.monotonic(), None, jobs[0]
+  start = time.monotonic()
+  grid = jobs[0].grid
+  hyperparameters = jobs[0].hyperparameters
   joined = task_lib.join_tasks([job.task for job in jobs])
+  best = saved.BestParams(grid.runs) if save and joined.trained else None
   if joined.trained:
-    best = saved.Best(first.grid.runs) if save else None
-    data, outcomes = _train_grid(joined, first, loaded, best)
+    data, outcomes = _train_grid(joined, grid, hyperparameters, loaded, best)
     examples = {name: rows.examples for name, rows in data.evaluations.items()}
-    trained_on, longest = len(data.train.examples), data.train.tokens.shape[-1]
+    train_examples = len(data.train.examples)
   else:
     progress.say(f"{joined.name} is evaluated without training")
-    outcome, examples = saved.as_is(loaded, joined, first.how)
-    outcomes, trained_on = [outcome], 0
-  out, seconds = {}, round(time.monotonic() - begun, 1)
+    outcome, examples = saved.as_is(loaded, joined, hyperparameters)
+    outcomes = [outcome]
+    train_examples = 0
+  seconds = round(time.monotonic() - start, 1)
+  summaries = {}
   for job in jobs:
-    task, folder = job.task, job.folder
-    own = {name: examples[name] for name in task.scored}
-    found = [outcome.on(task.evaluations) for outcome in outcomes]
-    about = {"request": job.depends_on, "train_examples": trained_on}
-    about |= summary.summarise(task, own, found) | {"seconds": seconds}
+    task = job.task
+    task_examples = {name: examples[name] for name in task.scored}
+    task_outcomes = [outcome.on(task.evaluations) for outcome in outcomes]
+    summary = summarise(
+      task,
+      task_examples,
+      task_outcomes,
+      request=job.request,
+      train_examples=train_examples,
+      seconds=seconds,
+    )
     # A model always belongs to the summary next to it.
-    saved.remove_saved(folder)
-    summary.write_task_results(folder, task, about, found, own)
-    params = best.of_rate(about["best_lr"]) if best else {}
+    saved.remove_saved(job.folder)
+    write_task_results(job.folder, task, summary, task_outcomes, task_examples)
+    params = best.params_of(summary.best_lr) if best else {}
     if best and not params:
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
-      rows = max(loaded.longest_row, longest)
-      meta = dataclasses.replace(loaded.meta, row_tokens=rows)
+      row_tokens = max(loaded.longest_row, data.train.tokens.shape[-1])
+      meta = dataclasses.replace(loaded.meta, row_tokens=row_tokens)
       trained = dataclasses.replace(loaded, meta=meta)
-      saved.save_model(folder, trained, task, job.how.attention, params)
-      where = files.shown_path(folder / MODEL)
-      progress.say(f"{task.name}: model saved to {where}")
-    progress.say(f"{task.name}: written to {files.shown_path(folder)}")
-    out[folder] = about
-  return out
+      attention = hyperparameters.attention
+      saved.save_model(job.folder, trained, task, attention, params)
+      model = files.shown_path(job.folder / MODEL)
+      progress.say(f"{task.name}: model saved to {model}")
+    progress.say(f"{task.name}: written to {files.shown_path(job.folder)}")
+    summaries[job.folder] = summary
+  return summaries
 
 
 def _train_grid(
-  task: Task, job: TaskJob, loaded: Loaded, best: saved.Best | None
+  task: Task,
+  grid: Grid,
+  hyperparameters: Hyperparameters,
+  loaded: Loaded,
+  best: saved.BestParams | None,
 ) -> tuple[loop.TaskData, list[loop.TuningOutcome]]:
-  """Trains the runs of a job's grid on a task."""
-  grid, how = job.grid, job.how
-  data = loop.read_task_data(loaded, task, how.max_length, grid.limit)
-  steps = loop.count_steps(task, data.train, how)
-  if steps < how.steps:
-    epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
+  """Trains the runs of a grid on a task."""
+  max_length = hyperparameters.max_length
+  data = loop.read_task_data(loaded, task, max_length, grid.limit)
+  steps = loop.count_steps(task, data.train, hyperparameters)
+  if steps < hyperparameters.steps:
+    epochs = hyperparameters.epochs
     progress.say(
-      f"{task.name}: {epochs} of {steps:,} steps in all, fewer than"
-      f" steps={how.steps}"
+      f"{task.name}: {epochs} epoch{'s' * (epochs > 1)} of {steps:,} steps in"
+      f" all, fewer than steps={hyperparameters.steps}"
     )
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"
   at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-  fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
+  fit = functools.partial(
+    loop.fit, loaded, task, data, hyperparameters, keep=best
+  )
   return data, loop.fit_in_groups(fit, grid.runs, at_once)
 
 
 def _advise_head(job: TaskJob, loaded: Loaded) -> None:
   """Prints a tip if transformers has no model with a task's head."""
-  task = saved.fine_tuned(job.task, job.how.attention)
+  task = saved.fine_tuned(job.task, job.hyperparameters.attention)
   try:
     target = export.target_of(loaded, task.attention)
     heads.head_config(dataclasses.replace(loaded, task=task), target)
@@ -500,13 +516,13 @@ def _advise_head(job: TaskJob, loaded: Loaded) -> None:
 
 
 def _setting_names(*sources: Callable) -> list[str]:
-  return [name for one in sources for name in settings_lib.of(one)]
+  return [name for source in sources for name in settings_lib.of(source)]
 
 
 def _sections() -> list[type]:
   """Returns the sections of the command's options, each once."""
-  own = (section for suite in PRESETS.values() for section in suite.settings)
-  return [Grid, Hyperparameters, *dict.fromkeys(own)]
+  options = (kind for suite in PRESETS.values() for kind in suite.settings)
+  return [Grid, Hyperparameters, *dict.fromkeys(options)]
 
 
 def _finetune_parser(preset: str) -> cli.Parser:
@@ -515,21 +531,24 @@ def _finetune_parser(preset: str) -> cli.Parser:
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
   presets = "\n".join(
-    wrapped.fill(f"  {name:15} {suite.about}")
+    wrapped.fill(f"  {name:15} {suite.description}")
     for name, suite in PRESETS.items()
   )
-  about = __doc__.format(presets=presets, preset=preset)
-  parser = cli.Parser(description=about)
+  parser = cli.Parser(
+    description=__doc__.format(presets=presets, preset=preset)
+  )
   for source in (finetune, *_sections()):
     add_arguments(parser, source)
   # Some settings differ by task: the help shows each of their values.
-  suite, own = PRESETS[preset], {}
-  each = [suite.defaults.get(task, {}) for task in suite.scores]
-  for name in dict.fromkeys(name for of in each for name in of):
-    values = (of.get(name, parser.get_default(name)) for of in each)
-    shown = dict.fromkeys(str(settings_lib.text(x)) for x in values)
-    own[name] = " or ".join(shown)
-  parser.set_defaults(**own, preset=preset)
+  suite = PRESETS[preset]
+  task_defaults = [suite.defaults.get(task, {}) for task in suite.scores]
+  texts = {}
+  for name in dict.fromkeys(itertools.chain(*task_defaults)):
+    default = parser.get_default(name)
+    values = (defaults.get(name, default) for defaults in task_defaults)
+    distinct = dict.fromkeys(str(settings_lib.text(x)) for x in values)
+    texts[name] = " or ".join(distinct)
+  parser.set_defaults(**texts, preset=preset)
   return parser
 
 
@@ -537,13 +556,17 @@ def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
   preset = cli.value_of("--preset", argv)
   default = settings_lib.of(finetune)["preset"].default
-  shown = preset if preset in PRESETS else default
+  parser = _finetune_parser(preset if preset in PRESETS else default)
   # Without defaults, which a preset's settings replace.
-  given = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
-  args = _finetune_parser(shown).parse_args(argv, given)
-  own = read_arguments(finetune, args)
-  more = {n: x for n, x in vars(args).items() if n not in own}
-  return own | {n: x for n, x in more.items() if x is not None}
+  empty = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
+  args = parser.parse_args(argv, empty)
+  arguments = read_arguments(finetune, args)
+  settings = {
+    name: value
+    for name, value in vars(args).items()
+    if name not in arguments and value is not None
+  }
+  return arguments | settings
 
 
 def main(argv: Sequence[str]) -> None:
@@ -558,8 +581,10 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  given = parse_finetune(argv)
-  model = Checkpoint(given.pop("model"), given.pop("step"))
-  encoder, task = model.meta.config.model.name, model.fields.get("task")
+  arguments = parse_finetune(argv)
+  model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
+  encoder = model.meta.config.model.name
+  task = model.fields.get("task")
   tuned = task and FineTuned(**task, params={})
-  return all(job.done for job in plan_tasks(model, encoder, tuned, **given)[0])
+  jobs, _ = plan_tasks(model, encoder, tuned, **arguments)
+  return all(job.summary for job in jobs)

@@ -38,9 +38,9 @@ def test_every_token_of_a_long_text_is_in_a_window(
   rows = Spans(stride=stride).encode(loaded, [example], longest)
   assert len(rows) > 2 and rows.tokens.shape[1] <= longest
   seen = set()
-  found = zip(rows.tokens, rows.lengths, rows.about, strict=True)
+  found = zip(rows.tokens, rows.lengths, rows.origins, strict=True)
   for row, length, window in found:
-    text = row[window.at : window.at + len(window.spans)]
+    text = row[window.offset : window.offset + len(window.spans)]
     begin = spans.index(window.spans[0])
     assert text.tolist() == ids[begin : begin + len(text)].tolist()
     assert row[length - 1] == loaded.tokenizer.eos_id
@@ -53,17 +53,17 @@ def test_the_answer_is_marked_where_it_is_whole_and_else_the_first_token(
 ):
   rows = Spans(stride=4).encode(loaded, [ASKED], 24)
   marked = []
-  for label, window in zip(rows.labels, rows.about, strict=True):
+  for label, window in zip(rows.labels, rows.origins, strict=True):
     (first,), (last,) = (np.flatnonzero(label & bit) for bit in (2, 4))
     inside = any(TEXT[a:b].startswith("Ann") for a, b in window.spans)
     if first:
-      begin = window.spans[first - window.at][0]
-      end = window.spans[last - window.at][1]
+      begin = window.spans[first - window.offset][0]
+      end = window.spans[last - window.offset][1]
       marked.append(TEXT[begin:end])
     else:
       assert last == 0 and not inside
     may = np.flatnonzero(label & 1)
-    assert may[0] == 0 and may[1] == window.at
+    assert may[0] == 0 and may[1] == window.offset
   assert set(marked) == {"Ann"}
   rows = Spans().encode(loaded, [ASKED._replace(label=[])], 64)
   assert rows.labels[0, 0] == 7 and (rows.labels[0, 1:] < 2).all()
@@ -104,11 +104,11 @@ def test_the_best_answer_is_the_best_of_all(loaded, longest):
   draw = np.random.default_rng(longest)
   scores = draw.normal(size=(*rows.tokens.shape, 2))
   best = (-np.inf, "")
-  for row, window in zip(scores, rows.about, strict=True):
+  for row, window in zip(scores, rows.origins, strict=True):
     for i, j in itertools.product(range(len(window.spans)), repeat=2):
       if i <= j < i + longest:
         begin, end = window.spans[i][0], window.spans[j][1]
-        total = row[window.at + i, 0] + row[window.at + j, 1]
+        total = row[window.offset + i, 0] + row[window.offset + j, 1]
         if begin < end:  # not the space before the first word
           best = max(best, (total, TEXT[begin:end]))
   assert head.decode(scores, rows) == [best[1]]
@@ -118,7 +118,7 @@ def test_no_answer_wins_by_its_score(loaded):
   rows = Spans().encode(loaded, [ASKED], 64)
   scores = np.zeros((*rows.tokens.shape, 2))
   scores[0, 0] = 1.0
-  scores[0, rows.about[0].at + 3] = 0.1
+  scores[0, rows.origins[0].offset + 3] = 0.1
   assert Spans().decode(scores, rows) == [""]
   assert Spans(null_score=2.5).decode(scores, rows) != [""]
   assert Spans(may_be_none=False).decode(scores, rows) != [""]
@@ -134,11 +134,11 @@ def test_how_answers_are_read_may_change_after_training():
 def test_what_must_have_an_answer_says_something(loaded):
   head = Spans(may_be_none=False)
   rows = head.encode(loaded, [ASKED], 64)
-  window = rows.about[0]
+  window = rows.origins[0]
   assert window.spans[0] == (0, 0)  # the space before the first word
   scores = np.zeros((*rows.tokens.shape, 2))
-  scores[0, window.at] = 2.0
-  scores[0, window.at + 5] = 1.0
+  scores[0, window.offset] = 2.0
+  scores[0, window.offset + 5] = 1.0
   assert head.decode(scores, rows) == [TEXT[: window.spans[5][1]]]
   rows = head.encode(loaded, [Example(("Who?", ""))], 64)
   assert head.decode(np.zeros((*rows.tokens.shape, 2)), rows) == [""]

@@ -8,6 +8,7 @@ import pytest
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import summary
 from tests import random_models
+from tests.tuned import partial_summary
 
 run = random_models.run()
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
@@ -126,7 +127,7 @@ def test_of_many_classes_the_lowest_are_printed():
   """Catches a table of hundreds of lines, or one without the worst classes."""
   scores = {f"c{i}": {"f1": i / 100, "support": i} for i in range(50)[::-1]}
   runs = [{"lr": 1e-3, "seed": 0, "classes": {"x-dev": scores}}]
-  (table,) = summary.class_tables({"best_lr": 1e-3, "runs": runs})
+  (table,) = summary.class_tables(partial_summary(best_lr=1e-3, runs=runs))
   head, *lines = table.splitlines()
   assert head.startswith("x-dev, lowest 20 of 50 classes")
   assert [line.split()[0] for line in lines] == [f"c{i}" for i in range(20)]

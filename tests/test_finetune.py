@@ -36,7 +36,7 @@ from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.masks import AttentionMask
-from tests import random_models, runs
+from tests import random_models, runs, tuned
 from tests.test_glue import line
 
 STEP = random_models.STEP
@@ -126,7 +126,7 @@ def test_a_long_sentence_has_several_rows(loaded):
   words = tuple(LONG.split())
   rows = Tagger(("O", "B-X")).encode(loaded, [Example(words)], 32)
   assert rows.cut == 0 and len(rows) > 1 and rows.lengths.max() == 32
-  assert sorted({*rows.about.ravel().tolist()}) == [-1, *range(len(words))]
+  assert sorted({*rows.origins.ravel().tolist()}) == [-1, *range(len(words))]
 
 
 def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
@@ -226,7 +226,7 @@ def test_order_is_a_function_of_seed_and_epoch():
 
 def one_run(loaded, head, settings):
   """Returns the computations of a run."""
-  return trial.Trial(loaded, head, settings, [TrialRun(0.0, 0)], 1)._one
+  return trial.Trial(loaded, head, settings, [TrialRun(0.0, 0)], 1)._program
 
 
 class EveryPool(Classifier):
@@ -470,7 +470,7 @@ def test_each_rate_has_a_leader_of_its_own():
   rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
   runs = [TrialRun(rate, seed) for rate in (1e-3, 3e-3) for seed in (0, 1)]
   watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
-  best = saved.Best(runs)
+  best = saved.BestParams(runs)
   for epoch, scores in enumerate(
     ([0.6, 0.5, 0.8, 0.2], [0.6, 0.7, 0.9, 0.2], [0.7, 0.1, 0.9, 0.9]), 1
   ):
@@ -479,7 +479,7 @@ def test_each_rate_has_a_leader_of_its_own():
     for run, score in watch.leaders_by_last_epoch:
       best(runs[run], score, lambda at=(run, epoch): at)
   # Equal scores: the first run of the rate, as in the summary.
-  assert best.of_rate(1e-3) == (0, 3) and best.of_rate(3e-3) == (2, 2)
+  assert best.params_of(1e-3) == (0, 3) and best.params_of(3e-3) == (2, 2)
 
 
 GRID = [TrialRun(3e-3, 0), TrialRun(3e-3, 1), TrialRun(1e-9, 0)]
@@ -510,34 +510,35 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
 def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   task, data, settings, (_, *others), _ = toy_fit
   runs = [TrialRun(1e30, 0), *GRID[1:]]
-  best = saved.Best(runs)
+  best = saved.BestParams(runs)
   outcomes = loop.fit(loaded, task, data, settings, runs, best)
   lines = capsys.readouterr().out.splitlines()
   assert outcomes[0].diverged == 1
   for alone, beside in zip(others, outcomes[1:], strict=True):
     assert alone.epochs == beside.epochs  # to the last bit
     assert alone.predictions == beside.predictions
-  assert np.isfinite(best.of_rate(3e-3)["embedding"]).all()
-  assert not best.of_rate(1e30)
+  assert np.isfinite(best.params_of(3e-3)["embedding"]).all()
+  assert not best.params_of(1e30)
   examples = {"cola": data.evaluations["cola"].examples}
-  about = summary.summarise(task, examples, outcomes)
-  assert (about["best_lr"], about["best_run"]) == (3e-3, 1)
+  about = tuned.summarised(task, examples, outcomes)
+  assert (about.best_lr, about.best_run) == (3e-3, 1)
   assert "of 3 runs stopped, 1 of which diverged" in lines[-1]
   said, *_ = summary.remarks(about)
   assert said == "cola: seed 0 at rate 1e+30 diverged in epoch 1"
   # A single diverged run is reported and has no best model.
-  alone = summary.summarise(task, examples, outcomes[:1])
+  alone = tuned.summarised(task, examples, outcomes[:1])
   assert "1 of 1 diverged" in summary.scores_table([alone], GLUE)
-  assert json.loads(json.dumps(alone, allow_nan=False))["best_run"] == 0
+  text = json.dumps(vars(alone), allow_nan=False)
+  assert json.loads(text)["best_run"] == 0
 
 
 def test_it_learns_what_can_be_learnt(toy_fit):
   task, data, settings, outcomes, lines = toy_fit
   examples = {"cola": data.evaluations["cola"].examples}
-  about = summary.summarise(task, examples, outcomes)
-  assert about["best_lr"] == 3e-3
+  about = tuned.summarised(task, examples, outcomes)
+  assert about.best_lr == 3e-3
   assert outcomes[0].best["cola"]["mcc"] > 0.9
-  assert about["evaluations"]["cola"]["baseline"]["mcc"] == 0
+  assert about.evaluations["cola"]["baseline"]["mcc"] == 0
   # A run with a rate near 0 does not improve and stops; the others continue.
   assert len(outcomes[2].epochs) == outcomes[2].best_epoch + settings.patience
   assert "of 3 runs stopped" in lines[-1] and "epoch 1" in lines[0]
@@ -555,7 +556,7 @@ def test_the_help_says_what_every_preset_is(capsys):
     finetune.main(["--help"])
   text = capsys.readouterr().out
   for name, suite in finetune.PRESETS.items():
-    assert f"\n  {name:15} {suite.about[:40]}" in text, name
+    assert f"\n  {name:15} {suite.description[:40]}" in text, name
   words = " ".join(text.split())
   assert (
     "with a NAME for each preset, finetune, finetune-2026, finetune-study,"
@@ -621,33 +622,33 @@ def test_summary(mrpc):
     for lr, *by_seed in ((1e-5, [1] * 4, [1] * 4), (1e-4, LABELS, [0, 1, 1, 0]))
     for seed, found in enumerate(by_seed)
   ]
-  about = summary.summarise(mrpc, EXAMPLES, outcomes)
-  baseline = about["evaluations"]["mrpc"]["baseline"]
+  about = tuned.summarised(mrpc, EXAMPLES, outcomes)
+  baseline = about.evaluations["mrpc"]["baseline"]
   assert baseline == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "mcc": 0.0})
-  assert about["best_lr"] == 1e-4 and about["best_run"] == 2
-  assert about["by_lr"][1]["scores"]["mrpc"]["mean"] == pytest.approx(0.9)
+  assert about.best_lr == 1e-4 and about.best_run == 2
+  assert about.by_lr[1]["scores"]["mrpc"]["mean"] == pytest.approx(0.9)
   std = math.sqrt(2 * 0.1**2)  # of 1.0 and 0.8
-  assert about["by_lr"][1]["scores"]["mrpc"]["std"] == pytest.approx(std)
-  assert [run["collapsed"] for run in about["runs"]] == [True] * 2 + [False] * 2
-  shares = [run["most_frequent_prediction"]["mrpc"] for run in about["runs"]]
+  assert about.by_lr[1]["scores"]["mrpc"]["std"] == pytest.approx(std)
+  assert [run["collapsed"] for run in about.runs] == [True] * 2 + [False] * 2
+  shares = [run["most_frequent_prediction"]["mrpc"] for run in about.runs]
   assert shares == [1, 1, 0.75, 0.5]
   (said,) = summary.remarks(about)
   assert "2 of 2 runs at lr 1e-05" in said
   text = summary.scores_table([about], GLUE)
   assert "90.0 ± 127.1" in text and "85.7" in text  # t of 1: 12.7
   assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text
-  alone = summary.summarise(mrpc, EXAMPLES, outcomes[:1])
-  assert alone["by_lr"][0]["scores"]["mrpc"]["std"] is None
+  alone = tuned.summarised(mrpc, EXAMPLES, outcomes[:1])
+  assert alone.by_lr[0]["scores"]["mrpc"]["std"] is None
   assert "1 of 1 collapsed" in summary.scores_table([alone], GLUE)
 
 
 def test_the_mean_over_all_is_glue(mrpc):
   outcomes = [outcome(1e-4, 0, LABELS, mrpc.metrics)]
-  text = json.dumps(summary.summarise(mrpc, EXAMPLES, outcomes))
+  text = json.dumps(vars(tuned.summarised(mrpc, EXAMPLES, outcomes)))
   texts = (text.replace('"mrpc"', f'"{name}"') for name in glue.SCORES)
-  everything = [*map(json.loads, texts)]
+  everything = [summary.Summary.from_json(json.loads(text)) for text in texts]
   for i, about in enumerate(everything):
-    about["by_lr"][0]["scores"][about["task"]]["mean"] = i / 10
+    about.by_lr[0]["scores"][about.task]["mean"] = i / 10
   table = summary.scores_table(everything, GLUE)
   assert "GLUE, unweighted mean of all 11: 50.0" in table
   assert "10 of 11 scores" in summary.scores_table(everything[1:], GLUE)
@@ -657,15 +658,15 @@ def test_a_mean_counts_no_set_that_chose():
   """Catches the dev sets of SuperGLUE in its mean: they choose the epoch."""
   scores = {"dev": {"mean": 0.9}, "test": {"mean": 0.5}}
   about = [
-    {
-      "task": name,
-      "best_lr": 1e-4,
-      "also": (),
-      "evaluations": (names := [f"{name}-{split}" for split in scores]),
-      "by_lr": [
+    tuned.partial_summary(
+      task=name,
+      best_lr=1e-4,
+      also=(),
+      evaluations=(names := [f"{name}-{split}" for split in scores]),
+      by_lr=[
         {"lr": 1e-4, "scores": dict(zip(names, scores.values(), strict=True))}
       ],
-    }
+    )
     for name in glue.SUPERGLUE
   ]
   (line,) = summary._mean_lines(about, glue.SUPER)
@@ -682,8 +683,8 @@ def test_the_best_run_is_of_the_best_rate(mrpc):
     )
     for seed, found in enumerate(by_seed)
   ]
-  about = summary.summarise(mrpc, EXAMPLES, outcomes)
-  assert about["best_lr"] == 1e-4 and about["best_run"] == 2
+  about = tuned.summarised(mrpc, EXAMPLES, outcomes)
+  assert about.best_lr == 1e-4 and about.best_run == 2
 
 
 def test_answers_that_are_often_right_are_no_collapse(mrpc):
@@ -693,8 +694,8 @@ def test_answers_that_are_often_right_are_no_collapse(mrpc):
     outcome(1e-4, seed, found, mrpc.metrics, labels)
     for seed, found in enumerate((labels, [1] * 100))
   ]
-  about = summary.summarise(mrpc, examples, outcomes)
-  assert [run["collapsed"] for run in about["runs"]] == [False, True]
+  about = tuned.summarised(mrpc, examples, outcomes)
+  assert [run["collapsed"] for run in about.runs] == [False, True]
 
 
 def test_the_rate_is_chosen_by_the_metric_that_chooses_epochs():
@@ -712,8 +713,8 @@ def test_the_rate_is_chosen_by_the_metric_that_chooses_epochs():
     outcome(lr, 0, values, task.metrics, [e.label for e in examples], "dev")
     for lr, values in found.items()
   ]
-  about = summary.summarise(task, {"dev": examples}, outcomes)
-  assert about["best_lr"] == about["runs"][about["best_run"]]["lr"] == 1e-3
+  about = tuned.summarised(task, {"dev": examples}, outcomes)
+  assert about.best_lr == about.runs[about.best_run]["lr"] == 1e-3
 
 
 # ------------------------------------------------------------------ command

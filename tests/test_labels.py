@@ -38,7 +38,7 @@ def read(data, make=labelled.classify):
   task, examples = made(data, make)
   out = {}
   for example in examples:
-    (out[example.texts],) = task.head.told(example.label).values()
+    (out[example.texts],) = task.head.prediction_fields(example.label).values()
   return out
 
 

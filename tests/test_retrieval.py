@@ -48,7 +48,7 @@ def test_documents_are_ranked_by_their_cosine():
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
   queries = [Example(("q",), {"d3": 1, "d7": 1}, f"q{i}") for i in range(5)]
   documents = [Example(("d",), None, f"d{i}") for i in range(25)]
-  rows = type("Rows", (), {"about": queries + documents})
+  rows = type("Rows", (), {"origins": queries + documents})
   found = Towers(0.05).decode(vectors, rows)
   for query, one in zip(vectors[:5], found, strict=True):
     scores = {f"d{i}": float(query @ v) for i, v in enumerate(vectors[5:])}
@@ -141,8 +141,8 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   epoch |= {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
   predictions = {name: found[: len(e)] for name, e in examples.items()}
   outcome = loop.TuningOutcome(TrialRun(1e-3, 0), (epoch,), 1, predictions)
-  about = summary.summarise(task, examples, [outcome])
-  beside = about["evaluations"]["nfcorpus-test"]["references"]
+  about = tuned.summarised(task, examples, [outcome])
+  beside = about.evaluations["nfcorpus-test"]["references"]
   assert beside["BM25"]["ndcg"] == 1
   lines = summary.scores_table([about], retrieval.SUITE).splitlines()
   assert lines[0].split("  ")[-1].strip() == "BM25 (%)"

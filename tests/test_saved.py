@@ -387,7 +387,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
   task = dataclasses.replace(task, **how)
   grid = [TrialRun(2e-4, seed) for seed in range(3)]
-  best = saved.Best(grid)
+  best = saved.BestParams(grid)
   copies = []
 
   def keep(run, score, copy):
@@ -401,7 +401,9 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch
-  saved.save_model(tmp_path, loaded, task, "bidirectional", best.of_rate(2e-4))
+  saved.save_model(
+    tmp_path, loaded, task, "bidirectional", best.params_of(2e-4)
+  )
   model = load(tmp_path / "model")
   logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
@@ -423,10 +425,10 @@ def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
 def test_the_first_of_equals_is_the_best():
   grid = [TrialRun(1.0, seed) for seed in range(3)]
   offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
-  best, taken = saved.Best(grid), []
+  best, taken = saved.BestParams(grid), []
   for run, score in offers:
     best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
-  assert taken == [1, 0, 2] and best.of_rate(1.0) == {"run": 2}
+  assert taken == [1, 0, 2] and best.params_of(1.0) == {"run": 2}
 
 
 def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):

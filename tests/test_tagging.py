@@ -9,7 +9,7 @@ import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import conll, summary, tag_schemes, tagging
+from antlm_jax.evals.finetuning import conll, tag_schemes, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.predict import predict
@@ -334,7 +334,7 @@ def test_numbers_are_the_given_names(names, added):
     name if "-" in name or name == "O" else f"I-{name}" for name in names
   ]
   assert found == tagging.entities([plain[x] for x in numbers])
-  assert task.head.of_entities
+  assert task.head.has_entities
   # A model with these classes is evaluated on the same numbers.
   again = tagging.own_task(rows, classes=task.head.labels)
   assert again.head == task.head
@@ -528,7 +528,7 @@ def test_tokens_have_the_labels_of_their_words(loaded):
   head = tagging.Tagger(("O", "B-X", "I-X"))
   texts = ("Bartholomew", "sat", "Tom")
   rows = head.encode(loaded, [Example(texts, [1, 0, 2]), Example(("a",))], 16)
-  words, tokenizer = rows.about[0].tolist(), loaded.tokenizer
+  words, tokenizer = rows.origins[0].tolist(), loaded.tokenizer
   expected = tokenizer.encode(" ".join(texts)).tolist()
   frame = [tokenizer.bos_id, *expected, tokenizer.eos_id]
   assert rows.tokens[0, : len(frame)].tolist() == frame
@@ -550,12 +550,12 @@ def test_each_token_of_a_long_sentence_counts_once(loaded, longest):
   rows = head.encode(loaded, examples, longest)
   assert rows.lengths.max() <= longest and rows.cut == 0
   tokens = loaded.tokenizer.encode(" ".join(texts)).tolist()
-  labelled = rows.tokens[(rows.about >= 0) & (rows.about < len(texts))]
+  labelled = rows.tokens[(rows.origins >= 0) & (rows.origins < len(texts))]
   assert labelled.tolist() == tokens
   found = np.where(rows.labels < 0, 0, rows.labels)  # all right, or ADJ
   assert head.decode(found, rows) == [e.label for e in examples]
   if longest == 16:  # tokens that count have context on both sides
-    at = np.flatnonzero(rows.about[1] >= 0)
+    at = np.flatnonzero(rows.origins[1] >= 0)
     assert at[0] >= 3 and at[-1] <= 12
 
 
@@ -579,13 +579,13 @@ def test_a_space_alone_belongs_to_the_word_after_it(loaded):
   )(words, is_split_into_words=True, add_special_tokens=False)
   head = tagging.Tagger(("O", "B-X", "I-X"))
   rows = head.encode(model, [Example(tuple(words), [0, 1, 2])], 16)
-  inside = rows.about[0] >= 0
+  inside = rows.origins[0] >= 0
   assert rows.tokens[0][inside].tolist() == theirs["input_ids"]
-  assert rows.about[0][inside].tolist() == theirs.word_ids()
+  assert rows.origins[0][inside].tolist() == theirs.word_ids()
   assert rows.labels[0][inside].tolist() == theirs.word_ids()
   # A vote of the space alone: it is the first token of its word.
   votes = np.where(rows.tokens == 2, 2, 0)
-  votes[rows.about == 2] = 1
+  votes[rows.origins == 2] = 1
   assert head.decode(votes, rows) == [[0, 2, 1]]
 
 
@@ -614,10 +614,11 @@ def test_a_word_without_a_token_has_no_class(loaded, capsys):
     head = tagging.Tagger(labels)
     rows = head.encode(model, [example], 16)
     (found,) = head.decode(np.maximum(rows.labels, 0), rows)
-    assert found == [1, known, 0] and head.told(found)["labels"] == told
+    assert found == [1, known, 0]
+    assert head.prediction_fields(found)["labels"] == told
     right = 3 if known == 0 else 2
     assert tagging.word_accuracy([found], [example.label]) == right / 3
-    assert (head.told(found)["entities"] is None) == (known < 0)
+    assert (head.prediction_fields(found)["entities"] is None) == (known < 0)
   said = capsys.readouterr().out.splitlines()
   start = "warning: words without a token, which get "
   assert said == [f"{start}{x}: 1 ('bb')" for x in ("no tag", "O")]
@@ -644,8 +645,8 @@ def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
   how = {"batch_size": 16, "epochs": 6, "max_length": 16}
   (outcome,) = tuned.trained(loaded, made, [TrialRun(1e-2, 0)], tmp_path, **how)
   examples = {n: made.load(n) for n in made.evaluations}
-  about = summary.summarise(made, examples, [outcome])
-  assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
+  about = tuned.summarised(made, examples, [outcome])
+  assert about.evaluations["conll-test"]["baseline"]["entity_f1"] == 0
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
   # A sentence's words get labels by name.
   model = load(tmp_path / "model")

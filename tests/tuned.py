@@ -1,5 +1,6 @@
 """Helpers that fine-tune, write results as the command does, and report."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -67,11 +68,21 @@ def write(
     for n in sets
   }
   request = {"step": step, "attention": attention, "limit": limit}
-  summary = summaries.summarise(of_task, examples, outcomes)
+  summary = summaries.summarise(of_task, examples, outcomes, request=request)
   into = folder / name / f"{step}-{attention}"
   into.mkdir(parents=True)
-  summary = {"request": request} | summary
   summaries.write_task_results(into, of_task, summary, outcomes, examples)
+
+
+def summarised(task, examples, outcomes) -> summaries.Summary:
+  """Returns the summary of runs without a request."""
+  return summaries.summarise(task, examples, outcomes, request={})
+
+
+def partial_summary(**fields) -> summaries.Summary:
+  """Returns a summary with some fields; all others are None."""
+  names = [field.name for field in dataclasses.fields(summaries.Summary)]
+  return summaries.Summary(**dict.fromkeys(names) | fields)
 
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
@@ -107,11 +118,11 @@ def trained(loaded, task, runs, folder, **settings) -> list[TuningOutcome]:
 
   Asserts that the saved model has the task's head and predicts as that run.
   """
-  settings, best = Hyperparameters(**settings), saved.Best(runs)
+  settings, best = Hyperparameters(**settings), saved.BestParams(runs)
   data = loop.read_task_data(loaded, task, settings.max_length)
   outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
   saved.save_model(
-    folder, loaded, task, "bidirectional", best.of_rate(runs[0].lr)
+    folder, loaded, task, "bidirectional", best.params_of(runs[0].lr)
   )
   model, test = load(folder / "model"), task.evaluations[-1]
   assert saved.saved_head(model.task, model.path) == task.head

@@ -40,14 +40,16 @@ from antlm_jax.settings import Section, setting
 _QUESTION = 64  # largest number of tokens of a question
 _COLUMNS = "question", "context"
 # Bits of a token's label: it may be an answer's end, is the first, is the last.
-_MAY, _FIRST, _LAST = 1, 2, 4
+_MAY = 1
+_FIRST = 2
+_LAST = 4
 
 
 class _Window(NamedTuple):
   """Part of an example's text in a row."""
 
   example: int  # index
-  at: int  # index of its first token in the row
+  offset: int  # index of its first token in the row
   spans: list[tuple[int, int]]  # characters of its tokens in the text
 
 
@@ -68,8 +70,8 @@ class Spans(PerToken):
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean of both ends' cross-entropies, in nats."""
-    may = (labels & _MAY) > 0
-    scores = jnp.where(may[..., None], outputs, -jnp.inf)
+    may_be_end = (labels & _MAY) > 0
+    scores = jnp.where(may_be_end[..., None], outputs, -jnp.inf)
     ends = (jnp.argmax((labels & end) > 0, axis=1) for end in (_FIRST, _LAST))
     first, last = (
       class_loss(scores[..., i], end, weights) for i, end in enumerate(ends)
@@ -80,12 +82,15 @@ class Spans(PerToken):
     """Makes rows of a question and a window of its text each."""
     before, after = loaded.frame
     limit = batching.longest(loaded, max_length)
-    most = min(_QUESTION, limit // 2)  # tokens of a question
-    tokens, labels, windows, cut = [], [], [], 0
+    question_limit = min(_QUESTION, limit // 2)
+    tokens = []
+    labels = []
+    windows = []
+    cut = 0
     for number, example in enumerate(examples):
       question, text, spans = _encode_question(loaded, example)
-      cut += len(question) > most
-      lead = [*before, *question[:most], *after]
+      cut += len(question) > question_limit
+      lead = [*before, *question[:question_limit], *after]
       room = limit - len(lead) - len(after)
       answer = _answer(example, spans)
       stride = min(self.stride, room)
@@ -105,10 +110,10 @@ class Spans(PerToken):
     """Returns the answers' texts; an empty text is no answer."""
     best = [(-math.inf, "")] * len(rows.examples)
     none = [math.inf] * len(rows.examples)
-    for scores, window in zip(reduced, rows.about, strict=True):
+    for scores, window in zip(reduced, rows.origins, strict=True):
       text = rows.examples[window.example].texts[1]
-      found = self._best(scores, window, text)
-      best[window.example] = max(best[window.example], found)
+      answer = self._best(scores, window, text)
+      best[window.example] = max(best[window.example], answer)
       null = float(scores[0].sum())
       none[window.example] = min(none[window.example], null)
     return [
@@ -116,7 +121,7 @@ class Spans(PerToken):
       for (score, answer), null in zip(best, none, strict=True)
     ]
 
-  def told(self, prediction: str) -> dict[str, str]:
+  def prediction_fields(self, prediction: str) -> dict[str, str]:
     """Returns the answer."""
     return {"answer": prediction}
 
@@ -124,18 +129,18 @@ class Spans(PerToken):
     """Returns the score of a window's best nonempty answer, and its text."""
     if not window.spans:
       return -math.inf, ""
-    stop = window.at + len(window.spans)
-    first, last = scores[window.at : stop].astype(np.float64).T
+    stop = window.offset + len(window.spans)
+    first, last = scores[window.offset : stop].astype(np.float64).T
     begins, ends = np.array(window.spans).T
     # Row i, column k: tokens i to i + k, of which none is past the end.
     reach = np.arange(len(first))[:, None] + np.arange(self.longest)
     last = np.append(last, np.full(self.longest, -np.inf))
     ends = np.append(ends, np.zeros(self.longest, ends.dtype))
     # A token is empty if it is only the space that a word may begin with.
-    said = ends[reach] > begins[:, None]
-    both = np.where(said, first[:, None] + last[reach], -np.inf)
-    i, k = np.unravel_index(np.argmax(both), both.shape)
-    return float(both[i, k]), text[begins[i] : ends[i + k]]
+    is_nonempty = ends[reach] > begins[:, None]
+    sums = np.where(is_nonempty, first[:, None] + last[reach], -np.inf)
+    i, k = np.unravel_index(np.argmax(sums), sums.shape)
+    return float(sums[i, k]), text[begins[i] : ends[i + k]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +160,18 @@ class Inside(Tags):
 
   def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes a row of each example; labels are 1 inside the answer, else 0."""
-    parts, places = [], []
+    parts = []
+    places = []  # index of the text's first token, and its tokens' characters
     for example in examples:
       question, text, spans = _encode_question(loaded, example, _TEMPLATE)
       places.append((len(loaded.frame[0]) + len(question), spans))
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [int(first <= i <= last) for i in range(len(text))]
       parts.append(([*question, *text], [0] * len(question) + inside))
-    *made, cut = batching.labelled(loaded, parts, 0, max_length)
-    return ExampleRows(*made, True, examples, places, cut)
+    tokens, lengths, labels, cut = batching.frame_labelled(
+      loaded, parts, 0, max_length
+    )
+    return ExampleRows(tokens, lengths, labels, True, examples, places, cut)
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Returns the longest run of tokens found in each text."""
@@ -177,25 +185,25 @@ class Inside(Tags):
     """Returns the indices of the tokens found and of the answer's, and text."""
     answers = _longest_runs(reduced, rows)
 
-    def where(inside: np.ndarray, none: int = 0) -> list[int]:
+    def indices(inside: np.ndarray, none: int = 0) -> list[int]:
       return np.flatnonzero(inside).tolist() or [none]
 
     return [
       {
-        "found": where(found[:length] == 1),
-        "there": where(label == 1, none=-1 if example.label else 0),
+        "found": indices(tags[:length] == 1),
+        "there": indices(label == 1, none=-1 if example.label else 0),
         "answer": answer,
       }
-      for found, label, length, example, answer in zip(
+      for tags, label, length, example, answer in zip(
         reduced, rows.labels, rows.lengths, rows.examples, answers, strict=True
       )
     ]
 
 
-def _longest_runs(found: np.ndarray, rows: ExampleRows) -> Iterator[str]:
+def _longest_runs(reduced: np.ndarray, rows: ExampleRows) -> Iterator[str]:
   """Yields the text of each row's longest run of tokens that are inside."""
   for tags, example, (lead, spans) in zip(
-    found, rows.examples, rows.about, strict=True
+    reduced, rows.examples, rows.origins, strict=True
   ):
     inside = tags[lead : lead + len(spans)] == 1
     places = itertools.groupby(range(len(inside)), inside.__getitem__)
@@ -218,9 +226,9 @@ def _encode_question(
       " both as a tuple"
     )
   question, text = example.texts
-  asked = loaded.tokenizer.encode(template.format(question=question))
+  question_ids = loaded.tokenizer.encode(template.format(question=question))
   ids, spans = loaded.tokenizer.encode_offsets(text)
-  return asked.tolist(), ids.tolist(), spans
+  return question_ids.tolist(), ids.tolist(), spans
 
 
 def _answer(example: Example, spans) -> tuple[int, int] | None:
@@ -238,8 +246,8 @@ def _window_labels(
 ) -> list[int]:
   """Returns the labels of a window's tokens."""
   out = [_MAY] + [0] * (lead - 1) + [_MAY] * (stop - start) + [0] * after
-  whole = answer and start <= answer[0] and answer[1] < stop
-  first, last = (lead + i - start for i in answer) if whole else (0, 0)
+  is_inside = answer and start <= answer[0] and answer[1] < stop
+  first, last = (lead + i - start for i in answer) if is_inside else (0, 0)
   out[first] |= _FIRST
   out[last] |= _LAST
   return out
@@ -251,33 +259,35 @@ def normalized(text: str) -> list[str]:
   return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def word_f1(found: str, there: str) -> float:
+def word_f1(predicted: str, true: str) -> float:
   """Returns the F1 of two answers' words, or whether both have no words."""
-  x, y = normalized(found), normalized(there)
+  x = normalized(predicted)
+  y = normalized(true)
   if not x or not y:
     return float(x == y)
-  both = sum((collections.Counter(x) & collections.Counter(y)).values())
-  return 2 * both / (len(x) + len(y))
+  shared = collections.Counter(x) & collections.Counter(y)
+  return 2 * shared.total() / (len(x) + len(y))
 
 
-def same_answer(found: str, there: str) -> bool:
+def same_answer(predicted: str, true: str) -> bool:
   """Whether two answers are equal when normalized."""
-  return normalized(found) == normalized(there)
+  return normalized(predicted) == normalized(true)
 
 
 def closest(
-  score: Callable[[str, str], float], found: str, label: Sequence
+  score: Callable[[str, str], float], predicted: str, label: Sequence
 ) -> float:
   """Returns the score with the closest answer, by SQuAD's rules.
 
   A label is a list of answers `[text, begin]`; none means the empty answer.
   """
-  return max(score(found, text) for text, _ in label or [["", 0]])
+  return max(score(predicted, text) for text, _ in label or [["", 0]])
 
 
 def _mean_of_text(score: Callable, predictions, labels) -> float:
   """Returns the mean score of the answers' texts that `Inside` predicts."""
-  return mean_of(score, [one["answer"] for one in predictions], labels)
+  answers = [prediction["answer"] for prediction in predictions]
+  return mean_of(score, answers, labels)
 
 
 def index_f1(prediction: dict, label: Any) -> float:
@@ -285,7 +295,8 @@ def index_f1(prediction: dict, label: Any) -> float:
 
   `Inside` predicts both sides, because tokens depend on the model.
   """
-  x, y = set(prediction["found"]), set(prediction["there"])
+  x = set(prediction["found"])
+  y = set(prediction["there"])
   return 2 * len(x & y) / (len(x) + len(y))
 
 
@@ -328,27 +339,28 @@ def make_answering_task(
     layout = dict(zip(("train", "test"), FILES[name], strict=True))
     paths = sets.find_set_files(data, name, layout)
     fields = sets.known_task_fields(
-      name, paths, lambda path, which: read_squad(path)
+      name, paths, lambda path, set_name: read_squad(path)
     )
     return _question_task(name != "squad", options, **fields)
-  found = sets.read_own_set(data, _question_examples, any_kind=True)
-  every = [example for those in found.values() for example in those]
-  if not every:
+  examples = sets.read_own_set(data, _question_examples, any_kind=True)
+  labels = [e.label for e in itertools.chain(*examples.values())]
+  if not labels:
     raise UserError(f"{sets.path_or_name(data)} holds no questions")
   # A text is in one part, with all its questions.
   fields = sets.own_task_fields(
-    data, found, key=lambda example: example.texts[1:]
+    data, examples, key=lambda example: example.texts[1:]
   )
-  return _question_task(not all(e.label for e in every), options, **fields)
+  return _question_task(not all(labels), options, **fields)
 
 
 def _question_task(
   may_be_none: bool, options: AnsweringOptions, **fields
 ) -> Task:
   """Makes a task; `may_be_none` says whether some questions have no answer."""
-  f1, exact = (functools.partial(closest, of) for of in (word_f1, same_answer))
+  f1 = functools.partial(closest, word_f1)
+  exact = functools.partial(closest, same_answer)
   if options.answers == "inside":
-    none = {"found": [0], "answer": ""}
+    no_token = {"found": [0], "answer": ""}
     return Task(
       **fields,
       head=Inside(),
@@ -360,10 +372,12 @@ def _question_task(
       main_metric="index_f1",
       also=("f1", "exact_match"),
       baseline="no token",
-      trivial=lambda those: [
-        [none | {"there": [int(bool(e.label))]} for e in those]
+      trivial=lambda examples: [
+        [no_token | {"there": [int(bool(e.label))]} for e in examples]
       ],
-      right=lambda found, label: found["found"] == found["there"],
+      right=lambda prediction, label: (
+        prediction["found"] == prediction["there"]
+      ),
     )
   return Task(
     **fields,
@@ -377,7 +391,7 @@ def _question_task(
     main_metric="f1",
     also=("exact_match",),
     baseline="no answer",
-    trivial=lambda those: [[""] * len(those)],
+    trivial=lambda examples: [[""] * len(examples)],
     right=exact,
   )
 
@@ -405,11 +419,11 @@ def read_squad(path: str | pathlib.Path) -> list[Example]:
   try:
     for article in data["data"]:
       for paragraph in article["paragraphs"]:
-        for asked in paragraph["qas"]:
-          where = f"{path}: question {asked['id']}"
-          answers = _possible(asked, where)
-          texts = asked["question"], paragraph["context"]
-          out.append(_example(texts, answers, where, str(asked["id"])))
+        for question in paragraph["qas"]:
+          place = f"{path}: question {question['id']}"
+          answers = _possible(question, place)
+          texts = question["question"], paragraph["context"]
+          out.append(_example(texts, answers, place, str(question["id"])))
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(
       f"{path} is not of SQuAD's form, at question {len(out) + 1}: {error!r}"
@@ -417,17 +431,17 @@ def read_squad(path: str | pathlib.Path) -> list[Example]:
   return out
 
 
-def _possible(asked: Mapping[str, Any], where: str) -> object:
+def _possible(question: Mapping[str, Any], place: str) -> object:
   """Returns the answers of a question in SQuAD's form, 1.1 or 2.0."""
-  impossible = asked.get("is_impossible", False)
+  impossible = question.get("is_impossible", False)
   if impossible not in (True, False):  # 1 and 0 are equal to these
     raise UserError(
-      f"{where}: is_impossible is {impossible!r:.40}: give true or false"
+      f"{place}: is_impossible is {impossible!r:.40}: give true or false"
     )
-  answers = asked.get("answers", []) if impossible else asked["answers"]
-  if impossible and answers and _answers(answers, where):
+  answers = question.get("answers", []) if impossible else question["answers"]
+  if impossible and answers and _answers(answers, place):
     raise UserError(
-      f"{where}: is_impossible is true, but the question has answers: remove"
+      f"{place}: is_impossible is true, but the question has answers: remove"
       " one of the two"
     )
   return [] if impossible else answers
@@ -439,73 +453,71 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
     yield from read_squad(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for where, (*texts, answers) in sets.source_records(source, columns):
-    yield _example(tuple(texts), answers, where, where.rpartition(", ")[2])
+  for place, (*texts, answers) in sets.source_records(source, columns):
+    yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
 
 
 def _example(
-  texts: tuple[str, str], answers: object, where: str, name: str
+  texts: tuple[str, str], answers: object, place: str, name: str
 ) -> Example:
   """Makes an example of the answers in one of the forms of `_answers`."""
-  texts, answers = (
-    sets.plain_python([*texts], where),
-    sets.plain_python(answers, where),
-  )
+  texts = sets.plain_python([*texts], place)
+  answers = sets.plain_python(answers, place)
   if not all(isinstance(text, str) for text in texts):
-    raise UserError(f"{where}: it, or its text, is not text")
+    raise UserError(f"{place}: it, or its text, is not text")
   label = [
-    [text, _answer_start(text, start, texts[1], where)]
-    for text, start in _answers(answers, where)
+    [text, _answer_start(text, start, texts[1], place)]
+    for text, start in _answers(answers, place)
   ]
   return Example(tuple(texts), label, name)
 
 
-def _answers(answers: object, where: str) -> list[tuple[str, object]]:
+def _answers(answers: object, place: str) -> list[tuple[str, object]]:
   """Returns each answer's text, and its start, or None if none is given.
 
   They are a text, a mapping `{"text": ..., "answer_start": ...}`, a list of
   these, or a mapping of lists, as Hugging Face's datasets have them.
   """
   if isinstance(answers, Mapping) and isinstance(answers.get("text"), list):
-    found = answers["text"]
+    texts = answers["text"]
     starts = answers.get("answer_start")
-    starts = [None] * len(found) if starts is None else starts
-    if not isinstance(starts, list) or len(starts) != len(found):
-      raise UserError(f"{where}: {len(found)} answers, but starts {starts!r}")
+    starts = [None] * len(texts) if starts is None else starts
+    if not isinstance(starts, list) or len(starts) != len(texts):
+      raise UserError(f"{place}: {len(texts)} answers, but starts {starts!r}")
     answers = [
       {"text": text, "answer_start": start}
-      for text, start in zip(found, starts, strict=True)
+      for text, start in zip(texts, starts, strict=True)
     ]
   out = []
-  for one in answers if isinstance(answers, list) else [answers]:
-    one = one if isinstance(one, Mapping) else {"text": one}
-    text = one.get("text")
+  for answer in answers if isinstance(answers, list) else [answers]:
+    fields = answer if isinstance(answer, Mapping) else {"text": answer}
+    text = fields.get("text")
     if not isinstance(text, str) or not text.strip():
       raise UserError(
-        f"{where}: the answer {text!r:.40} is no text; a question without an"
+        f"{place}: the answer {text!r:.40} is no text; a question without an"
         " answer has an empty list of answers"
       )
-    out.append((text, one.get("answer_start")))
+    out.append((text, fields.get("answer_start")))
   return out
 
 
-def _answer_start(found: str, start: object, text: str, where: str) -> int:
+def _answer_start(answer: str, start: object, text: str, place: str) -> int:
   """Returns the first character of an answer, which it finds if it is None."""
-  answer = f"{where}: the answer {found!r:.60}"
+  name = f"{place}: the answer {answer!r:.60}"
   if start is None:
-    begin = text.find(found)
+    begin = text.find(answer)
     if begin < 0:
-      raise UserError(f"{answer} is not in its text")
-    if text.find(found, begin + 1) >= 0:
+      raise UserError(f"{name} is not in its text")
+    if text.find(answer, begin + 1) >= 0:
       raise UserError(
-        f"{answer} is in its text more than once: give the character where it"
+        f"{name} is in its text more than once: give the character where it"
         " starts, as answer_start"
       )
     return begin
-  whole = isinstance(start, float) and start.is_integer()
-  begin = int(start) if whole else start
+  is_integer = isinstance(start, float) and start.is_integer()
+  begin = int(start) if is_integer else start
   if not isinstance(begin, int) or isinstance(begin, bool):
-    raise UserError(f"{answer} starts at {start!r:.40}: give a whole number")
-  if begin < 0 or not text.startswith(found, begin):
-    raise UserError(f"{answer} is not in its text at character {begin}")
+    raise UserError(f"{name} starts at {start!r:.40}: give a whole number")
+  if begin < 0 or not text.startswith(answer, begin):
+    raise UserError(f"{name} is not in its text at character {begin}")
   return begin

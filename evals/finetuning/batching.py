@@ -17,7 +17,10 @@ from antlm_jax import hashing
 from antlm_jax.inference.model import Loaded
 
 _SHORTEST = 16  # tokens; rows are padded to this length times a power of two
-_ROWS, _BATCHES, _LEFT_OUT = 0, 1, 2  # purposes of a permutation
+# Purposes of a permutation.
+_ROWS = 0
+_BATCHES = 1
+_LEFT_OUT = 2
 
 
 class Example(NamedTuple):
@@ -41,7 +44,7 @@ class ExampleRows:
   labels: Any
   per_token: bool = False  # whether the labels' last axis is T
   examples: Sequence[Example] = ()  # to predict, m; often one for each row
-  about: Any = None  # for decoding, such as the example of each row
+  origins: Any = None  # for decoding, such as the example of each row
   cut: int = 0  # number of texts, or examples, that were too long
 
   def __len__(self) -> int:
@@ -74,12 +77,13 @@ def frame_texts(
     too long.
   """
   before, after = loaded.frame
-  flat = [text for those in texts for text in those]
+  flat = [text for row_texts in texts for text in row_texts]
   ids = iter(loaded.tokenizer.encode_batch(flat))
   limit = longest(loaded, max_length)
-  rows, cut = [], 0
-  for those in texts:
-    parts = [next(ids) for _ in those]
+  rows = []
+  cut = 0
+  for row_texts in texts:
+    parts = [next(ids) for _ in row_texts]
     budget = limit - len(before) - len(parts) * len(after)
     lengths = [len(part) for part in parts]
     cut += sum(lengths) > budget
@@ -92,16 +96,16 @@ def frame_texts(
   return *pad_rows(rows), cut
 
 
-def labelled(
+def frame_labelled(
   loaded: Loaded,
   texts: Iterable[tuple[Sequence[int], Sequence[int]]],
-  around: int,
+  frame_label: int,
   max_length: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
   """Makes rows `<s> A </s>` of texts' tokens, each with its label.
 
-  Special tokens have the label `around`, padding -1. Too long rows lose tokens
-  at their end.
+  Special tokens have the label `frame_label`, padding -1. Too long rows lose
+  tokens at their end.
 
   Returns:
     tokens int32 `[n, T]`, lengths int32 `[n]`, labels int32 `[n, T]`, and the
@@ -109,23 +113,26 @@ def labelled(
   """
   before, after = loaded.frame
   limit = longest(loaded, max_length) - len(after)
-  rows, labels, cut = [], [], 0
-  for ids, marks in texts:
+  rows = []
+  labels = []
+  cut = 0
+  for ids, text_labels in texts:
     row = [*before, *ids]
     cut += len(row) > limit
     rows.append([*row[:limit], *after])
-    marks = [*[around] * len(before), *marks]
-    labels.append(marks[:limit] + [around] * len(after))
+    row_labels = [*[frame_label] * len(before), *text_labels]
+    labels.append(row_labels[:limit] + [frame_label] * len(after))
   return *pad_rows(rows), pad_rows(labels, fill=-1)[0], cut
 
 
 def truncate_lengths(lengths: Sequence[int], budget: int) -> list[int]:
   """Shortens the longest, again and again, until the sum fits the budget."""
-  kept = list(lengths)
-  while sum(kept) > max(budget, 0):
+  result = list(lengths)
+  while sum(result) > max(budget, 0):
     # Of equal lengths, cut the text that was shorter, as Hugging Face does.
-    kept[max(range(len(kept)), key=lambda i: (kept[i], -lengths[i]))] -= 1
-  return kept
+    longest = max(range(len(result)), key=lambda i: (result[i], -lengths[i]))
+    result[longest] -= 1
+  return result
 
 
 def pad_rows(
@@ -167,12 +174,14 @@ def batches_by_length(
     epoch: Permutes the batches.
     drop_last: Leaves out random rows, so that every batch is complete.
   """
-  kept = np.ones(len(rows), bool)
+  included = np.ones(len(rows), bool)
   if drop_last:  # rows of any length, the same for all seeds: see below
-    kept[_permutation(len(rows), epoch, _LEFT_OUT)[: len(rows) % size]] = False
-  out, left = [], np.array([], int)  # `left` did not fill a batch so far
+    order = _permutation(len(rows), epoch, _LEFT_OUT)
+    included[order[: len(rows) % size]] = False
+  out = []
+  left = np.array([], int)  # rows that did not fill a batch so far
   for length, members in rows.groups.items():
-    members = members[kept[members]]
+    members = members[included[members]]
     if seed is not None:
       key = (seed, epoch, _ROWS, length)
       members = members[_permutation(len(members), *key)]
@@ -206,11 +215,12 @@ class TaskBatch(NamedTuple):
 
 def gather(rows: ExampleRows, slots: Sequence[BatchRows]) -> TaskBatch:
   """Returns a batch `[runs, B, ...]` of each run's rows, of one length."""
-  which, length = np.stack([s.rows for s in slots]), slots[0].length
-  labels = rows.labels[which]
+  indices = np.stack([s.rows for s in slots])
+  length = slots[0].length
+  labels = rows.labels[indices]
   return TaskBatch(
-    tokens=rows.tokens[which][..., :length],
-    lengths=rows.lengths[which],
+    tokens=rows.tokens[indices][..., :length],
+    lengths=rows.lengths[indices],
     labels=labels[..., :length] if rows.per_token else labels,
     weights=np.stack([s.weights for s in slots]),
   )
@@ -223,20 +233,20 @@ def predict_rows(call: Callable, rows: ExampleRows, size: int) -> Any:
   `[runs, B, ...]`. Returns arrays `[runs, n, ...]`; axes that are longer for
   longer rows are padded with zeros.
   """
-  made = batches_by_length(rows, size)
+  batches = batches_by_length(rows, size)
   # All calls start before the first result is awaited.
-  found = [
+  outputs = [
     call(rows.tokens[s.rows][..., : s.length], rows.lengths[s.rows])
-    for s in made
+    for s in batches
   ]
 
   def in_order(*parts: np.ndarray) -> np.ndarray:
-    runs, _, *rest = np.max([part.shape for part in parts], axis=0)
-    out = np.zeros((runs, len(rows), *rest), parts[0].dtype)
-    for slots, part in zip(made, parts, strict=True):
+    runs, _, *row_shape = np.max([part.shape for part in parts], axis=0)
+    out = np.zeros((runs, len(rows), *row_shape), parts[0].dtype)
+    for slots, part in zip(batches, parts, strict=True):
       real = slots.weights > 0
       within = map(slice, part.shape[2:])
       out[:, slots.rows[real], *within] = part[:, real]
     return out
 
-  return jax.tree.map(in_order, *jax.device_get(found))
+  return jax.tree.map(in_order, *jax.device_get(outputs))

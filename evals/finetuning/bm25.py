@@ -8,7 +8,8 @@ import numpy as np
 
 # Lucene's defaults: the weight of a word's repetitions, and the penalty of long
 # documents.
-_K1, _B = 1.2, 0.75
+_K1 = 1.2
+_B = 0.75
 
 
 def bm25_scores(
@@ -20,29 +21,32 @@ def bm25_scores(
   stemmed nor left out. Their weight is Lucene's, which is never below 0.
   """
   ids: dict[str, int] = {}
-  found = [collections.Counter(_bm25_words(text)) for text in documents]
+  counters = [collections.Counter(_bm25_words(text)) for text in documents]
   words = _flat_array(
-    (ids.setdefault(w, len(ids)) for w in one) for one in found
+    (ids.setdefault(word, len(ids)) for word in counter) for counter in counters
   )
   # One entry for each document that a word is in, those of a word together.
   order = np.argsort(words, kind="stable")
   starts = np.searchsorted(words[order], np.arange(len(ids) + 1))
-  at = _flat_array([number] * len(one) for number, one in enumerate(found))[
-    order
-  ]
-  often = _flat_array(one.values() for one in found)[order]
-  lengths = np.array([one.total() for one in found])
+  numbers = _flat_array(
+    [i] * len(counter) for i, counter in enumerate(counters)
+  )
+  numbers = numbers[order]
+  repetitions = _flat_array(counter.values() for counter in counters)[order]
+  lengths = np.array([counter.total() for counter in counters])
   norm = 1 - _B + _B * lengths / max(1, lengths.mean())
-  there = np.diff(starts)
-  weight = np.log1p((len(found) - there + 0.5) / (there + 0.5))
-  gains = (_K1 + 1) * often / (often + _K1 * norm[at])
-  gains = (np.repeat(weight, there) * gains).astype(np.float32)
+  document_counts = np.diff(starts)
+  weight = np.log1p(
+    (len(counters) - document_counts + 0.5) / (document_counts + 0.5)
+  )
+  gains = (_K1 + 1) * repetitions / (repetitions + _K1 * norm[numbers])
+  gains = (np.repeat(weight, document_counts) * gains).astype(np.float32)
   for query in queries:
-    total = np.zeros(len(found), np.float32)
+    scores = np.zeros(len(counters), np.float32)
     for word in filter(ids.__contains__, _bm25_words(query)):
-      these = slice(*starts[ids[word] : ids[word] + 2])
-      total[at[these]] += gains[these]
-    yield total
+      entries = slice(*starts[ids[word] : ids[word] + 2])
+      scores[numbers[entries]] += gains[entries]
+    yield scores
 
 
 def _bm25_words(text: str) -> list[str]:

@@ -63,8 +63,9 @@ class ClassifierOptions(Section):
     By default it predicts one of these classes.
     """
     linear, deep = heads or HEADS
-    pool, head = _BY_ATTENTION[attention]
-    pool, head = self.pool or pool, self.head or head
+    default_pool, default_head = _BY_ATTENTION[attention]
+    pool = self.pool or default_pool
+    head = self.head or default_head
     if head == "linear" and linear:
       return linear(tuple(labels), pool)
     norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
@@ -109,10 +110,9 @@ class LinearHead(TaskHead):
   def encode(self, loaded, examples, max_length) -> ExampleRows:
     """Makes a row of each example's texts together."""
     texts = [example.texts for example in examples]
-    *made, cut = batching.frame_texts(loaded, texts, max_length)
-    return ExampleRows(
-      *made, self.targets(examples), examples=examples, cut=cut
-    )
+    tokens, lengths, cut = batching.frame_texts(loaded, texts, max_length)
+    targets = self.targets(examples)
+    return ExampleRows(tokens, lengths, targets, examples=examples, cut=cut)
 
   def targets(self, examples: Sequence[Example]) -> np.ndarray:
     """Returns the labels for the loss, `[n, ...]`; 0 if unknown."""
@@ -132,17 +132,16 @@ class LinearHead(TaskHead):
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Adds the classes' probabilities."""
-    shares = np.asarray(self.probabilities(outputs)).tolist()
+    predictions = super().predictions(outputs, rows)
+    probabilities = np.asarray(self.probabilities(outputs)).tolist()
     return [
       dataclasses.replace(
-        one, probabilities=dict(zip(self.labels, row, strict=True))
+        prediction, probabilities=dict(zip(self.labels, row, strict=True))
       )
-      for one, row in zip(
-        super().predictions(outputs, rows), shares, strict=True
-      )
+      for prediction, row in zip(predictions, probabilities, strict=True)
     ]
 
-  def told(self, prediction: int) -> dict[str, str]:
+  def prediction_fields(self, prediction: int) -> dict[str, str]:
     """Returns the name of a class."""
     return {"label": self.labels[prediction]}
 
@@ -164,7 +163,8 @@ class Classifier(LinearHead):
 
   def parameters(self, width: int) -> dict[str, Param]:
     """Declares kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT."""
-    std, classes = (2 / (5 * width)) ** 0.5, self.num_outputs
+    std = (2 / (5 * width)) ** 0.5
+    classes = self.num_outputs
     # Biases count as norms, both of which weight decay may leave out.
     scale = {"norm/scale": Param((width,), ("norm",), fill=1.0)}
     return (scale if self.last_norm else {}) | {
@@ -233,8 +233,8 @@ def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
   if pool == "first":
     return hidden[:, 0]
   if pool == "last":
-    at = (lengths - 1)[:, None, None]
-    return jnp.take_along_axis(hidden, at, axis=1)[:, 0]
+    last = (lengths - 1)[:, None, None]
+    return jnp.take_along_axis(hidden, last, axis=1)[:, 0]
   real = jnp.arange(hidden.shape[1]) < lengths[:, None]
   total = jnp.where(real[..., None], hidden.astype(jnp.float32), 0).sum(axis=1)
   return total / lengths[:, None]
@@ -266,7 +266,7 @@ def classification_task(
   metrics = BINARY if len(head.labels) == 2 else {"accuracy": accuracy}
   also = fields.get("also", ())
   usual = FIELDS | {
-    "metrics": metrics | {of: METRICS[of] for of in also},
+    "metrics": metrics | {name: METRICS[name] for name in also},
     "also": also,
   }
   return Task(name, load, tuple(evaluations), head, **usual | fields)
@@ -287,22 +287,25 @@ def class_counts(
   names: Sequence[str], predictions: Sequence[int], labels: Sequence[int]
 ) -> dict[str, ClassCounts]:
   """Counts the classes of these names, whose indices are given."""
-  x, y = np.asarray(predictions), np.asarray(labels)
-  found = ((x == i, y == i) for i in range(len(names)))
-  counts = [(a.sum(), b.sum(), (a & b).sum()) for a, b in found]
-  return {
-    name: ClassCounts(*map(int, of))
-    for name, of in zip(names, counts, strict=True)
-  }
+  counts = {}
+  for index, name in enumerate(names):
+    predicted = np.asarray(predictions) == index
+    true = np.asarray(labels) == index
+    correct = predicted & true
+    counts[name] = ClassCounts(
+      int(predicted.sum()), int(true.sum()), int(correct.sum())
+    )
+  return counts
 
 
 def macro_f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
   """Mean F1 of the classes that are predicted or true."""
-  x, y = np.asarray(predictions), np.asarray(labels)
-  classes = np.union1d(x, y)[:, None]
-  found, there = x == classes, y == classes
-  both = (found & there).sum(axis=1)
-  return float(np.mean(2 * both / (found.sum(axis=1) + there.sum(axis=1))))
+  classes = np.union1d(predictions, labels)[:, None]
+  predicted = np.asarray(predictions) == classes
+  true = np.asarray(labels) == classes
+  correct = (predicted & true).sum(axis=1)
+  called = predicted.sum(axis=1) + true.sum(axis=1)
+  return float(np.mean(2 * correct / called))
 
 
 def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:

@@ -63,15 +63,15 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   """
   blocks = _read_blocks(path, columns)
   lines = [line for block in blocks for line in block]
-  for line, what in _faults(lines, columns):
-    raise _refusal(path, lines, line, what)
+  for line, fault in _faults(lines, columns):
+    raise _refusal(path, lines, line, fault)
   return _sentences(path, columns, blocks)
 
 
 def _faults(
   lines: Sequence[_Line], columns: Columns
 ) -> Iterator[tuple[_Line, str]]:
-  """Yields lines without a word and its tag, with a name for each fault."""
+  """Yields lines without a word and its tag, each with its fault."""
   pairs = [
     (line.parts[columns.word], line.parts[columns.tag]) for line in lines
   ]
@@ -119,8 +119,8 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
     count = len(line.parts)
     width = columns.width or max(len(lines[0].parts), least)
     if count != width:
-      what = f"{count} column{'s' * (count != 1)}, not {width}"
-      raise _refusal(path, lines, line, what)
+      fault = f"{count} column{'s' * (count != 1)}, not {width}"
+      raise _refusal(path, lines, line, fault)
   return blocks
 
 
@@ -132,18 +132,18 @@ def _sentences(
   for block in blocks:
     pairs = []
     for line in block:
-      word, tag = line.parts[columns.word], line.parts[columns.tag]
+      word = line.parts[columns.word]
+      tag = line.parts[columns.tag]
       if not word:
         left_out.append(line.text)
         continue
       if not tag:
-        where = f"{path}, line {line.number}"
-        raise UserError(f"{where}: {word!r:.40} has no tag")
+        raise UserError(f"{path}, line {line.number}: {word!r:.40} has no tag")
       pairs.append((word, tag))
     if pairs:
       words, tags = zip(*pairs, strict=True)
-      where = f"{path}, line {block[0].number}"
-      sentences.append(Example(words, tags, where))
+      place = f"{path}, line {block[0].number}"
+      sentences.append(Example(words, tags, place))
   if left_out:
     progress.say(
       f"{path}: lines without a word left out: {len(left_out):,}"
@@ -157,7 +157,7 @@ def _without_language(word: str) -> str:
 
 
 def _refusal(
-  path: str, lines: Sequence[_Line], line: _Line, what: str
+  path: str, lines: Sequence[_Line], line: _Line, fault: str
 ) -> UserError:
   """Returns an error with the Python that reads such a file into records."""
   tabs = any("\t" in line.text for line in lines if line.text[:1] != "#")
@@ -165,7 +165,7 @@ def _refusal(
   comments = any(line.text.startswith("# ") for line in lines)
   is_word = "x.strip()" + " and x[:2] != '# '" * comments
   return UserError(
-    f"{path}, line {line.number} has {what}, but each line must be a word and"
+    f"{path}, line {line.number} has {fault}, but each line must be a word and"
     " its tag: choose tokens_column and tags_column (from 1), or read records"
     f" in Python, `with open({path!r}) as file: blocks = [[x.split({divider})"
     f" for x in text.splitlines() if {is_word}] for text in"

@@ -49,21 +49,24 @@ def pairs_task(
   Raises a UserError if there are no records, a record lacks a text, or records
   differ in their number of texts.
   """
-  columns = dict.fromkeys(options.negative_column, "negative_column")
-  query, positive = options.query_column, options.positive_column
-  columns = {query: "query_column", positive: "positive_column"} | columns
+  columns = {
+    options.query_column: "query_column",
+    options.positive_column: "positive_column",
+    **dict.fromkeys(options.negative_column, "negative_column"),
+  }
   if len(columns) < 2 + len(options.negative_column):
     raise UserError(
-      f"query_column={query}, positive_column={positive} and"
+      f"query_column={options.query_column},"
+      f" positive_column={options.positive_column} and"
       f" negative_column={','.join(options.negative_column)} must differ"
     )
-  found = sets.read_own_set(data, functools.partial(_pair_records, columns))
-  if len({len(one.texts) for one in found.get("train", ())}) > 1:
+  examples = sets.read_own_set(data, functools.partial(_pair_records, columns))
+  if len({len(example.texts) for example in examples.get("train", ())}) > 1:
     raise UserError(
       f"{sets.path_or_name(data)}: some records have more texts in"
       " negative_column than others"
     )
-  return _embedding_task(data, found, _pair_queries, towers, options)
+  return _embedding_task(data, examples, _pair_queries, towers, options)
 
 
 def simcse(
@@ -78,16 +81,19 @@ def simcse(
 
   Raises a UserError if there are none, or several text columns.
   """
-  if len(files.text_column) != 1:
+  column = files.text_column
+  if len(column) != 1:
     raise UserError("simcse reads one text_column")
 
-  def examples(source: sets.Source) -> Iterator[Example]:
-    for (text,) in sets.source_texts(source, files.text_column):
+  def read(source: sets.Source) -> Iterator[Example]:
+    for (text,) in sets.source_texts(source, column):
       if text := text.strip():
         yield Example((text, text))
 
-  found, column = sets.read_own_set(data, examples), files.text_column
-  return _embedding_task(data, found, _halves, towers, options, columns=column)
+  examples = sets.read_own_set(data, read)
+  return _embedding_task(
+    data, examples, _halves, towers, options, columns=column
+  )
 
 
 PAIRS = Suite(
@@ -113,16 +119,18 @@ SIMCSE = Suite(
 
 def _embedding_task(
   data: sets.Data,
-  found: Mapping[str, list[Example]],
-  asked: Callable[[Sequence[Example]], list[Example]],
+  examples: Mapping[str, list[Example]],
+  make_queries: Callable[[Sequence[Example]], list[Example]],
   towers: retrieval.RetrievalOptions,
   options: EmbedderOptions,
   **fields,
 ) -> Task:
-  """Makes a task; `asked` makes a set's queries and documents."""
+  """Makes a task; `make_queries` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
   return retrieval.ranking_task(
-    **sets.own_task_fields(data, found, asked, key=lambda e: e.texts[:1]),
+    **sets.own_task_fields(
+      data, examples, make_queries, key=lambda e: e.texts[:1]
+    ),
     head=retrieval.Towers(towers.temperature, prompts),
     metrics={
       "ndcg": retrieval.METRICS["ndcg"],
@@ -142,30 +150,30 @@ def _pair_records(
   """
   counts = range(len(columns), sys.maxsize)  # further values are negatives
   is_table = isinstance(source, str) and readers.kind(source) in readers.TABLES
-  for where, values in sets.source_records(source, columns, counts):
+  for place, values in sets.source_records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
-    sets.nonempty([text for one in lists for text in one], where)
+    sets.nonempty(itertools.chain(*lists), place)
     for text in itertools.chain(*lists) if is_table else ():
-      sets.refuse_list(text, where, "text")
-    query, positives, *others = lists
+      sets.refuse_list(text, place, "text")
+    query, positives, *negatives = lists
     if len(query) != 1 or not positives:
-      raise UserError(f"{where}: not one query and a positive")
-    rest = [text for one in others for text in one]
+      raise UserError(f"{place}: not one query and a positive")
     for positive in positives:
-      texts = query[0], positive, *rest
-      yield Example(texts, id=where.rpartition(", ")[2])
+      texts = query[0], positive, *itertools.chain(*negatives)
+      yield Example(texts, id=place.rpartition(", ")[2])
 
 
 def _pair_queries(examples: Sequence[Example]) -> list[Example]:
   """Makes queries of pairs, and documents of all their other texts."""
   texts = dict.fromkeys(text for e in examples for text in e.texts[1:])
   names = {text: f"d{i}" for i, text in enumerate(texts)}
-  wanted = collections.defaultdict(dict)
-  for query, positive, *_ in (example.texts for example in examples):
-    wanted[query][names[positive]] = 1.0
+  relevance = collections.defaultdict(dict)
+  for example in examples:
+    query, positive, *_ = example.texts
+    relevance[query][names[positive]] = 1.0
   queries = [
     Example((query,), relevant, f"q{i}")
-    for i, (query, relevant) in enumerate(wanted.items())
+    for i, (query, relevant) in enumerate(relevance.items())
   ]
   return queries + [Example((t,), None, name) for t, name in names.items()]
 
@@ -174,9 +182,12 @@ def _halves(examples: Sequence[Example]) -> list[Example]:
   """Makes a query of each text's first half, and a document of its second."""
   halves = []
   for example in examples:
-    words, space = example.texts[0].split(), " "
+    words = example.texts[0].split()
+    space = " "
     if len(words) == 1 and not words[0].isascii():
-      words, space = words[0], ""  # a text without spaces, as in Chinese
+      # A text without spaces, as in Chinese: its characters are the words.
+      words = words[0]
+      space = ""
     if half := len(words) // 2:
       halves += [Example((space.join(words[:half]), space.join(words[half:])))]
   return _pair_queries(halves)

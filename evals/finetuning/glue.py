@@ -37,7 +37,8 @@ class GlueFormat:
   heads: classification.Heads = classification.HEADS
 
 
-_NLI, _BOOL = ("{premise}", "{hypothesis}"), ("false", "true")
+_NLI = ("{premise}", "{hypothesis}")
+_BOOL = ("false", "true")
 _PAIR = ("{sentence1}", "{sentence2}")
 # Texts as in both years' pipelines, in their order.
 FORMATS = {
@@ -70,7 +71,7 @@ FORMATS = {
 SCORES_OF = {
   name: (name, *format.evaluations) for name, format in FORMATS.items()
 }
-SCORES = tuple(name for those in SCORES_OF.values() for name in those)
+SCORES = tuple(name for names in SCORES_OF.values() for name in names)
 SUPERGLUE = {
   "boolq": FORMATS["boolq"],
   "cb": GlueFormat(
@@ -119,37 +120,40 @@ def find_glue_files(
   ]
   if name in _OTHERS:
     layouts += [dict(zip(("train", name), _OTHERS[name], strict=True))]
-  if of := form.superglue:
-    layouts += [{"train": f"{of}/train.jsonl", name: f"{of}/val.jsonl"}]
+  if inside := form.superglue:
+    layouts += [{"train": f"{inside}/train.jsonl", name: f"{inside}/val.jsonl"}]
   return sets.find_set_files(folder, name, *layouts, further=form.evaluations)
 
 
-def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2024(predicted: Mapping[str, Predicted]) -> dict[str, str]:
   """Files of 2024: predictions.json, and predictions.txt for each set.
 
   collect_results.py writes the first, finetune_classification.py the others.
   """
-  texts = {"predictions.json": json.dumps({"glue": _glue_predictions(found)})}
-  for name, those in found.items():
-    lines = [f"{i}\t{one}\n" for i, one in enumerate(those.predictions)]
+  predictions = {"glue": _glue_predictions(predicted)}
+  texts = {"predictions.json": json.dumps(predictions)}
+  for name, evaluation in predicted.items():
+    lines = [f"{i}\t{x}\n" for i, x in enumerate(evaluation.predictions)]
     texts[f"{name}/predictions.txt"] = "".join(["index\tprediction\n", *lines])
   return texts
 
 
-def texts_2026(found: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2026(predicted: Mapping[str, Predicted]) -> dict[str, str]:
   """File of finetune/run.py."""
-  return {"predictions.json": json.dumps(_glue_predictions(found))}
+  return {"predictions.json": json.dumps(_glue_predictions(predicted))}
 
 
-def _glue_predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
+def _glue_predictions(predicted: Mapping[str, Predicted]) -> dict[str, dict]:
   return {
     name: {
       "predictions": [
-        {"id": example.id, "pred": one}
-        for example, one in zip(those.examples, those.predictions, strict=True)
+        {"id": example.id, "pred": prediction}
+        for example, prediction in zip(
+          evaluation.examples, evaluation.predictions, strict=True
+        )
       ]
     }
-    for name, those in found.items()
+    for name, evaluation in predicted.items()
   }
 
 
@@ -172,7 +176,7 @@ def make_glue_task(
   by_f1 = year == 2024 and len(form.classes) == 2
   return classification.classification_task(
     name,
-    lambda which: read_glue_examples(form, paths[which], which),
+    lambda name: read_glue_examples(form, paths[name], name),
     [*paths][1:],
     options.classifier(form.classes, attention),
     main_metric=form.metric,
@@ -256,8 +260,13 @@ SUPER = Suite(
   "BoolQ, CB, COPA, MultiRC, RTE, WiC and WSC, as SuperGLUE publishes them",
   sets.dev_and_test(list(SUPERGLUE)),
   # MultiRC asks about a passage in many examples, all of which are in one part.
-  lambda folder, name, *how: make_held_out(
-    folder, name, SUPERGLUE[name], *how, key=lambda example: example.texts[1]
+  lambda folder, name, attention, options: make_held_out(
+    folder,
+    name,
+    SUPERGLUE[name],
+    attention,
+    options,
+    key=lambda example: example.texts[1],
   ),
   settings=(ClassifierOptions,),
   folder="finetune-superglue",
@@ -265,7 +274,7 @@ SUPER = Suite(
 
 
 def read_glue_examples(
-  form: GlueFormat, path: pathlib.Path, which: str
+  form: GlueFormat, path: pathlib.Path, name: str
 ) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
@@ -274,26 +283,26 @@ def read_glue_examples(
   parts = (part for text in form.texts for part in Formatter().parse(text))
   texts = [field for _, field, _, _ in parts if field]
   # A label is a word, or a number, also in quotes.
-  known = {str(number): number for number in range(len(form.classes))}
-  for names in (form.words, form.classes):
-    known |= {word: number for number, word in enumerate(names)}
-  out = []
-  for where, record in sets.record_fields(path):
+  classes = {str(number): number for number in range(len(form.classes))}
+  for words in (form.words, form.classes):
+    classes |= {word: number for number, word in enumerate(words)}
+  examples = []
+  for place, record in sets.record_fields(path):
     for fields in _unfolded(record):
-      sets.require_texts(fields, texts, where)
+      sets.require_texts(fields, texts, place)
       if "label" not in fields:
-        raise UserError(f"{where}: the field 'label' is absent")
+        raise UserError(f"{place}: the field 'label' is absent")
       label = fields["label"]
       label = json.dumps(label) if isinstance(label, bool) else str(label)
-      if label not in known:
+      if label not in classes:
         raise UserError(
-          f"{where}: the label {fields['label']!r:.60} is not one of"
-          f" {', '.join(known)}"
+          f"{place}: the label {fields['label']!r:.60} is not one of"
+          f" {', '.join(classes)}"
         )
-      made = tuple(text.format_map(fields) for text in form.texts)
-      id = f"{which.removesuffix('-test')}_{len(out)}"
-      out.append(Example(made, known[label], id))
-  return out
+      id = f"{name.removesuffix('-test')}_{len(examples)}"
+      example_texts = tuple(text.format_map(fields) for text in form.texts)
+      examples.append(Example(example_texts, classes[label], id))
+  return examples
 
 
 def _unfolded(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -304,14 +313,19 @@ def _unfolded(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
   """
   passage = record.get("passage")
   if isinstance(passage, dict):
-    for asked in passage["questions"]:
-      for answer in asked["answers"]:
-        texts = {"paragraph": passage["text"], "question": asked["question"]}
+    for question in passage["questions"]:
+      for answer in question["answers"]:
+        texts = {"paragraph": passage["text"], "question": question["question"]}
         yield answer | texts | {"answer": answer["text"]}
     return
-  renamed = {"sentence1": "premise", "sentence2": "hypothesis"}
-  other = {n: record[of] for n, of in renamed.items() if of in record}
-  other |= record.get("target", {})
-  if (asked := record.get("question")) in _COPA:
-    other["asked"] = _COPA[asked]
-  yield other | record
+  fields = {}
+  for name, superglue_name in (
+    ("sentence1", "premise"),
+    ("sentence2", "hypothesis"),
+  ):
+    if superglue_name in record:
+      fields[name] = record[superglue_name]
+  fields |= record.get("target", {})
+  if (question := record.get("question")) in _COPA:
+    fields["asked"] = _COPA[question]
+  yield fields | record

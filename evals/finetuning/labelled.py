@@ -70,16 +70,19 @@ def classify(
   Raises a UserError if there are no records, or a record lacks a text or a
   known label. Labels with fractions, or too many for classes, also raise it.
   """
-  found = _read_labelled(data, options, _label_names)
-  lists = [[e.label for _, e in those] for those in found.values()]
-  first = next((label for labels in lists for label in labels), "")
-  of = multi_label if isinstance(first, list) else classification
-  given = [name.strip() for name in sets.plain_python(classes.labels, "labels")]
-  labels = given or _class_names(data, lists[0])
-  made = head.classifier(labels, attention, of.HEADS)
-  own = sets.own_task_fields(data, _indexed(found, labels))
-  own["by_class"] = functools.partial(of.class_counts, labels)
-  return _labelled_task(own, made, of.FIELDS, options)
+  records = _read_labelled(data, options, _label_names)
+  labels = [
+    [example.label for _, example in split_records]
+    for split_records in records.values()
+  ]
+  is_multi_label = isinstance(next(itertools.chain(*labels), ""), list)
+  kind = multi_label if is_multi_label else classification
+  names = [name.strip() for name in sets.plain_python(classes.labels, "labels")]
+  names = names or _class_names(data, labels[0])
+  fields = sets.own_task_fields(data, _indexed(records, names))
+  fields["by_class"] = functools.partial(kind.class_counts, names)
+  task_head = head.classifier(names, attention, kind.HEADS)
+  return _labelled_task(task_head, options, **fields, **kind.FIELDS)
 
 
 def regress(
@@ -94,24 +97,27 @@ def regress(
   Raises a UserError if there are no records, or a record lacks a text or a
   number, or all numbers to train on are equal.
   """
-  found = {
-    split: [example for _, example in those]
-    for split, those in _read_labelled(data, options, _label_number).items()
+  records = _read_labelled(data, options, _label_number)
+  examples = {
+    split: [example for _, example in records[split]] for split in records
   }
-  made = head.classifier(regression.OUTPUTS, attention, regression.HEADS)
-  own = sets.own_task_fields(data, found)
-  if numbers := [example.label for example in own["load"]("train") or ()]:
-    mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
+  regressor = head.classifier(regression.OUTPUTS, attention, regression.HEADS)
+  fields = sets.own_task_fields(data, examples)
+  load = fields["load"]
+  if numbers := [example.label for example in load("train") or ()]:
+    deviation = float(np.std(numbers))
     if not 0 < deviation < math.inf:
       raise UserError(
         f"{sets.path_or_name(data)}: the labels to train on have the standard"
         f" deviation {deviation}: give numbers that differ"
       )
-    made = dataclasses.replace(made, mean=mean, deviation=deviation)
-  for name in own["evaluations"]:
-    if len({example.label for example in own["load"](name)}) == 1:
+    regressor = dataclasses.replace(
+      regressor, mean=float(np.mean(numbers)), deviation=deviation
+    )
+  for name in fields["evaluations"]:
+    if len({example.label for example in load(name)}) == 1:
       progress.say(f"warning: {name}: all numbers are equal, so scores are 0")
-  return _labelled_task(own, made, regression.FIELDS, options)
+  return _labelled_task(regressor, options, **fields, **regression.FIELDS)
 
 
 _DATA = (
@@ -147,18 +153,18 @@ REGRESSION = Suite(
 )
 
 
-def _labelled_task(
-  own: Mapping[str, Any], head: TaskHead, fields: Mapping, options: Columns
-) -> Task:
-  texts, columns = (
-    functools.partial(_prediction_files, head),
-    options.text_column,
+def _labelled_task(head: TaskHead, options: Columns, **fields) -> Task:
+  columns = options.text_column
+  examples = itertools.chain(*map(fields["load"], fields["evaluations"]))
+  example = next(examples, None)
+  if example and len(example.texts) != len(columns):  # of records in memory
+    columns = tuple(f"text{i + 1}" for i in range(len(example.texts)))
+  return Task(
+    head=head,
+    texts=functools.partial(_prediction_files, head),
+    columns=columns,
+    **fields,
   )
-  some = itertools.chain.from_iterable(map(own["load"], own["evaluations"]))
-  first = next(some, None)
-  if first and len(first.texts) != len(columns):  # of records in memory
-    columns = tuple(f"text{i + 1}" for i in range(len(first.texts)))
-  return Task(**own, head=head, texts=texts, columns=columns, **fields)
 
 
 def _read_labelled(
@@ -175,99 +181,106 @@ def _read_labelled(
     raise UserError(f"label_column={options.label_column} is a text column")
   columns = dict.fromkeys(options.text_column, "text_column")
   columns |= {options.label_column: "label_column"}
-  out, first = {}, None
+  out = {}
+  first_form = ""
+  first_place = ""
   for split, sources in sets.open_data(data).items():
     out[split] = []
     records = (
-      sets.source_records(one, columns, (2, len(columns))) for one in sources
+      sets.source_records(source, columns, (2, len(columns)))
+      for source in sources
     )
-    for where, values in itertools.chain.from_iterable(records):
+    for place, values in itertools.chain.from_iterable(records):
       *texts, label = values
       nested = [isinstance(text, list) for text in texts] == [True]
       if nested and isinstance(values, tuple):
         (texts,) = texts
-      sets.nonempty(texts, where)
-      label = label_of(label, where)
+      sets.nonempty(texts, place)
+      label = label_of(label, place)
       form = _record_form(texts, label)
-      first = first or (form, where)
-      if form != first[0]:
-        raise UserError(f"{where} has {form}, but {first[1]} has {first[0]}")
-      example = Example(tuple(texts), label, where.rpartition(", ")[2])
-      out[split].append((where, example))
-    if not first:
-      use = " to train on" * (split == "train")
-      raise UserError(f"{sets.path_or_name(data)} holds no records{use}")
+      first_form = first_form or form
+      first_place = first_place or place
+      if form != first_form:
+        raise UserError(
+          f"{place} has {form}, but {first_place} has {first_form}"
+        )
+      example = Example(tuple(texts), label, place.rpartition(", ")[2])
+      out[split].append((place, example))
+    if not first_form:
+      purpose = " to train on" * (split == "train")
+      raise UserError(f"{sets.path_or_name(data)} holds no records{purpose}")
   return out
 
 
 def _record_form(texts: Sequence[str], label: object) -> str:
-  several = "s" * (len(texts) != 1)
-  what = "a list of labels" if isinstance(label, list) else "one label"
-  return f"{len(texts)} text{several} and {what}"
+  plural = "s" * (len(texts) != 1)
+  labels = "a list of labels" if isinstance(label, list) else "one label"
+  return f"{len(texts)} text{plural} and {labels}"
 
 
-def _label_names(label: object, where: str) -> str | list[str]:
+def _label_names(label: object, place: str) -> str | list[str]:
   """Returns the name of a record's class, or of all its labels if a list."""
   if isinstance(label, list):
-    return [_name(one, where) for one in label]
-  return _name(label, where)
+    return [_class_name(item, place) for item in label]
+  return _class_name(label, place)
 
 
-def _name(label: object, where: str) -> str:
+def _class_name(label: object, place: str) -> str:
   """Returns the name of a class, without space around it."""
-  _require_label(label, where)
+  _require_label(label, place)
   if isinstance(label, str):
-    sets.refuse_list(label, where, "label")
+    sets.refuse_list(label, place, "label")
     return label.strip()
   if isinstance(label, bool | int):
     return json.dumps(label)
   if isinstance(label, float) and math.isfinite(label):
     return str(int(label)) if label.is_integer() else repr(label)
   raise UserError(
-    f"{where}: the label {label!r:.60} is not text, a number or a list of these"
+    f"{place}: the label {label!r:.60} is not text, a number or a list of these"
   )
 
 
-def _label_number(label: object, where: str) -> float:
+def _label_number(label: object, place: str) -> float:
   """Returns a record's number."""
-  _require_label(label, where)
+  _require_label(label, place)
   if isinstance(label, str | int | float) and not isinstance(label, bool):
     with contextlib.suppress(ValueError, OverflowError):
       if math.isfinite(number := float(label)):
         return number
-  raise UserError(f"{where}: the label {label!r:.60} is not a number")
+  raise UserError(f"{place}: the label {label!r:.60} is not a number")
 
 
-def _require_label(label: object, where: str) -> None:
+def _require_label(label: object, place: str) -> None:
   """Raises a UserError if a label is missing: null, NaN or blank."""
   blank = isinstance(label, str) and not label.strip()
   if label is None or blank or (isinstance(label, float) and label != label):
-    raise UserError(f"{where}: no label")
+    raise UserError(f"{place}: no label")
 
 
 def _class_names(
   data: sets.Data, labels: Sequence[str | list[str]]
 ) -> tuple[str, ...]:
   """Returns the names of the classes, sorted; numbers by their values."""
+  path = sets.path_or_name(data)
   lists = [label if isinstance(label, list) else [label] for label in labels]
-  found, data = {name for one in lists for name in one}, sets.path_or_name(data)
-  if len({frozenset(one) for one in lists}) < 2:
-    raise UserError(f"{data}: all labels to train on are {labels[0]!r:.60}")
-  numbers = _finite_numbers(found)
-  if parts := [name for name, value in numbers.items() if value % 1]:
+  names = {*itertools.chain(*lists)}
+  if len(set(map(frozenset, lists))) < 2:
+    raise UserError(f"{path}: all labels to train on are {labels[0]!r:.60}")
+  numbers = _finite_numbers(names)
+  if fractions := [name for name, value in numbers.items() if value % 1]:
     raise UserError(
-      f"{data}: labels are numbers with fractions, such as {parts[0]}: choose"
-      " preset=regression, or name classes with labels"
+      f"{path}: labels are numbers with fractions, such as {fractions[0]}:"
+      " choose preset=regression, or name classes with labels"
     )
-  if len(found) > max(_FEW, len(labels) / 2):
+  if len(names) > max(_FEW, len(labels) / 2):
     raise UserError(
-      f"{data}: {len(found):,} different labels in {len(labels):,} records"
+      f"{path}: {len(names):,} different labels in {len(labels):,} records"
       " are too many for classes: choose another label_column"
     )
-  _warn_of_twins(data, found)
-  if len(numbers) < len(found):
-    return tuple(sorted(found))
-  return tuple(sorted(found, key=lambda name: (numbers[name], name)))
+  _warn_of_twins(path, names)
+  if len(numbers) < len(names):
+    return tuple(sorted(names))
+  return tuple(sorted(names, key=lambda name: (numbers[name], name)))
 
 
 def _finite_numbers(names: Iterable[str]) -> dict[str, float]:
@@ -280,60 +293,62 @@ def _finite_numbers(names: Iterable[str]) -> dict[str, float]:
   return out
 
 
-def _warn_of_twins(data: str, names: Iterable[str]) -> None:
+def _warn_of_twins(path: str, names: Iterable[str]) -> None:
   """Warns of two classes that differ only in their writing: '1' and '1.0'."""
-  forms, numbers = collections.defaultdict(list), _finite_numbers(names)
+  forms = collections.defaultdict(list)
+  numbers = _finite_numbers(names)
   for name in sorted(names):
     form = unicodedata.normalize("NFKC", name).casefold()
     forms[numbers.get(name, form)].append(name)
   for twins in forms.values():
     if len(twins) > 1:
-      shown = ", ".join(map(ascii, twins))
-      progress.say(f"warning: {data}: different classes: {shown:.200}")
+      text = ", ".join(map(ascii, twins))
+      progress.say(f"warning: {path}: different classes: {text:.200}")
 
 
 def _indexed(
-  found: Mapping[str, Sequence[tuple[str, Example]]], labels: Sequence[str]
+  records: Mapping[str, Sequence[tuple[str, Example]]], names: Sequence[str]
 ) -> dict[str, list[Example]]:
-  """Replaces names by indices; UserError for a name that is not a label."""
-  indices = {label: index for index, label in enumerate(labels)}
+  """Replaces classes' names by their indices.
 
-  def index(name: str, where: str) -> int:
-    if name not in indices:
-      raise UserError(
-        f"{where}: the label {name!r:.60} is not one of"
-        f" {', '.join(labels):.200}"
-      )
-    return indices[name]
-
-  def of(label: str | list[str], where: str) -> int | list[int]:
-    if isinstance(label, list):
-      return sorted({index(name, where) for name in label})
-    return index(label, where)
-
-  return {
-    split: [e._replace(label=of(e.label, where)) for where, e in those]
-    for split, those in found.items()
-  }
+  Raises a UserError for a label that is not among the names.
+  """
+  indices = {name: index for index, name in enumerate(names)}
+  out = {split: [] for split in records}
+  for split, split_records in records.items():
+    for place, example in split_records:
+      label = example.label
+      labels = label if isinstance(label, list) else [label]
+      if unknown := [name for name in labels if name not in indices]:
+        raise UserError(
+          f"{place}: the label {unknown[0]!r:.60} is not one of"
+          f" {', '.join(names):.200}"
+        )
+      classes = sorted({indices[name] for name in labels})
+      new_label = classes if isinstance(label, list) else classes[0]
+      out[split].append(example._replace(label=new_label))
+  return out
 
 
 def _prediction_files(
-  head: TaskHead, found: Mapping[str, Predicted]
+  head: TaskHead, predicted: Mapping[str, Predicted]
 ) -> dict[str, str]:
   """Returns a csv of each set, with the classes' names."""
 
-  def shown(label: Any) -> str:
-    (value,) = head.told(label).values()
+  def text(label: Any) -> str:
+    (value,) = head.prediction_fields(label).values()
     if isinstance(value, str):
       return value
     return json.dumps(value, ensure_ascii=False)
 
-  texts = {}
-  for which, those in found.items():
+  files = {}
+  for name, evaluation in predicted.items():
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(("record", "label", "predicted"))
-    for example, one in zip(those.examples, those.predictions, strict=True):
-      rows.writerow((example.id, shown(example.label), shown(one)))
-    texts[f"{which}.csv"] = file.getvalue()
-  return texts
+    for example, prediction in zip(
+      evaluation.examples, evaluation.predictions, strict=True
+    ):
+      rows.writerow((example.id, text(example.label), text(prediction)))
+    files[f"{name}.csv"] = file.getvalue()
+  return files

@@ -47,10 +47,10 @@ class TuningOutcome:
 
   def on(self, names: Sequence[str]) -> "TuningOutcome":
     """Returns the outcome on some of the evaluation sets."""
-    kept = "train_loss", *names
+    keys = "train_loss", *names
     return dataclasses.replace(
       self,
-      epochs=[{name: epoch[name] for name in kept} for epoch in self.epochs],
+      epochs=[{key: epoch[key] for key in keys} for epoch in self.epochs],
       predictions={name: self.predictions[name] for name in names},
     )
 
@@ -87,24 +87,23 @@ def read_task_data(
     UserError: A set has no examples, or cannot be read.
   """
   longest = batching.longest(loaded, max_length)
-  by = "max_length" if longest == max_length else "the model's longest row"
+  limited_by = (
+    "max_length" if longest == max_length else "the model's longest row"
+  )
 
-  def encode(name: str) -> ExampleRows:
+  rows = {}
+  for name in ("train", *task.evaluations):
     examples = task.examples(name)
     if name == "train" and 0 < limit < len(examples):
-      chosen = hashing.permute(np.arange(limit), len(examples), 0)
-      examples = [examples[i] for i in np.sort(chosen)]
-    rows = task.head.encode(loaded, examples, max_length)
-    if rows.cut:
+      indices = hashing.permute(np.arange(limit), len(examples), 0)
+      examples = [examples[i] for i in np.sort(indices)]
+    rows[name] = task.head.encode(loaded, examples, max_length)
+    if cut := rows[name].cut:
       progress.say(
         f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
-        f" tokens ({by}): {rows.cut}"
+        f" tokens ({limited_by}): {cut}"
       )
-    return rows
-
-  return TaskData(
-    encode("train"), {name: encode(name) for name in task.evaluations}
-  )
+  return TaskData(rows.pop("train"), rows)
 
 
 def fit(
@@ -129,16 +128,13 @@ def fit(
   trial = Trial(loaded, task.head, settings, runs, steps)
   standings = Standings(task, data.evaluations, runs, settings)
   for batches in _training_parts(data.train, settings, runs):
-    shown = progress.track(batches, unit="step", name=task.name)
-    losses = trial.train(batch() for batch in shown)
-    found = {
-      name: trial.predict(rows) for name, rows in data.evaluations.items()
-    }
-    diverged = np.any([is_nan for _, is_nan in found.values()], axis=0)
-    standings.add(
-      np.where(diverged, np.nan, losses),
-      {name: reduced for name, (reduced, _) in found.items()},
-    )
+    make_batches = progress.track(batches, unit="step", name=task.name)
+    losses = trial.train(make_batch() for make_batch in make_batches)
+    outputs = {}
+    for name, rows in data.evaluations.items():
+      outputs[name], is_nan = trial.predict(rows)
+      losses = np.where(is_nan, np.nan, losses)
+    standings.add(losses, outputs)
     progress.say(standings.line())
     for leader, score in standings.leaders_by_last_epoch if keep else ():
       keep(runs[leader], score, functools.partial(trial.params, leader))
@@ -154,15 +150,16 @@ def count_steps(
 
   Raises a UserError if the training rows do not fill a batch.
   """
-  size, examples = settings.batch_size, len(rows)
+  size = settings.batch_size
+  examples = len(rows)
   if settings.drop_last and examples < size:
     raise UserError(
       f"{task.name} has {examples} training examples, too few for a batch of"
       f" {size}: give a smaller batch_size, or drop_last=False"
     )
-  of_epoch = examples // size if settings.drop_last else -(-examples // size)
-  of_all = of_epoch * settings.epochs
-  return min(settings.steps or of_all, of_all)
+  incomplete = not settings.drop_last and examples % size > 0
+  steps = (examples // size + incomplete) * settings.epochs
+  return min(settings.steps or steps, steps)
 
 
 def fit_in_groups(
@@ -197,7 +194,7 @@ def _training_parts(
   A batch `[runs, B, ...]` is made when it is called.
   """
 
-  def of_epoch(epoch: int) -> list[Callable]:
+  def epoch_batches(epoch: int) -> list[Callable]:
     slots = {
       seed: batching.batches_by_length(
         rows, settings.batch_size, seed, epoch, settings.drop_last
@@ -207,10 +204,10 @@ def _training_parts(
     steps = zip(*(slots[run.seed] for run in runs), strict=True)
     return [functools.partial(batching.gather, rows, step) for step in steps]
 
-  epochs = map(of_epoch, range(settings.epochs))
+  epochs = map(epoch_batches, range(settings.epochs))
   if settings.steps:
-    every = itertools.chain.from_iterable(epochs)
-    yield list(itertools.islice(every, settings.steps))
+    batches = itertools.chain.from_iterable(epochs)
+    yield list(itertools.islice(batches, settings.steps))
   else:
     yield from epochs
 
@@ -230,11 +227,13 @@ class Standings:
     settings: Hyperparameters,
   ):
     """`rows` are those that are predicted, by evaluation set."""
-    self._task, self._rows, self._settings = task, rows, settings
+    self._task = task
+    self._rows = rows
+    self._settings = settings
     self._standing = functools.partial(standing, task)
     self.outcomes = [TuningOutcome(run) for run in runs]
 
-  def add(self, losses, found: Mapping[str, Any]) -> None:
+  def add(self, losses, outputs: Mapping[str, Any]) -> None:
     """Adds an epoch: losses `[runs]`, and arrays to decode `[runs, n, ...]`.
 
     A loss that is not finite means that the run has diverged.
@@ -243,19 +242,20 @@ class Standings:
       # A stopped run trains on next to the others, but no longer counts.
       if self._stopped(outcome):
         continue
-      arrays = jax.tree.map(operator.itemgetter(run), found)
+      arrays = jax.tree.map(operator.itemgetter(run), outputs)
       if not math.isfinite(losses[run]):  # metrics and JSON take no NaN
         arrays = jax.tree.map(
           lambda x: np.nan_to_num(x, posinf=0, neginf=0), arrays
         )
-      predictions, epoch = {}, {"train_loss": float(losses[run])}
+      predictions = {}
+      epoch = {"train_loss": float(losses[run])}
       for name, reduced in arrays.items():
         rows = self._rows[name]
         predictions[name] = self._task.head.decode(reduced, rows)
         epoch[name] = self._task.measure(predictions[name], rows.examples)
-      first = not outcome.epochs
+      is_first = not outcome.epochs
       outcome.epochs = (*outcome.epochs, epoch)
-      if first or self._standing(epoch) > self._standing(outcome.best):
+      if is_first or self._standing(epoch) > self._standing(outcome.best):
         outcome.best_epoch = len(outcome.epochs)
         outcome.predictions = predictions
 
@@ -291,14 +291,16 @@ class Standings:
     scores = [100 * self._standing(epoch) for epoch in last]
     diverged = sum(o.diverged is not None for o in self.outcomes)
     best = max(self._standing(outcome.best) for outcome in self.outcomes)
-    which = ""
+    run_name = ""
     stopped = f"; {self.stopped} of {len(self.outcomes)} runs stopped"
     if len(self.outcomes) == 1:
-      which, stopped = f", {self.outcomes[0].run}", ""
+      run_name = f", {self.outcomes[0].run}"
+      stopped = ""
     if diverged:
       stopped += f", {diverged} of which diverged" if stopped else "; diverged"
     return (
-      f"{self._task.name} epoch {count}{which}: train loss {_span(losses, 3)},"
+      f"{self._task.name} epoch {count}{run_name}:"
+      f" train loss {_span(losses, 3)},"
       f" {self._task.chooser} {_span(scores, 1)},"
       f" best {_span([100 * best], 1)}{stopped}"
     )
@@ -306,7 +308,8 @@ class Standings:
   def _stopped(self, outcome: TuningOutcome) -> bool:
     if outcome.diverged:
       return True  # its parameters stay NaN
-    best, waited = -math.inf, 0
+    best = -math.inf
+    waited = 0
     for score in map(self._standing, outcome.epochs):
       # As in transformers: a gain below the threshold is the best score from
       # then on, but does not count as better.

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -46,7 +47,9 @@ class MultiLabelLinear(LinearHead):
     """Returns each label's own probability, `[B, C]`."""
     return jax.nn.sigmoid(jnp.asarray(self.logits(outputs)))
 
-  def told(self, prediction: Sequence[int]) -> dict[str, tuple[str, ...]]:
+  def prediction_fields(
+    self, prediction: Sequence[int]
+  ) -> dict[str, tuple[str, ...]]:
     """Returns the names of the labels."""
     return {"labels": tuple(self.labels[label] for label in prediction)}
 
@@ -72,13 +75,12 @@ def _hot(lists: Labels, count: int) -> np.ndarray:
 def _label_counts(
   predictions: Labels, labels: Labels, least: int = 1
 ) -> tuple[np.ndarray, ...]:
-  """Returns for each label how often it is found, true, and both.
+  """Returns for each label how often it is predicted, true, and both.
 
   There are at least `least` labels.
   """
-  every = [label for one in (*predictions, *labels) for label in one]
-  count = max([least - 1, *every]) + 1
-  x, y = (_hot(these, count) for these in (predictions, labels))
+  count = max([least - 1, *itertools.chain(*predictions, *labels)]) + 1
+  x, y = (_hot(lists, count) for lists in (predictions, labels))
   return x.sum(axis=0), y.sum(axis=0), (x & y).sum(axis=0)
 
 
@@ -88,22 +90,22 @@ def class_counts(
   """Counts the labels of these names, whose indices are given."""
   counts = np.stack(_label_counts(predictions, labels, len(names)), axis=1)
   return {
-    name: ClassCounts(*of)
-    for name, of in zip(names, counts.tolist(), strict=True)
+    name: ClassCounts(*label_counts)
+    for name, label_counts in zip(names, counts.tolist(), strict=True)
   }
 
 
 def micro_f1(predictions: Labels, labels: Labels) -> float:
   """F1 over all labels of all texts; 0 if none is predicted or true."""
-  found, there, both = (x.sum() for x in _label_counts(predictions, labels))
-  return float(2 * both / max(found + there, 1))
+  predicted, true, correct = map(np.sum, _label_counts(predictions, labels))
+  return float(2 * correct / max(predicted + true, 1))
 
 
 def label_macro_f1(predictions: Labels, labels: Labels) -> float:
   """Mean F1 of the labels that are predicted or true."""
-  found, there, both = _label_counts(predictions, labels)
-  called = found + there
-  scores = 2 * both[called > 0] / called[called > 0]
+  predicted, true, correct = _label_counts(predictions, labels)
+  called = predicted + true
+  scores = 2 * correct[called > 0] / called[called > 0]
   return float(scores.mean()) if len(scores) else 0.0
 
 
@@ -115,7 +117,7 @@ def exact_match(predictions: Labels, labels: Labels) -> float:
 
 def frequent(examples: Sequence[Example]) -> Iterator[Predictions]:
   """Yields the answers that give all texts the k most frequent labels."""
-  counts = collections.Counter(one for e in examples for one in e.label)
+  counts = collections.Counter(label for e in examples for label in e.label)
   labels = [label for label, _ in counts.most_common()]
   for k in range(len(labels) + 1):
     yield [sorted(labels[:k])] * len(examples)

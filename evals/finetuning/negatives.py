@@ -24,10 +24,11 @@ def with_positives(examples: Sequence[Example]) -> list[Example]:
   Queries that are equal, except for case and spaces, share their positives.
   """
   same = functools.cache(sets.same_text)
-  found = collections.defaultdict(dict)
-  for query, positive, *_ in (example.texts for example in examples):
-    found[same(query)][positive] = None
-  labels = {query: tuple(those) for query, those in found.items()}
+  positives = collections.defaultdict(dict)
+  for example in examples:
+    query, positive, *_ = example.texts
+    positives[same(query)][positive] = None
+  labels = {query: tuple(texts) for query, texts in positives.items()}
   return [e._replace(label=labels[same(e.texts[0])]) for e in examples]
 
 
@@ -62,11 +63,11 @@ class KnownPositives:
     documents = self.numbers[rows, 1:].T.ravel()
     out = np.zeros((len(rows), len(documents)), bool)
     # Far faster than np.isin, for queries with many positives.
-    known = np.zeros(self.numbers.max() + 1, bool)
+    is_positive = np.zeros(self.numbers.max() + 1, bool)
     for i, row in enumerate(rows):
-      known[self.positives[row]] = True
-      out[i] = known[documents]
-      known[self.positives[row]] = False
+      is_positive[self.positives[row]] = True
+      out[i] = is_positive[documents]
+      is_positive[self.positives[row]] = False
     np.fill_diagonal(out, False)
     return out
 

@@ -46,9 +46,9 @@ MEASURES = {  # of the paper's code, by kind of task
 # Training sets of the test sets that have none.
 TRAINED_ON = {"nq": "msmarco", "mldr": "msmarco"}
 SCORES = {
-  name: (f"{name}-test",) if name in TRAINED_ON else both
+  name: (f"{name}-test",) if name in TRAINED_ON else evaluations
   for names in KINDS.values()
-  for name, both in sets.dev_and_test(names).items()
+  for name, evaluations in sets.dev_and_test(names).items()
 }
 
 
@@ -64,24 +64,26 @@ def make_protocol_task(
 
   Raises a UserError if a file is missing.
   """
-  where = folder, name, attention
-  if name in KINDS["SC"]:
+  kind = next(kind for kind, names in KINDS.items() if name in names)
+  if kind == "SC":
     form = glue.FORMATS[name]
     form = dataclasses.replace(form, texts=TEXTS[name], metric="accuracy")
-    made = glue.make_held_out(folder, name, form, attention, head)
-  elif name in KINDS["TC"]:
-    made = tagging.known_task(folder, name)
-  elif name in KINDS["QA"]:
-    made = answering.make_answering_task(*where, answers)
+    task = glue.make_held_out(folder, name, form, attention, head)
+  elif kind == "TC":
+    task = tagging.known_task(folder, name)
+  elif kind == "QA":
+    task = answering.make_answering_task(folder, name, attention, answers)
   else:
-    made = retrieval.make_retrieval_task(*where, ranking)
-  kind = next(kind for kind, names in KINDS.items() if name in names)
-  usual, metric = [made.main_metric, *made.also], MEASURES[kind]
-  if metric not in made.metrics:  # as with --answers=spans
-    metric = made.main_metric
-  also = tuple(name for name in usual if name != metric)
+    task = retrieval.make_retrieval_task(folder, name, attention, ranking)
+  metric = MEASURES[kind]
+  if metric not in task.metrics:  # as with --answers=spans
+    metric = task.main_metric
+  metrics = (task.main_metric, *task.also)
   return dataclasses.replace(
-    made, main_metric=metric, also=also, by_example=True
+    task,
+    main_metric=metric,
+    also=tuple(name for name in metrics if name != metric),
+    by_example=True,
   )
 
 

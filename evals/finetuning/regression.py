@@ -35,8 +35,8 @@ class LinearRegressor(LinearHead):
   def targets(self, examples) -> np.ndarray:
     """Returns the outputs that are right, float32 `[n]`."""
     numbers = [self.mean if e.label is None else e.label for e in examples]
-    found = (np.array(numbers, np.float64) - self.mean) / self.deviation
-    return found.astype(np.float32)
+    targets = (np.array(numbers, np.float64) - self.mean) / self.deviation
+    return targets.astype(np.float32)
 
   def reduce(self, outputs) -> jax.Array:
     """Returns the output, float32 `[B]`."""
@@ -50,7 +50,7 @@ class LinearRegressor(LinearHead):
     """Returns the numbers as values."""
     return TaskHead.predictions(self, outputs, rows)
 
-  def told(self, prediction: float) -> dict[str, float]:
+  def prediction_fields(self, prediction: float) -> dict[str, float]:
     """Returns the number."""
     return {"value": prediction}
 
@@ -79,8 +79,10 @@ def r2(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
   """Returns ranks from 1; equal values have the mean of their ranks."""
-  _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-  return (np.cumsum(counts) - (counts - 1) / 2)[which]
+  _, inverse, counts = np.unique(
+    values, return_inverse=True, return_counts=True
+  )
+  return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def the_mean(examples: Sequence[Example]) -> Iterator[Predictions]:

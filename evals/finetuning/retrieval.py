@@ -84,24 +84,24 @@ class Towers(TaskHead):
     query, document = self.prompts
     texts = []
     for example in examples:
-      first, *others = example.texts
-      asks = others or example.label is not None
-      texts += [((query if asks else document) + first,)]
-      texts += [(document + text,) for text in others]
+      text, *documents = example.texts
+      is_query = documents or example.label is not None
+      texts += [((query if is_query else document) + text,)]
+      texts += [(document + text,) for text in documents]
     tokens, lengths, cut = batching.frame_texts(loaded, texts, max_length)
     labels = np.zeros(len(tokens), np.int32)  # unused
-    if (apart := len(examples[0].texts)) > 1:
-      tokens = tokens.reshape(len(examples), apart, -1)
-      lengths = lengths.reshape(len(examples), apart)
+    if (text_count := len(examples[0].texts)) > 1:
+      tokens = tokens.reshape(len(examples), text_count, -1)
+      lengths = lengths.reshape(len(examples), text_count)
       labels = negatives.known_positives(examples, tokens, lengths)
-    asked = _only_queries(examples) or examples
-    return ExampleRows(tokens, lengths, labels, False, asked, examples, cut)
+    predicted = _only_queries(examples) or examples
+    return ExampleRows(tokens, lengths, labels, False, predicted, examples, cut)
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
     """Ranks documents by their similarity to each query."""
-    is_query = np.array([e.label is not None for e in rows.about])
+    is_query = np.array([e.label is not None for e in rows.origins])
     cosines = _cosines(reduced[is_query], reduced[~is_query])
-    return ranked(rows.about, cosines)
+    return ranked(rows.origins, cosines)
 
 
 def _cosines(
@@ -123,12 +123,12 @@ def ranked(
   """
   names, pools = _pools(examples)
   out = []
-  for query, one in zip(_only_queries(examples), scores, strict=True):
-    found = {}
+  for query, cosines in zip(_only_queries(examples), scores, strict=True):
+    ranking = {}
     for pool, places in pools.items():
-      order = np.argsort(-one[places], kind="stable")[: TOP + 1]
-      found[pool] = _without(query, names[places[order]])
-    out.append(found)
+      order = np.argsort(-cosines[places], kind="stable")[: TOP + 1]
+      ranking[pool] = _without_itself(query, names[places[order]])
+    out.append(ranking)
   return out
 
 
@@ -142,7 +142,10 @@ def random_order(examples: Sequence[Example]) -> list[list[dict]]:
 
   return [
     [
-      {name: _without(query, drawn(number, of)) for name, of in pools.items()}
+      {
+        pool: _without_itself(query, drawn(number, places))
+        for pool, places in pools.items()
+      }
       for number, query in enumerate(_only_queries(examples))
     ]
   ]
@@ -155,31 +158,31 @@ def _only_queries(examples: Sequence[Example]) -> list[Example]:
 def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
   """Returns the documents' names, and places of those that are ranked."""
   names = np.array([e.id for e in examples if e.label is None])
-  wanted = {name for e in _only_queries(examples) for name in e.label}
-  labelled = np.flatnonzero(np.isin(names, list(wanted)))
+  relevant = {name for e in _only_queries(examples) for name in e.label}
+  labelled = np.flatnonzero(np.isin(names, list(relevant)))
   return names, {"all": np.arange(len(names)), "labelled": labelled}
 
 
-def _without(query: Example, names: np.ndarray) -> list[str]:
+def _without_itself(query: Example, names: np.ndarray) -> list[str]:
   # Queries and documents may have numbers of their own, from 0.
-  own = query.id if query.label.get(query.id, 0) <= 0 else None
-  return [name for name in names.tolist() if name != own][:TOP]
+  left_out = query.id if query.label.get(query.id, 0) <= 0 else None
+  return [name for name in names.tolist() if name != left_out][:TOP]
 
 
-def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
+def ndcg(ranking: Sequence[str], relevant: Mapping[str, float]) -> float:
   """NDCG@10 of a ranking, as in trec_eval: the gain is the relevance itself."""
   return _gain_ratio(
-    [relevant.get(name, 0) for name in found], relevant.values()
+    [relevant.get(name, 0) for name in ranking], relevant.values()
   )
 
 
-def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
+def ndcg_of_ranked(ranking: Sequence[str], relevant: Mapping[str, float]):
   """NDCG@10 as in arXiv 2507.00994's code, far above `ndcg`.
 
   The ideal is the best order of the ten that were found, without those that
   were missed, and relevance is 0 or 1.
   """
-  gains = [float(relevant.get(name, 0) >= 1) for name in found]
+  gains = [float(relevant.get(name, 0) >= 1) for name in ranking]
   return _gain_ratio(gains, gains)
 
 
@@ -258,62 +261,67 @@ def make_retrieval_task(
   qrels/test.tsv alone is evaluated without training, or trained on another set
   (`RetrievalOptions.train_on`).
   """
-  own = _find_retrieval_set(folder, name)
+  task_set = _find_retrieval_set(folder, name)
   head = Towers(options.temperature, PROMPTS)
-  fields = {"head": head, "name": own.name}
+  fields = {"head": head, "name": task_set.name}
   if options.train_on:
-    other = _training_set(folder, own.name, options.train_on)
-    if other.folder != own.folder:
-      return ranking_task(**fields, **_trained_on(other, own))
+    training_set = _training_set(folder, task_set.name, options.train_on)
+    if training_set.folder != task_set.folder:
+      return ranking_task(**fields, **_trained_on(training_set, task_set))
   return ranking_task(
     **fields,
-    load=own.load,
-    evaluations=own.evaluations,
-    files=own.files,
-    trained="train" in own.paths,
+    load=task_set.load,
+    evaluations=task_set.evaluations,
+    files=task_set.files,
+    trained="train" in task_set.paths,
   )
 
 
-def _trained_on(other: _Set, own: _Set) -> dict[str, Any]:
+def _trained_on(training_set: _Set, task_set: _Set) -> dict[str, Any]:
   """Returns the fields of a task that trains on another set than its own."""
-  dev, test = f"{other.name}-dev", f"{own.name}-test"
-  if test not in own.paths:
-    raise UserError(f"{own.folder} has no qrels/test.tsv to evaluate on")
-  tested = own._replace(paths={test: own.paths[test]})
-  chosen = other._replace(
-    paths={split: other.paths[split] for split in ("train", dev)}
+  dev = f"{training_set.name}-dev"
+  test = f"{task_set.name}-test"
+  if test not in task_set.paths:
+    raise UserError(f"{task_set.folder} has no qrels/test.tsv to evaluate on")
+  test_set = task_set._replace(paths={test: task_set.paths[test]})
+  training_set = training_set._replace(
+    paths={split: training_set.paths[split] for split in ("train", dev)}
   )
-  loads = {"train": chosen.load, dev: chosen.load, test: tested.load}
+
+  def load(split: str) -> list[Example]:
+    return (test_set if split == test else training_set).load(split)
+
   return {
-    "load": lambda split: loads[split](split),
+    "load": load,
     "evaluations": (dev, test),
-    "files": (*tested.files, *chosen.files),
-    "about": {"trained_on": other.name},
-    "trained_on": other.name,
+    "files": (*test_set.files, *training_set.files),
+    "facts": {"trained_on": training_set.name},
+    "trained_on": training_set.name,
   }
 
 
 def _training_set(folder, name: str, train_on: str) -> _Set:
   """Finds the set that a task trains on instead of its own."""
-  found, path = None, pathlib.Path(train_on)
+  training_set = None
+  path = pathlib.Path(train_on)
   if train_on in KNOWN:
     try:
-      found = _find_retrieval_set(folder, train_on)
+      training_set = _find_retrieval_set(folder, train_on)
     except sets.Absent as error:
       if not path.is_dir():
-        words = f"{name} trains on {train_on}: {error}"
-        raise sets.Absent(words, train_on) from error
-  if found is None:
+        message = f"{name} trains on {train_on}: {error}"
+        raise sets.Absent(message, train_on) from error
+  if training_set is None:
     if not (path / "corpus.jsonl").is_file():
       absent = files.absent(path) or "it has no corpus.jsonl"
       raise UserError(f"train_on={train_on}: {absent}")
-    found = _find_retrieval_set(path, sets.OWN)
-  if "train" not in found.paths:
+    training_set = _find_retrieval_set(path, sets.OWN)
+  if "train" not in training_set.paths:
     raise UserError(
-      f"train_on={train_on}: {found.folder} has no pairs.jsonl or"
+      f"train_on={train_on}: {training_set.folder} has no pairs.jsonl or"
       " qrels/train.tsv"
     )
-  return found
+  return training_set
 
 
 def _find_retrieval_set(folder, name: str) -> _Set:
@@ -355,8 +363,10 @@ def ranking_task(
   """Makes a task of ranking documents, of the fields that are its own."""
 
   def load_with_positives(split: str) -> Sequence[Example]:
-    found = load(split)
-    return negatives.with_positives(found) if split == "train" else found
+    examples = load(split)
+    if split == "train":
+      return negatives.with_positives(examples)
+    return examples
 
   usual = {
     "load": load_with_positives,
@@ -382,9 +392,9 @@ SUITE = Suite(
 )
 
 
-def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
+def first_is_right(prediction: Mapping, relevant: Mapping[str, float]) -> bool:
   """Whether the document that is ranked first is relevant."""
-  return any(relevant.get(name, 0) > 0 for name in found["all"][:1])
+  return any(relevant.get(name, 0) > 0 for name in prediction["all"][:1])
 
 
 def by_words(examples: Sequence[Example]) -> list[dict]:
@@ -405,16 +415,16 @@ def load_retrieval_examples(
   """
   path = paths[split]
   if path.suffix == ".jsonl":
-    columns, out = ("anchor", "positive"), []
-    for where, pair in sets.record_fields(path):
-      texts = tuple(pair.get(column) for column in columns)
-      sets.nonempty(texts, where)
-      out.append(Example(texts, id=where))
-    return out
+    pairs = []
+    for place, pair in sets.record_fields(path):
+      texts = (pair.get("anchor"), pair.get("positive"))
+      sets.nonempty(texts, place)
+      pairs.append(Example(texts, id=place))
+    return pairs
   queries = _texts_by_id(folder / "queries.jsonl")
   documents = _texts_by_id(folder / "corpus.jsonl")
   relevant = _relevant(path, queries)
-  judged = [name for wanted in relevant.values() for name in wanted]
+  judged = [name for judgements in relevant.values() for name in judgements]
   if missing := sum(name not in documents for name in judged):
     progress.say(
       f"warning: {path}: {missing:,} of {len(judged):,} judgements are of"
@@ -429,24 +439,27 @@ def load_retrieval_examples(
   if split == "train":
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
-      for query, wanted in relevant.items()
-      for name, score in wanted.items()
+      for query, judgements in relevant.items()
+      for name, score in judgements.items()
       if score > 0 and name in documents
     ]
-  asked = [Example((queries[q],), w, q) for q, w in relevant.items()]
-  return asked + [Example((t,), None, name) for name, t in documents.items()]
+  return [
+    *(Example((queries[q],), relevant[q], q) for q in relevant),
+    *(Example((documents[name],), None, name) for name in documents),
+  ]
 
 
 def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   """Reads titles and texts, joined, by id."""
   out = {}
-  for where, line in sets.record_fields(path, ("_id", "text")):
-    name, text, title = line["_id"], line["text"], line.get("title")
+  for place, line in sets.record_fields(path, ("_id", "text")):
+    name = line["_id"]
+    title = line.get("title")
     if title is not None:
-      sets.require_texts(line, ("title",), where)
+      sets.require_texts(line, ("title",), place)
     if name in out:
-      raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
-    out[name] = f"{title}. {text}" if title else text
+      raise UserError(f"{place}: another line has the _id {name!r:.60}, too")
+    out[name] = f"{title}. {line['text']}" if title else line["text"]
   return out
 
 
@@ -456,32 +469,32 @@ def _relevant(
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
-  for where, line in sets.record_fields(path, columns):
+  for place, line in sets.record_fields(path, columns):
     query, document, score = (line[column] for column in columns)
     if query not in queries:
       raise UserError(
-        f"{where}: {query!r:.60} is not in {path.parents[1] / 'queries.jsonl'}"
+        f"{place}: {query!r:.60} is not in {path.parents[1] / 'queries.jsonl'}"
       )
     try:
       relevance = float(score)
     except ValueError:
       relevance = math.nan
     if not math.isfinite(relevance):
-      raise UserError(f"{where}: the score {score!r:.60} is not a number")
+      raise UserError(f"{place}: the score {score!r:.60} is not a number")
     judged = out.setdefault(query, {})
     if judged.setdefault(document, relevance) != relevance:
       raise UserError(
-        f"{where}: the score is {relevance:g}, but another line judges"
+        f"{place}: the score is {relevance:g}, but another line judges"
         f" {document!r:.60} for {query!r:.60} as {judged[document]:g}"
       )
   if not out:
     raise UserError(f"{path} holds no judgements")
-  none = sum(max(wanted.values()) <= 0 for wanted in out.values())
-  if none == len(out):
+  irrelevant = sum(max(scores.values()) <= 0 for scores in out.values())
+  if irrelevant == len(out):
     raise UserError(f"{path}: no score is above 0, so no document is relevant")
-  if none:
+  if irrelevant:
     progress.say(
-      f"warning: {path}: {none:,} of {len(out):,} queries have no relevant"
-      " document; their score is 0, and training leaves them out"
+      f"warning: {path}: {irrelevant:,} of {len(out):,} queries have no"
+      " relevant document; their score is 0, and training leaves them out"
     )
   return out

@@ -22,7 +22,7 @@ from antlm_jax.inference.model import FineTuned, Loaded, write_checkpoint
 from antlm_jax.runtime import progress
 
 
-class Best:
+class BestParams:
   """Parameters of each rate's best run at its best epoch, on the host.
 
   Needs host memory for a copy of the trained parameters for each rate, and
@@ -35,7 +35,7 @@ class Best:
     self._ranks: dict[float, tuple[float, int]] = {}
     self._params: dict[float, dict[str, np.ndarray]] = {}
 
-  def of_rate(self, lr: float) -> dict[str, np.ndarray]:
+  def params_of(self, lr: float) -> dict[str, np.ndarray]:
     """Returns the parameters of a rate's best run; empty if all diverged."""
     return self._params.get(lr, {})
 
@@ -46,7 +46,8 @@ class Best:
     rank = score, -self._runs.index(run)
     if rank > self._ranks.get(run.lr, (-math.inf, 0)):
       self._params.pop(run.lr, None)  # first, so that memory never holds two
-      self._ranks[run.lr], self._params[run.lr] = rank, copy()
+      self._ranks[run.lr] = rank
+      self._params[run.lr] = copy()
 
 
 def fine_tuned(
@@ -76,15 +77,16 @@ def save_model(
   `loaded` is the model that was fine-tuned; `params` are the trained parameters
   of encoder and head. Raises a UserError if the model cannot be written.
   """
-  encoder, own = trial.split_params(params)
-  tuned = fine_tuned(task, attention, own)
+  encoder, head = trial.split_params(params)
+  tuned = fine_tuned(task, attention, head)
   all_params = {**loaded.params, **encoder}
   write_checkpoint(folder / MODEL, loaded.step, all_params, loaded.meta, tuned)
 
 
 def remove_saved(folder: pathlib.Path) -> None:
   """Removes a folder's saved model, after a rename: never only a part."""
-  model, aside = folder / MODEL, folder / f"{MODEL}.old"
+  model = folder / MODEL
+  aside = folder / f"{MODEL}.old"
   shutil.rmtree(aside, ignore_errors=True)
   if model.exists():
     model.rename(aside)
@@ -117,55 +119,61 @@ def saved_head(task: FineTuned | None, path: pathlib.Path) -> TaskHead:
     ) from error
 
 
-def untrained(task: Task, own: TaskHead | None, path: pathlib.Path) -> TaskHead:
+def untrained(
+  task: Task, model_head: TaskHead | None, path: pathlib.Path
+) -> TaskHead:
   """Returns the head with which a model can do a task as it is.
 
   It is the model's own head if its inputs and predictions are the task's.
   Otherwise it is the task's head, if that has no parameters. Raises a UserError
   that names the model's path if there is none.
   """
-  wanted = task.head
-  if own and (own.encode.__func__, own.decode.__func__) == (
-    wanted.encode.__func__,
-    wanted.decode.__func__,
+  head = task.head
+  if (
+    model_head
+    and model_head.encode.__func__ == head.encode.__func__
+    and model_head.decode.__func__ == head.decode.__func__
   ):
-    theirs, ours = (getattr(h, "labels", ()) for h in (own, wanted))
-    if theirs == ours:
-      return own.evaluated_as(wanted)
-    why = f"predicts {', '.join(theirs)}, not {', '.join(ours)}"
-  elif not wanted.parameters(1):
-    return wanted
+    model_labels = getattr(model_head, "labels", ())
+    labels = getattr(head, "labels", ())
+    if model_labels == labels:
+      return model_head.evaluated_as(head)
+    problem = f"predicts {', '.join(model_labels)}, not {', '.join(labels)}"
+  elif not head.parameters(1):
+    return head
   else:
-    why = f"has no head of the kind {wanted.kind!r}"
+    problem = f"has no head of the kind {head.kind!r}"
   raise UserError(
-    f"{task.name} cannot be evaluated without training: {path} {why:.200};"
+    f"{task.name} cannot be evaluated without training: {path} {problem:.200};"
     " fine-tune a model first, save it, and then give the saved model"
   )
 
 
 def as_is(
-  loaded: Loaded, task: Task, how: Hyperparameters
+  loaded: Loaded, task: Task, settings: Hyperparameters
 ) -> tuple[TuningOutcome, dict[str, Sequence[Example]]]:
   """Evaluates a model without training it, as a run at rate 0.
 
   Also returns the examples that are predicted, by evaluation set.
   """
-  own = bool(task.head.parameters(1))  # else it may have other prompts
-  causal, rows, found = how.attention == "causal", {}, {}
+  # A head without parameters may have other prompts than the model's.
+  head = None if task.head.parameters(1) else task.head
+  rows = {}
+  outputs = {}
   for name in task.evaluations:
-    outputs, rows[name] = compute(
+    set_outputs, rows[name] = compute(
       loaded,
       task.examples(name),
-      how.max_length,
-      how.batch_size,
-      None if own else task.head,
-      causal,
+      settings.max_length,
+      settings.batch_size,
+      head,
+      settings.attention == "causal",
     )
-    reduced = jax.device_get(task.head.reduce(outputs))
-    found[name] = jax.tree.map(lambda x: x[None], reduced)
-  standings = Standings(task, rows, [TrialRun(0.0, 0)], how)
-  standings.add([0.0], found)
-  return standings.outcomes[0], {n: of.examples for n, of in rows.items()}
+    reduced = jax.device_get(task.head.reduce(set_outputs))
+    outputs[name] = jax.tree.map(lambda x: x[None], reduced)
+  standings = Standings(task, rows, [TrialRun(0.0, 0)], settings)
+  standings.add([0.0], outputs)
+  return standings.outcomes[0], {name: rows[name].examples for name in rows}
 
 
 Texts = Iterable[str | Sequence[str] | Example]
@@ -176,7 +184,7 @@ def compute(
   texts: Texts,
   max_length: int,
   batch_size: int = Hyperparameters.batch_size,
-  own: TaskHead | None = None,
+  head: TaskHead | None = None,
   causal: bool | None = None,
 ) -> tuple[Any, ExampleRows]:
   """Returns a head's outputs for rows of texts, and the rows.
@@ -187,33 +195,37 @@ def compute(
       together.
     max_length: Largest number of tokens in a row.
     batch_size: Number of rows that are computed together.
-    own: A head without parameters; the model's by default.
+    head: A head without parameters; the model's by default.
     causal: Whether to read from left to right; as fine-tuned by default.
 
   Raises:
     UserError: The checkpoint has no head, or one of an unknown kind, or a value
       is not text.
   """
-  params = {} if own else loaded.task and loaded.task.params
-  own = own or saved_head(loaded.task, loaded.path)
+  params = loaded.params
+  if head is None:
+    head = saved_head(loaded.task, loaded.path)
+    params = trial.join_params(params, loaded.task.params)
   causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [
-    t if isinstance(t, Example) else own.example(sets.given_text(t, index))
-    for index, t in enumerate(texts)
+    text
+    if isinstance(text, Example)
+    else head.example(sets.plain_text(text, index))
+    for index, text in enumerate(texts)
   ]
-  rows = own.encode(loaded, examples, max_length)
+  rows = head.encode(loaded, examples, max_length)
   if rows.cut:
     longest = batching.longest(loaded, max_length)
     progress.say(
       f"warning: texts that are cut to fit {longest} tokens: {rows.cut}"
     )
-  program = programs.compiled(_one_run, loaded.model.config, own, causal)
-  call = functools.partial(program, trial.join_params(loaded.params, params))
-  found = batching.predict_rows(call, rows, batch_size)
-  return jax.tree.map(lambda x: x[0], found), rows
+  program = programs.compiled(_run_outputs, loaded.model.config, head, causal)
+  call = functools.partial(program, params)
+  outputs = batching.predict_rows(call, rows, batch_size)
+  return jax.tree.map(lambda x: x[0], outputs), rows
 
 
-def _one_run(model, head: TaskHead, causal: bool, params, tokens, lengths):
+def _run_outputs(model, head: TaskHead, causal: bool, params, tokens, lengths):
   """Returns a head's outputs `[1, B, ...]`."""
   out = trial.outputs(model, head, causal, params, {}, tokens, lengths)
   return jax.tree.map(lambda x: x[None], out)

@@ -38,14 +38,15 @@ OWN = "own"  # task of a preset that reads the user's own set
 # Names of all known tasks and evaluation sets, which no own set gets.
 NAMES: set[str] = set()
 _SHOWN = 5  # names in a list of files
-_KEPT = 0.9  # share of train that is trained on if there is no dev
+_TRAIN_SHARE = 0.9  # share of train that is trained on if there is no dev
 # Values as Python writes them. The patterns take linear time, and no text is
 # evaluated.
 _TEXT = r"""(?:'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")"""
 _NUMBER_TEXT = r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+"
 _PYTHON = rf"(?:{_TEXT}|{_NUMBER_TEXT}|None|True|False|nan)"
 # Also of lists, tuples, dictionaries or texts of numpy, and joined texts.
-_OPEN, _CLOSE = r"(?:np\.\w++\(|[\[({\s])*+", r"[\])}\s]*+"
+_OPEN = r"(?:np\.\w++\(|[\[({\s])*+"
+_CLOSE = r"[\])}\s]*+"
 _ITEM = rf"{_OPEN}(?:{_TEXT}\s*+:{_OPEN})?{_PYTHON}(?:\s*+{_TEXT})*+{_CLOSE}"
 _LIST = re.compile(rf"\[(?:\s*+\]|{_ITEM}(?:,{_ITEM})*+)")
 
@@ -84,23 +85,23 @@ def find_set_files(
   complete = []
   for layout in layouts:
     paths = {s: pathlib.Path(folder, file) for s, file in layout.items()}
-    there = {split: path for split, path in paths.items() if path.is_file()}
-    if not paths.keys() - there.keys() - {*further}:
-      complete.append(there)
+    existing = {split: path for split, path in paths.items() if path.is_file()}
+    if not paths.keys() - existing.keys() - {*further}:
+      complete.append(existing)
   for other in complete[1:]:
     for split, path in complete[0].items():
       if path != other.get(split, path):
-        both = str(path), str(other[split])
-        raise _twins(f"{name} in {folder}", split, both)
+        twins = str(path), str(other[split])
+        raise _twins(f"{name} in {folder}", split, twins)
   if complete:
     return complete[0]
   if absent := files.absent(pathlib.Path(folder)):
     raise UserError(f"data={folder}: {absent}")
-  wanted = " or ".join(
+  expected = " or ".join(
     " with ".join(file for s, file in layout.items() if s not in further)
     for layout in layouts
   )
-  raise Absent(f"{name} is not in {folder}: looked for {wanted}")
+  raise Absent(f"{name} is not in {folder}: looked for {expected}")
 
 
 def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
@@ -111,47 +112,49 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   `any_kind`, any ending. Each split is a file, or its numbered parts.
   Raises a UserError if there is no file, or a split has several.
   """
-  if isinstance(data, Mapping):
-    return {s: [_iterable(one)] for s, one in splits.by_key(data).items()}
-  if not isinstance(data, str):
-    return {"train": [_iterable(data)]}
-  if os.path.isfile(data):
-    return {"train": [data]}
-  (files,) = text_files.search([data], any_kind)
-  sets = {
-    split: found
-    for split in splits.WORDS
-    if (found := _one_set(data, split, files))
-  }
+  if isinstance(data, str) and not os.path.isfile(data):
+    return _open_folder(data, any_kind)
+  sources = (
+    splits.by_key(data) if isinstance(data, Mapping) else {"train": data}
+  )
+  for source in sources.values():
+    if not isinstance(source, Iterable):
+      raise UserError(
+        f"data: {source!r:.60} is no list of records, and no path"
+      )
+  return {split: [source] for split, source in sources.items()}
+
+
+def _open_folder(folder: str, any_kind: bool) -> dict[str, list[Source]]:
+  """Returns the files of a folder by split, as `open_data` does."""
+  (files,) = text_files.search([folder], any_kind)
+  sets = {}
+  for split in splits.WORDS:
+    if split_files := _split_files(folder, split, files):
+      sets[split] = split_files
   if not any_kind and "train" not in sets:
     sets = {"train": _without_names(files)} | sets
-  _check_unused(data, files, sets)
+  _check_unused(folder, files, sets)
   return {
-    split: [file.source for file in found]
-    for split, found in sets.items()
-    if found
+    split: [file.source for file in split_files]
+    for split, split_files in sets.items()
+    if split_files
   }
 
 
-def _iterable(source: object) -> Source:
-  if not isinstance(source, Iterable):
-    raise UserError(f"data: {source!r:.60} is no list of records, and no path")
-  return source
-
-
-def _one_set(
-  data: str, split: str, files: Sequence[text_files.Found]
+def _split_files(
+  folder: str, split: str, files: Sequence[text_files.Found]
 ) -> list[text_files.Found]:
   """Returns the file of a split, or its parts; UserError if it has several."""
-  found = [
+  result = [
     file
     for file in files
     if file.split == split or (file.alone and split == "train")
   ]
-  one_of_each = {file.stem: file.source for file in reversed(found)}
-  if len(one_of_each) > 1:
-    raise _twins(data, split, sorted(one_of_each.values()))
-  return found
+  paths_by_stem = {file.stem: file.source for file in reversed(result)}
+  if len(paths_by_stem) > 1:
+    raise _twins(folder, split, sorted(paths_by_stem.values()))
+  return result
 
 
 def _without_names(files: Sequence[text_files.Found]) -> list[text_files.Found]:
@@ -165,7 +168,7 @@ def _without_names(files: Sequence[text_files.Found]) -> list[text_files.Found]:
 
 
 def _check_unused(
-  data: str,
+  folder: str,
   files: Sequence[text_files.Found],
   sets: Mapping[str, Sequence[text_files.Found]],
 ) -> None:
@@ -173,33 +176,38 @@ def _check_unused(
 
   Raises a UserError if there is no set, or a file seems to be another set.
   """
-  names = {file: os.path.relpath(file.source, data) for file in files}
+  names = {file: os.path.relpath(file.source, folder) for file in files}
   if not any(sets.values()):
     listed = ", ".join([*names.values()][:_SHOWN]) or "no files"
     raise Absent(
-      f"{data} has {listed}: looked for files named train, dev (valid) and test"
+      f"{folder} has {listed}: looked for files named train, dev (valid) and"
+      " test"
     )
-  used = [file for found in sets.values() for file in found]
+  used = [file for split_files in sets.values() for file in split_files]
   for file, name in names.items():
+    # Names such as web-dev.md have a split's word, but say no split.
     split = splits.split_word(name)
-    titled = split and file.split in ("", "unknown")
-    only = len(used) == 1 and split == "train"
-    if titled and not only and (file in used or not sets.get(split)):
-      how = f"name it {split}{''.join(pathlib.Path(name).suffixes)}"
+    is_unclear = split and file.split in ("", "unknown")
+    is_only_train = len(used) == 1 and split == "train"
+    is_needed = file in used or not sets.get(split)
+    if is_unclear and not is_only_train and is_needed:
+      advice = f"name it {split}{''.join(pathlib.Path(name).suffixes)}"
       if file.split == "unknown":
-        how = f"give files that end in {readers.endings()}"
-      raise UserError(f"{data}: is {name} the {split} set? {how}, or move it")
+        advice = f"give files that end in {readers.endings()}"
+      raise UserError(
+        f"{folder}: is {name} the {split} set? {advice}, or move it"
+      )
   if unused := [names[file] for file in files if file not in used]:
-    more = ", ..." if unused[_SHOWN:] else ""
+    ellipsis = ", ..." if unused[_SHOWN:] else ""
     progress.say(
-      f"{data}: not used: {', '.join(unused[:_SHOWN])}{more}; files named"
+      f"{folder}: not used: {', '.join(unused[:_SHOWN])}{ellipsis}; files named"
       " train, dev (valid) and test are"
     )
 
 
-def _twins(where: str, split: str, paths: Sequence[str]) -> UserError:
+def _twins(place: str, split: str, paths: Sequence[str]) -> UserError:
   return UserError(
-    f"{where}: several files claim to be {split}: {', '.join(paths)}; keep one"
+    f"{place}: several files claim to be {split}: {', '.join(paths)}; keep one"
     " of them there"
   )
 
@@ -221,20 +229,20 @@ def record_fields(
 
   Raises a UserError if one of the fields `texts` is absent or is not text.
   """
-  for line, found in readers.mappings(str(path), {}):
-    where = f"{path}, {line}"
-    if not isinstance(found, dict):
-      raise UserError(f"{where}: not a JSON object")
-    require_texts(found, texts, where)
-    yield where, found
+  for line, fields in readers.mappings(str(path), {}):
+    place = f"{path}, {line}"
+    if not isinstance(fields, dict):
+      raise UserError(f"{place}: not a JSON object")
+    require_texts(fields, texts, place)
+    yield place, fields
 
 
-def require_texts(found: Mapping, texts: Sequence[str], where: str) -> None:
+def require_texts(fields: Mapping, texts: Sequence[str], place: str) -> None:
   """Raises a UserError if one of the fields `texts` is absent or no text."""
   for name in texts:
-    if not isinstance(found.get(name), str):
-      problem = "is not text" if name in found else "is absent"
-      raise UserError(f"{where}: the field {name!r} {problem}")
+    if not isinstance(fields.get(name), str):
+      problem = "is not text" if name in fields else "is absent"
+      raise UserError(f"{place}: the field {name!r} {problem}")
 
 
 def source_records(
@@ -248,27 +256,27 @@ def source_records(
   UserError for another form, or text that no file can hold.
   """
   if isinstance(source, str):
-    for where, values in readers.read_source_records(source, columns):
-      where = f"{source}, {where}"
-      yield where, plain_python(values, where)
+    for line, values in readers.read_source_records(source, columns):
+      place = f"{source}, {line}"
+      yield place, plain_python(values, place)
     return
   form = f"give ({', '.join(columns)})"
   source = _table_records(source, columns)
   for number, record in enumerate(source, start=1):
-    where = f"data, record {number}"
-    record = plain_python(record, where)
+    place = f"data, record {number}"
+    record = plain_python(record, place)
     if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
-        has = ", ".join(map(repr, record))
-        raise UserError(f"{where} has no {absent[0]!r} but {has}")
-      yield where, [record[column] for column in columns]
+        names = ", ".join(map(repr, record))
+        raise UserError(f"{place} has no {absent[0]!r} but {names}")
+      yield place, [record[column] for column in columns]
       continue
     values = (record,) if isinstance(record, str) else record
     if not isinstance(values, list | tuple):
-      raise UserError(f"{where} is {record!r:.40}: {form}")
+      raise UserError(f"{place} is {record!r:.40}: {form}")
     if len(values) not in (counts or (len(columns),)):
-      raise UserError(f"{where} has {len(values)} values: {form}")
-    yield where, tuple(values)
+      raise UserError(f"{place} has {len(values)} values: {form}")
+    yield place, tuple(values)
 
 
 def _table_records(
@@ -292,19 +300,19 @@ def _table_records(
   return source.to_dict("records")
 
 
-def given_text(text: object, index: int) -> str | list[str]:
+def plain_text(text: object, index: int) -> str | list[str]:
   """Returns a text in memory, or a sequence of texts, as plain Python.
 
   Raises a UserError for another value, such as None, with its index.
   """
-  where = f"text {index}"
-  text = plain_python(text, where)
-  for one in text if isinstance(text, list) else [text]:
-    inputs.check_is_text(one, where)
+  place = f"text {index}"
+  text = plain_python(text, place)
+  for part in text if isinstance(text, list) else [text]:
+    inputs.check_is_text(part, place)
   return text
 
 
-def plain_python(value: Any, where: str) -> Any:
+def plain_python(value: Any, place: str) -> Any:
   """Returns a value without NumPy's types, decimals, tuples and sets.
 
   Raises a UserError if a text in it is not Unicode.
@@ -312,36 +320,39 @@ def plain_python(value: Any, where: str) -> Any:
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
   if isinstance(value, decimal.Decimal):  # as databases write numbers
-    whole = value.is_finite() and value == value.to_integral_value()
-    return int(value) if whole else float(value)
+    is_integer = value.is_finite() and value == value.to_integral_value()
+    return int(value) if is_integer else float(value)
   if isinstance(value, str):
     if not writable(value):
       raise UserError(
-        f"{where}: {value!a:.40} has half of a surrogate pair, which no file"
+        f"{place}: {value!a:.40} has half of a surrogate pair, which no file"
         " can hold: remove it"
       )
   elif isinstance(value, Mapping):
-    return {key: plain_python(one, where) for key, one in value.items()}
+    return {key: plain_python(item, place) for key, item in value.items()}
   elif isinstance(value, list | tuple | set | frozenset):
-    return [plain_python(one, where) for one in value]
+    return [plain_python(item, place) for item in value]
   return value
 
 
-def nonempty(texts: Iterable[object], where: str) -> None:
+def nonempty(texts: Iterable[object], place: str) -> None:
   """Raises a UserError if the record at this place has no text, or a blank."""
   for text in [*texts] or [""]:
     if text is not None and not isinstance(text, str):
-      raise UserError(f"{where}: {text!r:.40} is not text")
+      raise UserError(f"{place}: {text!r:.40} is not text")
     if not (text or "").strip():
-      raise UserError(f"{where}: no text to read")
+      raise UserError(f"{place}: no text to read")
 
 
-def refuse_list(text: str, where: str, what: str) -> None:
-  """Raises a UserError if a text is a list, as pandas writes it to csv."""
+def refuse_list(text: str, place: str, noun: str) -> None:
+  """Raises a UserError if a text is a list, as pandas writes it to csv.
+
+  `noun` names the text in the message, such as "label".
+  """
   text = text.strip()
   if text.endswith("]") and _LIST.fullmatch(text):
     raise UserError(
-      f"{where}: the {what} {text!r:.60} is a list that is written as text:"
+      f"{place}: the {noun} {text!r:.60} is a list that is written as text:"
       " write lists to jsonl or parquet"
     )
 
@@ -362,14 +373,14 @@ def source_texts(
     yield from ((line,) for line in _text_lines(path))
     return
   count = blank = 0
-  for where, values in source_records(
+  for place, values in source_records(
     source, dict.fromkeys(columns, "text_column")
   ):
     if words and len(values) == 1 and isinstance(values[0], list):
       values = values[0]
     for text in values:
       if not isinstance(text, str):
-        raise UserError(f"{where}: {text!r:.40} is not one text")
+        raise UserError(f"{place}: {text!r:.40} is not one text")
     count += 1
     blank += not any(text.strip() for text in values)
     yield tuple(values)
@@ -381,9 +392,9 @@ def source_texts(
 
 def _text_lines(path: str) -> Iterator[str]:
   """Yields the lines of a text file, and says how many are blank."""
-  tally, rule = readers.Tally(), readers.RULES["line"]
+  tally = readers.Tally()
   yield from readers.whole_documents(
-    readers.read_documents(path, rule, "", tally=tally)
+    readers.read_documents(path, readers.RULES["line"], "", tally=tally)
   )
   if blank := tally["blank lines"]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
@@ -391,12 +402,12 @@ def _text_lines(path: str) -> Iterator[str]:
 
 def divide_training_set(
   examples: Sequence[Any],
-  kept: float = 0.95,
+  train_share: float = 0.95,
   key: Callable[[Any], Hashable] | None = None,
 ) -> tuple[list, list]:
   """Divides a training set in two, as Hugging Face's datasets library does.
 
-  The first part, a share `kept`, is trained on; the second chooses the epoch.
+  The first part, `train_share`, is trained on; the second chooses the epoch.
   Examples of one `key` are in one part, of which the second has no key with
   more than half of the examples.
   """
@@ -404,13 +415,14 @@ def divide_training_set(
   for number, example in enumerate(examples):
     groups[key(example) if key else number].append(example)
   groups = list(groups.values())
-  count = len(examples) - math.floor(kept * len(examples))
-  train, left_out = [], []
+  dev_count = len(examples) - math.floor(train_share * len(examples))
+  train = []
+  dev = []
   for i in np.random.default_rng(42).permutation(len(groups)):
     small = not key or 2 * len(groups[i]) <= len(examples)
-    part = left_out if small and len(left_out) < count else train
+    part = dev if small and len(dev) < dev_count else train
     part += groups[i]
-  return train, left_out
+  return train, dev
 
 
 def known_task_fields(
@@ -426,10 +438,10 @@ def known_task_fields(
   `examples` reads a file, of `train` or of an evaluation set by its name.
   """
 
-  def load(which: str) -> list[Example]:
-    split = which.removeprefix(f"{name}-")
+  def load(set_name: str) -> list[Example]:
+    split = set_name.removeprefix(f"{name}-")
     if split in paths and (split != "train" or "dev" in paths):
-      return examples(paths[split], which)
+      return examples(paths[split], set_name)
     train, dev = divide_training_set(examples(paths["train"], "train"), key=key)
     return train if split == "train" else dev
 
@@ -462,43 +474,49 @@ def same_text(text: str) -> str:
 
 def own_task_fields(
   data: Data,
-  found: Mapping[str, list[Example]],
-  asked: Callable[[list[Example]], list[Example]] = list,
+  examples: Mapping[str, list[Example]],
+  make_queries: Callable[[list[Example]], list[Example]] = list,
   key: Callable[[Example], Sequence[str]] = lambda example: example.texts,
 ) -> dict[str, Any]:
   """Returns the fields of a `Task` of an own set, which has the data's name.
 
-  `found` has the examples of `train`, `dev` and `test`, as far as they exist;
-  without `dev`, a tenth of `train` is held out. `asked` makes a set's examples
-  into those that are evaluated. Examples with the same texts, those of `key`,
-  are on one side. Prints how many there are.
+  `examples` are those of `train`, `dev` and `test`, as far as they exist;
+  without `dev`, a tenth of `train` is held out. `make_queries` turns a set's
+  examples into those that are evaluated. Examples with the same texts, those of
+  `key`, are on one side. Prints how many there are.
   """
-  name, found = task_name(data), {**found}
+  name = task_name(data)
+  examples = {**examples}
 
-  def same(example: Example) -> tuple[str, ...]:
+  def plain_texts(example: Example) -> tuple[str, ...]:
     return tuple(map(same_text, key(example)))
 
-  train = found.get("train", [])
-  seen = set(map(same, train))
-  if train and "dev" not in found:
-    if repeated := len(train) - len(seen):
+  train = examples.get("train", [])
+  dev = examples.get("dev", ())
+  train_texts = set(map(plain_texts, train))
+  if train and "dev" not in examples:
+    if repeated := len(train) - len(train_texts):
       progress.say(
         f"{name}: {repeated:,} of {len(train):,} examples repeat the text of"
         " another; equal texts are all in train or all in dev"
       )
-    found["train"], found["dev"] = divide_training_set(train, _KEPT, same)
-  elif both := sum(same(example) in seen for example in found.get("dev", ())):
-    count = len(found["dev"])
-    progress.say(
-      f"warning: {name}: {both:,} of {count:,} texts of dev are also in train"
+    examples["train"], examples["dev"] = divide_training_set(
+      train, _TRAIN_SHARE, plain_texts
     )
-  tests = {
-    f"{name}-{s}": asked(found[s]) for s in ("dev", "test") if s in found
+  elif shared := sum(plain_texts(example) in train_texts for example in dev):
+    progress.say(
+      f"warning: {name}: {shared:,} of {len(dev):,} texts of dev are also in"
+      " train"
+    )
+  evaluations = {
+    f"{name}-{split}": make_queries(examples[split])
+    for split in ("dev", "test")
+    if split in examples
   }
   return {
     "name": name,
-    "load": {"train": found.get("train"), **tests}.__getitem__,
-    "evaluations": tuple(tests),
-    "about": {"examples_crc32": zlib.crc32(repr(found).encode())},
-    "trained": "train" in found,
+    "load": {"train": examples.get("train"), **evaluations}.__getitem__,
+    "evaluations": tuple(evaluations),
+    "facts": {"examples_crc32": zlib.crc32(repr(examples).encode())},
+    "trained": "train" in examples,
   }

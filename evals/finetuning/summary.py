@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -97,8 +98,12 @@ class FineTuning:
     the rate. If no task is trained, it is the mean over all tasks.
     """
     tasks = self.tasks.values()
-    counted = [task for task in tasks if task.lr] or tasks
-    scores = (t.scores[name] for t in counted for name in _counted(t.scores))
+    trained = [task for task in tasks if task.lr] or tasks
+    scores = (
+      task.scores[name]
+      for task in trained
+      for name in _compared_sets(task.scores)
+    )
     return float(np.mean([score.mean for score in scores]))
 
   @property
@@ -114,13 +119,13 @@ class FineTuning:
     """
     if self.model:
       return str(self.model)
-    first, *others = self.tasks
-    if others:
+    name = next(iter(self.tasks))
+    if len(self.tasks) > 1:
       raise UserError(
         f"{', '.join(self.tasks):.200} are several models: give that of a task,"
-        f" result[{first!r}]"
+        f" result[{name!r}]"
       )
-    return os.fspath(self.tasks[first])
+    return os.fspath(self.tasks[name])
 
   def __repr__(self) -> str:
     scores = ", ".join(
@@ -132,97 +137,159 @@ class FineTuning:
     return self.table
 
 
-def _counted(evaluations: Iterable[str]) -> list[str]:
-  """Returns the sets of a task that a mean counts: test sets, or else all."""
+def _compared_sets(evaluations: Iterable[str]) -> list[str]:
+  """Returns the sets of a task that a mean includes: test sets, or else all."""
   names = [*evaluations]
   return [name for name in names if name.endswith("-test")] or names
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+  """Scores of a task's runs: the fields of summary.json."""
+
+  request: Mapping[str, Any]  # everything that the results depend on
+  train_examples: int = 0
+  task: str
+  main_metric: str
+  also: Sequence[str]  # further metrics that the table shows
+  trained_on: str = ""
+  best_by: str
+  baseline: str  # name of the best trivial answer
+  # For each set its number of examples, and scores by metric: the best trivial
+  # answer's, `baseline`, and those of predictors without training by name.
+  evaluations: Mapping[str, Mapping[str, Any]]
+  # The learning rate with the best mean, among those that lost the fewest runs.
+  best_lr: float
+  best_run: int  # index, of the best learning rate
+  # For each learning rate its numbers of runs, and mean and standard deviation
+  # of the main metric by evaluation set.
+  by_lr: Sequence[Mapping[str, Any]]
+  runs: Sequence[Mapping[str, Any]]
+  seconds: float = 0.0
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "Summary":
+    """Returns the summary that a file stores."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls(**{name: values[name] for name in names & values.keys()})
+
+  @property
+  def best_rate(self) -> Mapping[str, Any]:
+    """The entry of `by_lr` of the best learning rate."""
+    return next(entry for entry in self.by_lr if entry["lr"] == self.best_lr)
+
+  @property
+  def best_rate_runs(self) -> list[Mapping[str, Any]]:
+    """The runs of the best learning rate."""
+    return [run for run in self.runs if run["lr"] == self.best_lr]
+
+
 def tuning_result(
-  suite: Suite, found: Mapping[pathlib.Path, dict]
+  suite: Suite, summaries: Mapping[pathlib.Path, Summary]
 ) -> FineTuning:
-  """Returns the result of tasks, from the summaries in their folders."""
+  """Returns the result of tasks, from the summaries by their folders."""
   tasks = {}
-  for folder, summary in found.items():
-    metric, best = summary["main_metric"], summary["runs"][summary["best_run"]]
-    runs = [run for run in summary["runs"] if run["lr"] == summary["best_lr"]]
-    names = summary["evaluations"]
-    tasks[summary["task"]] = Tuned(
-      name=summary["task"],
+  for folder, summary in summaries.items():
+    runs = summary.best_rate_runs
+    metric = summary.main_metric
+    tasks[summary.task] = Tuned(
+      name=summary.task,
       metric=metric,
-      lr=summary["best_lr"],
-      seed=best["seed"],
-      scores={name: _score_over_seeds(runs, name, metric) for name in names},
+      lr=summary.best_lr,
+      seed=summary.runs[summary.best_run]["seed"],
+      scores={
+        name: _score_over_seeds(runs, name, metric)
+        for name in summary.evaluations
+      },
       folder=folder,
       model=path if (path := folder / MODEL).is_dir() else None,
     )
-  said = [scores_table([*found.values()], suite)]
-  said += [line for summary in found.values() for line in class_tables(summary)]
-  said += [line for summary in found.values() for line in remarks(summary)]
-  return FineTuning(tasks, "\n".join(said))
+  lines = [scores_table([*summaries.values()], suite)]
+  for write_lines in (class_tables, remarks):
+    lines += itertools.chain(*map(write_lines, summaries.values()))
+  return FineTuning(tasks, "\n".join(lines))
 
 
 def summarise(
   task: Task,
   examples: Mapping[str, Sequence[Example]],
   outcomes: Sequence[TuningOutcome],
-) -> dict:
+  *,
+  request: Mapping[str, Any],
+  train_examples: int = 0,
+  seconds: float = 0.0,
+) -> Summary:
   """Returns the scores of a task's runs, of trivial answers and references.
 
-  `baseline` is the score of the best trivial answer. The standard deviation
-  over seeds is the sample's, null for one seed. The best run is of the best
-  learning rate. Both are not of runs that diverged in their first epoch, unless
-  all did. `examples` are those that are predicted, by evaluation set.
+  The standard deviation over seeds is the sample's, null for one seed. The best
+  learning rate and run are not of runs that diverged in their first epoch,
+  unless all did. `examples` are those that are predicted, by evaluation set.
   """
+  chooser_set = task.evaluations[0]
   # Labels of another set that chooses, such as that of train_on, are not here.
-  deciding = examples.get(task.evaluations[0], ())
-  labels = collections.Counter(repr(example.label) for example in deciding)
-  common = max(labels.values(), default=0) / max(1, labels.total())
-  collapsed = max(COLLAPSED, (1 + common) / 2)
+  labels = collections.Counter(
+    repr(example.label) for example in examples.get(chooser_set, ())
+  )
+  most_common = max(labels.values(), default=0) / max(1, labels.total())
+  collapsed = max(COLLAPSED, (1 + most_common) / 2)
   runs = [_run_summary(task, o, examples, collapsed) for o in outcomes]
-  by_lr = [
-    _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
-    for lr in dict.fromkeys(run["lr"] for run in runs)
-  ]
   scores = [standing(task, outcome.best) for outcome in outcomes]
-  # The rate of the best mean, among those that lost the fewest runs.
-  found = zip(outcomes, scores, strict=True)
-  lost = collections.Counter(o.run.lr for o, s in found if s == -math.inf)
-  first = task.evaluations[0]
+  lost_runs = collections.Counter(
+    outcome.run.lr
+    for outcome, score in zip(outcomes, scores, strict=True)
+    if score == -math.inf
+  )
+  runs_by_lr = {}
+  for run in runs:
+    runs_by_lr.setdefault(run["lr"], []).append(run)
 
-  def chosen_by(lr: float) -> tuple[int, float]:
-    of = [run for run in runs if run["lr"] == lr]
-    return -lost[lr], _score_over_seeds(of, first, task.chooser).mean
+  def rank(lr: float) -> tuple[int, float]:
+    mean = _score_over_seeds(runs_by_lr[lr], chooser_set, task.chooser).mean
+    return -lost_runs[lr], mean
 
-  best = max(by_lr, key=lambda one: chosen_by(one["lr"]))
-  evaluations = {}
-  for name, those in examples.items():
-    # These also need the examples that are not predicted, such as documents.
-    read = task.load(name) if task.references else those
-    trivial = [task.measure(answer, those) for answer in task.trivial(read)]
-    evaluations[name] = {
-      "examples": len(those),
-      "baseline": {m: max(found[m] for found in trivial) for m in task.metrics},
-      "references": {
-        which: task.measure(predict(read), those)
-        for which, predict in task.references.items()
-      },
-    }
-  return {
-    "task": task.name,
-    "main_metric": task.main_metric,
-    "also": task.also,
-    "trained_on": task.trained_on,
-    "best_by": task.chooser,
-    "baseline": task.baseline,
-    "evaluations": evaluations,
-    "best_lr": best["lr"],
-    "best_run": max(
-      (i for i, run in enumerate(runs) if run["lr"] == best["lr"]),
+  best_lr = max(runs_by_lr, key=rank)
+  return Summary(
+    request=request,
+    train_examples=train_examples,
+    task=task.name,
+    main_metric=task.main_metric,
+    also=task.also,
+    trained_on=task.trained_on,
+    best_by=task.chooser,
+    baseline=task.baseline,
+    evaluations={
+      name: _without_training(task, name, examples[name]) for name in examples
+    },
+    best_lr=best_lr,
+    best_run=max(
+      (i for i, run in enumerate(runs) if run["lr"] == best_lr),
       key=scores.__getitem__,
     ),
-    "by_lr": by_lr,
-    "runs": runs,
+    by_lr=[_rate_summary(task, runs) for runs in runs_by_lr.values()],
+    runs=runs,
+    seconds=seconds,
+  )
+
+
+def _without_training(
+  task: Task, name: str, examples: Sequence[Example]
+) -> dict[str, Any]:
+  """Returns the scores of trivial answers and references on a set."""
+  # These also need the examples that are not predicted, such as documents.
+  all_examples = task.load(name) if task.references else examples
+  trivial = [
+    task.measure(answers, examples) for answers in task.trivial(all_examples)
+  ]
+  return {
+    "examples": len(examples),
+    "baseline": {
+      metric: max(scores[metric] for scores in trivial)
+      for metric in task.metrics
+    },
+    "references": {
+      reference: task.measure(predict(all_examples), examples)
+      for reference, predict in task.references.items()
+    },
   }
 
 
@@ -231,17 +298,17 @@ def _run_summary(
   outcome: TuningOutcome,
   examples: Mapping[str, Sequence[Example]],
   collapsed: float,
-) -> dict:
+) -> dict[str, Any]:
   """Returns a run's scores; `collapsed` is a share of one answer."""
   shares = {}  # of the most frequent prediction
-  for name, found in outcome.predictions.items():
-    counts = collections.Counter(map(json.dumps, found))
-    shares[name] = max(counts.values()) / len(found)
+  for name, predictions in outcome.predictions.items():
+    counts = collections.Counter(map(json.dumps, predictions))
+    shares[name] = max(counts.values()) / len(predictions)
   classes = {}
-  for name, those in examples.items() if task.by_class else ():
-    labels = [example.label for example in those]
-    counted = task.by_class(outcome.predictions[name], labels)
-    classes[name] = {label: of.to_json() for label, of in counted.items()}
+  for name in examples if task.by_class else ():
+    labels = [example.label for example in examples[name]]
+    counts = task.by_class(outcome.predictions[name], labels)
+    classes[name] = {label: counts[label].to_json() for label in counts}
   return {
     "lr": outcome.run.lr,
     "seed": outcome.run.seed,
@@ -259,35 +326,43 @@ def _run_summary(
   }
 
 
-def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
+def _rate_summary(
+  task: Task, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+  """Returns the scores of the runs of a learning rate."""
+  scores = {
+    name: _score_over_seeds(runs, name, task.main_metric)
+    for name in task.evaluations
+  }
   return {
-    "lr": lr,
+    "lr": runs[0]["lr"],
     "seeds": len(runs),
     "diverged": sum(run["diverged"] is not None for run in runs),
     "collapsed": sum(run["collapsed"] for run in runs),
     "scores": {
-      name: {"mean": found.mean, "std": found.std}
-      for name in task.evaluations
-      for found in [_score_over_seeds(runs, name, task.main_metric)]
+      name: {"mean": score.mean, "std": score.std}
+      for name, score in scores.items()
     },
   }
 
 
-def _score_over_seeds(runs: Sequence[dict], name: str, metric: str) -> Mean:
-  values = {str(run["seed"]): run["scores"][name][metric] for run in runs}
-  return statistics.mean_of_seeds(values)
+def _score_over_seeds(
+  runs: Sequence[Mapping[str, Any]], name: str, metric: str
+) -> Mean:
+  scores = {str(run["seed"]): run["scores"][name][metric] for run in runs}
+  return statistics.mean_of_seeds(scores)
 
 
-def _percent(found: Mean) -> str:
-  half = found.half_width()
+def _percent(score: Mean) -> str:
+  half = score.half_width()
   margin = "" if half is None else f" ± {100 * half:.1f}"
-  return f"{100 * found.mean:.1f}{margin}"
+  return f"{100 * score.mean:.1f}{margin}"
 
 
 def write_task_results(
   folder: pathlib.Path,
   task: Task,
-  summary: dict,
+  summary: Summary,
   outcomes: Sequence[TuningOutcome],
   examples: Mapping[str, Sequence[Example]],
 ) -> None:
@@ -297,46 +372,48 @@ def write_task_results(
   Raises a UserError if they cannot be written.
   """
   lines = []
-  for name, those in examples.items():
-    for i, example in enumerate(those):
-      found = [outcome.predictions[name][i] for outcome in outcomes]
+  for name in examples:
+    for index, example in enumerate(examples[name]):
+      predictions = [outcome.predictions[name][index] for outcome in outcomes]
       item = {
         "evaluation": name,
         "id": example.id,
         "label": example.label,
-        "predictions": found,
-        "correct": [task.right(one, example.label) for one in found],
+        "predictions": predictions,
+        "correct": [task.right(x, example.label) for x in predictions],
       }
       if task.by_example:
         metric = task.metrics[task.main_metric]
         text = "\0".join(example.texts).encode()
         # By it the report knows a text that the set repeats.
         item["text"] = hashlib.blake2b(text, digest_size=8).hexdigest()
-        item["scores"] = [metric([one], [example.label]) for one in found]
+        item["scores"] = [metric([x], [example.label]) for x in predictions]
       lines.append(json.dumps(item) + "\n")
   texts = {"items.jsonl": "".join(lines)}
   if task.texts:
-    best = outcomes[summary["best_run"]]
+    best = outcomes[summary.best_run]
     texts |= task.texts(
       {
-        name: Predicted(those, best.predictions[name], best.best[name])
-        for name, those in examples.items()
+        name: Predicted(examples[name], best.predictions[name], best.best[name])
+        for name in examples
       }
     )
-  results.write_results(folder, texts, summary)
+  results.write_results(folder, texts, vars(summary))
 
 
-def scores_table(summaries: Sequence[dict], suite: Suite) -> str:
+def scores_table(summaries: Sequence[Summary], suite: Suite) -> str:
   """Returns a table of each score at its best learning rate, and their mean.
 
   Scores without training are in no mean with others.
   """
   # References, such as BM25, have a column each.
-  about = (
-    of for summary in summaries for of in summary["evaluations"].values()
-  )
   references = list(
-    dict.fromkeys(name for of in about for name in of["references"])
+    dict.fromkeys(
+      reference
+      for summary in summaries
+      for evaluation in summary.evaluations.values()
+      for reference in evaluation["references"]
+    )
   )
   head = ["", "metric", "lr", "seeds", "score (%)", "baseline (%)"]
   head += [*(f"{name} (%)" for name in references), "note"]
@@ -346,107 +423,109 @@ def scores_table(summaries: Sequence[dict], suite: Suite) -> str:
   if not any(row[-1] for row in rows):
     head.pop()
   text = tables.text_table(rows, head, "<<>>>>" + ">" * len(references) + "<")
-  if any(_best_by_lr(summary)["seeds"] > 1 for summary in summaries):
+  if any(summary.best_rate["seeds"] > 1 for summary in summaries):
     text += f"\n±: half of the {100 * CONFIDENCE:g} % interval over seeds, by"
     text += " Student's t"
   return "\n".join([text, *_mean_lines(summaries, suite)])
 
 
-def _mean_lines(summaries: Sequence[dict], suite: Suite) -> Iterator[str]:
+def _mean_lines(summaries: Sequence[Summary], suite: Suite) -> Iterator[str]:
   """Yields a line about the mean over a suite's known evaluation sets."""
-  known = [of for name, of in suite.scores.items() if name != OWN]
-  there = {name for one in summaries for name in one["evaluations"]}
-  if not there <= {*itertools.chain(*known)}:
+  known_sets = [names for task, names in suite.scores.items() if task != OWN]
+  evaluations = {name for x in summaries for name in x.evaluations}
+  if not evaluations <= {*itertools.chain(*known_sets)}:
     return
-  counted = [one for one in summaries if one["best_lr"]] or summaries
+  trained = [summary for summary in summaries if summary.best_lr] or summaries
   means = [
-    _best_by_lr(one)["scores"][name]["mean"]
-    for one in counted
-    for name in _counted(one["evaluations"])
+    summary.best_rate["scores"][name]["mean"]
+    for summary in trained
+    for name in _compared_sets(summary.evaluations)
   ]
-  count, every = len(means), sum(len(_counted(of)) for of in known)
-  what = f"mean of these {count} of {every} scores, not comparable with"
-  what += f" {suite.name}'s"
-  if count >= every:
-    what = f"{suite.name}, unweighted mean of all {count}"
-  if without := [one["task"] for one in summaries if one not in counted]:
-    what += f", without {', '.join(without)}, not trained"
-  if any(one["also"] for one in counted):
-    what += ", by their first metrics"
-  yield f"{what}: {100 * np.mean(means):.1f}"
-
-
-def _best_by_lr(summary: Mapping) -> dict:
-  return next(e for e in summary["by_lr"] if e["lr"] == summary["best_lr"])
+  count = len(means)
+  suite_count = sum(len(_compared_sets(names)) for names in known_sets)
+  text = f"mean of these {count} of {suite_count} scores, not comparable with"
+  text += f" {suite.name}'s"
+  if count >= suite_count:
+    text = f"{suite.name}, unweighted mean of all {count}"
+  if untrained := [x.task for x in summaries if x not in trained]:
+    text += f", without {', '.join(untrained)}, not trained"
+  if any(summary.also for summary in trained):
+    text += ", by their first metrics"
+  yield f"{text}: {100 * np.mean(means):.1f}"
 
 
 def _summary_rows(
-  summary: Mapping, references: Sequence[str]
+  summary: Summary, references: Sequence[str]
 ) -> Iterator[tuple]:
-  best = _best_by_lr(summary)
-  runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
-  for name, about in summary["evaluations"].items():
-    for metric in (summary["main_metric"], *summary["also"]):
-      found = _score_over_seeds(runs, name, metric)
-      trivial = about["baseline"][metric]
-      others = [
-        f"{100 * about['references'][name][metric]:.1f}"
-        if name in about["references"]
+  """Yields a row of the table for each evaluation set and metric."""
+  best = summary.best_rate
+  rate = f"{best['lr']:g}" if best["lr"] else "untrained"
+  lost_runs = [
+    f"{best[problem]} of {best['seeds']} {problem}"
+    for problem in ("diverged", "collapsed")
+    if best[problem]
+  ]
+  for name, evaluation in summary.evaluations.items():
+    for metric in (summary.main_metric, *summary.also):
+      score = _score_over_seeds(summary.best_rate_runs, name, metric)
+      baseline = evaluation["baseline"][metric]
+      reference_scores = [
+        f"{100 * evaluation['references'][reference][metric]:.1f}"
+        if reference in evaluation["references"]
         else None
-        for name in references
+        for reference in references
       ]
-      lost = [
-        f"{best[what]} of {best['seeds']} {what}"
-        for what in ("diverged", "collapsed")
-        if best[what]
-      ]
-      notes = lost[:1]
-      if not lost and found.mean <= trivial:
-        notes.append(f"no better than {summary['baseline']}")
-      if source := summary.get("trained_on"):
-        notes.append(f"trained on {source}")
-      rate = f"{best['lr']:g}" if best["lr"] else "untrained"
-      about_lr = rate, best["seeds"]
-      scores = _percent(found), f"{100 * trivial:.1f}", *others
-      yield name, metric, *about_lr, *scores, "; ".join(notes)
+      notes = lost_runs[:1]
+      if not lost_runs and score.mean <= baseline:
+        notes.append(f"no better than {summary.baseline}")
+      if summary.trained_on:
+        notes.append(f"trained on {summary.trained_on}")
+      yield (
+        name,
+        metric,
+        rate,
+        best["seeds"],
+        _percent(score),
+        f"{100 * baseline:.1f}",
+        *reference_scores,
+        "; ".join(notes),
+      )
 
 
-def class_tables(summary: Mapping) -> Iterator[str]:
+def class_tables(summary: Summary) -> Iterator[str]:
   """Yields a table of each class's F1, for each set with several classes.
 
   It lists the classes with the lowest F1 if there are too many.
   """
-  lr = summary["best_lr"]
-  runs = [run for run in summary["runs"] if run["lr"] == lr]
+  runs = summary.best_rate_runs
   for name, classes in runs[0].get("classes", {}).items():
     if len(classes) < 2:
       continue
     rows = []
-    for label, of in classes.items():
-      found = statistics.mean_of_seeds(
+    for label, counts in classes.items():
+      f1 = statistics.mean_of_seeds(
         {str(run["seed"]): run["classes"][name][label]["f1"] for run in runs}
       )
-      cells = f"{label:.60}", _percent(found), f"{of['support']:,}"
-      rows.append((found.mean, cells))
-    which = f"{name}, by class"
+      cells = f"{label:.60}", _percent(f1), f"{counts['support']:,}"
+      rows.append((f1.mean, cells))
+    title = f"{name}, by class"
     if len(rows) > _CLASSES:
-      which = f"{name}, lowest {_CLASSES} of {len(rows)} classes"
+      title = f"{name}, lowest {_CLASSES} of {len(rows)} classes"
       rows = sorted(rows, key=lambda row: row[0])[:_CLASSES]
-    head = which, "F1 (%)", "support"
+    head = title, "F1 (%)", "support"
     yield tables.text_table([row for _, row in rows], head, "<>>")
 
 
-def remarks(summary: Mapping) -> Iterator[str]:
+def remarks(summary: Summary) -> Iterator[str]:
   """Yields a line for each run that diverged, then for rates that collapsed."""
-  task = summary["task"]
-  for run in summary["runs"]:
+  for run in summary.runs:
     if epoch := run["diverged"]:
       before = "" if epoch == 1 else "; its epochs before that count"
-      which = TrialRun(run["lr"], run["seed"])
-      yield f"{task}: {which} diverged in epoch {epoch}{before}"
-  for entry in summary["by_lr"]:
-    if entry["collapsed"]:
+      name = TrialRun(run["lr"], run["seed"])
+      yield f"{summary.task}: {name} diverged in epoch {epoch}{before}"
+  for rate in summary.by_lr:
+    if rate["collapsed"]:
       yield (
-        f"{task} collapsed: {entry['collapsed']} of {entry['seeds']} runs at lr"
-        f" {entry['lr']:g} give (nearly) every example the same answer"
+        f"{summary.task} collapsed: {rate['collapsed']} of {rate['seeds']} runs"
+        f" at lr {rate['lr']:g} give (nearly) every example the same answer"
       )

@@ -68,9 +68,9 @@ def scheme_of(places: Mapping[str, str]) -> Scheme:
   )
   like = [tag for tag in nearest if tag != "O"]
   odd = min(places.keys() - {*nearest})
-  others = f", and others are like {like[0]!r:.40}" if like else ""
+  example = f", and others are like {like[0]!r:.40}" if like else ""
   raise UserError(
-    f"{places[odd]}: the tag {odd!r:.60} is of no scheme that is read{others}:"
+    f"{places[odd]}: the tag {odd!r:.60} is of no scheme that is read{example}:"
     " write all tags as one of IOB, BIOES, BILOU or BMES (B-PER, I-PER, O), or"
     " all without letters (PER, O)"
   )

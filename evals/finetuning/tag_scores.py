@@ -41,14 +41,17 @@ def entity_counts(
 
   `names` are those of the classes.
   """
-  kinds = {one.kind for name in names for one in entities([name])}
-  tallies = found, there, both = [collections.Counter() for _ in range(3)]
-  for those in zip(predictions, labels, strict=True):
-    x, y = (set(entities([names[c] for c in one])) for one in those)
-    for tally, of in zip(tallies, (x, y, x & y), strict=True):
-      tally.update(one.kind for one in of)
+  kinds = {entity.kind for name in names for entity in entities([name])}
+  predicted = collections.Counter()
+  true = collections.Counter()
+  correct = collections.Counter()
+  for sentence in zip(predictions, labels, strict=True):
+    x, y = (set(entities([names[c] for c in tags])) for tags in sentence)
+    predicted.update(entity.kind for entity in x)
+    true.update(entity.kind for entity in y)
+    correct.update(entity.kind for entity in x & y)
   return {
-    kind: ClassCounts(found[kind], there[kind], both[kind])
+    kind: ClassCounts(predicted[kind], true[kind], correct[kind])
     for kind in sorted(kinds)
   }
 

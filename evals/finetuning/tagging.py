@@ -80,9 +80,9 @@ class Tagger(Tags):
     return len(self.labels)
 
   @property
-  def of_entities(self) -> bool:
+  def has_entities(self) -> bool:
     """Whether its classes are entities' labels, with O for no entity."""
-    begin = any(one == "B" or one.startswith("B-") for one in self.labels)
+    begin = any(x == "B" or x.startswith("B-") for x in self.labels)
     return begin and "O" in self.labels
 
   def encode(self, loaded, examples, max_length) -> ExampleRows:
@@ -95,27 +95,32 @@ class Tagger(Tags):
     room = batching.longest(loaded, max_length) - sum(map(len, loaded.frame))
     if room < 1:
       raise UserError(f"max_length={max_length} leaves no room for a word")
-    parts, count = [], 0  # tokens, and the index of each one's word in all
+    parts = []  # the tokens of a row, and the index of each one's word
+    word_count = 0
     for example in examples:
-      ids, of = _word_tokens(loaded, example.texts)
-      for part in _token_windows(ids, room) or [EncodedText(ids, 0, 0)]:
-        marks = np.full(len(part.tokens), _NOWHERE)
-        marks[part.start : part.stop] = count + of[: part.targets]
-        of = of[part.targets :]
-        parts.append((part.tokens.tolist(), marks.tolist()))
-      count += len(example.texts)
-    *made, words, _ = batching.labelled(loaded, parts, _NOWHERE, max_length)
-    known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
+      ids, words = _word_tokens(loaded, example.texts)
+      words = words + word_count
+      for window in _token_windows(ids, room) or [EncodedText(ids, 0, 0)]:
+        # Tokens that are in another window, too, get their label there.
+        row_words = np.full(len(window.tokens), _NOWHERE)
+        row_words[window.start : window.stop] = words[: window.targets]
+        words = words[window.targets :]
+        parts.append((window.tokens.tolist(), row_words.tolist()))
+      word_count += len(example.texts)
+    tokens, lengths, words, _ = batching.frame_labelled(
+      loaded, parts, _NOWHERE, max_length
+    )
+    word_labels = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
     # The last label is for tokens of no word, -1.
-    labels = np.array([*itertools.chain(*known), _NOWHERE], np.int32)
-    if len(without := np.setdiff1d(np.arange(count), words)):
+    labels = np.array([*itertools.chain(*word_labels), _NOWHERE], np.int32)
+    if len(unread := np.setdiff1d(np.arange(word_count), words)):
       texts = [text for example in examples for text in example.texts]
       progress.say(
         f"warning: words without a token, which get"
-        f" {'O' if self.of_entities else 'no tag'}: {len(without):,}"
-        f" ({texts[without[0]]!r:.40})"
+        f" {'O' if self.has_entities else 'no tag'}: {len(unread):,}"
+        f" ({texts[unread[0]]!r:.40})"
       )
-    return ExampleRows(*made, labels[words], True, examples, words)
+    return ExampleRows(tokens, lengths, labels[words], True, examples, words)
 
   def _refuse_columns(self, examples: Sequence[Example]) -> None:
     """Raises a UserError if texts are lines of words and tags."""
@@ -133,14 +138,14 @@ class Tagger(Tags):
     is no class and never right.
     """
     votes = collections.defaultdict(collections.Counter)
-    for found, of in zip(reduced, rows.about, strict=True):
-      for label, word in zip(found.tolist(), of.tolist(), strict=True):
+    for classes, words in zip(reduced, rows.origins, strict=True):
+      for label, word in zip(classes.tolist(), words.tolist(), strict=True):
         votes[word][label] += 1
-    none = {self.labels.index("O") if self.of_entities else _NOWHERE: 0}
-    words = itertools.count()
+    no_vote = {self.labels.index("O") if self.has_entities else _NOWHERE: 0}
+    numbers = itertools.count()
     # If several are equal, the first class in the word wins.
     return [
-      [max(v := votes.get(next(words), none), key=v.get) for _ in e.texts]
+      [max(v := votes.get(next(numbers), no_vote), key=v.get) for _ in e.texts]
       for e in rows.examples
     ]
 
@@ -163,13 +168,13 @@ class Tagger(Tags):
       )
     return Example(tuple(words))
 
-  def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
+  def prediction_fields(self, prediction: Sequence[int]) -> dict[str, tuple]:
     """Returns the names of the words' classes, and the entities."""
     labels = tuple(
       None if label == _NOWHERE else self.labels[label] for label in prediction
     )
-    found = tuple(entities(labels)) if self.of_entities else None
-    return {"labels": labels, "entities": found}
+    spans = tuple(entities(labels)) if self.has_entities else None
+    return {"labels": labels, "entities": spans}
 
 
 def _word_tokens(
@@ -252,12 +257,12 @@ class TagOptions(Section):
   )
 
   @property
-  def of_records(self) -> tuple[str, str]:
+  def record_columns(self) -> tuple[str, str]:
     """Returns the columns of the words and the tags in records."""
     return self.tokens_column or "tokens", self.tags_column or "tags"
 
   @property
-  def of_columns(self) -> conll.Columns:
+  def file_columns(self) -> conll.Columns:
     """Returns the columns of the words and the tags in files of columns."""
     if not self.tokens_column and not self.tags_column:
       return conll.Columns()
@@ -281,19 +286,19 @@ def known_task(data: str, name: str, classes: tuple[str, ...] = ()) -> Task:
 
   Raises a UserError if a file is missing.
   """
-  known = KNOWN[name]
-  classes = classes or tag_schemes.iob2_classes(known.kinds.split())
+  known_set = KNOWN[name]
+  classes = classes or tag_schemes.iob2_classes(known_set.kinds.split())
   layouts = [
-    dict(zip(_SPLITS, map(file.format, known.splits), strict=True))
-    for file in known.files
+    dict(zip(_SPLITS, map(file.format, known_set.splits), strict=True))
+    for file in known_set.files
   ]
   paths = sets.find_set_files(data, name, *layouts)
 
   def examples(path: pathlib.Path, split: str) -> list[Example]:
-    sentences = conll.read_known(path, known.columns)
+    sentences = conll.read_known(path, known_set.columns)
     return _examples(_in_iob2(sentences), split, classes)
 
-  return _of_entities(classes, sets.known_task_fields(name, paths, examples))
+  return _entity_task(classes, sets.known_task_fields(name, paths, examples))
 
 
 def own_task(
@@ -310,39 +315,41 @@ def own_task(
   sentences = {
     split: [
       sentence
-      for source in those
+      for source in sources[split]
       for sentence in _read_sentences(source, options, classes)
     ]
-    for split, those in sources.items()
+    for split in sources
   }
   scheme = _scheme_of_set(data, sentences)
   if scheme.is_of_entities:
     sentences = {
-      split: _in_iob2(those, scheme.name) for split, those in sentences.items()
+      split: _in_iob2(sentences[split], scheme.name) for split in sentences
     }
-  every = itertools.chain(*sentences.values())
-  tags = {tag for sentence in every for tag in sentence.label}
+  tags = {
+    tag
+    for sentence in itertools.chain(*sentences.values())
+    for tag in sentence.label
+  }
   if scheme.is_of_entities:
     classes = _entity_classes(tags, classes)
   else:
     classes = classes or tuple(sorted(tags))
   examples = {
-    split: _examples(those, split, classes)
-    for split, those in sentences.items()
+    split: _examples(sentences[split], split, classes) for split in sentences
   }
   fields = sets.own_task_fields(data, examples)
   files = itertools.chain(*sources.values())
   if all(isinstance(file, str) and not _is_columns(file) for file in files):
-    fields["columns"] = options.of_records[:1]
+    fields["columns"] = options.record_columns[:1]
   if not scheme.is_of_entities:
     progress.say(
       f"{fields['name']}: tags such as {min(tags):.40} are not entity tags"
       " (B-X, I-X), so the score is the accuracy over words"
     )
-    return _of_words(classes, fields)
-  like = "/".join(tag_schemes.labels_of_kind("" if "B" in classes else "X"))
-  progress.say(f"{fields['name']}: tags are {scheme.name}, read as {like}")
-  return _of_entities(classes, fields)
+    return _word_task(classes, fields)
+  labels = "/".join(tag_schemes.labels_of_kind("" if "B" in classes else "X"))
+  progress.say(f"{fields['name']}: tags are {scheme.name}, read as {labels}")
+  return _entity_task(classes, fields)
 
 
 def _in_iob2(sentences: Iterable[Example], scheme: str = "") -> list[Example]:
@@ -360,20 +367,23 @@ def _scheme_of_set(
   Raises a UserError if it has no tags, or they are of no known scheme.
   """
   name = sets.path_or_name(data)
-  every = [*itertools.chain(*sentences.values())]
-  if len(every) > _FEW and all(len(one.texts) == 1 for one in every):
+  all_sentences = [*itertools.chain(*sentences.values())]
+  if len(all_sentences) > _FEW and all(
+    len(x.texts) == 1 for x in all_sentences
+  ):
     raise UserError(
-      f"{every[0].id}: each sentence of {name} has one word: give its lists of"
-      " words and of tags, or an empty line only at its end"
+      f"{all_sentences[0].id}: each sentence of {name} has one word: give its"
+      " lists of words and of tags, or an empty line only at its end"
     )
-  for split, those in sentences.items():
-    if len(those) == 1 and (words := len(those[0].texts)) > _LONG:
+  for split, split_sentences in sentences.items():
+    words = sum(len(sentence.texts) for sentence in split_sentences)
+    if len(split_sentences) == 1 and words > _LONG:
       progress.say(
         f"warning: {name}: {split} is one sentence of {words:,} words: write an"
         " empty line after each sentence"
       )
   places = {}
-  for sentence in every:
+  for sentence in all_sentences:
     for tag in sentence.label:
       places.setdefault(tag, sentence.id)
   if not places.keys() - {"O"}:
@@ -400,7 +410,7 @@ def _entity_classes(
   return tuple(dict.fromkeys([*classes, *tag_schemes.iob2_classes(kinds)]))
 
 
-def _of_words(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+def _word_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   return Task(
     **fields,
     head=Tagger(classes),
@@ -408,13 +418,13 @@ def _of_words(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
     main_metric="accuracy",
     by_class=functools.partial(tag_counts, classes),
     baseline="one tag",
-    trivial=lambda those: [
-      [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
+    trivial=lambda examples: [
+      [[tag] * len(e.texts) for e in examples] for tag in range(len(classes))
     ],
   )
 
 
-def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+def _entity_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   outside = classes.index("O")
   return Task(
     **fields,
@@ -426,7 +436,7 @@ def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
     main_metric="entity_f1",
     by_class=functools.partial(entity_counts, classes),
     baseline="all O",
-    trivial=lambda those: [[[outside] * len(e.texts) for e in those]],
+    trivial=lambda examples: [[[outside] * len(e.texts) for e in examples]],
   )
 
 
@@ -434,15 +444,16 @@ def _examples(
   sentences: Iterable[Example], split: str, classes: Sequence[str]
 ) -> list[Example]:
   """Gives sentences the classes of their labels, and names."""
-  index, out = {name: i for i, name in enumerate(classes)}, []
-  for one in sentences:
-    if unknown := {*one.label} - index.keys():
+  indices = {name: index for index, name in enumerate(classes)}
+  out = []
+  for sentence in sentences:
+    if unknown := {*sentence.label} - indices.keys():
       raise UserError(
-        f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
+        f"{sentence.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
         f" labels ({', '.join(classes):.200})"
       )
-    known = [index[tag] for tag in one.label]
-    out.append(Example(one.texts, known, f"{split}_{len(out)}"))
+    label = [indices[tag] for tag in sentence.label]
+    out.append(Example(sentence.texts, label, f"{split}_{len(out)}"))
   return out
 
 
@@ -481,28 +492,28 @@ def _read_sentences(
 ) -> Iterator[Example]:
   """Yields a source's sentences, whose labels are the names of tags."""
   if isinstance(source, str) and _is_columns(source):
-    for sentence in conll.read_own(source, options.of_columns):
+    for sentence in conll.read_own(source, options.file_columns):
       tags = _tag_names(sentence.label, names, sentence.id)
       yield sentence._replace(label=tags)
     return
   columns = dict(
-    zip(options.of_records, ("tokens_column", "tags_column"), strict=True)
+    zip(options.record_columns, ("tokens_column", "tags_column"), strict=True)
   )
-  for where, values in sets.source_records(source, columns):
-    words, tags = (_sequence(value, where) for value in values)
+  for place, values in sets.source_records(source, columns):
+    words, tags = (_sequence(value, place) for value in values)
     if not _are_words(words):
-      raise UserError(f"{where}: the words are not texts")
+      raise UserError(f"{place}: the words are not texts")
     if not 0 < len(words) == len(tags):
-      raise UserError(f"{where}: {len(words)} words, but {len(tags)} tags")
-    yield Example(tuple(words), _tag_names(tags, names, where), where)
+      raise UserError(f"{place}: {len(words)} words, but {len(tags)} tags")
+    yield Example(tuple(words), _tag_names(tags, names, place), place)
 
 
-def _sequence(value: object, where: str) -> list:
+def _sequence(value: object, place: str) -> list:
   """Returns a record's words or tags: a sequence, or a text with spaces."""
   # As pandas writes lists to csv.
   if isinstance(value, str) and re.match(r"\[\S", value) and value[-1] == "]":
     raise UserError(
-      f"{where}: {value!r:.60} is a list that is written as text: write lists"
+      f"{place}: {value!r:.60} is a list that is written as text: write lists"
       " to jsonl or parquet"
     )
   if isinstance(value, str):
@@ -510,12 +521,12 @@ def _sequence(value: object, where: str) -> list:
   return value if isinstance(value, list) else [None]
 
 
-def _are_words(found: Iterable[object]) -> bool:
-  return all(isinstance(word, str) and word.strip() for word in found)
+def _are_words(values: Iterable[object]) -> bool:
+  return all(isinstance(value, str) and value.strip() for value in values)
 
 
 def _tag_names(
-  tags: Sequence, names: Sequence[str], where: str
+  tags: Sequence, names: Sequence[str], place: str
 ) -> tuple[str, ...]:
   """Returns the names of tags, which are texts, or numbers of `names`."""
   numbers = []
@@ -529,15 +540,15 @@ def _tag_names(
     elif type(tag) is int:
       numbers.append(tag)
     else:
-      raise UserError(f"{where}: the tag {tag!r:.40} is no text and no number")
+      raise UserError(f"{place}: the tag {tag!r:.40} is no text and no number")
   if numbers and texts:
     raise UserError(
-      f"{where}: tags are names and numbers: {texts[0]!r:.40}, {numbers[0]}"
+      f"{place}: tags are names and numbers: {texts[0]!r:.40}, {numbers[0]}"
     )
   for number in numbers:
     if not 0 <= number < len(names):
       raise UserError(
-        f"{where}: the tag {number} has no name: name all tags, from 0, with"
+        f"{place}: the tag {number} has no name: name all tags, from 0, with"
         " labels=O,B-PER,..."
       )
   return tuple(texts or [names[number] for number in numbers])

@@ -51,19 +51,19 @@ class Prediction:
   value: object = None  # a number, or plain JSON of a head of another kind
 
   def __repr__(self) -> str:
-    found = {name: x for name, x in vars(self).items() if x is not None}
-    del found["texts"]
-    shares = found.pop("probabilities", None)
-    if shares and self.label is not None:
-      found["probabilities"] = f"{shares[self.label]:.1%}"
-    return f"<{', '.join(map(str, found.values()))}>"
+    values = {name: x for name, x in vars(self).items() if x is not None}
+    del values["texts"]
+    probabilities = values.pop("probabilities", None)
+    if probabilities and self.label is not None:
+      values["probabilities"] = f"{probabilities[self.label]:.1%}"
+    return f"<{', '.join(map(str, values.values()))}>"
 
   def to_json(self) -> dict[str, object]:
     """Returns all fields that are not None, as plain JSON."""
-    found = {name: x for name, x in vars(self).items() if x is not None}
+    values = {name: x for name, x in vars(self).items() if x is not None}
     if self.entities is not None:
-      found["entities"] = [one._asdict() for one in self.entities]
-    return found
+      values["entities"] = [entity._asdict() for entity in self.entities]
+    return values
 
 
 class Param(NamedTuple):
@@ -148,18 +148,18 @@ class TaskHead(abc.ABC):
 
     `outputs` has the arrays `[n, ...]` of all rows, on the host.
     """
-    found = self.decode(jax.device_get(self.reduce(outputs)), rows)
+    predictions = self.decode(jax.device_get(self.reduce(outputs)), rows)
     return [
-      Prediction(texts=example.texts, **self.told(one))
-      for example, one in zip(rows.examples, found, strict=True)
+      Prediction(texts=example.texts, **self.prediction_fields(prediction))
+      for example, prediction in zip(rows.examples, predictions, strict=True)
     ]
 
-  def evaluated_as(self, wanted: "TaskHead") -> "TaskHead":
+  def evaluated_as(self, other: "TaskHead") -> "TaskHead":
     """Returns this head with the settings `evaluating` of another."""
-    own = {name: getattr(wanted, name) for name in self.evaluating}
-    return dataclasses.replace(self, **own)
+    settings = {name: getattr(other, name) for name in self.evaluating}
+    return dataclasses.replace(self, **settings)
 
-  def told(self, prediction: Any) -> dict[str, Any]:
+  def prediction_fields(self, prediction: Any) -> dict[str, Any]:
     """Returns a prediction as fields of `Prediction`."""
     return {"value": prediction}
 
@@ -172,16 +172,16 @@ class TaskHead(abc.ABC):
     """Draws its parameters, for hidden states of width D."""
     declared = self.parameters(width)
     # Constants take no key, so they do not change the other parameters' draws.
-    drawn = [name for name, param in declared.items() if param.std]
-    keys = dict(zip(drawn, jax.random.split(key, len(drawn)), strict=True))
+    random = [name for name, param in declared.items() if param.std]
+    keys = dict(zip(random, jax.random.split(key, len(random)), strict=True))
 
-    def value(name: str, param: Param) -> jax.Array:
+    def draw(name: str, param: Param) -> jax.Array:
       if name not in keys:
         return jnp.full(param.shape, param.fill)
       cut = jax.random.truncated_normal(keys[name], -2.0, 2.0, param.shape)
       return param.std * cut
 
-    return {name: value(name, param) for name, param in declared.items()}
+    return {name: draw(name, param) for name, param in declared.items()}
 
 
 class PerToken(TaskHead):
@@ -209,22 +209,22 @@ class PerToken(TaskHead):
 class ClassCounts(NamedTuple):
   """How often a class, or a kind of entity, is predicted, true, and both."""
 
-  found: int
-  there: int
-  both: int
+  predicted: int
+  true: int
+  correct: int
 
   @property
   def f1(self) -> float:
     """F1; 0 for a class that is neither predicted nor true."""
-    return 2 * self.both / max(self.found + self.there, 1)
+    return 2 * self.correct / max(self.predicted + self.true, 1)
 
   def to_json(self) -> dict[str, float]:
     """Returns the scores with scikit-learn's names."""
     return {
-      "precision": self.both / max(self.found, 1),
-      "recall": self.both / max(self.there, 1),
+      "precision": self.correct / max(self.predicted, 1),
+      "recall": self.correct / max(self.true, 1),
       "f1": self.f1,
-      "support": self.there,
+      "support": self.true,
     }
 
 
@@ -263,7 +263,7 @@ class Task:
   texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
   files: tuple[pathlib.Path, ...] = ()  # that it reads
   # Facts that distinguish its data, in addition to the files' contents.
-  about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
   # Counts of each class, or kind of entity, of predictions and labels.
   by_class: (
@@ -288,20 +288,22 @@ class Task:
 
   def examples(self, name: str) -> Sequence[Example]:
     """Reads a set of at least one example; raises a UserError otherwise."""
-    found = self.load(name)
-    if not found:
+    examples = self.load(name)
+    if not examples:
       raise UserError(
         f"{self.name}: its files hold too few examples: none is left for {name}"
         " (examples with the same text or context stay together)"
       )
-    return found
+    return examples
 
   def measure(
     self, predictions: Predictions, examples: Sequence[Example]
   ) -> dict[str, float]:
     """Returns every metric of predictions of examples."""
     labels = [example.label for example in examples]
-    return {n: of(predictions, labels) for n, of in self.metrics.items()}
+    return {
+      name: metric(predictions, labels) for name, metric in self.metrics.items()
+    }
 
 
 def join_tasks(tasks: Sequence[Task]) -> Task:
@@ -323,7 +325,7 @@ class Suite:
   """Tasks of a preset, which are made by name from a folder of data."""
 
   name: str  # of the mean over all its scores
-  about: str  # for `--help`
+  description: str  # for `--help`
   # Names of evaluation sets, by task; the task `own` is the user's own set.
   scores: Mapping[str, tuple[str, ...]]
   # Makes a task from the data's path, its name, the attention, and a value of
@@ -343,24 +345,28 @@ class Suite:
     names = {*self.scores, *itertools.chain(*self.scores.values())}
     sets.NAMES.update(names - {sets.OWN})
 
-  def named(self, wanted: str) -> list[str]:
+  def named(self, names: str) -> list[str]:
     """Returns the tasks of a list of tasks or scores, or of `all`, each once.
 
     Raises a UserError for an unknown name.
     """
-    if wanted == "all":
+    if names == "all":
       return list(self.scores)
-    for name in wanted.split(","):
+    for name in names.split(","):
       if name not in self.owner:
-        known = ", ".join(self.owner)
-        raise UserError(f"task={name!r} is not all or of {known}")
-    return list(dict.fromkeys(self.owner[name] for name in wanted.split(",")))
+        raise UserError(
+          f"task={name!r} is not all or of {', '.join(self.owner)}"
+        )
+    return list(dict.fromkeys(self.owner[name] for name in names.split(",")))
 
   @property
   def owner(self) -> dict[str, str]:
     """The task of each name of a task or score."""
-    each = self.scores.items()
-    return {name: task for task, own in each for name in (task, *own)}
+    return {
+      name: task
+      for task, scores in self.scores.items()
+      for name in (task, *scores)
+    }
 
 
 def mean_of(

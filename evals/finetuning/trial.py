@@ -132,9 +132,10 @@ class Hyperparameters(Section):
     begin: the first step of a warm-up has none, and the last step is above the
     floor.
     """
-    warmup, step = int(self.warmup * steps), np.arange(steps)
-    way = np.maximum(step - warmup, 0) / (steps - warmup)
-    down = self.floor + (1 - self.floor) * DECAYS[self.decay](way, np)
+    warmup = int(self.warmup * steps)
+    step = np.arange(steps)
+    progress = np.maximum(step - warmup, 0) / (steps - warmup)
+    down = self.floor + (1 - self.floor) * DECAYS[self.decay](progress, np)
     up = step / max(1, warmup)
     return np.where(step < warmup, up, down).astype(np.float32)
 
@@ -162,21 +163,27 @@ class Trial:
   ):
     """Starts runs whose learning rates decay over so many steps."""
     compiled = Hyperparameters(**{n: getattr(settings, n) for n in _COMPILED})
-    self._one = OneRun(loaded.model.config, head, compiled)
+    self._program = RunProgram(loaded.model.config, head, compiled)
     self._batch_size = settings.batch_size
     self._rates = np.array([run.lr for run in runs], np.float32)
     self._seeds = np.array([run.seed for run in runs], np.uint32)
-    self._shares, self._step = settings.rate_shares(steps), 0
+    self._rate_shares = settings.rate_shares(steps)
+    self._step = 0
     encoder, self._frozen = divided(loaded.params, settings.freeze)
-    self._state = init(self._one, encoder, self._seeds)
+    self._state = init(self._program, encoder, self._seeds)
 
   def train(self, batches: Iterable[TaskBatch]) -> np.ndarray:
     """Trains on batches `[runs, B, ...]`; returns the mean losses `[runs]`."""
-    one, frozen, seeds, losses = self._one, self._frozen, self._seeds, []
+    losses = []
     for batch in batches:
-      rates = self._rates * self._shares[self._step]
       self._state, loss = step(
-        one, self._state, frozen, batch, rates, seeds, self._step
+        self._program,
+        self._state,
+        self._frozen,
+        batch,
+        self._rates * self._rate_shares[self._step],
+        self._seeds,
+        self._step,
       )
       losses.append(loss)
       self._step += 1
@@ -189,8 +196,9 @@ class Trial:
 
     By default, computes as many rows at once as in training.
     """
-    params, frozen = self._state.params, self._frozen
-    call = functools.partial(predict, self._one, params, frozen)
+    call = functools.partial(
+      predict, self._program, self._state.params, self._frozen
+    )
     size = batch_size or self._batch_size
     reduced, is_nan = batching.predict_rows(call, rows, size)
     return reduced, is_nan.any(axis=1)
@@ -227,19 +235,18 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneRun:
-  """Computations of one run; equal values share their compiled programs."""
+class RunProgram:
+  """Computations of a single run; equal values share compiled programs."""
 
   config: EncoderConfig
   head: TaskHead
-  settings: (
-    Hyperparameters  # only those of `_COMPILED`, all others as by default
-  )
+  # Only those of `_COMPILED`; all others have their defaults.
+  settings: Hyperparameters
 
   @functools.cached_property
   def _model(self) -> models.Model:
-    config, dropout = self.config, self.settings.encoder_dropout
-    dropout = 0.0 if self.settings.freeze else dropout
+    config = self.config
+    dropout = 0.0 if self.settings.freeze else self.settings.encoder_dropout
     if dropout is not None:
       config = dataclasses.replace(
         config, dropout=dropout, attention_dropout=dropout
@@ -257,7 +264,7 @@ class OneRun:
     return AdamW(**adamw).build(axes)
 
   def init(self, encoder: Mapping, seed: jax.Array) -> State:
-    """Draws a head; the encoder's parameters are given."""
+    """Draws a head for the encoder's parameters."""
     head = self.head.init(jax.random.key(seed), self.config.width)
     params = join_params(encoder, head)
     params = jax.tree.map(lambda p: p.astype(self.settings.weights), params)
@@ -267,7 +274,7 @@ class OneRun:
     self, state: State, frozen: Mapping, batch: TaskBatch, rate, seed, step
   ) -> tuple[State, jax.Array]:
     """Returns the next state, and the loss `[]`."""
-    # A function of seed and step only: no run knows which others there are.
+    # Depends on seed and step alone, not on the other runs of the trial.
     key = jax.random.fold_in(jax.random.key(seed), step)
 
     def loss_of(params):
@@ -277,8 +284,9 @@ class OneRun:
       return self.head.loss(out, batch.labels, batch.weights)
 
     loss, grads = jax.value_and_grad(loss_of)(state.params)
-    old = state.opt_state, state.params
-    updates, opt_state = self._optimizer.update(grads, *old)
+    updates, opt_state = self._optimizer.update(
+      grads, state.opt_state, state.params
+    )
     # The rate is float32, so this subtracts in float32 and rounds afterwards.
     params = jax.tree.map(
       lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates
@@ -302,18 +310,18 @@ class OneRun:
 def _over_runs(method: Callable, in_axes: tuple, **options) -> Callable:
   """Compiles a method for runs that train together: arrays `[runs, ...]`."""
 
-  def call(one: OneRun, *args):
-    return jax.vmap(functools.partial(method, one), in_axes)(*args)
+  def call(program: RunProgram, *args):
+    return jax.vmap(functools.partial(method, program), in_axes)(*args)
 
   return jax.jit(call, static_argnums=0, **options)
 
 
 # Arguments without an axis are shared: frozen parameters, the step, rows.
-init = _over_runs(OneRun.init, (None, 0))
+init = _over_runs(RunProgram.init, (None, 0))
 step = _over_runs(  # uses up the state that it gets
-  OneRun.step, (0, None, 0, 0, 0, None), donate_argnums=1
+  RunProgram.step, (0, None, 0, 0, 0, None), donate_argnums=1
 )
-predict = _over_runs(OneRun.predict, (0, None, None, None))
+predict = _over_runs(RunProgram.predict, (0, None, None, None))
 
 
 def outputs(
@@ -330,17 +338,18 @@ def outputs(
 
   `params` are a run's, and `frozen` the model's other parameters.
   """
-  encoder, own = split_params(params)
+  encoder, head_params = split_params(params)
   keys = layers.split_key(dropout_key, 2)
-  # Texts that are encoded apart, [B, S, T], are rows of their own here.
-  apart, length = tokens.shape[:-1], tokens.shape[-1]
-  tokens, lengths = tokens.reshape(-1, length), lengths.reshape(-1)
+  # Texts that are encoded apart, [B, S, T], are separate rows here.
+  *axes, length = tokens.shape
+  tokens = tokens.reshape(-1, length)
+  lengths = lengths.reshape(-1)
   positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
   end = jnp.broadcast_to(lengths[:, None], tokens.shape)
   mask = AttentionMask(causal, k_end=end)
   hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
-  out = head(own, hidden, lengths, keys[1])
-  return jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), out)
+  out = head(head_params, hidden, lengths, keys[1])
+  return jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), out)
 
 
 def in_chunks(
@@ -369,9 +378,14 @@ def in_chunks(
 
 def split_params(params: Mapping[str, Any]) -> tuple[dict, dict]:
   """Splits a run's parameters into the encoder's and the head's."""
-  own = {n: p for n, p in params.items() if n.startswith(_HEAD)}
-  encoder = {n: p for n, p in params.items() if n not in own}
-  return encoder, {n.removeprefix(_HEAD): p for n, p in own.items()}
+  encoder = {}
+  head = {}
+  for name, param in params.items():
+    if name.startswith(_HEAD):
+      head[name.removeprefix(_HEAD)] = param
+    else:
+      encoder[name] = param
+  return encoder, head
 
 
 def join_params(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:

@@ -58,14 +58,14 @@ class Tagger(TaskHead):
       labels.append([NOWHERE if w < 0 else tags[w] for w in words[-1]])
     tokens, lengths = batching.pad_rows(tokens)
     labels, _ = batching.pad_rows(labels, fill=NOWHERE)
-    return ExampleRows(tokens, lengths, labels, True, examples, about=words)
+    return ExampleRows(tokens, lengths, labels, True, examples, origins=words)
 
   def reduce(self, outputs):
     return jnp.argmax(outputs, axis=-1)
 
   def decode(self, reduced, rows):
     votes = [[collections.Counter() for _ in e.texts] for e in rows.examples]
-    for row, words, counts in zip(reduced, rows.about, votes, strict=True):
+    for row, words, counts in zip(reduced, rows.origins, votes, strict=True):
       for tag, word in zip(row.tolist(), words, strict=False):
         if word != NOWHERE:
           counts[word][tag] += 1
@@ -107,7 +107,7 @@ def make(data, name, attention, options):
     main_metric="accuracy",
     baseline="all O",
     trivial=lambda examples: [[[0] * len(e.texts) for e in examples]],
-    about={"toy_examples": options.toy_examples},
+    facts={"toy_examples": options.toy_examples},
   )
 
 
