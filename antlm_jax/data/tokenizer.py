@@ -19,7 +19,7 @@ from tokenizers import (
   trainers,
 )
 
-from antlm_jax.data import mask_words, words
+from antlm_jax.data import tokenizer_json, words
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import WordTokens
 from antlm_jax.runtime import files
@@ -157,7 +157,8 @@ class Tokenizer:
       ValueError: It is not such a text.
     """
     with _library_errors(ValueError, ""):
-      backend = tokenizers.Tokenizer.from_str(mask_words.removed(text))
+      own_steps = tokenizer_json.without_stand_ins(text)
+      backend = tokenizers.Tokenizer.from_str(own_steps)
     return cls(backend)
 
   @classmethod

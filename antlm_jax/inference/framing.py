@@ -6,16 +6,15 @@ the model's training data and curriculum.
 
 import dataclasses
 import functools
-import json
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from antlm_jax import models
 from antlm_jax.config import Config
-from antlm_jax.data import mask_words, packing
+from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
+from antlm_jax.data.tokenizer_json import TokenizerJson
 from antlm_jax.errors import UserError
 from antlm_jax.training.checkpoint import Meta
 
@@ -64,9 +63,7 @@ class TextModel:
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:
     """Tokenizer that reads masks in a text as words."""
-    reader = tokenizers.Tokenizer.from_str(
-      json.dumps(tokenizer_with_masks(self.tokenizer))
-    )
+    reader = tokenizer_with_masks(self.tokenizer).build()
     reader.encode_special_tokens = True  # "</s>" in a text is text
     return reader
 
@@ -81,9 +78,10 @@ class TextModel:
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
-def tokenizer_with_masks(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_with_masks(tokenizer: Tokenizer) -> TokenizerJson:
   """Returns the tokenizer.json that reads masks in a text as words."""
-  return mask_words.added(tokenizer.to_json(), tokenizer.mask_id, MASK)
+  own = TokenizerJson.parse(tokenizer.to_json())
+  return own.with_masks(tokenizer.mask_id, tokenizer.mask_token, MASK)
 
 
 def trained_modes(config: Config) -> list[str]:
@@ -139,8 +137,8 @@ def encode_framed(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
   """Encodes a text with special tokens and `masks` added masks, int32 `[n]`.
 
   A mask is like a word: it includes the space before it, and does not change
-  the tokens around it (`data.mask_words`). Both `<mask>` and the tokenizer's
-  own name are masks. If there is no mask token, they are words.
+  the tokens around it (`data.tokenizer_json`). Both `<mask>` and the
+  tokenizer's own name are masks. If there is no mask token, they are words.
   """
   if any(name in text for name in loaded.mask_names):
     found = loaded.mask_reader.encode(text, add_special_tokens=False)
