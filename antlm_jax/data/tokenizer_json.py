@@ -22,12 +22,13 @@ alone. Another stand-in divides the name in longer texts.
 
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import normalizers, pre_tokenizers
 
 from antlm_jax.errors import UserError
 
@@ -79,7 +80,7 @@ class TokenizerJson:
 
   @property
   def added_tokens(self) -> list[dict[str, Any]]:
-    """Tokens that are not of the model, such as special ones, by their ids."""
+    """Added tokens, such as special tokens, in the order of their ids."""
     return self.fields["added_tokens"]
 
   def steps(self, part: str) -> list[dict[str, Any]]:
@@ -99,30 +100,32 @@ class TokenizerJson:
       UserError: The tokenizer's own steps drop the stand-ins.
     """
     masks = "|".join(re.escape(name) for name in sorted({mask, *names}))
-    normalizing = [
+    normalizer_steps = [
       _replace_pattern(masks, _WORD + _MASK + _WORD),
       *self.steps("normalizer"),
     ]
     # A text's own name of the mask is another letter now.
-    normalizer = self._with_steps("normalizer", normalizing)._build_normalizer()
-    normalizing += [
+    with_stand_ins = self._with_steps("normalizer", normalizer_steps)
+    normalized = with_stand_ins._build_normalizer().normalize_str(mask)
+    normalizer_steps += [
       *self._divide_names([mask])[mask],
-      _replace_whole(normalizer.normalize_str(mask), mask),
+      _replace_whole(normalized, mask),
       _replace_pattern(_MASK, mask),
     ]
-    splitting = [
+    pre_tokenizer_steps = [
       *self.steps("pre_tokenizer"),
       _remove_pattern(f"[ ▁␣]?{_WORD}|Ġ?{_in_bytes(_WORD)}"),
     ]
     # Not special, so that it is a mask where other special tokens are text.
     flags = ("single_word", "lstrip", "rstrip", "special")
-    token = {"id": mask_id, "content": mask, **dict.fromkeys(flags, False)}
-    others = [other for other in self.added_tokens if other["id"] != mask_id]
+    mask_token = {"id": mask_id, "content": mask}
+    mask_token |= dict.fromkeys(flags, False) | {"normalized": True}
+    tokens = [token for token in self.added_tokens if token["id"] != mask_id]
     masked = (
-      self._with_steps("normalizer", normalizing)
-      ._with_steps("pre_tokenizer", splitting)
+      self._with_steps("normalizer", normalizer_steps)
+      ._with_steps("pre_tokenizer", pre_tokenizer_steps)
       ._with_divider_removal()
-      ._with_added_tokens([*others, token | {"normalized": True}])
+      ._with_added_tokens([*tokens, mask_token])
     )
     backend = masked.build()
     text = mask * 2 + f" {mask}."
@@ -138,18 +141,13 @@ class TokenizerJson:
     """Adds special tokens, names by id, where there are no added tokens."""
     ids = {token["id"] for token in self.added_tokens}
     flags = ("single_word", "lstrip", "rstrip", "normalized")
-    return self._with_added_tokens(
-      [
-        *self.added_tokens,
-        *(
-          {"id": index, "content": name}
-          | dict.fromkeys(flags, False)
-          | {"special": True}
-          for index, name in names.items()
-          if index not in ids
-        ),
-      ]
-    )
+    tokens = [
+      {"id": index, "content": name, **dict.fromkeys(flags, False)}
+      | {"special": True}
+      for index, name in names.items()
+      if index not in ids
+    ]
+    return self._with_added_tokens([*self.added_tokens, *tokens])
 
   def with_flag(
     self, flag: str, value: bool, ids: Collection[int]
@@ -159,6 +157,16 @@ class TokenizerJson:
       [
         {**token, flag: value} if token["id"] in ids else token
         for token in self.added_tokens
+      ]
+    )
+
+  def without_special(self, first: int) -> "TokenizerJson":
+    """Removes the added special tokens from an id on."""
+    return self._with_added_tokens(
+      [
+        token
+        for token in self.added_tokens
+        if token["id"] < first or not token["special"]
       ]
     )
 
@@ -176,23 +184,23 @@ class TokenizerJson:
     }
     dividers = self._divide_names([*names.values()])
     normalizer = self._build_normalizer()
-    normalizing = self.steps("normalizer")
-    decoding = self.steps("decoder")
+    normalizer_steps = self.steps("normalizer")
+    decoder_steps = self.steps("decoder")
     for index, name in names.items():
       form = name
       if not dividers[name]:
         # Without a place to divide it, it gets a form that no text has.
         form = _SPECIAL.format(index)
         named = {"type": "Replace", "pattern": {"String": form}}
-        decoding.insert(0, named | {"content": name})
+        decoder_steps.insert(0, named | {"content": name})
       normalized = normalizer.normalize_str(name) if normalizer else name
       if normalized != form:
-        normalizing.append(_replace_whole(normalized, form))
-      normalizing += dividers[name]
+        normalizer_steps.append(_replace_whole(normalized, form))
+      normalizer_steps += dividers[name]
     changed = self.with_flag("normalized", True, names)
     if self.fields.get("decoder") and not all(dividers.values()):
-      changed = changed._with_steps("decoder", decoding)
-    changed = changed._with_steps("normalizer", normalizing)
+      changed = changed._with_steps("decoder", decoder_steps)
+    changed = changed._with_steps("normalizer", normalizer_steps)
     return changed._with_divider_removal()
 
   def with_trimmed_offsets(self, mask_id: int | None) -> "TokenizerJson":
@@ -201,17 +209,17 @@ class TokenizerJson:
     It changes spans, no tokens. The tokenizer's own post-processor goes.
     """
     bare = self._with(post_processor=None)
-    splitting = self.steps("pre_tokenizer")
-    kinds = [step["type"] for step in splitting]
+    steps = self.steps("pre_tokenizer")
+    kinds = [step["type"] for step in steps]
     if "ByteLevel" not in kinds:
       always = {"type": "Metaspace", "split": True, "prepend_scheme": "always"}
-      if not splitting or not always.items() <= splitting[0].items():
+      if not steps or not always.items() <= steps[0].items():
         return bare
       # Drop the space that Metaspace then adds to the word.
       space = _remove_pattern(r" (?=[^\s▁])")
-      return bare._with_steps("pre_tokenizer", [space, *splitting])
+      return bare._with_steps("pre_tokenizer", [space, *steps])
     place = kinds.index("ByteLevel")
-    adds_space = splitting[place]["add_prefix_space"]
+    adds_space = steps[place]["add_prefix_space"]
     added_inside = any(
       not token["special"] and token["id"] != mask_id
       for token in self.added_tokens
@@ -220,11 +228,16 @@ class TokenizerJson:
       return bare  # spaces added inside a text look like its own
     if adds_space:
       # The library takes a text's own first space for an added space.
-      first_space = normalizers.Replace(tokenizers.Regex(r"\A (?=\S)"), "")
-      normalizing = [*self.steps("normalizer"), _to_json(first_space)]
-      bare = bare._with_steps("normalizer", normalizing)
-    trim = processors.ByteLevel(add_prefix_space=adds_space, trim_offsets=True)
-    return bare._with(post_processor=_to_json(trim))
+      first_space = _replace_pattern(r"\A (?=\S)", "")
+      normalizer_steps = [*self.steps("normalizer"), first_space]
+      bare = bare._with_steps("normalizer", normalizer_steps)
+    trim = {
+      "type": "ByteLevel",
+      "add_prefix_space": adds_space,
+      "trim_offsets": True,
+      "use_regex": True,
+    }
+    return bare._with(post_processor=trim)
 
   def with_frame(
     self, before: Sequence[int], after: Sequence[int], names: Mapping[int, str]
@@ -238,17 +251,18 @@ class TokenizerJson:
     """
     if not names:
       return self
-
-    def special(ids: Sequence[int]) -> list[dict[str, Any]]:
-      return [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in ids]
-
+    special = {
+      index: {"SpecialToken": {"id": name, "type_id": 0}}
+      for index, name in names.items()
+    }
     first = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 0}}
-    single = [*special(before), first, *special(after)]
+    end = [special[index] for index in after]
+    single = [*(special[index] for index in before), first, *end]
     frame = {
       "type": "TemplateProcessing",
       "single": single,
-      "pair": [*single, second, *special(after)],
+      "pair": [*single, second, *end],
       "special_tokens": {
         name: {"id": name, "ids": [index], "tokens": [name]}
         for index, name in names.items()
@@ -268,8 +282,8 @@ class TokenizerJson:
   def _with_added_tokens(
     self, tokens: Sequence[Mapping[str, Any]]
   ) -> "TokenizerJson":
-    ordered = sorted(tokens, key=lambda token: token["id"])
-    return self._with(added_tokens=ordered)
+    by_id = operator.itemgetter("id")
+    return self._with(added_tokens=sorted(tokens, key=by_id))
 
   def _build_normalizer(self) -> normalizers.Normalizer | None:
     """Builds the normalizer alone, which added tokens would divide."""
@@ -284,15 +298,13 @@ class TokenizerJson:
     the tokenizer would divide it nowhere.
     """
     backend = self._with(added_tokens=[]).build()
-    normalizing = [backend.normalizer] if backend.normalizer else []
-    splitting = [backend.pre_tokenizer] if backend.pre_tokenizer else []
+    own_normalizers = [backend.normalizer] if backend.normalizer else []
+    own_splits = [backend.pre_tokenizer] if backend.pre_tokenizer else []
     split = pre_tokenizers.Split(tokenizers.Regex(_DIVIDERS), "removed")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splitting, split])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*own_splits, split])
 
-    def token_ids(
-      name: str, *dividers: normalizers.Normalizer
-    ) -> list[list[int]]:
-      backend.normalizer = normalizers.Sequence([*normalizing, *dividers])
+    def token_ids(name: str, *added: normalizers.Normalizer) -> list[list[int]]:
+      backend.normalizer = normalizers.Sequence([*own_normalizers, *added])
       texts = [form.format(name) for form in _AROUND_NAMES]
       encodings = backend.encode_batch(texts, add_special_tokens=False)
       return [encoding.ids for encoding in encodings]
@@ -349,11 +361,6 @@ def _shortest(
 ) -> Mapping[str, Any] | None:
   """Returns a sequence only of several steps, or a single step, or None."""
   return _sequence(part, steps) if len(steps) > 1 else next(iter(steps), None)
-
-
-def _to_json(step: Any) -> dict[str, Any]:
-  """Returns the JSON of a step of the library."""
-  return json.loads(step.__getstate__())
 
 
 def _remove_pattern(pattern: str) -> dict[str, Any]:

@@ -43,19 +43,21 @@ class TensorLayout:
 
     Raises a UserError if numbered tensors have incompatible shapes.
     """
-    found = dict(weights.tensors)
+    tensors = dict(weights.tensors)
     if self.weights:
-      found = {_inner(name): t for name, t in found.items()}
+      tensors = {_inner(name): t for name, t in tensors.items()}
     number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
     pieces = {
-      int(m[1]): found.pop(m[0]) for m in map(number.fullmatch, [*found]) if m
+      int(match[1]): tensors.pop(match[0])
+      for match in map(number.fullmatch, [*tensors])
+      if match
     }
     if pieces:
-      where = f"{weights.folder}: {self.numbered}"
-      found[self.numbered] = _concatenate_tensors(
-        where, [pieces[i] for i in sorted(pieces)]
+      tensors[self.numbered] = _concatenate_tensors(
+        f"{weights.folder}: {self.numbered}",
+        [pieces[i] for i in sorted(pieces)],
       )
-    return dataclasses.replace(weights, tensors=found)
+    return dataclasses.replace(weights, tensors=tensors)
 
 
 def _inner(name: str) -> str:
@@ -66,8 +68,8 @@ def _concatenate_tensors(name: str, pieces: Sequence[Stored]) -> Stored:
   """Concatenates tensors along the first axis."""
   shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-    found = ", ".join(str(list(shape)) for shape in shapes)
-    raise UserError(f"{name} has parts with different shapes: {found}")
+    listed = ", ".join(str(list(shape)) for shape in shapes)
+    raise UserError(f"{name} has parts with different shapes: {listed}")
   return Stored(
     (sum(shape[0] for shape in shapes), *shapes[0][1:]),
     pieces[0].dtype,

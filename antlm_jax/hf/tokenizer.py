@@ -47,14 +47,14 @@ def files(
     longest: Largest number of tokens in a row.
   """
   ids = special_ids(tokenizer, before)
-  own = TokenizerJson.parse(tokenizer.to_json())
-  unknown = own.fields["model"].get("unk_token")
+  spec = TokenizerJson.parse(tokenizer.to_json())
+  unknown = spec.fields["model"].get("unk_token")
   special = {*ids.values(), tokenizer.unk_id if unknown else None} - {None}
   if tokenizer.mask_id is not None:
-    own = framing.tokenizer_with_masks(tokenizer)
+    spec = framing.tokenizer_with_masks(tokenizer)
   frame_names = {i: tokenizer.token(i) for i in (*before, *after)}
   spec = (
-    own.with_special_tokens({i: tokenizer.token(i) for i in special})
+    spec.with_special_tokens({i: tokenizer.token(i) for i in special})
     .with_flag("special", True, {tokenizer.mask_id})
     .special_as_text(tokenizer.mask_id)
     .with_trimmed_offsets(tokenizer.mask_id)

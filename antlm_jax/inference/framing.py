@@ -57,8 +57,8 @@ class TextModel:
   @functools.cached_property
   def mask_names(self) -> set[str]:
     """Names of a mask in texts; none if there is no mask token."""
-    own = self.tokenizer.mask_token
-    return set() if own is None else {MASK, own}
+    mask_token = self.tokenizer.mask_token
+    return set() if mask_token is None else {MASK, mask_token}
 
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:
@@ -80,15 +80,15 @@ class TextModel:
 
 def tokenizer_with_masks(tokenizer: Tokenizer) -> TokenizerJson:
   """Returns the tokenizer.json that reads masks in a text as words."""
-  own = TokenizerJson.parse(tokenizer.to_json())
-  return own.with_masks(tokenizer.mask_id, tokenizer.mask_token, MASK)
+  spec = TokenizerJson.parse(tokenizer.to_json())
+  return spec.with_masks(tokenizer.mask_id, tokenizer.mask_token, MASK)
 
 
 def trained_modes(config: Config) -> list[str]:
   """Returns the scoring modes that a run trains, `causal` first."""
   modes = {
-    "causal" if one.left_to_right else ("mlm", "mntp")[one.shift]
-    for one in config.trained
+    "causal" if objective.left_to_right else ("mlm", "mntp")[objective.shift]
+    for objective in config.trained
   }
   return sorted(modes)
 
@@ -141,8 +141,8 @@ def encode_framed(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
   tokenizer's own name are masks. If there is no mask token, they are words.
   """
   if any(name in text for name in loaded.mask_names):
-    found = loaded.mask_reader.encode(text, add_special_tokens=False)
-    inner = np.array(found.ids, np.int32)
+    encoding = loaded.mask_reader.encode(text, add_special_tokens=False)
+    inner = np.array(encoding.ids, np.int32)
   else:
     inner = loaded.tokenizer.encode(text)
   before, after = loaded.frame
