@@ -46,7 +46,7 @@ def written(name, form="bidirectional", mask_shift=0, **changes) -> dict:
   )
 
 
-def described(fields, **changes) -> config.Described:
+def described(fields, **changes) -> config.ModelDescription:
   return config.describe(pathlib.Path("config.json"), fields | changes)
 
 

@@ -83,7 +83,7 @@ def generation_config(
   return out | ({"suppress_tokens": banned} if banned else {})
 
 
-class Described(NamedTuple):
+class ModelDescription(NamedTuple):
   """Meaning of a config.json."""
 
   encoder: str  # name of our encoder
@@ -94,7 +94,7 @@ class Described(NamedTuple):
   special: dict[str, int]  # known token ids by role in `ROLES`
 
 
-def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
+def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> ModelDescription:
   """Interprets the fields of a config.json.
 
   Raises a UserError that names the path if no encoder computes such a model.
@@ -118,7 +118,7 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
       special[role] = index
   names = architecture.names(target)
   rows = settings.pop("vocab_size")
-  return Described(encoder, names, settings, rows, objective, special)
+  return ModelDescription(encoder, names, settings, rows, objective, special)
 
 
 def end_ids(

@@ -18,6 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf import hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.config import ModelDescription
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.hf.model_folder import TOKENIZER, TOKENIZER_CONFIG
 from antlm_jax.inference import framing
@@ -76,7 +77,7 @@ def is_own(folder: pathlib.Path) -> bool:
   return bool(steps) or (folder / "params").is_dir()
 
 
-class _Opened(NamedTuple):
+class _OpenedModel(NamedTuple):
   """A transformers model, checked, but for its parameters' values."""
 
   meta: Meta
@@ -176,27 +177,27 @@ class Imported(Checkpoint):
     return checkpoint.complete_state(like, {"params": params})
 
   @functools.cached_property
-  def _opened(self) -> _Opened:
+  def _opened(self) -> _OpenedModel:
     path = self.path
     file = path / hf_config.CONFIG
     fields = files.read_json(file, "the model's")
     tensors = weights.read_weights(path)
     layout = layouts.find_layout(tensors)
-    described = hf_config.describe(file, layout.fields_of(fields))
-    model = _build_model(file, described)
-    tokenizer, tokenizer_notes = _read_tokenizer(path, described)
+    description = hf_config.describe(file, layout.fields_of(fields))
+    model = _build_model(file, description)
+    tokenizer, tokenizer_notes = _read_tokenizer(path, description)
     params, headless, weight_notes = _read_weights(
-      tensors, layout, described, model
+      tensors, layout, description, model
     )
-    causal = described.objective == "C"
+    causal = description.objective == "C"
     if (path / NATIVE).exists():
       meta, step = _read_native(path, model, self._boundary)
-      return _Opened(meta, step, weight_notes, params, headless, causal)
-    tokenizer, row_notes = _name_rows(path, tokenizer, described.rows)
+      return _OpenedModel(meta, step, weight_notes, params, headless, causal)
+    tokenizer, row_notes = _name_rows(path, tokenizer, description.rows)
     boundary = self._boundary or layout.boundary
     config = Config(
-      model=models.ENCODERS[described.encoder](**described.settings),
-      curriculum=layout.curriculum or f"1{described.objective}",
+      model=models.ENCODERS[description.encoder](**description.settings),
+      curriculum=layout.curriculum or f"1{description.objective}",
       init=Init(checkpoint=self.name if hub.is_name(self._where) else ""),
     )
     longest_row = model.config.max_seq_len
@@ -205,7 +206,7 @@ class Imported(Checkpoint):
       tokenizer,
       boundary or framing.OWN,
       data="",
-      ends=hf_config.end_ids(path, fields, described.rows),
+      ends=hf_config.end_ids(path, fields, description.rows),
       row_tokens=min(self._folder.longest or longest_row, longest_row),
     )
     notes = [
@@ -217,22 +218,22 @@ class Imported(Checkpoint):
       *tokenizer_notes,
       *_special_token_notes(path, tokenizer, boundary),
     ]
-    return _Opened(meta, 0, notes, params, headless, causal)
+    return _OpenedModel(meta, 0, notes, params, headless, causal)
 
 
 def _build_model(
-  file: pathlib.Path, described: hf_config.Described
+  file: pathlib.Path, description: ModelDescription
 ) -> models.Model:
   """Builds the model of a config.json; UserError if we have no such model."""
-  settings = {"name": described.encoder, **described.settings}
+  settings = {"name": description.encoder, **description.settings}
   try:
-    return models.build_model(settings, described.rows)
+    return models.build_model(settings, description.rows)
   except UserError as error:
     raise UserError(f"{file}: {error}") from error
 
 
 def _read_tokenizer(
-  path: pathlib.Path, described: hf_config.Described
+  path: pathlib.Path, description: ModelDescription
 ) -> tuple[Tokenizer, list[str]]:
   """Reads the tokenizer without tokens beyond the embedding, and notes on it.
 
@@ -240,21 +241,21 @@ def _read_tokenizer(
   """
   tokenizer = Tokenizer.load(path / TOKENIZER)
   notes = []
-  rows = described.rows
+  rows = description.rows
   if tokenizer.vocab_size > rows:
     tokenizer = tokenizer.without_special(rows)
     notes.append(
       f"special tokens from {rows:,} on are left out: the embedding has no"
       " row for them"
     )
-  _check_tokenizer(path, tokenizer, rows, described.special)
+  _check_tokenizer(path, tokenizer, rows, description.special)
   return tokenizer, notes
 
 
 def _read_weights(
   tensors: weights.Weights,
   layout: layouts.TensorLayout,
-  described: hf_config.Described,
+  description: ModelDescription,
   model: models.Model,
 ) -> tuple[Callable[[], Params], bool, list[str]]:
   """Checks the weights, before anything of their size is allocated.
@@ -263,8 +264,8 @@ def _read_weights(
     A function that reads the parameters, whether the output layer is missing,
     and notes on tensors that are left out.
   """
-  architecture = ARCHITECTURES[described.encoder]
-  names = layout.weights or described.weights
+  architecture = ARCHITECTURES[description.encoder]
+  names = layout.weights or description.weights
   stored, notes = weights.with_export_names(
     layout.tensors_of(tensors), names["embedding"], architecture
   )

@@ -12,7 +12,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import tensor_names
-from antlm_jax.hf.weights import Stored, Weights
+from antlm_jax.hf.weights import StoredTensor, Weights
 
 # Names of modules that wrap the encoder in other programs.
 _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
@@ -64,13 +64,15 @@ def _inner(name: str) -> str:
   return _WRAPPERS.sub("", name, count=1)
 
 
-def _concatenate_tensors(name: str, pieces: Sequence[Stored]) -> Stored:
+def _concatenate_tensors(
+  name: str, pieces: Sequence[StoredTensor]
+) -> StoredTensor:
   """Concatenates tensors along the first axis."""
   shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
     listed = ", ".join(str(list(shape)) for shape in shapes)
     raise UserError(f"{name} has parts with different shapes: {listed}")
-  return Stored(
+  return StoredTensor(
     (sum(shape[0] for shape in shapes), *shapes[0][1:]),
     pieces[0].dtype,
     lambda: np.concatenate([piece.read() for piece in pieces]),

@@ -89,7 +89,7 @@ def write_weights(
     files.write_json(folder / INDEX, index)
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
   """A tensor in a file."""
 
   shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class Weights:
   """Tensors of a folder by name, loaded one at a time."""
 
   folder: pathlib.Path
-  tensors: Mapping[str, Stored]
+  tensors: Mapping[str, StoredTensor]
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.tensors)
@@ -160,14 +160,14 @@ def _index_files(index: pathlib.Path) -> list[pathlib.Path]:
   return [index.parent / name for name in sorted(set(names))]
 
 
-def _open_tensors(path: pathlib.Path) -> dict[str, Stored]:
+def _open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
   out = {}
   try:
     file = safetensors.safe_open(path, framework="np")
     for name in file.keys():  # noqa: SIM118
       view = file.get_slice(name)
       read = functools.partial(file.get_tensor, name)
-      out[name] = Stored(tuple(view.get_shape()), view.get_dtype(), read)
+      out[name] = StoredTensor(tuple(view.get_shape()), view.get_dtype(), read)
     return out
   except OSError as error:
     reason = str(error).splitlines()[0]
@@ -176,7 +176,7 @@ def _open_tensors(path: pathlib.Path) -> dict[str, Stored]:
     raise UserError(f"{path} is incomplete: {error}") from error
 
 
-def _pickled(path: pathlib.Path) -> dict[str, Stored]:
+def _pickled(path: pathlib.Path) -> dict[str, StoredTensor]:
   """Opens a pickle of tensors, or of a training state with `model`."""
   try:
     import torch
@@ -217,7 +217,7 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
         " in PyTorch and save ordinary tensors"
       )
   return {
-    name: Stored(
+    name: StoredTensor(
       tuple(value.shape),
       "F32" if value.is_floating_point() else str(value.dtype),
       lambda value=value: value.detach().float().numpy(),
@@ -262,8 +262,8 @@ def with_export_names(
 
 
 def _with_prefix(
-  tensors: Mapping[str, Stored], embedding: str
-) -> Mapping[str, Stored]:
+  tensors: Mapping[str, StoredTensor], embedding: str
+) -> Mapping[str, StoredTensor]:
   """Adds the first part of names, which AutoModel leaves out."""
   prefix, _, bare = embedding.partition(".")
   if embedding in tensors or bare not in tensors:
@@ -293,7 +293,7 @@ def reader(
   """
   parts, expected = _parts(names, shapes)
   ones = {
-    n: Stored(expected[n], "F32", functools.partial(np.ones, expected[n]))
+    n: StoredTensor(expected[n], "F32", functools.partial(np.ones, expected[n]))
     for n in unused
   }
   weights = dataclasses.replace(weights, tensors={**ones, **weights.tensors})
