@@ -249,6 +249,7 @@ class Targets(NamedTuple):
 
   text: np.ndarray  # index of the text, int `[R]`
   position: np.ndarray  # index of the token in the text, int `[R]`
+  token: np.ndarray  # id of the token, int32 `[R]`
   begins: np.ndarray  # start of the segment in flat rows, int `[P, R]`
 
 
@@ -303,7 +304,7 @@ def totals(
       _segment_rows(texts, batch, number, passes[number], shapes, mask_id)
       for number in range(len(passes))
     ]
-    tokens = _target_tokens(texts, batch, shapes)
+    tokens = _pad_with_zeros(batch.token, shapes.targets)
     results = program(loaded.params, rows, tokens, temperatures)
     # The last targets may be padding.
     logprobs, likeliest = (np.asarray(x)[: len(batch.text)] for x in results)
@@ -329,6 +330,7 @@ def _target_batches(
   """Divides all targets into batches of at most `most` rows per pass."""
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
   position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
+  token = np.concatenate([t.tokens[t.start : t.stop] for t in texts])
   # The last pass has most rows, because a masked pass is last.
   batch = _begins(texts, passes[-1], text, length) // (most * length)
   order = np.argsort(batch, kind="stable")
@@ -336,7 +338,9 @@ def _target_batches(
   for index in np.split(order, np.cumsum(np.bincount(batch))[:-1]):
     # This packs the last pass into the same rows again.
     begins = [_begins(texts, p, text[index], length) for p in passes]
-    batches.append(Targets(text[index], position[index], np.stack(begins)))
+    batches.append(
+      Targets(text[index], position[index], token[index], np.stack(begins))
+    )
   return batches
 
 
@@ -379,15 +383,6 @@ def _segment_rows(
     begins + batch.position - text_pass.shift, shapes.targets
   )
   return ScoringRows(tokens, bounds.start, bounds.end, predicted)
-
-
-def _target_tokens(
-  texts: Sequence[EncodedText], batch: Targets, shapes: Shapes
-) -> np.ndarray:
-  """Returns the tokens to predict, int32 `[R]`."""
-  places = zip(batch.text, batch.position, strict=True)
-  tokens = [texts[i].tokens[position] for i, position in places]
-  return _pad_with_zeros(tokens, shapes.targets)
 
 
 def _pad_with_zeros(values: Sequence[int], size: int) -> np.ndarray:
