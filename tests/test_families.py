@@ -46,15 +46,15 @@ def written(name, form="bidirectional", mask_shift=0, **changes) -> dict:
   )
 
 
-def described(fields, **changes) -> config.Described:
+def described(fields, **changes) -> config.ModelDescription:
   return config.describe(pathlib.Path("config.json"), fields | changes)
 
 
 def read(fields, **changes) -> models.EncoderConfig:
   """Returns the encoder's settings that a config.json describes."""
-  encoder, _, settings, *_ = described(fields, **changes)
-  rows = settings.pop("vocab_size")
-  return models.build_model({"name": encoder, **settings}, rows).config
+  meaning = described(fields, **changes)
+  settings = {"name": meaning.encoder, **meaning.settings}
+  return models.build_model(settings, meaning.rows).config
 
 
 @pytest.mark.parametrize("form", ["causal", "bidirectional"])

@@ -233,8 +233,8 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     },
   )
   loaded = random_models.with_meta(loaded, config=settings, row_tokens=32)
-  about = card.About("mit", ("en", "de"), "me/base")
-  paths = export.export_model(loaded, tmp_path / "hf", about=about)
+  facts = card.CardFacts("mit", ("en", "de"), "me/base")
+  paths = export.export_model(loaded, tmp_path / "hf", facts=facts)
   for path in paths:
     text = (path / "README.md").read_text()
     front = huggingface_hub.ModelCard(text).data

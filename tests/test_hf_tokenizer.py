@@ -135,14 +135,31 @@ def test_special_tokens_are_decoded_by_their_names(made):
   assert own.bos_id not in found
 
 
+def test_changes_of_a_tokenizer_json_are_copies(made):
+  """Catches a method that edits its tokenizer.json in place."""
+  _, loaded, _ = made
+  tokenizer = loaded.tokenizer
+  masked = framing.tokenizer_with_masks(tokenizer)
+  text = masked.to_text()
+  names = {tokenizer.bos_id: "<s>", tokenizer.eos_id: "</s>"}
+  for changed in (
+    masked.with_special_tokens({7: "seven"}),
+    masked.with_flag("special", True, {tokenizer.mask_id}),
+    masked.without_special(0),
+    masked.special_as_text(tokenizer.mask_id),
+    masked.with_frame([tokenizer.bos_id], [tokenizer.eos_id], names),
+  ):
+    assert changed.to_text() != text
+    changed.with_trimmed_offsets(tokenizer.mask_id).build()
+    assert masked.to_text() == text
+
+
 def test_a_mask_that_only_normalization_writes_is_text():
   """Catches stand-ins among the tokens that antlm scores."""
   backend = random_models.tokenizer()._backend
   backend.normalizer = tokenizers.normalizers.NFKC()
   own = Tokenizer(backend)
-  read = tokenizers.Tokenizer.from_str(
-    json.dumps(framing.tokenizer_with_masks(own))
-  )
+  read = framing.tokenizer_with_masks(own).build()
   bare = json.loads(own.to_json()) | {"added_tokens": []}
   plain = tokenizers.Tokenizer.from_str(json.dumps(bare))
   text = "the \uff1cmask\uff1e dogs"  # NFKC makes it <mask>

@@ -102,8 +102,8 @@ def export(
   """
   export_lib.check_new(output)  # before minutes of reading
   loaded = open_model(model, step)
-  about = card.About(license, tuple(language), base_model)
-  how = dtype, round(1e9 * shard_gb), sentence_transformers, about
+  facts = card.CardFacts(license, tuple(language), base_model)
+  how = dtype, round(1e9 * shard_gb), sentence_transformers, facts
 
   def write(one: Loaded, folder: files.Path) -> list[Exported]:
     chosen = ATTENTIONS if attention == "both" else (attention,)

@@ -19,7 +19,8 @@ from tokenizers import (
   trainers,
 )
 
-from antlm_jax.data import mask_words, words
+from antlm_jax.data import tokenizer_json, words
+from antlm_jax.data.tokenizer_json import TokenizerJson
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import WordTokens
 from antlm_jax.runtime import files
@@ -157,7 +158,8 @@ class Tokenizer:
       ValueError: It is not such a text.
     """
     with _library_errors(ValueError, ""):
-      backend = tokenizers.Tokenizer.from_str(mask_words.removed(text))
+      own_steps = tokenizer_json.without_stand_ins(text)
+      backend = tokenizers.Tokenizer.from_str(own_steps)
     return cls(backend)
 
   @classmethod
@@ -191,13 +193,8 @@ class Tokenizer:
 
   def without_special(self, first: int) -> "Tokenizer":
     """Returns a tokenizer without the added special tokens from an id on."""
-    spec = json.loads(self.to_json())
-    spec["added_tokens"] = [
-      token
-      for token in spec["added_tokens"]
-      if token["id"] < first or not token["special"]
-    ]
-    return Tokenizer.from_json(json.dumps(spec))
+    spec = TokenizerJson.parse(self.to_json()).without_special(first)
+    return Tokenizer.from_json(spec.to_text())
 
   def encode(self, text: str) -> np.ndarray:
     """Encodes text, without special tokens, as int32 `[n]`."""
@@ -207,8 +204,8 @@ class Tokenizer:
     """Encodes texts on all cores, without special tokens, as int32 `[n]`."""
     encode = self._backend.encode_batch_fast
     with _library_errors(UserError, _NO_TOKEN):
-      found = encode(list(texts), add_special_tokens=False)
-    return [np.asarray(encoding.ids, np.int32) for encoding in found]
+      encodings = encode(list(texts), add_special_tokens=False)
+    return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
   def encode_offsets(self, text: str) -> tuple[np.ndarray, Spans]:
     """Encodes text as `encode` does, and finds the characters of each token.
@@ -259,14 +256,15 @@ class Tokenizer:
     Raises a UserError if it has no token for any text.
     """
     # Not each vocabulary has an "a", such as one of DNA.
-    own = (self.decode([i]) for i in np.flatnonzero(~self.special))
-    for text in itertools.chain("a", own):
+    tokens = (self.decode([i]) for i in np.flatnonzero(~self.special))
+    for text in itertools.chain("a", tokens):
       with contextlib.suppress(UserError):
         if not len(self.encode(text)):
           continue
-        found = self._backend.encode(text, add_special_tokens=True)
-        mask = np.flatnonzero(np.asarray(found.special_tokens_mask) == 0)
-        return found.ids[: mask[0]], found.ids[mask[-1] + 1 :]
+        encoding = self._backend.encode(text, add_special_tokens=True)
+        inside = np.flatnonzero(np.asarray(encoding.special_tokens_mask) == 0)
+        ids = encoding.ids
+        return ids[: inside[0]], ids[inside[-1] + 1 :]
     raise UserError("the tokenizer has no token for any text")
 
   @functools.cached_property
@@ -280,12 +278,13 @@ class Tokenizer:
   @functools.cached_property
   def word_tokens(self) -> WordTokens:
     """The tokens that begin, end or continue a word."""
-    model, special = self._backend.model, self.special
+    model = self._backend.model
+    special = self.special
     # WordPiece's `##` marks pieces inside words, and `</w>` in BPE those that
     # end them. Others mark those that begin, and WordLevel's are whole words.
     inside = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None)
-    whole = isinstance(model, models.WordLevel)
+    word_level = isinstance(model, models.WordLevel)
     signs = words.byte_signs() if self._byte_level else None
     out = np.stack([special, special, np.zeros_like(special)])
     for token, index in self._vocab.items():
@@ -293,7 +292,7 @@ class Tokenizer:
         continue
       marked = token.startswith(inside or _SPACES)
       parts = words.token_bytes(token.removeprefix(inside), signs)
-      begins = whole or marked != bool(inside) or words.begins_word(parts)
+      begins = word_level or marked != bool(inside) or words.begins_word(parts)
       ends = words.ends_character(parts) or (
         bool(suffix) and token.endswith(suffix)
       )
@@ -343,21 +342,23 @@ class Tokenizer:
 
   def _flag(self) -> None:
     """Flags the tokens special that have the names of special tokens."""
-    backend, known = self._backend, self._backend.get_added_tokens_decoder()
+    backend = self._backend
+    added = backend.get_added_tokens_decoder()
     ids = {self.pad_id, self.bos_id, self.eos_id, self.mask_id}
     ids |= set(map(backend.token_to_id, _OTHERS))
     names = [
       backend.id_to_token(index)
       for index in sorted(ids - {None})
-      if index not in known or not known[index].special
+      if index not in added or not added[index].special
     ]
     backend.add_special_tokens(names)
 
   def _find(self, names: Iterable[str], special: Collection[int]) -> int | None:
     ids = map(self._backend.token_to_id, names)
-    found = [index for index in ids if index is not None]
+    candidates = [index for index in ids if index is not None]
     # Others may be ordinary tokens, as HTML's <s> is in Gemma's vocabulary.
-    return next(iter([i for i in found if i in special] or found), None)
+    flagged = [index for index in candidates if index in special]
+    return next(iter(flagged or candidates), None)
 
 
 _NO_TOKEN = (
@@ -379,9 +380,11 @@ def _library_errors(kind: type[Exception], begin: str) -> Iterator[None]:
 
 def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
   """Returns the spans of `encode_offsets` from those of the library."""
-  spans, after = [], len(text)
+  spans = []
+  after = len(text)
   for i, (begin, end) in reversed([*enumerate(offsets)]):
-    piece, before = text[begin:end], offsets[i - 1][1] if i else 0
+    piece = text[begin:end]
+    before = offsets[i - 1][1] if i else 0
     word = piece.lstrip()
     start = end - len(word) if word else begin
     if word and tokens[i] in _SPACES and tokens[i] != piece:
@@ -411,10 +414,9 @@ def _joins(piece: str, char: str) -> bool:
   """
   if unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf"):
     return True
-  alone, both = (
-    unicodedata.normalize("NFKC", x) for x in (piece, piece + char)
-  )
-  return len(both) <= len(alone)
+  alone = unicodedata.normalize("NFKC", piece)
+  joined = unicodedata.normalize("NFKC", piece + char)
+  return len(joined) <= len(alone)
 
 
 def _digits() -> str:
@@ -423,12 +425,13 @@ def _digits() -> str:
   for code in (zero + n for zero in _ZEROS for n in range(10)):
     *lead, last = (_SIGNS[byte] for byte in chr(code).encode())
     lasts.setdefault("".join(lead), []).append(last)
-  return "|".join(f"{lead}[{''.join(of)}]" for lead, of in lasts.items())
+  return "|".join(f"{lead}[{''.join(ends)}]" for lead, ends in lasts.items())
 
 
 def _training_texts(texts: Iterable[str]) -> Iterator[str]:
   """Yields texts until training has enough characters."""
-  characters, phrases = _TRAINING_CHARACTERS, _TRAINING_PHRASES
+  characters = _TRAINING_CHARACTERS
+  phrases = _TRAINING_PHRASES
   for text in texts:
     if characters <= 0:
       return

@@ -70,6 +70,10 @@ class Target:
   code: tuple[str, ...] = ()  # Python files from hf/remote for its folder
   note: str = ""  # note for its card
 
+  def has_weights_of(self, other: "Target") -> bool:
+    """Whether both have the same tensors of the encoder."""
+    return self.zeros == other.zeros and self.weights == other.weights
+
   def window(self, config, default: int) -> int:
     """Returns the window of all local layers; UserError if they differ."""
     widths = set(config.layer_windows) - {0} or {default}
@@ -122,13 +126,14 @@ class Architecture:
         return row
     if not rows:
       raise UserError(self._absent(attention))
-    own = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
-    raise UserError(f"transformers has no {row.model_type} with {own}")
+    settings = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
+    raise UserError(f"transformers has no {row.model_type} with {settings}")
 
   def _absent(self, attention: str) -> str:
     """Returns the error for an attention, or MNTP, without any model."""
     if attention == "causal":
-      lacks, remedies = "is causal", ["export it as bidirectional"]
+      lacks = "is causal"
+      remedies = ["export it as bidirectional"]
     else:
       lacks = "predicts a mask one position before it"
       remedies = ["train with M"]
@@ -143,46 +148,46 @@ class Architecture:
     return {**self.weights, **target.weights}
 
 
-def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
+def with_defaults(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   """Fills in defaults for absent fields of a config.json.
 
   Null fields are removed and get no default. Raises a ValueError if a field
   differs from `only`, the values that our encoders compute.
   """
-  given = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
+  values = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
   for name, right in only.items():
-    if given.get(name, right) != right:
-      raise differs(name, given[name])
-  return given
+    if values.get(name, right) != right:
+      raise unsupported_value(name, values[name])
+  return values
 
 
 def integer_field(fields: Mapping, name: str, least: int) -> int:
   """Returns an integer field; ValueError if it is no integer or too small."""
-  found = fields.get(name)
-  if type(found) is not int or not least <= found < 2**20:
-    raise differs(name, found)
-  return found
+  value = fields.get(name)
+  if type(value) is not int or not least <= value < 2**20:
+    raise unsupported_value(name, value)
+  return value
 
 
 def layer_kinds(
-  given: Mapping, default: Callable[[int], str], known: Sequence[str]
+  fields: Mapping, default: Callable[[int], str], allowed: Sequence[str]
 ) -> list[str]:
   """Returns the kind of each layer; `default` maps an index to a kind.
 
-  Raises a ValueError if a kind is not `known`, or the number of kinds is not
+  Raises a ValueError if a kind is not `allowed`, or the number of kinds is not
   the number of layers.
   """
-  layers = integer_field(given, "num_hidden_layers", 1)
-  kinds = given.get("layer_types") or [default(i) for i in range(layers)]
+  layers = integer_field(fields, "num_hidden_layers", 1)
+  kinds = fields.get("layer_types") or [default(i) for i in range(layers)]
   complete = isinstance(kinds, list) and len(kinds) == layers
-  if not complete or any(kind not in known for kind in kinds):
-    raise differs("layer_types", kinds)
+  if not complete or any(kind not in allowed for kind in kinds):
+    raise unsupported_value("layer_types", kinds)
   return kinds
 
 
-def differs(name: str, found: Any) -> ValueError:
+def unsupported_value(name: str, value: Any) -> ValueError:
   """Returns the error for a field that our encoders do not implement."""
-  shown = json.dumps(found) if isinstance(found, dict) else repr(found)
+  shown = json.dumps(value) if isinstance(value, dict) else repr(value)
   return ValueError(
     f"{name} is {shown[:60]}, which this library does not support"
   )

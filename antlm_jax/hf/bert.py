@@ -7,9 +7,9 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
-  completed,
   integer_field,
   tensor_names,
+  with_defaults,
 )
 
 # The only values that our bert encoder computes.
@@ -33,7 +33,8 @@ _DEFAULTS = {
   "attention_probs_dropout_prob": 0.1,
   "tie_word_embeddings": True,
 }
-_BERT, _ROBERTA = "bert", "roberta"
+_BERT = "bert"
+_ROBERTA = "roberta"
 _ROWS = "max_position_embeddings"
 
 
@@ -115,12 +116,12 @@ def _bert_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_bert(fields: Mapping, target: Target) -> dict[str, Any]:
-  given = completed(fields, _DEFAULTS | target.defaults, _ONLY)
+  fields = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
   first = 0
   if target.model_type != _BERT:  # its positions follow that of padding
-    first = integer_field(given, "pad_token_id", 0) + 1
-  rows = integer_field(given, _ROWS, first + 1)
-  return given | {"first_position": first, _ROWS: rows - first}
+    first = integer_field(fields, "pad_token_id", 0) + 1
+  rows = integer_field(fields, _ROWS, first + 1)
+  return fields | {"first_position": first, _ROWS: rows - first}
 
 
 _ROBERTA_TENSORS = _tensors("roberta", "lm_head", "lm_head", "layer_norm")

@@ -26,6 +26,8 @@ _TRAINED = (
   " learns causal (C) and masked (M) language modeling, by the attention mask"
   " alone."
 )
+# Pipelines of transformers by the attention that they need.
+_PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
 _TEXTS = {  # example input for each kind of pipeline
   "text-generation": "The dogs",
   "fill-mask": "The dogs {mask} in the house.",
@@ -54,7 +56,7 @@ _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class CardFacts:
   """Facts for the card that only the user knows; see `commands.export`."""
 
   license: str = ""
@@ -67,7 +69,7 @@ def card(
   attention: str,
   target: Target,
   results: Sequence[Mapping[str, object]] = (),
-  about: About = About(),
+  facts: CardFacts = CardFacts(),
 ) -> str:
   """Returns the README.md of a folder.
 
@@ -78,32 +80,34 @@ def card(
     attention: Attention of the exported model, causal or bidirectional.
     target: Model of transformers; the example uses its first class.
     results: Results, as `read_results` returns them.
-    about: Facts that only the user knows.
+    facts: Facts that only the user knows.
   """
   import huggingface_hub  # slow to import
 
-  name, size = loaded.config.model.name, units.quantity(loaded.model.size)
-  tag = "text-generation" if attention == "causal" else "fill-mask"
+  name = loaded.config.model.name
+  size = units.quantity(loaded.model.size)
+  tag = _PIPELINES[attention]
   auto = heads.export_classes(loaded, target)[0]
-  more = ""
+  pipeline_options = ""
   if loaded.headless:
     tag = "feature-extraction"
   if loaded.task:
     place = heads.head_place(loaded.task)
-    tag, more = place.tag, place.pipeline
+    tag = place.tag
+    pipeline_options = place.pipeline
   embedder = auto == heads.EMBEDDER
   results = [huggingface_hub.EvalResult(**fields) for fields in results]
   # Scores without a task are those of models fine-tuned from this model.
-  own = [result for result in results if result.task_type] or None
+  model_results = [result for result in results if result.task_type] or None
   metadata = huggingface_hub.ModelCardData(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
-    license=about.license or None,
-    language=list(about.language) or None,
-    base_model=about.base_model or _base_model(loaded) or None,
+    license=facts.license or None,
+    language=list(facts.language) or None,
+    base_model=facts.base_model or _base_model(loaded) or None,
     tags=["antlm_jax", name],
-    model_name=own and f"{name}-{size}",
-    eval_results=own,
+    model_name=model_results and f"{name}-{size}",
+    eval_results=model_results,
   )
   curriculum = tables.plain_markdown(loaded.config.curriculum)
   origin = _TRAINED.format(curriculum=curriculum)
@@ -118,7 +122,7 @@ def card(
     call=call,
     since=target.since,
     tag=tag,
-    more=more,
+    options=pipeline_options,
     text=repr(_TEXTS.get(tag, "The dogs sleep.").format(mask=word)),
   )
   notes = [use.rstrip(), target.note]
@@ -165,17 +169,19 @@ def _base_model(loaded: Loaded) -> str:
   It looks only at folders on this machine. A checkpoint may name a bucket or a
   model on the Hub in place of a folder, and must not open a connection.
   """
-  found, seen = loaded.config.init.checkpoint, set()
-  while found and not found.startswith(hub.PREFIX):
-    folder = os.path.realpath(found)
-    if folder in seen or not os.path.isdir(folder):  # moved or removed
+  checkpoint_path = loaded.config.init.checkpoint
+  folders = set()
+  while checkpoint_path and not checkpoint_path.startswith(hub.PREFIX):
+    folder = os.path.realpath(checkpoint_path)
+    if folder in folders or not os.path.isdir(folder):  # moved or removed
       return ""
-    seen.add(folder)
+    folders.add(folder)
     try:
-      found = import_.open_start(folder).meta.config.init.checkpoint
+      start = import_.open_start(folder)
+      checkpoint_path = start.meta.config.init.checkpoint
     except UserError:
       return ""
-  return found.removeprefix(hub.PREFIX)
+  return checkpoint_path.removeprefix(hub.PREFIX)
 
 
 def _training_facts(loaded: Loaded) -> dict[str, str]:
@@ -205,7 +211,8 @@ def read_results(loaded: Loaded) -> list[dict[str, object]]:
 
   It warns of damaged files, and leaves them out.
   """
-  results, tag = [], ""
+  results = []
+  tag = ""
   if loaded.task:
     tag = heads.head_place(loaded.task).tag
   else:
@@ -213,8 +220,9 @@ def read_results(loaded: Loaded) -> list[dict[str, object]]:
       if record.get("step") == loaded.step:
         results += _held_out_results(loaded, record)
   folder = loaded.saved.run if loaded.task else loaded.saved.evals
-  found = [] if files.is_remote(folder) else folder.rglob("summary.json")
-  for path in sorted(found):
+  remote = files.is_remote(folder)
+  summaries = [] if remote else sorted(folder.rglob("summary.json"))
+  for path in summaries:
     try:
       summary = files.read_json(path, "the results")
       if "request" in summary:  # else it is another program's
@@ -237,17 +245,18 @@ def _summary_results(
     metric = summary["main_metric"]
     best = summary["runs"][summary["best_run"]]
     for name, scores in best["scores"].items():
-      task, said = tag if loaded.task else "", f"{metric}, fine-tuned{part}"
-      yield _card_result(task, name, metric, scores[metric], said)
+      title = f"{metric}, fine-tuned{part}"
+      yield _card_result(tag, name, metric, scores[metric], title)
     return
-  mode, data = request.get("mode", ""), path.parent.parent.name
-  task = _pipeline_tag(mode == "causal")
+  mode = request.get("mode", "")
+  data = path.parent.parent.name
+  task = _PIPELINES["causal" if mode == "causal" else "bidirectional"]
   count = next((f"{summary[n]:,} {n}" for n in _COUNTS if n in summary), "")
-  about = f"{', '.join(filter(None, (mode, count)))}{part}"
+  details = f"{', '.join(filter(None, (mode, count)))}{part}"
   for figure, (metric, name) in _FIGURES.items():
     value = summary.get(figure)
     if isinstance(value, float) and math.isfinite(value):
-      yield _card_result(task, data, metric, value, f"{name} ({about})")
+      yield _card_result(task, data, metric, value, f"{name} ({details})")
 
 
 def _held_out_results(
@@ -255,21 +264,18 @@ def _held_out_results(
 ) -> Iterator[dict[str, object]]:
   """Yields held-out losses and perplexities of a record of metrics."""
   data = without_folders(loaded.config.data.path) or "the training data"
-  known = (*OBJECTIVES.values(), *loaded.config.trained)
-  causal = {objective.name for objective in known if objective.left_to_right}
+  objectives = (*OBJECTIVES.values(), *loaded.config.trained)
+  causal = {
+    objective.name for objective in objectives if objective.left_to_right
+  }
   for key, value in record.items():
-    if found := re.fullmatch(r"eval/([^/]+)/(?:(.+)/)?(loss|perplexity)", key):
-      objective, part, metric = found.groups()
+    if match := re.fullmatch(r"eval/([^/]+)/(?:(.+)/)?(loss|perplexity)", key):
+      objective, part, metric = match.groups()
       name = f"held-out text of {part or data}"
-      about = f"{metric} ({objective}{', nats' * (metric == 'loss')})"
-      result = _card_result(
-        _pipeline_tag(objective in causal), name, metric, value, about
-      )
+      title = f"{metric} ({objective}{', nats' * (metric == 'loss')})"
+      task = _PIPELINES["causal" if objective in causal else "bidirectional"]
+      result = _card_result(task, name, metric, value, title)
       yield result | {"dataset_type": "text", "dataset_config": part}
-
-
-def _pipeline_tag(causal: bool) -> str:
-  return "text-generation" if causal else "fill-mask"
 
 
 def _card_result(task: str, data: str, metric: str, value, name: str) -> dict:
@@ -285,7 +291,8 @@ def _card_result(task: str, data: str, metric: str, value, name: str) -> dict:
 
 def _result_row(result) -> tuple[str, str]:
   """Returns the card's row of an `EvalResult`."""
-  name, value = result.metric_type, result.metric_value
-  share = name not in ("loss", "perplexity", "bits_per_byte", "pearsonr")
-  shown = f"{100 * value:.1f} %" if share else f"{value:,.3f}"
+  value = result.metric_value
+  plain_metrics = ("loss", "perplexity", "bits_per_byte", "pearsonr")
+  is_share = result.metric_type not in plain_metrics
+  shown = f"{100 * value:.1f} %" if is_share else f"{value:,.3f}"
   return f"{result.dataset_name}: {result.metric_name}", shown

@@ -83,17 +83,17 @@ def same_tokens(
     before: Special tokens before a text.
     after: Special tokens after a text.
   """
-  theirs = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
+  exported = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
   head, tail = (len(ids) for ids in loaded.frame)
   for text in _sample_texts(loaded):
     ids = framing.encode_framed(loaded, text).tolist()
     expected = [*before, *ids[head : len(ids) - tail], *after]
-    found = theirs.encode(text).ids
-    if found != expected:
+    exported_ids = exported.encode(text).ids
+    if exported_ids != expected:
       raise UserError(
-        f"the exported tokenizer would read {text!r:.200} as {found}, but the"
-        f" model reads it as {expected}, so nothing was exported: report this"
-        " tokenizer, or train with another tokenizer"
+        f"the exported tokenizer would read {text!r:.200} as {exported_ids},"
+        f" but the model reads it as {expected}, so nothing was exported:"
+        " report this tokenizer, or train with another tokenizer"
       )
 
 

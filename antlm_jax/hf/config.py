@@ -47,8 +47,8 @@ def make_config_json(
   if out["mask_token_id"] is None:  # an error in EuroBERT's config
     del out["mask_token_id"]
   for name, roles in target.ids.items():
-    known = (special[role] for role in roles if special[role] is not None)
-    out[f"{name}_token_id"] = next(known, None)
+    indices = (special[role] for role in roles if special[role] is not None)
+    out[f"{name}_token_id"] = next(indices, None)
   out |= architecture.extra(ours, target)
   if (pad := out.get("pad_token_id")) != special.get("pad"):
     raise UserError(
@@ -83,17 +83,18 @@ def generation_config(
   return out | ({"suppress_tokens": banned} if banned else {})
 
 
-class Described(NamedTuple):
+class ModelDescription(NamedTuple):
   """Meaning of a config.json."""
 
   encoder: str  # name of our encoder
   weights: Mapping[str, str]  # tensors, as in `Architecture.weights`
-  settings: dict[str, Any]  # settings of the encoder, with `vocab_size`
+  settings: dict[str, Any]  # settings of the encoder
+  rows: int  # number of rows of the embedding
   objective: str  # letter of the objective that fits the model
   special: dict[str, int]  # known token ids by role in `ROLES`
 
 
-def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
+def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> ModelDescription:
   """Interprets the fields of a config.json.
 
   Raises a UserError that names the path if no encoder computes such a model.
@@ -116,7 +117,8 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
     if isinstance(index, int):
       special[role] = index
   names = architecture.names(target)
-  return Described(encoder, names, settings, objective, special)
+  rows = settings.pop("vocab_size")
+  return ModelDescription(encoder, names, settings, rows, objective, special)
 
 
 def end_ids(
@@ -124,30 +126,31 @@ def end_ids(
 ) -> tuple[int, ...]:
   """Returns the tokens under `rows` that end a generated text."""
   path = folder / GENERATION
-  own = files.read_json(path, "the model's") if path.exists() else {}
-  found = own.get("eos_token_id", fields.get("eos_token_id"))
-  found = found if isinstance(found, list) else [found]
-  return tuple(i for i in found if type(i) is int and 0 <= i < rows)
+  generation = files.read_json(path, "the model's") if path.exists() else {}
+  ends = generation.get("eos_token_id", fields.get("eos_token_id"))
+  ends = ends if isinstance(ends, list) else [ends]
+  return tuple(i for i in ends if type(i) is int and 0 <= i < rows)
 
 
 def _settings_of_fields(
   encoder: str, architecture, fields: Mapping
 ) -> dict[str, Any]:
   """Returns our settings for the fields, after a check of their types."""
-  known = dataclasses.fields(models.ENCODERS[encoder])
-  types = {field.name: field.type for field in known}
+  settings = dataclasses.fields(models.ENCODERS[encoder])
+  types = {setting.name: setting.type for setting in settings}
   out = {}
   for ours, theirs in architecture.settings.items():
     ours = "head_width" if ours == "head_dim" else ours
     if ours not in types:  # computed from other settings
       continue
-    found, kind = fields.get(theirs), types[ours]
-    kind = typing.get_origin(kind) or kind  # tuple for tuple[float, ...]
-    if found is None:
+    value = fields.get(theirs)
+    # It is tuple for tuple[float, ...].
+    kind = typing.get_origin(types[ours]) or types[ours]
+    if value is None:
       raise ValueError(f"{theirs} is missing")
     kinds = (int, float) if kind is float else kind
     # In Python, a bool is also an int.
-    if not isinstance(found, kinds) or (type(found) is bool) != (kind is bool):
-      raise ValueError(f"{theirs}={found!r} is not of type {kind.__name__}")
-    out[ours] = kind(found)
+    if not isinstance(value, kinds) or (type(value) is bool) != (kind is bool):
+      raise ValueError(f"{theirs}={value!r} is not of type {kind.__name__}")
+    out[ours] = kind(value)
   return out

@@ -1,6 +1,5 @@
 """Writes a trained model as a folder that transformers opens."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
@@ -22,7 +20,7 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 
 _CODE = pathlib.Path(__file__).parent / "remote"
-_NOTHING = card.About()
+_NO_FACTS = card.CardFacts()
 _SBERT = "sentence_transformers.models"
 
 
@@ -33,7 +31,7 @@ def export_model(
   dtype: str = "float32",
   shard_bytes: int = 5 * 10**9,
   sentences: bool = False,
-  about: card.About = _NOTHING,
+  facts: card.CardFacts = _NO_FACTS,
 ) -> list[pathlib.Path]:
   """Writes a model as a folder, or as a subfolder for each of two attentions.
 
@@ -45,7 +43,7 @@ def export_model(
     shard_bytes: Largest size of a weights file, in bytes.
     sentences: Also write a sentence-transformers model that averages the
       tokens. Embedders are always such models.
-    about: Facts for the card that only the user knows.
+    facts: Facts for the card that only the user knows.
 
   Returns:
     Paths to the folders that transformers opens.
@@ -65,35 +63,25 @@ def export_model(
   targets = {a: target_of(loaded, a) for a in attentions}
   results = card.read_results(loaded)
   texts = {
-    a: _text_files(loaded, a, dtype, sentences)
-    | {card.FILE: card.card(loaded, a, targets[a], results, about)}
-    for a in attentions
+    attention: _text_files(loaded, attention, target, dtype, sentences)
+    | {card.FILE: card.card(loaded, attention, target, results, facts)}
+    for attention, target in targets.items()
   }
   for attention in attentions:
     frame = _frame_tokens(loaded, attention, sentences)
     check.same_tokens(loaded, texts[attention], *frame)
-  inside = attentions if len(attentions) > 1 else (".",)
+  names = attentions if len(attentions) > 1 else (".",)
+  first = targets[attentions[0]]
   with files.replacing(output) as aside:
-    for name, (attention, target) in zip(inside, targets.items(), strict=True):
+    for name, (attention, target) in zip(names, targets.items(), strict=True):
       folder = aside / name
-      folder.mkdir(parents=True, exist_ok=True)
-      for path, text in texts[attention].items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text, "utf-8")
-      for code in target.code:
-        shutil.copyfile(_CODE / code, folder / code)
-      first = targets[attentions[0]]
-      same = first.zeros == target.zeros and first.weights == target.weights
-      if target is first or not same:
+      _write_texts(folder, texts[attention], target.code)
+      if target is not first and target.has_weights_of(first):
+        _link_weights(aside / names[0], folder)
+      else:
         tensors = _export_tensors(loaded, target, dtype)
         weights.write_weights(folder, tensors, shard_bytes)
-        continue
-      for path in (aside / inside[0]).glob("model*.safetensors*"):
-        try:
-          os.link(path, folder / path.name)
-        except OSError:  # the file system has no hard links
-          shutil.copyfile(path, folder / path.name)
-  return [output / name for name in inside]
+  return [output / name for name in names]
 
 
 def check_new(output: str | os.PathLike) -> None:
@@ -112,14 +100,14 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   trained = loaded.config.trained
   # A prefix has bidirectional attention, and the text after it causal.
   causal = ("causal",) * any(o.left_to_right for o in trained)
-  both = any(o.attention == "bidirectional" for o in trained)
-  if not causal and not both:
+  bidirectional = any(o.attention == "bidirectional" for o in trained)
+  if not causal and not bidirectional:
     raise UserError(
       f"{loaded.path} was trained only with attention in blocks, which"
       " transformers lacks: exported as bidirectional, it reads a text as one"
       " block"
     )
-  return causal + ("bidirectional",) * both
+  return causal + ("bidirectional",) * bidirectional
 
 
 def target_of(loaded: Loaded, attention: str) -> Target:
@@ -137,16 +125,16 @@ def _frame_tokens(
   before, after = (ids.tolist() for ids in loaded.frame)
   # A causal model continues the text, so no special token may follow it, unless
   # it is to give the text's vector.
-  whole = attention == "bidirectional" or loaded.task or sentences
-  return before, after if whole else []
+  if attention == "causal" and not loaded.task and not sentences:
+    after = []
+  return before, after
 
 
 def _text_files(
-  loaded: Loaded, attention: str, dtype: str, sentences: bool
+  loaded: Loaded, attention: str, target: Target, dtype: str, sentences: bool
 ) -> dict[str, str]:
   """Returns the text files of a folder by path, but for its card."""
   architecture = ARCHITECTURES[loaded.config.model.name]
-  target = target_of(loaded, attention)
   predicts = not loaded.task and not loaded.headless
   if (
     predicts
@@ -168,8 +156,8 @@ def _text_files(
     config |= heads.head_config(loaded, target)
   elif loaded.headless:
     config["architectures"] = [target.classes["AutoModel"]]
-  names = loaded.tokenizer, before, after, loaded.longest_row
-  values = {hf_config.CONFIG: config, **tokenizer.files(*names)}
+  values = {hf_config.CONFIG: config}
+  values |= tokenizer.files(loaded.tokenizer, before, after, loaded.longest_row)
   values[NATIVE] = _import_metadata(loaded)
   if attention == "causal" and predicts:
     values[hf_config.GENERATION] = hf_config.generation_config(
@@ -178,30 +166,57 @@ def _text_files(
   prompts = heads.embedder_prompts(loaded)
   if sentences or prompts:
     values |= _sentence_transformers_files(loaded, prompts)
-  texts = {
+  return {
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in values.items()
   }
-  return texts
+
+
+def _write_texts(
+  folder: pathlib.Path, texts: Mapping[str, str], code: Sequence[str]
+) -> None:
+  """Writes the text files of a folder, and copies the Python files `code`."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, text in texts.items():
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, "utf-8")
+  for name in code:
+    shutil.copyfile(_CODE / name, folder / name)
+
+
+def _link_weights(source: pathlib.Path, folder: pathlib.Path) -> None:
+  """Gives a folder the files of another folder's weights."""
+  for path in source.glob("model*.safetensors*"):
+    try:
+      os.link(path, folder / path.name)
+    except OSError:  # the file system has no hard links
+      shutil.copyfile(path, folder / path.name)
 
 
 def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights, and the head of a fine-tuned model."""
   architecture = ARCHITECTURES[loaded.config.model.name]
-  names, params = architecture.names(target), loaded.params
-  ours = loaded.model.config
+  names = architecture.names(target)
+  params = loaded.params
   if loaded.task:
     params, _ = models.divided(params)
-  out = weights.params_to_tensors(params, names, dtype)
+  tensors = weights.params_to_tensors(params, names, dtype)
   if loaded.task:
     place = heads.head_place(loaded.task)
-    own = place.params(loaded.task)
-    out |= weights.params_to_tensors(own, place.weights | target.head, dtype)
+    head_names = place.weights | target.head
+    head_params = place.params(loaded.task)
+    tensors |= weights.params_to_tensors(head_params, head_names, dtype)
+  config = loaded.model.config
   for name in target.zeros:
-    layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
-    out |= {name.format(i): bias for i, bias in enumerate(layers)}
-  out |= {name: out[of] for name, of in target.copies.items() if of in out}
-  return {n: w for n, w in out.items() if n not in architecture.unused}
+    biases = np.zeros((config.layers, config.width), jnp.dtype(dtype))
+    tensors |= {name.format(i): bias for i, bias in enumerate(biases)}
+  tensors |= {
+    copy: tensors[original]
+    for copy, original in target.copies.items()
+    if original in tensors
+  }
+  return {n: t for n, t in tensors.items() if n not in architecture.unused}
 
 
 def _import_metadata(loaded: Loaded) -> dict[str, object]:
@@ -215,12 +230,10 @@ def _import_metadata(loaded: Loaded) -> dict[str, object]:
       for key, value in settings.items()
     }
 
-  text = config_lib.to_json(loaded.config)
-  settings = json.dumps(json.loads(text, object_hook=last_names))
-  meta = dataclasses.replace(
-    loaded.meta, config=config_lib.config_from_json(settings)
-  )
-  return meta.to_json() | {"step": loaded.step}
+  metadata = loaded.meta.to_json()
+  config = json.loads(metadata["config"], object_hook=last_names)
+  metadata["config"] = json.dumps(config, indent=2)
+  return metadata | {"step": loaded.step}
 
 
 def _sentence_transformers_files(

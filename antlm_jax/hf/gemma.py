@@ -8,11 +8,11 @@ from antlm_jax.hf.architecture import (
   Architecture,
   Target,
   auto_classes,
-  completed,
-  differs,
   integer_field,
   layer_kinds,
   tensor_names,
+  unsupported_value,
+  with_defaults,
 )
 from antlm_jax.models import encoder
 
@@ -24,7 +24,8 @@ _ONLY = {
 }
 _L = "model.layers.{}"
 _BOTH_WAYS = "use_bidirectional_attention"
-_WINDOW, _PATTERN = "sliding_window", "sliding_window_pattern"
+_WINDOW = "sliding_window"
+_PATTERN = "sliding_window_pattern"
 _LOCAL = "rope_local_base_freq"
 _KINDS = "full_attention", "sliding_attention"  # of layers
 _DEFAULTS = {
@@ -78,32 +79,32 @@ def _gemma_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
-  given = completed(fields, _DEFAULTS, _ONLY | llama.ONLY)
-  both_ways = given.get(_BOTH_WAYS) is True
-  bases = dict(zip(_KINDS, (given["rope_theta"], given[_LOCAL]), strict=True))
-  full, near = rope.by_kind(given, bases)
-  scaled = given.get("rope_scaling", {})
+  fields = with_defaults(fields, _DEFAULTS, _ONLY | llama.ONLY)
+  both_ways = fields.get(_BOTH_WAYS) is True
+  bases = dict(zip(_KINDS, (fields["rope_theta"], fields[_LOCAL]), strict=True))
+  full, near = rope.by_kind(fields, bases)
+  scaled = fields.get("rope_scaling", {})
   if not isinstance(scaled, dict):
-    raise differs("rope_scaling", scaled)
+    raise unsupported_value("rope_scaling", scaled)
   if rope.read_rope_scaling("rope_parameters.sliding_attention", near):
-    raise differs("rope_parameters.sliding_attention", near)
-  return given | {
+    raise unsupported_value("rope_parameters.sliding_attention", near)
+  return fields | {
     "is_causal": not both_ways,
     "rope_scaling": rope.read_rope_scaling(
       "rope_parameters.full_attention", full | scaled
     ),
     "rope_theta": full["rope_theta"],
     _LOCAL: near["rope_theta"],
-    _WINDOW: _gemma_windows(given, both_ways),
+    _WINDOW: _gemma_windows(fields, both_ways),
   }
 
 
-def _gemma_windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
-  width = integer_field(given, _WINDOW, 1)
-  every = integer_field({_PATTERN: 6, **given}, _PATTERN, 1)
-  kinds = layer_kinds(given, lambda i: _KINDS[(i + 1) % every > 0], _KINDS)
-  seen = width // 2 + 1 if both_ways else width
-  return encoder.pattern([seen * (kind == _KINDS[1]) for kind in kinds])
+def _gemma_windows(fields: Mapping, both_ways: bool) -> tuple[int, ...]:
+  width = integer_field(fields, _WINDOW, 1)
+  period = integer_field({_PATTERN: 6, **fields}, _PATTERN, 1)
+  kinds = layer_kinds(fields, lambda i: _KINDS[(i + 1) % period > 0], _KINDS)
+  window = width // 2 + 1 if both_ways else width
+  return encoder.pattern([window * (kind == _KINDS[1]) for kind in kinds])
 
 
 GEMMA = Architecture(

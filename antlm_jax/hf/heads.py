@@ -53,16 +53,17 @@ def _classifier_config(
   problem_type: str, loaded: Loaded, model_type: str
 ) -> dict[str, Any]:
   head = loaded.task.settings
-  found = _head_option(head)
+  head_option = _head_option(head)
   out = {"problem_type": problem_type, **_label_config(loaded, model_type)}
   name, option, pools = _CLASSIFIERS.get(model_type, _EUROBERT)
-  if model_type == "ltg_bert" and found in ("norms", "plain"):  # our own code
+  # For LTG-BERT, the folder has our own code.
+  if model_type == "ltg_bert" and head_option in ("norms", "plain"):
     return out | {
       "classifier_pooling": head["pool"],
       "classifier_norms": head["norms"],
       "classifier_dropout": head["dropout"],
     }
-  if found != option or head["pool"] not in pools:
+  if head_option != option or head["pool"] not in pools:
     raise UserError(
       f"{name} has no head like that of {loaded.path}: fine-tune with"
       f" head={option} and pool=mean (or pool=first)"
@@ -89,7 +90,8 @@ def _with_bias(task: FineTuned) -> dict[str, Any]:
 
 def _unscaled(task: FineTuned) -> dict[str, Any]:
   """Returns arrays whose output is the number itself, not its deviations."""
-  mean, deviation = task.settings["mean"], task.settings["deviation"]
+  mean = task.settings["mean"]
+  deviation = task.settings["deviation"]
   params = _with_bias(task)
   last = {n: deviation * p for n, p in params.items() if "classes" in n}
   last["classes/bias"] = last["classes/bias"] + mean
@@ -187,13 +189,13 @@ def embedder_prompts(loaded: Loaded) -> dict[str, str] | None:
 
 def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   """Returns fields of config.json for a head; UserError if there is none."""
-  found = head_place(loaded.task)
-  if found.auto not in target.classes:
+  place = head_place(loaded.task)
+  if place.auto not in target.classes:
     causal = loaded.task.attention == "causal"
     hint = ": fine-tune with attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
-      f" and transformers' {target.model_type} has no {found.auto}{hint}"
+      f" and transformers' {target.model_type} has no {place.auto}{hint}"
     )
-  about = found.config(loaded, target.model_type)
-  return {"architectures": [target.classes[found.auto]], **about}
+  fields = place.config(loaded, target.model_type)
+  return {"architectures": [target.classes[place.auto]], **fields}

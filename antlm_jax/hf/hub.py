@@ -31,17 +31,20 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
   """
   import huggingface_hub
 
-  found = _NAME.fullmatch(name)
-  repo, revision = found["repo"], found["revision"]
+  match = _NAME.fullmatch(name)
+  repo = match["repo"]
+  revision = match["revision"]
 
   def download(*patterns: str) -> pathlib.Path:
     # Subfolders contain formats of other programs.
-    kept = {
+    selection = {
       "allow_patterns": [start + pattern for pattern in patterns],
       "ignore_patterns": [f"{start}*/*"],
     }
-    get = huggingface_hub.snapshot_download
-    return pathlib.Path(get(repo, revision=revision, **kept))
+    path = huggingface_hub.snapshot_download(
+      repo, revision=revision, **selection
+    )
+    return pathlib.Path(path)
 
   start = f"{inside}/" if inside else ""
   try:
@@ -49,11 +52,11 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
     if not any((path / inside).glob("*.safetensors")):
       path = download("*.bin")
   except _hub_failures() as error:
-    where = f"{repo} --revision={revision}" if revision else repo
+    arguments = f"{repo} --revision={revision}" if revision else repo
     raise UserError(
       f"{name} is not a local folder, and its download failed"
       f" ({_hub_reason(error)}): on a machine with a network, run `hf download"
-      f" {where} --local-dir=FOLDER`, then give that folder"
+      f" {arguments} --local-dir=FOLDER`, then give that folder"
     ) from error
   return path
 
@@ -76,8 +79,12 @@ def push(
       if revision:
         api.create_branch(name, branch=revision, exist_ok=True)
       # transformers would prefer older shards to the new files.
-      old, where = ["*.safetensors*"], {"repo_id": name, "revision": revision}
-      api.upload_folder(**where, folder_path=path, delete_patterns=old)
+      api.upload_folder(
+        repo_id=name,
+        revision=revision,
+        folder_path=path,
+        delete_patterns=["*.safetensors*"],
+      )
     except _hub_failures() as error:
       raise UserError(
         f"pushing to {name} failed ({_hub_reason(error)}), but {path} is"

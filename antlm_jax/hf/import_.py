@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf import hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.config import ModelDescription
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.hf.model_folder import TOKENIZER, TOKENIZER_CONFIG
 from antlm_jax.inference import framing
@@ -76,7 +77,7 @@ def is_own(folder: pathlib.Path) -> bool:
   return bool(steps) or (folder / "params").is_dir()
 
 
-class _Opened(NamedTuple):
+class _OpenedModel(NamedTuple):
   """A transformers model, checked, but for its parameters' values."""
 
   meta: Meta
@@ -90,7 +91,7 @@ class _Opened(NamedTuple):
 class Imported(Checkpoint):
   """A transformers model as a checkpoint, opened when first used.
 
-  `where` is its folder, with config.json, tokenizer.json and weights, or its
+  `model` is its folder, with config.json, tokenizer.json and weights, or its
   name on the Hub. `boundary` names the special tokens around a text, a key of
   `packing.BOUNDARIES`; by default they are those that its tokenizer adds.
 
@@ -99,17 +100,18 @@ class Imported(Checkpoint):
   """
 
   def __init__(
-    self, where: str | os.PathLike[str], boundary: str | None = None
+    self, model: str | os.PathLike[str], boundary: str | None = None
   ):
-    super().__init__(os.fspath(where).removeprefix(hub.PREFIX))
+    super().__init__(os.fspath(model).removeprefix(hub.PREFIX))
     self._boundary = boundary
 
   @property
   def name(self) -> str:
     """Name of the model on the Hub, or absolute path to its folder."""
     # The run's config keeps the path, which must be valid from any folder.
-    where = self._where
-    return hub.PREFIX + where if hub.is_name(where) else os.path.abspath(where)
+    if hub.is_name(self._where):
+      return hub.PREFIX + self._where
+    return os.path.abspath(self._where)
 
   @property
   def path(self) -> pathlib.Path:
@@ -145,12 +147,12 @@ class Imported(Checkpoint):
     prompts = self._folder.prompts
     if prompts is None:
       return None
-    both = [prompts.get(name, "") for name in model_folder.PROMPTS]
+    texts = [prompts.get(name, "") for name in model_folder.PROMPTS]
     return FineTuned(
       name="embedder",
       attention="causal" if self._opened.causal else "bidirectional",
       kind="towers",
-      settings={"temperature": _TEMPERATURE, "prompts": both},
+      settings={"temperature": _TEMPERATURE, "prompts": texts},
       params={},
     )
 
@@ -175,78 +177,105 @@ class Imported(Checkpoint):
     return checkpoint.complete_state(like, {"params": params})
 
   @functools.cached_property
-  def _opened(self) -> _Opened:
+  def _opened(self) -> _OpenedModel:
     path = self.path
     file = path / hf_config.CONFIG
     fields = files.read_json(file, "the model's")
     tensors = weights.read_weights(path)
     layout = layouts.find_layout(tensors)
-    described = hf_config.describe(file, layout.fields_of(fields))
-    encoder, settings = described.encoder, dict(described.settings)
-    rows = settings.pop("vocab_size")
-    try:
-      model = models.build_model({"name": encoder, **settings}, rows)
-    except UserError as error:
-      raise UserError(f"{file}: {error}") from error
-    tokenizer = Tokenizer.load(path / TOKENIZER)
-    causal, beyond = described.objective == "C", tokenizer.vocab_size - rows
-    if beyond > 0:
-      tokenizer = tokenizer.without_special(rows)
-    _check_tokenizer(path, tokenizer, rows, described.special)
-    # The files bound the config's sizes, so check them before any allocation.
-    names = layout.weights or described.weights
-    stored, notes = weights.tidied(
-      layout.tensors_of(tensors), names["embedding"], ARCHITECTURES[encoder]
+    description = hf_config.describe(file, layout.fields_of(fields))
+    model = _build_model(file, description)
+    tokenizer, tokenizer_notes = _read_tokenizer(path, description)
+    params, headless, weight_notes = _read_weights(
+      tensors, layout, description, model
     )
-    shapes, there = model.shapes, [n for n in names if names[n] in stored]
-    if headless := models.lacks_head(shapes, there):
-      shapes, _ = models.divided(shapes)
-    unused = ARCHITECTURES[encoder].unused
-    params = weights.reader(stored, names, shapes, unused)
+    causal = description.objective == "C"
     if (path / NATIVE).exists():
       meta, step = _read_native(path, model, self._boundary)
-      return _Opened(meta, step, notes, params, headless, causal)
-    notes = [*layout.notes, *self._folder.notes, *notes]
-    if fields.get("auto_map") and not layout.weights:
-      notes.append(
-        f"antlm does not run the code that {file} names (auto_map): it takes"
-        f" the model for transformers' {fields.get('model_type')}"
-      )
-    if headless:
-      notes.append(
-        "the folder has no output layer: scores and masks need one, and"
-        " training makes it"
-      )
-    if beyond > 0:
-      notes.append(
-        f"special tokens from {rows:,} on are left out: the embedding has no"
-        " row for them"
-      )
-    if rows > tokenizer.vocab_size:
-      tokenizer, note = _with_all_names(path, tokenizer, rows)
-      notes.insert(0, note)
+      return _OpenedModel(meta, step, weight_notes, params, headless, causal)
+    tokenizer, row_notes = _name_rows(path, tokenizer, description.rows)
     boundary = self._boundary or layout.boundary
-    if not boundary:
-      boundary = framing.OWN
-      notes += _frame_notes(path, tokenizer)
-    if tokenizer.mask_id is None:
-      notes.append(
-        f"the tokenizer has no {MASK}; training that needs it adds it, with the"
-        " mean of all embeddings"
-      )
-    start = self.name if hub.is_name(self._where) else ""
     config = Config(
-      model=models.ENCODERS[encoder](**settings),
-      curriculum=layout.curriculum or f"1{described.objective}",
-      init=Init(checkpoint=start),
+      model=models.ENCODERS[description.encoder](**description.settings),
+      curriculum=layout.curriculum or f"1{description.objective}",
+      init=Init(checkpoint=self.name if hub.is_name(self._where) else ""),
     )
-    ends = hf_config.end_ids(path, fields, rows)
-    longest = model.config.max_seq_len
-    longest = min(self._folder.longest or longest, longest)
+    longest_row = model.config.max_seq_len
     meta = Meta(
-      config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
+      config,
+      tokenizer,
+      boundary or framing.OWN,
+      data="",
+      ends=hf_config.end_ids(path, fields, description.rows),
+      row_tokens=min(self._folder.longest or longest_row, longest_row),
     )
-    return _Opened(meta, 0, notes, params, headless, causal)
+    notes = [
+      *row_notes,
+      *layout.notes,
+      *self._folder.notes,
+      *weight_notes,
+      *_model_notes(file, fields, layout, headless),
+      *tokenizer_notes,
+      *_special_token_notes(path, tokenizer, boundary),
+    ]
+    return _OpenedModel(meta, 0, notes, params, headless, causal)
+
+
+def _build_model(
+  file: pathlib.Path, description: ModelDescription
+) -> models.Model:
+  """Builds the model of a config.json; UserError if we have no such model."""
+  settings = {"name": description.encoder, **description.settings}
+  try:
+    return models.build_model(settings, description.rows)
+  except UserError as error:
+    raise UserError(f"{file}: {error}") from error
+
+
+def _read_tokenizer(
+  path: pathlib.Path, description: ModelDescription
+) -> tuple[Tokenizer, list[str]]:
+  """Reads the tokenizer without tokens beyond the embedding, and notes on it.
+
+  Raises a UserError if it does not belong to the model.
+  """
+  tokenizer = Tokenizer.load(path / TOKENIZER)
+  notes = []
+  rows = description.rows
+  if tokenizer.vocab_size > rows:
+    tokenizer = tokenizer.without_special(rows)
+    notes.append(
+      f"special tokens from {rows:,} on are left out: the embedding has no"
+      " row for them"
+    )
+  _check_tokenizer(path, tokenizer, rows, description.special)
+  return tokenizer, notes
+
+
+def _read_weights(
+  tensors: weights.Weights,
+  layout: layouts.TensorLayout,
+  description: ModelDescription,
+  model: models.Model,
+) -> tuple[Callable[[], Params], bool, list[str]]:
+  """Checks the weights, before anything of their size is allocated.
+
+  Returns:
+    A function that reads the parameters, whether the output layer is missing,
+    and notes on tensors that are left out.
+  """
+  architecture = ARCHITECTURES[description.encoder]
+  names = layout.weights or description.weights
+  stored, notes = weights.with_export_names(
+    layout.tensors_of(tensors), names["embedding"], architecture
+  )
+  shapes = model.shapes
+  stored_paths = [path for path, name in names.items() if name in stored]
+  headless = models.lacks_head(shapes, stored_paths)
+  if headless:
+    shapes, _ = models.divided(shapes)
+  params = weights.reader(stored, names, shapes, architecture.unused)
+  return params, headless, notes
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -272,20 +301,22 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
     )
 
 
-def _with_all_names(
+def _name_rows(
   path: pathlib.Path, tokenizer: Tokenizer, rows: int
-) -> tuple[Tokenizer, str]:
-  """Returns a tokenizer with a token for each of a model's rows, and a note."""
-  known = tokenizer.vocab_size
-  names = [f"<no_token_{i}>" for i in range(known, rows)]
+) -> tuple[Tokenizer, list[str]]:
+  """Returns a tokenizer with a token for each row, and notes on new tokens."""
+  vocab_size = tokenizer.vocab_size
+  if vocab_size >= rows:
+    return tokenizer, []
+  names = [f"<no_token_{i}>" for i in range(vocab_size, rows)]
   try:
     tokenizer = tokenizer.extended(names)
   except UserError as error:
     raise UserError(f"{path / TOKENIZER}: {error}") from error
-  return tokenizer, (
-    f"{rows - known} rows of the embedding have no token; their new names are"
-    f" {names[0]}, ..."
-  )
+  return tokenizer, [
+    f"{rows - vocab_size} rows of the embedding have no token; their new names"
+    f" are {names[0]}, ..."
+  ]
 
 
 def _read_native(
@@ -300,9 +331,12 @@ def _read_native(
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is incomplete: {error}") from error
-  own = models.build_model(meta.encoder, meta.tokenizer.vocab_size).config
-  shared = ARCHITECTURES[meta.config.model.name].settings
-  changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
+  trained = models.build_model(meta.encoder, meta.tokenizer.vocab_size).config
+  changed = [
+    name
+    for name in ARCHITECTURES[meta.config.model.name].settings
+    if getattr(trained, name) != getattr(model.config, name)
+  ]
   if changed:
     raise UserError(
       f"config.json and {path / NATIVE} disagree on {', '.join(changed)}:"
@@ -310,6 +344,41 @@ def _read_native(
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
   return meta, step
+
+
+def _model_notes(
+  file: pathlib.Path,
+  fields: Mapping[str, Any],
+  layout: layouts.TensorLayout,
+  headless: bool,
+) -> Iterator[str]:
+  """Yields notes on a config.json's own code and on a missing output layer."""
+  if fields.get("auto_map") and not layout.weights:
+    yield (
+      f"antlm does not run the code that {file} names (auto_map): it takes"
+      f" the model for transformers' {fields.get('model_type')}"
+    )
+  if headless:
+    yield (
+      "the folder has no output layer: scores and masks need one, and"
+      " training makes it"
+    )
+
+
+def _special_token_notes(
+  path: pathlib.Path, tokenizer: Tokenizer, boundary: str | None
+) -> Iterator[str]:
+  """Yields notes on the tokens around a text and on a missing mask.
+
+  A boundary decides on the tokens around a text in place of the tokenizer.
+  """
+  if not boundary:
+    yield from _frame_notes(path, tokenizer)
+  if tokenizer.mask_id is None:
+    yield (
+      f"the tokenizer has no {MASK}; training that needs it adds it, with the"
+      " mean of all embeddings"
+    )
 
 
 def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:

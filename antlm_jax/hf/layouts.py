@@ -12,7 +12,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import tensor_names
-from antlm_jax.hf.weights import Stored, Weights
+from antlm_jax.hf.weights import StoredTensor, Weights
 
 # Names of modules that wrap the encoder in other programs.
 _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
@@ -43,32 +43,36 @@ class TensorLayout:
 
     Raises a UserError if numbered tensors have incompatible shapes.
     """
-    found = dict(weights.tensors)
+    tensors = dict(weights.tensors)
     if self.weights:
-      found = {_inner(name): t for name, t in found.items()}
+      tensors = {_inner(name): t for name, t in tensors.items()}
     number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
     pieces = {
-      int(m[1]): found.pop(m[0]) for m in map(number.fullmatch, [*found]) if m
+      int(match[1]): tensors.pop(match[0])
+      for match in map(number.fullmatch, [*tensors])
+      if match
     }
     if pieces:
-      where = f"{weights.folder}: {self.numbered}"
-      found[self.numbered] = _concatenate_tensors(
-        where, [pieces[i] for i in sorted(pieces)]
+      tensors[self.numbered] = _concatenate_tensors(
+        f"{weights.folder}: {self.numbered}",
+        [pieces[i] for i in sorted(pieces)],
       )
-    return dataclasses.replace(weights, tensors=found)
+    return dataclasses.replace(weights, tensors=tensors)
 
 
 def _inner(name: str) -> str:
   return _WRAPPERS.sub("", name, count=1)
 
 
-def _concatenate_tensors(name: str, pieces: Sequence[Stored]) -> Stored:
+def _concatenate_tensors(
+  name: str, pieces: Sequence[StoredTensor]
+) -> StoredTensor:
   """Concatenates tensors along the first axis."""
   shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-    found = ", ".join(str(list(shape)) for shape in shapes)
-    raise UserError(f"{name} has parts with different shapes: {found}")
-  return Stored(
+    listed = ", ".join(str(list(shape)) for shape in shapes)
+    raise UserError(f"{name} has parts with different shapes: {listed}")
+  return StoredTensor(
     (sum(shape[0] for shape in shapes), *shapes[0][1:]),
     pieces[0].dtype,
     lambda: np.concatenate([piece.read() for piece in pieces]),

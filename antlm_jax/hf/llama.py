@@ -10,9 +10,9 @@ from antlm_jax.hf.architecture import (
   Architecture,
   Target,
   auto_classes,
-  completed,
-  differs,
   tensor_names,
+  unsupported_value,
+  with_defaults,
 )
 
 # The only values that our llama encoder computes.
@@ -65,12 +65,12 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
   # compute other scores.
   family = "EuroBertPlus" if plus else "EuroBert"
   tasks = "MaskedLM", "SequenceClassification", "TokenClassification"
-  own = auto_classes(family, *tasks)
-  code = {"AutoConfig": f"{family}Config", **own}
+  classes = auto_classes(family, *tasks)
+  code = {"AutoConfig": f"{family}Config", **classes}
   code = {auto: f"modeling_masked.{name}" for auto, name in code.items()}
   return Target(
     "eurobert_plus" if plus else "eurobert",
-    own,
+    classes,
     since="5.4" if plus else "5.3",
     ours={"qkv_bias": bias, **ours},
     settings=COMPUTES
@@ -106,42 +106,43 @@ def _llama_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
-  given = completed(fields, _DEFAULTS | target.defaults, ONLY | COMPUTES)
-  if given.get("use_sliding_window") is False:  # Qwen2 sets an unused window
-    given.pop(_WINDOW, None)
-  given = with_heads(given)
+  fields = with_defaults(fields, _DEFAULTS | target.defaults, ONLY | COMPUTES)
+  if fields.get("use_sliding_window") is False:  # Qwen2 sets an unused window
+    fields.pop(_WINDOW, None)
+  fields = with_heads(fields)
   # transformers 4 writes the first field, and version 5 the second.
-  name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
-  rotates = given.get(name) or {}
-  return given | {
-    "rope_scaling": rope.read_rope_scaling(name, rotates),
-    "rope_theta": rotates.get("rope_theta", given["rope_theta"]),
-    _WINDOW: _llama_windows(given, target),
+  name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+  rotation = fields.get(name) or {}
+  return fields | {
+    "rope_scaling": rope.read_rope_scaling(name, rotation),
+    "rope_theta": rotation.get("rope_theta", fields["rope_theta"]),
+    _WINDOW: _llama_windows(fields, target),
   }
 
 
-def with_heads(given: Mapping) -> dict[str, Any]:
+def with_heads(fields: Mapping) -> dict[str, Any]:
   """Fills in the number of key/value heads and the width of a head."""
-  heads, width = given.get("num_attention_heads"), given.get("hidden_size")
-  out = {"num_key_value_heads": heads, **given}
+  heads = fields.get("num_attention_heads")
+  width = fields.get("hidden_size")
+  out = {"num_key_value_heads": heads, **fields}
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     out.setdefault("head_dim", width // heads)
   return out
 
 
-def _llama_windows(given: Mapping, target: Target) -> tuple[int, ...]:
+def _llama_windows(fields: Mapping, target: Target) -> tuple[int, ...]:
   """Returns `windows`, with a window for all layers or empty."""
-  kinds = given.get("layer_types", [])
+  kinds = fields.get("layer_types", [])
   if not isinstance(kinds, list) or any(t != "full_attention" for t in kinds):
-    raise differs("layer_types", kinds)
+    raise unsupported_value("layer_types", kinds)
   # A window as long as the longest row has no effect.
-  longest = given.get("max_position_embeddings", 0)
-  window = given.get(_WINDOW, longest)
+  longest = fields.get("max_position_embeddings", 0)
+  window = fields.get(_WINDOW, longest)
   fits = isinstance(window, type(longest))
   if fits and window >= longest:
     return ()
   if not fits or _WINDOW not in target.defaults or window < 1:
-    raise differs(_WINDOW, window)
+    raise unsupported_value(_WINDOW, window)
   return (window,)
 
 

@@ -35,7 +35,7 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
 
   Raises a ValueError for an unknown model_type.
   """
-  known = {
+  encoders = {
     target.model_type: (name, architecture, target)
     for name, architecture in ARCHITECTURES.items()
     for target in itertools.chain(*architecture.targets.values())
@@ -43,8 +43,8 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
   name = model_type if isinstance(model_type, str) else ""
   if name in _LACKING:
     raise ValueError(f"antlm_jax has no encoder for {name}: {_LACKING[name]}")
-  if name not in known:
+  if name not in encoders:
     raise ValueError(
-      f"model_type={model_type!r} is not one of {', '.join(known)}"
+      f"model_type={model_type!r} is not one of {', '.join(encoders)}"
     )
-  return known[model_type]
+  return encoders[model_type]

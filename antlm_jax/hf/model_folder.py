@@ -14,7 +14,8 @@ from antlm_jax.hf import hub
 from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 # Files of sentence-transformers.
 _MODULES = "modules.json"
 _LIMITS = "sentence_*_config.json"  # also of other models than BERT
@@ -46,52 +47,59 @@ class ModelFolder(NamedTuple):
   longest: int = 0  # tokens of a text that sentence-transformers reads
 
 
-def find_model(where: str) -> ModelFolder:
+def find_model(model: str) -> ModelFolder:
   """Finds a transformers model in a folder or on the Hub, and downloads it.
 
   Raises a UserError if the download fails, or if there is no whole model with a
   tokenizer.
   """
-  on_hub = hub.is_name(where)
-  folder = hub.download_model(where) if on_hub else pathlib.Path(where)
-  _check_merged(folder, where)
+  on_hub = hub.is_name(model)
+  folder = hub.download_model(model) if on_hub else pathlib.Path(model)
+  _check_merged(folder, model)
   modules = _read_modules(folder)
   if on_hub:
     for module in modules:
       if module["path"]:
-        hub.download_model(where, module["path"])
-  found = folder
+        hub.download_model(model, module["path"])
+  path = folder
   if not (folder / CONFIG).is_file():
-    found /= next((m["path"] for m in modules if _is_transformer(m)), "")
-  if not (found / CONFIG).is_file():
+    path /= next((m["path"] for m in modules if _is_transformer(m)), "")
+  if not (path / CONFIG).is_file():
     raise UserError(
-      f"{found} is not a folder of a transformers model: it has no {CONFIG}"
+      f"{path} is not a folder of a transformers model: it has no {CONFIG}"
     )
-  if not (found / TOKENIZER).is_file():
-    raise UserError(_tokenizer_remedy(found, where if on_hub else ""))
-  prompts, longest, notes = None, 0, [*_module_notes(folder, modules)]
-  if modules:
-    fields = _limits(found)
-    longest = _longest_text(fields)
-    if fields.get("do_lower_case") is True:
-      notes.append(
-        "warning: sentence-transformers writes texts in lower case first, but"
-        " antlm does not (do_lower_case)"
-      )
-    if [_kind(folder, module) for module in modules] == _EMBEDDER:
-      prompts, default = _prompts(folder)
-      if prompts.get(default):
-        notes.append(
-          "warning: sentence-transformers begins texts with"
-          f" {prompts[default]!r} (default_prompt_name={default}) unless told"
-          " another prompt, and antlm does not"
-        )
-      if others := [n for n in prompts if n not in PROMPTS and prompts[n]]:
-        notes.append(
-          f"the prompts {', '.join(others)} are left out: antlm has those of"
-          f" {' and '.join(PROMPTS)}"
-        )
-  return ModelFolder(found, tuple(notes), prompts, longest)
+  if not (path / TOKENIZER).is_file():
+    raise UserError(_tokenizer_remedy(path, model if on_hub else ""))
+  if not modules:
+    return ModelFolder(path)
+  notes = [*_module_notes(folder, modules)]
+  limits = _limits(path)
+  if limits.get("do_lower_case") is True:
+    notes.append(
+      "warning: sentence-transformers writes texts in lower case first, but"
+      " antlm does not (do_lower_case)"
+    )
+  prompts = None
+  if [_kind(folder, module) for module in modules] == _EMBEDDER:
+    prompts, default = _prompts(folder)
+    notes += _prompt_notes(prompts, default)
+  return ModelFolder(path, tuple(notes), prompts, _longest_text(limits))
+
+
+def _prompt_notes(prompts: Mapping[str, str], default: str) -> Iterator[str]:
+  """Yields notes on prompts that antlm does not use, or not by itself."""
+  if prompts.get(default):
+    yield (
+      "warning: sentence-transformers begins texts with"
+      f" {prompts[default]!r} (default_prompt_name={default}) unless told"
+      " another prompt, and antlm does not"
+    )
+  left_out = [name for name in prompts if name not in PROMPTS and prompts[name]]
+  if left_out:
+    yield (
+      f"the prompts {', '.join(left_out)} are left out: antlm has those of"
+      f" {' and '.join(PROMPTS)}"
+    )
 
 
 def _read_modules(folder: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -159,8 +167,8 @@ def _longest_text(fields: Mapping[str, Any]) -> int:
   """Returns the most tokens of a text, or 0 if nothing limits them."""
   # Version 6 writes only the tokenizer's limit.
   for name in ("max_seq_length", "model_max_length"):
-    if type(found := fields.get(name)) is int and found > 0:
-      return found
+    if type(length := fields.get(name)) is int and length > 0:
+      return length
   return 0
 
 
@@ -168,14 +176,14 @@ def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
   """Reads the prompts by name, and the name of the default one or ""."""
   path = folder / _SETTINGS
   fields = files.read_json(path, "the embedder's") if path.is_file() else {}
-  found = fields.get("prompts") or {}
-  if not isinstance(found, dict) or not all(
-    isinstance(text, str) for text in found.values()
+  prompts = fields.get("prompts") or {}
+  if not isinstance(prompts, dict) or not all(
+    isinstance(text, str) for text in prompts.values()
   ):
     raise UserError(
-      f"{path}: prompts={found!r:.60} has values that are no text"
+      f"{path}: prompts={prompts!r:.60} has values that are no text"
     )
-  return found, str(fields.get("default_prompt_name") or "")
+  return prompts, str(fields.get("default_prompt_name") or "")
 
 
 def _pooling(fields: Mapping[str, Any]) -> str:
@@ -190,20 +198,21 @@ def _is_transformer(module: Mapping[str, Any]) -> bool:
   return module["type"].endswith(".Transformer")
 
 
-def _check_merged(folder: pathlib.Path, where: str) -> None:
+def _check_merged(folder: pathlib.Path, model: str) -> None:
   """Raises a UserError for an adapter, which transformers would apply."""
   path = folder / _ADAPTER
   if not path.is_file():
     return
   fields = files.read_json(path, "the adapter's")
-  base, own = fields.get("base_model_name_or_path"), fields.get("auto_mapping")
+  base = fields.get("base_model_name_or_path")
   adapted = _ADAPTED.get(str(fields.get("task_type")), "AutoModel")
-  if isinstance(own, dict):
-    adapted = own.get("base_model_class", adapted)
+  mapping = fields.get("auto_mapping")
+  if isinstance(mapping, dict):
+    adapted = mapping.get("base_model_class", adapted)
   raise UserError(
-    f"{where} holds a PEFT adapter of {base}, not a whole model: merge them by"
+    f"{model} holds a PEFT adapter of {base}, not a whole model: merge them by"
     f" PeftModel.from_pretrained({adapted}.from_pretrained({base!r}),"
-    f" {where!r}).merge_and_unload().save_pretrained('MERGED'), save its"
+    f" {model!r}).merge_and_unload().save_pretrained('MERGED'), save its"
     " tokenizer there too, and import MERGED"
   )
 
@@ -212,8 +221,8 @@ def _tokenizer_remedy(folder: pathlib.Path, name: str) -> str:
   """Returns the error for a folder without tokenizer.json."""
   local = f"run `hf download {name} --local-dir=FOLDER`, then " if name else ""
   target = "FOLDER" if name else str(folder)
-  known = any(next(folder.glob(form), None) for form in _OLDER)
-  source = target if known or name else "NAME OF ITS BASE MODEL"
+  older_tokenizer = any(next(folder.glob(form), None) for form in _OLDER)
+  source = target if older_tokenizer or name else "NAME OF ITS BASE MODEL"
   return (
     f"{name or folder} has no {TOKENIZER}: {local}write it with"
     f" transformers.AutoTokenizer.from_pretrained({source!r})"

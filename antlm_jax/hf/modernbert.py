@@ -9,11 +9,11 @@ from antlm_jax.hf.architecture import (
   Architecture,
   Target,
   auto_classes,
-  completed,
-  differs,
   integer_field,
   layer_kinds,
   tensor_names,
+  unsupported_value,
+  with_defaults,
 )
 from antlm_jax.models import encoder
 
@@ -52,12 +52,15 @@ _DEFAULTS = {
   "global_rope_theta": 160_000.0,
   "local_rope_theta": 10_000.0,
 }
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_CAUSAL, _BIDIRECTIONAL = "modernbert-decoder", "modernbert"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
+_CAUSAL = "modernbert-decoder"
+_BIDIRECTIONAL = "modernbert"
 _BLOCK = "model.layers.{}"
 # The default token ids of its config belong to another vocabulary. These roles
 # replace them; the first known role is used.
-_BEGIN, _END = ("bos", "pad"), ("eos", "pad")
+_BEGIN = ("bos", "pad")
+_END = ("eos", "pad")
 _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
 
@@ -77,25 +80,26 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
-  given = completed(fields, _DEFAULTS | target.defaults, _ONLY)
-  if given["embedding_dropout"] != given["mlp_dropout"]:
-    raise differs("embedding_dropout", given["embedding_dropout"])
-  every = integer_field(given, "global_attn_every_n_layers", 1)
-  window = integer_field(given, "local_attention", 0) // 2
+  values = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
+  if values["embedding_dropout"] != values["mlp_dropout"]:
+    raise unsupported_value("embedding_dropout", values["embedding_dropout"])
+  period = integer_field(values, "global_attn_every_n_layers", 1)
+  window = integer_field(values, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
   kinds = layer_kinds(
-    given, lambda i: _SLIDING if i % every else _FULL, (_FULL, _SLIDING)
+    values, lambda i: _SLIDING if i % period else _FULL, (_FULL, _SLIDING)
   )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
-  base = given["global_rope_theta"]
+  base = values["global_rope_theta"]
   if fields.get("local_rope_theta", 0) is None:  # null for the global base
-    given["local_rope_theta"] = base
-  bases = {_FULL: base, _SLIDING: given["local_rope_theta"]}
-  ropes = rope.by_kind(given, bases)
-  for kind, found in zip(bases, ropes, strict=True):
-    if rope.read_rope_scaling(name := f"rope_parameters.{kind}", found):
-      raise differs(name, found)
-  return given | {
+    values["local_rope_theta"] = base
+  bases = {_FULL: base, _SLIDING: values["local_rope_theta"]}
+  ropes = rope.by_kind(values, bases)
+  for kind, rotation in zip(bases, ropes, strict=True):
+    name = f"rope_parameters.{kind}"
+    if rope.read_rope_scaling(name, rotation):
+      raise unsupported_value(name, rotation)
+  return values | {
     "layer_types": windows if any(windows) else (),
     "global_rope_theta": ropes[0]["rope_theta"],
     "local_rope_theta": ropes[1]["rope_theta"],

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antlm_jax.hf.architecture import differs
+from antlm_jax.hf.architecture import unsupported_value
 
 # Fields of each rope_type, in the order of our `rope_scaling`.
 _KINDS = {
@@ -26,32 +26,37 @@ def rope_field(scaling: Sequence[float] = ()) -> dict[str, Any]:
   return out | ({length: int(out[length])} if length in out else {})
 
 
-def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
+def by_kind(
+  fields: Mapping, bases: Mapping[str, float]
+) -> list[dict[str, Any]]:
   """Returns the fields of RoPE for each kind of layer, with `rope_theta`.
 
   `bases` are the fields of transformers 4 by kind. Transformers 5 has
   `rope_parameters`. Raises a ValueError if its value is invalid.
   """
-  said = given.get("rope_parameters", {})
-  own = [said.get(k) or {} if isinstance(said, dict) else said for k in bases]
+  name = "rope_parameters"
+  parameters = fields.get(name, {})
+  if not isinstance(parameters, dict):
+    raise unsupported_value(name, parameters)
   # transformers would fail if no kind of layer is there.
-  unknown = isinstance(said, dict) and said and not said.keys() & bases.keys()
-  if unknown or any(not isinstance(fields, dict) for fields in own):
-    raise differs("rope_parameters", said)
-  thetas = bases.values()
-  return [{"rope_theta": x, **new} for x, new in zip(thetas, own, strict=True)]
+  if parameters and not parameters.keys() & bases.keys():
+    raise unsupported_value(name, parameters)
+  ropes = {kind: parameters.get(kind) or {} for kind in bases}
+  if any(not isinstance(rope, dict) for rope in ropes.values()):
+    raise unsupported_value(name, parameters)
+  return [{"rope_theta": bases[kind], **rope} for kind, rope in ropes.items()]
 
 
 def read_rope_scaling(name: str, rope: Any) -> tuple[float, ...]:
   """Returns `rope_scaling` for a field; ValueError for an unknown kind."""
   if not isinstance(rope, dict) or dict in map(type, rope.values()):
-    raise differs(name, rope)
+    raise unsupported_value(name, rope)
   kind = rope.get("rope_type", rope.get("type", "default"))
   if not isinstance(kind, str) or kind not in _KINDS:
-    raise differs(f"{name}.rope_type", kind)
+    raise unsupported_value(f"{name}.rope_type", kind)
   if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-    raise differs(f"{name}.partial_rotary_factor", part)
+    raise unsupported_value(f"{name}.partial_rotary_factor", part)
   for part in _KINDS[kind]:
     if type(rope.get(part)) not in (int, float):
-      raise differs(f"{name}.{part}", rope.get(part))
+      raise unsupported_value(f"{name}.{part}", rope.get(part))
   return tuple(float(rope[part]) for part in _KINDS[kind])

@@ -8,16 +8,17 @@ from antlm_jax.hf.architecture import (
   Architecture,
   Target,
   auto_classes,
-  completed,
-  differs,
   integer_field,
   layer_kinds,
   tensor_names,
+  unsupported_value,
+  with_defaults,
 )
 from antlm_jax.models import encoder
 
 _WINDOW = "sliding_window"  # tokens that a query sees on each side
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 _DEFAULTS = {
   "attention_bias": False,
   "attention_dropout": 0.0,
@@ -62,17 +63,17 @@ def _ultrabert_fields(config, target: Target) -> dict[str, Any]:
 
 def _complete_ultrabert(fields: Mapping, target: Target) -> dict[str, Any]:
   only = llama.ONLY | llama.COMPUTES | {"rope_scaling": None}
-  given = completed(fields, _DEFAULTS | target.defaults, only)
-  given = llama.with_heads(_with_window(given))
+  fields = with_defaults(fields, _DEFAULTS | target.defaults, only)
+  fields = llama.with_heads(_with_window(fields))
   kinds = layer_kinds(
-    given, lambda i: _SLIDING if (i + 1) % 3 else _FULL, (_FULL, _SLIDING)
+    fields, lambda i: _SLIDING if (i + 1) % 3 else _FULL, (_FULL, _SLIDING)
   )
-  width = integer_field(given, _WINDOW, 0) + 1
+  width = integer_field(fields, _WINDOW, 0) + 1
   windows = encoder.pattern([width * (kind == _SLIDING) for kind in kinds])
-  full, near = rope.by_kind(given, _bases(given, kinds))
+  full, near = rope.by_kind(fields, _bases(fields, kinds))
   if rope.read_rope_scaling(f"rope_parameters.{_SLIDING}", near):
-    raise differs(f"rope_parameters.{_SLIDING}", near)
-  return given | {
+    raise unsupported_value(f"rope_parameters.{_SLIDING}", near)
+  return fields | {
     "layer_types": windows if any(windows) else (),
     "rope_theta": full["rope_theta"],
     "rope_parameters": near["rope_theta"],
@@ -80,32 +81,39 @@ def _complete_ultrabert(fields: Mapping, target: Target) -> dict[str, Any]:
   }
 
 
-def _with_window(given: Mapping) -> dict[str, Any]:
+def _with_window(fields: Mapping) -> dict[str, Any]:
   """Fills in the kinds of layers, and their window, of UltraBERT's own code."""
-  own = given.get("attention_windows")
-  if own is None:
-    return dict(given)
-  widths = set(own) - {0, None} if isinstance(own, list) else ()
+  layer_windows = fields.get("attention_windows")
+  if layer_windows is None:
+    return dict(fields)
+  widths = ()
+  if isinstance(layer_windows, list):
+    widths = set(layer_windows) - {0, None}
   if len(widths) != 1:  # transformers would use the first
-    raise differs("attention_windows", own)
-  kinds = [_SLIDING if width else _FULL for width in own]
-  return {"layer_types": kinds, **given, _WINDOW: widths.pop()}
+    raise unsupported_value("attention_windows", layer_windows)
+  kinds = [_SLIDING if width else _FULL for width in layer_windows]
+  return {"layer_types": kinds, **fields, _WINDOW: widths.pop()}
 
 
-def _bases(given: Mapping, kinds: Sequence[str]) -> dict[str, float]:
+def _bases(fields: Mapping, kinds: Sequence[str]) -> dict[str, float]:
   """Returns the RoPE base of each kind of layer, without `rope_parameters`."""
-  own = given.get("rope_theta")  # a base for each layer
-  if own is None or "rope_parameters" in given:
+  layer_bases = fields.get("rope_theta")
+  if layer_bases is None or "rope_parameters" in fields:
     return _BASES
-  if not isinstance(own, list) or len(own) != len(kinds):
-    raise differs("rope_theta", own)
-  found = {
-    kind: {x for k, x in zip(kinds, own, strict=True) if k == kind}
-    for kind in _BASES
-  }
-  if any(len(bases) > 1 for bases in found.values()):
-    raise differs("rope_theta", own)
-  return {kind: next(iter(found[kind]), base) for kind, base in _BASES.items()}
+  if not isinstance(layer_bases, list) or len(layer_bases) != len(kinds):
+    raise unsupported_value("rope_theta", layer_bases)
+  bases = dict(_BASES)
+  for kind in _BASES:
+    values = {
+      base
+      for layer, base in zip(kinds, layer_bases, strict=True)
+      if layer == kind
+    }
+    if len(values) > 1:
+      raise unsupported_value("rope_theta", layer_bases)
+    if values:
+      bases[kind] = values.pop()
+  return bases
 
 
 ULTRABERT = Architecture(

@@ -4,6 +4,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import operator
 import pathlib
 import pickle
 import re
@@ -71,7 +72,7 @@ def write_weights(
 
   split = huggingface_hub.split_state_dict_into_shards_factory(
     dict(tensors),
-    get_storage_size=lambda value: value.nbytes,
+    get_storage_size=operator.attrgetter("nbytes"),
     filename_pattern="model{suffix}.safetensors",
     max_shard_size=shard_bytes,
   )
@@ -83,12 +84,12 @@ def write_weights(
     safetensors.numpy.save_file(shard, path, {"format": "pt"})
     path.chmod(mode)
   if split.is_sharded:
-    where = {name: split.tensor_to_filename[name] for name in tensors}
-    index = {"metadata": split.metadata, "weight_map": where}
+    file_names = {name: split.tensor_to_filename[name] for name in tensors}
+    index = {"metadata": split.metadata, "weight_map": file_names}
     files.write_json(folder / INDEX, index)
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
   """A tensor in a file."""
 
   shape: tuple[int, ...]
@@ -101,7 +102,7 @@ class Weights:
   """Tensors of a folder by name, loaded one at a time."""
 
   folder: pathlib.Path
-  tensors: Mapping[str, Stored]
+  tensors: Mapping[str, StoredTensor]
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.tensors)
@@ -126,8 +127,9 @@ def read_weights(folder: pathlib.Path) -> Weights:
   tensors = {}
   for path in _weight_files(folder):
     tensors |= _pickled(path) if path.suffix == PICKLE else _open_tensors(path)
-  kept = {n: t for n, t in tensors.items() if not n.endswith(_FOLLOW)}
-  return Weights(folder, kept)
+  return Weights(
+    folder, {n: t for n, t in tensors.items() if not n.endswith(_FOLLOW)}
+  )
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -142,8 +144,8 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
   if len(pickles) == 1:
     return pickles
   several = ", ".join(path.name for path in pickles)
-  which = f", but several pickles ({several}): leave one" if pickles else ""
-  raise UserError(f"{folder} holds no {SINGLE}{which}")
+  remedy = f", but several pickles ({several}): leave one" if pickles else ""
+  raise UserError(f"{folder} holds no {SINGLE}{remedy}")
 
 
 def _index_files(index: pathlib.Path) -> list[pathlib.Path]:
@@ -158,14 +160,14 @@ def _index_files(index: pathlib.Path) -> list[pathlib.Path]:
   return [index.parent / name for name in sorted(set(names))]
 
 
-def _open_tensors(path: pathlib.Path) -> dict[str, Stored]:
+def _open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
   out = {}
   try:
     file = safetensors.safe_open(path, framework="np")
     for name in file.keys():  # noqa: SIM118
       view = file.get_slice(name)
       read = functools.partial(file.get_tensor, name)
-      out[name] = Stored(tuple(view.get_shape()), view.get_dtype(), read)
+      out[name] = StoredTensor(tuple(view.get_shape()), view.get_dtype(), read)
     return out
   except OSError as error:
     reason = str(error).splitlines()[0]
@@ -174,7 +176,7 @@ def _open_tensors(path: pathlib.Path) -> dict[str, Stored]:
     raise UserError(f"{path} is incomplete: {error}") from error
 
 
-def _pickled(path: pathlib.Path) -> dict[str, Stored]:
+def _pickled(path: pathlib.Path) -> dict[str, StoredTensor]:
   """Opens a pickle of tensors, or of a training state with `model`."""
   try:
     import torch
@@ -192,12 +194,12 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
     # LTG-BERT's training code also saves its command's arguments.
     with torch.serialization.safe_globals([argparse.Namespace]):
       # With weights_only, no code of the file can run.
-      found = torch.load(path, map_location="cpu", weights_only=True)
+      stored = torch.load(path, map_location="cpu", weights_only=True)
   except _DAMAGED as error:
     said = str(error).split("WeightsUnpickler error:")[-1].strip()
     why = said.splitlines()[0].split(". ")[0] if said else repr(error)
     raise UserError(f"cannot read {path} as weights only: {why}") from error
-  state = found if isinstance(found, dict) else {}
+  state = stored if isinstance(stored, dict) else {}
   if isinstance(state.get("model"), dict):
     state = state["model"]
   tensors = {
@@ -215,7 +217,7 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
         " in PyTorch and save ordinary tensors"
       )
   return {
-    name: Stored(
+    name: StoredTensor(
       tuple(value.shape),
       "F32" if value.is_floating_point() else str(value.dtype),
       lambda value=value: value.detach().float().numpy(),
@@ -224,7 +226,7 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   }
 
 
-def tidied(
+def with_export_names(
   weights: Weights, embedding: str, architecture: Architecture
 ) -> tuple[Weights, list[str]]:
   """Names tensors as export does, and leaves out those that we lack.
@@ -237,30 +239,31 @@ def tidied(
   Returns:
     The tensors, and notes on those that are left out.
   """
-  found = _with_prefix(weights.tensors, embedding)
-  tensors, others = {}, {}
-  for name, tensor in found.items():
-    new = name
+  renamed = {}
+  tensors = {}
+  for name, tensor in _with_prefix(weights.tensors, embedding).items():
+    new_name = name
     for pattern, replacement in architecture.older:
-      new = re.sub(pattern, replacement, new)
-    (tensors if new == name else others)[new] = tensor
-  found, notes = tensors | others, []
-  for pattern, what in architecture.dropped.items():
-    if names := [name for name in found if re.match(pattern, name)]:
-      notes.append(f"left out: {what} ({_listed_tensors(names)})")
-    found = {name: t for name, t in found.items() if name not in names}
-  if any(map(_TASK_HEAD.match, found)):
+      new_name = re.sub(pattern, replacement, new_name)
+    (tensors if new_name == name else renamed)[new_name] = tensor
+  tensors |= renamed
+  notes = []
+  for pattern, description in architecture.dropped.items():
+    if names := [name for name in tensors if re.match(pattern, name)]:
+      notes.append(f"left out: {description} ({_listed_tensors(names)})")
+    tensors = {name: t for name, t in tensors.items() if name not in names}
+  if any(map(_TASK_HEAD.match, tensors)):
     # All but the encoder is its own, also under names of an output layer.
     prefix = embedding.partition(".")[0] + "."
-    head = [name for name in found if not name.startswith(prefix)]
+    head = [name for name in tensors if not name.startswith(prefix)]
     notes.append(f"left out: a fine-tuned head ({_listed_tensors(head)})")
-    found = {name: t for name, t in found.items() if name not in head}
-  return dataclasses.replace(weights, tensors=found), notes
+    tensors = {name: t for name, t in tensors.items() if name not in head}
+  return dataclasses.replace(weights, tensors=tensors), notes
 
 
 def _with_prefix(
-  tensors: Mapping[str, Stored], embedding: str
-) -> Mapping[str, Stored]:
+  tensors: Mapping[str, StoredTensor], embedding: str
+) -> Mapping[str, StoredTensor]:
   """Adds the first part of names, which AutoModel leaves out."""
   prefix, _, bare = embedding.partition(".")
   if embedding in tensors or bare not in tensors:
@@ -290,7 +293,7 @@ def reader(
   """
   parts, expected = _parts(names, shapes)
   ones = {
-    n: Stored(expected[n], "F32", functools.partial(np.ones, expected[n]))
+    n: StoredTensor(expected[n], "F32", functools.partial(np.ones, expected[n]))
     for n in unused
   }
   weights = dataclasses.replace(weights, tensors={**ones, **weights.tensors})
@@ -299,8 +302,8 @@ def reader(
 
   def params() -> Params:
     return {
-      path: _read(weights, names[path], path, own)
-      for path, own in parts.items()
+      path: _read(weights, names[path], path, tensor_parts)
+      for path, tensor_parts in parts.items()
     }
 
   return params
@@ -326,16 +329,17 @@ def _parts(
   for path, name in names.items():
     if path not in shapes:
       continue
-    layers, shape = 1, shapes[path].shape
+    layers = 1
+    shape = shapes[path].shape
     if _is_stacked(name):
       layers, *shape = shape
     if _is_transposed(path):
       shape = shape[::-1]
-    rows, *rest = shape
+    rows, *columns = shape
     parts[path] = []
     for tensor in map(name.format, range(layers)):
       start = expected[tensor][0] if tensor in expected else 0
-      expected[tensor] = (start + rows, *rest)
+      expected[tensor] = (start + rows, *columns)
       parts[path].append((tensor, slice(start, start + rows)))
   return parts, expected
 
@@ -362,14 +366,16 @@ def _is_transposed(path: str) -> bool:
 
 def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
   """Yields a description of each kind of mismatch."""
-  found = set(weights)
-  if missing := sorted(expected.keys() - found):
+  names_in_files = set(weights)
+  if missing := sorted(expected.keys() - names_in_files):
     yield f"weights are missing: {_listed_tensors(missing)}"
-  extra = found - expected.keys()
+  extra = names_in_files - expected.keys()
   biases = {n for n in extra if n.endswith("proj.bias")}
   extra -= {n for n in biases if not weights[n].any()}  # zeros have no effect
-  tied, embedding = names.get("head/kernel"), names["embedding"]
-  if tied in extra and embedding in found:  # some files have both
+  tied = names.get("head/kernel")
+  embedding = names["embedding"]
+  # Some files have both.
+  if tied in extra and embedding in names_in_files:
     extra.discard(tied)
     if not np.array_equal(weights[tied], weights[embedding]):
       yield (
@@ -380,17 +386,20 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
       f"the encoder has no place for {_listed_tensors(sorted(extra))} (import"
       " does not read task heads)"
     )
-  both = {n: weights.tensors[n] for n in sorted(expected.keys() & found)}
+  tensors = {
+    name: weights.tensors[name]
+    for name in sorted(expected.keys() & names_in_files)
+  }
   if other := [
     f"{n} {list(tensor.shape)}, not {list(expected[n])}"
-    for n, tensor in both.items()
+    for n, tensor in tensors.items()
     if tensor.shape != expected[n]
   ]:
     yield f"tensor shapes do not match config.json: {_listed_tensors(other)}"
-  if other := [n for n, tensor in both.items() if tensor.dtype not in _FLOATS]:
+  if other := [n for n, t in tensors.items() if t.dtype not in _FLOATS]:
     yield f"quantized weights cannot be read: {_listed_tensors(other)}"
 
 
 def _listed_tensors(names: list[str]) -> str:
-  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-  return ", ".join(names[:8]) + more
+  remainder = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return ", ".join(names[:8]) + remainder

@@ -117,28 +117,30 @@ def fill(
   texts = inputs.as_texts(text)
   if not texts:
     raise UserError("there is no text to fill")
-  seen = _block_length(loaded) or loaded.model.config.max_seq_len
-  block_length = block_length or seen
-  texts = [_insert_masks(loaded, one, tokens) for one in texts]
+  attended = _block_length(loaded) or loaded.model.config.max_seq_len
+  block_length = block_length or attended
+  texts = [_insert_masks(loaded, text, tokens) for text in texts]
   rows = _lay_out(loaded, texts, tokens, count, top)
   canvas = rows.masked
   most = min(block_length, int(canvas.sum(axis=1).max()))
   most = programs.round_up(most, canvas.shape[1])
   config, params = programs.unrolled(loaded)
-  drawn = temperature, top_k, top_p
-  static = _Static(drawn, order, loaded.mask_shift, most)
-  go_on = programs.compiled(_fill_masks, config, static)
+  sampling = temperature, top_k, top_p
+  static = _Static(sampling, order, loaded.mask_shift, most)
+  fill_masks = programs.compiled(_fill_masks, config, static)
   # Tokens that are not drawn, if a text may end early and if not.
   special = loaded.tokenizer.special
   ends = np.isin(np.arange(len(special)), framing.end_tokens(loaded))
   banned = np.stack([special & ~ends, special | ends])
   banned[:, framing.mask_id(loaded)] = True
-  every = settings.LARGEST if watch is None else 1
-  numbers = _Numbers(seen, block_length, steps, every, seed, count)
+  most_steps = settings.LARGEST if watch is None else 1
+  numbers = _Numbers(attended, block_length, steps, most_steps, seed, count)
   while np.any(rows.masked):
-    rows = jax.device_get(go_on(params, rows, banned, numbers))
-    each = zip(canvas & ~rows.masked, *rows[:4], strict=True)
-    filled = [_decode_filled(loaded, *row) for row in each]
+    rows = jax.device_get(fill_masks(params, rows, banned, numbers))
+    filled = [
+      _decode_filled(loaded, *row)
+      for row in zip(canvas & ~rows.masked, *rows[:4], strict=True)
+    ]
     if watch is not None:
       watch(filled)
   return filled
@@ -151,7 +153,7 @@ class _FillingRows(NamedTuple):
   chances: jax.Array  # their probabilities at filled masks, `[B, T, 1 + K]`
   masked: jax.Array  # masks that are not filled yet, bool `[B, T]`
   length: jax.Array  # number of tokens, int32 `[B]`
-  whole: jax.Array  # 1 if the text may not end early, else 0, int32 `[B]`
+  has_end: jax.Array  # 1 if the text may not end early, else 0, int32 `[B]`
   block: jax.Array  # block of the last step, int32 `[B]`
   left: jax.Array  # number of steps left for that block, int32 `[B]`
   step: jax.Array  # number of steps done, int32
@@ -159,23 +161,24 @@ class _FillingRows(NamedTuple):
 
 def _block_length(loaded: TextModel) -> int:
   """Returns the block length of bidirectional training, or 0."""
-  found = [o for o in loaded.config.trained if not o.left_to_right]
-  if not found:
+  objectives = [o for o in loaded.config.trained if not o.left_to_right]
+  if not objectives:
     raise UserError(
       "the model was trained only left to right (curriculum="
       f"{loaded.config.curriculum}): use generate"
     )
-  return next((o.block_length for o in found if o.attention == "block"), 0)
+  lengths = (o.block_length for o in objectives if o.attention == "block")
+  return next(lengths, 0)
 
 
 def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
   """Returns a text whose masks are `<mask>`, or raises a UserError if none."""
   framing.mask_id(loaded)
-  own = loaded.tokenizer.mask_token
-  text = text.replace(own, MASK)
+  mask_token = loaded.tokenizer.mask_token
+  text = text.replace(mask_token, MASK)
   if MASK in text:
     return text
-  names = MASK if own == MASK else f"{MASK} or {own}"
+  names = MASK if mask_token == MASK else f"{MASK} or {mask_token}"
   if other := next((name for name in MASKS if name in text), None):
     raise UserError(
       f"{text!r:.60} has {other}, which is no mask of this model: write {names}"
@@ -192,7 +195,8 @@ def _lay_out(
   loaded: TextModel, texts: Sequence[str], added: int, count: int, top: int
 ) -> _FillingRows:
   """Encodes texts into `count` rows each."""
-  encoded, mask_id = [], framing.mask_id(loaded)
+  encoded = []
+  mask_id = framing.mask_id(loaded)
   for text in texts:
     tokens = framing.encode_framed(loaded, text, 0 if MASK in text else added)
     framing.check_length(loaded, len(tokens), text)
@@ -207,14 +211,14 @@ def _lay_out(
   row = np.stack([np.pad(t, (0, size - len(t))) for t in encoded])
   top = min(top, loaded.tokenizer.vocab_size)
   tokens = np.pad(row[..., None], ((0, 0), (0, 0), (0, top)))
-  whole = np.array([MASK in text for text in texts], np.int32)
+  has_end = np.array([MASK in text for text in texts], np.int32)
   zeros = np.zeros_like(length)
   return _FillingRows(
     tokens=tokens,
     chances=np.zeros(tokens.shape, np.float32),
     masked=(row == mask_id) & (np.arange(size) < length[:, None]),
     length=length,
-    whole=np.repeat(whole, count),
+    has_end=np.repeat(has_end, count),
     block=zeros - 1,
     left=zeros,
     step=np.int32(0),
@@ -225,16 +229,17 @@ def _decode_filled(
   loaded: TextModel, drawn, tokens, chances, masked, length
 ) -> Filled:
   """Decodes a row up to its end, with `<mask>` for each mask."""
-  decode, text = loaded.tokenizer.decode, tokens[:, 0]
+  decode = loaded.tokenizer.decode
+  text = tokens[:, 0]
   (ends,) = np.nonzero(drawn & np.isin(text, framing.end_tokens(loaded)))
   end = ends[0] if len(ends) else length
-  kept = (masked | ~loaded.tokenizer.special[text])[:end]
+  shown = (masked | ~loaded.tokenizer.special[text])[:end]
   masks = []
-  for at in np.flatnonzero(drawn[: end + 1]):
-    words = [decode([token], skip_special=False) for token in tokens[at]]
-    own, *best = zip(words, chances[at].tolist(), strict=True)
-    masks.append(FilledMask(int(at), *own, best))
-  return Filled(decode(text[:end][kept], skip_special=False), masks)
+  for place in np.flatnonzero(drawn[: end + 1]):
+    words = [decode([token], skip_special=False) for token in tokens[place]]
+    token, *best = zip(words, chances[place].tolist(), strict=True)
+    masks.append(FilledMask(int(place), *token, best))
+  return Filled(decode(text[:end][shown], skip_special=False), masks)
 
 
 # ------------------------------------------------------------- on the device
@@ -243,7 +248,7 @@ def _decode_filled(
 class _Static(NamedTuple):
   """Settings that are constants of the program."""
 
-  drawn: tuple[float, int, float]  # temperature, top_k, top_p
+  sampling: tuple[float, int, float]  # temperature, top_k, top_p
   order: str
   shift: int  # distance from a mask back to its prediction
   most: int  # largest number M of masks in a block of a row
@@ -255,7 +260,7 @@ class _Numbers(NamedTuple):
   attended: jax.Array  # number of tokens in a block of attention
   filled: jax.Array  # number of tokens in a block that is filled
   steps: jax.Array  # number of steps for each block; 0 for one token a step
-  every: jax.Array  # largest number of steps of a call
+  most_steps: jax.Array  # largest number of steps of a call
   seed: jax.Array
   repeats: jax.Array  # number of rows for each text
 
@@ -265,8 +270,8 @@ class _Masks(NamedTuple):
 
   block: jax.Array  # the block of each row, int32 `[B]`
   left: jax.Array  # number of steps left for it, with this step, int32 `[B]`
-  at: jax.Array  # places of its masks, then of other tokens, int32 `[B, M]`
-  here: jax.Array  # whether there is a mask, bool `[B, M]`
+  places: jax.Array  # of its masks, then of other tokens, int32 `[B, M]`
+  present: jax.Array  # whether there is a mask, bool `[B, M]`
 
 
 def _fill_masks(
@@ -274,11 +279,11 @@ def _fill_masks(
   static: _Static,
   params,
   rows: _FillingRows,
-  banned,  # tokens that are not drawn, by `rows.whole`, bool `[2, V]`
+  banned,  # tokens that are not drawn, by `rows.has_end`, bool `[2, V]`
   numbers: _Numbers,
 ) -> _FillingRows:
   """Fills masks of rows from `_lay_out` or an earlier call."""
-  stop = rows.step + numbers.every
+  stop = rows.step + numbers.most_steps
   keys = _row_keys(len(rows.length), numbers)
   places = jnp.arange(rows.masked.shape[1])
   block_end = (places // numbers.attended + 1) * numbers.attended
@@ -294,7 +299,7 @@ def _fill_masks(
     tokens, chances, score = _predict_masks(
       static, head, hidden, now, masks, banned, step_keys
     )
-    chosen = _chosen(static.order, masks.here, score, masks.left)
+    chosen = _chosen(static.order, masks.present, score, masks.left)
     return _written(now, masks, chosen, tokens, chances)
 
   def unfinished(now: _FillingRows):
@@ -323,9 +328,9 @@ def _find_masks(rows: _FillingRows, numbers: _Numbers, most: int) -> _Masks:
   steps = jnp.where(numbers.steps > 0, numbers.steps, one_each)
   left = jnp.where(block == rows.block, rows.left, steps)
   # A stable sort puts the places of the masks first.
-  at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
-  here = jnp.take_along_axis(unfilled, at, axis=1)
-  return _Masks(block, left, at, here)
+  places = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
+  present = jnp.take_along_axis(unfilled, places, axis=1)
+  return _Masks(block, left, places, present)
 
 
 def _predict_masks(
@@ -348,21 +353,23 @@ def _predict_masks(
   def predict(mask):
     row, place = mask
     logits = head.logits(hidden[row, place - static.shift])
-    allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
-    token_key, own_key = jax.random.split(jax.random.fold_in(keys[row], place))
-    token = draw_tokens(token_key, allowed, *static.drawn)
+    allowed = jnp.where(banned[rows.has_end[row]], -jnp.inf, logits)
+    token_key, order_key = jax.random.split(
+      jax.random.fold_in(keys[row], place)
+    )
+    token = draw_tokens(token_key, allowed, *static.sampling)
     if static.order == "confidence":
       score = jax.nn.softmax(allowed)[token]
     else:
-      score = jax.random.uniform(own_key)
+      score = jax.random.uniform(order_key)
     chances = jax.nn.softmax(logits)
     tokens = jnp.append(token, jax.lax.top_k(chances, candidates)[1])
     return tokens, chances[tokens], score
 
   tokens, chances, score = jax.lax.map(
-    predict, _flat(masks.at), batch_size=programs.LOGIT_ROWS
+    predict, _flat(masks.places), batch_size=programs.LOGIT_ROWS
   )
-  return tokens, chances, score.reshape(masks.at.shape)
+  return tokens, chances, score.reshape(masks.places.shape)
 
 
 def _flat(places: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -377,7 +384,7 @@ def _written(
   """Writes the tokens of the chosen masks, bool `[B, M]`, into rows."""
   # Writes to places outside the row have no effect.
   outside = rows.masked.shape[1]
-  to = _flat(jnp.where(chosen, masks.at, outside))
+  to = _flat(jnp.where(chosen, masks.places, outside))
   return rows._replace(
     tokens=rows.tokens.at[to].set(tokens, mode="drop"),
     chances=rows.chances.at[to].set(chances, mode="drop"),
@@ -388,11 +395,11 @@ def _written(
   )
 
 
-def _chosen(order: str, here, score, left) -> jax.Array:
+def _chosen(order: str, present, score, left) -> jax.Array:
   """Chooses the masks that a step fills, if `left` steps fill all masks."""
   left = jnp.maximum(left, 1)[:, None]
   if order == "ancestral":
-    return here & (score * left < 1)
-  score = jnp.where(here, score, -1)
+    return present & (score * left < 1)
+  score = jnp.where(present, score, -1)
   rank = jnp.argsort(jnp.argsort(-score, axis=1, stable=True), axis=1)
-  return rank < -(-jnp.sum(here, axis=1, keepdims=True) // left)
+  return rank < -(-jnp.sum(present, axis=1, keepdims=True) // left)

@@ -6,16 +6,15 @@ the model's training data and curriculum.
 
 import dataclasses
 import functools
-import json
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from antlm_jax import models
 from antlm_jax.config import Config
-from antlm_jax.data import mask_words, packing
+from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
+from antlm_jax.data.tokenizer_json import TokenizerJson
 from antlm_jax.errors import UserError
 from antlm_jax.training.checkpoint import Meta
 
@@ -58,15 +57,13 @@ class TextModel:
   @functools.cached_property
   def mask_names(self) -> set[str]:
     """Names of a mask in texts; none if there is no mask token."""
-    own = self.tokenizer.mask_token
-    return set() if own is None else {MASK, own}
+    mask_token = self.tokenizer.mask_token
+    return set() if mask_token is None else {MASK, mask_token}
 
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:
     """Tokenizer that reads masks in a text as words."""
-    reader = tokenizers.Tokenizer.from_str(
-      json.dumps(tokenizer_with_masks(self.tokenizer))
-    )
+    reader = tokenizer_with_masks(self.tokenizer).build()
     reader.encode_special_tokens = True  # "</s>" in a text is text
     return reader
 
@@ -81,16 +78,17 @@ class TextModel:
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
-def tokenizer_with_masks(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_with_masks(tokenizer: Tokenizer) -> TokenizerJson:
   """Returns the tokenizer.json that reads masks in a text as words."""
-  return mask_words.added(tokenizer.to_json(), tokenizer.mask_id, MASK)
+  spec = TokenizerJson.parse(tokenizer.to_json())
+  return spec.with_masks(tokenizer.mask_id, tokenizer.mask_token, MASK)
 
 
 def trained_modes(config: Config) -> list[str]:
   """Returns the scoring modes that a run trains, `causal` first."""
   modes = {
-    "causal" if one.left_to_right else ("mlm", "mntp")[one.shift]
-    for one in config.trained
+    "causal" if objective.left_to_right else ("mlm", "mntp")[objective.shift]
+    for objective in config.trained
   }
   return sorted(modes)
 
@@ -139,12 +137,12 @@ def encode_framed(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
   """Encodes a text with special tokens and `masks` added masks, int32 `[n]`.
 
   A mask is like a word: it includes the space before it, and does not change
-  the tokens around it (`data.mask_words`). Both `<mask>` and the tokenizer's
-  own name are masks. If there is no mask token, they are words.
+  the tokens around it (`data.tokenizer_json`). Both `<mask>` and the
+  tokenizer's own name are masks. If there is no mask token, they are words.
   """
   if any(name in text for name in loaded.mask_names):
-    found = loaded.mask_reader.encode(text, add_special_tokens=False)
-    inner = np.array(found.ids, np.int32)
+    encoding = loaded.mask_reader.encode(text, add_special_tokens=False)
+    inner = np.array(encoding.ids, np.int32)
   else:
     inner = loaded.tokenizer.encode(text)
   before, after = loaded.frame

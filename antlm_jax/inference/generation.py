@@ -23,7 +23,7 @@ from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import PythonOnly, argument
 
 _PIECE = 16  # number of prompt tokens encoded at once; it divides S
-_EVERY = 8  # number of tokens between two calls of `watch`
+_WATCHED_STEPS = 8  # number of tokens between two calls of `watch`
 
 
 # Arguments of both `generate` and `fill`.
@@ -77,7 +77,7 @@ def generate(
       causal training, or an argument is out of range.
   """
   loaded = open_model(model, step)
-  if not any(one.left_to_right for one in loaded.config.trained):
+  if not any(o.left_to_right for o in loaded.config.trained):
     raise UserError(
       "the model was never trained left to right (curriculum="
       f"{loaded.config.curriculum}): use fill"
@@ -85,7 +85,7 @@ def generate(
   prompts = inputs.as_texts(prompt, "prompt")
   if not prompts:
     raise UserError("there is no prompt to continue")
-  starts = [encode_prompt(loaded, one) for one in prompts]
+  starts = [encode_prompt(loaded, text) for text in prompts]
   config, params = programs.unrolled(loaded)
   length = np.array([len(start) for start in starts], np.int32)
   most = min(tokens, config.max_seq_len)
@@ -96,15 +96,18 @@ def generate(
   rows = programs.compiled(_begin_texts, config, count)(
     params, padded, length, stop
   )
-  go_on = programs.compiled(_continue, config, (temperature, top_k, top_p))
+  add_tokens = programs.compiled(_continue, config, (temperature, top_k, top_p))
   endings = framing.never_drawn(loaded), framing.end_tokens(loaded)
-  every, growing = tokens if watch is None else _EVERY, True
+  steps = tokens if watch is None else _WATCHED_STEPS
+  growing = True
   while growing:
-    rows = go_on(params, rows, every, *endings, seed, count)
-    found, length, stop = jax.device_get(rows[:3])
+    rows = add_tokens(params, rows, steps, *endings, seed, count)
+    token_ids, length, stop = jax.device_get(rows[:3])
     growing = bool(np.any(length < stop))
-    ends = zip(found, length, strict=True)
-    texts = [loaded.tokenizer.decode(row[:end]) for row, end in ends]
+    texts = [
+      loaded.tokenizer.decode(row[:end])
+      for row, end in zip(token_ids, length, strict=True)
+    ]
     if watch is not None:
       watch(texts)
   return texts
@@ -115,8 +118,8 @@ def encode_prompt(loaded: TextModel, prompt: str) -> np.ndarray:
 
   Raises a UserError if the prompt is too long to be continued, or has no token.
   """
-  whole = framing.encode_framed(loaded, prompt)
-  start = whole[: len(whole) - len(loaded.frame[1])]
+  framed = framing.encode_framed(loaded, prompt)
+  start = framed[: len(framed) - len(loaded.frame[1])]
   framing.check_length(loaded, len(start) + 1, prompt)
   if not len(start):
     raise UserError(
@@ -144,10 +147,10 @@ def draw_tokens(
   likely = jax.nn.softmax(ranked)
   # Keep a token if the total probability of likelier tokens is under top_p. So
   # the likeliest token is always kept.
-  kept = jnp.cumsum(likely, axis=-1) - likely < top_p
+  allowed = jnp.cumsum(likely, axis=-1) - likely < top_p
   if top_k:
-    kept &= jnp.arange(logits.shape[-1]) < top_k
-  rank = jax.random.categorical(key, jnp.where(kept, ranked, -jnp.inf))
+    allowed &= jnp.arange(logits.shape[-1]) < top_k
+  rank = jax.random.categorical(key, jnp.where(allowed, ranked, -jnp.inf))
   return jnp.take_along_axis(order, rank[..., None], axis=-1)[..., 0]
 
 
@@ -180,7 +183,7 @@ def _begin_texts(model: models.Model, count: int, params, tokens, length, stop):
 
 def _continue(
   model: models.Model,
-  drawn: tuple[float, int, float],  # temperature, top_k and top_p
+  sampling: tuple[float, int, float],  # temperature, top_k and top_p
   params,
   rows: _GrowingRows,
   steps,
@@ -190,10 +193,11 @@ def _continue(
   repeats,  # number of rows for each prompt
 ) -> _GrowingRows:
   """Adds up to `steps` tokens to rows of `_begin_texts` or an earlier call."""
-  every = jnp.arange(len(rows.length))
+  row_index = jnp.arange(len(rows.length))
   # Draws depend on the seed, the number of the row among its prompt's rows and
   # the slot, not on the other prompts.
-  fold_in, number = jax.random.fold_in, every % repeats
+  fold_in = jax.random.fold_in
+  number = row_index % repeats
   keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
   # Build the head outside the loop, because a tied head copies the embeddings
   # on CPU.
@@ -205,15 +209,15 @@ def _continue(
 
   def step(carry):
     done, (tokens, length, stop, cache) = carry
-    last = tokens[every, length - 1][:, None]
+    last = tokens[row_index, length - 1][:, None]
     hidden, cache = model.extend(params, last, length - 1, cache)
     logits = jnp.where(banned, -jnp.inf, head.logits(hidden[:, 0]))
-    here = jax.vmap(fold_in)(keys, length)
-    token = jax.vmap(lambda key, row: draw_tokens(key, row, *drawn))(
-      here, logits
+    slot_keys = jax.vmap(fold_in)(keys, length)
+    token = jax.vmap(lambda key, row: draw_tokens(key, row, *sampling))(
+      slot_keys, logits
     )
     # Nothing reads the slots after the end of a text.
-    tokens = tokens.at[every, length].set(token)
+    tokens = tokens.at[row_index, length].set(token)
     ended = (length >= stop) | jnp.isin(token, ends)
     stop = jnp.where(ended, length, stop)
     length = jnp.where(ended, length, length + 1)

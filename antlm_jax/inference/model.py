@@ -81,10 +81,10 @@ class Loaded(TextModel):
 
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
-    inside = self.path.parent.name == FOLDER
-    where = self.saved.run if inside else self.path
-    name, where = self.config.model.name, files.shown_path(where)
-    return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
+    inside_run = self.path.parent.name == FOLDER
+    path = files.shown_path(self.saved.run if inside_run else self.path)
+    name = self.config.model.name
+    return f"<{name}, {size} parameters, step {self.step:,}, {path}>"
 
   @property
   def headless(self) -> bool:
@@ -119,26 +119,27 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
     )
   compilation.keep_programs()
   saved = Checkpoint(path, step)
-  meta, task = saved.meta, saved.fields.get("task")
+  meta = saved.meta
+  task = saved.fields.get("task")
   model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)
-  wanted = {saved.weights: saved.held(model.shapes)}
+  shapes = {saved.weights: saved.held(model.shapes)}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # has the head's shapes
       handler = ocp.StandardCheckpointHandler()
-      wanted["head"] = handler.metadata(epath.Path(saved.path / "head"))
+      shapes["head"] = handler.metadata(epath.Path(saved.path / "head"))
   # Load it on one device, independent of the devices that saved it.
-  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  wanted = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), wanted
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
   )
-  found = saved.read(wanted)
-  saved.verify(found)
+  arrays = saved.read(shapes)
+  saved.verify(arrays)
   return Loaded(
     model=model,
-    params=found[saved.weights],
+    params=arrays[saved.weights],
     meta=meta,
     saved=saved,
-    task=task and FineTuned(**task, params=found.get("head", {})),
+    task=task and FineTuned(**task, params=arrays.get("head", {})),
   )
 
 
@@ -165,18 +166,21 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
 
   Raises a UserError if the model's run has no such checkpoint.
   """
-  run, names = model.saved.run, model.meta.milestones
-  steps = checkpoint.checkpoint_steps(run)
-  found = {name: steps[step] for name, step in names.items() if step in steps}
-  if not found:
+  run = model.saved.run
+  milestones = model.meta.milestones
+  paths = checkpoint.checkpoint_steps(run)
+  revision_paths = {
+    name: paths[step] for name, step in milestones.items() if step in paths
+  }
+  if not revision_paths:
     raise UserError(
       f"{run} has no checkpoints by words: train with"
       " checkpoint.words=babylm (from 1M words on), or with smaller"
       " counts, such as 100k,200k"
     )
-  if lacking := ", ".join(names.keys() - found):
+  if lacking := ", ".join(milestones.keys() - revision_paths):
     progress.say(f"warning: skipping checkpoints that were not kept: {lacking}")
-  return found
+  return revision_paths
 
 
 def write_checkpoint(

@@ -48,10 +48,10 @@ class Line(NamedTuple):
 
   def text(self, name: str) -> str:
     """Returns a text field, or raises a UserError if it is missing or blank."""
-    found = self.fields.get(name)
-    if not isinstance(found, str) or not found.strip():
+    text = self.fields.get(name)
+    if not isinstance(text, str) or not text.strip():
       raise self.error(f"no text {name!r}")
-    return found
+    return text
 
   def error(self, why: str) -> UserError:
     """Returns an error that names the line."""
@@ -62,7 +62,7 @@ def read_items(
   folder,
   parse: Callable[[Line], Item | None],
   limit: int = 0,
-  what: str = "items",
+  kind: str = "items",
 ) -> list[Item]:
   """Reads the items of a folder.
 
@@ -70,7 +70,7 @@ def read_items(
     folder: Path to the folder.
     parse: Function that returns the item of a line, or None to omit it.
     limit: Largest number of items per file; 0 for all.
-    what: Name of the items in errors.
+    kind: Name of the items in errors.
 
   Raises:
     UserError: There are no items, or a line is not an item.
@@ -80,29 +80,29 @@ def read_items(
     names = sorted(os.listdir(folder))
   except OSError as error:
     why = error.strerror
-    raise UserError(f"no such folder of {what}: {folder} ({why})") from error
-  found = []
+    raise UserError(f"no such folder of {kind}: {folder} ({why})") from error
+  read = []
   for name in names:
     if name.endswith(".jsonl") and not name.startswith("."):
-      lines = files.read_jsonl(folder / name, what)
+      lines = files.read_jsonl(folder / name, kind)
       items = (parse(Line(folder / name, n, fields)) for n, fields in lines)
-      found += itertools.islice(filter(None, items), limit or None)
-  if not found:
-    raise UserError(f"{folder} holds no {what} in *.jsonl files")
-  return found
+      read += itertools.islice(filter(None, items), limit or None)
+  if not read:
+    raise UserError(f"{folder} holds no {kind} in *.jsonl files")
+  return read
 
 
 def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
   """Reads the minimal pairs of a folder; see `read_items`."""
 
   def parse(line: Line) -> Item:
-    both = line.text("sentence_good"), line.text("sentence_bad")
-    known = {k: v for k, v in line.fields.items() if v is not None}
+    texts = line.text("sentence_good"), line.text("sentence_bad")
+    fields = {k: v for k, v in line.fields.items() if v is not None}
     return Item(
-      choices=tuple(Choice("", text) for text in both),
-      item_id=str(known.get("pair_id", line.number - 1)),
-      uid=str(known.get("UID", line.path.stem)),
-      term=str(known.get("linguistics_term", "")),
+      choices=tuple(Choice("", text) for text in texts),
+      item_id=str(fields.get("pair_id", line.number - 1)),
+      uid=str(fields.get("UID", line.path.stem)),
+      term=str(fields.get("linguistics_term", "")),
     )
 
   return read_items(folder, parse, limit, "pairs")
@@ -118,11 +118,11 @@ def choice_scores(
   """
   choices = [choice for item in items for choice in item.choices]
   contexts, texts = zip(*choices, strict=True)
-  found = scoring.score(loaded, texts, mode, contexts=contexts, **options)
+  scores = scoring.score(loaded, texts, mode, contexts=contexts, **options)
   counts = np.array([len(item.choices) for item in items])
   present = np.arange(counts.max()) < counts[:, None]  # [n, C]
   out = np.full(present.shape, -np.inf)
-  out[present] = found
+  out[present] = scores
   return out.T
 
 
@@ -136,10 +136,10 @@ def correct(scores: np.ndarray) -> np.ndarray:
 
 def by_uid(items: Sequence[Item], right: np.ndarray) -> dict[str, float]:
   """Returns the share of right items for each UID; `right` is bool `[n]`."""
-  found = collections.defaultdict(list)
+  hits_by_uid = collections.defaultdict(list)
   for item, hit in zip(items, right, strict=True):
-    found[item.uid].append(hit)
-  return {uid: float(np.mean(hits)) for uid, hits in found.items()}
+    hits_by_uid[item.uid].append(hit)
+  return {uid: float(np.mean(hits)) for uid, hits in hits_by_uid.items()}
 
 
 def pair_accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:

@@ -154,7 +154,7 @@ def score(
   """
   loaded = open_model(model, step)
   texts = inputs.as_texts(texts)
-  wanted = passes_of_mode(loaded, mode)
+  passes = passes_of_mode(loaded, mode)
   temperatures = np.atleast_1d(temperature)
   is_number = temperatures.dtype.kind in "if"
   if not (is_number and np.all((temperatures > 0) & (temperatures < np.inf))):
@@ -170,15 +170,15 @@ def score(
   pairs = list(zip(contexts, texts, strict=True))
   # Benchmarks repeat sentences, so compute each sentence once.
   unique = list(dict.fromkeys(pairs))
-  encoded = encode_pairs(loaded, unique, text_format, wanted)
+  encoded = encode_pairs(loaded, unique, text_format, passes)
   for text, (context, choice) in zip(encoded, unique, strict=True):
     framing.check_length(loaded, len(text.tokens), context + choice)
-  found = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
-  found = found.logprobs
+  sums = totals(loaded, encoded, passes, temperatures, batch_tokens, track)
+  unique_scores = sums.logprobs
   if reduction == "mean":
-    found /= np.array([text.targets for text in encoded])[:, None]
+    unique_scores /= np.array([text.targets for text in encoded])[:, None]
   index = {pair: i for i, pair in enumerate(unique)}
-  scores = found[[index[pair] for pair in pairs]]
+  scores = unique_scores[[index[pair] for pair in pairs]]
   return scores.reshape(len(pairs), *np.shape(temperature))
 
 
@@ -186,13 +186,13 @@ def encode_pairs(
   loaded: TextModel,
   pairs: Sequence[tuple[str, str]],
   text_format: TextFormat,
-  wanted: tuple[Pass, ...],
+  passes: tuple[Pass, ...],
 ) -> list[EncodedText]:
   """Encodes pairs (context, text) for `score`, without a limit of length.
 
   Raises a UserError if a text has no token to score.
   """
-  earliest = max(p.shift for p in wanted)
+  earliest = max(p.shift for p in passes)
   before, after = loaded.frame
   if not text_format.framed:
     before = after = before[:0]
@@ -200,37 +200,42 @@ def encode_pairs(
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
   # Encode a context and its text together, as in a document, because each alone
   # could have other tokens.
-  lead, always = text_format.separator, bool(text_format.no_context)
-  whole = [c + lead * (always or bool(c)) + text for c, text in pairs]
-  out = []
-  ids_of = loaded.tokenizer.encode_batch(whole)
-  for (context, text), joined, ids in zip(pairs, whole, ids_of, strict=True):
+  lead = text_format.separator
+  always = bool(text_format.no_context)
+  joined_texts = [c + lead * (always or bool(c)) + text for c, text in pairs]
+  token_ids = loaded.tokenizer.encode_batch(joined_texts)
+  encoded = []
+  for (context, text), joined, ids in zip(
+    pairs, joined_texts, token_ids, strict=True
+  ):
     head = before if context else alone
     tokens = np.concatenate([head, ids, after])
-    start, stop = len(head), len(head) + len(ids)
+    start = len(head)
+    stop = start + len(ids)
     if context:  # skip tokens that end within the context
       _, spans = loaded.tokenizer.encode_offsets(joined)
       start += sum(end <= len(context) for _, end in spans)
     start = max(start, earliest)  # skip tokens that no position predicts
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
-    out.append(EncodedText(tokens, start, stop))
-  return out
+    encoded.append(EncodedText(tokens, start, stop))
+  return encoded
 
 
 def _stand_in(loaded: TextModel, text_format: TextFormat) -> list[int]:
   """Returns the token in place of an empty context as a list, maybe empty."""
   if not text_format.no_context:
     return []
-  bos, eos = loaded.tokenizer.bos_id, loaded.tokenizer.eos_id
-  ids = [eos] if text_format.no_context == "eos" else [bos, eos]
-  found = [i for i in ids if i is not None]
-  if not found:
+  candidates = [loaded.tokenizer.bos_id, loaded.tokenizer.eos_id]
+  if text_format.no_context == "eos":
+    candidates = candidates[1:]
+  candidates = [i for i in candidates if i is not None]
+  if not candidates:
     raise UserError(
       "the tokenizer lacks the token that this pipeline needs for an empty"
       " context: leave pipeline out"
     )
-  return found[:1]
+  return candidates[:1]
 
 
 # A target is a scored token. A causal pass encodes a text once for all targets.
@@ -244,6 +249,7 @@ class Targets(NamedTuple):
 
   text: np.ndarray  # index of the text, int `[R]`
   position: np.ndarray  # index of the token in the text, int `[R]`
+  token: np.ndarray  # id of the token, int32 `[R]`
   begins: np.ndarray  # start of the segment in flat rows, int `[P, R]`
 
 
@@ -267,15 +273,15 @@ class ScoringRows(NamedTuple):
 def totals(
   loaded: TextModel,
   texts: Sequence[EncodedText],
-  wanted: tuple[Pass, ...],
+  passes: tuple[Pass, ...],
   temperatures: Sequence[float] = (1.0,),
   batch_tokens: int = BATCH_TOKENS,
   track: Callable[[Sequence[Targets]], Iterable[Targets]] = iter,
 ) -> Totals:
   """Sums the log-probabilities of n encoded texts; see `score`.
 
-  `passes_of_mode` returns the `wanted` passes, which may encode at most
-  `max_seq_len` tokens of a text.
+  `passes_of_mode` returns the `passes`, which may encode at most `max_seq_len`
+  tokens of a text.
   """
   sums = Totals(
     logprobs=np.zeros((len(texts), len(temperatures))),
@@ -284,24 +290,24 @@ def totals(
   )
   if not texts:
     return sums
-  masked = any(p.masked for p in wanted)
+  masked = any(p.masked for p in passes)
   mask_id = framing.mask_id(loaded) if masked else 0
   temperatures = np.asarray(temperatures, np.float32)
-  program = programs.compiled(_logprobs, loaded.model.config, wanted)
-  longest = max(p.reads(text) for text in texts for p in wanted)
+  program = programs.compiled(_logprobs, loaded.model.config, passes)
+  longest = max(p.reads(text) for text in texts for p in passes)
   length = programs.round_up(longest, loaded.model.config.max_seq_len, _ROW)
   most = max(1, batch_tokens // length)
-  batches = _target_batches(texts, wanted, length, most)
+  batches = _target_batches(texts, passes, length, most)
   shapes = _shapes(batches, length, most)
   for batch in track(batches):
     rows = [
-      _segment_rows(texts, batch, number, wanted[number], shapes, mask_id)
-      for number in range(len(wanted))
+      _segment_rows(texts, batch, number, passes[number], shapes, mask_id)
+      for number in range(len(passes))
     ]
-    tokens = _target_tokens(texts, batch, shapes)
-    found = program(loaded.params, rows, tokens, temperatures)
+    tokens = _pad_with_zeros(batch.token, shapes.targets)
+    results = program(loaded.params, rows, tokens, temperatures)
     # The last targets may be padding.
-    logprobs, likeliest = (np.asarray(x)[: len(batch.text)] for x in found)
+    logprobs, likeliest = (np.asarray(x)[: len(batch.text)] for x in results)
     sums.add(batch, logprobs, likeliest)
   return sums
 
@@ -319,34 +325,38 @@ def _shapes(batches: Sequence[Targets], length: int, most: int) -> Shapes:
 
 
 def _target_batches(
-  texts: Sequence[EncodedText], wanted: tuple[Pass, ...], length: int, most: int
+  texts: Sequence[EncodedText], passes: tuple[Pass, ...], length: int, most: int
 ) -> list[Targets]:
   """Divides all targets into batches of at most `most` rows per pass."""
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
   position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
+  token = np.concatenate([t.tokens[t.start : t.stop] for t in texts])
   # The last pass has most rows, because a masked pass is last.
-  batch = _begins(texts, wanted[-1], text, length) // (most * length)
+  batch = _begins(texts, passes[-1], text, length) // (most * length)
   order = np.argsort(batch, kind="stable")
-  out = []
+  batches = []
   for index in np.split(order, np.cumsum(np.bincount(batch))[:-1]):
     # This packs the last pass into the same rows again.
-    begins = [_begins(texts, where, text[index], length) for where in wanted]
-    out.append(Targets(text[index], position[index], np.stack(begins)))
-  return out
+    begins = [_begins(texts, p, text[index], length) for p in passes]
+    batches.append(
+      Targets(text[index], position[index], token[index], np.stack(begins))
+    )
+  return batches
 
 
 def _begins(
-  texts: Sequence[EncodedText], where: Pass, owners: np.ndarray, length: int
+  texts: Sequence[EncodedText], text_pass: Pass, owners: np.ndarray, length: int
 ) -> np.ndarray:
   """Packs the segments of targets into rows; returns their starts, int `[R]`.
 
   `owners` are the indices of the targets' texts, int `[R]`.
   """
-  if where.masked:  # each target has a segment
-    segments, segment = owners, np.arange(len(owners))
+  if text_pass.masked:  # each target has a segment
+    segments = owners
+    segment = np.arange(len(owners))
   else:  # all targets of a text share a segment
     segments, segment = np.unique(owners, return_inverse=True)
-  lengths = [where.reads(texts[i]) for i in segments]
+  lengths = [text_pass.reads(texts[i]) for i in segments]
   return packing.best_fit(lengths, length)[segment]
 
 
@@ -354,33 +364,25 @@ def _segment_rows(
   texts: Sequence[EncodedText],
   batch: Targets,
   number: int,
-  where: Pass,
+  text_pass: Pass,
   shapes: Shapes,
   mask_id: int,
 ) -> ScoringRows:
   """Writes the segments of pass `number` into rows `[B, T]`."""
   begins = batch.begins[number]
   starts, first = np.unique(begins, return_index=True)
-  read = [texts[i] for i in batch.text[first]]
-  pieces = [text.tokens[: where.reads(text)] for text in read]
-  count, length = shapes.rows[number], shapes.length
-  tokens, segments = packing.fill_rows(pieces, starts, count, length, pad_id=0)
-  if where.masked:
+  segment_texts = [texts[i] for i in batch.text[first]]
+  pieces = [text.tokens[: text_pass.reads(text)] for text in segment_texts]
+  tokens, segments = packing.fill_rows(
+    pieces, starts, shapes.rows[number], shapes.length, pad_id=0
+  )
+  if text_pass.masked:
     tokens.flat[begins + batch.position] = mask_id
   bounds = Segments.of(segments)
   predicted = _pad_with_zeros(
-    begins + batch.position - where.shift, shapes.targets
+    begins + batch.position - text_pass.shift, shapes.targets
   )
   return ScoringRows(tokens, bounds.start, bounds.end, predicted)
-
-
-def _target_tokens(
-  texts: Sequence[EncodedText], batch: Targets, shapes: Shapes
-) -> np.ndarray:
-  """Returns the tokens to predict, int32 `[R]`."""
-  places = zip(batch.text, batch.position, strict=True)
-  tokens = [texts[i].tokens[position] for i, position in places]
-  return _pad_with_zeros(tokens, shapes.targets)
 
 
 def _pad_with_zeros(values: Sequence[int], size: int) -> np.ndarray:
@@ -390,7 +392,7 @@ def _pad_with_zeros(values: Sequence[int], size: int) -> np.ndarray:
 
 def _logprobs(
   model: models.Model,
-  wanted: tuple[Pass, ...],
+  passes: tuple[Pass, ...],
   params: models.Params,
   inputs: Sequence[ScoringRows],  # rows of each pass
   targets: jax.Array,  # tokens to predict, int32 `[R]`
@@ -400,21 +402,23 @@ def _logprobs(
 
   # Logits of whole rows, [T, V], would be the largest array by far. So compute
   # only logits of targets, from hidden states [R, D], in chunks.
-  def hidden(where: Pass, rows: ScoringRows) -> jax.Array:
+  def hidden(text_pass: Pass, rows: ScoringRows) -> jax.Array:
     positions = jnp.arange(rows.tokens.shape[1]) - rows.starts
-    mask = AttentionMask(not where.masked, rows.starts, rows.ends)
+    mask = AttentionMask(not text_pass.masked, rows.starts, rows.ends)
     out = model.encode(params, rows.tokens, positions, mask)
     return out.reshape(-1, out.shape[-1])[rows.predicted]
 
-  def logprobs(one):  # states [passes, D] and the token of a target
-    states, target = one
+  # A target has its states in each pass, `[P, D]`, and its token.
+  def logprobs(target: tuple[jax.Array, jax.Array]):
+    states, token = target
     logits = model.logits(params, states).sum(axis=0)
     scaled = logits / temperatures[:, None]
-    found = scaled[:, target] - jax.nn.logsumexp(scaled, axis=-1)
-    return found, jnp.argmax(logits) == target
+    token_logprobs = scaled[:, token] - jax.nn.logsumexp(scaled, axis=-1)
+    return token_logprobs, jnp.argmax(logits) == token
 
-  states = [hidden(*one) for one in zip(wanted, inputs, strict=True)]
-  states = jnp.stack(states, axis=1)
+  states = jnp.stack(
+    [hidden(*rows) for rows in zip(passes, inputs, strict=True)], axis=1
+  )
   out = jax.lax.map(logprobs, (states, targets), batch_size=programs.LOGIT_ROWS)
   # If a run scores while it trains, each process reads all results.
   return jax.tree.map(lambda x: mesh_lib.constrain(x, *[None] * x.ndim), out)

@@ -38,6 +38,8 @@ class Pairs(hooks.Evaluator):
     }
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    found = {name.removeprefix(PAIRS): value for name, value in values.items()}
-    shown = " · ".join(f"{mode} {value:.1%}" for mode, value in found.items())
+    shown = " · ".join(
+      f"{name.removeprefix(PAIRS)} {value:.1%}"
+      for name, value in values.items()
+    )
     return f"{len(self._pairs)} pairs after step {trainer.step}: {shown}"
