@@ -41,9 +41,9 @@ class _Pool(retrieval.Towers):
 
   def __call__(self, params, hidden, lengths, dropout_key=None):
     """Returns vectors, float32 `[B, D]`."""
-    found = pooled(hidden, lengths, self.pool).astype(jnp.float32)
-    length = jnp.linalg.norm(found, axis=-1, keepdims=True)
-    return found / length if self.normalize else found
+    vectors = pooled(hidden, lengths, self.pool).astype(jnp.float32)
+    length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / length if self.normalize else vectors
 
 
 @settings.checked
@@ -100,8 +100,7 @@ def embed(
     if examples:
       length = loaded.longest_row
       size = max(1, batch_tokens // length)
-      how = length, size, head, causal
-      vectors, _ = saved.compute(loaded, examples, *how)
+      vectors, _ = saved.compute(loaded, examples, length, size, head, causal)
     else:
       vectors = np.zeros((0, loaded.model.config.width), np.float32)
   if output is not None:
@@ -110,15 +109,16 @@ def embed(
 
 
 def _texts(
-  loaded: Loaded, given: files.Path | Iterable[str], column: str | None
+  loaded: Loaded, texts: files.Path | Iterable[str], column: str | None
 ) -> list[str]:
   """Returns the texts of a file or of a list, and warns of blank texts."""
-  if isinstance(given, str | os.PathLike):  # says itself how many are blank
-    of_training = loaded.task.columns if loaded.task else ()
-    own = of_training if len(of_training) == 1 else ["text"]
-    found = sets.source_texts(os.fspath(given), [column] if column else own)
-    return inputs.as_texts(text for (text,) in found)
-  examples = inputs.as_texts(given)
+  if isinstance(texts, str | os.PathLike):  # says itself how many are blank
+    columns = [column] if column else ["text"]
+    if not column and loaded.task and len(loaded.task.columns) == 1:
+      columns = loaded.task.columns  # that of training
+    examples = sets.source_texts(os.fspath(texts), columns)
+    return inputs.as_texts(text for (text,) in examples)
+  examples = inputs.as_texts(texts)
   if blank := sum(not text.strip() for text in examples):
     progress.say(
       f"warning: {blank:,} of {len(examples):,} texts are blank; their"
@@ -134,15 +134,18 @@ def _pooling_head(
   attention: str | None,
 ) -> tuple[_Pool, bool]:
   """Returns the head that pools, and whether the attention is causal."""
-  task, kind = loaded.task, retrieval.Towers.kind
-  own = task.settings if task else {}
+  task = loaded.task
+  head_settings = task.settings if task else {}
   attention = attention or (task.attention if task else ATTENTIONS[0])
-  prompts = zip(PROMPTS, own.get("prompts", ("", "")), strict=True)
+  prompts = zip(PROMPTS, head_settings.get("prompts", ("", "")), strict=True)
   prefix = dict(prompts)[prompt] if prompt else ""
-  embeds = task is not None and kind in (task.kind, task.export_as)
+  embeds = task is not None and retrieval.Towers.kind in (
+    task.kind,
+    task.export_as,
+  )
   return _Pool(
     prompts=("", prefix),
-    pool=own.get("pool", "mean"),
+    pool=head_settings.get("pool", "mean"),
     normalize=embeds if normalize is None else normalize,
   ), attention == "causal"
 
@@ -159,6 +162,6 @@ def _write(path: str, texts: Sequence[str], vectors: np.ndarray) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  asked = cli.parsed(embed, argv, __doc__)
-  shape = list(embed(**asked).shape)
-  print(f"vectors {shape} are written to {asked['output']}")
+  arguments = cli.parsed(embed, argv, __doc__)
+  shape = list(embed(**arguments).shape)
+  print(f"vectors {shape} are written to {arguments['output']}")

@@ -89,8 +89,11 @@ class Grid(Section):
   @property
   def runs(self) -> list[TrialRun]:
     """A run for each learning rate and seed."""
-    rates, seeds = dict.fromkeys(self.lrs), dict.fromkeys(self.seeds)
-    return [TrialRun(lr, seed) for lr in rates for seed in seeds]
+    return [
+      TrialRun(lr, seed)
+      for lr in dict.fromkeys(self.lrs)
+      for seed in dict.fromkeys(self.seeds)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Request:
   preset: str
   name: str  # of the task
   data: sets.Data
-  settings: Mapping[str, Any]  # the preset's, or those that are given
+  settings: Mapping[str, Any]  # the preset's, or the user's
 
   @classmethod
   def of(
@@ -109,19 +112,19 @@ class Request:
     name: str,
     encoder: str,
     data: sets.Data,
-    given: Mapping[str, Setting],
+    settings: Mapping[str, Setting],
   ) -> "Request":
-    """Returns the request for a task of a preset, with the given settings."""
+    """Returns the request for a task of a preset, with the user's settings."""
     suite = PRESETS[preset]
-    settings = dict(suite.defaults.get(name, {}))
-    if suite.exportable and given.get("head") is None:
-      attention = given.get("attention", Hyperparameters.attention)
-      settings |= heads.classifier_options(encoder, attention)
-    return cls(preset, name, data, {**settings, **given})
+    defaults = dict(suite.defaults.get(name, {}))
+    if suite.exportable and settings.get("head") is None:
+      attention = settings.get("attention", Hyperparameters.attention)
+      defaults |= heads.classifier_options(encoder, attention)
+    return cls(preset, name, data, {**defaults, **settings})
 
   def section(self, kind: type[T]) -> T:
     """Returns the settings of a section."""
-    names = settings_lib.of(kind).keys() & self.settings.keys()
+    names = settings_lib.fields_of(kind).keys() & self.settings.keys()
     return settings_lib.build(kind, {n: self.settings[n] for n in names})
 
   @property
@@ -140,25 +143,27 @@ class Request:
     length from the longest row of training. A file or list of examples is the
     test set.
     """
-    own, data = {}, self.data
+    defaults: dict[str, Any] = {}
     if tuned and head:
-      labels = getattr(head, "labels", ())
-      own = {"attention": tuned.attention, "labels": labels}
-      own |= {"max_length": longest} if longest else {}
-      own |= {name: getattr(head, name) for name in head.evaluating}
-    never = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
-    many = isinstance(data, Mapping) or _is_folder(data)
-    if self.name == sets.OWN and not many:
+      defaults["attention"] = tuned.attention
+      defaults["labels"] = getattr(head, "labels", ())
+      if longest:
+        defaults["max_length"] = longest
+      defaults |= {name: getattr(head, name) for name in head.evaluating}
+    untrained = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
+    data = self.data
+    has_splits = isinstance(data, Mapping) or _is_folder(data)
+    if self.name == sets.OWN and not has_splits:
       data = {"test": data}
-    settings = {**own, **self.settings, **never}
+    settings = {**defaults, **self.settings, **untrained}
     return dataclasses.replace(self, data=data, settings=settings)
 
   def task(self) -> Task:
     """Makes the task; raises a UserError if its data cannot be read."""
     suite = PRESETS[self.preset]
     attention = self.section(Hyperparameters).attention
-    own = map(self.section, suite.settings)
-    return suite.make(self.data, self.name, attention, *own)
+    sections = map(self.section, suite.settings)
+    return suite.make(self.data, self.name, attention, *sections)
 
   def to_json(self, task: Task, model: Checkpoint) -> dict[str, Any]:
     """Returns everything that the results of the task depend on."""
@@ -183,7 +188,7 @@ class TaskJob(NamedTuple):
 
   task: Task
   grid: Grid
-  how: Hyperparameters
+  hyperparameters: Hyperparameters
   folder: pathlib.Path  # of its results
   depends_on: dict  # everything that they depend on, `Request.to_json`
   # Summary of the same request, if it exists, and its model, if wanted.
@@ -193,7 +198,8 @@ class TaskJob(NamedTuple):
   def training(self) -> tuple:
     """Equal for jobs that share their trained runs."""
     task = self.task
-    return task.trained_on or task.name, task.head, self.grid, self.how
+    data = task.trained_on or task.name
+    return data, task.head, self.grid, self.hyperparameters
 
 
 @settings_lib.checked
@@ -209,7 +215,7 @@ def finetune(
   ] = "classification",
   task: str = "all",
   output: Annotated[
-    files.Path | None, argument(help=_OUTPUT, read=cli.here)
+    files.Path | None, argument(help=_OUTPUT, read=cli.local_path)
   ] = None,
   save: bool = False,
   overwrite: bool = False,
@@ -253,9 +259,18 @@ def finetune(
     _suite(preset, task, settings)  # a wrong name must not wait for the model
     loaded = open_model(model, step)
     encoder = loaded.config.model.name
-    where = dict(output=output, save=save, overwrite=overwrite)
-    wanted = loaded.saved, encoder, loaded.task, data, preset, task
-    jobs, absent = plan_tasks(*wanted, **where, **settings)
+    jobs, absent = plan_tasks(
+      loaded.saved,
+      encoder,
+      loaded.task,
+      data,
+      preset,
+      task,
+      output=output,
+      save=save,
+      overwrite=overwrite,
+      **settings,
+    )
     if absent:
       progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
     # Checks everything before it trains anything.
@@ -264,26 +279,26 @@ def finetune(
       if save and job.task.trained and not job.done:
         check_path(job.folder)
         _advise_head(job, loaded)
-    found = {job.folder: job.done for job in jobs}
+    summaries = {job.folder: job.done for job in jobs}
     for job in jobs:
       if job.done:
         progress.say(f"{job.task.name} is already done: {job.folder}")
-      elif not found[job.folder]:  # not done with another
+      elif not summaries[job.folder]:  # not done with another
         same = [j for j in jobs if j.training == job.training and not j.done]
-        found |= perform(same, loaded, save)
-  return summary.tuning_result(PRESETS[preset], found)
+        summaries |= perform(same, loaded, save)
+  return summary.tuning_result(PRESETS[preset], summaries)
 
 
 def _list_missing(absent: Mapping[str, str]) -> str:
   """Lists missing tasks, and those whose training set is missing."""
   text = ", ".join(name for name, source in absent.items() if not source)
   for source in dict.fromkeys(filter(None, absent.values())):
-    those = [name for name in absent if absent[name] == source]
-    text += f"; {', '.join(those)}, which train on {source}"
+    names = [name for name in absent if absent[name] == source]
+    text += f"; {', '.join(names)}, which train on {source}"
   return text.removeprefix("; ")
 
 
-def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
+def _suite(preset: str, task: str, settings: Mapping[str, Setting]) -> Suite:
   """Returns the suite of a preset.
 
   Raises a UserError if it has no such task or setting, or settings contradict
@@ -291,18 +306,18 @@ def _suite(preset: str, task: str, given: Mapping[str, Setting]) -> Suite:
   """
   suite = PRESETS[preset]
   first = task.partition(",")[0]
-  others = [name for name, other in PRESETS.items() if first in other.owner]
-  if others and first not in suite.owner:
+  owners = [name for name, other in PRESETS.items() if first in other.owner]
+  if owners and first not in suite.owner:
     raise UserError(
       f"preset={preset} has no task {first!r}: give"
-      f" preset={' or '.join(others)}"
+      f" preset={' or '.join(owners)}"
     )
   suite.named(task)
-  known = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
+  names = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
-  settings_lib.refuse_unknown(given, known, f"preset={preset}", help)
+  settings_lib.refuse_unknown(settings, names, f"preset={preset}", help)
   for trains in ("steps", "train_on", "freeze"):
-    if given.get("epochs") == 0 and given.get(trains):
+    if settings.get("epochs") == 0 and settings.get(trains):
       raise UserError(
         f"epochs=0 evaluates without training: leave out {trains}, or give"
         " epochs=1"
@@ -329,20 +344,22 @@ def plan_tasks(
   `finetune`, and its errors are those. Also returns the missing tasks, if all
   are asked for, and the set that each of them trains on and lacks, or "".
   """
-  suite, jobs, absent = _suite(preset, task, settings), [], {}
-  names = _wanted(suite, preset, task, data)
+  suite = _suite(preset, task, settings)
+  names = _task_names(suite, preset, task, data)
+  jobs: list[TaskJob] = []
+  absent: dict[str, str] = {}
   for name in names:
     if task == "all" and name == sets.OWN and jobs:
       continue  # a folder of known sets
-    asked = Request.of(preset, name, encoder, data, settings)
+    request = Request.of(preset, name, encoder, data, settings)
     try:
-      request, made = _make_task(asked, tuned, model)
+      request, new_task = _make_task(request, tuned, model)
     except sets.Absent as error:
       if task != "all" or len(names) == 1:
         raise
       absent[name] = error.trains_on
       continue
-    jobs.append(_job(request, made, model, output, save, overwrite))
+    jobs.append(_job(request, new_task, model, output, save, overwrite))
     if name == sets.OWN:  # nobody asked for the known sets
       absent.clear()
   if not jobs:
@@ -354,15 +371,17 @@ def plan_tasks(
   return jobs, absent
 
 
-def _wanted(suite: Suite, preset: str, task: str, data: sets.Data) -> list[str]:
+def _task_names(
+  suite: Suite, preset: str, task: str, data: sets.Data
+) -> list[str]:
   """Returns the names of the tasks to look for in the data."""
   file = isinstance(data, str) and pathlib.Path(data).suffix
   if not suite.in_memory and (file or not isinstance(data, str)):
-    own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
+    presets = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
     raise UserError(
       f"preset {preset} reads a folder of files"
       f"{f', not {data}' * bool(file)}; for your own examples, choose a"
-      f" preset ({own}), such as preset=classification"
+      f" preset ({presets}), such as preset=classification"
     )
   names = suite.named(task)
   only_own = task == "all" and sets.OWN in names and not _is_folder(data)
@@ -378,50 +397,53 @@ def _job(
   overwrite: bool,
 ) -> TaskJob:
   """Returns the job of a task, with its results if they exist."""
-  grid, how = request.section(Grid), request.section(Hyperparameters)
-  into = PRESETS[request.preset].folder if task.trained else UNTRAINED
-  name = f"{model.step}-{how.attention}"
-  folder = pathlib.Path(output or model.evals / into, task.name, name)
+  hyperparameters = request.section(Hyperparameters)
+  preset = PRESETS[request.preset].folder if task.trained else UNTRAINED
+  name = f"{model.step}-{hyperparameters.attention}"
+  folder = pathlib.Path(output or model.evals / preset, task.name, name)
   folder = folder.absolute()  # the result outlives a change of the folder
-  about = request.to_json(task, model)
-  done = None if overwrite else results.finished(folder, about)
+  depends_on = request.to_json(task, model)
+  done = None if overwrite else results.finished(folder, depends_on)
   if save and task.trained and not (folder / MODEL).is_dir():
     done = None
-  return TaskJob(task, grid, how, folder, about, done)
+  grid = request.section(Grid)
+  return TaskJob(task, grid, hyperparameters, folder, depends_on, done)
 
 
 def _make_task(
-  asked: Request, tuned: FineTuned | None, model: Checkpoint
+  request: Request, tuned: FineTuned | None, model: Checkpoint
 ) -> tuple[Request, Task]:
   """Makes a task to train, or else to evaluate the model as it is.
 
   `tuned` is the task of this model. Also returns the request of the task, which
-  is `asked` or its evaluation alone.
+  is `request` or its evaluation alone.
   """
-  if asked.may_train:
-    trained = asked.task()
+  if request.may_train:
+    trained = request.task()
     if trained.trained:
-      _check_frozen(trained, asked.section(Hyperparameters))
-      return asked, trained
-  own = saved.saved_head(tuned, model.path) if tuned else None
-  longest = model.meta.row_tokens if own else 0
-  request = asked.without_training(tuned, own, longest)
+      _check_frozen(trained, request.section(Hyperparameters))
+      return request, trained
+  tuned_head = saved.saved_head(tuned, model.path) if tuned else None
+  longest = model.meta.row_tokens if tuned_head else 0
+  request = request.without_training(tuned, tuned_head, longest)
   evaluated = request.task()
-  head = saved.untrained(evaluated, own, model.path)
+  head = saved.untrained(evaluated, tuned_head, model.path)
   return request, dataclasses.replace(evaluated, head=head, trained=False)
 
 
-def _check_frozen(task: Task, how: Hyperparameters) -> None:
+def _check_frozen(task: Task, hyperparameters: Hyperparameters) -> None:
   """Raises a UserError if a frozen encoder leaves nothing to train."""
-  if how.freeze and not task.head.parameters(1):
+  if not hyperparameters.freeze:
+    return
+  if not task.head.parameters(1):
     raise UserError(
       f"freeze trains the head alone, but {task.name} has no head with"
       " parameters: leave out freeze"
     )
-  if how.freeze and how.encoder_dropout:
+  if hyperparameters.encoder_dropout:
     raise UserError(
-      f"encoder_dropout={how.encoder_dropout:g}: a frozen encoder has no"
-      " dropout: leave out freeze or encoder_dropout"
+      f"encoder_dropout={hyperparameters.encoder_dropout:g}: a frozen encoder"
+      " has no dropout: leave out freeze or encoder_dropout"
     )
 
 
@@ -433,65 +455,79 @@ def perform(
   Returns:
     The summary of each task, by its folder.
   """
-  begun, best, first = time.monotonic(), None, jobs[0]
+  start = time.monotonic()
+  first = jobs[0]
+  best = None
   joined = task_lib.join_tasks([job.task for job in jobs])
   if joined.trained:
     best = saved.Best(first.grid.runs) if save else None
     data, outcomes = _train_grid(joined, first, loaded, best)
     examples = {name: rows.examples for name, rows in data.evaluations.items()}
-    trained_on, longest = len(data.train.examples), data.train.tokens.shape[-1]
+    train_examples = len(data.train.examples)
+    longest = data.train.tokens.shape[-1]
   else:
     progress.say(f"{joined.name} is evaluated without training")
-    outcome, examples = saved.as_is(loaded, joined, first.how)
-    outcomes, trained_on = [outcome], 0
-  out, seconds = {}, round(time.monotonic() - begun, 1)
+    outcome, examples = saved.as_is(loaded, joined, first.hyperparameters)
+    outcomes = [outcome]
+    train_examples = 0
+  seconds = round(time.monotonic() - start, 1)
+  summaries = {}
   for job in jobs:
-    task, folder = job.task, job.folder
-    own = {name: examples[name] for name in task.scored}
-    found = [outcome.on(task.evaluations) for outcome in outcomes]
-    about = {"request": job.depends_on, "train_examples": trained_on}
-    about |= summary.summarise(task, own, found) | {"seconds": seconds}
+    task = job.task
+    folder = job.folder
+    scored = {name: examples[name] for name in task.scored}
+    task_outcomes = [outcome.on(task.evaluations) for outcome in outcomes]
+    task_summary = {
+      "request": job.depends_on,
+      "train_examples": train_examples,
+      **summary.summarise(task, scored, task_outcomes),
+      "seconds": seconds,
+    }
     # A model always belongs to the summary next to it.
     saved.remove_saved(folder)
-    summary.write_task_results(folder, task, about, found, own)
-    params = best.of_rate(about["best_lr"]) if best else {}
+    summary.write_task_results(
+      folder, task, task_summary, task_outcomes, scored
+    )
+    params = best.of_rate(task_summary["best_lr"]) if best else {}
     if best and not params:
       progress.say(f"warning: {task.name} is not saved: every run diverged")
     elif best:
       rows = max(loaded.longest_row, longest)
       meta = dataclasses.replace(loaded.meta, row_tokens=rows)
       trained = dataclasses.replace(loaded, meta=meta)
-      saved.save_model(folder, trained, task, job.how.attention, params)
-      where = files.shown_path(folder / MODEL)
-      progress.say(f"{task.name}: model saved to {where}")
+      attention = job.hyperparameters.attention
+      saved.save_model(folder, trained, task, attention, params)
+      path = files.shown_path(folder / MODEL)
+      progress.say(f"{task.name}: model saved to {path}")
     progress.say(f"{task.name}: written to {files.shown_path(folder)}")
-    out[folder] = about
-  return out
+    summaries[folder] = task_summary
+  return summaries
 
 
 def _train_grid(
   task: Task, job: TaskJob, loaded: Loaded, best: saved.Best | None
 ) -> tuple[loop.TaskData, list[loop.TuningOutcome]]:
   """Trains the runs of a job's grid on a task."""
-  grid, how = job.grid, job.how
-  data = loop.read_task_data(loaded, task, how.max_length, grid.limit)
-  steps = loop.count_steps(task, data.train, how)
-  if steps < how.steps:
-    epochs = f"{how.epochs} epoch{'s' * (how.epochs > 1)}"
+  grid = job.grid
+  tuning = job.hyperparameters
+  data = loop.read_task_data(loaded, task, tuning.max_length, grid.limit)
+  steps = loop.count_steps(task, data.train, tuning)
+  if steps < tuning.steps:
+    epochs = f"{tuning.epochs} epoch{'s' * (tuning.epochs > 1)}"
     progress.say(
       f"{task.name}: {epochs} of {steps:,} steps in all, fewer than"
-      f" steps={how.steps}"
+      f" steps={tuning.steps}"
     )
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"
   at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-  fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
+  fit = functools.partial(loop.fit, loaded, task, data, tuning, keep=best)
   return data, loop.fit_in_groups(fit, grid.runs, at_once)
 
 
 def _advise_head(job: TaskJob, loaded: Loaded) -> None:
   """Prints a tip if transformers has no model with a task's head."""
-  task = saved.fine_tuned(job.task, job.how.attention)
+  task = saved.fine_tuned(job.task, job.hyperparameters.attention)
   try:
     target = export.target_of(loaded, task.attention)
     heads.head_config(dataclasses.replace(loaded, task=task), target)
@@ -500,13 +536,15 @@ def _advise_head(job: TaskJob, loaded: Loaded) -> None:
 
 
 def _setting_names(*sources: Callable) -> list[str]:
-  return [name for one in sources for name in settings_lib.of(one)]
+  return [name for source in sources for name in settings_lib.fields_of(source)]
 
 
 def _sections() -> list[type]:
   """Returns the sections of the command's options, each once."""
-  own = (section for suite in PRESETS.values() for section in suite.settings)
-  return [Grid, Hyperparameters, *dict.fromkeys(own)]
+  sections = dict.fromkeys(
+    section for suite in PRESETS.values() for section in suite.settings
+  )
+  return [Grid, Hyperparameters, *sections]
 
 
 def _finetune_parser(preset: str) -> cli.Parser:
@@ -518,32 +556,35 @@ def _finetune_parser(preset: str) -> cli.Parser:
     wrapped.fill(f"  {name:15} {suite.about}")
     for name, suite in PRESETS.items()
   )
-  about = __doc__.format(presets=presets, preset=preset)
-  parser = cli.Parser(description=about)
+  description = __doc__.format(presets=presets, preset=preset)
+  parser = cli.Parser(description=description)
   for source in (finetune, *_sections()):
     add_arguments(parser, source)
   # Some settings differ by task: the help shows each of their values.
-  suite, own = PRESETS[preset], {}
-  each = [suite.defaults.get(task, {}) for task in suite.scores]
-  for name in dict.fromkeys(name for of in each for name in of):
-    values = (of.get(name, parser.get_default(name)) for of in each)
-    shown = dict.fromkeys(str(settings_lib.text(x)) for x in values)
-    own[name] = " or ".join(shown)
-  parser.set_defaults(**own, preset=preset)
+  suite = PRESETS[preset]
+  tasks = [suite.defaults.get(task, {}) for task in suite.scores]
+  defaults = {}
+  for name in dict.fromkeys(name for task in tasks for name in task):
+    values = (task.get(name, parser.get_default(name)) for task in tasks)
+    texts = dict.fromkeys(str(settings_lib.text(value)) for value in values)
+    defaults[name] = " or ".join(texts)
+  parser.set_defaults(**defaults, preset=preset)
   return parser
 
 
 def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
   preset = cli.value_of("--preset", argv)
-  default = settings_lib.of(finetune)["preset"].default
+  default = settings_lib.fields_of(finetune)["preset"].default
   shown = preset if preset in PRESETS else default
   # Without defaults, which a preset's settings replace.
-  given = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
-  args = _finetune_parser(shown).parse_args(argv, given)
-  own = read_arguments(finetune, args)
-  more = {n: x for n, x in vars(args).items() if n not in own}
-  return own | {n: x for n, x in more.items() if x is not None}
+  unset = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
+  args = _finetune_parser(shown).parse_args(argv, unset)
+  arguments = read_arguments(finetune, args)
+  for name, value in vars(args).items():
+    if name not in arguments and value is not None:
+      arguments[name] = value
+  return arguments
 
 
 def main(argv: Sequence[str]) -> None:
@@ -558,8 +599,10 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  given = parse_finetune(argv)
-  model = Checkpoint(given.pop("model"), given.pop("step"))
-  encoder, task = model.meta.config.model.name, model.fields.get("task")
+  arguments = parse_finetune(argv)
+  model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
+  encoder = model.meta.config.model.name
+  task = model.fields.get("task")
   tuned = task and FineTuned(**task, params={})
-  return all(job.done for job in plan_tasks(model, encoder, tuned, **given)[0])
+  jobs, _ = plan_tasks(model, encoder, tuned, **arguments)
+  return all(job.done for job in jobs)

@@ -84,16 +84,17 @@ def predict(
       columns = text_column or loaded.task.columns or head.columns
       words = isinstance(head, tagging.Tagger)
       texts = sets.source_texts(os.fspath(texts), columns, words)
-    examples, predictions = inputs.as_items(texts), []
+    examples = inputs.as_items(texts)
+    predictions: list[Prediction] = []
     if isinstance(head, classification.LinearHead):
       _check_counts(examples, loaded.task.columns)
     if examples:
       length = max_length or loaded.longest_row
-      found, rows = saved.compute(loaded, examples, length, batch_size)
-      predictions = head.predictions(found, rows)
+      outputs, rows = saved.compute(loaded, examples, length, batch_size)
+      predictions = head.predictions(outputs, rows)
   if output is not None:
-    rows = [one.to_json() for one in predictions]
-    results.write_rows(os.fspath(output), rows)
+    records = [prediction.to_json() for prediction in predictions]
+    results.write_rows(os.fspath(output), records)
   return predictions
 
 
@@ -101,8 +102,8 @@ def _check_counts(examples: Sequence, columns: Sequence[str]) -> None:
   """Raises a UserError if a model reads more or fewer texts together."""
   if not columns:
     return
-  for index, one in enumerate(examples):
-    texts = sets.given_text(one, index)
+  for index, example in enumerate(examples):
+    texts = sets.given_text(example, index)
     count = 1 if isinstance(texts, str) else len(texts)
     if count != len(columns):
       raise UserError(
@@ -117,14 +118,15 @@ def main(argv: Sequence[str]) -> None:
   add_arguments(parser, predict)
   either = parser.add_mutually_exclusive_group(required=True)
   either.add_argument("--data", help="File of lines, or of records")
-  about = "A text, or several texts that are read together"
-  either.add_argument("--text", nargs="+", help=about)
+  help = "A text, or several texts that are read together"
+  either.add_argument("--text", nargs="+", help=help)
   args = parser.parse_args(argv)
   texts = args.data or [args.text[0] if len(args.text) == 1 else args.text]
-  asked = read_arguments(predict, args)
-  output = asked["output"]
-  found = predict(texts=texts, **asked, quiet=not output)
+  arguments = read_arguments(predict, args)
+  output = arguments["output"]
+  predictions = predict(texts=texts, **arguments, quiet=not output)
   if output:
-    print(f"{len(found):,} predictions are written to {output}")
+    print(f"{len(predictions):,} predictions are written to {output}")
   else:
-    print("\n".join(json.dumps(one.to_json()) for one in found))
+    lines = (json.dumps(prediction.to_json()) for prediction in predictions)
+    print("\n".join(lines))

@@ -130,7 +130,9 @@ def line(name, label):
 def asked(folder, *more):
   """Returns a folder's tasks and settings, as the command reads them."""
   jobs = tuned.planned(f"--data={folder}", "--preset=2024", *more)
-  return [(vars(job.grid) | vars(job.how), job.task) for job in jobs]
+  return [
+    (vars(job.grid) | vars(job.hyperparameters), job.task) for job in jobs
+  ]
 
 
 def every(folder, *more):

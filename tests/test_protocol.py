@@ -50,7 +50,7 @@ def test_the_protocol_is_the_codes(tmp_path):
   mnli(tmp_path)
   args = [f"--data={tmp_path}", "--task=mnli"]
   (job,) = tuned.planned(*args, "--preset=study")
-  found, task = job.how, job.task
+  found, task = job.hyperparameters, job.task
   assert len(job.grid.runs) == 30
   assert (found.steps, found.epochs, found.patience) == (1000, 1, 0)
   assert found.batch_size == 32
@@ -60,7 +60,7 @@ def test_the_protocol_is_the_codes(tmp_path):
   assert task.metrics.keys() == {"accuracy"}
   # Given settings override the protocol.
   (job,) = tuned.planned(*args, "--preset=study", "--steps=7")
-  assert job.how.steps == 7
+  assert job.hyperparameters.steps == 7
 
 
 def test_texts_and_splits_are_the_codes(tmp_path):
@@ -204,7 +204,7 @@ def test_training_ends_after_1000_steps_or_an_epoch(tmp_path, count, steps):
   words = f"--data={tmp_path}", "--preset=study", "--task=sst2"
   (job,) = tuned.planned(*words)
   rows = range(len(job.task.load("train")))
-  assert loop.count_steps(job.task, rows, job.how) == steps
+  assert loop.count_steps(job.task, rows, job.hyperparameters) == steps
 
 
 def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
