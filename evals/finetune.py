@@ -284,8 +284,12 @@ def finetune(
       if job.done:
         progress.say(f"{job.task.name} is already done: {job.folder}")
       elif not summaries[job.folder]:  # not done with another
-        same = [j for j in jobs if j.training == job.training and not j.done]
-        summaries |= perform(same, loaded, save)
+        together = [
+          other
+          for other in jobs
+          if other.training == job.training and not other.done
+        ]
+        summaries |= perform(together, loaded, save)
   return summary.tuning_result(PRESETS[preset], summaries)
 
 

@@ -166,11 +166,11 @@ def estimate_over_seeds(
     by_seed.setdefault(seed, []).append(np.atleast_1d(scores))
   if not by_seed:
     return None
-  several = len(by_seed) > 1
+  has_seeds = len(by_seed) > 1
   rows = [np.mean(x, axis=0) for x in by_seed.values()]
-  rows = np.stack(rows if several else next(iter(by_seed.values())))
+  rows = np.stack(rows if has_seeds else next(iter(by_seed.values())))
   # One value of one pretraining is of a pretraining.
-  return estimate_mean(rows, **items, pretrained=several or len(rows) == 1)
+  return estimate_mean(rows, **items, pretrained=has_seeds or len(rows) == 1)
 
 
 class Mean(NamedTuple):

@@ -96,8 +96,9 @@ def doctor() -> None:
   for extra, names in lacking.items():
     if extra in _COMPILERS:  # an extra of jax, which is always there
       names = [] if _COMPILERS[extra]() else ["its compiler"]
-    few = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-    state = f"needs {', '.join(few)}" if names else "yes"
+    if len(names) > 4:
+      names = [*names[:3], f"{len(names) - 3} more"]
+    state = f"needs {', '.join(names)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
   if rows:
     print(tables.text_table(rows, ("optional", "installed", "for")))

@@ -109,32 +109,34 @@ class Plan:
     if not self.steps:  # checked, and not compiled
       line = "{config} suits {topology}: {rows:,} rows a step, {objectives}"
       return line.format_map(self.about)
-    out = [estimates_table(self.programs)]
+    parts = [estimates_table(self.programs)]
     if self.fits:
-      out += [str(self.cost), str(self.reads)]
-      return "\n".join([*out, *self.to_launch])
+      parts += [str(self.cost), str(self.reads)]
+      return "\n".join([*parts, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
-      out.append(f"does not fit, but does with\n  {flags}")
+      parts.append(f"does not fit, but does with\n  {flags}")
     else:
-      out.append(f"does not fit, nor with any setting tried; the last: {flags}")
+      parts.append(
+        f"does not fit, nor with any setting tried; the last: {flags}"
+      )
     if self.advised:
-      out.append(estimates_table(self.advised))
-    return "\n".join([*out, *self.to_launch])
+      parts.append(estimates_table(self.advised))
+    return "\n".join([*parts, *self.to_launch])
 
   def to_json(self) -> dict[str, object]:
     """Returns all of it as plain JSON."""
     if self.meshes:
       return {**self.about, "sweep": self.meshes}
-    out = {**self.about, "programs": [e.to_json() for e in self.programs]}
+    values = {**self.about, "programs": [e.to_json() for e in self.programs]}
     if self.cost:
-      out["cost"] = self.cost.to_json()
-      out["reads"] = dataclasses.asdict(self.reads)
+      values["cost"] = self.cost.to_json()
+      values["reads"] = dataclasses.asdict(self.reads)
     if not self.fits:
       tried = [e.to_json() for e in self.advised]
       fits = {"settings": self.changes, "fits": self.advice_fits}
-      out["advice"] = {**fits, "programs": tried}
-    return out
+      values["advice"] = {**fits, "programs": tried}
+    return values
 
 
 @checked
@@ -288,59 +290,59 @@ def _column(e: Estimate) -> dict[str, str]:
   memory = e.memory
   work = e.work
   tokens = e.rows * e.seq_len
-  out = {
+  column = {
     "rows x tokens": f"{e.rows:,} x {e.seq_len:,}",
     "attention by": e.attention,
     "memory needed": _part_of(memory.needed, memory.limit),
   }
   if memory.fits:
-    out["  arguments"] = gib(memory.arguments)
-    out["  temporaries"] = gib(memory.temporaries)
+    column["  arguments"] = gib(memory.arguments)
+    column["  temporaries"] = gib(memory.temporaries)
   else:
-    out["  too much by"] = gib(memory.needed - memory.limit)
-  out["FLOPs per token"] = quantity(work.total / tokens)
-  out["FLOPs per step"] = quantity(work.total)
+    column["  too much by"] = gib(memory.needed - memory.limit)
+  column["FLOPs per token"] = quantity(work.total / tokens)
+  column["FLOPs per step"] = quantity(work.total)
   for name, part in dataclasses.asdict(work).items():
     name += " attention" * (name in ("causal", "bidirectional"))
-    out[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
+    column[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
   if e.seconds:
     executed = e.executed * e.devices
     times = {name: milliseconds(s) for name, s in e.seconds.items()}
-    out["  executed"] = f"{quantity(executed)} ({executed / work.total:.0%})"
-    out["compute"] = f"{quantity(e.executed, 'FLOPs')}, {times['compute']}"
-    out["memory"] = f"{quantity(e.moved, 'B')}, {times['memory']}"
-    out["network"] = times["network"]
+    column["  executed"] = f"{quantity(executed)} ({executed / work.total:.0%})"
+    column["compute"] = f"{quantity(e.executed, 'FLOPs')}, {times['compute']}"
+    column["memory"] = f"{quantity(e.moved, 'B')}, {times['memory']}"
+    column["network"] = times["network"]
     for c in e.collectives:
       sent = f"{quantity(c['sent'], 'B')}, {milliseconds(c['seconds'])}"
-      out[f"  {c['kind']} over {c['axes']}"] = f"{c['times']} x: {sent}"
+      column[f"  {c['kind']} over {c['axes']}"] = f"{c['times']} x: {sent}"
     if e.unknown_loops:
-      out["loops counted once"] = str(e.unknown_loops)
-    out["bound"] = e.bound
-    out["best MFU"] = f"{e.mfu():.1%}"
-    out["most tokens/s"] = quantity(tokens / e.step_seconds)
+      column["loops counted once"] = str(e.unknown_loops)
+    column["bound"] = e.bound
+    column["best MFU"] = f"{e.mfu():.1%}"
+    column["most tokens/s"] = quantity(tokens / e.step_seconds)
   if isinstance(e.forecast, Forecast):
     f = e.forecast
-    out["forecast"] = milliseconds(f.seconds)
-    out["  MFU"] = f"{e.mfu(f.seconds):.1%}"
+    column["forecast"] = milliseconds(f.seconds)
+    column["  MFU"] = f"{e.mfu(f.seconds):.1%}"
     if f.assumes:
-      out["  assumes"] = f.assumes
+      column["  assumes"] = f.assumes
   elif e.forecast:
-    out["forecast"] = f"none: {e.forecast}"
-  return out | {"compiled in": duration(e.compile_seconds)}
+    column["forecast"] = f"none: {e.forecast}"
+  return column | {"compiled in": duration(e.compile_seconds)}
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
   """Lays out the sweep's meshes, the fastest first."""
-  out = []
+  table_rows = []
   for row in rows:
     mesh = " ".join(f"{axis}={size}" for axis, size in row["mesh"].items())
     speed = ["does not fit", None, None]
     if row["fits"]:
       speed = [milliseconds(row["seconds"]), row["bound"], f"{row['mfu']:.1%}"]
     memory = _part_of(row["needed"], row["limit"])
-    out.append([mesh, row["microbatches"], memory, *speed])
+    table_rows.append([mesh, row["microbatches"], memory, *speed])
   head = ("mesh", "microbatches", "memory", "step", "bound", "best MFU")
-  return tables.text_table(out, head)
+  return tables.text_table(table_rows, head)
 
 
 def _part_of(needed: int, limit: int) -> str:

@@ -257,9 +257,7 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
 
   epilog = ""
   if {"-h", "--help"} & {*argv}:
-    first = cli.Parser(add_help=False)
-    first.add_argument("--config")
-    name = first.parse_known_args(argv)[0].config
+    name = cli.value_of("--config", argv)
     config = None
     values = "defaults"
     try:

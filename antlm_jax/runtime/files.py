@@ -214,9 +214,10 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
   with writing(path):
     try:
       target.parent.mkdir(parents=True, exist_ok=True)
-      for left in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
-        if left == aside or not _is_alive(left.name.split(".")[-2]):
-          _remove_path(left)
+      for temporary in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
+        process = temporary.name.split(".")[-2]
+        if temporary == aside or not _is_alive(process):
+          _remove_path(temporary)
       yield aside
       # A rename may reach the disk before the file's content.
       for file in (aside, *aside.rglob("*")):

@@ -184,17 +184,17 @@ def joined() -> Iterator[None]:
   if jax.process_count() == 1:
     yield
     return
-  left = threading.Event()
-  threading.Thread(target=_watch, args=[left], daemon=True).start()
+  has_left = threading.Event()
+  threading.Thread(target=_watch, args=[has_left], daemon=True).start()
   try:
     yield
   except BaseException as error:
     saved = isinstance(error, errors.Stopped) and error.saved  # as all others
     if not saved:
-      _fail(error, left)
+      _fail(error, has_left)
     raise
   finally:
-    left.set()
+    has_left.set()
 
 
 def _store():
@@ -205,14 +205,14 @@ def _store():
   return distributed.global_state.client
 
 
-def _watch(left: threading.Event) -> None:
+def _watch(has_left: threading.Event) -> None:
   """Ends this process if another process fails before this has left."""
-  while not left.wait(_POLL):
+  while not has_left.wait(_POLL):
     try:
       messages = _store().key_value_dir_get(_FAILED)
     except jax.errors.JaxRuntimeError as error:
       # Process 0 may have succeeded a moment ago, as this one will.
-      if left.wait(_STAY):
+      if has_left.wait(_STAY):
         return
       _end(errors.CRASHED, f"error: process 0 has ended: {_error_line(error)}")
     for key, text in messages:
@@ -222,7 +222,7 @@ def _watch(left: threading.Event) -> None:
       _end(int(status), f"error: process {number} ended: {line}", stay)
 
 
-def _fail(error: BaseException, left: threading.Event) -> None:
+def _fail(error: BaseException, has_left: threading.Event) -> None:
   """Tells the other processes about an error, and ends this process."""
   number = jax.process_index()
   explained = errors.explain(error)
@@ -239,7 +239,7 @@ def _fail(error: BaseException, left: threading.Event) -> None:
     traceback.print_exception(error)
     line = f"error: {type(error).__name__}: {_error_line(error)}"
     explained = errors.CRASHED, line
-  left.set()
+  has_left.set()
   status, line = explained
   with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has ended
     text = f"{status} {line.removeprefix('error: ')}"

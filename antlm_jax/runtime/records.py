@@ -323,7 +323,7 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
   The record is "" if they do not.
   """
   texts: list[str] = []  # of the lines of a record
-  first = 0
+  first_line = 0
   size = 0
   opened = False
   for number, line in enumerate(lines, start=1):
@@ -334,15 +334,15 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
       break
     if not opened:
       texts = []
-      first = number
+      first_line = number
       size = 0
     texts.append(text)
     size += len(text)
     opened ^= text.count('"') % 2 == 1
     if not opened:
-      yield first, number, "\n".join(texts)
+      yield first_line, number, "\n".join(texts)
   if opened:
-    yield first, first, ""
+    yield first_line, first_line, ""
 
 
 def _tsv_fields(record: str) -> list[str]:
