@@ -290,10 +290,8 @@ def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
   try:
     preparation.sample()
     remaining = preparation.remaining()
-    can_divide = len(remaining) > 1
-    can_divide = can_divide and all(
-      map(readers.is_own, preparation.corpus.train)
-    )
+    sources = preparation.corpus.train
+    can_divide = len(remaining) > 1 and all(map(readers.is_own, sources))
     if can_divide and sum(map(len, words)) > _LONGEST:
       progress.say("tip: for a process for each core, give folders, not files")
       can_divide = False
