@@ -448,7 +448,7 @@ def _overridden(
   # Resolve the kinds first: each has settings of its own.
   kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
   fields = _fields_by_key(changes | kinds)
-  # A new kind keeps what its group has set, as far as it has these settings.
+  # Drop the settings that a new kind does not have.
   groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
   changes = {
     key: value
