@@ -45,8 +45,8 @@ def _command_summary(entry: str) -> str:
   """Returns the first line of a command's help, without importing it."""
   module, *first = entry.split()
   if first:
-    whole = next(name for name, other in COMMANDS.items() if other == module)
-    return f"Short for antlm {whole} {' '.join(first)}."
+    command = next(name for name, other in COMMANDS.items() if other == module)
+    return f"Short for antlm {command} {' '.join(first)}."
   path = pathlib.Path(importlib.util.find_spec(module).origin)
   text = path.read_text("utf-8")
   return ast.get_docstring(ast.parse(text)).partition("\n")[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from antlm_jax import settings
 from antlm_jax.errors import UserError
-from antlm_jax.settings import Field
+from antlm_jax.settings import Field, ListField
 
 
 def add_arguments(
@@ -16,7 +16,7 @@ def add_arguments(
 ) -> dict[str, argparse.Action]:
   """Adds an argument for each setting of a dataclass or a function, by name."""
   actions = {}
-  for field in settings.of(source).values():
+  for field in settings.fields_of(source).values():
     keywords = _keywords(field)
     if field.flag.startswith("-"):
       keywords["dest"] = field.name
@@ -30,38 +30,39 @@ def add_arguments(
 
 def _keywords(field: Field) -> dict[str, Any]:
   """Returns the keywords of `add_argument` for a setting."""
-  own = field.keywords
+  keywords = field.keywords
   out = {"help": field.help.replace("%", "%%").replace("`", "")}
   if field.default is dataclasses.MISSING:
     out["required"] = True
   else:
     default = field.default
     if isinstance(default, tuple):
-      default = [*default] if "nargs" in own else settings.text(default)
+      default = [*default] if "nargs" in keywords else settings.text(default)
     out["default"] = default
   if field.kind is bool:
     switch = argparse.BooleanOptionalAction
     return {"action": "store_true" if field.default is False else switch} | (
-      out | own
+      out | keywords
     )
   if not field.many:
     out["choices"] = field.choices
   if field.option and not out.get("choices"):
     out["metavar"] = field.option.lstrip("-").upper()
   # With nargs, argparse gives the parts one by one.
-  one = dataclasses.replace(field, many=field.many and "nargs" not in own)
-  return out | {"type": functools.partial(_read, one)} | own
+  is_parted = isinstance(field, ListField) and "nargs" in keywords
+  reader = functools.partial(_read, field.part if is_parted else field)
+  return out | {"type": reader} | keywords
 
 
 def _read(field: Field, text: str):
   """Reads and checks an argument's text."""
-  what = f"{field.flag}={text:.100}"
-  value = field.read(text) if field.read else field.parse(text, what)
+  argument = f"{field.flag}={text:.100}"
+  value = field.read(text) if field.read else field.parse(text, argument)
   # argparse compares a single value with the choices, and lists them.
   if field.choices is None or isinstance(value, tuple):
     expected = field.expected(value)
     if expected is not None:
-      raise UserError(f"{what} is not {expected}")
+      raise UserError(f"{argument} is not {expected}")
   return value
 
 
@@ -69,12 +70,16 @@ def read_arguments(
   function: Callable, args: argparse.Namespace
 ) -> dict[str, Any]:
   """Returns a function's arguments among those of `add_arguments`."""
-  known = settings.of(function).items()
-  values = {n: (f, getattr(args, n)) for n, f in known if hasattr(args, n)}
-  return {n: field.given(x, field.flag) for n, (field, x) in values.items()}
+  return {
+    name: field.accept(getattr(args, name), field.flag)
+    for name, field in settings.fields_of(function).items()
+    if hasattr(args, name)
+  }
 
 
 def read_section(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  values = {name: getattr(args, name) for name in settings.of(section_type)}
+  values = {
+    name: getattr(args, name) for name in settings.fields_of(section_type)
+  }
   return settings.build(section_type, values)

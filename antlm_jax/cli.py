@@ -31,13 +31,11 @@ class Parser(argparse.ArgumentParser):
   def __init__(self, **kwargs):
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
-    kwargs.setdefault(
-      "prog", sys.argv[0]
-    )  # as `run_command` and `antlm` name it
+    # As `run_command` and `antlm` name it.
+    kwargs.setdefault("prog", sys.argv[0])
     super().__init__(**kwargs)
-    if (
-      self.add_help
-    ):  # `run_command` takes it before the command sees its arguments
+    # `run_command` takes it before the command sees its arguments.
+    if self.add_help:
       self.add_argument(
         plugins.OPTION,
         metavar="FILE",
@@ -52,12 +50,12 @@ class Parser(argparse.ArgumentParser):
     if message.startswith(("unrecognized", "unknown", "the following")):
       options = self._option_string_actions
       # Without the dashes, which would make all options similar.
-      known = [name[2:] for name in options if name.startswith("--")]
+      names = [name[2:] for name in options if name.startswith("--")]
       for word in itertools.takewhile(lambda word: word != "--", self._words):
         name = word.partition("=")[0]
         if name in options or not name.startswith("--") or "." in name:
           continue
-        near = suggestion(name[2:], known, shown="'--{}'".format)
+        near = suggestion(name[2:], names, shown="'--{}'".format)
         hint = f"; {near}" if near else self._meant(word)
         if hint:
           message = f"unrecognized arguments: {word}{hint}"
@@ -67,14 +65,14 @@ class Parser(argparse.ArgumentParser):
   def parse_known_args(self, args=None, namespace=None):
     """Parses, and refuses empty values, as of an unset shell variable."""
     self._words = sys.argv[1:] if args is None else args
-    parsed, rest = super().parse_known_args(args, namespace)
+    parsed, unknown = super().parse_known_args(args, namespace)
     for action in self._actions:
       value = getattr(parsed, action.dest, None)
       empty = value == "" or (isinstance(value, list) and "" in value)
       may_be = getattr(action, "may_be_empty", False)
       if empty and not may_be and value != action.default:
         self.error(f"{(action.option_strings or [action.dest])[0]} is empty")
-    return parsed, rest
+    return parsed, unknown
 
   def parse_with_overrides(
     self, argv: Sequence[str], meant: Callable[[str], str] = lambda _: ""
@@ -84,8 +82,9 @@ class Parser(argparse.ArgumentParser):
     `meant` returns a hint at the meaning of an unknown word.
     """
     self._meant = meant
-    args, rest = self.parse_known_args(argv)
-    overrides, words = [], iter(rest)
+    args, unknown = self.parse_known_args(argv)
+    overrides = []
+    words = iter(unknown)
     for word in words:
       if not word.startswith("--config."):
         self.error(f"unknown argument {word!r}{meant(word)}")
@@ -95,22 +94,24 @@ class Parser(argparse.ArgumentParser):
     return args, overrides
 
 
-def parsed(function: Callable, argv: Sequence[str], about: str) -> dict:
+def parsed(function: Callable, argv: Sequence[str], description: str) -> dict:
   """Returns the arguments of a function that a command line gives, by name.
 
-  The function declares them: see `settings.of`. `about` is the description for
-  `--help`.
+  The function declares them: see `settings.fields_of`. `description` is that
+  for `--help`.
   """
   from antlm_jax.arguments import add_arguments, read_arguments  # slow
 
-  parser = Parser(description=about)
+  parser = Parser(description=description)
   add_arguments(parser, function)
   return read_arguments(function, parser.parse_args(argv))
 
 
-def call_with_arguments(function: Callable, argv: Sequence[str], about: str):
+def call_with_arguments(
+  function: Callable, argv: Sequence[str], description: str
+):
   """Calls a function with a command's arguments, and returns its result."""
-  return function(**parsed(function, argv, about))
+  return function(**parsed(function, argv, description))
 
 
 def value_of(option: str, argv: Sequence[str]) -> str | None:
@@ -120,7 +121,7 @@ def value_of(option: str, argv: Sequence[str]) -> str | None:
   return parser.parse_known_args(argv)[0].value
 
 
-def here(path: str) -> str:
+def local_path(path: str) -> str:
   """Reads a path that must be on this machine, not in a bucket."""
   if "://" in path:
     raise argparse.ArgumentTypeError(
@@ -159,10 +160,10 @@ def run_command(main: Callable[[Sequence[str]], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
   except BaseException as error:
-    told = explain(error)
-    if told is None:
+    explained = explain(error)
+    if explained is None:
       raise
-    status, line = told
+    status, line = explained
     if line:
       # A name in it may have line ends.
       print(line.replace("\n", "\\n"), file=sys.stderr)

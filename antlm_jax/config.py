@@ -89,20 +89,20 @@ class Config(Section):
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
       )
-    known = self.known_objectives
-    for name in known:
-      same = [other for other in known if known[other].name == known[name].name]
-      if len(same) > 1:
+    objectives = self.known_objectives
+    for value in objectives.values():
+      keys = [key for key in objectives if objectives[key].name == value.name]
+      if len(keys) > 1:
         raise UserError(
-          f"config.objectives {' and '.join(same)} are both named"
-          f" {known[name].name!r}: logs would mix them up"
+          f"config.objectives {' and '.join(keys)} are both named"
+          f" {value.name!r}: logs would mix them up"
         )
 
   @functools.cached_property
   def known_objectives(self) -> dict[str, Objective]:
     """`objectives`, and those of a letter and a percentage, such as M30."""
-    used = " ".join([self.curriculum, *self.eval.objectives])
-    return _with_ratios(self.objectives, used)
+    names = " ".join([self.curriculum, *self.eval.objectives])
+    return _with_ratios(self.objectives, names)
 
   @property
   def trained(self) -> list[Objective]:
@@ -112,10 +112,16 @@ class Config(Section):
 
   def to_dict(self) -> dict[str, Any]:
     """Returns all settings as plain values, in groups."""
-    out = {name: getattr(self, name) for name in _NAMES}
-    each = self.objectives.items()
-    out["objectives"] = {name: settings.to_dict(of) for name, of in each}
-    return out | {name: settings.to_dict(out[name]) for name in GROUPS}
+    values = {name: getattr(self, name) for name in _NAMES}
+    values["objectives"] = _plain_objectives(self.objectives)
+    return values | {name: settings.to_dict(values[name]) for name in GROUPS}
+
+
+def _plain_objectives(
+  objectives: Mapping[str, Objective],
+) -> dict[str, dict[str, Any]]:
+  """Returns the settings of objectives as plain values."""
+  return {name: settings.to_dict(value) for name, value in objectives.items()}
 
 
 def _no_section(name: str, value: object) -> UserError:
@@ -137,7 +143,7 @@ KINDS = {
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
-_CHOICE = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
+_KIND = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
 # Other libraries' names of settings whose own name is not similar.
 USUAL_NAMES = {
   "batch": "train.batch_size",
@@ -161,10 +167,7 @@ USUAL_NAMES = {
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
 GROUPS = {**KINDS, **{section.group: section for section in _SECTIONS}}
-
-
-CHOSEN = {group: getattr(Config, group).name for group in KINDS}
-_NAME = settings.of(Config)["curriculum"]  # a text without limits
+_KIND_FIELD = settings.Field()  # a text without limits
 Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
 
@@ -177,23 +180,21 @@ def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   Args:
     encoder: An encoder's name, or its configuration.
   """
-  own = {"name": encoder}
+  model = {"name": encoder}
   if not isinstance(encoder, str):
-    own = settings.changed_settings(encoder)
-  empty = {group: {} for group in GROUPS}
-  each = {name: {} for name in OBJECTIVES}
+    model = settings.changed_settings(encoder)
+  tree: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+  tree["model"] = model
+  tree["objectives"] = {name: {} for name in OBJECTIVES}
   # A Config checks the types.
-  return ConfigDict(empty | {"model": own, "objectives": each}, type_safe=False)
+  return ConfigDict(tree, type_safe=False)
 
 
-def typed_config(
-  changes: Config | ConfigDict | Mapping[str, Any], old: bool = False
-) -> Config:
+def typed_config(changes: Config | ConfigDict | Mapping[str, Any]) -> Config:
   """Makes a Config of changed settings; returns a Config as it is.
 
   Missing settings have their defaults. Raises a UserError for the first setting
-  that is unknown or has a bad value. `old` settings are those of a run, of
-  which an older version may have written some that are now unknown.
+  that is unknown or has a bad value.
   """
   if isinstance(changes, Config):
     return changes
@@ -203,36 +204,48 @@ def typed_config(
     raise UserError(
       f"config={changes!r:.60} is no config: give a name, a path or a Config"
     )
-  parts = {}
-  for name, value in changes.items():
-    if name in KINDS and isinstance(value, Mapping):
-      value = {"name": CHOSEN[name], **value}
-    if name in GROUPS:
-      parts[name] = settings.build(
-        GROUPS[name], value, name, ignore_unknown=old
-      )
-    elif name in _NAMES:
-      parts[name] = value
-    elif not old:
+  for name in changes:
+    if name not in _NAMES:
       hint = suggestion(name, _NAMES, "antlm train --help lists them")
       raise UserError(f"config.{name} is unknown; {hint}")
-  if old:
-    parts["objectives"] = _stored_objectives(changes)
-  else:
-    parts["objectives"] = _changed_objectives(changes.get("objectives", {}))
-  return Config(**parts)
+  values = _with_sections(changes)
+  values["objectives"] = _changed_objectives(changes.get("objectives", {}))
+  return Config(**values)
+
+
+def _with_sections(
+  values: Mapping[str, Any], ignore_unknown: bool = False
+) -> dict[str, Any]:
+  """Returns the values that a Config has, with sections for its groups."""
+  values = {name: values[name] for name in values if name in _NAMES}
+  for name in values:
+    if name in GROUPS:
+      values[name] = settings.build(
+        GROUPS[name],
+        values[name],
+        name,
+        base=getattr(Config, name),
+        ignore_unknown=ignore_unknown,
+      )
+  return values
 
 
 def _changed_objectives(changes: Mapping[str, Any]) -> dict[str, Objective]:
   """Returns all objectives, after changes of known and of new objectives."""
   settings.require_group(changes, "config.objectives")
-  objectives = OBJECTIVES | {
-    name: objective.changed(name, values) for name, values in changes.items()
+  changed = {
+    name: settings.build(
+      objective.KINDS,
+      values,
+      f"config.objectives.{name}",
+      base=OBJECTIVES.get(name),
+    )
+    for name, values in changes.items()
   }
-  return dict(sorted(objectives.items()))
+  return dict(sorted((OBJECTIVES | changed).items()))
 
 
-def _stored_objectives(config: Mapping[str, Any]) -> dict[str, Objective]:
+def _stored_objectives(stored: Mapping[str, Any]) -> dict[str, Objective]:
   """Returns the objectives of a run's config.
 
   The run had loaded its plugins, but does not need an unused objective.
@@ -241,21 +254,21 @@ def _stored_objectives(config: Mapping[str, Any]) -> dict[str, Objective]:
     name: settings.build(
       objective.KINDS, values, f"config.objectives.{name}", ignore_unknown=True
     )
-    for name, values in config.get("objectives", {}).items()
-    if values.get("kind", "") in objective.KINDS or name in config["curriculum"]
+    for name, values in stored.get("objectives", {}).items()
+    if values.get("kind", "") in objective.KINDS or name in stored["curriculum"]
   }
   return objectives or OBJECTIVES
 
 
 def _with_ratios(
-  objectives: Mapping[str, Objective], used: str
+  objectives: Mapping[str, Objective], text: str
 ) -> dict[str, Objective]:
   """Adds the objectives of a letter and a percentage that a text names."""
-  out = dict(objectives)
-  for name in re.findall(curriculum.NAME, used):
-    if name not in out and (made := with_ratio(name, out)):
-      out[name] = made
-  return out
+  objectives = dict(objectives)
+  for name in re.findall(curriculum.NAME, text):
+    if name not in objectives and (derived := with_ratio(name, objectives)):
+      objectives[name] = derived
+  return objectives
 
 
 def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -264,12 +277,12 @@ def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   They are by name in the curriculum, such as M, and M30 if it is used. `stored`
   is a run's config as JSON has it.
   """
-  used = " ".join([stored["curriculum"], *stored["eval"]["objectives"]])
-  known = stored["objectives"]
-  if known.keys() >= {*re.findall(curriculum.NAME, used)}:
-    return known
-  every = _with_ratios(_stored_objectives(stored), used)
-  return {name: settings.to_dict(of) for name, of in every.items()} | known
+  text = " ".join([stored["curriculum"], *stored["eval"]["objectives"]])
+  objectives = stored["objectives"]
+  if objectives.keys() >= {*re.findall(curriculum.NAME, text)}:
+    return objectives
+  derived = _with_ratios(_stored_objectives(stored), text)
+  return _plain_objectives(derived) | objectives
 
 
 def load_config(
@@ -284,30 +297,32 @@ def load_config(
   is unknown, or a value has a wrong type or is out of bounds. The error
   suggests the nearest known key.
   """
-  python = isinstance(changes, Mapping)
+  from_python = isinstance(changes, Mapping)
   path, _, arg = spec.partition(":")
-  argument = "config" if python else OPTION
-  words, where = arg.split(","), f"{argument}={path}"
-  get_config = config_module(path, argument).get_config
-  with plugins.reported(path, where):
-    made = get_config(",".join(word for word in words if word != "shrink"))
-  if not isinstance(made, ConfigDict):
+  option = "config" if from_python else OPTION
+  label = f"{option}={path}"
+  words = arg.split(",")
+  shrink = "shrink" in words
+  get_config = config_module(path, option).get_config
+  with plugins.reported(path, label):
+    tree = get_config(",".join(word for word in words if word != "shrink"))
+  if not isinstance(tree, ConfigDict):
     raise UserError(
-      f"{where}: get_config(arg) returns {type(made).__name__}, not a"
+      f"{label}: get_config(arg) returns {type(tree).__name__}, not a"
       " ConfigDict: return changes() with your settings"
     )
-  file, shrink = made.to_dict(), "shrink" in words
+  tree = tree.to_dict()
   try:
-    if python:
-      return _overridden(file, changes, shrink)
-    return _overridden(file, parse_overrides(changes), shrink, f"{OPTION}.")
+    if from_python:
+      return _overridden(tree, changes, shrink)
+    return _overridden(tree, parse_overrides(changes), shrink, f"{OPTION}.")
   except UserError as error:
     # The file is at fault if it fails in the same way without the changes.
     try:
-      _overridden(file, {}, shrink)
-    except UserError as alone:
-      if str(alone) == str(error):
-        raise UserError(f"{where}: {error}") from error
+      _overridden(tree, {}, shrink)
+    except UserError as file_error:
+      if str(file_error) == str(error):
+        raise UserError(f"{label}: {error}") from error
     raise
 
 
@@ -325,12 +340,11 @@ def given_config(
   config = typed_config(config)
   if not changes:
     return config
-  own = {"seed": config.seed, "curriculum": config.curriculum}
+  tree: dict[str, Any] = {"seed": config.seed, "curriculum": config.curriculum}
   for group in GROUPS:
-    own[group] = settings.changed_settings(getattr(config, group))
-  each = config.objectives.items()
-  own["objectives"] = {name: settings.to_dict(of) for name, of in each}
-  return _overridden(own, changes)
+    tree[group] = settings.changed_settings(getattr(config, group))
+  tree["objectives"] = _plain_objectives(config.objectives)
+  return _overridden(tree, changes)
 
 
 def named_configs() -> dict[str, pathlib.Path]:
@@ -339,29 +353,30 @@ def named_configs() -> dict[str, pathlib.Path]:
   return {path.stem: path for path in sorted(paths)}
 
 
-def find_config(path: str, argument: str = OPTION) -> str:
+def find_config(path: str, option: str = OPTION) -> str:
   """Returns a config file's path, of our own by its name; UserError if none."""
-  own = named_configs()
-  if path in own:
-    return str(own[path])
+  configs = named_configs()
+  if path in configs:
+    return str(configs[path])
   if not pathlib.Path(path).is_file():
     name, comma, arg = path.partition(",")
-    if comma and name in own:
-      raise UserError(f"{argument}={path}: write {argument}={name}:{arg}")
-    near = suggestion(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
+    if comma and name in configs:
+      raise UserError(f"{option}={path}: write {option}={name}:{arg}")
+    names = f"known: {', '.join(configs)}"
+    hint = suggestion(pathlib.Path(path).stem, configs, names)
     if not STUDIES.is_dir():
-      near += "; studies of papers are in configs/studies of a clone"
-    raise UserError(f"{argument}={path}: no such file, nor such a name; {near}")
+      hint += "; studies of papers are in configs/studies of a clone"
+    raise UserError(f"{option}={path}: no such file, nor such a name; {hint}")
   return path
 
 
-def config_module(path: str, argument: str = OPTION) -> types.ModuleType:
+def config_module(path: str, option: str = OPTION) -> types.ModuleType:
   """Runs a config file, and returns it as a module with `get_config`."""
-  path = find_config(path, argument)
-  out = plugins.run_file(path, f"{argument}={path}")
-  if not hasattr(out, "get_config"):
-    raise UserError(f"{argument}={path}: it defines no get_config(arg)")
-  return out
+  path = find_config(path, option)
+  module = plugins.run_file(path, f"{option}={path}")
+  if not hasattr(module, "get_config"):
+    raise UserError(f"{option}={path}: it defines no get_config(arg)")
+  return module
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -379,26 +394,29 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
   for part in filter(None, arg.split(",")):
     name, equals, value = part.partition("=")
     if name not in defaults:
-      known = [*defaults, "shrink"]
-      near = suggestion(name, known, f"known: {', '.join(known)}")
-      raise UserError(f"config argument {name!r} is unknown; {near}")
-    text, kind = value if equals else "True", parsed.get_type(name)
+      names = [*defaults, "shrink"]
+      hint = suggestion(name, names, f"known: {', '.join(names)}")
+      raise UserError(f"config argument {name!r} is unknown; {hint}")
+    text = value if equals else "True"
+    kind = parsed.get_type(name)
     parsed[name] = settings.parse_value(text, kind, f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
-      known = ", ".join(choices[name])
-      raise UserError(f"config argument {name}={value!r} is not one of {known}")
+      raise UserError(
+        f"config argument {name}={value!r} is not one of"
+        f" {', '.join(choices[name])}"
+      )
   return parsed
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, str]:
   """Returns `KEY=VALUE` or `--config.KEY=VALUE` words as settings by key."""
-  out = {}
+  overrides = {}
   for word in words:
     key, equals, value = word.removeprefix("--config.").partition("=")
     if not equals:
       raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
-    out[key] = value
-  return out
+    overrides[key] = value
+  return overrides
 
 
 def _overridden(
@@ -416,103 +434,89 @@ def _overridden(
   """
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
-  changes: Changes = traverse_util.flatten_dict(tree, sep=".")
-  replaced = {}
-  texts = {}
+  sections: dict[str, dict[str, Any]] = {}
+  texts: dict[str, str | None] = {}
   for name, value in overrides.items():
-    if isinstance(value, Section):
-      if value.group != name:
-        raise _no_section(name, value)
-      changes = _without_groups(changes, [name])
-      for setting_name, setting_value in settings.to_dict(value).items():
-        replaced[f"{name}.{setting_name}"] = setting_value
-    else:
+    if not isinstance(value, Section):
       key = f"{name}.name" if name in KINDS else name
       texts[key] = settings.text(value)
-  changes |= replaced
-  # Choose implementations first: the other settings depend on them.
-  chosen = {key: text for key, text in texts.items() if _CHOICE.fullmatch(key)}
-  known = _known_settings(changes | chosen)
-  groups = [key.rpartition(".")[0] for key in chosen]
-  changes = _without_groups(changes, groups, kept=known)
-  asked = {*replaced}
+    elif value.group == name:
+      sections[name] = settings.to_dict(value)
+    else:
+      raise _no_section(name, value)
+  changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
+  # Resolve the kinds first: each has settings of its own.
+  kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
+  fields = _fields_by_key(changes | kinds)
+  # Drop the settings that a new kind does not have.
+  groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
+  changes = {
+    key: value
+    for key, value in changes.items()
+    if key in fields or not key.startswith(groups)
+  }
+  values: Changes = traverse_util.flatten_dict(sections, sep=".")
   for name, text in texts.items():
-    key = name if name in known else _meant_key(name, known, prefix)
-    if key in asked:
+    key = name if name in fields else _meant_key(name, fields, prefix)
+    if key in values:
       raise UserError(f"{key} is set twice: leave out one of its names")
-    asked.add(key)
-    # A Config refuses None, unless the setting may be None.
-    value = text
+    values[key] = None  # a Config refuses it, unless the setting may be None
     if text is not None:
-      value = known[key].parse(text, f"{prefix}{name}={text:.100}")
-    changes[key] = value
+      values[key] = fields[key].parse(text, f"{prefix}{name}={text:.100}")
+  changes |= values
   # A run keeps this path, and may resume from another folder.
   start = str(changes.get("init.checkpoint", ""))
   if os.path.exists(start):
     changes["init.checkpoint"] = os.path.abspath(start)
-  _replace_length(changes, asked)
+  _replace_length(changes, overridden=values)
   if shrink:
-    _shrink(changes, asked, known)
+    _shrink(changes, values, fields)
   return typed_config(traverse_util.unflatten_dict(changes, sep="."))
 
 
-def _without_groups(
-  changes: Changes, groups: Iterable[str], kept: Collection[str] = ()
-) -> Changes:
-  """Returns the changes outside some groups, and those of the `kept` keys."""
-  prefixes = tuple(f"{group}." for group in groups)
-  return {
-    key: value
-    for key, value in changes.items()
-    if key in kept or not key.startswith(prefixes)
-  }
-
-
-def _replace_length(changes: Changes, asked: Collection[str]) -> None:
-  """Removes the config's length of the run if the user asked for another."""
-  lengths = {"train.epochs", "train.steps"}
-  counted = "curriculum" in asked and _COUNTS.search(changes["curriculum"])
-  if counted or lengths & {*asked}:
-    for key in lengths - {*asked}:
-      changes.pop(key, None)
-
-
-def _known_settings(changes: Changes) -> dict[str, settings.Field]:
-  """Returns all settings of the chosen implementations, by key."""
+def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
+  """Returns the settings of all groups, of the kinds that changes choose."""
+  groups: dict[str, Any] = {"": Config, **GROUPS}
+  defaults: dict[str, Any] = {group: getattr(Config, group) for group in KINDS}
+  keys = [key for key in changes if key.startswith("objectives.")]
+  for name in [*OBJECTIVES, *(key.split(".")[1] for key in keys)]:
+    groups[f"objectives.{name}"] = objective.KINDS
+    defaults[f"objectives.{name}"] = OBJECTIVES.get(name)
   fields = {}
-  sections = {"": Config, **GROUPS}
-  for group, kinds in KINDS.items():
-    key = f"{group}.name"
-    fields[key] = _NAME
-    # A config file may have a list there, which a registry cannot look up.
-    sections[group] = kinds[str(changes.get(key, CHOSEN[group]))]
-  names = [*OBJECTIVES]
-  names += [k.split(".")[1] for k in changes if k.startswith("objectives.")]
-  for name in names:
-    key = f"objectives.{name}.kind"
-    fields[key] = _NAME
-    kind = objective.kind_of(name, changes.get(key))
-    sections[f"objectives.{name}"] = kind
-  for group, section in sections.items():
-    for name, field in settings.of(section).items():
+  for group, section in groups.items():
+    if group in defaults:
+      key = f"{group}.{section.key}"
+      fields[key] = _KIND_FIELD
+      default = getattr(defaults[group], section.key, "")
+      section = section[str(changes.get(key, default))]
+    for name, field in settings.fields_of(section).items():
       fields[f"{group}.{name}".lstrip(".")] = field
   return fields
 
 
-def _meant_key(name: str, known: Collection[str], prefix: str) -> str:
+def _replace_length(changes: Changes, overridden: Collection[str]) -> None:
+  """Removes the config's length of the run if the user set another."""
+  lengths = {"train.epochs", "train.steps"}
+  text = str(changes["curriculum"]) if "curriculum" in overridden else ""
+  if _COUNTS.search(text) or lengths & {*overridden}:
+    for key in lengths - {*overridden}:
+      changes.pop(key, None)
+
+
+def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
   """Returns the key of the only setting with this last name.
 
   Raises a UserError if there is none or there are several, or with a `prefix`.
   """
-  if inside := [one for one in known if one.startswith(f"{name}.")]:
-    names = ", ".join(one.removeprefix(f"{name}.") for one in inside)
+  if members := [key for key in keys if key.startswith(f"{name}.")]:
+    names = ", ".join(key.removeprefix(f"{name}.") for key in members)
     raise UserError(
       f"{prefix}{name} is a group: set one setting of it ({names})"
     )
-  found = settings.by_name(known).get(name, ())
-  if len(found) == 1 and not prefix:
-    return found[0]
-  hint = settings.meant(name, [*KINDS, *known], USUAL_NAMES)
+  namesakes = settings.by_name(keys).get(name, ())
+  if len(namesakes) == 1 and not prefix:
+    return namesakes[0]
+  hint = settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 
@@ -550,7 +554,7 @@ _SHRUNK = {
 
 
 def _shrink(
-  changes: Changes, asked: Collection[str], known: Collection[str]
+  changes: Changes, overridden: Collection[str], fields: Collection[str]
 ) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
@@ -558,26 +562,26 @@ def _shrink(
   `train.steps` that the user asked for, and keeps only as many phases. By
   default it has 12 steps, or one for each phase if there are more.
 
-  The settings that the user `asked` for stay. A curriculum that the user wrote
+  The `overridden` settings stay. A curriculum that the user wrote
   in steps, such as `8C+8M steps`, keeps its length.
   """
   small = dict(_SHRUNK)
   # A model to start from keeps its shape.
-  if "init.checkpoint" in asked or not changes.get("init.checkpoint"):
+  if "init.checkpoint" in overridden or not changes.get("init.checkpoint"):
     small |= _SHRUNK_MODEL
   for key, value in small.items():
-    if key in known and key not in asked:
+    if key in fields and key not in overridden:
       changes[key] = value
   text = changes.get("curriculum", Config.curriculum)
-  in_steps = "curriculum" in asked and text.endswith("steps")
-  if in_steps or "train.epochs" in asked:
+  in_steps = "curriculum" in overridden and text.endswith("steps")
+  if in_steps or "train.epochs" in overridden:
     return
   tree = traverse_util.unflatten_dict(changes, sep=".")
   objectives = _changed_objectives(tree.get("objectives", {}))
   objectives = _with_ratios(objectives, text)
   phases = curriculum.parse_curriculum(text, objectives, 1000, 1000).phases
   steps = max(12, len(phases))
-  if "train.steps" in asked and changes["train.steps"]:
+  if "train.steps" in overridden and changes["train.steps"]:
     steps = changes["train.steps"]
   changes["curriculum"] = curriculum.scaled(text, objectives, steps)
   changes["train.steps"] = 0
@@ -598,14 +602,16 @@ def config_from_json(text: str) -> Config:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
-    return typed_config(stored, old=True)
+    values = _with_sections(stored, ignore_unknown=True)
+    return Config(**values | {"objectives": _stored_objectives(stored)})
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
 
 
 def config_differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
-  before, after = leaves(old), leaves(new)
+  before = leaves(old)
+  after = leaves(new)
   # Objectives that the curriculum does not use only matter to evaluations. It
   # uses M for M30, too. A version may add or remove objectives.
   words = re.findall(curriculum.NAME, f"{old.curriculum} {new.curriculum}")
@@ -616,7 +622,7 @@ def config_differences(old: Config, new: Config) -> list[str]:
     if not any(word.startswith(name) for word in words)
   }
   free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
-  out = []
+  differences = []
   for key in sorted(before.keys() | after.keys()):
     if any(key == free or key.startswith(free + ".") for free in free_keys):
       continue
@@ -626,5 +632,6 @@ def config_differences(old: Config, new: Config) -> list[str]:
       continue
     # A setting that only one of them has is a difference, too.
     if before.get(key) != after.get(key):
-      out.append(f"{key} was {before.get(key)!r}, is {after.get(key)!r}")
-  return out
+      value = before.get(key)
+      differences.append(f"{key} was {value!r}, is {after.get(key)!r}")
+  return differences

@@ -3,15 +3,7 @@
 from collections.abc import Mapping
 
 from antlm_jax import settings
-from antlm_jax.config import (
-  CHOSEN,
-  GROUPS,
-  KINDS,
-  OPTION,
-  USUAL_NAMES,
-  Config,
-  leaves,
-)
+from antlm_jax.config import GROUPS, KINDS, OPTION, USUAL_NAMES, Config, leaves
 from antlm_jax.objectives import objective
 
 
@@ -22,56 +14,64 @@ def described(config: Config | None = None) -> str:
   are under their names. A config shows the settings of those that it chooses.
   """
   values = leaves(config) if config else {}
-  lines = [_settings_lines("", settings.of(Config), values)]
-  for group, found in GROUPS.items():
+  lines = [_settings_lines("", settings.fields_of(Config), values)]
+  for group, section in GROUPS.items():
     if group in KINDS:
-      lines += _kinds_lines(group, found, values)
+      default = getattr(Config, group).name
+      lines += _kinds_lines(group, KINDS[group], values, default)
     else:
-      lines.append(_settings_lines(group, settings.of(found), values))
-  lines += _kinds_lines("objectives.NAME", objective.KINDS, {}, "kind")
+      lines.append(_settings_lines(group, settings.fields_of(section), values))
+  lines += _kinds_lines("objectives.NAME", objective.KINDS, {})
   return "\n".join(filter(None, lines))
 
 
 def _kinds_lines(
-  group: str, kinds: Mapping[str, type], values: Mapping, choice: str = "name"
+  group: str, kinds: settings.Registry, values: Mapping, default: str = ""
 ) -> list[str]:
   """Returns the lines of a group: its choice, and each choice's settings."""
-  key, known = f"{group}.{choice}", ", ".join(filter(None, kinds))
-  name = values.get(key, CHOSEN.get(group, ""))
-  out = [f"  {f'{key}={name}':33} Implementation ({known})"]
-  chosen = {n: f for n, f in settings.of(kinds[name]).items() if f.help}
-  out.append(_settings_lines(group, chosen, values))
-  for other, section in kinds.items() if not values else ():
-    known = settings.of(section).items()
-    own = {n: f for n, f in known if f.help and n not in chosen}
-    if own:
-      out += [
-        f"  with {key}={other} also:",
-        _settings_lines(group, own, values),
+  key = f"{group}.{kinds.key}"
+  chosen = values.get(key, default)
+  names = ", ".join(filter(None, kinds))
+  lines = [f"  {f'{key}={chosen}':33} Implementation ({names})"]
+  fields = _helped(kinds[chosen])
+  lines.append(_settings_lines(group, fields, values))
+  for name, section in kinds.items() if not values else ():
+    further = {n: f for n, f in _helped(section).items() if n not in fields}
+    if further:
+      lines += [
+        f"  with {key}={name} also:",
+        _settings_lines(group, further, values),
       ]
-  return out
+  return lines
+
+
+def _helped(section: type) -> dict[str, settings.Field]:
+  """Returns the settings of a section that have a help text."""
+  fields = settings.fields_of(section)
+  return {name: field for name, field in fields.items() if field.help}
 
 
 def _settings_lines(
   group: str, fields: Mapping[str, settings.Field], values: Mapping
 ) -> str:
   """Returns a line for each setting of a group."""
-  out = []
+  lines = []
   for name, field in fields.items():
     key = f"{group}.{name}".lstrip(".")
     choices = ", ".join(map(str, field.choices or ()))
     choices = f" ({choices})" if choices else ""
     pair = f"{key}={settings.text(values.get(key, field.default))}"
-    out.append(f"  {pair:33} {field.help}{choices}")
-  return "\n".join(out)
+    lines.append(f"  {pair:33} {field.help}{choices}")
+  return "\n".join(lines)
 
 
 def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  known = dict.fromkeys([*settings.of(Config), *KINDS])
-  for group, found in GROUPS.items():
-    for section in found.values() if group in KINDS else [found]:
-      known |= dict.fromkeys(f"{group}.{own}" for own in settings.of(section))
-  name, shown = word.lstrip("-").partition("=")[0], f"{OPTION}.{{}}".format
-  hint = settings.meant(name, known, USUAL_NAMES, shown)
+  keys = dict.fromkeys([*settings.fields_of(Config), *KINDS])
+  for group, section in GROUPS.items():
+    for kind in KINDS[group].values() if group in KINDS else [section]:
+      names = settings.fields_of(kind)
+      keys |= dict.fromkeys(f"{group}.{name}" for name in names)
+  name = word.lstrip("-").partition("=")[0]
+  hint = settings.meant(name, keys, USUAL_NAMES, f"{OPTION}.{{}}".format)
   return f"; {hint}" if hint else ""

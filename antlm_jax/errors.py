@@ -75,18 +75,18 @@ class Stopped(KeyboardInterrupt):
     self.saved = saved  # whether it trained, and all processes saved and end
 
 
-def similar_names(name: str, known: Iterable[str]) -> list[str]:
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
   """Returns up to three known names that a misspelt name may mean, best first.
 
   Letters in another order are the likeliest slip: `stesp` for `steps`.
   """
-  near = difflib.get_close_matches(name, list(known), cutoff=_SIMILARITY)
+  near = difflib.get_close_matches(name, list(names), cutoff=_SIMILARITY)
   return sorted(near, key=lambda other: sorted(other) != sorted(name))
 
 
 def suggestion(
   name: str,
-  known: Iterable[str],
+  names: Iterable[str],
   otherwise: str = "",
   shown: Callable[[str], str] = repr,
 ) -> str:
@@ -94,7 +94,7 @@ def suggestion(
 
   Returns `otherwise` if none is similar. `shown` writes the name.
   """
-  near = similar_names(name, known)
+  near = similar_names(name, names)
   return f"did you mean {shown(near[0])}?" if near else otherwise
 
 
@@ -108,17 +108,17 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, UserError):
     return BAD_INPUT, f"error: {error}"
   if isinstance(error, OSError) and error.errno in _TOLD:
-    where = f": {error.filename}" if error.filename else ""
-    return BAD_INPUT, f"error: {error.strerror}{where}"
+    place = f": {error.filename}" if error.filename else ""
+    return BAD_INPUT, f"error: {error.strerror}{place}"
   # JAX raised it looking for devices; for some, a bare assertion.
   frames = traceback.extract_tb(error.__traceback__)
   in_jax = bool(frames) and private.searches_devices(frames[-1].filename)
   if isinstance(error, RuntimeError | AssertionError) and in_jax:
-    asked = os.environ.get("JAX_PLATFORMS", "")
+    platforms = os.environ.get("JAX_PLATFORMS", "")
     why = " ".join(str(error).split()) or "JAX has no such devices here"
     # A device that is held by another process may become free: run again.
     status = BAD_INPUT if "known backends" in why or not str(error) else CRASHED
-    return status, f"error: JAX_PLATFORMS={asked}: {why}"
+    return status, f"error: JAX_PLATFORMS={platforms}: {why}"
   if isinstance(error, KeyboardInterrupt):
     status = getattr(error, "status", INTERRUPTED)
     if status != RUN_AGAIN:

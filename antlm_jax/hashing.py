@@ -76,7 +76,8 @@ def permute(
 
 def _feistel(x: np.ndarray, half: int, key: tuple) -> np.ndarray:
   low_mask = (1 << half) - 1
-  left, right = x >> half, x & low_mask
+  left = x >> half
+  right = x & low_mask
   for turn in range(4):
     mixed = bits(key[0], *key[1:], turn, right).astype(np.int64)
     left, right = right, left ^ (mixed & low_mask)

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 
 from antlm_jax.errors import UserError
 
-OPTION, VARIABLE = "--plugin", "ANTLM_PLUGINS"
+OPTION = "--plugin"
+VARIABLE = "ANTLM_PLUGINS"
 
 
 def load_plugins(argv: Sequence[str]) -> list[str]:
@@ -27,19 +28,21 @@ def load_plugins(argv: Sequence[str]) -> list[str]:
   Adds them to `ANTLM_PLUGINS`, for the processes that the command starts.
   Raises a UserError if a plugin is missing or fails.
   """
-  found, others, given = {}, [], iter([*plugin_arguments(), *argv])
-  for word in given:
+  plugins = {}
+  arguments = []
+  words = iter([*plugin_arguments(), *argv])
+  for word in words:
     option, equals, path = word.partition("=")
     if option != OPTION:
-      others.append(word)
-    elif path := path if equals else next(given, ""):
-      found[os.path.abspath(path)] = f"{OPTION}={path}"
+      arguments.append(word)
+    elif path := path if equals else next(words, ""):
+      plugins[os.path.abspath(path)] = f"{OPTION}={path}"
     else:
       raise UserError(f"{OPTION} is empty: give a file, {OPTION}=FILE.py")
-  for path, shown in found.items():
+  for path, shown in plugins.items():
     run_file(path, shown)
-  os.environ[VARIABLE] = os.pathsep.join(found)
-  return others
+  os.environ[VARIABLE] = os.pathsep.join(plugins)
+  return arguments
 
 
 def plugin_arguments() -> list[str]:
@@ -57,13 +60,14 @@ def run_file(path: str, shown: str) -> types.ModuleType:
     raise UserError(f"{shown}: no such file")
   # A name that hides no module, also of other files with this name.
   name = f"antlm_file_{os.path.abspath(path)}"
-  found = importlib.util.spec_from_file_location(name, path)
-  if found is None:
+  spec = importlib.util.spec_from_file_location(name, path)
+  if spec is None:
     raise UserError(f"{shown}: not a Python file")
-  out = sys.modules[name] = importlib.util.module_from_spec(found)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
   with reported(path, shown):
-    found.loader.exec_module(out)
-  return out
+    spec.loader.exec_module(module)
+  return module
 
 
 @contextlib.contextmanager
@@ -75,12 +79,13 @@ def reported(path: str, shown: str) -> Iterator[None]:
   except UserError:
     raise
   except SyntaxError as error:
-    lines, told = [error.lineno], error.msg
+    lines = [error.lineno]
+    message = error.msg
   except (Exception, SystemExit) as error:
     # The last line of this file that ran, not of the library that it called.
     frames = traceback.extract_tb(error.__traceback__)
-    own = os.path.abspath(path)
-    lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
-    told = f"{type(error).__name__}: {error}"
-  where = ", line ".join([shown, *map(str, lines[-1:])])
-  raise UserError(f"{where}: {' '.join(told.split())}")
+    file = os.path.abspath(path)
+    lines = [f.lineno for f in frames if os.path.abspath(f.filename) == file]
+    message = f"{type(error).__name__}: {error}"
+  place = ", line ".join([shown, *map(str, lines[-1:])])
+  raise UserError(f"{place}: {' '.join(message.split())}")

@@ -13,10 +13,10 @@ and defaults, and the `Args` of its docstring have the help texts:
       quiet: PythonOnly[bool] = False,
     ) -> list[str]: ...
 
-`of` lists the values of both, and `checked` checks those that Python gives.
-`cli.call_with_arguments` runs a function as a command (arguments.py). A kind
-that has several implementations, such as optimizers, has a `Registry` of their
-sections.
+`fields_of` lists the values of both, and `checked` checks those that Python
+gives. `cli.call_with_arguments` runs a function as a command (arguments.py). A
+kind that has several implementations, such as optimizers, has a `Registry` of
+their sections.
 """
 
 import argparse
@@ -65,14 +65,14 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # hashable
 class Field:
-  """A value with a type, which can be read from text and checked."""
+  """A value of one type, which can be read from text and checked.
+
+  The subclasses below are the other forms: lists, paths and open types.
+  """
 
   name: str = ""
   kind: type = str  # of the value, or of a tuple's parts
-  many: bool = False  # whether it is a tuple
   optional: bool = False  # whether it may be None
-  wider: bool = False  # whether Python may give other types, too
-  is_path: bool = False  # whether Python may give an `os.PathLike`, too
   default: Any = None  # `dataclasses.MISSING` if it is required
   help: str = ""
   option: str = ""  # by default --NAME; without dashes, it is positional
@@ -82,88 +82,132 @@ class Field:
   may_be_empty: bool = False
   keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+  many: ClassVar[bool] = False  # whether it is a tuple
+
   @property
   def flag(self) -> str:
     """Its name on a command line."""
     return self.option or f"--{self.name}"
 
-  def parse(self, text: str, what: str) -> Any:
-    """Reads a value from text; errors are UserErrors that begin with `what`."""
-    read = _READERS[self.kind]
+  def parse(self, text: str, label: str) -> Any:
+    """Reads a value from text; errors begin with `label`."""
     # As the documentation writes it. Of a text, None might be a value.
     if self.optional and self.kind is not str and text == "None":
       return None
     try:
-      if not self.many:
-        return read(text)
-      parts = text.strip("()").split(",")  # "()" and "" are both empty
-      return tuple(read(part) for part in parts if part)
+      return _READERS[self.kind](text)
     except (ValueError, KeyError) as error:
-      raise UserError(f"{what}: not {self.kind.__name__}") from error
+      raise UserError(f"{label}: not {self.kind.__name__}") from error
 
-  def given(self, value: Any, name: str) -> Any:
-    """Returns a value that Python or a parser gives, as its own type has it.
+  def accept(self, value: Any, name: str) -> Any:
+    """Returns a value that Python or a parser gives, in its field's type.
 
-    A list or a single value becomes a tuple. Raises a UserError, which begins
-    with `name`, if the value is not allowed.
+    Raises a UserError, which begins with `name`, if the value is not allowed.
     """
-    several = self.many and not self.wider
-    if hasattr(value, "dtype") and (several or not value.ndim):
-      value = value.tolist()  # numbers and arrays of NumPy
+    if hasattr(value, "dtype") and not value.ndim:
+      value = value.tolist()  # a number of NumPy
     if self.read and isinstance(value, str | os.PathLike):
       try:
         value = self.read(os.fspath(value))
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
-    is_list = self.many and isinstance(value, _LISTS)
-    if self.is_path and not (self.optional and value is None):
-      for one in value if is_list else [value]:
-        require_path(one, name)
-    own = is_list or isinstance(value, _TYPES.get(self.kind, self.kind))
-    if self.wider and not own:
-      return value  # the function checks its other types
-    if self.many and value is not None:
-      many = isinstance(value, list | tuple)
-      parts = value if many else (value,)
-      value = tuple(
-        os.fspath(x) if isinstance(x, os.PathLike) else x for x in parts
-      )
-    elif self.kind is float and type(value) is int:
-      value = float(value)
+    value = self.convert(value, name)
     if (expected := self.expected(value)) is not None:
       shown = ascii(value) if isinstance(value, str) else repr(value)
       raise UserError(f"{name}={shown:.200} is not {expected}")
     return value
 
+  def convert(self, value: Any, name: str) -> Any:
+    """Returns a value in the type that the field has; `expected` checks it."""
+    return float(value) if self.kind is float and type(value) is int else value
+
   def expected(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if it is allowed."""
     if value is None and self.optional:
       return None
-    if not self.many:
-      return self._expected(value)
-    if not isinstance(value, tuple | list):
-      return "a tuple"
-    return next(filter(None, map(self._expected, value)), None)
-
-  def _expected(self, value: Any) -> str | None:
-    kind, bounds = self.kind, self.bounds
     # True is an int to Python, but no number of anything.
     is_bool = isinstance(value, bool)
-    if is_bool != (kind is bool) or not isinstance(
-      value, _TYPES.get(kind, kind)
-    ):
-      return f"of type {kind.__name__}"
+    types_allowed = _TYPES.get(self.kind, self.kind)
+    if is_bool != (self.kind is bool) or not isinstance(value, types_allowed):
+      return f"of type {self.kind.__name__}"
     if self.choices is not None and value not in self.choices:
       return f"one of {', '.join(map(str, self.choices))}"
-    if kind is str:
+    if self.kind is str:
       return None
-    if kind is float and not abs(value) <= _LARGEST_FLOAT:
+    if self.kind is float and not abs(value) <= _LARGEST_FLOAT:
       return "finite in float32"
-    if kind is int and abs(value) > LARGEST:
+    bounds = self.bounds
+    if self.kind is int and abs(value) > LARGEST:
       bounds = {"least": -LARGEST, "most": LARGEST} | bounds
     if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
       return None
     return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
+
+
+class ListField(Field):
+  """A tuple of values. Python may give a list, an array or a single value."""
+
+  many = True
+
+  @functools.cached_property
+  def part(self) -> Field:
+    """The field of each value."""
+    values = {f.name: getattr(self, f.name) for f in dataclasses.fields(Field)}
+    return Field(**values | {"optional": False})
+
+  def parse(self, text: str, label: str) -> tuple:
+    """Reads values between commas, perhaps in brackets."""
+    texts = text.strip("()").split(",")  # "()" and "" are both empty
+    return tuple(self.part.parse(part, label) for part in texts if part)
+
+  def convert(self, value: Any, name: str) -> Any:
+    """Returns the values as a tuple, and paths as texts."""
+    if value is None:
+      return None
+    if hasattr(value, "dtype"):
+      value = value.tolist()
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return tuple(
+      os.fspath(part) if isinstance(part, os.PathLike) else part
+      for part in parts
+    )
+
+  def expected(self, value: Any) -> str | None:
+    """Returns the expectation that a value fails; None if all are allowed."""
+    if value is None and self.optional:
+      return None
+    if not isinstance(value, tuple | list):
+      return "a tuple"
+    return next(filter(None, map(self.part.expected, value)), None)
+
+
+class PathListField(ListField):
+  """A tuple of paths, as texts. Python may give `os.PathLike`s."""
+
+  def convert(self, value: Any, name: str) -> Any:
+    """Returns the paths as a tuple of texts."""
+    for path in value if isinstance(value, list | tuple) else (value,):
+      require_path(path, name)
+    return super().convert(value, name)
+
+
+class OpenField(Field):
+  """A value from text, or of other types, which its function checks."""
+
+  def expected(self, value: Any) -> str | None:
+    """Returns the expectation that a value of the text's type fails."""
+    is_of_kind = isinstance(value, _TYPES.get(self.kind, self.kind))
+    return super().expected(value) if is_of_kind else None
+
+
+class PathField(OpenField):
+  """A path: a text, or an `os.PathLike` from Python."""
+
+  def convert(self, value: Any, name: str) -> Any:
+    """Returns the path as it is, if libraries can write it."""
+    if not (value is None and self.optional):
+      require_path(value, name)
+    return value
 
 
 def require_path(value: Any, name: str) -> None:
@@ -189,7 +233,7 @@ def argument(
   choices: Collection | None = None,
   read: Callable[[str], Any] | None = None,
   may_be_empty: bool = False,
-  **more,
+  **keywords,
 ) -> Field:
   """Describes a value; in a signature, `Annotated[int, argument(least=1)]`.
 
@@ -206,22 +250,22 @@ def argument(
     read: Function that makes the value from a text, or raises argparse's
       `ArgumentTypeError`. It keeps texts that it has made.
     may_be_empty: Whether a command line may give an empty text.
-    **more: Bounds (`least` and `most` are inclusive, `over` and `under`
+    **keywords: Bounds (`least` and `most` are inclusive, `over` and `under`
       exclusive) and further keywords of argparse's `add_argument`.
   """
   return Field(
     option=option,
     help=help,
-    bounds={name: more.pop(name) for name in _BOUNDS if name in more},
+    bounds={name: keywords.pop(name) for name in _BOUNDS if name in keywords},
     choices=choices,
     read=read,
     may_be_empty=may_be_empty,
-    keywords=more,
+    keywords=keywords,
   )
 
 
 def setting(
-  default: Any = dataclasses.MISSING, help: str = "", **how: Any
+  default: Any = dataclasses.MISSING, help: str = "", **keywords: Any
 ) -> Any:
   """Returns a dataclass field with a help text, bounds and choices.
 
@@ -229,7 +273,7 @@ def setting(
   with commas), and `T | None`. Without a default, the value is required.
   `argument` documents the keywords.
   """
-  metadata = {"argument": argument(help=help, **how)}
+  metadata = {"argument": argument(help=help, **keywords)}
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -238,30 +282,34 @@ _PYTHON_ONLY = object()
 PythonOnly = Annotated[T, _PYTHON_ONLY]
 
 
-def _typed_field(how: Field, hint: Any, **more) -> Field:
-  """Returns a field with its type, such as `int | None` or `tuple[str, ...]`.
+def _typed_field(description: Field, hint: Any, **values) -> Field:
+  """Returns a described field in the form of its type, such as `int | None`.
 
   Text makes the first type of a union that `_READERS` has. The others are
   Python's alone.
   """
-  kinds, many = [], False
-  for one in _members(hint):
-    parts = [one]
-    if one is tuple or typing.get_origin(one) in _LISTS:
-      parts = _members((typing.get_args(one) or (str,))[0])
-      many |= any(part in _READERS for part in parts)
-    kinds += parts
-  plain = [kind for kind in kinds if kind in _READERS]
-  types_of = {typing.get_origin(kind) or kind for kind in kinds}
-  types_of.discard(types.NoneType)
-  return dataclasses.replace(
-    how,
-    kind=(plain or kinds)[0],
-    many=many,
-    optional=types.NoneType in kinds,
-    wider=len(types_of) > 1,
-    is_path=types_of == {str, os.PathLike},
-    **more,
+  kinds: list[Any] = []
+  many = False
+  for member in _members(hint):
+    is_list = member is tuple or typing.get_origin(member) in _LISTS
+    part_types = [member]
+    if is_list:
+      part_types = _members((typing.get_args(member) or (str,))[0])
+      many |= any(kind in _READERS for kind in part_types)
+    kinds += part_types
+  types_of_values = {typing.get_origin(kind) or kind for kind in kinds}
+  optional = types.NoneType in types_of_values
+  types_of_values.discard(types.NoneType)
+  form: type[Field]
+  if types_of_values == {str, os.PathLike}:
+    form = PathListField if many else PathField
+  elif len(types_of_values) > 1:
+    form = OpenField
+  else:
+    form = ListField if many else Field
+  kind = next((kind for kind in kinds if kind in _READERS), kinds[0])
+  return form(
+    **vars(description) | values | {"kind": kind, "optional": optional}
   )
 
 
@@ -270,17 +318,19 @@ def _members(hint: Any) -> list[Any]:
   if typing.get_origin(hint) is Annotated:
     hint = typing.get_args(hint)[0]
   if typing.get_origin(hint) in (types.UnionType, typing.Union):
-    return [one for part in typing.get_args(hint) for one in _members(part)]
+    return [
+      member for part in typing.get_args(hint) for member in _members(part)
+    ]
   return [hint]
 
 
-def _marks(hint: Any) -> list[Any]:
+def _annotations(hint: Any) -> list[Any]:
   """Returns the annotations of a type, or of a part of a union."""
   parts = typing.get_args(hint)
   if typing.get_origin(hint) is Annotated:
-    return [*_marks(parts[0]), *parts[1:]]
+    return [*_annotations(parts[0]), *parts[1:]]
   if typing.get_origin(hint) in (types.UnionType, typing.Union):
-    return [mark for part in parts for mark in _marks(part)]
+    return [annotation for part in parts for annotation in _annotations(part)]
   return []
 
 
@@ -300,15 +350,16 @@ def _declared(section_type: type) -> dict[str, Field]:
 
 
 @functools.cache
-def of(source: Callable) -> dict[str, Field]:
+def fields_of(source: Callable) -> dict[str, Field]:
   """Returns the settings of a dataclass, or those of a function, by name.
 
   A function's are its parameters but `*args`, `**settings` and `PythonOnly`.
   """
   if not isinstance(source, type):
     return dict(_parameters(source))
-  own = {f.name for f in dataclasses.fields(source) if f.metadata}
-  return {n: f for n, f in _declared(source).items() if n in own}
+  declared = _declared(source)
+  names = [f.name for f in dataclasses.fields(source) if f.metadata]
+  return {name: declared[name] for name in names}
 
 
 def _parameters(function: Callable) -> Iterator[tuple[str, Field]]:
@@ -319,15 +370,18 @@ def _parameters(function: Callable) -> Iterator[tuple[str, Field]]:
   helps = _helps(function)
   hints = typing.get_type_hints(function, include_extras=True)
   for name, parameter in _signature(function).parameters.items():
-    marks = _marks(hints.get(name))
-    if parameter.kind in _REST or _PYTHON_ONLY in marks:
+    annotations = _annotations(hints.get(name))
+    if parameter.kind in _VARIADIC or _PYTHON_ONLY in annotations:
       continue
-    how = next((m for m in marks if isinstance(m, Field)), Field())
-    help, default = how.help or helps.get(name, ""), parameter.default
+    described = [part for part in annotations if isinstance(part, Field)]
+    description = described[0] if described else Field()
+    help = description.help or helps.get(name, "")
+    default = parameter.default
     if default is parameter.empty:
       default = dataclasses.MISSING
-    more = {"name": name, "default": default, "help": help}
-    field = _typed_field(how, hints.get(name), **more)
+    field = _typed_field(
+      description, hints.get(name), name=name, default=default, help=help
+    )
     if field.kind not in _READERS or not help:
       lacks = "type that text can give" if help else "help text in Args"
       raise TypeError(f"{function.__qualname__}: {name!r} has no {lacks}")
@@ -341,11 +395,13 @@ def _helps(function: Callable) -> dict[str, str]:
   """
   doc = inspect.getdoc(function) or ""
   part = re.split(r"\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
-  found = re.findall(r"(?m)^  \**(\w+): (.*(?:\n    .*)*)", part)
-  known = _signature(function).parameters
-  if strange := [n for n, _ in found if n not in known]:
-    raise TypeError(f"{function.__qualname__}: no parameter {strange[0]!r}")
-  return {name: " ".join(text.split()).rstrip(".") for name, text in found}
+  helps = dict(re.findall(r"(?m)^  \**(\w+): (.*(?:\n    .*)*)", part))
+  for name in helps:
+    if name not in _signature(function).parameters:
+      raise TypeError(f"{function.__qualname__}: no parameter {name!r}")
+  return {
+    name: " ".join(text.split()).rstrip(".") for name, text in helps.items()
+  }
 
 
 _signature = functools.cache(inspect.signature)
@@ -360,18 +416,18 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
   """
 
   @functools.wraps(function)
-  def call(*args: P.args, **given: P.kwargs) -> T:
+  def call(*args: P.args, **kwargs: P.kwargs) -> T:
     signature = _signature(function)
-    known = signature.parameters
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for name in given:
-      if name not in known and not takes_more:
-        hint = suggestion(name, known, f"it has {', '.join(known)}")
+    names = signature.parameters
+    takes_others = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    for name in kwargs:
+      if name not in names and not takes_others:
+        hint = suggestion(name, names, f"it has {', '.join(names)}")
         raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
-    bound = signature.bind(*args, **given)
-    for name, field in of(function).items():
+    bound = signature.bind(*args, **kwargs)
+    for name, field in fields_of(function).items():
       if name in bound.arguments:
-        bound.arguments[name] = field.given(bound.arguments[name], name)
+        bound.arguments[name] = field.accept(bound.arguments[name], name)
     with jax_flags.library_flags():
       return function(*bound.args, **bound.kwargs)
 
@@ -381,7 +437,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 class Section:
   """Base of groups of settings: frozen dataclasses.
 
-  Making one sets each value as `Field.given` returns it, such as a tuple for a
+  Making one sets each value as `Field.accept` returns it, such as a tuple for a
   list. It raises a UserError for the first value that its field does not allow,
   with the group's name: `schedule.peak_lr=-1`.
   """
@@ -397,7 +453,7 @@ class Section:
     # Fields not made by `setting` must have their type, if that is plain.
     for name, field in _declared(type(self)).items():
       if field.kind in _READERS:
-        value = field.given(getattr(self, name), f"{self.prefix}{name}")
+        value = field.accept(getattr(self, name), f"{self.prefix}{name}")
         object.__setattr__(self, name, value)
 
 
@@ -417,43 +473,44 @@ class Registry(dict[str, T]):
 
   def __init__(self, group: str, key: str = ""):
     super().__init__()
-    self.group, self.key = group, key
+    self.group = group
+    self.key = key
 
   def register(self, name: str) -> Callable[[U], U]:
     """Returns a decorator that registers an implementation by its name."""
 
-    def add(made: U) -> U:
+    def add(implementation: U) -> U:
       if self.key:
-        setattr(made, self.key, name)
-        made.group = self.group
-      self[name] = made
-      return made
+        setattr(implementation, self.key, name)
+        implementation.group = self.group
+      self[name] = implementation
+      return implementation
 
     return add
 
   def __missing__(self, name: str) -> T:
     setting = f"{self.group}.{self.key}".rstrip(".")
-    known = ", ".join(sorted(filter(None, self)))
+    names = ", ".join(sorted(filter(None, self)))
     raise UserError(
-      f"{setting}={name!r} is not one of {known}; if a file of yours registers"
+      f"{setting}={name!r} is not one of {names}; if a file of yours registers"
       " it, give --plugin=FILE.py (in Python, import it)"
     )
 
 
 def to_dict(section) -> dict[str, Any]:
   """Returns the settings of a section, with its name if it is registered."""
-  chosen = {n: getattr(section, n, "") for n in ("name", "kind")}
-  own = {name: getattr(section, name) for name in of(type(section))}
-  return {name: value for name, value in chosen.items() if value} | own
+  kinds = {key: getattr(section, key, "") for key in ("name", "kind")}
+  values = {name: getattr(section, name) for name in fields_of(type(section))}
+  return {key: kind for key, kind in kinds.items() if kind} | values
 
 
 def changed_settings(section) -> dict[str, Any]:
   """Returns the settings that are not at their default, and its name."""
-  known = of(type(section))
+  fields = fields_of(type(section))
   return {
     name: value
     for name, value in to_dict(section).items()
-    if name not in known or value != known[name].default
+    if name not in fields or value != fields[name].default
   }
 
 
@@ -462,15 +519,21 @@ def build(
   values: Mapping[str, Any],
   group: str = "",
   *,
+  base: Section | None = None,
   ignore_unknown: bool = False,
 ) -> T:
   """Builds a section of some of its settings; the others have their defaults.
+
+  This is the only way from settings to a section: those of a config, of a
+  stored run and of a command line.
 
   Args:
     section: Type of the section, or a registry, one of whose types the values
       name.
     values: Values by the settings' names.
     group: Group of the settings, for errors; by default that of the registry.
+    base: Section whose changed settings, and whose name in the registry, take
+      the place of the defaults.
     ignore_unknown: Ignore unknown settings, which an older version may have
       written.
 
@@ -481,9 +544,15 @@ def build(
   if isinstance(section, Registry):
     group = group or section.group
   values = dict(require_group(values, group))
+  defaults = {} if base is None else changed_settings(base)
   if isinstance(section, Registry):
-    section = section[values.pop(section.key, "")]
-  fields = of(section)
+    default_kind = defaults.pop(section.key, "")
+    # A config file may give a list, which a registry cannot look up.
+    section = section[str(values.pop(section.key, default_kind))]
+  fields = fields_of(section)
+  # The base may be of another kind.
+  defaults = {name: x for name, x in defaults.items() if name in fields}
+  values = defaults | values
   place = f"{group}." if group else ""
   for name in sorted(values.keys() - fields.keys()):
     if not ignore_unknown:
@@ -507,57 +576,63 @@ def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
   """Returns keys by their last names, `steps`, and whole, `train.steps`."""
-  out: dict[str, list[str]] = {}
+  by_last_name: dict[str, list[str]] = {}
   for key in keys:
-    out.setdefault(key.rpartition(".")[2], []).append(key)
-  return out | {key: [key] for each in [*out.values()] for key in each}
+    by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
+  return by_last_name | {
+    key: [key] for namesakes in by_last_name.values() for key in namesakes
+  }
 
 
 def meant(
   name: str,
   keys: Iterable[str],
-  others: Mapping[str, str] = types.MappingProxyType({}),
+  synonyms: Mapping[str, str] = types.MappingProxyType({}),
   shown: Callable[[str], str] = repr,
 ) -> str:
   """Returns a hint at the keys that an unknown name may mean, or "".
 
-  `others` are keys by further names, and `shown` writes a key.
+  `synonyms` are keys by further names, and `shown` writes a key.
   """
-  named = by_name(keys) | {other: [key] for other, key in others.items()}
-  group, _, last = name.rpartition(".")
+  keys_of_names = by_name(keys) | {
+    word: [key] for word, key in synonyms.items()
+  }
+  group, _, last_name = name.rpartition(".")
   # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
-  whole = named[last] if group and last in named else named
-  near = similar_names(name, whole) or similar_names(last, named)
-  if not near:
+  is_known = group and last_name in keys_of_names
+  namesakes = keys_of_names[last_name] if is_known else keys_of_names
+  similar = similar_names(name, namesakes)
+  similar = similar or similar_names(last_name, keys_of_names)
+  if not similar:
     return ""
-  *others, end = map(shown, named[near[0]])
-  others[_LISTED:] = ["..."] * (len(others) > _LISTED)
-  listed = f"{', '.join(others)} or {end}" if others else end
+  *candidates, last = map(shown, keys_of_names[similar[0]])
+  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
+  listed = f"{', '.join(candidates)} or {last}" if candidates else last
   return f"did you mean {listed}?"
 
 
 def refuse_unknown(
-  names: Iterable[str], known: Collection[str], what: str, otherwise: str
+  names: Iterable[str], settings: Collection[str], owner: str, otherwise: str
 ) -> None:
-  """Raises a UserError for a name that is not known as a setting of `what`."""
+  """Raises a UserError for a name that is none of the settings of `owner`."""
   for name in names:
-    if name not in known:
-      hint = suggestion(name, known, otherwise)
-      raise UserError(f"{name} is no setting of {what}; {hint}")
+    if name not in settings:
+      hint = suggestion(name, settings, otherwise)
+      raise UserError(f"{name} is no setting of {owner}; {hint}")
 
 
 def text(value: Any) -> str | None:
   """Returns a value as a command line has it, and None as it is."""
   if isinstance(value, list | tuple):
-    return ",".join(str(text(one)) for one in value)
+    return ",".join(str(text(part)) for part in value)
   if isinstance(value, os.PathLike):  # a run is a path to its model
     return os.fspath(value)
   return None if value is None else str(value)
 
 
-def parse_value(text: str, kind: type, what: str):
-  """Reads a single value; errors are UserErrors that begin with `what`."""
-  return Field(kind=kind).parse(text, what)
+def parse_value(text: str, kind: type, label: str):
+  """Reads a single value; errors are UserErrors that begin with `label`."""
+  return Field(kind=kind).parse(text, label)
 
 
 def _int(text: str) -> int:
@@ -576,6 +651,6 @@ _READERS = {
   int: _int,
   float: float,
 }
-_TYPES = {float: (int, float)}  # of which a value of a kind may be
+_TYPES = {float: (int, float)}  # that a value of a kind may have
 _LISTS = (tuple, collections.abc.Sequence)
-_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -56,11 +56,11 @@ def plain_markdown(text: str) -> str:
   """
   text = visible(text).replace("\n", " ")
   parts = []
-  at = 0
+  end = 0
   for code in _CODE.finditer(text):
-    parts += [_inert(text[at : code.start()]), code[0]]
-    at = code.end()
-  return "".join([*parts, _inert(text[at:])])
+    parts += [_inert(text[end : code.start()]), code[0]]
+    end = code.end()
+  return "".join([*parts, _inert(text[end:])])
 
 
 def _inert(text: str) -> str:

@@ -33,7 +33,8 @@ class _Shown:
   """A stream that writes its text visibly."""
 
   def __init__(self, stream: TextIO, bars: bool):
-    self._stream, self._bars = stream, bars
+    self._stream = stream
+    self._bars = bars
 
   def write(self, text: str) -> int:
     bar = _BAR.match(text) if self._bars else None

@@ -7,9 +7,9 @@ def duration(seconds: float) -> str:
   """Writes seconds as people do: 12.3s, 4m05s, 3h20m."""
   if seconds < 60:
     return f"{seconds:.1f}s"
-  minutes, rest = divmod(round(seconds), 60)
+  minutes, remainder = divmod(round(seconds), 60)
   if minutes < 60:
-    return f"{minutes}m{rest:02d}s"
+    return f"{minutes}m{remainder:02d}s"
   return f"{minutes // 60}h{minutes % 60:02d}m"
 
 

@@ -38,7 +38,7 @@ def get_config(arg: str = ""):
     continued += f",model={arg.model}"
   config = config_lib.config_module("continued").get_config(continued)
   encoder = models.ENCODERS[config.model.name]
-  known = settings.of(encoder)
+  known = settings.fields_of(encoder)
   if "rope_theta" not in known:
     raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
   own = config.model.get("rope_theta", known["rope_theta"].default)

@@ -84,13 +84,13 @@ def settings_of(group: str) -> str:
   """Returns tables of a group's settings: those of all, then each section's."""
   sections = groups()[group]
   prefix = {"": "", "objectives": "objectives.NAME."}.get(group, f"{group}.")
-  chosen = config.CHOSEN.get(group, "")
+  chosen = getattr(getattr(config.Config, group, None), "name", "")
   first = sections.get(chosen, next(iter(sections.values())))
   others = [section for section in sections.values() if section is not first]
   common = {
     name: field
-    for name, field in settings.of(first).items()
-    if all(name in settings.of(section) for section in others)
+    for name, field in settings.fields_of(first).items()
+    if all(name in settings.fields_of(section) for section in others)
   }
   common.pop("name", None)  # an objective's, by which logs call it
   parts = [_table_of(common.values(), prefix)]
@@ -99,10 +99,10 @@ def settings_of(group: str) -> str:
   for name, section in sections.items():
     # A section of an encoder that extends another one lists its differences.
     bases = [x for x in section.__mro__[1:] if x in sections.values()]
-    known = settings.of(bases[0]) if bases else common
+    known = settings.fields_of(bases[0]) if bases else common
     own = [
       field
-      for field in settings.of(section).values()
+      for field in settings.fields_of(section).values()
       if field.name != "name"
       and (
         field.name not in known or field.default != known[field.name].default
@@ -270,7 +270,7 @@ def objective(name: str) -> str:
   Their meaning is on the page of settings.
   """
   made, rows = OBJECTIVES[name], []
-  for field in settings.of(type(made)).values():
+  for field in settings.fields_of(type(made)).values():
     value = getattr(made, field.name)
     if field.name in ("name", "attention", "shift", "predict") or (
       value != field.default
@@ -286,7 +286,7 @@ def api(name: str) -> str:
   """Returns the directive that documents a public name."""
   made = getattr(antlm_jax, name)
   options = [f'heading: "ax.{name}"']
-  if dataclasses.is_dataclass(made) and settings.of(made):
+  if dataclasses.is_dataclass(made) and settings.fields_of(made):
     # The settings have a page of their own.
     options += ["show_signature: false", "separate_signature: false"]
   lines = (f"      {option}" for option in options)

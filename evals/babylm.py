@@ -105,40 +105,46 @@ def submission(
   Raises:
     UserError: The run kept no steps by words, or an argument or file is wrong.
   """
-  data, output, found = pathlib.Path(data), pathlib.Path(output), {}
+  data = pathlib.Path(data)
+  output = pathlib.Path(output)
+  scores: dict[str, float] = {}
   absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
     loaded = model_lib.open_model(model, step)
     mode = mode_of(loaded, mode)
-    kept = model_lib.revisions(loaded)
-    for revision, path in {"main": loaded.path, **kept}.items():
-      one = loaded if path == loaded.path else model_lib.load(path)
-      kind, tasks = ("fast", _FAST) if revision in kept else ("full", _FULL)
-      for name, task in tasks.items():
-        folder = f"{kind}_eval/{name}"
-        where = data / folder
-        if not where.is_dir():
+    revisions = model_lib.revisions(loaded)
+    for revision, path in {"main": loaded.path, **revisions}.items():
+      revised = loaded if path == loaded.path else model_lib.load(path)
+      is_fast = revision in revisions
+      for name, task in (_FAST if is_fast else _FULL).items():
+        folder = f"{'fast' if is_fast else 'full'}_eval/{name}"
+        if not (data / folder).is_dir():
           absent[folder] = None
           continue
         place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
-        to = output / revision / "zero_shot" / mode / place
-        how = {"mode": mode, "pipeline": PIPELINE, "output": to}
-        result = evaluate(one, task, where, **how)
+        result = evaluate(
+          revised,
+          task,
+          data / folder,
+          mode=mode,
+          pipeline=PIPELINE,
+          output=output / revision / "zero_shot" / mode / place,
+        )
         if revision == "main":
-          found |= result.summary | {name: result.score}
+          scores |= result.summary | {name: result.score}
     if absent:
       progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
-      found["glue"] = _tuned_score(loaded, data / "full_eval", output, mode)
-  if not found:
+      scores["glue"] = _tuned_score(loaded, data / "full_eval", output, mode)
+  if not scores:
     raise UserError(
       f"--data={data} has data for no task: give the pipeline's"
       " evaluation_data, which holds full_eval/"
     )
   return {
-    column: statistics.fmean(found[name] for name in names)
+    column: statistics.fmean(scores[name] for name in names)
     for column, names in _COLUMNS.items()
-    if found.keys() >= {*names}
+    if scores.keys() >= {*names}
   }
 
 
@@ -148,8 +154,9 @@ def _tuned_score(
   """Fine-tunes a model and puts predictions in place; returns the score."""
   attention = "causal" if mode == "causal" else "bidirectional"
   output = output / "main/finetune"
-  how = {"preset": PIPELINE, "attention": attention, "output": output}
-  tuned = finetune.finetune(loaded, data, **how)
+  tuned = finetune.finetune(
+    loaded, data, preset=PIPELINE, attention=attention, output=output
+  )
   for name, task in tuned.tasks.items():
     text = files.read_text(task.folder / "predictions.json", "predictions")
     files.write_text(output / name / "predictions.json", text)
@@ -158,11 +165,11 @@ def _tuned_score(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  asked = cli.parsed(submission, argv, __doc__)
-  found = submission(**asked)
-  rows = {name: found.get(name) for name in _COLUMNS}
-  rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
+  arguments = cli.parsed(submission, argv, __doc__)
+  scores = submission(**arguments)
+  rows = {name: scores.get(name) for name in _COLUMNS}
+  rows["mean of nine"] = sum(scores.values()) / len(_COLUMNS)
   shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
   head = "task", "score (%)"
   print(tables.text_table([*zip(rows, shares, strict=True)], head, "<>"))
-  print(f"written to {asked['output']}")
+  print(f"written to {arguments['output']}")

@@ -131,7 +131,7 @@ def finetune(
   ] = "classification",
   task: str = "all",
   output: Annotated[
-    files.Path | None, argument(help=_OUTPUT, read=cli.here)
+    files.Path | None, argument(help=_OUTPUT, read=cli.local_path)
   ] = None,
   save: bool = False,
   overwrite: bool = False,
@@ -400,7 +400,7 @@ def _read_sections(suite: Suite, settings: Mapping[str, Any]) -> list[Section]:
       kind,
       {
         name: settings[name]
-        for name in settings_lib.of(kind)
+        for name in settings_lib.fields_of(kind)
         if name in settings
       },
     )
@@ -516,7 +516,7 @@ def _advise_head(job: TaskJob, loaded: Loaded) -> None:
 
 
 def _setting_names(*sources: Callable) -> list[str]:
-  return [name for source in sources for name in settings_lib.of(source)]
+  return [name for source in sources for name in settings_lib.fields_of(source)]
 
 
 def _sections() -> list[type]:
@@ -555,7 +555,7 @@ def _finetune_parser(preset: str) -> cli.Parser:
 def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
   preset = cli.value_of("--preset", argv)
-  default = settings_lib.of(finetune)["preset"].default
+  default = settings_lib.fields_of(finetune)["preset"].default
   parser = _finetune_parser(preset if preset in PRESETS else default)
   # Without defaults, which a preset's settings replace.
   empty = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))

@@ -39,7 +39,8 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
   Raises:
     UserError: if a file cannot be read.
   """
-  paths, digest = [*paths], {}
+  paths = [*paths]
+  digest = {}
   for path in paths:
     try:
       digest[_short_path(path, paths)] = zlib.crc32(path.read_bytes())
@@ -74,8 +75,8 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   before = summary.get("request")
   if not isinstance(before, dict):
     return None
-  wanted = json.loads(json.dumps(request))  # tuples become lists
-  if changed := [k for k in wanted if before.get(k) != wanted[k]]:
+  request = json.loads(json.dumps(request))  # tuples become lists
+  if changed := [k for k in request if before.get(k) != request[k]]:
     # Settings such as limit choose other items of the same data.
     changed = [k for k in changed if k != "data"] or changed
     raise UserError(
@@ -109,13 +110,14 @@ def output_argument(*endings: str, required: bool = False) -> settings.Field:
 
   def read(path: str) -> str:
     if not path.endswith(endings):
-      known = ", ".join(endings)
-      raise argparse.ArgumentTypeError(f"{path} ends in none of {known}")
-    return cli.here(path)
+      raise argparse.ArgumentTypeError(
+        f"{path} ends in none of {', '.join(endings)}"
+      )
+    return cli.local_path(path)
 
-  about = f"Path to a file for the results: {', '.join(endings)}"
-  more = {"required": True} if required else {}
-  return settings.argument(help=about, read=read, **more)
+  help = f"Path to a file for the results: {', '.join(endings)}"
+  keywords = {"required": True} if required else {}
+  return settings.argument(help=help, read=read, **keywords)
 
 
 def check_output(
@@ -128,8 +130,8 @@ def check_output(
   if output is None:
     return
   files.check_writable(output)
-  given = isinstance(source, str | os.PathLike) and os.path.exists(source)
-  if given and os.path.exists(output) and os.path.samefile(source, output):
+  is_file = isinstance(source, str | os.PathLike) and os.path.exists(source)
+  if is_file and os.path.exists(output) and os.path.samefile(source, output):
     raise UserError(f"{output} is the file of the texts: give another output")
 
 

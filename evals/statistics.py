@@ -11,18 +11,18 @@ their common noise cancels. The seeds of a difference are
   says how much other pretrainings differ.
 
 With S seeds, let `by_seeds` be the variance of the mean over seeds, and
-`by_items` that of the mean over items. `both` is the part that is in either:
-the chance in one seed's answer to one item. Half of the interval is the largest
-of
+`by_items` that of the mean over items. `by_answers` is the part that is in
+either: the chance in one seed's answer to one item. Half of the interval is the
+largest of
 
     t(items) sqrt(by_items)                             other items only
     t(S - 1) sqrt(by_seeds)                             other seeds only
-    sqrt(t(items)² by_items + t(S - 1)² (by_seeds - both))
+    sqrt(t(items)² by_items + t(S - 1)² (by_seeds - by_answers))
 
-where t is Student's quantile. A bootstrap over runs and items counts `both`
-three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that draws
-the runs of each row apart also counts the noise that the rows share, so it
-covers too often. tests/test_report.py simulates studies.
+where t is Student's quantile. A bootstrap over runs and items counts
+`by_answers` three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that
+draws the runs of each row apart also counts the noise that the rows share, so
+it covers too often. tests/test_report.py simulates studies.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class MeanEstimate(NamedTuple):
   freedom: int  # degrees of freedom of `by_items`
   by_items: float = 0.0
   by_seeds: float = 0.0
-  both: float = 0.0
+  by_answers: float = 0.0
   pretrained: bool = True  # whether the seeds are pretrainings
 
   @property
@@ -73,27 +73,28 @@ class MeanEstimate(NamedTuple):
 
   def half_width(self, confidence: float = CONFIDENCE) -> float:
     """Returns half of the interval; 0 if one value is all that there is."""
-    by_items = by_seeds = both = 0.0
+    by_items = by_seeds = by_answers = 0.0
     if self.freedom:
       by_items = student(self.freedom, confidence) ** 2 * self.by_items
     if self.seeds > 1:
       factor = student(self.seeds - 1, confidence) ** 2
-      by_seeds, both = factor * self.by_seeds, factor * self.both
-    return max(by_items, by_seeds, by_items + by_seeds - both) ** 0.5
+      by_seeds = factor * self.by_seeds
+      by_answers = factor * self.by_answers
+    return max(by_items, by_seeds, by_items + by_seeds - by_answers) ** 0.5
 
   def with_seeds(self, count: int) -> "MeanEstimate":
     """Returns it as of so many seeds that differ as much as these."""
     share = self.seeds / count
     return self._replace(
       seeds=count,
-      by_items=self.by_items - (1 - share) * self.both,
+      by_items=self.by_items - (1 - share) * self.by_answers,
       by_seeds=share * self.by_seeds,
-      both=share * self.both,
+      by_answers=share * self.by_answers,
     )
 
   def times(self, unit: float) -> "MeanEstimate":
     """Returns it in another unit, such as points: 100 of a share."""
-    parts = ("by_items", "by_seeds", "both")
+    parts = ("by_items", "by_seeds", "by_answers")
     squares = {name: getattr(self, name) * unit**2 for name in parts}
     return self._replace(value=unit * self.value, **squares)
 
@@ -116,33 +117,37 @@ def estimate_mean(
   seeds, count = values.shape
   strata = np.zeros(count, int) if strata is None else strata
   texts = np.arange(count) if texts is None else texts
-  means, items, by_items, both = [], 0, 0.0, 0.0
-  found = np.unique(strata)
-  for stratum in found:
-    own = values[:, strata == stratum].astype(np.float64)
-    means.append(own.mean(axis=1))
+  means = []
+  items = 0
+  by_items = 0.0
+  by_answers = 0.0
+  distinct = np.unique(strata)
+  for stratum in distinct:
+    scores = values[:, strata == stratum].astype(np.float64)
+    means.append(scores.mean(axis=1))
     _, item = np.unique(texts[strata == stratum], return_inverse=True)
     size = item.max() + 1
     items += size
     if size > 1:
       # Each item's contribution to its seed's mean, times their number: `[S,
       # size]`.
-      own -= own.mean(axis=1, keepdims=True)
-      added = np.stack([np.bincount(item, row, size) for row in own])
-      added *= size / own.shape[1]
+      scores -= scores.mean(axis=1, keepdims=True)
+      added = np.stack([np.bincount(item, row, size) for row in scores])
+      added *= size / scores.shape[1]
       mean = added.mean(axis=0)
       by_items += mean.var(ddof=1) / size
-      rest = ((added - mean) ** 2).sum() / (max(1, seeds - 1) * (size - 1))
-      both += rest / (seeds * size)
+      squares = ((added - mean) ** 2).sum()
+      residual = squares / (max(1, seeds - 1) * (size - 1))
+      by_answers += residual / (seeds * size)
   by_seed = np.mean(means, axis=0)
   return MeanEstimate(
     value=float(by_seed.mean()),
     seeds=seeds,
     items=int(items),
-    freedom=int(items - len(found)),
-    by_items=float(by_items) / len(found) ** 2,
+    freedom=int(items - len(distinct)),
+    by_items=float(by_items) / len(distinct) ** 2,
     by_seeds=float(by_seed.var(ddof=1)) / seeds if seeds > 1 else 0.0,
-    both=float(both) / len(found) ** 2,
+    by_answers=float(by_answers) / len(distinct) ** 2,
     pretrained=pretrained,
   )
 
@@ -157,15 +162,15 @@ def estimate_over_seeds(
     **items: `strata` and `texts` of `estimate_mean`.
   """
   by_seed = {}
-  for (seed, _), found in values.items():
-    by_seed.setdefault(seed, []).append(np.atleast_1d(found))
+  for (seed, _), scores in values.items():
+    by_seed.setdefault(seed, []).append(np.atleast_1d(scores))
   if not by_seed:
     return None
-  several = len(by_seed) > 1
+  has_seeds = len(by_seed) > 1
   rows = [np.mean(x, axis=0) for x in by_seed.values()]
-  rows = np.stack(rows if several else next(iter(by_seed.values())))
+  rows = np.stack(rows if has_seeds else next(iter(by_seed.values())))
   # One value of one pretraining is of a pretraining.
-  return estimate_mean(rows, **items, pretrained=several or len(rows) == 1)
+  return estimate_mean(rows, **items, pretrained=has_seeds or len(rows) == 1)
 
 
 class Mean(NamedTuple):
@@ -187,9 +192,9 @@ def mean_of_seeds(values: Mapping[str, float]) -> Mean | None:
   """Returns the mean of values by seed, or None if there are none."""
   if not values:
     return None
-  found = [*values.values()]
-  std = float(np.std(found, ddof=1)) if len(found) > 1 else None
-  return Mean(dict(values), float(np.mean(found)), std)
+  numbers = [*values.values()]
+  std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+  return Mean(dict(values), float(np.mean(numbers)), std)
 
 
 def student(freedom: int, confidence: float) -> float:

@@ -177,7 +177,7 @@ from tests import helpers, pods
 
 def main(argv):
   folder, spec, *overrides = argv
-  with processes.together():
+  with processes.joined():
     import jax
     parts = run_lib.build_run(config.load_config(spec, overrides))
     source, found = parts.batches, []

@@ -286,7 +286,7 @@ def test_every_setting_has_a_help_text_and_is_in_the_reference(reference):
   for group, sections in reference.groups().items():
     assert f"\n## {group or 'Run'}\n" in page
     for section in sections.values():
-      for name, field in settings.of(section).items():
+      for name, field in settings.fields_of(section).items():
         key = ".".join(filter(None, (group, name)))
         if key == "objectives.name":
           continue  # the name of an objective
@@ -318,7 +318,7 @@ def test_every_setting_that_a_page_changes_exists(page, reference):
     f"{group}.{name}".removeprefix(".")
     for group, sections in reference.groups().items()
     for section in sections.values()
-    for name in settings.of(section)
+    for name in settings.fields_of(section)
   } | {"model.name", "optimizer.name", "schedule.name", "KEY"}
   for key in re.findall(r"--config\.([\w.]+)[=`]", page.read_text()):
     key = re.sub(r"^objectives\.\w+\.(KEY$)?", r"objectives.", key)

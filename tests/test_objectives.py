@@ -526,7 +526,7 @@ def test_the_table_says_what_each_objective_needs():
 
 
 def test_help_describes_every_setting_of_an_objective():
-  known = settings.of(Objective)
+  known = settings.fields_of(Objective)
   assert [*known] == [field.name for field in dataclasses.fields(Objective)]
   for name in [*known][1:]:  # the first is its name
     assert known[name].help

@@ -68,7 +68,7 @@ def test_blimp_command(run, loaded, tmp_path):
 
 
 def test_a_log_shows_progress_in_lines(capsys):
-  found = list(progress.track(range(3), "batch", "scoring", every=0))
+  found = list(progress.track(range(3), "batch", "scoring", interval=0))
   assert found == [0, 1, 2]
   lines = capsys.readouterr().err.splitlines()
   assert lines == [f"scoring: batch {done}/3" for done in (1, 2, 3)]

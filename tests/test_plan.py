@@ -184,7 +184,7 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
     for line in range(size)
   )
   listing = bundles.BundleCounts.parse(text)
-  assert listing == bundles.BundleCounts(50, 40, rest=7, all=97, looped=90)
+  assert listing == bundles.BundleCounts(50, 40, output=7, all=97, looped=90)
   assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
   assert listing.passes(10) == 10 * 90 + 7  # of a fusion
 

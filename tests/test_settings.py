@@ -125,7 +125,7 @@ def small(
   exact: bool | None = None,
   lrs: Annotated[tuple[float, ...], argument(over=0)] = (5e-5, 1e-4),
   words: str | Sequence[str] = (),
-  output: Annotated[str | None, argument(read=cli.here)] = None,
+  output: Annotated[str | None, argument(read=cli.local_path)] = None,
   watch: PythonOnly[Callable[[int], None] | None] = None,
 ):
   """Returns its arguments.
@@ -282,4 +282,4 @@ def test_a_function_declares_all_of_its_arguments():
     (unread, "'rows' has no type that text can give"),
   ):
     with pytest.raises(TypeError, match=told):
-      settings.of(function)
+      settings.fields_of(function)

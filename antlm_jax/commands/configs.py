@@ -37,21 +37,21 @@ def configs(
 
 def _config_rows(vocab_size: int | None) -> Iterator[tuple[str, ...]]:
   for path in sorted(config_lib.CONFIGS.glob("*.py")):
-    about = ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    first = " ".join(about.partition("\n\n")[0].split())
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    purpose = " ".join(docstring.partition("\n\n")[0].split())
     module = config_lib.config_module(path.stem)
     vocabulary = vocab_size or getattr(module, "VOCAB_SIZE", _VOCAB_SIZE)
     for name in _config_names(path.stem, module):
       try:
         config = config_lib.load_config(name)
       except UserError:  # it needs an argument, such as a model
-        yield name, "", "", "", "", first
+        yield name, "", "", "", "", purpose
         continue
       model = models.build_model(config.model, vocabulary)
       size = quantity(model.size)
       length = _length(config)
-      each = quantity(vocabulary)
-      yield name, config.model.name, size, each, length, first
+      tokens = quantity(vocabulary)
+      yield name, config.model.name, size, tokens, length, purpose
 
 
 def _config_names(stem: str, module: types.ModuleType) -> list[str]:
@@ -66,7 +66,8 @@ def _config_names(stem: str, module: types.ModuleType) -> list[str]:
 
 def _length(config: Config) -> str:
   """Returns the length of a config's curriculum, in epochs or steps."""
-  train, names = config.train, list(config.known_objectives)
+  train = config.train
+  names = list(config.known_objectives)
   # In epochs, the number of steps depends on the steps of an epoch.
   once, twice = (
     curriculum.parse_curriculum(

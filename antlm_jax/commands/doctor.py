@@ -45,18 +45,19 @@ def _packages() -> Iterator[tuple[str, Requirement, str]]:
   PackageNotFoundError if antlm_jax runs from a folder without being installed.
   """
   for line in importlib.metadata.requires("antlm_jax") or ():
-    wanted = Requirement(line)
+    requirement = Requirement(line)
+    marker = requirement.marker
+    is_optional = marker is not None and "extra" in str(marker)
     for extra in ("", *_EXTRAS):
-      others = wanted.marker and "extra" in str(wanted.marker)
-      if bool(extra) != bool(others):
+      if bool(extra) != is_optional:
         continue
-      if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+      if marker and not marker.evaluate({"extra": extra}):
         continue
       try:
-        version = importlib.metadata.version(wanted.name)
+        version = importlib.metadata.version(requirement.name)
       except importlib.metadata.PackageNotFoundError:
         version = ""
-      yield extra, wanted, version
+      yield extra, requirement, version
 
 
 def doctor() -> None:
@@ -65,7 +66,7 @@ def doctor() -> None:
     f"antlm {antlm_jax.__version__}, Python {platform.python_version()},"
     f" {platform.platform()}"
   )
-  problems, rows, lacking = [], [], {}
+  problems = []
   try:
     packages = list(_packages())
   except importlib.metadata.PackageNotFoundError:
@@ -75,16 +76,19 @@ def doctor() -> None:
       f"{root} is on Python's path but not installed, so the required versions"
       f" of packages are unknown: pip install -e {root}"
     )
-  for extra, wanted, version in packages:
-    name, known = wanted.name, str(wanted.specifier)
-    tested = version and wanted.specifier.contains(version, prereleases=True)
+  rows = []
+  lacking: dict[str, list[str]] = {}
+  for extra, requirement, version in packages:
+    name = requirement.name
+    versions = requirement.specifier
+    tested = version and versions.contains(version, prereleases=True)
     if extra:
       lacking.setdefault(extra, []).extend([] if tested else [name])
       continue
-    rows.append((name, version or "missing", known))
+    rows.append((name, version or "missing", str(versions)))
     if not tested:
-      found = version or "is missing"
-      problems.append(f"{name} {found}: pip install '{name}{known}'")
+      state = version or "is missing"
+      problems.append(f"{name} {state}: pip install '{name}{versions}'")
   if rows:
     print(tables.text_table(rows, ("package", "version", "tested")))
     print()
@@ -92,8 +96,9 @@ def doctor() -> None:
   for extra, names in lacking.items():
     if extra in _COMPILERS:  # an extra of jax, which is always there
       names = [] if _COMPILERS[extra]() else ["its compiler"]
-    few = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-    state = f"needs {', '.join(few)}" if names else "yes"
+    if len(names) > 4:
+      names = [*names[:3], f"{len(names) - 3} more"]
+    state = f"needs {', '.join(names)}" if names else "yes"
     rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
   if rows:
     print(tables.text_table(rows, ("optional", "installed", "for")))
@@ -111,16 +116,17 @@ def _device_problems() -> Iterator[str]:
   try:
     jax.devices()
   except (RuntimeError, AssertionError) as error:
-    if told := explain(error):
-      yield told[1].removeprefix("error: ")
+    if explained := explain(error):
+      yield explained[1].removeprefix("error: ")
       return
     raise
-  begun, ones = time.monotonic(), jnp.ones((512, 512))
+  start = time.monotonic()
+  ones = jnp.ones((512, 512))
   if float(jax.jit(lambda x: jnp.sum(x @ x))(ones)) != 512**3:
     yield "a matrix product of this device is wrong"
   print(
     f"{jax.device_count()} x {jax.devices()[0].device_kind}: a matrix product"
-    f" compiled and ran in {time.monotonic() - begun:.1f} s"
+    f" compiled and ran in {time.monotonic() - start:.1f} s"
   )
   compilation.keep_programs()
   if folder := compilation.program_cache():

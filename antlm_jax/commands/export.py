@@ -15,9 +15,10 @@ Only --repo uses the network.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
@@ -54,8 +55,9 @@ class Exported:
   @property
   def about(self) -> str:
     """A line with the path, the attention and the classes."""
-    where, names = files.shown_path(self.path), ", ".join(self.classes)
-    return f"{where}: {self.attention}, opens with {names}"
+    path = files.shown_path(self.path)
+    names = ", ".join(self.classes)
+    return f"{path}: {self.attention}, opens with {names}"
 
 
 @settings.checked
@@ -102,41 +104,76 @@ def export(
   """
   export_lib.check_new(output)  # before minutes of reading
   loaded = open_model(model, step)
-  facts = card.CardFacts(license, tuple(language), base_model)
-  how = dtype, round(1e9 * shard_gb), sentence_transformers, facts
-
-  def write(one: Loaded, folder: files.Path) -> list[Exported]:
-    chosen = ATTENTIONS if attention == "both" else (attention,)
-    if attention is None:
-      chosen = export_lib.trained_attentions(one)
-    written = export_lib.export_model(one, folder, chosen, *how)
-    out = []
-    for path, name in zip(written, chosen, strict=True):
-      target = export_lib.target_of(one, name)
-      classes = heads.export_classes(one, target, sentence_transformers)
-      out.append(Exported(path, name, classes))
-    return out
-
+  write = functools.partial(
+    _write_folders,
+    attention=attention,
+    dtype=dtype,
+    shard_bytes=round(1e9 * shard_gb),
+    sentence_transformers=sentence_transformers,
+    facts=card.CardFacts(license, tuple(language), base_model),
+  )
   with progress.quietly(quiet):
     if revisions:
-      kept, whole = model_lib.revisions(loaded), pathlib.Path(output).absolute()
-      with files.replacing(whole) as aside:
-        found = {None: write(loaded, aside / "main")}
-        for name, path in kept.items():
-          found[name] = write(model_lib.load(path), aside / name)
-      for folders in found.values():
-        folders[:] = [
-          dataclasses.replace(one, path=whole / one.path.relative_to(aside))
-          for one in folders
-        ]
+      exports = _write_revisions(loaded, output, write)
     else:
-      found = {f"step-{step}" if step else None: write(loaded, output)}
-    for revision, folders in found.items():
-      for each in folders:
-        progress.say(each.about)
+      exports = {f"step-{step}" if step else None: write(loaded, output)}
+    for revision, folders in exports.items():
+      for folder in folders:
+        progress.say(folder.about)
       if repo:
-        hub.push([each.path for each in folders], repo, revision)
-    return [each for folders in found.values() for each in folders]
+        hub.push([folder.path for folder in folders], repo, revision)
+    return [folder for folders in exports.values() for folder in folders]
+
+
+def _write_folders(
+  loaded: Loaded,
+  output: files.Path,
+  *,
+  attention: str | None,
+  dtype: str,
+  shard_bytes: int,
+  sentence_transformers: bool,
+  facts: card.CardFacts,
+) -> list[Exported]:
+  """Writes a folder for each attention of a model's export."""
+  attentions = ATTENTIONS if attention == "both" else (attention,)
+  if attention is None:
+    attentions = export_lib.trained_attentions(loaded)
+  paths = export_lib.export_model(
+    loaded, output, attentions, dtype, shard_bytes, sentence_transformers, facts
+  )
+  folders = []
+  for path, name in zip(paths, attentions, strict=True):
+    target = export_lib.target_of(loaded, name)
+    classes = heads.export_classes(loaded, target, sentence_transformers)
+    folders.append(Exported(path, name, classes))
+  return folders
+
+
+def _write_revisions(
+  loaded: Loaded,
+  output: files.LocalPath,
+  write: Callable[[Loaded, files.Path], list[Exported]],
+) -> dict[str | None, list[Exported]]:
+  """Writes the newest step and those of `checkpoint.words`, or nothing.
+
+  Returns the folders by revision; the newest step has None.
+  """
+  revisions = model_lib.revisions(loaded)
+  target = pathlib.Path(output).absolute()
+  with files.replacing(target) as aside:
+    exports: dict[str | None, list[Exported]] = {
+      None: write(loaded, aside / "main")
+    }
+    for name, path in revisions.items():
+      exports[name] = write(model_lib.load(path), aside / name)
+  return {
+    revision: [
+      dataclasses.replace(folder, path=target / folder.path.relative_to(aside))
+      for folder in folders
+    ]
+    for revision, folders in exports.items()
+  }
 
 
 def main(argv: Sequence[str]) -> None:

@@ -21,9 +21,9 @@ from antlm_jax.runtime import progress
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  asked = cli.parsed(fill, argv, __doc__)
-  model = open_model(asked.pop("model"), asked.pop("step"))
-  single = asked["count"] == 1
+  arguments = cli.parsed(fill, argv, __doc__)
+  model = open_model(arguments.pop("model"), arguments.pop("step"))
+  single = arguments["count"] == 1
   bar = progress.bar(bar_format="{desc}", leave=False) if single else None
 
   def show(filled: Sequence[Filled]) -> None:
@@ -32,13 +32,14 @@ def main(argv: Sequence[str]) -> None:
     width = shutil.get_terminal_size().columns - 1
     bar.set_description_str(terminal.visible(line)[:width])
 
-  filled = fill(model, **asked, watch=show if bar is not None else None)
+  watch = show if bar is not None else None
+  texts = fill(model, **arguments, watch=watch)
   if bar is not None:
     bar.close()
   names = sorted(model.mask_names, key=len, reverse=True)
-  pieces = re.split("|".join(map(re.escape, names)), asked["text"])
-  parts = ("\n\n".join(_filled_lines(one, pieces)) for one in filled)
-  print("\n---\n".join(parts))
+  pieces = re.split("|".join(map(re.escape, names)), arguments["text"])
+  answers = ["\n\n".join(_filled_lines(filled, pieces)) for filled in texts]
+  print("\n---\n".join(answers))
 
 
 def _filled_lines(filled: Filled, pieces: Sequence[str]) -> Iterator[str]:
@@ -47,7 +48,8 @@ def _filled_lines(filled: Filled, pieces: Sequence[str]) -> Iterator[str]:
   `pieces` are the parts of the text between its masks.
   """
   for number, mask in enumerate(filled.masks[: len(pieces) - 1], start=1):
-    before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
+    before = MASK.join(pieces[:number])
+    after = MASK.join(pieces[number:])
     rows = [
       (f"{probability:.4f}", token, f"{before}{token}{after}")
       for token, probability in mask.candidates

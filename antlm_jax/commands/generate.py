@@ -18,23 +18,21 @@ _CUT = "\ufffd"  # shown for the first bytes of a character
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  asked = cli.parsed(generate, argv, __doc__)
-  model = load(asked.pop("model"), asked.pop("step"))
+  arguments = cli.parsed(generate, argv, __doc__)
+  model = load(arguments.pop("model"), arguments.pop("step"))
   longest = model.model.config.max_seq_len
-  if (
-    len(generation.encode_prompt(model, asked["prompt"])) + asked["tokens"]
-    > longest
-  ):
+  prompt = generation.encode_prompt(model, arguments["prompt"])
+  if len(prompt) + arguments["tokens"] > longest:
     note = f"warning: texts stop at the model's max_seq_len={longest} tokens"
     print(note, file=sys.stderr)
   shown = 0
 
   def show(texts: list[str]) -> None:
     nonlocal shown
-    whole = texts[0].rstrip(_CUT)
-    print(whole[shown:], end="", flush=True)
-    shown = max(shown, len(whole))
+    text = texts[0].rstrip(_CUT)
+    print(text[shown:], end="", flush=True)
+    shown = max(shown, len(text))
 
-  single = asked["count"] == 1
-  texts = generate(model, **asked, watch=show if single else None)
+  single = arguments["count"] == 1
+  texts = generate(model, **arguments, watch=show if single else None)
   print("\n---\n".join(texts)[shown:])

@@ -60,6 +60,6 @@ def import_model(
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  made = cli.call_with_arguments(import_model, argv, __doc__)
-  size = units.quantity(made.model.size)
-  print(f"{made.config.model.name} of {size} parameters: {made.path}")
+  loaded = cli.call_with_arguments(import_model, argv, __doc__)
+  size = units.quantity(loaded.model.size)
+  print(f"{loaded.config.model.name} of {size} parameters: {loaded.path}")

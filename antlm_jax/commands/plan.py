@@ -17,12 +17,11 @@ more `fsdp`, recomputation and microbatches until it does, and exits with 1.
 
 import dataclasses
 import datetime
-import functools
 import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 
@@ -91,8 +90,8 @@ class Plan:
   @property
   def advice_fits(self) -> bool:
     """Whether the run fits with `changes`."""
-    seen = self.advised
-    return bool(seen) and all(e.memory.fits for e in seen)
+    programs = self.advised
+    return bool(programs) and all(e.memory.fits for e in programs)
 
   @property
   def to_launch(self) -> list[str]:
@@ -101,41 +100,43 @@ class Plan:
 
   def __repr__(self) -> str:
     fits = "fits" if self.fits else "does not fit"
-    about = self.about
-    return f"<plan of {about['config']} on {about['topology']}: {fits}>"
+    setup = self.about
+    return f"<plan of {setup['config']} on {setup['topology']}: {fits}>"
 
   def __str__(self) -> str:
     if self.meshes:
       return sweep_table(self.meshes)
     if not self.steps:  # checked, and not compiled
-      about = "{config} suits {topology}: {rows:,} rows a step, {objectives}"
-      return about.format_map(self.about)
-    out = [estimates_table(self.programs)]
+      line = "{config} suits {topology}: {rows:,} rows a step, {objectives}"
+      return line.format_map(self.about)
+    parts = [estimates_table(self.programs)]
     if self.fits:
-      out += [str(self.cost), str(self.reads)]
-      return "\n".join([*out, *self.to_launch])
+      parts += [str(self.cost), str(self.reads)]
+      return "\n".join([*parts, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
-      out.append(f"does not fit, but does with\n  {flags}")
+      parts.append(f"does not fit, but does with\n  {flags}")
     else:
-      out.append(f"does not fit, nor with any setting tried; the last: {flags}")
+      parts.append(
+        f"does not fit, nor with any setting tried; the last: {flags}"
+      )
     if self.advised:
-      out.append(estimates_table(self.advised))
-    return "\n".join([*out, *self.to_launch])
+      parts.append(estimates_table(self.advised))
+    return "\n".join([*parts, *self.to_launch])
 
   def to_json(self) -> dict[str, object]:
     """Returns all of it as plain JSON."""
     if self.meshes:
       return {**self.about, "sweep": self.meshes}
-    out = {**self.about, "programs": [e.to_json() for e in self.programs]}
+    values = {**self.about, "programs": [e.to_json() for e in self.programs]}
     if self.cost:
-      out["cost"] = self.cost.to_json()
-      out["reads"] = dataclasses.asdict(self.reads)
+      values["cost"] = self.cost.to_json()
+      values["reads"] = dataclasses.asdict(self.reads)
     if not self.fits:
       tried = [e.to_json() for e in self.advised]
       fits = {"settings": self.changes, "fits": self.advice_fits}
-      out["advice"] = {**fits, "programs": tried}
-    return out
+      values["advice"] = {**fits, "programs": tried}
+    return values
 
 
 @checked
@@ -181,163 +182,189 @@ def plan(
   if isinstance(config, os.PathLike):
     config = os.fspath(config)
   if check:
-    about = check_lib.check_launch(config, settings, topology, slices)
-    return Plan(about=about, steps=0)
+    setup = check_lib.check_launch(config, settings, topology, slices)
+    return Plan(about=setup, steps=0)
   devices = topology_lib.topology_devices(topology, slices)
   if slices > 1 and not chips.chip_of(devices[0]).dcn:
     raise UserError(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
-  settings = whole_keys(config_lib.given_config(config, settings), settings)
+  changes = whole_keys(config_lib.given_config(config, settings), settings)
   if fit:
-    settings |= _dividing(config, settings, len(devices))
-  pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)
+    changes |= _dividing_batch(config, changes, len(devices))
+  pod = Pod(config, changes, devices, vocab_size, seq_len, pieces)
   with progress.quietly(quiet):
     run = pod.run()
-    about = {
-      "config": config if isinstance(config, str) else run.config.model.name,
-      "topology": topology,
-      "slices": slices,
-      "overrides": [f"--config.{k}={v}" for k, v in settings.items()],
-    }
-    of = f"{slices} x {topology}" if slices > 1 else topology
-    progress.say(f"{about['config']} on {of}")
-    about |= _show_setup(run)
-    result = functools.partial(Plan, about=about, steps=run.curriculum.steps)
+    setup = _show_setup(pod, run, topology, slices)
     if sweep:
-      if rows := search.sweep_meshes(pod, run, budget):
-        return result(meshes=tuple(rows))
-      raise UserError(
-        f"--budget={budget:g} seconds ended before any program was compiled"
-      )
-    kinds = run.batch_kinds()
-    names = ", ".join(kind.name for kind in kinds)
-    progress.say(f"programs to compile: {names}")
-    found = tuple(estimate_all(run, kinds, forecasts=True))
-    words = [f"--config={about['config']}", *about["overrides"]]
-    launched = fit and isinstance(config, str)  # else it has no name
-    if all(e.memory.fits for e in found):
-      line = places.launch(topology, slices, words) if launched else ""
-      cost = Cost.of(found, topology, slices, price_per_hour)
-      reads = Reads.of(run, found)
-      return result(programs=found, launch=line, cost=cost, reads=reads)
-    progress.say("does not fit: trying settings that need less memory")
-    changes, seen = search.advise_settings(pod, run, found)
-    advice = result(programs=found, changes=changes, advised=tuple(seen))
-    if launched and advice.advice_fits:
-      words += [f"--config.{change}" for change in changes]
-      line = places.launch(topology, slices, words)
-      advice = dataclasses.replace(advice, launch=line)
-    return advice
+      return _sweep(pod, run, setup, budget)
+    result = _estimate(pod, run, setup, price_per_hour)
+  # A config that is a value has no name to launch it by.
+  return _with_launch(result) if fit and isinstance(config, str) else result
+
+
+def _sweep(
+  pod: Pod, run: Run, setup: Mapping[str, object], budget: float
+) -> Plan:
+  """Ranks meshes and numbers of microbatches, within seconds of budget."""
+  meshes = search.sweep_meshes(pod, run, budget)
+  if not meshes:
+    raise UserError(
+      f"--budget={budget:g} seconds ended before any program was compiled"
+    )
+  return Plan(about=setup, steps=run.curriculum.steps, meshes=tuple(meshes))
+
+
+def _estimate(
+  pod: Pod, run: Run, setup: Mapping[str, object], price_per_hour: float | None
+) -> Plan:
+  """Compiles the run's programs; if they do not fit, tries other settings."""
+  kinds = run.batch_kinds()
+  names = ", ".join(kind.name for kind in kinds)
+  progress.say(f"programs to compile: {names}")
+  programs = tuple(estimate_all(run, kinds, forecasts=True))
+  result = Plan(about=setup, steps=run.curriculum.steps, programs=programs)
+  if result.fits:
+    cost = Cost.of(programs, setup["topology"], setup["slices"], price_per_hour)
+    reads = Reads.of(run, programs)
+    return dataclasses.replace(result, cost=cost, reads=reads)
+  progress.say("does not fit: trying settings that need less memory")
+  changes, advised = search.advise_settings(pod, run, programs)
+  return dataclasses.replace(result, changes=changes, advised=tuple(advised))
+
+
+def _with_launch(result: Plan) -> Plan:
+  """Adds the command that launches the run, if it fits with some settings."""
+  if not (result.fits or result.advice_fits):
+    return result
+  setup = result.about
+  words = [f"--config={setup['config']}", *setup["overrides"]]
+  words += [f"--config.{change}" for change in result.changes]
+  command = places.launch(setup["topology"], setup["slices"], words)
+  return dataclasses.replace(result, launch=command)
 
 
 def whole_keys(
   config: Config, changes: Mapping[str, Setting | Section]
 ) -> dict[str, str]:
   """Returns the changes that gave a config as `--config.KEY=VALUE` has them."""
-  known, out = config_lib.leaves(config), {}
-  names = settings_lib.by_name(known)
+  leaves = config_lib.leaves(config)
+  keys = settings_lib.by_name(leaves)
+  values: dict[str, Any] = {}
   for name, value in changes.items():
-    own = {names[name][0] if name in names else name: value}
     if isinstance(value, Section):
-      each = settings_lib.to_dict(value).items()
-      own = {f"{name}.{part}": one for part, one in each}
-    elif f"{name}.name" in known:
-      own = {name: value}  # an implementation
-    out |= {key: str(settings_lib.text(one)) for key, one in own.items()}
-  return out
+      section = settings_lib.to_dict(value)
+      values |= {f"{name}.{part}": section[part] for part in section}
+    elif f"{name}.name" in leaves:
+      values[name] = value  # an implementation
+    else:
+      values[keys[name][0] if name in keys else name] = value
+  return {key: str(settings_lib.text(value)) for key, value in values.items()}
 
 
-def _dividing(
-  config: ConfigOrName, settings: Mapping[str, Setting], devices: int
-) -> dict[str, Setting]:
+def _dividing_batch(
+  config: ConfigOrName, changes: Mapping[str, Setting], devices: int
+) -> dict[str, str]:
   """Returns the nearest batch size that the devices divide, if it differs."""
-  found = config_lib.given_config(config, settings)
-  parts = devices * found.train.microbatches // max(1, found.mesh.tensor)
-  rows = places.nearest_rows(found.train.batch_size, parts)
-  same = rows == found.train.batch_size
-  return {} if same else {"train.batch_size": rows}
+  changed = config_lib.given_config(config, changes)
+  batch_size = changed.train.batch_size
+  parts = devices * changed.train.microbatches // max(1, changed.mesh.tensor)
+  rows = places.nearest_rows(batch_size, parts)
+  return {} if rows == batch_size else {"train.batch_size": str(rows)}
 
 
-def estimates_table(found: Sequence[Estimate]) -> str:
+def estimates_table(programs: Sequence[Estimate]) -> str:
   """Lays out programs side by side; times and bytes are per device and step."""
-  columns = {e.name: _column(e) for e in found}
+  columns = {program.name: _column(program) for program in programs}
   # In the order of the longest column.
   longest = max(columns.values(), key=len)
-  names = dict.fromkeys([*longest, *(n for c in columns.values() for n in c)])
-  rows = [[n, *(c.get(n) for c in columns.values())] for n in names]
+  names = dict.fromkeys(longest)
+  for column in columns.values():
+    names |= dict.fromkeys(column)
+  rows = [[n, *(column.get(n) for column in columns.values())] for n in names]
   return tables.text_table(rows, ["", *columns])
 
 
 def _column(e: Estimate) -> dict[str, str]:
-  memory, work, tokens = e.memory, e.work, e.rows * e.seq_len
-  out = {
+  memory = e.memory
+  work = e.work
+  tokens = e.rows * e.seq_len
+  column = {
     "rows x tokens": f"{e.rows:,} x {e.seq_len:,}",
     "attention by": e.attention,
     "memory needed": _part_of(memory.needed, memory.limit),
   }
   if memory.fits:
-    out["  arguments"] = gib(memory.arguments)
-    out["  temporaries"] = gib(memory.temporaries)
+    column["  arguments"] = gib(memory.arguments)
+    column["  temporaries"] = gib(memory.temporaries)
   else:
-    out["  too much by"] = gib(memory.needed - memory.limit)
-  out["FLOPs per token"] = quantity(work.total / tokens)
-  out["FLOPs per step"] = quantity(work.total)
+    column["  too much by"] = gib(memory.needed - memory.limit)
+  column["FLOPs per token"] = quantity(work.total / tokens)
+  column["FLOPs per step"] = quantity(work.total)
   for name, part in dataclasses.asdict(work).items():
     name += " attention" * (name in ("causal", "bidirectional"))
-    out[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
+    column[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
   if e.seconds:
-    done = e.executed * e.devices
+    executed = e.executed * e.devices
     times = {name: milliseconds(s) for name, s in e.seconds.items()}
-    out["  executed"] = f"{quantity(done)} ({done / work.total:.0%})"
-    out["compute"] = f"{quantity(e.executed, 'FLOPs')}, {times['compute']}"
-    out["memory"] = f"{quantity(e.moved, 'B')}, {times['memory']}"
-    out["network"] = times["network"]
+    column["  executed"] = f"{quantity(executed)} ({executed / work.total:.0%})"
+    column["compute"] = f"{quantity(e.executed, 'FLOPs')}, {times['compute']}"
+    column["memory"] = f"{quantity(e.moved, 'B')}, {times['memory']}"
+    column["network"] = times["network"]
     for c in e.collectives:
       sent = f"{quantity(c['sent'], 'B')}, {milliseconds(c['seconds'])}"
-      out[f"  {c['kind']} over {c['axes']}"] = f"{c['times']} x: {sent}"
+      column[f"  {c['kind']} over {c['axes']}"] = f"{c['times']} x: {sent}"
     if e.unknown_loops:
-      out["loops counted once"] = str(e.unknown_loops)
-    out["bound"] = e.bound
-    out["best MFU"] = f"{e.mfu():.1%}"
-    out["most tokens/s"] = quantity(tokens / e.step_seconds)
+      column["loops counted once"] = str(e.unknown_loops)
+    column["bound"] = e.bound
+    column["best MFU"] = f"{e.mfu():.1%}"
+    column["most tokens/s"] = quantity(tokens / e.step_seconds)
   if isinstance(e.forecast, Forecast):
     f = e.forecast
-    out["forecast"] = milliseconds(f.seconds)
-    out["  MFU"] = f"{e.mfu(f.seconds):.1%}"
+    column["forecast"] = milliseconds(f.seconds)
+    column["  MFU"] = f"{e.mfu(f.seconds):.1%}"
     if f.assumes:
-      out["  assumes"] = f.assumes
+      column["  assumes"] = f.assumes
   elif e.forecast:
-    out["forecast"] = f"none: {e.forecast}"
-  return out | {"compiled in": duration(e.compile_seconds)}
+    column["forecast"] = f"none: {e.forecast}"
+  return column | {"compiled in": duration(e.compile_seconds)}
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
   """Lays out the sweep's meshes, the fastest first."""
-  out = []
+  table_rows = []
   for row in rows:
     mesh = " ".join(f"{axis}={size}" for axis, size in row["mesh"].items())
     speed = ["does not fit", None, None]
     if row["fits"]:
       speed = [milliseconds(row["seconds"]), row["bound"], f"{row['mfu']:.1%}"]
     memory = _part_of(row["needed"], row["limit"])
-    out.append([mesh, row["microbatches"], memory, *speed])
+    table_rows.append([mesh, row["microbatches"], memory, *speed])
   head = ("mesh", "microbatches", "memory", "step", "bound", "best MFU")
-  return tables.text_table(out, head)
+  return tables.text_table(table_rows, head)
 
 
 def _part_of(needed: int, limit: int) -> str:
   return f"{gib(needed)} ({needed / limit:.0%})"
 
 
-def _show_setup(run: Run) -> dict[str, object]:
+def _show_setup(
+  pod: Pod, run: Run, topology: str, slices: int
+) -> dict[str, object]:
   """Shows the run's setup and returns it."""
+  config = pod.config if isinstance(pod.config, str) else run.config.model.name
+  place = f"{slices} x {topology}" if slices > 1 else topology
+  progress.say(f"{config} on {place}")
   mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
   progress.say(
     f"{run.mesh.size} devices: {mesh}; {quantity(run.model.size)} parameters"
   )
-  about = {
+  setup = {
+    "config": config,
+    "topology": topology,
+    "slices": slices,
+    "overrides": [f"--config.{key}={x}" for key, x in pod.settings.items()],
     "devices": run.mesh.size,
     "mesh": dict(run.mesh.shape),
     "parameters": run.model.size,
@@ -352,14 +379,14 @@ def _show_setup(run: Run) -> dict[str, object]:
       f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
     )
-    about |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
+    setup |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
   for line in mesh_lib.undivided(run.mesh, run.model.axes, run.model.shapes):
     progress.say(line)
-  return about
+  return setup
 
 
 def report(
-  found: PythonOnly[Plan],
+  result: PythonOnly[Plan],
   *,
   output: files.LocalPath | None = None,
   where: bool = False,
@@ -368,22 +395,22 @@ def report(
   """Prints a plan, and writes it.
 
   Args:
-    found: The plan.
+    result: The plan.
     output: Path to a JSON file.
     where: Show the forecast by part of the step; with --output, draw it too.
     before: Path to an earlier plan's JSON file, to compare --where with.
   """
-  print(found)
+  print(result)
   earlier = where_lib.read_step_parts(before) if before else {}
-  steps = earlier | found.parts
+  steps = earlier | result.parts
   if (where or before) and steps:
     print(f"\n{where_lib.step_parts_table(steps)}")
   if output:
-    files.write_json(output, found.to_json(), indent=1)
+    files.write_json(output, result.to_json(), indent=1)
     print(f"wrote {output}")
     if where and steps:
       picture = pathlib.Path(output).with_suffix(".png")
-      title = "Step on {topology}, {config}".format_map(found.about)
+      title = "Step on {topology}, {config}".format_map(result.about)
       where_lib.draw_step_parts(title, steps, picture)
       print(f"wrote {picture}")
 
@@ -397,13 +424,14 @@ def main(argv: Sequence[str]) -> None:
   for function in (plan, report):
     add_arguments(parser, function)
   args, overrides = parser.parse_with_overrides(argv)
-  asked, shown = (read_arguments(f, args) for f in (plan, report))
+  report_arguments = read_arguments(report, args)
   # Before minutes of compiling.
-  if shown["output"]:
-    files.check_writable(shown["output"])
-  if shown["before"]:
-    where_lib.read_step_parts(shown["before"])
-  found = plan(**asked, **config_lib.parse_overrides(overrides))
-  report(found, **shown)
-  if not found.fits:
+  if report_arguments["output"]:
+    files.check_writable(report_arguments["output"])
+  if report_arguments["before"]:
+    where_lib.read_step_parts(report_arguments["before"])
+  changes = config_lib.parse_overrides(overrides)
+  result = plan(**read_arguments(plan, args), **changes)
+  report(result, **report_arguments)
+  if not result.fits:
     sys.exit(1)

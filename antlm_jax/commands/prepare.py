@@ -47,7 +47,7 @@ _LONGEST = 1 << 19
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
 
-class _GivenPath(str):
+class _PathText(str):
   """A path, or a dataset of the Hub, rather than a document."""
 
 
@@ -56,7 +56,7 @@ _PATHS = {
   "nargs": "+",
   "action": "extend",
   "metavar": "PATH",
-  "read": _GivenPath,
+  "read": _PathText,
 }
 
 
@@ -64,7 +64,7 @@ _PATHS = {
 def prepare(
   text: Annotated[Text, argument(**_PATHS, required=False)],
   output: Annotated[
-    files.Path | None, argument(read=cli.here, required=True)
+    files.Path | None, argument(read=cli.local_path, required=True)
   ] = None,
   *,
   dev: Annotated[Text, argument(**_PATHS)] = (),
@@ -125,38 +125,40 @@ def prepare(
     UserError: The settings, the text or the folder cannot be used. Without
       `task`, the folder is then as it was before.
   """
-  given = dict(locals())
+  arguments = dict(locals())
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress.quietly(quiet))
     folder = output or stack.enter_context(tempfile.TemporaryDirectory())
-    recipe, own = _recipe(given)
-    _check(recipe, own, tokenizer)
-    if task is not None and not output:
-      raise UserError(f"task={task} needs an output folder, for all tasks")
-    _check_task(task, tasks)
-    if not boundary and recipe.boundary != "bos_eos":
-      lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")
-      progress.say(
-        f"boundary {recipe.boundary}: the tokenizer has no {lacking} token"
-      )
-    paths = [stack.enter_context(_text_paths(one)) for one in (text, dev)]
-    corpus = text_files.find_corpus(*paths, documents=documents, column=column)
+    recipe, opened = _recipe(arguments)
+    _check_length(recipe)
+    if opened is not None:
+      is_path = opened is not tokenizer
+      _check_tokens(recipe, opened, tokenizer if is_path else "the tokenizer")
+    _check_task(task, tasks, output)
+    if not boundary:
+      _say_boundary(recipe)
+    text_paths = stack.enter_context(_text_paths(text))
+    dev_paths = stack.enter_context(_text_paths(dev))
+    corpus = text_files.find_corpus(
+      text_paths, dev_paths, documents=documents, column=column
+    )
     progress.say(str(corpus))
     if not is_ready(folder, recipe, corpus):
-      asked = Preparation(recipe, corpus, folder, own, tasks)
-      words = _words(asked, *paths, tokenizer)
-      if not _run_preparation(asked, task, words):
+      preparation = Preparation(recipe, corpus, folder, opened, tasks)
+      words = _words(preparation, text_paths, dev_paths, tokenizer)
+      if not _run_preparation(preparation, task, words):
         return None
-    made = PreparedData.open(folder)
-    return made if output else in_memory.copy(made)
+    data = PreparedData.open(folder)
+    return data if output else in_memory.copy(data)
 
 
-def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
+def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   """Returns the recipe of all arguments, and the tokenizer they name."""
-  tokenizer = given["tokenizer"]
+  tokenizer = arguments["tokenizer"]
+  boundary = arguments["boundary"]
   if tokenizer is None:
-    own = {"boundary": given["boundary"] or "bos_eos"}
-    return Recipe.of(given | own, None), None
+    boundary = boundary or "bos_eos"
+    return Recipe.of(arguments | {"boundary": boundary}, None), None
   content = None
   if not isinstance(tokenizer, Tokenizer):
     name = os.fspath(tokenizer)
@@ -169,32 +171,49 @@ def _recipe(given: dict) -> tuple[Recipe, Tokenizer | None]:
       tokenizer = import_.open_tokenizer(name)
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
-  own = {"boundary": given["boundary"] or boundary_of(tokenizer)}
+  boundary = boundary or boundary_of(tokenizer)
   sha256 = hashlib.sha256(content).hexdigest()
-  return Recipe.of(given | own, sha256), tokenizer
+  return Recipe.of(arguments | {"boundary": boundary}, sha256), tokenizer
 
 
-def _check(recipe: Recipe, own: Tokenizer | None, name) -> None:
-  """Checks settings that depend on each other."""
-  length, least = recipe.seq_len, 2 * SHORTEST_CHUNK
+def _check_length(recipe: Recipe) -> None:
+  length = recipe.seq_len
+  least = 2 * SHORTEST_CHUNK
   if recipe.packing == "chunks" and length < least:
     raise UserError(
       f"seq_len {length} is too small: chunks packing needs at least {least}"
     )
-  if own is None:
-    return
-  needed = [name for name in BOUNDARIES[recipe.boundary] if name]
+
+
+def _check_tokens(
+  recipe: Recipe, tokenizer: Tokenizer, name: files.Path
+) -> None:
+  """Checks that a tokenizer has the special tokens that the recipe needs."""
+  needed = [token for token in BOUNDARIES[recipe.boundary] if token]
   needed += ["pad_id"] if recipe.packing == "documents" else []
   for token in needed:
-    if getattr(own, token) is None:
+    if getattr(tokenizer, token) is None:
       raise UserError(
-        f"{'the tokenizer' if name is own else name} has no {token[:3]} token,"
+        f"{name} has no {token[:3]} token,"
         f" which boundary {recipe.boundary} with {recipe.packing} packing"
         " needs; choose another boundary, packing or tokenizer"
       )
 
 
-def _check_task(task: int | None, tasks: int | None) -> None:
+def _say_boundary(recipe: Recipe) -> None:
+  """Says which special token a default boundary lacks, if any."""
+  if recipe.boundary != "bos_eos":
+    lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")
+    progress.say(
+      f"boundary {recipe.boundary}: the tokenizer has no {lacking} token"
+    )
+
+
+def _check_task(
+  task: int | None, tasks: int | None, output: files.Path | None
+) -> None:
+  if task is not None and not output:
+    raise UserError(f"task={task} needs an output folder, for all tasks")
   if task is not None and tasks is None:
     raise UserError(f"task={task} needs the number of tasks: --tasks=N")
   if task is not None and task >= tasks:
@@ -219,7 +238,7 @@ def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
     return
   if not isinstance(first, str | pathlib.Path):
     raise UserError(f"{first!r:.60} is no text: give str, or a path")
-  if isinstance(first, pathlib.Path | _GivenPath):
+  if isinstance(first, pathlib.Path | _PathText):
     yield tuple(map(str, (first, *documents)))
     return
   if "\n" not in first[:256] and os.path.exists(first[:256]):
@@ -230,55 +249,58 @@ def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
     with files.writing(path), path.open("w", encoding="utf-8") as file:
-      for index, one in enumerate(itertools.chain([first], documents)):
-        if one is not None:  # a record without text, which is counted
-          inputs.check_is_text(one, f"text {index}")
-        file.write(json.dumps({"text": one}) + "\n")
+      for index, document in enumerate(itertools.chain([first], documents)):
+        if document is not None:  # a record without text, which is counted
+          inputs.check_is_text(document, f"text {index}")
+        file.write(json.dumps({"text": document}) + "\n")
     yield (str(path),)
 
 
 def _run_preparation(
-  asked: Preparation, task: int | None, words: Sequence[str]
+  preparation: Preparation, task: int | None, words: Sequence[str]
 ) -> bool:
   """Runs one task or all, and returns whether the folder is ready.
 
   `words` are the arguments of a command that prepares the same.
   """
   start = time.monotonic()
-  if not asked.is_begun:
-    for line in asked.corpus.copies():
+  if not preparation.is_begun:
+    for line in preparation.corpus.copies():
       progress.say(line)
-  asked.begin()
+  preparation.begin()
   if task is None:
-    with asked.sealing():
-      manifest = _run_all(asked, words)
+    with preparation.sealing():
+      manifest = _run_all(preparation, words)
   else:
-    manifest = _run_one(asked, task)
+    manifest = _run_one(preparation, task)
   if manifest is None:
     return False
   progress.say(
     f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
-    f" {manifest.seq_len} tokens; {asked.output} ready in"
+    f" {manifest.seq_len} tokens; {preparation.output} ready in"
     f" {time.monotonic() - start:.0f} s"
   )
-  for line in _coverage(asked.output, manifest):
+  for line in _coverage(preparation.output, manifest):
     progress.say(line)
   return True
 
 
-def _run_all(asked: Preparation, words: Sequence[str]) -> Manifest:
+def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
   """Runs the tasks that are left; if one fails, deletes its own files."""
   try:
-    asked.sample()
-    left = asked.remaining()
-    alone = len(left) < 2 or not all(map(readers.is_own, asked.corpus.train))
-    if not alone and sum(map(len, words)) > _LONGEST:
+    preparation.sample()
+    remaining = preparation.remaining()
+    sources = preparation.corpus.train
+    can_divide = len(remaining) > 1 and all(map(readers.is_own, sources))
+    if can_divide and sum(map(len, words)) > _LONGEST:
       progress.say("tip: for a process for each core, give folders, not files")
-      alone = True
+      can_divide = False
     packed = (
-      _run_here(asked, left) if alone else _in_processes(asked, left, words)
+      _in_processes(preparation, remaining, words)
+      if can_divide
+      else _run_here(preparation, remaining)
     )
-    total = sum(map(asked.size, left))
+    total = sum(map(preparation.size, remaining))
     # Closing `packed` ends its processes.
     with (
       contextlib.closing(packed),
@@ -286,57 +308,59 @@ def _run_all(asked: Preparation, words: Sequence[str]) -> Manifest:
     ):
       for size in packed:
         bar.add(size)
-    return asked.seal()
+    return preparation.seal()
   except UserError:
-    asked.discard()
+    preparation.discard()
     raise
 
 
-def _run_one(asked: Preparation, task: int) -> Manifest | None:
+def _run_one(preparation: Preparation, task: int) -> Manifest | None:
   """Runs a task; if no other is left, makes the folder ready."""
-  asked.sample()
-  with progress.Amount(asked.size(task), "B", "train") as bar:
-    for size in asked.pack(task):
+  preparation.sample()
+  with progress.Amount(preparation.size(task), "B", "train") as bar:
+    for size in preparation.pack(task):
       bar.add(size)
-  if left := asked.remaining():
-    some = ", ".join(map(str, left[:8])) + ", ..." * (len(left) > 8)
-    progress.say(f"task {task} is done; tasks left: {len(left)} ({some})")
+  if tasks := preparation.remaining():
+    numbers = ", ".join(map(str, tasks[:8])) + ", ..." * (len(tasks) > 8)
+    progress.say(f"task {task} is done; tasks left: {len(tasks)} ({numbers})")
     return None
-  with asked.sealing(refuse=False) as mine:
-    if mine:
-      return asked.seal()
+  with preparation.sealing(refuse=False) as is_last:
+    if is_last:
+      return preparation.seal()
   # Another task ended at the same time, or a process runs all tasks.
   progress.say(f"task {task} is done; another process makes the folder ready")
   return None
 
 
 def _words(
-  asked: Preparation,
+  preparation: Preparation,
   text: Sequence[str],
   dev: Sequence[str],
   tokenizer: files.Path | Tokenizer | None,
 ) -> list[str]:
   """Returns the arguments of a command that prepares the same."""
-  given = vars(asked.recipe) | {"output": asked.output, "tasks": asked.tasks}
+  arguments = {**vars(preparation.recipe)}
+  arguments["output"] = preparation.output
+  arguments["tasks"] = preparation.tasks
   if tokenizer is None:
-    del given["tokenizer"]
+    del arguments["tokenizer"]
+  elif not isinstance(tokenizer, Tokenizer) and os.path.isfile(tokenizer):
+    arguments["tokenizer"] = tokenizer
   else:
-    is_file = not isinstance(tokenizer, Tokenizer) and os.path.isfile(tokenizer)
-    made = asked.output / prepared_folder.TOKENIZER
-    given["tokenizer"] = tokenizer if is_file else made
-  pairs = [*given.items(), *(("text", path) for path in text)]
+    arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER
+  pairs = [*arguments.items(), *(("text", path) for path in text)]
   pairs += [("dev", path) for path in dev]
   return [f"--{name}={value}" for name, value in pairs]
 
 
-def _run_here(asked: Preparation, tasks: Sequence[int]) -> Iterator[int]:
+def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
   for task in tasks:
-    yield from asked.pack(task)
+    yield from preparation.pack(task)
 
 
 def _in_processes(
-  asked: Preparation, tasks: Sequence[int], words: Sequence[str]
+  preparation: Preparation, tasks: Sequence[int], words: Sequence[str]
 ) -> Iterator[int]:
   """Runs `antlm prepare --task=I` for each task, a process for each core.
 
@@ -357,8 +381,8 @@ def _in_processes(
       for task, child in children.pop_ended():
         if error := child.failure():
           raise error
-        finished += asked.size(task)
-      packed = finished + sum(map(asked.packed, children))
+        finished += preparation.size(task)
+      packed = finished + sum(map(preparation.packed, children))
       if packed > shown:
         yield packed - shown
         shown = packed
@@ -366,13 +390,13 @@ def _in_processes(
 
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
   """Yields lines about characters that the tokenizer cannot read."""
-  used = Tokenizer.load(output / prepared_folder.TOKENIZER)
-  kept = document_store.read_kept_documents(output, "train")
-  texts = (document.text for document in kept)
+  tokenizer = Tokenizer.load(output / prepared_folder.TOKENIZER)
+  documents = document_store.read_kept_documents(output, "train")
+  texts = (document.text for document in documents)
   split = manifest.splits["train"]
   size = split.text_bytes / max(1, split.documents)
-  found = coverage.measure_coverage(used, texts, split.documents, size)
-  return found.lines("train", trained=not manifest.settings["tokenizer"])
+  measured = coverage.measure_coverage(tokenizer, texts, split.documents, size)
+  return measured.lines("train", trained=not manifest.settings["tokenizer"])
 
 
 def main(argv: Sequence[str]) -> None:
@@ -399,22 +423,23 @@ def done(argv: Sequence[str]) -> bool:
   manifest = PreparedData.open(args.output).manifest
   if manifest.settings != recipe.recorded:
     return False
-  how = {"documents": args.documents, "column": args.column}
   try:
-    corpus = text_files.find_corpus(args.text, args.dev or (), **how)
+    corpus = text_files.find_corpus(
+      args.text, args.dev or (), documents=args.documents, column=args.column
+    )
   except UserError:
     return True
-  found = [
+  sizes = [
     (split, os.path.getsize(path))
     for split, path in corpus.prepared
     if not path.startswith(readers.HUB)
   ]
-  there = [
+  prepared_sizes = [
     (source["split"], source["bytes"])
     for source in manifest.sources
     if not source["path"].startswith(readers.HUB)
   ]
-  return found == there
+  return sizes == prepared_sizes
 
 
 def _parse_prepare(argv: Sequence[str]) -> argparse.Namespace:

@@ -63,14 +63,14 @@ class Trained:
   @property
   def losses(self) -> dict[str, float]:
     """Held-out losses at the end in nats per target, by objective."""
-    return {name: found["loss"] for name, found in self.modes.items()}
+    return {name: figures["loss"] for name, figures in self.modes.items()}
 
   def __repr__(self) -> str:
     losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
     from antlm_jax.runtime import files
 
-    where = files.shown_path(self.workdir)
-    return f"<run {where}, {self.steps:,} steps{losses}>"
+    path = files.shown_path(self.workdir)
+    return f"<run {path}, {self.steps:,} steps{losses}>"
 
   def __fspath__(self) -> str:
     return str(self.workdir)  # so that a run is a path to its model
@@ -149,15 +149,16 @@ def train(
       raise UserError(
         f"hooks: {hook!r:.80} is no Hook: give objects, [MyHook()]"
       )
-  path, held = _data_sources(data)
-  if held and {"path", "data.path"} & settings.keys():
+  path, sources = _data_sources(data)
+  if sources and {"path", "data.path"} & settings.keys():
     raise UserError("data and data.path are both given: leave out one of them")
-  made = config_lib.given_config(config, {**path, **settings})
+  changed = config_lib.given_config(config, {**path, **settings})
   page = Page(command)
   # After the config's file, which may set flags of its own.
   with jax_flags.library_flags(), progress.quietly(quiet):
-    around, start = hooks_and_start(made)
-    loop.train_run(made, workdir, [*around, *hooks, page], start, held)
+    own_hooks, start = hooks_and_start(changed)
+    hooks = [*own_hooks, *hooks, page]
+    loop.train_run(changed, workdir, hooks, start, sources)
   return Trained(workdir=files.absolute_path(workdir), **page.summary)
 
 
@@ -166,8 +167,9 @@ def hooks_and_start(config: Config) -> tuple[list[Hook], Checkpoint | None]:
   from antlm_jax.hf import import_
   from antlm_jax.inference.while_training import Pairs
 
-  pairs, begin = config.eval.pairs, config.init.checkpoint
-  start = import_.open_start(begin) if begin else None
+  pairs = config.eval.pairs
+  checkpoint = config.init.checkpoint
+  start = import_.open_start(checkpoint) if checkpoint else None
   return [Pairs(pairs)] if pairs else [], start
 
 
@@ -194,14 +196,15 @@ def _data_sources(
         " or sources to train on by other names"
       )
     sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
-  found = {}
-  for name, one in sources.items():
-    if isinstance(one, str | os.PathLike):
-      one = PreparedData.open(one)
-    elif not isinstance(one, PreparedData):
-      one = in_memory.from_rows(one)
-    found[name] = one
-  return {}, found
+  prepared = {}
+  for name, source in sources.items():
+    if isinstance(source, str | os.PathLike):
+      prepared[name] = PreparedData.open(source)
+    elif isinstance(source, PreparedData):
+      prepared[name] = source
+    else:
+      prepared[name] = in_memory.from_rows(source)
+  return {}, prepared
 
 
 def main(argv: Sequence[str]) -> None:
@@ -210,7 +213,7 @@ def main(argv: Sequence[str]) -> None:
     # Here, since they take seconds, in which a signal is to be heeded as well.
     from antlm_jax.runtime import processes
 
-    with processes.together():
+    with processes.joined():
       config, workdir = read_run_arguments(argv)
       from antlm_jax.page import summary  # slow to import: not for --help
 
@@ -242,8 +245,8 @@ def done(argv: Sequence[str]) -> bool:
     return False
   summary = files.read_json(workdir / metrics.SUMMARY, "the run's summary")
   with contextlib.suppress(UserError):
-    asked = prepared_folder.hash_of_rows(config.data.path)
-    return summary.get("data", asked) == asked
+    sha256 = prepared_folder.hash_of_rows(config.data.path)
+    return summary.get("data", sha256) == sha256
   return True
 
 
@@ -254,19 +257,19 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
 
   epilog = ""
   if {"-h", "--help"} & {*argv}:
-    first = cli.Parser(add_help=False)
-    first.add_argument("--config")
-    name = first.parse_known_args(argv)[0].config
-    config, of = None, "defaults"
+    name = cli.value_of("--config", argv)
+    config = None
+    values = "defaults"
     try:
-      config = name and config_lib.load_config(name)
-      of = f"the values of {name}" if name else of
+      if name:
+        config = config_lib.load_config(name)
+        values = f"the values of {name}"
     except UserError:
       config_lib.find_config(name.partition(":")[0])
       if ":" in name:
         raise  # else it may need an argument
     settings = config_help.described(config)
-    epilog = f"settings, each --config.KEY=VALUE, with {of}:\n{settings}"
+    epilog = f"settings, each --config.KEY=VALUE, with {values}:\n{settings}"
   parser = cli.Parser(
     description=(
       "Trains a model. The same command resumes a run.\n"

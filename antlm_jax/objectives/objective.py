@@ -8,11 +8,10 @@ with its own settings or corruption is a subclass that `KINDS` has.
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from antlm_jax import settings
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import (
   Corrupted,
@@ -290,23 +289,6 @@ OBJECTIVES: dict[str, Objective] = {
   # Prefix language modeling: the prefix has a random length.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
 }
-
-
-def kind_of(name: str, kind: str | None = None) -> type[Objective]:
-  """Returns the class of an objective, by default as in `OBJECTIVES`."""
-  default = getattr(OBJECTIVES.get(name), "kind", "")
-  return KINDS[default if kind is None else str(kind)]
-
-
-def changed(name: str, values: Mapping[str, Any]) -> Objective:
-  """Returns a new objective, or a known objective with changed settings."""
-  if name in OBJECTIVES and isinstance(values, Mapping):
-    # Another kind may lack some of the known objective's settings.
-    fields = settings.of(kind_of(name, values.get("kind")))
-    known = settings.to_dict(OBJECTIVES[name])
-    defaults = {n: v for n, v in known.items() if n in fields or n == "kind"}
-    values = {**defaults, **values}
-  return settings.build(KINDS, values, f"config.objectives.{name}")
 
 
 def with_ratio(

@@ -33,7 +33,7 @@ class Tries:
   def __init__(self):
     self._failing_since: float | None = None
 
-  def read(self, read: Callable[[], Result], where: files.Path) -> Result:
+  def read(self, read: Callable[[], Result], path: files.Path) -> Result:
     """Returns the result of `read`, and calls it again if it fails for now.
 
     It stops `TRIES` seconds after the bucket began to fail, or if a signal asks
@@ -53,13 +53,13 @@ class Tries:
         if left <= 0 or signals.asked_to_end():
           raise
         why = files.failure_reason(error)
-        _warn(f"{where}: {why}: trying again for {max(1, round(left))} s")
+        _warn(f"{path}: {why}: trying again for {max(1, round(left))} s")
         time.sleep(min(pause, left))
         pause = min(2 * pause, longest)
         continue
       if (since := self._failing_since) is not None:
         self._failing_since = None
-        _warn(f"{where} answers after {time.monotonic() - since:.0f} s")
+        _warn(f"{path} answers after {time.monotonic() - since:.0f} s")
       return result
 
 
@@ -97,7 +97,8 @@ class Mirror:
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0
     self._seen: dict[pathlib.Path, int] = {}
-    self._failed, self._whole = "", False  # the last copy
+    self._failure = ""  # of the last copy
+    self._complete = False  # whether the last copy was
     for name in fetched if self._copies else ():
       with contextlib.suppress(FileNotFoundError):
         data = (self.workdir / name).read_bytes()
@@ -111,7 +112,7 @@ class Mirror:
       return
     self.push(wait=6 * PATIENCE)
     self._pool.shutdown(wait=False, cancel_futures=True)
-    if self._copies and not self._whole:
+    if self._copies and not self._complete:
       progress.say(
         f"warning: files not copied to {self.workdir} are in {self.folder}"
       )
@@ -136,7 +137,7 @@ class Mirror:
       concurrent.futures.wait([self._copying], timeout=wait)
 
   def _copy(self) -> None:
-    self._whole = False
+    self._complete = False
     try:
       for path in sorted(self.folder.rglob("*")):
         if not path.is_file() or path.suffix == ".tmp":  # half written
@@ -145,13 +146,14 @@ class Mirror:
           name = path.relative_to(self.folder).as_posix()
           (self.workdir / name).write_bytes(path.read_bytes())
           self._seen[path] = changed
-      self._failed, self._whole = "", True
+      self._failure = ""
+      self._complete = True
     except files.file_failures() as error:
-      if not self._failed:  # the next push tries again, silently
-        self._failed = files.failure_reason(error)
+      if not self._failure:  # the next push tries again, silently
+        self._failure = files.failure_reason(error)
         progress.say(
           f"warning: metrics cannot be copied to {self.workdir} now:"
-          f" {self._failed}"
+          f" {self._failure}"
         )
 
 

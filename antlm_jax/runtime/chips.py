@@ -116,7 +116,7 @@ def _tpu(
   network: tuple,
   gcloud: str,
   gke: str,
-  **more,
+  **fields,
 ) -> Chip:
   """Makes a TPU from TFLOP/s, GiB and GB/s, and its network."""
   tera, memory, giga = peaks
@@ -126,7 +126,7 @@ def _tpu(
     example=f"{name}:{example}",
     gcloud=gcloud,
     gke=gke,
-    **more,
+    **fields,
   )
 
 
@@ -258,19 +258,19 @@ def chip_of(device: jax.Device) -> Chip | None:
 
   A GPU's memory is the share that JAX takes.
   """
-  known = chip_kind(device.device_kind)
-  return None if known is None else usable(known)
+  kind = chip_kind(device.device_kind)
+  return None if kind is None else usable(kind)
 
 
-def usable(known: str) -> Chip:
+def usable(kind: str) -> Chip:
   """Returns the usable part of one device of a kind of `CHIPS`."""
-  chip = CHIPS[known]
+  chip = CHIPS[kind]
   share = {
     name: getattr(chip, name) / chip.devices
     for name in ("flops", "bandwidth", "link", "dcn")
   }
   memory = chip.memory // chip.devices
-  if not known.startswith("TPU"):
+  if not kind.startswith("TPU"):
     taken = float(os.environ.get("XLA_CLIENT_MEM_FRACTION", _TAKEN))
     memory = int(memory * taken)
   return dataclasses.replace(chip, memory=memory, **share)

@@ -36,17 +36,17 @@ def keep_programs() -> None:
 
 def _machine() -> str:
   """Names the CPU's features: programs for other CPUs may not run here."""
-  known = platform.machine()
+  machine = platform.machine()
   try:
     lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
   except OSError:
-    return known
+    return machine
   # Other lines, such as the frequency, change.
   able = [x for x in lines if x.startswith(("flags", "Features", "model name"))]
-  return f"{known}-{zlib.crc32(str(sorted(set(able))).encode()):08x}"
+  return f"{machine}-{zlib.crc32(str(sorted(set(able))).encode()):08x}"
 
 
 def program_cache() -> str | None:
   """Returns the folder of compiled programs, or None."""
-  kept = jax.config.jax_enable_compilation_cache
-  return (kept and jax.config.jax_compilation_cache_dir) or None
+  enabled = jax.config.jax_enable_compilation_cache
+  return (enabled and jax.config.jax_compilation_cache_dir) or None

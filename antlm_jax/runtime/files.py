@@ -34,7 +34,7 @@ from antlm_jax.runtime import records
 from antlm_jax.settings import argument
 
 Path = str | os.PathLike[str]  # to a file or folder
-LocalPath = Annotated[Path, argument(read=cli.here)]  # not in a bucket
+LocalPath = Annotated[Path, argument(read=cli.local_path)]  # not in a bucket
 _NO_FILE = "it is a link or no regular file: delete it"
 FULL = os.strerror(errno.ENOSPC)
 # In tensorstore's errors, which are all ValueErrors.
@@ -43,7 +43,7 @@ _TENSORSTORES = ("os_error_code=", _NO_RIGHT)  # it cannot write
 
 
 def not_a_path(text: str) -> UserError:
-  """Returns the error for a text that is given where a path belongs."""
+  """Returns the error for a text that is given in place of a path."""
   return UserError(
     f"{text[:60]!r} is no path that exists; give texts themselves as a list"
   )
@@ -56,8 +56,8 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 def shown_path(path: pathlib.PurePath) -> pathlib.PurePath:
   """Returns a path as people write it: relative, in the present folder."""
-  here = pathlib.Path.cwd()
-  return path.relative_to(here) if path.is_relative_to(here) else path
+  folder = pathlib.Path.cwd()
+  return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def absent(folder: pathlib.PurePath) -> str:
@@ -66,24 +66,24 @@ def absent(folder: pathlib.PurePath) -> str:
     return ""
   # A bucket may be absent too, or take long to list.
   near_by = [] if is_remote(folder) else folder.parent.glob("*")
-  others = (other.name for other in near_by if other.is_dir())
+  names = (other.name for other in near_by if other.is_dir())
 
   def shown(name: str) -> str:
     return str(shown_path(folder.parent / name))
 
-  hint = suggestion(folder.name, others, shown=shown)
+  hint = suggestion(folder.name, names, shown=shown)
   return f"no such folder; {hint}" if hint else "no such folder"
 
 
-def absolute_path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
+def absolute_path(path: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
-  if not is_remote(where):
-    if found := re.match(r"[A-Za-z][\w+.-]*://", os.fspath(where)):
+  if not is_remote(path):
+    if scheme := re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)):
       raise UserError(
-        f"{where}: {found[0]} is not supported: give a folder on this machine,"
+        f"{path}: {scheme[0]} is not supported: give a folder on this machine,"
         " which may be a mounted bucket, or gs://BUCKET/FOLDER"
       )
-    return pathlib.Path(where).absolute()
+    return pathlib.Path(path).absolute()
   if importlib.util.find_spec("gcsfs") is None:
     raise UserError(
       "gs:// paths need gcsfs, which is missing: pip install gcsfs"
@@ -93,19 +93,19 @@ def absolute_path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   # These log the errors that they raise.
   for name in ("gcsfs", "google.auth"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
-  return epath.Path(where)
+  return epath.Path(path)
 
 
 def read_text(
-  where: str | os.PathLike, what: str, lenient: bool = False
+  path: str | os.PathLike, label: str, lenient: bool = False
 ) -> str:
   """Reads a file of UTF-8 text, on this machine or in a bucket.
 
-  `what` names the file in errors, such as `the config`. With `lenient`, other
+  `label` names the file in errors, such as `the config`. With `lenient`, other
   bytes are replaced. A byte-order mark at the beginning is dropped.
   """
   try:
-    data = absolute_path(where).read_bytes()
+    data = absolute_path(path).read_bytes()
     if lenient or not (why := records.not_utf8(data)):
       return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
@@ -113,21 +113,21 @@ def read_text(
     why = f"line {line}: not UTF-8: {error.reason}"
   except file_failures() as error:
     raise failure(
-      f"cannot read {what} {where}: {_why(error)}", error
+      f"cannot read {label} {path}: {_why(error)}", error
     ) from error
-  raise UserError(f"cannot read {what} {where}: {why}")
+  raise UserError(f"cannot read {label} {path}: {why}")
 
 
-def read_json(where: str | os.PathLike, what: str) -> dict:
+def read_json(path: str | os.PathLike, label: str) -> dict:
   """Reads a file that holds one JSON object."""
   # Others' configs may repeat a name; as in transformers, the last one counts.
-  text, start = read_text(where, what), f"cannot read {what} {where}"
-  return _object(text, start, 1, once=False)
+  text = read_text(path, label)
+  return _object(text, f"cannot read {label} {path}", 1, once=False)
 
 
 def read_jsonl(
-  where: str | os.PathLike,
-  what: str,
+  path: str | os.PathLike,
+  label: str,
   skipping: Callable[[UserError], object] | None = None,
 ) -> Iterator[tuple[int, dict]]:
   """Yields the line numbers and objects of a file with a JSON object a line.
@@ -135,12 +135,12 @@ def read_jsonl(
   With `skipping`, damaged lines are left out, such as a line that a kill cut
   short, and it is called with the error of each.
   """
-  text = read_text(where, what, lenient=skipping is not None)
+  text = read_text(path, label, lenient=skipping is not None)
   # Not splitlines: U+2028 and the like may be part of a JSON string.
   for number, line in enumerate(text.split("\n"), start=1):
     if line.strip(" \t\r" + records.MARK):
       try:
-        yield number, _object(line, f"cannot read {what} {where}", number)
+        yield number, _object(line, f"cannot read {label} {path}", number)
       except UserError as error:
         if skipping is None:
           raise
@@ -150,30 +150,30 @@ def read_jsonl(
 def _object(text: str, start: str, line: int, once: bool = True) -> dict:
   """Parses a JSON object that begins on `line`; errors begin with `start`."""
   try:
-    found = records.parse_json(text, once)
+    value = records.parse_json(text, once)
   except json.JSONDecodeError as error:
     line += error.lineno - 1
     raise UserError(f"{start}, line {line}: not JSON: {error.msg}") from error
   except ValueError as error:
     raise UserError(f"{start}, line {line}: {error}") from error
-  if not isinstance(found, dict):
+  if not isinstance(value, dict):
     raise UserError(f"{start}, line {line}: not a JSON object")
-  return found
+  return value
 
 
 def read_csv(
-  where: str | os.PathLike, what: str
+  path: str | os.PathLike, label: str
 ) -> Iterator[tuple[int, dict[str, str]]]:
   """Yields line numbers and records of a CSV file, as `records.csv_records`."""
-  text = records.without_marks(read_text(where, what))
+  text = records.without_marks(read_text(path, label))
   try:
     yield from records.csv_records(lambda: io.StringIO(text, ""), ())
   except ValueError as error:
-    raise UserError(f"cannot read {what} {where}, {error}") from error
+    raise UserError(f"cannot read {label} {path}, {error}") from error
 
 
 @contextlib.contextmanager
-def writing(where: str | os.PathLike) -> Iterator[None]:
+def writing(path: str | os.PathLike) -> Iterator[None]:
   """Raises failures to write in its block as a `UserError` with the path."""
   try:
     yield
@@ -183,40 +183,41 @@ def writing(where: str | os.PathLike) -> Iterator[None]:
     # A failed computation may be "UNAVAILABLE", too, but is no ValueError.
     words = _TENSORSTORES if isinstance(error, ValueError) else ()
     wrapped = any(word in str(error) for word in (FULL, *words))
-    known = isinstance(error, file_failures()) or is_temporary(error)
-    if not wrapped and not known:
+    is_of_files = isinstance(error, file_failures()) or is_temporary(error)
+    if not wrapped and not is_of_files:
       raise
-    raise failure(f"cannot write {where}: {_why(error)}", error) from error
+    raise failure(f"cannot write {path}: {_why(error)}", error) from error
 
 
 @contextlib.contextmanager
-def reaching(where: str | os.PathLike) -> Iterator[None]:
+def reaching(path: str | os.PathLike) -> Iterator[None]:
   """Raises failures of a bucket in its block as a `UserError` with the path."""
   try:
     yield
   except file_failures() as error:
-    if not (is_remote(where) and out_of_reach(error)):
+    if not (is_remote(path) and out_of_reach(error)):
       raise
-    raise failure(f"cannot reach {where}: {_why(error)}", error) from error
+    raise failure(f"cannot reach {path}: {_why(error)}", error) from error
 
 
 @contextlib.contextmanager
-def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Yields a temporary path, which replaces `where` at the end of the block.
+def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+  """Yields a temporary path, which replaces `path` at the end of the block.
 
   The new file or folder appears whole or not at all, even if the machine goes
   down. A folder replaces nothing but an empty folder. Temporary paths that
-  killed processes of this host left for `where` are removed.
+  killed processes of this host left for `path` are removed.
   """
-  target = pathlib.Path(where).absolute()
+  target = pathlib.Path(path).absolute()
   start = f".{target.name}.{re.sub(r'[^a-zA-Z0-9]', '-', socket.gethostname())}"
   aside = target.with_name(f"{start}.{os.getpid()}.tmp")
-  with writing(where):
+  with writing(path):
     try:
       target.parent.mkdir(parents=True, exist_ok=True)
-      for left in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
-        if left == aside or not _is_alive(left.name.split(".")[-2]):
-          _remove_path(left)
+      for temporary in target.parent.glob(f"{glob.escape(start)}.*.tmp"):
+        process = temporary.name.split(".")[-2]
+        if temporary == aside or not _is_alive(process):
+          _remove_path(temporary)
       yield aside
       # A rename may reach the disk before the file's content.
       for file in (aside, *aside.rglob("*")):
@@ -245,26 +246,26 @@ def _remove_path(path: pathlib.Path) -> None:
   path.unlink(missing_ok=True)
 
 
-def write_text(where: str | os.PathLike, text: str) -> None:
+def write_text(path: str | os.PathLike, text: str) -> None:
   """Writes a file whole or not at all, on this machine or in a bucket."""
-  if is_remote(where):  # an object appears when it is whole
-    with writing(where):
-      absolute_path(where).write_bytes(text.encode())
+  if is_remote(path):  # an object appears when it is whole
+    with writing(path):
+      absolute_path(path).write_bytes(text.encode())
     return
-  with replacing(where) as aside:
+  with replacing(path) as aside:
     aside.write_text(text, encoding="utf-8")
 
 
-def write_json(where: str | os.PathLike, value, indent: int = 2) -> None:
+def write_json(path: str | os.PathLike, value, indent: int = 2) -> None:
   """Writes a value as a JSON file, as `write_text` does."""
-  write_text(where, json.dumps(value, indent=indent) + "\n")
+  write_text(path, json.dumps(value, indent=indent) + "\n")
 
 
-def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
+def check_writable(path: str | os.PathLike, folder: bool = False) -> None:
   """Checks, before long work, that its file or folder can be written."""
-  target = pathlib.Path(where).absolute()
+  target = pathlib.Path(path).absolute()
   place = target if folder else target.parent
-  with writing(where):
+  with writing(path):
     if target.exists() and not folder and not target.is_file():
       raise OSError(errno.EINVAL, "not a regular file")
     nearest = next(p for p in (place, *place.parents) if p.exists())
@@ -273,7 +274,7 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
 
 @contextlib.contextmanager
 def file_lock(
-  where: str | os.PathLike, wait: bool = False, refuse: bool = True
+  path: str | os.PathLike, wait: bool = False, refuse: bool = True
 ) -> Iterator[bool]:
   """Holds a lock for the time of its block, and yields whether it does.
 
@@ -282,14 +283,15 @@ def file_lock(
   when its holder ends; the file stays. Buckets have no locks. Raises a
   UserError for a link, whose target it would overwrite.
   """
-  if is_remote(where):
+  if is_remote(path):
     yield True
     return
   with contextlib.ExitStack() as stack:
-    with writing(where):
+    with writing(path):
       # Unbuffered: else closing it would fail once more on a full disk.
-      how = {"buffering": 0, "opener": _open_no_link}
-      file = stack.enter_context(open(where, "a+b", **how))
+      file = stack.enter_context(
+        open(path, "a+b", buffering=0, opener=_open_no_link)
+      )
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
@@ -299,14 +301,14 @@ def file_lock(
       file.seek(0)
       holder = file.read(300).decode(errors="replace").strip()
       raise UserError(
-        f"{pathlib.Path(where).parent} is in use by"
+        f"{pathlib.Path(path).parent} is in use by"
         f" {holder or 'another process'}: wait for it, or end it"
       ) from error
     except OSError:  # a file system without locks
       pass
-    at = time.strftime("%Y-%m-%d %H:%M:%S")
-    line = f"process {os.getpid()} on {socket.gethostname()} since {at}\n"
-    with writing(where):
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    line = f"process {os.getpid()} on {socket.gethostname()} since {now}\n"
+    with writing(path):
       file.truncate(0)
       file.write(line.encode())
     yield True
@@ -352,8 +354,8 @@ def failure(message: str, error: Exception) -> UserError:
 def out_of_reach(error: Exception) -> bool:
   """Whether a bucket, or the right to use it, is missing, not its content."""
   words = any(word in str(error) for word in (_NO_RIGHT, "Forbidden: "))
-  known = isinstance(error, file_failures()[1:])
-  return words or known or is_temporary(error)
+  is_of_buckets = isinstance(error, file_failures()[1:])
+  return words or is_of_buckets or is_temporary(error)
 
 
 def failure_reason(error: Exception) -> str:

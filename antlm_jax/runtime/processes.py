@@ -106,19 +106,19 @@ def _on_tpu() -> bool:
 def _join_processes(options: dict) -> None:
   """Joins in a thread, since Python handles no signal while JAX waits."""
   pool = concurrent.futures.ThreadPoolExecutor(1)
-  joined = pool.submit(jax.distributed.initialize, **options)
+  joining = pool.submit(jax.distributed.initialize, **options)
   deadline = time.monotonic() + JOIN
   # In short waits, after each of which Python handles signals.
-  while not joined.done() and time.monotonic() < deadline:
-    concurrent.futures.wait([joined], timeout=_POLL)
-  if not joined.done():
-    where = options.get("coordinator_address", "the address of the first")
+  while not joining.done() and time.monotonic() < deadline:
+    concurrent.futures.wait([joining], timeout=_POLL)
+  if not joining.done():
+    address = options.get("coordinator_address", "the address of the first")
     _end(
       errors.CRASHED,
-      f"error: the processes of this run did not all join at {where} within"
+      f"error: the processes of this run did not all join at {address} within"
       f" {JOIN} s: check that each is running with this address",
     )
-  joined.result()
+  joining.result()
 
 
 def is_first() -> bool:
@@ -144,8 +144,8 @@ def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:
   shape = mesh.size, mine.shape[1]
   everyone = jax.make_array_from_callback(shape, split, lambda index: mine)
   with jax.set_mesh(mesh):
-    found = _columns_largest(everyone)
-  return lambda: jax.device_get(found)
+    maxima = _columns_largest(everyone)
+  return lambda: jax.device_get(maxima)
 
 
 @jax.jit
@@ -173,7 +173,7 @@ def same_on_all(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def joined() -> Iterator[None]:
   """Joins the other processes of this run for the time of its block.
 
   An error that ends one process ends all of them within seconds. Each prints
@@ -184,60 +184,58 @@ def together() -> Iterator[None]:
   if jax.process_count() == 1:
     yield
     return
-  left = threading.Event()
-  threading.Thread(target=_watch, args=[left], daemon=True).start()
+  has_left = threading.Event()
+  threading.Thread(target=_watch, args=[has_left], daemon=True).start()
   try:
     yield
   except BaseException as error:
     saved = isinstance(error, errors.Stopped) and error.saved  # as all others
     if not saved:
-      _fail(error, left)
+      _fail(error, has_left)
     raise
   finally:
-    left.set()
+    has_left.set()
 
 
-def _watch(left: threading.Event) -> None:
+def _watch(has_left: threading.Event) -> None:
   """Ends this process if another process fails before this has left."""
-  while not left.wait(_POLL):
+  while not has_left.wait(_POLL):
     try:
-      said = private.key_value_store().key_value_dir_get(_FAILED)
+      messages = private.key_value_store().key_value_dir_get(_FAILED)
     except jax.errors.JaxRuntimeError as error:
       # Process 0 may have succeeded a moment ago, as this one will.
-      if left.wait(_STAY):
+      if has_left.wait(_STAY):
         return
       _end(errors.CRASHED, f"error: process 0 has ended: {_error_line(error)}")
-    for key, text in said:
+    for key, text in messages:
       status, _, line = text.partition(" ")
-      number, stay = key.removeprefix(_FAILED), _STAY if is_first() else 0
+      number = key.removeprefix(_FAILED)
+      stay = _STAY if is_first() else 0
       _end(int(status), f"error: process {number} ended: {line}", stay)
 
 
-def _fail(error: BaseException, left: threading.Event) -> None:
+def _fail(error: BaseException, has_left: threading.Event) -> None:
   """Tells the other processes about an error, and ends this process."""
-  me, told = jax.process_index(), errors.explain(error)
+  number = jax.process_index()
+  explained = errors.explain(error)
   gloo = isinstance(error, ValueError) and "Gloo" in str(error)  # on CPU
   if gloo or isinstance(error, jax.errors.JaxRuntimeError):
     # Another process has probably ended. If it says why, `_watch` repeats that.
     time.sleep(2 * _STAY)
-    told = (
-      errors.CRASHED,
-      (
-        f"error: process {me}: a computation failed, as happens when another"
-        f" process ends: {_error_line(error)}"
-      ),
+    line = (
+      f"error: process {number}: a computation failed, as happens when another"
+      f" process ends: {_error_line(error)}"
     )
-  elif told is None:
+    explained = errors.CRASHED, line
+  elif explained is None:
     traceback.print_exception(error)
-    told = (
-      errors.CRASHED,
-      f"error: {type(error).__name__}: {_error_line(error)}",
-    )
-  left.set()
-  status, line = told
+    line = f"error: {type(error).__name__}: {_error_line(error)}"
+    explained = errors.CRASHED, line
+  has_left.set()
+  status, line = explained
   with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has ended
     text = f"{status} {line.removeprefix('error: ')}"
-    private.key_value_store().key_value_set(f"{_FAILED}{me}", text)
+    private.key_value_store().key_value_set(f"{_FAILED}{number}", text)
   _end(status, line, _STAY if is_first() else 0)
 
 

@@ -41,8 +41,8 @@ def say(line: str) -> None:
   if not processes.is_first() or _QUIET.get():
     return
   # A stream of the user's may lack signs; a command's replaces them itself.
-  known = getattr(sys.stdout, "encoding", None) or "utf-8"
-  line = line.encode(known, "backslashreplace").decode(known)
+  encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+  line = line.encode(encoding, "backslashreplace").decode(encoding)
   try:
     # Above any bar.
     tqdm.tqdm.write(terminal.visible(line), file=sys.stdout)
@@ -77,16 +77,19 @@ class Amount:
   """Counts up to a total: a bar, or lines in a log.
 
   `unit` is the counted unit, such as `batch`, or `B` for bytes. `name` precedes
-  the bar or line. Lines are at least `every` seconds apart. Several threads may
-  add to it.
+  the bar or line. Lines are at least `interval` seconds apart. Several threads
+  may add to it.
   """
 
   def __init__(
-    self, total: int, unit: str, name: str = "", every: float = 30.0
+    self, total: int, unit: str, name: str = "", interval: float = 30.0
   ):
-    self._total, self._unit, self._done = total, unit, 0
+    self._total = total
+    self._unit = unit
+    self._done = 0
     self._start = f"{name}: " if name else ""
-    self._every, self._last = every, time.monotonic()
+    self._interval = interval
+    self._last = time.monotonic()
     self._lock = threading.Lock()
     scale = {"unit": unit, "unit_scale": unit == "B"}
     self._bar = bar(total=total, desc=name or None, leave=False, **scale)
@@ -105,7 +108,7 @@ class Amount:
       if self._bar is not None:
         self._bar.update(amount)
         return
-      if time.monotonic() - self._last < self._every or _QUIET.get():
+      if time.monotonic() - self._last < self._interval or _QUIET.get():
         return
       self._last = time.monotonic()
     line = f"{self._unit} {self._done}/{self._total}"
@@ -115,13 +118,13 @@ class Amount:
 
 
 def track(
-  items: Sequence, unit: str, name: str = "", every: float = 30.0
+  items: Sequence, unit: str, name: str = "", interval: float = 30.0
 ) -> Iterator:
   """Yields the items and shows progress as `Amount` does."""
-  with Amount(len(items), unit, name, every) as shown:
+  with Amount(len(items), unit, name, interval) as amount:
     for item in items:
       yield item
-      shown.add()
+      amount.add()
 
 
 # The time left is in the postfix, as in a log's lines.

@@ -57,11 +57,12 @@ def not_utf8(head: bytes) -> str:
   known formats that are no text.
   """
   head = head[:_HEAD]
-  for begin, what in _MAGIC.items():
-    if head.startswith(begin):
-      return f"it is no text but {what}"
+  for first_bytes, kind in _MAGIC.items():
+    if head.startswith(first_bytes):
+      return f"it is no text but {kind}"
   # The mark of UTF-32 begins with that of UTF-16.
-  name = next((of for mark, of in _WIDE_MARKS if head.startswith(mark)), "")
+  names = [name for mark, name in _WIDE_MARKS if head.startswith(mark)]
+  name = names[0] if names else ""
   # Zero bytes by place. UTF-32 has three a letter.
   zeros = [head[place::4].count(0) for place in range(4)]
   if not name and any(zeros):
@@ -131,27 +132,28 @@ def parse_json(text: str, once: bool = True) -> Any:
   """
   text = text.lstrip(MARK)
   try:
-    found = json.loads(text, object_pairs_hook=_unique_fields if once else None)
+    value = json.loads(text, object_pairs_hook=_unique_fields if once else None)
     escaped = "\\ud" in text or "\\uD" in text
-    if escaped and not writable(json.dumps(found, ensure_ascii=False)):
+    if escaped and not writable(json.dumps(value, ensure_ascii=False)):
       raise ValueError(HALF)
   except RecursionError as error:
     raise ValueError("it is nested too deeply") from error
-  return found
+  return value
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    check_once([name for name, _ in pairs], found)
-  return found
+  fields = dict(pairs)
+  if len(fields) < len(pairs):
+    check_once([name for name, _ in pairs], fields)
+  return fields
 
 
 def check_once(names: Collection[str], columns: Collection[str]) -> None:
   """Raises a ValueError if two of the names are one of these columns."""
   names = [*names]
-  if more := [name for name in columns if names.count(name) > 1]:
-    raise ValueError(f"two columns have the name {more[0]!r}; rename one")
+  for name in columns:
+    if names.count(name) > 1:
+      raise ValueError(f"two columns have the name {name!r}; rename one")
 
 
 def csv_records(
@@ -175,23 +177,27 @@ def csv_records(
     _check_csv(read())
   quoted = not tabs or _tsv_quotes(read())
   quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-  how = {"delimiter": "\t" if tabs else ",", "quoting": quoting}
-  watched, before = _Watched(read()), 0
+  delimiter = "\t" if tabs else ","
+  watched = _Watched(read())
   # Strict: else a stray quotation mark joins all that follows it to one text.
-  rows = csv.reader(watched, strict=True, **how)
-  names, first = None, 0
+  rows = csv.reader(watched, strict=True, delimiter=delimiter, quoting=quoting)
+  names = None
+  line_of_names = 0
+  previous_line = 0
   try:
     for row in rows:
-      span, before = rows.line_num - before, rows.line_num
+      span = rows.line_num - previous_line
+      previous_line = rows.line_num
       if not row:
         continue  # a blank line
       if names is None:
-        names, first = row, rows.line_num
+        names = row
+        line_of_names = rows.line_num
         if not tabs and not {*columns} <= {*names}:
           _check_commas(names)
         check_once(names, columns or [name for name in names if name])
         continue
-      _check_width(row, names, rows.line_num, first, tabs)
+      _check_width(row, names, rows.line_num, line_of_names, tabs)
       if not tabs and _MANY <= span <= watched.run:
         raise _ambiguous(rows.line_num - span + 1, rows.line_num)
       yield rows.line_num, dict(zip(names, row, strict=True))
@@ -213,14 +219,14 @@ def _check_commas(names: Sequence[str]) -> None:
 
 def _check_width(row, names, number: int, first: int, tabs: bool) -> None:
   if len(row) != len(names):
-    which = "more" if len(row) > len(names) else "fewer"
+    comparison = "more" if len(row) > len(names) else "fewer"
     hint = "save texts with tabs or line ends as jsonl"
     if not tabs:
       hint = (
         'put quotation marks around a text with a comma ("a, b") or line end'
       )
     raise ValueError(
-      f"line {number} has {which} columns than line {first} names"
+      f"line {number} has {comparison} columns than line {first} names"
       f" ({len(row)}, not {len(names)}); {hint}"
     )
   if len(names) > 1 and row == names:
@@ -238,16 +244,19 @@ class _Watched:
   """Lines of csv, and the number of last lines that may each be a record."""
 
   def __init__(self, lines: Lines):
-    self._lines, self._commas, self.run, self.every = lines, None, 0, True
+    self._lines = lines
+    self._commas: int | None = None
+    self.run = 0  # number of last lines that may each be a record
+    self.every = True  # whether each line so far may be a record
 
   def __iter__(self) -> Iterator[str]:
     for line in self._lines:
       blank = not line.strip("\r\n")
       if self._commas is None and not blank:
         self._commas = line.count(",")
-      whole = not blank and line.count(",") == self._commas > 0
-      self.run = self.run + 1 if whole else 0
-      self.every &= whole or blank
+      is_record = not blank and line.count(",") == self._commas > 0
+      self.run = self.run + 1 if is_record else 0
+      self.every &= is_record or blank
       yield line
 
 
@@ -257,16 +266,17 @@ def _check_csv(lines: Lines) -> None:
   If each line of the file is a whole record, two quotation marks of texts would
   swallow all records between them.
   """
-  watched, before = _Watched(lines), 0
+  watched = _Watched(lines)
+  last_line = 0
   rows = csv.reader(watched, strict=True)
   with contextlib.suppress(csv.Error):  # reading the records raises it again
     spans = []
     for _ in rows:
       if not watched.every:
         return
-      if rows.line_num > before + 1:
-        spans.append((before + 1, rows.line_num))
-      before = rows.line_num
+      if rows.line_num > last_line + 1:
+        spans.append((last_line + 1, rows.line_num))
+      last_line = rows.line_num
     if spans:
       raise _ambiguous(*spans[0])
 
@@ -278,8 +288,11 @@ def _tsv_quotes(lines: Lines) -> bool:
   program must have put them there. It did if lines are torn without them, if
   the names have them, or if fields with a tab, comma or mark inside have them.
   """
-  names, widths, span = None, set(), None
-  inside, outside = set(), False  # signs in fields with marks; commas in others
+  names = None
+  widths = set()
+  span = None
+  inside = set()  # signs in fields with marks
+  outside = False  # whether other fields have commas
   for first, last, record in _tsv_records(lines):
     fields = _tsv_fields(record)
     names = names or fields
@@ -309,7 +322,10 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
 
   The record is "" if they do not.
   """
-  held, first, opened, size = [], 0, False, 0
+  texts: list[str] = []  # of the lines of a record
+  first_line = 0
+  size = 0
+  opened = False
   for number, line in enumerate(lines, start=1):
     text = line.rstrip("\r\n")
     if not text and not opened:
@@ -317,24 +333,27 @@ def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:
     if opened and (size > _LONGEST or "\t" in text.partition('"')[0]):
       break
     if not opened:
-      held, first, size = [], number, 0
-    held.append(text)
+      texts = []
+      first_line = number
+      size = 0
+    texts.append(text)
     size += len(text)
     opened ^= text.count('"') % 2 == 1
     if not opened:
-      yield first, number, "\n".join(held)
+      yield first_line, number, "\n".join(texts)
   if opened:
-    yield first, first, ""
+    yield first_line, first_line, ""
 
 
 def _tsv_fields(record: str) -> list[str]:
   """Returns the fields of a record; none if a mark is not at their ends."""
   if record and '"' not in record:
     return record.split("\t")
-  found, at = [], 0
-  while record and (match := _FIELD.match(record, at)):
-    found.append(match[1])
-    at = match.end()
+  fields = []
+  start = 0
+  while record and (match := _FIELD.match(record, start)):
+    fields.append(match[1])
+    start = match.end()
     if not match[2]:
-      return found
+      return fields
   return []

@@ -63,17 +63,18 @@ def listening() -> Iterator[Stop]:
     finally:
       stop.waits = False
     return
-  stop, before = Stop(), {}
+  stop = Stop()
+  handlers = {}
   try:
     for number in ENDS:
       # nohup has a run survive its terminal.
       ignored = signal.getsignal(number) is signal.SIG_IGN
       if not (ignored and number == signal.SIGHUP):
-        before[number] = signal.signal(number, stop)
+        handlers[number] = signal.signal(number, stop)
   except ValueError:  # not the main thread, as in some notebooks
     pass
   try:
     yield stop
   finally:
-    for number, handler in before.items():
+    for number, handler in handlers.items():
       signal.signal(number, handler)

@@ -22,7 +22,7 @@ Column = int | tuple
 def output():
   """Makes the setting that every benchmark has."""
   folder = pathlib.Path(__file__).parent / "results"
-  return setting(str(folder), "Folder of the JSON file", read=cli.here)
+  return setting(str(folder), "Folder of the JSON file", read=cli.local_path)
 
 
 def benchmark_arguments(about: str, section: type, argv: Sequence[str]):

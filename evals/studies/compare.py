@@ -27,7 +27,7 @@ from antlm_jax.training import saving
 def compare(
   runs: Annotated[
     Sequence[files.Path],
-    argument("runs", nargs="+", metavar="RUN", read=cli.here),
+    argument("runs", nargs="+", metavar="RUN", read=cli.local_path),
   ],
   *,
   by: str | Sequence[str] = (),
@@ -36,7 +36,7 @@ def compare(
     files.Path | None,
     argument(
       help="Path to a folder; comparison/ next to the first run by default",
-      read=cli.here,
+      read=cli.local_path,
     ),
   ] = None,
 ) -> Comparison:

@@ -167,7 +167,7 @@ def evaluate(
     files.Path | None,
     argument(
       help="Path to a folder for results; RUN/evals/DATA/STEP-MODE by default",
-      read=cli.here,
+      read=cli.local_path,
     ),
   ] = None,
   overwrite: bool = False,
@@ -245,7 +245,7 @@ def asked_of(
   """Returns the settings of a task; errors are those of `evaluate`."""
   section = TASKS[task].settings
   help = f"antlm eval score --task={task} --help lists them"
-  known = [*settings_lib.of(section)]
+  known = [*settings_lib.fields_of(section)]
   settings_lib.refuse_unknown(settings, known, f"task {task}", help)
   asked = settings_lib.build(section, settings)
   pipelines.options(asked.pipeline, mode, task)  # refuses unknown modes
@@ -286,7 +286,7 @@ def done(description: str, argv: Sequence[str]) -> bool:
   """
   given, model = _parse_task_arguments(description, argv)
   task, folder = given["task"], given["output"]
-  own = {n: given[n] for n in settings_lib.of(TASKS[task].settings)}
+  own = {n: given[n] for n in settings_lib.fields_of(TASKS[task].settings)}
   asked = asked_of(task, given["data"], given["mode"], own)
   request = request_of(task, asked, model, TASKS[task].read(asked))
   return _whole_results(folder, request) is not None
@@ -306,7 +306,9 @@ def _parse_task_arguments(
   args = _parser(description, named).parse_args(argv)
   given = read_arguments(evaluate, args)
   section = TASKS[named].settings
-  given |= {name: getattr(args, name) for name in settings_lib.of(section)}
+  given |= {
+    name: getattr(args, name) for name in settings_lib.fields_of(section)
+  }
   model = Checkpoint(given.pop("model"), given.pop("step"))
   given["mode"] = mode_of(model.path, given["mode"])
   if given["output"] is None:
