@@ -24,7 +24,7 @@ from antlm_jax.evals.studies.reporting.scores import (
   Score,
   Scores,
 )
-from antlm_jax.evals.zero_shot.command import Reported
+from antlm_jax.evals.zero_shot.task import Reported
 
 Side = tuple[str, str]  # a row, and the mode in which it is scored
 # An estimate's measure, phenomenon, subset of scores, and weights of sides.

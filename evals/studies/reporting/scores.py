@@ -26,7 +26,7 @@ from antlm_jax.evals.studies.reporting.runs import (
   finite_number,
   reading_file,
 )
-from antlm_jax.evals.zero_shot.command import Reported
+from antlm_jax.evals.zero_shot.task import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
