@@ -26,7 +26,7 @@ from tests.tuned import cells, section
 from tests.tuned import report_of as make
 
 ROWS = """
-from antlm_jax.evals.studies.design import Row, Scale, ExpectedText
+from antlm_jax.evals.studies.study import Row, Scale, ExpectedText
 def row(family, title, masked, *against):
   args = {"tiny": ""}, {"tiny": 1}
   return Row(family, title, *args, masked=masked, against=against)
