@@ -25,7 +25,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.evals.zero_shot.command import mode_of
+from antlm_jax.evals.zero_shot.task import mode_of
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded, ModelOrPath
 from antlm_jax.runtime import files, progress

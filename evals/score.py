@@ -7,17 +7,91 @@ lambada and perplexity, which read any texts, are those of BabyLM's pipeline of
 2026, babylm-org/babylm-eval.
 """
 
-import functools
+import argparse
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
 
-from antlm_jax import cli
-from antlm_jax.evals.zero_shot import command, tasks
-from antlm_jax.evals.zero_shot.command import evaluate
+from antlm_jax import cli, tables
+from antlm_jax import settings as settings_lib
+from antlm_jax.arguments import add_arguments, read_arguments
+from antlm_jax.evals.zero_shot import task as task_lib
+from antlm_jax.evals.zero_shot.task import TaskSettings, evaluate, mode_of
+from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.runtime import files
+from antlm_jax.training.checkpoint import Checkpoint
 
-# So that all tasks are registered.
-__all__ = ["done", "evaluate", "main", "tasks"]
+_WRITES = """\
+Writes summary.json (the figures) and items.jsonl (every item with its scores).
+If the output folder has results of the same request, prints those instead."""
 
-main = functools.partial(command.run_task, __doc__)
-done = functools.partial(command.done, __doc__)
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  arguments, model = _read_task_arguments(argv)
+  result = evaluate(model.path, **arguments)
+  print(result)
+  if result.reused:
+    print(f"already scored: {result.folder} (--overwrite scores again)")
+  else:
+    print(f"written to {files.shown_path(result.folder)}")
+
+
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether `main` has written its results; reads no model.
+
+  Raises a UserError if the arguments are wrong, the checkpoint or the data
+  cannot be read, or the folder has the results of another request.
+  """
+  arguments, model = _read_task_arguments(argv)
+  name = arguments["task"]
+  keys = settings_lib.of(TASKS[name].settings)
+  settings = task_lib.build_settings(
+    name,
+    arguments["data"],
+    arguments["mode"],
+    {key: arguments[key] for key in keys},
+  )
+  items = TASKS[name].read(settings)
+  request = task_lib.request_of(name, settings, model, items)
+  return task_lib.finished_summary(arguments["output"], request) is not None
+
+
+def _read_task_arguments(
+  argv: Sequence[str],
+) -> tuple[dict[str, Any], Checkpoint]:
+  """Returns the arguments of `evaluate` with their defaults, and the model."""
+  name = cli.value_of("--task", argv)
+  args = _parser(name).parse_args(argv)
+  arguments = read_arguments(evaluate, args)
+  section = TASKS[name].settings
+  arguments |= {key: getattr(args, key) for key in settings_lib.of(section)}
+  model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
+  arguments["mode"] = mode_of(model.path, arguments["mode"])
+  if arguments["output"] is None:
+    pipeline = arguments.get("pipeline", section.pipeline)
+    folder = "-".join((str(model.step), arguments["mode"], pipeline))
+    data = os.path.basename(os.path.abspath(arguments["data"]))  # also of ".."
+    arguments["output"] = model.evals / data / folder.removesuffix("-ours")
+  return arguments | {"output": pathlib.Path(arguments["output"])}, model
+
+
+def _parser(name: str | None) -> cli.Parser:
+  """Returns the command's parser, for the task that --task names."""
+  task = TASKS.get(name)
+  rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
+  overview = f"{__doc__}\nThe tasks:\n\n{tables.text_table(sorted(rows))}"
+  description = task.about if task else overview
+  parser = cli.Parser(description=f"{description.strip()}\n\n{_WRITES}")
+  actions = add_arguments(parser, evaluate)
+  if task:
+    if parser.prog == f"antlm eval {name}":  # the command is the task's
+      actions["task"].help = argparse.SUPPRESS
+    actions["data"].help = task.reads or actions["data"].help
+  add_arguments(parser, task.settings if task else TaskSettings)
+  return parser
+
 
 if __name__ == "__main__":
   cli.run_command(main)

@@ -121,7 +121,7 @@ def trained(shared, prepared):
 # The config is also a study, for the report.
 TOY = """
 from antlm_jax import config
-from antlm_jax.evals.studies.design import Row, Scale, ExpectedText
+from antlm_jax.evals.studies.study import Row, Scale, ExpectedText
 
 ROWS = {"toy": Row("Toy", "toy", {"tiny": ""}, {"tiny": 1}, masked="mlm")}
 SCALES = {"tiny": Scale({}, ExpectedText(8, 8), (), ())}

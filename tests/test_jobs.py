@@ -143,7 +143,7 @@ def test_side_by_side_only_the_jobs_that_need_a_failed_job_are_lost(
   todo = [timed("a"), timed("b", 1.0), timed("d")]
   todo.insert(2, dataclasses.replace(timed("c"), needs=(tmp_path / "a",)))
   failed = jobs.run_jobs(todo, tmp_path / "all", go_on=True, at_once=2)
-  assert [job.about for job in failed] == ["a", "c"]
+  assert [job.title for job in failed] == ["a", "c"]
   assert todo[1].done and todo[3].done
   said = capfd.readouterr().out
   assert "a failed (status 1)" in said and "FileExistsError" in said

@@ -63,11 +63,11 @@ BUDGETS = {
   "antlm_jax/training": 19_194,
   "configs": 2_554,
   "configs/studies": 4_674,
-  "evals": 8_367,
-  "evals/benchmarks": 12_632,
+  "evals": 8_928,
+  "evals/benchmarks": 12_594,
   "evals/finetuning": 39_992,
-  "evals/studies": 28_314,
-  "evals/zero_shot": 11_517,
+  "evals/studies": 27_626,
+  "evals/zero_shot": 10_924,
   "tests": 277_567,
 }
 LAYOUT = {

@@ -13,7 +13,7 @@ from antlm_jax.data import toy_english
 from antlm_jax.evals import results, score
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.evals.zero_shot.command import TASKS
+from antlm_jax.evals.zero_shot.task import TASKS
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.pairs import (

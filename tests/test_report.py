@@ -17,8 +17,8 @@ from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.studies import report
 from antlm_jax.evals.studies.reporting import scores as scores_lib
-from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.choices import Results
+from antlm_jax.evals.zero_shot.task import ITEMS
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.runtime import files
 from tests import runs, tuned
@@ -26,7 +26,7 @@ from tests.tuned import cells, section
 from tests.tuned import report_of as make
 
 ROWS = """
-from antlm_jax.evals.studies.design import Row, Scale, ExpectedText
+from antlm_jax.evals.studies.study import Row, Scale, ExpectedText
 def row(family, title, masked, *against):
   args = {"tiny": ""}, {"tiny": 1}
   return Row(family, title, *args, masked=masked, against=against)
@@ -150,7 +150,7 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   summary = {"request": about, **results.summary()}
   items = "".join(json.dumps(line) + "\n" for line in results.lines())
   folder = run / "evals" / benchmark / name
-  results_lib.write_results(folder, {command.ITEMS: items}, summary)
+  results_lib.write_results(folder, {ITEMS: items}, summary)
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):

@@ -11,7 +11,7 @@ from antlm_jax import config as config_lib
 from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.statistics import MeanEstimate
-from antlm_jax.evals.studies import design, report
+from antlm_jax.evals.studies import report, study
 from antlm_jax.evals.studies.branches import steps_of
 from antlm_jax.evals.studies.reporting import claims
 from antlm_jax.evals.studies.reporting.scores import published_numbers
@@ -19,7 +19,7 @@ from tests import runs, tuned
 from tests.tuned import cells, section
 
 CONFIG = runs.ROOT / "configs/studies/clm_or_mlm.py"
-_, ROWS = design.read_scale(CONFIG, "tiny")
+_, ROWS = study.read_scale(CONFIG, "tiny")
 LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # step 2,000 in the paper
 
 
@@ -237,7 +237,7 @@ def test_rates_and_ratios_are_claims_of_deviations(tmp_path):
 
 def test_every_claim_is_of_rows_that_the_paper_has():
   # A claim with an unknown row would be "not run" at every scale.
-  _, rows = design.read_scale(CONFIG, "paper")
+  _, rows = study.read_scale(CONFIG, "paper")
   for claim in published_numbers("encoders_claims"):
     names = f"{claim['plus']} {claim['minus']}".split()
     assert all(name in rows or f"610m_{name}" in rows for name in names)

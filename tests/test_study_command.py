@@ -12,7 +12,7 @@ from antlm_jax import config as config_lib
 from antlm_jax.commands import COMMANDS
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import RUN_AGAIN, Stopped
-from antlm_jax.evals.studies import study
+from antlm_jax.evals.studies import make, study
 from tests import real, runs
 
 CONFIGS = runs.ROOT / "configs"
@@ -21,7 +21,7 @@ MADE = pathlib.Path("/made")
 # A trunk, its branch, and rows that start from the end of another row.
 ROWS = """
 from antlm_jax import config
-from antlm_jax.evals.studies.design import Evaluation, Row, Scale, ExpectedText
+from antlm_jax.evals.studies.study import Evaluation, Row, Scale, ExpectedText
 def row(title, text, **how):
   how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
   return Row("One", title, **how)
@@ -65,8 +65,8 @@ def path(tmp_path):
 def made(path, *rows, overrides=(), folder=MADE, seeds=0):
   """Returns module and arguments of the jobs of rows, by description."""
   asked = study.read_study(str(path), "tiny", rows, seeds, overrides)
-  found = study.study_jobs(asked, folder, "text", "data")
-  return {job.about: (job.command, job.arguments) for job in found}
+  found = make.study_jobs(asked, folder, "text", "data")
+  return {job.title: (job.command, job.arguments) for job in found}
 
 
 def training(jobs, row, seed=0):
@@ -98,7 +98,7 @@ def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
 def test_side_by_side_a_row_waits_for_its_data_and_its_start(path):
   """Catches a branch that begins before its trunk's checkpoint exists."""
   asked = study.read_study(str(path), "tiny")
-  jobs = {j.about: j for j in study.study_jobs(asked, MADE, "text", "data")}
+  jobs = {j.title: j for j in make.study_jobs(asked, MADE, "text", "data")}
   data = MADE / "data/one"
   assert jobs["text for One"].folder == data
   for row, starts in {
@@ -144,7 +144,7 @@ def test_the_pieces_of_a_seed_come_in_order(path):
 def test_evaluations_are_told_of_what_and_how(path):
   asked = study.read_study(str(path), "tiny", ("trunk",))
   found = [
-    p for p in study.study_jobs(asked, MADE, "t", "d") if "seed 0" in p.about
+    p for p in make.study_jobs(asked, MADE, "t", "d") if "seed 0" in p.title
   ]
   assert [job.arguments for job in found[1:]] == [
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=causal"),
@@ -203,7 +203,7 @@ def test_what_every_training_is_told_counts_for_what_it_shares(path):
 
 def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
   def said(*args):
-    study.main([f"--config={path}", "--dry_run", *args])
+    make.main([f"--config={path}", "--dry_run", *args])
     return capsys.readouterr().out
 
   (path.parent / "here").mkdir()
@@ -218,7 +218,7 @@ def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
   assert not [*pathlib.Path.cwd().iterdir()]
   # Without data, epochs are estimated for the config's text.
   words = [TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"]
-  study.main(words)
+  make.main(words)
   table = capsys.readouterr().out
   assert "1 rows, 8 runs\n30,000 steps, of which 0 are shared" in table
   assert " 3,750     3,750   7.68M" in table
@@ -231,7 +231,7 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
   (tmp_path / "data/babyllama").symlink_to(prepared)
   rows = Manifest.load(prepared).splits["train"].rows
   words = "--rows=babyllama_c", f"--runs={tmp_path}"
-  study.main([TABLE, "--dry_run", *words])
+  make.main([TABLE, "--dry_run", *words])
   table = capsys.readouterr().out
   assert f"\n{3 * round(6 * rows / 16):,} steps" in table
   assert "estimated" not in table
@@ -254,7 +254,7 @@ def test_the_commands_are_printed_to_be_run_elsewhere(
   for name in ("pairs", "blimp_filtered", "blimp_supplement_filtered", "ewok"):
     (folder / name).mkdir()
   words = f"--runs={folder / 'runs'}", f"--text={folder}", f"--data={folder}"
-  study.main([f"--config={path}", *words, "--commands"])
+  make.main([f"--config={path}", *words, "--commands"])
   lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
   # As the study itself runs them: with this Python, and with -P.
   first = [cli.python_command("antlm_jax", x) for x in ("prepare", "train")]
@@ -264,7 +264,7 @@ def test_the_commands_are_printed_to_be_run_elsewhere(
   assert len(trained) == 7 and not (folder / "runs").exists()
   assert trained[0][5].startswith(f"--config={path}:")
   # Other machines know our configs by name, and not this checkout's paths.
-  study.main([TABLE, "--scale=tiny", *words, "--commands"])
+  make.main([TABLE, "--scale=tiny", *words, "--commands"])
   lines = capsys.readouterr().out.splitlines()
   named = [x for x in lines if " --config=antlm_table:row=" in x]
   assert named and len(named) == sum(" antlm_jax train " in x for x in lines)
@@ -288,7 +288,6 @@ def data(tmp_path):
     (["--minutes=0"], "--minutes=0 is not over 0"),
     (["--minutes=nan"], "--minutes=nan is not finite"),
     (["--seeds=-1"], "--seeds=-1"),
-    (["--jobs=2", "--together=2"], "--jobs and --together: choose one"),
     (["--dry_run", "--config.sed=3"], "config key 'sed'; did you mean 'seed'?"),
     (["--scale=shrink"], "--scale=shrink is not one of tiny, paper"),
     ([TABLE, "--scale=1B"], "--scale=1B is not one of shrink, tiny, small,"),
@@ -301,7 +300,7 @@ def data(tmp_path):
 def test_bad_input_is_told(data, tmp_path, args, words):
   args = [f"--data={data}", f"--runs={tmp_path}/runs", *args]
   assert words.format(data=data) in runs.refused(
-    "antlm_jax.evals.studies.study", *args
+    "antlm_jax.evals.studies.make", *args
   )
   assert not (tmp_path / "runs").exists()
 
@@ -311,13 +310,13 @@ def test_the_evaluations_folder_is_looked_at_first(data, tmp_path):
     ([], "--data is missing: the folder that evaluations read"),
     ([f"--data={tmp_path}"], f"--data={tmp_path} holds no blimp_filtered:"),
   ):
-    assert words in runs.refused("antlm_jax.evals.studies.study", TABLE, *args)
+    assert words in runs.refused("antlm_jax.evals.studies.make", TABLE, *args)
 
 
 def test_a_study_without_rows_or_with_lost_ones_is_told(path):
   def told(*args):
     return runs.refused(
-      "antlm_jax.evals.studies.study", f"--config={path}", *args
+      "antlm_jax.evals.studies.make", f"--config={path}", *args
     )
 
   assert "has no rows at --scale=empty" in told("--scale=empty")
@@ -344,9 +343,9 @@ def test_rows_are_trained_and_scored_side_by_side(tmp_path, capfd):
   words += [f"--runs={made}", "--seeds=1", "--jobs=2"]
   words += ["--rows=babyllama_c,babyllama_antlm", "--config.model.layers=1"]
   with pytest.raises(Stopped) as stopped:
-    study.main([*words, "--minutes=0.3"])
+    make.main([*words, "--minutes=0.3"])
   assert stopped.value.status == RUN_AGAIN
-  study.main(words)
+  make.main(words)
   assert "all done" in capfd.readouterr().out
   for row in "babyllama_c", "babyllama_antlm":
     for name, mode in itertools.product(sets, ("causal", "mlm")):
@@ -367,7 +366,7 @@ def test_two_rows_from_text_to_report(tmp_path):
   made, rows = tmp_path / "runs", ("babyllama_antlm", "ltg_bert_mntp_1_15")
   words = [TABLE, "--scale=shrink", f"--rows={','.join(rows)}"]
   words += [f"--text={tmp_path}/text", f"--data={tmp_path}/data"]
-  study.main([*words, f"--runs={made}", "--together=4"])
+  make.main([*words, f"--runs={made}", "--jobs=2"])
   for row, masked in zip(rows, ("mlm", "mntp"), strict=True):
     for mode in ("causal", masked):
       found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"

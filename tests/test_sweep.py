@@ -17,7 +17,7 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped
 from antlm_jax.evals.studies import compare, jobs, sweep
-from antlm_jax.evals.studies.reporting import plots, trainings
+from antlm_jax.evals.studies.reporting import comparison, plots
 from antlm_jax.runtime.jobs import Child
 from tests import runs
 
@@ -164,7 +164,7 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   long = {100 * n: {"clm": 5.0 - n, "mlm": 5.0} for n in range(5)}
   write(tmp_path / "long", config(), long, steps=400)
   meta = types.SimpleNamespace(meta=types.SimpleNamespace(row_tokens=32))
-  monkeypatch.setattr(trainings, "Checkpoint", lambda path: meta)
+  monkeypatch.setattr(comparison, "Checkpoint", lambda path: meta)
   drawn = {}
 
   def draw(title, axis, panels, tops, path):
@@ -186,26 +186,6 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   assert drawn["step"]["long"] == [*long] and drawn["step"]["a"] == [0, 4]
   compare.main(paths[:2])
   assert drawn["step"] == {"a": [0, 4], "c": [0, 2]}
-
-
-def test_models_of_other_sizes_have_other_panels(tmp_path, monkeypatch):
-  wide, other = config("--config.model.width=64"), config("--config.seed=1")
-  unknown = config("--config.model.layers=1")
-  losses = {4: {"clm": 3.0}}
-  paths = [
-    write(tmp_path / "wide", wide, losses, parameters=2000),
-    write(tmp_path / "small", config(), losses, parameters=1000),
-    write(tmp_path / "running", other, losses, ended=False),
-    write(tmp_path / "unknown", unknown, losses, ended=False),
-  ]
-  drawn = {}
-  monkeypatch.setattr(plots, "draw_losses", lambda *args: drawn.update(args[2]))
-  compare.main([str(path) for path in paths])
-  assert {title: {*found} for title, found in drawn.items()} == {
-    "clm, held out, 1k parameters": {"small", "running"},
-    "clm, held out, 2k parameters": {"wide"},
-    "clm, held out (unfinished: size unknown)": {"unknown"},
-  }
 
 
 @pytest.mark.parametrize(
@@ -244,7 +224,7 @@ def trained(monkeypatch):
 
   def start(job, log):
     """Runs a job here; returns a process that has ended."""
-    child = Child(job.about, ["timeit", "-n1", "-r1"])
+    child = Child(job.title, ["timeit", "-n1", "-r1"])
     child.wait()
     child.returncode = call(job)
     return child

@@ -13,7 +13,7 @@ from antlm_jax.data import toy_english
 from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition
 from antlm_jax.evals.zero_shot.age_of_acquisition import AcquiredWord
-from antlm_jax.evals.zero_shot.command import TASKS, evaluate
+from antlm_jax.evals.zero_shot.task import TASKS, evaluate
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
 from antlm_jax.masks import AttentionMask
@@ -193,7 +193,7 @@ def test_help_describes_each_task(task, capsys):
   about = (TASKS[task].about if task else score_command.__doc__).strip()
   assert about in said
   assert not any(
-    x in said for x in ("command.ZeroShotTask", "see above", "{pipelines}")
+    x in said for x in ("task.ZeroShotTask", "see above", "{pipelines}")
   )
   assert len(about) > 100 and max(map(len, about.splitlines())) <= 80
   assert all(f" {name} " in said for name in TASKS if not task)

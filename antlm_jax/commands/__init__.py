@@ -24,5 +24,5 @@ COMMANDS = {
   "report": "antlm_jax.evals.studies.report",
   "compare": "antlm_jax.evals.studies.compare",
   "sweep": "antlm_jax.evals.studies.sweep",
-  "study": "antlm_jax.evals.studies.study",
+  "study": "antlm_jax.evals.studies.make",
 }

@@ -31,7 +31,7 @@ before the runs, and docs/results.md the outcome.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import (
+from antlm_jax.evals.studies.study import (
   Evaluation,
   ExpectedText,
   Row,

@@ -42,7 +42,7 @@ report leaves out the claim about learning rates.
 from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import (
+from antlm_jax.evals.studies.study import (
   Evaluation,
   ExpectedText,
   Row,

@@ -18,7 +18,7 @@ expectations that were written before the runs.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals.studies.design import ExpectedText, Row, Scale, row_of
+from antlm_jax.evals.studies.study import ExpectedText, Row, Scale, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the 16 claims

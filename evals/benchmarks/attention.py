@@ -82,7 +82,8 @@ MASKS = ("causal", "full", "packed", "packed causal", "mixed", "window")
 
 def make_mask(name: str, rows: int, length: int) -> AttentionMask:
   """Returns a mask of `MASKS`, its bounds NumPy arrays."""
-  draw, starts = np.random.default_rng(0), np.zeros((rows, length), bool)
+  draw = np.random.default_rng(0)
+  starts = np.zeros((rows, length), bool)
   for row in starts:
     start = 0
     while start < length:
@@ -90,7 +91,7 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
       # Long-tailed, as web text is; some documents fill the row.
       start += int(draw.lognormal(np.log(length / 4), 1)) + 1
   documents = Segments.of(starts)
-  at = np.broadcast_to(np.arange(length, dtype=np.int32), starts.shape)
+  positions = np.broadcast_to(np.arange(length, dtype=np.int32), starts.shape)
   odd = (np.arange(rows) % 2 == 1)[:, None]
   return {
     "causal": CAUSAL,
@@ -98,7 +99,7 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
     "packed": AttentionMask(False, documents.start, documents.end),
     "packed causal": AttentionMask(True, documents.start, None),
     # Half the rows causal, half not: one batch of CLM and MLM.
-    "mixed": AttentionMask(False, None, np.where(odd, at + 1, length)),
+    "mixed": AttentionMask(False, None, np.where(odd, positions + 1, length)),
     # 64 keys on both sides, as in ModernBERT's local layers.
     "window": BIDIRECTIONAL.within(65, (rows, length), np),
   }[name]
@@ -259,30 +260,33 @@ def compile_cases(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
       if listings and peer not in ("chunked", "XLA, dense"):
         bundles.read_bundle_counts()  # the layer's, with its own layouts
         compile_attention(device, attend, shape, mask)
-        found = {
+        kernels = {
           kernel[0]: listing
           for listed, listing in bundles.read_bundle_counts().items()
           if (kernel := re.search("(attention|splash)_[a-z_]+", listed))
         }
-        row["bundles"] = count_bundles(device, shape, peer, found)
+        row["bundles"] = count_bundles(device, shape, peer, kernels)
       yield row
 
 
 def count_bundles(
-  device, shape: Shape, peer: str, found: Mapping[str, bundles.BundleCounts]
+  device, shape: Shape, peer: str, kernels: Mapping[str, bundles.BundleCounts]
 ) -> str:
   """Returns the bundles for 512 x 512 scores: forward and backward."""
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
-    group, kind = shape.heads // shape.kv_heads, (shape.width, jnp.bfloat16)
+    group = shape.heads // shape.kv_heads
+    dtype = jnp.bfloat16
     with jax.set_mesh(common.mesh_of(device)):
-      blocks = kernel.choose_blocks(shape.length, shape.length, group, *kind)
+      blocks = kernel.choose_blocks(
+        shape.length, shape.length, group, shape.width, dtype
+      )
       heads = kernel.heads_of_a_step(
-        shape.kv_heads, group, kind[0], blocks, kind[1]
+        shape.kv_heads, group, shape.width, blocks, dtype
       )
     scores = heads * group * blocks.q_size * blocks.k_size
   counts = {True: 0, False: 0}
-  for name, listing in found.items():
+  for name, listing in kernels.items():
     counts[bool(re.search("_output|_fwd", name))] += listing.unmasked
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in counts.values())
 
@@ -307,18 +311,18 @@ def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
   for (shape, name), futures in zip(cases, compiling, strict=True):
     mask = make_mask(name, shape.rows, shape.length)
     args = *shape.arrays(_draw), jax.tree.map(jnp.asarray, mask)
-    found = {
+    programs = {
       peer: _tried(future.result, args) for peer, future in futures.items()
     }
     calls = {
       peer: functools.partial(_run_calls, run, args)
-      for peer, run in found.items()
+      for peer, run in programs.items()
       if callable(run)
     }
     seconds, *_ = turns.by_turns([*calls.values()], rounds, [*calls.values()])
     medians = 1e3 * np.median(seconds, axis=0) / _CALLS
     spent = dict(zip(calls, medians.tolist(), strict=True))
-    for peer, run in found.items():
+    for peer, run in programs.items():
       if run is not None:
         row = {"shape": str(shape), "mask": name, "peer": peer}
         row["ms"] = spent.get(peer, run)

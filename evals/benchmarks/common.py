@@ -25,9 +25,9 @@ def output():
   return setting(str(folder), "Folder of the JSON file", read=cli.local_path)
 
 
-def benchmark_arguments(about: str, section: type, argv: Sequence[str]):
+def benchmark_arguments(description: str, section: type, argv: Sequence[str]):
   """Returns a benchmark's arguments as a section of settings."""
-  parser = cli.Parser(description=about)
+  parser = cli.Parser(description=description)
   add_arguments(parser, section)
   return read_section(section, parser.parse_args(argv))
 
@@ -40,9 +40,9 @@ def mesh_of(device) -> jax.sharding.Mesh:
 def compile_for(device, run, *args) -> jax.stages.Compiled:
   """Compiles a function of arrays' shapes for a device that may be absent."""
   mesh = mesh_of(device)
-  where = mesh_lib.replicated_sharding(mesh)
+  sharding = mesh_lib.replicated_sharding(mesh)
   args = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args
   )
   with jax.set_mesh(mesh):
     return topology.compile_lowered(jax.jit(run).lower(*args))
@@ -54,19 +54,19 @@ def report_rows(
   name: str,
   columns: Mapping[str, Column],
   align: str = "<",
-  **about,
+  **facts,
 ) -> list[dict]:
   """Prints each row, and writes it to FOLDER/NAME.json, as soon as it is there.
 
   A cell is a dash if an argument of it is None. `align` is as in
-  `tables.text_table`; the file says `about` next to the rows. Raises a
+  `tables.text_table`; the file says the `facts` next to the rows. Raises a
   UserError if it cannot be written.
   """
   name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
   path = pathlib.Path(folder) / f"{name}.json"
   files.check_writable(path)
   date = datetime.date.today().isoformat()
-  about = {"date": date, "jax": jax.__version__, **about, "rows": []}
+  report = {"date": date, "jax": jax.__version__, **facts, "rows": []}
   shown = [
     (column, _plain_value, name) if isinstance(column, int) else column
     for name, column in columns.items()
@@ -79,10 +79,10 @@ def report_rows(
       values = [row.get(key) for key in keys]
       cells.append(None if None in values else show(*values))
     print(tables.table_line(cells, widths, align), flush=True)
-    about["rows"].append(row)
-    files.write_json(path, about, indent=1)
+    report["rows"].append(row)
+    files.write_json(path, report, indent=1)
   print(f"wrote {path}")
-  return about["rows"]
+  return report["rows"]
 
 
 def _plain_value(value) -> str:

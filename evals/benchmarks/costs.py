@@ -153,7 +153,8 @@ def cost_table(
     folder: Folder of the stored forecasts.
   """
   forecasts = {row["name"]: row for row in stored_forecasts(table, folder)}
-  rows, ratios = [], []
+  rows = []
+  ratios = []
   speeds = read_speeds(table)
   # Without other programs, the names of the lines tell the hardware.
   ours = {speed.system for speed in speeds} == {_OURS}
@@ -162,10 +163,11 @@ def cost_table(
     if row is None:
       continue
     needed = row.get("needed_bytes")
-    where = [None, None] if ours else [speed.hardware, speed.system]
-    cells = [speed.name, *where, row.get("attention")]
+    system = [None, None] if ours else [speed.hardware, speed.system]
+    cells = [speed.name, *system, row.get("attention")]
     cells.append(needed and units.gib(needed))
-    size, peak = row["rows"] * row["seq_len"], row["peak"] * row["devices"]
+    size = row["rows"] * row["seq_len"]
+    peak = row["peak"] * row["devices"]
     measured = speed.measured_seconds(row["work"], size, peak)
     if "seconds" in row and measured:
       ratios.append(measured / row["seconds"])
@@ -213,22 +215,22 @@ def _two_digits(number: float | None) -> str | None:
   return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def parse_rates(given: Sequence[str]) -> dict[str, float]:
+def parse_rates(texts: Sequence[str]) -> dict[str, float]:
   """Reads rates such as h100=2.5."""
-  out = {}
-  for text in given:
+  rates = {}
+  for text in texts:
     kind, _, rate = text.partition("=")
     if kind not in chips.NAMES:
       raise UserError(
         f"--price_per_hour={text}: {kind!r} is none of {', '.join(chips.NAMES)}"
       )
     try:
-      out[kind] = float(rate)
+      rates[kind] = float(rate)
     except ValueError:
       raise UserError(
         f"--price_per_hour={text}: write KIND=RATE, such as h100=2.5"
       ) from None
-  return out
+  return rates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,17 +270,17 @@ def main(argv: Sequence[str]) -> None:
 def _forecast_lines(args: Costs) -> None:
   """Compiles lines, and stores their forecasts with those stored before."""
   only = args.only or ("",)
-  wanted = [x for x in read_speeds(args.table) if x.name.startswith(only)]
-  if not wanted:
+  speeds = [x for x in read_speeds(args.table) if x.name.startswith(only)]
+  if not speeds:
     named = ",".join(only)
     raise UserError(f"--only={named} names no line of {args.table}.csv")
   stored = stored_forecasts(args.table, args.output)
   if not args.only:  # continue an earlier call
-    known = {row["name"] for row in stored}
-    wanted = [speed for speed in wanted if speed.name not in known]
-  named = {speed.name for speed in wanted}
-  stored = [row for row in stored if row["name"] not in named]
-  rows = itertools.chain(stored, map(forecast_speed, wanted))
+    names = {row["name"] for row in stored}
+    speeds = [speed for speed in speeds if speed.name not in names]
+  names = {speed.name for speed in speeds}
+  stored = [row for row in stored if row["name"] not in names]
+  rows = itertools.chain(stored, map(forecast_speed, speeds))
   columns = {
     "name": 20,
     "attention": 10,

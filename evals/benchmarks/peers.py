@@ -79,19 +79,19 @@ class Comparisons(Section):
 
 
 def peer_cases(
-  asked: Comparisons, folder: pathlib.Path
+  args: Comparisons, folder: pathlib.Path
 ) -> Iterator[turns.TimedCase]:
   """Yields the cases; a case's models are gone after it."""
   toy_english.write_toy_english(folder / "toy")
-  pairs = asked.pairs or str(folder / "toy/pairs")
-  text = asked.text or (str(folder / "toy/text"),)
-  for kind in asked.cases:
+  pairs = args.pairs or str(folder / "toy/pairs")
+  text = args.text or (str(folder / "toy/text"),)
+  for kind in args.cases:
     if kind == "data":
       yield from data.preparation_cases(folder, text)
     if kind == "score":  # with a larger one it takes hours
-      size = asked.sizes[0]
-      yield from scoring.scoring_cases(folder / kind, size, pairs, asked.limit)
-    for size in asked.sizes:
+      size = args.sizes[0]
+      yield from scoring.scoring_cases(folder / kind, size, pairs, args.limit)
+    for size in args.sizes:
       if kind == "train":
         yield from training.training_cases(folder / kind / size, size)
       if kind == "generate":
@@ -100,15 +100,16 @@ def peer_cases(
 
 def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
-  asked = common.benchmark_arguments(__doc__, Comparisons, argv)
+  args = common.benchmark_arguments(__doc__, Comparisons, argv)
   device = jax.devices()[0].device_kind
   count = cores.count_cores()
-  about = {"device": device, "cores": count} | {n: version(n) for n in _PEERS}
+  versions = {name: version(name) for name in _PEERS}
+  facts = {"device": device, "cores": count, **versions}
   name = f"peers {platform.machine()} {device} {count} cores"
   with tempfile.TemporaryDirectory() as folder:
-    found = peer_cases(asked, pathlib.Path(folder))
-    rows = (turns.time_case(case, asked.rounds) for case in found)
-    common.report_rows(rows, asked.output, name, _COLUMNS, "<<>", **about)
+    cases = peer_cases(args, pathlib.Path(folder))
+    rows = (turns.time_case(case, args.rounds) for case in cases)
+    common.report_rows(rows, args.output, name, _COLUMNS, "<<>", **facts)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
 }
 _DOCUMENTS = 5  # in a packed row, about
 _SPECIAL = 4  # ids under this are special, and the last of them is the mask
-_WARMUP, _MOST = 3, 100  # steps: most that are not timed, and timed
+_WARMUP = 3  # most steps that are not timed
+_MOST = 100  # most steps that are timed
 _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
@@ -84,7 +85,8 @@ def make_example(
   """Makes one of `BATCHES`, by its name, of random tokens."""
   names, packed = BATCHES[batch]
   chosen = [OBJECTIVES[name] for name in names]
-  rows, draw = layout.slots, np.random.default_rng(0)
+  rows = layout.slots
+  draw = np.random.default_rng(0)
   shape = len(rows), seq_len
   # Zipf's law: token k is as likely as 1 / k.
   tokens = _SPECIAL * (vocab_size / _SPECIAL) ** draw.random(shape)
@@ -102,10 +104,10 @@ def make_example(
   counters = corruption.Draw(0, 0, rows[:, None])
   # Every objective corrupts all rows, and each row is taken from its own.
   text = tokens, segments, counters, vocabulary
-  made = [objective.corrupt(*text) for objective in chosen]
+  corrupted = [objective.corrupt(*text) for objective in chosen]
   kinds = rows % len(chosen)
-  each = kinds, np.arange(len(rows))
-  merged = (np.stack(arrays)[each] for arrays in zip(*made, strict=True))
+  index = kinds, np.arange(len(rows))
+  merged = (np.stack(arrays)[index] for arrays in zip(*corrupted, strict=True))
   shares = {k: 1 / len(chosen) for k in range(len(chosen))}
   merged = corruption.Corrupted(*merged)
   return assemble_batch(merged, kinds, chosen, layout, shares, packed)
@@ -147,7 +149,8 @@ def time_train_step(
 
   `programs` are those of `jitted`. `error` says why a case has no time.
   """
-  out, device = {}, mesh.devices.flat[0]
+  out = {}
+  device = mesh.devices.flat[0]
   model = train_step.model
   try:
     names = model.attention_of(example.inputs, example.mask)
@@ -171,7 +174,8 @@ def time_train_step(
     full = "RESOURCE_EXHAUSTED" in str(error)
     out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]
   else:
-    out["seconds"], out["steps"] = float(np.median(times)), len(times)
+    out["seconds"] = float(np.median(times))
+    out["steps"] = len(times)
     out["tokens_per_second"] = example.inputs.size / out["seconds"]
     if chip := chips.chip_of(device):
       done = flops.train_step(model, example) / out["seconds"]
@@ -187,7 +191,8 @@ def measure_size(name: str, args: "StepTimings", mesh) -> Iterator[dict]:
   shape, length, vocab_size, rows, tied, remat = SIZES[name]
   options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
   config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
-  train_step, shards = make_step(config), mesh_lib.data_shards(mesh)
+  train_step = make_step(config)
+  shards = mesh_lib.data_shards(mesh)
   layout = BatchLayout(rows * shards, 1, shards)
   programs = jitted(train_step, state_shardings(train_step, mesh))
   for batch in args.batches:
@@ -217,7 +222,7 @@ def measure_config(
   for kind in run.batch_kinds(evaluations=False):
     micro, rows, length = kind.batch.inputs.shape
     with jax.set_mesh(run.mesh):
-      found = time_train_step(run.step, programs, run.mesh, kind.batch, args)
+      results = time_train_step(run.step, programs, run.mesh, kind.batch, args)
     yield {
       "size": args.config,
       "batch": kind.name,
@@ -228,7 +233,7 @@ def measure_config(
       "parameters": run.model.size,
       "remat": run.model.config.remat,
       "overrides": list(overrides),
-      **found,
+      **results,
     }
 
 
@@ -282,13 +287,13 @@ def main(argv) -> None:
     raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
   mesh = mesh_lib.Mesh().build()
   device = mesh.devices.flat[0].device_kind
-  about = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
+  facts = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
   rows = (row for name in args.sizes for row in measure_size(name, args, mesh))
   if args.config:
     rows = measure_config(args, overrides)
   place = args.output, f"step {device} {args.config}"
   with jax.set_mesh(mesh):
-    rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **about)
+    rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **facts)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
     sys.exit(1)
 

@@ -43,28 +43,26 @@ def time_case(case: TimedCase, rounds: int) -> dict:
     The extra time of our first call, which compiles. The share of the machine
     that other processes used, and the number of repeated turns.
   """
-  (first, mine, _), (_, other, _) = (
-    _time_call(case.ours),
-    _time_call(case.theirs),
-  )
+  first_seconds, our_result, _ = _time_call(case.ours)
+  _, their_result, _ = _time_call(case.theirs)
   calls = case.ours, case.theirs
   before = case.before or case.ours, case.theirs
-  seconds, others, repeated = by_turns(calls, rounds, before)
+  seconds, busy_share, repeated = by_turns(calls, rounds, before)
   ratios = np.sort(seconds[:, 1] / seconds[:, 0])
-  mine_taken, others_taken = np.median(seconds, axis=0)
-  mine_best, others_best = seconds.min(axis=0)
+  our_median, their_median = np.median(seconds, axis=0)
+  our_best, their_best = seconds.min(axis=0)
   return {
     "case": case.name,
     "peer": case.peer,
     "unit": case.unit,
-    "ours": case.work / mine_taken,
-    "theirs": case.work / others_taken,
+    "ours": case.work / our_median,
+    "theirs": case.work / their_median,
     "ratio": float(np.median(ratios)),
     "ratios": ratios.tolist(),
-    "best": float(others_best / mine_best),
-    "compile_seconds": 0.0 if case.before else first - mine_taken,
-    "same": bool(case.same(mine, other)),
-    "others": others,
+    "best": float(their_best / our_best),
+    "compile_seconds": 0.0 if case.before else first_seconds - our_median,
+    "same": bool(case.same(our_result, their_result)),
+    "others": busy_share,
     "repeated": repeated,
   }
 
@@ -85,28 +83,36 @@ def by_turns(
   `rounds`.
   """
   turns: list[list[float]] = []
-  largest, repeated = 0.0, 0
+  largest_share = 0.0
+  repeated = 0
   while len(turns) < rounds:
-    turn, others = [0.0] * len(calls), 0.0
+    turn = [0.0] * len(calls)
+    turn_share = 0.0
     for n in list(range(len(calls)))[:: -1 if len(turns) % 2 else 1]:
       before[n]()
-      turn[n], _, taken = _time_call(calls[n])
-      others = max(others, taken)
-    if others > _DISTURBED and repeated < rounds:
+      turn[n], _, busy_share = _time_call(calls[n])
+      turn_share = max(turn_share, busy_share)
+    if turn_share > _DISTURBED and repeated < rounds:
       repeated += 1
     else:
       turns.append(turn)
-      largest = max(largest, others)
-  return np.array(turns), largest, repeated
+      largest_share = max(largest_share, turn_share)
+  return np.array(turns), largest_share, repeated
 
 
 def _time_call(call: Callable[[], Any]) -> tuple[float, Any, float]:
   """Returns a call's seconds, its result, and others' share of the machine."""
-  own, busy, begun = _own_cpu_seconds(), _busy(), time.perf_counter()
-  out = call()
+  others_before = _others_cpu_seconds()
+  begun = time.perf_counter()
+  result = call()
   seconds = time.perf_counter() - begun
-  others = (_busy() - busy) - (_own_cpu_seconds() - own)
-  return seconds, out, max(0.0, others / (seconds * (os.cpu_count() or 1)))
+  busy = _others_cpu_seconds() - others_before
+  return seconds, result, max(0.0, busy / (seconds * (os.cpu_count() or 1)))
+
+
+def _others_cpu_seconds() -> float:
+  """The CPU seconds of all other processes."""
+  return _busy() - _own_cpu_seconds()
 
 
 def _own_cpu_seconds() -> float:
@@ -119,5 +125,5 @@ def _busy() -> float:
   if not _STAT.exists():
     return _own_cpu_seconds()
   words = _STAT.read_text("utf-8").partition("\n")[0].split()[1:9]
-  user, nice, system, _, _, *rest = map(int, words)
-  return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+  user, nice, system, _, _, *interrupts = map(int, words)
+  return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")

@@ -46,31 +46,34 @@ def plan_branches(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
   return out
 
 
-def shared_steps(one: Config, other: Config) -> int:
+def shared_steps(config: Config, other: Config) -> int:
   """Returns the number of first steps that two runs on the same data share.
 
   It is 0 for curricula in epochs, whose length depends on the data. The last
   step of either run does not count, so that a branch has a step to train.
   """
-  runs = (one, steps_of(one)), (other, steps_of(other))
-  if None in (runs[0][1], runs[1][1]) or _rest(one) != _rest(other):
+  curricula = steps_of(config), steps_of(other)
+  if None in curricula or _fixed_settings(config) != _fixed_settings(other):
     return 0
-  length = min(curriculum.steps for _, curriculum in runs) - 1
-  rates, averages, steps = [], [], np.arange(length)
-  for config, curriculum in runs:
-    restarts = config.schedule.restart_at_switch and curriculum.switches
-    rate = config.schedule.build(curriculum.steps, restarts or ())
+  length = min(curriculum.steps for curriculum in curricula) - 1
+  rates = []
+  averages = []
+  steps = np.arange(length)
+  for run, curriculum in zip((config, other), curricula, strict=True):
+    restarts = run.schedule.restart_at_switch and curriculum.switches
+    rate = run.schedule.build(curriculum.steps, restarts or ())
     rates.append(np.asarray(rate(steps)))
-    average = config.optimizer.averaging(curriculum.steps) or np.zeros_like
+    average = run.optimizer.averaging(curriculum.steps) or np.zeros_like
     averages.append(np.broadcast_to(average(steps), length))
-  both = rates[0] != rates[1], averages[0] != averages[1]
-  differ = np.flatnonzero(np.logical_or(*both))
-  return min(_same_phases(*runs), *map(int, differ[:1]), length)
+  differ = (rates[0] != rates[1]) | (averages[0] != averages[1])
+  same_phases = _same_phases((config, other), curricula)
+  return min(same_phases, length, *map(int, np.flatnonzero(differ)[:1]))
 
 
 def steps_of(config: Config) -> Curriculum | None:
   """Returns a config's curriculum, or None if only the data say its length."""
-  names, train = list(config.known_objectives), config.train
+  names = list(config.known_objectives)
+  train = config.train
   # Phases in steps have the same length with any epoch.
   short, long = (
     curriculum_lib.parse_curriculum(
@@ -84,7 +87,7 @@ def steps_of(config: Config) -> Curriculum | None:
   return short if short == long else None
 
 
-def _rest(config: Config) -> dict:
+def _fixed_settings(config: Config) -> dict:
   """Returns the settings that have to be the same."""
   apart = tuple(f"{name}." for name in (*_BY_STEP, *_NO_STEP))
   leaves = config_lib.leaves(config).items()
@@ -92,24 +95,25 @@ def _rest(config: Config) -> dict:
 
 
 def _same_phases(
-  one: tuple[Config, Curriculum], other: tuple[Config, Curriculum]
+  configs: tuple[Config, Config], curricula: tuple[Curriculum, Curriculum]
 ) -> int:
   """Returns the number of first steps whose objectives are the same."""
-  (a, of_a), (b, of_b) = one, other
-  by_name = a.known_objectives, b.known_objectives
-  same_length = of_a.steps == of_b.steps
-  by_length = a.train.batch_start < 1 or a.train.batch_schedule or a.data.mix
-  if by_length and not same_length:
+  lengths = [curriculum.steps for curriculum in curricula]
+  same_length = lengths[0] == lengths[1]
+  train = configs[0].train
+  by_length = train.batch_start < 1 or train.batch_schedule
+  if (by_length or configs[0].data.mix) and not same_length:
     return 0
-  for step in sorted({p.start for p in (*of_a.phases, *of_b.phases)}):
-    phases = of_a.at(step), of_b.at(step)
-    ours, theirs = (
-      [(known[name], share) for name, share in phase.shares.items()]
-      for known, phase in zip(by_name, phases, strict=True)
+  starts = {phase.start for c in curricula for phase in c.phases}
+  for step in sorted(starts):
+    phases = [curriculum.at(step) for curriculum in curricula]
+    objectives, others = (
+      [(config.known_objectives[name], x) for name, x in phase.shares.items()]
+      for config, phase in zip(configs, phases, strict=True)
     )
     # Rows go to objectives by the number of steps since the phase's start.
-    same_start = phases[0].start == phases[1].start or len(ours) == 1
-    changes = any(kind.mask_ratio_end is not None for kind, _ in ours)
-    if ours != theirs or not same_start or (changes and not same_length):
+    same_start = phases[0].start == phases[1].start or len(objectives) == 1
+    changes = any(kind.mask_ratio_end is not None for kind, _ in objectives)
+    if objectives != others or not same_start or (changes and not same_length):
       return step
-  return min(of_a.steps, of_b.steps)
+  return min(lengths)

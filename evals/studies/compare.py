@@ -15,9 +15,9 @@ from typing import Annotated
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.evals.studies.reporting import trainings
+from antlm_jax.evals.studies.reporting import comparison
+from antlm_jax.evals.studies.reporting.comparison import Comparison
 from antlm_jax.evals.studies.reporting.runs import read_run
-from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.runtime import files
 from antlm_jax.settings import argument
 from antlm_jax.training import saving
@@ -31,7 +31,7 @@ def compare(
   ],
   *,
   by: str | Sequence[str] = (),
-  x: Annotated[str | None, argument(choices=tuple(trainings.AXES))] = None,
+  x: Annotated[str | None, argument(choices=tuple(comparison.AXES))] = None,
   output: Annotated[
     files.Path | None,
     argument(
@@ -55,7 +55,7 @@ def compare(
   """
   paths = [pathlib.Path(os.path.abspath(path)) for path in runs]
   # A glob of a sweep's runs also finds its comparison.
-  paths = [path for path in paths if path.name != trainings.FOLDER]
+  paths = [path for path in paths if path.name != comparison.FOLDER]
   for path in paths:
     if not (path / saving.CONFIG).is_file():
       raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
@@ -64,14 +64,15 @@ def compare(
   # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
-  found = {label: [read_run(label, path)] for label, path in labels.items()}
+  trained = {label: [read_run(label, path)] for label, path in labels.items()}
   folder = pathlib.Path(output) if output else None
-  return trainings.compare_runs("Runs compared", found, by, folder, x)
+  return comparison.compare_runs("Runs compared", trained, by, folder, x)
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  asked = cli.parsed(compare, argv, __doc__)
-  first = pathlib.Path(os.path.abspath(asked["runs"][0]))
-  asked["output"] = asked["output"] or first.parent / trainings.FOLDER
-  print(compare(**asked))
+  arguments = cli.parsed(compare, argv, __doc__)
+  if arguments["output"] is None:
+    first = pathlib.Path(os.path.abspath(arguments["runs"][0]))
+    arguments["output"] = first.parent / comparison.FOLDER
+  print(compare(**arguments))

@@ -47,7 +47,7 @@ class Job:
   It waits for earlier jobs on its folder, and on the folders that it needs.
   """
 
-  about: str
+  title: str
   command: str  # of `antlm`, or a module to run
   arguments: tuple[str, ...]
   folder: pathlib.Path  # the folder that it works on
@@ -56,45 +56,43 @@ class Job:
   @property
   def words(self) -> list[str]:
     """The words after `python -m` that run it."""
-    own = self.command in COMMANDS
-    command = ["antlm_jax", *self.command.split()] if own else [self.command]
-    return [*command, *self.arguments]
+    module = [self.command]
+    if self.command in COMMANDS:
+      module = ["antlm_jax", *self.command.split()]
+    return [*module, *self.arguments]
 
   @property
   def command_line(self) -> str:
     """The line of a shell that runs it on this machine."""
     return shlex.join(cli.python_command(*self.words))
 
-  def _found(self) -> tuple[types.ModuleType, tuple[str, ...]]:
+  def _module_and_arguments(self) -> tuple[types.ModuleType, tuple[str, ...]]:
     """Returns its command's module, and the arguments for it."""
-    module, *first = COMMANDS.get(self.command, self.command).split()
-    return importlib.import_module(module), (*first, *self.arguments)
+    module, *options = COMMANDS.get(self.command, self.command).split()
+    return importlib.import_module(module), (*options, *self.arguments)
 
   @property
   def done(self) -> bool:
     """Whether its results exist; False if its command cannot tell."""
-    command, words = self._found()
+    module, arguments = self._module_and_arguments()
     with contextlib.suppress(UserError):  # which the command itself reports
-      return hasattr(command, "done") and command.done(words)
+      return hasattr(module, "done") and module.done(arguments)
     return False
 
   def run_here(self) -> None:
     """Runs it in this process."""
-    command, words = self._found()
-    command.main(list(words))
+    module, arguments = self._module_and_arguments()
+    module.main(list(arguments))
 
 
-def join_jobs(todo: Sequence[Job], most: int) -> list[Job]:
-  """Returns jobs that each run up to `most` of the jobs in one process."""
-  out = []
-  for first in range(0, len(todo), most):
-    some = todo[first : first + most]
-    lines = tuple(shlex.join((j.command, *j.arguments)) for j in some)
-    about = f"{len(some)} jobs, from {some[0].about} to {some[-1].about}"
-    out.append(
-      Job(about, "antlm_jax.evals.studies.jobs", lines, some[0].folder)
-    )
-  return out
+def join_jobs(jobs: Sequence[Job]) -> Job:
+  """Returns a job that runs jobs in one process."""
+  return Job(
+    title=f"{len(jobs)} jobs, from {jobs[0].title} to {jobs[-1].title}",
+    command="antlm_jax.evals.studies.jobs",
+    arguments=tuple(shlex.join((j.command, *j.arguments)) for j in jobs),
+    folder=jobs[0].folder,
+  )
 
 
 def _split_jobs(lines: Sequence[str]) -> Iterator[Job]:
@@ -142,7 +140,8 @@ def run_jobs(
       process runs jobs of this folder.
     Stopped: The time is up, or a signal ended it, before all jobs are done.
   """
-  begun, failed = time.monotonic(), []
+  begun = time.monotonic()
+  failed = []
   until = math.inf if seconds is None else begun + seconds
   waiting = dict(enumerate(todo, start=1))
   running: dict[int, Job] = {}
@@ -161,7 +160,7 @@ def run_jobs(
           break
         job = waiting.pop(number)
         if not job.done:
-          progress.say(f"\n[{number}/{len(todo)}] {job.about}")
+          progress.say(f"\n[{number}/{len(todo)}] {job.title}")
           _wait_for(job.folder / saving.LOCK)
           children[number] = start_job(job, logs and logs / f"{number}.log")
           running[number] = job
@@ -176,8 +175,8 @@ def run_jobs(
         failed += [job, *_without_dependents(waiting, job)]
       if children and time.monotonic() > until:
         raise Stopped(RUN_AGAIN)
-  what = f"{len(failed)} failed" if failed else "all done"
-  progress.say(f"\n{what}: {duration(time.monotonic() - begun)}")
+  outcome = f"{len(failed)} failed" if failed else "all done"
+  progress.say(f"\n{outcome}: {duration(time.monotonic() - begun)}")
   return failed
 
 
@@ -195,13 +194,13 @@ def _ready_job(
 
 def _without_dependents(waiting: dict[int, Job], failed: Job) -> list[Job]:
   """Removes and returns the jobs that wait for a failed job."""
-  lost = {failed.folder}
-  out = []
+  folders = {failed.folder}
+  dependents = []
   for number, job in list(waiting.items()):
-    if not lost.isdisjoint((job.folder, *job.needs)):
-      lost.add(job.folder)
-      out.append(waiting.pop(number))
-  return out
+    if not folders.isdisjoint((job.folder, *job.needs)):
+      folders.add(job.folder)
+      dependents.append(waiting.pop(number))
+  return dependents
 
 
 @contextlib.contextmanager
@@ -233,7 +232,7 @@ def start_job(job: Job, log: pathlib.Path | None = None) -> Child:
   shared = _SHARED if log else {}
   # The user's settings win.
   variables = {**_ENVIRONMENT, **shared, **os.environ}
-  return Child(job.about, job.words, variables, log=log, shown=not log)
+  return Child(job.title, job.words, variables, log=log, shown=not log)
 
 
 if __name__ == "__main__":

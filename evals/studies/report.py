@@ -23,7 +23,6 @@ from typing import Annotated
 from antlm_jax import cli, settings
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.studies import design
 from antlm_jax.evals.studies.reporting import (
   controls,
   encoders,
@@ -34,6 +33,7 @@ from antlm_jax.evals.studies.reporting import (
 from antlm_jax.evals.studies.reporting import runs as runs_lib
 from antlm_jax.evals.studies.reporting.claims import Claims
 from antlm_jax.evals.studies.reporting.findings import Findings
+from antlm_jax.evals.studies.study import read_scale
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import argument
@@ -68,7 +68,7 @@ def report(
   stored = record.read_record(folder) if packed else {}
   config = config or stored.get("config", "antlm_table")
   scale = scale or stored.get("scale", "tiny")
-  _, rows = design.read_scale(config, scale)
+  _, rows = read_scale(config, scale)
   module = config_lib.config_module(config)
   make = _kind(config, module)
   trained = stored["rows"] if packed else runs_lib.read_runs(folder, rows)
@@ -108,11 +108,11 @@ def report(
   contents = make(study)
   claims = Claims(contents.claims, study.confidence)
   tables = {"claims": {"": claims.rows()}, **contents.tables}
-  about = {
+  facts = {
     "pipeline": pipeline,
     "confidence": claims.confidence,
     "missing": [*contents.missing, *contents.study.item_notes(), *absent],
-    **contents.about,
+    **contents.facts,
   }
   text = render.fill_template(
     contents.template,
@@ -120,11 +120,11 @@ def report(
     claims=claims,
     tables=tables,
     figures=contents.figures,
-    **about,
+    **facts,
   )
   default = folder.with_suffix("") if packed else folder / "report"
   into = pathlib.Path(output or default)
-  render.write_report(into, text, about, tables, contents.figures)
+  render.write_report(into, text, facts, tables, contents.figures)
   record.write_record(into / record.FILE, study, config=config, scale=scale)
   return into / "report.md"
 
@@ -143,8 +143,9 @@ def _kind(config: str, module: ModuleType) -> Callable:
   }
   make = kinds.get(getattr(module, "REPORT", None))
   if make is None:
-    known = ", ".join(kinds)
-    raise UserError(f"--config={config}: REPORT is not one of {known}")
+    raise UserError(
+      f"--config={config}: REPORT is not one of {', '.join(kinds)}"
+    )
   return make
 
 

@@ -1,53 +1,254 @@
-"""Makes a study: trains its rows, evaluates them, and writes its report.
+"""A study as a value: its rows, its scales, and its trainings at one scale.
 
-    antlm study --text=TEXT_FOLDER --data=EVALUATION_FOLDER
-
-A study is a config with rows. In a clone, configs/studies has clm_or_mlm, which
-compares CLM with MLM (arXiv 2507.00994), and antlm_table (arXiv 2412.03275).
-Trainings that begin in the same way share that part, which is trained once.
-Jobs whose results exist are skipped, so the same command resumes after any
-interruption. --minutes stops the study by itself, with exit status 75. --jobs=N
-runs up to N trainings and evaluations at once, on one GPU or CPU. --together=N
-puts up to N trainings of a row, or N evaluations, into one process, which saves
-their start. --dry_run prints the steps and FLOPs of the trainings, and writes
-nothing.
-
---text holds *.train and *.dev files, such as BabyLM's. It may be left out if
-RUNS/data exists. --data holds the evaluation sets.
+A study is a config file with `ROWS` and `SCALES` by name, and a `get_config`
+whose argument takes `row`, `scale` and `seed`. The configs in configs/studies
+are studies. evals/studies/make.py makes them.
 """
 
-import collections
 import dataclasses
-import itertools
+import functools
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import jax
-import numpy as np
+from flax import traverse_util
+from ml_collections import ConfigDict
 
-from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
-from antlm_jax import settings as settings_lib
-from antlm_jax.arguments import add_arguments, read_arguments
-from antlm_jax.commands import train as training
-from antlm_jax.data import prepared_folder
+from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.evals.studies import branches, design, sweep
-from antlm_jax.evals.studies import jobs as jobs_lib
-from antlm_jax.evals.studies.design import Study
-from antlm_jax.evals.studies.jobs import Job
-from antlm_jax.planning import search
-from antlm_jax.runtime import chips, files
-from antlm_jax.settings import PythonOnly, argument
-from antlm_jax.training import checkpoint, saving
-from antlm_jax.training.run import Run
-from antlm_jax.units import quantity
+from antlm_jax.evals.studies import branches
+from antlm_jax.evals.studies.branches import Branch
 
-# Share of a chip's peak, an assumption: a real step reaches about half of the
-# bound that `antlm plan` prints.
-_UTILIZATION = 0.4
-_CHIP = "TPU v5"  # v5p
+CAUSAL = "causal"  # a mode, and an attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of a study's tables: a way of training, with several seeds.
+
+  Attributes:
+    family: Rows of a family have the same encoder, and are compared.
+    title: Title in the report.
+    curriculum: Curriculum by scale. The row does not exist at other scales.
+    seeds: Number of seeds by scale.
+    settings: Further changes to its family's config, by key.
+    masked: Mode of `antlm_jax.inference.scoring`, in addition to `causal`.
+    attention: Attention for fine-tuning.
+    after: The row at whose end it begins, "" for none.
+    looks: Steps whose checkpoints are kept and evaluated as well, by scale.
+    against: Rows that it should beat, each in its `measured` objectives.
+    measured: Objectives whose losses compare it; by default, those it trains.
+  """
+
+  family: str
+  title: str
+  curriculum: Mapping[str, str]
+  seeds: Mapping[str, int]
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  masked: str = "mlm"
+  attention: str = "bidirectional"
+  after: str = ""
+  looks: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  against: tuple[str, ...] = ()
+  measured: tuple[str, ...] = ()
+
+  @property
+  def changes(self) -> dict[str, Any]:
+    """Its settings in groups, for `ConfigDict.update`."""
+    return traverse_util.unflatten_dict(dict(self.settings), sep=".")
+
+  @property
+  def modes(self) -> tuple[str, str]:
+    """The modes of `antlm_jax.inference.scoring` in which it is scored."""
+    return CAUSAL, self.masked
+
+  def mode(self, attention: str) -> str:
+    """Returns the mode that corresponds to training with an attention."""
+    return CAUSAL if attention == CAUSAL else self.masked
+
+  def __str__(self) -> str:
+    return f"{self.family} {self.title}"
+
+
+def row_of(arg: ConfigDict, rows: Mapping[str, Row]) -> Row:
+  """Returns the row that a config's argument names, by `row` and `scale`.
+
+  Raises:
+    UserError: There is no such row, or it does not exist at that scale.
+  """
+  if arg.row not in rows:
+    raise UserError(f"row={arg.row!r} is not one of {', '.join(rows)}")
+  if arg.scale not in rows[arg.row].curriculum:
+    raise UserError(f"scale={arg.scale} has no row {arg.row}")
+  return rows[arg.row]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """A command that evaluates a checkpoint.
+
+  Attributes:
+    title: Name of the job in the output.
+    command: Its command of `antlm`, such as `eval blimp`.
+    options: Options of the command. {data} is the folder of evaluation sets,
+      {attention} the row's attention, and {mode} one of its two modes: then the
+      command runs once for each.
+    seeds: Number of a row's seeds to evaluate; 0 for all.
+    looks: Evaluate the checkpoints of `Row.looks` instead of the last.
+  """
+
+  title: str
+  command: str
+  options: tuple[str, ...]
+  seeds: int = 0
+  looks: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedText:
+  """The expected data, from which a dry run estimates the cost."""
+
+  vocab_size: int
+  seq_len: int  # tokens in a row
+  pieces: int = 1  # documents in a row
+  rows: int = 0  # in an epoch, approximately, for curricula in epochs
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """The size of a study, apart from its trainings.
+
+  Attributes:
+    prepare: Options of `antlm prepare` by family. Families with the same
+      options share their data.
+    text: The data that these options make.
+    evaluations: Evaluations of every row.
+    needs: Files and folders that the folder of evaluation sets must hold.
+    config: The config's scale, if its name differs.
+    shrink: Shrink the config.
+  """
+
+  prepare: Mapping[str, tuple[str, ...]]
+  text: ExpectedText
+  evaluations: tuple[Evaluation, ...]
+  needs: tuple[str, ...]
+  config: str = ""
+  shrink: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """A study's config at one scale."""
+
+  path: pathlib.Path  # the config file
+  name: str  # of the scale
+  scale: Scale
+  scale_rows: Mapping[str, Row]  # all rows of the scale
+  rows: Mapping[str, Row]  # the rows to make, and those that they begin after
+  overrides: tuple[str, ...] = ()  # further arguments of every training
+  pretrainings: int = 0  # seeds of every row; 0 for `Row.seeds`
+
+  @property
+  def config_name(self) -> str:
+    """The config in commands: a name that any machine knows, or a path."""
+    named = config_lib.named_configs().get(self.path.stem)
+    is_named = named and named.resolve() == self.path.resolve()
+    return self.path.stem if is_named else str(self.path)
+
+  @property
+  def size(self) -> str:
+    """The name of the scale in the rows and in the config."""
+    return self.scale.config or self.name
+
+  @functools.cached_property
+  def configs(self) -> dict[str, Config]:
+    """The training configs of all rows, with their first seed."""
+    return {
+      name: config_lib.load_config(self.spec(name, 0), self.overrides)
+      for name in self.scale_rows
+    }
+
+  def spec(self, row: str, seed: int) -> str:
+    """Returns the config file with the argument of a run."""
+    return f"{self.path}:{self.argument(row, seed)}"
+
+  def argument(self, row: str, seed: int) -> str:
+    """Returns the config's argument."""
+    shrink = ",shrink" if self.scale.shrink else ""
+    return f"row={row},seed={seed},scale={self.size}{shrink}"
+
+  def seeds(self, row: str) -> int:
+    """Returns the number of runs of a row."""
+    return self.pretrainings or self.scale_rows[row].seeds[self.size]
+
+  @functools.cached_property
+  def plan(self) -> dict[str, Branch | None]:
+    """The checkpoint of another row where each row begins, for every seed.
+
+    It covers all rows, so that a trunk keeps the checkpoints of rows that are
+    made later. Rows that begin at the end of another branch only from each
+    other.
+    """
+    groups = {}
+    for name, row in self.scale_rows.items():
+      key = row.family, row.after, self.seeds(name)
+      groups.setdefault(key, {})[name] = self.configs[name]
+    plans = map(branches.plan_branches, groups.values())
+    return {name: branch for plan in plans for name, branch in plan.items()}
+
+  @property
+  def branches(self) -> dict[str, Branch | None]:
+    """The plan of the rows to make; None if a row's trunk is not made."""
+    return {
+      name: branch if branch and branch.trunk in self.rows else None
+      for name, branch in self.plan.items()
+      if name in self.rows
+    }
+
+  def row_starts(self, row: str) -> list[str]:
+    """Returns the rows at whose checkpoints a row begins."""
+    branch = self.plan[row]
+    starts = branch and branch.trunk, self.scale_rows[row].after
+    return [name for name in starts if name]
+
+  def kept_steps(self, row: str) -> list[int]:
+    """Returns the steps whose checkpoints stay."""
+    by_config = self.configs[row].checkpoint.at
+    steps = {b.step for b in self.plan.values() if b and b.trunk == row}
+    return sorted(steps.union(by_config, self.looks(row)))
+
+  def looks(self, row: str) -> tuple[int, ...]:
+    """Returns the steps at which a row is evaluated before its end."""
+    return self.scale_rows[row].looks.get(self.size, ())
+
+
+def read_scale(
+  path: str | pathlib.Path, scale: str
+) -> tuple[Scale, dict[str, Row]]:
+  """Returns a scale of a study's config, and its rows by name.
+
+  Raises:
+    UserError: There is no such file or scale, or the file is not a study.
+  """
+  module = config_lib.config_module(str(path))
+  for name in ("ROWS", "SCALES"):
+    if not hasattr(module, name):
+      raise UserError(f"--config={path} is no study: it defines no {name}")
+  if scale not in module.SCALES:
+    raise UserError(f"--scale={scale} is not one of {', '.join(module.SCALES)}")
+  contents = module.SCALES[scale]
+  size = contents.config or scale
+  rows = {n: row for n, row in module.ROWS.items() if size in row.curriculum}
+  if not rows:
+    raise UserError(f"--config={path} has no rows at --scale={scale}")
+  for name, row in rows.items():
+    if row.after and row.after not in rows:
+      raise UserError(
+        f"--config={path}: {name} begins after {row.after}, which is no row at"
+        f" --scale={scale}"
+      )
+  return contents, rows
 
 
 def read_study(
@@ -70,313 +271,21 @@ def read_study(
     UserError: The config has no such scale or row.
   """
   path = pathlib.Path(config_lib.find_config(config)).absolute()
-  found, there = design.read_scale(path, scale)
+  contents, scale_rows = read_scale(path, scale)
   for name in rows:
-    if name not in there:
-      raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
-  wanted = set()
-  for name in rows or there:
-    while name and name not in wanted:  # also the row that it begins after
-      wanted.add(name)
-      name = there[name].after
-  own = {name: row for name, row in there.items() if name in wanted}
-  return Study(path, scale, found, there, own, tuple(overrides), seeds)
-
-
-# ------------------------------------------------------------------- the jobs
-
-
-def study_jobs(
-  study: Study, runs: pathlib.Path, text: str | None, data: str
-) -> Iterator[Job]:
-  """Yields the commands that make a study, in order.
-
-  Args:
-    study: The study.
-    runs: Path to the folder of all results.
-    text: Path to the folder to prepare the data from; None if they exist.
-    data: Path to the folder of evaluation sets.
-
-  Raises:
-    UserError: There are no data, and no text.
-  """
-  for family in dict.fromkeys(row.family for row in study.rows.values()):
-    output = _data(study, runs, family)
-    if text:
-      source = pathlib.Path(text).absolute()  # jobs may run elsewhere
-      options = f"--text={source}", f"--output={output}"
-      options += study.scale.prepare[family]
-      yield Job(f"text for {family}", "prepare", options, output)
-    elif not output.is_dir():
-      raise UserError(f"{output} is not there yet: give --text")
-  for seed in range(max(map(study.seeds, study.rows))):
-    # All rows of a seed before the next seed, so that finished rows compare.
-    names = [name for name in study.rows if seed < study.seeds(name)]
-    for name in names:
-      yield _training_job(study, runs, name, seed)
-    for name in names:
-      yield from _evaluations(study, runs, name, seed, data)
-
-
-def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
-  # Families with the same options share data, named after the first family.
-  options = study.scale.prepare
-  same = [name for name in options if options[name] == options[family]]
-  return runs / "data" / same[0].lower()
-
-
-def _training_job(study: Study, runs, name: str, seed: int) -> Job:
-  workdir, kept = runs / name / str(seed), study.kept(name)
-  data = _data(study, runs, study.rows[name].family)
-  arguments = (
-    f"--config={study.config_name}:{study.argument(name, seed)}",
-    f"--workdir={workdir}",
-    f"--config.data.path={data}",
-    *study.overrides,
+    if name not in scale_rows:
+      raise UserError(f"--rows: {name!r} is not one of {', '.join(scale_rows)}")
+  needed = set()
+  for name in rows or scale_rows:
+    while name and name not in needed:  # also the row that it begins after
+      needed.add(name)
+      name = scale_rows[name].after
+  return Study(
+    path=path,
+    name=scale,
+    scale=contents,
+    scale_rows=scale_rows,
+    rows={name: row for name, row in scale_rows.items() if name in needed},
+    overrides=tuple(overrides),
+    pretrainings=seeds,
   )
-  if kept:
-    arguments += (f"--config.checkpoint.at={','.join(map(str, kept))}",)
-  arguments += _start_settings(study, runs, name, seed)
-  about = f"{name}, seed {seed}: training"
-  starts = study.row_starts(name)
-  needs = data, *(runs / start / str(seed) for start in starts)
-  return Job(about, "train", arguments, workdir, needs)
-
-
-def _start_settings(
-  study: Study, runs, name: str, seed: int
-) -> tuple[str, ...]:
-  """Returns the settings that say where a run begins."""
-  row, branch = study.rows[name], study.plan[name]
-  begin, began = "--config.init.checkpoint=", None
-  begun = runs / name / str(seed) / saving.CONFIG
-  if begun.exists():
-    began = files.read_json(begun, "the run's config")["init"]["checkpoint"]
-
-  def start(*parts: str) -> str:
-    # A run that was trained elsewhere, such as in a bucket, keeps its path.
-    same = pathlib.PurePath(began or "").parts[-len(parts) :] == parts
-    return f"{begin}{began if same else runs.joinpath(*parts)}"
-
-  if branch:
-    step = checkpoint.FOLDER, str(branch.step)
-    trunk = start(branch.trunk, str(seed), *step)
-    branches_off = branch.trunk in study.rows
-    if began is not None:  # resumes as it began, whichever rows are made now
-      branches_off = trunk == f"{begin}{began}"
-    if branches_off:
-      # It continues the trunk in all, wherever the row itself begins.
-      keep = "--config.init.step=keep", "--config.init.optimizer=keep"
-      return trunk, *keep
-  return (start(row.after, str(seed)),) if row.after else ()
-
-
-def _evaluations(
-  study: Study, runs, name: str, seed: int, data: str
-) -> Iterator[Job]:
-  row, run = study.rows[name], runs / name / str(seed)
-  for evaluation in study.scale.evaluations:
-    if evaluation.seeds and seed >= evaluation.seeds:
-      continue
-    at = {"": run}
-    if evaluation.looks:
-      steps = run / checkpoint.FOLDER
-      at = {f" at step {step}": steps / str(step) for step in study.looks(name)}
-    by_mode = any("{mode}" in option for option in evaluation.options)
-    for where, path in at.items():
-      for mode in row.modes if by_mode else ("",):
-        known = {"data": data, "attention": row.attention, "mode": mode}
-        options = (option.format(**known) for option in evaluation.options)
-        arguments = f"--checkpoint={path}", *options
-        about = f"{name}, seed {seed}{where}: {evaluation.about}"
-        yield Job(about, evaluation.command, arguments, run)
-
-
-def _join_evaluations(todo: Sequence[Job]) -> list[Job]:
-  """Returns the jobs with a run's evaluations in one process."""
-  out = []
-  for (evaluates, _), some in itertools.groupby(
-    todo, lambda job: (job.command not in ("prepare", "train"), job.folder)
-  ):
-    jobs = list(some)
-    out += jobs_lib.join_jobs(jobs, len(jobs)) if evaluates else jobs
-  return out
-
-
-def _join_jobs_by_kind(todo: Sequence[Job], most: int) -> list[Job]:
-  """Returns the jobs with up to `most` of a kind in each process.
-
-  Trainings that begin at another one's checkpoint wait until it exists.
-  """
-  kinds = collections.defaultdict(list)
-  for job in todo:
-    kinds[job.command].append(job)
-  prepared, trained = kinds.pop("prepare", []), kinds.pop("train", [])
-  configs = {
-    job: training.read_run_arguments(job.arguments)[0] for job in trained
-  }
-  later = [job for job in trained if configs[job].init.checkpoint]
-  first = {job: configs[job] for job in trained if job not in later}
-  scored = [
-    part for some in kinds.values() for part in jobs_lib.join_jobs(some, most)
-  ]
-  return [*prepared, *sweep.join_trainings(first, most), *later, *scored]
-
-
-# ------------------------------------------------------------------- the cost
-
-
-def costs(study: Study, runs: pathlib.Path) -> str:
-  """Lays out the cost of a study's trainings, and the savings by shared steps.
-
-  Epochs are those of the data in `runs`, or else of `ExpectedText.rows`.
-  """
-  rows, known, total, epoch = [], {}, np.zeros(3), 0
-  for name, row in study.rows.items():
-    run, seeds = _planned(study, runs, name), study.seeds(name)
-    branch, steps = study.branches[name], run.curriculum.steps
-    begin, begins = 0, "from scratch"
-    if branch:
-      begin, begins = branch.step, f"{branch.trunk} at {branch.step:,}"
-    elif row.after:
-      begins = f"{row.after}, at its end"
-    if not run.config.data.path and branches.steps_of(run.config) is None:
-      epoch = len(run.sources.rows)  # of the stand-in data
-    own, work = steps - begin, search.train_flops(run, begin, known)
-    tokens = own * run.config.train.batch_size * run.sources.rows.seq_len
-    cells = f"{steps:,}", f"{own:,}", quantity(tokens), quantity(work), seeds
-    hours = f"{_work_hours(seeds * work):,.1f}"
-    rows.append((name, run.config.curriculum, begins, *cells, hours))
-    total += seeds * np.array([steps, own, work])
-  head = ("row", "curriculum", "begins", "steps", "to train", "tokens")
-  head += ("FLOPs", "seeds", "chip-hours")
-  steps, own, work = total
-  lines = [
-    tables.text_table(rows, head, "<<<>"),
-    "",
-    f"{len(rows)} rows, {sum(map(study.seeds, study.rows))} runs",
-    f"{steps:,.0f} steps, of which {steps - own:,.0f} are shared, and trained"
-    f" once: {own:,.0f} are left to train",
-    f"{quantity(work, 'FLOPs')}: {_work_hours(work):,.1f} hours of a v5p chip"
-    f" at {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)",
-  ]
-  if epoch:
-    lines.append(
-      f"{runs} has no data yet: epochs are estimated at {epoch:,} rows, of the"
-      " text that the study's config is for"
-    )
-  return "\n".join(lines)
-
-
-def _planned(study: Study, runs: pathlib.Path, name: str) -> Run:
-  """Builds a row's run of the data that exist, or of stand-ins for them."""
-  overrides, data = study.overrides, _data(study, runs, study.rows[name].family)
-  if (data / prepared_folder.MANIFEST).exists():
-    overrides += (f"--config.data.path={data}",)
-  spec = f"{study.path}:{study.argument(name, 0)}"
-  text = dataclasses.asdict(study.scale.text)
-  pod = search.Pod(
-    spec, config_lib.parse_overrides(overrides), jax.devices()[:1], **text
-  )
-  # Any mesh takes the same number of FLOPs.
-  return pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
-
-
-def _work_hours(work: float) -> float:
-  return work / (chips.CHIPS[_CHIP].flops * _UTILIZATION) / 3600
-
-
-# ------------------------------------------------------------------ the command
-
-
-@settings_lib.checked
-def make(
-  *,
-  data: str | None = None,
-  config: str = "clm_or_mlm",
-  text: str | None = None,
-  scale: str = "tiny",
-  runs: files.LocalPath | None = None,
-  rows: tuple[str, ...] = (),
-  seeds: Annotated[int, argument(least=0)] = 0,
-  minutes: Annotated[float | None, argument(over=0)] = None,
-  jobs: Annotated[int, argument(least=1, most=64)] = 1,
-  together: Annotated[int, argument(least=1, most=256)] = 1,
-  dry_run: bool = False,
-  commands: bool = False,
-  overrides: PythonOnly[Sequence[str]] = (),
-) -> None:
-  """Makes a study, or prints its cost or its commands.
-
-  Args:
-    data: Path to the folder of evaluation sets.
-    config: Name or path of the study's config.
-    text: Path to a folder of *.train and *.dev files.
-    scale: Scale of the study; tiny fits a CPU.
-    runs: Path to the folder for all results; runs/STUDY_SCALE by default.
-    rows: Rows to make; all by default.
-    seeds: Pretrainings of each row; 0 for as many as its config says.
-    minutes: Time limit, in minutes.
-    jobs: Number of trainings and evaluations at once, each in a process.
-    together: Number of trainings or evaluations in one process.
-    dry_run: Print steps, tokens and chip-hours of each row, and write nothing.
-    commands: Print all commands, to run them on other machines.
-    overrides: `--config.KEY=VALUE` for every training.
-
-  Raises:
-    UserError: The config, the text or the evaluation sets cannot be used.
-    Stopped: The time limit or a signal ended the study.
-  """
-  if jobs > 1 and together > 1:
-    raise UserError("--jobs and --together: choose one of them")
-  study = read_study(config, scale, rows, seeds, overrides)
-  name = f"{study.path.stem}_{study.name}"
-  folder = pathlib.Path(runs or f"runs/{name}").absolute()
-  if dry_run:
-    print(costs(study, folder))
-    return
-  todo = list(study_jobs(study, folder, text, evaluation_data(study, data)))
-  if jobs > 1:
-    todo = _join_evaluations(todo)
-  if together > 1:
-    todo = _join_jobs_by_kind(todo, together)
-  if commands:
-    for job in todo:
-      print(job.command_line)
-    return
-  options = f"--runs={folder}", f"--config={study.path}"
-  options += (f"--scale={study.name}", f"--output={folder}/report")
-  results = tuple(dict.fromkeys(job.folder for job in todo))
-  todo.append(Job("the report", "report", options, folder, results))
-  limit = minutes and 60 * minutes
-  failed = jobs_lib.run_jobs(todo, folder, limit, jobs > 1, jobs)
-  if failed:
-    raise UserError(f"{len(failed)} jobs failed: see above")
-
-
-def main(argv: Sequence[str]) -> None:
-  """Runs the command; --config.KEY=VALUE goes to every training."""
-  parser = cli.Parser(description=__doc__)
-  add_arguments(parser, make)
-  args, overrides = parser.parse_with_overrides(argv)
-  # The jobs need the accelerator, which only one process can have.
-  jax.config.update("jax_platforms", "cpu")
-  make(**read_arguments(make, args), overrides=overrides)
-
-
-def evaluation_data(study: Study, data: str | None) -> str:
-  """Returns the folder of evaluation sets, which holds all that they need.
-
-  Raises:
-    UserError: It does not.
-  """
-  if not study.scale.evaluations:
-    return ""
-  if not data:
-    raise UserError("--data is missing: the folder that evaluations read")
-  for name in study.scale.needs:
-    if not (pathlib.Path(data) / name).exists():
-      raise UserError(
-        f"--data={data} holds no {name}: unpack the evaluations' data there"
-      )
-  return str(pathlib.Path(data).absolute())

@@ -44,9 +44,9 @@ from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import jobs
 from antlm_jax.evals.studies.jobs import Job
-from antlm_jax.evals.studies.reporting import trainings
+from antlm_jax.evals.studies.reporting import comparison
+from antlm_jax.evals.studies.reporting.comparison import Comparison
 from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
-from antlm_jax.evals.studies.reporting.trainings import Comparison
 from antlm_jax.page.hook import Page
 from antlm_jax.runtime import files, progress, signals
 from antlm_jax.runtime.jobs import Child, running_children
@@ -108,26 +108,27 @@ def sweep(
     settings = {"data.path": os.fspath(path), **settings}
   if not isinstance(config, str | os.PathLike):
     raise UserError("config: give a sweep the name of a config, or a path")
-  points, folder = _grid_points(grid), pathlib.Path(output).absolute()
-  todo = _training_jobs(points, folder, os.fspath(config), settings)
+  points = _grid_points(grid)
+  folder = pathlib.Path(output).absolute()
   with progress.quietly(quiet):
-    asked = {j: training.read_run_arguments(j.arguments)[0] for j in todo}
-    _check_begun_runs(asked)
-    left = {job: config for job, config in asked.items() if not job.done}
-    _check_sweep_runs([*left.values()], by)
+    trainings = _training_jobs(points, folder, os.fspath(config), settings)
+    _check_begun_runs(trainings)
+    left = {job: run for job, run in trainings.items() if not job.done}
+    _check_sweep_runs(list(left.values()), by)
     jobs.run_jobs(join_trainings(left, together), folder, go_on=True)
-    failed = tuple(job.about for job in left if not job.done)
+    failed = tuple(job.title for job in left if not job.done)
     runs = _read_begun_runs(folder, points)
     if not runs:
-      raise UserError(_failure(failed, len(todo)))
+      raise UserError(_failure(failed, len(points)))
   title = f"A sweep of {', '.join(points[0])}"
+  comparison_folder = folder / comparison.FOLDER
   try:
-    found = trainings.compare_runs(title, runs, by, folder / trainings.FOLDER)
+    ranked = comparison.compare_runs(title, runs, by, comparison_folder)
   except UserError as error:
     if not failed:
       raise
-    raise UserError(f"{_failure(failed, len(todo))}; {error}") from error
-  return dataclasses.replace(found, failed=failed)
+    raise UserError(f"{_failure(failed, len(points))}; {error}") from error
+  return dataclasses.replace(ranked, failed=failed)
 
 
 def _training_jobs(
@@ -135,50 +136,53 @@ def _training_jobs(
   folder: pathlib.Path,
   config: str,
   settings: Mapping[str, Setting],
-) -> list[Job]:
-  """Returns the training of each combination."""
-  out = []
+) -> dict[Job, Config]:
+  """Returns the training of each combination, and its config."""
+  trainings = {}
   for point in points:
-    given = {**settings, **point}.items()
-    words = [f"--config.{key}={_value_text(value)}" for key, value in given]
     workdir = _workdir(folder, point)
-    arguments = f"--workdir={workdir}", f"--config={config}", *words
-    out.append(Job(_title(point), "train", arguments, workdir))
-  return out
+    arguments = [f"--workdir={workdir}", f"--config={config}"]
+    for key, value in {**settings, **point}.items():
+      arguments.append(f"--config.{key}={_value_text(value)}")
+    job = Job(_title(point), "train", tuple(arguments), workdir)
+    trainings[job], _ = training.read_run_arguments(arguments)
+  return trainings
 
 
-def join_trainings(todo: Mapping[Job, Config], most: int) -> list[Job]:
+def join_trainings(trainings: Mapping[Job, Config], most: int) -> list[Job]:
   """Returns jobs that each train up to `most` of the runs in one process.
 
   Runs of a process differ in their seed and schedule alone.
   """
   if most == 1:
-    return [*todo]
+    return [*trainings]
   groups = collections.defaultdict(list)
-  for job, config in todo.items():
+  for job, config in trainings.items():
     groups[together_lib.shared_settings(config)].append(job)
-  out = []
+  joined = []
   for group in groups.values():
-    for first in range(0, len(group), most):
-      some = group[first : first + most]
-      words = _TRAIN, *(shlex.join(job.arguments) for job in some)
-      about = "; ".join(job.about for job in some)
-      out.append(
-        Job(about, "antlm_jax.evals.studies.sweep", words, some[0].folder)
+    for start in range(0, len(group), most):
+      members = group[start : start + most]
+      title = "; ".join(job.title for job in members)
+      words = _TRAIN, *(shlex.join(job.arguments) for job in members)
+      joined.append(
+        Job(title, "antlm_jax.evals.studies.sweep", words, members[0].folder)
       )
-  return out
+  return joined
 
 
 def _train_commands(commands: Sequence[str]) -> None:
   """Trains runs together, given the arguments of `antlm train` for each."""
   with signals.listening():
-    runs, workdirs, hooks = [], [], []
+    runs = []
+    workdirs = []
+    hooks = []
     for words in commands:
       config, workdir = training.read_run_arguments(shlex.split(words))
-      own, start = training.hooks_and_start(config)
+      run_hooks, start = training.hooks_and_start(config)
       runs.append(run_lib.build_run(config, start))
       workdirs.append(workdir)
-      hooks.append([*own, Page(f"antlm train {words}")])
+      hooks.append([*run_hooks, Page(f"antlm train {words}")])
     failed = together_lib.train_together(runs, workdirs, hooks)
   if failed:
     raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
@@ -207,26 +211,26 @@ def _grid_points(grid: str | Mapping[str, Sequence[Setting]]) -> list[_Point]:
     grid = _parse_grid(grid)
   if not isinstance(grid, Mapping):
     raise UserError(f"the grid {grid!r:.60} is no mapping and no text")
-  values = {}
-  for key, given in grid.items():
-    alone = isinstance(given, str) or not isinstance(given, Iterable)
-    each = [given] if alone else given
-    values[key] = dict.fromkeys(map(_value_text, each))
-  count = math.prod(map(len, values.values()))
-  if not values or not count:
+  texts = {}
+  for key, values in grid.items():
+    if isinstance(values, str) or not isinstance(values, Iterable):
+      values = [values]
+    texts[key] = dict.fromkeys(map(_value_text, values))
+  count = math.prod(map(len, texts.values()))
+  if not texts or not count:
     raise UserError(f"the grid {dict(grid)} has no values to vary")
   if count > _MOST_RUNS:
     raise UserError(
       f"the grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
       " values, or several sweeps"
     )
-  combinations = itertools.product(*values.values())
-  return [dict(zip(values, point, strict=True)) for point in combinations]
+  combinations = itertools.product(*texts.values())
+  return [dict(zip(texts, point, strict=True)) for point in combinations]
 
 
-def _check_begun_runs(asked: Mapping[Job, Config]) -> None:
+def _check_begun_runs(trainings: Mapping[Job, Config]) -> None:
   """Raises a UserError if a run that exists has other settings."""
-  for job, config in asked.items():
+  for job, config in trainings.items():
     path = job.folder / saving.CONFIG
     if not path.is_file():
       continue
@@ -242,36 +246,38 @@ def _check_begun_runs(asked: Mapping[Job, Config]) -> None:
       )
 
 
-def _check_sweep_runs(configs: Sequence[Config], by: Sequence[str]) -> None:
+def _check_sweep_runs(
+  configs: Sequence[Config], ranking: Sequence[str]
+) -> None:
   """Builds the runs that are left, before the first is trained.
 
   Raises a UserError of the first run whose settings or data are wrong, or that
-  does not measure an objective of `by`.
+  does not measure a loss of `ranking`.
   """
   if not configs:
     return
   # In another process, whose end frees the devices for the trainings.
   words = "antlm_jax.evals.studies.sweep", _BUILD
-  with running_children() as children, tempfile.TemporaryFile("w+") as asked:
-    json.dump([[config_lib.to_json(config) for config in configs], by], asked)
-    asked.seek(0)
-    children[0] = Child("the check of the runs", words, stdin=asked)
+  with running_children() as children, tempfile.TemporaryFile("w+") as stdin:
+    json.dump([[*map(config_lib.to_json, configs)], ranking], stdin)
+    stdin.seek(0)
+    children[0] = Child("the check of the runs", words, stdin=stdin)
     while children:
       for _, child in children.pop_ended():
         if error := child.failure():
           raise error
 
 
-def _build_runs(configs: Sequence[str], by: Sequence[str]) -> None:
+def _build_runs(configs: Sequence[str], ranking: Sequence[str]) -> None:
   """Builds the runs of configs, which are JSON."""
   for config in map(config_lib.config_from_json, configs):
     _, start = training.hooks_and_start(config)
     run = run_lib.build_run(config, start)
-    known = held_out.loss_names(run.evaluations)
-    if unknown := [kind for kind in by if kind not in known]:
+    measured = held_out.loss_names(run.evaluations)
+    if unknown := [kind for kind in ranking if kind not in measured]:
       raise UserError(
         f"by={unknown[0]}: not every run measures this; measured:"
-        f" {', '.join(known) or 'none'}"
+        f" {', '.join(measured) or 'none'}"
       )
 
 
@@ -285,32 +291,32 @@ def main(argv: Sequence[str]) -> None:
     return
   parser = cli.Parser(description=__doc__)
   add_arguments(parser, sweep)
-  about = "Print the command of each run, to run them on other machines"
-  parser.add_argument("--commands", action="store_true", help=about)
-  at = argv.index("--") if "--" in argv else len(argv)
-  args = parser.parse_args(argv[:at])
-  if at == len(argv):
+  parser.add_argument(
+    "--commands",
+    action="store_true",
+    help="Print the command of each run, to run them on other machines",
+  )
+  end = argv.index("--") if "--" in argv else len(argv)
+  args = parser.parse_args(argv[:end])
+  if end == len(argv):
     raise UserError("the training is missing: antlm sweep ... -- --config=...")
   points = _grid_points(args.grid)
-  about = "After --: the arguments of `antlm train`."
-  parser = cli.Parser(description=about)
+  parser = cli.Parser(description="After --: the arguments of `antlm train`.")
   parser.add_argument("--config", required=True)
-  base, words = parser.parse_with_overrides(argv[at + 1 :])
-  pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
+  base, words = parser.parse_with_overrides(argv[end + 1 :])
+  settings = dict(
+    word.removeprefix("--config.").split("=", 1) for word in words
+  )
   if args.commands:
     folder = pathlib.Path(args.output).absolute()
-    todo = _training_jobs(points, folder, base.config, dict(pairs))
-    configs = {
-      job: training.read_run_arguments(job.arguments)[0] for job in todo
-    }
-    for job in join_trainings(configs, args.together):
+    trainings = _training_jobs(points, folder, base.config, settings)
+    for job in join_trainings(trainings, args.together):
       print(job.command_line)
     return
-  asked = read_arguments(sweep, args)
-  found = sweep(base.config, **asked, **dict(pairs))
-  print(f"\n{found}")
-  if found.failed:
-    raise UserError(_failure(found.failed, len(points)))
+  ranked = sweep(base.config, **read_arguments(sweep, args), **settings)
+  print(f"\n{ranked}")
+  if ranked.failed:
+    raise UserError(_failure(ranked.failed, len(points)))
 
 
 def _parse_grid(grid: str) -> dict[str, list[str]]:
@@ -319,13 +325,13 @@ def _parse_grid(grid: str) -> dict[str, list[str]]:
   for part in filter(str.strip, grid.split(";")):
     key, _, listed = part.partition("=")
     key = key.strip().removeprefix("--").removeprefix("config.")
-    found = [value.strip() for value in listed.split(",")]
-    if not key or not all(found) or key in values:
+    texts = [value.strip() for value in listed.split(",")]
+    if not key or not all(texts) or key in values:
       raise UserError(
         f"--grid: {part.strip()!r} is not KEY=VALUE,VALUE,... with a key of its"
         " own"
       )
-    values[key] = found
+    values[key] = texts
   if not values:
     raise UserError(f"--grid={grid}: give KEY=VALUE,VALUE,... to vary")
   return values
@@ -362,8 +368,8 @@ def _read_begun_runs(
     workdir = _workdir(folder, point)
     if (workdir / saving.CONFIG).is_file():
       seed = point.get("seed", "")
-      found = dataclasses.replace(read_run(label, workdir), seed=seed)
-      runs.setdefault(label or "all seeds", []).append(found)
+      run = dataclasses.replace(read_run(label, workdir), seed=seed)
+      runs.setdefault(label or "all seeds", []).append(run)
   return runs
 
 

@@ -25,13 +25,19 @@ from scipy import optimize, stats
 
 from antlm_jax import units
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import command, pipelines
-from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
+from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.evals.zero_shot.task import (
+  TASKS,
+  PipelineSettings,
+  ZeroShotOutcome,
+  ZeroShotTask,
+)
 from antlm_jax.inference import scoring
 from antlm_jax.inference.model import load, revisions
 from antlm_jax.runtime import files
 
-CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
+CONTEXTS = "cdi_childes.json"
+CHILDREN = "cdi_human.csv"
 _MONTHS = range(16, 31)
 _FEWEST = 3  # points of a curve, and words of a correlation
 _LARGEST_P = 0.1  # of a correlation that counts
@@ -45,34 +51,35 @@ class AcquiredWord(NamedTuple):
   child: float | None  # in months, if known
 
 
-def read_acquired_words(asked: command.PipelineSettings) -> list[AcquiredWord]:
+def read_acquired_words(settings: PipelineSettings) -> list[AcquiredWord]:
   """Reads the words, or raises a UserError."""
-  folder, out = pathlib.Path(asked.data), []
-  path, children = folder / CONTEXTS, _children(folder / CHILDREN)
+  path = pathlib.Path(settings.data, CONTEXTS)
+  children = _children(path.with_name(CHILDREN))
+  words = []
   for text, rows in files.read_json(path, "the contexts").items():
     try:
       contexts = tuple("" + row["context"] for row in rows)
     except (KeyError, TypeError) as error:
       raise UserError(f"{path}: {text!r} has no list of contexts") from error
     if len(text) > 1 and contexts:  # letters are left out there
-      out.append(AcquiredWord(text, contexts, children.get(text)))
-  if not out:
+      words.append(AcquiredWord(text, contexts, children.get(text)))
+  if not words:
     raise UserError(f"{path} holds no words with contexts")
-  return out[: asked.limit or None]
+  return words[: settings.limit or None]
 
 
 def _children(path: pathlib.Path) -> dict[str, float | None]:
   """Returns the age at which children say each word."""
-  out = {}
+  ages = {}
   for number, row in files.read_csv(path, "children's words"):
     try:
       shares = {m: pipelines.csv_number(row.get(str(m)) or "") for m in _MONTHS}
-      there = {m: share for m, share in shares.items() if share == share}
-      age = child_age(np.array([*there]), np.array([*there.values()]))
-      out.setdefault(row["word"], age)
+      known = {m: x for m, x in shares.items() if not np.isnan(x)}
+      age = child_age(np.array([*known]), np.array([*known.values()]))
+      ages.setdefault(row["word"], age)
     except (KeyError, ValueError) as error:
       raise UserError(f"{path}, line {number}: {error!r}") from error
-  return out
+  return ages
 
 
 def words_seen(name: str) -> int:
@@ -87,15 +94,15 @@ def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
     return height / (1 + np.exp(-slope * (x - middle))) + base
 
   with np.errstate(all="ignore"):
-    found = optimize.least_squares(
+    fit = optimize.least_squares(
       lambda p: sigmoid(x, *p) - y, guess, bounds=bounds, max_nfev=evaluations
     )
-  height, slope, middle, base = found.x
-  known = found.success and min(slope, height) > 1e-6
-  if not known or not base < level < base + height:
+  height, slope, middle, base = fit.x
+  rises = fit.success and min(slope, height) > 1e-6
+  if not rises or not base < level < base + height:
     return None
-  at = float(middle - np.log(height / (level - base) - 1) / slope)
-  return at if x.min() <= at <= x.max() else None
+  crossing = float(middle - np.log(height / (level - base) - 1) / slope)
+  return crossing if x.min() <= crossing <= x.max() else None
 
 
 def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
@@ -111,17 +118,20 @@ def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
 
 
 def model_age(
-  seen: np.ndarray, surprisals: np.ndarray, chance: float
+  word_counts: np.ndarray, surprisals: np.ndarray, chance: float
 ) -> float | None:
   """Returns log10 of the words seen after which a word is known, or None.
 
-  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them, in
-  nats. `chance` is the word's surprisal if all tokens are equally likely.
+  `word_counts` are numbers of words seen, `[n]`; `surprisals` are the word's
+  after them, in nats. `chance` is the word's surprisal if all tokens are
+  equally likely.
   """
-  if len(seen) < _FEWEST:
+  if len(word_counts) < _FEWEST:
     return None
-  x, y = np.log10(seen + 1), -surprisals
-  spread, lowest = np.ptp(y), y.min()
+  x = np.log10(word_counts + 1)
+  y = -surprisals
+  spread = np.ptp(y)
+  lowest = y.min()
   guess = [spread, 1.0, x.mean(), lowest]
   bounds = (
     [0, 0, x.min() - 1, lowest - 2 * spread - 1],
@@ -142,73 +152,89 @@ def outcome(
   Their surprisals are `[revisions, contexts]` each, by the names of revisions;
   `chances` are those of `model_age`.
   """
-  seen, lines = np.array([words_seen(name) for name in names]), []
-  for word, found, chance in zip(words, surprisals, chances, strict=True):
-    means = found.mean(axis=1)
+  word_counts = [words_seen(name) for name in names]
+  lines = []
+  for word, nats, chance in zip(words, surprisals, chances, strict=True):
+    means = nats.mean(axis=1)
     lines.append(
       {
         "word": word.text,
-        "model_log10_words": model_age(seen, means, chance),
+        "model_log10_words": model_age(np.array(word_counts), means, chance),
         "child_months": word.child,
         "surprisal": dict(zip(names, means.tolist(), strict=True)),
       }
     )
-  ages = [(one["model_log10_words"], one["child_months"]) for one in lines]
-  ages = [both for both in ages if None not in both]
-  fit = 0.0
+  ages = [(line["model_log10_words"], line["child_months"]) for line in lines]
+  ages = [pair for pair in ages if None not in pair]
+  correlation = 0.0
   if len(ages) >= _FEWEST:
-    found = stats.pearsonr(*zip(*ages, strict=True))
-    fit = float(found.statistic) if found.pvalue <= _LARGEST_P else 0.0
-  summary = {"words": len(words), "compared": len(ages), "correlation": fit}
+    test = stats.pearsonr(*zip(*ages, strict=True))
+    if test.pvalue <= _LARGEST_P:
+      correlation = float(test.statistic)
+  summary = {
+    "words": len(words),
+    "compared": len(ages),
+    "correlation": correlation,
+  }
   rows = [
     {
       "step": name,
-      "word_count": words_seen(name),
+      "word_count": word_count,
       "target_word": word.text,
       "context_id": i,
       "context": context,
-      "surprisal": found[step, i].item(),
+      "surprisal": nats[step, i].item(),
     }
-    for step, name in enumerate(names)
-    for word, found in zip(words, surprisals, strict=True)
+    for step, (name, word_count) in enumerate(
+      zip(names, word_counts, strict=True)
+    )
+    for word, nats in zip(words, surprisals, strict=True)
     for i, context in enumerate(word.contexts)
   ]
-  steps = dict.fromkeys(("total_steps", "completed_steps"), len(names))
-  about = {"use_bos_only": False, **steps}
-  own = {"surprisal.json": {"metadata": about, "results": rows}}
-  own["aoa_score.json"] = {"aoa": fit}
-  return ZeroShotOutcome(
-    summary, lines, {n: json.dumps(x) for n, x in own.items()}
-  )
+  metadata = {
+    "use_bos_only": False,
+    "total_steps": len(names),
+    "completed_steps": len(names),
+  }
+  surprisal_file = json.dumps({"metadata": metadata, "results": rows})
+  score_file = json.dumps({"aoa": correlation})
+  pipeline_files = {
+    "surprisal.json": surprisal_file,
+    "aoa_score.json": score_file,
+  }
+  return ZeroShotOutcome(summary, lines, pipeline_files)
 
 
 def score_acquired_words(
-  loaded, items: Sequence[AcquiredWord], asked
+  loaded, items: Sequence[AcquiredWord], settings: PipelineSettings
 ) -> ZeroShotOutcome:
   """Scores the words with each revision."""
   texts = [word.text.strip() for word in items for _ in word.contexts]
   contexts = [c.strip() + " " for word in items for c in word.contexts]
-  how = {"text_format": scoring.TextFormat(separator=""), **asked.batches}
-  kept, found = revisions(loaded), []
-  for path in kept.values():  # one of them in memory at a time
+  text_format = scoring.TextFormat(separator="")
+  options = {"text_format": text_format, **settings.batches}
+  checkpoints = revisions(loaded)
+  surprisals = []
+  for path in checkpoints.values():  # one of them in memory at a time
     model = loaded if path == loaded.path else load(path)
-    found.append(-scoring.score(model, texts, asked.mode, contexts, **how))
+    logprobs = scoring.score(model, texts, settings.mode, contexts, **options)
+    surprisals.append(-logprobs)
   ends = np.cumsum([len(word.contexts) for word in items])
-  by_word = np.split(np.stack(found), ends[:-1], axis=1)
+  by_word = np.split(np.stack(surprisals), ends[:-1], axis=1)
   tokenizer = loaded.tokenizer
   sizes = [
     max(1, len(tokenizer.encode(text)) - len(tokenizer.encode("The")))
     for text in (f"The {word.text}" for word in items)
   ]
   chances = np.log(tokenizer.vocab_size) * np.array(sizes)
-  return outcome(items, list(kept), by_word, chances)
+  return outcome(items, list(checkpoints), by_word, chances)
 
 
-TASKS["aoa"] = command.ZeroShotTask(
+TASKS["aoa"] = ZeroShotTask(
   about=__doc__,
   read=read_acquired_words,
   score=score_acquired_words,
   figure="correlation",
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
-  settings=command.PipelineSettings,
+  settings=PipelineSettings,
 )

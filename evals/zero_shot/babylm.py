@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
 from antlm_jax.evals.zero_shot.choices import ChoiceSettings
-from antlm_jax.evals.zero_shot.command import TASKS, Reported, ZeroShotTask
+from antlm_jax.evals.zero_shot.task import TASKS, Reported, ZeroShotTask
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
 from antlm_jax.inference.scoring import REDUCTIONS
@@ -49,16 +49,16 @@ def _babylm_task(parse: Callable[[Line], Item | None], **rules) -> ZeroShotTask:
   `rules` are those of `choices.choice_task`.
   """
 
-  def read(asked: ChoiceSettings) -> list[Item]:
-    return pairs.read_items(asked.data, parse, asked.limit)
+  def read(settings: ChoiceSettings) -> list[Item]:
+    return pairs.read_items(settings.data, parse, settings.limit)
 
   return choices.choice_task(inspect.getdoc(parse), read, **rules)
 
 
 def of_2024(items: Sequence[Item]) -> str:
   """Tells BLiMP from its supplement, whose lines have no phenomenon."""
-  known = any(item.term for item in items)
-  return "blimp" if known else "blimp_supplement"
+  has_terms = any(item.term for item in items)
+  return "blimp" if has_terms else "blimp_supplement"
 
 
 def _integer(line: Line, name: str) -> int:
@@ -76,7 +76,8 @@ def entity_tracking(line: Line) -> Item | None:
   2026, questions with the word "nothing" in an option are left out. The result
   is the mean over these files of the means over numbers of moves.
   """
-  context, options = line.text("input_prefix"), line.fields.get("options")
+  context = line.text("input_prefix")
+  options = line.fields.get("options")
   texts = isinstance(options, list) and all(isinstance(o, str) for o in options)
   if not texts or len(options) < 2:
     raise line.error("no texts 'options'")
@@ -85,8 +86,8 @@ def entity_tracking(line: Line) -> Item | None:
   uid = f"{split}_{_integer(line, 'numops')}_ops"
   if any("nothing" in option for option in options):
     return None
-  both = tuple(Choice(context, option) for option in options)
-  return Item(both, str(line.number - 1), uid, split)
+  box_contents = tuple(Choice(context, option) for option in options)
+  return Item(box_contents, str(line.number - 1), uid, split)
 
 
 def comps(line: Line) -> Item:
@@ -99,11 +100,11 @@ def comps(line: Line) -> Item:
     raise line.error(f"the file's name is none of {', '.join(_COMPS)}")
   phrase = line.text("property_phrase")
   # The space between belongs to the context: the pipeline does not score it.
-  both = tuple(
-    Choice(line.text(f"prefix_{which}") + " ", phrase)
-    for which in ("acceptable", "unacceptable")
+  concepts = tuple(
+    Choice(line.text(f"prefix_{judgement}") + " ", phrase)
+    for judgement in ("acceptable", "unacceptable")
   )
-  return Item(both, str(line.number - 1), uid)
+  return Item(concepts, str(line.number - 1), uid)
 
 
 def global_piqa(line: Line) -> Item:
@@ -119,14 +120,14 @@ def global_piqa(line: Line) -> Item:
   if len(texts) < 2 or not 0 <= label < len(texts):
     raise line.error(f"no two solutions, or no text 'solution{label}'")
   prompt = line.fields.get("prompt") or ""
-  both = [Choice(prompt, f" {text}") for text in texts]
-  both.insert(0, both.pop(label))
-  return Item(tuple(both), line.text("example_id"), line.path.stem)
+  solutions = [Choice(prompt, f" {text}") for text in texts]
+  solutions.insert(0, solutions.pop(label))
+  return Item(tuple(solutions), line.text("example_id"), line.path.stem)
 
 
 TASKS["blimp"] = choices.choice_task(
   _BLIMP,
-  lambda asked: pairs.read_minimal_pairs(asked.data, asked.limit),
+  lambda settings: pairs.read_minimal_pairs(settings.data, settings.limit),
   reported=[  # as BabyLM filters them
     Reported("BLiMP", "blimp_filtered", 59_875),
     Reported("BLiMP supplement", "blimp_supplement_filtered", 5_218),

@@ -16,7 +16,7 @@ import numpy as np
 
 from antlm_jax import tables
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.evals.zero_shot.command import (
+from antlm_jax.evals.zero_shot.task import (
   PipelineSettings,
   Reported,
   ZeroShotOutcome,
@@ -75,19 +75,19 @@ def choice_task(
 
 
 def score_choices(
-  rules: Rules, loaded, items, asked: ChoiceSettings
+  rules: Rules, loaded, items, settings: ChoiceSettings
 ) -> ZeroShotOutcome:
   """Scores the choices."""
-  options = dict(pipelines.options(asked.pipeline, asked.mode))
+  options = dict(pipelines.options(settings.pipeline, settings.mode))
   if options["text_format"].separator == " ":  # else it is the pipeline's own
     form = dataclasses.replace(options["text_format"], separator=rules.glue)
     options["text_format"] = form
-  if asked.reduction:
-    options["reduction"] = asked.reduction
-  options |= {"temperature": asked.temperature, **asked.batches}
-  found = pairs.choice_scores(loaded, items, asked.mode, **options)
-  results = Results(items, found, rules)
-  files = results.files(asked.pipeline)
+  if settings.reduction:
+    options["reduction"] = settings.reduction
+  options |= {"temperature": settings.temperature, **settings.batches}
+  scores = pairs.choice_scores(loaded, items, settings.mode, **options)
+  results = Results(items, scores, rules)
+  files = results.files(settings.pipeline)
   return ZeroShotOutcome(results.summary(), results.lines(), files)
 
 
@@ -96,17 +96,19 @@ def accuracy_table(rules: Rules, summary: Mapping) -> str:
 
   Groups are phenomena, or else the UIDs themselves.
   """
-  count, groups = summary["pairs"], collections.defaultdict(list)
+  count = summary["pairs"]
   over = "files" if rules.by_term else "UIDs"
   rows = [
     (f"mean over {over}", count, summary["macro_accuracy"]),
     ("mean over pairs", count, summary["pair_accuracy"]),
   ]
-  for uid, about in summary["by_uid"].items():
-    groups[about["term"] or uid].append((about["pairs"], about["accuracy"]))
-  for group, those in sorted(groups.items()):
-    counts, shares = zip(*those, strict=True)
-    rows.append((group, sum(counts), np.mean(shares)))
+  groups = collections.defaultdict(list)
+  for uid, figures in summary["by_uid"].items():
+    groups[figures["term"] or uid].append(figures)
+  for group, members in sorted(groups.items()):
+    size = sum(figures["pairs"] for figures in members)
+    share = np.mean([figures["accuracy"] for figures in members])
+    rows.append((group, size, share))
   return tables.text_table(
     [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
     head=("", "pairs", "accuracy (%)"),
@@ -134,10 +136,10 @@ class Results:
     counts = collections.Counter(item.uid for item in self.items)
     means = [*by_uid.values()]
     if self.rules.by_term:
-      of = {
-        term: [u for u in by_uid if terms[u] == term] for term in terms.values()
-      }
-      means = [np.mean([by_uid[uid] for uid in uids]) for uids in of.values()]
+      means = [
+        np.mean([share for uid, share in by_uid.items() if terms[uid] == term])
+        for term in dict.fromkeys(terms.values())
+      ]
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
       "pairs": len(self.items),
@@ -171,21 +173,23 @@ class Results:
     that of 2026 is sentence_zero_shot's.
     """
 
+    if pipeline not in ("2024", "2026"):
+      return {}
+
     def shown(choice: Choice) -> str:
       if pipeline == "2024":
         return f" {choice.text}"
       lead = f"{choice.context}{self.rules.glue}" * self.rules.with_context
       return lead + choice.text
 
-    out = collections.defaultdict(lambda: {"predictions": []})
+    by_key = collections.defaultdict(lambda: {"predictions": []})
     best = np.where(self.right, 0, 1 + self.scores[1:].argmax(axis=0))
     for item, choice in zip(self.items, best, strict=True):
       key = item.item_id if self.rules.by_id else item.uid
-      found = out[key]["predictions"]
+      predictions = by_key[key]["predictions"]
       # Numbered anew: these ids are places in the file, not the data's names.
-      one = {"id": f"{key}_{len(found)}", "pred": shown(item.choices[choice])}
-      found.append(one)
+      number = f"{key}_{len(predictions)}"
+      predictions.append({"id": number, "pred": shown(item.choices[choice])})
     if pipeline == "2024":
-      out = {self.rules.name_2024(self.items): out}
-    known = pipeline in ("2024", "2026")
-    return {"predictions.json": json.dumps(out)} if known else {}
+      by_key = {self.rules.name_2024(self.items): by_key}
+    return {"predictions.json": json.dumps(by_key)}

@@ -24,8 +24,8 @@ import pathlib
 import re
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import choices
-from antlm_jax.evals.zero_shot.command import TASKS, Reported
+from antlm_jax.evals.zero_shot.choices import ChoiceSettings, choice_task
+from antlm_jax.evals.zero_shot.task import TASKS, Reported
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
 from antlm_jax.runtime import files
@@ -45,7 +45,7 @@ _WORD = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EwokSettings(choices.ChoiceSettings):
+class EwokSettings(ChoiceSettings):
   """The arguments of the task."""
 
   unfiltered: bool = setting(False, "Keep rows with words not on BabyLM's list")
@@ -66,11 +66,12 @@ def read_ewok_pairs(
   a target, not targets of a context. Raises a UserError if a file is missing or
   is malformed.
   """
-  folder, seen = pathlib.Path(folder), collections.Counter()
+  folder = pathlib.Path(folder)
+  counts = collections.Counter()  # pairs read, by domain
   if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):
     return pairs.read_items(
       folder,
-      lambda line: _ewok_pair(line, "12", seen, by_context),
+      lambda line: _ewok_pair(line, "12", counts, by_context),
       limit,
       "EWoK",
     )
@@ -83,25 +84,28 @@ def read_ewok_pairs(
         f"data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
         " word list: put it there, or set unfiltered"
       )
-    known = set(files.read_text(paths[0], "the word list").splitlines())
+    vocabulary = set(files.read_text(paths[0], "the word list").splitlines())
     lines = [
       line
       for line in lines
       if all(
-        known.issuperset(lower_case_words(line.text(name))) for name in _TEXTS
+        vocabulary.issuperset(lower_case_words(line.text(name)))
+        for name in _TEXTS
       )
     ]
-  both = (
-    _ewok_pair(line, o, seen, by_context) for line in lines for o in _ORDERS
-  )
-  out = [item for item in both if not limit or int(item.item_id) < limit]
-  if not out:
+  items = [
+    _ewok_pair(line, order, counts, by_context)
+    for line in lines
+    for order in _ORDERS
+  ]
+  items = [item for item in items if not limit or int(item.item_id) < limit]
+  if not items:
     raise UserError(f"data={folder}: no row of {FILE} is left to score")
-  return out
+  return items
 
 
 def _ewok_pair(
-  line: Line, order: str, seen: collections.Counter, by_context: bool
+  line: Line, order: str, counts: collections.Counter, by_context: bool
 ) -> Item:
   """Returns one of a row's two pairs, numbered within its domain."""
   domain = line.text("Domain")
@@ -110,16 +114,19 @@ def _ewok_pair(
     for name in ("Context", "Target")
   )
   other = (contexts[1], targets[0]) if by_context else (contexts[0], targets[1])
-  number = seen[domain]
-  seen[domain] += 1
-  both = Choice(contexts[0], targets[0]), Choice(*other)
-  return Item(both, str(number), domain)
+  number = counts[domain]
+  counts[domain] += 1
+  choices = Choice(contexts[0], targets[0]), Choice(*other)
+  return Item(choices, str(number), domain)
 
 
-TASKS["ewok"] = choices.choice_task(
+TASKS["ewok"] = choice_task(
   __doc__,
-  lambda asked: read_ewok_pairs(
-    asked.data, asked.limit, asked.unfiltered, asked.pipeline == "2026"
+  lambda settings: read_ewok_pairs(
+    settings.data,
+    settings.limit,
+    settings.unfiltered,
+    by_context=settings.pipeline == "2026",
   ),
   settings=EwokSettings,
   reported=[Reported("EWoK", "ewok", 7_618)],

@@ -25,7 +25,7 @@ import numpy as np
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
+from antlm_jax.evals.zero_shot.task import TASKS, ZeroShotOutcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import EncodedText
 
@@ -41,28 +41,32 @@ class Cloze(NamedTuple):
   ending: str = ""  # directly after the word
 
 
-def read_clozes(asked) -> list[Cloze]:
+def read_clozes(settings) -> list[Cloze]:
   """Reads contexts and their words."""
-  rows = readers.read_source_records(asked.data, _PARTS)
+  records = readers.read_source_records(settings.data, _PARTS)
   try:
-    first = [*itertools.islice(rows, 1)]
+    head = [*itertools.islice(records, 1)]
   except UserError:  # they are whole texts
-    first, rows = [], ()
-  rows = itertools.islice(itertools.chain(first, rows), asked.limit or None)
-  found = [_cloze_of_record(f"{asked.data}, {where}", *r) for where, r in rows]
-  if not found:
-    found = [
-      Cloze(*text.rpartition(" ")[::2]) for text in texts.read_texts(asked)
+    head = []
+    records = ()
+  records = itertools.chain(head, records)
+  clozes = [
+    _cloze_of_record(f"{settings.data}, {place}", *parts)
+    for place, parts in itertools.islice(records, settings.limit or None)
+  ]
+  if not clozes:
+    clozes = [
+      Cloze(*text.rpartition(" ")[::2]) for text in texts.read_texts(settings)
     ]
-  for number, (context, word, _) in enumerate(found, start=1):
+  for number, (context, word, _) in enumerate(clozes, start=1):
     if not context.strip() or not word.strip():
       raise UserError(
-        f"{asked.data}, text {number}: no two words in {word!r:.60}"
+        f"{settings.data}, text {number}: no two words in {word!r:.60}"
       )
-  return found
+  return clozes
 
 
-def _cloze_of_record(where: str, prompt: object, answer: object) -> Cloze:
+def _cloze_of_record(place: str, prompt: object, answer: object) -> Cloze:
   """Returns a record's answer in its prompt, or after it.
 
   Raises a UserError if one of both is no text, or another placeholder is in the
@@ -70,26 +74,23 @@ def _cloze_of_record(where: str, prompt: object, answer: object) -> Cloze:
   """
   for part in (prompt, answer):
     if not isinstance(part, str):
-      raise UserError(f"{where}: {part!r:.60} is not text")
+      raise UserError(f"{place}: {part!r:.60} is not text")
   context, _, ending = prompt.partition(_ANSWER)
   if other := re.search(r"\{\w*\}", context + ending):
     raise UserError(
-      f"{where}: the prompt has the placeholder {other[0]}: write {_ANSWER}"
+      f"{place}: the prompt has the placeholder {other[0]}: write {_ANSWER}"
       " once, where the answer is, and text elsewhere"
     )
   return Cloze(context.strip(), answer.strip(), ending.rstrip())
 
 
-def _encode_clozes(loaded, items: list[Cloze], wanted) -> list[EncodedText]:
+def _encode_clozes(loaded, items: list[Cloze], passes) -> list[EncodedText]:
   """Returns the tokens of texts, of which those of the word are scored."""
   pairs = [item[:2] for item in items]
+  encoded = scoring.encode_pairs(loaded, pairs, scoring.TextFormat(), passes)
   out = []
-  for text, item in zip(
-    scoring.encode_pairs(loaded, pairs, scoring.TextFormat(), wanted),
-    items,
-    strict=True,
-  ):
-    before, after = text.tokens[: text.stop], text.tokens[text.stop :]
+  for text, item in zip(encoded, items, strict=True):
+    before, after = np.split(text.tokens, [text.stop])
     # The ending behind a letter, so that no space is added before it.
     letter = loaded.tokenizer.encode("a")
     ending = loaded.tokenizer.encode(f"a{item.ending}")
@@ -101,25 +102,28 @@ def _encode_clozes(loaded, items: list[Cloze], wanted) -> list[EncodedText]:
   return out
 
 
-def score_clozes(loaded, items: list[Cloze], asked) -> ZeroShotOutcome:
+def score_clozes(loaded, items: list[Cloze], settings) -> ZeroShotOutcome:
   """Scores the words after their contexts."""
-  wanted = scoring.passes_of_mode(loaded, asked.mode)
-  masked = any(p.masked for p in wanted)
-  longest, parts = loaded.longest_row, []
+  passes = scoring.passes_of_mode(loaded, settings.mode)
+  masked = any(p.masked for p in passes)
+  longest = loaded.longest_row
+  parts = []
   items = [Cloze(*item) for item in items]
-  encoded = _encode_clozes(loaded, items, wanted)
+  encoded = _encode_clozes(loaded, items, passes)
   for text, (_, word, _) in zip(encoded, items, strict=True):
-    over = max(0, *(p.reads(text) - longest for p in wanted))
+    over = max(0, *(p.reads(text) - longest for p in passes))
     text = EncodedText(text.tokens[over:], text.start - over, text.stop - over)
     if text.start < 1:
       raise UserError(f"the word {word!r:.60} leaves no room for a context")
     parts.append([] if masked else [text])
     # One text for each token, with the tokens after it masked.
-    for at in range(text.start, text.stop) if masked else ():
+    for position in range(text.start, text.stop) if masked else ():
       tokens = text.tokens.copy()
-      tokens[at + 1 : text.stop] = framing.mask_id(loaded)
-      parts[-1].append(EncodedText(tokens, at, at + 1))
-  logprobs, likeliest, _ = texts.score_text_parts(loaded, parts, wanted, asked)
+      tokens[position + 1 : text.stop] = framing.mask_id(loaded)
+      parts[-1].append(EncodedText(tokens, position, position + 1))
+  logprobs, likeliest, _ = texts.score_text_parts(
+    loaded, parts, passes, settings
+  )
   right = likeliest == [text.targets for text in encoded]
   summary = {
     "texts": len(items),

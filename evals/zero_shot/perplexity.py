@@ -35,10 +35,10 @@ import numpy as np
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import (
+from antlm_jax.evals.zero_shot.task import (
   TASKS,
   ZeroShotOutcome,
-  asked_of,
+  build_settings,
   mode_of,
 )
 from antlm_jax.inference import scoring
@@ -127,34 +127,41 @@ def perplexity(
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
-  asked = asked_of("perplexity", "", mode_of(model, mode, step), settings)
+  mode = mode_of(model, mode, step)
+  task_settings = build_settings("perplexity", "", mode, settings)
   with progress.quietly(quiet):
-    found = texts_lib.read_texts(asked, texts)
-    return measure_perplexity(open_model(model, step), found, asked)
+    documents = texts_lib.read_texts(task_settings, texts)
+    loaded = open_model(model, step)
+    return measure_perplexity(loaded, documents, task_settings)
 
 
 def measure_perplexity(
-  loaded: TextModel, documents: Sequence[str], asked: PerplexitySettings
+  loaded: TextModel, documents: Sequence[str], settings: PerplexitySettings
 ) -> Perplexity:
   """Measures the perplexity of n documents."""
-  wanted = scoring.passes_of_mode(loaded, asked.mode)
+  passes = scoring.passes_of_mode(loaded, settings.mode)
   before, after = loaded.frame
   # No position before predicts the first token of a text without a frame.
-  first = max(len(before), *(p.shift for p in wanted))
-  longest, parts = asked.window or loaded.longest_row, []
+  start = max(len(before), *(p.shift for p in passes))
+  longest = settings.window or loaded.longest_row
   if longest > (most := loaded.model.config.max_seq_len):
     raise UserError(f"window={longest} is over the model's max_seq_len={most}")
-  for at in range(0, len(documents), _ENCODED):
-    for ids in loaded.tokenizer.encode_batch(documents[at : at + _ENCODED]):
+  parts = []
+  for i in range(0, len(documents), _ENCODED):
+    for ids in loaded.tokenizer.encode_batch(documents[i : i + _ENCODED]):
       tokens = np.concatenate([before, ids, after])
-      text = EncodedText(tokens, first, len(before) + len(ids))
-      parts.append(list(windows(text, wanted, longest, asked.stride)))
+      text = EncodedText(tokens, start, len(before) + len(ids))
+      parts.append(list(windows(text, passes, longest, settings.stride)))
   if not any(parts) or not any(map(str.split, documents)):
     raise UserError("the texts hold no word to predict")
-  found = texts_lib.score_text_parts(loaded, parts, wanted, asked)
-  tokens = [sum(window.targets for window in those) for those in parts]
-  nats, places = -found.logprobs, found.by_position
-  return perplexity_figures(documents, tokens, nats, found.likeliest, places)
+  totals = texts_lib.score_text_parts(loaded, parts, passes, settings)
+  return perplexity_figures(
+    documents,
+    tokens=[sum(window.targets for window in pieces) for pieces in parts],
+    nats=-totals.logprobs,
+    likeliest=totals.likeliest,
+    by_position=totals.by_position,
+  )
 
 
 def perplexity_figures(
@@ -185,7 +192,8 @@ def perplexity_figures(
   ]
   names = "tokens", "words", "bytes"
   sums = {name: sum(item[name] for item in items) for name in names}
-  total, count = float(nats.sum()), sums["tokens"]
+  total = float(nats.sum())
+  count = sums["tokens"]
   return Perplexity(
     documents=len(documents),
     **sums,
@@ -196,24 +204,24 @@ def perplexity_figures(
     accuracy=float(likeliest.sum() / count),
     items=items,
     by_position=[
-      {"position": position, "tokens": int(n), "nats_per_token": float(of / n)}
-      for position, (of, n) in enumerate(by_position)
+      {"position": position, "tokens": int(n), "nats_per_token": float(x / n)}
+      for position, (x, n) in enumerate(by_position)
       if n
     ],
   )
 
 
 def score_documents(
-  loaded, items: Sequence[str], asked: PerplexitySettings
+  loaded, items: Sequence[str], settings: PerplexitySettings
 ) -> ZeroShotOutcome:
   """Scores documents."""
-  found = measure_perplexity(loaded, items, asked)
+  result = measure_perplexity(loaded, items, settings)
   names = "position", "tokens", "nats_per_token"
-  rows = [[row[name] for name in names] for row in found.by_position]
+  rows = [[row[name] for name in names] for row in result.by_position]
   lines = (",".join(map(str, row)) for row in (names, *rows))
   files = {"positions.csv": "\n".join(lines) + "\n"}
   files["positions.svg"] = _drawn(np.array(rows))
-  return ZeroShotOutcome(found.summary, found.items, files)
+  return ZeroShotOutcome(result.summary, result.items, files)
 
 
 def _drawn(rows: np.ndarray) -> str:
@@ -221,10 +229,10 @@ def _drawn(rows: np.ndarray) -> str:
   position, tokens, nats = rows.T
   group = position * _BINS // (position.max() + 1)
   _, group = np.unique(group, return_inverse=True)
-  count, place = np.bincount(group, tokens), np.bincount(group, position)
+  x = np.bincount(group, position) / np.bincount(group)
+  y = np.bincount(group, tokens * nats) / np.bincount(group, tokens)
   figure = plots.canvas(7, 4, "Loss by position in the window")
   axes = figure.subplots()
-  x, y = place / np.bincount(group), np.bincount(group, tokens * nats) / count
   axes.plot(x, y, color=plots.COLOURS[0], lw=2)
   axes.set(xlabel="position (tokens)", ylabel="loss (nats per token)")
   plots.step_axis(axes)
@@ -234,7 +242,7 @@ def _drawn(rows: np.ndarray) -> str:
 
 def windows(
   text: EncodedText,
-  wanted: Sequence[scoring.Pass],
+  passes: Sequence[scoring.Pass],
   longest: int,
   stride: int = 0,
 ) -> Iterator[EncodedText]:
@@ -245,9 +253,9 @@ def windows(
   the middle of that part, or at an end of the text. The last part is as long as
   the others. Raises a UserError if the stride is too long for a window.
   """
-  masked = any(p.masked for p in wanted)
+  masked = any(p.masked for p in passes)
   # With masks, the first token to score may be read from the token before it.
-  most = longest - max(p.shift for p in wanted) if masked else longest
+  most = longest - max(p.shift for p in passes) if masked else longest
   stride = stride or (max(1, longest // 2) if masked else longest)
   if stride > most:
     raise UserError(
@@ -257,13 +265,15 @@ def windows(
   tokens = text.tokens if masked else text.tokens[: text.stop]
   size = longest if masked else longest + 1
   behind = (longest - stride) // 2 if masked else 0
-  start, end = text.start, min(size, len(tokens))
+  start = text.start
+  end = min(size, len(tokens))
   while start < text.stop:
     begin = max(0, end - size)
-    whole = end == len(tokens)
-    stop = text.stop if whole else min(text.stop, end - behind)
+    is_last = end == len(tokens)
+    stop = text.stop if is_last else min(text.stop, end - behind)
     yield EncodedText(tokens[begin:end], start - begin, stop - begin)
-    start, end = stop, min(end + stride, len(tokens))
+    start = stop
+    end = min(end + stride, len(tokens))
 
 
 TASKS["perplexity"] = texts_lib.Task(

@@ -22,8 +22,13 @@ import numpy as np
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import command, pipelines, texts
-from antlm_jax.evals.zero_shot.command import TASKS, ZeroShotOutcome
+from antlm_jax.evals.zero_shot import pipelines, texts
+from antlm_jax.evals.zero_shot.task import (
+  TASKS,
+  PipelineSettings,
+  ZeroShotOutcome,
+  ZeroShotTask,
+)
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
 
@@ -39,39 +44,41 @@ _MASKS = 3  # at the end of a text that masked modes read
 class MeasuredWord(NamedTuple):
   """A word in its place, with its measurements."""
 
-  here: tuple[str, str]  # the text before it, and the word
-  before: tuple[str, str] | None  # the same of the previous word
+  word: tuple[str, str]  # the text before it, and the word
+  previous: tuple[str, str] | None  # the same of the previous word
   values: dict[str, float]  # predictors and times by name; NaN if missing
 
 
-def read_measured_words(asked) -> list[MeasuredWord]:
+def read_measured_words(settings) -> list[MeasuredWord]:
   """Reads the words, or raises a UserError."""
-  path = pathlib.Path(asked.data) / FILE
+  path = pathlib.Path(settings.data) / FILE
   rows = files.read_csv(path, "reading times")
-  rows = itertools.islice(rows, asked.limit or None)
-  found = [_word(f"{path}, line {number}", row) for number, row in rows]
-  if not found:
+  rows = itertools.islice(rows, settings.limit or None)
+  words = [_word(f"{path}, line {number}", row) for number, row in rows]
+  if not words:
     raise UserError(f"{path} holds no word")
-  return found
+  return words
 
 
-def _word(where: str, row: dict[str, str]) -> MeasuredWord:
+def _word(place: str, row: dict[str, str]) -> MeasuredWord:
   needed = "item", "word", "prev_item", "prev_word", *_NUMBERS
   if missing := [n for n in needed if row.get(n) is None]:
-    raise UserError(f"{where}: no {', '.join(missing)}")
+    raise UserError(f"{place}: no {', '.join(missing)}")
   # The pipeline puts the word "None" before a word with nothing before it.
   item = "None" if row["item"] in pipelines.NOTHING else row["item"]
-  before = None
+  previous = None
   if row["prev_item"] not in pipelines.NOTHING:
-    before = row["prev_item"], row["prev_word"]
+    previous = row["prev_item"], row["prev_word"]
   try:
     values = {name: pipelines.csv_number(row[name]) for name in _NUMBERS}
   except ValueError as error:
-    raise UserError(f"{where}: {error}") from error
-  return MeasuredWord((item, row["word"]), before, values)
+    raise UserError(f"{place}: {error}") from error
+  return MeasuredWord((item, row["word"]), previous, values)
 
 
-def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
+def surprisals(
+  loaded, words: Sequence[tuple[str, str]], settings
+) -> np.ndarray:
   """Returns the surprisals of n words, each after a text, float64 `[n]`.
 
   As in the pipeline, a word is read token by token, each after the text so far,
@@ -79,8 +86,8 @@ def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
   2406.04823), and the first is predicted. `words` are (text before, word).
   Raises a UserError if a text is too long, or a word holds no token.
   """
-  wanted = scoring.passes_of_mode(loaded, asked.mode)
-  masked = any(p.masked for p in wanted)
+  passes = scoring.passes_of_mode(loaded, settings.mode)
+  masked = any(p.masked for p in passes)
   masks = [framing.mask_id(loaded)] * (_MASKS - 1) if masked else []
   # Each is scored once: most words are also the word before another.
   unique = list(dict.fromkeys(words))
@@ -95,12 +102,15 @@ def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
     return scoring.EncodedText(tokens, len(head), len(head) + 1)
 
   parts = [
-    [encoded(*one) for one in _tokens_of_word(loaded.tokenizer, *word)]
+    [
+      encoded(text, token)
+      for text, token in _tokens_of_word(loaded.tokenizer, *word)
+    ]
     for word in unique
   ]
-  logprobs = texts.score_text_parts(loaded, parts, wanted, asked).logprobs
+  totals = texts.score_text_parts(loaded, parts, passes, settings)
   index = {word: i for i, word in enumerate(unique)}
-  return -logprobs[[index[word] for word in words]]
+  return -totals.logprobs[[index[word] for word in words]]
 
 
 def _tokens_of_word(
@@ -113,8 +123,8 @@ def _tokens_of_word(
     raise UserError(f"the word {word!r} after {text!r} holds no token")
   for number, token in enumerate(targets):
     # Behind another token, so that the space it may begin with is kept.
-    both = tokenizer.decode([*lead, token], skip_special=False)
-    piece = both.removeprefix(tokenizer.decode(lead))
+    decoded = tokenizer.decode([*lead, token], skip_special=False)
+    piece = decoded.removeprefix(tokenizer.decode(lead))
     # All but the first are encoded by themselves there, as a word's beginning.
     yield text, token if not number else tokenizer.encode(piece)[0]
     text += piece
@@ -143,37 +153,50 @@ def _explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
   """Returns R^2 of least squares, with an intercept, for a target `[n]`."""
   design = np.stack([np.ones_like(target), *predictors], axis=1)
   weights, *_ = np.linalg.lstsq(design, target)
-  left, spread = target - design @ weights, target - target.mean()
-  return float(1 - left @ left / (spread @ spread))
+  residuals = target - design @ weights
+  deviations = target - target.mean()
+  return float(1 - residuals @ residuals / (deviations @ deviations))
 
 
 def score_measured_words(
-  loaded, items: Sequence[MeasuredWord], asked
+  loaded, items: Sequence[MeasuredWord], settings
 ) -> ZeroShotOutcome:
   """Scores the words, and explains their reading times."""
-  before = [word.before for word in items if word.before]
-  here = [word.here for word in items]
-  found, rest = np.split(surprisals(loaded, here + before, asked), [len(items)])
-  behind = np.full(len(items), math.nan)
-  behind[[word.before is not None for word in items]] = rest
-  columns = {n: np.array([w.values[n] for w in items]) for n in _NUMBERS}
-  columns |= {"prev_pred": behind, "pred": found}
+  words = [item.word for item in items]
+  previous = [item.previous for item in items if item.previous]
+  nats = surprisals(loaded, words + previous, settings)
+  pred = nats[: len(items)]
+  prev_pred = np.full(len(items), math.nan)
+  prev_pred[[item.previous is not None for item in items]] = nats[len(items) :]
+  columns = {n: np.array([item.values[n] for item in items]) for n in _NUMBERS}
+  columns |= {"prev_pred": prev_pred, "pred": pred}
   eyes = {name: _explained_gain(columns, name, _PREDICTORS) for name in _EYES}
   eye = float(np.mean(list(eyes.values())))
   paced = _explained_gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
-  rows = enumerate(zip(here, found.tolist(), behind.tolist(), strict=True))
-  lines, said = [], []
-  for i, ((context, word), nats, previous) in rows:
-    one = {"id": i, "context": context, "word": word, "surprisal": nats}
-    lines.append(one)
-    said.append({"id": i, "pred": nats, "prev_pred": previous})
+  lines = [
+    {"id": i, "context": context, "word": word, "surprisal": surprisal}
+    for i, ((context, word), surprisal) in enumerate(
+      zip(words, pred.tolist(), strict=True)
+    )
+  ]
+  predictions = [
+    {"id": i, "pred": surprisal, "prev_pred": previous}
+    for i, (surprisal, previous) in enumerate(
+      zip(pred.tolist(), prev_pred.tolist(), strict=True)
+    )
+  ]
   # The file of `reading` in 2026.
-  own = {"predictions.json": json.dumps({"reading": {"predictions": said}})}
-  scores = {"eye_tracking": eye, "self_paced_reading": paced, "by_time": eyes}
-  return ZeroShotOutcome({"words": len(items), **scores}, lines, own)
+  pipeline_file = json.dumps({"reading": {"predictions": predictions}})
+  summary = {
+    "words": len(items),
+    "eye_tracking": eye,
+    "self_paced_reading": paced,
+    "by_time": eyes,
+  }
+  return ZeroShotOutcome(summary, lines, {"predictions.json": pipeline_file})
 
 
-TASKS["reading"] = command.ZeroShotTask(
+TASKS["reading"] = ZeroShotTask(
   about=__doc__,
   read=read_measured_words,
   score=score_measured_words,
@@ -182,5 +205,5 @@ TASKS["reading"] = command.ZeroShotTask(
     "eye tracking, explained": "{eye_tracking:.2%}",
     "self paced reading, explained": "{self_paced_reading:.2%}",
   },
-  settings=command.PipelineSettings,
+  settings=PipelineSettings,
 )

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from antlm_jax.evals.zero_shot.command import (
+from antlm_jax.evals.zero_shot.task import (
   TASKS,
   Reported,
   ZeroShotOutcome,

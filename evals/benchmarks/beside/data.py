@@ -19,7 +19,9 @@ from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import TimedCase
 from antlm_jax.training import run as run_lib
 
-_LENGTH, _ROWS, _BATCHES = 128, 64, 50
+_LENGTH = 128  # tokens of a row
+_ROWS = 64  # of a batch
+_BATCHES = 50
 
 
 def preparation_cases(
@@ -32,7 +34,8 @@ def preparation_cases(
   )
   file = folder / "tokenizer.json"
   file.write_text(tokenizer.to_json(), "utf-8")
-  ours, theirs = folder / "ours", folder / "theirs"
+  ours = folder / "ours"
+  theirs = folder / "theirs"
   yield TimedCase(
     "prepare text",
     "datasets",
@@ -59,8 +62,15 @@ def _prepare_anew(
 ) -> int:
   """Prepares anew, and returns the number of rows."""
   shutil.rmtree(folder, ignore_errors=True)
-  how = {"tokenizer": tokenizer, "seq_len": _LENGTH, "boundary": "eos"}
-  return len(prepare(paths, folder, **how, quiet=True).train)
+  prepared = prepare(
+    paths,
+    folder,
+    tokenizer=tokenizer,
+    seq_len=_LENGTH,
+    boundary="eos",
+    quiet=True,
+  )
+  return len(prepared.train)
 
 
 def _group_texts(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
@@ -82,9 +92,11 @@ def _group_texts(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
 
   datasets.disable_progress_bars()
   shutil.rmtree(folder, ignore_errors=True)
-  lines, cache = [str(p) for p in paths], str(folder / "cache")
   rows = datasets.load_dataset(
-    "text", data_files=lines, split="train", cache_dir=cache
+    "text",
+    data_files=[str(path) for path in paths],
+    split="train",
+    cache_dir=str(folder / "cache"),
   )
   rows = rows.map(encode, batched=True, remove_columns=["text"])
   rows = rows.map(group, batched=True)
@@ -93,11 +105,12 @@ def _group_texts(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
 
 
 def _benchmark_batches(folder: pathlib.Path, objective: str):
-  of = config.changes()
-  of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
-  of.train.batch_size = _ROWS
-  read = run_lib.build_run(config.typed_config(of)).source
-  return lambda: sum(batch.inputs.size for batch in source.load_batches(read))
+  changes = config.changes()
+  changes.data.path = str(folder)
+  changes.curriculum = f"{_BATCHES}{objective} steps"
+  changes.train.batch_size = _ROWS
+  batches = run_lib.build_run(config.typed_config(changes)).source
+  return lambda: sum(x.inputs.size for x in source.load_batches(batches))
 
 
 def _collated(folder: pathlib.Path, file: pathlib.Path, masked: bool):

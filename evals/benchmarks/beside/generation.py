@@ -54,8 +54,8 @@ def _random_prompts(count: int, vocab_size: int) -> list[str]:
 def _our_generation(loaded, prompts: list[str], tokens: int):
   def call():
     texts = generation.generate(loaded, prompts, tokens=tokens, temperature=0)
-    found = loaded.tokenizer.encode_batch(texts)
-    return np.stack([ids[-tokens:] for ids in found])
+    token_ids = loaded.tokenizer.encode_batch(texts)
+    return np.stack([ids[-tokens:] for ids in token_ids])
 
   return call
 
@@ -66,12 +66,14 @@ def _their_generation(model, rows: list[np.ndarray], tokens: int):
   longest = max(map(len, rows))
   pads = [longest - len(row) for row in rows]
   ids = [np.pad(row, (n, 0)) for row, n in zip(rows, pads, strict=True)]
-  seen = [np.arange(longest) >= n for n in pads]
-  ids, seen = (torch.tensor(np.stack(x), dtype=torch.long) for x in (ids, seen))
+  visible = [np.arange(longest) >= n for n in pads]
+  ids, visible = (
+    torch.tensor(np.stack(x), dtype=torch.long) for x in (ids, visible)
+  )
 
   def call():
     out = model.generate(
-      ids, attention_mask=seen, max_new_tokens=tokens, do_sample=False
+      ids, attention_mask=visible, max_new_tokens=tokens, do_sample=False
     )
     return out[:, longest:].numpy()
 

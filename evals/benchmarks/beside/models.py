@@ -43,9 +43,9 @@ def make_benchmark_model(
   size: str, tokenizer: Tokenizer, folder: pathlib.Path
 ) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
-  of = config.changes()
-  of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
-  settings = config.typed_config(of)
+  changes = config.changes()
+  changes.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
+  settings = config.typed_config(changes)
   model = models.build_model(settings.model, tokenizer.vocab_size)
   params = jax.jit(functools.partial(model.init, 0))()
   meta = Meta(settings, tokenizer, "bos", data="random")

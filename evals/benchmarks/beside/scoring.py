@@ -31,12 +31,12 @@ def scoring_cases(
   loaded = models.make_benchmark_model(
     size, Tokenizer.train(texts, models.vocab_size(size)), folder
   )
-  causal, where = models.in_transformers(loaded, "causal", folder)
+  causal, export = models.in_transformers(loaded, "causal", folder)
   masked, _ = models.in_transformers(loaded, "bidirectional", folder)
   for mode, peer, chosen, theirs in (
-    ("causal", "lm-eval", texts, _lm_eval(causal, where)),
-    ("causal", "minicons", texts, _minicons(causal, where, "causal")),
-    ("mlm", "minicons", texts[::_MASKED], _minicons(masked, where, "mlm")),
+    ("causal", "lm-eval", texts, _lm_eval(causal, export)),
+    ("causal", "minicons", texts, _minicons(causal, export, "causal")),
+    ("mlm", "minicons", texts[::_MASKED], _minicons(masked, export, "mlm")),
   ):
     for name, before in (("", None), (" anew", _forget)):
       yield TimedCase(
@@ -65,11 +65,13 @@ def _lm_eval(model, path: pathlib.Path):
   peer = HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=_BATCH)
 
   def call(texts):
-    asked = [
+    requests = [
       Instance("loglikelihood", {}, ("", text), n)
       for n, text in enumerate(texts)
     ]
-    return [total for total, _ in peer.loglikelihood(asked, disable_tqdm=True)]
+    return [
+      total for total, _ in peer.loglikelihood(requests, disable_tqdm=True)
+    ]
 
   return call
 
@@ -101,13 +103,13 @@ def _minicons(model, path: pathlib.Path, mode: str):
   options = {"bos_token": True} if mode == "causal" else {}
 
   def call(texts):
-    found = []
+    scores = []
     for start in range(0, len(texts), _BATCH):
-      found += peer.sequence_score(
+      scores += peer.sequence_score(
         texts[start : start + _BATCH],
         reduction=lambda x: x.sum().item(),
         **options,
       )
-    return found
+    return scores
 
   return call

@@ -47,7 +47,8 @@ def _our_training(loaded, batch: Batch, count: int):
   mesh = mesh_lib.Mesh().build()
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
-    state, placed = init(), mesh_lib.place_batch(mesh, batch)
+    state = init()
+    placed = mesh_lib.place_batch(mesh, batch)
   # The step gives its state's memory to the next one: a copy stays.
   params = jax.tree.map(jax.numpy.array, loaded.params)
   state = dataclasses.replace(state, params=params)
@@ -69,8 +70,8 @@ def _their_training(model, batch: Batch, count: int):
   inputs = batch.inputs.reshape(-1, batch.inputs.shape[-1])
   # -100 predicts nothing. A causal model shifts the labels by itself.
   labels = np.full(inputs.shape, -100)
-  wanted = batch.weights > 0
-  labels.flat[batch.target_positions[wanted]] = batch.targets[wanted]
+  counted = batch.weights > 0
+  labels.flat[batch.target_positions[counted]] = batch.targets[counted]
   if model.config.architectures[0].endswith("CausalLM"):
     labels = np.roll(labels, 1, axis=1)
   ids, labels = (torch.tensor(x, dtype=torch.long) for x in (inputs, labels))

@@ -39,13 +39,13 @@ class Contrast(NamedTuple):
   sign: int = 1  # that the claim expects of it
   # By how much each side is above its trivial answer, by its title.
   above: Mapping[str, MeanEstimate] = {}
-  each: bool = False  # whether each side has to be above it, or one of them
+  all_above: bool = False  # whether all sides have to be above it, or one
 
   @property
   def unlearnt(self) -> list[str]:
     """The sides that are at their trivial answer, if this decides nothing."""
     sides = [side for side, gain in self.above.items() if not is_above(gain)]
-    return sides if self.each or len(sides) == len(self.above) else []
+    return sides if self.all_above or len(sides) == len(self.above) else []
 
   def verdict(self, confidence: float) -> str:
     """Returns the interval's answer to the claim."""
@@ -183,4 +183,4 @@ class Report(NamedTuple):
   tables: Tables
   figures: Sequence[Figure]
   missing: Sequence[str]
-  about: Mapping[str, Any] = {}  # further entries of table.json
+  facts: Mapping[str, Any] = {}  # further entries of table.json

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning import glue
-from antlm_jax.evals.studies.design import CAUSAL
 from antlm_jax.evals.studies.reporting import plots, scores, switches
 from antlm_jax.evals.studies.reporting.claims import Claim, Contrast, Report
 from antlm_jax.evals.studies.reporting.findings import Findings, Side
@@ -27,6 +26,7 @@ from antlm_jax.evals.studies.reporting.scores import (
   WHEN,
   Scores,
 )
+from antlm_jax.evals.studies.study import CAUSAL
 
 MACRO = "macro-average"
 GLUE = "GLUE"
@@ -131,7 +131,9 @@ def _better(study: Findings, family: str, side: Side, control: Side) -> Claim:
       measure = scores.loss_name(kind, when)
       estimate = study.difference(measure, {sides[0]: 1.0, sides[1]: -1.0})
       on = f"held-out {kind} loss, {when} (nats)"
-      contrasts.append(Contrast(on, estimate, sign=-1, above=above, each=True))
+      contrasts.append(
+        Contrast(on, estimate, sign=-1, above=above, all_above=True)
+      )
   for measure in (ODDS, *(b.name for b in scores.benchmarks() if b.pairs)):
     if estimate := _difference(study, measure, side, control):
       unit = "nats" if measure == ODDS else "points"
@@ -174,9 +176,11 @@ def _curves(
 
   It has a panel for each row, with shaded phases.
   """
-  rows = {name: ended(study.runs[name]) for name in names}
-  rows = {n: [run for run in of if run.losses] for n, of in rows.items()}
-  rows = {study.title(name): runs for name, runs in rows.items() if runs}
+  rows = {}
+  for name in names:
+    runs = [run for run in ended(study.runs[name]) if run.losses]
+    if runs:
+      rows[study.title(name)] = runs
   panels = {}
   objectives = {}
   tops = []

@@ -64,8 +64,8 @@ def report_encoders(study: Findings) -> Report:
       f"not learnt: {', '.join(unlearnt)}: no row is above the trivial answer"
       " by more than its interval, so no claim counts this"
     )
-  about = {"not_learnt": unlearnt}
-  return Report("encoders", study, claimed, tables, [], gaps, about)
+  facts = {"not_learnt": unlearnt}
+  return Report("encoders", study, claimed, tables, [], gaps, facts)
 
 
 # -------------------------------------------------------------------- scores
@@ -129,16 +129,19 @@ def _rate_rows(
   for name in names:
     all_rates = trials.where(row=name, mode=ATTENTION, main=True)
     near = _near_rates(all_rates)
-    for lines in (near, all_rates)[len(near) == len(all_rates) :]:
+    selections = [near, all_rates]
+    if len(near) == len(all_rates):
+      selections = [all_rates]
+    for lines in selections:
       rates = sorted(set(lines.distinct("lr")))
       deviations = _deviations(lines, "seed", "measure")
       by_task = collections.defaultdict(list)
       for (_, task), deviation in deviations.items():
         by_task[task].append(deviation)
       row = {
-        kind: float(np.mean([np.mean(by_task[task]) for task in known]))
+        kind: float(np.mean([np.mean(by_task[task]) for task in scored]))
         for kind, tasks in KINDS.items()
-        if (known := [task for task in tasks if task in by_task])
+        if (scored := [task for task in tasks if task in by_task])
       }
       if row and len(rates) > 1:
         text = f"{rates[0]:g} to {rates[-1]:g}"
@@ -224,11 +227,10 @@ def _contrast(
       for line in scores.published_numbers("encoders")
       if line["early"] == (statement["measure"] == "early")
     }
-    more, less = (
-      sum(numbers[name] for name in statement[side].split())
-      for side in ("plus", "minus")
+    published = float(
+      sum(numbers[name] for name in statement["plus"].split())
+      - sum(numbers[name] for name in statement["minus"].split())
     )
-    published = float(more - less)
   above = study.gains(kind, weights)
   return Contrast(on, estimate and estimate.times(100), published, above=above)
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.statistics import Mean, MeanEstimate
-from antlm_jax.evals.studies.design import Row
 from antlm_jax.evals.studies.reporting.render import without_empty
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.evals.studies.reporting.scores import (
@@ -24,7 +23,8 @@ from antlm_jax.evals.studies.reporting.scores import (
   Score,
   Scores,
 )
-from antlm_jax.evals.zero_shot.command import Reported
+from antlm_jax.evals.studies.study import Row
+from antlm_jax.evals.zero_shot.task import Reported
 
 Side = tuple[str, str]  # a row, and the mode in which it is scored
 # An estimate's measure, phenomenon, subset of scores, and weights of sides.
@@ -102,38 +102,26 @@ class Findings:
   # ------------------------------------------------------------------ means
 
   @functools.cached_property
-  def _sides(self) -> dict[tuple, Scores]:
-    return self.scores.groups("row", "mode")
+  def _lines(self) -> dict[tuple[str, str, str], Scores]:
+    return self.scores.groups("row", "mode", "measure")
 
-  def scores_of(
-    self, name: str, measures: Sequence[str], mode: str, **fields
-  ) -> Scores:
-    """Returns a row's scores in a mode."""
-    scores = self._sides.get((name, mode), Scores())
-    return scores.where(measure=measures, **fields)
+  def mean(self, name: str, mode: str, measure: str) -> Mean | None:
+    """Returns the mean score of a row in a mode.
 
-  def mean(
-    self, name: str, measures: Sequence[str], mode: str, **fields
-  ) -> Mean | None:
-    """Returns a row's mean over measures, of the seeds that have them all.
-
-    Measures have the same weight. Seeds are pretrainings, or the fine-tunings
-    of the only one. `fields` restricts the scores, for example `complete=True`.
+    It is over pretrainings, or over the fine-tunings of the only one.
     """
-    scores = self.scores_of(name, measures, mode, **fields)
-    # A mean over fewer measures is of something else.
-    means = {
-      trial: np.mean([line.value for line in lines])
-      for trial, lines in scores.groups("seed", "trial").items()
-      if len(lines) == len(measures)
-    }
-    by_seed = collections.defaultdict(list)
-    for (seed, _), value in means.items():
-      by_seed[seed].append(value)
-    if len(by_seed) == 1 and len(means) > 1:
-      return statistics.mean_of_seeds({t: x for (_, t), x in means.items()})
+    by_seed = collections.defaultdict(dict)
+    for line in self._lines.get((name, mode, measure), ()):
+      by_seed[line.seed][line.trial] = float(line.value)
+    if len(by_seed) == 1:
+      (by_trial,) = by_seed.values()
+      if len(by_trial) > 1:
+        return statistics.mean_of_seeds(by_trial)
     return statistics.mean_of_seeds(
-      {seed: float(np.mean(values)) for seed, values in by_seed.items()}
+      {
+        seed: float(np.mean(list(by_trial.values())))
+        for seed, by_trial in by_seed.items()
+      }
     )
 
   # ------------------------------------------------------------ differences
@@ -178,11 +166,10 @@ class Findings:
     estimate = self.difference(measure, {side: 1.0})
     if estimate is None:
       return None
-    name, mode = side
-    scores = self.scores_of(name, [measure], mode)
-    baseline = np.mean([score.baseline for score in scores])
+    lines = self._lines[*side, measure]
+    baseline = np.mean([line.baseline for line in lines])
     gain = estimate._replace(value=float(estimate.value - baseline))
-    return gain.times(-1) if scores[0].metric == LOSS else gain
+    return gain.times(-1) if lines[0].metric == LOSS else gain
 
   def parts(self, measure: str) -> list[str]:
     """Returns the phenomena of a measure that have differences."""
@@ -199,8 +186,8 @@ class Findings:
     if measure not in self._pairings:
       lines = self.scores.where(measure=measure)
       items = [(line, self.items.of(line)) for line in lines]
-      known = [(line, scored) for line, scored in items if scored]
-      self._pairings[measure] = _pair(known) if known else None
+      scored = [(line, scores) for line, scores in items if scores]
+      self._pairings[measure] = _pair(scored) if scored else None
     return self._pairings[measure]
 
   def gains(
@@ -237,7 +224,7 @@ class Findings:
     for name in names:
       run = self.runs[name][0]
       modes = self.scores.where(row=name, measure=lines).distinct("mode")
-      untrained = set(run.names.values()) - run.seen
+      untrained = set(run.names.values()) - run.trained_names
       outside = [h for m, h in heads.items() if m.split(",")[0] in untrained]
       rows += [
         {
@@ -245,7 +232,7 @@ class Findings:
           "curriculum": run.text,
           "seeds": len(self.runs[name]),
           "mode": mode or None,
-          **{head: self.mean(name, [m], mode) for m, head in heads.items()},
+          **{head: self.mean(name, mode, m) for m, head in heads.items()},
           "_untrained": outside,
         }
         for mode in modes or [""]
@@ -265,21 +252,21 @@ class Findings:
       benchmarks: Benchmarks that each row should have in all of its modes.
       tasks: Tasks to fine-tune on.
     """
-    known = [task for task in tasks if self.scores.where(measure=task)]
+    tuned = [task for task in tasks if self.scores.where(measure=task)]
     lacking = collections.defaultdict(lambda: collections.defaultdict(list))
     for name in self.rows:
       if name not in self.runs:
         lacking["not trained"][name] = []
       for run in self.runs.get(name, ()):
-        for result in dict.fromkeys(self._missing(run, benchmarks, known)):
+        for result in dict.fromkeys(self._missing(run, benchmarks, tuned)):
           lacking[result][name].append(run.seed)
     # Results that all runs lack are named once, not run by run.
-    runs = {name: [r.seed for r in of] for name, of in self.runs.items()}
+    runs = {name: [run.seed for run in self.runs[name]] for name in self.runs}
     gaps = [
       f"{result}: {'every run' if rows == runs else self._listed(rows)}"
       for result, rows in lacking.items()
     ]
-    absent = [task for task in tasks if task not in known]
+    absent = [task for task in tasks if task not in tuned]
     if absent and self.table:
       gaps.append(f"no row is fine-tuned on {', '.join(absent)}")
     return gaps
@@ -327,7 +314,8 @@ class Findings:
         continue
       for (mode,), lines in paired.excluded.groups("mode").items():
         seeds = {
-          n: of.distinct("seed") for (n,), of in lines.groups("row").items()
+          name: group.distinct("seed")
+          for (name,), group in lines.groups("row").items()
         }
         self._note(
           f"{measure}, {mode}: other items than most, so not compared:"

@@ -53,7 +53,7 @@ def draw_losses(
   low = min(mean.mean for mean in means)
   top = max(tops, default=low)
   margin = 0.05 * (top - low) + 0.02
-  figure, places = _grid(len(panels), title)
+  figure, all_axes = _grid(len(panels), title)
   labels = dict.fromkeys(itertools.chain(*panels.values()))
   # Neighbours differ in both, so that they differ in a grey print, too.
   styles = {
@@ -63,37 +63,37 @@ def draw_losses(
     }
     for i, label in enumerate(labels)
   }
-  for place, curriculum in zip(places, phases, strict=False):
-    shade([place], curriculum, names)
-    place.set_xlim(0, curriculum.steps)
+  for axes, curriculum in zip(all_axes, phases, strict=False):
+    shade([axes], curriculum, names)
+    axes.set_xlim(0, curriculum.steps)
   marks = {}  # by label: not every panel has every line
-  for place, (name, panel) in zip(places, panels.items(), strict=True):
-    place.set_title(name, fontsize=10)
+  for axes, (name, panel) in zip(all_axes, panels.items(), strict=True):
+    axes.set_title(name, fontsize=10)
     above = []  # the ends of lines above the top
     for label, points in panel.items():
       x = [x for x, _ in points]
       y = np.array([mean.mean for _, mean in points])
       half = np.array([mean.half_width() or 0 for _, mean in points])
       style = styles[label]
-      place.plot(x, y, lw=1.7, marker="o", ms=2.5, label=label, **style)
+      axes.plot(x, y, lw=1.7, marker="o", ms=2.5, label=label, **style)
       band = {"color": style["color"], "alpha": 0.15, "lw": 0}
-      place.fill_between(x, y - half, y + half, **band)
+      axes.fill_between(x, y - half, y + half, **band)
       if y[-1] > top + margin:
         above.append(f"{label} ends at {y[-1]:.1f}")
-    handles, texts = place.get_legend_handles_labels()
+    handles, texts = axes.get_legend_handles_labels()
     marks |= zip(texts, handles, strict=True)
     style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
-    style["transform"] = place.transAxes
-    place.text(0.98, 0.96, "\n".join(above), **style)
-  places[0].set_ylim(low - margin, top + margin)  # of all: they share it
+    style["transform"] = axes.transAxes
+    axes.text(0.98, 0.96, "\n".join(above), **style)
+  all_axes[0].set_ylim(low - margin, top + margin)  # of all: they share it
   columns = min(3, len(marks), 1 + 60 // max(map(len, marks)))
   height = figure.get_figheight() + 0.22 * math.ceil(len(marks) / columns)
   figure.set_figheight(height)
   figure.legend(
     marks.values(), marks.keys(), loc="outside lower center", ncols=columns
   )
-  for place in places[-2:]:  # the figure's own label would be under the legend
-    place.set_xlabel(axis, fontsize=10)
+  for axes in all_axes[-2:]:  # the figure's own label would be under the legend
+    axes.set_xlabel(axis, fontsize=10)
   figure.supylabel("loss (nats per target)", fontsize=10)
   save_figure(figure, path)
 
@@ -102,13 +102,13 @@ def _grid(count: int, title: str):
   columns = min(count, 2)
   rows = math.ceil(count / columns)
   figure = canvas(max(5 * columns, 7.5), 2.5 * rows + 1.1, title)
-  places = figure.subplots(
+  all_axes = figure.subplots(
     rows, columns, sharex=True, sharey=True, squeeze=False
   ).ravel()
-  for place in places:
-    step_axis(place)
-  for place in places[count:]:
-    place.set_visible(False)
-  if len(places) > count:  # the panel above the gap shows the steps
-    places[count - columns].xaxis.set_tick_params(labelbottom=True)
-  return figure, places[:count]
+  for axes in all_axes:
+    step_axis(axes)
+  for axes in all_axes[count:]:
+    axes.set_visible(False)
+  if len(all_axes) > count:  # the panel above the gap shows the steps
+    all_axes[count - columns].xaxis.set_tick_params(labelbottom=True)
+  return figure, all_axes[:count]

@@ -28,8 +28,8 @@ _ITEMS = (("", ""),)  # stands for files of items
 _DEFAULTS = Score._field_defaults
 
 
-def write_record(path: pathlib.Path, study: Findings, **about: Any) -> None:
-  """Writes the record of a study, and `about` before it.
+def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
+  """Writes the record of a study, and `header` before it.
 
   Raises:
     UserError: If it cannot be written.
@@ -45,7 +45,7 @@ def write_record(path: pathlib.Path, study: Findings, **about: Any) -> None:
   for score in study.table:
     score = score._replace(items=_ITEMS if score.items else (), phenomena={})
     fields = score._asdict().items()
-    scores.append({k: x for k, x in fields if x != _DEFAULTS.get(k, None)})
+    scores.append({k: x for k, x in fields if x != _DEFAULTS.get(k)})
   differences = [
     {
       "measure": measure,
@@ -57,9 +57,13 @@ def write_record(path: pathlib.Path, study: Findings, **about: Any) -> None:
     for (measure, part, subset, weights), estimate in study.estimates.items()
     if estimate and estimate.items > 1
   ]
-  about |= {"rows": rows, "scores": scores, "differences": differences}
-  about |= {"notes": study.notes}
-  files.write_text(path, json.dumps(about, separators=(",", ":")) + "\n")
+  record = header | {
+    "rows": rows,
+    "scores": scores,
+    "differences": differences,
+    "notes": study.notes,
+  }
+  files.write_text(path, json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def _reported_settings(run: TrainedRun) -> dict[str, Any]:
@@ -68,8 +72,8 @@ def _reported_settings(run: TrainedRun) -> dict[str, Any]:
   return {
     "curriculum": config["curriculum"],
     "objectives": {
-      name: {key: about[key] for key in _OBJECTIVE if key in about}
-      for name, about in run.known.items()
+      name: {key: settings[key] for key in _OBJECTIVE if key in settings}
+      for name, settings in run.known_objectives.items()
     },
     "train": {"batch_size": config["train"]["batch_size"]},
     "eval": {"patience": config["eval"].get("patience")},
@@ -78,7 +82,10 @@ def _reported_settings(run: TrainedRun) -> dict[str, Any]:
 
 def _packed_run(run: TrainedRun) -> dict[str, Any]:
   halves = {_ALL: run.losses, **run.halves}
-  steps = sorted({s for of in halves.values() for x in of.values() for s in x})
+  steps = set()
+  for kinds in halves.values():
+    steps.update(*kinds.values())
+  steps = sorted(steps)
   losses = {
     half: {
       kind: [_rounded(losses.get(step)) for step in steps]
@@ -121,41 +128,44 @@ def read_record(path: pathlib.Path) -> dict[str, Any]:
     )
     differences = {
       (
-        about["measure"],
-        about["part"],
-        about["subset"],
-        frozenset(
-          ((row, mode), weight) for row, mode, weight in about["sides"]
-        ),
-      ): MeanEstimate(**about["estimate"])
-      for about in record.get("differences", ())
+        line["measure"],
+        line["part"],
+        line["subset"],
+        frozenset(((row, mode), weight) for row, mode, weight in line["sides"]),
+      ): MeanEstimate(**line["estimate"])
+      for line in record.get("differences", ())
     }
-    about = {"rows": rows, "scores": scores, "differences": differences}
-    return {"notes": []} | record | about
+    return {
+      "notes": [],
+      **record,
+      "rows": rows,
+      "scores": scores,
+      "differences": differences,
+    }
 
 
 def _unpacked_runs(
   path: pathlib.Path, name: str, row: Mapping[str, Any]
 ) -> Iterator[TrainedRun]:
-  for seed, about in row["runs"].items():
+  for seed, packed in row["runs"].items():
     losses = {
       half: {
         kind: {
           step: float(loss)
-          for step, loss in zip(about["steps"], column, strict=True)
+          for step, loss in zip(packed["steps"], column, strict=True)
           if loss is not None
         }
         for kind, column in kinds.items()
       }
-      for half, kinds in about["losses"].items()
+      for half, kinds in packed["losses"].items()
     }
     run = TrainedRun(
       name,
       seed,
       folder=path / name / seed,
-      config=row["config"] | {"init": about.get("init") or {}},
-      known=row["config"]["objectives"],
+      config=row["config"] | {"init": packed.get("init") or {}},
+      known_objectives=row["config"]["objectives"],
       losses=losses[_ALL],
       halves={half: losses[half] for half in HALVES if half in losses},
     )
-    yield runs_lib.with_summary(run, about.get("summary"))
+    yield runs_lib.with_summary(run, packed.get("summary"))

@@ -38,11 +38,13 @@ def without_empty(rows: Sequence[Row], *names: str) -> list[Row]:
 def write_report(
   folder: pathlib.Path,
   markdown: str,
-  about: Mapping[str, Any],
+  facts: Mapping[str, Any],
   tables: Tables,
   figures: Sequence[Figure],
 ) -> None:
   """Writes report.md, table.json, pictures, and a .csv file for each kind.
+
+  table.json has the `facts`, and then the tables.
 
   Raises:
     UserError: if the folder cannot be written.
@@ -52,7 +54,7 @@ def write_report(
   values = _json_value(tables)
   for name, by_title in values.items():
     files.write_text(folder / f"{name}.csv", _csv(by_title))
-  files.write_json(folder / "table.json", _json_value(about) | values)
+  files.write_json(folder / "table.json", _json_value(facts) | values)
   files.write_text(folder / "report.md", markdown)
 
 

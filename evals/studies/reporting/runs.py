@@ -33,7 +33,7 @@ class TrainedRun:
   folder: pathlib.Path
   config: Mapping[str, Any]  # resolved
   # Settings of objectives by name in the curriculum, such as M and M30.
-  known: Mapping[str, Mapping[str, Any]]
+  known_objectives: Mapping[str, Mapping[str, Any]]
   # Held-out losses in nats, by the objective's logged name and step; NaN where
   # a loss was not finite.
   losses: Losses
@@ -50,7 +50,8 @@ class TrainedRun:
   @functools.cached_property
   def names(self) -> dict[str, str]:
     """The objectives' logged names, by name in the curriculum."""
-    return {name: about["name"] for name, about in self.known.items()}
+    known = self.known_objectives
+    return {name: settings["name"] for name, settings in known.items()}
 
   @functools.cached_property
   def objectives(self) -> tuple[str, ...]:
@@ -60,14 +61,14 @@ class TrainedRun:
   @property
   def attention(self) -> str:
     """The attention of its only or first objective."""
-    return self.known[self.objectives[0]]["attention"]
+    return self.known_objectives[self.objectives[0]]["attention"]
 
   @property
-  def seen(self) -> set[str]:
+  def trained_names(self) -> set[str]:
     """The logged names of all objectives with an attention that it trained."""
-    trained = {self.known[name]["attention"] for name in self.objectives}
-    every = self.known.values()
-    return {o["name"] for o in every if o["attention"] in trained}
+    known = self.known_objectives
+    trained = {known[name]["attention"] for name in self.objectives}
+    return {x["name"] for x in known.values() if x["attention"] in trained}
 
   @property
   def kinds(self) -> list[str]:
@@ -96,8 +97,8 @@ class TrainedRun:
   def best(self, kind: str, until: float = math.inf) -> int | None:
     """Returns the best step, up to one, on half of the held-out rows."""
     choose, report = (self.held_out(kind, half) for half in HALVES)
-    found = [step for step in choose if step in report and step <= until]
-    return min(found, key=choose.get, default=None)
+    steps = [step for step in choose if step in report and step <= until]
+    return min(steps, key=choose.get, default=None)
 
   def lowest(self, kind: str) -> float | None:
     """Returns the loss of the best step, on the other half of the rows.
@@ -131,13 +132,14 @@ def with_shared_steps(
   variant, seed, step = begun.groups()
 
   def joined(early: Losses, late: Losses) -> Losses:
-    out = {kind: dict(of) for kind, of in late.items()}
-    for kind, of in early.items():
-      before = {s: loss for s, loss in of.items() if s < int(step)}
-      out[kind] = before | out.get(kind, {})
+    out = dict(late)
+    for kind, losses in early.items():
+      before = {s: loss for s, loss in losses.items() if s < int(step)}
+      out[kind] = before | dict(late.get(kind, {}))
     return out
 
-  losses, halves = run.losses, run.halves
+  losses = run.losses
+  halves = run.halves
   for trunk in runs.get(variant, ()):
     if trunk.seed == seed:
       trunk = with_shared_steps(trunk, runs)
@@ -183,14 +185,14 @@ def read_runs(
   """
   if absent := files.absent(folder):
     raise UserError(f"--runs={folder}: {absent}")
-  found = {}
+  runs = {}
   for name in variants:
     paths = [path.parent for path in (folder / name).glob("*/config.json")]
     # 0, 1, ..., 10, then names.
     paths.sort(key=lambda p: (not p.name.isdecimal(), len(p.name), p.name))
     if paths:
-      found[name] = [read_run(name, path) for path in paths]
-  return found
+      runs[name] = [read_run(name, path) for path in paths]
+  return runs
 
 
 def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
@@ -199,11 +201,18 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   Raises:
     UserError: if one of its files cannot be read.
   """
-  every = _read_losses(path)
-  losses = every.pop("", {})
+  halves = _read_losses(path)
+  losses = halves.pop("", {})
   with reading_file(path / "config.json") as config:
-    known = config_lib.stored_objectives(config)
-    run = TrainedRun(variant, path.name, path, config, known, losses, every)
+    run = TrainedRun(
+      variant,
+      seed=path.name,
+      folder=path,
+      config=config,
+      known_objectives=config_lib.stored_objectives(config),
+      losses=losses,
+      halves=halves,
+    )
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
   if not (path / metrics.SUMMARY).is_file():
@@ -233,21 +242,22 @@ def with_summary(
 
 def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
   """Reads losses on all held-out rows (""), and on each half of them."""
-  out = {}
+  pattern = re.compile(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?")
+  by_half = {}
   for record in metrics.read_records(path):
     for key, loss in record.items():
-      if of := re.fullmatch(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?", key):
+      if match := pattern.fullmatch(key):
+        kind, half = match.groups(default="")
+        losses = by_half.setdefault(half, {}).setdefault(kind, {})
         # A diverged model's loss may be infinite or NaN, which JSON can hold.
-        loss = loss if math.isfinite(loss) else math.nan
-        losses = out.setdefault(of[2] or "", {}).setdefault(of[1], {})
-        losses[record["step"]] = loss
-  return out
+        losses[record["step"]] = loss if math.isfinite(loss) else math.nan
+  return by_half
 
 
 def _curriculum(run: TrainedRun, summary: Mapping) -> Curriculum:
   # The config does not say how many steps an epoch has. With any number of
   # them, the phases and their shares are the same; only lengths are not.
-  shape = curriculum.parse_curriculum(run.text, list(run.known), 1000.0, 1000)
+  shape = curriculum.parse_curriculum(run.text, list(run.names), 1000.0, 1000)
   shares = [shape.at(step).shares for step in (0, *shape.switches)]
   # In which steps phases end is known at the run's end alone: it says so.
   bounds = [0, *summary["switches"], summary["steps"]]
@@ -272,8 +282,8 @@ def reading_file(
     yield read(path, "the file")
   except (UserError, *_WRONG) as error:
     why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    where = "" if str(path) in why else f"cannot read {path}: "
-    raise UserError(f"{where}{why}: make it again, or remove it") from error
+    prefix = "" if str(path) in why else f"cannot read {path}: "
+    raise UserError(f"{prefix}{why}: make it again, or remove it") from error
 
 
 def finite_number(values: Mapping[str, Any], name: str) -> float:

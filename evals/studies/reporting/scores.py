@@ -26,14 +26,15 @@ from antlm_jax.evals.studies.reporting.runs import (
   finite_number,
   reading_file,
 )
-from antlm_jax.evals.zero_shot.command import Reported
+from antlm_jax.evals.zero_shot.task import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
 BLIMP = "BLiMP"
 ODDS = f"{BLIMP} (log-odds)"  # by how much pairs are right, in nats
 CHANCE = 0.5  # of choosing the right one of a pair
-_, LOWEST = WHEN = "end", "lowest"  # the step of a held-out loss
+LOWEST = "lowest"
+WHEN = "end", LOWEST  # the step of a held-out loss
 LOSS = "loss"
 # Folders of fine-tuned tasks.
 _TUNED = dict.fromkeys(s.folder for s in PRESETS.values() if s.reported)
@@ -69,14 +70,14 @@ class Scores(list[Score]):
 
   def where(self, **fields) -> "Scores":
     """Returns the lines whose fields have a value, or one of several."""
-    wanted = {
+    choices = {
       name: value if isinstance(value, list | tuple | Mapping) else (value,)
       for name, value in fields.items()
     }
     return Scores(
       line
       for line in self
-      if all(getattr(line, name) in values for name, values in wanted.items())
+      if all(getattr(line, name) in values for name, values in choices.items())
     )
 
   def groups(self, *fields: str) -> dict[tuple, "Scores"]:
@@ -200,7 +201,7 @@ def _zero_shot(run: TrainedRun) -> list[Score]:
           score = score._replace(
             pairs=finite_number(summary, "pairs"),
             baseline=CHANCE,
-            phenomena={uid: about["term"] for uid, about in by_uid},
+            phenomena={uid: figures["term"] for uid, figures in by_uid},
             complete=summary["pairs"] == benchmark.pairs,
             items=_items(path, "accuracy"),
           )
@@ -220,7 +221,7 @@ def _fine_tuned(run: TrainedRun) -> Iterator[Score]:
       main = summary["main_metric"]
       metrics = main, *summary.get("also", ())
       sets = summary["evaluations"].items()
-      for (name, about), metric in itertools.product(sets, metrics):
+      for (name, figures), metric in itertools.product(sets, metrics):
         score = Score(
           row=run.variant,
           seed=run.seed,
@@ -230,7 +231,7 @@ def _fine_tuned(run: TrainedRun) -> Iterator[Score]:
           metric=metric,
           step=finite_number(request, "step"),
           main=metric == main,
-          baseline=finite_number(about["baseline"], metric),
+          baseline=finite_number(figures["baseline"], metric),
           complete=not request["limit"],
         )
         task_set = name.removesuffix("-test") == summary["task"]

@@ -1,10 +1,10 @@
-"""Zero-shot tasks, and their evaluation from Python and by commands.
+"""Zero-shot tasks: their description, and their evaluation from Python.
 
 A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
+evals/score.py is the command.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
-from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
@@ -28,9 +27,6 @@ from antlm_jax.settings import PythonOnly, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint
 
 ITEMS = "items.jsonl"
-_WRITES = """\
-Writes summary.json (the figures) and items.jsonl (every item with its scores).
-If the output folder has results of the same request, prints those instead."""
 
 
 class ZeroShotOutcome(NamedTuple):
@@ -130,7 +126,6 @@ class ZeroShotResult:
     mode: Outputs that predict a token.
     summary: The figures, as in summary.json.
     items: Every item with its scores, as in items.jsonl.
-    table: The figures as text.
     folder: Folder of the results; None if they are not written.
     reused: Whether the folder had the results before.
   """
@@ -139,7 +134,6 @@ class ZeroShotResult:
   mode: str
   summary: Mapping[str, object]
   items: Sequence[Mapping[str, object]]
-  table: str
   folder: pathlib.Path | None = None
   reused: bool = False
 
@@ -147,6 +141,11 @@ class ZeroShotResult:
   def score(self) -> float:
     """The task's main figure."""
     return cast(float, self.summary[TASKS[self.task].figure])
+
+  @property
+  def table(self) -> str:
+    """The figures as text."""
+    return TASKS[self.task].shown(self.summary)
 
   def __repr__(self) -> str:
     figure = TASKS[self.task].figure
@@ -199,33 +198,34 @@ def evaluate(
       or the output cannot be written or has results of another request.
   """
   mode = mode_of(model, mode, step)
-  asked = asked_of(task, data, mode, settings)
-  of = TASKS[task]
+  task_settings = build_settings(task, data, mode, settings)
+  zero_shot_task = TASKS[task]
   folder = pathlib.Path(output).absolute() if output else None
   with progress.quietly(quiet):
-    items = of.read(asked)  # before the model, which takes longer
+    # Before the model, which takes longer.
+    items = zero_shot_task.read(task_settings)
     loaded = open_model(model, step)
-    request = request_of(task, asked, loaded.saved, items)
-    again = folder is None or overwrite
-    summary = None if again else _whole_results(folder, request)
+    request = request_of(task, task_settings, loaded.saved, items)
+    summary = None
+    if folder and not overwrite:
+      summary = finished_summary(folder, request)
     reused = summary is not None
     if reused:
       lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
     else:
       if folder:  # before minutes of scoring
         files.check_writable(folder, folder=True)
-      progress.say(f"{len(items):,} items of {asked.data}, mode {mode}")
+      progress.say(f"{len(items):,} items of {task_settings.data}, mode {mode}")
       began = time.monotonic()
-      outcome = of.score(loaded, items, asked)
+      outcome = zero_shot_task.score(loaded, items, task_settings)
       seconds = time.monotonic() - began  # compilation included
-      about = {"request": request, "task": task, "seconds": seconds}
-      summary, lines = {**about, **outcome.summary}, list(outcome.lines)
+      summary = {"request": request, "task": task, "seconds": seconds}
+      summary |= outcome.summary
+      lines = list(outcome.lines)
       if folder:
         rows = "".join(json.dumps(line) + "\n" for line in lines)
         results.write_results(folder, {**outcome.files, ITEMS: rows}, summary)
-  return ZeroShotResult(
-    task, mode, summary, lines, of.shown(summary), folder, reused
-  )
+  return ZeroShotResult(task, mode, summary, lines, folder, reused)
 
 
 def mode_of(
@@ -234,102 +234,43 @@ def mode_of(
   """Returns the mode; by default that of the model's training."""
   if mode is not None:
     return mode
-  known = isinstance(model, TextModel)
-  config = model.config if known else Checkpoint(model, step).meta.config
+  if isinstance(model, TextModel):
+    config = model.config
+  else:
+    config = Checkpoint(model, step).meta.config
   return trained_modes(config)[0]
 
 
-def asked_of(
+def build_settings(
   task: str, data: files.Path, mode: str, settings: Mapping[str, Setting]
 ) -> Any:
   """Returns the settings of a task; errors are those of `evaluate`."""
   section = TASKS[task].settings
   help = f"antlm eval score --task={task} --help lists them"
-  known = [*settings_lib.fields_of(section)]
-  settings_lib.refuse_unknown(settings, known, f"task {task}", help)
-  asked = settings_lib.build(section, settings)
-  pipelines.options(asked.pipeline, mode, task)  # refuses unknown modes
-  return dataclasses.replace(asked, data=os.fspath(data), mode=mode)
+  names = [*settings_lib.fields_of(section)]
+  settings_lib.refuse_unknown(settings, names, f"task {task}", help)
+  task_settings = settings_lib.build(section, settings)
+  # Refuses a mode or a task that the pipeline lacks.
+  pipelines.options(task_settings.pipeline, mode, task)
+  return dataclasses.replace(task_settings, data=os.fspath(data), mode=mode)
 
 
 def request_of(
-  task: str, asked: TaskSettings, model: Checkpoint, items: Sequence
+  task: str, settings: TaskSettings, model: Checkpoint, items: Sequence
 ) -> dict:
   """Returns all that the results depend on."""
-  options = pipelines.options(asked.pipeline, asked.mode)
+  options = pipelines.options(settings.pipeline, settings.mode)
   return {
     "task": task,
-    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
+    **{k: v for k, v in vars(settings).items() if k not in settings.apart},
     **results.model_digest(model),
-    "reduction": asked.reduction or options["reduction"],
+    "reduction": settings.reduction or options["reduction"],
     # Identifies the data, independent of their path.
     "data": {"crc32": zlib.crc32(repr(items).encode())},
   }
 
 
-def run_task(description: str, argv: Sequence[str]) -> None:
-  """Runs the command of a task; `description` is the command's docstring."""
-  given, model = _parse_task_arguments(description, argv)
-  found = evaluate(model.path, **given)
-  print(found)
-  if found.reused:
-    print(f"already scored: {found.folder} (--overwrite scores again)")
-  else:
-    print(f"written to {files.shown_path(found.folder)}")
-
-
-def done(description: str, argv: Sequence[str]) -> bool:
-  """Returns whether `run_task` has written its results; reads no model.
-
-  Raises a UserError if the arguments are wrong, the checkpoint or the data
-  cannot be read, or the folder has the results of another request.
-  """
-  given, model = _parse_task_arguments(description, argv)
-  task, folder = given["task"], given["output"]
-  own = {n: given[n] for n in settings_lib.fields_of(TASKS[task].settings)}
-  asked = asked_of(task, given["data"], given["mode"], own)
-  request = request_of(task, asked, model, TASKS[task].read(asked))
-  return _whole_results(folder, request) is not None
-
-
-def _whole_results(folder: pathlib.Path, request: dict) -> dict | None:
+def finished_summary(folder: pathlib.Path, request: dict) -> dict | None:
   """Returns the summary that `results.finished` finds, if it has its items."""
   summary = results.finished(folder, request)
   return summary if (folder / ITEMS).is_file() else None
-
-
-def _parse_task_arguments(
-  description: str, argv: Sequence[str]
-) -> tuple[dict[str, Any], Checkpoint]:
-  """Returns the arguments of `evaluate` with their defaults, and the model."""
-  named = cli.value_of("--task", argv)
-  args = _parser(description, named).parse_args(argv)
-  given = read_arguments(evaluate, args)
-  section = TASKS[named].settings
-  given |= {
-    name: getattr(args, name) for name in settings_lib.fields_of(section)
-  }
-  model = Checkpoint(given.pop("model"), given.pop("step"))
-  given["mode"] = mode_of(model.path, given["mode"])
-  if given["output"] is None:
-    pipeline = given.get("pipeline", section.pipeline)
-    folder = "-".join((str(model.step), given["mode"], pipeline))
-    data = os.path.basename(os.path.abspath(given["data"]))  # also of ".."
-    given["output"] = model.evals / data / folder.removesuffix("-ours")
-  return given | {"output": pathlib.Path(given["output"])}, model
-
-
-def _parser(description: str, named: str | None) -> cli.Parser:
-  """Returns the command's parser, for the task that --task names."""
-  task = TASKS.get(named)
-  rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
-  every = f"{description}\nThe tasks:\n\n{tables.text_table(sorted(rows))}"
-  about = task.about if task else every
-  parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
-  actions = add_arguments(parser, evaluate)
-  if task:
-    if parser.prog == f"antlm eval {named}":  # the command is the task's
-      actions["task"].help = argparse.SUPPRESS
-    actions["data"].help = task.reads or actions["data"].help
-  add_arguments(parser, task.settings if task else TaskSettings)
-  return parser

@@ -28,6 +28,7 @@ from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.metrics import REPORT
 
+# Runs by label.
 _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
 # Titles of the picture's x axis.
@@ -47,6 +48,10 @@ class Compared:
   losses: Mapping[str, Mean]  # held out, in nats, by objective
   loss: Mean | None  # that ranks: the mean over the objectives asked for
   folders: tuple[pathlib.Path, ...]
+  steps: str  # the least and the greatest step that is compared
+  ended: bool
+  parameters: int | None  # None before the first run's end
+  seconds: float | None  # of all runs; None if one of them is unknown
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -110,38 +115,61 @@ def compare_runs(
     UserError: A run has not measured one of the losses, or the tokens of its
       steps are not known.
   """
-  every = list(itertools.chain(*runs.values()))
-  kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
-  by = _ranking_losses(every, kinds, by)
-  watched = any(_watched_step(run) is not None for run in every)
-  half = REPORT if watched and all(run.halves for run in every) else ""
-  rows = [_row(label, runs[label], kinds, by, half) for label in runs]
-  rows.sort(key=lambda row: (not row["_ended"], _rank(row["_loss"])))
-  warning = _not_comparable(every, by)
-  if folder:
-    ranked = {row["run"]: runs[row["run"]] for row in rows}
-    _write(title, ranked, rows, by, half, warning, folder, axis)
-  head, lines = render.report_cells(rows, _cell_text)
-  return Comparison(
-    rows=tuple(
-      Compared(
-        label=row["run"],
-        step=row["step"],
-        losses={kind: row[kind] for kind in kinds if row[kind]},
-        loss=row["_loss"],
-        folders=tuple(run.folder for run in runs[row["run"]]),
-      )
-      for row in rows
-    ),
-    by=tuple(by),
-    table=tables.text_table(lines, head, "<>"),
-    folder=folder,
-    warning=warning,
+  all_runs = list(itertools.chain(*runs.values()))
+  kinds = list(dict.fromkeys(kind for run in all_runs for kind in run.kinds))
+  ranking = _ranking_losses(all_runs, kinds, by)
+  half = ""
+  if any(_watched_step(run) is not None for run in all_runs):
+    half = REPORT if all(run.halves for run in all_runs) else ""
+  rows = [_compared(label, runs[label], kinds, ranking, half) for label in runs]
+  rows.sort(
+    key=lambda row: (not row.ended, row.loss.mean if row.loss else math.inf)
   )
+  table_rows = [_table_row(row, kinds, ranking) for row in rows]
+  head, cells = render.report_cells(table_rows, _cell_text)
+  comparison = Comparison(
+    rows=tuple(rows),
+    by=tuple(ranking),
+    table=tables.text_table(cells, head, "<>"),
+    folder=folder,
+    warning=_not_comparable(all_runs, ranking),
+  )
+  if folder:
+    ranked_runs = {row.label: runs[row.label] for row in rows}
+    _write_report(comparison, title, table_rows, ranked_runs, half, axis)
+  return comparison
 
 
-def _rank(loss: Mean | None) -> float:
-  return loss.mean if loss else math.inf
+def _write_report(
+  comparison: Comparison,
+  title: str,
+  table_rows: Sequence[Row],
+  runs: _Runs,
+  half: str,
+  axis: str | None,
+) -> None:
+  """Writes the report: table, settings and picture of ranked runs."""
+  head, cells = render.report_cells(table_rows, _cell_text)
+  settings = _setting_differences(runs)
+  seeds = {run.config["seed"] for run in itertools.chain(*runs.values())}
+  warning = comparison.warning
+  paragraphs = (
+    f"# {title}",
+    *_comparison_notes(comparison.by, half),
+    *([f"**{warning}.**"] if warning else []),
+    tables.markdown(cells, head),
+    "![curves.png](curves.png)",
+    "## Settings",
+    _settings_table(settings, seeds),
+  )
+  best = None if warning else comparison.best.label
+  render.write_report(
+    comparison.folder,
+    markdown="\n\n".join(paragraphs) + "\n",
+    facts={"by": comparison.by, "best": best},
+    tables={"runs": {"": table_rows}, "settings": {"": settings}},
+    figures=[_curves(title, runs, axis)],
+  )
 
 
 def _ranking_losses(
@@ -150,37 +178,16 @@ def _ranking_losses(
   """Returns the losses that rank runs, which all of them have measured."""
   shared = [kind for kind in kinds if all(kind in run.kinds for run in runs)]
   for kind in set(by) - set(shared):
-    known = ", ".join(shared) or "none"
+    measured = ", ".join(shared) or "none"
     raise UserError(
-      f"--by={kind}: not every run measured this loss (measured: {known})"
+      f"--by={kind}: not every run measured this loss (measured: {measured})"
     )
   if not shared:
-    known = ", ".join(kinds) or "none"
+    measured = ", ".join(kinds) or "none"
     raise UserError(
-      f"every run must measure the same loss (measured by some: {known})"
+      f"every run must measure the same loss (measured by some: {measured})"
     )
   return list(by) or shared
-
-
-def _write(title, runs, rows, by, half, warning, folder, axis) -> None:
-  """Writes the report: table, settings and picture of ranked runs."""
-  head, lines = render.report_cells(rows, _cell_text)
-  settings = _setting_differences(runs)
-  seeds = {run.config["seed"] for of in runs.values() for run in of}
-  text = (
-    f"# {title}",
-    *_comparison_notes(by, half),
-    *([f"**{warning}.**"] if warning else []),
-    tables.markdown(lines, head),
-    "![curves.png](curves.png)",
-    "## Settings",
-    _settings_table(settings, seeds),
-  )
-  about = {"by": by, "best": None if warning else rows[0]["run"]}
-  parts = {"runs": {"": rows}, "settings": {"": settings}}
-  markdown = "\n\n".join(text) + "\n"
-  curves = _curves(title, runs, axis)
-  render.write_report(folder, markdown, about, parts, [curves])
 
 
 # ----------------------------------------------------------------- the losses
@@ -210,25 +217,45 @@ def _mean_loss(
   return mean_of_seeds(losses)
 
 
-def _row(label: str, runs, kinds, by, half: str) -> Row:
-  row = {"run": label}
-  if len(runs) > 1:
-    row["seeds"] = len(runs)
+def _compared(
+  label: str,
+  runs: Sequence[TrainedRun],
+  kinds: Sequence[str],
+  ranking: Sequence[str],
+  half: str,
+) -> Compared:
   steps = sorted({_compared_step(run) for run in runs})
-  text = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
+  ends = dict.fromkeys((steps[0], steps[-1]))
   summaries = [run.summary for run in runs if run.summary]
   seconds = [s["seconds"]["total"] for s in summaries if "seconds" in s]
-  loss = _mean_loss(runs, by, half)
-  ended = len(summaries) == len(runs)
-  return row | {
-    "step": steps[-1],
-    "_step": text if ended else f"{text}, not at its end",
-    "_ended": ended,
-    "_loss": loss,
-    **{kind: _mean_loss(runs, [kind], half) for kind in kinds},
-    **({"mean": loss} if len(by) > 1 else {}),
-    "parameters": runs[0].summary and runs[0].summary["parameters"],
-    "time": sum(seconds) if len(seconds) == len(runs) else None,
+  losses = {kind: _mean_loss(runs, [kind], half) for kind in kinds}
+  return Compared(
+    label=label,
+    step=steps[-1],
+    losses={kind: loss for kind, loss in losses.items() if loss},
+    loss=_mean_loss(runs, ranking, half),
+    folders=tuple(run.folder for run in runs),
+    steps="-".join(f"{step:,}" for step in ends),
+    ended=len(summaries) == len(runs),
+    parameters=runs[0].summary and runs[0].summary["parameters"],
+    seconds=sum(seconds) if len(seconds) == len(runs) else None,
+  )
+
+
+def _table_row(
+  row: Compared, kinds: Sequence[str], ranking: Sequence[str]
+) -> Row:
+  seeds = {"seeds": len(row.folders)} if len(row.folders) > 1 else {}
+  mean = {"mean": row.loss} if len(ranking) > 1 else {}
+  return {
+    "run": row.label,
+    **seeds,
+    "step": row.step,
+    "_step": row.steps if row.ended else f"{row.steps}, not at its end",
+    **{kind: row.losses.get(kind) for kind in kinds},
+    **mean,
+    "parameters": row.parameters,
+    "time": row.seconds,
   }
 
 
@@ -247,13 +274,13 @@ def _mean_with_spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _comparison_notes(by: Sequence[str], half: str) -> Iterator[str]:
+def _comparison_notes(ranking: Sequence[str], half: str) -> Iterator[str]:
   """Yields how runs are compared."""
-  mean = "mean of " if len(by) > 1 else ""
+  mean = "mean of " if len(ranking) > 1 else ""
   yield "## Held out"
   yield (
     "Held-out losses in nats after the given step. The first run has the lowest"
-    f" {mean}{' and '.join(by)}."
+    f" {mean}{' and '.join(ranking)}."
   )
   if half:
     yield (
@@ -262,10 +289,10 @@ def _comparison_notes(by: Sequence[str], half: str) -> Iterator[str]:
     )
 
 
-def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
+def _not_comparable(runs: Sequence[TrainedRun], ranking: Sequence[str]) -> str:
   """Returns a warning if runs measure losses differently, as far as is known.
 
-  `by` are the losses that rank them.
+  `ranking` are the losses that rank them.
   """
   differences = ""
   hint = ""
@@ -274,7 +301,7 @@ def _not_comparable(runs: Sequence[TrainedRun], by: Sequence[str]) -> str:
   elif len({run.config["eval"]["rows"] for run in runs}) > 1:
     differences = "eval.rows"
   else:
-    for kind in by:
+    for kind in ranking:
       if names := _measured_differently(runs, kind):
         differences = f"{', '.join(names)} of {kind}"
         hint = (
@@ -301,10 +328,12 @@ def _measured_differently(runs: Sequence[TrainedRun], kind: str) -> list[str]:
   values = collections.defaultdict(set)
   for run in runs:
     objective = kind.partition("/")[0]  # without the name of a further set
-    (about,) = (x for x in run.known.values() if x["name"] == objective)
-    if (last := about.get("mask_ratio_end")) is not None:
-      about = {**about, "mask_ratio": last}
-    for name, value in about.items():
+    (settings,) = (
+      x for x in run.known_objectives.values() if x["name"] == objective
+    )
+    if (last := settings.get("mask_ratio_end")) is not None:
+      settings = {**settings, "mask_ratio": last}
+    for name, value in settings.items():
       values[name].add((run.folder, str(value)))
   return [
     name
@@ -334,8 +363,8 @@ def _held_out_data(run: TrainedRun) -> tuple:
 def _setting_differences(runs: _Runs) -> list[Row]:
   """Returns a row for each setting that is not the same for all."""
   settings = {
-    label: traverse_util.flatten_dict(of[0].config, sep=".")
-    for label, of in runs.items()
+    label: traverse_util.flatten_dict(label_runs[0].config, sep=".")
+    for label, label_runs in runs.items()
   }
   keys = dict.fromkeys(itertools.chain.from_iterable(settings.values()))
   return [
@@ -385,57 +414,21 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
 
 
 def _curves(title: str, runs: _Runs, axis: str | None) -> Figure:
-  """Returns the picture of a line for each label.
-
-  Each loss has a panel, of models of one size.
-  """
-  every = list(itertools.chain(*runs.values()))
-  lengths = [_run_length(run) for run in every]
+  """Returns the picture: a panel for each loss, a line for each label."""
+  all_runs = list(itertools.chain(*runs.values()))
+  lengths = [_run_length(run) for run in all_runs]
   # A run of a tenth of the steps would be a stroke at 0.
   axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
-  scales = {label: _scale(of, axis) for label, of in runs.items()}
-  kinds = dict.fromkeys(kind for run in every for kind in run.kinds)
+  scales = {label: _scale(runs[label], axis) for label in runs}
+  kinds = dict.fromkeys(kind for run in all_runs for kind in run.kinds)
   panels = {}
-  for (size, labels), kind in itertools.product(_by_size(runs).items(), kinds):
-    panel = panels.setdefault(f"{kind}, held out{size}", {})
-    for label in labels:
+  for kind in kinds:
+    panel = panels[f"{kind}, held out"] = {}
+    for label in runs:
       losses = [run.held_out(kind) for run in runs[label]]
       if line := plots.mean_line(losses):
         panel[label] = [(scales[label] * step, mean) for step, mean in line]
-  tops = [run.summary["unigram_entropy"] for run in every if run.summary]
+  tops = [run.summary["unigram_entropy"] for run in all_runs if run.summary]
   tops += [x[-1][1].mean for panel in panels.values() for x in panel.values()]
   draw = functools.partial(plots.draw_losses, title, AXES[axis], panels, tops)
   return Figure("curves.png", draw)
-
-
-def _by_size(runs: _Runs) -> dict[str, list[str]]:
-  """Returns labels by the size of their models in words, the smallest first.
-
-  Models of one size have at most 10 % more parameters than the smallest. An
-  unfinished run has those of a finished run with its model and data.
-  """
-
-  def model(run: TrainedRun) -> str:
-    return str((run.config["model"], run.config["data"]["path"]))
-
-  sizes = {
-    model(run): run.summary["parameters"]
-    for run in itertools.chain(*runs.values())
-    if run.summary
-  }
-  sizes = {x: sizes.get(model(of[0]), math.inf) for x, of in runs.items()}
-  groups = {}
-  least = 0
-  for label in sorted(sizes, key=sizes.get):
-    least = sizes[label] if sizes[label] > 1.1 * least else least
-    groups.setdefault(least, []).append(label)
-  if len(groups) == 1:
-    return {"": list(runs)}  # in the table's order
-  return {_size_text(x, sizes[of[-1]]): of for x, of in groups.items()}
-
-
-def _size_text(least: float, most: float) -> str:
-  if least == math.inf:
-    return " (unfinished: size unknown)"
-  ends = dict.fromkeys((units.quantity(least), units.quantity(most)))
-  return f", {' to '.join(ends)} parameters"
