@@ -3,7 +3,6 @@
 test_imported compares the encoder with transformers.
 """
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -14,7 +13,6 @@ from antlm_jax.evals.finetuning.multi_label import MultiLabelLinear
 from antlm_jax.evals.finetuning.regression import LinearRegressor
 from antlm_jax.hf import export, import_, weights
 from antlm_jax.hf.architecture import NATIVE
-from antlm_jax.inference.model import FineTuned, load, write_checkpoint
 from tests import helpers, hub, random_models, runs
 
 run = random_models.run(encoder="ultrabert")
@@ -72,10 +70,9 @@ HEADS = {
 
 def tuned(loaded, folder, kind):
   """Returns the model with a random head."""
-  head = HEADS[kind]
-  own = head.init(jax.random.key(0), loaded.model.config.width)
-  task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
-  return load(write_checkpoint(folder, 7, loaded.params, loaded.meta, task))
+  return random_models.saved(
+    random_models.with_head(loaded, HEADS[kind]), folder
+  )
 
 
 def test_only_its_own_head_is_exported(loaded, tmp_path):
