@@ -269,7 +269,7 @@ def test_doctor_says_that_devices_are_missing():
 
 @pytest.fixture
 def failed_doctor(capsys):
-  """Returns what `antlm doctor` prints when it finds a problem."""
+  """Returns the report of `antlm doctor`, which finds a problem."""
 
   def printed() -> str:
     with pytest.raises(SystemExit) as ended:
