@@ -14,6 +14,7 @@ from antlm_jax.evals.finetuning.regression import LinearRegressor
 from antlm_jax.hf import export, import_, weights
 from antlm_jax.hf.architecture import NATIVE
 from tests import helpers, hub, random_models, runs
+from tests.reference import gelu_tanh
 
 run = random_models.run(encoder="ultrabert")
 
@@ -47,14 +48,10 @@ def test_its_own_names_of_tensors_are_read(loaded, folder, head):
 
 def test_its_head_is_two_layers_with_gelu(loaded):
   """Catches another GELU or an activation too few, without transformers."""
-
-  def gelu(x):
-    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
   params = {name: np.asarray(value) for name, value in loaded.params.items()}
   hidden = np.random.default_rng(0).normal(size=(3, 32))
-  inner = gelu(hidden @ params["head/up/kernel"])
-  states = gelu(inner @ params["head/down/kernel"])
+  inner = gelu_tanh(hidden @ params["head/up/kernel"])
+  states = gelu_tanh(inner @ params["head/down/kernel"])
   expected = states @ params["head/kernel"]
   found = loaded.model.logits(loaded.params, hidden.astype(np.float32))
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
