@@ -46,7 +46,7 @@ def done(argv: Sequence[str]) -> bool:
   """
   arguments, model = _read_task_arguments(argv)
   name = arguments["task"]
-  keys = settings_lib.of(TASKS[name].settings)
+  keys = settings_lib.fields_of(TASKS[name].settings)
   settings = task_lib.build_settings(
     name,
     arguments["data"],
@@ -66,7 +66,9 @@ def _read_task_arguments(
   args = _parser(name).parse_args(argv)
   arguments = read_arguments(evaluate, args)
   section = TASKS[name].settings
-  arguments |= {key: getattr(args, key) for key in settings_lib.of(section)}
+  arguments |= {
+    key: getattr(args, key) for key in settings_lib.fields_of(section)
+  }
   model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
   arguments["mode"] = mode_of(model.path, arguments["mode"])
   if arguments["output"] is None:

@@ -1,5 +1,6 @@
 """Small models, rows and sources that several test files use."""
 
+import dataclasses
 import functools
 import math
 
@@ -286,10 +287,19 @@ def _forward(model_config):
 
 
 def logits(loaded, tokens, mask=BIDIRECTIONAL):
-  """Returns float64 logits `[n, V]` of one unpadded row `[n]`."""
-  row = np.array(tokens, np.int32)[None]
+  """Returns float64 logits `[n, V]` of one row `[n]`.
+
+  Padding that no token sees leaves few shapes to compile.
+  """
+  length = len(tokens)
+  row = np.zeros((1, -(-length // 16) * 16), np.int32)
+  row[0, :length] = tokens
+  ends = np.full(row.shape, length, np.int32)
+  if mask.k_end is not None:
+    ends[:, :length] = mask.k_end
+  mask = dataclasses.replace(mask, k_end=ends)
   forward = _forward(loaded.model.config)
-  return np.asarray(forward(loaded.params, row, mask), np.float64)
+  return np.asarray(forward(loaded.params, row, mask), np.float64)[:length]
 
 
 def log_softmax(logits):

@@ -1,6 +1,7 @@
 """Checkpoints of random models."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -65,6 +66,13 @@ SHAPES = {
 }
 
 
+@functools.cache
+def first_values(encoder: models.EncoderConfig, vocab_size: int):
+  """Returns a model's first parameters, which are compiled once."""
+  model = models.build_model(encoder, vocab_size)
+  return jax.jit(lambda: model.init(0))()
+
+
 def save(
   folder, tokenizer: Tokenizer, encoder: str = "llama", **changes
 ) -> pathlib.Path:
@@ -72,8 +80,7 @@ def save(
   shape = {"layers": 2, "width": 32, "heads": 2, "mlp_width": 48}
   shape |= {"max_seq_len": 48, **SHAPES[encoder], **changes}
   settings = config.Config(model=models.ENCODERS[encoder](**shape))
-  model = models.build_model(settings.model, tokenizer.vocab_size)
-  params = jax.jit(lambda: model.init(0))()
+  params = first_values(settings.model, tokenizer.vocab_size)
   state = TrainState(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)
   )
@@ -89,10 +96,22 @@ def tuned(
 ) -> Loaded:
   """Returns a random model with a random head, as fine-tuning saves it."""
   base = load(save(folder / "run", tokenizer(), encoder, **changes))
-  params = head.init(jax.random.key(0), base.model.config.width)
+  return saved(with_head(base, head, attention), folder / "model")
+
+
+def with_head(
+  loaded: Loaded, head, attention="bidirectional", seed=0
+) -> Loaded:
+  """Returns the same model with a random head."""
+  params = head.init(jax.random.key(seed), loaded.model.config.width)
   task = FineTuned("own", attention, head.kind, head.settings, params)
+  return dataclasses.replace(loaded, task=task)
+
+
+def saved(model: Loaded, folder) -> Loaded:
+  """Saves a model as fine-tuning does, and opens it again."""
   return load(
-    write_checkpoint(folder / "model", STEP, base.params, base.meta, task)
+    write_checkpoint(folder, STEP, model.params, model.meta, model.task)
   )
 
 
@@ -103,7 +122,7 @@ def run(**changes):
   those of `save`.
   """
 
-  def saved(tmp_path_factory):
+  def make(tmp_path_factory):
     return save(tmp_path_factory.mktemp("run"), tokenizer(), **changes)
 
-  return pytest.fixture(scope="module")(saved)
+  return pytest.fixture(scope="module")(make)

@@ -1,8 +1,23 @@
-"""Attention by definition in float64 NumPy, independent of antlm_jax."""
+"""Layers by definition in float64 NumPy, independent of antlm_jax."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+
+
+def layer_norm(x, eps):
+  """Returns states of mean 0 and variance 1, without scale and bias."""
+  x = x - x.mean(-1, keepdims=True)
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+
+
+def gelu(x):
+  return x * np.vectorize(lambda t: 0.5 * (1 + math.erf(t / 2**0.5)))(x)
+
+
+def gelu_tanh(x):
+  return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
 def visible(mask, batch, queries, keys):

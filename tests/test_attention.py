@@ -232,7 +232,7 @@ def test_several_key_heads_in_a_step_but_not_all(heads, kv_heads, edges):
   check_kernel((shape, CAUSAL, "float32", 0.3, 0, {}, edges))
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["chunked", "pallas"])
 @pytest.mark.parametrize("mode", ["causal", "packed", "blocks"])
@@ -281,7 +281,8 @@ def test_rotation_and_its_gradients_are_exact(implementation, row, monkeypatch):
   mask = long_mask("packed", *shape[:3], seed=1)
   positions = jnp.asarray(np.random.default_rng(0).integers(0, 300, (2, 150)))
   rope = attention.Rope.of(positions, 16, 1e4)
-  out, dq, dk, dv = attend(q, k, v, mask, g, implementation, rope=rope)
+  run = jax.jit(lambda *arrays: attend(*arrays, implementation, rope=rope))
+  out, dq, dk, dv = run(q, k, v, mask, g)
 
   def turn(x):
     cos, sin = (np.asarray(y, np.float64) for y in rope)

@@ -208,9 +208,12 @@ def shards(request, tmp_path_factory):
   """A prepared folder of 4 shards whose rows cross ArrayRecord's blocks."""
   folder = tmp_path_factory.mktemp("shards")
   toy_english.write_toy_english(folder / "text", sentences=80_000)
-  args = {"vocab_size": 300, "seq_len": 24, "tasks": 4}
-  how = args | {"packing": request.param}
-  return prepare.prepare(folder / "text", folder / "out", **how)
+  settings = {"vocab_size": 300, "seq_len": 24, "packing": request.param}
+  for task in range(4):  # one after the other, without a process for each
+    prepared = prepare.prepare(
+      *(folder / "text", folder / "out"), tasks=4, task=task, **settings
+    )
+  return prepared
 
 
 def put(gcs, folder, name) -> str:

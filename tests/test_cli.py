@@ -5,6 +5,7 @@ import errno
 import importlib.metadata
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -12,23 +13,8 @@ import pytest
 
 from antlm_jax import __main__ as antlm
 from antlm_jax import cli, config, errors, plugins
-from antlm_jax.commands import COMMANDS, configs, doctor, export, prepare, train
+from antlm_jax.commands import COMMANDS, configs, doctor
 from tests import runs
-
-
-@pytest.mark.parametrize(
-  "main, words, told",
-  [
-    (train.main, ("--config=c.py", "--workdir="), "--workdir is empty"),
-    (export.main, ("--checkpoint=c", "--output="), "--output is empty"),
-    (prepare.main, ("--text", "", "--output=o"), "--text is empty"),
-  ],
-)
-def test_an_empty_argument_is_refused(main, words, told, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  line = runs.told(main, words)
-  assert told in line and line.isascii()
-  assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_argument_may_be_allowed_and_be_the_default():
@@ -126,110 +112,104 @@ def test_antlm_runs_and_tells_commands(words, told, capsys, monkeypatch):
   assert told in out and ("  --task {" in out) == ("--task=blimp" in words)
 
 
-@pytest.mark.parametrize(
-  "words, told",
-  [
-    ("trian --x=y", "no command 'trian'; did you mean 'train'"),
-    ("eval blip", "no command 'eval blip'; did you mean 'eval blimp'"),
-    ("--nonsense", "unknown option '--nonsense'"),
-    ("eval --nonsense", "unknown option '--nonsense'"),
-  ],
-)
-def test_antlm_knows_what_was_meant(words, told):
-  assert told in runs.told(antlm.main, words.split())
-
-
-def test_help_has_the_values_of_a_config(capsys):
-  for words, rate in (("", 0.001), ("--config=quickstart", 0.003)):
-    with pytest.raises(SystemExit):
-      antlm.main(["train", *words.split(), "--help"])
-    assert f"  schedule.peak_lr={rate} " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-  "word, key",
-  [
-    ("peak_lr=1", "schedule.peak_lr"),
-    ("optimizer=lamb", "optimizer"),
-    ("data=x", "data.path"),
-    ("num_hidden_layers=2", "model.layers"),
-  ],
-)
-def test_a_setting_without_its_group_is_suggested(word, key):
-  """Catches an error about --config alone, or a setting of another group."""
-  for more in ([], ["--config=quickstart", "--workdir=none"]):
-    line = runs.told(train.main, [*more, f"--{word}"])
-    assert f"--{word}; did you mean --config.{key}?" in line.replace("'", "")
-
-
-def test_help_has_the_defaults_of_a_preset(capsys):
-  """Catches help that shows one preset's defaults for every preset."""
-  rates = {"": "5e-05", "--preset=simcse": "3e-05", "--preset=2026": "3e-05"}
-  for words, rate in rates.items():
-    with pytest.raises(SystemExit):
-      antlm.main(["eval", "finetune", *words.split(), "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert (
-      f"by commas (default: {rate})" in shown and "(default: )" not in shown
+# A configured run that is never begun.
+RUN = "train --config=quickstart --workdir=x"
+REFUSED = [  # arguments of antlm, and a part of its error
+  ("trian --x=y", "no command 'trian'; did you mean 'train'"),
+  ("eval blip", "no command 'eval blip'; did you mean 'eval blimp'"),
+  ("--nonsense", "unknown option '--nonsense'"),
+  ("eval --nonsense", "unknown option '--nonsense'"),
+  ("train --config=c.py --workdir=", "--workdir is empty"),
+  ("export --checkpoint=c --output=", "--output is empty"),
+  ("prepare --text '' --output=o", "--text is empty"),
+  ("prepare --vocab_sise=3", "--vocab_sise=3; did you mean '--vocab_size'"),
+  ("export --checkpoint=x --out=y", "--out=y; did you mean '--output'"),
+  ("train --confg=x --config.seed=2", "--confg=x; did you mean '--config'"),
+  (f"{RUN} --lr=1", "did you mean --config.schedule.peak_lr?"),
+  # With its dashes, --steps would be as similar to --help.
+  (f"{RUN} --steps=1", "did you mean --config.train.steps?"),
+  ("train --config=continued,shrink --workdir=x", "=continued:shrink"),
+  # A setting without its group, also next to a missing or a known config.
+  *(
+    (f"{run} --{word}", f"--{word}; did you mean --config.{key}?")
+    for run in ("train", RUN)
+    for word, key in (
+      ("peak_lr=1", "schedule.peak_lr"),
+      ("optimizer=lamb", "optimizer"),
+      ("data=x", "data.path"),
+      ("num_hidden_layers=2", "model.layers"),
     )
+  ),
+]
 
 
-def test_help_names_each_implementation_with_its_settings(capsys):
-  """Catches help that hides the optimizer of a config, or its choices."""
-  with pytest.raises(SystemExit):
-    antlm.main(["train", "--help"])
-  shown = " ".join(capsys.readouterr().out.split())
-  assert "optimizer.name=adamw Implementation (adamw, lamb, muon" in shown
-  assert "schedule.name=wsd Implementation (wsd, cosine" in shown
-  assert "model.name=llama Implementation (bert, llama, gemma" in shown
-  muon = shown.split("with optimizer.name=muon also:")[1]
-  assert muon.lstrip().startswith("optimizer.momentum=0.95")
-  with pytest.raises(SystemExit):
-    antlm.main(["train", "--config=antlm_ltg_bert", "--help"])
-  shown = capsys.readouterr().out
-  assert "  optimizer.name=lamb " in shown and "momentum" not in shown
+@pytest.mark.parametrize("words, told", REFUSED)
+def test_a_bad_argument_is_told_with_its_remedy(
+  words, told, tmp_path, monkeypatch
+):
+  """Catches an error about another argument, and files that are left."""
+  monkeypatch.chdir(tmp_path)
+  line = runs.told(antlm.main, shlex.split(words))
+  assert told in line and line.isascii()
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def shown_help(capsys):
+  """Returns the help of a command as one line: `shown_help("train")`."""
+
+  def shown(words: str) -> str:
+    with pytest.raises(SystemExit):
+      antlm.main([*words.split(), "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+  return shown
+
+
+RATE = "by commas (default: {})"
+MUON = "with optimizer.name=muon also: optimizer.momentum=0.95"
+
+
+@pytest.mark.parametrize(
+  "words, parts",
+  [
+    (
+      "train",
+      [
+        " schedule.peak_lr=0.001 ",
+        "optimizer.name=adamw Implementation (adamw, lamb, muon",
+        "schedule.name=wsd Implementation (wsd, cosine",
+        "model.name=llama Implementation (bert, llama, gemma",
+        MUON,
+      ],
+    ),
+    ("train --config=quickstart", [" schedule.peak_lr=0.003 "]),
+    ("train --config=antlm_ltg_bert", [" optimizer.name=lamb "]),
+    ("eval finetune", [RATE.format("5e-05")]),
+    ("eval finetune --preset=simcse", [RATE.format("3e-05")]),
+    ("eval finetune --preset=2026", [RATE.format("3e-05")]),
+  ],
+)
+def test_help_has_the_values_of_a_config_or_preset(words, parts, shown_help):
+  """Catches help with the same defaults for all, and hidden settings."""
+  shown = shown_help(words)
+  assert all(part in shown for part in parts), shown
+  assert "(default: )" not in shown
+  assert ("momentum" in shown) == (MUON in parts)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_no_empty_default_and_no_file_that_a_wheel_lacks(
-  command, capsys
+  command, shown_help
 ):
   """Catches `(default: )`, Python's own names, and paths of a checkout."""
-  with pytest.raises(SystemExit):
-    antlm.main([*command.split(), "--help"])
-  shown = " ".join(capsys.readouterr().out.split())
+  shown = shown_help(command)
   assert "(default: )" not in shown and "object at 0x" not in shown
   options = re.split(r" (?=--\w+ )", shown)
   # Two defaults, one in words, contradict each other.
   assert not [o for o in options if "by default" in o and "(default: " in o]
   path = r"(?:^|[ (`\"])((?:\./)?[\w./]+/[\w.]+\.(?:py|sh|md))"
   assert not re.findall(path, shown)
-
-
-@pytest.mark.parametrize(
-  "words, told",
-  [
-    ("prepare --vocab_sise=3", "--vocab_sise=3; did you mean '--vocab_size'"),
-    ("export --checkpoint=x --out=y", "--out=y; did you mean '--output'"),
-    ("train --confg=x --config.seed=2", "--confg=x; did you mean '--config'"),
-    (
-      "train --config=quickstart --workdir=x --peak_lr=1",
-      "--peak_lr=1; did you mean --config.schedule.peak_lr?",
-    ),
-    (
-      "train --config=quickstart --workdir=x --lr=1",
-      "did you mean --config.schedule.peak_lr?",
-    ),
-    # With its dashes, --steps would be as similar to --help.
-    (
-      "train --config=quickstart --workdir=x --steps=1",
-      "did you mean --config.train.steps?",
-    ),
-    ("train --config=continued,shrink --workdir=x", "=continued:shrink"),
-  ],
-)
-def test_a_command_knows_which_option_was_meant(words, told):
-  assert told in runs.told(antlm.main, words.split())
 
 
 @pytest.mark.parametrize(
@@ -287,44 +267,50 @@ def test_doctor_says_that_devices_are_missing():
   assert "problem: JAX_PLATFORMS=cuda: " in ended.stdout
 
 
-def test_doctor_checks_a_source_tree_that_is_not_installed(capsys, monkeypatch):
+@pytest.fixture
+def failed_doctor(capsys):
+  """Returns the report of `antlm doctor`, which finds a problem."""
+
+  def printed() -> str:
+    with pytest.raises(SystemExit) as ended:
+      doctor.main([])
+    assert ended.value.code == 1
+    return capsys.readouterr().out
+
+  return printed
+
+
+def test_doctor_checks_a_source_tree_that_is_not_installed(
+  failed_doctor, monkeypatch
+):
   """Catches a traceback where only PYTHONPATH leads to the package."""
 
   def requires(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, "requires", requires)
-  with pytest.raises(SystemExit) as ended:
-    doctor.main([])
-  assert ended.value.code == 1
-  said = capsys.readouterr().out
-  assert "a matrix product compiled and ran" in said
-  assert re.search(r"\nproblem: .* not installed.*: pip install -e /", said)
+  printed = failed_doctor()
+  assert "a matrix product compiled and ran" in printed
+  assert re.search(r"\nproblem: .* not installed.*: pip install -e /", printed)
 
 
-def test_doctor_names_what_is_missing(capsys, monkeypatch):
+def test_doctor_names_what_is_missing(failed_doctor, capsys, monkeypatch):
   doctor.main([])
-  said = capsys.readouterr().out
-  assert "a matrix product compiled and ran" in said
-  assert said.endswith("everything that antlm_jax needs is here\n")
-  known = importlib.metadata.version
+  printed = capsys.readouterr().out
+  assert "a matrix product compiled and ran" in printed
+  assert printed.endswith("everything that antlm_jax needs is here\n")
+  installed_version = importlib.metadata.version
 
   def version(name):
     if name in ("optax", "jinja2"):
       raise importlib.metadata.PackageNotFoundError(name)
-    return "0.1" if name == "grain" else known(name)
+    return "0.1" if name == "grain" else installed_version(name)
 
   monkeypatch.setattr(importlib.metadata, "version", version)
-  with pytest.raises(SystemExit) as ended:
-    doctor.main([])
-  assert ended.value.code == 1
-  said = capsys.readouterr().out
-  assert "problem: optax is missing: pip install 'optax>=" in said
-  assert "problem: grain 0.1: pip install 'grain>=" in said
-  (line,) = (x for x in said.splitlines() if x.startswith("antlm_jax[evals]"))
-  assert "needs jinja2" in line  # a missing extra is not a problem
+  printed = failed_doctor()
+  assert "problem: optax is missing: pip install 'optax>=" in printed
+  assert "problem: grain 0.1: pip install 'grain>=" in printed
+  evals = re.search(r"^antlm_jax\[evals\].*$", printed, re.M)
+  assert "needs jinja2" in evals[0]  # a missing extra is not a problem
   monkeypatch.setattr(doctor, "_COMPILERS", {"plan-tpu": lambda: None})
-  with pytest.raises(SystemExit):
-    doctor.main([])
-  said = capsys.readouterr().out
-  assert re.search(r"\[plan-tpu\] +needs its compiler", said)
+  assert re.search(r"\[plan-tpu\] +needs its compiler", failed_doctor())

@@ -489,8 +489,10 @@ def test_records_without_text_are_counted(tmp_path, capsys):
     "a.dev.csv": "text,id\n" + "a b c d,1\n,2\n" * 40,
   }
   folder = write(tmp_path / "in", **files)
-  for name, tasks in (("one", None), ("two", 2)):
-    prepared(tmp_path, [str(folder)], name, tasks=tasks)
+  in_two = [{"tasks": 2, "task": task} for task in (0, 1)]
+  for name, parts in (("one", [{}]), ("two", in_two)):
+    for part in parts:
+      prepared(tmp_path, [str(folder)], name, **part)
     said = capsys.readouterr().out.splitlines()
     left = "records have no text and are left out"
     assert f"train: 3 of 203 {left} (1 blank, 2 null)" in said

@@ -84,7 +84,7 @@ CALLS = [("reference", "bfloat16", mask) for mask in MASKS]
 CALLS += [("pallas", "float32", mask) for mask in ("packed causal", "prefix")]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("attention, dtype, mask", CALLS)
 def test_only_what_is_seen_through_the_layers_changes_a_logit(
@@ -140,7 +140,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   "name, changes",
   [("windows", way) for way in WAYS]
@@ -170,10 +170,11 @@ def test_dropout_needs_a_key_and_follows_it(name):
   def run(key):
     return model.encode(params, tokens, positions_of(2, T), CAUSAL, key)
 
-  expected = plain.encode(params, tokens, positions_of(2, T), CAUSAL)
+  whole = jax.jit(plain.encode)(params, tokens, positions_of(2, T), CAUSAL)
+  expected = np.asarray(whole)
   assert helpers.closest(run(None), expected) < 1e-5
   keys = [jax.random.key(seed) for seed in (0, 0, 1)]
-  first, again, other = map(run, keys)
+  first, again, other = (np.asarray(run(key)) for key in keys)
   assert np.array_equal(first, again)
   assert (first != other).any(axis=-1).all()
   assert (first != expected).any(axis=-1).all()
@@ -256,7 +257,7 @@ def test_modernberts_first_layer_has_no_norm_of_its_own():
   def total(params):
     return (model.encode(params, *row) ** 2)[..., :3].sum()
 
-  grads = jax.grad(total)(helpers.random_params(model))
+  grads = jax.jit(jax.grad(total))(helpers.random_params(model))
   norms = np.abs(grads["blocks/attention_norm/scale"]).max(axis=1)
   assert norms[0] == 0 and (norms[1:] > 0).all()
 

@@ -224,6 +224,12 @@ def test_order_is_a_function_of_seed_and_epoch():
 # ------------------------------------------------------------------ training
 
 
+def drawn_tokens(rows, length):
+  """Returns random tokens `[rows, length]` that are not special."""
+  draw = np.random.default_rng(0)
+  return draw.integers(4, 400, (rows, length)).astype(np.int32)
+
+
 def one_run(loaded, head, settings):
   """Returns the computations of a run."""
   return trial.Trial(loaded, head, settings, [TrialRun(0.0, 0)], 1)._program
@@ -243,8 +249,7 @@ class EveryPool(Classifier):
 @pytest.mark.parametrize("attention", trial.ATTENTIONS)
 def test_padding_and_other_rows_change_no_logit(loaded, attention):
   lengths = np.array([5, 16, 9], np.int32)
-  draw = np.random.default_rng(0)
-  tokens = draw.integers(4, 400, (3, 40)).astype(np.int32)
+  tokens = drawn_tokens(3, 40)
   inside = np.arange(40) < lengths[:, None]
   head = EveryPool(("0", "1"), "first")
   settings = dataclasses.replace(QUICK, attention=attention)
@@ -302,9 +307,9 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   assert frozen.keys() == {"head/kernel"}
   state = trial.init(one, trained, np.array([4], np.uint32))
   first = jax.tree.map(lambda x: x[0], state.params)
-  draw = np.random.default_rng(0)
-  tokens = draw.integers(4, 400, (4, 12)).astype(np.int32)
-  lengths, labels = np.array([12, 3, 7, 12], np.int32), np.array([0, 1, 1, 0])
+  tokens = drawn_tokens(4, 12)
+  lengths = np.array([12, 3, 7, 12], np.int32)
+  labels = np.array([0, 1, 1, 0])
 
   def loss(params):
     own = {n.removeprefix("task_head/"): p for n, p in params.items()}
@@ -352,9 +357,9 @@ def test_bfloat16_loses_small_updates(loaded, weights):
   rates, seeds = np.array([1e-6], np.float32), np.array([4], np.uint32)
   state = trial.init(one, encoder, seeds)
   before = jax.device_get(state.params)
-  draw = np.random.default_rng(0)
-  tokens = draw.integers(4, 400, (1, 4, 12)).astype(np.int32)
-  lengths, labels = np.full((1, 4), 12, np.int32), np.array([[0, 1, 1, 0]])
+  tokens = drawn_tokens(4, 12)[None]
+  lengths = np.full((1, 4), 12, np.int32)
+  labels = np.array([[0, 1, 1, 0]])
   batch = batching.TaskBatch(tokens, lengths, labels, np.ones((1, 4)))
   for step in range(2):
     state, losses = trial.step(one, state, frozen, batch, rates, seeds, step)
@@ -421,6 +426,12 @@ def scored():
   return dataclasses.replace(task, metrics=metrics)
 
 
+def standings(runs, **settings):
+  """Returns the standings of runs, before their first epoch."""
+  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
+  return loop.Standings(scored(), rows, runs, Hyperparameters(**settings))
+
+
 @pytest.mark.parametrize(
   "scores",
   [
@@ -433,10 +444,7 @@ def scored():
 )
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
-  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
-  watch = loop.Standings(
-    scored(), rows, [TrialRun(1, 0)], Hyperparameters(**settings)
-  )
+  watch = standings([TrialRun(1, 0)], **settings)
   for score in scores:
     if not watch.stopped:
       watch.add([0.0], {"set": np.array([score]), "other": np.array([1.0])})
@@ -450,9 +458,8 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 
 
 def test_an_epoch_that_diverges_never_counts():
-  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
   runs = [TrialRun(1e-3, 0), TrialRun(1, 1), TrialRun(1e-5, 2)]
-  watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
+  watch = standings(runs, patience=0)
   found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
   watch.add([0.0, np.nan, 0.0], found)
   watch.add([np.inf, 0.0, 0.0], {**found, "set": np.array([0.9, 0.9, 0.1])})
@@ -467,9 +474,8 @@ def test_an_epoch_that_diverges_never_counts():
 
 def test_each_rate_has_a_leader_of_its_own():
   """Catches a saved model of another run than the best of the best rate."""
-  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
   runs = [TrialRun(rate, seed) for rate in (1e-3, 3e-3) for seed in (0, 1)]
-  watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
+  watch = standings(runs, patience=0)
   best = saved.BestParams(runs)
   for epoch, scores in enumerate(
     ([0.6, 0.5, 0.8, 0.2], [0.6, 0.7, 0.9, 0.2], [0.7, 0.1, 0.9, 0.9]), 1
@@ -604,6 +610,15 @@ def outcome(lr, seed, found, metrics, labels=LABELS, name="mrpc"):
   return loop.TuningOutcome(TrialRun(lr, seed), (epoch,), 1, {name: found})
 
 
+def outcomes_of(task, by_rate, labels=LABELS):
+  """Returns the outcomes of answers by rate, one list of answers a seed."""
+  return [
+    outcome(rate, seed, answers, task.metrics, labels)
+    for rate, by_seed in by_rate.items()
+    for seed, answers in enumerate(by_seed)
+  ]
+
+
 @pytest.fixture
 def mrpc(tmp_path):
   for split in ("train", "valid"):
@@ -617,11 +632,8 @@ GLUE = glue.OF_2024
 
 
 def test_summary(mrpc):
-  outcomes = [
-    outcome(lr, seed, found, mrpc.metrics)
-    for lr, *by_seed in ((1e-5, [1] * 4, [1] * 4), (1e-4, LABELS, [0, 1, 1, 0]))
-    for seed, found in enumerate(by_seed)
-  ]
+  by_rate = {1e-5: [[1] * 4, [1] * 4], 1e-4: [LABELS, [0, 1, 1, 0]]}
+  outcomes = outcomes_of(mrpc, by_rate)
   about = tuned.summarised(mrpc, EXAMPLES, outcomes)
   baseline = about.evaluations["mrpc"]["baseline"]
   assert baseline == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "mcc": 0.0})
@@ -675,25 +687,15 @@ def test_a_mean_counts_no_set_that_chose():
 
 def test_the_best_run_is_of_the_best_rate(mrpc):
   """Catches a saved model of a rate that the table does not show."""
-  outcomes = [
-    outcome(lr, seed, found, mrpc.metrics)
-    for lr, *by_seed in (
-      (1e-5, LABELS, [0, 0, 0, 1]),
-      (1e-4, *[[0, 1, 1, 0]] * 2),
-    )
-    for seed, found in enumerate(by_seed)
-  ]
-  about = tuned.summarised(mrpc, EXAMPLES, outcomes)
+  by_rate = {1e-5: [LABELS, [0, 0, 0, 1]], 1e-4: [[0, 1, 1, 0]] * 2}
+  about = tuned.summarised(mrpc, EXAMPLES, outcomes_of(mrpc, by_rate))
   assert about.best_lr == 1e-4 and about.best_run == 2
 
 
 def test_answers_that_are_often_right_are_no_collapse(mrpc):
   labels = [1] * 96 + [0] * 4
   examples = {"mrpc": [Example(("a", "b"), label, "") for label in labels]}
-  outcomes = [
-    outcome(1e-4, seed, found, mrpc.metrics, labels)
-    for seed, found in enumerate((labels, [1] * 100))
-  ]
+  outcomes = outcomes_of(mrpc, {1e-4: [labels, [1] * 100]}, labels)
   about = tuned.summarised(mrpc, examples, outcomes)
   assert [run["collapsed"] for run in about.runs] == [False, True]
 

@@ -16,6 +16,7 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import random_models, real, runs, tuned
+from tests.reference import gelu, layer_norm
 
 run = random_models.run(layers=1)
 
@@ -39,14 +40,11 @@ def test_metrics_are_scikit_learns():
     assert classification.macro_f1(x, y) == pytest.approx(expected)
 
 
-def normed(x):
-  x = x - x.mean(-1, keepdims=True)
-  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+normed = functools.partial(layer_norm, eps=1e-5)
 
 
 def two_layers(x, p, norm=lambda x: x):
-  x = norm(x) @ p["dense/kernel"] + p["dense/bias"]
-  x *= np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+  x = gelu(norm(x) @ p["dense/kernel"] + p["dense/bias"])
   return norm(x) @ p["classes/kernel"] + p["classes/bias"]
 
 

@@ -149,7 +149,8 @@ def test_a_run_ends_well_without_its_picture(tmp_path, prepared, monkeypatch):
     raise RuntimeError("no picture\x1b")
 
   monkeypatch.setattr(plots, "draw_run_curves", fail)
-  said = runs.train(tmp_path / "r", prepared, "train.steps=2").stdout
+  steps = "curriculum=2C steps", "eval.objectives=C"
+  said = runs.train(tmp_path / "r", prepared, *steps).stdout
   assert r"warning: curves.png is not written: no picture\x1b" in said
   assert runs.summary(tmp_path / "r")["steps"] == 2
   assert (tmp_path / "r/README.md").exists()

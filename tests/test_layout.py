@@ -246,14 +246,6 @@ print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
   assert told[-1] == ""
 
 
-def test_the_gpus_check_needs_few_packages():
-  """launch/gpu_check.sh names the packages."""
-  modules = ("tests.test_gpu", "antlm_jax.evals.benchmarks.attention")
-  others = "array_record grain ml_collections safetensors tensorflow_datasets"
-  others = {*others.split(), "tokenizers", "tqdm"}
-  assert not loaded(*modules) & (others | HEAVY)
-
-
 def test_the_help_of_training_loads_only_what_it_shows():
   """Catches an import of orbax or grain, each of which takes a second."""
   code = """
@@ -268,10 +260,16 @@ except SystemExit:
   assert "jax" in names and not names & {"orbax", "grain", "tensorstore"}
 
 
-def test_attention_loads_few_others():
-  names = {
-    n for n in loaded("antlm_jax.attention") if n.startswith("antlm_jax")
-  }
+def test_attention_and_the_gpus_check_load_few_others():
+  """launch/gpu_check.sh names the packages that its process needs."""
+  code = """
+import sys, antlm_jax.attention
+print(*sys.modules)
+import tests.test_gpu, antlm_jax.evals.benchmarks.attention
+print(*sys.modules)
+"""
+  attention, check = (set(line.split()) for line in output(code).splitlines())
+  names = {n for n in attention if n.startswith("antlm_jax")}
   of_attention = {n for n in names if n.startswith("antlm_jax.attention")}
   assert names - of_attention == {
     "antlm_jax",
@@ -283,3 +281,5 @@ def test_attention_loads_few_others():
     "antlm_jax.private",
     "antlm_jax.settings",
   }
+  others = "array_record grain ml_collections safetensors tensorflow_datasets"
+  assert not check & ({*others.split(), "tokenizers", "tqdm"} | HEAVY)

@@ -51,10 +51,8 @@ def reference(c, params, tokens, positions, visible):
   def mlp(x, w):
     gate = x @ w("mlp/gate/kernel")
     up = x @ w("mlp/up/kernel")
-    # GELU's tanh form is a sigmoid of twice the argument.
-    cubic = np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)
-    gate = gate / (1 + np.exp(-(cubic if gemma else gate)))
-    return (gate * up) @ w("mlp/down/kernel")
+    act = definition.gelu_tanh(gate) if gemma else gate / (1 + np.exp(-gate))
+    return (act * up) @ w("mlp/down/kernel")
 
   x = p["embedding"][tokens] * (np.sqrt(c.width) if gemma else 1)
   for layer in range(c.layers):

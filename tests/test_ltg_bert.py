@@ -11,6 +11,7 @@ from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.layers import DropoutPlaces
 from tests import helpers, reference
 from tests.helpers import ltg_bert as model
+from tests.reference import gelu, gelu_tanh
 
 T = 24
 VARIANTS = {
@@ -54,19 +55,10 @@ def test_the_first_weights():
 
 
 def norm(x, eps, params=None, path=None):
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+  x = reference.layer_norm(x, eps)
   if path is None:
     return x
   return x * params[f"{path}/scale"] + params[f"{path}/bias"]
-
-
-def gelu(x):
-  return x * np.vectorize(lambda t: 0.5 * (1 + math.erf(t / 2**0.5)))(x)
-
-
-def gelu_tanh(x):
-  return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
 def bucket(distance, size, longest):

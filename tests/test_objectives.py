@@ -20,7 +20,7 @@ from antlm_jax.objectives.objective import (
   Objective,
   with_ratio,
 )
-from tests import helpers, runs
+from tests import helpers, reference, runs
 from tests.helpers import MASK, PAD, SPECIAL, VOCAB
 
 replace = dataclasses.replace
@@ -346,7 +346,7 @@ def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
   found = case.corrupt()
   batch = assembled(case, found)
   mask = jax.tree.map(lambda bound: bound[0], batch.mask)
-  visible = np.asarray(mask.dense(length, length))
+  visible = reference.visible(mask, len(case.tokens), length, length)
   real = batch.weights[0, 0] > 0
   assert real.sum() == found.predicted.sum()
   rows, predictor = np.divmod(batch.target_positions[0, 0][real], length)
@@ -368,7 +368,7 @@ def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
   assert (visible[rows, predictor, predictor]).all()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("attention", ["reference", "chunked", "pallas"])
 @pytest.mark.parametrize("encoder", [helpers.model, helpers.ltg_bert])

@@ -281,36 +281,43 @@ def test_no_text_column(run, tmp_path, preset):
   assert re.search("text_column names no|one text_column", told)
 
 
+def write_tables(folder, names):
+  """Writes a table of one example under each of these names."""
+  for name in names.split():
+    (folder / name).parent.mkdir(exist_ok=True, parents=True)
+    (folder / name).write_text("text,label\na,1\n")
+
+
 @pytest.mark.parametrize(
-  ("files", "found"),
+  ("names", "sizes"),
   [
-    (("train.csv", "train.jsonl", "dev.csv"), "train: .*train.csv, .*jsonl;"),
-    (("a/train.csv", "b/train.csv"), "train: .*a/train.csv, .*b/train.csv;"),
-    (("train.csv", "valid.csv", "dev.csv"), "dev: .*dev.csv, .*valid.csv;"),
-    (("train_10M.csv", "train_100M.csv"), "train: .*100M.csv, .*10M.csv;"),
-    (("train-00000-of-00002.csv", "train-00001-of-00002.csv"), [2]),
-    (("train_0.csv", "train_1.csv", "test.csv"), [2, 1]),
-    (("train/a.csv", "train/b/c.csv", "dev/a.csv"), [2, 1]),
-    (("a.csv", "b/c.csv", "test.csv"), [2, 1]),
+    ("train-00000-of-00002.csv train-00001-of-00002.csv", [2]),
+    ("train_0.csv train_1.csv test.csv", [2, 1]),
+    ("train/a.csv train/b/c.csv dev/a.csv", [2, 1]),
+    ("a.csv b/c.csv test.csv", [2, 1]),
   ],
 )
-def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
-  """Catches two files of a split that are joined, or parts that are not."""
-  for name in files:
-    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-    (tmp_path / name).write_text("text,label\na,1\n")
-  if isinstance(found, str):
-    with pytest.raises(UserError, match=f"several files claim to be {found}"):
-      sets.open_data(str(tmp_path))
-  else:
-    counts = [len(those) for those in sets.open_data(str(tmp_path)).values()]
-    assert counts == found
+def test_a_split_is_one_file_or_its_parts(tmp_path, names, sizes):
+  """Catches parts of a split of which only one is read."""
+  write_tables(tmp_path, names)
+  opened = sets.open_data(str(tmp_path))
+  assert [len(examples) for examples in opened.values()] == sizes
+
+
+CLAIM = "several files claim to be"
 
 
 @pytest.mark.parametrize(
-  ("names", "words"),
+  ("names", "message"),
   [
-    ("train.csv eval.csv", "not used: eval.csv"),
+    ("train.csv train.jsonl dev.csv", f"{CLAIM} train: .*train.csv, .*jsonl;"),
+    (
+      "a/train.csv b/train.csv",
+      f"{CLAIM} train: .*a/train.csv, .*b/train.csv;",
+    ),
+    ("train.csv valid.csv dev.csv", f"{CLAIM} dev: .*dev.csv, .*valid.csv;"),
+    ("train_10M.csv train_100M.csv", f"{CLAIM} train: .*100M.csv, .*10M.csv;"),
+    ("train.csv my-dev.csv dev.csv", f"{CLAIM} dev: .*my-dev"),
     ("train.csv dev.json", "is dev.json the dev set. give files that .*csv"),
     (
       "films.csv films_dev.csv",
@@ -318,19 +325,19 @@ def test_a_split_is_one_file_or_its_parts(tmp_path, files, found):
     ),
     ("a.csv dev.csv my-dev.csv", "is my-dev.csv the dev set. name it dev.csv"),
     ("a.csv b-train.csv", "is b-train.csv the train set. name it train.csv"),
-    ("train.csv my-dev.csv dev.csv", "several files claim to be dev: .*my-dev"),
   ],
 )
-def test_a_file_that_is_not_used_is_told(tmp_path, capsys, names, words):
-  """Catches a held-out set that is trained on, or is left out in silence."""
-  for name in names.split():
-    (tmp_path / name).write_text("text,label\na,1\n")
-  try:
-    assert [*sets.open_data(str(tmp_path))] == ["train"]
-    told = capsys.readouterr().out
-  except UserError as error:
-    told = str(error)
-  assert re.search(words, told)
+def test_an_unclear_split_is_refused(tmp_path, names, message):
+  """Catches files that are joined, and a held-out set that is trained on."""
+  write_tables(tmp_path, names)
+  runs.refusal(message, sets.open_data, str(tmp_path))
+
+
+def test_a_file_that_is_not_used_is_told(tmp_path, capsys):
+  """Catches a held-out set that is left out in silence."""
+  write_tables(tmp_path, "train.csv eval.csv")
+  assert [*sets.open_data(str(tmp_path))] == ["train"]
+  assert "not used: eval.csv" in capsys.readouterr().out
 
 
 def test_a_set_has_the_name_of_its_folder(tmp_path, monkeypatch):

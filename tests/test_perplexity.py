@@ -163,8 +163,7 @@ class TestLmEval:
       context = " ".join(SENTENCES[index % 30 : index % 30 + 1 + index // 10])
       word = SENTENCES[-1].split()[index % 3]
       ids = np.append([tokens.bos_id], tokens.encode(context))[-LONGEST:]
-      row = np.pad(ids, (0, LONGEST - len(ids)))  # one shape to compile
-      likeliest = helpers.logits(loaded, row, CAUSAL)[len(ids) - 1].argmax()
+      likeliest = helpers.logits(loaded, ids, CAUSAL)[-1].argmax()
       said = tokens.decode([*tokens.encode("a"), likeliest])[1:]
       if said.startswith(" ") and said.strip():
         word = said.strip()

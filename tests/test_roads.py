@@ -21,13 +21,24 @@ from tests.launching import LAUNCH, ROOT, launch, run, write_script
 from tests.test_launch import dry, guides
 
 
-def test_documented_launches_have_own_workdirs_and_the_data_of_their_page():
-  """Catches two configs in a workdir, and a path that no page prepares."""
+def prepared_data() -> tuple[dict[str, str], str, str]:
+  """Returns how the encoders' page prepares its data, and both places of it.
+
+  They are the options of `antlm prepare`, and a folder here and in a bucket.
+  """
   page = (ROOT / "docs/how_to/train_encoders.md").read_text()
   page = page.replace("\\\n", " ")
-  (output,) = re.findall(r"^antlm prepare .*--output=(\S+)", page, re.M)
-  copy = rf"storage rsync --recursive \S+documents/\S+ {output}\s+(gs://\S+)"
-  paths = {output, re.search(copy, page)[1]}
+  (prepare,) = re.findall(r"^antlm prepare .*$", page, re.M)
+  options = dict(w.split("=", 1) for w in shlex.split(prepare)[2:])
+  copy = r"storage rsync --recursive \S+documents/\S+ (\S+)\s+(gs://\S+)"
+  folder, bucket = re.search(copy, page).groups()
+  assert folder == options["--output"]
+  return options, folder, bucket
+
+
+def test_documented_launches_have_own_workdirs_and_the_data_of_their_page():
+  """Catches two configs in a workdir, and a path that no page prepares."""
+  _, *paths = prepared_data()
   configs = {}
   for _, line in guides():
     words = shlex.split(line)
@@ -219,90 +230,79 @@ def place_of(script: str, options: dict[str, str], arg: str) -> places.Topology:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("guide, line", LAUNCHES)
 def test_a_documented_launch_can_start(guide, line):
-  """Catches rows that do not divide, too little memory, other data."""
+  """Catches rows that do not divide, too little memory, other data.
+
+  test_launch prints its commands.
+  """
   words = shlex.split(line)
   script = words[0].split("/")[-1].removesuffix(".sh")
-  assert dry(script, *words[1:])
-  own, training = words[: words.index("--")], words[words.index("--") + 1 :]
-  options = dict(w.split("=", 1) for w in own if "=" in w)
-  given = dict(w.split("=", 1) for w in training)
-  spec = given.pop("--config")
-  overrides = [f"{k}={v}" for k, v in given.items() if "--config." in k]
+  end = words.index("--")
+  options = dict(w.split("=", 1) for w in words[:end] if "=" in w)
+  training = dict(w.split("=", 1) for w in words[end + 1 :])
+  spec = training.pop("--config")
+  overrides = [f"{k}={v}" for k, v in training.items() if "--config." in k]
   made = config.load_config(str(ROOT / spec), overrides)
   assert [objective.name for objective in made.trained] == ["clm", "mlm"]
   place = place_of(script, options, spec)
   BatchLayout(made.train.batch_size, made.train.microbatches, place.devices)
   assert needs(made, place) in stored(), "no stored plan shows that it fits"
   # The data are those that the road's page prepares for this config.
-  page = (ROOT / "docs/how_to/train_encoders.md").read_text()
-  page = page.replace("\\\n", " ")
-  (prepare,) = re.findall(r"^antlm prepare .*$", page, re.M)
-  made_by = dict(w.split("=", 1) for w in shlex.split(prepare)[2:])
-  assert made_by["--tokenizer"].startswith("EuroBERT/")
-  assert made_by["--seq_len"] == str(made.model.max_seq_len)
-  assert (made_by["--packing"], made_by["--boundary"]) == ("chunks", "eos")
-  copied = re.search(
-    r"storage rsync --recursive \S+documents/\S+ (\S+)\s+(gs://\S+)",
-    page.replace("BUCKET", "b"),
-  )
-  assert copied[1] == made_by["--output"]
-  assert made.data.path == copied[1 if script == "slurm" else 2]
+  prepare, folder, bucket = prepared_data()
+  assert prepare["--tokenizer"].startswith("EuroBERT/")
+  assert prepare["--seq_len"] == str(made.model.max_seq_len)
+  assert (prepare["--packing"], prepare["--boundary"]) == ("chunks", "eos")
+  bucket = bucket.replace("BUCKET", "b")
+  assert made.data.path == (folder if script == "slurm" else bucket)
+
+
+def plan_of(name: str) -> tuple[dict, list[dict], float]:
+  """Returns a stored plan, its training programs, and their seconds."""
+  plan = json.loads((RESULTS / f"{name.strip('`')}.json").read_text())
+  programs = [p for p in plan["programs"] if p["steps"]]
+  seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in programs)
+  return plan, programs, seconds
+
+
+def table_rows(page: str, first: str) -> list[list[str]]:
+  """Returns the cells of a page's rows that begin with a pattern."""
+  text = (ROOT / "docs" / page).read_text()
+  rows = re.findall(rf"^\| {first} \|.*$", text, re.M)
+  return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def test_the_table_of_costs_is_that_of_its_plans():
   """Catches hours next to the curriculum or the rows of another plan."""
-  text = (ROOT / "docs/how_to/train_encoders.md").read_text()
-  row = (
-    r"^\| (\w+) \| (\w+:\w+) \| (\w\S+) \| (\d) \| (\S+) s \| (\S+) \| (\S+)"
-  )
-  rows = re.findall(row + r" \| `(\S+)` \|$", text, re.M)
+  rows = table_rows("how_to/train_encoders.md", r"\w+ \| \w+:\w+ \| \w\S+")
   assert len(rows) == 5
   for size, topology, curriculum, pieces, step, hours, cost, name in rows:
-    plan = json.loads((RESULTS / f"{name}.json").read_text())
-    steps = [p for p in plan["programs"] if p["steps"]]
-    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in steps)
+    plan, _, seconds = plan_of(name)
     assert f"size={size}," in plan["config"] and topology == plan["topology"]
     assert plan["config"].endswith(f"curriculum={curriculum}")
     assert int(pieces) == plan["pieces"]
-    assert step == f"{seconds / 42_000:.2f}"
-    chips = places.parse_topology(topology).chips
-    spent = seconds / 3600
-    assert (hours, cost) == (f"{spent:.1f}", f"{spent * chips:,.0f}")
+    assert step == f"{seconds / 42_000:.2f} s"
+    chip_hours = seconds / 3600 * places.parse_topology(topology).chips
+    assert (hours, cost) == (f"{seconds / 3600:.1f}", f"{chip_hours:,.0f}")
 
 
 def test_the_table_of_encoders_is_that_of_its_plans():
   """Catches hours or memory of another plan than the plan that a row names."""
-  text = (ROOT / "docs/explanation/planning.md").read_text()
-  rows = re.findall(r"^\| (?:210M|610M|1B) \| \w+:.*$", text, re.M)
+  rows = table_rows("explanation/planning.md", r"(?:210M|610M|1B) \| \w+:\S+")
   assert len(rows) >= 8
-  for row in rows:
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    (
-      size,
-      topology,
-      batch,
-      fsdp,
-      micro,
-      pieces,
-      tokens,
-      memory,
-      _,
-      hours,
-      name,
-    ) = cells  # fmt: skip
-    plan = json.loads((RESULTS / f"{name.strip('`')}.json").read_text())
-    steps = [p for p in plan["programs"] if p["steps"]]
+  for size, topology, *cells, _, hours, name in rows:
+    plan, programs, seconds = plan_of(name)
+    settings = plan["config"].partition(":")[2]
     made = config.load_config(
-      f"{ROOT}/configs/encoders.py:{plan['config'].partition(':')[2]}",
-      plan["overrides"],
+      f"{ROOT}/configs/encoders.py:{settings}", plan["overrides"]
     )
-    seconds = sum(p["steps"] * p["forecast"]["seconds"] for p in steps)
-    needed = max(p["memory"]["needed"] for p in steps) / 2**30
-    found = (f"size={size}" in plan["config"], plan["topology"])
-    assert found == (True, topology)
-    assert (int(fsdp), int(pieces)) == (plan["mesh"]["fsdp"], plan["pieces"])
-    assert int(micro) == made.train.microbatches
-    assert int(batch.replace(",", "")) == steps[0]["rows"]
-    count = steps[0]["rows"] * steps[0]["seq_len"]
-    assert int(tokens.replace(",", "")) == count
-    assert memory == f"{needed:.1f} GiB" and hours == f"{seconds / 3600:.1f} h"
+    rows_of_step = programs[0]["rows"]
+    needed = max(p["memory"]["needed"] for p in programs) / 2**30
+    assert f"size={size}" in settings and topology == plan["topology"]
+    assert cells == [
+      f"{rows_of_step:,}",
+      str(plan["mesh"]["fsdp"]),
+      str(made.train.microbatches),
+      str(plan["pieces"]),
+      f"{rows_of_step * programs[0]['seq_len']:,}",
+      f"{needed:.1f} GiB",
+    ]
+    assert hours == f"{seconds / 3600:.1f} h"

@@ -38,6 +38,7 @@ from tests.test_glue import line
 from tests.tuned import outputs
 
 run = random_models.run(layers=1, tied=False)
+HEAD = Classifier(("a", "b"), "mean", norms=False)
 
 
 @pytest.fixture(scope="module")
@@ -170,15 +171,13 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
 
 def test_a_request_tells_heads_apart(loaded, tmp_path):
   """Catches results of one head on a frozen encoder that pass for another's."""
-  head, found = Classifier(("a", "b"), "mean", norms=False), []
+  digests = []
   for seed in (0, 1):
-    own = head.init(jax.random.key(seed), loaded.model.config.width)
-    task = FineTuned("a", "causal", head.kind, head.settings, own)
-    path = tmp_path / str(seed)
-    write_checkpoint(path, 1, loaded.params, loaded.meta, task)
-    found.append(results.model_digest(Checkpoint(path)))
-  assert found[0]["params_digest"] == found[1]["params_digest"]
-  assert found[0] != found[1]
+    model = random_models.with_head(loaded, HEAD, "causal", seed)
+    path = random_models.saved(model, tmp_path / str(seed)).path
+    digests.append(results.model_digest(Checkpoint(path)))
+  assert digests[0]["params_digest"] == digests[1]["params_digest"]
+  assert digests[0] != digests[1]
 
 
 def test_only_a_known_head_has_outputs(loaded):
@@ -195,19 +194,16 @@ def test_only_a_known_head_has_outputs(loaded):
 
 @pytest.fixture
 def classifier(loaded):
-  head = Classifier(("a", "b"), "mean", norms=False)
-  own = head.init(jax.random.key(0), loaded.model.config.width)
-  task = FineTuned("a", "causal", head.kind, head.settings, own)
-  return dataclasses.replace(loaded, task=task)
+  return random_models.with_head(loaded, HEAD, "causal")
 
 
 def test_a_saved_model_is_evaluated_at_its_length(classifier, tmp_path):
   """Catches 128 tokens for a model that was fine-tuned on longer rows."""
   meta = dataclasses.replace(classifier.meta, row_tokens=200)
-  path = tmp_path / "model"
-  write_checkpoint(path, 1, classifier.params, meta, classifier.task)
+  model = dataclasses.replace(classifier, meta=meta)
+  model = random_models.saved(model, tmp_path / "model")
   records = [("the dogs", "a"), ("the cats", "b")]
-  found = finetune.finetune(path, records, epochs=0, quiet=True)
+  found = finetune.finetune(model, records, epochs=0, quiet=True)
   about = json.loads((found["own"].folder / "summary.json").read_text())
   assert about["request"]["max_length"] == 200
 

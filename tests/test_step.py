@@ -314,9 +314,10 @@ def test_muon_moves_hidden_matrices_in_all_directions_alike(encoder):
   params = helpers.random_params(model, 1)
   grads = [helpers.random_params(model, seed) for seed in (2, 3)]
   state, others = optimizer.init(params), adam.init(params)
+  by_muon, by_adam = jax.jit(optimizer.update), jax.jit(adam.update)
   for grad in grads:
-    updates, state = optimizer.update(grad, state, params)
-    expected, others = adam.update(grad, others, params)
+    updates, state = by_muon(grad, state, params)
+    expected, others = by_adam(grad, others, params)
   for path, update in updates.items():
     update = np.asarray(update, np.float64)
     if optim.AdamW().decays(model.axes)[path]:

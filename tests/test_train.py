@@ -119,7 +119,7 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
 ):
   status, _ = ended(tmp_path, prepared, after_step(tmp_path, 25))
   assert status == -signal.SIGKILL
-  done = runs.train(tmp_path, prepared, *LONG, devices=1)
+  done = runs.train(tmp_path, prepared, *LONG)
   assert "resuming from step" in done.stdout
   assert runs.same_params(tmp_path, whole)
   records = metrics.read_records(tmp_path)

@@ -3,7 +3,6 @@
 test_imported compares the encoder with transformers.
 """
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -14,8 +13,8 @@ from antlm_jax.evals.finetuning.multi_label import MultiLabelLinear
 from antlm_jax.evals.finetuning.regression import LinearRegressor
 from antlm_jax.hf import export, import_, weights
 from antlm_jax.hf.architecture import NATIVE
-from antlm_jax.inference.model import FineTuned, load, write_checkpoint
 from tests import helpers, hub, random_models, runs
+from tests.reference import gelu_tanh
 
 run = random_models.run(encoder="ultrabert")
 
@@ -49,14 +48,10 @@ def test_its_own_names_of_tensors_are_read(loaded, folder, head):
 
 def test_its_head_is_two_layers_with_gelu(loaded):
   """Catches another GELU or an activation too few, without transformers."""
-
-  def gelu(x):
-    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
   params = {name: np.asarray(value) for name, value in loaded.params.items()}
   hidden = np.random.default_rng(0).normal(size=(3, 32))
-  inner = gelu(hidden @ params["head/up/kernel"])
-  states = gelu(inner @ params["head/down/kernel"])
+  inner = gelu_tanh(hidden @ params["head/up/kernel"])
+  states = gelu_tanh(inner @ params["head/down/kernel"])
   expected = states @ params["head/kernel"]
   found = loaded.model.logits(loaded.params, hidden.astype(np.float32))
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -72,10 +67,9 @@ HEADS = {
 
 def tuned(loaded, folder, kind):
   """Returns the model with a random head."""
-  head = HEADS[kind]
-  own = head.init(jax.random.key(0), loaded.model.config.width)
-  task = FineTuned("own", "bidirectional", head.kind, head.settings, own)
-  return load(write_checkpoint(folder, 7, loaded.params, loaded.meta, task))
+  return random_models.saved(
+    random_models.with_head(loaded, HEADS[kind]), folder
+  )
 
 
 def test_only_its_own_head_is_exported(loaded, tmp_path):
