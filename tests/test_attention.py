@@ -50,7 +50,7 @@ def refuses(words, call, *args, **options):
 # Small rows
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(8, 24)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
   "implementation", ["reference", "reference with terms", "1", "4 with terms"]

@@ -121,6 +121,7 @@ def rewrite(folder, edit):
   safetensors.numpy.save_file(tensors, folder / folders.SINGLE)
 
 
+@pytest.mark.sample(0, 3)
 @hub.opens
 def test_logits_are_theirs_packed_or_not(family):
   """Catches positions that do not begin anew in each document of a row."""
@@ -142,6 +143,7 @@ def test_logits_are_theirs_packed_or_not(family):
     np.testing.assert_allclose(packed[:, part], alone, atol=1e-4)
 
 
+@pytest.mark.sample(0, 3)
 @hub.opens
 def test_it_goes_out_as_it_came(family, tmp_path):
   """Catches a tensor that changes, and a file that transformers misreads."""
@@ -169,6 +171,7 @@ def test_it_goes_out_as_it_came(family, tmp_path):
   assert helpers.equal(found.params, dict(loaded.params))
 
 
+@pytest.mark.sample(0, 2)
 @hub.opens
 def test_old_files_say_the_same(family, tmp_path):
   """Catches names of the first BERT files, and buffers of positions."""

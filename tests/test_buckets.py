@@ -275,6 +275,7 @@ def test_a_block_of_rows_is_one_request_and_read_once(gcs, shards):
   assert requests(64, steps=size // 32) <= size // 64 + 1
 
 
+@pytest.mark.slow
 def test_blocks_of_a_bucket_take_bounded_memory(gcs, shards, monkeypatch):
   plain = PreparedData.open(put(gcs, shards.folder, "memory")).train
   width = 24 * 2 + 3 * plain.segmented

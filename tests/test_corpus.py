@@ -652,7 +652,7 @@ CORPORA: dict[str, dict[str, str | bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5, 6)
 @pytest.mark.parametrize("name", CORPORA)
 def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   share = 0.02

@@ -19,7 +19,7 @@ def numbers(text: str) -> list[int]:
   return [int(n.replace(",", "")) for n in NUMBER.findall(text)]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(8, 8)
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_a_line_makes_the_step_that_it_names(line):
   """A shape or batch in words alone would be compared with another step."""

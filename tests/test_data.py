@@ -782,6 +782,7 @@ def test_other_processes_see_how_much_a_task_has_packed(
   assert abs(seen[-1][1] - parts.stat().st_size) <= len(seen)
 
 
+@pytest.mark.slow
 def test_a_task_leaves_the_last_step_to_the_process_of_all_tasks(
   parts, one, tmp_path, capsys
 ):

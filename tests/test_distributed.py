@@ -354,6 +354,7 @@ def free():
     return f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_without_peers_does_not_wait_for_ever(process, free):
   done = join(free, process)

@@ -170,8 +170,16 @@ def test_the_numbers_of_an_output_are_compared(shown, printed, other):
     assert bool(re.search(pattern, output, re.M | re.S)) == equal, text
 
 
+# The README's commands are a whole quickstart.
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN, ids=_name)
+@pytest.mark.parametrize(
+  "page",
+  [
+    pytest.param(page, marks=pytest.mark.nightly) if page == README else page
+    for page in RUN
+  ],
+  ids=_name,
+)
 def test_the_commands_and_code_of_a_page(page, first, tmp_path):
   """Catches a page whose blocks fail, or need another page than the first."""
   if page == QUICKSTART:
@@ -253,6 +261,7 @@ def reference():
   return module
 
 
+@pytest.mark.slow
 def test_the_generated_parts_are_those_of_the_code():
   """Catches a change of help, settings or pages without the script's run."""
   # In a process of its own, without the parts that other tests register.

@@ -76,7 +76,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3, 6)
 @pytest.mark.parametrize(("pipeline", "mode", "boundary"), CASES)
 def test_scores_equal_a_slow_loop(loaded, sentences, pipeline, mode, boundary):
   """Of sentences, and of choices after a context."""

@@ -128,6 +128,7 @@ def test_training_makes_the_output_layer(both, of_run, data, tmp_path):
   assert not made.headless and np.isfinite(score(made, TEXTS, mode)).all()
 
 
+@pytest.mark.sample(2, 2)
 def test_it_goes_out_as_it_came(both, tmp_path):
   """Catches an export that invents an output layer, or loses a tensor."""
   _, found, path = both

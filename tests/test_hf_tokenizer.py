@@ -203,6 +203,7 @@ def test_texts_without_masks_are_read_by_the_tokenizers_own_steps(made):
     assert ids == loaded.tokenizer.encode(text).tolist(), text
 
 
+@pytest.mark.sample(6)
 def test_the_check_accepts_every_tokenizer(made):
   """Catches a check that would refuse tokenizers in use."""
   _, loaded, theirs = made

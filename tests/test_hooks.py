@@ -97,6 +97,7 @@ def whole(train, tmp_path_factory):
   return workdir, seen.calls
 
 
+@pytest.mark.slow
 def test_a_hook_is_called_around_the_steps(whole):
   _, calls = whole
   assert calls[0] == ("start", 0) and calls[-1] == ("end",)
@@ -330,6 +331,7 @@ def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   "step, name, good, advice",
   [
@@ -390,6 +392,7 @@ def test_a_known_chip_gives_the_share_of_its_peak(train, tmp_path, monkeypatch):
     assert share == pytest.approx(np.mean(works) * speed[step] / peak, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_the_steps_of_this_start(
   train, prepared, tmp_path
 ):

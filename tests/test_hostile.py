@@ -43,6 +43,7 @@ def corpus(tmp_path, monkeypatch):
   return tmp_path
 
 
+@pytest.mark.slow
 def test_processes_import_nothing_from_the_present_folder(corpus):
   """Catches `python -m` without -P, which puts the folder first on the path."""
   prepare([*corpus.glob("*.txt")], corpus / "out", tasks=2, **SMALL)
@@ -142,6 +143,7 @@ def plain_text(artist) -> bool:
   return hasattr(artist, "get_parse_math")
 
 
+@pytest.mark.slow
 def test_a_run_ends_well_without_its_picture(tmp_path, prepared, monkeypatch):
   """Catches a finished training that fails for its page or its picture."""
 
@@ -325,6 +327,7 @@ def test_a_packed_text_is_not_a_thousand_times_its_size(
   assert documents(path) == 1 << 17
 
 
+@pytest.mark.slow
 def test_a_value_of_parquet_is_not_repeated_without_end(tmp_path, monkeypatch):
   """Catches a text that is in the file once, and in memory for each row."""
   path = tmp_path / "a.parquet"

@@ -257,7 +257,7 @@ TPU, GPU = "--type=v5litepod-256", "--gpus=8"
 ENCODER = "configs/encoders.py:size=610M,topology="
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "script, devices, spec, part",
   [
@@ -413,6 +413,7 @@ def test_the_compiler_knows_every_flag():
     assert flag.removeprefix("--").partition("=")[0] in known
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing():
   path = f"{os.environ['PATH']}:{pathlib.Path(sys.executable).parent}"
   checker = shutil.which("shellcheck", path=path)
@@ -437,7 +438,7 @@ def guides() -> list[tuple[str, str]]:
   return commands
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3, 10)
 @pytest.mark.parametrize("guide, command", guides())
 def test_a_guides_command_is_one_of_ours(guide, command):
   """Catches a launch whose rows, mesh or data its own devices refuse."""

@@ -246,6 +246,7 @@ print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
   assert told[-1] == ""
 
 
+@pytest.mark.slow
 def test_the_help_of_training_loads_only_what_it_shows():
   """Catches an import of orbax or grain, each of which takes a second."""
   code = """

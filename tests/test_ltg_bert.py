@@ -134,7 +134,7 @@ def scores_by_definition(params, c, tokens, seen):
   return x @ params["embedding"].T + params["head/bias"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3, 3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_encoder_is_its_equations(variant, mask):

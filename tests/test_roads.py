@@ -227,7 +227,7 @@ def place_of(script: str, options: dict[str, str], arg: str) -> places.Topology:
   return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1, 3)
 @pytest.mark.parametrize("guide, line", LAUNCHES)
 def test_a_documented_launch_can_start(guide, line):
   """Catches rows that do not divide, too little memory, other data.

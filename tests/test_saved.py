@@ -322,6 +322,7 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
     embed(model, TEXTS, prompt="x")
 
 
+@pytest.mark.slow
 def test_commands_write_predictions_and_vectors(
   classifier, loaded, run, tmp_path, capsys
 ):

@@ -170,6 +170,7 @@ def unfolded(of, step):
   return by_row(of[step], of.order.at(0).layout, shifts)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):

@@ -276,6 +276,7 @@ def optimizer_of(axes, **changes):
   )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_adamw_is_adamw(scope, clip):
@@ -304,6 +305,7 @@ def test_adamw_is_adamw(scope, clip):
   assert helpers.closest(params, expected) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("encoder", ["llama", "ultrabert"])
 def test_muon_moves_hidden_matrices_in_all_directions_alike(encoder):
   """Catches Muon for the matrices in UltraBERT's output layer."""

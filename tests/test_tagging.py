@@ -162,6 +162,7 @@ def own_task(data, **columns):
   return tagging.own_task(str(data), options)
 
 
+@pytest.mark.slow
 def test_wnut_and_panx_are_read_as_published(tmp_path, run, capsys):
   """Catches byte-order marks as words, other annotations, and prefixes."""
   wnut, panx = tmp_path / "wnut17", tmp_path / "panx"
@@ -635,6 +636,7 @@ def task(tmp_path) -> tagging.Task:
   return tagging.known_task(tmp_path, "conll")
 
 
+@pytest.mark.slow
 def test_it_trains_and_is_saved(loaded, tmp_path, capsys):
   made = task(tmp_path)
   how = {"batch_size": 16, "epochs": 6, "max_length": 16}

@@ -65,6 +65,7 @@ class Ngrams:
     return p
 
 
+@pytest.mark.slow
 def test_short_contexts_do_not_decide(data):
   _, train, _, pairs = data
   score = Ngrams(train).score

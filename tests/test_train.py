@@ -45,6 +45,7 @@ def copy(whole, tmp_path):
   return shutil.copytree(whole, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_all_that_it_promises(whole):
   assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
   assert list((whole / "tensorboard").iterdir())
@@ -114,6 +115,7 @@ def after_step(workdir, step):
   return moment
 
 
+@pytest.mark.slow
 def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
   whole, prepared, tmp_path
 ):
@@ -283,6 +285,7 @@ def test_what_is_evaluated_may_change_in_a_finished_run(copy, prepared):
   assert {"eval/clm/loss", "eval/mntp/loss"} <= last.keys()
 
 
+@pytest.mark.slow
 def test_other_held_out_rows_are_said(copy, prepared, tmp_path):
   """Catches curves and a best step that mix the losses of two texts."""
   shutil.rmtree(copy / "checkpoints" / "60")
@@ -399,6 +402,7 @@ def test_arrays_of_another_model_are_named(whole):
   )
 
 
+@pytest.mark.slow
 def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
   whole, copy, prepared
 ):
@@ -412,6 +416,7 @@ def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
   assert json.loads((copy / "config.json").read_text())["seed"] == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
   "part, size, why",
   [
@@ -442,6 +447,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   gc.collect()  # orbax's dropped reads must end without a warning
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_whole_is_set_aside(copy, whole, prepared):
   """Catches a run that ends in orbax's StepAlreadyExistsError every time: orbax
   counts a folder without metadata as a step, and antlm does not."""
@@ -495,6 +501,7 @@ cli.run_command(train.main)
 """
 
 
+@pytest.mark.slow
 def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
   args = runs.train_args(tmp_path / "run", prepared)
   done = runs.run_words([sys.executable, "-W", "error", "-c", IMPORTING, *args])
@@ -529,6 +536,7 @@ antlm_jax.load(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_loading_in_python_keeps_its_programs(whole, tmp_path, monkeypatch):
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
