@@ -109,9 +109,9 @@ class Imported(Checkpoint):
   def name(self) -> str:
     """Name of the model on the Hub, or absolute path to its folder."""
     # The run's config keeps the path, which must be valid from any folder.
-    if hub.is_name(self._where):
-      return hub.PREFIX + self._where
-    return os.path.abspath(self._where)
+    if hub.is_name(self._location):
+      return hub.PREFIX + self._location
+    return os.path.abspath(self._location)
 
   @property
   def path(self) -> pathlib.Path:
@@ -120,7 +120,7 @@ class Imported(Checkpoint):
 
   @functools.cached_property
   def _folder(self) -> model_folder.ModelFolder:
-    return model_folder.find_model(self._where)
+    return model_folder.find_model(self._location)
 
   @property
   def meta(self) -> Meta:
@@ -198,7 +198,7 @@ class Imported(Checkpoint):
     config = Config(
       model=models.ENCODERS[description.encoder](**description.settings),
       curriculum=layout.curriculum or f"1{description.objective}",
-      init=Init(checkpoint=self.name if hub.is_name(self._where) else ""),
+      init=Init(checkpoint=self.name if hub.is_name(self._location) else ""),
     )
     longest_row = model.config.max_seq_len
     meta = Meta(
