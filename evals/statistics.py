@@ -11,18 +11,18 @@ their common noise cancels. The seeds of a difference are
   says how much other pretrainings differ.
 
 With S seeds, let `by_seeds` be the variance of the mean over seeds, and
-`by_items` that of the mean over items. `by_answers` is the part that is in
-either: the chance in one seed's answer to one item. Half of the interval is the
-largest of
+`by_items` that of the mean over items. `both` is the part that is in either:
+the chance in one seed's answer to one item. Half of the interval is the largest
+of
 
     t(items) sqrt(by_items)                             other items only
     t(S - 1) sqrt(by_seeds)                             other seeds only
-    sqrt(t(items)² by_items + t(S - 1)² (by_seeds - by_answers))
+    sqrt(t(items)² by_items + t(S - 1)² (by_seeds - both))
 
-where t is Student's quantile. A bootstrap over runs and items counts
-`by_answers` three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that
-draws the runs of each row apart also counts the noise that the rows share, so
-it covers too often. tests/test_report.py simulates studies.
+where t is Student's quantile. A bootstrap over runs and items counts `both`
+three times (Owen 2007, The pigeonhole bootstrap). A bootstrap that draws
+the runs of each row apart also counts the noise that the rows share, so it
+covers too often. tests/test_report.py simulates studies.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class MeanEstimate(NamedTuple):
   freedom: int  # degrees of freedom of `by_items`
   by_items: float = 0.0
   by_seeds: float = 0.0
-  by_answers: float = 0.0
+  both: float = 0.0  # a key of stored results
   pretrained: bool = True  # whether the seeds are pretrainings
 
   @property
@@ -79,7 +79,7 @@ class MeanEstimate(NamedTuple):
     if self.seeds > 1:
       factor = student(self.seeds - 1, confidence) ** 2
       by_seeds = factor * self.by_seeds
-      by_answers = factor * self.by_answers
+      by_answers = factor * self.both
     return max(by_items, by_seeds, by_items + by_seeds - by_answers) ** 0.5
 
   def with_seeds(self, count: int) -> "MeanEstimate":
@@ -87,14 +87,14 @@ class MeanEstimate(NamedTuple):
     share = self.seeds / count
     return self._replace(
       seeds=count,
-      by_items=self.by_items - (1 - share) * self.by_answers,
+      by_items=self.by_items - (1 - share) * self.both,
       by_seeds=share * self.by_seeds,
-      by_answers=share * self.by_answers,
+      both=share * self.both,
     )
 
   def times(self, unit: float) -> "MeanEstimate":
     """Returns it in another unit, such as points: 100 of a share."""
-    parts = ("by_items", "by_seeds", "by_answers")
+    parts = ("by_items", "by_seeds", "both")
     squares = {name: getattr(self, name) * unit**2 for name in parts}
     return self._replace(value=unit * self.value, **squares)
 
@@ -147,7 +147,7 @@ def estimate_mean(
     freedom=int(items - len(distinct)),
     by_items=float(by_items) / len(distinct) ** 2,
     by_seeds=float(by_seed.var(ddof=1)) / seeds if seeds > 1 else 0.0,
-    by_answers=float(by_answers) / len(distinct) ** 2,
+    both=float(by_answers) / len(distinct) ** 2,
     pretrained=pretrained,
   )
 
