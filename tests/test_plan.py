@@ -175,7 +175,7 @@ def test_bytes_are_those_of_the_main_memory():
   assert hlo.count(PROGRAM).bytes == outer + gathered + updated
 
 
-def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
+def test_a_kernels_bundles_are_those_of_its_blocks_and_outputs():
   # Four parts that begin with a branch; two are blocks.
   parts = (3, 40, 50, 4)
   text = "LB: loop body\n" + "".join(
@@ -184,7 +184,7 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
     for line in range(size)
   )
   listing = bundles.BundleCounts.parse(text)
-  assert listing == bundles.BundleCounts(50, 40, rest=7, all=97, looped=90)
+  assert listing == bundles.BundleCounts(50, 40, output=7, all=97, looped=90)
   assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
   assert listing.passes(10) == 10 * 90 + 7  # of a fusion
 
