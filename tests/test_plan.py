@@ -175,7 +175,7 @@ def test_bytes_are_those_of_the_main_memory():
   assert hlo.count(PROGRAM).bytes == outer + gathered + updated
 
 
-def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
+def test_a_kernels_bundles_are_those_of_its_blocks_and_outputs():
   # Four parts that begin with a branch; two are blocks.
   parts = (3, 40, 50, 4)
   text = "LB: loop body\n" + "".join(
