@@ -16,15 +16,17 @@ import pytest
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import toy_english
 from antlm_jax.inference.model import load
-from antlm_jax.runtime import files
+from antlm_jax.runtime import compilation, files
 
 
 def pytest_configure(config):
   """Gives each worker a folder for the remote code of exported models.
 
   transformers otherwise shares and caches one folder for all processes of a
-  user. It reads the variable once, when it is imported.
+  user. It reads the variable once, when it is imported. Programs are kept on
+  disk as by any command of antlm.
   """
+  compilation.keep_programs()
   modules = tempfile.TemporaryDirectory(prefix="antlm_modules_")
   config.add_cleanup(modules.cleanup)
   os.environ["HF_MODULES_CACHE"] = modules.name

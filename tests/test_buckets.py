@@ -176,8 +176,7 @@ def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
 
 
 def test_a_missing_bucket_is_told_in_one_line(gcs, prepared):
-  args = runs.train_args("gs://nowhere/run", prepared)
-  line = runs.error_of(runs.run("antlm_jax", "train", *args))
+  line = runs.refused_training("gs://nowhere/run", prepared)
   assert "gs://nowhere/run" in line and "no such bucket" in line
 
 
