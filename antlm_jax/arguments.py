@@ -60,9 +60,9 @@ def _read(field: Field, text: str):
   value = field.read(text) if field.read else field.parse(text, argument)
   # argparse compares a single value with the choices, and lists them.
   if field.choices is None or isinstance(value, tuple):
-    expected = field.expected(value)
-    if expected is not None:
-      raise UserError(f"{argument} is not {expected}")
+    unmet = field.unmet(value)
+    if unmet is not None:
+      raise UserError(f"{argument} is not {unmet}")
   return value
 
 

@@ -112,16 +112,16 @@ class Field:
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{name}: {error}") from error
     value = self.convert(value, name)
-    if (expected := self.expected(value)) is not None:
+    if (unmet := self.unmet(value)) is not None:
       shown = ascii(value) if isinstance(value, str) else repr(value)
-      raise UserError(f"{name}={shown:.200} is not {expected}")
+      raise UserError(f"{name}={shown:.200} is not {unmet}")
     return value
 
   def convert(self, value: Any, name: str) -> Any:
-    """Returns a value in the type that the field has; `expected` checks it."""
+    """Returns a value in the type that the field has; `unmet` checks it."""
     return float(value) if self.kind is float and type(value) is int else value
 
-  def expected(self, value: Any) -> str | None:
+  def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if it is allowed."""
     if value is None and self.optional:
       return None
@@ -172,13 +172,13 @@ class ListField(Field):
       for part in parts
     )
 
-  def expected(self, value: Any) -> str | None:
+  def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if all are allowed."""
     if value is None and self.optional:
       return None
     if not isinstance(value, tuple | list):
       return "a tuple"
-    return next(filter(None, map(self.part.expected, value)), None)
+    return next(filter(None, map(self.part.unmet, value)), None)
 
 
 class PathListField(ListField):
@@ -194,10 +194,10 @@ class PathListField(ListField):
 class OpenField(Field):
   """A value from text, or of other types, which its function checks."""
 
-  def expected(self, value: Any) -> str | None:
+  def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value of the text's type fails."""
     is_of_kind = isinstance(value, _TYPES.get(self.kind, self.kind))
-    return super().expected(value) if is_of_kind else None
+    return super().unmet(value) if is_of_kind else None
 
 
 class PathField(OpenField):

@@ -112,8 +112,8 @@ class TaskJob(NamedTuple):
   summary: Summary | None  # of the same request, if it was done before
 
   @property
-  def training(self) -> tuple:
-    """Equal for jobs that share their trained runs."""
+  def training_key(self) -> tuple:
+    """A key that is equal for jobs that share their trained runs."""
     trained_on = self.task.trained_on or self.task.name
     return trained_on, self.task.head, self.grid, self.hyperparameters
 
@@ -203,7 +203,7 @@ def finetune(
         jobs_together = [
           other
           for other in jobs
-          if other.training == job.training and not other.summary
+          if other.training_key == job.training_key and not other.summary
         ]
         summaries |= perform(jobs_together, loaded, save)
   return tuning_result(PRESETS[preset], summaries)
@@ -260,16 +260,20 @@ def plan_tasks(
   """Makes the tasks of a request, without the model's weights.
 
   `encoder` and `tuned` are the model's; all others are the arguments of
-  `finetune`, and its errors are those. Also returns the missing tasks, if all
-  are requested, and the set that each of them trains on and lacks, or "".
+  `finetune`, and its errors are those.
+
+  Returns:
+    The jobs, and the tasks that the data lack if `task` is "all". Each of these
+    has the name of the training set that it lacks, or "" if its own is missing.
   """
   suite = _suite(preset, task, settings)
   names = _task_names(suite, preset, task, data)
   jobs = []
   absent = {}
   for name in names:
+    # The user's own task is last. It is for folders without known sets.
     if task == "all" and name == sets.OWN and jobs:
-      continue  # a folder of known sets
+      continue
     values = _task_settings(suite, name, encoder, settings)
     try:
       job = _plan_task(model, tuned, data, preset, name, values, output)
@@ -284,12 +288,12 @@ def plan_tasks(
     if summary:
       job = job._replace(summary=Summary.from_json(summary))
     jobs.append(job)
-    if name == sets.OWN:  # the known sets were not requested
+    if name == sets.OWN:
       absent.clear()
   if not jobs:
     raise UserError(
       f"{data} has no set of preset={preset} ({', '.join(absent)}):"
-      f" task={name}, for example, names the files that it looks for"
+      f" task={names[-1]}, for example, names the files that it looks for"
     )
   absent.pop(sets.OWN, None)
   return jobs, absent

@@ -238,9 +238,10 @@ class Order:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns `_places` of a step's slots in this process.
 
-    The slots of a source take its places of this step in the order of their
-    lanes. So a lane has the same slot, or a neighbour, in all steps, even if
-    batches grow.
+    A lane is one of the blocks of rows that a source reads in turn. The slots
+    of a source take its places of this step in the order of their lanes: its
+    first slot takes the place of the lowest lane. So a lane has the same slot,
+    or a neighbour, in all steps, even if batches grow.
     """
     size = max(1, self.batch_size(step))
     start = self._stretch(step).start
@@ -248,8 +249,10 @@ class Order:
     places = source, _, place = self._places(step, numbers)
     lane = place % self._lanes[source]
     place_of_slot = np.empty_like(place)  # as an index of `place`
+    # Both list one source after another: its places by lane, and its slots.
     by_lane = np.lexsort((lane, source))
-    place_of_slot[np.argsort(source, kind="stable")] = by_lane
+    by_slot = np.argsort(source, kind="stable")
+    place_of_slot[by_slot] = by_lane
     slots = self.at(step).layout.slots
     # Empty slots repeat the first: their process need not read another row.
     place_index = place_of_slot[np.where(slots < size, slots, 0)]
@@ -361,13 +364,13 @@ class Order:
     So every step reads the lanes equally often, and processes, which fill
     different slots, read different blocks.
     """
-    slots = np.full(len(self.sources), np.inf)
+    shares = np.full(len(self.sources), np.inf)
     for phase in self._mix.phases:
       for name, share in phase.shares.items():
         index = list(self.sources).index(name)
-        slots[index] = min(slots[index], share) if share else slots[index]
+        shares[index] = min(shares[index], share) if share else shares[index]
     smallest = min(stage.layout.batch_size for stage in self.stages)
-    slots = np.minimum(slots, 1.0) * smallest * self.growth
+    slots = np.minimum(shares, 1.0) * smallest * self.growth
     return np.rint(slots * np.ceil(_LEAST_LANES / slots)).astype(np.int64)
 
   def _stretch(self, step: int) -> _Stretch:

@@ -48,11 +48,14 @@ def files(
   """
   ids = special_ids(tokenizer, before)
   spec = TokenizerJson.parse(tokenizer.to_json())
+  # Read before `spec` changes.
   unknown = spec.fields["model"].get("unk_token")
   special = {*ids.values(), tokenizer.unk_id if unknown else None} - {None}
   if tokenizer.mask_id is not None:
     spec = framing.tokenizer_with_masks(tokenizer)
   frame_names = {i: tokenizer.token(i) for i in (*before, *after)}
+  # The order matters: `special_as_text` needs the special tokens, and
+  # `with_frame` adds to the post-processor of `with_trimmed_offsets`.
   spec = (
     spec.with_special_tokens({i: tokenizer.token(i) for i in special})
     .with_flag("special", True, {tokenizer.mask_id})
@@ -60,7 +63,7 @@ def files(
     .with_trimmed_offsets(tokenizer.mask_id)
     .with_frame(before, after, frame_names)
   )
-  # With their flags, which transformers would replace.
+  # Tokens with their flags: transformers would give names alone other flags.
   tokens = {
     token["id"]: {"__type": "AddedToken"}
     | {name: value for name, value in token.items() if name != "id"}

@@ -122,7 +122,7 @@ def _block_steps(
 
 
 def _draw_losses(axes, series: LossSeries) -> None:
-  """Draws training losses, and above them the held-out losses."""
+  """Draws the held-out losses in front of the training losses."""
   for kind, colour in series.colours.items():
     for curve in smooth(series.rows, f"train/{kind}/loss", series.steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
@@ -131,7 +131,7 @@ def _draw_losses(axes, series: LossSeries) -> None:
   known_unigram = [] if math.isnan(series.unigram) else [series.unigram]
   for unigram in known_unigram:
     axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
-  # The first losses would flatten the curves.
+  # The held-out losses before the first step would flatten the curves.
   visible = known_unigram + [
     row[key]
     for step, row in series.rows.items()

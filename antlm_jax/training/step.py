@@ -187,16 +187,16 @@ class TrainStep:
     if microbatches == 1:  # a loop of one would keep two copies of gradients
       return self._gradients_of_one(params, batch, keys)
     if shards == 1:
-      (grads, _), sums = self._gradients_of_loop(params, {}, batch, keys)
+      (grads, _), sums = self._sum_gradients(params, {}, batch, keys)
       return grads, sums
-    return self._gradients_of_shards(params, batch, keys)
+    return self._gradients_apart(params, batch, keys)
 
   def _gradients_of_one(self, params: Params, batch: Batch, keys):
     """Does `_accumulate` for one microbatch."""
     microbatch = jax.tree.map(lambda x: x[0], (batch, keys))
     return jax.grad(self.loss, has_aux=True)(params, *microbatch)
 
-  def _gradients_of_shards(self, params: Params, batch: Batch, keys):
+  def _gradients_apart(self, params: Params, batch: Batch, keys):
     """Does `_accumulate` for several microbatches over several data shards."""
     # A loop over microbatches should not sum gradients over devices in each
     # turn. XLA moves such a sum behind the loop if its result is only added to
@@ -204,7 +204,7 @@ class TrainStep:
     # embeddings have two. One shard has no such sum, and arrays apart take more
     # memory.
     copies, pull_back = jax.vjp(self._parameters_apart, params)
-    grads, sums = self._gradients_of_loop(*copies, batch, keys)
+    grads, sums = self._sum_gradients(*copies, batch, keys)
     (grads,) = pull_back(grads)
     return grads, sums
 
@@ -214,10 +214,13 @@ class TrainStep:
       params = self.model.unstack(params)
     return params, params
 
-  def _gradients_of_loop(
+  def _sum_gradients(
     self, encoder_params: Params, head_params: Params, batch: Batch, keys
   ):
-    """Returns gradients of both, and the sums, over several microbatches."""
+    """Returns the gradients of both, and the loss sums, over microbatches.
+
+    Without `head_params`, the output layer takes `encoder_params`.
+    """
     count = len(keys)
     first = jax.tree.map(lambda x: x[0], (batch, keys))
     grad = jax.grad(self.loss, argnums=(0, 3), has_aux=True)

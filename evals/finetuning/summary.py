@@ -222,8 +222,8 @@ def summarise(
   """Returns the scores of a task's runs, of trivial answers and references.
 
   The standard deviation over seeds is the sample's, null for one seed. The best
-  learning rate and run are not of runs that diverged in their first epoch,
-  unless all did. `examples` are those that are predicted, by evaluation set.
+  learning rate has the fewest runs that diverged in their first epoch, then the
+  best mean. `examples` are those that are predicted, by evaluation set.
   """
   chooser_set = task.evaluations[0]
   # Labels of another set that chooses, such as that of train_on, are not here.
@@ -231,8 +231,8 @@ def summarise(
     repr(example.label) for example in examples.get(chooser_set, ())
   )
   most_common = max(labels.values(), default=0) / max(1, labels.total())
-  collapsed = max(COLLAPSED, (1 + most_common) / 2)
-  runs = [_run_summary(task, o, examples, collapsed) for o in outcomes]
+  collapsed_share = max(COLLAPSED, (1 + most_common) / 2)
+  runs = [_run_summary(task, o, examples, collapsed_share) for o in outcomes]
   scores = [standing(task, outcome.best) for outcome in outcomes]
   lost_runs = collections.Counter(
     outcome.run.lr
@@ -265,7 +265,7 @@ def summarise(
       (i for i, run in enumerate(runs) if run["lr"] == best_lr),
       key=scores.__getitem__,
     ),
-    by_lr=[_rate_summary(task, runs) for runs in runs_by_lr.values()],
+    by_lr=[_rate_summary(task, of_rate) for of_rate in runs_by_lr.values()],
     runs=runs,
     seconds=seconds,
   )
@@ -297,9 +297,12 @@ def _run_summary(
   task: Task,
   outcome: TuningOutcome,
   examples: Mapping[str, Sequence[Example]],
-  collapsed: float,
+  collapsed_share: float,
 ) -> dict[str, Any]:
-  """Returns a run's scores; `collapsed` is a share of one answer."""
+  """Returns a run's scores.
+
+  A run that gives one answer to this share of the examples has collapsed.
+  """
   shares = {}  # of the most frequent prediction
   for name, predictions in outcome.predictions.items():
     counts = collections.Counter(map(json.dumps, predictions))
@@ -317,7 +320,7 @@ def _run_summary(
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "classes": classes,
     "most_frequent_prediction": shares,
-    "collapsed": shares[task.evaluations[0]] >= collapsed,
+    "collapsed": shares[task.evaluations[0]] >= collapsed_share,
     # JSON has no NaN: the loss of a diverged run is null.
     "epochs": [
       e if math.isfinite(e["train_loss"]) else e | {"train_loss": None}

@@ -17,7 +17,8 @@ class Scheme(NamedTuple):
   is_of_entities: bool = True
 
 
-# For the first word of an entity, those inside, the last, and a single word.
+# Letters of the words of an entity: the first, those inside, the last, or the
+# only word.
 _LETTERS = {
   "IOB": "BI",
   "BIOES": "BIES",
@@ -45,9 +46,10 @@ _MARKED = re.compile("([BIMELSUW])(-.+)?")
 
 
 def scheme_of(places: Mapping[str, str]) -> Scheme:
-  """Returns the first scheme that has all tags, which have their places.
+  """Returns the first scheme that allows all tags of a set.
 
-  Raises a UserError if there is none.
+  `places` has the place of each tag's first sentence, such as "train.txt, line
+  3". Raises a UserError with such a place if no scheme allows all tags.
   """
   tags = sorted(places)
   candidates = {
@@ -55,13 +57,13 @@ def scheme_of(places: Mapping[str, str]) -> Scheme:
     for scheme in SCHEMES
     if places.keys() >= {*scheme.required}
   }
-  for scheme, parsed in candidates.items():
-    if parsed == tags:
+  for scheme, matching in candidates.items():
+    if matching == tags:
       return scheme
   nearest = max(
     (
-      parsed
-      for scheme, parsed in candidates.items()
+      matching
+      for scheme, matching in candidates.items()
       if scheme.is_of_entities or "O" not in places
     ),
     key=len,
