@@ -197,7 +197,7 @@ def compile_with_terms(device, shape, implementation="auto"):
   return benchmark.compile_attention(device, attend, shape, mask)
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @needs_libtpu
 @pytest.mark.parametrize(
   "generation, width",

@@ -103,6 +103,7 @@ def mode(folder, backend):
   return "mntp" if trained == "24N" and backend == "mlm" else backend
 
 
+@pytest.mark.sample(0, 6)
 @pytest.mark.parametrize("backend", ["mlm", "mntp", "causal"])
 def test_scores_are_the_pipelines(folder, backend):
   auto = "AutoModelFor" + ("CausalLM" if backend == "causal" else "MaskedLM")
@@ -141,6 +142,7 @@ def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
   assert abs(loss.item() + nats[wanted >= 0].mean()) < 1e-4
 
 
+@pytest.mark.sample(0, 2)
 def test_one_step_is_the_pipeline_fill_mask(folder):
   path, decode = folder.paths["bidirectional"], folder.loaded.tokenizer.decode
   pipeline = transformers.pipeline("fill-mask", model=str(path), **TRUSTED)
