@@ -354,11 +354,20 @@ def fields_of(source: Callable) -> dict[str, Field]:
   """Returns the settings of a dataclass, or those of a function, by name.
 
   A function's are its parameters but `*args`, `**settings` and `PythonOnly`.
+  Raises a TypeError if a class declares an inherited setting as a plain field,
+  which settings and checkpoints would lack.
   """
   if not isinstance(source, type):
     return dict(_parameters(source))
   declared = _declared(source)
   names = [f.name for f in dataclasses.fields(source) if f.metadata]
+  for base in filter(dataclasses.is_dataclass, source.__mro__[1:]):
+    for name in fields_of(base):
+      if name not in names:
+        raise TypeError(
+          f"{source.__qualname__}: {name!r} is a setting of"
+          f" {base.__qualname__}: declare it with setting(...), too"
+        )
   return {name: declared[name] for name in names}
 
 

@@ -336,6 +336,26 @@ def assembled(case, found):
   )
 
 
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_bounds_that_the_attention_lacks_are_refused(attention):
+  """Catches an own `corrupt` whose attention a batch would leave out."""
+  tokens = np.full((2, 6), 9, np.int32)
+  objective = Objective("mine", attention=attention, mask_ratio=0.5)
+  segments = Segments.whole(2, 6)
+  args = tokens, segments, Draw(0, 0, np.c_[:2]), helpers.vocabulary()
+  corrupted = objective.corrupt(*args)
+  wider = corrupted._replace(k_end=np.full((2, 6), 5, np.int32))
+  layout = BatchLayout(2)
+
+  def assemble(rows):
+    index = np.zeros(2, np.int64)
+    shares = {0: 1.0}
+    return assemble_batch(rows, index, [objective], layout, shares, False)
+
+  assemble(corrupted)
+  runs.refusal("objective mine: .* set attention=prefix", assemble, wider)
+
+
 @hypothesis.given(cases(), st.booleans())
 def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
   if not keep:

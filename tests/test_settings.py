@@ -50,6 +50,17 @@ def test_arguments_have_the_fields_defaults_and_types():
   )
 
 
+def test_a_setting_is_not_declared_again_as_a_plain_field():
+  """Catches a default of a subclass that checkpoints would not store."""
+
+  @dataclasses.dataclass(frozen=True)
+  class Smaller(Small):
+    rows: int = 64
+
+  with pytest.raises(TypeError, match="'rows' is a setting of Small: declare"):
+    settings.fields_of(Smaller)
+
+
 def test_help_has_every_argument_its_default_and_choices(capsys):
   parser = cli.Parser(prog="small")
   add_arguments(parser, Small)

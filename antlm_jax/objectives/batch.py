@@ -153,6 +153,9 @@ def assemble_batch(
       that these are the same in every process and every batch of a phase.
     segmented: Whether rows hold several documents.
     word_size: Mean size of a token's word, as for `capacity`.
+
+  Raises:
+    UserError: an objective's `corrupt` returns bounds that its attention lacks.
   """
   length = corrupted.inputs.shape[1]
   shape = (layout.microbatches, -1, length)
@@ -163,12 +166,19 @@ def assemble_batch(
   attention = {objective.attention for objective, _ in trained}
   causal = attention == {"causal"}
   full = attention == {"bidirectional"} and not segmented
+  position = np.arange(length, dtype=np.int32)
+  implied_end = position + 1 if causal else length
+  if (causal or full) and np.any(corrupted.k_end != implied_end):
+    names = " or ".join(objective.name for objective, _ in trained)
+    raise UserError(
+      f"objective {names}: corrupt returns a k_end that attention="
+      f"{attention.pop()} does not have: set attention=prefix"
+    )
   mask = AttentionMask(
     causal=causal,
     k_start=corrupted.k_start.reshape(shape) if segmented else None,
     k_end=None if causal or full else corrupted.k_end.reshape(shape),
   )
-  position = np.arange(length, dtype=np.int32)
   return Batch(
     inputs=corrupted.inputs.reshape(shape),
     positions=(position - corrupted.k_start).reshape(shape),

@@ -283,7 +283,7 @@ def reading_file(
   except (UserError, *_WRONG) as error:
     why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
     prefix = "" if str(path) in why else f"cannot read {path}: "
-    raise UserError(f"{prefix}{why}: make it again, or remove it") from error
+    raise UserError(f"{prefix}{why}: make it again, or leave it out") from error
 
 
 def finite_number(values: Mapping[str, Any], name: str) -> float:
