@@ -499,7 +499,7 @@ class Registry(dict[str, T]):
 
   def __missing__(self, name: str) -> T:
     setting = f"{self.group}.{self.key}".rstrip(".")
-    names = ", ".join(sorted(filter(None, self)))
+    names = ", ".join(sorted(filter(None, self))) or "those that are known"
     raise UserError(
       f"{setting}={name!r} is not one of {names}; if a file of yours registers"
       " it, give --plugin=FILE.py (in Python, import it)"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests on a machine with only python3.
 #
-#   ./launch/test.sh            tests to pass before a commit: 8 minutes on 2
+#   ./launch/test.sh            tests to pass before a commit: 5 minutes on 2
 #                               cores
-#   ./launch/test.sh --all      also slow tests: an hour; installs PyTorch,
+#   ./launch/test.sh --all      also slow tests: 50 minutes; installs PyTorch,
 #                               Jupyter and the compilers for TPUs and GPUs
 #   ./launch/test.sh --nightly  also the longest tests: more disturbances of
 #                               several processes, the whole quickstart

@@ -239,7 +239,7 @@ class Order:
     """Returns `_places` of a step's slots in this process.
 
     A lane is one of the blocks of rows that a source reads in turn. The slots
-    of a source take its places of this step in the order of their lanes: its
+    of a source take its places of this step in the order of their lanes. The
     first slot takes the place of the lowest lane. So a lane has the same slot,
     or a neighbour, in all steps, even if batches grow.
     """

@@ -13,7 +13,7 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import NATIVE, Target
+from antlm_jax.hf.architecture import NATIVE, Architecture, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
@@ -110,11 +110,22 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   return causal + ("bidirectional",) * bidirectional
 
 
+def _architecture(loaded: Loaded) -> Architecture:
+  """Returns how transformers has the encoder; UserError if it lacks it."""
+  name = loaded.config.model.name
+  if name not in ARCHITECTURES:
+    raise UserError(
+      f"transformers has no model for the encoder {name!r}: its plugin may add"
+      " one to ARCHITECTURES of antlm_jax.hf.mapping"
+    )
+  return ARCHITECTURES[name]
+
+
 def target_of(loaded: Loaded, attention: str) -> Target:
   """Returns the transformers model for an attention; UserError if none."""
   # Fine-tuned heads read hidden states, so the mask shift does not matter.
   shift = 0 if loaded.task else loaded.mask_shift
-  architecture = ARCHITECTURES[loaded.config.model.name]
+  architecture = _architecture(loaded)
   return architecture.target(loaded.model.config, attention, shift)
 
 
@@ -134,7 +145,7 @@ def _text_files(
   loaded: Loaded, attention: str, target: Target, dtype: str, sentences: bool
 ) -> dict[str, str]:
   """Returns the text files of a folder by path, but for its card."""
-  architecture = ARCHITECTURES[loaded.config.model.name]
+  architecture = _architecture(loaded)
   predicts = not loaded.task and not loaded.headless
   if (
     predicts
@@ -196,7 +207,7 @@ def _link_weights(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights, and the head of a fine-tuned model."""
-  architecture = ARCHITECTURES[loaded.config.model.name]
+  architecture = _architecture(loaded)
   names = architecture.names(target)
   params = loaded.params
   if loaded.task:

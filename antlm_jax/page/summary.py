@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antlm_jax import tables, units
+from antlm_jax import plugins, tables, units
 from antlm_jax.training import metrics, notes
 from antlm_jax.training.metrics import ByStep
 from antlm_jax.training.run import Run
@@ -170,7 +170,7 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
   trained = run.config.trained
   antlm = antlm_program()
-  model = f"--checkpoint={shlex.quote(str(workdir))}"
+  model = shlex.join([*plugins.plugin_arguments(), f"--checkpoint={workdir}"])
   if any(o.left_to_right for o in trained):
     yield f'{antlm} generate {model} --prompt="The"'
   if any(o.per_ratio for o in trained):
