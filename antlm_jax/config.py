@@ -445,7 +445,7 @@ def _overridden(
     else:
       raise _no_section(name, value)
   changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
-  # Resolve the kinds first: each has settings of its own.
+  # Resolve the kinds first, because they decide which settings exist.
   kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
   fields = _fields_by_key(changes | kinds)
   # Drop the settings that a new kind does not have.

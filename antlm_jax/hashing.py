@@ -62,8 +62,8 @@ def permute(
 
   A Feistel network over the next even power of two, repeated until the result
   is in range. It needs no table, and every index of every epoch costs the same.
-  The `key` chooses the permutation; indices are int64 `[n]`, in [0, size). Each
-  index has a permutation of its own where parts of the key are arrays `[n]`.
+  The `key` chooses the permutation; indices are int64 `[n]`, in [0, size). If
+  parts of the key are arrays `[n]`, each index has its own permutation.
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   out = np.asarray(indices, np.int64)

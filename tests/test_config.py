@@ -319,7 +319,7 @@ def test_a_run_does_not_need_an_objective_that_it_did_not_use():
     ("clm_or_mlm:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
     ("clm_or_mlm:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
     ("antlm_table:scale=large", "scale='large' is not one of tiny,"),
-    # A detour needs both phases, and has a curriculum of its own.
+    # A detour needs both phases, and has its own curriculum.
     ("detour:model=nowhere,decay=1.0", "config argument decay="),
     ("detour:model=nowhere,decay=2", "config argument decay="),
     ("detour:model=nowhere,decay=0", "config argument decay="),

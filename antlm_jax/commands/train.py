@@ -154,7 +154,7 @@ def train(
     raise UserError("data and data.path are both given: leave out one of them")
   changed = config_lib.given_config(config, {**path, **settings})
   page = Page(command)
-  # After the config's file, which may set flags of its own.
+  # The config's file, which is read first, may also set flags.
   with jax_flags.library_flags(), progress.quietly(quiet):
     own_hooks, start = hooks_and_start(changed)
     hooks = [*own_hooks, *hooks, page]

@@ -1,8 +1,8 @@
 """Order of the prepared rows: a pure function of the step.
 
 Every epoch is a new permutation of the rows, and batches are cut from epochs
-that follow one another. Each of several sources has epochs of its own: a mix
-gives every source its share of the slots, and shuffles each block of 64 slots.
+that follow one another. Each source has its own epochs. A mix gives every
+source its share of the slots, and shuffles each block of 64 slots.
 
 The first steps of a run with two sources, `a` of the rows 0 to 3 and `b` of 4
 and 5, in batches of three rows (seed 0):

@@ -43,8 +43,8 @@ _COMPRESSED_INSIDE = (".parquet",)  # kinds that are never compressed again
 _BATCH = 256  # records read at once
 _BLOCK = 1 << 20  # bytes of text read at once
 _BATCH_BYTES = 1 << 28  # of parquet read at once
-# A packed file may always hold so many bytes, or hold so many times its size.
-# Text is packed to a tenth at most, and few bytes can fill any disk.
+# Largest unpacked size of a packed file: these bytes, or this multiple of its
+# packed size. Text is packed to a tenth at most, and few bytes can fill a disk.
 _SMALL = 1 << 28
 _RATIO = 1000
 # Longest piece, in characters. The tokenizers library reads 256 texts ahead.

@@ -81,10 +81,10 @@ class Draw:
   # their own number, so that batches of any size have the same draws.
   slots: np.ndarray
   # Number of each prepared row, and of earlier visits to it, int64 `[n, 2]`.
-  # None stands for the slot, and no earlier visit.
+  # None means that the number is the slot, and the visit the first.
   rows_and_visits: np.ndarray | None = None
   # Place of each slot among those of its objective in the step's batch, int64
-  # `[n, 1]`. None stands for the slot itself.
+  # `[n, 1]`. None means that the place is the slot.
   ranks: np.ndarray | None = None
 
   def of(self, subset: np.ndarray) -> "Draw":

@@ -64,7 +64,7 @@ class Tries:
 
 
 def _warn(line: str) -> None:
-  """Prints a warning of any process, each of which reads rows of its own."""
+  """Prints a warning, also in later processes: each reads its own rows."""
   if not progress.is_quiet():
     print(f"warning: {line}", file=sys.stderr, flush=True)
 

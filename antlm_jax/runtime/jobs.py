@@ -1,4 +1,4 @@
-"""Commands in processes of their own: some at once, and stopped together."""
+"""Runs commands in child processes: some at once, and stopped together."""
 
 import contextlib
 import os

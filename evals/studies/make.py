@@ -200,7 +200,8 @@ def costs(study: Study, runs: pathlib.Path) -> str:
     elif row.after:
       begins = f"{row.after}, at its end"
     if not run.config.data.path and branches.steps_of(run.config) is None:
-      epoch = len(run.sources.rows)  # of the stand-in data
+      # The stand-in data of a plan has this many rows.
+      epoch = len(run.sources.rows)
     steps = run.curriculum.steps
     new_steps = steps - begin
     work = search.train_flops(run, begin, flops_cache)
