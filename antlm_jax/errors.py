@@ -3,7 +3,6 @@
 import difflib
 import errno
 import os
-import socket
 import traceback
 from collections.abc import Callable, Iterable
 
@@ -131,6 +130,8 @@ def explain(error: BaseException) -> tuple[int, str] | None:
 
 def is_temporary(error: BaseException) -> bool:
   """Whether a file, a bucket or the network failed in a way that may pass."""
+  import socket  # slow, and most commands need no network
+
   if isinstance(error, TimeoutError | ConnectionError | socket.gaierror):
     return True
   if isinstance(error, ValueError):

@@ -7,10 +7,9 @@ it. tests/test_private.py has a test for each name.
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
 
 
-def jax_flags() -> dict[str, Any]:
+def jax_flags() -> dict:
   """Returns JAX's flags by name; calling one holds a value in a block."""
   import jax
 

@@ -1,9 +1,9 @@
 """Text on a terminal: control characters are shown, and control nothing."""
 
+import io
 import os
 import re
 import sys
-from typing import TextIO
 
 # C0 without tab and line end, DEL, C1, embedded and overridden directions of
 # text, and halves of surrogate pairs. Python gives names not in UTF-8 the last.
@@ -32,7 +32,7 @@ def _escape(match: re.Match) -> str:
 class _Shown:
   """A stream that writes its text visibly."""
 
-  def __init__(self, stream: TextIO, bars: bool):
+  def __init__(self, stream: io.TextIOBase, bars: bool):
     self._stream = stream
     self._bars = bars
 
