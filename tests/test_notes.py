@@ -76,3 +76,19 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   run = run_lib.build_run(dataclasses.replace(settings, eval=watching))
   lines = notes.advice(summary.modes(rows, run), 4.0, run)
   assert "eval.watch" not in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+  ("seconds", "tip"),
+  [
+    ({"data": 40, "steps": 50, "total": 100}, "data took 40% .*threads=4$"),
+    ({"evaluation": 30, "data": 10, "total": 100}, "evaluation .*eval.every"),
+    ({"data": 15, "steps": 80, "total": 100}, None),
+    ({"compile": 20, "steps": 9, "total": 30}, None),  # a trial
+  ],
+)
+def test_the_end_of_a_run_names_what_took_its_time(seconds, tip, prepared):
+  """Catches a slow loader, or evaluations, that nobody is told of."""
+  run = run_lib.build_run(runs.settings(prepared))
+  lines = notes.time_advice(seconds, run)
+  assert [bool(re.search(tip, line)) for line in lines] == [True] * bool(tip)

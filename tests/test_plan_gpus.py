@@ -95,9 +95,17 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
   device = described("h100", 1, 1).devices.flat[0]
   whole = chips.CHIPS["NVIDIA H100"].memory
   monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
-  assert chips.chip_of(device).memory == int(0.75 * whole)
+  assert chips.chip_of(device).memory == int(0.92 * whole)
+  chips.take_memory()
+  assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.92"
   monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+  chips.take_memory()
   assert chips.chip_of(device).memory == int(0.9 * whole)
+  # JAX refuses a second variable beside its older name.
+  monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+  monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+  chips.take_memory()
+  assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
 
 @pytest.mark.parametrize(

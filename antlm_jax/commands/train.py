@@ -137,10 +137,11 @@ def train(
   """
   from antlm_jax import config as config_lib
   from antlm_jax.page.hook import Page
-  from antlm_jax.runtime import files, progress
+  from antlm_jax.runtime import chips, files, progress
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
+  chips.take_memory()
   require_path(workdir, "workdir")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")

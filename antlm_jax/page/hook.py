@@ -52,15 +52,20 @@ class Page(Hook):
     held_out = summary.held_out_evaluations(values, run, step, at_best)
     unigram = run.unigram_entropy()
     modes = summary.modes(values, run)
+    seconds = {**trainer.ledger.seconds, "total": trainer.ledger.total}
+    advice = []
+    if at_end:
+      advice += notes.advice(modes, unigram, run)
+      advice += notes.time_advice(seconds, run)
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
       "switches": [s for s in run.curriculum.switches if s < step],
       "best": best,
       "modes": modes,
-      "advice": notes.advice(modes, unigram, run) if at_end else [],
+      "advice": advice,
       "held_out": held_out,
-      "seconds": {**trainer.ledger.seconds, "total": trainer.ledger.total},
+      "seconds": seconds,
     }
     if step == trainer.begun and at_end:
       # No step was left to train: keep the times of the run that trained.

@@ -36,8 +36,10 @@ from collections.abc import Mapping
 import jax
 
 _GIB = 2**30
-# JAX's share of a GPU's memory: docs.jax.dev, "GPU memory allocation".
-_TAKEN = 0.75
+# Variable with the share of a GPU's memory that JAX takes, and the share for a
+# training. JAX's own default is 0.75: docs.jax.dev, "GPU memory allocation".
+_SHARE = "XLA_CLIENT_MEM_FRACTION"
+_TAKEN = 0.92
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +264,16 @@ def chip_of(device: jax.Device) -> Chip | None:
   return None if kind is None else usable(kind)
 
 
+def take_memory() -> None:
+  """Lets JAX take most of a GPU's memory, unless the user says how much.
+
+  It has an effect before JAX first uses the GPU.
+  """
+  # JAX refuses both the variable and its older name.
+  if not any("MEM_FRACTION" in name for name in os.environ):
+    os.environ[_SHARE] = str(_TAKEN)
+
+
 def usable(kind: str) -> Chip:
   """Returns the usable part of one device of a kind of `CHIPS`."""
   chip = CHIPS[kind]
@@ -271,6 +283,5 @@ def usable(kind: str) -> Chip:
   }
   memory = chip.memory // chip.devices
   if not kind.startswith("TPU"):
-    taken = float(os.environ.get("XLA_CLIENT_MEM_FRACTION", _TAKEN))
-    memory = int(memory * taken)
+    memory = int(memory * float(os.environ.get(_SHARE, _TAKEN)))
   return dataclasses.replace(chip, memory=memory, **share)

@@ -17,6 +17,17 @@ _EPOCHS = 10  # that are often enough
 _LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _FEW_STEPS = 100  # a shorter run is a trial
+_SHORT = 60.0  # seconds of a run whose time matters little
+_MUCH = 0.2  # share of a run's time
+# What makes an activity of a run take less time.
+_FASTER = {
+  "data": "with data.threads={more_threads}",
+  "evaluation": "with a larger eval.every, or fewer eval.rows",
+  "checkpoint": "with a larger checkpoint.every",
+  "compile": "next time: compiled programs are kept on this machine's disk",
+  "start": "from a faster disk",
+  "hooks": "with fewer, or shorter, hooks",
+}
 
 
 def notes_of_run(run: Run) -> Iterator[str]:
@@ -90,6 +101,23 @@ def time_tip(run: Run, step: int, left: float) -> Iterator[str]:
       f" {units.duration(left)} on this machine: did you mean {hourly:,} steps,"
       " which take an hour?"
     )
+
+
+def time_advice(seconds: Mapping[str, float], run: Run) -> list[str]:
+  """Returns a tip on the activity that takes much time beside the steps.
+
+  Args:
+    seconds: Seconds by activity, and their total.
+  """
+  shares = {name: seconds.get(name, 0.0) / seconds["total"] for name in _FASTER}
+  slowest = max(shares, key=shares.get)
+  if seconds["total"] < _SHORT or shares[slowest] < _MUCH:
+    return []
+  remedy = _FASTER[slowest].format(more_threads=2 * run.config.data.threads)
+  return [
+    f"tip: {slowest} took {shares[slowest]:.0%} of the time, and the steps"
+    f" {seconds.get('steps', 0.0) / seconds['total']:.0%}: it is faster {remedy}"
+  ]
 
 
 def lost_targets(share: float) -> str:
