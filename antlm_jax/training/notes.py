@@ -114,9 +114,10 @@ def time_advice(seconds: Mapping[str, float], run: Run) -> list[str]:
   if seconds["total"] < _SHORT or shares[slowest] < _MUCH:
     return []
   remedy = _FASTER[slowest].format(more_threads=2 * run.config.data.threads)
+  steps = seconds.get("steps", 0.0) / seconds["total"]
   return [
     f"tip: {slowest} took {shares[slowest]:.0%} of the time, and the steps"
-    f" {seconds.get('steps', 0.0) / seconds['total']:.0%}: it is faster {remedy}"
+    f" {steps:.0%}: it is faster {remedy}"
   ]
 
 
