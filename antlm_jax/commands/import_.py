@@ -2,6 +2,7 @@
 
   antlm import --model=FOLDER --workdir=RUN
   antlm import --model=ORG/NAME --workdir=RUN
+  antlm import --model=FILE.gguf --workdir=RUN
 
 Reads Llama, Mistral, Qwen2, Qwen3, Gemma 3, BERT, RoBERTa, XLM-R, EuroBERT,
 UltraBERT, ModernBERT and its decoder. Also reads the LTG-BERT that antlm
@@ -38,7 +39,7 @@ def import_model(
   """Makes a run of a transformers model, and returns it loaded.
 
   Args:
-    model: Path to its folder, or its name on the Hub, ORG/NAME.
+    model: Path to its folder, its GGUF file, or its name on the Hub, ORG/NAME.
     workdir: Path to the new run.
     boundary: Special tokens around a text; by default those of its tokenizer.
     quiet: Do not print notes on the model.

@@ -16,7 +16,7 @@ from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import hub, layouts, model_folder, weights
+from antlm_jax.hf import gguf, hub, layouts, model_folder, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.config import ModelDescription
 from antlm_jax.hf.mapping import ARCHITECTURES
@@ -63,8 +63,8 @@ def open_tokenizer(model: str) -> Tokenizer:
 
 
 def _is_foreign(model: str) -> bool:
-  """Whether `model` is a transformers folder or a name on the Hub."""
-  if model.startswith(hub.PREFIX) or hub.is_name(model):
+  """Whether `model` is a transformers folder, GGUF, or a name on the Hub."""
+  if model.startswith(hub.PREFIX) or hub.is_name(model) or gguf.is_gguf(model):
     return True
   # Our runs also have a config.json.
   folder = pathlib.Path(model)
@@ -91,9 +91,10 @@ class _OpenedModel(NamedTuple):
 class Imported(Checkpoint):
   """A transformers model as a checkpoint, opened when first used.
 
-  `model` is its folder, with config.json, tokenizer.json and weights, or its
-  name on the Hub. `boundary` names the special tokens around a text, a key of
-  `packing.BOUNDARIES`; by default they are those that its tokenizer adds.
+  `model` is its folder, with config.json, tokenizer.json and weights, a GGUF
+  file, or its name on the Hub. `boundary` names the special tokens around a
+  text, a key of `packing.BOUNDARIES`; by default they are those that its
+  tokenizer adds.
 
   The properties raise a UserError if there is no such model, or if no encoder
   computes it. The first of them checks all of it but the parameters' values.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf import hub
+from antlm_jax.hf import gguf, hub
 from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
 
@@ -48,13 +48,16 @@ class ModelFolder(NamedTuple):
 
 
 def find_model(model: str) -> ModelFolder:
-  """Finds a transformers model in a folder or on the Hub, and downloads it.
+  """Finds a transformers model in a folder, a GGUF file or on the Hub.
 
   Raises a UserError if the download fails, or if there is no whole model with a
   tokenizer.
   """
   on_hub = hub.is_name(model)
-  folder = hub.download_model(model) if on_hub else pathlib.Path(model)
+  if gguf.is_gguf(model):
+    folder = gguf.unpack(model)
+  else:
+    folder = hub.download_model(model) if on_hub else pathlib.Path(model)
   _check_merged(folder, model)
   modules = _read_modules(folder)
   if on_hub:
