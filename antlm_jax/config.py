@@ -85,6 +85,10 @@ class Config(Section):
       section = getattr(self, name)
       if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
+      if name in KINDS:
+        _require_registered(name, section, KINDS[name])
+    for name, value in self.objectives.items():
+      _require_registered(f"objectives.{name}", value, objective.KINDS)
     if self.train.epochs and self.train.steps:
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
@@ -129,6 +133,19 @@ def _no_section(name: str, value: object) -> UserError:
     f"{name}={value!r:.80} is no section of that name: give an object, such as"
     " Muon() for optimizer"
   )
+
+
+def _require_registered(
+  name: str, section: Section, registry: settings.Registry
+) -> None:
+  """Raises a UserError for a class that a checkpoint could not name."""
+  # A class inherits the name of its base.
+  if registry.key not in vars(type(section)):
+    kind = type(section).__name__
+    raise UserError(
+      f"{name}: no checkpoint could name the class {kind}: register it, such as"
+      ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
+    )
 
 
 # A function's config: a value, or where to find it.
@@ -434,6 +451,33 @@ def _overridden(
   """
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
+  sections, texts = _sections_and_texts(overrides)
+  changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
+  # Resolve the kinds first, because they decide which settings exist.
+  kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
+  fields = _fields_by_key(changes | kinds)
+  # Drop the settings that a new kind does not have.
+  changed_groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
+  for key in changes.keys() - fields.keys():
+    if key.startswith(changed_groups):
+      del changes[key]
+  overridden: Changes = traverse_util.flatten_dict(sections, sep=".")
+  overridden |= _parsed(texts, fields, prefix, taken=overridden)
+  changes |= overridden
+  # A run keeps this path, and may resume from another folder.
+  start = str(changes.get("init.checkpoint", ""))
+  if os.path.exists(start):
+    changes["init.checkpoint"] = os.path.abspath(start)
+  _replace_length(changes, overridden)
+  if shrink:
+    _shrink(changes, overridden, fields)
+  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
+
+
+def _sections_and_texts(
+  overrides: Mapping[str, settings.Setting | Section],
+) -> tuple[dict[str, dict[str, Any]], dict[str, str | None]]:
+  """Divides overrides: whole groups as plain values, and settings as texts."""
   sections: dict[str, dict[str, Any]] = {}
   texts: dict[str, str | None] = {}
   for name, value in overrides.items():
@@ -444,34 +488,25 @@ def _overridden(
       sections[name] = settings.to_dict(value)
     else:
       raise _no_section(name, value)
-  changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
-  # Resolve the kinds first, because they decide which settings exist.
-  kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
-  fields = _fields_by_key(changes | kinds)
-  # Drop the settings that a new kind does not have.
-  groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
-  changes = {
-    key: value
-    for key, value in changes.items()
-    if key in fields or not key.startswith(groups)
-  }
-  values: Changes = traverse_util.flatten_dict(sections, sep=".")
+  return sections, texts
+
+
+def _parsed(
+  texts: Mapping[str, str | None],
+  fields: Mapping[str, settings.Field],
+  prefix: str,
+  taken: Collection[str],
+) -> Changes:
+  """Returns the values of texts by their keys, which are not `taken` yet."""
+  values: Changes = {}
   for name, text in texts.items():
     key = name if name in fields else _meant_key(name, fields, prefix)
-    if key in values:
+    if key in values or key in taken:
       raise UserError(f"{key} is set twice: leave out one of its names")
     values[key] = None  # a Config refuses it, unless the setting may be None
     if text is not None:
       values[key] = fields[key].parse(text, f"{prefix}{name}={text:.100}")
-  changes |= values
-  # A run keeps this path, and may resume from another folder.
-  start = str(changes.get("init.checkpoint", ""))
-  if os.path.exists(start):
-    changes["init.checkpoint"] = os.path.abspath(start)
-  _replace_length(changes, overridden=values)
-  if shrink:
-    _shrink(changes, values, fields)
-  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
+  return values
 
 
 def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
@@ -509,13 +544,21 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
   Raises a UserError if there is none or there are several, or with a `prefix`.
   """
   if members := [key for key in keys if key.startswith(f"{name}.")]:
-    names = ", ".join(key.removeprefix(f"{name}.") for key in members)
+    parts = (key[len(name) + 1 :].partition(".")[0] for key in members)
+    names = ", ".join(dict.fromkeys(parts))
     raise UserError(
       f"{prefix}{name} is a group: set one setting of it ({names})"
     )
   namesakes = settings.by_name(keys).get(name, ())
   if len(namesakes) == 1 and not prefix:
     return namesakes[0]
+  letter = re.fullmatch(r"objectives\.(\w+)\.\w+", name)
+  if letter and f"objectives.{letter[1]}.kind" not in keys:
+    raise UserError(
+      f"unknown config key {name!r}: there is no objective {letter[1]}; give"
+      " --plugin=FILE.py if a file of yours adds it, or"
+      f" objectives.{letter[1]}.kind= to add it to the config"
+    )
   hint = settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")

@@ -27,6 +27,7 @@ import inspect
 import operator
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -486,9 +487,19 @@ class Registry(dict[str, T]):
     self.key = key
 
   def register(self, name: str) -> Callable[[U], U]:
-    """Returns a decorator that registers an implementation by its name."""
+    """Returns a decorator that registers an implementation by its name.
+
+    The same class or function may be registered again, as a notebook's cell
+    that runs twice does. Raises a UserError if another has the name.
+    """
 
     def add(implementation: U) -> U:
+      taken = self.get(name, implementation)
+      if _definition(taken) != _definition(implementation):
+        raise UserError(
+          f"{self.group} {name!r} is {_definition(taken)}: register"
+          f" {_definition(implementation)} with another name"
+        )
       if self.key:
         setattr(implementation, self.key, name)
         implementation.group = self.group
@@ -504,6 +515,15 @@ class Registry(dict[str, T]):
       f"{setting}={name!r} is not one of {names}; if a file of yours registers"
       " it, give --plugin=FILE.py (in Python, import it)"
     )
+
+
+def _definition(implementation: Any) -> str:
+  """Returns the name of a class or function, and its file or module."""
+  name = getattr(implementation, "__qualname__", repr(implementation))
+  module = getattr(implementation, "__module__", "")
+  # A plugin that another file imports has two modules.
+  path = getattr(sys.modules.get(module), "__file__", None)
+  return f"{name} of {os.path.realpath(path) if path else module}"
 
 
 def to_dict(section) -> dict[str, Any]:
@@ -579,7 +599,7 @@ def build(
 def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
   """Returns values if they are a group of settings, else raises a UserError."""
   if not isinstance(values, Mapping):
-    raise UserError(f"{group}={values!r} is not a group of settings")
+    raise UserError(f"{group}={values!r:.80} is not a group of settings")
   return values
 
 
