@@ -85,8 +85,8 @@ class Config(Section):
       section = getattr(self, name)
       if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
-      if name in KINDS:
-        _require_registered(name, section, KINDS[name])
+      if name in REGISTRIES:
+        _require_registered(name, section, REGISTRIES[name])
     for name, value in self.objectives.items():
       _require_registered(f"objectives.{name}", value, objective.KINDS)
     if self.train.epochs and self.train.steps:
@@ -141,9 +141,9 @@ def _require_registered(
   """Raises a UserError for a class that a checkpoint could not name."""
   # A class inherits the name of its base.
   if registry.key not in vars(type(section)):
-    kind = type(section).__name__
     raise UserError(
-      f"{name}: no checkpoint could name the class {kind}: register it, such as"
+      f"{name}: no checkpoint could name the class"
+      f" {type(section).__name__}: register it, such as"
       ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
     )
 
@@ -154,13 +154,16 @@ ConfigOrName = Annotated[
   settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
 ]
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
-# Groups with several implementations, then groups with a single section.
-KINDS = {
+# Groups with several implementations.
+REGISTRIES = {
   "model": models.ENCODERS,
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
-_KIND = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
+# Keys that name an implementation.
+_IMPLEMENTATION = re.compile(
+  rf"({'|'.join(REGISTRIES)})\.name|objectives\.\w+\.kind"
+)
 # Other libraries' names of settings whose own name is not similar.
 USUAL_NAMES = {
   "batch": "train.batch_size",
@@ -183,8 +186,8 @@ USUAL_NAMES = {
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
-GROUPS = {**KINDS, **{section.group: section for section in _SECTIONS}}
-_KIND_FIELD = settings.Field()  # a text without limits
+GROUPS = {**REGISTRIES, **{section.group: section for section in _SECTIONS}}
+_NAME_FIELD = settings.Field()  # a text without limits
 Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
 
@@ -415,8 +418,9 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       hint = suggestion(name, names, f"known: {', '.join(names)}")
       raise UserError(f"config argument {name!r} is unknown; {hint}")
     text = value if equals else "True"
-    kind = parsed.get_type(name)
-    parsed[name] = settings.parse_value(text, kind, f"config argument {part}")
+    parsed[name] = settings.parse_value(
+      text, parsed.get_type(name), f"config argument {part}"
+    )
     if parsed[name] not in choices.get(name, (parsed[name],)):
       raise UserError(
         f"config argument {name}={value!r} is not one of"
@@ -453,11 +457,15 @@ def _overridden(
     settings.require_group(tree.get(group, {}), group)
   sections, texts = _sections_and_texts(overrides)
   changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
-  # Resolve the kinds first, because they decide which settings exist.
-  kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
-  fields = _fields_by_key(changes | kinds)
-  # Drop the settings that a new kind does not have.
-  changed_groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
+  # Implementations are first, because they decide which settings exist.
+  implementations = {
+    key: text for key, text in texts.items() if _IMPLEMENTATION.fullmatch(key)
+  }
+  fields = _fields_by_key(changes | implementations)
+  # Drop the settings that a new implementation does not have.
+  changed_groups = tuple(
+    f"{key.rpartition('.')[0]}." for key in implementations
+  )
   for key in changes.keys() - fields.keys():
     if key.startswith(changed_groups):
       del changes[key]
@@ -482,7 +490,7 @@ def _sections_and_texts(
   texts: dict[str, str | None] = {}
   for name, value in overrides.items():
     if not isinstance(value, Section):
-      key = f"{name}.name" if name in KINDS else name
+      key = f"{name}.name" if name in REGISTRIES else name
       texts[key] = settings.text(value)
     elif value.group == name:
       sections[name] = settings.to_dict(value)
@@ -510,18 +518,20 @@ def _parsed(
 
 
 def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
-  """Returns the settings of all groups, of the kinds that changes choose."""
+  """Returns the settings of the implementations that changes choose."""
   groups: dict[str, Any] = {"": Config, **GROUPS}
-  defaults: dict[str, Any] = {group: getattr(Config, group) for group in KINDS}
+  defaults: dict[str, Any] = {
+    group: getattr(Config, group) for group in REGISTRIES
+  }
   keys = [key for key in changes if key.startswith("objectives.")]
   for name in [*OBJECTIVES, *(key.split(".")[1] for key in keys)]:
     groups[f"objectives.{name}"] = objective.KINDS
     defaults[f"objectives.{name}"] = OBJECTIVES.get(name)
   fields = {}
   for group, section in groups.items():
-    if group in defaults:
+    if isinstance(section, settings.Registry):
       key = f"{group}.{section.key}"
-      fields[key] = _KIND_FIELD
+      fields[key] = _NAME_FIELD
       default = getattr(defaults[group], section.key, "")
       section = section[str(changes.get(key, default))]
     for name, field in settings.fields_of(section).items():
@@ -559,7 +569,7 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
       " --plugin=FILE.py if a file of yours adds it, or"
       f" objectives.{letter[1]}.kind= to add it to the config"
     )
-  hint = settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
+  hint = settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 
