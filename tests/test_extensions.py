@@ -342,6 +342,12 @@ REFUSED = [
   ),
   ("model 'llama' is LlamaConfig of", models.ENCODERS.register("llama"), Taken),
   (
+    "OBJECTIVES['C'] is clm: give yours another letter",
+    objective.OBJECTIVES.__setitem__,
+    "C",
+    objective.Objective("mine"),
+  ),
+  (
     "unknown config key 'objectives.R.name': there is no objective R; give",
     config.load_config,
     "quickstart",
