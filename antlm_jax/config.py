@@ -418,9 +418,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       hint = suggestion(name, names, f"known: {', '.join(names)}")
       raise UserError(f"config argument {name!r} is unknown; {hint}")
     text = value if equals else "True"
-    parsed[name] = settings.parse_value(
-      text, parsed.get_type(name), f"config argument {part}"
-    )
+    field = settings.Field(value_type=parsed.get_type(name))
+    parsed[name] = field.parse(text, f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
       raise UserError(
         f"config argument {name}={value!r} is not one of"
@@ -456,7 +455,7 @@ def _overridden(
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
   sections, texts = _sections_and_texts(overrides)
-  changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
+  changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
   # Implementations are first, because they decide which settings exist.
   implementations = {
     key: text for key, text in texts.items() if _IMPLEMENTATION.fullmatch(key)
@@ -469,7 +468,7 @@ def _overridden(
   for key in changes.keys() - fields.keys():
     if key.startswith(changed_groups):
       del changes[key]
-  overridden: Changes = traverse_util.flatten_dict(sections, sep=".")
+  overridden = traverse_util.flatten_dict(sections, sep=".")
   overridden |= _parsed(texts, fields, prefix, taken=overridden)
   changes |= overridden
   # A run keeps this path, and may resume from another folder.
@@ -519,21 +518,19 @@ def _parsed(
 
 def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
   """Returns the settings of the implementations that changes choose."""
-  groups: dict[str, Any] = {"": Config, **GROUPS}
-  defaults: dict[str, Any] = {
-    group: getattr(Config, group) for group in REGISTRIES
-  }
   keys = [key for key in changes if key.startswith("objectives.")]
-  for name in [*OBJECTIVES, *(key.split(".")[1] for key in keys)]:
-    groups[f"objectives.{name}"] = objective.KINDS
-    defaults[f"objectives.{name}"] = OBJECTIVES.get(name)
+  names = [*OBJECTIVES, *(key.split(".")[1] for key in keys)]
+  sections: dict[str, Any] = {"": Config, **GROUPS}
+  sections |= {f"objectives.{name}": objective.KINDS for name in names}
+  defaults = {f"objectives.{name}": x for name, x in OBJECTIVES.items()}
   fields = {}
-  for group, section in groups.items():
+  for group, section in sections.items():
     if isinstance(section, settings.Registry):
       key = f"{group}.{section.key}"
       fields[key] = _NAME_FIELD
-      default = getattr(defaults[group], section.key, "")
-      section = section[str(changes.get(key, default))]
+      default = getattr(Config, group, defaults.get(group))
+      kind = changes.get(key, getattr(default, section.key, ""))
+      section = section[str(kind)]
     for name, field in settings.fields_of(section).items():
       fields[f"{group}.{name}".lstrip(".")] = field
   return fields
@@ -543,8 +540,9 @@ def _replace_length(changes: Changes, overridden: Collection[str]) -> None:
   """Removes the config's length of the run if the user set another."""
   lengths = {"train.epochs", "train.steps"}
   text = str(changes["curriculum"]) if "curriculum" in overridden else ""
-  if _COUNTS.search(text) or lengths & {*overridden}:
-    for key in lengths - {*overridden}:
+  given_lengths = lengths & {*overridden}
+  if _COUNTS.search(text) or given_lengths:
+    for key in lengths - given_lengths:
       changes.pop(key, None)
 
 
@@ -562,12 +560,12 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
   namesakes = settings.by_name(keys).get(name, ())
   if len(namesakes) == 1 and not prefix:
     return namesakes[0]
-  letter = re.fullmatch(r"objectives\.(\w+)\.\w+", name)
-  if letter and f"objectives.{letter[1]}.kind" not in keys:
+  group = re.fullmatch(r"(objectives\.(\w+))\.\w+", name)
+  if group and f"{group[1]}.kind" not in keys:
     raise UserError(
-      f"unknown config key {name!r}: there is no objective {letter[1]}; give"
+      f"unknown config key {name!r}: there is no objective {group[2]}; give"
       " --plugin=FILE.py if a file of yours adds it, or"
-      f" objectives.{letter[1]}.kind= to add it to the config"
+      f" {group[1]}.kind= to add it to the config"
     )
   hint = settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"

@@ -38,7 +38,7 @@ def load_plugins(argv: Sequence[str]) -> list[str]:
     elif path := path if equals else next(words, ""):
       paths = path.split(",")
       if len(paths) > 1 and not os.path.exists(path):
-        options = " ".join(f"{OPTION}={part.strip()}" for part in paths)
+        options = " ".join(f"{OPTION}={part}" for part in paths)
         raise UserError(
           f"{OPTION}={path}: give the option once for each file: {options}"
         )

@@ -256,9 +256,9 @@ class Objective(Section):
 
 
 class _Letters(dict[str, Objective]):
-  """Objectives by letter; `letters[LETTER] = ...` adds one.
+  """Objectives by letter. An item that is set adds an objective.
 
-  Raises a UserError for a letter of this file, which would change its meaning.
+  Setting raises a UserError for a letter of this file, whose meaning stays.
   """
 
   def __setitem__(self, letter: str, objective: Objective) -> None:
