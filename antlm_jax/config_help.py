@@ -76,9 +76,8 @@ def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
   keys = dict.fromkeys([*settings.fields_of(Config), *REGISTRIES])
   for group, section in GROUPS.items():
-    is_registry = group in REGISTRIES
-    for section_type in section.values() if is_registry else [section]:
-      names = settings.fields_of(section_type)
+    for kind in section.values() if group in REGISTRIES else [section]:
+      names = settings.fields_of(kind)
       keys |= dict.fromkeys(f"{group}.{name}" for name in names)
   name = word.lstrip("-").partition("=")[0]
   hint = settings.meant(name, keys, USUAL_NAMES, f"{OPTION}.{{}}".format)

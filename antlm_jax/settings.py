@@ -120,8 +120,9 @@ class Field:
 
   def convert(self, value: Any, name: str) -> Any:
     """Returns a value in the type that the field has; `unmet` checks it."""
-    is_int = type(value) is int
-    return float(value) if is_int and self.value_type is float else value
+    if self.value_type is float and type(value) is int:
+      return float(value)
+    return value
 
   def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if it is allowed."""
@@ -491,10 +492,16 @@ class Registry(dict[str, T]):
     """Returns a decorator that registers an implementation by its name.
 
     The same class or function may be registered again, as a notebook's cell
-    that runs twice does. Raises a UserError if another has the name.
+    that runs twice does. Raises a UserError if another has the name, or if
+    it is not a section of the group.
     """
 
     def add(implementation: U) -> U:
+      if self.key and Section not in getattr(implementation, "__mro__", ()):
+        raise UserError(
+          f"{self.group} {name!r}: {_definition(implementation)} is no class of"
+          " settings: register that class, such as a subclass of EncoderConfig"
+        )
       taken = self.get(name, implementation)
       if _definition(taken) != _definition(implementation):
         raise UserError(
@@ -587,9 +594,9 @@ def build(
   for name in sorted(values.keys() - fields.keys()):
     if not ignore_unknown:
       implementation = getattr(section, "name", None)
-      problem = " is unknown"
-      if implementation:
-        problem = f": no setting of {implementation}"
+      problem = (
+        f": no setting of {implementation}" if implementation else " is unknown"
+      )
       hint = suggestion(name, fields, "antlm train --help lists them")
       raise UserError(f"{place}{name}{problem}; {hint}")
     del values[name]
@@ -606,19 +613,17 @@ def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
   return values
 
 
-def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
+def by_name(keys: Collection[str]) -> dict[str, list[str]]:
   """Returns keys by their last names, `steps`, and whole, `train.steps`."""
   by_last_name: dict[str, list[str]] = {}
   for key in keys:
     by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
-  return by_last_name | {
-    key: [key] for namesakes in by_last_name.values() for key in namesakes
-  }
+  return by_last_name | {key: [key] for key in keys}
 
 
 def meant(
   name: str,
-  keys: Iterable[str],
+  keys: Collection[str],
   synonyms: Mapping[str, str] = types.MappingProxyType({}),
   shown: Callable[[str], str] = repr,
 ) -> str:

@@ -341,6 +341,7 @@ REFUSED = [
     lambda: config.Config(objectives={"F": Unregistered("f")}),
   ),
   ("model 'llama' is LlamaConfig of", models.ENCODERS.register("llama"), Taken),
+  ("is no class of settings", models.ENCODERS.register("mine"), Plain),
   (
     "OBJECTIVES['C'] is clm: give yours another letter",
     objective.OBJECTIVES.__setitem__,
