@@ -27,6 +27,7 @@ from antlm_jax.inference.model import load as load
 from antlm_jax.inference.scoring import score as score
 from antlm_jax.masks import AttentionMask as AttentionMask
 from antlm_jax.mesh import Mesh as Mesh
+from antlm_jax.models.bert import BertConfig as BertConfig
 from antlm_jax.models.gemma import GemmaConfig as GemmaConfig
 from antlm_jax.models.llama import LlamaConfig as LlamaConfig
 from antlm_jax.models.ltg_bert import LtgBertConfig as LtgBertConfig

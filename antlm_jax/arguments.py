@@ -39,7 +39,7 @@ def _keywords(field: Field) -> dict[str, Any]:
     if isinstance(default, tuple):
       default = [*default] if "nargs" in keywords else settings.text(default)
     out["default"] = default
-  if field.kind is bool:
+  if field.value_type is bool:
     switch = argparse.BooleanOptionalAction
     return {"action": "store_true" if field.default is False else switch} | (
       out | keywords

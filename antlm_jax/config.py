@@ -85,6 +85,10 @@ class Config(Section):
       section = getattr(self, name)
       if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
+      if name in REGISTRIES:
+        _require_registered(name, section, REGISTRIES[name])
+    for name, value in self.objectives.items():
+      _require_registered(f"objectives.{name}", value, objective.KINDS)
     if self.train.epochs and self.train.steps:
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
@@ -131,19 +135,35 @@ def _no_section(name: str, value: object) -> UserError:
   )
 
 
+def _require_registered(
+  name: str, section: Section, registry: settings.Registry
+) -> None:
+  """Raises a UserError for a class that a checkpoint could not name."""
+  # A class inherits the name of its base.
+  if registry.key not in vars(type(section)):
+    raise UserError(
+      f"{name}: no checkpoint could name the class"
+      f" {type(section).__name__}: register it, such as"
+      ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
+    )
+
+
 # A function's config: a value, or where to find it.
 ConfigOrName = Annotated[
   str | os.PathLike[str] | Config,
   settings.argument(help="Name or path of a config, FILE.py or FILE.py:ARG"),
 ]
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
-# Groups with several implementations, then groups with a single section.
-KINDS = {
+# Groups with several implementations.
+REGISTRIES = {
   "model": models.ENCODERS,
   "optimizer": optim.OPTIMIZERS,
   "schedule": optim.SCHEDULES,
 }
-_KIND = re.compile(rf"({'|'.join(KINDS)})\.name|objectives\.\w+\.kind")
+# Keys that name an implementation.
+_IMPLEMENTATION = re.compile(
+  rf"({'|'.join(REGISTRIES)})\.name|objectives\.\w+\.kind"
+)
 # Other libraries' names of settings whose own name is not similar.
 USUAL_NAMES = {
   "batch": "train.batch_size",
@@ -166,8 +186,8 @@ USUAL_NAMES = {
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
-GROUPS = {**KINDS, **{section.group: section for section in _SECTIONS}}
-_KIND_FIELD = settings.Field()  # a text without limits
+GROUPS = {**REGISTRIES, **{section.group: section for section in _SECTIONS}}
+_NAME_FIELD = settings.Field()  # a text without limits
 Changes = dict[str, Any]  # changed settings by key, such as train.steps
 
 
@@ -398,8 +418,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       hint = suggestion(name, names, f"known: {', '.join(names)}")
       raise UserError(f"config argument {name!r} is unknown; {hint}")
     text = value if equals else "True"
-    kind = parsed.get_type(name)
-    parsed[name] = settings.parse_value(text, kind, f"config argument {part}")
+    field = settings.Field(value_type=parsed.get_type(name))
+    parsed[name] = field.parse(text, f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
       raise UserError(
         f"config argument {name}={value!r} is not one of"
@@ -434,61 +454,83 @@ def _overridden(
   """
   for group in GROUPS:
     settings.require_group(tree.get(group, {}), group)
+  sections, texts = _sections_and_texts(overrides)
+  changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
+  # Implementations are first, because they decide which settings exist.
+  implementations = {
+    key: text for key, text in texts.items() if _IMPLEMENTATION.fullmatch(key)
+  }
+  fields = _fields_by_key(changes | implementations)
+  # Drop the settings that a new implementation does not have.
+  changed_groups = tuple(
+    f"{key.rpartition('.')[0]}." for key in implementations
+  )
+  for key in changes.keys() - fields.keys():
+    if key.startswith(changed_groups):
+      del changes[key]
+  overridden = traverse_util.flatten_dict(sections, sep=".")
+  overridden |= _parsed(texts, fields, prefix, taken=overridden)
+  changes |= overridden
+  # A run keeps this path, and may resume from another folder.
+  start = str(changes.get("init.checkpoint", ""))
+  if os.path.exists(start):
+    changes["init.checkpoint"] = os.path.abspath(start)
+  _replace_length(changes, overridden)
+  if shrink:
+    _shrink(changes, overridden, fields)
+  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
+
+
+def _sections_and_texts(
+  overrides: Mapping[str, settings.Setting | Section],
+) -> tuple[dict[str, dict[str, Any]], dict[str, str | None]]:
+  """Divides overrides: whole groups as plain values, and settings as texts."""
   sections: dict[str, dict[str, Any]] = {}
   texts: dict[str, str | None] = {}
   for name, value in overrides.items():
     if not isinstance(value, Section):
-      key = f"{name}.name" if name in KINDS else name
+      key = f"{name}.name" if name in REGISTRIES else name
       texts[key] = settings.text(value)
     elif value.group == name:
       sections[name] = settings.to_dict(value)
     else:
       raise _no_section(name, value)
-  changes: Changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
-  # Resolve the kinds first, because they decide which settings exist.
-  kinds = {key: text for key, text in texts.items() if _KIND.fullmatch(key)}
-  fields = _fields_by_key(changes | kinds)
-  # Drop the settings that a new kind does not have.
-  groups = tuple(f"{key.rpartition('.')[0]}." for key in kinds)
-  changes = {
-    key: value
-    for key, value in changes.items()
-    if key in fields or not key.startswith(groups)
-  }
-  values: Changes = traverse_util.flatten_dict(sections, sep=".")
+  return sections, texts
+
+
+def _parsed(
+  texts: Mapping[str, str | None],
+  fields: Mapping[str, settings.Field],
+  prefix: str,
+  taken: Collection[str],
+) -> Changes:
+  """Returns the values of texts by their keys, which are not `taken` yet."""
+  values: Changes = {}
   for name, text in texts.items():
     key = name if name in fields else _meant_key(name, fields, prefix)
-    if key in values:
+    if key in values or key in taken:
       raise UserError(f"{key} is set twice: leave out one of its names")
     values[key] = None  # a Config refuses it, unless the setting may be None
     if text is not None:
       values[key] = fields[key].parse(text, f"{prefix}{name}={text:.100}")
-  changes |= values
-  # A run keeps this path, and may resume from another folder.
-  start = str(changes.get("init.checkpoint", ""))
-  if os.path.exists(start):
-    changes["init.checkpoint"] = os.path.abspath(start)
-  _replace_length(changes, overridden=values)
-  if shrink:
-    _shrink(changes, values, fields)
-  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
+  return values
 
 
 def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
-  """Returns the settings of all groups, of the kinds that changes choose."""
-  groups: dict[str, Any] = {"": Config, **GROUPS}
-  defaults: dict[str, Any] = {group: getattr(Config, group) for group in KINDS}
+  """Returns the settings of the implementations that changes choose."""
   keys = [key for key in changes if key.startswith("objectives.")]
-  for name in [*OBJECTIVES, *(key.split(".")[1] for key in keys)]:
-    groups[f"objectives.{name}"] = objective.KINDS
-    defaults[f"objectives.{name}"] = OBJECTIVES.get(name)
+  names = [*OBJECTIVES, *(key.split(".")[1] for key in keys)]
+  sections: dict[str, Any] = {"": Config, **GROUPS}
+  sections |= {f"objectives.{name}": objective.KINDS for name in names}
+  defaults = {f"objectives.{name}": x for name, x in OBJECTIVES.items()}
   fields = {}
-  for group, section in groups.items():
-    if group in defaults:
+  for group, section in sections.items():
+    if isinstance(section, settings.Registry):
       key = f"{group}.{section.key}"
-      fields[key] = _KIND_FIELD
-      default = getattr(defaults[group], section.key, "")
-      section = section[str(changes.get(key, default))]
+      fields[key] = _NAME_FIELD
+      default = getattr(Config, group, defaults.get(group))
+      kind = changes.get(key, getattr(default, section.key, ""))
+      section = section[str(kind)]
     for name, field in settings.fields_of(section).items():
       fields[f"{group}.{name}".lstrip(".")] = field
   return fields
@@ -498,8 +540,9 @@ def _replace_length(changes: Changes, overridden: Collection[str]) -> None:
   """Removes the config's length of the run if the user set another."""
   lengths = {"train.epochs", "train.steps"}
   text = str(changes["curriculum"]) if "curriculum" in overridden else ""
-  if _COUNTS.search(text) or lengths & {*overridden}:
-    for key in lengths - {*overridden}:
+  given_lengths = lengths & {*overridden}
+  if _COUNTS.search(text) or given_lengths:
+    for key in lengths - given_lengths:
       changes.pop(key, None)
 
 
@@ -509,14 +552,22 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
   Raises a UserError if there is none or there are several, or with a `prefix`.
   """
   if members := [key for key in keys if key.startswith(f"{name}.")]:
-    names = ", ".join(key.removeprefix(f"{name}.") for key in members)
+    parts = (key[len(name) + 1 :].partition(".")[0] for key in members)
+    names = ", ".join(dict.fromkeys(parts))
     raise UserError(
       f"{prefix}{name} is a group: set one setting of it ({names})"
     )
   namesakes = settings.by_name(keys).get(name, ())
   if len(namesakes) == 1 and not prefix:
     return namesakes[0]
-  hint = settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
+  group = re.fullmatch(r"(objectives\.(\w+))\.\w+", name)
+  if group and f"{group[1]}.kind" not in keys:
+    raise UserError(
+      f"unknown config key {name!r}: there is no objective {group[2]}; give"
+      " --plugin=FILE.py if a file of yours adds it, or"
+      f" {group[1]}.kind= to add it to the config"
+    )
+  hint = settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 

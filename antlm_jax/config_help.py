@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 
 from antlm_jax import settings
-from antlm_jax.config import GROUPS, KINDS, OPTION, USUAL_NAMES, Config, leaves
+from antlm_jax.config import (
+  GROUPS,
+  OPTION,
+  REGISTRIES,
+  USUAL_NAMES,
+  Config,
+  leaves,
+)
 from antlm_jax.objectives import objective
 
 
@@ -16,9 +23,9 @@ def described(config: Config | None = None) -> str:
   values = leaves(config) if config else {}
   lines = [_settings_lines("", settings.fields_of(Config), values)]
   for group, section in GROUPS.items():
-    if group in KINDS:
+    if group in REGISTRIES:
       default = getattr(Config, group).name
-      lines += _kinds_lines(group, KINDS[group], values, default)
+      lines += _kinds_lines(group, REGISTRIES[group], values, default)
     else:
       lines.append(_settings_lines(group, settings.fields_of(section), values))
   lines += _kinds_lines("objectives.NAME", objective.KINDS, {})
@@ -67,9 +74,9 @@ def _settings_lines(
 
 def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  keys = dict.fromkeys([*settings.fields_of(Config), *KINDS])
+  keys = dict.fromkeys([*settings.fields_of(Config), *REGISTRIES])
   for group, section in GROUPS.items():
-    for kind in KINDS[group].values() if group in KINDS else [section]:
+    for kind in section.values() if group in REGISTRIES else [section]:
       names = settings.fields_of(kind)
       keys |= dict.fromkeys(f"{group}.{name}" for name in names)
   name = word.lstrip("-").partition("=")[0]

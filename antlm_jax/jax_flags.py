@@ -33,7 +33,8 @@ _VALUES = {
 @contextlib.contextmanager
 def library_flags() -> Iterator[None]:
   """Holds the flags in its block or function, in this thread alone."""
-  if "jax" not in sys.modules and not any(map(_in_environment, _VALUES)):
+  is_set = any(name.upper() in os.environ for name in _VALUES)
+  if "jax" not in sys.modules and not is_set:
     yield  # commands that print help need not import JAX
     return
   import jax
@@ -54,7 +55,3 @@ def ignored_flags() -> list[str]:
     for name, value in values.items()
     if value != _VALUES[name]
   )
-
-
-def _in_environment(name: str) -> bool:
-  return name.upper() in os.environ

@@ -36,6 +36,12 @@ def load_plugins(argv: Sequence[str]) -> list[str]:
     if option != OPTION:
       arguments.append(word)
     elif path := path if equals else next(words, ""):
+      paths = path.split(",")
+      if len(paths) > 1 and not os.path.exists(path):
+        options = " ".join(f"{OPTION}={part}" for part in paths)
+        raise UserError(
+          f"{OPTION}={path}: give the option once for each file: {options}"
+        )
       plugins[os.path.abspath(path)] = f"{OPTION}={path}"
     else:
       raise UserError(f"{OPTION} is empty: give a file, {OPTION}=FILE.py")

@@ -15,7 +15,7 @@ and defaults, and the `Args` of its docstring have the help texts:
 
 `fields_of` lists the values of both, and `checked` checks those that Python
 gives. `cli.call_with_arguments` runs a function as a command (arguments.py). A
-kind that has several implementations, such as optimizers, has a `Registry` of
+group that has several implementations, such as optimizers, has a `Registry` of
 their sections.
 """
 
@@ -27,6 +27,7 @@ import inspect
 import operator
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -71,7 +72,7 @@ class Field:
   """
 
   name: str = ""
-  kind: type = str  # of the value, or of a tuple's parts
+  value_type: type = str  # of the value, or of a tuple's parts
   optional: bool = False  # whether it may be None
   default: Any = None  # `dataclasses.MISSING` if it is required
   help: str = ""
@@ -92,12 +93,12 @@ class Field:
   def parse(self, text: str, label: str) -> Any:
     """Reads a value from text; errors begin with `label`."""
     # As the documentation writes it. Of a text, None might be a value.
-    if self.optional and self.kind is not str and text == "None":
+    if self.optional and self.value_type is not str and text == "None":
       return None
     try:
-      return _READERS[self.kind](text)
+      return _READERS[self.value_type](text)
     except (ValueError, KeyError) as error:
-      raise UserError(f"{label}: not {self.kind.__name__}") from error
+      raise UserError(f"{label}: not {self.value_type.__name__}") from error
 
   def accept(self, value: Any, name: str) -> Any:
     """Returns a value that Python or a parser gives, in its field's type.
@@ -119,7 +120,9 @@ class Field:
 
   def convert(self, value: Any, name: str) -> Any:
     """Returns a value in the type that the field has; `unmet` checks it."""
-    return float(value) if self.kind is float and type(value) is int else value
+    if self.value_type is float and type(value) is int:
+      return float(value)
+    return value
 
   def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value fails; None if it is allowed."""
@@ -127,17 +130,18 @@ class Field:
       return None
     # True is an int to Python, but no number of anything.
     is_bool = isinstance(value, bool)
-    types_allowed = _TYPES.get(self.kind, self.kind)
-    if is_bool != (self.kind is bool) or not isinstance(value, types_allowed):
-      return f"of type {self.kind.__name__}"
+    types_allowed = _TYPES.get(self.value_type, self.value_type)
+    is_allowed = isinstance(value, types_allowed)
+    if not is_allowed or is_bool != (self.value_type is bool):
+      return f"of type {self.value_type.__name__}"
     if self.choices is not None and value not in self.choices:
       return f"one of {', '.join(map(str, self.choices))}"
-    if self.kind is str:
+    if self.value_type is str:
       return None
-    if self.kind is float and not abs(value) <= _LARGEST_FLOAT:
+    if self.value_type is float and not abs(value) <= _LARGEST_FLOAT:
       return "finite in float32"
     bounds = self.bounds
-    if self.kind is int and abs(value) > LARGEST:
+    if self.value_type is int and abs(value) > LARGEST:
       bounds = {"least": -LARGEST, "most": LARGEST} | bounds
     if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
       return None
@@ -196,8 +200,8 @@ class OpenField(Field):
 
   def unmet(self, value: Any) -> str | None:
     """Returns the expectation that a value of the text's type fails."""
-    is_of_kind = isinstance(value, _TYPES.get(self.kind, self.kind))
-    return super().unmet(value) if is_of_kind else None
+    is_of_type = isinstance(value, _TYPES.get(self.value_type, self.value_type))
+    return super().unmet(value) if is_of_type else None
 
 
 class PathField(OpenField):
@@ -288,16 +292,16 @@ def _typed_field(description: Field, hint: Any, **values) -> Field:
   Text makes the first type of a union that `_READERS` has. The others are
   Python's alone.
   """
-  kinds: list[Any] = []
+  member_types: list[Any] = []
   many = False
   for member in _members(hint):
     is_list = member is tuple or typing.get_origin(member) in _LISTS
     part_types = [member]
     if is_list:
       part_types = _members((typing.get_args(member) or (str,))[0])
-      many |= any(kind in _READERS for kind in part_types)
-    kinds += part_types
-  types_of_values = {typing.get_origin(kind) or kind for kind in kinds}
+      many |= any(part_type in _READERS for part_type in part_types)
+    member_types += part_types
+  types_of_values = {typing.get_origin(x) or x for x in member_types}
   optional = types.NoneType in types_of_values
   types_of_values.discard(types.NoneType)
   form: type[Field]
@@ -307,10 +311,9 @@ def _typed_field(description: Field, hint: Any, **values) -> Field:
     form = OpenField
   else:
     form = ListField if many else Field
-  kind = next((kind for kind in kinds if kind in _READERS), kinds[0])
-  return form(
-    **vars(description) | values | {"kind": kind, "optional": optional}
-  )
+  read_types = [x for x in member_types if x in _READERS]
+  typed = {"value_type": (read_types or member_types)[0], "optional": optional}
+  return form(**vars(description) | values | typed)
 
 
 def _members(hint: Any) -> list[Any]:
@@ -391,7 +394,7 @@ def _parameters(function: Callable) -> Iterator[tuple[str, Field]]:
     field = _typed_field(
       description, hints.get(name), name=name, default=default, help=help
     )
-    if field.kind not in _READERS or not help:
+    if field.value_type not in _READERS or not help:
       lacks = "type that text can give" if help else "help text in Args"
       raise TypeError(f"{function.__qualname__}: {name!r} has no {lacks}")
     yield name, field
@@ -461,13 +464,13 @@ class Section:
   def __post_init__(self):
     # Fields not made by `setting` must have their type, if that is plain.
     for name, field in _declared(type(self)).items():
-      if field.kind in _READERS:
+      if field.value_type in _READERS:
         value = field.accept(getattr(self, name), f"{self.prefix}{name}")
         object.__setattr__(self, name, value)
 
 
 class Registry(dict[str, T]):
-  """The implementations of one kind, by name.
+  """Implementations of one interface, by name.
 
   The file of an implementation registers it, and nothing else needs to know:
 
@@ -486,9 +489,25 @@ class Registry(dict[str, T]):
     self.key = key
 
   def register(self, name: str) -> Callable[[U], U]:
-    """Returns a decorator that registers an implementation by its name."""
+    """Returns a decorator that registers an implementation by its name.
+
+    The same class or function may be registered again, as a notebook's cell
+    that runs twice does. Raises a UserError if another has the name, or if
+    it is not a section of the group.
+    """
 
     def add(implementation: U) -> U:
+      if self.key and Section not in getattr(implementation, "__mro__", ()):
+        raise UserError(
+          f"{self.group} {name!r}: {_definition(implementation)} is no class of"
+          " settings: register that class, such as a subclass of EncoderConfig"
+        )
+      taken = self.get(name, implementation)
+      if _definition(taken) != _definition(implementation):
+        raise UserError(
+          f"{self.group} {name!r} is {_definition(taken)}: register"
+          f" {_definition(implementation)} with another name"
+        )
       if self.key:
         setattr(implementation, self.key, name)
         implementation.group = self.group
@@ -506,11 +525,20 @@ class Registry(dict[str, T]):
     )
 
 
+def _definition(implementation: Any) -> str:
+  """Returns the name of a class or function, and its file or module."""
+  name = getattr(implementation, "__qualname__", repr(implementation))
+  module = implementation.__module__
+  # A plugin that another file imports has two modules.
+  path = getattr(sys.modules.get(module), "__file__", None)
+  return f"{name} of {os.path.realpath(path) if path else module}"
+
+
 def to_dict(section) -> dict[str, Any]:
   """Returns the settings of a section, with its name if it is registered."""
-  kinds = {key: getattr(section, key, "") for key in ("name", "kind")}
+  names = {key: getattr(section, key, "") for key in ("name", "kind")}
   values = {name: getattr(section, name) for name in fields_of(type(section))}
-  return {key: kind for key, kind in kinds.items() if kind} | values
+  return {key: name for key, name in names.items() if name} | values
 
 
 def changed_settings(section) -> dict[str, Any]:
@@ -559,14 +587,16 @@ def build(
     # A config file may give a list, which a registry cannot look up.
     section = section[str(values.pop(section.key, default_kind))]
   fields = fields_of(section)
-  # The base may be of another kind.
+  # The base may be another implementation.
   defaults = {name: x for name, x in defaults.items() if name in fields}
   values = defaults | values
   place = f"{group}." if group else ""
   for name in sorted(values.keys() - fields.keys()):
     if not ignore_unknown:
-      kind = getattr(section, "name", None)
-      problem = f": no setting of {kind}" if kind else " is unknown"
+      implementation = getattr(section, "name", None)
+      problem = (
+        f": no setting of {implementation}" if implementation else " is unknown"
+      )
       hint = suggestion(name, fields, "antlm train --help lists them")
       raise UserError(f"{place}{name}{problem}; {hint}")
     del values[name]
@@ -579,23 +609,21 @@ def build(
 def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
   """Returns values if they are a group of settings, else raises a UserError."""
   if not isinstance(values, Mapping):
-    raise UserError(f"{group}={values!r} is not a group of settings")
+    raise UserError(f"{group}={values!r:.80} is not a group of settings")
   return values
 
 
-def by_name(keys: Iterable[str]) -> dict[str, list[str]]:
+def by_name(keys: Collection[str]) -> dict[str, list[str]]:
   """Returns keys by their last names, `steps`, and whole, `train.steps`."""
   by_last_name: dict[str, list[str]] = {}
   for key in keys:
     by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
-  return by_last_name | {
-    key: [key] for namesakes in by_last_name.values() for key in namesakes
-  }
+  return by_last_name | {key: [key] for key in keys}
 
 
 def meant(
   name: str,
-  keys: Iterable[str],
+  keys: Collection[str],
   synonyms: Mapping[str, str] = types.MappingProxyType({}),
   shown: Callable[[str], str] = repr,
 ) -> str:
@@ -639,11 +667,6 @@ def text(value: Any) -> str | None:
   return None if value is None else str(value)
 
 
-def parse_value(text: str, kind: type, label: str):
-  """Reads a single value; errors are UserErrors that begin with `label`."""
-  return Field(kind=kind).parse(text, label)
-
-
 def _int(text: str) -> int:
   try:
     return int(text)
@@ -660,6 +683,6 @@ _READERS = {
   int: _int,
   float: float,
 }
-_TYPES = {float: (int, float)}  # that a value of a kind may have
+_TYPES = {float: (int, float)}  # that a value of a type may have
 _LISTS = (tuple, collections.abc.Sequence)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

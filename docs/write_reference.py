@@ -141,7 +141,7 @@ def _table_of(fields: Iterable[settings.Field], prefix: str) -> str:
 
 def _values(field: settings.Field) -> str:
   """Returns the values that a setting can have."""
-  found = field.kind.__name__
+  found = field.value_type.__name__
   if field.choices:
     found = ", ".join(map(_code, field.choices))
   elif field.bounds:

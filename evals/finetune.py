@@ -282,11 +282,8 @@ def plan_tasks(
         raise
       absent[name] = error.trains_on
       continue
-    summary = None if overwrite else results.finished(job.folder, job.request)
-    if save and job.task.trained and not (job.folder / MODEL).is_dir():
-      summary = None
-    if summary:
-      job = job._replace(summary=Summary.from_json(summary))
+    if not overwrite:
+      job = job._replace(summary=_stored_summary(job, save))
     jobs.append(job)
     if name == sets.OWN:
       absent.clear()
@@ -297,6 +294,13 @@ def plan_tasks(
     )
   absent.pop(sets.OWN, None)
   return jobs, absent
+
+
+def _stored_summary(job: TaskJob, save: bool) -> Summary | None:
+  """Returns a task's earlier result, if it has all that is asked for."""
+  stored = results.finished(job.folder, job.request)
+  lacks_model = save and job.task.trained and not (job.folder / MODEL).is_dir()
+  return Summary.from_json(stored) if stored and not lacks_model else None
 
 
 def _task_names(

@@ -13,6 +13,7 @@ import sqlite3
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import antlm_jax as ax
 from antlm_jax import __main__ as antlm
@@ -23,9 +24,10 @@ from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.evals.finetuning import presets
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.hf import export
+from antlm_jax.models import encoder, layers, llama
 from antlm_jax.objectives import objective
 from antlm_jax.objectives.corruption import Draw, Segments
-from antlm_jax.training import hooks, writers
+from antlm_jax.training import hooks, notes, writers
 from tests import helpers, random_models, runs
 
 FOLDER = pathlib.Path(__file__).parent / "plugins"
@@ -129,9 +131,9 @@ REPORT = "controls"
 
 
 def get_config(arg):
-  out = config.changes("toy_gpt")
+  out = config.changes("gated_llama")
   out.curriculum = "2C+8M+2C steps"
-  out.model.update(layers=1, width=32, heads=4, mlp_width=64)
+  out.model.update(layers=1, width=32, heads=4, kv_heads=2, mlp_width=64)
   out.train.batch_size = 4
   out.schedule.update(peak_lr=1e-3, warmup_steps=0.1, decay_steps=0.2)
   out.eval.update(every=0.5, rows=8)
@@ -144,7 +146,7 @@ def get_config(arg):
 @pytest.mark.slow
 def test_the_command_and_python_train_the_same(trained, tmp_path):
   imported(*TRAINS)
-  lacks = "transformers has no model for the encoder 'toy_gpt'"
+  lacks = "transformers has no model for the encoder 'gated_llama'"
   runs.refusal(lacks, ax.export, trained / "toy/0", tmp_path / "hf")
   assert runs.same_params(trained / "toy/0", trained / "toy/1")
   page = (trained / "toy/0/README.md").read_text()
@@ -265,18 +267,128 @@ def test_settings_of_a_kind_of_objective_are_its_own():
   assert "objective.kind='other' is not one of fim; if a file" in line
 
 
-def test_a_page_shows_this_objective_whole():
+@pytest.mark.parametrize("name", ["objective", "encoder"])
+def test_a_page_shows_this_part_whole(name):
   """Catches an example that no test runs."""
-  page = (runs.ROOT / "docs/how_to/objective.md").read_text("utf-8")
-  (code,) = re.findall(r"cat > fim.py << 'EOF'\n(.*?)\nEOF\n", page, re.S)
-  assert code + "\n" == (FOLDER / "objective.py").read_text("utf-8")
+  page = (runs.ROOT / f"docs/how_to/{name}.md").read_text("utf-8")
+  (code,) = re.findall(r"cat > \w+.py << 'EOF'\n(.*?)\nEOF\n", page, re.S)
+  assert code + "\n" == (FOLDER / f"{name}.py").read_text("utf-8")
+
+
+class Listed(models.Encoder):
+  """An encoder that keeps its blocks in a list."""
+
+  def __init__(self, rngs, config):
+    norms = [layers.RMSNorm(config.width, 1e-5) for _ in range(2)]
+    self.blocks = nnx.List(norms)
+
+
+class Plain(models.Encoder):
+  """An encoder with a layer of Flax."""
+
+  def __init__(self, rngs, config):
+    self.up = nnx.Linear(config.width, 8, rngs=rngs)
+
+
+class Looping(llama.Llama):
+  """A llama whose own loop gives each block the masks of all layers."""
+
+  def __call__(self, tokens, positions, mask, dropout_key=None):
+    x, masks, _ = encoder.block_inputs(
+      self.config, self.embed(tokens), mask, dropout_key
+    )
+    for block in encoder.unstack(self.blocks):
+      x = block(x, None, masks, None)
+    return x
+
+
+def encoded(make, cached: bool = False):
+  """Encodes four tokens with an encoder of a class."""
+
+  class Settings(llama.LlamaConfig):
+    def module(self, rngs):
+      return make(rngs, self)
+
+  model = models.build_model(
+    Settings(layers=2, width=32, heads=4, kv_heads=2, scan_layers="no"), 50
+  )
+  tokens = np.ones((1, 4), np.int32)
+  params = model.init(0)
+  if cached:
+    return model.extend(params, tokens, np.zeros(1, int), model.cache(1, 8))
+  return model.encode(params, tokens, tokens, ax.AttentionMask(causal=True))
+
+
+class Unregistered(objective.Objective):
+  """An objective that no checkpoint could name."""
+
+
+class Taken(llama.LlamaConfig):
+  """An encoder with the name of another."""
+
+
+REFUSED = [
+  ("Plain.up/bias of shape (8,) has the axes None", encoded, Plain),
+  ("Listed.blocks is a list of modules: stack", encoded, Listed),
+  ("a mask of type PerLayer: give it an AttentionMask", encoded, Looping),
+  ("caches of all layers: give it mask.of_layer", encoded, Looping, True),
+  (
+    "model: no checkpoint could name the class Taken: register it",
+    lambda: config.Config(model=Taken()),
+  ),
+  (
+    "objectives.F: no checkpoint could name the class Unregistered",
+    lambda: config.Config(objectives={"F": Unregistered("f")}),
+  ),
+  ("model 'llama' is LlamaConfig of", models.ENCODERS.register("llama"), Taken),
+  ("is no class of settings", models.ENCODERS.register("mine"), Plain),
+  (
+    "OBJECTIVES['C'] is clm: give yours another letter",
+    objective.OBJECTIVES.__setitem__,
+    "C",
+    objective.Objective("mine"),
+  ),
+  (
+    "unknown config key 'objectives.R.name': there is no objective R; give",
+    config.load_config,
+    "quickstart",
+    ["--config.objectives.R.name=r"],
+  ),
+  (
+    "once for each file: --plugin=a.py --plugin=b.py",
+    plugins.load_plugins,
+    ["--plugin=a.py,b.py"],
+  ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0][:30])
+def test_parts_that_cannot_work_are_refused_in_a_line(case):
+  """Catches tracebacks, and names that are saved but belong to others."""
+  expected, call, *args = case
+  assert expected in runs.told(call, *args)
+
+
+def test_a_part_may_be_registered_again():
+  """Catches a notebook's cell that runs only once."""
+  before = dict(models.ENCODERS)
+  imported("encoder", "encoder")
+  assert models.ENCODERS.keys() - before.keys() == {"gated_llama"}
+
+
+def test_surplus_targets_of_an_own_corruption_are_its_own():
+  """Catches advice about words for a plugin's objective."""
+  (module,) = imported("objective")
+  line = notes.lost_targets(0.25, [module.FillInTheMiddle("fim")])
+  assert "25.00% of the targets: corrupt of fim predicts more" in line
+  assert "words" in notes.lost_targets(0.25, [objective.OBJECTIVES["M"]])
 
 
 def test_an_encoder(trained):
   imported(*TRAINS)
   loaded = ax.load(trained / "toy/0")
-  assert loaded.config.model.name == "toy_gpt"
-  assert loaded.params["places"].shape == (2048, 32)
+  assert loaded.config.model.name == "gated_llama"
+  assert loaded.params["blocks/gate/kernel"].shape == (1, 32, 32)
   losses = runs.logged(trained / "toy/0", "eval/clm/loss")
   assert losses[16] < losses[0]
   assert len(ax.generate(loaded, "the dogs", tokens=3)) > 0

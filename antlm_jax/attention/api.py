@@ -35,6 +35,7 @@ from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.relative import Relative
 from antlm_jax.attention.rope import Rope, turned
 from antlm_jax.attention.tpu import grid
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.mesh import WHOLE, Split, number_of_shards, on_shards
 
@@ -120,6 +121,12 @@ def attend(
   dropped = dropout is not None
   if isinstance(mask, AttentionMask):
     mask = prepare_mask(mask, q, k, implementation, dropped, buckets, split)
+  elif not isinstance(mask, MaskPlan):
+    raise UserError(
+      f"attend got a mask of type {type(mask).__name__}: give it an"
+      " AttentionMask, or in blocks mask.of_layer(layer), as"
+      " antlm_jax.models.encoder.run_blocks does"
+    )
   else:
     _check_prepared(mask, Call.of(q, k, dropped, buckets), implementation)
   backend = BACKENDS[mask.implementation]

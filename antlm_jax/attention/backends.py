@@ -14,7 +14,6 @@ from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.mesh import (
   WHOLE,
-  Split,
   capability,
   device,
   number_of_shards,
@@ -127,10 +126,26 @@ class Pallas(Backend):
       seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
     if relative:
       terms = {"query_terms": relative.query, "key_terms": relative.key}
-
-    call = functools.partial(_call_flash, settings)
-    call = on_shards(call, *_flash_specs(prepared.split))
-    return call(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
+    split = prepared.split
+    by_head = PartitionSpec(split.rows, None, split.heads, None)
+    by_row = PartitionSpec(split.rows)
+    # Each array or group of arrays, and the mesh axes that split it.
+    arguments = {
+      "q": (q, by_head),
+      "k": (k, by_head),
+      "v": (v, by_head),
+      "rope": (rope, by_row),
+      "terms": (terms, by_head),
+      "bounds": (bounds, by_row),
+      "seeds": (seeds, PartitionSpec(split.rows, split.heads)),
+      "schedules": (prepared.schedules, by_row),
+    }
+    arrays = {name: array for name, (array, _) in arguments.items()}
+    specs = {name: spec for name, (_, spec) in arguments.items()}
+    call = on_shards(
+      lambda arrays: _call_flash(settings, **arrays), (specs,), by_head
+    )
+    return call(arrays)
 
   def obstacle(self, mask, call, split, platform) -> str | None:
     # Scalar memory holds all tables and seeds of a shard at once.
@@ -144,24 +159,6 @@ class Pallas(Backend):
 
   def schedule(self, mask, rows: int, call: Call):
     return grid.make_grid_schedules(mask, rows, call.blocks)
-
-
-def _flash_specs(split: Split) -> tuple[tuple, PartitionSpec]:
-  """Returns the specs of `_call_flash`'s arrays, and of its result."""
-  array = PartitionSpec(split.rows, None, split.heads, None)
-  by_row = PartitionSpec(split.rows)
-  by_head = PartitionSpec(split.rows, split.heads)
-  arguments = {
-    "q": array,
-    "k": array,
-    "v": array,
-    "rope": by_row,
-    "terms": array,
-    "bounds": by_row,
-    "seeds": by_head,
-    "schedules": by_row,
-  }
-  return tuple(arguments.values()), array
 
 
 def _call_flash(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from antlm_jax.attention.reference import reference
 from antlm_jax.attention.relative import Relative
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 
 # For each layer, arrays `[B, heads, S, width]` with S slots per row: keys,
@@ -46,6 +47,11 @@ class Cached:
     relative: Relative | None,
   ) -> jax.Array:
     """Computes `attention.attend` for the new tokens `[B, T, ...]`."""
+    if len(self.layers) > 1:
+      raise UserError(
+        "attend got the caches of all layers: give it mask.of_layer(layer), as"
+        " antlm_jax.models.encoder.run_blocks does"
+      )
     (refs,) = self.layers
     (window,) = self.windows
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)

@@ -118,7 +118,7 @@ class _Stretch(NamedTuple):
   """Steps that one `Stage` and one phase of the mix have in common."""
 
   start: int  # its first step
-  slots: float  # number of slots that it fills; infinite for the last stretch
+  slot_count: float  # slots that it fills; infinite for the last stretch
   rows_before: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
 
@@ -239,24 +239,30 @@ class Order:
     """Returns `_places` of a step's slots in this process.
 
     A lane is one of the blocks of rows that a source reads in turn. The slots
-    of a source take its places of this step in the order of their lanes. The
-    first slot takes the place of the lowest lane. So a lane has the same slot,
-    or a neighbour, in all steps, even if batches grow.
+    of a source take its places of this step in the order of their lanes. So a
+    lane has the same slot, or a neighbour, in all steps, even if batches grow.
+    With three lanes, and one source in slots 0, 1 and 3:
+
+        slot           0  1  3
+        its place      5  6  7
+        lane (of it)   2  0  1
+        place it takes 6  7  5
     """
     size = max(1, self.batch_size(step))
     start = self._stretch(step).start
     numbers = self.slots_between(start, step) + np.arange(size)
-    places = source, _, place = self._places(step, numbers)
+    source, epoch, place = self._places(step, numbers)
     lane = place % self._lanes[source]
-    place_of_slot = np.empty_like(place)  # as an index of `place`
-    # Both list one source after another: its places by lane, and its slots.
-    by_lane = np.lexsort((lane, source))
-    by_slot = np.argsort(source, kind="stable")
-    place_of_slot[by_slot] = by_lane
+    # Both orders have one source after another. The first has its places by
+    # lane, and the second its slots as they are.
+    places_by_lane = np.lexsort((lane, source))
+    slots_in_order = np.argsort(source, kind="stable")
+    index_of_slot = np.empty_like(places_by_lane)
+    index_of_slot[slots_in_order] = places_by_lane
     slots = self.at(step).layout.slots
     # Empty slots repeat the first: their process need not read another row.
-    place_index = place_of_slot[np.where(slots < size, slots, 0)]
-    return tuple(values[place_index] for values in places)
+    index = index_of_slot[np.where(slots < size, slots, 0)]
+    return source[index], epoch[index], place[index]
 
   def slot_numbers(self, step: int) -> np.ndarray:
     """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""
@@ -270,8 +276,8 @@ class Order:
   def rows_read(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that earlier steps read."""
     stretch = self._stretch(step)
-    slots = self.slots_between(stretch.start, step)
-    rows = self._counts(step, slots) * self.at(step).joined
+    slot_count = self.slots_between(stretch.start, step)
+    rows = self._counts(step, slot_count) * self.at(step).joined
     rows += stretch.rows_before
     return dict(zip(self.sources, rows.tolist(), strict=True))
 
@@ -364,14 +370,14 @@ class Order:
     So every step reads the lanes equally often, and processes, which fill
     different slots, read different blocks.
     """
-    shares = np.full(len(self.sources), np.inf)
-    for phase in self._mix.phases:
-      for name, share in phase.shares.items():
-        index = list(self.sources).index(name)
-        shares[index] = min(shares[index], share) if share else shares[index]
-    smallest = min(stage.layout.batch_size for stage in self.stages)
-    slots = np.minimum(shares, 1.0) * smallest * self.growth
-    return np.rint(slots * np.ceil(_LEAST_LANES / slots)).astype(np.int64)
+    least_shares = []
+    for name in self.sources:
+      shares = [phase.shares.get(name, 0.0) for phase in self._mix.phases]
+      least_shares.append(min(filter(None, shares), default=1.0))
+    smallest_batch = min(stage.layout.batch_size for stage in self.stages)
+    least_slots = np.array(least_shares) * smallest_batch * self.growth
+    turns = np.ceil(_LEAST_LANES / least_slots)
+    return np.rint(least_slots * turns).astype(np.int64)
 
   def _stretch(self, step: int) -> _Stretch:
     """Returns the stretch of a step."""
@@ -383,15 +389,15 @@ class Order:
     """All stretches, in order. A stage or a phase of the mix begins each."""
     changes = [phase.start for phase in self._mix.phases]
     starts = sorted({*self.starts, *changes})
-    out = []
+    stretches = []
     rows_before = np.zeros_like(self._sizes)
     for start, stop in itertools.pairwise(starts):
-      slots = self.slots_between(start, stop)
-      out.append(_Stretch(start, slots, rows_before))
+      slot_count = self.slots_between(start, stop)
+      stretches.append(_Stretch(start, slot_count, rows_before))
       # Rows, since slots of two stages may hold different numbers of them.
-      rows = self._counts(start, slots) * self.at(start).joined
+      rows = self._counts(start, slot_count) * self.at(start).joined
       rows_before = rows_before + rows
-    return [*out, _Stretch(starts[-1], math.inf, rows_before)]
+    return [*stretches, _Stretch(starts[-1], math.inf, rows_before)]
 
   @functools.cached_property
   def _mix(self) -> Curriculum:
@@ -400,33 +406,38 @@ class Order:
     shares = dict(zip(self.sources, sizes.tolist(), strict=True))
     return self.mix or Curriculum((Phase(0, self.steps, shares),))
 
-  def _counts(self, step: int, slots) -> np.ndarray:
-    """Says how many of a stretch's first `slots` each source fills."""
-    slots = np.asarray(slots, np.int64)
+  def _counts(self, step: int, slot_counts) -> np.ndarray:
+    """Returns how many of a stretch's first slots each source fills.
+
+    `slot_counts` are one or several numbers of first slots, `[...]`, and the
+    result is int64 `[S, ...]`.
+    """
+    slot_counts = np.asarray(slot_counts, np.int64)
     phase = self._mix.at(step)
-    out = np.zeros((len(self.sources), *slots.shape), np.int64)
+    counts = np.zeros((len(self.sources), *slot_counts.shape), np.int64)
     names = list(self.sources)
-    out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
-    return out
+    indices = [names.index(name) for name in phase.shares]
+    counts[indices] = phase.counts(slot_counts)
+    return counts
 
   def _sources_of(
-    self, stretch: _Stretch, slots: np.ndarray
+    self, stretch: _Stretch, numbers: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns each slot's source, and the slots that this source filled before.
 
-    `slots` are numbers of slots in the stretch, int64 `[n]`, as are both
+    `numbers` are those of the slots in the stretch, int64 `[n]`, as are both
     results.
     """
     if len(self.sources) == 1:
-      return np.zeros_like(slots), slots
-    source = np.empty_like(slots)
-    filled = np.empty_like(slots)
-    blocks, places = np.divmod(slots, _MIX_BLOCK)
+      return np.zeros_like(numbers), numbers
+    source = np.empty_like(numbers)
+    filled = np.empty_like(numbers)
+    blocks, offsets = np.divmod(numbers, _MIX_BLOCK)
     for block in np.unique(blocks).tolist():
       inside = blocks == block
-      of_block, filled_of_block = self._shuffled_block(stretch, block)
-      source[inside] = of_block[places[inside]]
-      filled[inside] = filled_of_block[places[inside]]
+      block_source, block_filled = self._shuffled_block(stretch, block)
+      source[inside] = block_source[offsets[inside]]
+      filled[inside] = block_filled[offsets[inside]]
     return source, filled
 
   def _shuffled_block(
@@ -438,23 +449,25 @@ class Order:
     fills (`_counts`), and a shuffle chooses these slots. The rows of a source
     keep their order.
     """
-    slots = block * _MIX_BLOCK + np.arange(_MIX_BLOCK)
+    numbers = block * _MIX_BLOCK + np.arange(_MIX_BLOCK)
     # Slots that each source fills before each of these, `[S, _MIX_BLOCK + 1]`.
-    before = self._counts(stretch.start, np.append(slots, slots[-1] + 1))
+    before = self._counts(stretch.start, np.append(numbers, numbers[-1] + 1))
     # Whether each source fills each slot, 0 or 1, before and after the shuffle.
     fills = np.diff(before)
-    fills = fills[:, self._shuffle_of(stretch, slots)]
+    fills = fills[:, self._shuffle_of(stretch, numbers)]
     before = before[:, :1] + fills.cumsum(axis=1) - fills
     source = fills.argmax(axis=0)
     return source, before[source, np.arange(_MIX_BLOCK)]
 
-  def _shuffle_of(self, stretch: _Stretch, slots: np.ndarray) -> np.ndarray:
+  def _shuffle_of(self, stretch: _Stretch, numbers: np.ndarray) -> np.ndarray:
     """Returns a random permutation of a block's slots, int64 `[_MIX_BLOCK]`."""
-    draws = hashing.bits(self.seed, _SHUFFLE, stretch.rows_before.sum() + slots)
+    counters = stretch.rows_before.sum() + numbers
+    draws = hashing.bits(self.seed, _SHUFFLE, counters)
     # Slots after the stretch's end stay behind the slots before it, so that the
     # stretch has exactly its shares.
     after_all = 2**32
-    draws = np.where(slots < stretch.slots, draws.astype(np.int64), after_all)
+    is_inside = numbers < stretch.slot_count
+    draws = np.where(is_inside, draws.astype(np.int64), after_all)
     return np.argsort(draws, kind="stable")
 
 

@@ -126,7 +126,7 @@ class EncoderConfig(settings.Section):
 
   def module(self, rngs: nnx.Rngs) -> "Encoder":
     """Builds the encoder and draws its initial parameters from `rngs`."""
-    raise NotImplementedError
+    raise UserError(f"{type(self).__name__} has no module(rngs): define it")
 
   def windows_in(self, length: int) -> tuple[int, ...]:
     """Returns each layer's window in rows of T tokens: T if it has none."""
@@ -197,11 +197,11 @@ class Encoder(nnx.Module):
     Returns:
       Hidden states `[B, T, D]` in the compute dtype.
     """
-    raise NotImplementedError
+    raise UserError(f"{type(self).__name__} has no __call__: define it")
 
   def output_head(self) -> Head:
     """Returns the output layer."""
-    raise NotImplementedError
+    raise UserError(f"{type(self).__name__} has no output_head(): define it")
 
 
 def embedding_table(embedding: nnx.Param) -> jax.Array:

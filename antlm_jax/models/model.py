@@ -201,12 +201,18 @@ def from_config(config: EncoderConfig) -> Model:
   tensors = {}
   for path, variable in _variables(module).items():
     shape = variable.get_value()
-    names = variable.get_metadata("axes")
-    # `stack` adds the layer axis in front of a block's axes.
-    stacked = (None,) * (shape.ndim - len(names))
-    shapes[path] = shape
-    axes[path] = (*stacked, *names)
     metadata = variable.get_metadata()
+    names = metadata.get("axes")
+    # `stack` adds the layer axis in front of a block's axes.
+    stacked = -1 if names is None else shape.ndim - len(names)
+    if stacked not in (0, 1) or not shape.ndim:
+      raise UserError(
+        f"{type(module).__name__}.{path} of shape {shape.shape} has the axes"
+        f" {names}: declare it with nnx.Param(values, axes=(...)), one name for"
+        " each axis, or use antlm_jax.models.layers instead of Flax's layers"
+      )
+    shapes[path] = shape
+    axes[path] = (None,) * stacked + tuple(names)
     name = path
     if "tensor" in metadata:  # relative to the module with the layers
       name = f"{path.rsplit('/', 2)[0]}/{metadata['tensor']}"
@@ -222,4 +228,12 @@ def _variables(module: Encoder) -> dict[str, nnx.Variable]:
   """Returns a module's parameters by path."""
   with nnx.set_graph_mode(False):
     flat = nnx.to_flat_state(nnx.state(module))
+  for path, _ in flat:
+    if numbers := [name for name in path if isinstance(name, int)]:
+      name = "/".join(map(str, path[: path.index(numbers[0])]))
+      raise UserError(
+        f"{type(module).__name__}.{name} is a list of modules: stack equal"
+        " blocks with antlm_jax.models.encoder.stack, and give others a name"
+        " each"
+      )
   return {"/".join(path): variable for path, variable in flat}

@@ -255,7 +255,23 @@ class Objective(Section):
     return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
 
 
-OBJECTIVES: dict[str, Objective] = {
+class _Letters(dict[str, Objective]):
+  """Objectives by letter. An item that is set adds an objective.
+
+  Setting raises a UserError for a letter of this file, whose meaning stays.
+  """
+
+  def __setitem__(self, letter: str, objective: Objective) -> None:
+    built_in = _BUILT_IN.get(letter, objective)
+    if objective != built_in:
+      raise UserError(
+        f"OBJECTIVES[{letter!r}] is {built_in.name}: give yours another letter,"
+        f" or change settings such as objectives.{letter}.mask_ratio"
+      )
+    super().__setitem__(letter, objective)
+
+
+_BUILT_IN: dict[str, Objective] = {
   # Next-token prediction.
   "C": Objective("clm"),
   # BERT's masked language modeling, predicted in place.
@@ -289,6 +305,7 @@ OBJECTIVES: dict[str, Objective] = {
   # Prefix language modeling: the prefix has a random length.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
 }
+OBJECTIVES = _Letters(_BUILT_IN)
 
 
 def with_ratio(

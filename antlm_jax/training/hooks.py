@@ -344,7 +344,8 @@ class LogHook(Hook):
         values[f"train/{name}"] = float(value)
     values["train/lost_targets"] = float(lost)
     if lost:
-      line = notes.lost_targets(lost / (lost + count))
+      share = lost / (lost + count)
+      line = notes.lost_targets(share, trainer.config.trained)
       trainer.progress.note("lost", step, line)
     trainer.record(step, values)
     trainer.progress.show(step, " · ".join(shown))

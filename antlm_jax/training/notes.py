@@ -1,7 +1,7 @@
 """Lines about a run: its model and data, warnings, and tips."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
@@ -9,6 +9,7 @@ from antlm_jax import jax_flags, units
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.objective import Objective
 from antlm_jax.training.run import Run
 
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
@@ -121,13 +122,23 @@ def time_advice(seconds: Mapping[str, float], run: Run) -> list[str]:
   ]
 
 
-def lost_targets(share: float) -> str:
+def lost_targets(share: float, objectives: Sequence[Objective]) -> str:
   """Returns a warning of a loss that leaves out a share of the targets."""
-  return (
-    f"warning: the loss leaves out {share:.2%} of the targets: words of some"
-    " rows are too long for the lists of targets; use unit=token or unit=span"
-    " for this text"
+  plugins = [
+    objective.name
+    for objective in objectives
+    if type(objective).corrupt is not Objective.corrupt
+  ]
+  cause = (
+    "words of some rows are too long for the lists of targets; use unit=token"
+    " or unit=span for this text"
   )
+  if plugins:
+    cause = (
+      f"corrupt of {' or '.join(plugins)} predicts more than max_target_share"
+      " of a row; override that property with the largest share"
+    )
+  return f"warning: the loss leaves out {share:.2%} of the targets: {cause}"
 
 
 def advice(

@@ -31,7 +31,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 
 
 # The kinds of task, by their names in the paper.
-KINDS: Mapping[str, tuple[str, ...]] = {
+TASKS_BY_KIND: Mapping[str, tuple[str, ...]] = {
   "SC": tuple(TEXTS),
   "TC": tuple(tagging.STUDY),
   "QA": tuple(answering.SCORES),
@@ -47,7 +47,7 @@ MEASURES = {  # of the paper's code, by kind of task
 TRAINED_ON = {"nq": "msmarco", "mldr": "msmarco"}
 SCORES = {
   name: (f"{name}-test",) if name in TRAINED_ON else evaluations
-  for names in KINDS.values()
+  for names in TASKS_BY_KIND.values()
   for name, evaluations in sets.dev_and_test(names).items()
 }
 
@@ -64,7 +64,7 @@ def make_protocol_task(
 
   Raises a UserError if a file is missing.
   """
-  kind = next(kind for kind, names in KINDS.items() if name in names)
+  kind = next(kind for kind, names in TASKS_BY_KIND.items() if name in names)
   if kind == "SC":
     form = glue.FORMATS[name]
     form = dataclasses.replace(form, texts=TEXTS[name], metric="accuracy")

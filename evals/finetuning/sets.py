@@ -127,28 +127,28 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
 
 def _open_folder(folder: str, any_kind: bool) -> dict[str, list[Source]]:
   """Returns the files of a folder by split, as `open_data` does."""
-  (files,) = text_files.search([folder], any_kind)
-  sets = {}
+  (candidates,) = text_files.search([folder], any_kind)
+  files_by_split = {}
   for split in splits.WORDS:
-    if split_files := _split_files(folder, split, files):
-      sets[split] = split_files
-  if not any_kind and "train" not in sets:
-    sets = {"train": _without_names(files)} | sets
-  _check_unused(folder, files, sets)
+    if split_files := _split_files(folder, split, candidates):
+      files_by_split[split] = split_files
+  if not any_kind and "train" not in files_by_split:
+    files_by_split = {"train": _without_names(candidates)} | files_by_split
+  _check_unused(folder, candidates, files_by_split)
   return {
     split: [file.source for file in split_files]
-    for split, split_files in sets.items()
+    for split, split_files in files_by_split.items()
     if split_files
   }
 
 
 def _split_files(
-  folder: str, split: str, files: Sequence[text_files.Found]
+  folder: str, split: str, candidates: Sequence[text_files.Found]
 ) -> list[text_files.Found]:
   """Returns the file of a split, or its parts; UserError if it has several."""
   result = [
     file
-    for file in files
+    for file in candidates
     if file.split == split or (file.alone and split == "train")
   ]
   paths_by_stem = {file.stem: file.source for file in reversed(result)}
@@ -157,9 +157,11 @@ def _split_files(
   return result
 
 
-def _without_names(files: Sequence[text_files.Found]) -> list[text_files.Found]:
+def _without_names(
+  candidates: Sequence[text_files.Found],
+) -> list[text_files.Found]:
   """Returns the files that name no split, which are to train on."""
-  unnamed = [file for file in files if not file.split]
+  unnamed = [file for file in candidates if not file.split]
   # Next to records, text is a description such as README.md.
   records = [
     file for file in unnamed if readers.READERS.get(readers.kind(file.source))
@@ -169,27 +171,29 @@ def _without_names(files: Sequence[text_files.Found]) -> list[text_files.Found]:
 
 def _check_unused(
   folder: str,
-  files: Sequence[text_files.Found],
-  sets: Mapping[str, Sequence[text_files.Found]],
+  candidates: Sequence[text_files.Found],
+  files_by_split: Mapping[str, Sequence[text_files.Found]],
 ) -> None:
   """Says which files of a folder belong to no set.
 
   Raises a UserError if there is no set, or a file seems to be another set.
   """
-  names = {file: os.path.relpath(file.source, folder) for file in files}
-  if not any(sets.values()):
+  names = {file: os.path.relpath(file.source, folder) for file in candidates}
+  if not any(files_by_split.values()):
     listed = ", ".join([*names.values()][:_SHOWN]) or "no files"
     raise Absent(
       f"{folder} has {listed}: looked for files named train, dev (valid) and"
       " test"
     )
-  used = [file for split_files in sets.values() for file in split_files]
+  used = [
+    file for split_files in files_by_split.values() for file in split_files
+  ]
   for file, name in names.items():
     # Names such as web-dev.md have a split's word, but say no split.
     split = splits.split_word(name)
     is_unclear = split and file.split in ("", "unknown")
     is_only_train = len(used) == 1 and split == "train"
-    is_needed = file in used or not sets.get(split)
+    is_needed = file in used or not files_by_split.get(split)
     if is_unclear and not is_only_train and is_needed:
       advice = f"name it {split}{''.join(pathlib.Path(name).suffixes)}"
       if file.split == "unknown":
@@ -197,7 +201,7 @@ def _check_unused(
       raise UserError(
         f"{folder}: is {name} the {split} set? {advice}, or move it"
       )
-  if unused := [names[file] for file in files if file not in used]:
+  if unused := [names[file] for file in candidates if file not in used]:
     ellipsis = ", ..." if unused[_SHOWN:] else ""
     progress.say(
       f"{folder}: not used: {', '.join(unused[:_SHOWN])}{ellipsis}; files named"

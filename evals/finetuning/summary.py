@@ -225,29 +225,14 @@ def summarise(
   learning rate has the fewest runs that diverged in their first epoch, then the
   best mean. `examples` are those that are predicted, by evaluation set.
   """
-  chooser_set = task.evaluations[0]
-  # Labels of another set that chooses, such as that of train_on, are not here.
-  labels = collections.Counter(
-    repr(example.label) for example in examples.get(chooser_set, ())
-  )
-  most_common = max(labels.values(), default=0) / max(1, labels.total())
-  collapsed_share = max(COLLAPSED, (1 + most_common) / 2)
+  collapsed_share = _collapsed_share(examples.get(task.evaluations[0], ()))
   runs = [_run_summary(task, o, examples, collapsed_share) for o in outcomes]
-  scores = [standing(task, outcome.best) for outcome in outcomes]
-  lost_runs = collections.Counter(
-    outcome.run.lr
-    for outcome, score in zip(outcomes, scores, strict=True)
-    if score == -math.inf
-  )
   runs_by_lr = {}
   for run in runs:
     runs_by_lr.setdefault(run["lr"], []).append(run)
-
-  def rank(lr: float) -> tuple[int, float]:
-    mean = _score_over_seeds(runs_by_lr[lr], chooser_set, task.chooser).mean
-    return -lost_runs[lr], mean
-
-  best_lr = max(runs_by_lr, key=rank)
+  standings = [standing(task, outcome.best) for outcome in outcomes]
+  best_lr = _best_rate(task, runs_by_lr, outcomes, standings)
+  best_rate_runs = [i for i, run in enumerate(runs) if run["lr"] == best_lr]
   return Summary(
     request=request,
     train_examples=train_examples,
@@ -261,14 +246,42 @@ def summarise(
       name: _without_training(task, name, examples[name]) for name in examples
     },
     best_lr=best_lr,
-    best_run=max(
-      (i for i, run in enumerate(runs) if run["lr"] == best_lr),
-      key=scores.__getitem__,
-    ),
-    by_lr=[_rate_summary(task, of_rate) for of_rate in runs_by_lr.values()],
+    best_run=max(best_rate_runs, key=standings.__getitem__),
+    by_lr=[_rate_summary(task, rate_runs) for rate_runs in runs_by_lr.values()],
     runs=runs,
     seconds=seconds,
   )
+
+
+def _collapsed_share(examples: Sequence[Example]) -> float:
+  """Returns the share of examples that only a collapsed run answers equally.
+
+  `examples` are those of the set that chooses, or none if it is not predicted.
+  """
+  labels = collections.Counter(repr(example.label) for example in examples)
+  most_common = max(labels.values(), default=0) / max(1, labels.total())
+  return max(COLLAPSED, (1 + most_common) / 2)
+
+
+def _best_rate(
+  task: Task,
+  runs_by_lr: Mapping[float, Sequence[Mapping[str, Any]]],
+  outcomes: Sequence[TuningOutcome],
+  standings: Sequence[float],
+) -> float:
+  """Returns the learning rate with the fewest lost runs, then the best mean."""
+  lost_runs = collections.Counter(
+    outcome.run.lr
+    for outcome, score in zip(outcomes, standings, strict=True)
+    if score == -math.inf
+  )
+
+  def rank(lr: float) -> tuple[int, float]:
+    chooser_set = task.evaluations[0]
+    mean = _score_over_seeds(runs_by_lr[lr], chooser_set, task.chooser).mean
+    return -lost_runs[lr], mean
+
+  return max(runs_by_lr, key=rank)
 
 
 def _without_training(

@@ -26,7 +26,8 @@ _LETTERS = {
   "BMES": "BMES",
   "BMEWO": "BMEW",
 }
-KINDS = "kinds without letters"
+# Name of the scheme whose tags are kinds of entity alone, such as PER.
+WITHOUT_LETTERS = "kinds without letters"
 # Never part of a tag: several tags of one word, and spaces.
 _ONE = r"(?!\S*[,;|/][BI]-)\S"
 # A kind of two letters or more, but not B_PER or PER-B.
@@ -36,7 +37,7 @@ SCHEMES = (
   *(Scheme(name, f"O|[{x}]-{_ONE}+") for name, x in _LETTERS.items()),
   *(Scheme(name, f"O|[{x}]", ("B",)) for name, x in _LETTERS.items()),
   Scheme("IOB", "O|I", ("O", "I")),
-  Scheme(KINDS, f"O|{_KIND}", ("O",)),
+  Scheme(WITHOUT_LETTERS, f"O|{_KIND}", ("O",)),
   # Other tags, such as parts of speech. Of letters, O may be an object. Words
   # are no number, no list, and not CoNLL-U's mark of an empty column.
   Scheme("letters", r"[^\s\d_]", (), False),
@@ -52,25 +53,26 @@ def scheme_of(places: Mapping[str, str]) -> Scheme:
   3". Raises a UserError with such a place if no scheme allows all tags.
   """
   tags = sorted(places)
-  candidates = {
+  allowed_tags = {
     scheme: [tag for tag in tags if re.fullmatch(scheme.tags, tag)]
     for scheme in SCHEMES
     if places.keys() >= {*scheme.required}
   }
-  for scheme, matching in candidates.items():
-    if matching == tags:
+  for scheme, allowed in allowed_tags.items():
+    if allowed == tags:
       return scheme
+  # The error names a tag that the nearest scheme does not allow.
   nearest = max(
     (
-      matching
-      for scheme, matching in candidates.items()
+      allowed
+      for scheme, allowed in allowed_tags.items()
       if scheme.is_of_entities or "O" not in places
     ),
     key=len,
   )
-  like = [tag for tag in nearest if tag != "O"]
   odd = min(places.keys() - {*nearest})
-  example = f", and others are like {like[0]!r:.40}" if like else ""
+  others = [tag for tag in nearest if tag != "O"]
+  example = f", and others are like {others[0]!r:.40}" if others else ""
   raise UserError(
     f"{places[odd]}: the tag {odd!r:.60} is of no scheme that is read{example}:"
     " write all tags as one of IOB, BIOES, BILOU or BMES (B-PER, I-PER, O), or"
@@ -81,9 +83,9 @@ def scheme_of(places: Mapping[str, str]) -> Scheme:
 def iob2(labels: Sequence[str], scheme: str = "") -> list[str]:
   """Returns a sentence's labels with `B-` at the start of each entity.
 
-  `scheme` is their scheme's name, which matters for `KINDS`.
+  `scheme` is their scheme's name, which matters for `WITHOUT_LETTERS`.
   """
-  if scheme == KINDS:
+  if scheme == WITHOUT_LETTERS:
     labels = [tag if tag == "O" else labels_of_kind(tag)[1] for tag in labels]
   out = ["O"] * len(labels)
   for kind, start, stop in entities(labels):

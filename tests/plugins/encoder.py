@@ -1,73 +1,48 @@
-"""A minimal GPT: learned positions, LayerNorm, full multi-head attention."""
+"""A llama with a gate on the update of each block."""
 
 import dataclasses
-import functools
 
 import jax
 from flax import nnx
 
-from antlm_jax import attention, models
-from antlm_jax.models import encoder, layers
+from antlm_jax.models import ENCODERS, Encoder, encoder, layers, llama
 
 
-@models.ENCODERS.register("toy_gpt")
+@ENCODERS.register("gated_llama")
 @dataclasses.dataclass(frozen=True)
-class GptConfig(models.EncoderConfig):
-  """The settings that every encoder has."""
+class GatedConfig(llama.LlamaConfig):
+  """The settings of a llama; its own would be fields made by `setting`."""
 
   def module(self, rngs):
-    return Gpt(rngs, self)
+    return GatedLlama(rngs, self)
 
 
-def linear(rngs, i, o, axes):
-  return layers.Linear(layers.normal(rngs, (i, o), axes, 0.02), bias=True)
+class GatedBlock(nnx.Module):
+  def __init__(self, rngs, config):
+    shape = config.width, config.width
+    kernel = layers.normal(rngs, shape, ("embed", "gate"), config.init_std)
+    self.gate = layers.Linear(kernel, bias=True)
+    self.block = llama.LlamaBlock(rngs, config)
+
+  def __call__(self, x, rope, mask, key):
+    update = self.block(x, rope, mask, key) - x
+    return x + jax.nn.sigmoid(self.gate(x)) * update
 
 
-class Block(nnx.Module):
-  def __init__(self, rngs, c):
-    self.config = c
-    norm = functools.partial(layers.LayerNorm, c.width, c.norm_eps, affine=True)
-    self.norm, self.mlp_norm = norm(), norm()
-    self.q, self.k, self.v = (
-      linear(rngs, c.width, c.width, ("embed", "heads")) for _ in range(3)
-    )
-    self.out = linear(rngs, c.width, c.width, ("heads", "embed"))
-    self.up = linear(rngs, c.width, c.mlp_width, ("embed", "mlp"))
-    self.down = linear(rngs, c.mlp_width, c.width, ("mlp", "embed"))
-
-  def __call__(self, x, mask, key):
-    keys = (None,) * 2 if key is None else jax.random.split(key)
-    y = self.norm(x)
-    q, k, v = (
-      layers.split_heads(f(y), self.config.head_dim)
-      for f in (self.q, self.k, self.v)
-    )
-    y = attention.attend(q, k, v, mask).reshape(x.shape)
-    x = x + layers.dropout(self.out(y), self.config.dropout, keys[0])
-    y = self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
-    return x + layers.dropout(y, self.config.dropout, keys[1])
-
-
-class Gpt(models.Encoder):
+class GatedLlama(Encoder):
   def __init__(self, rngs, config):
     c = self.config = config
-    draw = functools.partial(layers.normal, rngs, std=0.02)
-    self.embedding = draw((c.vocab_size, c.width), ("vocab", "embed"))
-    # An axis that no table of the library knows.
-    self.places = draw((c.max_seq_len, c.width), ("seq_table", "embed"))
-    self.blocks = encoder.stack(lambda r, _: Block(r, c), rngs, c.layers)
-    self.norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
+    shape = c.vocab_size, c.width
+    self.embedding = layers.normal(rngs, shape, ("vocab", "embed"), c.init_std)
+    self.blocks = encoder.stack(lambda r, _: GatedBlock(r, c), rngs, c.layers)
+    self.norm = layers.RMSNorm(c.width, c.norm_eps)
 
   def __call__(self, tokens, positions, mask, dropout_key=None):
     c = self.config
-    x = (
-      encoder.embedding_table(self.embedding)[tokens]
-      + self.places[...][positions]
-    )
-    x, mask, keys = encoder.block_inputs(
-      c, x.astype(c.dtype), mask, dropout_key
-    )
-    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys))
+    x = encoder.embed_tokens(self.embedding, tokens, c.dtype)
+    x, masks, keys = encoder.block_inputs(c, x, mask, dropout_key)
+    rope = encoder.rope(c, positions)
+    return self.norm(encoder.run_blocks(c, self.blocks, x, masks, keys, rope))
 
   def output_head(self):
     return encoder.Head(encoder.embedding_table(self.embedding).T)

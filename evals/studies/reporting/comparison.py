@@ -11,7 +11,7 @@ import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flax import traverse_util
 
@@ -116,16 +116,18 @@ def compare_runs(
       steps are not known.
   """
   all_runs = list(itertools.chain(*runs.values()))
-  kinds = list(dict.fromkeys(kind for run in all_runs for kind in run.kinds))
-  ranking = _ranking_losses(all_runs, kinds, by)
-  half = ""
-  if any(_watched_step(run) is not None for run in all_runs):
-    half = REPORT if all(run.halves for run in all_runs) else ""
-  rows = [_compared(label, runs[label], kinds, ranking, half) for label in runs]
+  loss_names = _measured_losses(all_runs)
+  ranking = _ranking_losses(all_runs, loss_names, by)
+  # A step that half of the rows chose is compared on the other half.
+  chosen = any(_watched_step(run) is not None for run in all_runs)
+  half = REPORT if chosen and all(run.halves for run in all_runs) else ""
+  rows = [
+    _compared(label, runs[label], loss_names, ranking, half) for label in runs
+  ]
   rows.sort(
     key=lambda row: (not row.ended, row.loss.mean if row.loss else math.inf)
   )
-  table_rows = [_table_row(row, kinds, ranking) for row in rows]
+  table_rows = [_table_row(row, loss_names, ranking) for row in rows]
   head, cells = render.report_cells(table_rows, _cell_text)
   comparison = Comparison(
     rows=tuple(rows),
@@ -172,18 +174,26 @@ def _write_report(
   )
 
 
+def _measured_losses(runs: Iterable[TrainedRun]) -> list[str]:
+  """Returns the names of all held-out losses that some run has measured."""
+  return list(dict.fromkeys(name for run in runs for name in run.loss_names))
+
+
 def _ranking_losses(
-  runs: Sequence[TrainedRun], kinds: Sequence[str], by: Sequence[str]
+  runs: Sequence[TrainedRun], loss_names: Sequence[str], by: Sequence[str]
 ) -> list[str]:
   """Returns the losses that rank runs, which all of them have measured."""
-  shared = [kind for kind in kinds if all(kind in run.kinds for run in runs)]
-  for kind in set(by) - set(shared):
+  shared = [
+    name for name in loss_names if all(name in run.loss_names for run in runs)
+  ]
+  for loss_name in set(by) - set(shared):
     measured = ", ".join(shared) or "none"
     raise UserError(
-      f"--by={kind}: not every run measured this loss (measured: {measured})"
+      f"--by={loss_name}: not every run measured this loss (measured:"
+      f" {measured})"
     )
   if not shared:
-    measured = ", ".join(kinds) or "none"
+    measured = ", ".join(loss_names) or "none"
     raise UserError(
       f"every run must measure the same loss (measured by some: {measured})"
     )
@@ -202,16 +212,18 @@ def _watched_step(run: TrainedRun) -> int | None:
 def _compared_step(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
   best = _watched_step(run)
-  return max(run.losses[run.kinds[0]]) if best is None else best
+  return max(run.losses[run.loss_names[0]]) if best is None else best
 
 
 def _mean_loss(
-  runs: Sequence[TrainedRun], kinds: Sequence[str], half: str
+  runs: Sequence[TrainedRun], loss_names: Sequence[str], half: str
 ) -> Mean | None:
   losses = {}
   for run in runs:
     step = _compared_step(run)
-    measured = [run.held_out(kind, half).get(step) for kind in kinds]
+    measured = [
+      run.held_out(loss_name, half).get(step) for loss_name in loss_names
+    ]
     if None not in measured:
       losses[run.seed] = sum(measured) / len(measured)
   return mean_of_seeds(losses)
@@ -220,7 +232,7 @@ def _mean_loss(
 def _compared(
   label: str,
   runs: Sequence[TrainedRun],
-  kinds: Sequence[str],
+  loss_names: Sequence[str],
   ranking: Sequence[str],
   half: str,
 ) -> Compared:
@@ -228,11 +240,13 @@ def _compared(
   ends = dict.fromkeys((steps[0], steps[-1]))
   summaries = [run.summary for run in runs if run.summary]
   seconds = [s["seconds"]["total"] for s in summaries if "seconds" in s]
-  losses = {kind: _mean_loss(runs, [kind], half) for kind in kinds}
+  losses = {
+    loss_name: _mean_loss(runs, [loss_name], half) for loss_name in loss_names
+  }
   return Compared(
     label=label,
     step=steps[-1],
-    losses={kind: loss for kind, loss in losses.items() if loss},
+    losses={loss_name: loss for loss_name, loss in losses.items() if loss},
     loss=_mean_loss(runs, ranking, half),
     folders=tuple(run.folder for run in runs),
     steps="-".join(f"{step:,}" for step in ends),
@@ -243,7 +257,7 @@ def _compared(
 
 
 def _table_row(
-  row: Compared, kinds: Sequence[str], ranking: Sequence[str]
+  row: Compared, loss_names: Sequence[str], ranking: Sequence[str]
 ) -> Row:
   seeds = {"seeds": len(row.folders)} if len(row.folders) > 1 else {}
   mean = {"mean": row.loss} if len(ranking) > 1 else {}
@@ -252,7 +266,7 @@ def _table_row(
     **seeds,
     "step": row.step,
     "_step": row.steps if row.ended else f"{row.steps}, not at its end",
-    **{kind: row.losses.get(kind) for kind in kinds},
+    **{loss_name: row.losses.get(loss_name) for loss_name in loss_names},
     **mean,
     "parameters": row.parameters,
     "time": row.seconds,
@@ -301,9 +315,9 @@ def _not_comparable(runs: Sequence[TrainedRun], ranking: Sequence[str]) -> str:
   elif len({run.config["eval"]["rows"] for run in runs}) > 1:
     differences = "eval.rows"
   else:
-    for kind in ranking:
-      if names := _measured_differently(runs, kind):
-        differences = f"{', '.join(names)} of {kind}"
+    for loss_name in ranking:
+      if names := _measured_differently(runs, loss_name):
+        differences = f"{', '.join(names)} of {loss_name}"
         hint = (
           ": measure the same objective in each, such as eval.objectives=C,M15"
         )
@@ -323,11 +337,13 @@ def _have_one_text(runs: Sequence[TrainedRun]) -> bool:
   return ended or len({*map(_held_out_data, runs)}) < 2
 
 
-def _measured_differently(runs: Sequence[TrainedRun], kind: str) -> list[str]:
+def _measured_differently(
+  runs: Sequence[TrainedRun], loss_name: str
+) -> list[str]:
   """Returns the settings in which runs measure a held-out loss differently."""
   values = collections.defaultdict(set)
   for run in runs:
-    objective = kind.partition("/")[0]  # without the name of a further set
+    objective = loss_name.partition("/")[0]  # without the name of a further set
     (settings,) = (
       x for x in run.known_objectives.values() if x["name"] == objective
     )
@@ -420,12 +436,11 @@ def _curves(title: str, runs: _Runs, axis: str | None) -> Figure:
   # A run of a tenth of the steps would be a stroke at 0.
   axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
   scales = {label: _scale(runs[label], axis) for label in runs}
-  kinds = dict.fromkeys(kind for run in all_runs for kind in run.kinds)
   panels = {}
-  for kind in kinds:
-    panel = panels[f"{kind}, held out"] = {}
+  for loss_name in _measured_losses(all_runs):
+    panel = panels[f"{loss_name}, held out"] = {}
     for label in runs:
-      losses = [run.held_out(kind) for run in runs[label]]
+      losses = [run.held_out(loss_name) for run in runs[label]]
       if line := plots.mean_line(losses):
         panel[label] = [(scales[label] * step, mean) for step, mean in line]
   tops = [run.summary["unigram_entropy"] for run in all_runs if run.summary]

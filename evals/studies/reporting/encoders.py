@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from antlm_jax.evals import statistics
-from antlm_jax.evals.finetuning.protocol import KINDS
+from antlm_jax.evals.finetuning.protocol import TASKS_BY_KIND
 from antlm_jax.evals.studies.reporting import claims, scores
 from antlm_jax.evals.studies.reporting.claims import Claim, Contrast, Report
 from antlm_jax.evals.studies.reporting.findings import Findings
@@ -26,7 +26,7 @@ from antlm_jax.objectives.objective import OBJECTIVES
 ATTENTION = "bidirectional"
 _EARLY = 2 / 42  # of the longest row's steps
 _TEST = "-test"
-_TASKS = [task for tasks in KINDS.values() for task in tasks]
+_TASKS = [task for tasks in TASKS_BY_KIND.values() for task in tasks]
 _RATES = 1e-5, 1e-4  # lowest and highest learning rate of figure 5
 
 
@@ -54,7 +54,9 @@ def report_encoders(study: Findings) -> Report:
   also = usual.distinct("measure")
   also.sort(key=lambda measure: _TASKS.index(measure.split()[0]))
   for name, rows in study.families.items():
-    tables["scores"][name] = study.score_rows(rows, [*KINDS, *_TASKS, *also])
+    tables["scores"][name] = study.score_rows(
+      rows, [*TASKS_BY_KIND, *_TASKS, *also]
+    )
     tables["looks"][name] = list(_look_rows(study, rows, at_step))
     tables["rates"][name] = _rate_rows(study, rows, trials)
   tables["published"][""] = scores.published_numbers("encoders")
@@ -84,7 +86,7 @@ def _at_step(
   trials = trials.where(chosen=True, main=True)
   scored = trials.distinct("measure")
   lines = Scores(trials)
-  for kind, tasks in KINDS.items():
+  for kind, tasks in TASKS_BY_KIND.items():
     tasks = [task for task in tasks if task in scored]
     tasks = [task for task in tasks if task not in unlearnt] or tasks
     lines += scores.mean_of(trials, tasks, kind)
@@ -114,7 +116,7 @@ def _look_rows(
   for step in sorted({*itertools.chain(*itertools.chain(*looks))}):
     early = at_step(step)
     scored = [name for name in names if early.scores.where(row=name)]
-    for row in early.score_rows(scored, list(KINDS)):
+    for row in early.score_rows(scored, list(TASKS_BY_KIND)):
       yield {"step": step} | row
 
 
@@ -140,7 +142,7 @@ def _rate_rows(
         by_task[task].append(deviation)
       row = {
         kind: float(np.mean([np.mean(by_task[task]) for task in scored]))
-        for kind, tasks in KINDS.items()
+        for kind, tasks in TASKS_BY_KIND.items()
         if (scored := [task for task in tasks if task in by_task])
       }
       if row and len(rates) > 1:
@@ -245,7 +247,7 @@ def _deviation_difference(study: Findings, measure: str, kind, plus, minus):
   lines = study.scores.where(measure=kind)
   if measure == "rates":
     trials = _near_rates(study.table.latest())
-    trials = trials.where(row=names, measure=KINDS[kind], main=True)
+    trials = trials.where(row=names, measure=TASKS_BY_KIND[kind], main=True)
     groups = trials.groups("mode", "seed", "trial", "measure", "lr").values()
     lines = Scores(
       line

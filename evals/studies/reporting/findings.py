@@ -275,7 +275,7 @@ class Findings:
     """Yields the names of a run's missing results."""
     if run.summary is None:
       yield "training is not at its end"
-    elif run.kinds and not run.halves:
+    elif run.loss_names and not run.halves:
       yield "no losses of half of the held-out rows, so no lowest loss"
     if not self.table:
       yield "neither scored on pairs nor fine-tuned"

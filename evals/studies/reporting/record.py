@@ -83,15 +83,15 @@ def _reported_settings(run: TrainedRun) -> dict[str, Any]:
 def _packed_run(run: TrainedRun) -> dict[str, Any]:
   halves = {_ALL: run.losses, **run.halves}
   steps = set()
-  for kinds in halves.values():
-    steps.update(*kinds.values())
+  for losses_by_name in halves.values():
+    steps.update(*losses_by_name.values())
   steps = sorted(steps)
   losses = {
     half: {
-      kind: [_rounded(losses.get(step)) for step in steps]
-      for kind, losses in kinds.items()
+      loss_name: [_rounded(losses.get(step)) for step in steps]
+      for loss_name, losses in losses_by_name.items()
     }
-    for half, kinds in halves.items()
+    for half, losses_by_name in halves.items()
   }
   packed = {"steps": steps, "losses": losses}
   init = run.config.get("init") or {}
@@ -150,14 +150,14 @@ def _unpacked_runs(
   for seed, packed in row["runs"].items():
     losses = {
       half: {
-        kind: {
+        loss_name: {
           step: float(loss)
           for step, loss in zip(packed["steps"], column, strict=True)
           if loss is not None
         }
-        for kind, column in kinds.items()
+        for loss_name, column in columns.items()
       }
-      for half, kinds in packed["losses"].items()
+      for half, columns in packed["losses"].items()
     }
     run = TrainedRun(
       name,

@@ -71,42 +71,43 @@ class TrainedRun:
     return {x["name"] for x in known.values() if x["attention"] in trained}
 
   @property
-  def kinds(self) -> list[str]:
+  def loss_names(self) -> list[str]:
     """The logged names of the objectives whose held-out loss was measured."""
-    return [kind for kind in self.losses if self.held_out(kind)]
+    return [loss_name for loss_name in self.losses if self.held_out(loss_name)]
 
-  def held_out(self, kind: str, half: str = "") -> dict[int, float]:
+  def held_out(self, loss_name: str, half: str = "") -> dict[int, float]:
     """Returns finite losses by step, of an objective's logged name.
 
     Args:
-      kind: The logged name.
+      loss_name: The logged name.
       half: One of `HALVES`; all held-out rows by default.
     """
-    losses = (self.halves.get(half, {}) if half else self.losses).get(kind, {})
+    measured = self.halves.get(half, {}) if half else self.losses
+    losses = measured.get(loss_name, {})
     return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
 
-  def end(self, kind: str) -> float | None:
+  def end(self, loss_name: str) -> float | None:
     """Returns an objective's last loss, if it is finite.
 
     It is on the same rows as `lowest`, if each half has a loss.
     """
-    half = REPORT if kind in self.halves.get(REPORT, {}) else ""
-    last = max(self.losses.get(kind, ()), default=0)
-    return self.held_out(kind, half).get(last)
+    half = REPORT if loss_name in self.halves.get(REPORT, {}) else ""
+    last = max(self.losses.get(loss_name, ()), default=0)
+    return self.held_out(loss_name, half).get(last)
 
-  def best(self, kind: str, until: float = math.inf) -> int | None:
+  def best(self, loss_name: str, until: float = math.inf) -> int | None:
     """Returns the best step, up to one, on half of the held-out rows."""
-    choose, report = (self.held_out(kind, half) for half in HALVES)
+    choose, report = (self.held_out(loss_name, half) for half in HALVES)
     steps = [step for step in choose if step in report and step <= until]
     return min(steps, key=choose.get, default=None)
 
-  def lowest(self, kind: str) -> float | None:
+  def lowest(self, loss_name: str) -> float | None:
     """Returns the loss of the best step, on the other half of the rows.
 
     On the half that chose the step, it would be too low by chance.
     """
-    best = self.best(kind)
-    return None if best is None else self.halves[REPORT][kind][best]
+    best = self.best(loss_name)
+    return None if best is None else self.halves[REPORT][loss_name][best]
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -133,9 +134,9 @@ def with_shared_steps(
 
   def joined(early: Losses, late: Losses) -> Losses:
     out = dict(late)
-    for kind, losses in early.items():
+    for loss_name, losses in early.items():
       before = {s: loss for s, loss in losses.items() if s < int(step)}
-      out[kind] = before | dict(late.get(kind, {}))
+      out[loss_name] = before | dict(late.get(loss_name, {}))
     return out
 
   losses = run.losses
@@ -247,8 +248,8 @@ def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
   for record in metrics.read_records(path):
     for key, loss in record.items():
       if match := pattern.fullmatch(key):
-        kind, half = match.groups(default="")
-        losses = by_half.setdefault(half, {}).setdefault(kind, {})
+        loss_name, half = match.groups(default="")
+        losses = by_half.setdefault(half, {}).setdefault(loss_name, {})
         # A diverged model's loss may be infinite or NaN, which JSON can hold.
         losses[record["step"]] = loss if math.isfinite(loss) else math.nan
   return by_half
