@@ -37,8 +37,9 @@ class Span(NamedTuple):
 
 def make_spans(corpus: Corpus, seq_len: int) -> list[Span]:
   """Divides the text to train on into spans."""
-  rule = readers.RULES[corpus.documents]
-  extents = [(path, *readers.extent(path, rule)) for path in corpus.train]
+  extents = [
+    (path, *readers.extent(path, corpus.rule)) for path in corpus.train
+  ]
   total = sum(size for _, size, _ in extents)
   unit = max(min(max(total >> 12, _LEAST), _MOST), _ROWS * seq_len)
   out = []
@@ -62,6 +63,8 @@ def read_span(
   span: Span, corpus: Corpus, tally: readers.Tally | None = None
 ) -> Iterator[readers.Document]:
   """Yields the documents of a span; `tally` counts its records."""
-  rule = readers.RULES[corpus.documents]
+  options = {"column": corpus.column, "tally": tally}
   for path, part in span.parts:
-    yield from readers.read_documents(path, rule, corpus.column, part, tally)
+    yield from readers.read_documents(
+      path, corpus.rule, part=part, **options
+    )
