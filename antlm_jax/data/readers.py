@@ -83,7 +83,7 @@ _DOCUMENTS = "documents: "  # how the names of the latter begin
 class Document(NamedTuple):
   """A document, or a piece of a document that is too long for memory."""
 
-  text: str  # not empty, without space at either end
+  text: str  # not blank, as `records.stripped` returns it
   begins: bool = True  # False if it continues the document before it
   before: str = "\n"  # white space between it and the piece that it continues
 
@@ -202,13 +202,13 @@ def read_documents(
     if rule.separator:
       pieces = _separated(pieces, rule.separator, tally)
     for text, ends in pieces:
-      if stripped := text.strip():
+      if content := text.strip():
         if begins:
           tally[_DOCUMENTS + rule.name] += 1
-          yield Document(stripped)
+          yield Document(parsing.stripped(text))
         else:
           head = text[: len(text) - len(text.lstrip())]
-          yield Document(stripped, begins, space + head)
+          yield Document(content, begins, space + head)
         space = "" if ends else text[len(text.rstrip()) :]
         begins = False
       elif not begins:
@@ -240,12 +240,11 @@ def left_out(tally: Tally) -> str:
   )
 
 
-def document_ends(tallies: Iterable[Tally]) -> str:
+def document_ends(tally: Tally) -> str:
   """Says how many documents there are, by what ends them."""
-  total = sum(tallies, Tally())
   counts = [
     f"{count:,} {name.removeprefix(_DOCUMENTS)}"
-    for name, count in total.items()
+    for name, count in tally.most_common()
     if name.startswith(_DOCUMENTS)
   ]
   return _DOCUMENTS + ", ".join(counts)
@@ -312,7 +311,7 @@ def _text_pieces(
     if not isinstance(value, str | None):
       raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
-    text = parsing.without_marks(text).strip()
+    text = parsing.stripped(parsing.without_marks(text))
     if not parsing.writable(text):  # of a reader of the user's
       raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1

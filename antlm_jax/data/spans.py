@@ -65,6 +65,4 @@ def read_span(
   """Yields the documents of a span; `tally` counts its records."""
   options = {"column": corpus.column, "tally": tally}
   for path, part in span.parts:
-    yield from readers.read_documents(
-      path, corpus.rule, part=part, **options
-    )
+    yield from readers.read_documents(path, corpus.rule, part=part, **options)
