@@ -463,15 +463,20 @@ class Preparation:
     division = self._division
     cut = division.cuts
     count = len(self.spans)
-    if division.copies:
-      total = f"{division.copies:,} of {len(division.train_sizes):,}"
-      hint = "and are left out" if self.recipe.dedup else "(see --dedup)"
-      progress.say(f"copies: {total} documents repeat another {hint}")
-    if division.leaked:
-      progress.say(
-        f"warning: {division.leaked:,} of {division.held_out:,} held-out"
-        " documents are also trained on; --dedup leaves their copies out"
+    if division.copies or division.leaked:
+      line = (
+        f"copies: {division.copies:,} of {len(division.train_sizes):,} documents"
+        " repeat another"
       )
+      line += (
+        " and are left out"
+        if self.recipe.dedup
+        else (
+          f"; {division.leaked:,} of {division.held_out:,} held-out documents are"
+          " also trained on (--dedup leaves copies out)"
+        )
+      )
+      progress.say(line)
     if len(cut):
       place = f"documents in {len(cut):,} of {count:,} parts of the text"
       if count == 1:
