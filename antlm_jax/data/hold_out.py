@@ -21,7 +21,7 @@ class Division(NamedTuple):
   # it is held out whole, or -1 if it is a copy that is left out.
   train_sizes: np.ndarray
   starts: np.ndarray  # index of each span's first document, and n
-  cuts: np.ndarray  # numbers, in their spans, of documents that are cut
+  cut: int  # index of the document of which only the end is held out, or -1
   text_bytes: int  # of the documents that are not left out
   copies: int  # documents that repeat an earlier or a held-out file's document
   held_out: int  # held-out documents
@@ -40,13 +40,10 @@ def divide_documents(
 ) -> Division:
   """Chooses the documents to hold out and, with `dedup`, those to leave out.
 
-  Holds out `dev_share` of the bytes, unless there are `dev` documents. Each
-  span is divided alone. A document that has copies is in the span of the first,
-  and as large as all of them. If a span's documents are too large to hold out
-  whole, and there are enough spans, every n-th span is held out entirely.
+  Holds out `dev_share` of the bytes, unless there are `dev` documents. Copies
+  count as a single document, in the place of the first.
   """
   hashes, sizes = map(np.concatenate, zip(*spans, strict=True))
-  starts = np.cumsum([0, *(len(span.sizes) for span in spans)])
   _, firsts, texts, counts = np.unique(
     hashes, return_index=True, return_inverse=True, return_counts=True
   )
@@ -54,46 +51,40 @@ def divide_documents(
   is_first[firsts] = True
   dev_hashes = np.zeros(0, np.uint64) if dev is None else dev.hashes
   is_copy = ~is_first | np.isin(hashes, dev_hashes)
-  together = np.ones_like(counts) if dedup else counts
-  totals = (sizes[firsts] * together)[texts]
   train_sizes = sizes.copy()
-  similar = []  # spans with too few different documents
-  for number in range(len(spans) if dev is None else 0):
-    units = starts[number] + np.flatnonzero(
-      is_first[starts[number] : starts[number + 1]]
-    )
-    divided = _train_sizes(totals[units], dev_share, number, len(spans))
-    cut = _partly(totals[units], divided)
-    if cut is not None and together[texts[units[cut]]] > 1:
-      similar.append(number)
+  if dev is None and len(sizes):
+    units = np.flatnonzero(is_first)
+    copies = np.ones_like(units) if dedup else counts[texts[units]]
+    totals = sizes[units] * copies
+    divided = sizes_to_train(totals, dev_share)
+    is_cut = (divided > 0) & (divided < totals)
+    if copies[is_cut].max(initial=1) > 1:
+      # There are too few different documents to hold out copies together.
+      train_sizes = sizes_to_train(sizes, dev_share)
     else:
-      is_whole = divided == totals[units]
-      train_sizes[units] = np.where(is_whole, sizes[units], divided)
-  train_sizes = train_sizes[firsts][texts]
-  for number in similar:
-    span = slice(starts[number], starts[number + 1])
-    divided = _train_sizes(sizes[span], dev_share, number, len(spans))
-    train_sizes[span] = np.minimum(train_sizes[span], divided)
+      # Sizes of copies may differ by white space.
+      train_sizes[units[is_cut]] = divided[is_cut]
+      is_held_out = np.zeros(len(sizes), bool)
+      is_held_out[units] = divided == 0
+      train_sizes[is_held_out[firsts][texts]] = 0
   if dedup:
     train_sizes[is_copy] = -1
   is_cut = (train_sizes > 0) & (train_sizes < sizes)
   is_held_out = is_cut | (train_sizes == 0)
-  most = np.zeros(len(firsts), np.int64)  # bytes of each text to train on
-  np.maximum.at(most, texts, train_sizes)
-  leaked = is_held_out & (most[texts] > train_sizes)
+  is_trained_on = np.zeros(len(firsts), bool)
+  is_trained_on[texts[train_sizes == sizes]] = True
+  is_leaked = is_held_out & is_trained_on[texts]
   if dev is not None:
     is_held_out = np.ones(len(dev_hashes), bool)
-    leaked = np.isin(dev_hashes, hashes[train_sizes > 0])
-  indices = np.flatnonzero(is_cut)
-  first_of_span = starts[np.searchsorted(starts, indices, side="right") - 1]
+    is_leaked = np.isin(dev_hashes, hashes[train_sizes > 0])
   return Division(
     train_sizes,
-    starts,
-    cuts=indices - first_of_span,
+    starts=np.cumsum([0, *(len(span.sizes) for span in spans)]),
+    cut=np.flatnonzero(is_cut).max(initial=-1),
     text_bytes=sizes[train_sizes >= 0].sum(),
     copies=is_copy.sum(),
     held_out=is_held_out.sum(),
-    leaked=leaked.sum(),
+    leaked=is_leaked.sum(),
   )
 
 
@@ -117,30 +108,6 @@ def divide_texts(
   train = _part_of_texts(texts, texts.begins, middle)
   dev = _part_of_texts(texts, middle, texts.ends)
   return _taken(train, share, span, len(sizes)), dev
-
-
-def _train_sizes(
-  sizes: np.ndarray, dev_share: float, span: int, spans: int
-) -> np.ndarray:
-  """Returns the bytes of each document before its held-out end, int64 `[n]`.
-
-  That is 0 in a document that is held out, and its size if nothing is.
-  """
-  if not dev_share or not len(sizes):
-    return sizes
-  train_sizes = sizes_to_train(sizes, dev_share)
-  enough_spans = spans * dev_share >= 2
-  if _partly(sizes, train_sizes) is None or not enough_spans:
-    return train_sizes
-  interval = round(1 / dev_share)
-  is_held_out = span % interval == interval // 2
-  return np.zeros_like(sizes) if is_held_out else sizes
-
-
-def _partly(sizes: np.ndarray, train_sizes: np.ndarray) -> int | None:
-  """Returns the number of the document of which a part is held out, or None."""
-  divided = np.flatnonzero((train_sizes > 0) & (train_sizes < sizes))
-  return int(divided[0]) if len(divided) else None
 
 
 def _taken(

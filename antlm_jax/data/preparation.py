@@ -461,29 +461,24 @@ class Preparation:
     if warning := marks.warning(tally, self.tokenizer):
       progress.say(warning)
     division = self._division
-    cut = division.cuts
-    count = len(self.spans)
     if division.copies or division.leaked:
+      total = len(division.train_sizes)
       line = (
-        f"copies: {division.copies:,} of {len(division.train_sizes):,} documents"
-        " repeat another"
+        f"copies: {division.copies:,} of {total:,} documents repeat another"
       )
-      line += (
-        " and are left out"
-        if self.recipe.dedup
-        else (
-          f"; {division.leaked:,} of {division.held_out:,} held-out documents are"
-          " also trained on (--dedup leaves copies out)"
+      if self.recipe.dedup:
+        line += " and are left out"
+      else:
+        line += (
+          f"; {division.leaked:,} of {division.held_out:,} held-out documents"
+          " are also trained on (--dedup leaves copies out)"
         )
-      )
       progress.say(line)
-    if len(cut):
-      place = f"documents in {len(cut):,} of {count:,} parts of the text"
-      if count == 1:
-        place = f"document {cut[0] + 1}"
+    if division.cut >= 0:
       progress.say(
-        f"dev: no dev file is given, so the end of {place} is held out; the"
-        " documents are too few or too large to hold out whole documents"
+        "dev: no dev file is given, so the end of document"
+        f" {division.cut + 1:,} is held out; the documents are too few or too"
+        " large to hold out whole documents"
       )
     elif not self.corpus.dev:
       share = splits["dev"].text_bytes / division.text_bytes

@@ -284,15 +284,26 @@ def _separated(
   pieces: Iterable[tuple[str, bool]], separator: str, tally: Tally
 ) -> Iterator[tuple[str, bool]]:
   """Ends documents at a separator too, which two pieces may share."""
-  last = ""
+
+  def whole(text: str) -> Iterator[tuple[str, bool]]:
+    *parts, last = _cut_text(text)
+    yield from ((part, False) for part in parts)
+    yield last, True
+
+  rest = ""
   for text, ends in pieces:
-    *parts, last = (last + text).split(separator)
-    tally["separators"] += len(parts)
-    yield from ((part, True) for part in parts)
-    # The next piece may go on with a separator that begins in this one.
-    sure = len(last) if ends else max(0, len(last) - len(separator) + 1)
-    yield last[:sure], ends
-    last = last[sure:]
+    *documents, rest = (rest + text).split(separator)
+    tally["separators"] += len(documents)
+    for document in documents:
+      yield from whole(document)
+    if ends:
+      yield from whole(rest)
+      rest = ""
+    # The end of the rest may begin a separator.
+    while len(rest) > 2 * _PIECE:
+      piece = next(_cut_text(rest))
+      yield piece, False
+      rest = rest[len(piece) :]
 
 
 def _text_pieces(

@@ -7,10 +7,10 @@ Two words name text on its way from files to rows:
   tokens and packed. A document that is too long for memory is read in pieces,
   each a `readers.Document`; only the first piece `begins` it.
 - A *span* is a unit of work: some small files, or a part of a large file. A
-  span is read, divided into train and held-out documents, and packed by itself.
-  So its rows depend on its text, the settings and the seed alone. A task packs
-  consecutive spans into one file of rows, a shard. The rows are therefore the
-  same for any number of tasks.
+  span is read and packed by itself. So its rows depend on its documents to
+  train on, the settings and the seed alone. A task packs consecutive spans into
+  one file of rows, a shard. The rows are therefore the same for any number of
+  tasks.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _ROWS = 2048
 
 
 class Span(NamedTuple):
-  """Text that is read, divided and packed by itself."""
+  """Text that is read and packed by itself."""
 
   number: int
   # Each source, and its part as (index, count): one of `count` equal parts.
