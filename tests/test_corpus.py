@@ -119,6 +119,7 @@ WIKI = '<doc id="{0}" url="u" title="T">\nT\n\n= {0} =\n\ntext\n</doc>\n'
     (f"{PARTS}\n\n== x ==\n\n== y ==\n\n{PARTS}", "auto", 20),
     (f"\ufeff\n= 42 =\n{PARTS}", "auto", 1),
     (f"{PARTS}\n\n= A =\n{PARTS}\n\n= B =\n{PARTS}", "auto", 11),
+    ("\n\n".join(["a " * 9000] * 20 + ["= 1 =", "= 2 ="]), "auto", 22),
     # A line of a higher level between BabyLM's headings.
     ("= = = A = = =\na\n\n= 42 =\nb\n= = = B = = =\nc\n\nd\n", "auto", 3),
     ("".join(map(WIKI.format, range(3))), "auto", 3),

@@ -253,9 +253,9 @@ def document_ends(tally: Tally) -> str:
 def _rule_of_file(source: str, rule: Rule) -> Rule:
   """Returns the rule of one file, of which the first MiB is read.
 
-  A file has articles if it begins with a heading or has two of a level, or
-  begins as WikiExtractor's. A document ends before each heading of the
-  articles' level or above.
+  A file has articles if it begins with a heading, or has two of a level and one
+  in 64 KiB, or begins as WikiExtractor's. A document ends before each heading
+  of the articles' level or above.
   """
   if READERS.get(kind(source)) is not None:
     return rule if rule.separator else dataclasses.replace(rule, name=_RECORD)
@@ -271,7 +271,8 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
     return dataclasses.replace(rule, name=name, article=_ELEMENT)
   headings = filter(None, map(_ANY_HEADING.fullmatch, lines))
   counts = collections.Counter(len(heading[1]) for heading in headings)
-  levels = [level for level, count in counts.items() if count > 1]
+  least = max(2, len(head) >> 16)
+  levels = [level for level, count in counts.items() if count >= least]
   if heading := _ANY_HEADING.fullmatch(first):
     levels.append(len(heading[1]))
   if not levels:
