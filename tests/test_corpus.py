@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import hold_out, readers
-from antlm_jax.data.document_store import spool
+from antlm_jax.data.document_store import fingerprints, spool
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.text_files import find_corpus
 from tests import runs
@@ -36,9 +36,14 @@ def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
   return folder
 
 
+def rule_of(name: str) -> readers.Rule:
+  """Returns a rule by its name, or that of a separator."""
+  return readers.RULES.get(name) or readers.rule_of_separator(name)
+
+
 def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
   path = write(tmp_path, **{"a.txt": content}) / "a.txt"
-  return joined(readers.read_documents(str(path), readers.RULES[rule], ""))
+  return joined(readers.read_documents(str(path), rule_of(rule), ""))
 
 
 ENGLISH = ("the", "cat", "sees", "a", "dog")
@@ -98,6 +103,91 @@ def test_an_article_is_a_document(tmp_path):
   # A file may begin within an article, with sections only.
   part = documents(tmp_path, (sections + wikitext).encode())
   assert len(part) == 3 and part[1:] == found
+
+
+PARTS = "\n\n".join(f"part {i} .\nmore" for i in range(9))
+WIKI = '<doc id="{0}" url="u" title="T">\nT\n\n= {0} =\n\ntext\n</doc>\n'
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+  ("text", "rule", "count"),
+  [
+    # One line between signs is no heading, unless the file begins with it.
+    (f"{PARTS}\n\n= 42 =\n\n{PARTS}", "auto", 19),
+    (f"{PARTS}\n= 42 =\n{PARTS}", "auto", 17),
+    (f"{PARTS}\n\n== x ==\n\n== y ==\n\n{PARTS}", "auto", 20),
+    (f"\ufeff\n= 42 =\n{PARTS}", "auto", 1),
+    (f"{PARTS}\n\n= A =\n{PARTS}\n\n= B =\n{PARTS}", "auto", 11),
+    ("\n\n".join(["a " * 9000] * 20 + ["= 1 =", "= 2 ="]), "auto", 22),
+    # A line of a higher level between BabyLM's headings.
+    ("= = = A = = =\na\n\n= 42 =\nb\n= = = B = = =\nc\n\nd\n", "auto", 3),
+    ("".join(map(WIKI.format, range(3))), "auto", 3),
+    ("\ufeff\n" + "\n\n\ufeff".join(map(WIKI.format, range(3))), "auto", 3),
+    ("a\n\nb<|end|>c<|end|>\n<|end|>\nd", "<|end|>", 3),
+    (f"{PARTS}\n***\n{PARTS}\n*** \n{PARTS}", "\n***\n", 2),
+    (f"{PARTS}\n\n\n{PARTS}", "\r\n\r\n\r\n", 2),
+    ("a " * (1 << 18) + "</s>" + "b " * (1 << 18), "</s>", 2),
+  ],
+)  # fmt: skip
+def test_what_ends_documents_is_counted(tmp_path, text, rule, count, ends):
+  """Catches a line that joins or divides all documents after it."""
+  found = documents(tmp_path, text.replace("\n", ends).encode(), rule)
+  assert len(found) == count
+  assert "<doc" not in "".join(found) and "</" not in "".join(found)
+  tally = readers.Tally()
+  path = str(tmp_path / "a.txt")
+  assert [*readers.read_documents(path, rule_of(rule), "", tally=tally)]
+  assert readers.document_ends(tally).startswith(f"documents: {count} ")
+
+
+def test_written_marks_are_said_and_may_end_documents(tmp_path, capsys):
+  """Catches end tokens that are trained on as text without a word."""
+  stories = [f"a dog {i} .\n\nthe cat" for i in range(40)]
+  text = "\n<|endoftext|>\n".join(stories)
+  folder = write(tmp_path / "in", **{"a.train": text, "a.dev": text + "</s>"})
+  how = {"vocab_size": 300, "seq_len": 16}
+  prepare(folder, **how)
+  told = capsys.readouterr().out
+  assert "documents: 82 end at blank lines" in told
+  assert "text: '</s>' (1), '<|endoftext|>' (78); if one" in told
+  # In files and in records.
+  for given in (folder, [text[:200], text[200:]]):
+    made = prepare(given, **how, separator="<|endoftext|>").manifest
+    counts = [split.documents for split in made.splits.values()]
+    assert counts == [40, 40] if given == folder else sum(counts) == 41
+    assert "end at '<|endoftext|>'" in capsys.readouterr().out
+  runs.refusal("'<eos>' is nowhere", prepare, folder, separator="<eos>", **how)
+  runs.refusal(
+    "not both", prepare, folder, separator="<eos>", documents="line", **how
+  )
+
+
+def test_extracted_wikis_are_found_in_folders(tmp_path):
+  """Catches WikiExtractor's files, which have no ending, left out."""
+  text = "".join(map(WIKI.format, range(3)))
+  files = {"AA/wiki_00": text, "AA/wiki_01.bz2": bz2.compress(text.encode())}
+  corpus = find_corpus([str(write(tmp_path, **files))])
+  assert len([*corpus.read("train")]) == 6 and not corpus.unused
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("\n \n    if x:\n      y\n ", "    if x:\n      y"),
+    ("\tif x:\r\n\t\ty", "\tif x:\n\t\ty"),
+    ("  one line ", "one line"),
+  ],
+)
+def test_a_document_keeps_its_indentation(tmp_path, text, expected):
+  """Catches code whose first line is indented otherwise than the others."""
+  write(tmp_path, **{"a.jsonl": jsonl([text])})
+  record = readers.read_documents(
+    str(tmp_path / "a.jsonl"), readers.RULES["auto"], "text"
+  )
+  whole = spool(record, tmp_path)
+  assert [document.text for document in whole.read()] == [expected]
+  assert documents(tmp_path, text.encode(), "file") == [expected]
 
 
 def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
@@ -460,7 +550,7 @@ def test_byte_order_marks_before_a_line_are_no_text(tmp_path):
       assert values == [[line] for line in lines], path
 
 
-@pytest.mark.parametrize("rule", ["auto", "line"])
+@pytest.mark.parametrize("rule", ["auto", "line", "text"])
 def test_parts_of_joined_files_hold_each_document_once(tmp_path, rule):
   """Catches a mark before a heading or a blank line that moves a part's end."""
   text = "".join(
@@ -468,9 +558,9 @@ def test_parts_of_joined_files_hold_each_document_once(tmp_path, rule):
     for i, mark in enumerate(["\ufeff", "", ""] * 40)
   )
   path = str(write(tmp_path, **{"a.txt": text}) / "a.txt")
-  of = readers.RULES[rule]
+  of = rule_of(rule)
   whole = joined(readers.read_documents(path, of, ""))
-  assert len(whole) == (120 if rule == "auto" else 240)
+  assert len(whole) == {"auto": 120, "line": 240, "text": 121}[rule]
   assert not any("\ufeff" in document for document in whole)
   for count in (2, 7, 50):
     parts = ((i, count) for i in range(count))
@@ -594,8 +684,12 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   texts = [f"{1000 + i}" for i in range(n)]
   whole = spool(map(readers.Document, texts), folder)
 
+  sizes = hold_out.divide_documents(
+    [fingerprints(whole.read())], share
+  ).train_sizes
+
   def divided(share_of_train):
-    parts = hold_out.hold_out_documents(whole, share, share_of_train)[:2]
+    parts = hold_out.divide_texts(whole, sizes, share_of_train)
     return ([document.text for document in part.read()] for part in parts)
 
   train, dev = divided(1.0)

@@ -753,6 +753,45 @@ def test_a_task_whose_files_are_gone_is_done_again(
   assert not list(output.glob("preparing*"))
 
 
+@pytest.mark.parametrize(
+  ("dedup", "counts"), [("", (2940, 60)), ("--dedup", (980, 20))]
+)
+def test_copies_are_held_out_together(parts, tmp_path, dedup, counts, capsys):
+  """Catches copies in other spans or tasks that are trained on."""
+  texts = make_text(1000).split("\n\n")[:-1] * 3
+  np.random.default_rng(0).shuffle(texts)
+  parts.write_text("\n\n".join(texts), "utf-8")
+  options = ["--packing=documents", *dedup.split()]
+  prepare.main(large_args(parts, tmp_path / "one", *options))
+  told = capsys.readouterr().out
+  assert "copies: 2,000 of 3,000 documents repeat another" in told
+  assert ("; 0 of 60 held-out documents are also" in told) == (not dedup)
+  for task in (2, 0, 1):
+    options += ["--tasks=3"] * (task == 2)
+    prepare.main(
+      large_args(parts, tmp_path / "two", *options, f"--task={task}")
+    )
+  assert counted(tmp_path / "two") == counted(tmp_path / "one")
+  train, dev = (
+    [
+      text
+      for text, *_ in document_store.read_kept_documents(
+        tmp_path / "one", split
+      )
+    ]
+    for split in SPLITS
+  )
+  assert not {*train} & {*dev} and len({*train} | {*dev}) == 1000
+  assert (len(train), len(dev)) == counts
+  # Documents of a given file are told, and left out on request.
+  (tmp_path / "held.txt").write_text("\n\n".join([*texts[:9], "x"]), "utf-8")
+  capsys.readouterr()
+  how = {"dev": tmp_path / "held.txt", "dedup": bool(dedup)}
+  prepare.prepare(parts, vocab_size=300, seq_len=16, **how)
+  leak = "9 of 10 held-out documents are also trained on"
+  assert (leak in capsys.readouterr().out) == (not dedup)
+
+
 def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
   """Catches shards of one folder that two tokenizers encoded."""
   args = large_args(parts, tmp_path / "out", "--tasks=2")

@@ -75,6 +75,8 @@ def prepare(
   seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
   packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
   documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
+  separator: str = "",
+  dedup: bool = False,
   boundary: Annotated[str | None, argument(choices=tuple(BOUNDARIES))] = None,
   dev_share: Annotated[float, argument(over=0, most=0.5)] = 0.02,
   share: Annotated[float, argument(over=0, most=1)] = 1.0,
@@ -106,6 +108,9 @@ def prepare(
       in arXiv 2507.00994 (chunks).
     documents: End of a document in plain text: a line end (line), the file's
       end (file), or a blank line, 64 KiB or a heading ` = Title = ` (auto).
+    separator: Text at which documents end instead, also within records, such as
+      `<|endoftext|>`. It is no part of them.
+    dedup: Leave out documents that repeat an earlier or a held-out document.
     boundary: Special tokens around a document: <s> and </s>, <s> before it,
       </s> after it, or none. By default those of both that the tokenizer has.
     dev_share: Share of the text to hold out if no file is named dev.
@@ -135,12 +140,18 @@ def prepare(
       is_path = opened is not tokenizer
       _check_tokens(recipe, opened, tokenizer if is_path else "the tokenizer")
     _check_task(task, tasks, output)
+    if separator and documents != "auto":
+      raise UserError(f"give separator, or documents={documents}, not both")
     if not boundary:
       _say_boundary(recipe)
     text_paths = stack.enter_context(_text_paths(text))
     dev_paths = stack.enter_context(_text_paths(dev))
     corpus = text_files.find_corpus(
-      text_paths, dev_paths, documents=documents, column=column
+      text_paths,
+      dev_paths,
+      documents=documents,
+      separator=separator,
+      column=column,
     )
     progress.say(str(corpus))
     if not is_ready(folder, recipe, corpus):
@@ -288,7 +299,6 @@ def _run_preparation(
 def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
   """Runs the tasks that are left; if one fails, deletes its own files."""
   try:
-    preparation.sample()
     remaining = preparation.remaining()
     sources = preparation.corpus.train
     can_divide = len(remaining) > 1 and all(map(readers.is_own, sources))
@@ -350,11 +360,16 @@ def _words(
     arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER
   pairs = [*arguments.items(), *(("text", path) for path in text)]
   pairs += [("dev", path) for path in dev]
-  return [f"--{name}={value}" for name, value in pairs]
+  return [
+    f"--{name}" if value is True else f"--{name}={value}"
+    for name, value in pairs
+    if value is not False and value != ""
+  ]
 
 
 def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
+  preparation.sample()
   for task in tasks:
     yield from preparation.pack(task)
 
@@ -370,6 +385,7 @@ def _in_processes(
   waiting = list(tasks)
   finished = 0  # bytes, as those below
   shown = 0
+  sampled = False
   with jobs.running_children() as children:
     while waiting or children:
       while waiting and children.has_room():
@@ -378,6 +394,10 @@ def _in_processes(
         children[task] = jobs.Child(
           f"task {task}", command, _ENVIRONMENT, remedy=remedy
         )
+      if not sampled:
+        # Together with the tasks, but with all cores for the tokenizer.
+        preparation.sample()
+        sampled = True
       for task, child in children.pop_ended():
         if error := child.failure():
           raise error
@@ -424,9 +444,10 @@ def done(argv: Sequence[str]) -> bool:
   if manifest.settings != recipe.recorded:
     return False
   try:
-    corpus = text_files.find_corpus(
-      args.text, args.dev or (), documents=args.documents, column=args.column
-    )
+    reading = {
+      name: getattr(args, name) for name in ("documents", "separator", "column")
+    }
+    corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
   except UserError:
     return True
   sizes = [

@@ -2,19 +2,21 @@
 
 import array
 import dataclasses
+import hashlib
 import mmap
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from antlm_jax import units
 from antlm_jax.data.readers import Document
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, records
 
 # Documents read at once. Reading them one by one is ten times slower.
 _BATCH = 64
@@ -50,13 +52,36 @@ class DocumentFile:
       block = slice(first, first + _PIECES)
       columns = self.begins[block], self.ends[block], self.documents[block]
       for begin, end, number in np.stack(columns, axis=1).tolist():
-        if text := self.decode(begin, end).strip():
+        if text := records.stripped(self.decode(begin, end)):
           yield Document(text, number != last)
           last = number
 
   def decode(self, begin: int, end: int) -> str:
     """Returns the text between two bytes, without half a character."""
     return self.data[begin:end].decode("utf-8", errors="ignore")
+
+
+class Fingerprints(NamedTuple):
+  """Hashes uint64 `[n]` and sizes in bytes int64 `[n]` of documents."""
+
+  hashes: np.ndarray
+  sizes: np.ndarray
+
+
+def fingerprints(documents: Iterable[Document]) -> Fingerprints:
+  """Hashes documents, without the space at their ends."""
+  hashes = array.array("Q")
+  sizes = array.array("q")
+  digest = hashlib.blake2b(digest_size=8)
+  for text, begins, before in documents:
+    if begins:
+      digest = hashlib.blake2b(digest_size=8)
+      hashes.append(0)
+      sizes.append(0)
+    digest.update((text.lstrip() if begins else before + text).encode("utf-8"))
+    hashes[-1] = int.from_bytes(digest.digest())
+    sizes[-1] += len(text.encode("utf-8"))
+  return Fingerprints(np.array(hashes, np.uint64), np.array(sizes, np.int64))
 
 
 def spool(

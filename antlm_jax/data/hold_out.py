@@ -1,68 +1,113 @@
-"""Holds out a share of the documents, and takes a share of the others."""
+"""Holds out a share of the documents, and takes a share of the others.
+
+All documents of a text are compared by hash before any is packed, so that
+copies are held out together, wherever they are.
+"""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from antlm_jax import hashing
-from antlm_jax.data.document_store import DocumentFile
+from antlm_jax.data.document_store import DocumentFile, Fingerprints
 
 
-def hold_out_documents(
-  texts: DocumentFile,
+class Division(NamedTuple):
+  """Which documents of a text are held out or left out."""
+
+  # Bytes of each document before its held-out end, int64 `[n]`: its size, 0 if
+  # it is held out whole, or -1 if it is a copy that is left out.
+  train_sizes: np.ndarray
+  starts: np.ndarray  # index of each span's first document, and n
+  cut: int  # index of the document of which only the end is held out, or -1
+  text_bytes: int  # of the documents that are not left out
+  copies: int  # documents that repeat an earlier or a held-out file's document
+  held_out: int  # held-out documents
+  leaked: int  # held-out documents that are also trained on
+
+  def of_span(self, span: int) -> np.ndarray:
+    """Returns the `train_sizes` of a span."""
+    return self.train_sizes[self.starts[span] : self.starts[span + 1]]
+
+
+def divide_documents(
+  spans: Sequence[Fingerprints],
   dev_share: float,
-  share: float,
-  span: int = 0,
-  spans: int = 1,
-) -> tuple[DocumentFile, DocumentFile, int | None]:
-  """Divides documents into those to train on and those held out.
+  dedup: bool = False,
+  dev: Fingerprints | None = None,
+) -> Division:
+  """Chooses the documents to hold out and, with `dedup`, those to leave out.
 
-  Holds out `dev_share` of the bytes, and takes `share` of the other documents,
-  spread evenly from the first. The documents are those of one span of `spans`,
-  and each span is divided alone. If a span's documents are too large to hold
-  out whole, and there are enough spans, every n-th span is held out entirely.
+  Holds out `dev_share` of the bytes, unless there are `dev` documents. Copies
+  count as a single document, in the place of the first.
+  """
+  hashes, sizes = map(np.concatenate, zip(*spans, strict=True))
+  _, firsts, texts, counts = np.unique(
+    hashes, return_index=True, return_inverse=True, return_counts=True
+  )
+  is_first = np.zeros(len(sizes), bool)
+  is_first[firsts] = True
+  dev_hashes = np.zeros(0, np.uint64) if dev is None else dev.hashes
+  is_copy = ~is_first | np.isin(hashes, dev_hashes)
+  train_sizes = sizes.copy()
+  if dev is None and len(sizes):
+    units = np.flatnonzero(is_first)
+    copies = np.ones_like(units) if dedup else counts[texts[units]]
+    totals = sizes[units] * copies
+    divided = sizes_to_train(totals, dev_share)
+    is_cut = (divided > 0) & (divided < totals)
+    if copies[is_cut].max(initial=1) > 1:
+      # There are too few different documents to hold out copies together.
+      train_sizes = sizes_to_train(sizes, dev_share)
+    else:
+      # Sizes of copies may differ by white space.
+      train_sizes[units[is_cut]] = divided[is_cut]
+      is_held_out = np.zeros(len(sizes), bool)
+      is_held_out[units] = divided == 0
+      train_sizes[is_held_out[firsts][texts]] = 0
+  if dedup:
+    train_sizes[is_copy] = -1
+  is_cut = (train_sizes > 0) & (train_sizes < sizes)
+  is_held_out = is_cut | (train_sizes == 0)
+  is_trained_on = np.zeros(len(firsts), bool)
+  is_trained_on[texts[train_sizes == sizes]] = True
+  is_leaked = is_held_out & is_trained_on[texts]
+  if dev is not None:
+    is_held_out = np.ones(len(dev_hashes), bool)
+    is_leaked = np.isin(dev_hashes, hashes[train_sizes > 0])
+  return Division(
+    train_sizes,
+    starts=np.cumsum([0, *(len(span.sizes) for span in spans)]),
+    cut=np.flatnonzero(is_cut).max(initial=-1),
+    text_bytes=sizes[train_sizes >= 0].sum(),
+    copies=is_copy.sum(),
+    held_out=is_held_out.sum(),
+    leaked=is_leaked.sum(),
+  )
 
-  Returns:
-    Texts to train on, held-out texts, and the number of the document that is
-    cut (only its end is held out), or None.
+
+def divide_texts(
+  texts: DocumentFile, train_sizes: np.ndarray, share: float, span: int = 0
+) -> tuple[DocumentFile, DocumentFile]:
+  """Returns the texts of a span to train on, and those held out.
+
+  `train_sizes` int64 `[n]` are those of a `Division`. Takes `share` of the
+  documents to train on, spread evenly from the first.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
-  train_sizes = _train_sizes(sizes, dev_share, span, spans)
+  texts = _selected(texts, train_sizes[texts.documents] >= 0)
   # The byte of the file after each document's part to train on.
   train_ends = np.cumsum(sizes) - sizes + train_sizes
-  cut = _partly(sizes, train_sizes)
-  if cut is not None:
+  for cut in np.flatnonzero((train_sizes > 0) & (train_sizes < sizes)):
     spare = (sizes[cut] - train_sizes[cut]) // 4
     train_ends[cut] = _word_before(texts, train_ends[cut], spare)
   # A piece of text may be before that byte, after it, or on both sides.
   middle = np.clip(train_ends[texts.documents], texts.begins, texts.ends)
   train = _part_of_texts(texts, texts.begins, middle)
   dev = _part_of_texts(texts, middle, texts.ends)
-  return _taken(train, share, span, len(sizes)), dev, cut
-
-
-def _train_sizes(
-  sizes: np.ndarray, dev_share: float, span: int, spans: int
-) -> np.ndarray:
-  """Returns the bytes of each document before its held-out end, int64 `[n]`.
-
-  That is 0 in a document that is held out, and its size if nothing is.
-  """
-  if not dev_share or not len(sizes):
-    return sizes
-  train_sizes = sizes_to_train(sizes, dev_share)
-  enough_spans = spans * dev_share >= 2
-  if _partly(sizes, train_sizes) is None or not enough_spans:
-    return train_sizes
-  interval = round(1 / dev_share)
-  is_held_out = span % interval == interval // 2
-  return np.zeros_like(sizes) if is_held_out else sizes
-
-
-def _partly(sizes: np.ndarray, train_sizes: np.ndarray) -> int | None:
-  """Returns the number of the document of which a part is held out, or None."""
-  divided = np.flatnonzero((train_sizes > 0) & (train_sizes < sizes))
-  return int(divided[0]) if len(divided) else None
+  return _taken(train, share, span, len(sizes)), dev
 
 
 def _taken(

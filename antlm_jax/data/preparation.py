@@ -1,8 +1,11 @@
 """Turns text into a prepared folder, in four steps.
 
 Step      writes in the folder
-begin     preparing/plan.json: the text, the settings and the number of tasks
-sample    tokenizer.json, trained on a sample of the spans
+begin     preparing/plan.json: the text, the settings and the number of tasks,
+          and tokenizer.json, if it is given
+sample    preparing/0000i.npz, hashes of the documents of task i,
+          preparing/division.npz, the documents to hold out, and
+          tokenizer.json, if it is trained, on a sample of the others
 pack(i)   train-0000i-of-0000n.array_record, the rows of the spans of task i,
           documents/train-0000i, their text, and preparing/0000i.json, counts
 seal      dev-00000-of-00001.array_record, the rows of the held-out documents,
@@ -15,23 +18,29 @@ nothing if its result exists, so the same steps resume after any kill.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.data import (
   document_store,
   hold_out,
+  marks,
   readers,
   rows,
   shards,
   text_files,
 )
 from antlm_jax.data import prepared_folder as folder_lib
-from antlm_jax.data.document_store import DocumentFile
+from antlm_jax.data.document_store import DocumentFile, Fingerprints
+from antlm_jax.data.hold_out import Division
 from antlm_jax.data.prepared_folder import Manifest, PreparedSplit
 from antlm_jax.data.shards import Recipe, ShardWriter
 from antlm_jax.data.spans import Span, make_spans, read_span
@@ -115,6 +124,9 @@ class Preparation:
         f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it,"
         " or choose another output"
       )
+    tokenizer_file = self.output / folder_lib.TOKENIZER
+    if self.tokenizer is not None and not tokenizer_file.exists():
+      files.write_text(tokenizer_file, self.tokenizer.to_json())
 
   def sealing(self, refuse: bool = True):
     """Locks the folder for the one process that will seal it.
@@ -125,28 +137,73 @@ class Preparation:
     return files.file_lock(self.output / _LOCK, refuse=refuse)
 
   def sample(self) -> None:
-    """Trains the tokenizer, or uses a given or existing tokenizer."""
+    """Chooses the held-out documents, and trains the tokenizer.
+
+    A given or existing tokenizer is used as it is.
+    """
     path = self.output / folder_lib.TOKENIZER
+    self._hash_documents()
     # The other tasks wait for the first task.
     with files.file_lock(self._staging / "tokenizer.lock", wait=True):
+      if not self._division_file.exists():
+        _write_arrays(self._division_file, self._divide()._asdict())
       if path.exists():
         self.tokenizer = Tokenizer.load(path)
         return
-      if self.tokenizer is None:
-        # Train text alone: the held-out text stays unseen. Spread over the
-        # text, since the tokenizer may see only a part of it.
-        order = sorted(self.spans, key=lambda s: hashing.spread(s.number))
-        shown = progress.track(order, "part", "tokenizer")
-        self.tokenizer = Tokenizer.train(
-          (
-            piece.text
-            for span in shown
-            for piece in self._divided(span)[0].read()
-          ),
-          self.recipe.vocab_size,
-          self.recipe.kind,
-        )
+      # Train text alone: the held-out text stays unseen. Spread over the text,
+      # since the tokenizer may see only a part of it.
+      order = sorted(self.spans, key=lambda s: hashing.spread(s.number))
+      shown = progress.track(order, "part", "tokenizer")
+      self.tokenizer = Tokenizer.train(
+        (
+          piece.text
+          for span in shown
+          for piece in self._divided(span)[0].read()
+        ),
+        self.recipe.vocab_size,
+        self.recipe.kind,
+      )
       files.write_text(path, self.tokenizer.to_json())
+
+  def _hash_documents(self) -> None:
+    """Hashes the documents of all tasks, together with other processes."""
+    # First the tasks that no process is at, then those of killed processes.
+    for wait in (False, True):
+      for task in range(self.tasks):
+        if self._hashes(task).exists() or self._division_file.exists():
+          continue
+        with files.file_lock(self._lock(task), wait, refuse=False) as is_free:
+          if is_free and not self._hashes(task).exists():
+            arrays = {}
+            for span in self._spans(task):
+              documents = read_span(span, self.corpus)
+              hashes, sizes = document_store.fingerprints(documents)
+              arrays |= {f"h{span.number}": hashes, f"s{span.number}": sizes}
+            _write_arrays(self._hashes(task), arrays)
+
+  def _divide(self) -> Division:
+    dev = None
+    if self.corpus.dev:
+      dev = document_store.fingerprints(self.corpus.read("dev"))
+    spans = []
+    for task in range(self.tasks):
+      with np.load(self._hashes(task)) as arrays:
+        spans += [
+          Fingerprints(arrays[f"h{span.number}"], arrays[f"s{span.number}"])
+          for span in self._spans(task)
+        ]
+    return hold_out.divide_documents(
+      spans, self.recipe.dev_share, self.recipe.dedup, dev
+    )
+
+  @functools.cached_property
+  def _marks(self) -> re.Pattern:
+    return marks.marks_of(self.tokenizer)
+
+  @functools.cached_property
+  def _division(self) -> Division:
+    with np.load(self._division_file) as arrays:
+      return Division(**arrays)
 
   def remaining(self) -> list[int]:
     """Returns the numbers of the tasks that are not finished."""
@@ -178,7 +235,7 @@ class Preparation:
         return
       for path in (self._counts(task), self._progress(task)):
         path.unlink(missing_ok=True)
-      counts = {"sources": {}, "cut": [], "text_bytes": 0}
+      counts = {"sources": {}}
       tally = readers.Tally()
       writer = self._writer("train", task, self.tasks)
       for span in self._spans(task):
@@ -186,9 +243,7 @@ class Preparation:
           if index == 0:
             name = text_files.source_name("train", path)
             counts["sources"][name] = fingerprint(self.corpus, path)
-        train, dev, cut = self._divided(span, tally)
-        counts["text_bytes"] += len(train.data)  # before `share`
-        counts["cut"] += [] if cut is None else [cut]
+        train, dev = self._divided(span, tally)
         writer.keep("dev", dev.read())
         writer.pack(train, span.number)
         with (
@@ -227,9 +282,9 @@ class Preparation:
       "train": shards.joined(part["split"] for part in parts),
       "dev": self._write_held_out(records["dev"]),
     }
-    self._check(splits)
-    cut = [number for part in parts for number in part["cut"]]
-    self._say(splits, cut, sum(part["text_bytes"] for part in parts))
+    tally = sum(records.values(), readers.Tally())
+    self._check(splits, tally)
+    self._say(splits, tally)
     for name, tally in records.items():
       if left_out := readers.left_out(tally):
         progress.say(f"{name}: {left_out}")
@@ -289,7 +344,7 @@ class Preparation:
       counts["split"] = PreparedSplit.load(counts["split"])
     except (AttributeError, KeyError, TypeError):
       return None
-    needed = {"sources", "cut", "text_bytes", "tokenizer", "files"}
+    needed = {"sources", "tokenizer", "files"}
     return counts if needed <= counts.keys() else None
 
   def _sizes(self, task: int) -> dict[str, int]:
@@ -307,21 +362,29 @@ class Preparation:
 
   def _divided(
     self, span: Span, tally: readers.Tally | None = None
-  ) -> tuple[DocumentFile, DocumentFile, int | None]:
-    """Reads a span, and divides it as `hold_out_documents` does."""
+  ) -> tuple[DocumentFile, DocumentFile]:
+    """Reads a span, and divides it into texts to train on and held-out texts.
+
+    Raises a UserError if it has other documents than when it was divided.
+    """
     read = read_span(span, self.corpus, tally)
+    if tally is not None:
+      read = marks.counted(read, self._marks, tally)
     documents = document_store.spool(read, self._staging)
-    share = 0.0 if self.corpus.dev else self.recipe.dev_share
-    number = span.number
-    count = len(self.spans)
-    return hold_out.hold_out_documents(
-      documents, share, self.recipe.share, number, count
-    )
+    train_sizes = self._division.of_span(span.number)
+    if len(np.unique(documents.documents)) != len(train_sizes):
+      raise UserError(
+        f"{span.parts[0][0]} has changed meanwhile: delete {self.output}, and"
+        " prepare it again"
+      )
+    share = self.recipe.share
+    return hold_out.divide_texts(documents, train_sizes, share, span.number)
 
   def _write_held_out(self, tally: readers.Tally) -> PreparedSplit:
     """Writes the rows of the held-out documents of all tasks, or of files."""
     writer = self._writer("dev", 0, 1)
     documents = self.corpus.read("dev", tally)
+    documents = marks.counted(documents, self._marks, tally)
     if not self.corpus.dev:
       documents = document_store.read_kept_documents(self.output, "dev")
     held_out = document_store.spool(documents, self._staging)
@@ -336,10 +399,12 @@ class Preparation:
 
   def _clear(self) -> None:
     """Deletes the plan, the counts and the locks."""
+    of_task = self._counts, self._progress, self._lock, self._hashes
     for task in range(self.tasks):
-      for path in (self._counts(task), self._progress(task), self._lock(task)):
-        path.unlink(missing_ok=True)
-    for path in (self._plan, self._staging / "tokenizer.lock"):
+      for path in of_task:
+        path(task).unlink(missing_ok=True)
+    lock = self._staging / "tokenizer.lock"
+    for path in (self._plan, self._division_file, lock):
       path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else's files
       self._staging.rmdir()
@@ -351,6 +416,13 @@ class Preparation:
   def _progress(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.spans"
 
+  def _hashes(self, task: int) -> pathlib.Path:
+    return self._staging / f"{task:05}.npz"
+
+  @property
+  def _division_file(self) -> pathlib.Path:
+    return self._staging / "division.npz"
+
   def _lock(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.lock"
 
@@ -360,7 +432,13 @@ class Preparation:
   def _documents(self, split: str, index: int) -> pathlib.Path:
     return self.output / "documents" / f"{split}-{index:05}"
 
-  def _check(self, splits: dict[str, PreparedSplit]) -> None:
+  def _check(
+    self, splits: dict[str, PreparedSplit], tally: readers.Tally
+  ) -> None:
+    if self.corpus.separator and not tally["separators"]:
+      raise UserError(
+        f"the separator {self.corpus.separator!r} is nowhere in the text"
+      )
     for name, split in splits.items():
       if not split.documents:
         names = " ".join(
@@ -376,20 +454,34 @@ class Preparation:
         )
 
   def _say(
-    self, splits: dict[str, PreparedSplit], cut: list[int], text_bytes: int
+    self, splits: dict[str, PreparedSplit], tally: readers.Tally
   ) -> None:
-    """Prints counts; `text_bytes` are those of the whole text."""
-    count = len(self.spans)
-    if cut:
-      place = f"documents in {len(cut):,} of {count:,} parts of the text"
-      if count == 1:
-        place = f"document {cut[0] + 1}"
+    """Prints counts."""
+    progress.say(readers.document_ends(tally))
+    if warning := marks.warning(tally, self.tokenizer):
+      progress.say(warning)
+    division = self._division
+    if division.copies or division.leaked:
+      total = len(division.train_sizes)
+      line = (
+        f"copies: {division.copies:,} of {total:,} documents repeat another"
+      )
+      if self.recipe.dedup:
+        line += " and are left out"
+      else:
+        line += (
+          f"; {division.leaked:,} of {division.held_out:,} held-out documents"
+          " are also trained on (--dedup leaves copies out)"
+        )
+      progress.say(line)
+    if division.cut >= 0:
       progress.say(
-        f"dev: no dev file is given, so the end of {place} is held out; the"
-        " documents are too few or too large to hold out whole documents"
+        "dev: no dev file is given, so the end of document"
+        f" {division.cut + 1:,} is held out; the documents are too few or too"
+        " large to hold out whole documents"
       )
     elif not self.corpus.dev:
-      share = splits["dev"].text_bytes / text_bytes
+      share = splits["dev"].text_bytes / division.text_bytes
       progress.say(
         f"dev: no dev file is given, so {share:.1%} of the text is held out, in"
         " whole documents"
@@ -431,6 +523,12 @@ def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:
     f"{folder} is already prepared with these settings and this text"
   )
   return True
+
+
+def _write_arrays(path: pathlib.Path, arrays: Mapping) -> None:
+  """Writes arrays to a file, whole or not at all."""
+  with files.replacing(path) as temporary, temporary.open("wb") as file:
+    np.savez(file, **arrays)
 
 
 def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:

@@ -23,6 +23,7 @@ import io
 import itertools
 import json
 import math
+import mmap
 import os
 import re
 import sys
@@ -52,7 +53,13 @@ _PIECE = 1 << 18
 # A line end; that of Windows may be \r\r\n.
 _LINE_END = re.compile("\r*\n|\r")
 # WikiText's ` = Article = ` and ` = = Section = = `, BabyLM's with three signs.
-_HEADING = re.compile(r"\s*(=(?: =)*) [^=\s].* \1\s*")
+# The number is how often a sign may be repeated.
+_HEADING = r"\s*(=(?: =){0,%d}) [^=\s].* \1\s*"
+_ANY_HEADING = re.compile(_HEADING % 9)
+# WikiExtractor's lines around an article. Its files are called wiki_00.
+_ELEMENT = r"<doc id=.*>\s*"
+_ELEMENT_LINE = re.compile(rf"{_ELEMENT}|</doc>\s*")
+_WIKI_EXTRACTOR = re.compile(r"wiki_\d+")
 
 Records = Iterator[tuple[str, Any]]  # the place and content of each
 # By ending, or `HUB`; None for plain text.
@@ -67,15 +74,16 @@ TABLES = ".csv", ".tsv"  # their fields are text alone
 # size, in order.
 WHOLE = 0, 1
 
-# Counts of `read_source_records`, of `null` and `blank` records, which have no
-# text, and of `blank lines`.
+# Counts of the records, of the `null` and `blank` records, which have no text,
+# of `blank lines`, of `separators`, and of documents by what ends them.
 Tally = collections.Counter[str]
+_DOCUMENTS = "documents: "  # how the names of the latter begin
 
 
 class Document(NamedTuple):
   """A document, or a piece of a document that is too long for memory."""
 
-  text: str  # not empty, without space at either end
+  text: str  # not blank, as `records.stripped` returns it
   begins: bool = True  # False if it continues the document before it
   before: str = "\n"  # white space between it and the piece that it continues
 
@@ -84,17 +92,28 @@ class Document(NamedTuple):
 class Rule:
   """Where a document of plain text ends."""
 
+  name: str  # predicate of such documents, for messages
   length: float  # characters after which the next line end ends it
-  # If True, a blank line ends it as well. From the first heading on, a document
-  # ends only at the next heading of the same or a higher level.
+  # If True, a blank line ends it as well, unless its file has articles.
   layout: bool = False
+  # Regular expression of the lines that begin an article. From the first
+  # heading or article on, a document ends only there.
+  article: str = ""
+  separator: str = ""  # text that ends a document in any file, also in a record
 
 
 RULES = {
-  "auto": Rule(1 << 16, layout=True),
-  "line": Rule(1),
-  "file": Rule(math.inf),
+  "auto": Rule("end at blank lines or after 64 KiB", 1 << 16, layout=True),
+  "line": Rule("are lines", 1),
+  "file": Rule("are files", math.inf),
 }
+_RECORD = "are records"
+
+
+def rule_of_separator(separator: str) -> Rule:
+  """Returns the rule of documents that end at a text alone."""
+  separator = separator.replace("\r\n", "\n")
+  return Rule(f"end at {separator!r}", math.inf, separator=separator)
 
 
 def kind(source: str) -> str | None:
@@ -103,9 +122,11 @@ def kind(source: str) -> str | None:
     return HUB
   name, ending = os.path.splitext(os.path.basename(source).lower())
   if ending in COMPRESSED:
-    ending = os.path.splitext(name)[1]
+    name, ending = os.path.splitext(name)
     if ending in _COMPRESSED_INSIDE:
       return None
+  if not ending and _WIKI_EXTRACTOR.fullmatch(name):
+    return ".txt"
   return ending if ending in READERS else None
 
 
@@ -147,7 +168,8 @@ def extent(source: str, rule: Rule) -> tuple[int, int]:
 
     with _reading_source(source), parquet.ParquetFile(source) as file:
       return size, max(1, file.num_row_groups)
-  plain = READERS.get(file_kind) is None and rule.length < math.inf
+  can_end = rule.length < math.inf or rule.separator
+  plain = READERS.get(file_kind) is None and can_end
   packed = os.path.splitext(source)[1].lower() in COMPRESSED
   anywhere = (plain or file_kind in (".jsonl", ".ndjson")) and not packed
   return size, max(1, size) if anywhere else 1
@@ -162,11 +184,11 @@ def read_documents(
 ) -> Iterator[Document]:
   """Yields the documents of a file, or of a dataset `hf://NAME:CONFIG:SPLIT`.
 
-  `rule` is for plain text. The `column` of a record holds its text. `part` is
-  (index, count): only one of `count` parts of the source is read. The parts
-  together have all documents. `tally` counts the records, also those without
-  text, which are no documents. If each line is a document, it also counts blank
-  lines.
+  `rule` is for plain text; its separator is for all. The `column` of a record
+  holds its text. `part` is (index, count): only one of `count` parts of the
+  source is read. The parts together have all documents. `tally` counts the
+  documents by what ends them, and the records, also those without text, which
+  are no documents. If each line is a document, it also counts blank lines.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
@@ -175,13 +197,18 @@ def read_documents(
   space = ""
   with _reading_source(source):
     tally = Tally() if tally is None else tally
-    for text, ends in _text_pieces(source, rule, column, part, tally):
-      if stripped := text.strip():
+    rule = _rule_of_file(source, rule)
+    pieces = _text_pieces(source, rule, column, part, tally)
+    if rule.separator:
+      pieces = _separated(pieces, rule.separator, tally)
+    for text, ends in pieces:
+      if content := text.strip():
         if begins:
-          yield Document(stripped)
+          tally[_DOCUMENTS + rule.name] += 1
+          yield Document(parsing.stripped(text))
         else:
           head = text[: len(text) - len(text.lstrip())]
-          yield Document(stripped, begins, space + head)
+          yield Document(content, begins, space + head)
         space = "" if ends else text[len(text.rstrip()) :]
         begins = False
       elif not begins:
@@ -213,6 +240,73 @@ def left_out(tally: Tally) -> str:
   )
 
 
+def document_ends(tally: Tally) -> str:
+  """Says how many documents there are, by what ends them."""
+  counts = [
+    f"{count:,} {name.removeprefix(_DOCUMENTS)}"
+    for name, count in tally.most_common()
+    if name.startswith(_DOCUMENTS)
+  ]
+  return _DOCUMENTS + ", ".join(counts)
+
+
+def _rule_of_file(source: str, rule: Rule) -> Rule:
+  """Returns the rule of one file, of which the first MiB is read.
+
+  A file has articles if it begins with a heading, or has two of a level and one
+  in 64 KiB, or begins as WikiExtractor's. A document ends before each heading
+  of the articles' level or above.
+  """
+  if READERS.get(kind(source)) is not None:
+    return rule if rule.separator else dataclasses.replace(rule, name=_RECORD)
+  if not rule.layout:
+    return rule
+  with open_file(source) as file:
+    head = file.read(_BLOCK).decode("utf-8", errors="replace")
+  # Not splitlines: U+2028 and the like may be part of a line.
+  lines = _LINE_END.split(parsing.without_marks(head))
+  first = next(filter(str.strip, lines), "")
+  if re.fullmatch(_ELEMENT, first):
+    name = "are <doc> elements"
+    return dataclasses.replace(rule, name=name, article=_ELEMENT)
+  headings = filter(None, map(_ANY_HEADING.fullmatch, lines))
+  counts = collections.Counter(len(heading[1]) for heading in headings)
+  least = max(2, len(head) >> 16)
+  levels = [level for level, count in counts.items() if count >= least]
+  if heading := _ANY_HEADING.fullmatch(first):
+    levels.append(len(heading[1]))
+  if not levels:
+    return rule
+  article = _HEADING % (min(levels) // 2)
+  return dataclasses.replace(rule, name="begin at headings", article=article)
+
+
+def _separated(
+  pieces: Iterable[tuple[str, bool]], separator: str, tally: Tally
+) -> Iterator[tuple[str, bool]]:
+  """Ends documents at a separator too, which two pieces may share."""
+
+  def whole(text: str) -> Iterator[tuple[str, bool]]:
+    *parts, last = _cut_text(text)
+    yield from ((part, False) for part in parts)
+    yield last, True
+
+  rest = ""
+  for text, ends in pieces:
+    *documents, rest = (rest + text).split(separator)
+    tally["separators"] += len(documents)
+    for document in documents:
+      yield from whole(document)
+    if ends:
+      yield from whole(rest)
+      rest = ""
+    # The end of the rest may begin a separator.
+    while len(rest) > 2 * _PIECE:
+      piece = next(_cut_text(rest))
+      yield piece, False
+      rest = rest[len(piece) :]
+
+
 def _text_pieces(
   source: str, rule: Rule, column: str, part: tuple[int, int], tally: Tally
 ) -> Iterator[tuple[str, bool]]:
@@ -222,15 +316,14 @@ def _text_pieces(
       begin = 0
       end = None
       if part != WHOLE:
-        ends = _document_end(file, rule)
-        begin, end = _bytes(file, part, ends)
+        begin, end = _bytes(file, part, rule)
       yield from _divide_lines(_file_lines(file, begin, end), rule)
     return
   for place, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
-    text = parsing.without_marks(text).strip()
+    text = parsing.stripped(parsing.without_marks(text))
     if not parsing.writable(text):  # of a reader of the user's
       raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1
@@ -413,20 +506,24 @@ def _divide_lines(
 ) -> Iterator[tuple[str, bool]]:
   piece = []
   length = 0
-  level = math.inf  # highest level of a heading so far: the articles' level
+  begins_article = re.compile(rule.article).fullmatch
+  has_article = False  # whether an article or a section has begun
   for line in lines:
-    heading = rule.layout and _HEADING.fullmatch(line)
-    article = heading and len(heading[1]) <= level
-    if article:
-      level = len(heading[1])
-    if article or length + len(line) > _PIECE:
-      yield "".join(piece), bool(article)
+    ends = False
+    if rule.article:
+      ends = bool(begins_article(line))
+      has_article |= ends or bool(_ANY_HEADING.fullmatch(line))
+    if rule.article == _ELEMENT and _ELEMENT_LINE.fullmatch(line):
+      ends = True
+      line = ""
+    if ends or length + len(line) > _PIECE:
+      yield "".join(piece), ends
       piece = []
       length = 0
     piece.append(line)
     length += len(line)
     over = length >= rule.length or (rule.layout and not line.strip())
-    if over and line.endswith("\n") and level == math.inf:
+    if over and line.endswith("\n") and not has_article:
       yield "".join(piece), True
       piece = []
       length = 0
@@ -434,53 +531,42 @@ def _divide_lines(
 
 
 def _bytes(
-  file: BinaryIO, part: tuple[int, int], ends: Callable[[bytes, int], bool]
+  file: BinaryIO, part: tuple[int, int], rule: Rule
 ) -> tuple[int, int]:
   """Returns the first byte of a part of a file, and the byte after it.
 
-  A part begins with a line. `ends` says whether it may with this one, and gets
-  the bytes that the search has passed.
+  A part begins with a document: with a line, or after a separator.
   """
   size = file.seek(0, os.SEEK_END)
   number, count = part
+  separator = rule.separator.encode()
+  begins_article = re.compile(rule.article.encode()).fullmatch
+
+  def ends_before(line: bytes, passed: int) -> bool:
+    if rule.article:
+      return bool(begins_article(line.removeprefix(codecs.BOM_UTF8)))
+    blank = not line.removeprefix(codecs.BOM_UTF8).strip()
+    return passed >= rule.length or (rule.layout and blank)
 
   def cut(index: int) -> int:
     position = size * index // count
     if position in (0, size):
       return position
+    if separator:
+      with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        place = data.find(separator, position)
+      return place + len(separator) if place >= 0 else size
     file.seek(position - 1)  # a line may begin here
     first = last = position
     ends_line = False  # whether the last bytes end a line
     while line := file.readline(_BLOCK):  # a line may be as long as the file
-      if ends_line and ends(line, last - first):
+      if ends_line and ends_before(line, last - first):
         break
       last = file.tell()
       ends_line = line.endswith(b"\n")
     return last
 
   return cut(number), cut(number + 1)
-
-
-def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
-  """Returns whether a document of plain text ends before a line.
-
-  With headings in the first MiB, it does before one of the highest level.
-  """
-  head = file.read(_BLOCK).decode("utf-8", errors="replace")
-  # Not splitlines: U+2028 and the like may be part of a line.
-  head = _LINE_END.split(parsing.without_marks(head))
-  headings = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
-  level = min((len(match[1]) for match in headings), default=0)
-  pattern = re.compile(_HEADING.pattern.encode())
-
-  def ends(line: bytes, passed: int) -> bool:
-    line = line.removeprefix(codecs.BOM_UTF8)
-    if level:
-      match = pattern.fullmatch(line)
-      return match is not None and len(match[1]) <= level
-    return passed >= rule.length or (rule.layout and not line.strip())
-
-  return ends
 
 
 def _file_lines(
@@ -544,7 +630,7 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
     end = math.inf
     position = 0
     if part != WHOLE:
-      begin, end = _bytes(file, part, lambda line, passed: True)
+      begin, end = _bytes(file, part, Rule("", 0))
       position = file.seek(begin)
     for number, line in enumerate(parsing.bounded_lines(file), start=1):
       if position >= end:

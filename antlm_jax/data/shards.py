@@ -36,6 +36,8 @@ class Recipe:
   seq_len: int
   packing: str
   documents: str
+  separator: str  # "" for none
+  dedup: bool
   boundary: str
   dev_share: float
   share: float
@@ -57,6 +59,9 @@ class Recipe:
   def recorded(self) -> dict:
     """The settings by name, as a manifest has them."""
     values = dataclasses.asdict(self)
+    for name in ("separator", "dedup"):  # as before there were any
+      if not values[name]:
+        del values[name]
     if self.tokenizer is not None:  # no setting of training one counts
       del values["vocab_size"], values["kind"]
     return values

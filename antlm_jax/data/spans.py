@@ -7,10 +7,10 @@ Two words name text on its way from files to rows:
   tokens and packed. A document that is too long for memory is read in pieces,
   each a `readers.Document`; only the first piece `begins` it.
 - A *span* is a unit of work: some small files, or a part of a large file. A
-  span is read, divided into train and held-out documents, and packed by itself.
-  So its rows depend on its text, the settings and the seed alone. A task packs
-  consecutive spans into one file of rows, a shard. The rows are therefore the
-  same for any number of tasks.
+  span is read and packed by itself. So its rows depend on its documents to
+  train on, the settings and the seed alone. A task packs consecutive spans into
+  one file of rows, a shard. The rows are therefore the same for any number of
+  tasks.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _ROWS = 2048
 
 
 class Span(NamedTuple):
-  """Text that is read, divided and packed by itself."""
+  """Text that is read and packed by itself."""
 
   number: int
   # Each source, and its part as (index, count): one of `count` equal parts.
@@ -37,8 +37,9 @@ class Span(NamedTuple):
 
 def make_spans(corpus: Corpus, seq_len: int) -> list[Span]:
   """Divides the text to train on into spans."""
-  rule = readers.RULES[corpus.documents]
-  extents = [(path, *readers.extent(path, rule)) for path in corpus.train]
+  extents = [
+    (path, *readers.extent(path, corpus.rule)) for path in corpus.train
+  ]
   total = sum(size for _, size, _ in extents)
   unit = max(min(max(total >> 12, _LEAST), _MOST), _ROWS * seq_len)
   out = []
@@ -62,6 +63,6 @@ def read_span(
   span: Span, corpus: Corpus, tally: readers.Tally | None = None
 ) -> Iterator[readers.Document]:
   """Yields the documents of a span; `tally` counts its records."""
-  rule = readers.RULES[corpus.documents]
+  options = {"column": corpus.column, "tally": tally}
   for path, part in span.parts:
-    yield from readers.read_documents(path, rule, corpus.column, part, tally)
+    yield from readers.read_documents(path, corpus.rule, part=part, **options)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax.data import readers, splits
-from antlm_jax.data.readers import RULES, Document
+from antlm_jax.data.readers import RULES, Document, Rule
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
 
@@ -38,8 +38,16 @@ class Corpus:
   dev: tuple[str, ...]  # if empty, a share of train is to be held out
   unused: dict[str, list[str]]  # all others that were found, by reason
   documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
+  separator: str = ""  # text at which documents end instead
   column: str = "text"  # column of records that holds their text
   paths: tuple[str, ...] = ()  # the paths in which they were found
+
+  @property
+  def rule(self) -> Rule:
+    """Where a document ends."""
+    if self.separator:
+      return readers.rule_of_separator(self.separator)
+    return RULES[self.documents]
 
   @property
   def test(self) -> tuple[str, ...]:
@@ -58,9 +66,7 @@ class Corpus:
     """Yields the documents of a split's sources, as `read_documents` does."""
     options = {"column": self.column, "tally": tally}
     for source in getattr(self, split):
-      yield from readers.read_documents(
-        source, RULES[self.documents], **options
-      )
+      yield from readers.read_documents(source, self.rule, **options)
 
   def copies(self) -> list[str]:
     """Returns a warning of files with the same content, if there are any.
@@ -124,7 +130,7 @@ def find_corpus(
   Others are train, unless their folder has files named train. If nothing else
   is found, a file given by its own path is train, also if it is named dev or
   test. Paths in `dev` are held out, instead of files of `text` that are named
-  dev. `reading` holds `documents` and `column` of the corpus.
+  dev. `reading` holds `documents`, `separator` and `column` of the corpus.
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to

@@ -222,10 +222,15 @@ class Tokenizer:
     return np.asarray(encoding.ids, np.int32), spans
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-    """Returns the text of ids, without a space added before the first word."""
+    """Returns the text of ids, without a space added before the first word.
+
+    A space is added to texts that begin with none. So one space alone before a
+    text is dropped, and several are kept.
+    """
     ids = [int(token) for token in ids]
     text = self._backend.decode(ids, skip_special_tokens=skip_special)
-    return text.removeprefix(" ") if self._adds_space else text
+    is_added = self._adds_space and not text.startswith("  ")
+    return text.removeprefix(" ") if is_added else text
 
   @property
   def vocab_size(self) -> int:

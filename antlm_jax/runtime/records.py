@@ -49,6 +49,18 @@ def without_marks(text: str) -> str:
   return _MARKS.sub("", text) if MARK in text else text
 
 
+def stripped(text: str) -> str:
+  """Drops white space at both ends of a document.
+
+  It keeps the indentation of the first of several lines, as code needs it.
+  """
+  content = text.strip()
+  if "\n" not in content:
+    return content
+  before = text[: len(text) - len(text.lstrip())]
+  return before.rpartition("\n")[2] + content
+
+
 def not_utf8(head: bytes) -> str:
   """Returns an error if a file's first bytes are no UTF-8, or "".
 

@@ -1,0 +1,61 @@
+"""Special tokens that are written in a text, such as `<|endoftext|>`.
+
+They are text, and the tokenizer cuts them into pieces. Mostly, whoever wrote
+them meant the end of a document.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from antlm_jax.data.readers import Document, Tally
+from antlm_jax.data.tokenizer import Tokenizer
+
+_COMMON = (
+  r"<[|\uff5c][^\s|\uff5c<>]{1,40}[|\uff5c]>",
+  r"</?s>",
+  r"(?i:<(?:eos|bos|eot|eod|sep|cls)>|\[(?:eos|bos|eot|eod|sep|cls)\])",
+  r"<(?:start|end)_of_\w+>",
+  r"<doc(?= id=)|</doc>",
+)
+_END = re.compile("/|end|eo|sep", re.IGNORECASE)
+_KEY = "mark: "  # how the names of counts begin
+_SHOWN = 3
+
+
+def marks_of(tokenizer: Tokenizer) -> re.Pattern:
+  """Returns a pattern of common marks and of a tokenizer's special tokens."""
+  tokens = map(tokenizer.token, np.flatnonzero(tokenizer.special).tolist())
+  return re.compile("|".join([*map(re.escape, tokens), *_COMMON]))
+
+
+def counted(
+  documents: Iterable[Document], marks: re.Pattern, tally: Tally
+) -> Iterator[Document]:
+  """Yields documents, and counts the marks in them."""
+  for document in documents:
+    tally.update(_KEY + match[0] for match in marks.finditer(document.text))
+    yield document
+
+
+def warning(tally: Tally, tokenizer: Tokenizer) -> str:
+  """Returns a warning of the marks that were counted, or ""."""
+  counts = [
+    (name.removeprefix(_KEY), count)
+    for name, count in tally.most_common()
+    if name.startswith(_KEY)
+  ]
+  if not counts:
+    return ""
+  end = None
+  if tokenizer.eos_id is not None:
+    end = tokenizer.token(tokenizer.eos_id)
+  # First the end token, then others that may end a document.
+  counts.sort(key=lambda pair: (pair[0] != end, not _END.search(pair[0])))
+  shown = ", ".join(f"{mark!r} ({n:,})" for mark, n in counts[:_SHOWN])
+  shown += ", ..." if counts[_SHOWN:] else ""
+  return (
+    f"warning: special tokens are written in the text and read as text: {shown}"
+    f"; if one ends documents, give it: --separator={counts[0][0]!r}"
+  )
