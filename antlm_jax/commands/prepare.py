@@ -30,12 +30,13 @@ from antlm_jax.data.packing import (
   BOUNDARIES,
   PACKINGS,
   SHORTEST_CHUNK,
+  boundary_ids,
   boundary_of,
 )
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
-from antlm_jax.data.tokenizer import KINDS, Tokenizer
+from antlm_jax.data.tokenizer import KINDS, Tokenizer, side_files
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress
@@ -97,7 +98,8 @@ def prepare(
     tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
       (a run, a folder of transformers or a name on the Hub). Of a folder
       without a model that antlm reads, it takes `tokenizer.json`. By default,
-      train it. In Python, it may be a `Tokenizer`.
+      train it. In Python, it may be a `Tokenizer`, or one of the libraries
+      transformers and tokenizers.
     vocab_size: Vocabulary size of the trained tokenizer.
     kind: Kind of the trained tokenizer.
     seq_len: Tokens in a row, T.
@@ -107,7 +109,8 @@ def prepare(
     documents: End of a document in plain text: a line end (line), the file's
       end (file), or a blank line, 64 KiB or a heading ` = Title = ` (auto).
     boundary: Special tokens around a document: <s> and </s>, <s> before it,
-      </s> after it, or none. By default those of both that the tokenizer has.
+      </s> after it, or none. By default those of both that the tokenizer has;
+      its own files say which tokens they are.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
     seed: Random seed of the chunks' lengths.
@@ -132,11 +135,11 @@ def prepare(
     recipe, opened = _recipe(arguments)
     _check_length(recipe)
     if opened is not None:
-      is_path = opened is not tokenizer
+      is_path = isinstance(tokenizer, str | os.PathLike)
       _check_tokens(recipe, opened, tokenizer if is_path else "the tokenizer")
+      if not boundary:
+        _say_boundary(recipe, opened)
     _check_task(task, tasks, output)
-    if not boundary:
-      _say_boundary(recipe)
     text_paths = stack.enter_context(_text_paths(text))
     dev_paths = stack.enter_context(_text_paths(dev))
     corpus = text_files.find_corpus(
@@ -159,16 +162,17 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   if tokenizer is None:
     boundary = boundary or "bos_eos"
     return Recipe.of(arguments | {"boundary": boundary}, None), None
-  content = None
-  if not isinstance(tokenizer, Tokenizer):
-    name = os.fspath(tokenizer)
-    if name.endswith(".json") or os.path.isfile(name):
-      tokenizer = Tokenizer.load(name)
-      content = pathlib.Path(name).read_bytes()
-    else:
-      from antlm_jax.hf import import_  # slow to import
+  content = b""
+  if not isinstance(tokenizer, str | os.PathLike):
+    tokenizer = Tokenizer.wrap(tokenizer)
+  elif (name := os.fspath(tokenizer)).endswith(".json") or os.path.isfile(name):
+    tokenizer = Tokenizer.load(name)
+    paths = [name, *side_files(name)]
+    content = b"".join(pathlib.Path(path).read_bytes() for path in paths)
+  else:
+    from antlm_jax.hf import import_  # slow to import
 
-      tokenizer = import_.open_tokenizer(name)
+    tokenizer = import_.open_tokenizer(name)
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
   boundary = boundary or boundary_of(tokenizer)
@@ -200,13 +204,16 @@ def _check_tokens(
       )
 
 
-def _say_boundary(recipe: Recipe) -> None:
-  """Says which special token a default boundary lacks, if any."""
-  if recipe.boundary != "bos_eos":
-    lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")
-    progress.say(
-      f"boundary {recipe.boundary}: the tokenizer has no {lacking} token"
-    )
+def _say_boundary(recipe: Recipe, tokenizer: Tokenizer) -> None:
+  """Says which special tokens a default boundary has."""
+  around = boundary_ids(tokenizer, recipe.boundary)
+  before, after = (
+    "no token" if index is None else tokenizer.token(index) for index in around
+  )
+  progress.say(
+    f"boundary {recipe.boundary}: {before} before a document and {after} after"
+    " it (--boundary changes it)"
+  )
 
 
 def _check_task(
@@ -344,7 +351,7 @@ def _words(
   arguments["tasks"] = preparation.tasks
   if tokenizer is None:
     del arguments["tokenizer"]
-  elif not isinstance(tokenizer, Tokenizer) and os.path.isfile(tokenizer):
+  elif isinstance(tokenizer, str | os.PathLike) and os.path.isfile(tokenizer):
     arguments["tokenizer"] = tokenizer
   else:
     arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER
