@@ -23,6 +23,7 @@ from tokenizers import (
 from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.hf.check import check_exportable
 from antlm_jax.objectives.corruption import Draw, Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
 from tests import runs
@@ -527,6 +528,30 @@ def test_special_tokens_are_those_of_the_tokenizers_own_files(
     at = whole.index(vocab["G"])
     assert again.frame == (whole[:at], whole[at + 2 :])
   assert t.pad_id in (None, vocab.get("<pad>"), vocab.get("[PAD]"))
+
+
+_DNA = ["ACGTACGGTTAC" * 9, "ACGTNNacgt"]
+
+
+@pytest.mark.parametrize(
+  "kind, size, tokens",
+  [
+    ("characters", 99, [*"ACGTNNacgt", "<unk>", "<unk>", "A"]),
+    ("characters", 9, [*"ACGT", *["<unk>"] * 8, "A"]),
+    ("kmer:2", 99, [*["AC", "GT", "NN", "ac", "gt", "<unk>", "<unk>", "A"]]),
+    ("kmer:6", 99, ["ACGTNN", *"acgt", "<unk>", "<unk>", "A"]),
+  ],
+)
+def test_alphabets_and_sequences_of_letters(kind, size, tokens):
+  """Catches letters that are lost, and a row that is a single word."""
+  t = Tokenizer.train(_DNA, size, kind)
+  text = "ACGTNNacgtX\nA"
+  assert [t.token(index) for index in t.encode(text)] == tokens
+  if size == 99:
+    for known in _DNA:
+      assert t.decode(t.encode(known)) == known
+  assert t.word_tokens.start.all() and t.vocab_size <= size
+  check_exportable(t, "bos_eos")
 
 
 def test_coverage_counts_unknown_characters():

@@ -36,7 +36,12 @@ from antlm_jax.data.packing import (
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
-from antlm_jax.data.tokenizer import KINDS, Tokenizer, side_files
+from antlm_jax.data.tokenizer import (
+  KINDS,
+  Tokenizer,
+  letters_of_kind,
+  side_files,
+)
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress
@@ -44,6 +49,7 @@ from antlm_jax.settings import PythonOnly, argument
 
 # Characters of a command. Linux allows 2 MiB, with the environment.
 _LONGEST = 1 << 19
+_LEAST_VOCABULARY = 261  # of bytes and special tokens
 # Variables of the processes that run tasks.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
@@ -71,8 +77,8 @@ def prepare(
   dev: Annotated[Text, argument(**_PATHS)] = (),
   column: str = "text",
   tokenizer: files.Path | Tokenizer | None = None,
-  vocab_size: Annotated[int, argument(least=261, most=1 << 20)] = 16_000,
-  kind: Annotated[str, argument(choices=tuple(KINDS))] = "bpe",
+  vocab_size: Annotated[int, argument(least=6, most=1 << 20)] = 16_000,
+  kind: str = "bpe",
   seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
   packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
   documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
@@ -101,7 +107,8 @@ def prepare(
       train it. In Python, it may be a `Tokenizer`, or one of the libraries
       transformers and tokenizers.
     vocab_size: Vocabulary size of the trained tokenizer.
-    kind: Kind of the trained tokenizer.
+    kind: Kind of the trained tokenizer: bpe, wordpiece, characters, or kmer:K
+      with K letters of DNA a token, such as kmer:6, without overlap.
     seq_len: Tokens in a row, T.
     packing: Layout of documents in rows: joined (stream), in segments of their
       own (documents), or joined and cut into two segments a row at random, as
@@ -148,6 +155,10 @@ def prepare(
     progress.say(str(corpus))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
+      if opened is not None and not preparation.is_begun:
+        from antlm_jax.hf import check  # slow to import
+
+        check.check_exportable(opened, recipe.boundary)
       words = _words(preparation, text_paths, dev_paths, tokenizer)
       if not _run_preparation(preparation, task, words):
         return None
@@ -160,6 +171,7 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   tokenizer = arguments["tokenizer"]
   boundary = arguments["boundary"]
   if tokenizer is None:
+    _check_kind(arguments["kind"], arguments["vocab_size"])
     boundary = boundary or "bos_eos"
     return Recipe.of(arguments | {"boundary": boundary}, None), None
   content = b""
@@ -178,6 +190,17 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   boundary = boundary or boundary_of(tokenizer)
   sha256 = hashlib.sha256(content).hexdigest()
   return Recipe.of(arguments | {"boundary": boundary}, sha256), tokenizer
+
+
+def _check_kind(kind: str, vocab_size: int) -> None:
+  """Checks the kind of a tokenizer to train, and its size."""
+  if kind not in KINDS:
+    letters_of_kind(kind)
+  elif vocab_size < _LEAST_VOCABULARY:
+    raise UserError(
+      f"vocab_size={vocab_size}: {kind} needs at least {_LEAST_VOCABULARY}, its"
+      " bytes and special tokens; kind=characters needs fewer"
+    )
 
 
 def _check_length(recipe: Recipe) -> None:

@@ -45,6 +45,7 @@ _LOCK = "preparing.lock"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL = 1 << 26
 _SHARD = 1 << 30
+_LONG_WORDS = 24  # bytes of a word on average, if a text has few spaces
 
 
 class Preparation:
@@ -401,6 +402,12 @@ class Preparation:
         f" {split.text_bytes / split.tokens:.2f} bytes each),"
         f" {split.rows:,} rows, {split.dropped:,} tokens dropped,"
         f" {split.padding / (split.rows * self.recipe.seq_len):.1%} padding"
+      )
+    train = splits["train"]
+    if train.text_bytes > _LONG_WORDS * train.words:
+      progress.say(
+        "note: words are counted between spaces, and this text has few: compare"
+        " tokens or bytes, not words (perplexity of words, checkpoint.words)"
       )
 
 

@@ -1,10 +1,13 @@
 """Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
+import collections
 import contextlib
 import functools
 import itertools
 import json
 import os
+import re
+import string
 import types
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,15 +67,16 @@ MASKS = _spellings(_NAMES["mask"])
 _OTHERS = _spellings(("unk", "cls", "sep"))
 # Special tokens by kind; WordPiece has one for words over 100 bytes.
 KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
-# Signs for space, newline, tab and carriage return before a word, in byte-level
-# BPE, SentencePiece and GPT-BERT.
-_SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+_ALPHABET_TOKENS = KINDS["wordpiece"]
+_KMER = re.compile(r"kmer:([2-9]|[12]\d|3[0-2])")
 # Merges settle long before this much text (characters, about 50M words), and
 # the trainer's memory stays under 1 GB.
 _TRAINING_CHARACTERS = 1 << 28
 # The same limit for text with few spaces. Its words are whole phrases, and the
 # trainer needs about 40 bytes of memory for each of their bytes.
 _TRAINING_PHRASES = 1 << 23
+# Text from which an alphabet and its k-mers are counted.
+_TRAINING_LETTERS = 1 << 26
 # Longest word, in bytes, that WordPiece reads and that trainers see. Training
 # takes time proportional to the square of a word's length.
 _LONGEST_WORD = 100
@@ -85,6 +89,9 @@ _SHORT_WORDS = f".{{1,{_LONGEST_WORD}}}(?![{_INSIDE}])"
 # Tibetan, Burmese, Khmer, Mongolian, and the wide 0 of Chinese and Japanese.
 _ZEROS = (0x30, 0x660, 0x6F0, *range(0x966, 0xD67, 0x80), 0xE50, 0xED0, 0xF20)
 _ZEROS += (0x1040, 0x17E0, 0x1810, 0xFF10)
+# A space between two characters of Chinese or Japanese, which have none.
+_UNSPACED = r"\u2e80-\ua4cf\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff"
+_FALSE_SPACE = re.compile(rf"(?<=[{_UNSPACED}]) (?=[{_UNSPACED}])")
 # Ids may have gaps: at most this many, and as many as there are tokens.
 _MOST_GAPS = 1 << 16
 
@@ -139,7 +146,14 @@ class Tokenizer:
     (LTG-BERT). LTG-BERT asks for pairs seen ten times, which is the same with
     much text. Words of more than 100 bytes are cut between characters, in `bpe`
     only to train it.
+
+    The kind `characters` has a token for each character, after `<unk>`, the
+    most frequent first. `kmer:6` also has the most frequent sequences of six
+    letters, as of DNA. These do not overlap: a text is cut after every sixth
+    letter, and a sequence without a token is read letter by letter.
     """
+    if kind not in KINDS:
+      return cls._train_alphabet(texts, vocab_size, letters_of_kind(kind))
     # With a space before it, the first word has the token it has elsewhere.
     split = pre_tokenizers.ByteLevel(add_prefix_space=True)
     cut = pre_tokenizers.Split(Regex(_SHORT_WORDS), "isolated")
@@ -169,6 +183,36 @@ class Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(_training_texts(texts), trainer)
     backend.pre_tokenizer = split
+    return cls(backend)
+
+  @classmethod
+  def _train_alphabet(
+    cls, texts: Iterable[str], vocab_size: int, length: int
+  ) -> "Tokenizer":
+    """Trains a tokenizer of characters and sequences of `length` letters."""
+    pattern = rf"\S{{{length}}}|[\s\S]"
+    characters = collections.Counter()
+    sequences = collections.Counter()
+    left = _TRAINING_LETTERS
+    for text in texts:
+      characters.update(text)
+      if length > 1:
+        sequences.update(re.findall(rf"\S{{{length}}}", text))
+      left -= len(text)
+      if left < 0:
+        break
+    tokens = [*_ALPHABET_TOKENS]
+    for counts in (characters, sequences):
+      tokens += sorted(counts, key=lambda token: (-counts[token], token))
+    vocab = {token: index for index, token in enumerate(tokens[:vocab_size])}
+    # It takes a whole sequence that has a token, else its characters.
+    model = models.BPE(
+      vocab=vocab, merges=[], ignore_merges=True, unk_token="<unk>"
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([*_ALPHABET_TOKENS])
     return cls(backend)
 
   @classmethod
@@ -286,6 +330,8 @@ class Tokenizer:
     """Returns the text of ids, without a space added before the first word."""
     ids = [int(token) for token in ids]
     text = self._backend.decode(ids, skip_special_tokens=skip_special)
+    if self._separates_tokens:
+      text = _FALSE_SPACE.sub("", text)
     return text.removeprefix(" ") if self._adds_space else text
 
   @property
@@ -345,13 +391,17 @@ class Tokenizer:
     # end them. Others mark those that begin, and WordLevel's are whole words.
     inside = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None)
+    spaces = inside or words.SPACES
     word_level = isinstance(model, models.WordLevel)
+    if not word_level and not suffix and not self._marks_words(spaces):
+      spaces = tuple(string.whitespace)
+      word_level = not self._marks_words(spaces)
     signs = words.byte_signs() if self._byte_level else None
     out = np.stack([special, special, np.zeros_like(special)])
     for token, index in self._vocab.items():
       if special[index]:
         continue
-      marked = token.startswith(inside or _SPACES)
+      marked = token.startswith(spaces)
       parts = words.token_bytes(token.removeprefix(inside), signs)
       begins = word_level or marked != bool(inside) or words.begins_word(parts)
       ends = words.ends_character(parts) or (
@@ -359,6 +409,13 @@ class Tokenizer:
       )
       out[:, index] = begins, ends, not begins and words.continues(parts)
     return WordTokens(*out)
+
+  def _marks_words(self, signs: str | tuple[str, ...]) -> bool:
+    """Whether any token that is not special begins with a sign."""
+    return any(
+      token.startswith(signs) and not self.special[index]
+      for token, index in self._vocab.items()
+    )
 
   @functools.cached_property
   def _byte_level(self) -> bool:
@@ -380,6 +437,12 @@ class Tokenizer:
   @functools.cached_property
   def _vocab(self) -> dict[str, int]:
     return self._backend.get_vocab(with_added_tokens=True)
+
+  @functools.cached_property
+  def _separates_tokens(self) -> bool:
+    """Whether decoding writes a space between tokens, as WordPiece does."""
+    decoder = json.loads(self.to_json())["decoder"]
+    return decoder is None or '"WordPiece"' in json.dumps(decoder)
 
   @functools.cached_property
   def _adds_space(self) -> bool:
@@ -495,6 +558,21 @@ class Tokenizer:
     return next(iter(flagged), None)
 
 
+def letters_of_kind(kind: str) -> int:
+  """Returns the letters of the longest token of `characters` or `kmer:K`.
+
+  Raises a UserError if there is no such kind of tokenizer.
+  """
+  if kind == "characters":
+    return 1
+  if not (match := _KMER.fullmatch(kind)):
+    raise UserError(
+      f"unknown kind {kind!r}: write {', '.join(KINDS)}, characters or kmer:K"
+      " with 2 to 32 letters, such as kmer:6"
+    )
+  return int(match[1])
+
+
 def side_files(path: str | os.PathLike) -> list[str]:
   """Returns the files next to a tokenizer.json that name special tokens."""
   folder, name = os.path.split(path)
@@ -528,7 +606,7 @@ def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
     before = offsets[i - 1][1] if i else 0
     word = piece.lstrip()
     start = end - len(word) if word else begin
-    if word and tokens[i] in _SPACES and tokens[i] != piece:
+    if word and tokens[i] in words.SPACES and tokens[i] != piece:
       # An added space has the offsets of a character next to it. Its span is
       # empty, unless the character has tokens on both sides of the space.
       if before <= begin:

@@ -6,9 +6,9 @@ tokenizer of the library do the same. Filling and scoring need only the masks;
 export needs all of its methods.
 
 A masked word includes the space before it, if the tokenizer's words do, and
-nothing else. The tokens around a mask are those around a word. A mask at the start of a text includes the space
-that the tokenizer adds there. No space is added after a mask. Line breaks
-before a mask are split as before a word.
+nothing else. The tokens around a mask are those around a word. A mask at the
+start of a text includes the space that the tokenizer adds there. No space is
+added after a mask. Line breaks before a mask are split as before a word.
 
 The tokenizer's own steps stay as they are. A first step writes a stand-in on
 both sides of each mask, so that all own steps see a word there. The stand-in is
@@ -288,7 +288,9 @@ class TokenizerJson:
 
   def _build_normalizer(self) -> normalizers.Normalizer | None:
     """Builds the normalizer alone, which added tokens would divide."""
-    return self._with(added_tokens=[]).build().normalizer
+    # The vocabulary may be large.
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    return self._with(added_tokens=[], model=model).build().normalizer
 
   def _divide_names(
     self, names: Sequence[str]
