@@ -29,6 +29,7 @@ from antlm_jax.data import (
   rows,
   shards,
   text_files,
+  words,
 )
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile
@@ -45,7 +46,6 @@ _LOCK = "preparing.lock"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL = 1 << 26
 _SHARD = 1 << 30
-_LONG_WORDS = 24  # bytes of a word on average, if a text has few spaces
 
 
 class Preparation:
@@ -404,11 +404,8 @@ class Preparation:
         f" {split.padding / (split.rows * self.recipe.seq_len):.1%} padding"
       )
     train = splits["train"]
-    if train.text_bytes > _LONG_WORDS * train.words:
-      progress.say(
-        "note: words are counted between spaces, and this text has few: compare"
-        " tokens or bytes, not words (perplexity of words, checkpoint.words)"
-      )
+    if note := words.note_of_words(train.text_bytes, train.words):
+      progress.say(note)
 
 
 def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:

@@ -28,9 +28,20 @@ _UNSPACED = (
 # Signs for space, newline, tab and carriage return before a word, in byte-level
 # BPE, SentencePiece and GPT-BERT.
 SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+_LONG_WORDS = 24  # bytes of a word on average, if a text has few spaces
 # Categories of characters that continue a word: marks, joiners, and letters
 # that repeat or lengthen the one before (as in Japanese and Thai).
 _CONTINUING = ("Mn", "Mc", "Me", "Cf", "Lm")
+
+
+def note_of_words(size: int, count: int) -> str:
+  """Returns a note on a text of `size` bytes if it has few spaces, or ""."""
+  if size <= _LONG_WORDS * count:
+    return ""
+  return (
+    f"note: this text has few spaces, so its {count:,} words are whole phrases:"
+    " compare tokens or bytes, not words"
+  )
 
 
 def byte_signs() -> dict[str, int]:

@@ -34,7 +34,7 @@ from antlm_jax.models.encoder import Head
 from antlm_jax.settings import PythonOnly, argument
 
 ORDERS = "confidence", "random", "ancestral"
-_CONTEXT = 4  # tokens before a mask that decide on a space; one has a character
+_CONTEXT = 16  # tokens before a mask, with which it is decoded
 
 
 class FilledMask(NamedTuple):
@@ -264,17 +264,23 @@ def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
   for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
     between = pieces[number + 1 : number + len(run)]
     number += len(run)
-    if np.all(masked[run]):
-      written += MASK + "".join(piece + MASK for piece in between)
+    if not np.all(masked[run]):
+      row = ids[: run[-1] + 1]
+      joined = _add_words(loaded, written, row, len(run), MASK not in text)
+      written = joined.replace(loaded.tokenizer.mask_token, MASK)
     elif len(run):
-      words = _words_after(loaded, written, ids[: run[-1] + 1], len(run))
-      written = words.replace(loaded.tokenizer.mask_token, MASK)
+      written += MASK + "".join(piece + MASK for piece in between)
     written += "".join(pieces[number : number + 1])
   return written
 
 
-def _words_after(loaded: TextModel, text: str, ids, count: int) -> str:
-  """Returns a text and the last `count` tokens of `ids`, which follow it."""
+def _add_words(
+  loaded: TextModel, text: str, ids, count: int, separate: bool
+) -> str:
+  """Returns a text and the last `count` tokens of `ids`, which follow it.
+
+  `separate` says whether a decoder's space between words follows the text.
+  """
   decode = functools.partial(loaded.tokenizer.decode, skip_special=False)
   context = ids[: len(ids) - count][-_CONTEXT:]
   before = decode(context)
@@ -283,16 +289,17 @@ def _words_after(loaded: TextModel, text: str, ids, count: int) -> str:
   if not whole.startswith(before):
     added = decode(ids[len(ids) - count :])
   # A mask includes the space before it, if the tokenizer's words do.
-  spaced = text.endswith(" ") and not before.endswith(" ")
+  bare = text.rstrip(" ")
+  spaced = len(text) - len(bare) > len(before) - len(before.rstrip(" "))
   text = text[:-1] if spaced else text
   if spaced or not added.startswith(" "):
     return text + added
-  # The decoder separates all words, and a model may predict a token that begins
+  # A decoder separates all words, and a model may predict a token that begins
   # with a space, but Japanese, Chinese and Thai words have none between them.
   first = loaded.tokenizer.token(int(ids[-count]))
-  own_space = first.startswith((*words.SPACES, " "))
+  separate |= first.startswith((*words.SPACES, " "))
   unspaced = any(map(words.is_unspaced, text[-1:] + added[1:2]))
-  return text + (added if own_space and text and not unspaced else added[1:])
+  return text + (added if separate and text and not unspaced else added[1:])
 
 
 # ------------------------------------------------------------- on the device
