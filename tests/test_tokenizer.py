@@ -24,6 +24,7 @@ from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf.check import check_exportable
+from antlm_jax.inference import framing
 from antlm_jax.objectives.corruption import Draw, Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
 from tests import runs
@@ -552,6 +553,13 @@ def test_alphabets_and_sequences_of_letters(kind, size, tokens):
       assert t.decode(t.encode(known)) == known
   assert t.word_tokens.start.all() and t.vocab_size <= size
   check_exportable(t, "bos_eos")
+
+
+def test_sequences_of_letters_begin_again_after_a_mask():
+  """Catches letters one by one after a mask, which no training has."""
+  t = Tokenizer.train(_DNA, 99, "kmer:4")
+  ids = framing.tokenizer_with_masks(t).build().encode("ACGT<mask>ACGTA").ids
+  assert [t.token(index) for index in ids] == ["ACGT", "<mask>", "ACGT", "A"]
 
 
 def test_coverage_counts_unknown_characters():

@@ -190,14 +190,14 @@ class Tokenizer:
     cls, texts: Iterable[str], vocab_size: int, length: int
   ) -> "Tokenizer":
     """Trains a tokenizer of characters and sequences of `length` letters."""
-    pattern = rf"\S{{{length}}}|[\s\S]"
+    sequence = rf"\S{{{length}}}"
     characters = collections.Counter()
     sequences = collections.Counter()
     left = _TRAINING_LETTERS
     for text in texts:
       characters.update(text)
       if length > 1:
-        sequences.update(re.findall(rf"\S{{{length}}}", text))
+        sequences.update(re.findall(sequence, text))
       left -= len(text)
       if left < 0:
         break
@@ -205,6 +205,12 @@ class Tokenizer:
     for counts in (characters, sequences):
       tokens += sorted(counts, key=lambda token: (-counts[token], token))
     vocab = {token: index for index, token in enumerate(tokens[:vocab_size])}
+    # Other characters, such as those at a mask, divide sequences.
+    known = sorted(vocab.keys() & characters)
+    letters = "".join("".join(known).split())
+    pattern = "[\\s\\S]"
+    if length > 1 and letters:
+      pattern = f"[{re.escape(letters)}]{{{length}}}|{pattern}"
     # It takes a whole sequence that has a token, else its characters.
     model = models.BPE(
       vocab=vocab, merges=[], ignore_merges=True, unk_token="<unk>"
