@@ -15,6 +15,7 @@ import shutil
 import hypothesis
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import strategies as st
 
 from antlm_jax.commands.prepare import prepare
@@ -22,6 +23,7 @@ from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import fingerprints, spool
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.text_files import find_corpus
+from antlm_jax.data.tokenizer import Tokenizer
 from tests import runs
 
 pa = pytest.importorskip("pyarrow")
@@ -763,3 +765,53 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   whole = sum(len(p.text.encode()) for p in find_corpus(paths).read("train"))
   texts = sum(split.text_bytes for split in of.values())
   assert whole - 2 <= texts <= whole
+
+
+@pytest.mark.parametrize("name", ["a.fa", "a.fasta", "a.fna.gz", "a.faa"])
+def test_fasta_is_a_sequence_a_record(tmp_path, name):
+  """Catches headers, line ends and blanks within sequences that are text."""
+  path = tmp_path / name
+  content = b";old\n>one x\r\nACGT\r\nacgN\r\n\r\n>empty\n>two\nMK V*\nL"
+  path.write_bytes(gzip.compress(content) if name[-2:] == "gz" else content)
+  tally = readers.Tally()
+  rule = readers.RULES["auto"]
+  found = [*readers.read_documents(str(path), rule, "text", tally=tally)]
+  assert [document.text for document in found] == ["ACGTacgN", "MKV*L"]
+  assert tally == {"records": 3, "blank": 1}
+  how = {"kind": "characters", "vocab_size": 16, "seq_len": 4}
+  data = prepare(path, dev=["ACGT" * 9], **how)
+  ids = data.tokenizer.encode("ACGTacgN")
+  assert data.train.read([0])[0][0].tolist() == [1, *ids[:3]]
+
+
+def test_fasta_without_a_header_is_refused(tmp_path):
+  """Catches lines before the first header that are lost."""
+  path = tmp_path / "a.fa"
+  path.write_text("\nACGT\n>one\nACGT\n")
+  told = runs.told(prepare, path)
+  assert "line 2 is before the first header" in told and str(path) in told
+
+
+@pytest.mark.parametrize(
+  "settings, why",
+  [
+    ({"kind": "kmr:6"}, "unknown kind 'kmr:6': write bpe, wordpiece"),
+    ({"kind": "kmer:33"}, "kmer:K with 2 to 32 letters"),
+    ({"vocab_size": 12}, "vocab_size=12: bpe needs at least 261"),
+  ],
+)
+def test_unknown_kinds_of_tokenizers_are_refused(settings, why):
+  """Catches a kind that trains another tokenizer."""
+  assert why in runs.told(prepare, ["ACGT", "ACGT"], **settings)
+
+
+def test_what_export_would_refuse_is_refused_first():
+  """Catches hours of training of a model that cannot be exported."""
+  backend = tokenizers.Tokenizer.from_str(
+    Tokenizer.train(["the dogs"], 300).to_json()
+  )
+  drop = tokenizers.Regex("[^a-z <>]")
+  backend.normalizer = tokenizers.normalizers.Replace(drop, "")
+  told = runs.told(prepare, ["the dogs"] * 99, tokenizer=backend)
+  assert "cannot read <mask> in a text" in told
+  assert "a list: give a path" in runs.told(prepare, ["a"], tokenizer=[1])

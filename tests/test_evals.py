@@ -6,14 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from antlm_jax import config, fill, generate, models, score
 from antlm_jax.data import toy_english
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference import generation, scoring
+from antlm_jax.inference import framing, generation, scoring
 from antlm_jax.inference.framing import encode_framed
 from antlm_jax.inference.generation import draw_tokens
 from antlm_jax.masks import CAUSAL
+from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 
 run = random_models.run()
@@ -303,6 +306,28 @@ def test_top_k_and_top_p():
       jax.vmap(lambda key, s=sampling: draw_tokens(key, logits, **s))
     )
     assert set(np.asarray(drawn(keys)).ravel().tolist()) == allowed
+
+
+def test_a_generated_text_ends_with_a_whole_character():
+  """Catches signs of half a character at the end of Japanese."""
+  special = ["<pad>", "<s>", "</s>", "<mask>"]
+  vocab = {token: i for i, token in enumerate([*special, *"çĮ«"])}
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False)
+  backend.decoder = tokenizers.decoders.ByteLevel()
+  backend.add_special_tokens(special)
+  model = models.build_model(helpers.TINY, len(vocab))
+  cat = framing.TextModel(
+    model=model,
+    params=helpers.random_params(model),
+    meta=Meta(
+      config.Config(curriculum="1C"), Tokenizer(backend), "bos_eos", data=""
+    ),
+  )
+  texts = generate(cat, "猫猫", tokens=1, temperature=9.0, count=20)
+  assert {*texts} == {"猫猫"}
+  longer = generate(cat, "猫", tokens=3, temperature=9.0, count=200)
+  assert "猫猫" in longer
 
 
 def test_generate_refuses(loaded):

@@ -1,5 +1,6 @@
 """Mask filling and sampling from masked diffusion, on random models."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -322,3 +323,75 @@ def test_only_ordinary_tokens_fill_a_mask(diffusion):
   drawn = {mask.token for one in found for mask in one.masks}
   special = np.flatnonzero(own.tokenizer.special)
   assert len(drawn) > 50 and not drawn & {*map(own.tokenizer.token, special)}
+
+
+def _unspaced(kind):
+  """Returns a tokenizer of Japanese, Chinese or Thai, and its vocabulary."""
+  of = tokenizers.pre_tokenizers
+  texts = ["私は猫が好き", "今天天气很好", "ฉันชอบแมว"]
+  tokens = [*WORDS[:4], *dict.fromkeys("".join(texts))]
+  if kind == "WordPiece":
+    backend = tokenizers.Tokenizer(
+      tokenizers.models.WordPiece(
+        {token: i for i, token in enumerate(tokens)}, unk_token="私"
+      )
+    )
+    backend.pre_tokenizer = of.Split(tokenizers.Regex("."), "isolated")
+    backend.decoder = tokenizers.decoders.WordPiece()
+  else:
+    tokens += [f"▁{token}" for token in tokens[4:]] + ["▁"]
+    backend = tokenizers.Tokenizer(
+      tokenizers.models.Unigram([(token, -1.0) for token in tokens], 4)
+    )
+    backend.pre_tokenizer = of.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+  backend.add_special_tokens(list(WORDS[:4]))
+  return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "Metaspace"])
+def test_a_filled_text_without_spaces_has_none(toy, kind):
+  """Catches spaces between the words of Japanese, Chinese and Thai."""
+  tokenizer = _unspaced(kind)
+  model = models.build_model(helpers.TINY, tokenizer.vocab_size)
+  loaded = framing.TextModel(
+    model=model,
+    params=helpers.random_params(model),
+    meta=dataclasses.replace(toy.meta, tokenizer=tokenizer),
+  )
+  how = {"temperature": 9.0, "count": 9}
+  for text in (
+    "私は<mask>が好き",
+    "今天天<mask>很好",
+    "ฉัน<mask>แมว",
+    "<mask>は",
+  ):
+    before, after = text.split("<mask>")
+    for filled in fill(loaded, text, **how):
+      (mask,) = filled.masks
+      assert filled.text == before + mask.token.strip() + after
+
+
+def test_a_filled_text_is_otherwise_as_it_was_written(toy):
+  """Catches capitals, double spaces and signs that a tokenizer drops."""
+  vocab = {word: index for index, word in enumerate((*WORDS, "##s", "the"))}
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece(vocab, unk_token="a")
+  )
+  backend.normalizer = tokenizers.normalizers.BertNormalizer()
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  backend.decoder = tokenizers.decoders.WordPiece()
+  backend.add_special_tokens(list(WORDS[:4]))
+  model = models.build_model(helpers.TINY, len(vocab))
+  loaded = framing.TextModel(
+    model=model,
+    params=helpers.random_params(model),
+    meta=dataclasses.replace(toy.meta, tokenizer=Tokenizer(backend)),
+  )
+  seen = set()
+  for filled in fill(loaded, "The <mask>, Café  (x).", temperature=9, count=30):
+    token = filled.masks[0].token
+    word = token[2:] if token.startswith("##") else f" {token}"
+    assert filled.text == f"The{word}, Café  (x)."
+    seen.add(token)
+  assert {"##s", "b"} <= seen

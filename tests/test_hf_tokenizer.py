@@ -78,6 +78,11 @@ def lower_case():
   return backend
 
 
+def alphabet(kind):
+  """Returns a tokenizer of letters, to which a space is a letter as well."""
+  return Tokenizer.train(toy_english.make_sentences(0, 300), 300, kind)._backend
+
+
 TOKENIZERS = {
   "ours": lambda: random_models.tokenizer()._backend,
   "wordpiece": lambda: random_models.tokenizer(400, "wordpiece")._backend,
@@ -91,11 +96,14 @@ TOKENIZERS = {
     None, of.Sequence([of.WhitespaceSplit(), metaspace("always")])
   ),
   "Metaspace first": lambda: sentence_piece(None, metaspace("first")),
+  "characters": lambda: alphabet("characters"),
+  "kmer:3": lambda: alphabet("kmer:3"),
 }
 
 
 # Those that cut texts into words, so that a word's tokens depend on it alone.
-WORDS = [kind for kind in TOKENIZERS if kind not in ("Llama 2", "digits first")]
+OTHERS = "Llama 2", "digits first", "characters", "kmer:3"
+WORDS = [kind for kind in TOKENIZERS if kind not in OTHERS]
 TEXTS = [
   *toy_english.make_sentences(0, 12),
   "the dogs near\n\nthe house (rest), don't they",

@@ -20,9 +20,11 @@ from tokenizers import (
   trainers,
 )
 
-from antlm_jax.data import coverage, toy_english
+from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.hf.check import check_exportable
+from antlm_jax.inference import framing
 from antlm_jax.objectives.corruption import Draw, Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
 from tests import runs
@@ -383,6 +385,181 @@ def test_special_tokens_around_a_text_need_no_letter_a():
   alone = tokenizers.Tokenizer(models.BPE(vocab={"[CLS]": 0}, merges=[]))
   with pytest.raises(UserError, match="no token for any text"):
     Tokenizer(alone).frame  # noqa: B018
+
+
+_BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+_CHAT = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+_GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"}
+_ESM = {"cls_token": "<cls>", "eos_token": "<eos>", "mask_token": "<mask>"}
+_TEXT_END = "<|endoftext|>"
+_GPT2 = {"bos_token": _TEXT_END, "eos_token": _TEXT_END, "pad_token": _TEXT_END}
+_HOLE = {"bos_token": "<a>", "eos_token": "<b>", "mask_token": "<c>"}
+_S = {"bos_token": "<s>", "eos_token": "</s>"}
+# A tokenizer's special tokens, its template around a text, the fields of its
+# files; the boundary of its documents, and the tokens before, after, and mask.
+_STYLES = {
+  "GPT-2": (_TEXT_END, "$A", _GPT2, ("eos", _TEXT_END, _TEXT_END, None)),
+  "OPT": (
+    "<pad> </s>",
+    "</s> $A",
+    {"bos_token": "</s>", "eos_token": "</s>"},
+    ("bos", "</s>", "</s>", None),
+  ),
+  "Llama": ("<s> </s>", "<s> $A", _S, ("bos_eos", "<s>", "</s>", None)),
+  "Llama 3, no files": (
+    "<|begin_of_text|> <|end_of_text|> <|eot_id|>",
+    "<|begin_of_text|> $A",
+    {},
+    ("bos_eos", "<|begin_of_text|>", "<|end_of_text|>", None),
+  ),
+  "BERT": (
+    "[PAD] [UNK] [CLS] [SEP] [MASK]",
+    "[CLS] $A [SEP]",
+    _BERT,
+    ("bos_eos", "[CLS]", "[SEP]", "[MASK]"),
+  ),
+  "BigBird": (
+    "<s> </s> [CLS] [SEP] [MASK]",
+    "[CLS] $A [SEP]",
+    _BERT | _S,
+    ("bos_eos", "[CLS]", "[SEP]", "[MASK]"),
+  ),
+  "RoBERTa": (
+    "<s> <pad> </s> <mask>",
+    "<s> $A </s>",
+    _S | {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"},
+    ("bos_eos", "<s>", "</s>", "<mask>"),
+  ),
+  "Qwen": (
+    "<|endoftext|> <|im_start|> <|im_end|>",
+    "$A",
+    {"bos_token": None, "eos_token": "<|im_end|>"},
+    ("eos", None, "<|im_end|>", None),
+  ),
+  "chat": (
+    "<|endoftext|> <|im_start|> <|im_end|>",
+    "$A",
+    _CHAT,
+    ("bos_eos", "<|im_start|>", "<|im_end|>", None),
+  ),
+  "Gemma": (
+    "<pad> <eos> <bos> <mask>",
+    "<bos> $A",
+    _GEMMA,
+    ("bos_eos", "<bos>", "<eos>", "<mask>"),
+  ),
+  "T5": (
+    "<pad> </s> <unk>",
+    "$A </s>",
+    {"eos_token": "</s>", "pad_token": "<pad>"},
+    ("eos", None, "</s>", None),
+  ),
+  "ESM": (
+    "<cls> <pad> <eos> <mask>",
+    "<cls> $A <eos>",
+    _ESM,
+    ("bos_eos", "<cls>", "<eos>", "<mask>"),
+  ),
+  "Nucleotide Transformer": (
+    "<cls> <eos> <mask>",
+    "<cls> $A",
+    _ESM | {"eos_token": None},
+    ("bos", "<cls>", None, "<mask>"),
+  ),
+  "own names": ("<a> <b> <c>", "$A", _HOLE, ("bos_eos", "<a>", "<b>", "<c>")),
+  "template of own names": (
+    "<a> <b> <MASK>",
+    "<a> $A <b>",
+    {},
+    ("bos_eos", "<a>", "<b>", "<MASK>"),
+  ),
+  "capitals": (
+    "[BOS] [EOS] <MASK>",
+    "$A",
+    {},
+    ("bos_eos", "[BOS]", "[EOS]", "<MASK>"),
+  ),
+  "start of text": (
+    "<|startoftext|> <|endoftext|> <|mask|>",
+    "$A",
+    {},
+    ("bos_eos", "<|startoftext|>", "<|endoftext|>", "<|mask|>"),
+  ),
+}
+_PROCESSORS = {"BERT": processors.BertProcessing}
+_PROCESSORS |= {"RoBERTa": processors.RobertaProcessing}
+
+
+@pytest.mark.parametrize("form", ["names", "tokens", "map"])
+@pytest.mark.parametrize("style", _STYLES)
+def test_special_tokens_are_those_of_the_tokenizers_own_files(
+  style, form, tmp_path
+):
+  """Catches documents without a boundary, and frames that import lacks."""
+  special, single, fields, expected = _STYLES[style]
+  special = special.split()
+  # HTML's tag is an ordinary token.
+  vocab = {t: i for i, t in enumerate([*special, "G", "T", "<s>"][::-1])}
+  backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+  backend.add_special_tokens(special)
+  ids = [(token, vocab[token]) for token in special]
+  backend.post_processor = processors.TemplateProcessing(
+    single=single, special_tokens=ids
+  )
+  if style in _PROCESSORS and form == "tokens":
+    first, *_, last = (ids[special.index(t)] for t in single.split()[::2])
+    own = _PROCESSORS[style](last, first)
+    steps = [processors.ByteLevel(trim_offsets=False), own]
+    backend.post_processor = processors.Sequence(steps)
+  path = tmp_path / "tokenizer.json"
+  backend.save(str(path))
+  if form == "tokens":
+    fields = {
+      field: name and {"__type": "AddedToken", "content": name}
+      for field, name in fields.items()
+    }
+  file = "special_tokens_map.json" if form == "map" else "tokenizer_config.json"
+  (tmp_path / file).write_text(json.dumps(fields))
+  t = Tokenizer.load(path)
+  for again in (t, Tokenizer.from_json(t.to_json()), t.extended(["<new>"])):
+    ids = again.bos_id, again.eos_id, again.mask_id
+    tokens = [None if index is None else again.token(index) for index in ids]
+    assert (packing.boundary_of(again), *tokens) == expected
+    whole = backend.encode("GT").ids
+    at = whole.index(vocab["G"])
+    assert again.frame == (whole[:at], whole[at + 2 :])
+  assert t.pad_id in (None, vocab.get("<pad>"), vocab.get("[PAD]"))
+
+
+_DNA = ["ACGTACGGTTAC" * 9, "ACGTNNacgt"]
+
+
+@pytest.mark.parametrize(
+  "kind, size, tokens",
+  [
+    ("characters", 99, [*"ACGTNNacgt", "<unk>", "<unk>", "A"]),
+    ("characters", 9, [*"ACGT", *["<unk>"] * 8, "A"]),
+    ("kmer:2", 99, [*["AC", "GT", "NN", "ac", "gt", "<unk>", "<unk>", "A"]]),
+    ("kmer:6", 99, ["ACGTNN", *"acgt", "<unk>", "<unk>", "A"]),
+  ],
+)
+def test_alphabets_and_sequences_of_letters(kind, size, tokens):
+  """Catches letters that are lost, and a row that is a single word."""
+  t = Tokenizer.train(_DNA, size, kind)
+  text = "ACGTNNacgtX\nA"
+  assert [t.token(index) for index in t.encode(text)] == tokens
+  if size == 99:
+    for known in _DNA:
+      assert t.decode(t.encode(known)) == known
+  assert t.word_tokens.start.all() and t.vocab_size <= size
+  check_exportable(t, "bos_eos")
+
+
+def test_sequences_of_letters_begin_again_after_a_mask():
+  """Catches letters one by one after a mask, which no training has."""
+  t = Tokenizer.train(_DNA, 99, "kmer:4")
+  ids = framing.tokenizer_with_masks(t).build().encode("ACGT<mask>ACGTA").ids
+  assert [t.token(index) for index in ids] == ["ACGT", "<mask>", "ACGT", "A"]
 
 
 def test_coverage_counts_unknown_characters():

@@ -30,12 +30,18 @@ from antlm_jax.data.packing import (
   BOUNDARIES,
   PACKINGS,
   SHORTEST_CHUNK,
+  boundary_ids,
   boundary_of,
 )
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
-from antlm_jax.data.tokenizer import KINDS, Tokenizer
+from antlm_jax.data.tokenizer import (
+  KINDS,
+  Tokenizer,
+  letters_of_kind,
+  side_files,
+)
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress
@@ -43,6 +49,7 @@ from antlm_jax.settings import PythonOnly, argument
 
 # Characters of a command. Linux allows 2 MiB, with the environment.
 _LONGEST = 1 << 19
+_LEAST_VOCABULARY = 261  # of bytes and special tokens
 # Variables of the processes that run tasks.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
@@ -70,8 +77,8 @@ def prepare(
   dev: Annotated[Text, argument(**_PATHS)] = (),
   column: str = "text",
   tokenizer: files.Path | Tokenizer | None = None,
-  vocab_size: Annotated[int, argument(least=261, most=1 << 20)] = 16_000,
-  kind: Annotated[str, argument(choices=tuple(KINDS))] = "bpe",
+  vocab_size: Annotated[int, argument(least=6, most=1 << 20)] = 16_000,
+  kind: str = "bpe",
   seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
   packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
   documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
@@ -99,9 +106,11 @@ def prepare(
     tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
       (a run, a folder of transformers or a name on the Hub). Of a folder
       without a model that antlm reads, it takes `tokenizer.json`. By default,
-      train it. In Python, it may be a `Tokenizer`.
+      train it. In Python, it may be a `Tokenizer`, or one of the libraries
+      transformers and tokenizers.
     vocab_size: Vocabulary size of the trained tokenizer.
-    kind: Kind of the trained tokenizer.
+    kind: Kind of the trained tokenizer: bpe, wordpiece, characters, or kmer:K
+      with K letters of DNA a token, such as kmer:6, without overlap.
     seq_len: Tokens in a row, T.
     packing: Layout of documents in rows: joined (stream), in segments of their
       own (documents), or joined and cut into two segments a row at random, as
@@ -112,7 +121,8 @@ def prepare(
       `<|endoftext|>`. It is no part of them.
     dedup: Leave out documents that repeat an earlier or a held-out document.
     boundary: Special tokens around a document: <s> and </s>, <s> before it,
-      </s> after it, or none. By default those of both that the tokenizer has.
+      </s> after it, or none. By default those of both that the tokenizer has;
+      its own files say which tokens they are.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
     seed: Random seed of the chunks' lengths.
@@ -137,13 +147,13 @@ def prepare(
     recipe, opened = _recipe(arguments)
     _check_length(recipe)
     if opened is not None:
-      is_path = opened is not tokenizer
+      is_path = isinstance(tokenizer, str | os.PathLike)
       _check_tokens(recipe, opened, tokenizer if is_path else "the tokenizer")
+      if not boundary:
+        _say_boundary(recipe, opened)
     _check_task(task, tasks, output)
     if separator and documents != "auto":
       raise UserError(f"give separator, or documents={documents}, not both")
-    if not boundary:
-      _say_boundary(recipe)
     text_paths = stack.enter_context(_text_paths(text))
     dev_paths = stack.enter_context(_text_paths(dev))
     corpus = text_files.find_corpus(
@@ -156,6 +166,10 @@ def prepare(
     progress.say(str(corpus))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
+      if opened is not None and not preparation.is_begun:
+        from antlm_jax.hf import check  # slow to import
+
+        check.check_exportable(opened, recipe.boundary)
       words = _words(preparation, text_paths, dev_paths, tokenizer)
       if not _run_preparation(preparation, task, words):
         return None
@@ -168,23 +182,36 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   tokenizer = arguments["tokenizer"]
   boundary = arguments["boundary"]
   if tokenizer is None:
+    _check_kind(arguments["kind"], arguments["vocab_size"])
     boundary = boundary or "bos_eos"
     return Recipe.of(arguments | {"boundary": boundary}, None), None
-  content = None
-  if not isinstance(tokenizer, Tokenizer):
-    name = os.fspath(tokenizer)
-    if name.endswith(".json") or os.path.isfile(name):
-      tokenizer = Tokenizer.load(name)
-      content = pathlib.Path(name).read_bytes()
-    else:
-      from antlm_jax.hf import import_  # slow to import
+  content = b""
+  if not isinstance(tokenizer, str | os.PathLike):
+    tokenizer = Tokenizer.wrap(tokenizer)
+  elif (name := os.fspath(tokenizer)).endswith(".json") or os.path.isfile(name):
+    tokenizer = Tokenizer.load(name)
+    paths = [name, *side_files(name)]
+    content = b"".join(pathlib.Path(path).read_bytes() for path in paths)
+  else:
+    from antlm_jax.hf import import_  # slow to import
 
-      tokenizer = import_.open_tokenizer(name)
+    tokenizer = import_.open_tokenizer(name)
   # Its path does not matter, but its content.
   content = content or tokenizer.to_json().encode()
   boundary = boundary or boundary_of(tokenizer)
   sha256 = hashlib.sha256(content).hexdigest()
   return Recipe.of(arguments | {"boundary": boundary}, sha256), tokenizer
+
+
+def _check_kind(kind: str, vocab_size: int) -> None:
+  """Checks the kind of a tokenizer to train, and its size."""
+  if kind not in KINDS:
+    letters_of_kind(kind)
+  elif vocab_size < _LEAST_VOCABULARY:
+    raise UserError(
+      f"vocab_size={vocab_size}: {kind} needs at least {_LEAST_VOCABULARY}, its"
+      " bytes and special tokens; kind=characters needs fewer"
+    )
 
 
 def _check_length(recipe: Recipe) -> None:
@@ -211,13 +238,16 @@ def _check_tokens(
       )
 
 
-def _say_boundary(recipe: Recipe) -> None:
-  """Says which special token a default boundary lacks, if any."""
-  if recipe.boundary != "bos_eos":
-    lacking = {"eos": "bos", "bos": "eos"}.get(recipe.boundary, "bos or eos")
-    progress.say(
-      f"boundary {recipe.boundary}: the tokenizer has no {lacking} token"
-    )
+def _say_boundary(recipe: Recipe, tokenizer: Tokenizer) -> None:
+  """Says which special tokens a default boundary has."""
+  around = boundary_ids(tokenizer, recipe.boundary)
+  before, after = (
+    "no token" if index is None else tokenizer.token(index) for index in around
+  )
+  progress.say(
+    f"boundary {recipe.boundary}: {before} before a document and {after} after"
+    " it (--boundary changes it)"
+  )
 
 
 def _check_task(
@@ -354,7 +384,7 @@ def _words(
   arguments["tasks"] = preparation.tasks
   if tokenizer is None:
     del arguments["tokenizer"]
-  elif not isinstance(tokenizer, Tokenizer) and os.path.isfile(tokenizer):
+  elif isinstance(tokenizer, str | os.PathLike) and os.path.isfile(tokenizer):
     arguments["tokenizer"] = tokenizer
   else:
     arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER

@@ -37,8 +37,9 @@ class Coverage:
         " are unknown (in a sample)"
       )
     if unknown > _MOST_UNKNOWN:
+      advice = "a larger vocab_size reads more" if trained else _ADVICE
       yield (
-        f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {_ADVICE}"
+        f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {advice}"
       )
     rate = self.tokens / self.characters
     if rate > _MOST_TOKENS and trained:
@@ -75,7 +76,7 @@ def measure_coverage(
         readable.update(range(*span))
     read = [i for i, char in enumerate(text) if not char.isspace()]
     counts[0] += len(read)
-    counts[1] += len(ids)
+    counts[1] += sum(a == b or not text[a:b].isspace() for a, b in spans)
     counts[2] += sum(i not in readable for i in read)
     counts[3] += ids.tolist().count(tokenizer.unk_id)
   return Coverage(*counts)

@@ -81,6 +81,8 @@ def from_rows(
     UserError: The rows are no two-dimensional integers, or no ids of the
       tokenizer.
   """
+  if tokenizer is not None:
+    tokenizer = Tokenizer.wrap(tokenizer)
   train, dev = (
     None if rows is None else _checked_tokens(rows, name)
     for name, rows in (("train", tokens), ("dev", dev))

@@ -38,7 +38,13 @@ def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
 
 
 def boundary_of(tokenizer) -> str:
-  """Returns the boundary with each of `<s>` and `</s>` that exists."""
+  """Returns the boundary with each of `<s>` and `</s>` that exists.
+
+  If both are one token, it is once between two documents: before each if the
+  tokenizer adds it there alone, else after it.
+  """
+  if tokenizer.bos_id is not None and tokenizer.bos_id == tokenizer.eos_id:
+    return "bos" if tokenizer.frame == ([tokenizer.bos_id], []) else "eos"
   return next(
     boundary
     for boundary, names in BOUNDARIES.items()

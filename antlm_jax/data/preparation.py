@@ -37,6 +37,7 @@ from antlm_jax.data import (
   rows,
   shards,
   text_files,
+  words,
 )
 from antlm_jax.data import prepared_folder as folder_lib
 from antlm_jax.data.document_store import DocumentFile, Fingerprints
@@ -494,6 +495,9 @@ class Preparation:
         f" {split.rows:,} rows, {split.dropped:,} tokens dropped,"
         f" {split.padding / (split.rows * self.recipe.seq_len):.1%} padding"
       )
+    train = splits["train"]
+    if note := words.note_of_words(train.text_bytes, train.words):
+      progress.say(note)
 
 
 def is_ready(folder: files.Path, recipe: Recipe, corpus: Corpus) -> bool:

@@ -663,6 +663,42 @@ def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
 READERS[".tsv"] = functools.partial(_read_table, tabs=True)
 
 
+@READERS.register(".fa")
+@READERS.register(".faa")
+@READERS.register(".fasta")
+@READERS.register(".fna")
+def _fasta(path: str, columns: Collection) -> Records:
+  """Yields sequences, whose lines are joined, and their headers."""
+  header = None
+  begin = 0
+  sequence = bytearray()
+
+  def record() -> tuple[str, dict[str, str]]:
+    try:
+      texts = {"text": sequence.decode(), "header": header.decode()}
+    except UnicodeDecodeError as error:
+      raise ValueError(f"line {begin}: its record is not UTF-8") from error
+    return f"line {begin}", texts
+
+  with open_file(path) as file:
+    for number, line in enumerate(parsing.bounded_lines(file), start=1):
+      line = line.removeprefix(codecs.BOM_UTF8).strip()
+      if line.startswith(b">"):
+        if header is not None:
+          yield record()
+        begin = number
+        header = line[1:].strip()
+        sequence = bytearray()
+      elif header is not None:
+        sequence += b"".join(line.split())
+        if len(sequence) > parsing.LONGEST_RECORD:
+          raise ValueError(f"line {begin}: its record {parsing.too_long()}")
+      elif line and not line.startswith(b";"):
+        raise ValueError(f"line {number} is before the first header, >NAME")
+  if header is not None:
+    yield record()
+
+
 @READERS.register(".parquet")
 def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
   from pyarrow import parquet  # slow to import

@@ -1,12 +1,17 @@
 """Subword tokenizers: byte-level, trained here, or any tokenizer.json."""
 
+import collections
 import contextlib
 import functools
 import itertools
 import json
 import os
+import re
+import string
+import types
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -16,6 +21,7 @@ from tokenizers import (
   models,
   normalizers,
   pre_tokenizers,
+  processors,
   trainers,
 )
 
@@ -29,27 +35,48 @@ Spans = list[tuple[int, int]]
 
 MASK = "<mask>"
 _SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", MASK)
-# Names of the special tokens in common vocabularies: ours first, GPT-BERT's
-# last. A tokenizer.json may have them without the flag of special tokens.
-_NAMES = {
-  "pad": ("<pad>", "[PAD]", "<|pad|>", "␢"),
-  "bos": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂"),
-  "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
-  "mask": (MASK, "[MASK]", "<|mask|>", "␥"),
+# Fields of transformers' files that name a role's token, by preference.
+_FIELDS = {
+  "pad": ("pad_token",),
+  "bos": ("bos_token", "cls_token"),
+  "eos": ("eos_token", "sep_token"),
+  "mask": ("mask_token",),
 }
-MASKS = _NAMES["mask"]
-_OTHERS = ("<unk>", "[UNK]", "<cls>", "[CLS]", "<sep>", "[SEP]")
+_SIDE_FILES = "tokenizer_config.json", "special_tokens_map.json"
+# Usual names of each role's token, GPT-BERT's last, and how they are written.
+_NAMES = {
+  "pad": ("pad", "␢"),
+  "bos": ("s", "bos", "begin_of_text", "startoftext", "cls", "␂"),
+  "eos": ("/s", "eos", "end_of_text", "endoftext", "sep", "␃"),
+  "mask": ("mask", "␥"),
+}
+_FORMS = "<{}>", "[{}]", "<|{}|>"
+
+
+def _spellings(names: Iterable[str]) -> tuple[str, ...]:
+  """Returns names as vocabularies write them, such as `<mask>`, `[MASK]`."""
+  return tuple(
+    form.format(cased)
+    for name in names
+    for form in (_FORMS if name.isascii() else ("{}",))
+    for cased in dict.fromkeys((name, name.upper()))
+  )
+
+
+MASKS = _spellings(_NAMES["mask"])
+_OTHERS = _spellings(("unk", "cls", "sep"))
 # Special tokens by kind; WordPiece has one for words over 100 bytes.
 KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
-# Signs for space, newline, tab and carriage return before a word, in byte-level
-# BPE, SentencePiece and GPT-BERT.
-_SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+_ALPHABET_TOKENS = KINDS["wordpiece"]
+_KMER = re.compile(r"kmer:([2-9]|[12]\d|3[0-2])")
 # Merges settle long before this much text (characters, about 50M words), and
 # the trainer's memory stays under 1 GB.
 _TRAINING_CHARACTERS = 1 << 28
 # The same limit for text with few spaces. Its words are whole phrases, and the
 # trainer needs about 40 bytes of memory for each of their bytes.
 _TRAINING_PHRASES = 1 << 23
+# Text from which an alphabet and its k-mers are counted.
+_TRAINING_LETTERS = 1 << 26
 # Longest word, in bytes, that WordPiece reads and that trainers see. Training
 # takes time proportional to the square of a word's length.
 _LONGEST_WORD = 100
@@ -62,6 +89,9 @@ _SHORT_WORDS = f".{{1,{_LONGEST_WORD}}}(?![{_INSIDE}])"
 # Tibetan, Burmese, Khmer, Mongolian, and the wide 0 of Chinese and Japanese.
 _ZEROS = (0x30, 0x660, 0x6F0, *range(0x966, 0xD67, 0x80), 0xE50, 0xED0, 0xF20)
 _ZEROS += (0x1040, 0x17E0, 0x1810, 0xFF10)
+# A space between two characters of Chinese or Japanese, which have none.
+_UNSPACED = r"\u2e80-\ua4cf\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff"
+_FALSE_SPACE = re.compile(rf"(?<=[{_UNSPACED}]) (?=[{_UNSPACED}])")
 # Ids may have gaps: at most this many, and as many as there are tokens.
 _MOST_GAPS = 1 << 16
 
@@ -73,7 +103,20 @@ class Tokenizer:
     pad_id, bos_id, eos_id, mask_id: Ids of the special tokens, or None.
   """
 
-  def __init__(self, backend: tokenizers.Tokenizer):
+  def __init__(
+    self,
+    backend: tokenizers.Tokenizer,
+    names: Mapping[str, Any] = types.MappingProxyType({}),
+  ):
+    """Takes the library's tokenizer, which it changes.
+
+    A role's token is that of the post-processor, before or after a text. Else
+    it is that of the files, then that with a usual name.
+
+    Args:
+      backend: The tokenizer.
+      names: Fields of transformers' files, such as `bos_token`.
+    """
     self._backend = backend
     # Foreign files may ask for padding and truncation.
     backend.no_padding()
@@ -81,12 +124,13 @@ class Tokenizer:
     if getattr(backend.model, "dropout", None):  # of merges, to train a model
       backend.model.dropout = None
     backend.encode_special_tokens = True  # "</s>" in a text is text
-    added = backend.get_added_tokens_decoder().items()
-    special = {index for index, token in added if token.special}
-    self.pad_id, self.bos_id, self.eos_id, self.mask_id = (
-      self._find(names, special) for names in _NAMES.values()
-    )
     self._check_ids()
+    stated = self._recorded_ids() or self._stated_ids(names)
+    if names and stated != self._stated_ids({}):
+      self._record(stated)
+    self.pad_id, self.bos_id, self.eos_id, self.mask_id = (
+      self._find(role, stated) for role in _NAMES
+    )
     self._flag()
 
   @classmethod
@@ -102,7 +146,14 @@ class Tokenizer:
     (LTG-BERT). LTG-BERT asks for pairs seen ten times, which is the same with
     much text. Words of more than 100 bytes are cut between characters, in `bpe`
     only to train it.
+
+    The kind `characters` has a token for each character, after `<unk>`, the
+    most frequent first. `kmer:6` also has the most frequent sequences of six
+    letters, as of DNA. These do not overlap: a text is cut after every sixth
+    letter, and a sequence without a token is read letter by letter.
     """
+    if kind not in KINDS:
+      return cls._train_alphabet(texts, vocab_size, letters_of_kind(kind))
     # With a space before it, the first word has the token it has elsewhere.
     split = pre_tokenizers.ByteLevel(add_prefix_space=True)
     cut = pre_tokenizers.Split(Regex(_SHORT_WORDS), "isolated")
@@ -135,15 +186,55 @@ class Tokenizer:
     return cls(backend)
 
   @classmethod
+  def _train_alphabet(
+    cls, texts: Iterable[str], vocab_size: int, length: int
+  ) -> "Tokenizer":
+    """Trains a tokenizer of characters and sequences of `length` letters."""
+    sequence = rf"\S{{{length}}}"
+    characters = collections.Counter()
+    sequences = collections.Counter()
+    left = _TRAINING_LETTERS
+    for text in texts:
+      characters.update(text)
+      if length > 1:
+        sequences.update(re.findall(sequence, text))
+      left -= len(text)
+      if left < 0:
+        break
+    tokens = [*_ALPHABET_TOKENS]
+    for counts in (characters, sequences):
+      tokens += sorted(counts, key=lambda token: (-counts[token], token))
+    vocab = {token: index for index, token in enumerate(tokens[:vocab_size])}
+    # Other characters, such as those at a mask, divide sequences.
+    known = sorted(vocab.keys() & characters)
+    letters = "".join("".join(known).split())
+    pattern = "[\\s\\S]"
+    if length > 1 and letters:
+      pattern = f"[{re.escape(letters)}]{{{length}}}|{pattern}"
+    # It takes a whole sequence that has a token, else its characters.
+    model = models.BPE(
+      vocab=vocab, merges=[], ignore_merges=True, unk_token="<unk>"
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([*_ALPHABET_TOKENS])
+    return cls(backend)
+
+  @classmethod
   def load(cls, path: str | os.PathLike) -> "Tokenizer":
-    """Reads a `tokenizer.json`.
+    """Reads a `tokenizer.json`, with transformers' files in its folder.
 
     Raises:
       UserError: It cannot be read, or is not a tokenizer.
     """
     text = files.read_text(path, "the tokenizer")
+    names = {}
+    for file in reversed(side_files(path)):
+      fields = files.read_json(file, "the tokenizer's")
+      names |= {k: v for k, v in fields.items() if v or k not in names}
     try:
-      return cls.from_json(text)
+      return cls.from_json(text, names)
     except ValueError as error:
       raise UserError(
         f"{path} is not a tokenizer.json that antlm_jax can use:"
@@ -151,8 +242,10 @@ class Tokenizer:
       ) from error
 
   @classmethod
-  def from_json(cls, text: str) -> "Tokenizer":
-    """Makes a tokenizer from `to_json`'s text.
+  def from_json(
+    cls, text: str, names: Mapping[str, Any] = types.MappingProxyType({})
+  ) -> "Tokenizer":
+    """Makes a tokenizer from `to_json`'s text, with `names` as for the class.
 
     Raises:
       ValueError: It is not such a text.
@@ -160,7 +253,25 @@ class Tokenizer:
     with _library_errors(ValueError, ""):
       own_steps = tokenizer_json.without_stand_ins(text)
       backend = tokenizers.Tokenizer.from_str(own_steps)
-    return cls(backend)
+    return cls(backend, names)
+
+  @classmethod
+  def wrap(cls, tokenizer: Any) -> "Tokenizer":
+    """Copies a tokenizer of the libraries tokenizers or transformers.
+
+    Raises:
+      UserError: It is neither.
+    """
+    if isinstance(tokenizer, cls):
+      return tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, tokenizers.Tokenizer):
+      raise UserError(
+        f"tokenizer is a {type(tokenizer).__name__}: give a path, or a"
+        " tokenizer of antlm_jax, tokenizers or transformers (a fast one)"
+      )
+    names = getattr(tokenizer, "special_tokens_map", {})
+    return cls.from_json(backend.to_str(), names)
 
   @classmethod
   def of_ids(cls, vocab_size: int) -> "Tokenizer":
@@ -229,6 +340,8 @@ class Tokenizer:
     """
     ids = [int(token) for token in ids]
     text = self._backend.decode(ids, skip_special_tokens=skip_special)
+    if self._separates_tokens:
+      text = _FALSE_SPACE.sub("", text)
     is_added = self._adds_space and not text.startswith("  ")
     return text.removeprefix(" ") if is_added else text
 
@@ -261,7 +374,7 @@ class Tokenizer:
     Raises a UserError if it has no token for any text.
     """
     # Not each vocabulary has an "a", such as one of DNA.
-    tokens = (self.decode([i]) for i in np.flatnonzero(~self.special))
+    tokens = (self.decode([index]) for index in self._vocab.values())
     for text in itertools.chain("a", tokens):
       with contextlib.suppress(UserError):
         if not len(self.encode(text)):
@@ -289,13 +402,17 @@ class Tokenizer:
     # end them. Others mark those that begin, and WordLevel's are whole words.
     inside = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None)
+    spaces = inside or words.SPACES
     word_level = isinstance(model, models.WordLevel)
+    if not word_level and not suffix and not self._marks_words(spaces):
+      spaces = tuple(string.whitespace)
+      word_level = not self._marks_words(spaces)
     signs = words.byte_signs() if self._byte_level else None
     out = np.stack([special, special, np.zeros_like(special)])
     for token, index in self._vocab.items():
       if special[index]:
         continue
-      marked = token.startswith(inside or _SPACES)
+      marked = token.startswith(spaces)
       parts = words.token_bytes(token.removeprefix(inside), signs)
       begins = word_level or marked != bool(inside) or words.begins_word(parts)
       ends = words.ends_character(parts) or (
@@ -303,6 +420,13 @@ class Tokenizer:
       )
       out[:, index] = begins, ends, not begins and words.continues(parts)
     return WordTokens(*out)
+
+  def _marks_words(self, signs: str | tuple[str, ...]) -> bool:
+    """Whether any token that is not special begins with a sign."""
+    return any(
+      token.startswith(signs) and not self.special[index]
+      for token, index in self._vocab.items()
+    )
 
   @functools.cached_property
   def _byte_level(self) -> bool:
@@ -324,6 +448,12 @@ class Tokenizer:
   @functools.cached_property
   def _vocab(self) -> dict[str, int]:
     return self._backend.get_vocab(with_added_tokens=True)
+
+  @functools.cached_property
+  def _separates_tokens(self) -> bool:
+    """Whether decoding writes a space between tokens, as WordPiece does."""
+    decoder = json.loads(self.to_json())["decoder"]
+    return decoder is None or '"WordPiece"' in json.dumps(decoder)
 
   @functools.cached_property
   def _adds_space(self) -> bool:
@@ -358,12 +488,107 @@ class Tokenizer:
     ]
     backend.add_special_tokens(names)
 
-  def _find(self, names: Iterable[str], special: Collection[int]) -> int | None:
-    ids = map(self._backend.token_to_id, names)
+  def _stated_ids(self, names: Mapping[str, Any]) -> dict[str, int | None]:
+    """Returns the tokens that the post-processor and files state, by role.
+
+    The beginning and the end of a text are None where files say that they have
+    no token.
+    """
+    edges = [], []
+    with contextlib.suppress(UserError):
+      edges = self.frame
+    edge_of = dict(zip(("bos", "eos"), edges, strict=True))
+    stated = {}
+    for role, fields in _FIELDS.items():
+      values = [names[field] for field in fields if field in names]
+      tokens = [v.get("content") if isinstance(v, dict) else v for v in values]
+      ids = [
+        self._backend.token_to_id(token)
+        for token in tokens
+        if isinstance(token, str)
+      ]
+      if len(edge_of.get(role, [])) == 1:
+        ids.insert(0, *edge_of[role])
+      ids = [index for index in ids if index is not None]
+      if ids:
+        stated[role] = ids[0]
+      elif role in edge_of and tokens and not any(tokens):
+        stated[role] = None
+    # Where the end of a text pads as well, it is no padding in training.
+    if stated.get("pad") in (stated.get("bos"), stated.get("eos")):
+      stated.pop("pad", None)
+    return stated
+
+  def _record(self, stated: Mapping[str, int | None]) -> None:
+    """Records the tokens of roles in a post-processor that does nothing.
+
+    So a tokenizer.json of any program keeps them without other files.
+    """
+    tokens = {
+      role: [] if index is None else [index] for role, index in stated.items()
+    }
+    record = processors.TemplateProcessing(
+      single="$A",
+      pair="$A $B:1",
+      special_tokens=[
+        {"id": role, "ids": ids, "tokens": list(map(self.token, ids))}
+        for role, ids in tokens.items()
+      ],
+    )
+    own = self._backend.post_processor
+    steps = [record] if own is None else [record, own]
+    self._backend.post_processor = processors.Sequence(steps)
+
+  def _recorded_ids(self) -> dict[str, int | None]:
+    """Returns the tokens that `_record` recorded by role, or none."""
+    if self._backend.post_processor is None:
+      return {}
+    fields = json.loads(self._backend.post_processor.__getstate__())
+    first = next(iter(fields.get("processors", [])), {})
+    tokens = first.get("special_tokens", {})
+    if not tokens or not {*tokens} <= {*_FIELDS}:
+      return {}
+    ids = {role: next(iter(tokens[role]["ids"]), None) for role in tokens}
+    return {
+      role: index
+      for role, index in ids.items()
+      if index is None or self.token(index) is not None
+    }
+
+  def _find(self, role: str, stated: Mapping[str, int | None]) -> int | None:
+    """Returns a role's token: the stated one, or that of a usual name."""
+    if role in stated:
+      return stated[role]
+    ids = map(self._backend.token_to_id, _spellings(_NAMES[role]))
     candidates = [index for index in ids if index is not None]
-    # Others may be ordinary tokens, as HTML's <s> is in Gemma's vocabulary.
-    flagged = [index for index in candidates if index in special]
-    return next(iter(flagged or candidates), None)
+    # If any token has the flag of special tokens, others are ordinary ones, as
+    # HTML's <s> is in Gemma's vocabulary.
+    added = self._backend.get_added_tokens_decoder()
+    special = {index for index, token in added.items() if token.special}
+    flagged = [i for i in candidates if i in special or not special]
+    return next(iter(flagged), None)
+
+
+def letters_of_kind(kind: str) -> int:
+  """Returns the letters of the longest token of `characters` or `kmer:K`.
+
+  Raises a UserError if there is no such kind of tokenizer.
+  """
+  if kind == "characters":
+    return 1
+  if not (match := _KMER.fullmatch(kind)):
+    raise UserError(
+      f"unknown kind {kind!r}: write {', '.join(KINDS)}, characters or kmer:K"
+      " with 2 to 32 letters, such as kmer:6"
+    )
+  return int(match[1])
+
+
+def side_files(path: str | os.PathLike) -> list[str]:
+  """Returns the files next to a tokenizer.json that name special tokens."""
+  folder, name = os.path.split(path)
+  paths = [os.path.join(folder, file) for file in _SIDE_FILES]
+  return [p for p in paths if name == "tokenizer.json" and os.path.isfile(p)]
 
 
 _NO_TOKEN = (
@@ -392,7 +617,7 @@ def _offset_spans(text: str, tokens: Sequence[str], offsets: Spans) -> Spans:
     before = offsets[i - 1][1] if i else 0
     word = piece.lstrip()
     start = end - len(word) if word else begin
-    if word and tokens[i] in _SPACES and tokens[i] != piece:
+    if word and tokens[i] in words.SPACES and tokens[i] != piece:
       # An added space has the offsets of a character next to it. Its span is
       # empty, unless the character has tokens on both sides of the space.
       if before <= begin:

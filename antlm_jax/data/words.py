@@ -25,9 +25,23 @@ _UNSPACED = (
   (0x1AFF0, 0x1B2FF),  # kana
   (0x20000, 0x3FFFF),  # Han
 )
+# Signs for space, newline, tab and carriage return before a word, in byte-level
+# BPE, SentencePiece and GPT-BERT.
+SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+_LONG_WORDS = 24  # bytes of a word on average, if a text has few spaces
 # Categories of characters that continue a word: marks, joiners, and letters
 # that repeat or lengthen the one before (as in Japanese and Thai).
 _CONTINUING = ("Mn", "Mc", "Me", "Cf", "Lm")
+
+
+def note_of_words(size: int, count: int) -> str:
+  """Returns a note on a text of `size` bytes if it has few spaces, or ""."""
+  if size <= _LONG_WORDS * count:
+    return ""
+  return (
+    f"note: this text has few spaces, so its {count:,} words are whole phrases:"
+    " compare tokens or bytes, not words"
+  )
 
 
 def byte_signs() -> dict[str, int]:
@@ -61,7 +75,7 @@ def begins_word(token: bytes) -> bool:
     return False
   if len(token) >= size:
     char = _char(token[:size])
-    return _unspaced(char, char) and not continues(token)
+    return is_unspaced(char) and not continues(token)
   # The first and the last character that these bytes can begin.
   seconds = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF)}
   seconds[0xF4] = (0x80, 0x8F)
@@ -88,8 +102,13 @@ def ends_character(token: bytes) -> bool:
   for size in range(1, min(4, len(token)) + 1):
     if character_size := _character_size(token[-size:]):
       char = _char(token[-size:]) if character_size == size else "a"
-      return _unspaced(char, char)
+      return is_unspaced(char)
   return False
+
+
+def is_unspaced(char: str) -> bool:
+  """Whether a character is of a script without spaces between words."""
+  return _unspaced(char, char)
 
 
 def _character_size(token: bytes) -> int:

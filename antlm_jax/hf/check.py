@@ -1,16 +1,21 @@
 """Compares an exported tokenizer with ours, before the export is written."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tokenizers
 
+from antlm_jax.config import Config
 from antlm_jax.data import prepared_folder
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.hf import tokenizer as hf_tokenizer
 from antlm_jax.inference import framing
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.framing import TextModel
+from antlm_jax.training.checkpoint import Meta
 
 _ROWS = 400  # held-out rows, and as many texts of random tokens
 _LONGEST = 1000  # characters of a text
@@ -70,7 +75,7 @@ _AT_MASKS = (
 
 
 def same_tokens(
-  loaded: Loaded,
+  loaded: TextModel,
   written: Mapping[str, str],
   before: Sequence[int],
   after: Sequence[int],
@@ -86,18 +91,32 @@ def same_tokens(
   exported = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
   head, tail = (len(ids) for ids in loaded.frame)
   for text in _sample_texts(loaded):
-    ids = framing.encode_framed(loaded, text).tolist()
+    try:
+      ids = framing.encode_framed(loaded, text).tolist()
+    except UserError:
+      # Nor does the model read a text for which the vocabulary has no token.
+      continue
     expected = [*before, *ids[head : len(ids) - tail], *after]
     exported_ids = exported.encode(text).ids
     if exported_ids != expected:
       raise UserError(
-        f"the exported tokenizer would read {text!r:.200} as {exported_ids},"
-        f" but the model reads it as {expected}, so nothing was exported:"
-        " report this tokenizer, or train with another tokenizer"
+        f"the exported tokenizer would read {text!r:.60} as {exported_ids},"
+        f" but the model reads it as {expected}, so export refuses it: report"
+        " this tokenizer, or choose another"
       )
 
 
-def _sample_texts(loaded: Loaded) -> Iterator[str]:
+def check_exportable(tokenizer: Tokenizer, boundary: str) -> None:
+  """Raises a UserError if export would refuse all models of a tokenizer."""
+  meta = Meta(Config(), tokenizer, boundary, data="")
+  reader = TextModel(model=None, params=None, meta=meta)
+  before, after = (ids.tolist() for ids in reader.frame)
+  exported = hf_tokenizer.files(tokenizer, before, after, longest=1)
+  written = {name: json.dumps(fields) for name, fields in exported.items()}
+  same_tokens(reader, written, before, after)
+
+
+def _sample_texts(loaded: TextModel) -> Iterator[str]:
   """Yields texts without and with masks."""
   random = np.random.default_rng(0)
   names = sorted(loaded.mask_names)
@@ -111,7 +130,7 @@ def _sample_texts(loaded: Loaded) -> Iterator[str]:
   yield from (form.replace("{}", name) for form in _AT_MASKS for name in names)
 
 
-def _held_out_rows(loaded: Loaded) -> Iterator[str]:
+def _held_out_rows(loaded: TextModel) -> Iterator[str]:
   """Yields held-out rows of the training data, if this machine has it."""
   path = loaded.config.data.path
   if "://" in path:  # export does not use the network
@@ -124,8 +143,7 @@ def _held_out_rows(loaded: Loaded) -> Iterator[str]:
         yield data.tokenizer.decode(row)[:_LONGEST]
 
 
-def _of_random_tokens(loaded: Loaded) -> Iterator[str]:
+def _of_random_tokens(loaded: TextModel) -> Iterator[str]:
   random = np.random.default_rng(0)
-  for _ in range(_ROWS):
-    ids = random.integers(loaded.tokenizer.vocab_size, size=16)
+  for ids in random.integers(loaded.tokenizer.vocab_size, size=(_ROWS, 16)):
     yield loaded.tokenizer.decode(ids)[:_LONGEST]

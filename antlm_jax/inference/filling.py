@@ -7,6 +7,7 @@ blocks from left to right; then each block has its steps.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models, settings
+from antlm_jax.data import words
 from antlm_jax.data.tokenizer import MASK, MASKS
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
@@ -32,6 +34,7 @@ from antlm_jax.models.encoder import Head
 from antlm_jax.settings import PythonOnly, argument
 
 ORDERS = "confidence", "random", "ancestral"
+_CONTEXT = 16  # tokens before a mask, with which it is decoded
 
 
 class FilledMask(NamedTuple):
@@ -138,8 +141,10 @@ def fill(
   while np.any(rows.masked):
     rows = jax.device_get(fill_masks(params, rows, banned, numbers))
     filled = [
-      _decode_filled(loaded, *row)
-      for row in zip(canvas & ~rows.masked, *rows[:4], strict=True)
+      _decode_filled(loaded, texts[number // count], *row)
+      for number, row in enumerate(
+        zip(canvas & ~rows.masked, *rows[:4], strict=True)
+      )
     ]
     if watch is not None:
       watch(filled)
@@ -226,20 +231,75 @@ def _lay_out(
 
 
 def _decode_filled(
-  loaded: TextModel, drawn, tokens, chances, masked, length
+  loaded: TextModel, text: str, drawn, tokens, chances, masked, length
 ) -> Filled:
-  """Decodes a row up to its end, with `<mask>` for each mask."""
+  """Decodes a row's masks up to its end, into the text that has them."""
   decode = loaded.tokenizer.decode
-  text = tokens[:, 0]
-  (ends,) = np.nonzero(drawn & np.isin(text, framing.end_tokens(loaded)))
+  ids = tokens[:, 0]
+  (ends,) = np.nonzero(drawn & np.isin(ids, framing.end_tokens(loaded)))
   end = ends[0] if len(ends) else length
-  shown = (masked | ~loaded.tokenizer.special[text])[:end]
   masks = []
   for place in np.flatnonzero(drawn[: end + 1]):
-    words = [decode([token], skip_special=False) for token in tokens[place]]
-    token, *best = zip(words, chances[place].tolist(), strict=True)
+    names = [decode([token], skip_special=False) for token in tokens[place]]
+    token, *best = zip(names, chances[place].tolist(), strict=True)
     masks.append(FilledMask(int(place), *token, best))
-  return Filled(decode(text[:end][shown], skip_special=False), masks)
+  places = np.flatnonzero((drawn | masked)[:end])
+  return Filled(_write_masks(loaded, text, ids, places, masked), masks)
+
+
+def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
+  """Returns a text with the tokens at masks; the rest of it stays as it is.
+
+  Args:
+    loaded: The model.
+    text: Text with `<mask>`, or text to which masks are added.
+    ids: Tokens of the row `[T]`.
+    places: Places of the masks in the row `[n]`.
+    masked: Whether a mask is not filled yet `[T]`.
+  """
+  pieces = text.split(MASK) if MASK in text else [text] + [""] * len(places)
+  written = pieces[0]
+  number = 0
+  # Tokens next to each other may be parts of one character.
+  for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
+    between = pieces[number + 1 : number + len(run)]
+    number += len(run)
+    if not np.all(masked[run]):
+      row = ids[: run[-1] + 1]
+      joined = _add_words(loaded, written, row, len(run), MASK not in text)
+      written = joined.replace(loaded.tokenizer.mask_token, MASK)
+    elif len(run):
+      written += MASK + "".join(piece + MASK for piece in between)
+    written += "".join(pieces[number : number + 1])
+  return written
+
+
+def _add_words(
+  loaded: TextModel, text: str, ids, count: int, separate: bool
+) -> str:
+  """Returns a text and the last `count` tokens of `ids`, which follow it.
+
+  `separate` says whether a decoder's space between words follows the text.
+  """
+  decode = functools.partial(loaded.tokenizer.decode, skip_special=False)
+  context = ids[: len(ids) - count][-_CONTEXT:]
+  before = decode(context)
+  whole = decode([*context, *ids[len(ids) - count :]])
+  added = whole.removeprefix(before)
+  if not whole.startswith(before):
+    added = decode(ids[len(ids) - count :])
+  # A mask includes the space before it, if the tokenizer's words do.
+  bare = text.rstrip(" ")
+  spaced = len(text) - len(bare) > len(before) - len(before.rstrip(" "))
+  text = text[:-1] if spaced else text
+  if spaced or not added.startswith(" "):
+    return text + added
+  # A decoder separates all words, and a model may predict a token that begins
+  # with a space, but Japanese, Chinese and Thai words have none between them.
+  first = loaded.tokenizer.token(int(ids[-count]))
+  separate |= first.startswith((*words.SPACES, " "))
+  unspaced = any(map(words.is_unspaced, text[-1:] + added[1:2]))
+  return text + (added if separate and text and not unspaced else added[1:])
 
 
 # ------------------------------------------------------------- on the device

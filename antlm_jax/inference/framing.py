@@ -78,6 +78,7 @@ class TextModel:
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
+@functools.lru_cache(maxsize=1)
 def tokenizer_with_masks(tokenizer: Tokenizer) -> TokenizerJson:
   """Returns the tokenizer.json that reads masks in a text as words."""
   spec = TokenizerJson.parse(tokenizer.to_json())

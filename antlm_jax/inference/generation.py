@@ -15,6 +15,7 @@ import numpy as np
 
 from antlm_jax import models, settings
 from antlm_jax.attention import Cache
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, inputs, programs
 from antlm_jax.inference.framing import TextModel
@@ -23,6 +24,7 @@ from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import PythonOnly, argument
 
 _PIECE = 16  # number of prompt tokens encoded at once; it divides S
+_HALF = "\ufffd"  # of the bytes of a character that is not whole
 _WATCHED_STEPS = 8  # number of tokens between two calls of `watch`
 
 
@@ -104,9 +106,10 @@ def generate(
     rows = add_tokens(params, rows, steps, *endings, seed, count)
     token_ids, length, stop = jax.device_get(rows[:3])
     growing = bool(np.any(length < stop))
+    begins = np.repeat([len(start) for start in starts], count)
     texts = [
-      loaded.tokenizer.decode(row[:end])
-      for row, end in zip(token_ids, length, strict=True)
+      _decode_characters(loaded.tokenizer, row[:end], begin)
+      for row, end, begin in zip(token_ids, length, begins, strict=True)
     ]
     if watch is not None:
       watch(texts)
@@ -127,6 +130,19 @@ def encode_prompt(loaded: TextModel, prompt: str) -> np.ndarray:
       " give a prompt"
     )
   return start
+
+
+def _decode_characters(tokenizer: Tokenizer, ids, begin: int) -> str:
+  """Decodes tokens, but for the bytes of a last character that is not whole.
+
+  Tokens before `begin` are a prompt, which is decoded whole.
+  """
+  text = tokenizer.decode(ids)
+  for end in range(len(ids), max(begin, len(ids) - 3) - 1, -1):
+    whole = tokenizer.decode(ids[:end])
+    if not whole.endswith(_HALF):
+      return whole
+  return text
 
 
 def draw_tokens(

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from antlm_jax import settings as settings_lib
+from antlm_jax.data import words
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
 from antlm_jax.evals.zero_shot.task import (
@@ -154,6 +155,10 @@ def measure_perplexity(
       parts.append(list(windows(text, passes, longest, settings.stride)))
   if not any(parts) or not any(map(str.split, documents)):
     raise UserError("the texts hold no word to predict")
+  size = sum(len(document.encode()) for document in documents)
+  count = sum(len(document.split()) for document in documents)
+  if note := words.note_of_words(size, count):
+    progress.say(note)
   totals = texts_lib.score_text_parts(loaded, parts, passes, settings)
   return perplexity_figures(
     documents,
