@@ -358,7 +358,7 @@ def find_config(path: str, option: str = OPTION) -> str:
   configs = named_configs()
   if path in configs:
     return str(configs[path])
-  if not pathlib.Path(path).is_file():
+  if not os.path.isfile(path):  # Path raises for very long names
     name, comma, arg = path.partition(",")
     if comma and name in configs:
       raise UserError(f"{option}={path}: write {option}={name}:{arg}")
@@ -366,7 +366,9 @@ def find_config(path: str, option: str = OPTION) -> str:
     hint = suggestion(pathlib.Path(path).stem, configs, names)
     if not STUDIES.is_dir():
       hint += "; studies of papers are in configs/studies of a clone"
-    raise UserError(f"{option}={path}: no such file, nor such a name; {hint}")
+    raise UserError(
+      f"{option}={path:.60}: no such file, nor such a name; {hint}"
+    )
   return path
 
 

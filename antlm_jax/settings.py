@@ -42,6 +42,7 @@ U = TypeVar("U")
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
+_LONGEST_NAME = 255  # characters of a file's name, at most
 _LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
@@ -114,7 +115,7 @@ class Field:
     value = self.convert(value, name)
     if (unmet := self.unmet(value)) is not None:
       shown = ascii(value) if isinstance(value, str) else repr(value)
-      raise UserError(f"{name}={shown:.200} is not {unmet}")
+      raise UserError(f"{name}={shown:.100} is not {unmet}")
     return value
 
   def convert(self, value: Any, name: str) -> Any:
@@ -217,8 +218,15 @@ def require_path(value: Any, name: str) -> None:
   """
   if not isinstance(value, str | os.PathLike):
     raise UserError(f"{name}={value!r:.200} is no path")
+  path = os.fspath(value)
+  lines = "\n" in path and not os.path.lexists(path)
+  if lines or any(len(part) > _LONGEST_NAME for part in path.split("/")):
+    raise UserError(
+      f"{name}={path[:100]!r} is a text, not a path: give a path or, where they"
+      " are taken, a list of texts"
+    )
   try:
-    os.fspath(value).encode("utf-8")
+    path.encode("utf-8")
   except UnicodeEncodeError as error:
     raise UserError(
       f"{name}={value!a:.200} is not UTF-8: rename it, or set PYTHONUTF8=1 if"

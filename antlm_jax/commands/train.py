@@ -37,6 +37,10 @@ if TYPE_CHECKING:
   Data: TypeAlias = str | os.PathLike[str] | PreparedData | npt.ArrayLike
 
 
+# Columns of a table, which are no sources of data.
+_COLUMNS = {"attention_mask", "input_ids", "labels", "text", "token_type_ids"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
   """A run that has ended, with the figures of its summary.json.
@@ -187,6 +191,11 @@ def _data_sources(
   if isinstance(data, str | os.PathLike):
     return {"data.path": os.fspath(data)}, {}
   sources = data if isinstance(data, Mapping) else {"": data}
+  if columns := sorted(_COLUMNS & sources.keys()):
+    raise UserError(
+      f"data has the columns {', '.join(columns)}: give rows of token ids, such"
+      " as data['input_ids'], or of texts antlm_jax.prepare(data)"
+    )
   names = splits.split_names([*map(str, sources)], files=False)
   if {name.split for name in names} & {"dev", "test"}:
     by_split = splits.by_key(sources)
@@ -194,6 +203,11 @@ def _data_sources(
       raise UserError(
         f"data has the sets {', '.join(by_split)}: give rows of train and dev,"
         " or sources to train on by other names"
+      )
+    if any(isinstance(x, str | PreparedData) for x in by_split.values()):
+      raise UserError(
+        "data: train and dev are not rows of token ids: prepare both texts"
+        ' together, antlm_jax.prepare({"train": TEXT, "dev": TEXT})'
       )
     sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
   prepared = {}

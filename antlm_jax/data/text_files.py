@@ -15,6 +15,7 @@ from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
+from antlm_jax.runtime.files import not_a_path
 
 _UNUSED = {
   "": "beside files named train",
@@ -233,6 +234,8 @@ def _is_file(path: str) -> bool:
 
 def _search_folder(path: str, any_kind: bool) -> list[Found]:
   """Finds the files of a folder, a glob, or the parts of a dataset."""
+  if readers.is_saved_dataset(path):
+    path = readers.HUB + os.path.normpath(path)
   if path.startswith(readers.HUB):
     sources = readers.splits_of(path)
     parts = [source.rpartition(":")[2] for source in sources]
@@ -250,7 +253,7 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
     if matched and "**" in path:  # glob skips folders that it cannot read
       _inside(root or ".")
   if not matched:
-    raise UserError(f"{path} does not exist; give text files or folders")
+    raise not_a_path(path)
   files = [
     os.fspath(file)
     for match in matched
@@ -304,6 +307,10 @@ def _inside(folder: Path) -> list[pathlib.Path]:
   walk = os.walk(folder, onerror=_unreadable, followlinks=True)
   for place, folders, names in walk:
     visited.add(real(place))
+    if readers.is_saved_dataset(place):
+      raise UserError(
+        f"{place} is a dataset that save_to_disk wrote: give this folder itself"
+      )
     visible = [name for name in folders if name[0] != "."]
     folders[:] = [n for n in visible if real(f"{place}/{n}") not in visited]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
