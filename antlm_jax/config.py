@@ -149,19 +149,38 @@ USUAL_NAMES = {
   "batch": "train.batch_size",
   "beta1": "optimizer.b1",
   "beta2": "optimizer.b2",
+  "bf16": "model.dtype",
   "data": "data.path",
+  "eval_steps": "eval.every",
+  "fp16": "model.dtype",
   "gradient_accumulation_steps": "train.microbatches",
   "hidden_size": "model.width",
   "intermediate_size": "model.mlp_width",
   "learning_rate": "schedule.peak_lr",
+  "logging_steps": "log.every",
   "lr": "schedule.peak_lr",
+  "max_grad_norm": "optimizer.clip",
   "max_steps": "train.steps",
+  "mixed_precision": "model.dtype",
   "num_attention_heads": "model.heads",
+  "num_epochs": "train.epochs",
   "num_hidden_layers": "model.layers",
   "num_train_epochs": "train.epochs",
+  "objective": "curriculum",
   "per_device_train_batch_size": "train.batch_size",
+  "precision": "model.dtype",
+  "report_to": "log.writers",
+  "resume_from_checkpoint": "init.checkpoint",
+  "save_steps": "checkpoint.every",
+  "torch_dtype": "model.dtype",
   "warmup": "schedule.warmup_steps",
   "warmup_ratio": "schedule.warmup_steps",
+  "wandb": "log.writers",
+}
+# Hints at other libraries' words that are no setting here.
+USUAL_WORDS = {
+  "output_dir": "give the run's folder as workdir",
+  "push_to_hub": "export the run, with --repo=USER/NAME to push it",
 }
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
@@ -518,7 +537,8 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
   namesakes = settings.by_name(keys).get(name, ())
   if len(namesakes) == 1 and not prefix:
     return namesakes[0]
-  hint = settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
+  hint = USUAL_WORDS.get(name)
+  hint = hint or settings.meant(name, [*KINDS, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 

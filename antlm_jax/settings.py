@@ -222,8 +222,8 @@ def require_path(value: Any, name: str) -> None:
   lines = "\n" in path and not os.path.lexists(path)
   if lines or any(len(part) > _LONGEST_NAME for part in path.split("/")):
     raise UserError(
-      f"{name}={path[:100]!r} is a text, not a path: give a path or, where they"
-      " are taken, a list of texts"
+      f"{name}={path[:100]!r} is too long for a path, or has line ends; give a"
+      " path or, where texts are taken, a list of them"
     )
   try:
     path.encode("utf-8")
@@ -441,10 +441,20 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
       if name not in names and not takes_others:
         hint = suggestion(name, names, f"it has {', '.join(names)}")
         raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
-    bound = signature.bind(*args, **kwargs)
-    for name, field in fields_of(function).items():
+    try:
+      bound = signature.bind_partial(*args, **kwargs)
+    except TypeError as error:  # too many, or one of them twice
+      raise UserError(
+        f"{function.__name__}: {error}; it has {', '.join(names)}"
+      ) from None
+    fields = fields_of(function)
+    for name, field in fields.items():
       if name in bound.arguments:
         bound.arguments[name] = field.accept(bound.arguments[name], name)
+    for name, field in fields.items():
+      required = field.default is dataclasses.MISSING
+      if required and name not in bound.arguments:
+        raise UserError(f"{function.__name__}: give {name}: {field.help}")
     with jax_flags.library_flags():
       return function(*bound.args, **bound.kwargs)
 

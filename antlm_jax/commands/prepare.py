@@ -90,11 +90,13 @@ def prepare(
     text: Text to train on: files, folders, globs or
       `hf://NAME[:CONFIG][:SPLIT]`.
       Files named dev or validation are held out. In Python, give one of these,
-      a list of `pathlib.Path`, or a list or iterator of documents (str).
+      a list of `pathlib.Path`, a list or iterator of documents (str) or
+      records, a table (Dataset, DataFrame), or a mapping of train and dev to
+      these.
     output: Path to the folder to make. If it was made with the same settings
       and text, it is opened. In Python, without it, the data stay in memory.
     dev: Text to hold out, given as the text to train on.
-    column: Column of jsonl, parquet, csv or tsv records that holds the text.
+    column: Column of a record or table that holds the text.
     tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
       (a run, a folder of transformers or a name on the Hub). Of a folder
       without a model that antlm reads, it takes `tokenizer.json`. By default,

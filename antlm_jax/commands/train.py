@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import math
 import os
 import pathlib
@@ -107,7 +108,7 @@ class Trained:
 
 def train(
   config: str | os.PathLike[str] | Config,
-  workdir: str | os.PathLike[str],
+  workdir: str | os.PathLike[str] | None = None,
   data: Data | Mapping[str, Data] | None = None,
   *,
   hooks: Sequence[Hook] = (),
@@ -120,7 +121,8 @@ def train(
   Args:
     config: Name of a config, path to a config file (`FILE.py:ARG`), or a
       config.
-    workdir: Path to the run's folder, which may be in a bucket.
+    workdir: Path to the run's folder, which may be in a bucket; by default
+      runs/NAME-DATE, a new folder for each call.
     data: Prepared data, the path to a prepared folder, or rows of token ids
       `[N, T]`; of several sources, a mapping by name. Rows of `train` and `dev`
       are one source. By default `data.path`.
@@ -145,6 +147,8 @@ def train(
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
 
+  if workdir is None:
+    workdir = _dated_folder(config)
   require_path(workdir, "workdir")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
@@ -164,6 +168,18 @@ def train(
     hooks = [*own_hooks, *hooks, page]
     loop.train_run(changed, workdir, hooks, start, sources)
   return Trained(workdir=files.absolute_path(workdir), **page.summary)
+
+
+def _dated_folder(config: str | os.PathLike[str] | Config) -> pathlib.Path:
+  """Returns a new folder for a run of this config: runs/NAME-DATE-TIME."""
+  from jax import distributed
+
+  if distributed.is_initialized():
+    raise UserError("give workdir: all processes of a run share its folder")
+  is_named = isinstance(config, str | os.PathLike)
+  file = os.fspath(config).partition(":")[0] if is_named else "run"
+  date = f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+  return pathlib.Path("runs", f"{pathlib.Path(file).stem}-{date}")
 
 
 def hooks_and_start(config: Config) -> tuple[list[Hook], Checkpoint | None]:

@@ -25,6 +25,11 @@ _UNUSED = {
   "unknown": "of no known kind",
 }
 _SHOWN = 3  # names in a list of files
+# Names of files that describe a folder, and may be no part of its text.
+_DESCRIPTION = re.compile(
+  "(readme|licen[cs]e|copying|notice|requirements|changelog|contributing"
+  "|authors|citation)([-_.]|$)"
+)
 # How the names of folders begin in which `prepare` writes given documents.
 WRITTEN = "antlm-documents-"
 
@@ -86,11 +91,16 @@ class Corpus:
     for why, sources in self.unused.items():
       expected = why == _UNUSED["test"]
       listed[f"{'' if expected else 'warning: '}not used, {why}"] = sources
+    in_folders = [x for x in self.train if x not in self.paths]
     listed["named like a held-out set, but trained on"] = [
       source
-      for source in self.train
-      if source not in self.paths
-      and splits.split_word(source) in ("dev", "test")
+      for source in in_folders
+      if splits.split_word(source) in ("dev", "test")
+    ]
+    listed["warning: named like a description, but trained on"] = [
+      source
+      for source in in_folders
+      if _DESCRIPTION.match(os.path.basename(source).lower())
     ]
     return "\n".join(
       f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
