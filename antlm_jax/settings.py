@@ -42,7 +42,7 @@ U = TypeVar("U")
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
-_LONGEST_NAME = 255  # characters of a file's name, at most
+_LONGEST_NAME = 255  # bytes of a file's name, at most
 _LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
@@ -219,19 +219,19 @@ def require_path(value: Any, name: str) -> None:
   if not isinstance(value, str | os.PathLike):
     raise UserError(f"{name}={value!r:.200} is no path")
   path = os.fspath(value)
-  lines = "\n" in path and not os.path.lexists(path)
-  if lines or any(len(part) > _LONGEST_NAME for part in path.split("/")):
-    raise UserError(
-      f"{name}={path[:100]!r} is too long for a path, or has line ends; give a"
-      " path or, where texts are taken, a list of them"
-    )
   try:
-    path.encode("utf-8")
+    encoded = path.encode("utf-8")
   except UnicodeEncodeError as error:
     raise UserError(
       f"{name}={value!a:.200} is not UTF-8: rename it, or set PYTHONUTF8=1 if"
       " the locale of this shell is not UTF-8"
     ) from error
+  is_long = any(len(part) > _LONGEST_NAME for part in encoded.split(b"/"))
+  if is_long or ("\n" in path and not os.path.lexists(path)):
+    raise UserError(
+      f"{name}={path[:100]!r} is too long for a path, or has line ends; give a"
+      " path or, where texts are taken, a list of them"
+    )
 
 
 def argument(
