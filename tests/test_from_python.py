@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 
 import numpy as np
 import pyarrow
@@ -18,6 +19,7 @@ from antlm_jax.data import in_memory
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import sweep
 from antlm_jax.inference import model as model_lib
+from antlm_jax.training import loop
 from tests import helpers, runs
 
 PACKED = {"vocab_size": 300, "seq_len": 16, "documents": "line"}
@@ -32,6 +34,18 @@ def lines(english):
 def train(folder, data, **more):
   more = {"curriculum": "6C+6M steps"} | more
   return ax.train("quickstart:shrink", folder, data, quiet=True, **more)
+
+
+def test_a_run_without_a_folder_gets_a_new_one(monkeypatch):
+  """Catches a second call that resumes, or refuses, the run of the first."""
+
+  def refuse(config, workdir, *others):
+    raise UserError(str(workdir))
+
+  monkeypatch.setattr(loop, "train_run", refuse)
+  line = runs.told(ax.train, "quickstart:shrink", data=[[1, 2]] * 9)
+  date = r"\d{4}-\d\d-\d\d-\d{6}"
+  assert re.fullmatch(f"runs/quickstart-{date}", line)
 
 
 def _tables(lines):

@@ -222,6 +222,7 @@ def test_a_start_has_the_weights_that_its_run_evaluated(
   settings = *steps, *init.split(), f"init.checkpoint={base}"
   printed = runs.train(tmp_path, prepared, *settings).stdout
   assert f"it kept an average: the run begins {words}" in printed
+  assert "(average of the weights)" in repr(load(base))
   before = runs.summary(base)["held_out"][-1]["eval/clm/loss"]
   first = runs.summary(tmp_path)["held_out"][0]["eval/clm/loss"]
   assert (first == pytest.approx(before)) == ("last" not in init)
