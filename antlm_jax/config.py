@@ -169,19 +169,38 @@ USUAL_NAMES = {
   "batch": "train.batch_size",
   "beta1": "optimizer.b1",
   "beta2": "optimizer.b2",
+  "bf16": "model.dtype",
   "data": "data.path",
+  "eval_steps": "eval.every",
+  "fp16": "model.dtype",
   "gradient_accumulation_steps": "train.microbatches",
   "hidden_size": "model.width",
   "intermediate_size": "model.mlp_width",
   "learning_rate": "schedule.peak_lr",
+  "logging_steps": "log.every",
   "lr": "schedule.peak_lr",
+  "max_grad_norm": "optimizer.clip",
   "max_steps": "train.steps",
+  "mixed_precision": "model.dtype",
   "num_attention_heads": "model.heads",
+  "num_epochs": "train.epochs",
   "num_hidden_layers": "model.layers",
   "num_train_epochs": "train.epochs",
+  "objective": "curriculum",
   "per_device_train_batch_size": "train.batch_size",
+  "precision": "model.dtype",
+  "report_to": "log.writers",
+  "resume_from_checkpoint": "init.checkpoint",
+  "save_steps": "checkpoint.every",
+  "torch_dtype": "model.dtype",
   "warmup": "schedule.warmup_steps",
   "warmup_ratio": "schedule.warmup_steps",
+  "wandb": "log.writers",
+}
+# Hints at other libraries' words that are no setting here.
+USUAL_WORDS = {
+  "output_dir": "give the run's folder as workdir",
+  "push_to_hub": "export the run, with --repo=USER/NAME to push it",
 }
 # A curriculum with counts of epochs or steps, which give its length.
 _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
@@ -378,7 +397,7 @@ def find_config(path: str, option: str = OPTION) -> str:
   configs = named_configs()
   if path in configs:
     return str(configs[path])
-  if not pathlib.Path(path).is_file():
+  if not os.path.isfile(path):  # Path raises for very long names
     name, comma, arg = path.partition(",")
     if comma and name in configs:
       raise UserError(f"{option}={path}: write {option}={name}:{arg}")
@@ -386,7 +405,9 @@ def find_config(path: str, option: str = OPTION) -> str:
     hint = suggestion(pathlib.Path(path).stem, configs, names)
     if not STUDIES.is_dir():
       hint += "; studies of papers are in configs/studies of a clone"
-    raise UserError(f"{option}={path}: no such file, nor such a name; {hint}")
+    raise UserError(
+      f"{option}={path:.60}: no such file, nor such a name; {hint}"
+    )
   return path
 
 
@@ -567,7 +588,8 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
       " --plugin=FILE.py if a file of yours adds it, or"
       f" {group[1]}.kind= to add it to the config"
     )
-  hint = settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
+  hint = USUAL_WORDS.get(name)
+  hint = hint or settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
   hint = hint or "antlm train --help lists them"
   raise UserError(f"unknown config key {name!r}; {hint}")
 

@@ -8,6 +8,7 @@ from antlm_jax.config import (
   OPTION,
   REGISTRIES,
   USUAL_NAMES,
+  USUAL_WORDS,
   Config,
   leaves,
 )
@@ -80,5 +81,7 @@ def meant_setting(word: str) -> str:
       names = settings.fields_of(kind)
       keys |= dict.fromkeys(f"{group}.{name}" for name in names)
   name = word.lstrip("-").partition("=")[0]
-  hint = settings.meant(name, keys, USUAL_NAMES, f"{OPTION}.{{}}".format)
+  hint = USUAL_WORDS.get(name) or settings.meant(
+    name, keys, USUAL_NAMES, f"{OPTION}.{{}}".format
+  )
   return f"; {hint}" if hint else ""

@@ -60,6 +60,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 class UserError(Exception):
   """Invalid input. The message is one line: problem, place and advice."""
 
+  def __str__(self) -> str:
+    return super().__str__().replace("\n", "\\n")  # of a name in it
+
 
 class Unavailable(UserError):
   """A bucket or the network fails now: the same command or call may succeed."""

@@ -168,3 +168,9 @@ class Init(Section):
   step: str = setting(
     "keep", "Step number of init.checkpoint", choices=("keep", "reset")
   )
+  weights: str = setting(
+    "evaluated",
+    "Weights of init.checkpoint: those it evaluated, which may be an average,"
+    " or those of its last step",
+    choices=("evaluated", "last"),
+  )

@@ -43,6 +43,7 @@ U = TypeVar("U")
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
+_LONGEST_NAME = 255  # bytes of a file's name, at most
 _LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
@@ -115,7 +116,7 @@ class Field:
     value = self.convert(value, name)
     if (unmet := self.unmet(value)) is not None:
       shown = ascii(value) if isinstance(value, str) else repr(value)
-      raise UserError(f"{name}={shown:.200} is not {unmet}")
+      raise UserError(f"{name}={shown:.100} is not {unmet}")
     return value
 
   def convert(self, value: Any, name: str) -> Any:
@@ -221,13 +222,20 @@ def require_path(value: Any, name: str) -> None:
   """
   if not isinstance(value, str | os.PathLike):
     raise UserError(f"{name}={value!r:.200} is no path")
+  path = os.fspath(value)
   try:
-    os.fspath(value).encode("utf-8")
+    encoded = path.encode("utf-8")
   except UnicodeEncodeError as error:
     raise UserError(
       f"{name}={value!a:.200} is not UTF-8: rename it, or set PYTHONUTF8=1 if"
       " the locale of this shell is not UTF-8"
     ) from error
+  is_long = any(len(part) > _LONGEST_NAME for part in encoded.split(b"/"))
+  if is_long or ("\n" in path and not os.path.lexists(path)):
+    raise UserError(
+      f"{name}={path[:100]!r} is too long for a path, or has line ends; give a"
+      " path or, where texts are taken, a list of them"
+    )
 
 
 def argument(
@@ -436,10 +444,20 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
       if name not in names and not takes_others:
         hint = suggestion(name, names, f"it has {', '.join(names)}")
         raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
-    bound = signature.bind(*args, **kwargs)
-    for name, field in fields_of(function).items():
+    try:
+      bound = signature.bind_partial(*args, **kwargs)
+    except TypeError as error:  # too many, or one of them twice
+      raise UserError(
+        f"{function.__name__}: {error}; it has {', '.join(names)}"
+      ) from None
+    fields = fields_of(function)
+    for name, field in fields.items():
       if name in bound.arguments:
         bound.arguments[name] = field.accept(bound.arguments[name], name)
+    for name, field in fields.items():
+      required = field.default is dataclasses.MISSING
+      if required and name not in bound.arguments:
+        raise UserError(f"{function.__name__}: give {name}: {field.help}")
     with jax_flags.library_flags():
       return function(*bound.args, **bound.kwargs)
 

@@ -307,6 +307,10 @@ def test_paths_that_belong_together_are_splits(tmp_path, capsys):
   assert told[1].startswith(
     "named like a held-out set, but trained on: 2 files"
   )
+  (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+  assert str(find_corpus([str(folder)])).endswith(
+    "\nwarning: named like a description, but trained on: README.md"
+  )
 
 
 def test_dev_paths_and_files_given_by_themselves(tmp_path):
@@ -412,8 +416,10 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   shutil.copy(tmp_path / "one/data-00000-of-00001.arrow",
               tmp_path / "all/train/cache-a.arrow")  # fmt: skip
   for name in ("one", "all"):
-    found = find_corpus([f"hf://{tmp_path / name}"], column="body")
-    assert joined(found.read("train")) == records[:-1]
+    for path in (f"hf://{tmp_path / name}", str(tmp_path / name)):
+      found = find_corpus([path], column="body")
+      assert joined(found.read("train")) == records[:-1]
+  runs.refusal("is a dataset that save_to_disk", find_corpus, [str(tmp_path)])
   runs.refusal(
     "cannot load hf://nobody/none", find_corpus, ["hf://nobody/none"]
   )

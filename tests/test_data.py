@@ -984,12 +984,12 @@ def test_bad_text(tmp_path, files, message):
 @pytest.mark.parametrize(
   "args, message",
   [
-    ("--text nowhere --output {out}", "nowhere does not exist"),
+    ("--text nowhere --output {out}", "'nowhere' does not exist"),
     ("--text {corpus}", "--output"),
     ("--output {out}", "give --text, or --verify"),
     ("--output {out} --verify", "run antlm prepare"),
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
-    ("--text {corpus} --output {out}/{long}", "File name too long"),
+    ("--text {corpus} --output {out}/{long}", "too long for a path"),
     ("{good} --vocab_size=260", "at least 261"),
     ("{good} --packing=chunks --seq_len=23", "at least 24"),
     ("{good} --seq_len=100000", "train split has .* tokens, less than a row"),

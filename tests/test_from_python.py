@@ -1,11 +1,14 @@
 """Preparing and training from Python, with data in memory."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import re
 
 import numpy as np
+import pyarrow
 import pytest
 
 import antlm_jax as ax
@@ -16,6 +19,7 @@ from antlm_jax.data import in_memory
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import sweep
 from antlm_jax.inference import model as model_lib
+from antlm_jax.training import loop
 from tests import helpers, runs
 
 PACKED = {"vocab_size": 300, "seq_len": 16, "documents": "line"}
@@ -32,6 +36,43 @@ def train(folder, data, **more):
   return ax.train("quickstart:shrink", folder, data, quiet=True, **more)
 
 
+def test_a_run_without_a_folder_gets_a_new_one(monkeypatch):
+  """Catches a second call that resumes, or refuses, the run of the first."""
+
+  def refuse(config, workdir, *others):
+    raise UserError(str(workdir))
+
+  monkeypatch.setattr(loop, "train_run", refuse)
+  line = runs.told(ax.train, "quickstart:shrink", data=[[1, 2]] * 9)
+  date = r"\d{4}-\d\d-\d\d-\d{6}"
+  assert re.fullmatch(f"runs/quickstart-{date}", line)
+
+
+def _tables(lines):
+  """Yields documents as the libraries that are installed hold them."""
+  with contextlib.suppress(ImportError):
+    import pandas
+
+    yield pandas.DataFrame({"text": [*lines, None]})
+    yield pandas.Series([*lines[:9], None, *lines[9:]])
+  with contextlib.suppress(ImportError):
+    import datasets
+
+    yield datasets.Dataset.from_dict({"text": lines})
+    yield datasets.Dataset.from_dict({"text": lines}).to_iterable_dataset()
+
+
+def test_a_mapping_of_splits_is_held_out_as_its_keys_say(lines, capfd):
+  """Catches a dev set that is trained on, or replaced by a share of train."""
+  sets = {"train": lines[:500], "validation": lines[500:], "test": lines[:9]}
+  of_mapping = ax.prepare(sets, **PACKED)
+  assert "not used, named test" in capfd.readouterr().out
+  alone = ax.prepare(lines[:500], dev=lines[500:], quiet=True, **PACKED)
+  assert of_mapping.manifest.splits == alone.manifest.splits
+  both = runs.told(ax.prepare, sets, dev=lines[:9], quiet=True, **PACKED)
+  assert both == "text has a dev set, and dev is given: leave out one"
+
+
 def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
   """The same documents give the same rows from every source."""
   path = tmp_path / "lines.txt"
@@ -44,6 +85,10 @@ def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
       ([path], None),
       (lines, None),
       (iter(lines), None),
+      ({"text": lines}, None),
+      ([{"text": line} for line in lines], None),
+      (pyarrow.table({"text": lines}), None),
+      *((table, None) for table in _tables(lines)),
     )
   ]
   hashes = [data.manifest.splits["train"].sha256 for data in made]
@@ -68,10 +113,12 @@ def test_bad_documents_are_told_by_their_index():
   for texts, message in (
     (["a", "x\ud83d"], "text 1 "),
     (["a", 1.5], "text 1 is 1.5, not a str"),
-    ({"text": ["a"]}, "a dict is no list of texts"),
+    ({"body": ["a"]}, "data has the sets 'body': give train, dev and test"),
+    ([{"text": "a"}, {"body": "b"}], "text 1 (counted from 0) has no column"),
+    ("a text .\n" * 99, "'a text .\\na text"),
   ):
     line = runs.told(ax.prepare, texts, seq_len=8, quiet=True)
-    assert line.startswith(message)
+    assert line.startswith(message) and len(line) < 300
 
 
 @pytest.mark.slow
@@ -366,8 +413,7 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.train("quickstart", "w", ["a text"]), "data are texts: give"),
     (lambda: ax.Config(optimizer="muon"), "optimizer='muon' is no section"),
     (lambda: ax.Config(model=ax.Train()), r"model=Train\(.* is no section"),
-    (lambda: ax.prepare([b"text"]), "b'text' is no text: give str"),
-    (lambda: ax.prepare([3], quiet=True), "3 is no text: give str"),
+    (lambda: ax.prepare([b"text"]), "text 0 is b'text', not a str"),
     (lambda: ax.train("quickstart", "w", hooks=ax.Hook()), "is no list: give"),
     (lambda: ax.train(None, "w"), "config=None is no config: give a name"),
     (lambda: ax.Config(optimizer=ax.Muon), "is no section .*Muon\\(\\)"),
@@ -381,7 +427,17 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
       "no words for .* in documents of the list; give more",
     ),
     (lambda: ax.prepare(None), "text=None is no text, path or list of them"),
-    (lambda: ax.train("quickstart", None), "workdir=None is no path"),
+    (lambda: ax.train("quickstart", 3), "workdir=3 is no path"),
+    (
+      lambda: ax.train("quickstart", "w", {"input_ids": [[1]], "labels": [1]}),
+      "data has the columns input_ids, labels: give rows",
+    ),
+    (
+      lambda: ax.train("quickstart", "w", {"train": [[1]], "eval": "a"}),
+      "train and dev are not rows of token ids",
+    ),
+    (lambda: ax.evaluate("run", "cola"), "finetune .* has the tasks that need"),
+    (lambda: ax.export("run"), "export: give output: Path to a new folder"),
     (lambda: ax.evaluate("run", "blimp", None), "data=None is no path"),
     (lambda: ax.export("run", 3), "output=3 is no path"),
     (lambda: ax.sweep(ax.Config(), "seed=1", "w"), "give a sweep the name of"),

@@ -31,6 +31,20 @@ def test_a_run_of_very_many_epochs_gives_a_tip(changes, meant, prepared):
   )
 
 
+def test_an_average_that_is_longer_than_the_run_is_warned_of(prepared):
+  """Catches a run that evaluates its first weights."""
+  lines = {}
+  for ema in ("0.9", "0.999"):
+    words = f"data.path={prepared} curriculum=C optimizer.ema={ema}".split()
+    config = config_lib.load_config(
+      "quickstart", [f"--config.{word}" for word in words]
+    )
+    built = run_lib.build_run(config)
+    lines[ema] = [x for x in notes.notes_of_run(built) if "optimizer.ema" in x]
+  (warning,) = lines["0.999"]
+  assert "about 1,000 steps" in warning and not lines["0.9"]
+
+
 def test_a_run_of_many_hours_gives_a_tip(prepared):
   """Catches a run of days that says so only in its time left."""
   built = run_lib.build_run(runs.settings(prepared))

@@ -295,6 +295,7 @@ def write_tables(folder, names):
     ("train_0.csv train_1.csv test.csv", [2, 1]),
     ("train/a.csv train/b/c.csv dev/a.csv", [2, 1]),
     ("a.csv b/c.csv test.csv", [2, 1]),
+    ("train.csv eval.csv", [1, 1]),
   ],
 )
 def test_a_split_is_one_file_or_its_parts(tmp_path, names, sizes):
@@ -318,7 +319,7 @@ CLAIM = "several files claim to be"
     ("train.csv valid.csv dev.csv", f"{CLAIM} dev: .*dev.csv, .*valid.csv;"),
     ("train_10M.csv train_100M.csv", f"{CLAIM} train: .*100M.csv, .*10M.csv;"),
     ("train.csv my-dev.csv dev.csv", f"{CLAIM} dev: .*my-dev"),
-    ("train.csv dev.json", "is dev.json the dev set. give files that .*csv"),
+    ("train.csv dev.xlsx", "is dev.xlsx the dev set. give files that .*csv"),
     (
       "films.csv films_dev.csv",
       "is films_dev.csv the dev set. name it dev.csv",
@@ -335,9 +336,9 @@ def test_an_unclear_split_is_refused(tmp_path, names, message):
 
 def test_a_file_that_is_not_used_is_told(tmp_path, capsys):
   """Catches a held-out set that is left out in silence."""
-  write_tables(tmp_path, "train.csv eval.csv")
+  write_tables(tmp_path, "train.csv extra.csv")
   assert [*sets.open_data(str(tmp_path))] == ["train"]
-  assert "not used: eval.csv" in capsys.readouterr().out
+  assert "not used: extra.csv" in capsys.readouterr().out
 
 
 def test_a_set_has_the_name_of_its_folder(tmp_path, monkeypatch):

@@ -163,15 +163,40 @@ def test_csv_without_commas_is_told(tmp_path, first, told):
 @pytest.mark.parametrize(
   "reader", [name for name in READERS if name != "known"]
 )
-@pytest.mark.parametrize("name", ["a.json", "a.conll", "a.zip"])
+@pytest.mark.parametrize("name", ["a.xml", "a.conll", "a.zip"])
 def test_every_reader_refuses_other_kinds_of_file(tmp_path, name, reader):
-  """Catches JSON, or columns of words and tags, that is read as lines."""
+  """Catches columns of words and tags that are read as lines."""
   (tmp_path / name).write_text('{"text": "a", "label": "pos"}\n')
   runs.refusal(
     f"{name} (is of no known|holds no rec)",
     READERS[reader],
     str(tmp_path / name),
   )
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize("indent", [None, 1, "lines"])
+def test_json_is_lines_or_an_array(tmp_path, name, indent):
+  """Catches JSON that is left out, or of which one record is read."""
+  rows = [{"text": f"a{i}", "label": f"l{i % 2}"} for i in range(4)]
+  text = json.dumps(rows, indent=None if indent == "lines" else indent)
+  if indent == "lines":
+    text = "\n" + "".join(json.dumps(row) + "\n" for row in rows)
+  path = tmp_path / name
+  packed = gzip.compress if name.endswith("gz") else bytes
+  path.write_bytes(packed(text.encode()))
+  texts = [(row["text"],) for row in rows]
+  assert prepared(str(path)) == texts
+  assert sorted(classified(str(path))) == [(*row.values(),) for row in rows]
+  path.write_bytes(packed(json.dumps([text for (text,) in texts]).encode()))
+  assert prepared(str(path)) == texts
+  for bad, words in (
+    ("{", "it is not JSON"),
+    ("[3]", "record 1 is no object"),
+    ('{"a": 1}', "line 1 has no column"),
+  ):
+    path.write_bytes(packed(bad.encode()))
+    runs.refusal(f"{name}: {words}", prepared, str(path))
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -233,8 +233,12 @@ def test_python_may_give_more_types_and_learns_the_nearest_name():
   assert "rows='3' is not of type int" in runs.told(
     lambda: small("m", "t", rows="3")
   )
-  with pytest.raises(TypeError, match="missing a required argument: 'text'"):
-    small("m")
+  line = runs.told(lambda: small("m"))
+  assert line == "small: give text: Text or texts"
+  line = runs.told(lambda: small("m", "t", 3))
+  assert line.startswith("small: too many positional arguments; it has model,")
+  line = runs.told(lambda: small("a text .\n" * 99, "t"))
+  assert "too long for a path, or has line ends" in line and len(line) < 300
 
 
 def test_python_may_give_paths_where_text_is_read():

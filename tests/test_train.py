@@ -202,6 +202,33 @@ def test_branching_from_step_0_trains_the_whole_curriculum(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  "ema, init, words",
+  [
+    (0.0, "init.step=reset init.optimizer=reset", "with the average of"),
+    (0.5, "init.step=reset init.optimizer=reset", "with the average of"),
+    (0.5, "init.step=keep", "with the last weights, and their average"),
+    (0.0, "init.step=reset init.weights=last", "with the last weights"),
+  ],
+)
+def test_a_start_has_the_weights_that_its_run_evaluated(
+  prepared, tmp_path, shared, ema, init, words
+):
+  """Catches a start from other weights than those whose loss is known."""
+  base = shared("averaged", lambda folder: runs.train(
+    folder, prepared, "curriculum=9C steps", "optimizer.ema=0.9"
+  ))  # fmt: skip
+  steps = "curriculum=11C steps", f"optimizer.ema={ema}"
+  settings = *steps, *init.split(), f"init.checkpoint={base}"
+  printed = runs.train(tmp_path, prepared, *settings).stdout
+  assert f"it kept an average: the run begins {words}" in printed
+  assert "(average of the weights)" in repr(load(base))
+  before = runs.summary(base)["held_out"][-1]["eval/clm/loss"]
+  first = runs.summary(tmp_path)["held_out"][0]["eval/clm/loss"]
+  assert (first == pytest.approx(before)) == ("last" not in init)
+
+
+@pytest.mark.slow
 def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
   reset = ("optimizer.reset_at_switch=true", "schedule.restart_at_switch=true")
   runs.train(tmp_path, prepared, *LONG, *reset)

@@ -13,7 +13,7 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
@@ -24,6 +24,7 @@ from antlm_jax.data import (
   in_memory,
   prepared_folder,
   readers,
+  splits,
   text_files,
 )
 from antlm_jax.data.packing import (
@@ -44,7 +45,7 @@ from antlm_jax.data.tokenizer import (
 )
 from antlm_jax.errors import UserError
 from antlm_jax.inference import inputs
-from antlm_jax.runtime import files, jobs, progress
+from antlm_jax.runtime import files, jobs, progress, records
 from antlm_jax.settings import PythonOnly, argument
 
 # Characters of a command. Linux allows 2 MiB, with the environment.
@@ -58,7 +59,7 @@ class _PathText(str):
   """A path, or a dataset of the Hub, rather than a document."""
 
 
-Text = files.Path | Iterable[str] | Sequence[pathlib.Path]
+Text = files.Path | Iterable[object]
 _PATHS = {
   "nargs": "+",
   "action": "extend",
@@ -98,11 +99,13 @@ def prepare(
     text: Text to train on: files, folders, globs or
       `hf://NAME[:CONFIG][:SPLIT]`.
       Files named dev or validation are held out. In Python, give one of these,
-      a list of `pathlib.Path`, or a list or iterator of documents (str).
+      a list of `pathlib.Path`, a list or iterator of documents (str) or
+      records, a table (Dataset, DataFrame), or a mapping of train and dev to
+      these.
     output: Path to the folder to make. If it was made with the same settings
       and text, it is opened. In Python, without it, the data stay in memory.
     dev: Text to hold out, given as the text to train on.
-    column: Column of jsonl, parquet, csv or tsv records that holds the text.
+    column: Column of a record or table that holds the text.
     tokenizer: Path to a `tokenizer.json`, or a model with the tokenizer to use
       (a run, a folder of transformers or a name on the Hub). Of a folder
       without a model that antlm reads, it takes `tokenizer.json`. By default,
@@ -154,8 +157,9 @@ def prepare(
     _check_task(task, tasks, output)
     if separator and documents != "auto":
       raise UserError(f"give separator, or documents={documents}, not both")
-    text_paths = stack.enter_context(_text_paths(text))
-    dev_paths = stack.enter_context(_text_paths(dev))
+    text, dev = _train_and_dev(text, dev, column)
+    text_paths = stack.enter_context(_text_paths(text, column))
+    dev_paths = stack.enter_context(_text_paths(dev, column))
     corpus = text_files.find_corpus(
       text_paths,
       dev_paths,
@@ -263,37 +267,55 @@ def _check_task(
     )
 
 
+def _train_and_dev(text: Text, dev: Text, column: str) -> tuple[Text, Text]:
+  """Returns the text to train on and to hold out, also of a mapping of both.
+
+  A mapping with the column of the text is a table.
+  """
+  if not isinstance(text, Mapping) or column in text:
+    return text, dev
+  sets = splits.by_key(text)
+  if "train" not in sets:
+    raise UserError(f"text has no set to train on but {', '.join(sets)}")
+  if "dev" in sets and not (isinstance(dev, tuple) and not dev):
+    raise UserError("text has a dev set, and dev is given: leave out one")
+  if "test" in sets:
+    progress.say("not used, named test: a set of the text")
+  return sets["train"], sets.get("dev", dev)
+
+
 @contextlib.contextmanager
-def _text_paths(text: Text) -> Iterator[tuple[str, ...]]:
+def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
   """Returns the paths to a text, which is written to a file if it has none."""
   if isinstance(text, str | os.PathLike):
     yield (os.fspath(text),)
     return
-  inputs.check_rows(text)
-  if not isinstance(text, Iterable):
+  is_table = records.column_names(text) is not None
+  if isinstance(text, bytes) or not (is_table or isinstance(text, Iterable)):
     raise UserError(f"text={text!r:.60} is no text, path or list of them")
-  documents = iter(text)
-  first = next(documents, None)
-  if first is None:
+  if not is_table:
+    head = [*itertools.islice(text, 1)]
+    first = head[0] if head else None
+    if isinstance(text, Iterator):
+      text = itertools.chain(head, text)
+    if isinstance(first, pathlib.Path | _PathText):
+      yield tuple(map(str, text))
+      return
+    if isinstance(first, str) and os.path.exists(first[:256]):
+      raise UserError(
+        f"{first!r} is a path, but a list of str holds documents: give it"
+        " alone, or a list of pathlib.Path"
+      )
+  documents = inputs.read_documents(text, column)
+  head = [*itertools.islice(documents, 1)]
+  if not head:
     yield ()
     return
-  if not isinstance(first, str | pathlib.Path):
-    raise UserError(f"{first!r:.60} is no text: give str, or a path")
-  if isinstance(first, pathlib.Path | _PathText):
-    yield tuple(map(str, (first, *documents)))
-    return
-  if "\n" not in first[:256] and os.path.exists(first[:256]):
-    raise UserError(
-      f"{first!r} is a path, but a list of str holds documents: give it alone,"
-      " or a list of pathlib.Path"
-    )
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
     with files.writing(path), path.open("w", encoding="utf-8") as file:
-      for index, document in enumerate(itertools.chain([first], documents)):
-        if document is not None:  # a record without text, which is counted
-          inputs.check_is_text(document, f"text {index}")
-        file.write(json.dumps({"text": document}) + "\n")
+      for document in itertools.chain(head, documents):
+        file.write(json.dumps({column: document}) + "\n")
     yield (str(path),)
 
 

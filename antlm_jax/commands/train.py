@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import math
 import os
 import pathlib
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
   from antlm_jax.training.hooks import Hook
 
   Data: TypeAlias = str | os.PathLike[str] | PreparedData | npt.ArrayLike
+
+
+# Columns of a table, which are no sources of data.
+_COLUMNS = {"attention_mask", "input_ids", "labels", "text", "token_type_ids"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ class Trained:
 
 def train(
   config: str | os.PathLike[str] | Config,
-  workdir: str | os.PathLike[str],
+  workdir: str | os.PathLike[str] | None = None,
   data: Data | Mapping[str, Data] | None = None,
   *,
   hooks: Sequence[Hook] = (),
@@ -116,7 +121,8 @@ def train(
   Args:
     config: Name of a config, path to a config file (`FILE.py:ARG`), or a
       config.
-    workdir: Path to the run's folder, which may be in a bucket.
+    workdir: Path to the run's folder, which may be in a bucket; by default
+      runs/NAME-DATE, a new folder for each call.
     data: Prepared data, the path to a prepared folder, or rows of token ids
       `[N, T]`; of several sources, a mapping by name. Rows of `train` and `dev`
       are one source. By default `data.path`.
@@ -142,6 +148,8 @@ def train(
   from antlm_jax.training.hooks import Hook
 
   chips.take_memory()
+  if workdir is None:
+    workdir = _dated_folder(config)
   require_path(workdir, "workdir")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
@@ -161,6 +169,18 @@ def train(
     hooks = [*own_hooks, *hooks, page]
     loop.train_run(changed, workdir, hooks, start, sources)
   return Trained(workdir=files.absolute_path(workdir), **page.summary)
+
+
+def _dated_folder(config: str | os.PathLike[str] | Config) -> pathlib.Path:
+  """Returns a new folder for a run of this config: runs/NAME-DATE-TIME."""
+  from jax import distributed
+
+  if distributed.is_initialized():
+    raise UserError("give workdir: all processes of a run share its folder")
+  is_named = isinstance(config, str | os.PathLike)
+  file = os.fspath(config).partition(":")[0] if is_named else "run"
+  date = f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+  return pathlib.Path("runs", f"{pathlib.Path(file).stem}-{date}")
 
 
 def hooks_and_start(config: Config) -> tuple[list[Hook], Checkpoint | None]:
@@ -188,6 +208,11 @@ def _data_sources(
   if isinstance(data, str | os.PathLike):
     return {"data.path": os.fspath(data)}, {}
   sources = data if isinstance(data, Mapping) else {"": data}
+  if columns := sorted(_COLUMNS & sources.keys()):
+    raise UserError(
+      f"data has the columns {', '.join(columns)}: give rows of token ids, such"
+      " as data['input_ids'], or of texts antlm_jax.prepare(data)"
+    )
   names = splits.split_names([*map(str, sources)], files=False)
   if {name.split for name in names} & {"dev", "test"}:
     by_split = splits.by_key(sources)
@@ -195,6 +220,11 @@ def _data_sources(
       raise UserError(
         f"data has the sets {', '.join(by_split)}: give rows of train and dev,"
         " or sources to train on by other names"
+      )
+    if any(isinstance(x, str | PreparedData) for x in by_split.values()):
+      raise UserError(
+        "data: train and dev are not rows of token ids: prepare both texts"
+        ' together, antlm_jax.prepare({"train": TEXT, "dev": TEXT})'
       )
     sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
   prepared = {}

@@ -10,8 +10,10 @@ from antlm_jax.data.prepared_folder import Manifest, PreparedData, PreparedSplit
 from antlm_jax.data.rows import Indices, Rows
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import records
 
 _DEV_SHARE = 0.02
+_SHOWN = 5  # names in a list of columns
 _MOST_IDS = 1 << 20  # words of a tokenizer that is made of ids
 
 
@@ -48,6 +50,13 @@ def copy(prepared: PreparedData) -> PreparedData:
 
 def _checked_tokens(tokens: npt.ArrayLike, name: str) -> np.ndarray:
   """Returns rows as an array; UserError if they are not int `[N, T]`."""
+  if (columns := records.column_names(tokens)) is not None:
+    shown = ", ".join(map(str, columns[:_SHOWN]))
+    raise UserError(
+      f"{name} data are a {type(tokens).__name__} with the columns {shown}:"
+      " give rows of token ids, such as data['input_ids'], or of texts"
+      " antlm_jax.prepare(data)"
+    )
   try:
     rows = np.asarray(tokens)
   except ValueError as error:

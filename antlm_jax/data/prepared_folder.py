@@ -92,7 +92,7 @@ class Manifest:
     except UserError as error:
       why = files.absent(path.parent) or error
       raise UserError(
-        f"{folder} is not a prepared folder ({why}); run antlm prepare"
+        f"{folder!s:.200} is not a prepared folder ({why}); run antlm prepare"
       ) from error
     try:
       splits = {

@@ -70,6 +70,9 @@ READERS |= dict.fromkeys(_PLAIN.split())
 TABLES = ".csv", ".tsv"  # their fields are text alone
 
 
+# Files that `save_to_disk` of datasets writes: of several splits, and of one.
+_SAVED = "dataset_dict.json", "state.json"
+
 # Part of a source, as (index, count): one of `count` parts of about the same
 # size, in order.
 WHOLE = 0, 1
@@ -383,6 +386,11 @@ def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
       yield place, record
 
 
+def is_saved_dataset(folder: str | os.PathLike) -> bool:
+  """Whether `save_to_disk` of datasets has written a folder."""
+  return any(os.path.isfile(os.path.join(folder, name)) for name in _SAVED)
+
+
 def splits_of(source: str) -> list[str]:
   """Returns `hf://NAME:CONFIG:SPLIT` for the splits of `hf://NAME[:CONFIG]`.
 
@@ -647,6 +655,33 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
       position += len(line)
 
 
+@READERS.register(".json")
+def _json(path: str, columns: Collection) -> Records:
+  """Reads lines of JSON, one value, or an array of records or of texts."""
+  with open_file(path) as file:
+    blank = b" \t\r\n" + codecs.BOM_UTF8
+    lines = (line.strip(blank) for line in parsing.bounded_lines(file))
+    first_line = next(filter(None, lines), None)
+  if first_line is None:
+    return
+  with contextlib.suppress(ValueError):
+    if isinstance(json.loads(first_line), dict):
+      yield from _json_lines(path, columns)
+      return
+  with open_file(path) as file:
+    content = file.read(parsing.LONGEST_RECORD + 1)
+  if len(content) > parsing.LONGEST_RECORD:
+    raise ValueError(f"its only value {parsing.too_long()}, a line each")
+  try:
+    value = parsing.parse_json(content.decode("utf-8"))
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise ValueError(f"it is not JSON: {error}") from error
+  for number, item in enumerate(value if isinstance(value, list) else [value]):
+    if isinstance(item, str) and len(columns) == 1:
+      item = dict.fromkeys(columns, item)
+    yield f"record {number + 1}", item
+
+
 @READERS.register(".csv")
 def _read_table(path: str, columns: Collection, tabs: bool = False) -> Records:
   csv.field_size_limit(parsing.LONGEST_RECORD)
@@ -814,13 +849,11 @@ def _load_hub_splits(name: str, config: str):
     datasets.disable_progress_bars()
   try:
     # Folders of `save_to_disk` may also have files of a cache.
-    for file, load in (
-      ("dataset_dict.json", datasets.load_from_disk),
-      ("state.json", lambda name: {"train": datasets.load_from_disk(name)}),
-    ):
-      if os.path.isfile(os.path.join(name, file)):
-        _check_inside(name, _saved_files(name))
-        return load(name)
+    if is_saved_dataset(name):
+      _check_inside(name, _saved_files(name))
+      saved = datasets.load_from_disk(name)
+      is_divided = isinstance(saved, datasets.DatasetDict)
+      return saved if is_divided else {"train": saved}
     if os.path.isdir(name):
       builder = datasets.load_dataset_builder(name, config or None)
       named = (builder.config.data_files or {}).values()
@@ -840,12 +873,12 @@ def _load_hub_splits(name: str, config: str):
 def _saved_files(folder: str) -> Iterator[str]:
   """Yields the files that a folder of `save_to_disk` names."""
   folders = [folder]
-  path = os.path.join(folder, "dataset_dict.json")
+  path = os.path.join(folder, _SAVED[0])
   if os.path.isfile(path):
     splits = files.read_json(path, "the dataset")["splits"]
     folders = [os.path.join(folder, split) for split in splits]
   for place in folders:
-    state = os.path.join(place, "state.json")
+    state = os.path.join(place, _SAVED[1])
     yield state
     for file in files.read_json(state, "the dataset")["_data_files"]:
       yield os.path.join(place, file["filename"])

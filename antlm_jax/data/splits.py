@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 
-DEV = "dev", "validation", "valid", "val"  # words for the held-out split
+# Words for the held-out split.
+DEV = "dev", "validation", "valid", "val", "evaluation", "eval"
 WORDS = {
   "train": ("train", "training"),
   "dev": DEV,

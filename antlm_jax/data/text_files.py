@@ -15,6 +15,7 @@ from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document, Rule
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
+from antlm_jax.runtime.files import not_a_path
 
 _UNUSED = {
   "": "beside files named train",
@@ -24,6 +25,11 @@ _UNUSED = {
   "unknown": "of no known kind",
 }
 _SHOWN = 3  # names in a list of files
+# Names of files that describe a folder, and may be no part of its text.
+_DESCRIPTION = re.compile(
+  "(readme|licen[cs]e|copying|notice|requirements|changelog|contributing"
+  "|authors|citation)([-_.]|$)"
+)
 # How the names of folders begin in which `prepare` writes given documents.
 WRITTEN = "antlm-documents-"
 
@@ -91,11 +97,16 @@ class Corpus:
     for why, sources in self.unused.items():
       expected = why == _UNUSED["test"]
       listed[f"{'' if expected else 'warning: '}not used, {why}"] = sources
+    in_folders = [x for x in self.train if x not in self.paths]
     listed["named like a held-out set, but trained on"] = [
       source
-      for source in self.train
-      if source not in self.paths
-      and splits.split_word(source) in ("dev", "test")
+      for source in in_folders
+      if splits.split_word(source) in ("dev", "test")
+    ]
+    listed["warning: named like a description, but trained on"] = [
+      source
+      for source in in_folders
+      if _DESCRIPTION.match(os.path.basename(source).lower())
     ]
     return "\n".join(
       f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
@@ -239,6 +250,8 @@ def _is_file(path: str) -> bool:
 
 def _search_folder(path: str, any_kind: bool) -> list[Found]:
   """Finds the files of a folder, a glob, or the parts of a dataset."""
+  if readers.is_saved_dataset(path):
+    path = readers.HUB + os.path.normpath(path)
   if path.startswith(readers.HUB):
     sources = readers.splits_of(path)
     parts = [source.rpartition(":")[2] for source in sources]
@@ -256,7 +269,7 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
     if matched and "**" in path:  # glob skips folders that it cannot read
       _inside(root or ".")
   if not matched:
-    raise UserError(f"{path} does not exist; give text files or folders")
+    raise not_a_path(path)
   files = [
     os.fspath(file)
     for match in matched
@@ -310,6 +323,10 @@ def _inside(folder: Path) -> list[pathlib.Path]:
   walk = os.walk(folder, onerror=_unreadable, followlinks=True)
   for place, folders, names in walk:
     visited.add(real(place))
+    if readers.is_saved_dataset(place):
+      raise UserError(
+        f"{place} is a dataset that save_to_disk wrote: give this folder itself"
+      )
     visible = [name for name in folders if name[0] != "."]
     folders[:] = [n for n in visible if real(f"{place}/{n}") not in visited]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]

@@ -193,7 +193,7 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
   return {
     "Initial checkpoint": "".join(began[-1:]),
     "Curriculum": f"`{config.curriculum}` ({trained})",
-    "Steps": f"{loaded.step:,}",
+    "Steps": loaded.steps,
     "Batch size": f"{config.train.batch_size} rows",
     "Peak learning rate": (
       f"{config.schedule.peak_lr:g} ({config.optimizer.name},"

@@ -67,7 +67,7 @@ def _is_foreign(model: str) -> bool:
   if model.startswith(hub.PREFIX) or hub.is_name(model) or gguf.is_gguf(model):
     return True
   # Our runs also have a config.json.
-  folder = pathlib.Path(model)
+  folder = files.absolute_path(model)
   return model_folder.is_model_folder(folder) and not is_own(folder)
 
 
@@ -160,8 +160,13 @@ class Imported(Checkpoint):
   def lacks_head(self, shapes: Mapping[str, Any]) -> bool:
     return self._opened.headless
 
+  @property
+  def weights(self) -> str:
+    """Name of the only weights."""
+    return "params"
+
   def restore(
-    self, like: TrainState, with_optimizer: bool = True
+    self, like: TrainState, with_optimizer: bool = True, weights: str = "params"
   ) -> TrainState:
     """Returns a state with the model's parameters."""
     if with_optimizer:

@@ -1,10 +1,50 @@
 """Texts as users give them in Python."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
+
+_SHOWN = 5  # names in a list of columns
+
+
+def read_documents(source: Iterable, column: str) -> Iterator[str | None]:
+  """Yields the documents of a list of texts, of records, or of a table.
+
+  `column` holds the text of a record or a table. None is a record without text.
+
+  Raises:
+    UserError: It has no such column, or a document is no text.
+  """
+  names = records.column_names(source)
+  if names is not None:
+    _check_column(names, column, f"a {type(source).__name__}")
+    source = source[column]
+  if hasattr(source, "to_pylist"):  # of pyarrow
+    source = source.to_pylist()
+  if hasattr(source, "notna"):  # pandas has NaN for a missing text
+    source = source.astype(object).where(source.notna(), None)
+  for index, item in enumerate(source):
+    if isinstance(item, Mapping):
+      _check_column([*item], column, f"text {index} (counted from 0)")
+      item = item[column]
+    if item is not None:
+      check_is_text(item, f"text {index}")
+    yield item
+
+
+def _check_column(names: list[str], column: str, place: str) -> None:
+  """Raises a UserError unless one of the names is the column's."""
+  count = names.count(column)
+  if count > 1:
+    raise UserError(f"{place} has {count} columns {column!r:.40}: rename them")
+  if not count:
+    columns = ", ".join(f"{name!r:.40}" for name in names[:_SHOWN])
+    raise UserError(
+      f"{place} has no column {column!r:.40} but {columns}; choose one with"
+      " column="
+    )
 
 
 def as_texts(
@@ -44,7 +84,8 @@ def as_items(
 
 def check_rows(values: object, kind: str = "text") -> None:
   """Raises a UserError if the items of a table or mapping are only names."""
-  if isinstance(values, Mapping | bytes) or hasattr(values, "columns"):
+  is_table = records.column_names(values) is not None
+  if is_table or isinstance(values, bytes):
     name = type(values).__name__
     raise UserError(f"a {name} is no list of {kind}s: give a list or a column")
 

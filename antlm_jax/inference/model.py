@@ -84,7 +84,13 @@ class Loaded(TextModel):
     inside_run = self.path.parent.name == FOLDER
     path = files.shown_path(self.saved.run if inside_run else self.path)
     name = self.config.model.name
-    return f"<{name}, {size} parameters, step {self.step:,}, {path}>"
+    return f"<{name}, {size} parameters, step {self.steps}, {path}>"
+
+  @property
+  def steps(self) -> str:
+    """Number of training steps, and whether its weights are an average."""
+    average = self.saved.weights == "ema"
+    return f"{self.step:,}{' (average of the weights)' * average}"
 
   @property
   def headless(self) -> bool:

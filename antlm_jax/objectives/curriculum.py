@@ -150,7 +150,7 @@ class _Reader:
     self.text = text
     self.names = names
     self.kind = kind
-    self.what = f"{_SETTINGS[kind]} {text!r}"
+    self.what = f"{_SETTINGS[kind]} {text!r:.100}"
     self.position = 0  # the next character
     self.match_begin = 0  # the last match's first character
     self._take("")

@@ -31,7 +31,7 @@ from etils import epath
 from antlm_jax import cli
 from antlm_jax.errors import Unavailable, UserError, is_temporary, suggestion
 from antlm_jax.runtime import records
-from antlm_jax.settings import argument
+from antlm_jax.settings import argument, require_path
 
 Path = str | os.PathLike[str]  # to a file or folder
 LocalPath = Annotated[Path, argument(read=cli.local_path)]  # not in a bucket
@@ -43,9 +43,10 @@ _TENSORSTORES = ("os_error_code=", _NO_RIGHT)  # it cannot write
 
 
 def not_a_path(text: str) -> UserError:
-  """Returns the error for a text that is given in place of a path."""
+  """Returns the error for a path to nothing, which may be a text."""
   return UserError(
-    f"{text[:60]!r} is no path that exists; give texts themselves as a list"
+    f"{text[:200]!r} does not exist; give files or folders or, in Python, a"
+    " list of texts"
   )
 
 
@@ -77,6 +78,7 @@ def absent(folder: pathlib.PurePath) -> str:
 
 def absolute_path(path: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
+  require_path(path, "path")
   if not is_remote(path):
     if scheme := re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)):
       raise UserError(

@@ -9,7 +9,14 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import IO, Any, AnyStr
 
 MARK = "\ufeff"  # byte-order mark
@@ -158,6 +165,17 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   if len(fields) < len(pairs):
     check_once([name for name, _ in pairs], fields)
   return fields
+
+
+def column_names(values: object) -> list[str] | None:
+  """Returns the names of a table's columns; None for a value of other types.
+
+  Tables are mappings, and those of datasets, pandas, polars and pyarrow.
+  """
+  if isinstance(values, Mapping):
+    return [*values]
+  names = getattr(values, "column_names", getattr(values, "columns", None))
+  return None if names is None else [*names]
 
 
 def check_once(names: Collection[str], columns: Collection[str]) -> None:

@@ -208,7 +208,8 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
     inside = sorted({str(part.parent) for paths in parts for part in paths})
     near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
     give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
-    raise UserError(f"{path} holds no checkpoint: {files.absent(path) or give}")
+    why = files.absent(path) or give
+    raise UserError(f"{path!s:.200} holds no checkpoint: {why}")
   if step is not None and step not in steps:
     existing = ", ".join(map(str, steps))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
@@ -375,22 +376,26 @@ class Checkpoint:
       return handler.metadata(epath.Path(self.path / name))[key].dtype
 
   def restore(
-    self, like: TrainState, with_optimizer: bool = True
+    self, like: TrainState, with_optimizer: bool = True, weights: str = "params"
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
     Arrays that the checkpoint lacks stay as in `like`. An example is the output
     layer of a model that was imported without it. Without `with_optimizer`, the
-    optimizer's state stays, too. Raises the errors of `read`, and Unreadable if
-    the checkpoint is damaged.
+    optimizer's state stays, too. With `weights="ema"`, the average becomes the
+    parameters. Raises the errors of `read`, and Unreadable if the checkpoint is
+    damaged.
     """
     items = to_items(like)
     for name in items.keys() & {"params", "ema"}:
       items[name] = self.held(items[name])
     if not with_optimizer:
       del items["optimizer"]
+    params = items.pop("params")
+    items[weights] = params
     arrays = self.read(items)
     self.verify(arrays)
+    arrays["params"] = arrays.pop(weights)
     return complete_state(like, arrays)
 
 

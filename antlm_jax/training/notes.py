@@ -17,6 +17,7 @@ _MANY_EPOCHS = 50  # a longer run may be a slip
 _EPOCHS = 10  # that are often enough
 _LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
+_FIRST_WEIGHTS = 0.1  # share in an average that is too long for its run
 _FEW_STEPS = 100  # a shorter run is a trial
 _SHORT = 60.0  # seconds of a run whose time matters little
 _MUCH = 0.2  # share of a run's time
@@ -57,6 +58,15 @@ def notes_of_run(run: Run) -> Iterator[str]:
     yield (
       f"tip: {run.curriculum.steps:,} steps are {run.epochs:,.4g} epochs of the"
       f" data: did you mean {_fewer(run)}?"
+    )
+  optimizer = run.config.optimizer
+  share = optimizer.ema**run.curriculum.steps
+  if optimizer.average == "ema" and share > _FIRST_WEIGHTS:
+    yield (
+      f"warning: optimizer.ema={optimizer.ema:g} is an average over about"
+      f" {1 / (1 - optimizer.ema):,.0f} steps, and the run has"
+      f" {run.curriculum.steps:,}: {share:.0%} of the weights that it evaluates"
+      " are its first weights; lower optimizer.ema"
     )
   if len(run.order.sources) > 1:
     read = run.order.rows_read(run.curriculum.steps)

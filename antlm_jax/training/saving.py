@@ -150,10 +150,14 @@ def _branch(
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
   state = init()  # compiles, so only after the checks
+  # A run that continues both has the same bits as one that never stopped.
+  continues = settings.optimizer == "keep" and state.ema is not None
+  is_raw = continues or settings.weights == "last"
+  weights = "params" if is_raw else start.weights
   if lacks_mask:
-    loaded = _with_mask(start, state)
+    loaded = _with_mask(start, state, weights)
   else:
-    loaded = start.restore(state, settings.optimizer == "keep")
+    loaded = start.restore(state, settings.optimizer == "keep", weights)
   if settings.step == "reset":
     loaded = dataclasses.replace(loaded, step=state.step)
   if int(loaded.step) >= run.curriculum.steps:
@@ -166,6 +170,10 @@ def _branch(
   if "://" not in source:
     source = files.shown_path(pathlib.Path(source))
   notes = [f"starting from {source} (optimizer: {settings.optimizer})"]
+  if start.weights == "ema":
+    raw = "last weights, and their average" if continues else "last weights"
+    name = raw if is_raw else "average of the weights, which it evaluated"
+    notes.append(f"it kept an average: the run begins with the {name}")
   if lacks_mask:
     notes.append(
       f"{MASK} is added to the vocabulary, with the mean of all embeddings"
@@ -210,7 +218,9 @@ def _check_fits(start: Checkpoint, run: Run) -> None:
     )
 
 
-def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
+def _with_mask(
+  start: Checkpoint, state: TrainState, weights: str
+) -> TrainState:
   """Restores a model whose vocabulary lacks the last token, the mask.
 
   The mask's embedding is the mean of the others. Its logit then changes no loss
@@ -231,7 +241,7 @@ def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
 
   old = {name: smaller(name, value) for name, value in state.params.items()}
   like = dataclasses.replace(state, params=old, ema=None)
-  loaded = start.restore(like, with_optimizer=False)
+  loaded = start.restore(like, with_optimizer=False, weights=weights)
   # An output layer that the start lacks is new, with the mask.
   restored = {
     name: value

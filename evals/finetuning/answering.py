@@ -449,12 +449,21 @@ def _possible(question: Mapping[str, Any], place: str) -> object:
 
 def _question_examples(source: sets.Source) -> Iterator[Example]:
   """Yields the examples of a source, in SQuAD's form or records."""
-  if isinstance(source, str) and readers.kind(source) is None:
+  if isinstance(source, str) and _is_squad(source):
     yield from read_squad(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
   for place, (*texts, answers) in sets.source_records(source, columns):
     yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
+
+
+def _is_squad(path: str) -> bool:
+  """Whether a file is of SQuAD's form: one object with the articles."""
+  kind = readers.kind(path)
+  if kind != ".json":
+    return kind is None
+  _, value = next(readers.mappings(path, {}), ("", None))
+  return isinstance(value, dict) and "data" in value
 
 
 def _example(

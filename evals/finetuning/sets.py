@@ -371,6 +371,8 @@ def source_texts(
   no text.
   """
   path = source if isinstance(source, str) else ""
+  if path and readers.is_saved_dataset(path):
+    source = path = readers.HUB + os.path.normpath(path)
   if path and not os.path.exists(path) and not path.startswith(readers.HUB):
     raise files.not_a_path(path)
   if path and readers.READERS.get(readers.kind_of_file(path)) is None:

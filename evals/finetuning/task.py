@@ -355,7 +355,7 @@ class Suite:
     for name in names.split(","):
       if name not in self.owner:
         raise UserError(
-          f"task={name!r} is not all or of {', '.join(self.owner)}"
+          f"task={name!r:.100} is not all or of {', '.join(self.owner)}"
         )
     return list(dict.fromkeys(self.owner[name] for name in names.split(",")))
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
+from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
@@ -155,10 +156,20 @@ class ZeroShotResult:
     return self.table
 
 
+def _task_name(name: str) -> str:
+  """Returns the name of a zero-shot task; UserError for another name."""
+  if name not in TASKS:
+    raise UserError(
+      f"task={name!r:.60} is no zero-shot task ({', '.join(TASKS)}): finetune"
+      " (antlm eval finetune) has the tasks that need training, such as cola"
+    )
+  return name
+
+
 @settings_lib.checked
 def evaluate(
   model: ModelOrPath[Loaded],
-  task: Annotated[str, argument(choices=TASKS)],
+  task: Annotated[str, argument(choices=TASKS, read=_task_name)],
   data: files.Path,
   *,
   mode: Mode | None = None,
