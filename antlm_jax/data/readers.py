@@ -255,21 +255,31 @@ def read_source_records(
   # A reader of the user's knows no parts.
   parts = {"part": part} if part != WHOLE else {}
   for place, record in mappings(source, columns, **parts):
-    values = [record[column] for column in columns]
-    # Lists may refer to the texts' characters.
-    if not any(isinstance(value, list | dict) for value in values):
-      values = [
-        parsing.without_marks(value) if isinstance(value, str) else value
-        for value in values
-      ]
-    yield place, values
+    yield place, column_values(record, columns)
 
 
-def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
+def column_values(record: Mapping[str, Any], columns: Iterable[str]) -> list:
+  """Returns a record's values, without marks, in the columns' order."""
+  values = [record.get(column) for column in columns]
+  # Lists may refer to the texts' characters.
+  if any(isinstance(value, list | dict) for value in values):
+    return values
+  return [
+    parsing.without_marks(value) if isinstance(value, str) else value
+    for value in values
+  ]
+
+
+def mappings(
+  source: str,
+  columns: Mapping[str, str],
+  optional: Collection[str] = (),
+  **options,
+) -> Records:
   """Yields each record's place and the record, and checks its columns.
 
-  `options` are those of the kind's reader. The errors are those of
-  `read_source_records`.
+  It may also have columns that are `optional`. `options` are those of the
+  kind's reader. The errors are those of `read_source_records`.
   """
   if (reader := READERS.get(kind(source))) is None:
     readable = " ".join(
@@ -279,7 +289,7 @@ def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
       f"{source} holds no records; files of records are {readable}"
     )
   with _reading_source(source):
-    for place, record in reader(source, columns, **options):
+    for place, record in reader(source, [*columns, *optional], **options):
       for column, argument in columns.items():
         if not isinstance(record, dict):
           raise ValueError(f"{place} is no object with a {column!r}")
@@ -288,6 +298,23 @@ def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
           hint = f"; choose one with --{argument}" if argument else ""
           raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
       yield place, record
+
+
+def features(source: str) -> Mapping[str, Any]:
+  """Returns the features of a source's columns, if it keeps those of datasets.
+
+  They are mappings, as `datasets.Features.to_dict` returns.
+  """
+  if kind(source) == HUB:
+    return _dataset(source).features.to_dict()
+  if kind(source) != ".parquet":
+    return {}
+  from pyarrow import parquet  # slow to import
+
+  with _reading_source(source):
+    metadata = parquet.read_schema(source).metadata or {}
+    text = metadata.get(b"huggingface", b"{}")
+    return json.loads(text).get("info", {}).get("features", {})
 
 
 def splits_of(source: str) -> list[str]:

@@ -432,17 +432,23 @@ def read_squad(path: str | pathlib.Path) -> list[Example]:
 
 
 def _possible(question: Mapping[str, Any], place: str) -> object:
-  """Returns the answers of a question in SQuAD's form, 1.1 or 2.0."""
-  impossible = question.get("is_impossible", False)
-  if impossible not in (True, False):  # 1 and 0 are equal to these
+  """Returns a question's answers, none if it is impossible.
+
+  Raises a UserError if `is_impossible` contradicts the answers.
+  """
+  value = question.get("is_impossible")
+  impossible = sets.truth(value)
+  if impossible is None and value is not None:
     raise UserError(
-      f"{place}: is_impossible is {impossible!r:.40}: give true or false"
+      f"{place}: is_impossible is {value!r:.40}: give true or false"
     )
-  answers = question.get("answers", []) if impossible else question["answers"]
-  if impossible and answers and _answers(answers, place):
+  answers = question.get("answers") if impossible else question["answers"]
+  has_answers = answers not in (None, "") and bool(_answers(answers, place))
+  if impossible is not None and impossible == has_answers:
+    has = "has answers" if has_answers else "has no answer"
     raise UserError(
-      f"{place}: is_impossible is true, but the question has answers: remove"
-      " one of the two"
+      f"{place}: is_impossible is {str(impossible).lower()}, but the question"
+      f" {has}: correct one of the two"
     )
   return [] if impossible else answers
 
@@ -453,7 +459,11 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
     yield from read_squad(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for place, (*texts, answers) in sets.source_records(source, columns):
+  for place, (*texts, answers, impossible) in sets.source_records(
+    source, columns, optional=("is_impossible",)
+  ):
+    question = {"answers": answers, "is_impossible": impossible}
+    answers = _possible(question, place)
     yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
 
 
@@ -465,6 +475,9 @@ def _example(
   answers = sets.plain_python(answers, place)
   if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{place}: it, or its text, is not text")
+  for text, column in zip(texts, _COLUMNS, strict=True):
+    if not text.strip():
+      raise UserError(f"{place}: the {column} is blank: leave out the question")
   label = [
     [text, _answer_start(text, start, texts[1], place)]
     for text, start in _answers(answers, place)
