@@ -423,6 +423,7 @@ def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
     "['Tom' 'sat'],B-X O",
     '"[Tom, sat]",B-X O',
     "Tom sat,[1 0]",
+    'Tom sat,"B-X, O"',
   ],
 )
 def test_lists_in_text_are_refused(tmp_path, lists):

@@ -298,8 +298,8 @@ def source_records(
   values of a sequence in memory are a tuple; `counts` are their possible
   numbers, by default that of the columns. All values become plain Python, and
   all sequences in them lists. Classes of a dataset have their names. Says which
-  of the `watched` columns exist but are not used. Raises a UserError for another
-  form, or text that no file can hold.
+  of the `watched` columns exist but are not used. Raises a UserError for
+  another form, or text that no file can hold.
   """
   form = f"give ({', '.join(columns)})"
   all_columns = [*columns, *optional]
@@ -383,6 +383,8 @@ def plain_python(value: Any, place: str) -> Any:
   """
   if hasattr(value, "tolist"):
     value = value.tolist()
+  if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
+    return None
   if isinstance(value, decimal.Decimal):  # as databases write numbers
     is_integer = value.is_finite() and value == value.to_integral_value()
     return int(value) if is_integer else float(value)
