@@ -399,10 +399,10 @@ def test_records_keep_the_rules_of_squads_form(tmp_path, file):
 
 def test_questions_without_an_answer_have_scores_and_a_best_threshold():
   """Compares with the definitions of SQuAD 2.0's evaluation, by search."""
-  labels = [[["a", 0]] * (i % 3 > 0) for i in range(9)]
-  examples = [Example(("Who?", "a b"), label) for label in labels]
+  labels = [[["x", 0]] * (i % 3 > 0) for i in range(9)]
+  examples = [Example(("Who?", "x y"), label) for label in labels]
   task = answering.make_answering_task(
-    {"test": [("Who?", "a b", ["a"] * bool(label)) for label in labels]},
+    {"test": [("Who?", "x y", ["x"] * bool(label)) for label in labels]},
     *("own", "causal", answering.AnsweringOptions()),
   )
   windows = [answering._Window(i, 1, [(0, 1), (2, 3)]) for i in range(9)]

@@ -199,8 +199,8 @@ def test_vectors_of_zeros_and_ones_are_labels_by_their_places(form):
 
   def names(labels):
     classes = labelled.Classes(labels)
-    task = labelled.classify(data, "own", "causal", *HOW, classes)
-    return {e.texts[0]: e.label for e in task.load("train")}
+    task = labelled.classify({"test": data}, "own", "causal", *HOW, classes)
+    return {e.texts[0]: e.label for e in task.load("own-test")}
 
   assert names(("x", "y", "z")) == {"a": [0], "b": [1, 2], "c": []}
   with pytest.raises(UserError, match="name the 3 labels, in this order"):
@@ -215,13 +215,14 @@ def test_vectors_of_zeros_and_ones_are_labels_by_their_places(form):
 
 def test_a_column_for_each_label(tmp_path):
   """Catches a column that is lost, and a value that is no label."""
-  path = tmp_path / "own.csv"
-  path.write_text("text,toxic,rude\n" + "a,1,0\nb,1.0,True\nc,0,False\n" * 4)
+  path = tmp_path / "test.csv"
+  path.write_text("text,toxic,rude\na,1,0\nb,1.0,True\nc,0,False\n")
   columns = labelled.Columns(label_column=("toxic", "rude"))
-  for data in (str(path), [("a", 1, 0), ("b", True, 1.0), ("c", 0, 0)] * 4):
-    task = labelled.classify(data, "own", "causal", HOW[0], columns)
+  for data in (str(path), [("a", 1, 0), ("b", True, 1.0), ("c", 0, 0)]):
+    task = labelled.classify({"test": data}, "own", "causal", HOW[0], columns)
     assert task.head.labels == ("toxic", "rude")
-    labels = {e.texts[0]: e.label for e in task.load("train")}
+    (name,) = task.evaluations
+    labels = {e.texts[0]: e.label for e in task.load(name)}
     assert labels == {"a": [0], "b": [0, 1], "c": []}
   for value, message in ((2, "'rude' is '2': give 0 or 1"), (-1, "no label")):
     with pytest.raises(UserError, match=message):

@@ -61,6 +61,7 @@ _PLAIN = ".txt .text .md .rst"
 _PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
 READERS |= dict.fromkeys(_PLAIN.split())
 TABLES = ".csv", ".tsv"  # their fields are text alone
+_COLUMNAR = ".parquet", HUB  # readers of these read single columns
 
 
 # Part of a source, as (index, count): one of `count` parts of about the same
@@ -289,7 +290,9 @@ def mappings(
       f"{source} holds no records; files of records are {readable}"
     )
   with _reading_source(source):
-    for place, record in reader(source, [*columns, *optional], **options):
+    if kind(source) in _COLUMNAR:
+      options["optional"] = optional
+    for place, record in reader(source, columns, **options):
       for column, argument in columns.items():
         if not isinstance(record, dict):
           raise ValueError(f"{place} is no object with a {column!r}")
@@ -313,8 +316,10 @@ def features(source: str) -> Mapping[str, Any]:
 
   with _reading_source(source):
     metadata = parquet.read_schema(source).metadata or {}
-    text = metadata.get(b"huggingface", b"{}")
-    return json.loads(text).get("info", {}).get("features", {})
+    value = parsing.parse_json(metadata.get(b"huggingface", b"{}").decode())
+  for name in ("info", "features"):
+    value = value.get(name) if isinstance(value, dict) else None
+  return value if isinstance(value, dict) else {}
 
 
 def splits_of(source: str) -> list[str]:
@@ -605,14 +610,18 @@ READERS[".tsv"] = functools.partial(_read_table, tabs=True)
 
 
 @READERS.register(".parquet")
-def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
+def _parquet(
+  path: str, columns: Collection, part=WHOLE, optional: Collection = ()
+) -> Records:
   from pyarrow import parquet  # slow to import
 
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
     parsing.check_once(names, columns or {*names})
-    only = list(columns) if {*columns} <= {*names} else names
+    only = names
+    if {*columns} <= {*names}:
+      only = [*columns, *(name for name in optional if name in names)]
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)
@@ -658,11 +667,15 @@ def _checked_batches(path: str, batches: Iterable) -> Iterator:
 
 
 @READERS.register(HUB)
-def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
+def _of_hub(
+  source: str, columns: Collection, part=WHOLE, optional: Collection = ()
+) -> Records:
   dataset = _dataset(source)
-  parsing.check_once(dataset.column_names, columns or {*dataset.column_names})
-  if {*columns} <= {*dataset.column_names}:
-    dataset = dataset.select_columns([*columns])
+  names = dataset.column_names
+  parsing.check_once(names, columns or {*names})
+  if {*columns} <= {*names}:
+    others = (name for name in optional if name in names)
+    dataset = dataset.select_columns([*columns, *others])
   index, count = part
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count

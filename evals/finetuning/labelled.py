@@ -296,7 +296,8 @@ def _class_name(label: object, place: str, names: Sequence[str]) -> str:
       " these"
     )
   if isinstance(label, str) and _SEVERAL.fullmatch(name):
-    raise sets.list_as_text(f"{place}: the label", name)
+    error = sets.list_as_text(f"{place}: the label", name)
+    raise UserError(f"{error}, or name all classes with labels")
   return name
 
 

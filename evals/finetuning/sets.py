@@ -270,11 +270,13 @@ def class_names(source: Source, column: str) -> tuple[str, ...]:
   else:
     features = getattr(source, "features", None)
     features = features.to_dict() if hasattr(features, "to_dict") else {}
-  feature = features.get(column) or {}
-  while isinstance(feature, list) or "feature" in feature:
-    feature = feature[0] if isinstance(feature, list) else feature["feature"]
-  is_class = feature.get("_type") == "ClassLabel"
-  return tuple(feature["names"]) if is_class else ()
+  feature = features.get(column)
+  if isinstance(feature, Mapping):
+    feature = feature.get("feature", feature)  # of the items of a list
+  is_mapping = isinstance(feature, Mapping)
+  is_class = is_mapping and feature.get("_type") == "ClassLabel"
+  names = feature.get("names") if is_class else None
+  return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _with_names(value: Any, names: Sequence[str]) -> Any:
@@ -303,7 +305,8 @@ def source_records(
   """
   form = f"give ({', '.join(columns)})"
   all_columns = [*columns, *optional]
-  others = [*optional, *watched]
+  watched = {*watched} - {*all_columns}
+  others = [*optional, *sorted(watched)]
   names = [class_names(source, column) for column in all_columns]
   unused = set()
   for place, record in _placed_records(source, columns, others):
@@ -311,7 +314,7 @@ def source_records(
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
         raise UserError(f"{place} has no {absent[0]!r} but {has}")
-      unused |= (record.keys() & {*watched}).difference(all_columns)
+      unused |= record.keys() & watched
       values = plain_python(readers.column_values(record, all_columns), place)
       yield place, [*map(_with_names, values, names)]
       continue

@@ -538,5 +538,5 @@ def remarks(summary: Summary) -> Iterator[str]:
     yield (
       f"tip: {summary.task}: --null_score={scores['best_null_score']:.4g} has"
       f" the best F1 on {dev}, {100 * scores['best_f1']:.1f}, not"
-      f" {100 * scores['f1']:.1f}: evaluate with it and --epochs=0"
+      f" {100 * scores['f1']:.1f}: fine-tune again with it"
     )
