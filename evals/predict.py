@@ -80,7 +80,7 @@ def predict(
     head = saved.saved_head(loaded.task, loaded.path)
     if isinstance(head, retrieval.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
-    if isinstance(texts, str | os.PathLike):
+    if is_file := isinstance(texts, str | os.PathLike):
       columns = text_column or loaded.task.columns or head.columns
       words = isinstance(head, tagging.Tagger)
       texts = sets.source_texts(os.fspath(texts), columns, words)
@@ -92,6 +92,9 @@ def predict(
       length = max_length or loaded.longest_row
       outputs, rows = saved.compute(loaded, examples, length, batch_size)
       predictions = head.predictions(outputs, rows)
+    blank = sum(not "".join(x.texts).strip() for x in predictions)
+    if blank and not is_file:
+      progress.say(f"warning: {blank:,} of {len(examples):,} texts are blank")
   if output is not None:
     records = [prediction.to_json() for prediction in predictions]
     results.write_rows(os.fspath(output), records)

@@ -1,6 +1,7 @@
 """Answering: windows, both heads, SQuAD's rules, files, and training."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -247,8 +248,12 @@ SAT = LOST | {"answers": [{"text": "sat", "answer_start": 4}]}
     (paragraph("who"), "question 1: TypeError"),
     (paragraph(LOST), "question 0: the answer .* is not in its"),
     ("[]", "cannot read"),
-    (paragraph(SAT | {"is_impossible": "false"}), "is_impossible is 'false'"),
+    (paragraph(SAT | {"is_impossible": "no"}), "is_impossible is 'no': give"),
     (paragraph(SAT | {"is_impossible": True}), "true, but the question has an"),
+    (
+      paragraph(LOST | {"is_impossible": False, "answers": []}),
+      "false, but the question has no answer",
+    ),
   ],
 )
 def test_bad_files_are_told(tmp_path, text, words):
@@ -292,7 +297,7 @@ def test_own_files_and_records(tmp_path):
   assert not {e.texts[1] for e in train} & {e.texts[1] for e in dev}
   both = {"text": ["sat"], "answer_start": [4]}
   rows = [{"question": "Who?", "context": "Tom sat", "answers": both}]
-  rows += [("Who?", "", [])]
+  rows += [("Who?", "Ann", [])]
   made = {"train": rows, "test": rows}
   task = answering.make_answering_task(made, "own", "bidirectional", options)
   assert task.load("own-test")[0].label == [["sat", 4]]
@@ -364,6 +369,62 @@ def test_answers_that_have_no_place_are_told(tmp_path, answers, message):
   path = runs.write_lines(tmp_path / "own.jsonl", rows)
   with pytest.raises(UserError, match=r"own\.jsonl.*line 2"):
     answering.make_answering_task(str(path), "own", "causal", options)
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_records_keep_the_rules_of_squads_form(tmp_path, file):
+  """Catches `is_impossible` that only one form of a file reads."""
+  row = {"question": "Who?", "context": CONTEXT, "answers": ["near"]}
+  for changes, message in (
+    ({"is_impossible": True}, "true, but the question has answers"),
+    ({"is_impossible": "True"}, "true, but the question has answers"),
+    ({"is_impossible": 0, "answers": []}, "false, but the question has no an"),
+    ({"context": " "}, "the context is blank"),
+    ({"is_impossible": True, "answers": None}, ""),
+    ({"is_impossible": 0}, ""),
+  ):
+    rows = [row, row | changes]
+    if file:
+      rows = str(runs.write_lines(tmp_path / "own.jsonl", rows))
+    make = functools.partial(
+      answering.make_answering_task, {"test": rows}, "own", "causal"
+    )
+    if message:
+      assert message in runs.told(make, answering.AnsweringOptions())
+    else:
+      (name,) = make(answering.AnsweringOptions()).evaluations
+      answers = make(answering.AnsweringOptions()).load(name)[1].label
+      assert bool(answers) == ("answers" not in changes)
+
+
+def test_questions_without_an_answer_have_scores_and_a_best_threshold():
+  """Compares with the definitions of SQuAD 2.0's evaluation, by search."""
+  labels = [[["x", 0]] * (i % 3 > 0) for i in range(9)]
+  examples = [Example(("Who?", "x y"), label) for label in labels]
+  task = answering.make_answering_task(
+    {"test": [("Who?", "x y", ["x"] * bool(label)) for label in labels]},
+    *("own", "causal", answering.AnsweringOptions()),
+  )
+  windows = [answering._Window(i, 1, [(0, 1), (2, 3)]) for i in range(9)]
+  rows = ExampleRows(None, None, None, True, examples, windows)
+  outputs = np.random.default_rng(1).normal(size=(9, 3, 2)).astype(np.float32)
+  predictions = task.head.decode(outputs, rows)
+  scores = task.measure(predictions, examples)
+  right = [
+    prediction == (example.label[0][0] if example.label else "")
+    for prediction, example in zip(predictions, examples, strict=True)
+  ]
+  assert scores["no_answer_exact_match"] == np.mean(right[::3])
+  answered = [right[i] for i in range(9) if i % 3]
+  assert scores["has_answer_exact_match"] == np.mean(answered)
+
+  def f1(null_score):
+    head = dataclasses.replace(task.head, null_score=null_score)
+    return task.measure(head.decode(outputs, rows), examples)["f1"]
+
+  best = task.head.further_scores(outputs, rows)
+  assert best["best_f1"] == pytest.approx(f1(best["best_null_score"]))
+  assert best["best_f1"] == pytest.approx(max(map(f1, np.linspace(-9, 9, 999))))
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])

@@ -181,7 +181,7 @@ def test_a_plan_needs_chips(shape):
 )
 def test_texts_are_not_evaluated(text):
   """Catches Python's parser, which some texts exhaust or make warn."""
-  sets.refuse_list(text, "record 1", "text")
+  sets.refuse_list(text, "record 1")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_texts_are_not_evaluated(text):
 def test_lists_that_are_written_as_text_are_refused(value):
   nested = ([value, value], [(1, value)], [{"a": value}]) if value else ()
   for one in (value, *nested):
-    told = runs.told(sets.refuse_list, repr(one), "record 1", "label")
+    told = runs.told(sets.refuse_list, repr(one), "record 1")
     assert "is a list that is written as text" in told
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from antlm_jax.evals.finetuning import (
   multi_label,
   regression,
   retrieval,
+  tagging,
 )
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.predict import predict
@@ -28,7 +30,8 @@ NAN = float("nan")
 
 def made(data, make=labelled.classify):
   """Returns the task of data, and its examples in train and dev."""
-  data = data if isinstance(data, str | DataFrame) else list(data)
+  is_whole = isinstance(data, str | dict | DataFrame)
+  data = data if is_whole else list(data)
   task = make(data, "own", "bidirectional", *HOW)
   return task, [e for s in ("train", task.evaluations[0]) for e in task.load(s)]
 
@@ -108,10 +111,22 @@ def test_names_of_classes(tmp_path, capsys):
   said = capsys.readouterr().out
   assert "warning: own: different classes: 'Pos', 'pos'" in said
   assert r"different classes: 'e\u0301', '\xe9'" in said
+  for twin in ("pos\u200b", "pos\ufeff", "pos\xad", "pos\xa0\u200b"):
+    made([("a", "pos"), ("b", twin)] * 6)
+    assert f"classes: 'pos', {twin!a}" in capsys.readouterr().out
+  with pytest.raises(UserError, match=r"'pos.u200b' is not one of 'pos'"):
+    made({"train": [("a", "pos"), ("b", "x")], "dev": [("c", "pos\u200b")]})
+  made([("a", "x, y"), ("b", "z")] * 6)
+  assert "a label with a comma is one class: 'x, y'" in capsys.readouterr().out
   path.write_text("text,label\n" + "a,1\nb,2\nc,1.0\nd,02\n" * 3)
   made(str(path))
   said = capsys.readouterr().out
   assert "classes: '1', '1.0'\n" in said and "classes: '02', '2'\n" in said
+
+
+TEXT_LISTS = "[a]", "[a, b]", "{a,b}", "('a', 'b')", "a|b", "a; b", "0 1.0 0"
+TEXT_LISTS += "0,1,0", "[0 1 0]", "True False", "a\nb"
+MISSING = "nan", "NaN", "None", "null", "N/A", "NA", "-", "-1", -1, -100.0
 
 
 @pytest.mark.parametrize(
@@ -126,6 +141,13 @@ def test_names_of_classes(tmp_path, capsys):
     (("c", {"a": 1}), "record 2: the label {'a': 1} is not text, a number or"),
     (("c", [["a"]]), r"record 2: the label \['a'\] is not text, a number or"),
     (("c", "['a', 'b']"), "is a list that is written as text: write lists to"),
+    *(
+      (("c", text), "is a list that is written as text") for text in TEXT_LISTS
+    ),
+    *((("c", label), "2: no label .*name all classes") for label in MISSING),
+    *((("c", [label]), "record 2: no label") for label in MISSING),
+    (("c", "x,y"), "record 2: the label 'x,y' joins the labels x, y: write"),
+    (("c", "x+y"), "record 2: the label 'x.y' joins the labels x, y: write"),
     (("c", "\ud800"), r"record 2: '\\ud800' has half of a surrogate"),
     (("\udfff", "x"), r"record 2: '\\udfff' has half of a surrogate"),
     ((NAN, "x"), "data, record 2: nan is not text"),
@@ -151,10 +173,103 @@ def test_what_cannot_be_read_is_refused(second, message):
 
 def test_fractions_are_classes_if_they_are_named():
   """Catches a remedy that does not work."""
-  classes = labelled.Classes(("0.5", "1"))
-  data = [("a", 0.5), ("b", 1.0)] * 5
-  task = labelled.classify(data, "own", "causal", *HOW, classes)
-  assert task.head.labels == ("0.5", "1")
+  for labels in ((0.5, 1.0), (-1, "none"), ("a|b", "[a]")):
+    names = tuple(map(str, labels))
+    classes = labelled.Classes(tuple(name.removesuffix(".0") for name in names))
+    data = [("a", labels[0]), ("b", labels[1])] * 5
+    task = labelled.classify(data, "own", "causal", *HOW, classes)
+    assert task.head.labels == classes.labels
+
+
+@pytest.mark.parametrize(
+  "form",
+  [
+    list,
+    np.array,
+    lambda values: np.array(values, np.float32),
+    lambda values: [bool(value) for value in values],
+    lambda values: [str(value) for value in values],
+    jnp.array,
+  ],
+)
+def test_vectors_of_zeros_and_ones_are_labels_by_their_places(form):
+  """Catches classes `0` and `1` in place of the labels of a vector."""
+  vectors = {"a": [1, 0, 0], "b": [0, 1, 1], "c": [0, 0, 0]}
+  data = [(text, form(vector)) for text, vector in vectors.items()] * 4
+
+  def names(labels):
+    classes = labelled.Classes(labels)
+    task = labelled.classify({"test": data}, "own", "causal", *HOW, classes)
+    return {e.texts[0]: e.label for e in task.load("own-test")}
+
+  assert names(("x", "y", "z")) == {"a": [0], "b": [1, 2], "c": []}
+  with pytest.raises(UserError, match="name the 3 labels, in this order"):
+    made(data)
+  with pytest.raises(
+    UserError, match="1 has 3 values of 0 and 1, but there ar"
+  ):
+    names(("x", "y"))
+  # Lists of names that are 0 and 1 are no vectors.
+  assert made([("a", [0]), ("b", [0, 1])] * 5)[0].head.labels == ("0", "1")
+
+
+def test_a_column_for_each_label(tmp_path):
+  """Catches a column that is lost, and a value that is no label."""
+  path = tmp_path / "test.csv"
+  path.write_text("text,toxic,rude\na,1,0\nb,1.0,True\nc,0,False\n")
+  columns = labelled.Columns(label_column=("toxic", "rude"))
+  for data in (str(path), [("a", 1, 0), ("b", True, 1.0), ("c", 0, 0)]):
+    task = labelled.classify({"test": data}, "own", "causal", HOW[0], columns)
+    assert task.head.labels == ("toxic", "rude")
+    (name,) = task.evaluations
+    labels = {e.texts[0]: e.label for e in task.load(name)}
+    assert labels == {"a": [0], "b": [0, 1], "c": []}
+  for value, message in ((2, "'rude' is '2': give 0 or 1"), (-1, "no label")):
+    with pytest.raises(UserError, match=message):
+      labelled.classify([("a", 1, value)], "own", "causal", HOW[0], columns)
+
+
+def test_names_of_a_datasets_classes_are_kept(tmp_path):
+  """Catches numbers as names, and another order; in files, lists and tags."""
+  datasets = pytest.importorskip("datasets", reason="the data extra")
+  names = datasets.ClassLabel(names=["O", "B-X", "B-A"])
+  features = {"text": datasets.Value("string"), "label": names}
+  columns = {"text": [f"text {i}" for i in range(24)]}
+  columns["label"] = [i % 2 for i in range(24)]
+  data = datasets.Dataset.from_dict(columns, datasets.Features(features))
+  data.to_parquet(tmp_path / "own.parquet")
+  for source in ({"train": data}, str(tmp_path / "own.parquet")):
+    task = labelled.classify(source, "own", "causal", *HOW)
+    assert task.head.labels == ("O", "B-X", "B-A")
+    texts = {e.texts[0]: e.label for e in task.load("train")}
+    assert texts["text 2"] == 0 and set(texts.values()) == {0, 1}
+  words = datasets.List(datasets.Value("string"))
+  features = {"tokens": words, "tags": datasets.List(names)}
+  columns = {"tokens": [["a", str(i)] for i in range(24)]}
+  columns["tags"] = [[1 + i % 2, 0] for i in range(24)]
+  data = datasets.Dataset.from_dict(columns, datasets.Features(features))
+  task = tagging.own_task(data)
+  assert task.head.labels[:3] == ("O", "B-X", "B-A")
+  assert {tuple(e.label) for e in task.load("train")} == {(1, 0), (2, 0)}
+
+
+def test_each_class_has_its_share_of_the_held_out_tenth(capsys):
+  """Catches a class that is held out as a whole, and one unsaid."""
+  for place in range(40):
+    labels = ["ab"[i % 4 == 0] for i in range(40)]
+    labels[place] = "rare"
+    _, examples = made((f"text {i}", label) for i, label in enumerate(labels))
+    train = [example.label for example in examples[:36]]
+    dev = [example.label for example in examples[36:]]
+    assert 2 in train and sorted(dev) == [0, 0, 0, 1]
+  said = capsys.readouterr().out
+  assert "own: 1 of 3 classes have no example in dev: 'rare'" in said
+  given = {"train": [("a", "x"), ("b", "y")], "dev": [("c", "x")]}
+  classes = labelled.Classes(("x", "y", "z"))
+  labelled.classify(given, "own", "causal", *HOW, classes)
+  said = capsys.readouterr().out
+  assert "1 of 3 classes have no example in train: 'z'" in said
+  assert "2 of 3 classes have no example in dev: 'y', 'z'" in said
 
 
 def test_numbers_are_read_as_numbers():
@@ -164,7 +279,7 @@ def test_numbers_are_read_as_numbers():
   assert read(data, labelled.regress) == expected
   for label, message in (
     ("good", "data, record 2: the label 'good' is not a number"),
-    ("nan", "data, record 2: the label 'nan' is not a number"),
+    ("nan", r"data, record 2: no label \('nan'\)"),
     ([1.0], r"data, record 2: the label \[1.0\] is not a number"),
     (True, "data, record 2: the label True is not a number"),
     (None, "data, record 2: no label"),
@@ -205,6 +320,19 @@ def test_a_list_of_positives_is_no_negative():
   assert asked.texts == ("q",) and len(asked.label) == 2
   with pytest.raises(UserError, match="record 1: not one query and a pos"):
     embedding.pairs_task([(["q", "r"], "p")], *how)
+
+
+def test_unused_columns_that_change_the_meaning_are_told(tmp_path, capsys):
+  """Catches weights, and labels of pairs, that are left out in silence."""
+  pair = {"query": "q", "positive": "p", "text": "a", "topic": "t"}
+  rows = [{**pair, "label": i % 2, "weight": 2} for i in range(6)]
+  path = str(runs.write_lines(tmp_path / "own.jsonl", rows))
+  options = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
+  embedding.pairs_task(path, "own", "causal", *options)
+  made(rows)
+  said = capsys.readouterr().out
+  assert "own.jsonl: columns that are not used: 'label', 'weight'\n" in said
+  assert "data: columns that are not used: 'weight'\n" in said
 
 
 def test_metrics_of_lists_are_scikit_learns():

@@ -217,13 +217,17 @@ def test_equal_texts_are_on_one_side(capsys):
   train, dev = (
     {e.texts[0].lower() for e in task.load(s)} for s in ("train", "own-dev")
   )
-  assert (len(train), len(dev)) == (36, 4) and not train & dev
+  assert (len(train), len(dev)) == (35, 5) and not train & dev
   said = capsys.readouterr().out
   assert "own: 360 of 400 examples repeat the text of another" in said
   labelled.classify(
-    {"train": rows, "dev": rows[:20]}, "own", "causal", *options
+    {"train": rows[:30], "dev": rows[:20], "test": rows[10:40]},
+    *("own", "causal", *options),
   )
-  assert "20 of 20 texts of dev are also in train" in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert "20 of 20 texts of dev are also in train" in said
+  assert "20 of 30 texts of test are also in train" in said
+  assert "10 of 30 texts of test are also in dev" in said
 
 
 @pytest.mark.parametrize("preset", ["classification", "pairs", "simcse"])

@@ -19,7 +19,15 @@ from antlm_jax.evals import embed as embed_command
 from antlm_jax.evals import finetune, results
 from antlm_jax.evals import predict as predict_command
 from antlm_jax.evals.embed import embed
-from antlm_jax.evals.finetuning import glue, labelled, loop, saved, trial
+from antlm_jax.evals.finetuning import (
+  answering,
+  glue,
+  labelled,
+  loop,
+  saved,
+  tagging,
+  trial,
+)
 from antlm_jax.evals.finetuning.classification import (
   Classifier,
   ClassifierOptions,
@@ -279,6 +287,33 @@ def test_what_is_no_text_has_no_prediction(classifier, second, message):
     predict(classifier, ["the dogs", second])
   found = predict(classifier, np.array(["the dogs", "Tom sat"]), quiet=True)
   assert [one.texts for one in found] == [("the dogs",), ("Tom sat",)]
+
+
+@pytest.mark.parametrize(
+  ("head", "texts", "blank"),
+  [
+    (HEAD, ["the dogs", " ", "Tom"], {}),
+    (
+      tagging.Tagger(("O", "B-X")),
+      ["the dogs", " ", ["Tom"], []],
+      {"labels": (), "entities": ()},
+    ),
+    (answering.Spans(), [("Who?", "Tom"), ("Who?", ""), (" ", " ")], {}),
+    (answering.Inside(), [("Who?", "Tom"), ("", "")], {"answer": ""}),
+  ],
+)
+def test_a_blank_text_is_told_and_others_keep_their_predictions(
+  loaded, capsys, head, texts, blank
+):
+  """Catches a traceback, which loses the predictions of all other texts."""
+  model = random_models.with_head(loaded, head, "bidirectional")
+  predictions = predict(model, texts)
+  assert f"of {len(texts)} texts are blank" in capsys.readouterr().out
+  (alone,) = predict(model, texts[:1])
+  for name in ("texts", "label", "labels", "answer"):
+    assert getattr(predictions[0], name) == getattr(alone, name)
+  for name, value in blank.items():
+    assert getattr(predictions[1], name) == value
 
 
 @pytest.mark.slow

@@ -358,6 +358,8 @@ def test_numbers_are_the_given_names(names, added):
     ("PER domain=x 0.5 O", "the tag '0.5' is of no scheme.* like 'PER'"),
     ("NOUN _ VERB", "the tag '_' is of no scheme"),
     ("NOUN b-per VERB", "the tag 'b-per' is of no scheme"),
+    ("NOUN 1e-3 VERB", "the tag '1e-3' is of no scheme"),
+    ("NOUN .5 50% VERB", "the tag '.5' is of no scheme"),
   ],
 )
 def test_mixed_schemes_are_refused(tags, message):
@@ -423,6 +425,7 @@ def test_words_that_are_read_as_sentences_are_refused(tmp_path, capsys):
     "['Tom' 'sat'],B-X O",
     '"[Tom, sat]",B-X O',
     "Tom sat,[1 0]",
+    'Tom sat,"B-X, O"',
   ],
 )
 def test_lists_in_text_are_refused(tmp_path, lists):
@@ -494,7 +497,13 @@ def test_columns_by_number_and_other_tags(tmp_path):
   [
     ("a.jsonl", '{"tokens": ["a"], "tag": ["O"]}', "one with --tags_column"),
     ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', "2 words, but 1 tags"),
-    ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "the words are not texts"),
+    ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "word 1 is blank, or"),
+    (
+      "a.jsonl",
+      '{"tokens": ["a"], "tags": ["N/A"]}',
+      "word 1 has no tag .'N/A'",
+    ),
+    ("a.jsonl", '{"tokens": ["a"], "tags": [-100]}', "word 1 has no tag .-100"),
     ("a.jsonl", "", "a.jsonl holds no sentences"),
     ("a.conll", "", "a.conll holds no sentences"),
     ("a.conll", "a\tO\n", "holds only the tag O"),
@@ -502,7 +511,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
     (
       "a.jsonl",
       '{"tokens": ["a", "b"], "tags": ["B-X", null]}',
-      "tag None is ",
+      "word 2 has no tag .None",
     ),
     ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["B-X", 1]}', "names and numb"),
     ("a.jsonl", '{"tokens": ["a"], "tags": [0.5]}', "tag 0.5 is no text and"),

@@ -68,6 +68,7 @@ _PLAIN = ".txt .text .md .rst"
 _PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
 READERS |= dict.fromkeys(_PLAIN.split())
 TABLES = ".csv", ".tsv"  # their fields are text alone
+_COLUMNAR = ".parquet", HUB  # readers of these read single columns
 
 
 # Files that `save_to_disk` of datasets writes: of several splits, and of one.
@@ -351,21 +352,31 @@ def read_source_records(
   # A reader of the user's knows no parts.
   parts = {"part": part} if part != WHOLE else {}
   for place, record in mappings(source, columns, **parts):
-    values = [record[column] for column in columns]
-    # Lists may refer to the texts' characters.
-    if not any(isinstance(value, list | dict) for value in values):
-      values = [
-        parsing.without_marks(value) if isinstance(value, str) else value
-        for value in values
-      ]
-    yield place, values
+    yield place, column_values(record, columns)
 
 
-def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
+def column_values(record: Mapping[str, Any], columns: Iterable[str]) -> list:
+  """Returns a record's values, without marks, in the columns' order."""
+  values = [record.get(column) for column in columns]
+  # Lists may refer to the texts' characters.
+  if any(isinstance(value, list | dict) for value in values):
+    return values
+  return [
+    parsing.without_marks(value) if isinstance(value, str) else value
+    for value in values
+  ]
+
+
+def mappings(
+  source: str,
+  columns: Mapping[str, str],
+  optional: Collection[str] = (),
+  **options,
+) -> Records:
   """Yields each record's place and the record, and checks its columns.
 
-  `options` are those of the kind's reader. The errors are those of
-  `read_source_records`.
+  It may also have columns that are `optional`. `options` are those of the
+  kind's reader. The errors are those of `read_source_records`.
   """
   if (reader := READERS.get(kind(source))) is None:
     readable = " ".join(
@@ -375,6 +386,8 @@ def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
       f"{source} holds no records; files of records are {readable}"
     )
   with _reading_source(source):
+    if kind(source) in _COLUMNAR:
+      options["optional"] = optional
     for place, record in reader(source, columns, **options):
       for column, argument in columns.items():
         if not isinstance(record, dict):
@@ -389,6 +402,25 @@ def mappings(source: str, columns: Mapping[str, str], **options) -> Records:
 def is_saved_dataset(folder: str | os.PathLike) -> bool:
   """Whether `save_to_disk` of datasets has written a folder."""
   return any(os.path.isfile(os.path.join(folder, name)) for name in _SAVED)
+
+
+def features(source: str) -> Mapping[str, Any]:
+  """Returns the features of a source's columns, if it keeps those of datasets.
+
+  They are mappings, as `datasets.Features.to_dict` returns.
+  """
+  if kind(source) == HUB:
+    return _dataset(source).features.to_dict()
+  if kind(source) != ".parquet":
+    return {}
+  from pyarrow import parquet  # slow to import
+
+  with _reading_source(source):
+    metadata = parquet.read_schema(source).metadata or {}
+    value = parsing.parse_json(metadata.get(b"huggingface", b"{}").decode())
+  for name in ("info", "features"):
+    value = value.get(name) if isinstance(value, dict) else None
+  return value if isinstance(value, dict) else {}
 
 
 def splits_of(source: str) -> list[str]:
@@ -735,14 +767,18 @@ def _fasta(path: str, columns: Collection) -> Records:
 
 
 @READERS.register(".parquet")
-def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
+def _parquet(
+  path: str, columns: Collection, part=WHOLE, optional: Collection = ()
+) -> Records:
   from pyarrow import parquet  # slow to import
 
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
     parsing.check_once(names, columns or {*names})
-    only = list(columns) if {*columns} <= {*names} else names
+    only = names
+    if {*columns} <= {*names}:
+      only = [*columns, *(name for name in optional if name in names)]
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)
@@ -788,11 +824,15 @@ def _checked_batches(path: str, batches: Iterable) -> Iterator:
 
 
 @READERS.register(HUB)
-def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
+def _of_hub(
+  source: str, columns: Collection, part=WHOLE, optional: Collection = ()
+) -> Records:
   dataset = _dataset(source)
-  parsing.check_once(dataset.column_names, columns or {*dataset.column_names})
-  if {*columns} <= {*dataset.column_names}:
-    dataset = dataset.select_columns([*columns])
+  names = dataset.column_names
+  parsing.check_once(names, columns or {*names})
+  if {*columns} <= {*names}:
+    others = (name for name in optional if name in names)
+    dataset = dataset.select_columns([*columns, *others])
   index, count = part
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count

@@ -108,6 +108,42 @@ class Spans(PerToken):
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[str]:
     """Returns the answers' texts; an empty text is no answer."""
+    answers, margins = self._margins(reduced, rows)
+    return [
+      "" if self.may_be_none and margin > self.null_score else answer
+      for answer, margin in zip(answers, margins, strict=True)
+    ]
+
+  def further_scores(self, reduced, rows) -> dict[str, float]:
+    """Returns the best F1 of any `null_score`, and that `null_score`.
+
+    As the best_f1 and best_f1_thresh of SQuAD 2.0's evaluation.
+    """
+    if not self.may_be_none:
+      return {}
+    answers, margins = self._margins(reduced, rows)
+    labels = [example.label for example in rows.examples]
+    gains = [
+      closest(word_f1, answer, label) - (not label)
+      for answer, label in zip(answers, labels, strict=True)
+    ]
+    order = np.argsort(margins, kind="stable")
+    margins = np.minimum(np.array(margins)[order], np.finfo(np.float32).max)
+    # Thresholds under which 0, 1, ... of the questions are answered.
+    thresholds = (margins[1:] + margins[:-1]) / 2
+    thresholds = np.array([margins[0] - 1, *thresholds, margins[-1]])
+    sums = np.cumsum(
+      [sum(not label for label in labels), *np.array(gains)[order]]
+    )
+    is_tie = [False, *(margins[1:] == margins[:-1]), False]
+    best = int(np.argmax(np.where(is_tie, -np.inf, sums)))
+    return {
+      "best_f1": float(sums[best] / len(labels)),
+      "best_null_score": float(thresholds[best]),
+    }
+
+  def _margins(self, reduced, rows) -> tuple[list[str], list[float]]:
+    """Returns the best answers, and by how much no answer scores higher."""
     best = [(-math.inf, "")] * len(rows.examples)
     none = [math.inf] * len(rows.examples)
     for scores, window in zip(reduced, rows.origins, strict=True):
@@ -116,10 +152,10 @@ class Spans(PerToken):
       best[window.example] = max(best[window.example], answer)
       null = float(scores[0].sum())
       none[window.example] = min(none[window.example], null)
-    return [
-      "" if self.may_be_none and null > score + self.null_score else answer
-      for (score, answer), null in zip(best, none, strict=True)
+    margins = [
+      null - score for (score, _), null in zip(best, none, strict=True)
     ]
+    return [answer for _, answer in best], margins
 
   def prediction_fields(self, prediction: str) -> dict[str, str]:
     """Returns the answer."""
@@ -284,6 +320,18 @@ def closest(
   return max(score(predicted, text) for text, _ in label or [["", 0]])
 
 
+def _mean_where(
+  has_answer: bool, score: Callable, predictions, labels
+) -> float:
+  """Returns the mean score of questions with, or without, an answer.
+
+  It is 0 if there are none.
+  """
+  pairs = zip(predictions, labels, strict=True)
+  scores = [score(*pair) for pair in pairs if bool(pair[1]) == has_answer]
+  return float(np.mean(scores)) if scores else 0.0
+
+
 def _mean_of_text(score: Callable, predictions, labels) -> float:
   """Returns the mean score of the answers' texts that `Inside` predicts."""
   answers = [prediction["answer"] for prediction in predictions]
@@ -346,11 +394,19 @@ def make_answering_task(
   labels = [e.label for e in itertools.chain(*examples.values())]
   if not labels:
     raise UserError(f"{sets.path_or_name(data)} holds no questions")
+  may_be_none = not all(labels)
+
+  def kind(example: Example) -> list[str]:
+    return ["an answer" if example.label else "no answer"]
+
   # A text is in one part, with all its questions.
   fields = sets.own_task_fields(
-    data, examples, key=lambda example: example.texts[1:]
+    data,
+    examples,
+    key=lambda example: example.texts[1:],
+    classes_of=kind if may_be_none else None,
   )
-  return _question_task(not all(labels), options, **fields)
+  return _question_task(may_be_none, options, **fields)
 
 
 def _question_task(
@@ -379,6 +435,13 @@ def _question_task(
         prediction["found"] == prediction["there"]
       ),
     )
+  kinds = {}
+  if may_be_none:
+    kinds = {
+      "has_answer_f1": functools.partial(_mean_where, True, f1),
+      "has_answer_exact_match": functools.partial(_mean_where, True, exact),
+      "no_answer_exact_match": functools.partial(_mean_where, False, exact),
+    }
   return Task(
     **fields,
     head=Spans(
@@ -387,9 +450,10 @@ def _question_task(
     metrics={
       "f1": functools.partial(mean_of, f1),
       "exact_match": functools.partial(mean_of, exact),
+      **kinds,
     },
     main_metric="f1",
-    also=("exact_match",),
+    also=("exact_match", *kinds),
     baseline="no answer",
     trivial=lambda examples: [[""] * len(examples)],
     right=exact,
@@ -432,17 +496,23 @@ def read_squad(path: str | pathlib.Path) -> list[Example]:
 
 
 def _possible(question: Mapping[str, Any], place: str) -> object:
-  """Returns the answers of a question in SQuAD's form, 1.1 or 2.0."""
-  impossible = question.get("is_impossible", False)
-  if impossible not in (True, False):  # 1 and 0 are equal to these
+  """Returns a question's answers, none if it is impossible.
+
+  Raises a UserError if `is_impossible` contradicts the answers.
+  """
+  value = question.get("is_impossible")
+  impossible = sets.truth(value)
+  if impossible is None and value is not None:
     raise UserError(
-      f"{place}: is_impossible is {impossible!r:.40}: give true or false"
+      f"{place}: is_impossible is {value!r:.40}: give true or false"
     )
-  answers = question.get("answers", []) if impossible else question["answers"]
-  if impossible and answers and _answers(answers, place):
+  answers = question.get("answers") if impossible else question["answers"]
+  has_answers = answers not in (None, "") and bool(_answers(answers, place))
+  if impossible is not None and impossible == has_answers:
+    has = "has answers" if has_answers else "has no answer"
     raise UserError(
-      f"{place}: is_impossible is true, but the question has answers: remove"
-      " one of the two"
+      f"{place}: is_impossible is {str(impossible).lower()}, but the question"
+      f" {has}: correct one of the two"
     )
   return [] if impossible else answers
 
@@ -453,7 +523,11 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
     yield from read_squad(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for place, (*texts, answers) in sets.source_records(source, columns):
+  for place, (*texts, answers, impossible) in sets.source_records(
+    source, columns, optional=("is_impossible",)
+  ):
+    question = {"answers": answers, "is_impossible": impossible}
+    answers = _possible(question, place)
     yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
 
 
@@ -474,6 +548,9 @@ def _example(
   answers = sets.plain_python(answers, place)
   if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{place}: it, or its text, is not text")
+  for text, column in zip(texts, _COLUMNS, strict=True):
+    if not text.strip():
+      raise UserError(f"{place}: the {column} is blank: leave out the question")
   label = [
     [text, _answer_start(text, start, texts[1], place)]
     for text, start in _answers(answers, place)

@@ -4,7 +4,6 @@ A label is the name of a class, or a whole number for it, or a list of names for
 multi-label classification. `regression` predicts numbers.
 """
 
-import collections
 import contextlib
 import csv
 import dataclasses
@@ -13,8 +12,8 @@ import io
 import itertools
 import json
 import math
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,14 @@ from antlm_jax.runtime import progress
 from antlm_jax.settings import Section, setting
 
 _FEW = 20  # more labels than this must be at most half as many as examples
+# Labels that programs write as texts: [a, b], {a,b}, (a, b), a|b, a;b, 0 1 0.
+_BIT = r"(?:[01](?:\.0*)?|true|false)"
+_SEVERAL = re.compile(
+  rf"\[.*\]|\{{.*\}}|\(.*,.*\)|.*[|;\n\t].*|{_BIT}(?:[\s,]+{_BIT})+",
+  re.DOTALL | re.IGNORECASE,
+)
+# Signs between labels, if all parts are labels themselves.
+_JOINT = re.compile("[,/+&]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +61,11 @@ class Columns(Section):
     "Column of the text in your own files, or two columns A,B that are read"
     " together",
   )
-  label_column: str = setting("label", "Column of the label in your own files")
+  label_column: tuple[str, ...] = setting(
+    ("label",),
+    "Column of the label in your own files, or a column A,B,C of 0 and 1 for"
+    " each of several labels",
+  )
 
 
 def classify(
@@ -70,16 +81,32 @@ def classify(
   Raises a UserError if there are no records, or a record lacks a text or a
   known label. Labels with fractions, or too many for classes, also raise it.
   """
-  records = _read_labelled(data, options, _label_names)
-  labels = [
-    [example.label for _, example in split_records]
-    for split_records in records.values()
-  ]
-  is_multi_label = isinstance(next(itertools.chain(*labels), ""), list)
-  kind = multi_label if is_multi_label else classification
-  names = [name.strip() for name in sets.plain_python(classes.labels, "labels")]
-  names = names or _class_names(data, labels[0])
-  fields = sets.own_task_fields(data, _indexed(records, names))
+  sources = sets.open_data(data)
+  labels = sets.plain_python(classes.labels, "labels")
+  names = [label.strip() for label in labels]
+  names = names or _known_names(sources, options.label_column)
+  if len({*names}) < len(names):
+    raise UserError(f"labels={','.join(names):.200} names a class twice")
+  label_of = functools.partial(_label_names, names=names)
+  records = _read_labelled(data, sources, options, label_of)
+  first = next(itertools.chain(*records.values()))[1]
+  kind = multi_label if isinstance(first.label, list) else classification
+  if kind is multi_label and _are_vectors(records, names, options):
+    records = {
+      split: [
+        (place, _without_vector(example, names, place))
+        for place, example in records[split]
+      ]
+      for split in records
+    }
+  names = names or _class_names(data, next(iter(records.values())))
+
+  def names_of(example: Example) -> list[str]:
+    return [names[label] for label in _as_list(example.label)]
+
+  fields = sets.own_task_fields(
+    data, _indexed(records, names), classes_of=names_of, class_names=names
+  )
   fields["by_class"] = functools.partial(kind.class_counts, names)
   task_head = head.classifier(names, attention, kind.HEADS)
   return _labelled_task(task_head, options, **fields, **kind.FIELDS)
@@ -97,7 +124,9 @@ def regress(
   Raises a UserError if there are no records, or a record lacks a text or a
   number, or all numbers to train on are equal.
   """
-  records = _read_labelled(data, options, _label_number)
+  if len(options.label_column) != 1:
+    raise UserError("regression reads one label_column")
+  records = _read_labelled(data, sets.open_data(data), options, _label_number)
   examples = {
     split: [example for _, example in records[split]] for split in records
   }
@@ -168,30 +197,39 @@ def _labelled_task(head: TaskHead, options: Columns, **fields) -> Task:
 
 
 def _read_labelled(
-  data: sets.Data, options: Columns, label_of: Callable[[object, str], Any]
+  data: sets.Data,
+  sources_by_split: Mapping[str, Sequence[sets.Source]],
+  options: Columns,
+  label_of: Callable[[object, str], Any],
 ) -> dict[str, list[tuple[str, Example]]]:
   """Reads each split's examples, with their places.
 
-  `label_of` reads a label, given its place. All records have as many texts,
-  and lists for labels or none has.
+  `label_of` reads a label, given its place; several label columns are a list.
+  All records have as many texts, and lists for labels or none has.
   """
   if not options.text_column:
     raise UserError("text_column names no column: give one, or two as A,B")
-  if options.label_column in options.text_column:
-    raise UserError(f"label_column={options.label_column} is a text column")
+  label_count = len(options.label_column)
+  if not label_count:
+    raise UserError("label_column names no column")
   columns = dict.fromkeys(options.text_column, "text_column")
-  columns |= {options.label_column: "label_column"}
+  for column in options.label_column:
+    if column in columns:
+      raise UserError(f"label_column={column} is another column, too")
+    columns[column] = "label_column"
   out = {}
   first_form = ""
   first_place = ""
-  for split, sources in sets.open_data(data).items():
+  counts = 1 + label_count, len(columns)
+  for split, sources in sources_by_split.items():
     out[split] = []
     records = (
-      sets.source_records(source, columns, (2, len(columns)))
-      for source in sources
+      sets.source_records(source, columns, counts) for source in sources
     )
     for place, values in itertools.chain.from_iterable(records):
-      *texts, label = values
+      texts = [*values[:-label_count]]
+      labels = [*values[-label_count:]]
+      label = labels if label_count > 1 else labels[0]
       nested = [isinstance(text, list) for text in texts] == [True]
       if nested and isinstance(values, tuple):
         (texts,) = texts
@@ -218,92 +256,169 @@ def _record_form(texts: Sequence[str], label: object) -> str:
   return f"{len(texts)} text{plural} and {labels}"
 
 
-def _label_names(label: object, place: str) -> str | list[str]:
+def _as_list(label: Any) -> list:
+  """Returns a record's labels: those of a list, or the only one."""
+  return label if isinstance(label, list) else [label]
+
+
+def _label_names(
+  label: object, place: str, names: Sequence[str] = ()
+) -> str | list[str]:
   """Returns the name of a record's class, or of all its labels if a list."""
   if isinstance(label, list):
-    return [_class_name(item, place) for item in label]
-  return _class_name(label, place)
+    return [_class_name(item, place, names) for item in label]
+  return _class_name(label, place, names)
 
 
-def _class_name(label: object, place: str) -> str:
-  """Returns the name of a class, without space around it."""
-  _require_label(label, place)
+def _class_name(label: object, place: str, names: Sequence[str]) -> str:
+  """Returns the name of a class, without space around it.
+
+  Raises a UserError if the label is missing, or seems to be several labels. The
+  user's `names` are exempt.
+  """
+  name = ""
   if isinstance(label, str):
-    sets.refuse_list(label, place, "label")
-    return label.strip()
-  if isinstance(label, bool | int):
-    return json.dumps(label)
-  if isinstance(label, float) and math.isfinite(label):
-    return str(int(label)) if label.is_integer() else repr(label)
-  raise UserError(
-    f"{place}: the label {label!r:.60} is not text, a number or a list of these"
-  )
+    name = label.strip()
+  elif isinstance(label, bool | int):
+    name = json.dumps(label)
+  elif isinstance(label, float) and math.isfinite(label):
+    name = str(int(label)) if label.is_integer() else repr(label)
+  if name in names:
+    return name
+  if sets.is_missing(label):
+    raise UserError(
+      f"{place}: no label ({label!r:.20}): leave out the record, or name all"
+      " classes with labels"
+    )
+  if not name:
+    raise UserError(
+      f"{place}: the label {label!r:.60} is not text, a number or a list of"
+      " these"
+    )
+  if isinstance(label, str) and _SEVERAL.fullmatch(name):
+    error = sets.list_as_text(f"{place}: the label", name)
+    raise UserError(f"{error}, or name all classes with labels")
+  return name
+
+
+def _are_vectors(
+  records: Mapping[str, Sequence[tuple[str, Example]]],
+  names: Sequence[str],
+  options: Columns,
+) -> bool:
+  """Whether the lists of labels say of each class if it is a label.
+
+  Raises a UserError if the classes have no names.
+  """
+  all_records = [*itertools.chain(*records.values())]
+  lists = [example.label for _, example in all_records]
+  values = {*itertools.chain(*lists)}
+  lengths = {*map(len, lists)}
+  if len(options.label_column) > 1:
+    return True
+  if any(sets.truth(value) is None for value in values):
+    return False
+  repeated = any(len({*labels}) < len(labels) for labels in lists)
+  is_wide = len(lengths) == 1 and lengths != {0} and (names or lengths != {1})
+  if not repeated and (not is_wide or values <= {*names}):
+    return False
+  if not names:
+    place, example = all_records[0]
+    raise UserError(
+      f"{place}: [{', '.join(example.label):.40}] has a 0 or 1 for each label:"
+      f" name the {max(lengths)} labels, in this order, with labels=A,B,..."
+    )
+  return True
+
+
+def _without_vector(
+  example: Example, names: Sequence[str], place: str
+) -> Example:
+  """Returns the example with the names whose value in its vector is true."""
+  vector = example.label
+  if len(vector) != len(names):
+    raise UserError(
+      f"{place} has {len(vector)} values of 0 and 1, but there are"
+      f" {len(names)} labels: {', '.join(names):.100}"
+    )
+  labels = []
+  for value, name in zip(vector, names, strict=True):
+    if (is_true := sets.truth(value)) is None:
+      raise UserError(f"{place}: {name!r:.60} is {value!r:.40}: give 0 or 1")
+    labels += [name] * is_true
+  return example._replace(label=labels)
 
 
 def _label_number(label: object, place: str) -> float:
   """Returns a record's number."""
-  _require_label(label, place)
   if isinstance(label, str | int | float) and not isinstance(label, bool):
     with contextlib.suppress(ValueError, OverflowError):
       if math.isfinite(number := float(label)):
         return number
+  if sets.is_missing(label):
+    raise UserError(f"{place}: no label ({label!r:.20})")
   raise UserError(f"{place}: the label {label!r:.60} is not a number")
 
 
-def _require_label(label: object, place: str) -> None:
-  """Raises a UserError if a label is missing: null, NaN or blank."""
-  blank = isinstance(label, str) and not label.strip()
-  if label is None or blank or (isinstance(label, float) and label != label):
-    raise UserError(f"{place}: no label")
+def _known_names(
+  sources: Mapping[str, Sequence[sets.Source]], label_column: Sequence[str]
+) -> tuple[str, ...]:
+  """Returns the names of several label columns, or of a dataset's classes."""
+  if len(label_column) > 1:
+    return tuple(label_column)
+  all_sources = itertools.chain(*sources.values())
+  names = (sets.class_names(source, *label_column) for source in all_sources)
+  return next(filter(None, names), ())
 
 
 def _class_names(
-  data: sets.Data, labels: Sequence[str | list[str]]
+  data: sets.Data, records: Sequence[tuple[str, Example]]
 ) -> tuple[str, ...]:
   """Returns the names of the classes, sorted; numbers by their values."""
   path = sets.path_or_name(data)
-  lists = [label if isinstance(label, list) else [label] for label in labels]
+  labels = [example.label for _, example in records]
+  lists = [*map(_as_list, labels)]
   names = {*itertools.chain(*lists)}
   if len(set(map(frozenset, lists))) < 2:
     raise UserError(f"{path}: all labels to train on are {labels[0]!r:.60}")
-  numbers = _finite_numbers(names)
+  numbers = {
+    name: value
+    for name in sorted(names)
+    if (value := sets.finite_number(name)) is not None
+  }
   if fractions := [name for name, value in numbers.items() if value % 1]:
     raise UserError(
       f"{path}: labels are numbers with fractions, such as {fractions[0]}:"
       " choose preset=regression, or name classes with labels"
+    )
+  for place, example in records:
+    for name in _as_list(example.label):
+      _refuse_joined(name, names, place)
+  if commas := sorted(name for name in names if "," in name):
+    progress.say(
+      f"warning: {path}: a label with a comma is one class: {commas[0]!r:.60};"
+      " for several labels, write lists to jsonl or parquet"
     )
   if len(names) > max(_FEW, len(labels) / 2):
     raise UserError(
       f"{path}: {len(names):,} different labels in {len(labels):,} records"
       " are too many for classes: choose another label_column"
     )
-  _warn_of_twins(path, names)
+  sets.warn_of_twins(path, names)
   if len(numbers) < len(names):
     return tuple(sorted(names))
   return tuple(sorted(names, key=lambda name: (numbers[name], name)))
 
 
-def _finite_numbers(names: Iterable[str]) -> dict[str, float]:
-  """Returns the values of the names that are finite numbers."""
-  out = {}
-  for name in sorted(names):
-    with contextlib.suppress(ValueError):
-      if math.isfinite(value := float(name)):
-        out[name] = value
-  return out
-
-
-def _warn_of_twins(path: str, names: Iterable[str]) -> None:
-  """Warns of two classes that differ only in their writing: '1' and '1.0'."""
-  forms = collections.defaultdict(list)
-  numbers = _finite_numbers(names)
-  for name in sorted(names):
-    form = unicodedata.normalize("NFKC", name).casefold()
-    forms[numbers.get(name, form)].append(name)
-  for twins in forms.values():
-    if len(twins) > 1:
-      text = ", ".join(map(ascii, twins))
-      progress.say(f"warning: {path}: different classes: {text:.200}")
+def _refuse_joined(name: str, names: Container[str], place: str) -> None:
+  """Raises a UserError if all parts of a name are other classes."""
+  parts = [part.strip() for part in _JOINT.split(name)]
+  if len(parts) > 1 and all(part in names for part in parts):
+    raise UserError(
+      f"{place}: the label {name!r:.60} joins the labels"
+      f" {', '.join(parts):.60}: write lists to jsonl or parquet, or name all"
+      " classes with labels"
+    )
 
 
 def _indexed(
@@ -320,9 +435,12 @@ def _indexed(
       label = example.label
       labels = label if isinstance(label, list) else [label]
       if unknown := [name for name in labels if name not in indices]:
+        form = sets.visible_form(unknown[0])
+        twins = [name for name in names if sets.visible_form(name) == form]
+        written = ascii if twins else repr
         raise UserError(
-          f"{place}: the label {unknown[0]!r:.60} is not one of"
-          f" {', '.join(names):.200}"
+          f"{place}: the label {written(unknown[0]):.60} is not one of"
+          f" {', '.join(map(written, twins) if twins else names):.200}"
         )
       classes = sorted({indices[name] for name in labels})
       new_label = classes if isinstance(label, list) else classes[0]

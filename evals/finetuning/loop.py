@@ -251,8 +251,10 @@ class Standings:
       epoch = {"train_loss": float(losses[run])}
       for name, reduced in arrays.items():
         rows = self._rows[name]
-        predictions[name] = self._task.head.decode(reduced, rows)
-        epoch[name] = self._task.measure(predictions[name], rows.examples)
+        head = self._task.head
+        predictions[name] = head.decode(reduced, rows)
+        scores = self._task.measure(predictions[name], rows.examples)
+        epoch[name] = scores | head.further_scores(reduced, rows)
       is_first = not outcome.epochs
       outcome.epochs = (*outcome.epochs, epoch)
       if is_first or self._standing(epoch) > self._standing(outcome.best):

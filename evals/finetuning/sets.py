@@ -8,14 +8,18 @@ and test to lists or files.
 """
 
 import collections
+import contextlib
 import decimal
+import itertools
 import math
 import os
 import pathlib
 import re
+import unicodedata
 import zlib
 from collections.abc import (
   Callable,
+  Collection,
   Container,
   Hashable,
   Iterable,
@@ -49,6 +53,20 @@ _OPEN = r"(?:np\.\w++\(|[\[({\s])*+"
 _CLOSE = r"[\])}\s]*+"
 _ITEM = rf"{_OPEN}(?:{_TEXT}\s*+:{_OPEN})?{_PYTHON}(?:\s*+{_TEXT})*+{_CLOSE}"
 _LIST = re.compile(rf"\[(?:\s*+\]|{_ITEM}(?:,{_ITEM})*+)")
+# What programs write where a label is missing, without case.
+_MISSING = {
+  *("", "-", "nan", "-nan", "nat", "none", "null", "n/a", "#n/a", "<na>"),
+  *("-1", "-1.0", "-100", "-100.0"),
+}
+_TRUTH = {
+  **dict.fromkeys(("0", "0.0", "false"), False),
+  **dict.fromkeys(("1", "1.0", "true"), True),
+}
+# Columns that change what a record means.
+_MEANINGFUL = {
+  *("label", "labels", "score", "weight", "sample_weight", "is_impossible"),
+  *("negative", "negatives", "hard_negative", "hard_negatives", "split"),
+}
 
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
@@ -249,38 +267,87 @@ def require_texts(fields: Mapping, texts: Sequence[str], place: str) -> None:
       raise UserError(f"{place}: the field {name!r} {problem}")
 
 
-def source_records(
-  source: Source, columns: Mapping[str, str], counts: Container[int] = ()
-) -> Iterator[tuple[str, list | tuple]]:
-  """Yields each record's place and values, as `read_source_records` does.
-
-  The values of a sequence in memory are a tuple. They have the order of the
-  columns; `counts` are their possible numbers, by default that of the columns.
-  All values become plain Python, and all sequences in them lists. Raises a
-  UserError for another form, or text that no file can hold.
-  """
+def class_names(source: Source, column: str) -> tuple[str, ...]:
+  """Returns the names of a column's classes, if a dataset keeps them."""
   if isinstance(source, str):
-    for line, values in readers.read_source_records(source, columns):
-      place = f"{source}, {line}"
-      yield place, plain_python(values, place)
-    return
+    features = readers.features(source)
+  else:
+    features = getattr(source, "features", None)
+    features = features.to_dict() if hasattr(features, "to_dict") else {}
+  feature = features.get(column)
+  if isinstance(feature, Mapping):
+    feature = feature.get("feature", feature)  # of the items of a list
+  is_mapping = isinstance(feature, Mapping)
+  is_class = is_mapping and feature.get("_type") == "ClassLabel"
+  names = feature.get("names") if is_class else None
+  return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _with_names(value: Any, names: Sequence[str]) -> Any:
+  """Replaces numbers of classes, also in lists, by the classes' names."""
+  if isinstance(value, list):
+    return [_with_names(item, names) for item in value]
+  is_class = type(value) is int and 0 <= value < len(names)
+  return names[value] if is_class else value
+
+
+def source_records(
+  source: Source,
+  columns: Mapping[str, str],
+  counts: Container[int] = (),
+  optional: Sequence[str] = (),
+  watched: Collection[str] = _MEANINGFUL,
+) -> Iterator[tuple[str, list | tuple]]:
+  """Yields each record's place and values, in the order of the columns.
+
+  Values of columns that are `optional` are last, None if they are absent. The
+  values of a sequence in memory are a tuple; `counts` are their possible
+  numbers, by default that of the columns. All values become plain Python, and
+  all sequences in them lists. Classes of a dataset have their names. Says which
+  of the `watched` columns exist but are not used. Raises a UserError for
+  another form, or text that no file can hold.
+  """
   form = f"give ({', '.join(columns)})"
-  source = _table_records(source, columns)
-  for number, record in enumerate(source, start=1):
-    place = f"data, record {number}"
-    record = plain_python(record, place)
+  all_columns = [*columns, *optional]
+  watched = {*watched} - {*all_columns}
+  others = [*optional, *sorted(watched)]
+  names = [class_names(source, column) for column in all_columns]
+  unused = set()
+  for place, record in _placed_records(source, columns, others):
     if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
-        names = ", ".join(map(repr, record))
-        raise UserError(f"{place} has no {absent[0]!r} but {names}")
-      yield place, [record[column] for column in columns]
+        has = ", ".join(map(repr, record))
+        raise UserError(f"{place} has no {absent[0]!r} but {has}")
+      unused |= record.keys() & watched
+      values = plain_python(readers.column_values(record, all_columns), place)
+      yield place, [*map(_with_names, values, names)]
       continue
+    record = plain_python(record, place)
     values = (record,) if isinstance(record, str) else record
     if not isinstance(values, list | tuple):
       raise UserError(f"{place} is {record!r:.40}: {form}")
     if len(values) not in (counts or (len(columns),)):
       raise UserError(f"{place} has {len(values)} values: {form}")
-    yield place, tuple(values)
+    yield place, (*values, *[None] * len(optional))
+  if unused:
+    path = source if isinstance(source, str) else "data"
+    progress.say(
+      f"warning: {path}: columns that are not used:"
+      f" {', '.join(map(repr, sorted(unused)))}"
+    )
+
+
+def _placed_records(
+  source: Source, columns: Mapping[str, str], optional: Sequence[str]
+) -> Iterator[tuple[str, Record]]:
+  """Yields each record of a file, or in memory, and its place."""
+  if isinstance(source, str):
+    for line, record in readers.mappings(source, columns, optional):
+      yield f"{source}, {line}", record
+    return
+  records = enumerate(_table_records(source, columns), start=1)
+  for number, record in records:
+    yield f"data, record {number}", record
 
 
 def _table_records(
@@ -317,12 +384,14 @@ def plain_text(text: object, index: int) -> str | list[str]:
 
 
 def plain_python(value: Any, place: str) -> Any:
-  """Returns a value without NumPy's types, decimals, tuples and sets.
+  """Returns a value without arrays, tensors, decimals, tuples and sets.
 
   Raises a UserError if a text in it is not Unicode.
   """
-  if isinstance(value, np.ndarray | np.generic):
+  if hasattr(value, "tolist"):
     value = value.tolist()
+  if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
+    return None
   if isinstance(value, decimal.Decimal):  # as databases write numbers
     is_integer = value.is_finite() and value == value.to_integral_value()
     return int(value) if is_integer else float(value)
@@ -348,17 +417,68 @@ def nonempty(texts: Iterable[object], place: str) -> None:
       raise UserError(f"{place}: no text to read")
 
 
-def refuse_list(text: str, place: str, noun: str) -> None:
-  """Raises a UserError if a text is a list, as pandas writes it to csv.
-
-  `noun` names the text in the message, such as "label".
-  """
+def refuse_list(text: str, place: str) -> None:
+  """Raises a UserError if a text is a list, as pandas writes it to csv."""
   text = text.strip()
   if text.endswith("]") and _LIST.fullmatch(text):
-    raise UserError(
-      f"{place}: the {noun} {text!r:.60} is a list that is written as text:"
-      " write lists to jsonl or parquet"
-    )
+    raise list_as_text(f"{place}: the text", text)
+
+
+def list_as_text(place: str, text: str) -> UserError:
+  """Returns the error for a list that is written as a text."""
+  return UserError(
+    f"{place} {text!r:.60} is a list that is written as text: write lists to"
+    " jsonl or parquet"
+  )
+
+
+def is_missing(label: object) -> bool:
+  """Whether a label is what programs write where there is none."""
+  if isinstance(label, list | Mapping):
+    return False
+  text = str(label).strip()
+  return text == "NA" or text.casefold() in _MISSING
+
+
+def truth(value: object) -> bool | None:
+  """Returns whether a value is 1 or true; None if it is no truth value."""
+  return _TRUTH.get(str(value).strip().casefold())
+
+
+def warn_of_twins(path: str, names: Iterable[str]) -> None:
+  """Warns of classes that differ only in their writing: '1' and '1.0'."""
+  forms = collections.defaultdict(list)
+  for name in sorted(names):
+    forms[visible_form(name)].append(name)
+  for twins in forms.values():
+    if len(twins) > 1:
+      text = ", ".join(map(ascii, twins))
+      progress.say(f"warning: {path}: different classes: {text:.200}")
+
+
+def visible_form(name: str) -> str | float:
+  """Returns what names share that differ only in their writing.
+
+  It has no case, no invisible characters, and one form of accents and spaces.
+  Numbers are their values.
+  """
+  if (number := finite_number(name)) is not None:
+    return number
+  visible = "".join(
+    character
+    for character in unicodedata.normalize("NFKC", name)
+    if unicodedata.category(character) not in ("Cf", "Cn")
+    and not "\ufe00" <= character <= "\ufe0f"  # forms of emoji
+  )
+  return same_text(visible)
+
+
+def finite_number(name: str) -> float | None:
+  """Returns the value of a name that is a finite number."""
+  with contextlib.suppress(ValueError):
+    if math.isfinite(value := float(name)):
+      return value
+  return None
 
 
 def source_texts(
@@ -380,7 +500,7 @@ def source_texts(
     return
   count = blank = 0
   for place, values in source_records(
-    source, dict.fromkeys(columns, "text_column")
+    source, dict.fromkeys(columns, "text_column"), watched=()
   ):
     if words and len(values) == 1 and isinstance(values[0], list):
       values = values[0]
@@ -410,25 +530,56 @@ def divide_training_set(
   examples: Sequence[Any],
   train_share: float = 0.95,
   key: Callable[[Any], Hashable] | None = None,
+  strata: Sequence[Hashable] | None = None,
 ) -> tuple[list, list]:
   """Divides a training set in two, as Hugging Face's datasets library does.
 
   The first part, `train_share`, is trained on; the second chooses the epoch.
   Examples of one `key` are in one part, of which the second has no key with
-  more than half of the examples.
+  more than half of the examples. With the examples' `strata`, this holds for
+  each stratum, and the second part has its share of each. Examples of one key
+  have the stratum of the first of them.
   """
   groups = collections.defaultdict(list)
+  group_strata = {}
   for number, example in enumerate(examples):
-    groups[key(example) if key else number].append(example)
-  groups = list(groups.values())
+    name = key(example) if key else number
+    groups[name].append(example)
+    group_strata.setdefault(name, strata[number] if strata else None)
+  group_counts = collections.Counter(group_strata.values())
+  if strata and max(group_counts.values()) == 1:
+    group_strata = dict.fromkeys(groups)  # nothing to divide in any stratum
+    group_counts = {None: len(groups)}
+  sizes = collections.Counter()
+  for name, group in groups.items():
+    sizes[group_strata[name]] += len(group)
   dev_count = len(examples) - math.floor(train_share * len(examples))
+  divisible = {x: size for x, size in sizes.items() if group_counts[x] > 1}
+  places = _shares(divisible, dev_count)
   train = []
   dev = []
-  for i in np.random.default_rng(42).permutation(len(groups)):
-    small = not key or 2 * len(groups[i]) <= len(examples)
-    part = dev if small and len(dev) < dev_count else train
-    part += groups[i]
+  names = [*groups]
+  for i in np.random.default_rng(42).permutation(len(names)):
+    group = groups[names[i]]
+    stratum = group_strata[names[i]]
+    small = not key or 2 * len(group) <= sizes[stratum]
+    if small and places.get(stratum, 0) > 0:
+      places[stratum] -= len(group)
+      dev += group
+    else:
+      train += group
   return train, dev
+
+
+def _shares(sizes: Mapping[Hashable, int], count: int) -> dict[Hashable, int]:
+  """Divides a count by the largest remainders, at most half of each size."""
+  total = sum(sizes.values())
+  products = {name: count * size for name, size in sizes.items()}
+  shares = {name: product // total for name, product in products.items()}
+  by_remainder = sorted(sizes, key=lambda x: products[x] % total, reverse=True)
+  for name in by_remainder[: count - sum(shares.values())]:
+    shares[name] += 1
+  return {name: min(share, sizes[name] // 2) for name, share in shares.items()}
 
 
 def known_task_fields(
@@ -483,13 +634,17 @@ def own_task_fields(
   examples: Mapping[str, list[Example]],
   make_queries: Callable[[list[Example]], list[Example]] = list,
   key: Callable[[Example], Sequence[str]] = lambda example: example.texts,
+  classes_of: Callable[[Example], Collection[str]] | None = None,
+  class_names: Collection[str] = (),
 ) -> dict[str, Any]:
   """Returns the fields of a `Task` of an own set, which has the data's name.
 
   `examples` are those of `train`, `dev` and `test`, as far as they exist;
   without `dev`, a tenth of `train` is held out. `make_queries` turns a set's
   examples into those that are evaluated. Examples with the same texts, those of
-  `key`, are on one side. Prints how many there are.
+  `key`, are on one side. `classes_of` returns the names of an example's
+  classes, of each of which a tenth is held out; `class_names` may name more.
+  Prints how many texts sets share, and which classes train or dev lacks.
   """
   name = task_name(data)
   examples = {**examples}
@@ -498,22 +653,34 @@ def own_task_fields(
     return tuple(map(same_text, key(example)))
 
   train = examples.get("train", [])
-  dev = examples.get("dev", ())
-  train_texts = set(map(plain_texts, train))
   if train and "dev" not in examples:
-    if repeated := len(train) - len(train_texts):
+    if repeated := len(train) - len(set(map(plain_texts, train))):
       progress.say(
         f"{name}: {repeated:,} of {len(train):,} examples repeat the text of"
         " another; equal texts are all in train or all in dev"
       )
+    strata = _rarest_classes(train, classes_of) if classes_of else None
     examples["train"], examples["dev"] = divide_training_set(
-      train, _TRAIN_SHARE, plain_texts
+      train, _TRAIN_SHARE, plain_texts, strata
     )
-  elif shared := sum(plain_texts(example) in train_texts for example in dev):
-    progress.say(
-      f"warning: {name}: {shared:,} of {len(dev):,} texts of dev are also in"
-      " train"
-    )
+  texts = {
+    split: [plain_texts(example) for example in examples[split]]
+    for split in splits.WORDS
+    if split in examples
+  }
+  for first, second in itertools.combinations(texts, 2):
+    first_texts = {*texts[first]}
+    if shared := sum(text in first_texts for text in texts[second]):
+      progress.say(
+        f"warning: {name}: {shared:,} of {len(texts[second]):,} texts of"
+        f" {second} are also in {first}"
+      )
+  if classes_of:
+    classes = {
+      split: {*itertools.chain.from_iterable(map(classes_of, examples[split]))}
+      for split in texts
+    }
+    _warn_of_absent_classes(name, classes, class_names)
   evaluations = {
     f"{name}-{split}": make_queries(examples[split])
     for split in ("dev", "test")
@@ -526,3 +693,31 @@ def own_task_fields(
     "facts": {"examples_crc32": zlib.crc32(repr(examples).encode())},
     "trained": "train" in examples,
   }
+
+
+def _rarest_classes(
+  examples: Sequence[Example], classes_of: Callable[[Example], Iterable[str]]
+) -> list[str]:
+  """Returns each example's rarest class; "" if it has none."""
+  classes = [{*classes_of(example)} for example in examples]
+  counts = collections.Counter(itertools.chain(*classes))
+  return [
+    min(names, key=lambda name: (counts[name], name), default="")
+    for names in classes
+  ]
+
+
+def _warn_of_absent_classes(
+  name: str, classes: Mapping[str, set[str]], class_names: Collection[str]
+) -> None:
+  """Warns of classes without an example in train, or in dev."""
+  all_classes = {*class_names}.union(*classes.values())
+  for split in ("train", "dev"):
+    absent = sorted(all_classes - classes.get(split, all_classes))
+    if absent:
+      ellipsis = ", ..." if absent[_SHOWN:] else ""
+      shown = ", ".join(f"{label!r:.40}" for label in absent[:_SHOWN])
+      progress.say(
+        f"warning: {name}: {len(absent):,} of {len(all_classes):,} classes have"
+        f" no example in {split}: {shown}{ellipsis}"
+      )

@@ -533,7 +533,7 @@ def class_tables(summary: Summary) -> Iterator[str]:
 
 
 def remarks(summary: Summary) -> Iterator[str]:
-  """Yields a line for each run that diverged, then for rates that collapsed."""
+  """Yields lines about runs that diverged, rates that collapsed, and a tip."""
   for run in summary.runs:
     if epoch := run["diverged"]:
       before = "" if epoch == 1 else "; its epochs before that count"
@@ -545,3 +545,11 @@ def remarks(summary: Summary) -> Iterator[str]:
         f"{summary.task} collapsed: {rate['collapsed']} of {rate['seeds']} runs"
         f" at lr {rate['lr']:g} give (nearly) every example the same answer"
       )
+  dev = next(iter(summary.evaluations))
+  scores = summary.runs[summary.best_run]["scores"][dev]
+  if "best_f1" in scores and scores["best_f1"] > scores["f1"]:
+    yield (
+      f"tip: {summary.task}: --null_score={scores['best_null_score']:.4g} has"
+      f" the best F1 on {dev}, {100 * scores['best_f1']:.1f}, not"
+      f" {100 * scores['f1']:.1f}: fine-tune again with it"
+    )

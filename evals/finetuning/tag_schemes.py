@@ -32,6 +32,7 @@ WITHOUT_LETTERS = "kinds without letters"
 _ONE = r"(?!\S*[,;|/][BI]-)\S"
 # A kind of two letters or more, but not B_PER or PER-B.
 _KIND = rf"(?![BIMELSUW][-_/:.])(?!\S*[-_/:.][BIMELSUW]$)(?=[^\W\d_]){_ONE}+\S"
+_NUMBER = r"(?=\S*\d)[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?"
 # Schemes in the order in which they are tried.
 SCHEMES = (
   *(Scheme(name, f"O|[{x}]-{_ONE}+") for name, x in _LETTERS.items()),
@@ -41,7 +42,7 @@ SCHEMES = (
   # Other tags, such as parts of speech. Of letters, O may be an object. Words
   # are no number, no list, and not CoNLL-U's mark of an empty column.
   Scheme("letters", r"[^\s\d_]", (), False),
-  Scheme("words", rf"(?!O$|_$|[-+]?\d[\d.,]*$|\[.|[BbIi]-){_ONE}+", (), False),
+  Scheme("words", rf"(?!O$|_$|{_NUMBER}$|\[.|[BbIi]-){_ONE}+", (), False),
 )
 _MARKED = re.compile("([BIMELSUW])(-.+)?")
 

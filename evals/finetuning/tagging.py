@@ -124,7 +124,7 @@ class Tagger(Tags):
 
   def _refuse_columns(self, examples: Sequence[Example]) -> None:
     """Raises a UserError if texts are lines of words and tags."""
-    ends = [e.texts[-1] for e in examples if e.label is None]
+    ends = [e.texts[-1] for e in examples if e.label is None and e.texts]
     if len(ends) > 1 and {*ends} <= {*self.labels}:
       raise UserError(
         f"each text ends with a tag, such as {ends[0]}: give sentences without"
@@ -312,6 +312,10 @@ def own_task(
   there are none, or they are of no known scheme.
   """
   sources = sets.open_data(data, any_kind=True)
+  files = [*itertools.chain(*sources.values())]
+  column = options.record_columns[1]
+  dataset_names = (sets.class_names(source, column) for source in files)
+  classes = classes or next(filter(None, dataset_names), ())
   sentences = {
     split: [
       sentence
@@ -337,8 +341,14 @@ def own_task(
   examples = {
     split: _examples(sentences[split], split, classes) for split in sentences
   }
-  fields = sets.own_task_fields(data, examples)
-  files = itertools.chain(*sources.values())
+  sets.warn_of_twins(sets.path_or_name(data), tags)
+  kind_of = tag_schemes.kind_of if scheme.is_of_entities else str
+  kinds = [*map(kind_of, classes)]
+  fields = sets.own_task_fields(
+    data,
+    examples,
+    classes_of=lambda sentence: [kinds[label] for label in {*sentence.label}],
+  )
   if all(isinstance(file, str) and not _is_columns(file) for file in files):
     fields["columns"] = options.record_columns[:1]
   if not scheme.is_of_entities:
@@ -501,22 +511,20 @@ def _read_sentences(
   )
   for place, values in sets.source_records(source, columns):
     words, tags = (_sequence(value, place) for value in values)
-    if not _are_words(words):
-      raise UserError(f"{place}: the words are not texts")
-    if not 0 < len(words) == len(tags):
+    for word in words or [""]:
+      if not _are_words([word]):
+        raise UserError(f"{place}: the word {word!r:.40} is blank, or not text")
+    if len(words) != len(tags):
       raise UserError(f"{place}: {len(words)} words, but {len(tags)} tags")
     yield Example(tuple(words), _tag_names(tags, names, place), place)
 
 
 def _sequence(value: object, place: str) -> list:
   """Returns a record's words or tags: a sequence, or a text with spaces."""
-  # As pandas writes lists to csv.
-  if isinstance(value, str) and re.match(r"\[\S", value) and value[-1] == "]":
-    raise UserError(
-      f"{place}: {value!r:.60} is a list that is written as text: write lists"
-      " to jsonl or parquet"
-    )
   if isinstance(value, str):
+    # As pandas writes lists to csv.
+    if re.match(r"\[\S", value) and value[-1] == "]":
+      raise sets.list_as_text(f"{place}:", value)
     return value.split()
   return value if isinstance(value, list) else [None]
 
@@ -531,8 +539,15 @@ def _tag_names(
   """Returns the names of tags, which are texts, or numbers of `names`."""
   numbers = []
   texts = []
-  for tag in tags:
-    if isinstance(tag, str) and tag.strip():
+  for index, tag in enumerate(tags, start=1):
+    if sets.is_missing(tag) and tag not in names:
+      raise UserError(
+        f"{place}: word {index} has no tag ({tag!r:.20}): give each word a tag,"
+        " or leave out the sentence"
+      )
+    if isinstance(tag, str) and tag[-1] in ",;|" and tag[:-1]:
+      raise sets.list_as_text(f"{place}: the tag", tag)
+    if isinstance(tag, str):
       text = tag.strip()
       # In csv, and in columns, numbers are text.
       is_number = text.isdecimal() and text not in names

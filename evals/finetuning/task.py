@@ -139,6 +139,10 @@ class TaskHead(abc.ABC):
     `reduced` has the arrays `[n, ...]` of all rows.
     """
 
+  def further_scores(self, reduced: Any, rows: ExampleRows) -> dict[str, float]:
+    """Returns scores that need more than the predictions, by name."""
+    return {}
+
   def example(self, texts: str | Sequence[str]) -> Example:
     """Returns a text, or several that are read together, as an example."""
     return Example((texts,) if isinstance(texts, str) else tuple(texts))
