@@ -127,6 +127,31 @@ def test_modernbert_of_transformers_4_says_the_same():
   assert read(new, layer_types=kinds).windows == (0, 0, 5, 5)
 
 
+@pytest.mark.parametrize(
+  ("windows", "form", "period"),
+  [
+    ((0, 5, 5), "bidirectional", 3),
+    ((0, 5), "bidirectional", 2),
+    ((), "bidirectional", 1),
+    ((0, 5, 5, 5), "bidirectional", 4),
+    ((5, 0), "bidirectional", None),
+    ((0, 0, 5, 5), "bidirectional", None),
+    ((5,), "bidirectional", None),
+    ((0, 5, 5), "causal", None),  # one RoPE base there
+  ],
+)
+def test_transformers_4_computes_a_modernbert_or_refuses(windows, form, period):
+  """Catches a folder in which an older version computes other logits."""
+  fields = written("modernbert", form, windows=windows)
+  assert fields["global_attn_every_n_layers"] == period
+  assert (fields["global_rope_theta"] is None) == (period is None)
+  # Text Embeddings Inference has no default for it.
+  assert fields["initializer_cutoff_factor"] == 2.0
+  if period:
+    old = without(fields, *NEW)
+    assert read(old) == read(fields)
+
+
 def test_ultrabert_of_its_own_code_says_the_same():
   """Catches a window, a base or a default pattern read from the wrong field."""
   new = written("ultrabert")

@@ -229,8 +229,7 @@ def _text_pieces(
   for place, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
-    text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
-    text = parsing.without_marks(text).strip()
+    text = parsing.plain_lines(value or "").strip()
     if not parsing.writable(text):  # of a reader of the user's
       raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1

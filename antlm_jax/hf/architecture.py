@@ -101,6 +101,8 @@ class Architecture:
   # Returns further fields of config.json for our configuration and a target.
   # Raises UserError if transformers has no such model.
   extra: Callable[[Any, Target], Mapping[str, Any]] = lambda config, target: {}
+  # Returns the first version of transformers that computes what ours does.
+  since: Callable[[Any, Target], str] = lambda config, target: target.since
   # Fills in defaults for absent fields of a config.json. Raises ValueError if
   # our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields

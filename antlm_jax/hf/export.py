@@ -168,9 +168,16 @@ def _text_files(
   elif loaded.headless:
     config["architectures"] = [target.classes["AutoModel"]]
   values = {hf_config.CONFIG: config}
-  values |= tokenizer.files(loaded.tokenizer, before, after, loaded.longest_row)
+  generates = attention == "causal" and predicts
+  values |= tokenizer.files(
+    loaded.tokenizer,
+    before,
+    after,
+    loaded.longest_row,
+    padding_side="left" if generates and not sentences else "right",
+  )
   values[NATIVE] = _import_metadata(loaded)
-  if attention == "causal" and predicts:
+  if generates:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )

@@ -192,10 +192,10 @@ def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   place = head_place(loaded.task)
   if place.auto not in target.classes:
     causal = loaded.task.attention == "causal"
-    hint = ": fine-tune with attention=bidirectional" if causal else ""
+    hint = ": fine-tune with --attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
-      f" and transformers' {target.model_type} has no {place.auto}{hint}"
+      f" and antlm exports no {place.auto} of a {target.model_type}{hint}"
     )
   fields = place.config(loaded, target.model_type)
   return {"architectures": [target.classes[place.auto]], **fields}

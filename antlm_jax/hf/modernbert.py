@@ -17,6 +17,7 @@ from antlm_jax.hf.architecture import (
 )
 from antlm_jax.models import encoder
 
+_PERIOD = "global_attn_every_n_layers"  # distance of layers without a window
 # The only values that our modernbert encoder computes.
 _COMPUTES = {
   "hidden_activation": "gelu",
@@ -48,7 +49,7 @@ _DEFAULTS = {
   "embedding_dropout": 0.0,
   "mlp_dropout": 0.0,
   "local_attention": 128,
-  "global_attn_every_n_layers": 3,
+  _PERIOD: 3,
   "global_rope_theta": 160_000.0,
   "local_rope_theta": 10_000.0,
 }
@@ -64,7 +65,21 @@ _END = ("eos", "pad")
 _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
 
+def _period(config, target: Target) -> int | None:
+  """Returns the distance of layers without a window; None if it varies.
+
+  transformers 4 and Text Embeddings Inference read it, not the layers' kinds.
+  transformers 4 has one RoPE base for a decoder.
+  """
+  windows = config.layer_windows
+  full = [layer for layer, window in enumerate(windows) if not window]
+  period = full[1] if len(full) > 1 else len(windows)
+  is_periodic = full == [*range(0, len(windows), period)]
+  return period if is_periodic and target.model_type == _BIDIRECTIONAL else None
+
+
 def _modernbert_fields(config, target: Target) -> dict[str, Any]:
+  period = _period(config, target)
   width = target.window(config, default=65)
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
@@ -76,14 +91,24 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
       for kind, base in bases.items()
     },
     "embedding_dropout": config.dropout,
+    "initializer_cutoff_factor": 2.0,
+    # Null is an error in transformers 4, which would compute other logits.
+    _PERIOD: period,
+    **({} if period else {"global_rope_theta": None}),
   }
+
+
+def _since(config, target: Target) -> str:
+  """Returns the first version of transformers that reads the layers' kinds."""
+  is_old = target.model_type == _CAUSAL or _period(config, target)
+  return target.since if is_old else "5.0"
 
 
 def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
   values = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
   if values["embedding_dropout"] != values["mlp_dropout"]:
     raise unsupported_value("embedding_dropout", values["embedding_dropout"])
-  period = integer_field(values, "global_attn_every_n_layers", 1)
+  period = integer_field(values, _PERIOD, 1)
   window = integer_field(values, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
   kinds = layer_kinds(
@@ -172,5 +197,6 @@ MODERNBERT = Architecture(
   },
   causal_field="is_causal",
   extra=_modernbert_fields,
+  since=_since,
   complete=_complete_modernbert,
 )
