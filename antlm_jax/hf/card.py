@@ -216,8 +216,7 @@ def _tuning_facts(loaded: Loaded) -> dict[str, str]:
   """Returns what fine-tuning did, from the summary next to the model."""
   path = loaded.saved.run / "summary.json"
   labels = loaded.task.settings.get("labels", ())
-  shown = tables.plain_markdown(", ".join(labels[:_SHOWN]))
-  shown += ", ..." * (len(labels) > _SHOWN)
+  shown = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)
   facts = {
     "Head": f"{loaded.task.kind}, {loaded.task.attention} attention",
     "Labels": f"{len(labels):,}: {shown}" if labels else "",

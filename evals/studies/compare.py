@@ -64,13 +64,16 @@ def compare(
   paths = [path for path in paths if path.name != comparison.FOLDER]
   if not paths:
     raise UserError("no runs to compare")
+  folder = pathlib.Path(output) if output else None
+  results = [tuned.results_folder(path) for path in paths]
+  are_tuned = all(results)
+  if are_tuned:
+    paths = results
   # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
-  folder = pathlib.Path(output) if output else None
-  results = {label: tuned.results_folder(labels[label]) for label in labels}
-  if all(results.values()):
-    return tuned.compare_tuned(results, folder)
+  if are_tuned:
+    return tuned.compare_tuned(labels, folder)
   for path in paths:
     if not (path / saving.CONFIG).is_file():
       raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
