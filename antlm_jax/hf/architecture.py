@@ -65,7 +65,7 @@ class Target:
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Roles that replace default token ids; the first known role is used.
   ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-  # Tensors whose names differ from `heads.HEADS`.
+  # Tensors whose names differ from `heads.HEADS`; "" for no such tensor.
   head: Mapping[str, str] = dataclasses.field(default_factory=dict)
   code: tuple[str, ...] = ()  # Python files from hf/remote for its folder
   note: str = ""  # note for its card

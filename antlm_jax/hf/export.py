@@ -223,6 +223,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   if loaded.task:
     place = heads.head_place(loaded.task)
     head_names = place.weights | target.head
+    head_names = {ours: name for ours, name in head_names.items() if name}
     head_params = place.params(loaded.task)
     tensors |= weights.params_to_tensors(head_params, head_names, dtype)
   config = loaded.model.config

@@ -68,8 +68,8 @@ _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 def _period(config, target: Target) -> int | None:
   """Returns the distance of layers without a window; None if it varies.
 
-  transformers 4 and Text Embeddings Inference read it, not the layers' kinds.
-  transformers 4 has one RoPE base for a decoder.
+  transformers before 5.3 and Text Embeddings Inference read it, not the layers'
+  kinds. Decoders in transformers 4 have one RoPE base, so they get None.
   """
   windows = config.layer_windows
   full = [layer for layer, window in enumerate(windows) if not window]
@@ -92,7 +92,7 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
     },
     "embedding_dropout": config.dropout,
     "initializer_cutoff_factor": 2.0,
-    # Null is an error in transformers 4, which would compute other logits.
+    # Null is an error in versions that would compute other logits.
     _PERIOD: period,
     **({} if period else {"global_rope_theta": None}),
   }
@@ -101,7 +101,7 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
 def _since(config, target: Target) -> str:
   """Returns the first version of transformers that reads the layers' kinds."""
   is_old = target.model_type == _CAUSAL or _period(config, target)
-  return target.since if is_old else "5.0"
+  return target.since if is_old else "5.3"
 
 
 def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
@@ -167,7 +167,7 @@ MODERNBERT = Architecture(
       Target(
         _CAUSAL,
         auto_classes("ModernBertDecoder", "CausalLM"),
-        since="5.23",  # version 4.57 uses one base for all layers
+        since="5.0",  # version 4.57 uses one base for all layers
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,
