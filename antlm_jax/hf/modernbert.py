@@ -18,6 +18,7 @@ from antlm_jax.hf.architecture import (
 from antlm_jax.models import encoder
 
 _PERIOD = "global_attn_every_n_layers"  # distance of layers without a window
+_BASE = "global_rope_theta"
 # The only values that our modernbert encoder computes.
 _COMPUTES = {
   "hidden_activation": "gelu",
@@ -50,7 +51,7 @@ _DEFAULTS = {
   "mlp_dropout": 0.0,
   "local_attention": 128,
   _PERIOD: 3,
-  "global_rope_theta": 160_000.0,
+  _BASE: 160_000.0,
   "local_rope_theta": 10_000.0,
 }
 _FULL = "full_attention"
@@ -94,7 +95,7 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
     "initializer_cutoff_factor": 2.0,
     # Null is an error in versions that would compute other logits.
     _PERIOD: period,
-    **({} if period else {"global_rope_theta": None}),
+    **({} if period else {_BASE: None}),
   }
 
 
@@ -105,6 +106,9 @@ def _since(config, target: Target) -> str:
 
 
 def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
+  # Export writes null for them, and `layer_types` and `rope_parameters`.
+  nulls = {name for name in (_PERIOD, _BASE) if fields.get(name, 0) is None}
+  fields = {name: fields[name] for name in fields if name not in nulls}
   values = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
   if values["embedding_dropout"] != values["mlp_dropout"]:
     raise unsupported_value("embedding_dropout", values["embedding_dropout"])
@@ -115,7 +119,7 @@ def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
     values, lambda i: _SLIDING if i % period else _FULL, (_FULL, _SLIDING)
   )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
-  base = values["global_rope_theta"]
+  base = values[_BASE]
   if fields.get("local_rope_theta", 0) is None:  # null for the global base
     values["local_rope_theta"] = base
   bases = {_FULL: base, _SLIDING: values["local_rope_theta"]}
@@ -126,7 +130,7 @@ def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
       raise unsupported_value(name, rotation)
   return values | {
     "layer_types": windows if any(windows) else (),
-    "global_rope_theta": ropes[0]["rope_theta"],
+    _BASE: ropes[0]["rope_theta"],
     "local_rope_theta": ropes[1]["rope_theta"],
   }
 
@@ -139,7 +143,7 @@ MODERNBERT = Architecture(
     "dropout": "mlp_dropout",
     "attention_dropout": "attention_dropout",
     "windows": "layer_types",
-    "rope_theta": "global_rope_theta",
+    "rope_theta": _BASE,
     "window_rope_theta": "local_rope_theta",
   },
   weights={
