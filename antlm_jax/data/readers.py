@@ -583,7 +583,8 @@ def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
-    parsing.check_once(names, columns or {*names})
+    columns = columns or names
+    parsing.check_once(names, {*columns})
     only = list(columns) if {*columns} <= {*names} else names
     # A file without rows has no row groups.
     index, count = part
