@@ -24,7 +24,7 @@ run = random_models.run()
 
 @pytest.fixture(scope="module")
 def sentences():
-  return [*toy_english.make_sentences(1, 6), "Tom", "the " * 20]
+  return [*toy_english.make_sentences(1, 6), "Tom", "the" + " the" * 19]
 
 
 def laid_out(loaded, context, text, mode, pipeline):

@@ -127,6 +127,38 @@ def test_modernbert_of_transformers_4_says_the_same():
   assert read(new, layer_types=kinds).windows == (0, 0, 5, 5)
 
 
+@pytest.mark.parametrize(
+  ("windows", "form", "period", "since"),
+  [
+    ((0, 5, 5), "bidirectional", 3, "4.48"),
+    ((0, 5), "bidirectional", 2, "4.48"),
+    ((), "bidirectional", 1, "4.48"),
+    ((0, 5, 5, 5), "bidirectional", 4, "4.48"),
+    ((5, 0), "bidirectional", None, "5.3"),
+    ((0, 0, 5, 5), "bidirectional", None, "5.3"),
+    ((5,), "bidirectional", None, "5.3"),
+    ((0, 5, 5), "causal", None, "5.0"),  # one RoPE base in version 4
+  ],
+)
+def test_older_versions_compute_a_modernbert_or_refuse(
+  windows, form, period, since
+):
+  """Catches a folder in which an older version computes other logits."""
+  architecture = ARCHITECTURES["modernbert"]
+  settings = {"name": "modernbert", **SHAPE, "layers": 4, "windows": windows}
+  encoder = models.build_model(settings, 400).config
+  target = architecture.target(encoder, form, 0)
+  assert architecture.since(encoder, target) == since
+  fields = written("modernbert", form, windows=windows)
+  assert fields["global_attn_every_n_layers"] == period
+  assert (fields["global_rope_theta"] is None) == (period is None)
+  # Text Embeddings Inference has no default for it.
+  assert fields["initializer_cutoff_factor"] == 2.0
+  if period:
+    old = without(fields, *NEW)
+    assert read(old) == read(fields)
+
+
 def test_ultrabert_of_its_own_code_says_the_same():
   """Catches a window, a base or a default pattern read from the wrong field."""
   new = written("ultrabert")

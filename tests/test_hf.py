@@ -208,6 +208,9 @@ def test_generation_draws_no_special_token_but_the_end(llama):
   others = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.mask_id}
   assert set(config["suppress_tokens"]) == others
   assert config["eos_token_id"] == tokenizer.eos_id
+  # On the right, transformers continues a shorter text of a batch after pads.
+  settings = json.loads((llama[1] / "tokenizer_config.json").read_text())
+  assert settings["padding_side"] == "left"
 
 
 def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
@@ -372,6 +375,7 @@ def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):
   assert tokenizer.pad_id is None
   made = hf_tokenizers.files(tokenizer, [1], [2], 48)
   assert made["tokenizer_config.json"]["pad_token"]["content"] == "</s>"
+  assert made["tokenizer_config.json"]["padding_side"] == "right"
   assert hf_tokenizers.special_ids(tokenizer)["pad"] == tokenizer.eos_id
 
 

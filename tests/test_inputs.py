@@ -1,5 +1,6 @@
 """Texts in Python that are no texts, as from pandas."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax.errors import UserError
+from antlm_jax.inference.scoring import TextFormat
 from tests import random_models
 
 run = random_models.run()
@@ -71,3 +73,40 @@ def test_perplexity_needs_a_word(loaded):
   assert found.words == 2 and np.isfinite(found.word_perplexity)
   some = ax.perplexity(loaded, iter(["the dogs", None]), limit=1, quiet=True)
   assert some.documents == 1  # reads no further than the limit
+
+
+def test_white_space_around_a_text_is_no_text(loaded, tmp_path):
+  """Catches a line's own newline that is scored, embedded or continued."""
+  text = "the dogs rest ."
+  forms = [f"{text}\n", f"\t{text} ", f"\ufeff{text}\r\n", f"{text}\xa0"]
+  scores = ax.score(loaded, [text, *forms])
+  np.testing.assert_array_equal(scores, scores[0])
+  vectors = ax.embed(loaded, [text, *forms], quiet=True)
+  np.testing.assert_array_equal(vectors, vectors[:1].repeat(5, axis=0))
+  path = tmp_path / "lines.txt"
+  path.write_text(f"  {text} \n")
+  of_file = ax.perplexity(loaded, path, quiet=True).token_perplexity
+  for form in forms:
+    measured = ax.perplexity(loaded, [form], quiet=True)
+    assert measured.token_perplexity == of_file
+  prompts = ax.generate(loaded, [text, forms[0]], tokens=2)
+  assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+  ("context", "text"),
+  [("a dog ", "rests ."), ("a dog", " rests ."), (" a dog ", " rests .\n")],
+)
+def test_a_separator_is_added_only_where_none_is(loaded, context, text):
+  """Catches two spaces between a context and its text."""
+  score = functools.partial(ax.score, loaded)
+  expected = score(["rests ."], contexts=["a dog"])
+  assert score([text], contexts=[context]) == expected
+  # Another separator is kept; without any, both are joined as they are.
+  lines = score(["rests ."], contexts=["a dog\n"])
+  assert lines == score(["\nrests ."], contexts=["a dog"]) != expected
+  joined = score(
+    ["rests ."], contexts=["a dog "], text_format=TextFormat(separator="")
+  )
+  assert joined == expected
+  assert score([text], contexts=[" "]) == score(["rests ."])

@@ -182,7 +182,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
   monkeypatch.setattr(finetune, "perform", interrupted)
   for more, words in (
     (("--head=norms",), "EuroBERT has no head like that of"),
-    (("--attention=causal",), "has no AutoModelForSequenceClassification"),
+    (("--attention=causal", "--head=plain"), "Llama has no head like that of"),
   ):
     for save in ((), ("--save",)):
       with pytest.raises(KeyboardInterrupt):

@@ -242,6 +242,12 @@ def test_lambada_command(run, tmp_path, capsys):
   data = runs.write_lines(tmp_path / "parts.jsonl", rows)
   again = runs.score(run, data, tmp_path / "parts", *how, task="lambada")
   assert again["word_perplexity"] == found["word_perplexity"]
+  # The same texts as lines, the form of the original.
+  data = tmp_path / "lambada.txt"
+  data.write_text("".join(f"{' '.join(pair)}\n" for pair in parts))
+  again = runs.score(run, data, tmp_path / "lines", how[0], task="lambada")
+  assert again["texts"] == 4
+  assert again["word_perplexity"] == found["word_perplexity"]
   assert "perplexity" in capsys.readouterr().out
 
 

@@ -1,12 +1,15 @@
 """Retrieval: rankings, metrics, chunks of a batch, files and training."""
 
 import functools
+import gzip
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
@@ -124,9 +127,35 @@ def test_beirs_files_are_read(tmp_path):
   pairs, test = task.load("train"), task.load("nfcorpus-test")
   assert len(pairs) == 64 and len(test) == 16 + 8
   query, document = pairs[0].texts
-  assert query.startswith("Tom ") and document.startswith("Tom. ")
+  assert query.startswith("Tom ") and document.startswith("Tom ")
   assert task.head.prompts == ("Query: ", "Document: ")
   assert test[0].label == {"d0": 1.0} and test[-1].label is None
+
+
+def test_packed_files_are_read(tmp_path):
+  """Catches gzip and parquet that are not found, and numbers as ids."""
+  expected = beir(tmp_path / "plain").load("nfcorpus-test")
+  beir(tmp_path)
+  folder = tmp_path / "nfcorpus"
+  corpus = folder / "corpus.jsonl"
+  rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+  parquet.write_table(
+    pyarrow.Table.from_pylist(rows), folder / "corpus.parquet"
+  )
+  for path in (folder / "queries.jsonl", folder / "qrels/test.tsv"):
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+  options = retrieval.RetrievalOptions()
+  make = functools.partial(retrieval.make_retrieval_task, tmp_path, "nfcorpus")
+  with pytest.raises(
+    UserError, match=r"has corpus.jsonl, corpus.parquet: keep"
+  ):
+    make("bidirectional", options)
+  corpus.unlink()
+  task = make("bidirectional", options)
+  assert task.load("nfcorpus-test") == expected
+  assert folder / "corpus.parquet" in task.files
 
 
 def test_bm25_has_a_column_next_to_the_runs(tmp_path):

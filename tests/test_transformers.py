@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import generate, score
-from antlm_jax.evals.finetuning.classification import Classifier
+from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.evals.finetuning.multi_label import MultiLabelClassifier
 from antlm_jax.evals.finetuning.regression import Regressor
 from antlm_jax.evals.predict import predict
@@ -164,6 +164,7 @@ def test_the_cards_example_runs(pair, capsys):
     ("classes", "ltg_bert", "mean", False, "bidirectional"),
     ("classes", "modernbert", "mean", False, "bidirectional"),
     ("classes", "modernbert", "first", False, "bidirectional"),
+    ("linear", "llama", "last", False, "causal"),
     *(
       (kind, *options, "bidirectional")
       for kind in ("labels", "number")
@@ -183,6 +184,7 @@ def test_a_fine_tuned_head_comes_along(
   head = {
     "classes": Classifier(LABELS, pool, **how),
     "labels": MultiLabelClassifier(LABELS, pool, **how),
+    "linear": LinearHead(LABELS, pool),
     "number": Regressor(("value",), pool, **how, mean=2.5, deviation=40.0),
   }[kind]
   loaded = random_models.tuned(tmp_path, head, encoder, attention)
@@ -190,7 +192,7 @@ def test_a_fine_tuned_head_comes_along(
   auto = transformers.AutoModelForSequenceClassification
   model = auto.from_pretrained(folder, **TRUSTED).eval()
   tokenize = transformers.AutoTokenizer.from_pretrained(folder, **TRUSTED)
-  if kind == "classes":
+  if kind in ("classes", "linear"):
     # Only our own code reads rows that are padded on the left.
     for side in ("right", "left")[: 1 + (encoder == "ltg_bert")]:
       pairs = ["the dogs rest .", "a cat"], ["Ann", "the dogs near the house"]
@@ -241,7 +243,7 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   for changes, forms, said in (
     ({}, (), "head=plain"),
     ({}, ("causal",), "was fine-tuned with bidirectional attention"),
-    (causal, (), "attention=bidirectional"),
+    (causal, (), "head=linear and pool=last"),
     (spans, (), "no head like that of squad (spans"),
   ):
     tuned = dataclasses.replace(task, **changes)

@@ -90,7 +90,7 @@ COMPS = [
   for good, bad, x in (
     ("A dog", "A hill", "sat near Tom ."),
     ("A cat", "A tree", "rests ."),
-    ("A xyzzy", "A dog", "runs ."),
+    ("A xyzzy ", "A dog", "runs . "),  # spaces at the ends are no text
   )
 ]
 
@@ -113,7 +113,7 @@ def ewok_item(_, row):
 
 
 def comps_item(file, row):
-  good, bad, said = row.values()
+  good, bad, said = (text.strip() for text in row.values())
   choices = [(prefix + " ", said, f"{prefix} {said}") for prefix in (good, bad)]
   return file.removeprefix("comps_").replace("__", "_"), 0, choices
 
@@ -125,7 +125,7 @@ def box_item(file, row):
 
 def piqa_item(file, row):
   texts = [f" {text}" for name, text in row.items() if "solution" in name]
-  choices = [(row["prompt"], text, text) for text in texts]
+  choices = [(row["prompt"].strip(), text, text) for text in texts]
   return row["example_id"], row["label"], choices
 
 
@@ -134,7 +134,7 @@ PIQA = [
   {"prompt": prompt, "label": label, "example_id": f"x_{i}"}
   | {f"solution{n}": text for n, text in enumerate(SOLUTIONS[:count])}
   for i, (prompt, label, count) in enumerate(
-    [("Tom often", 1, 4), ("the cat", 3, 4), ("A tree", 0, 2), ("Tom", 1, 2)]
+    [("Tom often", 1, 4), ("the cat ", 3, 4), ("A tree", 0, 2), ("Tom", 1, 2)]
   )
 ]
 BOXES = {"ambiref": [*entities(5, 0, 1)], "regular": [*entities(6, 1, 2)]}

@@ -326,8 +326,7 @@ def _text_pieces(
   for place, (value,) in read_source_records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{place}: {column!r} is no text but {value!r:.60}")
-    text = (value or "").replace("\r\n", "\n").replace("\r", "\n")
-    text = parsing.stripped(parsing.without_marks(text))
+    text = parsing.stripped(parsing.plain_lines(value or ""))
     if not parsing.writable(text):  # of a reader of the user's
       raise ValueError(f"{place}: {parsing.HALF}")
     tally["records"] += 1
@@ -775,10 +774,12 @@ def _parquet(
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
-    parsing.check_once(names, columns or {*names})
+    columns = columns or names
+    parsing.check_once(names, {*columns})
     only = names
     if {*columns} <= {*names}:
-      only = [*columns, *(name for name in optional if name in names)]
+      others = {*optional} & {*names} - {*columns}
+      only = [*columns, *(name for name in names if name in others)]
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)

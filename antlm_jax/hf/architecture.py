@@ -65,7 +65,7 @@ class Target:
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Roles that replace default token ids; the first known role is used.
   ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-  # Tensors whose names differ from `heads.HEADS`.
+  # Tensors whose names differ from `heads.HEADS`; "" for no such tensor.
   head: Mapping[str, str] = dataclasses.field(default_factory=dict)
   code: tuple[str, ...] = ()  # Python files from hf/remote for its folder
   note: str = ""  # note for its card
@@ -101,6 +101,8 @@ class Architecture:
   # Returns further fields of config.json for our configuration and a target.
   # Raises UserError if transformers has no such model.
   extra: Callable[[Any, Target], Mapping[str, Any]] = lambda config, target: {}
+  # Returns the first version of transformers that computes what ours does.
+  since: Callable[[Any, Target], str] = lambda config, target: target.since
   # Fills in defaults for absent fields of a config.json. Raises ValueError if
   # our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields

@@ -52,6 +52,7 @@ _FIGURES = {
 }
 # Errors of a summary.json that holds other values than those of `antlm eval`.
 _DAMAGED = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+_SHOWN = 20  # labels in a card
 _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
@@ -113,6 +114,10 @@ def card(
   origin = _TRAINED.format(curriculum=curriculum)
   if not loaded.meta.data:
     origin = _FOREIGN
+  tuning = {}
+  if loaded.task:
+    origin += f" It was fine-tuned on the task `{loaded.task.name}`."
+    tuning = _tuning_facts(loaded)
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
   call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
@@ -120,7 +125,7 @@ def card(
     "embedder" if embedder else "pipeline",
     auto=auto,
     call=call,
-    since=target.since,
+    since=ARCHITECTURES[name].since(loaded.model.config, target),
     tag=tag,
     options=pipeline_options,
     text=repr(_TEXTS.get(tag, "The dogs sleep.").format(mask=word)),
@@ -140,6 +145,7 @@ def card(
     training=_card_table(
       "Training", _training_facts(loaded) if loaded.meta.data else {}
     ),
+    tuning=_card_table("Fine-tuning", tuning),
     evaluation=_card_table("Evaluation", dict(map(_result_row, results))),
     paper=ARCHITECTURES[name].paper,
   )
@@ -204,6 +210,33 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
     "Data": without_folders(config.data.path),
     "SHA-256 of the rows": f"`{loaded.meta.data}`",
   }
+
+
+def _tuning_facts(loaded: Loaded) -> dict[str, str]:
+  """Returns what fine-tuning did, from the summary next to the model."""
+  path = loaded.saved.run / "summary.json"
+  labels = loaded.task.settings.get("labels", ())
+  shown = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)
+  facts = {
+    "Head": f"{loaded.task.kind}, {loaded.task.attention} attention",
+    "Labels": f"{len(labels):,}: {shown}" if labels else "",
+  }
+  if files.is_remote(path) or not path.is_file():
+    return facts
+  try:
+    summary = files.read_json(path, "the summary")
+    request = summary["request"]
+    run = summary["runs"][summary["best_run"]]
+    return facts | {
+      "Training examples": f"{summary['train_examples']:,}",
+      "Learning rate": f"{run['lr']:g}, the best of {len(summary['by_lr'])}",
+      "Epochs": f"{run['best_epoch']}, the best of {len(run['epochs'])}",
+      "Batch size": f"{request['batch_size']} examples",
+      "Longest row": f"{request['max_length']} tokens",
+      "Random seed": str(run["seed"]),
+    }
+  except (UserError, *_DAMAGED):  # `read_results` warns of it
+    return facts
 
 
 def read_results(loaded: Loaded) -> list[dict[str, object]]:

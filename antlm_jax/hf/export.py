@@ -168,9 +168,16 @@ def _text_files(
   elif loaded.headless:
     config["architectures"] = [target.classes["AutoModel"]]
   values = {hf_config.CONFIG: config}
-  values |= tokenizer.files(loaded.tokenizer, before, after, loaded.longest_row)
+  generates = attention == "causal" and predicts
+  values |= tokenizer.files(
+    loaded.tokenizer,
+    before,
+    after,
+    loaded.longest_row,
+    padding_side="left" if generates and not sentences else "right",
+  )
   values[NATIVE] = _import_metadata(loaded)
-  if attention == "causal" and predicts:
+  if generates:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )
@@ -216,6 +223,7 @@ def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   if loaded.task:
     place = heads.head_place(loaded.task)
     head_names = place.weights | target.head
+    head_names = {ours: name for ours, name in head_names.items() if name}
     head_params = place.params(loaded.task)
     tensors |= weights.params_to_tensors(head_params, head_names, dtype)
   config = loaded.model.config

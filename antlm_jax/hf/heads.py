@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.hf import tokenizer
 from antlm_jax.hf.architecture import Target, tensor_names
 from antlm_jax.inference.model import FineTuned, Loaded
 
@@ -21,6 +22,12 @@ _CLASSIFIERS = {
   "ltg_bert": ("LTG-BERT", "norms", {}),
   "modernbert": ("ModernBERT", "last_norm", {"first": "cls", "mean": "mean"}),
   "ultrabert": ("UltraBERT", "linear", {"first": "cls", "mean": "mean"}),
+}
+# Causal families: a layer without a bias on the last token before padding.
+_DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}
+_CLASSIFIERS |= {
+  model_type: (family, "linear", {"last": "last"})
+  for model_type, family in _DECODERS.items()
 }
 _EUROBERT = "EuroBERT", "plain", {"first": "bos", "mean": "mean"}
 
@@ -66,12 +73,29 @@ def _classifier_config(
   if head_option != option or head["pool"] not in pools:
     raise UserError(
       f"{name} has no head like that of {loaded.path}: fine-tune with"
-      f" head={option} and pool=mean (or pool=first)"
+      f" head={option} and pool={' or '.join(reversed(pools))}"
     )
+  if model_type in _DECODERS:
+    _check_decoder(loaded, problem_type)
   out["classifier_pooling"] = pools[head["pool"]]
   if option == "last_norm":
     out |= {"classifier_bias": True, "classifier_dropout": head["dropout"]}
   return out
+
+
+def _check_decoder(loaded: Loaded, problem_type: str) -> None:
+  """Raises a UserError if a causal family computes something else."""
+  if problem_type == "regression":
+    raise UserError(
+      f"transformers' causal models have no bias, which the numbers of"
+      f" {loaded.path} need: fine-tune with --attention=bidirectional"
+    )
+  before, after = (ids.tolist() for ids in loaded.frame)
+  if tokenizer.special_ids(loaded.tokenizer, before)["pad"] in after[-1:]:
+    raise UserError(
+      f"the tokenizer of {loaded.path} pads with the token that ends a text,"
+      " but transformers' causal models classify the last token before padding"
+    )
 
 
 def _head_option(head: Mapping[str, Any]) -> str:
@@ -192,10 +216,10 @@ def head_config(loaded: Loaded, target: Target) -> dict[str, Any]:
   place = head_place(loaded.task)
   if place.auto not in target.classes:
     causal = loaded.task.attention == "causal"
-    hint = ": fine-tune with attention=bidirectional" if causal else ""
+    hint = ": fine-tune with --attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention,"
-      f" and transformers' {target.model_type} has no {place.auto}{hint}"
+      f" and antlm exports no {place.auto} of a {target.model_type}{hint}"
     )
   fields = place.config(loaded, target.model_type)
   return {"architectures": [target.classes[place.auto]], **fields}

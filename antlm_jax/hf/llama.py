@@ -46,12 +46,13 @@ def _causal(
   """Returns a causal model family of transformers."""
   return Target(
     family.lower(),
-    auto_classes(family, "CausalLM"),
+    auto_classes(family, "CausalLM", "SequenceClassification"),
     since,
     ours,
     COMPUTES | {"use_cache": True},
     {"is_causal": True, **defaults},
     zeros,
+    head={"classes/kernel": "score.weight", "classes/bias": ""},
     note=(
       f"Do not use `{family}ForQuestionAnswering`. It expects the weights under"
       " another name, and starts from random weights without a warning."

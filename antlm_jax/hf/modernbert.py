@@ -17,6 +17,8 @@ from antlm_jax.hf.architecture import (
 )
 from antlm_jax.models import encoder
 
+_PERIOD = "global_attn_every_n_layers"  # distance of layers without a window
+_BASE = "global_rope_theta"
 # The only values that our modernbert encoder computes.
 _COMPUTES = {
   "hidden_activation": "gelu",
@@ -48,8 +50,8 @@ _DEFAULTS = {
   "embedding_dropout": 0.0,
   "mlp_dropout": 0.0,
   "local_attention": 128,
-  "global_attn_every_n_layers": 3,
-  "global_rope_theta": 160_000.0,
+  _PERIOD: 3,
+  _BASE: 160_000.0,
   "local_rope_theta": 10_000.0,
 }
 _FULL = "full_attention"
@@ -64,7 +66,21 @@ _END = ("eos", "pad")
 _IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
 
+def _period(config, target: Target) -> int | None:
+  """Returns the distance of layers without a window; None if it varies.
+
+  transformers before 5.3 and Text Embeddings Inference read it, not the layers'
+  kinds. Decoders in transformers 4 have one RoPE base, so they get None.
+  """
+  windows = config.layer_windows
+  full = [layer for layer, window in enumerate(windows) if not window]
+  period = full[1] if len(full) > 1 else len(windows)
+  is_periodic = full == [*range(0, len(windows), period)]
+  return period if is_periodic and target.model_type == _BIDIRECTIONAL else None
+
+
 def _modernbert_fields(config, target: Target) -> dict[str, Any]:
+  period = _period(config, target)
   width = target.window(config, default=65)
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
@@ -76,21 +92,34 @@ def _modernbert_fields(config, target: Target) -> dict[str, Any]:
       for kind, base in bases.items()
     },
     "embedding_dropout": config.dropout,
+    "initializer_cutoff_factor": 2.0,
+    # Null is an error in versions that would compute other logits.
+    _PERIOD: period,
+    **({} if period else {_BASE: None}),
   }
 
 
+def _since(config, target: Target) -> str:
+  """Returns the first version of transformers that reads the layers' kinds."""
+  is_old = target.model_type == _CAUSAL or _period(config, target)
+  return target.since if is_old else "5.3"
+
+
 def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
+  # Export writes null for them, and `layer_types` and `rope_parameters`.
+  nulls = {name for name in (_PERIOD, _BASE) if fields.get(name, 0) is None}
+  fields = {name: fields[name] for name in fields if name not in nulls}
   values = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
   if values["embedding_dropout"] != values["mlp_dropout"]:
     raise unsupported_value("embedding_dropout", values["embedding_dropout"])
-  period = integer_field(values, "global_attn_every_n_layers", 1)
+  period = integer_field(values, _PERIOD, 1)
   window = integer_field(values, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
   kinds = layer_kinds(
     values, lambda i: _SLIDING if i % period else _FULL, (_FULL, _SLIDING)
   )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
-  base = values["global_rope_theta"]
+  base = values[_BASE]
   if fields.get("local_rope_theta", 0) is None:  # null for the global base
     values["local_rope_theta"] = base
   bases = {_FULL: base, _SLIDING: values["local_rope_theta"]}
@@ -101,7 +130,7 @@ def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
       raise unsupported_value(name, rotation)
   return values | {
     "layer_types": windows if any(windows) else (),
-    "global_rope_theta": ropes[0]["rope_theta"],
+    _BASE: ropes[0]["rope_theta"],
     "local_rope_theta": ropes[1]["rope_theta"],
   }
 
@@ -114,7 +143,7 @@ MODERNBERT = Architecture(
     "dropout": "mlp_dropout",
     "attention_dropout": "attention_dropout",
     "windows": "layer_types",
-    "rope_theta": "global_rope_theta",
+    "rope_theta": _BASE,
     "window_rope_theta": "local_rope_theta",
   },
   weights={
@@ -142,7 +171,7 @@ MODERNBERT = Architecture(
       Target(
         _CAUSAL,
         auto_classes("ModernBertDecoder", "CausalLM"),
-        since="5.23",  # version 4.57 uses one base for all layers
+        since="5.0",  # version 4.57 uses one base for all layers
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,
@@ -172,5 +201,6 @@ MODERNBERT = Architecture(
   },
   causal_field="is_causal",
   extra=_modernbert_fields,
+  since=_since,
   complete=_complete_modernbert,
 )

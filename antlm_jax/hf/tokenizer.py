@@ -37,6 +37,7 @@ def files(
   before: Sequence[int],
   after: Sequence[int],
   longest: int,
+  padding_side: str = "right",
 ) -> dict[str, dict[str, Any]]:
   """Returns tokenizer.json and tokenizer_config.json.
 
@@ -45,6 +46,7 @@ def files(
     before: Special tokens before a text.
     after: Special tokens after a text.
     longest: Largest number of tokens in a row.
+    padding_side: Side of padding; left to continue several texts at once.
   """
   ids = special_ids(tokenizer, before)
   spec = TokenizerJson.parse(tokenizer.to_json())
@@ -76,6 +78,7 @@ def files(
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
+    "padding_side": padding_side,
     "clean_up_tokenization_spaces": False,
     # Omit token types, which some of our encoders lack.
     "model_input_names": ["input_ids", "attention_mask"],

@@ -48,14 +48,20 @@ def _check_column(names: list[str], column: str, place: str) -> None:
 
 
 def as_texts(
-  texts: str | Iterable[str], kind: str = "text", most: int | None = None
+  texts: str | Iterable[str],
+  kind: str = "text",
+  most: int | None = None,
+  strip: bool = True,
 ) -> list[str]:
-  """Returns one or more texts as a list.
+  """Returns one or more texts as a list, as `prepare` reads documents.
+
+  Lines end in "\\n", and white space at the ends of a text is no text.
 
   Args:
     texts: Text, or texts in any iterable, such as a column of pandas.
     kind: Name of a text in errors.
     most: Largest number of texts to take.
+    strip: Whether to remove the white space at the ends.
 
   Raises:
     UserError: It is a table, or one of the texts is not a str, or is no
@@ -64,11 +70,13 @@ def as_texts(
   if isinstance(texts, str):
     if not records.writable(texts):
       raise UserError(f"the {kind} {texts!r:.60}: {records.HALF}: remove it")
-    return [texts]
-  items = as_items(texts, kind, most)
-  for index, item in enumerate(items):
-    check_is_text(item, f"{kind} {index}")
-  return items
+    items = [texts]
+  else:
+    items = as_items(texts, kind, most)
+    for index, item in enumerate(items):
+      check_is_text(item, f"{kind} {index}")
+  items = map(records.plain_lines, items)
+  return [item.strip() if strip else item for item in items]
 
 
 def as_items(

@@ -42,10 +42,32 @@ class TextFormat:
   """Layout of a text for scoring."""
 
   framed: bool = True  # whether to add the special tokens of training
-  separator: str = " "  # text between a context and the scored text
+  # White space between a context and the scored text, if they have none there.
+  # Without a separator, they are joined as they are.
+  separator: str = " "
   # Special token in place of an empty context, before the separator. `bos`
   # falls back to `eos`. The other choices are `eos`, and "" for no token.
   no_context: str = ""
+
+  def parts(self, context: str, text: str) -> tuple[str, str]:
+    """Returns a context and a text as the model reads them, to be joined.
+
+    White space at the ends of both together is no text. White space between
+    them begins the text.
+    """
+    context = context.lstrip()
+    text = text.rstrip()
+    word = text.lstrip()
+    between = self.separator
+    if not context:
+      return "", between + word if self.no_context else word
+    if not between:
+      return context, text
+    before = context.rstrip()
+    if between.isspace():
+      leading = text[: len(text) - len(word)]
+      between = leading or context[len(before) :] or between
+    return before, between + word
 
 
 class Pass(NamedTuple):
@@ -129,7 +151,9 @@ def score(
   By default, the special tokens of training surround each text. Special tokens
   and contexts are not scored. The first token is not scored if its prediction
   needs a position before it and there is no special token. A token across the
-  end of the context belongs to the text.
+  end of the context belongs to the text. White space around a text is no text.
+  White space between a context and its text is kept; without any, a space is
+  added.
 
   Args:
     model: Model, or path to its run or checkpoint.
@@ -153,7 +177,7 @@ def score(
       the model has no `<mask>` token.
   """
   loaded = open_model(model, step)
-  texts = inputs.as_texts(texts)
+  texts = inputs.as_texts(texts, strip=False)
   passes = passes_of_mode(loaded, mode)
   temperatures = np.atleast_1d(temperature)
   is_number = temperatures.dtype.kind in "if"
@@ -161,13 +185,13 @@ def score(
     raise UserError(f"temperature={temperature!r} is not over 0, and finite")
   if contexts is None:
     contexts = [""] * len(texts)
-  contexts = inputs.as_texts(contexts, "context")
+  contexts = inputs.as_texts(contexts, "context", strip=False)
   if len(contexts) != len(texts):
     raise UserError(
       f"there are {len(contexts)} contexts for {len(texts)} texts: give one for"
       " each text"
     )
-  pairs = list(zip(contexts, texts, strict=True))
+  pairs = [*map(text_format.parts, contexts, texts)]
   # Benchmarks repeat sentences, so compute each sentence once.
   unique = list(dict.fromkeys(pairs))
   encoded = encode_pairs(loaded, unique, text_format, passes)
@@ -188,7 +212,7 @@ def encode_pairs(
   text_format: TextFormat,
   passes: tuple[Pass, ...],
 ) -> list[EncodedText]:
-  """Encodes pairs (context, text) for `score`, without a limit of length.
+  """Encodes pairs of `TextFormat.parts`, without a limit of length.
 
   Raises a UserError if a text has no token to score.
   """
@@ -200,9 +224,7 @@ def encode_pairs(
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
   # Encode a context and its text together, as in a document, because each alone
   # could have other tokens.
-  lead = text_format.separator
-  always = bool(text_format.no_context)
-  joined_texts = [c + lead * (always or bool(c)) + text for c, text in pairs]
+  joined_texts = [context + text for context, text in pairs]
   token_ids = loaded.tokenizer.encode_batch(joined_texts)
   encoded = []
   for (context, text), joined, ids in zip(

@@ -68,6 +68,13 @@ def stripped(text: str) -> str:
   return before.rpartition("\n")[2] + content
 
 
+def plain_lines(text: str) -> str:
+  """Returns a text whose lines end in "\\n", without byte-order marks."""
+  if "\r" in text:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+  return without_marks(text)
+
+
 def not_utf8(head: bytes) -> str:
   """Returns an error if a file's first bytes are no UTF-8, or "".
 

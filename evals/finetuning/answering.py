@@ -262,8 +262,12 @@ def _encode_question(
       " both as a tuple"
     )
   question, text = example.texts
-  question_ids = loaded.tokenizer.encode(template.format(question=question))
-  ids, spans = loaded.tokenizer.encode_offsets(text)
+  question = template.format(question=question.strip())
+  question_ids = loaded.tokenizer.encode(question)
+  # White space at the ends of a text is no text; offsets count it.
+  ids, spans = loaded.tokenizer.encode_offsets(text.strip())
+  leading = len(text) - len(text.lstrip())
+  spans = [(start + leading, stop + leading) for start, stop in spans]
   return question_ids.tolist(), ids.tolist(), spans
 
 

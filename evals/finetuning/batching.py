@@ -15,6 +15,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.inference.model import Loaded
+from antlm_jax.runtime import records
 
 _SHORTEST = 16  # tokens; rows are padded to this length times a power of two
 # Purposes of a permutation.
@@ -70,14 +71,19 @@ def frame_texts(
 ) -> tuple[np.ndarray, np.ndarray, int]:
   """Makes rows `<s> A </s> B </s>`, with the special tokens of training.
 
-  Too long rows lose tokens at the end of their longest text.
+  White space at the ends of a text is no text. Too long rows lose tokens at the
+  end of their longest text.
 
   Returns:
     tokens int32 `[n, T]`, lengths int32 `[n]`, and the number of rows that were
     too long.
   """
   before, after = loaded.frame
-  flat = [text for row_texts in texts for text in row_texts]
+  flat = [
+    records.plain_lines(text).strip()
+    for row_texts in texts
+    for text in row_texts
+  ]
   ids = iter(loaded.tokenizer.encode_batch(flat))
   limit = longest(loaded, max_length)
   rows = []

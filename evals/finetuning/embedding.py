@@ -155,6 +155,7 @@ def _pair_records(
     sets.nonempty(itertools.chain(*lists), place)
     for text in itertools.chain(*lists) if is_table else ():
       sets.refuse_list(text, place, "text")
+    lists = [[text.strip() for text in texts] for texts in lists]
     query, positives, *negatives = lists
     if len(query) != 1 or not positives:
       raise UserError(f"{place}: not one query and a positive")

@@ -4,7 +4,8 @@ Queries and documents are encoded apart, each as the mean of its tokens' states
 (arXiv 2507.00994). A query learns to be nearer to its own document than to the
 others of the batch (multiple negatives, arXiv 1705.00652), except known
 positives (`negatives`). Files have BEIR's form: `corpus.jsonl`,
-`queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
+`queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs. They may be compressed,
+or parquet.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import hashing
-from antlm_jax.data import splits
+from antlm_jax.data import readers, splits
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
@@ -84,7 +85,7 @@ class Towers(TaskHead):
     query, document = self.prompts
     texts = []
     for example in examples:
-      text, *documents = example.texts
+      text, *documents = (text.strip() for text in example.texts)
       is_query = documents or example.label is not None
       texts += [((query if is_query else document) + text,)]
       texts += [(document + text,) for text in documents]
@@ -243,7 +244,7 @@ class _Set(NamedTuple):
   @property
   def files(self) -> tuple[pathlib.Path, ...]:
     """Files that it consists of."""
-    texts = (self.folder / f"{file}.jsonl" for file in ("corpus", "queries"))
+    texts = (_table(self.folder / file) for file in ("corpus", "queries"))
     return *texts, *dict.fromkeys(self.paths.values())
 
   def load(self, split: str) -> list[Example]:
@@ -312,7 +313,7 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
         message = f"{name} trains on {train_on}: {error}"
         raise sets.Absent(message, train_on) from error
   if training_set is None:
-    if not (path / "corpus.jsonl").is_file():
+    if not _table(path / "corpus").is_file():
       absent = files.absent(path) or "it has no corpus.jsonl"
       raise UserError(f"train_on={train_on}: {absent}")
     training_set = _find_retrieval_set(path, sets.OWN)
@@ -324,23 +325,48 @@ def _training_set(folder, name: str, train_on: str) -> _Set:
   return training_set
 
 
+def _table(stem: pathlib.Path, usual: str = ".jsonl") -> pathlib.Path:
+  """Returns the file of records with this name and any ending.
+
+  It may not exist. Raises a UserError if there are several.
+  """
+  names = (
+    f"{stem.name}{ending}{packed}"
+    for ending, read in readers.READERS.items()
+    for packed in ("", *readers.COMPRESSED)
+    if read
+  )
+  paths = [stem.with_name(name) for name in names if readers.kind(name)]
+  paths = [path for path in paths if path.is_file()]
+  if len(paths) > 1:
+    names = ", ".join(path.name for path in paths)
+    raise UserError(f"{stem.parent} has {names}: keep one of them")
+  return paths[0] if paths else stem.with_name(f"{stem.name}{usual}")
+
+
 def _find_retrieval_set(folder, name: str) -> _Set:
   """Finds a known set in a folder, or the folder itself."""
   folder = pathlib.Path(folder).absolute()
   places = ("",) if name == sets.OWN else (f"retrieval/{name}/", f"{name}/")
   layouts = [
-    {file: f"{place}{file}.jsonl" for file in ("corpus", "queries")}
+    {
+      file: f"{place}{_table(folder / place / file).name}"
+      for file in ("corpus", "queries")
+    }
     for place in places
   ]
   inside = sets.find_set_files(folder, name, *layouts)["corpus"].parent
   if name == sets.OWN:
     name = sets.task_name(str(folder))
   names = "train", f"{name}-dev", f"{name}-test"
-  devs = [f"qrels/{name}.tsv" for name in splits.DEV]
-  dev = next((x for x in devs if (inside / x).is_file()), devs[0])
-  qrels = [inside / x for x in ("qrels/train.tsv", dev, "qrels/test.tsv")]
+  train, test, *devs = (
+    _table(inside / "qrels" / split, ".tsv")
+    for split in ("train", "test", *splits.DEV)
+  )
+  dev = next((path for path in devs if path.is_file()), devs[0])
+  qrels = [train, dev, test]
   paths = dict(zip(names, qrels, strict=True))
-  if (pairs := inside / "pairs.jsonl").is_file():
+  if (pairs := _table(inside / "pairs")).is_file():
     if qrels[0].is_file():
       progress.say(f"{name}: trained on {pairs}; {qrels[0]} is not used")
     paths["train"] = pairs
@@ -414,24 +440,25 @@ def load_retrieval_examples(
   a file cannot be read, or judges a query that is missing.
   """
   path = paths[split]
-  if path.suffix == ".jsonl":
+  if path.name.startswith("pairs."):
     pairs = []
     for place, pair in sets.record_fields(path):
       texts = (pair.get("anchor"), pair.get("positive"))
       sets.nonempty(texts, place)
       pairs.append(Example(texts, id=place))
     return pairs
-  queries = _texts_by_id(folder / "queries.jsonl")
-  documents = _texts_by_id(folder / "corpus.jsonl")
+  corpus = _table(folder / "corpus")
+  queries = _texts_by_id(_table(folder / "queries"))
+  documents = _texts_by_id(corpus)
   relevant = _relevant(path, queries)
   judged = [name for judgements in relevant.values() for name in judgements]
   if missing := sum(name not in documents for name in judged):
     progress.say(
       f"warning: {path}: {missing:,} of {len(judged):,} judgements are of"
-      " documents that corpus.jsonl lacks; they count as not found"
+      f" documents that {corpus.name} lacks; they count as not found"
     )
   if missing == len(judged):
-    raise UserError(f"{path} judges no document of {folder / 'corpus.jsonl'}")
+    raise UserError(f"{path} judges no document of {corpus}")
   if list(paths.values()).count(path) > 1:
     relevant = dict(
       sets.divide_training_set(list(relevant.items()))[split != "train"]
@@ -459,7 +486,8 @@ def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
       sets.require_texts(line, ("title",), place)
     if name in out:
       raise UserError(f"{place}: another line has the _id {name!r:.60}, too")
-    out[name] = f"{title}. {line['text']}" if title else line["text"]
+    # As in BEIR and MTEB.
+    out[name] = f"{title or ''} {line['text']}".strip()
   return out
 
 
@@ -470,14 +498,15 @@ def _relevant(
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
   for place, line in sets.record_fields(path, columns):
-    query, document, score = (line[column] for column in columns)
+    # Parquet may hold numbers where the texts' ids are text.
+    query, document = (str(line[column]) for column in columns[:2])
+    score = line["score"]
     if query not in queries:
-      raise UserError(
-        f"{place}: {query!r:.60} is not in {path.parents[1] / 'queries.jsonl'}"
-      )
+      queries_path = _table(path.parents[1] / "queries")
+      raise UserError(f"{place}: {query!r:.60} is not in {queries_path}")
     try:
       relevance = float(score)
-    except ValueError:
+    except (TypeError, ValueError):
       relevance = math.nan
     if not math.isfinite(relevance):
       raise UserError(f"{place}: the score {score!r:.60} is not a number")

@@ -183,8 +183,9 @@ def _word_tokens(
   """Returns the tokens of words that spaces join, and each one's word.
 
   As for transformers' `word_ids`, a token that is a space alone belongs to the
-  word after it.
+  word after it. White space at the ends of a word is no text.
   """
+  words = [word.strip() for word in words]
   ids, spans = loaded.tokenizer.encode_offsets(" ".join(words))
   # Begin of each word, with the space before it.
   ends = itertools.accumulate((len(w) + 1 for w in words[:-1]), initial=-1)

@@ -1,11 +1,16 @@
 """Compares trainings: one table, and their held-out curves in one picture.
 
   antlm compare runs/first runs/other
+  antlm compare TUNED OTHER
 
 Prints the table, and writes report.md, curves.png, runs.csv, settings.csv (the
 settings that differ) and table.json. The table shows each run at its last step,
 or with `eval.watch` at its best step. Losses compare only between runs with the
 same held-out tokens: the table marks all others.
+
+TUNED and OTHER are folders of results of `antlm eval finetune`. The table then
+shows the models' scores on the same items, with the interval of each difference
+from the first model, paired by item and seed.
 """
 
 import os
@@ -15,9 +20,10 @@ from typing import Annotated
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.evals.studies.reporting import comparison
+from antlm_jax.evals.studies.reporting import comparison, tuned
 from antlm_jax.evals.studies.reporting.comparison import Comparison
 from antlm_jax.evals.studies.reporting.runs import read_run
+from antlm_jax.evals.studies.reporting.tuned import TunedComparison
 from antlm_jax.runtime import files
 from antlm_jax.settings import argument
 from antlm_jax.training import saving
@@ -39,11 +45,11 @@ def compare(
       read=cli.local_path,
     ),
   ] = None,
-) -> Comparison:
-  """Compares trainings by their held-out losses.
+) -> Comparison | TunedComparison:
+  """Compares trainings by their held-out losses, or fine-tuned models by items.
 
   Args:
-    runs: Paths to the runs' folders.
+    runs: Paths to the runs' folders, or to results of fine-tunings.
     by: Objectives whose losses rank the runs, such as mlm; all by default.
     x: X axis of the picture, share in % of each run; by default share if the
       longest run has over twice the steps of the shortest, else step.
@@ -56,16 +62,22 @@ def compare(
   paths = [pathlib.Path(os.path.abspath(path)) for path in runs]
   # A glob of a sweep's runs also finds its comparison.
   paths = [path for path in paths if path.name != comparison.FOLDER]
-  for path in paths:
-    if not (path / saving.CONFIG).is_file():
-      raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
   if not paths:
     raise UserError("no runs to compare")
+  folder = pathlib.Path(output) if output else None
+  results = [tuned.results_folder(path) for path in paths]
+  are_tuned = all(results)
+  if are_tuned:
+    paths = results
   # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
+  if are_tuned:
+    return tuned.compare_tuned(labels, folder)
+  for path in paths:
+    if not (path / saving.CONFIG).is_file():
+      raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
   trained = {label: [read_run(label, path)] for label, path in labels.items()}
-  folder = pathlib.Path(output) if output else None
   return comparison.compare_runs("Runs compared", trained, by, folder, x)
 
 

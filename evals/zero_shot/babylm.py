@@ -98,10 +98,10 @@ def comps(line: Line) -> Item:
   """
   if (uid := _COMPS.get(line.path.stem)) is None:
     raise line.error(f"the file's name is none of {', '.join(_COMPS)}")
-  phrase = line.text("property_phrase")
+  phrase = line.text("property_phrase").strip()
   # The space between belongs to the context: the pipeline does not score it.
   concepts = tuple(
-    Choice(line.text(f"prefix_{judgement}") + " ", phrase)
+    Choice(f"{line.text(f'prefix_{judgement}').strip()} ", phrase)
     for judgement in ("acceptable", "unacceptable")
   )
   return Item(concepts, str(line.number - 1), uid)
@@ -135,7 +135,7 @@ TASKS["blimp"] = choices.choice_task(
   name_2024=of_2024,
 )
 TASKS["comps"] = _babylm_task(comps, glue="", with_context=True)
-TASKS["entity_tracking"] = _babylm_task(entity_tracking, glue="", by_term=True)
+TASKS["entity_tracking"] = _babylm_task(entity_tracking, by_term=True)
 TASKS["global_piqa"] = _babylm_task(
-  global_piqa, settings=MeanSettings, glue="", by_id=True
+  global_piqa, settings=MeanSettings, by_id=True
 )

@@ -3,7 +3,7 @@
   antlm eval score --task=lambada --checkpoint=RUN --data=lambada.jsonl \\
     --mode=causal
 
-Each record is a text (arXiv 1606.06031), or each line with --documents=line.
+Each record or line is a text (arXiv 1606.06031).
 The model predicts the part after its last space, or of records with a `prompt`
 and an `answer` the answer. It is at `{answer}` in the prompt, as in GPT-BERT's
 file of BabyLM, or at its end. As in lm-eval's lambada_openai, a word is right
@@ -16,6 +16,7 @@ text after the word. So the model sees their number, and figures do not compare
 with those of --mode=causal.
 """
 
+import dataclasses
 import itertools
 import re
 from typing import NamedTuple
@@ -28,6 +29,19 @@ from antlm_jax.evals.zero_shot import texts
 from antlm_jax.evals.zero_shot.task import TASKS, ZeroShotOutcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import EncodedText
+from antlm_jax.settings import setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LambadaSettings(texts.TextSettings):
+  """The settings of the task."""
+
+  documents: str = setting(
+    "line",
+    "Division of plain text into texts, as for prepare",
+    choices=tuple(readers.RULES),
+  )
+
 
 _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
 _ANSWER = "{answer}"  # place of the answer in a prompt
@@ -86,8 +100,9 @@ def _cloze_of_record(place: str, prompt: object, answer: object) -> Cloze:
 
 def _encode_clozes(loaded, items: list[Cloze], passes) -> list[EncodedText]:
   """Returns the tokens of texts, of which those of the word are scored."""
-  pairs = [item[:2] for item in items]
-  encoded = scoring.encode_pairs(loaded, pairs, scoring.TextFormat(), passes)
+  text_format = scoring.TextFormat()
+  pairs = [text_format.parts(item.context, item.word) for item in items]
+  encoded = scoring.encode_pairs(loaded, pairs, text_format, passes)
   out = []
   for text, item in zip(encoded, items, strict=True):
     before, after = np.split(text.tokens, [text.stop])
@@ -150,4 +165,5 @@ TASKS["lambada"] = texts.Task(
     "accuracy": "{accuracy:.2%}",
     "word perplexity": "{word_perplexity:,.6g}",
   },
+  settings=LambadaSettings,
 )
