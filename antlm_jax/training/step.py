@@ -54,6 +54,7 @@ class TrainStep:
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
   head: str = "auto"  # `losses.cross_entropy`'s implementation
+  by_row: bool = False  # whether the sums are also by row
 
   def init(self) -> TrainState:
     """Makes the first state. Under jit with shardings, it is born sharded."""
@@ -127,11 +128,11 @@ class TrainStep:
     return dataclasses.replace(batch, weights=batch.weights * share)
 
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
-    """Returns `losses.cross_entropy`'s sums of a batch of M = 1.
+    """Returns `losses.cross_entropy`'s sums of a batch of M = 1, also by row.
 
     The z-loss belongs to training alone: `loss` is in nats.
     """
-    step = dataclasses.replace(self, z_loss=0.0)
+    step = dataclasses.replace(self, z_loss=0.0, by_row=True)
     first = jax.tree.map(lambda x: x[0], batch)
     _, sums = step.loss(params, first, None)
     return sums
@@ -162,6 +163,7 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
+    rows, length = micro.inputs.shape
     head = self.model.output_head(head_params or params)
     dropout_places = None
     if key is not None:
@@ -178,6 +180,8 @@ class TrainStep:
       chunk=self.loss_chunk,
       z_loss=self.z_loss,
       implementation=self.head,
+      row_ids=places // length if self.by_row else None,
+      num_rows=rows,
     )
 
   def _accumulate(self, params: Params, batch: Batch, key):

@@ -85,28 +85,66 @@ class TrainedRun:
     losses = (self.halves.get(half, {}) if half else self.losses).get(kind, {})
     return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
 
-  def end(self, kind: str) -> float | None:
+  def last(self, kind: str) -> int:
+    """Returns the last step at which an objective's loss was measured."""
+    return max(self.losses.get(kind, ()), default=0)
+
+  def best(self, kind: str, after: int, report: str = REPORT) -> int | None:
+    """Returns the best step after others, by half of the held-out rows.
+
+    `report` is the other half, which measures it. On the half that chose the
+    step, its loss would be too low by chance.
+    """
+    (choose,) = set(HALVES) - {report}
+    losses = self.held_out(kind, choose)
+    measured = self.held_out(kind, report)
+    steps = [s for s in losses if s in measured and s > after]
+    return min(steps, key=losses.get, default=None)
+
+  def end(self, kind: str, half: str = REPORT) -> float | None:
     """Returns an objective's last loss, if it is finite.
 
-    It is on the same rows as `lowest`, if each half has a loss.
+    It is on all held-out rows if their halves were not measured.
     """
-    half = REPORT if kind in self.halves.get(REPORT, {}) else ""
-    last = max(self.losses.get(kind, ()), default=0)
-    return self.held_out(kind, half).get(last)
+    half = half if kind in self.halves.get(half, {}) else ""
+    return self.held_out(kind, half).get(self.last(kind))
 
-  def best(self, kind: str, until: float = math.inf) -> int | None:
-    """Returns the best step, up to one, on half of the held-out rows."""
-    choose, report = (self.held_out(kind, half) for half in HALVES)
-    steps = [step for step in choose if step in report and step <= until]
-    return min(steps, key=choose.get, default=None)
+  def shared_steps(self, other: "TrainedRun", same_settings: bool) -> int:
+    """Returns the number of first steps that this run shares with another.
 
-  def lowest(self, kind: str) -> float | None:
-    """Returns the loss of the best step, on the other half of the rows.
-
-    On the half that chose the step, it would be too low by chance.
+    These are the steps up to the first difference of the curricula, if the
+    settings are the same, or those with the same losses. It is 0 for equal
+    runs.
     """
-    best = self.best(kind)
-    return None if best is None else self.halves[REPORT][kind][best]
+    steps = sorted(itertools.chain(*self.losses.values()))
+    shared = 0
+    for step in steps:
+      if self._losses_after(step) != other._losses_after(step):
+        break
+      shared = step
+    curricula = self.curriculum, other.curriculum
+    if same_settings and None not in curricula:
+      shared = max(shared, _same_phases(*curricula))
+    return shared if shared < max(steps, default=0) else 0
+
+  def _losses_after(self, step: int) -> list[tuple]:
+    """Returns all finite losses that were measured after a step."""
+    return [
+      (half, kind, self.held_out(kind, half).get(step))
+      for half in ("", *self.halves)
+      for kind in self.kinds
+    ]
+
+
+def _same_phases(curriculum: Curriculum, other: Curriculum) -> int:
+  """Returns the number of first steps with the same objectives."""
+  if curriculum.steps != other.steps:  # their learning rates differ
+    return 0
+  starts = {phase.start for c in (curriculum, other) for phase in c.phases}
+  for step in sorted(starts):
+    if curriculum.at(step).shares != other.at(step).shares:
+      return step
+  return curriculum.steps
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
