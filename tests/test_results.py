@@ -49,7 +49,6 @@ def numbers(cell: str) -> list[float]:
     (PAGE, "antlm_ltg_bert", "antlm_ltg_bert"),
     (PAGE, "antlm_8m", "antlm_8m"),
     (PAGE, "regularised_small", "regularised_small"),
-    (PAGE, "fresh", "regularised_small"),
     ("README.md", "antlm_small", "antlm_small"),
   ],
 )

@@ -5,6 +5,7 @@ a list of targets.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,7 +55,6 @@ class TrainStep:
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
   head: str = "auto"  # `losses.cross_entropy`'s implementation
-  by_row: bool = False  # whether the sums are also by row
 
   def init(self) -> TrainState:
     """Makes the first state. Under jit with shardings, it is born sharded."""
@@ -127,18 +127,26 @@ class TrainStep:
     share = ids @ (1 / jnp.maximum(count, 1))
     return dataclasses.replace(batch, weights=batch.weights * share)
 
-  def evaluate(self, params: Params, batch: Batch) -> Metrics:
-    """Returns `losses.cross_entropy`'s sums of a batch of M = 1, also by row.
+  def evaluate(
+    self, params: Params, batch: Batch, by_row: bool = False
+  ) -> Metrics:
+    """Returns `losses.cross_entropy`'s sums of a batch of M = 1.
 
-    The z-loss belongs to training alone: `loss` is in nats.
+    With `by_row`, they include those by row. The z-loss belongs to training
+    alone: `loss` is in nats.
     """
-    step = dataclasses.replace(self, z_loss=0.0, by_row=True)
+    step = dataclasses.replace(self, z_loss=0.0)
     first = jax.tree.map(lambda x: x[0], batch)
-    _, sums = step.loss(params, first, None)
+    _, sums = step.loss(params, first, None, by_row=by_row)
     return sums
 
   def loss(
-    self, params: Params, micro: Batch, key, head_params: Params | None = None
+    self,
+    params: Params,
+    micro: Batch,
+    key,
+    head_params: Params | None = None,
+    by_row: bool = False,
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
@@ -180,7 +188,7 @@ class TrainStep:
       chunk=self.loss_chunk,
       z_loss=self.z_loss,
       implementation=self.head,
-      row_ids=places // length if self.by_row else None,
+      row_ids=places // length if by_row else None,
       num_rows=rows,
     )
 
@@ -283,5 +291,8 @@ def jitted(train_step: TrainStep, shardings: TrainState) -> Programs:
     jax.jit(
       train_step.update, out_shardings=(shardings, replicated), donate_argnums=0
     ),
-    jax.jit(train_step.evaluate, out_shardings=replicated),
+    jax.jit(
+      functools.partial(train_step.evaluate, by_row=True),
+      out_shardings=replicated,
+    ),
   )

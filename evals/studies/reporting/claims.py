@@ -36,13 +36,13 @@ class Contrast(NamedTuple):
 
   on: str  # the rows compared, and their scores
   estimate: MeanEstimate | None  # our difference, in the unit that is shown
-  # The same on the other half of the held-out text, if no items are known.
-  other_half: MeanEstimate | None = None
   published: float | None = None  # the paper's difference, in the same unit
   sign: int = 1  # that the claim expects of it
   # By how much each side is above its trivial answer, by its title.
   above: Mapping[str, MeanEstimate] = {}
   all_above: bool = False  # whether all sides have to be above it, or one
+  # The same on the other half of the held-out rows, if no items are known.
+  other_half: MeanEstimate | None = None
 
   @property
   def unlearnt(self) -> list[str]:

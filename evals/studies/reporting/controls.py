@@ -80,8 +80,8 @@ def report_controls(study: Findings) -> Report:
 def _held_out(study: Findings) -> Iterator[Score]:
   """Yields the losses of all rows, on each half of the held-out text.
 
-  Rows that share their first steps with one that they are compared with also
-  have their lowest loss after these steps.
+  If two compared rows share their first steps, both also have their lowest loss
+  after these steps.
   """
   starts = {name: {0} for name in study.runs}
   for names in study.families.values():
@@ -213,10 +213,10 @@ def _better(study: Findings, family: str, side: Side, control: Side) -> Claim:
         Contrast(
           f"held-out {kind} loss, {scores.when_name(when, shared)} (nats)",
           estimate,
-          other_half,
           sign=-1,
           above=above,
           all_above=True,
+          other_half=other_half,
         )
       )
   for measure in (ODDS, *(b.name for b in scores.benchmarks() if b.pairs)):

@@ -98,7 +98,7 @@ class TrainedRun:
     (choose,) = set(HALVES) - {report}
     losses = self.held_out(kind, choose)
     measured = self.held_out(kind, report)
-    steps = [s for s in losses if s in measured and s > after]
+    steps = [s for s in losses if s in measured and (s > after or not after)]
     return min(steps, key=losses.get, default=None)
 
   def end(self, kind: str, half: str = REPORT) -> float | None:
