@@ -172,10 +172,15 @@ class Findings:
 
   def above(self, measure: str, side: Side) -> MeanEstimate | None:
     """Estimates by how much a side is better than the trivial answer."""
-    estimate = self.difference(measure, {side: 1.0})
+    lines = self._lines.get((*side, measure), ())
+    if lines and lines[0].metric == LOSS:
+      # Losses of the trivial answer by row are unknown, and would be paired.
+      values = {(line.seed, line.trial): line.value for line in lines}
+      estimate = statistics.estimate_over_seeds(values)
+    else:
+      estimate = self.difference(measure, {side: 1.0})
     if estimate is None:
       return None
-    lines = self._lines[*side, measure]
     baseline = np.mean([line.baseline for line in lines])
     gain = estimate._replace(value=float(estimate.value - baseline))
     return gain.times(-1) if lines[0].metric == LOSS else gain
