@@ -32,6 +32,8 @@ ARGUMENTS = {
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
   "regularised": ["row=fresh_antlm_10_5,seed=2"],
+  "clm_then_mlm": ["row=m_short,seed=2"],
+  "wider_grid": ["row=objectives_40_50,scale=grid,seed=2"],
   "quickstart": [],
   "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]
   + [

@@ -263,6 +263,15 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   assert len(np.unique(batch.weights)) > 2
   *_, found = runs.logged(tmp_path, "eval/diffusion/loss").values()
   assert found == pytest.approx(lost / weights, rel=1e-5)
+  # Each row has its loss, in a list for each half whose mean is that loss.
+  *_, rows = metrics.read_rows(tmp_path)
+  assert {len(rows[f"{x}/choose"]) for x in ("clm", "diffusion")} == {
+    -(-source.held_out // 2)
+  }
+  for half in metrics.HALVES:
+    *_, found = runs.logged(tmp_path, f"eval/diffusion/loss/{half}").values()
+    mean = np.mean(rows[f"diffusion/{half}"])
+    assert mean == pytest.approx(found, abs=1e-3)
 
 
 def test_batches_of_any_size_measure_the_same(prepared):

@@ -59,6 +59,8 @@ def cross_entropy(
   chunk: int = 0,
   z_loss: float = 0.0,
   implementation: str = "auto",
+  row_ids: jax.Array | None = None,
+  num_rows: int = 0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Sums the cross-entropy of targets by objective.
 
@@ -76,12 +78,15 @@ def cross_entropy(
     z_loss: Weight of the squared log-partition in the loss, which keeps it
       near 0 (PaLM, arXiv 2204.02311, section 5).
     implementation: A name of `IMPLEMENTATIONS`, or auto.
+    row_ids: Each target's row, int32 `[S, C]`; None for no sums by row.
+    num_rows: Number of rows B.
 
   Returns:
     The summed loss in nats, float32 `[]`, which alone has a gradient, and sums
     by objective, float32 `[K]` each: `loss` (weighted, in nats) and `weight`.
     `count`, `nats` and `correct` are unweighted, over the targets of positive
-    weight. Of several highest scores, only the first can be correct.
+    weight. Of several highest scores, only the first can be correct. With
+    `row_ids`, `row_loss` and `row_weight` are the first two by row, `[B]`.
 
   Raises:
     ValueError: if the implementation is unknown or cannot compute this.
@@ -95,10 +100,15 @@ def cross_entropy(
   # A product with a one-hot table, since a scatter would be slow on a TPU.
   by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
   arrays = jax.lax.stop_gradient(arrays)
-  return loss, {
+  sums = {
     name: jnp.einsum("sc,sck->k", array, by_kind)
     for name, array in arrays.items()
   }
+  if row_ids is not None:
+    for name in ("loss", "weight"):
+      flat = arrays[name].reshape(-1), row_ids.reshape(-1)
+      sums[f"row_{name}"] = jax.ops.segment_sum(*flat, num_rows)
+  return loss, sums
 
 
 def choose_head(

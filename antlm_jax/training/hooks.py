@@ -157,6 +157,7 @@ class HeldOut(Evaluator):
   `eval/clm/loss` is the loss on all that the run's own data hold out, and
   `eval/clm/loss/choose` and `eval/clm/loss/report` on each half of it. If there
   are several held-out sets, each also has these, such as `eval/clm/NAME/loss`.
+  The file `metrics.ROWS` has the loss of each row.
   """
 
   def start(self, trainer) -> None:
@@ -165,14 +166,17 @@ class HeldOut(Evaluator):
 
   def measure(self, trainer) -> dict[str, float]:
     out = {}
+    row_losses = {}
     for name, sets in trainer.run.evaluations.items():
-      # Sums of each held-out set, in halves.
-      sums = {key: self._sums(trainer, source) for key, source in sets.items()}
-      totals = {name: [sums[key] for key in trainer.run.sources.train]}
+      sums = {}
+      rows = {}
+      for key, source in sets.items():
+        sums[key], rows[key] = self._sums(trainer, source)
+      measured = {name: list(trainer.run.sources.train)}
       if len(sums) > 1:
-        totals |= {f"{name}/{key}": [sums[key]] for key in sums if key}
-      for key, sums_of_sets in totals.items():
-        by_half = zip(*sums_of_sets, strict=True)
+        measured |= {f"{name}/{key}": [key] for key in sums if key}
+      for key, set_names in measured.items():
+        by_half = zip(*(sums[x] for x in set_names), strict=True)
         halves = [_total_by_name(sums_of_half) for sums_of_half in by_half]
         total = _total_by_name(halves)
         loss = _mean_loss(total)
@@ -182,21 +186,35 @@ class HeldOut(Evaluator):
           f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
         }
         if all(half["weight"] for half in halves):
-          for half_name, half in zip(metrics.HALVES, halves, strict=True):
-            out[f"eval/{key}/loss/{half_name}"] = _mean_loss(half)
+          for number, half_name in enumerate(metrics.HALVES):
+            out[f"eval/{key}/loss/{half_name}"] = _mean_loss(halves[number])
+            rows_of_half = [rows[x][number] for x in set_names]
+            row_losses[f"{key}/{half_name}"] = _row_losses(rows_of_half)
+    trainer.record_rows(row_losses)
     return out
 
-  def _sums(self, trainer, source) -> list[dict[str, float]]:
-    """Returns `losses.cross_entropy`'s sums of even and of odd batches."""
+  def _sums(self, trainer, source) -> tuple[list[dict], list[np.ndarray]]:
+    """Returns `losses.cross_entropy`'s sums of even and of odd batches.
+
+    Also returns each half's losses and weights by row, `[2, n]`.
+    """
     halves = [collections.defaultdict(float) for _ in metrics.HALVES]
+    rows = [[] for _ in metrics.HALVES]
     base = trainer.run.context_after(trainer.step)["rope_theta"]
     for number, batch in enumerate(trainer.batches(source)):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = mesh_lib.place_batch(trainer.run.mesh, batch)
       batch_sums = trainer.programs.evaluate(trainer.state.eval_params, placed)
-      for name, value in jax.device_get(batch_sums).items():
-        halves[number % len(halves)][name] += float(value.sum())
-    return halves
+      batch_sums = jax.device_get(batch_sums)
+      half = number % len(halves)
+      by_row = batch_sums.pop("row_loss"), batch_sums.pop("row_weight")
+      rows[half].append(np.stack(by_row))
+      for name, value in batch_sums.items():
+        halves[half][name] += float(value.sum())
+    # The first half has the even rows; the slots after the last row are empty.
+    counts = -(-source.held_out // 2), source.held_out // 2
+    arrays = zip(rows, counts, strict=True)
+    return halves, [np.concatenate(x, axis=1)[:, :n] for x, n in arrays]
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
     parts = []
@@ -228,6 +246,16 @@ def _mean_loss(sums: Mapping[str, float]) -> float:
   targets count the same.
   """
   return sums["loss"] / max(sums["weight"], 1e-9)
+
+
+def _row_losses(sums: Sequence[np.ndarray]) -> list[float]:
+  """Returns losses of rows, whose mean is `_mean_loss` but for rounding.
+
+  Args:
+    sums: Losses and weights by row, `[2, n]`, of each held-out set.
+  """
+  losses, weights = np.concatenate(sums, axis=1).astype(np.float64)
+  return np.round(losses / weights.mean(), 3).tolist()
 
 
 class Watch(Hook):

@@ -69,7 +69,7 @@ def train_built(
   stop: Stop,
 ) -> None:
   """Trains a built run, as `train_run` does; `stop` reports signals."""
-  fetched = metrics.METRICS, writers.WANDB_ID
+  fetched = metrics.METRICS, metrics.ROWS, writers.WANDB_ID
   with files.reaching(workdir), buckets.Mirror(workdir, *fetched) as mirror:
     _check_same_run(run, mirror.workdir)
     all_hooks = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
@@ -289,6 +289,10 @@ class Trainer:
     """Records values, named such as `eval/clm/loss`, after `step` steps."""
     self._records.write(step, values)
     self._mirror.push()
+
+  def record_rows(self, rows: Mapping[str, Sequence[float]]) -> None:
+    """Records losses of held-out rows, by objective and half."""
+    self._records.write_rows(self.step, rows)
 
   def save(self) -> None:
     """Begins to save the state, whose loss is known to be good."""

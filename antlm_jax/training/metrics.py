@@ -14,6 +14,8 @@ from antlm_jax.training.writers import WRITERS
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
+# Losses of the held-out rows by step. The mean over a half's rows is its loss.
+ROWS = "held_out_rows.jsonl"
 SUMMARY = "summary.json"  # of a run that has ended
 PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
 # Each half of the held-out rows has a loss, such as `eval/clm/loss/choose`. One
@@ -33,11 +35,15 @@ class Records:
     self, folder: pathlib.Path, start: int, config=None, name: str = ""
   ):
     self._path = folder / METRICS
+    self._rows_path = folder / ROWS
     self._writers = []
     if not processes.is_first():
       return
     records = [r for r in read_records(folder) if r["step"] <= start]
-    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in records))
+    files.write_text(self._path, _lines(records))
+    rows = [r for r in read_rows(folder) if r["step"] <= start]
+    if rows or self._rows_path.exists():
+      files.write_text(self._rows_path, _lines(rows))
     for writer in config.log.writers if config else ():
       with files.writing(folder):
         make = WRITERS[writer]
@@ -53,6 +59,13 @@ class Records:
         file.write(json.dumps({"step": step, **values}) + "\n")
       for writer in self._writers:
         writer.write(step, values)
+
+  def write_rows(self, step: int, rows: Mapping[str, Sequence[float]]) -> None:
+    """Records losses of held-out rows, by objective and half."""
+    if not processes.is_first() or not rows:
+      return
+    with files.writing(self._rows_path), self._rows_path.open("a") as file:
+      file.write(_lines([{"step": step, **rows}]))
 
   def close(self) -> None:
     """Closes the writers. Metrics that they cannot write then are lost."""
@@ -79,6 +92,19 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
     count = f"{len(damaged):,} lines are" if damaged[1:] else "the line is"
     progress.say(f"warning: {damaged[0]}; {count} left out")
   return records
+
+
+def read_rows(workdir: pathlib.Path) -> list[dict]:
+  """Reads the losses of held-out rows, without lines that a kill cut short."""
+  path = files.absolute_path(workdir) / ROWS
+  if not path.exists():
+    return []
+  lines = files.read_jsonl(path, "the losses of held-out rows", lambda _: None)
+  return [record for _, record in lines if "step" in record]
+
+
+def _lines(records: Iterable[Mapping]) -> str:
+  return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _is_number(value: object) -> bool:

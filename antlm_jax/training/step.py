@@ -5,6 +5,7 @@ a list of targets.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,18 +127,26 @@ class TrainStep:
     share = ids @ (1 / jnp.maximum(count, 1))
     return dataclasses.replace(batch, weights=batch.weights * share)
 
-  def evaluate(self, params: Params, batch: Batch) -> Metrics:
+  def evaluate(
+    self, params: Params, batch: Batch, by_row: bool = False
+  ) -> Metrics:
     """Returns `losses.cross_entropy`'s sums of a batch of M = 1.
 
-    The z-loss belongs to training alone: `loss` is in nats.
+    With `by_row`, they include those by row. The z-loss belongs to training
+    alone: `loss` is in nats.
     """
     step = dataclasses.replace(self, z_loss=0.0)
     first = jax.tree.map(lambda x: x[0], batch)
-    _, sums = step.loss(params, first, None)
+    _, sums = step.loss(params, first, None, by_row=by_row)
     return sums
 
   def loss(
-    self, params: Params, micro: Batch, key, head_params: Params | None = None
+    self,
+    params: Params,
+    micro: Batch,
+    key,
+    head_params: Params | None = None,
+    by_row: bool = False,
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
@@ -162,6 +171,7 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
+    rows, length = micro.inputs.shape
     head = self.model.output_head(head_params or params)
     dropout_places = None
     if key is not None:
@@ -178,6 +188,8 @@ class TrainStep:
       chunk=self.loss_chunk,
       z_loss=self.z_loss,
       implementation=self.head,
+      row_ids=places // length if by_row else None,
+      num_rows=rows,
     )
 
   def _accumulate(self, params: Params, batch: Batch, key):
@@ -279,5 +291,8 @@ def jitted(train_step: TrainStep, shardings: TrainState) -> Programs:
     jax.jit(
       train_step.update, out_shardings=(shardings, replicated), donate_argnums=0
     ),
-    jax.jit(train_step.evaluate, out_shardings=replicated),
+    jax.jit(
+      functools.partial(train_step.evaluate, by_row=True),
+      out_shardings=replicated,
+    ),
   )

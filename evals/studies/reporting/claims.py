@@ -21,6 +21,7 @@ from antlm_jax.evals.studies.reporting.render import (
 NOT_LEARNT = "not learnt"
 NOT_RUN = "not run"
 OPEN = "not decided"
+ONE_TEXT = "on one text"
 _MOST = 1000  # pretrainings that a report may name as necessary
 
 
@@ -40,6 +41,8 @@ class Contrast(NamedTuple):
   # By how much each side is above its trivial answer, by its title.
   above: Mapping[str, MeanEstimate] = {}
   all_above: bool = False  # whether all sides have to be above it, or one
+  # The same on the other half of the held-out rows, if no items are known.
+  other_half: MeanEstimate | None = None
 
   @property
   def unlearnt(self) -> list[str]:
@@ -56,10 +59,18 @@ class Contrast(NamedTuple):
     interval = self.estimate.interval(confidence)
     if interval is None:
       return f"one seed: {OPEN}"
-    if not interval.sign:
+    other = self.other_half and self.other_half.interval(confidence)
+    if not interval.sign or (other and other.sign != interval.sign):
       return OPEN
     word = "confirmed" if interval.sign == self.sign else "contradicted"
-    return word if self.estimate.general else f"{word} for these models"
+    if not self.estimate.general:
+      return f"{word} for these models"
+    return f"{word} {ONE_TEXT}" if self.on_one_text else word
+
+  @property
+  def on_one_text(self) -> bool:
+    """Whether its interval covers other seeds, but no other items."""
+    return self.estimate.general and self.estimate.items == 1
 
   def row(self, confidence: float) -> dict[str, Any]:
     """Returns its row in the table of differences."""
@@ -72,6 +83,9 @@ class Contrast(NamedTuple):
     if interval and estimate.freedom:
       units.append(f"{estimate.items:,} items")
     covers = "the recipe" if estimate and estimate.general else "these models"
+    if interval and self.on_one_text:
+      covers += f", {ONE_TEXT}"
+    other = self.other_half and self.other_half.interval(confidence)
     sides = " and ".join(self.unlearnt)
     verdict = self.verdict(confidence)
     return {
@@ -79,6 +93,7 @@ class Contrast(NamedTuple):
       "published": self.published,
       "here": estimate and estimate.value,
       f"{100 * confidence:.4g} %": interval,
+      "on the other half": other,
       "over": ", ".join(units) or None,
       "covers": interval and covers,
       "verdict": f"{verdict}: {sides}" if verdict == NOT_LEARNT else verdict,
@@ -91,6 +106,8 @@ class Contrast(NamedTuple):
     quantile shrinks with the number of pretrainings, too.
     """
     estimate = self.estimate
+    if self.other_half and estimate.interval(confidence).sign:
+      estimate = self.other_half  # which does not decide it
     value = max(abs(estimate.value), 1e-9)
     if estimate.general:
       for count in range(estimate.seeds + 1, _MOST + 1):
@@ -171,7 +188,7 @@ class Claims:
       if claim.run
       for contrast in claim.contrasts
     ]
-    return without_empty(rows, "published")
+    return without_empty(rows, "published", "on the other half")
 
 
 class Report(NamedTuple):

@@ -10,23 +10,25 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning import glue
-from antlm_jax.evals.studies.reporting import plots, scores, switches
+from antlm_jax.evals.studies.reporting import plots, scores
 from antlm_jax.evals.studies.reporting.claims import Claim, Contrast, Report
 from antlm_jax.evals.studies.reporting.findings import Findings, Side
-from antlm_jax.evals.studies.reporting.render import Figure, Row
+from antlm_jax.evals.studies.reporting.render import Figure
 from antlm_jax.evals.studies.reporting.runs import ended
 from antlm_jax.evals.studies.reporting.scores import (
   BLIMP,
   LOWEST,
   ODDS,
   WHEN,
+  Score,
   Scores,
 )
 from antlm_jax.evals.studies.study import CAUSAL
+from antlm_jax.training.metrics import CHOOSE, HALVES, REPORT
 
 MACRO = "macro-average"
 GLUE = "GLUE"
@@ -35,14 +37,15 @@ _BABYLM = (BLIMP, "BLiMP supplement", "EWoK")  # with GLUE the macro-average
 
 def report_controls(study: Findings) -> Report:
   """Makes the report; which scores of the study count is decided here."""
-  trials = study.table.where(chosen=True, main=True, part="").latest()
-  held_out = itertools.chain(*map(scores.losses, study.runs.values()))
+  trials = study.table.where(chosen=True, main=True).latest()
+  held_out = _held_out(study)
   study = dataclasses.replace(
     study, scores=Scores([*held_out, *_counted(study, trials)])
   )
   tables = collections.defaultdict(dict)
   figures = []
   claims = []
+  borders = []
   benchmarks = scores.benchmarks()
   tasks = *(b.name for b in benchmarks), MACRO, GLUE, *glue.SCORES
   for family, names in study.families.items():
@@ -50,20 +53,15 @@ def report_controls(study: Findings) -> Report:
     claims += [_better(study, family, *sides) for sides in pairs]
     kinds = {k: 0 for n in names for k in study.runs[n][0].names.values()}
     held_out = [scores.loss_name(*x) for x in itertools.product(kinds, WHEN)]
-    tables["held_out"][family] = study.score_rows(names, held_out)
-    tables["switches"][family] = [
-      row
-      for name in names
-      for row in switches.switch_rows(study.title(name), study.runs[name])
-    ]
+    rows = study.score_rows(names, held_out)
+    for name, row in zip(names, rows[-len(names) :], strict=True):
+      row |= _lowest_steps(study, name, kinds)
+    tables["held_out"][family] = rows
     if study.table:
       tables["scores"][family] = study.score_rows(names, tasks)
-      for measure in (BLIMP, ODDS):
-        title = f"{family}, {measure}"
-        tables["parts"][title] = list(_by_part(study, measure, pairs))
     figures += _curves(study, family, names)
+    borders += _grid_borders(study, family, names)
   if study.table:
-    tables["published"][""] = scores.published_numbers("controls")
     tables["collapsed"][""] = [
       {
         "row": study.title(trial.row, trial.mode),
@@ -75,7 +73,79 @@ def report_controls(study: Findings) -> Report:
       for trial in trials.where(collapsed=True, measure=glue.SCORES)
     ]
   gaps = study.gaps(benchmarks, glue.SCORES)
+  gaps = [*borders, *gaps]
   return Report("controls", study, claims, tables, figures, gaps)
+
+
+def _held_out(study: Findings) -> Iterator[Score]:
+  """Yields the losses of all rows, on each half of the held-out text.
+
+  If two compared rows share their first steps, both also have their lowest loss
+  after these steps.
+  """
+  starts = {name: {0} for name in study.runs}
+  for names in study.families.values():
+    for sides in _compared(study, names):
+      rows = [name for name, _ in sides]
+      for name in rows:
+        starts[name].add(study.shared_steps(*rows))
+  for name, steps in starts.items():
+    for after, half in itertools.product(steps, HALVES):
+      yield from scores.losses(study.runs[name], after, half)
+
+
+def _lowest_steps(
+  study: Findings, name: str, kinds: Iterable[str]
+) -> dict[str, str]:
+  """Returns the steps of a row's lowest losses, by heading."""
+  columns = {}
+  for kind in kinds:
+    measure = scores.loss_name(kind, LOWEST)
+    lines = study.scores.where(row=name, measure=measure)
+    if steps := sorted(lines.distinct("step")):
+      span = dict.fromkeys(f"{step:,}" for step in (steps[0], steps[-1]))
+      columns[f"{measure} at step"] = " to ".join(span)
+  return columns
+
+
+def _grid_borders(
+  study: Findings, family: str, names: Sequence[str]
+) -> Iterator[str]:
+  """Yields the best choices that lie on the border of a grid of settings.
+
+  A grid is the rows of a curriculum with three or more values of a setting.
+  """
+  grids = collections.defaultdict(list)
+  for name in names:
+    grids[study.runs[name][0].text].append(name)
+  for text, cells in grids.items():
+    values = collections.defaultdict(set)
+    for key, value in ((k, x) for n in cells for k, x in _numbers(study, n)):
+      values[key].add(value)
+    run = study.runs[cells[0]][0]
+    objectives = study.rows[cells[0]].measured or run.objectives
+    for kind in (run.names[x] for x in objectives):
+      measure = scores.loss_name(kind, WHEN[0])
+      means = {name: study.mean(name, "", measure) for name in cells}
+      means = {name: mean.mean for name, mean in means.items() if mean}
+      best = min(means, key=means.get, default=None)
+      borders = [
+        f"{key}={value:g}"
+        for key, value in _numbers(study, best)
+        if len(values[key]) > 2
+        and (value == max(values[key]) or 0 < value == min(values[key]))
+      ]
+      if borders:
+        yield (
+          f"{family}, `{text}`: the best {kind} loss is on the border of the"
+          f" grid ({', '.join(borders)}), so a wider grid may have a lower one"
+        )
+
+
+def _numbers(study: Findings, name: str | None) -> list[tuple[str, float]]:
+  """Returns the numbers among a row's settings."""
+  settings = study.rows[name].settings.items() if name else ()
+  return [(key, x) for key, x in settings if isinstance(x, int | float)]
 
 
 def _counted(study: Findings, trials: Scores) -> Scores:
@@ -119,51 +189,45 @@ def _better(study: Findings, family: str, side: Side, control: Side) -> Claim:
   """Claims that a row is better than a control.
 
   They have losses in each objective that the control trained, and scores of
-  pairs in the mode that it was trained in.
+  pairs in the mode that it was trained in. If the rows share their first steps,
+  a lowest loss is that of the steps afterwards.
   """
   run = study.runs[control[0]][0]
+  shared = study.shared_steps(side[0], control[0])
   contrasts = []
   for objective in study.rows[control[0]].measured or run.objectives:
     kind = run.names[objective]
     sides = (side[0], ""), (control[0], "")
     above = study.gains(scores.loss_name(kind, LOWEST), sides)
     for when in WHEN:
-      measure = scores.loss_name(kind, when)
-      estimate = study.difference(measure, {sides[0]: 1.0, sides[1]: -1.0})
-      on = f"held-out {kind} loss, {when} (nats)"
+      estimate, other_half = (
+        study.difference(
+          scores.loss_name(kind, when, shared, half),
+          {sides[0]: 1.0, sides[1]: -1.0},
+        )
+        for half in (REPORT, CHOOSE)
+      )
+      if estimate and estimate.items > 1:
+        other_half = None  # the interval covers other rows
       contrasts.append(
-        Contrast(on, estimate, sign=-1, above=above, all_above=True)
+        Contrast(
+          f"held-out {kind} loss, {scores.when_name(when, shared)} (nats)",
+          estimate,
+          sign=-1,
+          above=above,
+          all_above=True,
+          other_half=other_half,
+        )
       )
   for measure in (ODDS, *(b.name for b in scores.benchmarks() if b.pairs)):
-    if estimate := _difference(study, measure, side, control):
+    if estimate := study.difference(measure, {side: 1.0, control: -1.0}):
       unit = "nats" if measure == ODDS else "points"
       above = study.gains(measure, (side, control))
       on = f"{measure}, {control[1]} ({unit})"
+      estimate = estimate.times(1 if measure == ODDS else 100)
       contrasts.append(Contrast(on, estimate, above=above))
   text = f"{study.title(side[0])} is better than {study.title(control[0])}"
   return Claim(text, family, contrasts)
-
-
-def _difference(study: Findings, measure, side: Side, control: Side, part=""):
-  """Estimates a difference in pairs, in points or nats."""
-  estimate = study.difference(measure, {side: 1.0, control: -1.0}, part)
-  return estimate and estimate.times(1 if measure == ODDS else 100)
-
-
-def _by_part(study: Findings, measure: str, pairs) -> Iterator[Row]:
-  """Yields the differences by phenomenon."""
-  for side, control in pairs:
-    for part in study.parts(measure):
-      estimate = _difference(study, measure, side, control, part)
-      if estimate and estimate.interval():
-        yield {
-          "row": study.title(*side),
-          "against": study.title(*control),
-          "on": part,
-          "seeds": estimate.seeds,
-          "here": estimate.value,
-          "interval": estimate.interval(),
-        }
 
 
 # -------------------------------------------------------------------- curves

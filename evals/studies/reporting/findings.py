@@ -27,8 +27,8 @@ from antlm_jax.evals.studies.study import Row
 from antlm_jax.evals.zero_shot.task import Reported
 
 Side = tuple[str, str]  # a row, and the mode in which it is scored
-# An estimate's measure, phenomenon, subset of scores, and weights of sides.
-EstimateKey = tuple[str, str, str, frozenset[tuple[Side, float]]]
+# An estimate's measure, subset of scores, and weights of sides.
+EstimateKey = tuple[str, str, frozenset[tuple[Side, float]]]
 
 
 class _Paired(NamedTuple):
@@ -36,7 +36,6 @@ class _Paired(NamedTuple):
 
   strata: np.ndarray  # number of each item's UID, int `[n]`
   texts: np.ndarray  # number of each item's text, int `[n]`
-  parts: Mapping[str, Sequence[int]]  # numbers of each phenomenon's UIDs
   # Scores of the items, by side, then pretraining and fine-tuning.
   values: Mapping[Side, Mapping[tuple[str, str], np.ndarray]]
   excluded: Scores  # lines that were scored on other items
@@ -99,6 +98,20 @@ class Findings:
     )
     return list(dict.fromkeys(sizes))
 
+  def shared_steps(self, name: str, other: str) -> int:
+    """Returns the number of first steps that runs of two rows share."""
+    settings = [dict(self.rows[row].settings) for row in (name, other)]
+    same_settings = settings[0] == settings[1]
+    others = {run.seed: run for run in self.runs[other]}
+    return max(
+      (
+        run.shared_steps(others[run.seed], same_settings)
+        for run in self.runs[name]
+        if run.seed in others
+      ),
+      default=0,
+    )
+
   # ------------------------------------------------------------------ means
 
   @functools.cached_property
@@ -127,7 +140,7 @@ class Findings:
   # ------------------------------------------------------------ differences
 
   def difference(
-    self, measure: str, weights: Mapping[Side, float], part: str = ""
+    self, measure: str, weights: Mapping[Side, float]
   ) -> MeanEstimate | None:
     """Estimates a weighted sum of scores, such as one minus another.
 
@@ -136,46 +149,41 @@ class Findings:
     Args:
       measure: The measure.
       weights: Weight of each side's score.
-      part: Phenomenon of the measure; all of it by default.
     """
-    key = measure, part, self.subset, frozenset(weights.items())
+    key = measure, self.subset, frozenset(weights.items())
     if key not in self.estimates:
-      self.estimates[key] = self._paired_difference(measure, weights, part)
+      self.estimates[key] = self._paired_difference(measure, weights)
     return self.estimates[key]
 
-  def _paired_difference(self, measure, weights, part) -> MeanEstimate | None:
+  def _paired_difference(self, measure, weights) -> MeanEstimate | None:
     paired = self._paired(measure)
     if paired is None or not paired.values.keys() >= weights.keys():
       return None
-    items = slice(None)
-    if part:
-      items = np.isin(paired.strata, paired.parts[part])
     sides = {side: paired.values[side] for side in weights}
     trials = set.intersection(*map(set, sides.values()))
     values = {
-      trial: sum(w * sides[side][trial][items] for side, w in weights.items())
+      trial: sum(w * sides[side][trial] for side, w in weights.items())
       for trial in next(iter(sides.values()))
       if trial in trials
     }
-    strata = paired.strata[items]
-    texts = paired.texts[items]
-    return statistics.estimate_over_seeds(values, strata=strata, texts=texts)
+    return statistics.estimate_over_seeds(
+      values, strata=paired.strata, texts=paired.texts
+    )
 
   def above(self, measure: str, side: Side) -> MeanEstimate | None:
     """Estimates by how much a side is better than the trivial answer."""
-    estimate = self.difference(measure, {side: 1.0})
+    lines = self._lines.get((*side, measure), ())
+    if lines and lines[0].metric == LOSS:
+      # Losses of the trivial answer by row are unknown, and would be paired.
+      values = {(line.seed, line.trial): line.value for line in lines}
+      estimate = statistics.estimate_over_seeds(values)
+    else:
+      estimate = self.difference(measure, {side: 1.0})
     if estimate is None:
       return None
-    lines = self._lines[*side, measure]
     baseline = np.mean([line.baseline for line in lines])
     gain = estimate._replace(value=float(estimate.value - baseline))
     return gain.times(-1) if lines[0].metric == LOSS else gain
-
-  def parts(self, measure: str) -> list[str]:
-    """Returns the phenomena of a measure that have differences."""
-    paired = self._paired(measure)
-    names = {key[1] for key in self.estimates if key[0] == measure} - {""}
-    return sorted(names.union(paired.parts if paired else ()))
 
   @functools.cached_property
   def _pairings(self) -> dict[str, _Paired | None]:
@@ -187,6 +195,11 @@ class Findings:
       lines = self.scores.where(measure=measure)
       items = [(line, self.items.of(line)) for line in lines]
       scored = [(line, scores) for line, scores in items if scores]
+      names = {scores.names for _, scores in scored}
+      if lines and lines[0].metric == LOSS and len(names) > 1:
+        # Some runs have losses of other rows, or none: the rows do not pair.
+        lines = [line._replace(items=None) for line in lines]
+        scored = [(line, self.items.of(line)) for line in lines]
       self._pairings[measure] = _pair(scored) if scored else None
     return self._pairings[measure]
 
@@ -347,13 +360,6 @@ def _pair(scored: Sequence[tuple[Score, Items]]) -> _Paired:
   for line, items in same:
     values[line.row, line.mode][line.seed, line.trial] = items.scores
   uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in names))}
-  terms = dict(
-    itertools.chain.from_iterable(line.phenomena.items() for line, _ in scored)
-  )
-  parts = collections.defaultdict(list)
-  for uid, number in uids.items():
-    if terms.get(uid):
-      parts[terms[uid]].append(number)
   # The same text under another UID is another question.
   texts = same[0][1].texts
   questions = [(uid, text) for (uid, _), text in zip(names, texts, strict=True)]
@@ -362,7 +368,6 @@ def _pair(scored: Sequence[tuple[Score, Items]]) -> _Paired:
   return _Paired(
     strata=np.array([uids[uid] for uid, _ in names]),
     texts=np.array([numbers[question] for question in questions]),
-    parts=parts,
     values=values,
     excluded=excluded,
   )

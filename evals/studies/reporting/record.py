@@ -43,18 +43,17 @@ def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
   }
   scores = []
   for score in study.table:
-    score = score._replace(items=_ITEMS if score.items else (), phenomena={})
+    score = score._replace(items=_ITEMS if score.items else ())
     fields = score._asdict().items()
     scores.append({k: x for k, x in fields if x != _DEFAULTS.get(k)})
   differences = [
     {
       "measure": measure,
-      "part": part,
       "subset": subset,
       "sides": sorted([*side, weight] for side, weight in weights),
       "estimate": estimate._asdict(),
     }
-    for (measure, part, subset, weights), estimate in study.estimates.items()
+    for (measure, subset, weights), estimate in study.estimates.items()
     if estimate and estimate.items > 1
   ]
   record = header | {
@@ -126,10 +125,11 @@ def read_record(path: pathlib.Path) -> dict[str, Any]:
       Score(**score | {"items": _ITEMS if score.get("items") else ()})
       for score in record.get("scores", ())
     )
+    if any("part" in line for line in record.get("differences", ())):
+      raise ValueError("an older version wrote its differences, by phenomenon")
     differences = {
       (
         line["measure"],
-        line["part"],
         line["subset"],
         frozenset(((row, mode), weight) for row, mode, weight in line["sides"]),
       ): MeanEstimate(**line["estimate"])

@@ -8,7 +8,6 @@ template alone.
 import contextlib
 import csv
 import io
-import itertools
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -121,21 +120,10 @@ def fill_template(template: str, **values) -> str:
   return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _markdown_table(
-  rows: Sequence[Row], caller: Callable, most: int = 1000
-) -> str:
-  """Lays rows out; the block of the template's `call` writes the numbers.
-
-  Shows at most `most` rows with the same first value, without the middle rows.
-  """
+def _markdown_table(rows: Sequence[Row], caller: Callable) -> str:
+  """Lays rows out; the block of the template's `call` writes the numbers."""
   head, texts = report_cells(rows, caller)
-  shown = []
-  for _, group in itertools.groupby(texts, key=lambda row: row[0]):
-    some = list(group)
-    if len(some) > most:
-      some[most // 2 : -(most // 2)] = [["...", *[""] * (len(head) - 1)]]
-    shown += some
-  return layout.markdown(shown, head) + "\n"
+  return layout.markdown(texts, head) + "\n"
 
 
 def report_cells(

@@ -82,32 +82,73 @@ class TrainedRun:
       loss_name: The logged name.
       half: One of `HALVES`; all held-out rows by default.
     """
-    measured = self.halves.get(half, {}) if half else self.losses
-    losses = measured.get(loss_name, {})
+    losses = (self.halves.get(half, {}) if half else self.losses).get(
+      loss_name, {}
+    )
     return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
 
-  def end(self, loss_name: str) -> float | None:
+  def last(self, loss_name: str) -> int:
+    """Returns the last step at which an objective's loss was measured."""
+    return max(self.losses.get(loss_name, ()), default=0)
+
+  def best(
+    self, loss_name: str, after: int, report: str = REPORT
+  ) -> int | None:
+    """Returns the best step after others, by half of the held-out rows.
+
+    `report` is the other half, which measures it. On the half that chose the
+    step, its loss would be too low by chance.
+    """
+    (choose,) = set(HALVES) - {report}
+    losses = self.held_out(loss_name, choose)
+    measured = self.held_out(loss_name, report)
+    steps = [s for s in losses if s in measured and (s > after or not after)]
+    return min(steps, key=losses.get, default=None)
+
+  def end(self, loss_name: str, half: str = REPORT) -> float | None:
     """Returns an objective's last loss, if it is finite.
 
-    It is on the same rows as `lowest`, if each half has a loss.
+    It is on all held-out rows if their halves were not measured.
     """
-    half = REPORT if loss_name in self.halves.get(REPORT, {}) else ""
-    last = max(self.losses.get(loss_name, ()), default=0)
-    return self.held_out(loss_name, half).get(last)
+    half = half if loss_name in self.halves.get(half, {}) else ""
+    return self.held_out(loss_name, half).get(self.last(loss_name))
 
-  def best(self, loss_name: str, until: float = math.inf) -> int | None:
-    """Returns the best step, up to one, on half of the held-out rows."""
-    choose, report = (self.held_out(loss_name, half) for half in HALVES)
-    steps = [step for step in choose if step in report and step <= until]
-    return min(steps, key=choose.get, default=None)
+  def shared_steps(self, other: "TrainedRun", same_settings: bool) -> int:
+    """Returns the number of first steps that this run shares with another.
 
-  def lowest(self, loss_name: str) -> float | None:
-    """Returns the loss of the best step, on the other half of the rows.
-
-    On the half that chose the step, it would be too low by chance.
+    These are the steps up to the first difference of the curricula, if the
+    settings are the same, or those with the same losses. It is 0 for equal
+    runs.
     """
-    best = self.best(loss_name)
-    return None if best is None else self.halves[REPORT][loss_name][best]
+    steps = sorted(itertools.chain(*self.losses.values()))
+    shared = 0
+    for step in steps:
+      if self._losses_after(step) != other._losses_after(step):
+        break
+      shared = step
+    curricula = self.curriculum, other.curriculum
+    if same_settings and None not in curricula:
+      shared = max(shared, _same_phases(*curricula))
+    return shared if shared < max(steps, default=0) else 0
+
+  def _losses_after(self, step: int) -> list[tuple]:
+    """Returns all finite losses that were measured after a step."""
+    return [
+      (half, loss_name, self.held_out(loss_name, half).get(step))
+      for half in ("", *self.halves)
+      for loss_name in self.loss_names
+    ]
+
+
+def _same_phases(curriculum: Curriculum, other: Curriculum) -> int:
+  """Returns the number of first steps with the same objectives."""
+  if curriculum.steps != other.steps:  # their learning rates differ
+    return 0
+  starts = {phase.start for c in (curriculum, other) for phase in c.phases}
+  for step in sorted(starts):
+    if curriculum.at(step).shares != other.at(step).shares:
+      return step
+  return curriculum.steps
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:

@@ -29,6 +29,7 @@ from antlm_jax.evals.studies.reporting.runs import (
 from antlm_jax.evals.zero_shot.task import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
+from antlm_jax.training.metrics import REPORT, ROWS
 
 BLIMP = "BLiMP"
 ODDS = f"{BLIMP} (log-odds)"  # by how much pairs are right, in nats
@@ -59,10 +60,8 @@ class Score(NamedTuple):
   lr: float = 0.0
   chosen: bool = True  # whether it is a trial at the best learning rate
   collapsed: bool = False  # whether the trial gives nearly one answer
-  part: str = ""  # a phenomenon of the measure; all of it by default
-  # Files of the items' scores, with columns; None if the value has no items.
+  # Files of the items' scores, with columns; None if no items are known.
   items: tuple | None = ()
-  phenomena: Mapping[str, str] = {}  # of benchmarks: by UID
 
 
 class Scores(list[Score]):
@@ -120,22 +119,54 @@ def read_scores(runs: Mapping[str, Sequence[TrainedRun]]) -> Scores:
   return scores
 
 
-def loss_name(kind: str, when: str) -> str:
-  """Returns the measure of an objective's held-out loss."""
-  return f"{kind}, {when}"
+def loss_name(kind: str, when: str, after: int = 0, half: str = REPORT) -> str:
+  """Returns the measure of an objective's held-out loss, as of `losses`."""
+  name = f"{kind}, {when_name(when, after)}"
+  return name if half == REPORT else f"{name}, {half}"
 
 
-def losses(runs: Iterable[TrainedRun]) -> Scores:
-  """Returns the losses of a row's runs at the end, and at their lowest."""
+def when_name(when: str, after: int) -> str:
+  """Returns the name of the step at which a loss is compared."""
+  return f"{when} after step {after:,}" if after and when == LOWEST else when
+
+
+def losses(
+  runs: Iterable[TrainedRun], after: int = 0, half: str = REPORT
+) -> Scores:
+  """Returns the losses of a row's runs at the end, and at their lowest.
+
+  Args:
+    runs: The runs.
+    after: Steps that do not count for the lowest loss.
+    half: Half of the held-out rows that measures; the other half chooses.
+  """
   scores = Scores()
   for run in ended(runs):
+    if half != REPORT and not run.halves:
+      continue
+    path = run.folder / ROWS
     for kind, when in itertools.product(run.names.values(), WHEN):
-      loss = getattr(run, when)(kind)
-      if loss is not None:
-        entropy = run.summary["unigram_entropy"]
-        measure = loss_name(kind, when)
-        score = Score(run.variant, run.seed, measure, "", loss, LOSS)
-        scores.append(score._replace(baseline=entropy, items=None))
+      step = run.last(kind)
+      loss = run.end(kind, half)
+      if when == LOWEST:
+        step = run.best(kind, after, half)
+        loss = None if step is None else run.halves[half][kind][step]
+      if loss is None:
+        continue
+      column = step, f"{kind}/{half}"
+      scores.append(
+        Score(
+          row=run.variant,
+          seed=run.seed,
+          measure=loss_name(kind, when, after, half),
+          mode="",
+          value=loss,
+          metric=LOSS,
+          step=step,
+          baseline=run.summary["unigram_entropy"],
+          items=((path, column),) if path.is_file() else None,
+        )
+      )
   return scores
 
 
@@ -197,11 +228,9 @@ def _zero_shot(run: TrainedRun) -> list[Score]:
           pipeline=request["pipeline"] if benchmark.pairs else "",
         )
         if benchmark.pairs:
-          by_uid = summary["by_uid"].items()
           score = score._replace(
             pairs=finite_number(summary, "pairs"),
             baseline=CHANCE,
-            phenomena={uid: figures["term"] for uid, figures in by_uid},
             complete=summary["pairs"] == benchmark.pairs,
             items=_items(path, "accuracy"),
           )
@@ -272,7 +301,8 @@ class ItemFiles(dict):
   Columns of zero-shot items are `accuracy` and `log-odds`, in nats: the score
   of the right choice minus that of the best other choice. Columns of a
   fine-tuned task are the evaluation set with the number of the trial, if its
-  main metric is a mean over examples.
+  main metric is a mean over examples. Columns of held-out rows are the step
+  with the objective and half.
   """
 
   def __missing__(self, path: pathlib.Path) -> dict[Any, Items]:
@@ -281,6 +311,7 @@ class ItemFiles(dict):
       if not items:
         raise ValueError("it is empty")
       read = _pair_columns if "uid" in items[0] else _trial_columns
+      read = _loss_columns if path.name == ROWS else read
       self[path] = dict(read(items))
       for _, _, scores in self[path].values():
         if scores.dtype.kind not in "bif" or not np.isfinite(scores).all():
@@ -298,7 +329,10 @@ class ItemFiles(dict):
     if not columns or None in columns:
       return None
     names, texts, scores = zip(*columns, strict=True)
-    return Items(sum(names, ()), sum(texts, ()), np.concatenate(scores))
+    values = np.concatenate(scores)
+    if score.metric == LOSS:  # those of rows are rounded
+      values = values + (score.value - values.mean())
+    return Items(sum(names, ()), sum(texts, ()), values)
 
   def log_odds(self, scores: Scores) -> Scores:
     """Returns the log-odds behind BLiMP's accuracies."""
@@ -320,6 +354,14 @@ def _pair_columns(items: Sequence[Mapping]) -> Iterator[tuple[str, Items]]:
   correct = [item["correct"] for item in items]
   yield "accuracy", Items(names, texts, np.array(correct))
   yield "log-odds", Items(names, texts, np.array(odds))
+
+
+def _loss_columns(lines: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
+  for line in lines:
+    for column, losses in line.items():
+      if column != "step":
+        names = tuple(("", str(row)) for row in range(len(losses)))
+        yield (line["step"], column), Items(names, names, np.array(losses))
 
 
 def _trial_columns(items: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
