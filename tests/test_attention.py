@@ -50,7 +50,7 @@ def refuses(words, call, *args, **options):
 # Small rows
 
 
-@pytest.mark.sample(8, 24)
+@pytest.mark.sample(8, 12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
   "implementation", ["reference", "reference with terms", "1", "4 with terms"]
@@ -448,7 +448,7 @@ def needed_blocks(mask, batch, length, blocks):
   return seen
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 4)
 @pytest.mark.parametrize("length, block", [(512, 128), (640, 128), (2048, 512)])
 @pytest.mark.parametrize(
   "mode", ["causal", "full", "packed", "mixed", "window", "prefix"]

@@ -74,12 +74,10 @@ def data(gcs, prepared):
   return "gs://bucket/data"
 
 
-@pytest.fixture(scope="module")
-def whole(prepared, tmp_path_factory):
+@pytest.fixture(scope="session")
+def whole(prepared, shared):
   """The run on the local disk."""
-  workdir = tmp_path_factory.mktemp("whole")
-  runs.train(workdir, prepared, *ARGS)
-  return workdir
+  return shared("on_disk", lambda out: runs.train(out, prepared, *ARGS))
 
 
 @pytest.fixture(scope="module")

@@ -144,8 +144,9 @@ def their_score(model, tokenizer, text):
 
 def test_scores_are_theirs(family):
   loaded, model, tokenizer, _ = family
-  theirs = [their_score(model, tokenizer, text) for text in SENTENCES]
-  ours = score(loaded, SENTENCES, "mlm" if both_ways(model) else "causal")
+  texts = SENTENCES[:20]
+  theirs = [their_score(model, tokenizer, text) for text in texts]
+  ours = score(loaded, texts, "mlm" if both_ways(model) else "causal")
   assert np.ptp(ours) > 10
   np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 

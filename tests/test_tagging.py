@@ -667,7 +667,7 @@ def test_the_real_sentences(loaded, tmp_path, capsys):
   sizes = [len(task.load(split)) for split in ("train", *task.evaluations)]
   assert sizes == [14041, 3250, 3453] and len(task.head.labels) == 9
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
-  words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
+  words += ["--task=conll", "--limit=200", "--epochs=1", "--max_length=64"]
   words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]
   runs.main("antlm_jax.evals.finetune", *words)
   assert "conll-test" in capsys.readouterr().out
