@@ -250,7 +250,7 @@ def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
     # Bad input to one process.
     ("--config.trian.steps=3", "did you mean 'train.steps'"),
     # Processes with different settings.
-    ("--config.schedule.peak_lr=0.5", "different settings"),
+    nightly("--config.schedule.peak_lr=0.5", "different settings"),
     ("--workdir={}/other", "another folder for process 1"),
   ],
 )

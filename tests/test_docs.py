@@ -172,11 +172,18 @@ def test_the_numbers_of_an_output_are_compared(shown, printed, other):
     assert bool(re.search(pattern, output, re.M | re.S)) == equal, text
 
 
-# The README's commands are a whole quickstart. The commands of the others are
-# those of index.md, or have other settings than those of babylm.md and of
-# objective.md.
-NIGHTLY = [README, QUICKSTART, DOCS / "tutorials/own_text.md"]
-NIGHTLY += [DOCS / "how_to/one_gpu.md"]
+# The README's commands are a whole quickstart. Another page runs each command
+# of the other nightly pages, with other settings.
+NIGHTLY = [
+  README,
+  QUICKSTART,  # index.md
+  DOCS / "tutorials/own_text.md",  # babylm.md, score_text.md
+  DOCS / "tutorials/continue.md",  # decoder_to_encoder.md, resume.md
+  DOCS / "tutorials/diffusion.md",  # objective.md, score_text.md
+  DOCS / "how_to/one_gpu.md",  # objective.md
+  DOCS / "how_to/optimizer.md",  # objective.md, score_text.md
+  DOCS / "how_to/prepare_large_text.md",  # prepare_text.md
+]
 
 
 @pytest.mark.slow

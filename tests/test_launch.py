@@ -262,7 +262,10 @@ ENCODER = "configs/encoders.py:size=610M,topology="
   "script, devices, spec, part",
   [
     ("tpu_vm", TPU, f"{ENCODER}v6e:16x16", "write topology=v5e:256"),
-    ("gke", TPU, f"{ENCODER}v5e:8x8", "write topology=v5e:256"),
+    pytest.param(
+      *("gke", TPU, f"{ENCODER}v5e:8x8", "write topology=v5e:256"),
+      marks=pytest.mark.nightly,
+    ),
     ("slurm", GPU, f"{ENCODER}h100:4x8", "write topology=h100:1x8"),
     pytest.param(
       *("slurm", GPU, f"{ENCODER}v5e:2x4", "write topology=h100:1x8"),

@@ -213,7 +213,7 @@ def estimates(small, shape, *settings, pieces=1):
   return run, list(estimate.estimate_all(run, run.batch_kinds()))
 
 
-@pytest.mark.sample(0, 2)
+@pytest.mark.sample(0, 1)
 @needs_compiler
 @pytest.mark.parametrize(
   "shape, kernel",
