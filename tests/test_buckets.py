@@ -74,7 +74,7 @@ def data(gcs, prepared):
   return "gs://bucket/data"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole(prepared, shared):
   """The run on the local disk."""
   return shared("on_disk", lambda out: runs.train(out, prepared, *ARGS))

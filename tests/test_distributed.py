@@ -30,7 +30,7 @@ SETTINGS = (CURRICULUM, "checkpoint.every=10", "checkpoint.keep_last=3")
 SETTINGS += ("eval.rows=8", "eval.every=0")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cache(shared):
   """A folder of compiled programs, since each mesh runs several times."""
   return shared("programs", pathlib.Path.mkdir)
@@ -44,7 +44,7 @@ def mesh(data=1, fsdp=1, tensor=1) -> tuple[str, ...]:
   return f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole(prepared, cache, shared):
   """The run with one process on one device."""
   return shared(
@@ -78,7 +78,7 @@ MIXED = "2 processes, mixed"
 MIXED_AND_NIGHTLY = [n if n == MIXED else nightly(n) for n in MESHES]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def trained(prepared, cache, shared):
   """Returns a function that trains once on a mesh and returns the workdir."""
 

@@ -60,7 +60,7 @@ RUN = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def first(shared):
   """A folder with the results of the home page's commands."""
 
