@@ -276,14 +276,14 @@ def target_scores(of: models.Model, params, batch: Batch):
 
 
 @functools.cache
-def _forward(model_config):
-  of = models.from_config(model_config)
+def forward(model_config):
+  """Compiles a model's logits `[n, T, V]` of rows `[n, T]`."""
+  model = models.from_config(model_config)
 
-  def forward(params, tokens, mask):
-    positions = jnp.arange(tokens.shape[1])[None]
-    return of.logits(params, of.encode(params, tokens, positions, mask)[0])
+  def logits(params, *rows):
+    return model.logits(params, model.encode(params, *rows))
 
-  return jax.jit(forward)
+  return jax.jit(logits)
 
 
 def logits(loaded, tokens, mask=BIDIRECTIONAL):
@@ -298,8 +298,10 @@ def logits(loaded, tokens, mask=BIDIRECTIONAL):
   if mask.k_end is not None:
     ends[:, :length] = mask.k_end
   mask = dataclasses.replace(mask, k_end=ends)
-  forward = _forward(loaded.model.config)
-  return np.asarray(forward(loaded.params, row, mask), np.float64)[:length]
+  positions = np.arange(row.shape[1])[None]
+  run = forward(loaded.model.config)
+  found = run(loaded.params, row, positions, mask)[0]
+  return np.asarray(found, np.float64)[:length]
 
 
 def log_softmax(logits):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.hf import import_
-from tests import runs
+from tests import helpers, runs
 
 MARKS = [
   pytest.mark.slow,
@@ -87,8 +87,8 @@ def our_logits(loaded, ids, mask, positions=None):
   """Returns our model's logits of rows of tokens."""
   if positions is None:
     positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
-  return np.asarray(loaded.model.logits(loaded.params, hidden))
+  run = helpers.forward(loaded.model.config)
+  return np.asarray(run(loaded.params, ids, positions, mask))
 
 
 def log_probability(model, ids, places, shift=1, mask_id=None) -> float:

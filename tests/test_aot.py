@@ -65,13 +65,15 @@ def compile_attention(device, shape, mask, implementation="pallas", **options):
 # compile one shape.
 FULLY = "v4"
 SHAPES = (
-  (Shape(2, 2048, 4, 4, 64), "causal"),
-  (Shape(2, 2048, 4, 4, 64), "full"),
   (Shape(2, 2048, 6, 2, 64), "mixed"),
   (Shape(2, 1100, 8, 1, 64), "packed causal"),  # no block divides it
-  (Shape(8, 128, 12, 12, 64), "packed"),
   (Shape(1, 1536, 4, 1, 128), "packed"),  # the largest row of one kernel
   (Shape(1, 32768, 1, 1, 64), "packed"),
+)
+MORE_SHAPES = (
+  (Shape(2, 2048, 4, 4, 64), "causal"),
+  (Shape(2, 2048, 4, 4, 64), "full"),
+  (Shape(8, 128, 12, 12, 64), "packed"),
 )
 
 SMALL = ((Shape(2, 1024, 4, 2, 64), "packed causal"),)
@@ -84,10 +86,11 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
   [
     *(("v5e", width, SMALL) for width in (64, 128)),
     pytest.param(FULLY, 64, SHAPES, marks=SLOW),
-    pytest.param(FULLY, 96, SHAPES, marks=NIGHTLY),
-    pytest.param("v6e", 128, SHAPES[2:3], marks=SLOW),
+    pytest.param(FULLY, 64, MORE_SHAPES, marks=NIGHTLY),
+    pytest.param(FULLY, 96, SHAPES + MORE_SHAPES, marks=NIGHTLY),
+    pytest.param("v6e", 128, SHAPES[:1], marks=SLOW),
     *(
-      pytest.param(generation, 128, SHAPES[2:3], marks=NIGHTLY)
+      pytest.param(generation, 128, SHAPES[:1], marks=NIGHTLY)
       for generation in ("v5e", "v5p", "tpu7x")
     ),
   ],
@@ -169,26 +172,28 @@ def compile_head(device, targets, tokens, width, dtype, biased):
   )
 
 
-@pytest.mark.sample(0, 1)
+@pytest.mark.sample(0, 2)
 @needs_libtpu
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_the_heads_kernels_compile_for_every_generation(generation):
-  device = topology.topology_devices(GENERATIONS[generation])[0]
-  cases = (
+@pytest.mark.parametrize(
+  "case",
+  [
+    (2048, 32_768, 4096, jnp.bfloat16, False),  # the smallest blocks of v4
     (2048, 128_256, 1152, jnp.bfloat16, False),
     (1000, 50_368, 768, jnp.bfloat16, True),  # no block divides these
     (300, 6_144, 384, jnp.float32, True),
-    (2048, 32_768, 4096, jnp.bfloat16, False),  # the smallest blocks of v4
-  )
-  for case in cases if generation in ("v4", "v5e") else cases[:2]:
-    compiled = compile_head(device, *case)
-    calls = re.findall(f"%({head_tpu.NAMES})", compiled.as_text())
-    assert len({name for name, _ in calls}) == 3, case
-    # The largest arrays are the kernel and its gradient, not the scores.
-    scores = case[0] * case[1] * 4
-    kernel = case[1] * case[2] * 4
-    print(f"{generation} {case}: temp {temp(compiled):,} B")
-    assert temp(compiled) < 2.5 * kernel + scores / 8, case
+  ],
+)
+def test_the_heads_kernels_compile_for_every_generation(generation, case):
+  device = topology.topology_devices(GENERATIONS[generation])[0]
+  compiled = compile_head(device, *case)
+  calls = re.findall(f"%({head_tpu.NAMES})", compiled.as_text())
+  assert len({name for name, _ in calls}) == 3
+  # The largest arrays are the kernel and its gradient, not the scores.
+  scores = case[0] * case[1] * 4
+  kernel = case[1] * case[2] * 4
+  print(f"{generation} {case}: temp {temp(compiled):,} B")
+  assert temp(compiled) < 2.5 * kernel + scores / 8
 
 
 def compile_with_terms(device, shape, implementation="auto"):
@@ -200,16 +205,21 @@ def compile_with_terms(device, shape, implementation="auto"):
 @pytest.mark.sample(0, 1)
 @needs_libtpu
 @pytest.mark.parametrize(
-  "generation, width",
-  [*((g, 64) for g in GENERATIONS if g != "v4"), ("v5e", 32)],
+  "generation, rows, length, width",
+  [
+    ("v5e", 8, 128, 64),
+    ("v5e", 2, 512, 32),
+    ("v5e", 1, 2048, 64),
+    *((name, 2, 512, 64) for name in GENERATIONS if name != "v4"),
+  ],
 )
-def test_position_terms_compile_for_later_generations(generation, width):
+def test_position_terms_compile_for_later_generations(
+  generation, rows, length, width
+):
   device = topology.topology_devices(GENERATIONS[generation])[0]
-  sizes = ((2, 512), (8, 128), (1, 2048))
-  for rows, length in sizes if generation == "v5e" else sizes[:1]:
-    shape = Shape(rows, length, 4, 4, width, buckets=63)
-    # A TPU chooses the kernel by default.
-    assert kernels(compile_with_terms(device, shape)) == FUSED, shape
+  shape = Shape(rows, length, 4, 4, width, buckets=63)
+  # A TPU chooses the kernel by default.
+  assert kernels(compile_with_terms(device, shape)) == FUSED
 
 
 @needs_libtpu

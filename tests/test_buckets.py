@@ -75,11 +75,9 @@ def data(gcs, prepared):
 
 
 @pytest.fixture(scope="module")
-def whole(prepared, tmp_path_factory):
+def whole(prepared, shared):
   """The run on the local disk."""
-  workdir = tmp_path_factory.mktemp("whole")
-  runs.train(workdir, prepared, *ARGS)
-  return workdir
+  return shared("on_disk", lambda out: runs.train(out, prepared, *ARGS))
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def tag_scores(labels, predictions):
   return dict(zip(("LOC", "PER"), zip(*scores, strict=True), strict=True))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(
   ("preset", "records", "scores_of", "shown"),
   [

@@ -635,29 +635,26 @@ def in_one_task(large):
 def test_the_rows_are_the_same_for_any_number_of_tasks(
   large, in_one_task, tmp_path
 ):
-  whole, args = (
-    PreparedData.open(in_one_task),
-    ["--packing=chunks", "--tasks=3"],
-  )
-  prepare.main(large_args(large, tmp_path / "here", *args))
+  whole = PreparedData.open(in_one_task)
+  output = tmp_path / "apart"
+  args = large_args(large, output, "--packing=chunks", "--tasks=3")
   # Separate tasks may run in any order.
   for task in (2, 0, 1):
-    alone = large_args(large, tmp_path / "apart", *args, f"--task={task}")
-    prepare.main(alone)
-  for folder in ("here", "apart"):
-    made = PreparedData.open(tmp_path / folder)
-    made.verify()
-    assert counted(made.folder) == counted(in_one_task)
-    assert len(made.manifest.splits["train"].shards) == 3
-    assert made.manifest.sources == whole.manifest.sources
-    for ours, theirs in ((made.train, whole.train), (made.dev, whole.dev)):
-      every = np.random.default_rng(0).permutation(len(theirs))
-      np.testing.assert_equal(ours.read(every), theirs.read(every))
-    documents = list(document_store.read_kept_documents(made.folder, "train"))
-    assert documents == list(
-      document_store.read_kept_documents(in_one_task, "train")
-    )
-    assert not list(made.folder.glob("preparing*"))
+    prepare.main([*args, f"--task={task}"])
+  made = PreparedData.open(output)
+  made.verify()
+  assert counted(output) == counted(in_one_task)
+  assert len(made.manifest.splits["train"].shards) == 3
+  assert made.manifest.sources == whole.manifest.sources
+  for ours, theirs in ((made.train, whole.train), (made.dev, whole.dev)):
+    every = np.random.default_rng(0).permutation(len(theirs))
+    np.testing.assert_equal(ours.read(every), theirs.read(every))
+  documents, expected = (
+    list(document_store.read_kept_documents(folder, "train"))
+    for folder in (output, in_one_task)
+  )
+  assert documents == expected
+  assert not list(output.glob("preparing*"))
   # Every document is kept once.
   own = [
     document.text
@@ -669,31 +666,29 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
-)
-def test_a_preparation_goes_on_after_its_end(
-  large, in_one_task, tmp_path, stop
-):
+def test_a_preparation_goes_on_after_its_end(large, in_one_task, tmp_path):
+  """Three signals end it, each later than the one before."""
   output = tmp_path / "out"
   args = large_args(large, output, "--packing=chunks", "--tasks=4")
   # Background jobs of a shell ignore SIGINT.
   line = ["env", "--default-signal=INT"]
   line += runs.command("antlm_jax.commands.prepare", *args)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-  process = subprocess.Popen(line, cwd=runs.ROOT, **pipes)
   finished = "preparing/?????.json"
-  while not list(output.glob(finished)) and process.poll() is None:
-    time.sleep(0.01)
-  process.send_signal(stop)
-  _, said = process.communicate(timeout=30)
-  if stop == signal.SIGINT:
-    assert (process.returncode, said) == (errors.INTERRUPTED, b"interrupted\n")
-  if stop == signal.SIGTERM:
-    again = b"stopped by a signal: run the same command again"
-    assert process.returncode == errors.RUN_AGAIN
-    # A slow machine prints lines of progress before it.
-    assert said.splitlines()[-1] == again
+  again = b"stopped by a signal: run the same command again"
+  for signal_, exists, status, message in (
+    (signal.SIGINT, "preparing.lock", errors.INTERRUPTED, b"interrupted"),
+    (signal.SIGTERM, "tokenizer.json", errors.RUN_AGAIN, again),
+    (signal.SIGKILL, finished, -signal.SIGKILL, b""),
+  ):
+    process = subprocess.Popen(line, cwd=runs.ROOT, **pipes)
+    while not list(output.glob(exists)) and process.poll() is None:
+      time.sleep(0.01)
+    process.send_signal(signal_)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == status, said
+    # A slow machine prints lines of progress before the message.
+    assert not message or said.splitlines()[-1] == message
   kept = {p: p.stat().st_mtime_ns for p in output.glob(finished)}
   assert kept and not (output / "manifest.json").exists()
   refusal(
@@ -919,7 +914,7 @@ def test_a_failure_deletes_only_its_own_files(corpus, tmp_path, monkeypatch):
   assert left == set(map(pathlib.Path, theirs))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize("kilobytes", [8, 600, 1000])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_full_disk_is_one_line(corpus, small_disk, kilobytes, tasks):

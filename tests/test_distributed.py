@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -30,9 +31,9 @@ SETTINGS += ("eval.rows=8", "eval.every=0")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache(shared):
   """A folder of compiled programs, since each mesh runs several times."""
-  return tmp_path_factory.mktemp("cache")
+  return shared("programs", pathlib.Path.mkdir)
 
 
 def nightly(*values):
@@ -44,11 +45,12 @@ def mesh(data=1, fsdp=1, tensor=1) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(prepared, cache, tmp_path_factory):
+def whole(prepared, cache, shared):
   """The run with one process on one device."""
-  workdir = tmp_path_factory.mktemp("whole") / "run"
-  pods.train(workdir, prepared, *SETTINGS, cache=cache)
-  return workdir
+  return shared(
+    "one_process",
+    lambda folder: pods.train(folder, prepared, *SETTINGS, cache=cache),
+  )
 
 
 def assert_same_run(workdir, whole, what: str) -> None:
@@ -77,20 +79,18 @@ MIXED_AND_NIGHTLY = [n if n == MIXED else nightly(n) for n in MESHES]
 
 
 @pytest.fixture(scope="module")
-def trained(prepared, cache, tmp_path_factory):
+def trained(prepared, cache, shared):
   """Returns a function that trains once on a mesh and returns the workdir."""
-  done = {}
 
-  def folder(name):
-    if name not in done:
-      count, sizes = MESHES[name]
-      workdir = tmp_path_factory.mktemp("mesh") / "run"
-      options = {"count": count, "devices": 2, "cache": cache}
-      pods.train(workdir, prepared, *SETTINGS, *sizes, **options)
-      done[name] = workdir
-    return done[name]
+  def workdir(name):
+    count, sizes = MESHES[name]
+    options = {"count": count, "devices": 2, "cache": cache}
+    return shared(
+      name.replace(" ", "_"),
+      lambda folder: pods.train(folder, prepared, *SETTINGS, *sizes, **options),
+    )
 
-  return folder
+  return workdir
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
     # Bad input to one process.
     ("--config.trian.steps=3", "did you mean 'train.steps'"),
     # Processes with different settings.
-    ("--config.schedule.peak_lr=0.5", "different settings"),
+    nightly("--config.schedule.peak_lr=0.5", "different settings"),
     ("--workdir={}/other", "another folder for process 1"),
   ],
 )

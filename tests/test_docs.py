@@ -61,12 +61,14 @@ RUN = [
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory):
+def first(shared):
   """A folder with the results of the home page's commands."""
-  folder = _clone(tmp_path_factory.mktemp("docs") / "clone")
-  printed = in_folder(FIRST, folder)
-  assert "the dogs near" in printed and "mean over UIDs" in printed
-  return folder
+
+  def make(folder):
+    printed = in_folder(FIRST, _clone(folder))
+    assert "the dogs near" in printed and "mean over UIDs" in printed
+
+  return shared("docs", make)
 
 
 def _clone(folder: pathlib.Path) -> pathlib.Path:
@@ -170,12 +172,25 @@ def test_the_numbers_of_an_output_are_compared(shown, printed, other):
     assert bool(re.search(pattern, output, re.M | re.S)) == equal, text
 
 
-# The README's commands are a whole quickstart.
+# The README's commands are a whole quickstart. Another page runs each command
+# of the other nightly pages, with other settings.
+NIGHTLY = [
+  README,
+  QUICKSTART,  # index.md
+  DOCS / "tutorials/own_text.md",  # babylm.md, score_text.md
+  DOCS / "tutorials/continue.md",  # decoder_to_encoder.md, resume.md
+  DOCS / "tutorials/diffusion.md",  # objective.md, score_text.md
+  DOCS / "how_to/one_gpu.md",  # objective.md
+  DOCS / "how_to/optimizer.md",  # objective.md, score_text.md
+  DOCS / "how_to/prepare_large_text.md",  # prepare_text.md
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "page",
   [
-    pytest.param(page, marks=pytest.mark.nightly) if page == README else page
+    pytest.param(page, marks=pytest.mark.nightly) if page in NIGHTLY else page
     for page in RUN
   ],
   ids=_name,

@@ -203,7 +203,7 @@ def test_an_optimizer(trained):
 def test_an_attention_backend(prepared, tmp_path):
   """Catches attention that is chosen from a list that plugins cannot change."""
   (module,) = imported("attention")
-  how = {"data.path": str(prepared), "curriculum": "1C+1M steps"}
+  how = {"data.path": str(prepared), "curriculum": "2C steps"}
   found = [
     ax.train(
       "quickstart:shrink",

@@ -111,7 +111,11 @@ MARKS = [mark for mark in hub.MARKS if mark.name != "usefixtures"]
 
 
 @pytest.mark.parametrize(
-  "objective", [pytest.param(name, marks=MARKS) for name in "MN"]
+  "objective",
+  [
+    pytest.param("M", marks=MARKS),
+    pytest.param("N", marks=[*MARKS, pytest.mark.nightly]),
+  ],
 )
 def test_an_exported_encoder_gives_our_vectors(
   objective, tmp_path, capsys, offline

@@ -130,18 +130,14 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
     train(tmp_path / "a", tmp_path / "data"),
     train(tmp_path / "b", folder),
     train(tmp_path / "c", held),
-    # Rows in memory mix with those of a folder.
-    train(tmp_path / "d", {"one": folder, "two": held}, mix="one:two"),
-    train(tmp_path / "e", {"one": folder, "two": folder}, mix="one:two"),
   ]
   assert capfd.readouterr() == ("", "")
-  assert [run.steps for run in found] == [12] * 5
+  assert [run.steps for run in found] == [12] * 3
   assert repr(found[0]).startswith(f"<run {tmp_path / 'a'}, 12 steps, clm ")
   assert {*found[0].losses} == {"clm", "mlm"}
-  first, *others, mixed, expected = (run.load().params for run in found)
+  first, *others = (run.load().params for run in found)
   for params in others:
     assert helpers.equal(params, first)
-  assert helpers.equal(mixed, expected)
   # The run is complete, and is recognized with its data in a folder.
   assert train(tmp_path / "c", folder).losses == found[2].losses
 
@@ -157,9 +153,9 @@ def test_sources_in_memory_mix_as_folders_do(lines, tmp_path):
   one, two = lines[:300], lines[300:]
   folders = [ax.prepare(one, tmp_path / "a", **how)]
   folders.append(ax.prepare(two, tmp_path / "b", **how))
-  held = [ax.prepare(one, **how), ax.prepare(two, **how)]
+  held = ax.prepare(two, **how)
   found = []
-  for i, both in enumerate((folders, held, (folders[0], held[1]))):
+  for i, both in enumerate((folders, (folders[0], held))):
     data = dict(zip(("one", "two"), both, strict=True))
     run = train(tmp_path / f"run{i}", data, mix="one:two")
     found.append(run.load().params)

@@ -104,7 +104,7 @@ def data(both):
   )
 
 
-@pytest.mark.sample(0, 4)
+@pytest.mark.sample(0, 2)
 @pytest.mark.parametrize("of_run", [False, True])
 def test_training_makes_the_output_layer(both, of_run, data, tmp_path):
   """Catches a start that fails, or takes another encoder or output layer."""

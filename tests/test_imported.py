@@ -92,7 +92,7 @@ FAMILIES = {
 SENTENCES = list(toy_english.make_sentences(0, 50))
 # These have both masks, windows, tied and untied output layers; the others are
 # nightly.
-KEPT = "Llama, untied", "Gemma 3, both ways", "ModernBERT", "BERT"
+KEPT = "Llama, untied", "ModernBERT", "BERT"
 
 
 @pytest.fixture(
@@ -144,8 +144,9 @@ def their_score(model, tokenizer, text):
 
 def test_scores_are_theirs(family):
   loaded, model, tokenizer, _ = family
-  theirs = [their_score(model, tokenizer, text) for text in SENTENCES]
-  ours = score(loaded, SENTENCES, "mlm" if both_ways(model) else "causal")
+  texts = SENTENCES[:20]
+  theirs = [their_score(model, tokenizer, text) for text in texts]
+  ours = score(loaded, texts, "mlm" if both_ways(model) else "causal")
   assert np.ptp(ours) > 10
   np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
@@ -199,7 +200,7 @@ def test_gradients_are_theirs(family):
     scores = loaded.model.logits(params, hidden)[0]
     return (scores * weights.numpy()).sum(), hidden
 
-  ours, hidden = jax.grad(loss, has_aux=True)(loaded.params)
+  ours, hidden = jax.jit(jax.grad(loss, has_aux=True))(loaded.params)
   expected = model.base_model(ids).last_hidden_state.detach().numpy()
   limit = 1e-5 * np.abs(expected).max()
   np.testing.assert_allclose(hidden, expected, atol=limit)

@@ -262,11 +262,20 @@ ENCODER = "configs/encoders.py:size=610M,topology="
   "script, devices, spec, part",
   [
     ("tpu_vm", TPU, f"{ENCODER}v6e:16x16", "write topology=v5e:256"),
-    ("gke", TPU, f"{ENCODER}v5e:8x8", "write topology=v5e:256"),
+    pytest.param(
+      *("gke", TPU, f"{ENCODER}v5e:8x8", "write topology=v5e:256"),
+      marks=pytest.mark.nightly,
+    ),
     ("slurm", GPU, f"{ENCODER}h100:4x8", "write topology=h100:1x8"),
-    ("slurm", GPU, f"{ENCODER}v5e:2x4", "write topology=h100:1x8"),
+    pytest.param(
+      *("slurm", GPU, f"{ENCODER}v5e:2x4", "write topology=h100:1x8"),
+      marks=pytest.mark.nightly,
+    ),
     ("tpu_vm", TPU, "configs/encoder.py", "did you mean 'encoders'"),
-    ("tpu_vm", TPU, f"{ENCODER}v5e-256", "unknown topology"),
+    pytest.param(
+      *("tpu_vm", TPU, f"{ENCODER}v5e-256", "unknown topology"),
+      marks=pytest.mark.nightly,
+    ),
     ("tpu_vm", TPU, "configs/encoders.py", "use 1024 or 1280"),
     ("gke", TPU, f"{ENCODER}256 --config.mesh.fsdp=32", "for 128 devices"),
     ("slurm", GPU, f"{ENCODER}h100:8 --config.data.path=", "data.path"),

@@ -78,7 +78,9 @@ def test_a_resumed_run_crosses_the_change_exactly(run, prepared, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize(
+  "step", [pytest.param(4, marks=pytest.mark.nightly), 8]
+)
 def test_a_run_starts_from_it_with_its_base_or_another(
   run, prepared, tmp_path, step, capsys
 ):

@@ -365,10 +365,11 @@ def test_a_set_has_the_name_of_its_folder(tmp_path, monkeypatch):
       ("text_column=left,right", "label_column=y"),
       lambda i: {"left": "Tom sat", "right": "the dogs " * i, "y": "ab"[i % 2]},
     ),
-    (
+    pytest.param(
       "tagging",
       ("tokens_column=words", "tags_column=y"),
       lambda i: {"words": ["Tom", "sat"] * i, "y": ["B-PER", "O"] * i},
+      marks=pytest.mark.nightly,
     ),
     ("simcse", ("text_column=line",), lambda i: {"line": "the dogs sat " * i}),
   ],

@@ -326,7 +326,7 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
     tokens = jnp.array([[*ids, *after]])
     mask = AttentionMask(causal)
     at = jnp.arange(tokens.shape[1])[None]
-    hidden = model.model.encode(model.params, tokens, at, mask)[0]
+    hidden = jax.jit(model.model.encode)(model.params, tokens, at, mask)[0]
     return hidden.mean(0) if pool == "mean" else hidden[0]
 
   def check(model, vectors, *how, unit=False):

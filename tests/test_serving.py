@@ -96,7 +96,7 @@ def test_mteb_gives_our_ndcg(tmp_path):
   [
     pytest.param("llama", "causal", marks=pytest.mark.nightly),
     ("llama", "bidirectional"),
-    ("modernbert", "bidirectional"),
+    pytest.param("modernbert", "bidirectional", marks=pytest.mark.nightly),
     pytest.param("ltg_bert", "bidirectional", marks=pytest.mark.nightly),
   ],
 )

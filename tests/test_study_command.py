@@ -351,11 +351,11 @@ def test_rows_are_trained_and_scored_side_by_side(tmp_path, capfd):
     for name, mode in itertools.product(sets, ("causal", "mlm")):
       (scores,) = (made / row / "0/evals" / name).glob(f"*-{mode}")
       assert (scores / "summary.json").is_file()
-  assert (made / "report/report.md").is_file()
+  assert "AntLM" in (made / "report/report.md").read_text()
 
 
 @pytest.mark.slow
-def test_two_rows_from_text_to_report(tmp_path):
+def test_a_row_from_text_to_report(tmp_path):
   blimp = "blimp_filtered", "blimp_supplement_filtered"
   for name in ("babylm_like_10M", *blimp, "ewok", "glue"):
     real.unpacked(name, tmp_path / "data")
@@ -363,13 +363,12 @@ def test_two_rows_from_text_to_report(tmp_path):
   for file in (tmp_path / "data").glob("*.*[nv]"):  # .train and .dev
     text = file.read_text("utf-8")[:200_000]
     (tmp_path / "text" / file.name).write_text(text, "utf-8")
-  made, rows = tmp_path / "runs", ("babyllama_antlm", "ltg_bert_mntp_1_15")
-  words = [TABLE, "--scale=shrink", f"--rows={','.join(rows)}"]
+  made, row = tmp_path / "runs", "ltg_bert_mntp_1_15"
+  words = [TABLE, "--scale=shrink", f"--rows={row}"]
   words += [f"--text={tmp_path}/text", f"--data={tmp_path}/data"]
   make.main([*words, f"--runs={made}", "--jobs=2"])
-  for row, masked in zip(rows, ("mlm", "mntp"), strict=True):
-    for mode in ("causal", masked):
-      found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"
-      assert json.loads(found.read_text())["pairs"] == 2 * 67
+  for mode in ("causal", "mntp"):
+    found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"
+    assert json.loads(found.read_text())["pairs"] == 2 * 67
   report = (made / "report/report.md").read_text()
-  assert "AntLM" in report and "mixed MNTP 1:15" in report
+  assert "mixed MNTP 1:15" in report
