@@ -294,8 +294,8 @@ def _add_words(
   text = text[:-1] if spaced else text
   if spaced or not added.startswith(" "):
     return text + added
-  # A decoder separates all words, and a model may predict a token that begins
-  # with a space, but Japanese, Chinese and Thai words have none between them.
+  # A decoder separates all words, and a token may begin with a space. Japanese,
+  # Chinese and Thai have no space between words.
   first = loaded.tokenizer.token(int(ids[-count]))
   separate |= first.startswith((*words.SPACES, " "))
   unspaced = any(map(words.is_unspaced, text[-1:] + added[1:2]))
