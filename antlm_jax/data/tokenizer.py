@@ -556,8 +556,8 @@ class Tokenizer:
       return stated[role]
     ids = map(self._backend.token_to_id, _spellings(_NAMES[role]))
     candidates = [index for index in ids if index is not None]
-    # If any token has the flag of special tokens, tokens without it are text, as
-    # HTML's <s> in Gemma's vocabulary.
+    # If any token has the flag of special tokens, tokens without it are text,
+    # as HTML's <s> in Gemma's vocabulary.
     added = self._backend.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special}
     flagged = [i for i in candidates if i in special or not special]
