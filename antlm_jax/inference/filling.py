@@ -257,6 +257,8 @@ def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
     places: Places of the masks in the row `[n]`.
     masked: Whether a mask is not filled yet `[T]`.
   """
+  if not len(places):
+    return text
   pieces = text.split(MASK) if MASK in text else [text] + [""] * len(places)
   written = pieces[0]
   number = 0
@@ -268,9 +270,9 @@ def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
       row = ids[: run[-1] + 1]
       joined = _add_words(loaded, written, row, len(run), MASK not in text)
       written = joined.replace(loaded.tokenizer.mask_token, MASK)
-    elif len(run):
+    else:
       written += MASK + "".join(piece + MASK for piece in between)
-    written += "".join(pieces[number : number + 1])
+    written += pieces[number]
   return written
 
 
