@@ -285,7 +285,9 @@ def test_a_stream_is_the_text_as_it_grows(loaded):
 def test_special_tokens_are_never_sampled(loaded, monkeypatch):
   """A high temperature makes all tokens about equally likely."""
   seen = []
-  monkeypatch.setattr(loaded.tokenizer, "decode", seen.append)
+  monkeypatch.setattr(
+    loaded.tokenizer, "decode", lambda row: seen.append(row) or ""
+  )
   generate(loaded, "Tom", tokens=40, temperature=1e6, count=40)
   special = loaded.tokenizer.special
   assert all(not special[row[1:]].any() for row in seen)

@@ -395,3 +395,14 @@ def test_a_filled_text_is_otherwise_as_it_was_written(toy):
     assert filled.text == f"The{word}, Café  (x)."
     seen.add(token)
   assert {"##s", "b"} <= seen
+
+
+def test_a_text_may_end_before_the_first_added_mask(toy):
+  """Catches a text that is written twice, and words that are joined."""
+  how = {"tokens": 2, "temperature": 1e6, "steps": 1, "count": 60}
+  texts = set()
+  for filled in fill(toy, "a b", **how):
+    words = [mask.token for mask in filled.masks if mask.token != "</s>"]
+    assert filled.text == " ".join(["a", "b", *words])
+    texts.add(filled.text)
+  assert {"a b", "a b a", "a b c b"} <= texts

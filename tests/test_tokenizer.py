@@ -395,8 +395,8 @@ _TEXT_END = "<|endoftext|>"
 _GPT2 = {"bos_token": _TEXT_END, "eos_token": _TEXT_END, "pad_token": _TEXT_END}
 _HOLE = {"bos_token": "<a>", "eos_token": "<b>", "mask_token": "<c>"}
 _S = {"bos_token": "<s>", "eos_token": "</s>"}
-# A tokenizer's special tokens, its template around a text, the fields of its
-# files; the boundary of its documents, and the tokens before, after, and mask.
+# A tokenizer's special tokens, its template around a text, and fields of its
+# files. Expected are the documents' boundary, and the tokens bos, eos and mask.
 _STYLES = {
   "GPT-2": (_TEXT_END, "$A", _GPT2, ("eos", _TEXT_END, _TEXT_END, None)),
   "OPT": (

@@ -267,8 +267,8 @@ class Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(backend, tokenizers.Tokenizer):
       raise UserError(
-        f"tokenizer is a {type(tokenizer).__name__}: give a path, or a"
-        " tokenizer of antlm_jax, tokenizers or transformers (a fast one)"
+        f"tokenizer is a {type(tokenizer).__name__}: give a path, or a fast"
+        " tokenizer of antlm_jax, tokenizers or transformers"
       )
     names = getattr(tokenizer, "special_tokens_map", {})
     return cls.from_json(backend.to_str(), names)
@@ -561,8 +561,8 @@ class Tokenizer:
       return stated[role]
     ids = map(self._backend.token_to_id, _spellings(_NAMES[role]))
     candidates = [index for index in ids if index is not None]
-    # If any token has the flag of special tokens, others are ordinary ones, as
-    # HTML's <s> is in Gemma's vocabulary.
+    # If any token has the flag of special tokens, tokens without it are text,
+    # as HTML's <s> in Gemma's vocabulary.
     added = self._backend.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special}
     flagged = [i for i in candidates if i in special or not special]

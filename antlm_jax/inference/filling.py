@@ -257,6 +257,8 @@ def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
     places: Places of the masks in the row `[n]`.
     masked: Whether a mask is not filled yet `[T]`.
   """
+  if not len(places):
+    return text
   pieces = text.split(MASK) if MASK in text else [text] + [""] * len(places)
   written = pieces[0]
   number = 0
@@ -268,9 +270,9 @@ def _write_masks(loaded: TextModel, text: str, ids, places, masked) -> str:
       row = ids[: run[-1] + 1]
       joined = _add_words(loaded, written, row, len(run), MASK not in text)
       written = joined.replace(loaded.tokenizer.mask_token, MASK)
-    elif len(run):
+    else:
       written += MASK + "".join(piece + MASK for piece in between)
-    written += "".join(pieces[number : number + 1])
+    written += pieces[number]
   return written
 
 
@@ -294,8 +296,8 @@ def _add_words(
   text = text[:-1] if spaced else text
   if spaced or not added.startswith(" "):
     return text + added
-  # A decoder separates all words, and a model may predict a token that begins
-  # with a space, but Japanese, Chinese and Thai words have none between them.
+  # A decoder separates all words, and a token may begin with a space. Japanese,
+  # Chinese and Thai have no space between words.
   first = loaded.tokenizer.token(int(ids[-count]))
   separate |= first.startswith((*words.SPACES, " "))
   unspaced = any(map(words.is_unspaced, text[-1:] + added[1:2]))

@@ -137,12 +137,11 @@ def _decode_characters(tokenizer: Tokenizer, ids, begin: int) -> str:
 
   Tokens before `begin` are a prompt, which is decoded whole.
   """
-  text = tokenizer.decode(ids)
   for end in range(len(ids), max(begin, len(ids) - 3) - 1, -1):
-    whole = tokenizer.decode(ids[:end])
-    if not whole.endswith(_HALF):
-      return whole
-  return text
+    text = tokenizer.decode(ids[:end])
+    if not text.endswith(_HALF):
+      return text
+  return tokenizer.decode(ids)
 
 
 def draw_tokens(
