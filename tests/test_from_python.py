@@ -65,8 +65,10 @@ def _tables(lines):
 def test_a_mapping_of_splits_is_held_out_as_its_keys_say(lines, capfd):
   """Catches a dev set that is trained on, or replaced by a share of train."""
   sets = {"train": lines[:500], "validation": lines[500:], "test": lines[:9]}
-  of_mapping = ax.prepare(sets, **PACKED)
-  assert "not used, named test" in capfd.readouterr().out
+  of_mapping = ax.prepare(sets | {"unsupervised": lines}, **PACKED)
+  printed = capfd.readouterr().out
+  assert "not used, named test" in printed
+  assert "beside a set named train: 'unsupervised'" in printed
   alone = ax.prepare(lines[:500], dev=lines[500:], quiet=True, **PACKED)
   assert of_mapping.manifest.splits == alone.manifest.splits
   both = runs.told(ax.prepare, sets, dev=lines[:9], quiet=True, **PACKED)

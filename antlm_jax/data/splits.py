@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import progress
 
 # Words for the held-out split.
 DEV = "dev", "validation", "valid", "val", "evaluation", "eval"
@@ -86,14 +87,23 @@ def split_word(path: str) -> str:
 def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
   """Returns a mapping's values by the splits that its keys name.
 
-  None is a set that is absent. Raises a UserError if a key names no split, or
-  several keys the same.
+  None is a set that is absent. As of files, sets of other names are not used
+  next to train. Raises a UserError if there is no train and a key names no
+  split, or if several keys name the same.
   """
   keys = [key for key, value in data.items() if value is not None]
   splits = [x.split for x in split_names([*map(str, keys)], files=False)]
+  if "train" in splits and "" in splits:
+    pairs = [*zip(keys, splits, strict=True)]
+    others = ", ".join(repr(key) for key, split in pairs if not split)
+    progress.say(f"warning: not used, beside a set named train: {others}")
+    keys = [key for key, split in pairs if split]
+    splits = [split for split in splits if split]
   if not keys or "" in splits or len({*splits}) < len(splits):
     names = ", ".join(map(repr, data)) or "none"
-    raise UserError(f"data has the sets {names}: give train, dev and test")
+    raise UserError(
+      f"data has the sets {names}: give train, dev and test, one of each"
+    )
   return {split: data[key] for split, key in zip(splits, keys, strict=True)}
 
 
