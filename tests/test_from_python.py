@@ -72,7 +72,7 @@ def test_a_mapping_of_splits_is_held_out_as_its_keys_say(lines, capfd):
   alone = ax.prepare(lines[:500], dev=lines[500:], quiet=True, **PACKED)
   assert of_mapping.manifest.splits == alone.manifest.splits
   both = runs.told(ax.prepare, sets, dev=lines[:9], quiet=True, **PACKED)
-  assert both == "text has a dev set, and dev is given: leave out one"
+  assert both == "data has a dev set, and dev is given: leave one out"
 
 
 def test_texts_are_paths_or_documents(lines, tmp_path, capfd):

@@ -107,6 +107,21 @@ def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
   return {split: data[key] for split, key in zip(splits, keys, strict=True)}
 
 
+def train_and_dev(data: Mapping[Any, Any], dev: Any) -> tuple[Any, Any]:
+  """Returns the sets of a mapping to train on and to hold out, or else `dev`.
+
+  Raises a UserError if there is nothing to train on, or dev is given twice.
+  """
+  sets = by_key(data)
+  if "train" not in sets:
+    raise UserError(f"data has no set to train on, only {', '.join(sets)}")
+  if "dev" in sets and not (isinstance(dev, tuple) and not dev):
+    raise UserError("data has a dev set, and dev is given: leave one out")
+  if "test" in sets:
+    progress.say("not used, named test: a set of the data")
+  return sets["train"], sets.get("dev", dev)
+
+
 def _complete_name(parts: Sequence[str], files: bool) -> SplitName:
   """Returns the split of a path of which a complete name is a split's."""
   for place in reversed(range(len(parts))):
