@@ -435,8 +435,8 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
       "data has the columns input_ids, labels: give rows",
     ),
     (
-      lambda: ax.train("quickstart", "w", {"train": [[1]], "eval": "a"}),
-      "train and dev are not rows of token ids",
+      lambda: ax.train("quickstart", "w", {"train": [[1], [2]], "eval": "a"}),
+      "dev data are no rows of token ids",
     ),
     (lambda: ax.evaluate("run", "cola"), "finetune .* has the tasks that need"),
     (lambda: ax.export("run"), "export: give output: Path to a new folder"),

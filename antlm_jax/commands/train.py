@@ -221,13 +221,6 @@ def _data_sources(
         " and dev, or sources to train on by other names"
       )
     by_split = splits.by_key(sources)
-    if any(
-      isinstance(x, str | os.PathLike | PreparedData) for x in by_split.values()
-    ):
-      raise UserError(
-        "data: train and dev are not rows of token ids: prepare both texts"
-        ' together, antlm_jax.prepare({"train": TEXT, "dev": TEXT})'
-      )
     sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
   prepared = {}
   for name, source in sources.items():

@@ -63,7 +63,7 @@ READERS |= dict.fromkeys(_PLAIN.split())
 TABLES = ".csv", ".tsv"  # their fields are text alone
 
 
-# Files that `save_to_disk` of datasets writes: of several splits, and of one.
+# Files that `save_to_disk` of datasets writes, of several splits or of a split.
 _SAVED = "dataset_dict.json", "state.json"
 
 # Part of a source, as (index, count): one of `count` parts of about the same
