@@ -65,12 +65,14 @@ def _tables(lines):
 def test_a_mapping_of_splits_is_held_out_as_its_keys_say(lines, capfd):
   """Catches a dev set that is trained on, or replaced by a share of train."""
   sets = {"train": lines[:500], "validation": lines[500:], "test": lines[:9]}
-  of_mapping = ax.prepare(sets, **PACKED)
-  assert "not used, named test" in capfd.readouterr().out
+  of_mapping = ax.prepare(sets | {"unsupervised": lines}, **PACKED)
+  printed = capfd.readouterr().out
+  assert "not used, named test" in printed
+  assert "beside a set named train: 'unsupervised'" in printed
   alone = ax.prepare(lines[:500], dev=lines[500:], quiet=True, **PACKED)
   assert of_mapping.manifest.splits == alone.manifest.splits
   both = runs.told(ax.prepare, sets, dev=lines[:9], quiet=True, **PACKED)
-  assert both == "text has a dev set, and dev is given: leave out one"
+  assert both == "data has a dev set, and dev is given: leave one out"
 
 
 def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
@@ -429,8 +431,8 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
       "data has the columns input_ids, labels: give rows",
     ),
     (
-      lambda: ax.train("quickstart", "w", {"train": [[1]], "eval": "a"}),
-      "train and dev are not rows of token ids",
+      lambda: ax.train("quickstart", "w", {"train": [[1], [2]], "eval": "a"}),
+      "dev data are no rows of token ids",
     ),
     (lambda: ax.evaluate("run", "cola"), "finetune .* has the tasks that need"),
     (lambda: ax.export("run"), "export: give output: Path to a new folder"),

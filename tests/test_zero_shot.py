@@ -241,7 +241,7 @@ def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
   assert found.score == again.score == written["macro_accuracy"]
   assert repr(found) == f"<comps, causal: macro_accuracy {found.score:.4g}>"
   for task, more, message in (
-    ("comp", {}, "task='comp' is not one of "),
+    ("comp", {}, "task='comp' is no zero-shot task "),
     ("comps", {"mode": "both"}, "mode='both' is not one of causal, mlm"),
     ("comps", {"temperatur": 2.0}, "task comps; did you mean 'temperature'?"),
     ("comps", {"limit": -1}, "limit=-1 is not at least 0"),
@@ -319,8 +319,8 @@ def test_data_of_another_form_is_told(run, tmp_path, task, name, text, words):
     ("--task=ewok --pipeline=2024 --mode=mntp", "of the 2024 pipeline"),
     ("--task=blimp --temperature=0", "is not over 0"),
     ("--task=blimp", "no such folder of pairs: nowhere"),
-    (f"--task=blimp --data={'a' * 5000}", "File name too long"),
-    ("--task=other", "invalid choice: 'other'"),
+    (f"--task=blimp --data={'a' * 5000}", "too long for a path"),
+    ("--task=other", "task='other' is no zero-shot task"),
     ("", "required: --task"),
   ],
 )

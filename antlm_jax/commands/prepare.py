@@ -157,7 +157,8 @@ def prepare(
     _check_task(task, tasks, output)
     if separator and documents != "auto":
       raise UserError(f"give separator, or documents={documents}, not both")
-    text, dev = _train_and_dev(text, dev, column)
+    if isinstance(text, Mapping) and column not in text:  # else a table
+      text, dev = splits.train_and_dev(text, dev)
     text_paths = stack.enter_context(_text_paths(text, column))
     dev_paths = stack.enter_context(_text_paths(dev, column))
     corpus = text_files.find_corpus(
@@ -265,23 +266,6 @@ def _check_task(
     raise UserError(
       f"task={task}: {tasks} tasks have the numbers 0 to {tasks - 1}"
     )
-
-
-def _train_and_dev(text: Text, dev: Text, column: str) -> tuple[Text, Text]:
-  """Returns the text to train on and to hold out, also of a mapping of both.
-
-  A mapping with the column of the text is a table.
-  """
-  if not isinstance(text, Mapping) or column in text:
-    return text, dev
-  sets = splits.by_key(text)
-  if "train" not in sets:
-    raise UserError(f"text has no set to train on but {', '.join(sets)}")
-  if "dev" in sets and not (isinstance(dev, tuple) and not dev):
-    raise UserError("text has a dev set, and dev is given: leave out one")
-  if "test" in sets:
-    progress.say("not used, named test: a set of the text")
-  return sets["train"], sets.get("dev", dev)
 
 
 @contextlib.contextmanager

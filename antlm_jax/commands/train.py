@@ -214,18 +214,14 @@ def _data_sources(
       " as data['input_ids'], or of texts antlm_jax.prepare(data)"
     )
   names = splits.split_names([*map(str, sources)], files=False)
-  if {name.split for name in names} & {"dev", "test"}:
+  named = {name.split for name in names}
+  if named & {"dev", "test"}:
+    if named != {"train", "dev"}:
+      raise UserError(
+        f"data has the sets {', '.join(map(str, sources))}: give rows of train"
+        " and dev, or sources to train on by other names"
+      )
     by_split = splits.by_key(sources)
-    if by_split.keys() != {"train", "dev"}:
-      raise UserError(
-        f"data has the sets {', '.join(by_split)}: give rows of train and dev,"
-        " or sources to train on by other names"
-      )
-    if any(isinstance(x, str | PreparedData) for x in by_split.values()):
-      raise UserError(
-        "data: train and dev are not rows of token ids: prepare both texts"
-        ' together, antlm_jax.prepare({"train": TEXT, "dev": TEXT})'
-      )
     sources = {"": in_memory.from_rows(by_split["train"], by_split["dev"])}
   prepared = {}
   for name, source in sources.items():

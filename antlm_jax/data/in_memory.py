@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,11 @@ def _checked_tokens(tokens: npt.ArrayLike, name: str) -> np.ndarray:
       f"{name} data are a {type(tokens).__name__} with the columns {shown}:"
       " give rows of token ids, such as data['input_ids'], or of texts"
       " antlm_jax.prepare(data)"
+    )
+  if isinstance(tokens, str | os.PathLike | PreparedData):
+    raise UserError(
+      f"{name} data are no rows of token ids: prepare all texts together,"
+      ' antlm_jax.prepare({"train": TEXT, "dev": TEXT})'
     )
   try:
     rows = np.asarray(tokens)

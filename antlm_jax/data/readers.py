@@ -71,7 +71,7 @@ TABLES = ".csv", ".tsv"  # their fields are text alone
 _COLUMNAR = ".parquet", HUB  # readers of these read single columns
 
 
-# Files that `save_to_disk` of datasets writes: of several splits, and of one.
+# Files that `save_to_disk` of datasets writes, of several splits or of a split.
 _SAVED = "dataset_dict.json", "state.json"
 
 # Part of a source, as (index, count): one of `count` parts of about the same

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import progress
 
 # Words for the held-out split.
 DEV = "dev", "validation", "valid", "val", "evaluation", "eval"
@@ -86,15 +87,39 @@ def split_word(path: str) -> str:
 def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
   """Returns a mapping's values by the splits that its keys name.
 
-  None is a set that is absent. Raises a UserError if a key names no split, or
-  several keys the same.
+  None is a set that is absent. As of files, sets of other names are not used
+  next to train. Raises a UserError if there is no train and a key names no
+  split, or if several keys name the same.
   """
   keys = [key for key, value in data.items() if value is not None]
   splits = [x.split for x in split_names([*map(str, keys)], files=False)]
+  if "train" in splits and "" in splits:
+    pairs = [*zip(keys, splits, strict=True)]
+    others = ", ".join(repr(key) for key, split in pairs if not split)
+    progress.say(f"warning: not used, beside a set named train: {others}")
+    keys = [key for key, split in pairs if split]
+    splits = [split for split in splits if split]
   if not keys or "" in splits or len({*splits}) < len(splits):
     names = ", ".join(map(repr, data)) or "none"
-    raise UserError(f"data has the sets {names}: give train, dev and test")
+    raise UserError(
+      f"data has the sets {names}: give train, dev and test, one of each"
+    )
   return {split: data[key] for split, key in zip(splits, keys, strict=True)}
+
+
+def train_and_dev(data: Mapping[Any, Any], dev: Any) -> tuple[Any, Any]:
+  """Returns the sets of a mapping to train on and to hold out, or else `dev`.
+
+  Raises a UserError if there is nothing to train on, or dev is given twice.
+  """
+  sets = by_key(data)
+  if "train" not in sets:
+    raise UserError(f"data has no set to train on, only {', '.join(sets)}")
+  if "dev" in sets and not (isinstance(dev, tuple) and not dev):
+    raise UserError("data has a dev set, and dev is given: leave one out")
+  if "test" in sets:
+    progress.say("not used, named test: a set of the data")
+  return sets["train"], sets.get("dev", dev)
 
 
 def _complete_name(parts: Sequence[str], files: bool) -> SplitName:

@@ -150,7 +150,7 @@ def _branch(
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
   state = init()  # compiles, so only after the checks
-  # A run that continues both has the same bits as one that never stopped.
+  # A run that continues both has the bits of a run that never stopped.
   continues = settings.optimizer == "keep" and state.ema is not None
   is_raw = continues or settings.weights == "last"
   weights = "params" if is_raw else start.weights
