@@ -129,6 +129,7 @@ def test_killed_again_and_again_once_in_a_save_is_bit_exact(
   records = metrics.read_records(tmp_path)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 61))
+  assert metrics.read_rows(tmp_path) == metrics.read_rows(whole)
   with (tmp_path / "metrics.csv").open(newline="") as file:
     rows = [(int(step), *of) for step, *of in list(csv.reader(file))[1:]]
   by_step = metrics.by_step(records).items()

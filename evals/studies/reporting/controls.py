@@ -113,12 +113,16 @@ def _grid_borders(
 ) -> Iterator[str]:
   """Yields the best choices that lie on the border of a grid of settings.
 
-  A grid is the rows of a curriculum with three or more values of a setting.
+  A grid is the rows of a curriculum that differ in numbers alone, with three or
+  more values of a setting.
   """
   grids = collections.defaultdict(list)
   for name in names:
-    grids[study.runs[name][0].text].append(name)
-  for text, cells in grids.items():
+    numbers = dict(_numbers(study, name))
+    settings = study.rows[name].settings.items()
+    others = {key: x for key, x in settings if key not in numbers}
+    grids[study.runs[name][0].text, str(others)].append(name)
+  for (text, _), cells in grids.items():
     values = collections.defaultdict(set)
     for key, value in ((k, x) for n in cells for k, x in _numbers(study, n)):
       values[key].add(value)
@@ -145,7 +149,7 @@ def _grid_borders(
 def _numbers(study: Findings, name: str | None) -> list[tuple[str, float]]:
   """Returns the numbers among a row's settings."""
   settings = study.rows[name].settings.items() if name else ()
-  return [(key, x) for key, x in settings if isinstance(x, int | float)]
+  return [(key, x) for key, x in settings if type(x) in (int, float)]
 
 
 def _counted(study: Findings, trials: Scores) -> Scores:

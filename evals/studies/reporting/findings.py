@@ -195,8 +195,8 @@ class Findings:
       lines = self.scores.where(measure=measure)
       items = [(line, self.items.of(line)) for line in lines]
       scored = [(line, scores) for line, scores in items if scores]
-      names = {scores.names for _, scores in scored}
-      if lines and lines[0].metric == LOSS and len(names) > 1:
+      names = [scores and scores.names for _, scores in items]
+      if lines and lines[0].metric == LOSS and len(set(names)) > 1:
         # Some runs have losses of other rows, or none: the rows do not pair.
         lines = [line._replace(items=None) for line in lines]
         scored = [(line, self.items.of(line)) for line in lines]

@@ -137,7 +137,7 @@ def losses(
 
   Args:
     runs: The runs.
-    after: Steps that do not count for the lowest loss.
+    after: First steps to leave out; then only the lowest loss is returned.
     half: Half of the held-out rows that measures; the other half chooses.
   """
   scores = Scores()
@@ -145,7 +145,8 @@ def losses(
     if half != REPORT and not run.halves:
       continue
     path = run.folder / ROWS
-    for kind, when in itertools.product(run.names.values(), WHEN):
+    times = (LOWEST,) if after else WHEN
+    for kind, when in itertools.product(run.names.values(), times):
       step = run.last(kind)
       loss = run.end(kind, half)
       if when == LOWEST:
