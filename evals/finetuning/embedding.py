@@ -154,7 +154,7 @@ def _pair_records(
     lists = [v if isinstance(v, list) else [v] for v in values]
     sets.nonempty(itertools.chain(*lists), place)
     for text in itertools.chain(*lists) if is_table else ():
-      sets.refuse_list(text, place, "text")
+      sets.refuse_list(text, place)
     lists = [[text.strip() for text in texts] for texts in lists]
     query, positives, *negatives = lists
     if len(query) != 1 or not positives:

@@ -53,7 +53,7 @@ _OPEN = r"(?:np\.\w++\(|[\[({\s])*+"
 _CLOSE = r"[\])}\s]*+"
 _ITEM = rf"{_OPEN}(?:{_TEXT}\s*+:{_OPEN})?{_PYTHON}(?:\s*+{_TEXT})*+{_CLOSE}"
 _LIST = re.compile(rf"\[(?:\s*+\]|{_ITEM}(?:,{_ITEM})*+)")
-# What programs write where a label is missing, without case.
+# Programs' marks of missing values, without case.
 _MISSING = {
   *("", "-", "nan", "-nan", "nat", "none", "null", "n/a", "#n/a", "<na>"),
   *("-1", "-1.0", "-100", "-100.0"),
@@ -62,7 +62,7 @@ _TRUTH = {
   **dict.fromkeys(("0", "0.0", "false"), False),
   **dict.fromkeys(("1", "1.0", "true"), True),
 }
-# Columns that change what a record means.
+# Columns that change a record's meaning.
 _MEANINGFUL = {
   *("label", "labels", "score", "weight", "sample_weight", "is_impossible"),
   *("negative", "negatives", "hard_negative", "hard_negatives", "split"),
@@ -433,7 +433,7 @@ def list_as_text(place: str, text: str) -> UserError:
 
 
 def is_missing(label: object) -> bool:
-  """Whether a label is what programs write where there is none."""
+  """Whether a label is a program's mark of a missing value."""
   if isinstance(label, list | Mapping):
     return False
   text = str(label).strip()
@@ -457,7 +457,7 @@ def warn_of_twins(path: str, names: Iterable[str]) -> None:
 
 
 def visible_form(name: str) -> str | float:
-  """Returns what names share that differ only in their writing.
+  """Returns one form of all names that differ only in their writing.
 
   It has no case, no invisible characters, and one form of accents and spaces.
   Numbers are their values.
