@@ -6,7 +6,7 @@
 #   ./launch/test.sh --all      also slow tests: 50 minutes; installs PyTorch,
 #                               Jupyter and the compilers for TPUs and GPUs
 #   ./launch/test.sh --nightly  also the longest tests: more disturbances of
-#                               several processes, the whole quickstart
+#                               several processes, more pages, the whole quickstart
 #   ./launch/test.sh --lowest   the tests to pass before a commit, with the lowest
 #                               versions that setup.py allows
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted and

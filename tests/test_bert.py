@@ -121,7 +121,7 @@ def rewrite(folder, edit):
   safetensors.numpy.save_file(tensors, folder / folders.SINGLE)
 
 
-@pytest.mark.sample(0, 3)
+@pytest.mark.sample(0, 2)
 @hub.opens
 def test_logits_are_theirs_packed_or_not(family):
   """Catches positions that do not begin anew in each document of a row."""

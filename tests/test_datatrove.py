@@ -60,24 +60,20 @@ def start(text, place) -> subprocess.Popen:
   )
 
 
-@pytest.mark.slow
-def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, tmp_path):
-  text, good = raw
-  whole = start(text, tmp_path / "whole")
-  said, _ = whole.communicate(timeout=300)
-  assert whole.returncode == 0, said
-  made = PreparedData.open(tmp_path / "whole/out")
+def finish(text, place) -> PreparedData:
+  """Prepares to the end."""
+  process = start(text, place)
+  said, _ = process.communicate(timeout=300)
+  assert process.returncode == 0, said
+  made = PreparedData.open(place / "out")
   made.verify()
-  assert len(made.manifest.splits["train"].shards) == TASKS
-  kept = [
-    document.text
-    for s in SPLITS
-    for document in document_store.read_kept_documents(made.folder, s)
-  ]
-  # Deduplication may keep a document or its near copy.
-  assert len(kept) == len(good)
-  assert {t.split(".")[0] for t in kept} == {t.split(".")[0] for t in good}
+  return made
 
+
+@pytest.fixture
+def resumed(raw, tmp_path):
+  """The data of a preparation that was killed once."""
+  text, _ = raw
   killed = start(text, tmp_path / "again")
   logs = tmp_path / "again/work" / f"{TASKS}-tasks/logs"
   while not list(logs.glob("remove/completions/*")) and killed.poll() is None:
@@ -85,9 +81,26 @@ def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, tmp_path):
   os.killpg(killed.pid, signal.SIGKILL)
   killed.communicate()
   assert not (tmp_path / "again/out/manifest.json").exists()
-  again = start(text, tmp_path / "again")
-  said, _ = again.communicate(timeout=300)
-  assert again.returncode == 0, said
-  resumed = PreparedData.open(tmp_path / "again/out")
-  resumed.verify()
-  assert resumed.manifest.splits == made.manifest.splits
+  return finish(text, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, resumed):
+  _, good = raw
+  assert len(resumed.manifest.splits["train"].shards) == TASKS
+  kept = [
+    document.text
+    for s in SPLITS
+    for document in document_store.read_kept_documents(resumed.folder, s)
+  ]
+  # Deduplication may keep a document or its near copy.
+  assert len(kept) == len(good)
+  assert {t.split(".")[0] for t in kept} == {t.split(".")[0] for t in good}
+
+
+@pytest.mark.nightly
+def test_a_killed_preparation_has_the_rows_of_a_whole_one(
+  raw, resumed, tmp_path
+):
+  whole = finish(raw[0], tmp_path / "whole")
+  assert resumed.manifest.splits == whole.manifest.splits

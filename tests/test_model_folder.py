@@ -250,7 +250,7 @@ HEADS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("encoder", HEADS)
 def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):

@@ -78,7 +78,7 @@ def test_a_probe_is_adamw_on_the_features(loaded):
   assert losses[-1] < losses[0] - 1e-3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(
   "preset", ["classification", "regression", "tagging", "answering"]
 )

@@ -442,7 +442,9 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+  "group", [0, pytest.param(1, marks=pytest.mark.nightly)]
+)
 def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
   rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # 1e-9 learns nothing
   more = "--seeds=0,1,2", "--runs_at_once=3", f"--lrs={rates}", "--save"

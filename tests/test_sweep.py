@@ -370,12 +370,19 @@ def test_every_run_is_built_before_the_first_is_trained(
   assert not trained and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
-  setting = "curriculum=300C+300M steps"
-  words = ["--grid=seed=1,2", f"--output={tmp_path / 'sweep'}", "--"]
+LONG = "curriculum=300C+300M steps"
+
+
+def grid_of_seeds(output, prepared) -> list[str]:
+  """Returns the words of a sweep over two seeds."""
+  words = ["--grid=seed=1,2", f"--output={output}", "--"]
   words += [f"--config={runs.QUICK}", f"--config.data.path={prepared}"]
-  words += [f"--config.{setting}"]
+  return [*words, f"--config.{LONG}"]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
+  words = grid_of_seeds(tmp_path / "sweep", prepared)
   command = runs.command("antlm_jax.evals.studies.sweep", *words)
   first = tmp_path / "sweep/seed=1"
   process = subprocess.Popen(command, cwd=runs.ROOT)
@@ -402,8 +409,16 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   assert again.returncode == 0
   assert any(line.endswith("waiting\n") for line in told)
   assert any(line.startswith("best: all seeds") for line in told)
-  # Run the printed command: both runs in one process, stopped once.
-  words[1] = f"--output={tmp_path / 'array'}"
+  runs.train(tmp_path / "alone", prepared, LONG, "seed=1")
+  assert runs.same_params(first, tmp_path / "alone")
+
+
+@pytest.mark.nightly
+def test_a_printed_command_is_stopped_and_goes_on_bit_for_bit(
+  prepared, tmp_path, capsys
+):
+  """Both runs are in one process; `antlm compare`'s page sweeps this way."""
+  words = grid_of_seeds(tmp_path / "array", prepared)
   sweep.main(["--commands", "--together=2", *words])
   (line,) = capsys.readouterr().out.splitlines()
   command = shlex.split(line)
@@ -419,5 +434,6 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   told = capsys.readouterr().out
   assert "[1/2]" not in told and "best: all seeds" in told
   for seed in (1, 2):
-    both = (tmp_path / way / f"seed={seed}" for way in ("array", "sweep"))
-    assert runs.same_params(*both)
+    alone = tmp_path / f"alone-{seed}"
+    runs.train(alone, prepared, LONG, f"seed={seed}")
+    assert runs.same_params(tmp_path / f"array/seed={seed}", alone)

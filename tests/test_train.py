@@ -118,9 +118,9 @@ def after_step(workdir, step):
 def test_killed_again_and_again_once_in_a_save_is_bit_exact(
   whole, prepared, tmp_path
 ):
-  moments = [lambda: any((tmp_path / "checkpoints").glob("*tmp*"))]  # a save
-  # In the second objective, and in the mixture of both
-  moments += [after_step(tmp_path, step) for step in (28, 55)]
+  moments = [after_step(tmp_path, 28)]  # in the second objective
+  moments += [lambda: any((tmp_path / "checkpoints").glob("*tmp*"))]  # a save
+  moments += [after_step(tmp_path, 55)]  # in the mixture of both
   for moment in moments:
     assert ended(tmp_path, prepared, moment)[0] == -signal.SIGKILL
   done = runs.train(tmp_path, prepared, *LONG)

@@ -150,7 +150,7 @@ def test_the_cards_example_runs(pair, capsys):
   assert "token_str" in run_example(paths["bidirectional"], capsys)
 
 
-@pytest.mark.sample(0, 5)
+@pytest.mark.sample(0, 3)
 @pytest.mark.parametrize(
   ("kind", "encoder", "pool", "norms", "attention"),
   [
