@@ -538,8 +538,8 @@ class Registry(dict[str, T]):
     setting = f"{self.group}.{self.key}".rstrip(".")
     names = ", ".join(sorted(filter(None, self))) or "those that are known"
     raise UserError(
-      f"{setting}={name!r} is not one of {names}; if a file of yours registers"
-      " it, give --plugin=FILE.py (in Python, import it)"
+      f"{setting}={name!r} is not one of {names}; if a file of yours has it"
+      f" by .register({name!r}), give --plugin=FILE.py (in Python, import it)"
     )
 
 
