@@ -51,8 +51,8 @@ def warning(tally: Tally, tokenizer: Tokenizer) -> str:
   end = None
   if tokenizer.eos_id is not None:
     end = tokenizer.token(tokenizer.eos_id)
-  # First the end token, then others that may end a document.
-  counts.sort(key=lambda pair: (pair[0] != end, not _END.search(pair[0])))
+  # First those that may end a document.
+  counts.sort(key=lambda pair: pair[0] != end and not _END.search(pair[0]))
   shown = ", ".join(f"{mark!r} ({n:,})" for mark, n in counts[:_SHOWN])
   shown += ", ..." if counts[_SHOWN:] else ""
   return (
