@@ -1,7 +1,7 @@
 """Special tokens that are written in a text, such as `<|endoftext|>`.
 
-They are text, and the tokenizer cuts them into pieces. Mostly, whoever wrote
-them meant the end of a document.
+They are text, and the tokenizer cuts them into pieces. Most of them were meant
+as the ends of documents.
 """
 
 import re
