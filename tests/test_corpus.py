@@ -85,7 +85,7 @@ def test_where_documents_end(tmp_path):
   twice = b"a\r\r\nb\r\r\n\r\r\nc"
   assert documents(tmp_path, twice) == ["a\nb", "c"]
   for before in range((1 << 20) - 4, 1 << 20):
-    path = write(tmp_path, **{"a.txt": b" " * before + twice}) / "a.txt"
+    path = write(tmp_path, **{"a.txt": b"\n" * before + twice}) / "a.txt"
     pieces = readers.read_documents(str(path), readers.RULES["file"], "")
     assert [*readers.whole_documents(pieces)] == ["a\nb\n\nc"]
   # Blank pieces do not hide the start of a document.
@@ -148,11 +148,11 @@ def test_written_marks_are_said_and_may_end_documents(tmp_path, capsys):
   stories = [f"a dog {i} .\n\nthe cat" for i in range(40)]
   text = "\n<|endoftext|>\n".join(stories)
   folder = write(tmp_path / "in", **{"a.train": text, "a.dev": text + "</s>"})
-  how = {"vocab_size": 300, "seq_len": 16}
+  how = {"vocab_size": 300, "seq_len": 4}
   prepare(folder, **how)
   told = capsys.readouterr().out
   assert "documents: 82 end at blank lines" in told
-  assert "text: '</s>' (1), '<|endoftext|>' (78); if one" in told
+  assert "text: '<|endoftext|>' (78), '</s>' (1); if one" in told
   # In files and in records.
   for given in (folder, [text[:200], text[200:]]):
     made = prepare(given, **how, separator="<|endoftext|>").manifest

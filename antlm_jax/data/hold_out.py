@@ -17,8 +17,8 @@ from antlm_jax.data.document_store import DocumentFile, Fingerprints
 class Division(NamedTuple):
   """Which documents of a text are held out or left out."""
 
-  # Bytes of each document before its held-out end, int64 `[n]`: its size, 0 if
-  # it is held out whole, or -1 if it is a copy that is left out.
+  # Bytes of each document before its held-out end, int64 `[n]`. It is 0 for a
+  # document that is held out whole, and -1 for a copy that is left out.
   train_sizes: np.ndarray
   starts: np.ndarray  # index of each span's first document, and n
   cut: int  # index of the document of which only the end is held out, or -1

@@ -1,7 +1,7 @@
 """Special tokens that are written in a text, such as `<|endoftext|>`.
 
-They are text, and the tokenizer cuts them into pieces. Mostly, whoever wrote
-them meant the end of a document.
+They are text, and the tokenizer cuts them into pieces. Most of them were meant
+as the ends of documents.
 """
 
 import re
@@ -51,8 +51,8 @@ def warning(tally: Tally, tokenizer: Tokenizer) -> str:
   end = None
   if tokenizer.eos_id is not None:
     end = tokenizer.token(tokenizer.eos_id)
-  # First the end token, then others that may end a document.
-  counts.sort(key=lambda pair: (pair[0] != end, not _END.search(pair[0])))
+  # First those that may end a document.
+  counts.sort(key=lambda pair: pair[0] != end and not _END.search(pair[0]))
   shown = ", ".join(f"{mark!r} ({n:,})" for mark, n in counts[:_SHOWN])
   shown += ", ..." if counts[_SHOWN:] else ""
   return (

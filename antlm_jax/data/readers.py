@@ -79,7 +79,7 @@ _SAVED = "dataset_dict.json", "state.json"
 WHOLE = 0, 1
 
 # Counts of the records, of the `null` and `blank` records, which have no text,
-# of `blank lines`, of `separators`, and of documents by what ends them.
+# of `blank lines`, of `separators`, and of documents by their ends.
 Tally = collections.Counter[str]
 _DOCUMENTS = "documents: "  # how the names of the latter begin
 
@@ -191,8 +191,8 @@ def read_documents(
   `rule` is for plain text; its separator is for all. The `column` of a record
   holds its text. `part` is (index, count): only one of `count` parts of the
   source is read. The parts together have all documents. `tally` counts the
-  documents by what ends them, and the records, also those without text, which
-  are no documents. If each line is a document, it also counts blank lines.
+  documents by their ends, and the records, also those without text, which are
+  no documents. If each line is a document, it also counts blank lines.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
@@ -245,7 +245,7 @@ def left_out(tally: Tally) -> str:
 
 
 def document_ends(tally: Tally) -> str:
-  """Says how many documents there are, by what ends them."""
+  """Returns a line about the number of documents, by their ends."""
   counts = [
     f"{count:,} {name.removeprefix(_DOCUMENTS)}"
     for name, count in tally.most_common()
