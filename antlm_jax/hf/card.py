@@ -216,7 +216,7 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
 
 
 def _tuning_facts(loaded: Loaded) -> dict[str, str]:
-  """Returns what fine-tuning did, from the summary next to the model."""
+  """Returns facts of the fine-tuning, from the summary next to the model."""
   path = loaded.saved.run / "summary.json"
   labels = loaded.task.settings.get("labels", ())
   shown = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)
