@@ -8,6 +8,9 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import answering, retrieval, tagging
+from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.evals.finetuning.classification import LinearHead
 from antlm_jax.inference.scoring import TextFormat
 from tests import random_models
 
@@ -110,3 +113,34 @@ def test_a_separator_is_added_only_where_none_is(loaded, context, text):
   )
   assert joined == expected
   assert score([text], contexts=[" "]) == score(["rests ."])
+
+
+@pytest.mark.parametrize(
+  ("head", "texts", "spaced"),
+  [
+    (
+      LinearHead(("a", "b"), "last"),
+      ("a dog", "rests ."),
+      (" a dog\n", "rests . "),
+    ),
+    (retrieval.Towers(0.05, ("", "query: ")), ("a dog",), ("\ta dog \r\n",)),
+    (tagging.Tagger(("O", "B")), ("a", "dog"), ("a ", " dog\n")),
+    (
+      answering.Spans(),
+      ("Who ?", "a dog rests ."),
+      ("Who ? ", "\n a dog rests . "),
+    ),
+  ],
+)
+def test_fine_tuned_models_read_texts_without_space(
+  loaded, head, texts, spaced
+):
+  """Catches a file's newline that changes a prediction."""
+  rows, others = (
+    head.encode(loaded, [Example(value)], 32) for value in (texts, spaced)
+  )
+  np.testing.assert_array_equal(rows.tokens, others.tokens)
+  if isinstance(head, answering.Spans):  # offsets are those of the user's text
+    (window,) = others.origins
+    start, stop = window.spans[1]
+    assert spaced[1][start:stop] == "dog"

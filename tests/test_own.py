@@ -97,6 +97,10 @@ def test_a_file_of_records(run, tmp_path, capsys):
   (hf,) = export.export_model(load(folder / "model"), tmp_path / "hf")
   config = json.loads((hf / "config.json").read_text())
   assert config["architectures"] == ["EuroBertForSequenceClassification"]
+  card = (hf / "README.md").read_text()
+  assert "fine-tuned it on the task `films`" in card
+  assert "| Labels | 3: 10, bad, good |" in card
+  assert "| Training examples | 108 |" in card
   assert summary["train_examples"] == 108  # a tenth is held out
   with open(folder / "films-dev.csv", newline="") as file:
     found = list(csv.DictReader(file))

@@ -12,10 +12,12 @@ import subprocess
 import time
 import types
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import RUN_AGAIN, Stopped
+from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
 from antlm_jax.evals.studies import compare, jobs, sweep
 from antlm_jax.evals.studies.reporting import comparison, plots
 from antlm_jax.runtime.jobs import Child
@@ -85,6 +87,46 @@ def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   assert "not compare" not in text
   rows, numbers, text = compared(capsys, *three[:2], "--by=clm")
   assert numbers["best"] == "a" and "They are the same." in text
+
+
+def tuned_results(folder, correct, metric="accuracy"):
+  """Writes results of a fine-tuning with one seed."""
+  items = [
+    {"evaluation": "x-dev", "id": str(i), "label": 0, "correct": [bool(right)]}
+    for i, right in enumerate(correct)
+  ]
+  folder.mkdir(parents=True)
+  runs.write_lines(folder / "items.jsonl", items)
+  summary = {"request": {}, "evaluations": {}, "by_lr": [], "best_by": ""}
+  summary |= {"task": "x", "main_metric": metric, "also": []}
+  summary |= {"baseline": "", "best_lr": 0.1, "best_run": 0}
+  summary["runs"] = [{"lr": 0.1, "seed": 0}]
+  (folder / "summary.json").write_text(json.dumps(summary))
+  return folder
+
+
+def test_fine_tuned_models_are_compared_on_the_same_items(tmp_path, capsys):
+  """Catches an interval that is not the paired one, and items that differ."""
+  draw = np.random.default_rng(0)
+  first, other = (draw.random((2, 50)) < [[0.8], [0.6]]).astype(float)
+  folders = [
+    tuned_results(tmp_path / name, correct)
+    for name, correct in (("a", first), ("b", other))
+  ]
+  (folders[1] / "model").mkdir()
+  compare.main([str(folders[0]), str(folders[1] / "model")])
+  printed = capsys.readouterr().out
+  report = tmp_path / comparison.FOLDER / "report.md"
+  assert printed.splitlines()[2] in report.read_text()
+  result = compare.compare(folders)
+  assert [row.label for row in result.rows] == ["a", "b"]
+  interval = result.rows[1].difference
+  theirs = stats.ttest_rel(other, first).confidence_interval(0.95)
+  assert interval.estimate == pytest.approx(other.mean() - first.mean())
+  assert (interval.low, interval.high) == pytest.approx(tuple(theirs))
+  folders[1] = tuned_results(tmp_path / "c", other[:-1])
+  with pytest.raises(UserError, match="c has other items than a: evaluate"):
+    compare.compare(folders)
 
 
 def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):

@@ -101,7 +101,7 @@ class Architecture:
   # Returns further fields of config.json for our configuration and a target.
   # Raises UserError if transformers has no such model.
   extra: Callable[[Any, Target], Mapping[str, Any]] = lambda config, target: {}
-  # Returns the first version of transformers that computes what ours does.
+  # Returns the first version of transformers that computes the same.
   since: Callable[[Any, Target], str] = lambda config, target: target.since
   # Fills in defaults for absent fields of a config.json. Raises ValueError if
   # our encoder would compute something else.

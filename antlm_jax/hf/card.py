@@ -21,6 +21,7 @@ from antlm_jax.training import checkpoint, metrics
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 FILE = "README.md"
 _FOREIGN = "antlm_jax imported its weights and did not train them."
+_TUNED = "antlm_jax fine-tuned it on the task `{task}`."
 _TRAINED = (
   "antlm_jax trained it with the curriculum `{curriculum}`. One transformer"
   " learns causal (C) and masked (M) language modeling, by the attention mask"
@@ -111,12 +112,14 @@ def card(
     eval_results=model_results,
   )
   curriculum = tables.plain_markdown(loaded.config.curriculum)
-  origin = _TRAINED.format(curriculum=curriculum)
-  if not loaded.meta.data:
-    origin = _FOREIGN
+  origins = []
   tuning = {}
+  if loaded.meta.data:
+    origins.append(_TRAINED.format(curriculum=curriculum))
+  elif not loaded.task:
+    origins.append(_FOREIGN)
   if loaded.task:
-    origin += f" It was fine-tuned on the task `{loaded.task.name}`."
+    origins.append(_TUNED.format(task=loaded.task.name))
     tuning = _tuning_facts(loaded)
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
@@ -140,7 +143,7 @@ def card(
     title=f"{encoder} with {size} parameters",
     encoder=encoder,
     attention=attention,
-    origin=origin,
+    origin=" ".join(origins),
     use="\n\n".join(filter(None, notes)),
     training=_card_table(
       "Training", _training_facts(loaded) if loaded.meta.data else {}
@@ -213,7 +216,7 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
 
 
 def _tuning_facts(loaded: Loaded) -> dict[str, str]:
-  """Returns what fine-tuning did, from the summary next to the model."""
+  """Returns facts of the fine-tuning, from the summary next to the model."""
   path = loaded.saved.run / "summary.json"
   labels = loaded.task.settings.get("labels", ())
   shown = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)

@@ -169,12 +169,9 @@ def _text_files(
     config["architectures"] = [target.classes["AutoModel"]]
   values = {hf_config.CONFIG: config}
   generates = attention == "causal" and predicts
+  padding_side = "left" if generates and not sentences else "right"
   values |= tokenizer.files(
-    loaded.tokenizer,
-    before,
-    after,
-    loaded.longest_row,
-    padding_side="left" if generates and not sentences else "right",
+    loaded.tokenizer, before, after, loaded.longest_row, padding_side
   )
   values[NATIVE] = _import_metadata(loaded)
   if generates:

@@ -24,10 +24,13 @@ _CLASSIFIERS = {
   "ultrabert": ("UltraBERT", "linear", {"first": "cls", "mean": "mean"}),
 }
 # Causal families: a layer without a bias on the last token before padding.
-_DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}
-_CLASSIFIERS |= {
+_DECODERS = {
   model_type: (family, "linear", {"last": "last"})
-  for model_type, family in _DECODERS.items()
+  for model_type, family in (
+    ("llama", "Llama"),
+    ("mistral", "Mistral"),
+    ("qwen3", "Qwen3"),
+  )
 }
 _EUROBERT = "EuroBERT", "plain", {"first": "bos", "mean": "mean"}
 
@@ -62,7 +65,8 @@ def _classifier_config(
   head = loaded.task.settings
   head_option = _head_option(head)
   out = {"problem_type": problem_type, **_label_config(loaded, model_type)}
-  name, option, pools = _CLASSIFIERS.get(model_type, _EUROBERT)
+  families = _CLASSIFIERS | _DECODERS
+  name, option, pools = families.get(model_type, _EUROBERT)
   # For LTG-BERT, the folder has our own code.
   if model_type == "ltg_bert" and head_option in ("norms", "plain"):
     return out | {

@@ -9,8 +9,8 @@ or with `eval.watch` at its best step. Losses compare only between runs with the
 same held-out tokens: the table marks all others.
 
 TUNED and OTHER are folders of results of `antlm eval finetune`. The table then
-shows the models' scores on the same items, with the interval of each difference
-from the first model, paired by item and seed.
+shows the models' scores on the same items. Differences from the first model
+have intervals, paired by item and seed.
 """
 
 import os
