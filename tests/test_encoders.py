@@ -16,7 +16,7 @@ from antlm_jax import config, models
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import encoder, layers, ltg_bert
 from tests import helpers, reference, runs
-from tests.plugins.encoder import GptConfig
+from tests.plugins.encoder import GatedConfig
 
 T = 24  # over the longest distance of LTG-BERT's buckets here, 20
 SHAPE = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 48}
@@ -34,7 +34,7 @@ ENCODERS = {
   "bert": {"first_position": 2},
   "ltg_bert": LTG_BERT,
   "gpt_bert": LTG_BERT | GATES,
-  GptConfig.name: {},  # a plugin
+  GatedConfig.name: {"kv_heads": 2},  # a plugin
 }
 
 
