@@ -101,7 +101,7 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
   monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
   chips.take_memory()
   assert chips.chip_of(device).memory == int(0.9 * whole)
-  # JAX refuses a second variable beside its older name.
+  # JAX refuses both the variable and its older name.
   monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
   monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
   chips.take_memory()

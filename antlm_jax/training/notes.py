@@ -21,7 +21,7 @@ _FIRST_WEIGHTS = 0.1  # share in an average that is too long for its run
 _FEW_STEPS = 100  # a shorter run is a trial
 _SHORT = 60.0  # seconds of a run whose time matters little
 _MUCH = 0.2  # share of a run's time
-# What makes an activity of a run take less time.
+# How an activity of a run takes less time.
 _FASTER = {
   "data": "with data.threads={more_threads}",
   "evaluation": "with a larger eval.every, or fewer eval.rows",
@@ -115,7 +115,7 @@ def time_tip(run: Run, step: int, left: float) -> Iterator[str]:
 
 
 def time_advice(seconds: Mapping[str, float], run: Run) -> list[str]:
-  """Returns a tip on the activity that takes much time beside the steps.
+  """Returns a tip on the slowest activity other than the steps.
 
   Args:
     seconds: Seconds by activity, and their total.
