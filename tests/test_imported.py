@@ -162,7 +162,9 @@ def test_greedy_texts_are_theirs(family):
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0]
     out = out[:-1] if out[-1] in loaded.meta.ends else out
-    theirs.append(loaded.tokenizer.decode(out.tolist()))
+    # A half character at the end is left out.
+    text = loaded.tokenizer.decode(out.tolist())
+    theirs.append(text.rstrip("\ufffd"))
   assert ours == theirs
 
 

@@ -95,10 +95,10 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
 @pytest.mark.parametrize(
   ("seconds", "tip"),
   [
-    ({"data": 40, "steps": 50, "total": 100}, "data took 40% .*threads=4$"),
-    ({"evaluation": 30, "data": 10, "total": 100}, "evaluation .*eval.every"),
-    ({"data": 15, "steps": 80, "total": 100}, None),
-    ({"compile": 20, "steps": 9, "total": 30}, None),  # a trial
+    ({"data": 400, "steps": 500, "total": 1000}, "data took 40% .*threads=4$"),
+    ({"evaluation": 300, "data": 100, "total": 1000}, "evaluation .*eval.every"),
+    ({"data": 150, "steps": 800, "total": 1000}, None),
+    ({"compile": 200, "steps": 90, "total": 300}, None),  # a trial
   ],
 )
 def test_the_end_of_a_run_names_what_took_its_time(seconds, tip, prepared):

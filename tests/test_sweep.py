@@ -120,6 +120,7 @@ def test_fine_tuned_models_are_compared_on_the_same_items(tmp_path, capsys):
   assert printed.splitlines()[2] in report.read_text()
   result = compare.compare(folders)
   assert [row.label for row in result.rows] == ["a", "b"]
+  assert result.best.label == "a"
   interval = result.rows[1].difference
   theirs = stats.ttest_rel(other, first).confidence_interval(0.95)
   assert interval.estimate == pytest.approx(other.mean() - first.mean())

@@ -19,7 +19,7 @@ _LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _FIRST_WEIGHTS = 0.1  # share in an average that is too long for its run
 _FEW_STEPS = 100  # a shorter run is a trial
-_SHORT = 60.0  # seconds of a run whose time matters little
+_SHORT = 600.0  # seconds of a run whose time matters little
 _MUCH = 0.2  # share of a run's time
 # How an activity of a run takes less time.
 _FASTER = {

@@ -48,6 +48,13 @@ class TunedComparison:
   table: str
   folder: pathlib.Path | None = None  # of the report, if it is written
 
+  @property
+  def best(self) -> TunedRow:
+    """The highest score on the first evaluation set."""
+    first = self.rows[0].evaluation
+    scores = [row for row in self.rows if row.evaluation == first]
+    return max(scores, key=lambda row: row.score)
+
   def __repr__(self) -> str:
     return f"<{len({row.label for row in self.rows})} fine-tuned, compared>"
 
