@@ -96,7 +96,10 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   ("seconds", "tip"),
   [
     ({"data": 400, "steps": 500, "total": 1000}, "data took 40% .*threads=4$"),
-    ({"evaluation": 300, "data": 100, "total": 1000}, "evaluation .*eval.every"),
+    (
+      {"evaluation": 300, "data": 100, "total": 1000},
+      "evaluation .*eval.every",
+    ),
     ({"data": 150, "steps": 800, "total": 1000}, None),
     ({"compile": 200, "steps": 90, "total": 300}, None),  # a trial
   ],
