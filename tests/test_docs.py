@@ -140,7 +140,11 @@ def output_pattern(expected: str, printed: str) -> str:
     return patterns.get(part.lastgroup, re.escape(text))
 
   lines = (_PARTS.sub(part_pattern, x.strip()) for x in expected.splitlines())
-  return "".join(rf"^\s*{line}\s*?$\s*?" for line in lines)
+  # A line of `...` alone is any number of lines.
+  return "".join(
+    r"(?:^.*?$\s*?)?" if line == ".*?" else rf"^\s*{line}\s*?$\s*?"
+    for line in lines
+  )
 
 
 def _is_near(printed: str, shown: str) -> bool:
@@ -162,6 +166,8 @@ def _is_near(printed: str, shown: str) -> bool:
     ("1.5 GiB, 900 words/s", "2 GiB, 1,100 words/s", "2 GiB, 1,100 words"),
     ("[-8.338 -9.25]", "[-8.3375 -9.25  ]", "[-8.3375 -9.27  ]"),
     ("jax ... on 2 cpu", "jax 0.12.0 on 2 cpu", "jax 0.12.0 on 4 cpu"),
+    ("line 1\n...\n4 steps", "4 steps", "5 steps"),
+    ("line 1\n...\n4 steps", "2 rows\n3 rows\n4 steps", "2 rows\n4 rows"),
   ],
 )
 def test_the_numbers_of_an_output_are_compared(shown, printed, other):
