@@ -777,7 +777,7 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
 def test_fasta_is_a_sequence_a_record(tmp_path, name):
   """Catches headers, line ends and blanks within sequences that are text."""
   path = tmp_path / name
-  content = b";old\n>one x\r\nACGT\r\nacgN\r\n\r\n>empty\n>two\nMK V*\nL"
+  content = b";old\n>one x\r\nACGT\r\n;note\nacgN\r\n\r\n>empty\n>two\nMK V*\nL"
   path.write_bytes(gzip.compress(content) if name[-2:] == "gz" else content)
   tally = readers.Tally()
   rule = readers.RULES["auto"]

@@ -111,6 +111,8 @@ def test_names_of_classes(tmp_path, capsys):
   said = capsys.readouterr().out
   assert "warning: own: different classes: 'Pos', 'pos'" in said
   assert r"different classes: 'e\u0301', '\xe9'" in said
+  made([("a", "true"), ("b", "1")] * 6)
+  assert "different classes: '1', 'true'" in capsys.readouterr().out
   for twin in ("pos\u200b", "pos\ufeff", "pos\xad", "pos\xa0\u200b"):
     made([("a", "pos"), ("b", twin)] * 6)
     assert f"classes: 'pos', {twin!a}" in capsys.readouterr().out
@@ -326,13 +328,14 @@ def test_unused_columns_that_change_the_meaning_are_told(tmp_path, capsys):
   """Catches weights, and labels of pairs, that are left out in silence."""
   pair = {"query": "q", "positive": "p", "text": "a", "topic": "t"}
   rows = [{**pair, "label": i % 2, "weight": 2} for i in range(6)]
+  rows = [{**row, "Is_Duplicate": 0} for row in rows]
   path = str(runs.write_lines(tmp_path / "own.jsonl", rows))
   options = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
   embedding.pairs_task(path, "own", "causal", *options)
   made(rows)
   said = capsys.readouterr().out
-  assert "own.jsonl: columns that are not used: 'label', 'weight'\n" in said
-  assert "data: columns that are not used: 'weight'\n" in said
+  assert "own.jsonl: columns that are not used: 'Is_Duplicate', 'label'" in said
+  assert "data: columns that are not used: 'Is_Duplicate', 'weight'" in said
 
 
 def test_metrics_of_lists_are_scikit_learns():

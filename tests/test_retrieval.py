@@ -178,6 +178,17 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   assert [line.split()[-1] for line in lines[1:3]] == ["100.0"] * 2
 
 
+def test_blank_texts_of_a_folder_are_counted(tmp_path, capsys):
+  task = beir(tmp_path)
+  path = tmp_path / "nfcorpus/queries.jsonl"
+  first, *others = map(json.loads, path.read_text().splitlines())
+  runs.write_lines(path, [{**first, "title": " ", "text": " "}, *others])
+  task.load("nfcorpus-test")
+  count = 1 + len(others)
+  said = f"queries.jsonl: 1 of {count:,} texts are blank"
+  assert said in capsys.readouterr().out
+
+
 def arguana(folder, count=40):
   """Writes a folder like ArguAna's, in which queries are also documents."""
   (folder / "qrels").mkdir(parents=True)

@@ -236,8 +236,11 @@ def _check_tokens(
   needed += ["pad_id"] if recipe.packing == "documents" else []
   for token in needed:
     if getattr(tokenizer, token) is None:
+      other = ""
+      if token == "pad_id" and tokenizer.eos_id is not None:
+        other = " other than its eos token"
       raise UserError(
-        f"{name} has no {token[:3]} token,"
+        f"{name} has no {token[:3]} token{other},"
         f" which boundary {recipe.boundary} with {recipe.packing} packing"
         " needs; choose another boundary, packing or tokenizer"
       )

@@ -734,7 +734,10 @@ READERS[".tsv"] = functools.partial(_read_table, tabs=True)
 @READERS.register(".fasta")
 @READERS.register(".fna")
 def _fasta(path: str, columns: Collection) -> Records:
-  """Yields sequences, whose lines are joined, and their headers."""
+  """Yields sequences, whose lines are joined, and their headers.
+
+  A line that begins with `;` is a comment.
+  """
   header = None
   begin = 0
   sequence = bytearray()
@@ -749,6 +752,8 @@ def _fasta(path: str, columns: Collection) -> Records:
   with open_file(path) as file:
     for number, line in enumerate(parsing.bounded_lines(file), start=1):
       line = line.removeprefix(codecs.BOM_UTF8).strip()
+      if line.startswith(b";"):
+        continue
       if line.startswith(b">"):
         if header is not None:
           yield record()
@@ -759,7 +764,7 @@ def _fasta(path: str, columns: Collection) -> Records:
         sequence += b"".join(line.split())
         if len(sequence) > parsing.LONGEST_RECORD:
           raise ValueError(f"line {begin}: its record {parsing.too_long()}")
-      elif line and not line.startswith(b";"):
+      elif line:
         raise ValueError(f"line {number} is before the first header, >NAME")
   if header is not None:
     yield record()

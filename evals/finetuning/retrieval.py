@@ -479,6 +479,7 @@ def load_retrieval_examples(
 def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   """Reads titles and texts, joined, by id."""
   out = {}
+  blank = 0
   for place, line in sets.record_fields(path, ("_id", "text")):
     name = line["_id"]
     title = line.get("title")
@@ -488,6 +489,9 @@ def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
       raise UserError(f"{place}: another line has the _id {name!r:.60}, too")
     # As in BEIR and MTEB.
     out[name] = f"{title or ''} {line['text']}".strip()
+    blank += not out[name]
+  if blank:
+    progress.say(f"warning: {path}: {blank:,} of {len(out):,} texts are blank")
   return out
 
 

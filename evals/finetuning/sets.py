@@ -62,10 +62,12 @@ _TRUTH = {
   **dict.fromkeys(("0", "0.0", "false"), False),
   **dict.fromkeys(("1", "1.0", "true"), True),
 }
-# Columns that change a record's meaning.
+# Columns that change a record's meaning, in any case.
 _MEANINGFUL = {
-  *("label", "labels", "score", "weight", "sample_weight", "is_impossible"),
-  *("negative", "negatives", "hard_negative", "hard_negatives", "split"),
+  *("label", "labels", "gold_label", "target", "class", "y", "rating"),
+  *("score", "similarity", "similarity_score", "relevance", "is_duplicate"),
+  *("negative", "negatives", "hard_negative", "hard_negatives"),
+  *("weight", "sample_weight", "is_impossible", "split"),
 }
 
 # Examples in memory: columns by name, or values in the columns' order.
@@ -318,7 +320,11 @@ def source_records(
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))
         raise UserError(f"{place} has no {absent[0]!r} but {has}")
-      unused |= record.keys() & watched
+      unused |= {
+        name
+        for name in record.keys() - {*all_columns}
+        if str(name).casefold() in watched
+      }
       values = plain_python(readers.column_values(record, all_columns), place)
       yield place, [*map(_with_names, values, names)]
       continue
@@ -460,8 +466,10 @@ def visible_form(name: str) -> str | float:
   """Returns one form of all names that differ only in their writing.
 
   It has no case, no invisible characters, and one form of accents and spaces.
-  Numbers are their values.
+  Numbers are their values, and `true` is 1.
   """
+  if (is_true := truth(name)) is not None:
+    return float(is_true)
   if (number := finite_number(name)) is not None:
     return number
   visible = "".join(

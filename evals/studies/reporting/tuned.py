@@ -169,5 +169,6 @@ def _row(
 def _difference_text(difference: Interval | None) -> str:
   if difference is None:
     return ""
-  estimate, low, high = (100 * value for value in difference)
-  return f"{estimate:+.1f} ({low:+.1f} to {high:+.1f})"
+  estimate, *ends = difference
+  low, high = np.clip(ends, -1, 1)
+  return f"{100 * estimate:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
