@@ -13,7 +13,7 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import NATIVE, Architecture, Target
+from antlm_jax.hf.architecture import EXPORT_RECORD, Architecture, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
@@ -175,7 +175,7 @@ def _text_files(
   values |= tokenizer.files(
     loaded.tokenizer, before, after, loaded.longest_row, padding_side
   )
-  values[NATIVE] = _import_metadata(loaded)
+  values[EXPORT_RECORD] = _import_metadata(loaded)
   if generates:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)
