@@ -103,7 +103,7 @@ class TokenizerJson:
     """
     # A text meets the steps in the order of these assignments. Each comment
     # shows "a <mask>" after the step, for own steps that write spaces as ▁.
-    # There • is the letter beside a mask, and # the letters of a hidden mask.
+    # There • is `_BESIDE_MASK`, and # is `_HIDDEN_MASK`.
     all_names = "|".join(re.escape(name) for name in sorted({mask, *names}))
     # a •#•: the own steps see a word in place of the mask.
     hide_masks = _replace_pattern(
@@ -111,8 +111,8 @@ class TokenizerJson:
     )
     # ▁a▁•#•
     own_steps = self.steps("normalizer")
-    # Unchanged. If the own steps write the mask's name, as NFKC does from wide
-    # letters, then that name is text, and a divider in it keeps it text.
+    # Unchanged. The own steps may write the mask's name, as NFKC does from wide
+    # letters. That name is text, and a divider in it keeps it text.
     divide_own_name = self._divide_names([mask])[mask]
     # Unchanged. The library also normalizes the name alone, and searches texts
     # for the result, which must be the name.
