@@ -18,7 +18,7 @@ from antlm_jax.commands import import_ as import_command
 from antlm_jax.data import toy_english
 from antlm_jax.hf import export, import_
 from antlm_jax.hf import weights as folders
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
 from tests import helpers, hub, random_models, runs
@@ -165,7 +165,7 @@ def test_it_goes_out_as_it_came(family, tmp_path):
   np.testing.assert_allclose(
     their_logits(again, ids), their_logits(model, ids), atol=1e-5
   )
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   found = import_.Imported(path)
   assert found.meta.config.model == loaded.config.model
   assert helpers.equal(found.params, dict(loaded.params))

@@ -16,7 +16,7 @@ from antlm_jax.commands import import_ as import_command
 from antlm_jax.data import toy_english
 from antlm_jax.hf import export, import_
 from antlm_jax.hf import weights as folders
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference.model import load
 from tests import helpers, random_models, runs
@@ -36,7 +36,7 @@ TEXTS = ["the dogs sleep", "it rains in the old town"]
 
 def alone(path, prefix: str) -> None:
   """Turns an exported folder into that of an encoder alone."""
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   file = path / folders.SINGLE
   tensors = safetensors.numpy.load_file(file)
   bare = {
@@ -155,7 +155,7 @@ def test_half_an_output_layer_is_refused(tmp_path):
   """Catches a damaged folder that is read as an encoder alone."""
   run = random_models.save(tmp_path / "run", random_models.tokenizer(), "bert")
   (path,) = export.export_model(load(run), tmp_path / "hf", ["bidirectional"])
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   tensors = safetensors.numpy.load_file(path / folders.SINGLE)
   del tensors["cls.predictions.bias"]
   safetensors.numpy.save_file(tensors, path / folders.SINGLE)

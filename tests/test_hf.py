@@ -22,7 +22,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import card, export, hub, import_
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
-from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
+from antlm_jax.hf.architecture import ATTENTIONS, EXPORT_RECORD
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
@@ -79,7 +79,7 @@ def foreign(llama, tmp_path):
   """The folder as others write it, without our own file."""
   path = tmp_path / "foreign"
   shutil.copytree(llama[1], path)
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   return path
 
 
@@ -130,7 +130,7 @@ def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
 @pytest.mark.parametrize("form", ATTENTIONS)
 def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   export.export_model(loaded, tmp_path / "hf", [form])
-  (tmp_path / "hf" / NATIVE).unlink()
+  (tmp_path / "hf" / EXPORT_RECORD).unlink()
   imported = import_.Imported(tmp_path / "hf")
   assert helpers.equal(dict(imported.params), dict(loaded.params))
   model = imported.meta.config.model
@@ -401,8 +401,8 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   change(path, rms_norm_eps=1e-3)
   assert "disagree on norm_eps" in import_error(path)
   assert import_.Imported(llama[1], boundary="eos").meta.boundary == "eos"
-  fields = json.loads((path / NATIVE).read_text())
-  (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
+  fields = json.loads((path / EXPORT_RECORD).read_text())
+  (path / EXPORT_RECORD).write_text(json.dumps(fields | {"boundary": "both"}))
   assert "boundary 'both' is unknown" in import_error(path)
 
 
@@ -687,7 +687,7 @@ def test_an_imported_model_is_continued(english, tmp_path, tokenizer, capsys):
   (path,) = export.export_model(
     load(tmp_path / "old"), tmp_path / "hf", ["causal"]
   )
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   without_mask(path / "tokenizer.json")
   import_.write_imported_run(import_.Imported(path), tmp_path / "run")
   words = f"--text={english}/text --output={tmp_path}/data --seq_len=32"

@@ -17,7 +17,7 @@ from antlm_jax import embed, generate, score
 from antlm_jax.data import toy_english
 from antlm_jax.hf import export, import_, mapping
 from antlm_jax.hf import weights as hf_weights
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
@@ -259,7 +259,7 @@ def test_it_goes_out_again(family, form, tmp_path):
   with torch.no_grad():
     theirs = out(torch.tensor(ids)).logits.numpy()
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   again = import_.Imported(path)
   assert again.meta.config.model == loaded.config.model
   again = {name: np.asarray(value) for name, value in again.params.items()}
@@ -290,5 +290,5 @@ def test_an_encoder_alone_comes_and_goes(family, tmp_path):
     theirs = {n: x.numpy() for n, x in opened.state_dict().items()}
     expected = {n: x.numpy() for n, x in model.base_model.state_dict().items()}
     assert helpers.equal({n: theirs[n] for n in expected}, expected)
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   assert helpers.equal(dict(import_.Imported(path).params), encoder)

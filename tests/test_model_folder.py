@@ -13,7 +13,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.finetuning import retrieval
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.hf import export, import_
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.inference.model import load
 from tests import helpers, random_models, runs
 from tests.hub import import_error
@@ -33,7 +33,7 @@ def exported(tmp_path_factory):
   random_models.save(folder / "run", random_models.tokenizer())
   whole = load(folder / "run")
   (path,) = export.export_model(whole, folder / "hf", ["bidirectional"])
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   return whole, path
 
 
@@ -259,7 +259,7 @@ def test_a_fine_tuned_export_is_an_encoder_again(encoder, own, tmp_path):
   base = random_models.tuned(tmp_path, HEADS[encoder], encoder)
   (folder,) = export.export_model(base, tmp_path / "hf")
   if not own:
-    (folder / NATIVE).unlink()
+    (folder / EXPORT_RECORD).unlink()
   made = import_command.import_model(folder, tmp_path / "again", quiet=True)
   expected = {n: p for n, p in base.params.items() if "head/" not in n}
   found = {n: p for n, p in made.params.items() if "head/" not in n}

@@ -12,7 +12,7 @@ from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.evals.finetuning.multi_label import MultiLabelLinear
 from antlm_jax.evals.finetuning.regression import LinearRegressor
 from antlm_jax.hf import export, import_, weights
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from tests import helpers, hub, random_models, runs
 from tests.reference import gelu_tanh
 
@@ -23,7 +23,7 @@ run = random_models.run(encoder="ultrabert")
 def folder(loaded, tmp_path):
   """An export, as others write it."""
   (path,) = export.export_model(loaded, tmp_path / "hf", ["bidirectional"])
-  (path / NATIVE).unlink()
+  (path / EXPORT_RECORD).unlink()
   return path
 
 

@@ -32,8 +32,9 @@ from tokenizers import normalizers, pre_tokenizers
 
 from antlm_jax.errors import UserError
 
-_WORD = "\U00010767"  # a letter of Linear A, which nobody writes
-_MASK = "\U00010740\U00010741\U00010742\U00010743"  # more of its letters
+# The stand-ins are letters of Linear A, which nobody writes.
+_BESIDE_MASK = "\U00010767"
+_HIDDEN_MASK = "\U00010740\U00010741\U00010742\U00010743"
 _SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
 _DIVIDER = "\U00010746"  # divides a name in a text
 _STAND_INS = re.compile("[\U00010740-\U00010767]")
@@ -56,7 +57,8 @@ def _in_bytes(letter: str) -> str:
   return text
 
 
-_DIVIDERS = f"{_DIVIDER}|{_in_bytes(_DIVIDER)}"
+# A divider, as it is or in bytes.
+_DIVIDER_PATTERN = f"{_DIVIDER}|{_in_bytes(_DIVIDER)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,23 +101,39 @@ class TokenizerJson:
     Raises:
       UserError: The tokenizer's own steps drop the stand-ins.
     """
-    masks = "|".join(re.escape(name) for name in sorted({mask, *names}))
+    # A text meets the steps in the order of these assignments. Each comment
+    # shows "a <mask>" after the step, for own steps that write spaces as ▁.
+    # There • is `_BESIDE_MASK`, and # is `_HIDDEN_MASK`.
+    all_names = "|".join(re.escape(name) for name in sorted({mask, *names}))
+    # a •#•: the own steps see a word in place of the mask.
+    hide_masks = _replace_pattern(
+      all_names, _BESIDE_MASK + _HIDDEN_MASK + _BESIDE_MASK
+    )
+    # ▁a▁•#•
+    own_steps = self.steps("normalizer")
+    # Unchanged. The own steps may write the mask's name, as NFKC does from wide
+    # letters. That name is text, and a divider in it keeps it text.
+    divide_own_name = self._divide_names([mask])[mask]
+    # Unchanged. The library also normalizes the name alone, and searches texts
+    # for the result, which must be the name.
+    hiding = self._with_steps("normalizer", [hide_masks, *own_steps])
+    hidden_name = hiding._build_normalizer().normalize_str(mask)
+    keep_name_alone = _replace_whole(hidden_name, mask)
+    # ▁a▁•<mask>•, which the library splits at the mask: ▁a▁•, <mask> and •.
+    show_masks = _replace_pattern(_HIDDEN_MASK, mask)
+    # ▁a and <mask>, after the own pre-tokenizer: a mask includes the space
+    # before it.
+    remove_neighbours = _remove_pattern(
+      f"[ ▁␣]?{_BESIDE_MASK}|Ġ?{_in_bytes(_BESIDE_MASK)}"
+    )
     normalizer_steps = [
-      _replace_pattern(masks, _WORD + _MASK + _WORD),
-      *self.steps("normalizer"),
+      hide_masks,
+      *own_steps,
+      *([divide_own_name] if divide_own_name else []),
+      keep_name_alone,
+      show_masks,
     ]
-    # A text's own name of the mask is another letter now.
-    with_stand_ins = self._with_steps("normalizer", normalizer_steps)
-    normalized = with_stand_ins._build_normalizer().normalize_str(mask)
-    normalizer_steps += [
-      *self._divide_names([mask])[mask],
-      _replace_whole(normalized, mask),
-      _replace_pattern(_MASK, mask),
-    ]
-    pre_tokenizer_steps = [
-      *self.steps("pre_tokenizer"),
-      _remove_pattern(f"[ ▁␣]?{_WORD}|Ġ?{_in_bytes(_WORD)}"),
-    ]
+    pre_tokenizer_steps = [*self.steps("pre_tokenizer"), remove_neighbours]
     # Not special, so that it is a mask where other special tokens are text.
     flags = ("single_word", "lstrip", "rstrip", "special")
     mask_token = {"id": mask_id, "content": mask}
@@ -127,15 +145,7 @@ class TokenizerJson:
       ._with_divider_removal()
       ._with_added_tokens([*tokens, mask_token])
     )
-    backend = masked.build()
-    text = mask * 2 + f" {mask}."
-    ids = backend.encode(text, add_special_tokens=False).ids
-    # A space is a token of its own where no word includes it, as in DNA.
-    if ids[:2] != [mask_id] * 2 or ids.count(mask_id) != 3:
-      raise UserError(
-        f"the tokenizer cannot read {mask} in a text, because its normalizer or"
-        " pre-tokenizer drops rare letters: use a tokenizer that keeps them"
-      )
+    _check_reads_masks(masked, mask_id, mask)
     return masked
 
   def with_special_tokens(self, names: Mapping[int, str]) -> "TokenizerJson":
@@ -188,8 +198,9 @@ class TokenizerJson:
     normalizer_steps = self.steps("normalizer")
     decoder_steps = self.steps("decoder")
     for index, name in names.items():
+      divider = dividers[name]
       form = name
-      if not dividers[name]:
+      if not divider:
         # Without a place to divide it, it gets a form that no text has.
         form = _SPECIAL.format(index)
         named = {"type": "Replace", "pattern": {"String": form}}
@@ -197,7 +208,8 @@ class TokenizerJson:
       normalized = normalizer.normalize_str(name) if normalizer else name
       if normalized != form:
         normalizer_steps.append(_replace_whole(normalized, form))
-      normalizer_steps += dividers[name]
+      if divider:
+        normalizer_steps.append(divider)
     changed = self.with_flag("normalized", True, names)
     if self.fields.get("decoder") and not all(dividers.values()):
       changed = changed._with_steps("decoder", decoder_steps)
@@ -294,16 +306,16 @@ class TokenizerJson:
 
   def _divide_names(
     self, names: Sequence[str]
-  ) -> dict[str, list[dict[str, Any]]]:
+  ) -> dict[str, dict[str, Any] | None]:
     """Returns a normalizer for each name that divides it in longer texts.
 
-    The stand-in changes no tokens of such a text. A name has no normalizer if
-    the tokenizer would divide it nowhere.
+    The stand-in changes no tokens of such a text. A name has None if the
+    tokenizer would divide it nowhere.
     """
     backend = self._with(added_tokens=[]).build()
     own_normalizers = [backend.normalizer] if backend.normalizer else []
     own_splits = [backend.pre_tokenizer] if backend.pre_tokenizer else []
-    split = pre_tokenizers.Split(tokenizers.Regex(_DIVIDERS), "removed")
+    split = pre_tokenizers.Split(tokenizers.Regex(_DIVIDER_PATTERN), "removed")
     backend.pre_tokenizer = pre_tokenizers.Sequence([*own_splits, split])
 
     def token_ids(name: str, *added: normalizers.Normalizer) -> list[list[int]]:
@@ -312,7 +324,7 @@ class TokenizerJson:
       encodings = backend.encode_batch(texts, add_special_tokens=False)
       return [encoding.ids for encoding in encodings]
 
-    dividers = {name: [] for name in names}
+    dividers = dict.fromkeys(names)
     for name in names:
       undivided = token_ids(name)
       for end in range(1, len(name)):
@@ -322,17 +334,29 @@ class TokenizerJson:
         content = name[:end] + _DIVIDER
         divider = normalizers.Replace(tokenizers.Regex(pattern), content)
         if token_ids(name, divider) == undivided:
-          dividers[name] = [_replace_pattern(pattern, content)]
+          dividers[name] = _replace_pattern(pattern, content)
           break
     return dividers
 
   def _with_divider_removal(self) -> "TokenizerJson":
     """Adds the step that removes dividers inside names, if it is absent."""
     steps = self.steps("pre_tokenizer")
-    removal = _remove_pattern(_DIVIDERS)
+    removal = _remove_pattern(_DIVIDER_PATTERN)
     if removal in steps:
       return self
     return self._with_steps("pre_tokenizer", [*steps, removal])
+
+
+def _check_reads_masks(masked: TokenizerJson, mask_id: int, mask: str) -> None:
+  """Raises a UserError if a tokenizer does not read the masks in a text."""
+  text = mask * 2 + f" {mask}."
+  ids = masked.build().encode(text, add_special_tokens=False).ids
+  # A space is a token of its own where no word includes it, as in DNA.
+  if ids[:2] != [mask_id] * 2 or ids.count(mask_id) != 3:
+    raise UserError(
+      f"the tokenizer cannot read {mask} in a text, because its normalizer or"
+      " pre-tokenizer drops rare letters: use a tokenizer that keeps them"
+    )
 
 
 def without_stand_ins(text: str) -> str:

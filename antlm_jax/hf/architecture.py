@@ -14,7 +14,8 @@ from typing import Any
 from antlm_jax.errors import UserError
 
 ATTENTIONS = ("causal", "bidirectional")
-NATIVE = "antlm_jax.json"  # metadata, for import to restore the checkpoint
+# The run's metadata, with which import restores the checkpoint.
+EXPORT_RECORD = "antlm_jax.json"
 # Settings of all encoders, by their usual names in transformers.
 SETTINGS = {
   "vocab_size": "vocab_size",

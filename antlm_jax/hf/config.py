@@ -89,7 +89,7 @@ class ModelDescription(NamedTuple):
   encoder: str  # name of our encoder
   weights: Mapping[str, str]  # tensors, as in `Architecture.weights`
   settings: dict[str, Any]  # settings of the encoder
-  rows: int  # number of rows of the embedding
+  embedding_rows: int
   objective: str  # letter of the objective that fits the model
   special: dict[str, int]  # known token ids by role in `ROLES`
 
@@ -117,8 +117,10 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> ModelDescription:
     if isinstance(index, int):
       special[role] = index
   names = architecture.names(target)
-  rows = settings.pop("vocab_size")
-  return ModelDescription(encoder, names, settings, rows, objective, special)
+  embedding_rows = settings.pop("vocab_size")
+  return ModelDescription(
+    encoder, names, settings, embedding_rows, objective, special
+  )
 
 
 def end_ids(

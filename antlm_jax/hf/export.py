@@ -13,7 +13,7 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import NATIVE, Architecture, Target
+from antlm_jax.hf.architecture import EXPORT_RECORD, Architecture, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
@@ -62,26 +62,28 @@ def export_model(
     )
   targets = {a: target_of(loaded, a) for a in attentions}
   results = card.read_results(loaded)
-  texts = {
+  text_files = {
     attention: _text_files(loaded, attention, target, dtype, sentences)
     | {card.FILE: card.card(loaded, attention, target, results, facts)}
     for attention, target in targets.items()
   }
   for attention in attentions:
     frame = _frame_tokens(loaded, attention, sentences)
-    check.same_tokens(loaded, texts[attention], *frame)
-  names = attentions if len(attentions) > 1 else (".",)
-  first = targets[attentions[0]]
+    check.same_tokens(loaded, text_files[attention], *frame)
+  folder_names = attentions if len(attentions) > 1 else (".",)
+  first_target = targets[attentions[0]]
   with files.replacing(output) as aside:
-    for name, (attention, target) in zip(names, targets.items(), strict=True):
+    for name, (attention, target) in zip(
+      folder_names, targets.items(), strict=True
+    ):
       folder = aside / name
-      _write_texts(folder, texts[attention], target.code)
-      if target is not first and target.has_weights_of(first):
-        _link_weights(aside / names[0], folder)
+      _write_texts(folder, text_files[attention], target.code)
+      if target is not first_target and target.has_weights_of(first_target):
+        _link_weights(aside / folder_names[0], folder)
       else:
         tensors = _export_tensors(loaded, target, dtype)
         weights.write_weights(folder, tensors, shard_bytes)
-  return [output / name for name in names]
+  return [output / name for name in folder_names]
 
 
 def check_new(output: str | os.PathLike) -> None:
@@ -173,7 +175,7 @@ def _text_files(
   values |= tokenizer.files(
     loaded.tokenizer, before, after, loaded.longest_row, padding_side
   )
-  values[NATIVE] = _import_metadata(loaded)
+  values[EXPORT_RECORD] = _import_metadata(loaded)
   if generates:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.end_tokens(loaded), framing.never_drawn(loaded)

@@ -17,7 +17,7 @@ from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf import gguf, hub, layouts, model_folder, weights
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.hf.config import ModelDescription
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.hf.model_folder import TOKENIZER, TOKENIZER_CONFIG
@@ -83,7 +83,7 @@ class _OpenedModel(NamedTuple):
   meta: Meta
   step: int
   notes: Sequence[str]
-  params: Callable[[], Params]
+  read_params: Callable[[], Params]
   headless: bool  # whether it has no output layer
   causal: bool  # whether its config.json says so
 
@@ -140,7 +140,7 @@ class Imported(Checkpoint):
   @property
   def params(self) -> Params:
     """Parameters, float32; each access reads the files."""
-    return self._opened.params()
+    return self._opened.read_params()
 
   @property
   def task(self) -> FineTuned | None:
@@ -185,21 +185,31 @@ class Imported(Checkpoint):
   @functools.cached_property
   def _opened(self) -> _OpenedModel:
     path = self.path
-    file = path / hf_config.CONFIG
-    fields = files.read_json(file, "the model's")
+    config_file = path / hf_config.CONFIG
+    config_fields = files.read_json(config_file, "the model's")
     tensors = weights.read_weights(path)
     layout = layouts.find_layout(tensors)
-    description = hf_config.describe(file, layout.fields_of(fields))
-    model = _build_model(file, description)
-    tokenizer, tokenizer_notes = _read_tokenizer(path, description)
-    params, headless, weight_notes = _read_weights(
+    description = hf_config.describe(
+      config_file, layout.fields_of(config_fields)
+    )
+    model = _build_model(config_file, description)
+    checked_tokenizer, tokenizer_notes = _read_tokenizer(path, description)
+    read_params, headless, weight_notes = _read_weights(
       tensors, layout, description, model
     )
-    causal = description.objective == "C"
-    if (path / NATIVE).exists():
-      meta, step = _read_native(path, model, self._boundary)
-      return _OpenedModel(meta, step, weight_notes, params, headless, causal)
-    tokenizer, row_notes = _name_rows(path, tokenizer, description.rows)
+    opened = functools.partial(
+      _OpenedModel,
+      read_params=read_params,
+      headless=headless,
+      causal=description.objective == "C",
+    )
+    if (path / EXPORT_RECORD).exists():
+      # The record has the run's own tokenizer; the folder's is only checked.
+      meta, step = _read_export_record(path, model, self._boundary)
+      return opened(meta=meta, step=step, notes=weight_notes)
+    tokenizer, row_notes = _name_rows(
+      path, checked_tokenizer, description.embedding_rows
+    )
     boundary = self._boundary or layout.boundary
     config = Config(
       model=models.ENCODERS[description.encoder](**description.settings),
@@ -212,7 +222,7 @@ class Imported(Checkpoint):
       tokenizer,
       boundary or framing.OWN,
       data="",
-      ends=hf_config.end_ids(path, fields, description.rows),
+      ends=hf_config.end_ids(path, config_fields, description.embedding_rows),
       row_tokens=min(self._folder.longest or longest_row, longest_row),
     )
     notes = [
@@ -220,22 +230,22 @@ class Imported(Checkpoint):
       *layout.notes,
       *self._folder.notes,
       *weight_notes,
-      *_model_notes(file, fields, layout, headless),
+      *_model_notes(config_file, config_fields, layout, headless),
       *tokenizer_notes,
       *_special_token_notes(path, tokenizer, boundary),
     ]
-    return _OpenedModel(meta, 0, notes, params, headless, causal)
+    return opened(meta=meta, step=0, notes=notes)
 
 
 def _build_model(
-  file: pathlib.Path, description: ModelDescription
+  config_file: pathlib.Path, description: ModelDescription
 ) -> models.Model:
   """Builds the model of a config.json; UserError if we have no such model."""
   settings = {"name": description.encoder, **description.settings}
   try:
-    return models.build_model(settings, description.rows)
+    return models.build_model(settings, description.embedding_rows)
   except UserError as error:
-    raise UserError(f"{file}: {error}") from error
+    raise UserError(f"{config_file}: {error}") from error
 
 
 def _read_tokenizer(
@@ -247,7 +257,7 @@ def _read_tokenizer(
   """
   tokenizer = Tokenizer.load(path / TOKENIZER)
   notes = []
-  rows = description.rows
+  rows = description.embedding_rows
   if tokenizer.vocab_size > rows:
     tokenizer = tokenizer.without_special(rows)
     notes.append(
@@ -280,8 +290,8 @@ def _read_weights(
   headless = models.lacks_head(shapes, stored_paths)
   if headless:
     shapes, _ = models.divided(shapes)
-  params = weights.reader(stored, names, shapes, architecture.unused)
-  return params, headless, notes
+  read_params = weights.reader(stored, names, shapes, architecture.unused)
+  return read_params, headless, notes
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -325,18 +335,19 @@ def _name_rows(
   ]
 
 
-def _read_native(
+def _read_export_record(
   path: pathlib.Path, model: models.Model, boundary: str | None
 ) -> tuple[Meta, int]:
   """Reads the metadata and the step that export wrote into a folder."""
-  fields = files.read_json(path / NATIVE, "the export's record of the run:")
+  record = path / EXPORT_RECORD
+  fields = files.read_json(record, "the export's record of the run:")
   try:
     meta = Meta.from_json(fields)
     step = int(fields["step"])
     if meta.boundary not in (*packing.BOUNDARIES, framing.OWN):
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
-    raise UserError(f"{path / NATIVE} is incomplete: {error}") from error
+    raise UserError(f"{record} is incomplete: {error}") from error
   trained = models.build_model(meta.encoder, meta.tokenizer.vocab_size).config
   changed = [
     name
@@ -345,7 +356,7 @@ def _read_native(
   ]
   if changed:
     raise UserError(
-      f"config.json and {path / NATIVE} disagree on {', '.join(changed)}:"
+      f"config.json and {record} disagree on {', '.join(changed)}:"
       " remove the latter to use config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
@@ -353,16 +364,16 @@ def _read_native(
 
 
 def _model_notes(
-  file: pathlib.Path,
-  fields: Mapping[str, Any],
+  config_file: pathlib.Path,
+  config_fields: Mapping[str, Any],
   layout: layouts.TensorLayout,
   headless: bool,
 ) -> Iterator[str]:
   """Yields notes on a config.json's own code and on a missing output layer."""
-  if fields.get("auto_map") and not layout.weights:
+  if config_fields.get("auto_map") and not layout.weights:
     yield (
-      f"antlm does not run the code that {file} names (auto_map): it takes"
-      f" the model for transformers' {fields.get('model_type')}"
+      f"antlm does not run the code that {config_file} names (auto_map): it"
+      f" takes the model for transformers' {config_fields.get('model_type')}"
     )
   if headless:
     yield (

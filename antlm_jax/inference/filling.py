@@ -116,35 +116,42 @@ def fill(
     UserError: A text is too long or has no mask, the model has no bidirectional
       training, or an argument is out of range.
   """
+  # `step` chooses the checkpoint; `steps` and all other steps fill masks.
   loaded = open_model(model, step)
-  texts = inputs.as_texts(text)
-  if not texts:
+  user_texts = inputs.as_texts(text)
+  if not user_texts:
     raise UserError("there is no text to fill")
-  attended = _block_length(loaded) or loaded.model.config.max_seq_len
-  block_length = block_length or attended
-  texts = [_insert_masks(loaded, text, tokens) for text in texts]
+  attention_block = _block_length(loaded) or loaded.model.config.max_seq_len
+  fill_block = block_length or attention_block
+  texts = [_insert_masks(loaded, user_text, tokens) for user_text in user_texts]
   rows = _lay_out(loaded, texts, tokens, count, top)
-  canvas = rows.masked
-  most = min(block_length, int(canvas.sum(axis=1).max()))
-  most = programs.round_up(most, canvas.shape[1])
+  masked_at_start = rows.masked
+  most_masks = min(fill_block, int(masked_at_start.sum(axis=1).max()))
+  static = _StaticSettings(
+    sampling=(temperature, top_k, top_p),
+    order=order,
+    mask_shift=loaded.mask_shift,
+    masks_per_block=programs.round_up(most_masks, masked_at_start.shape[1]),
+  )
+  traced = _TracedSettings(
+    attention_block=attention_block,
+    fill_block=fill_block,
+    steps_per_block=steps,
+    # A watcher sees the rows after each step.
+    steps_per_call=settings.LARGEST if watch is None else 1,
+    seed=seed,
+    rows_per_text=count,
+  )
   config, params = programs.unrolled(loaded)
-  sampling = temperature, top_k, top_p
-  static = _Static(sampling, order, loaded.mask_shift, most)
   fill_masks = programs.compiled(_fill_masks, config, static)
-  # Tokens that are not drawn, if a text may end early and if not.
-  special = loaded.tokenizer.special
-  ends = np.isin(np.arange(len(special)), framing.end_tokens(loaded))
-  banned = np.stack([special & ~ends, special | ends])
-  banned[:, framing.mask_id(loaded)] = True
-  most_steps = settings.LARGEST if watch is None else 1
-  numbers = _Numbers(attended, block_length, steps, most_steps, seed, count)
+  banned = _banned_tokens(loaded)
   while np.any(rows.masked):
-    rows = jax.device_get(fill_masks(params, rows, banned, numbers))
+    rows = jax.device_get(fill_masks(params, rows, banned, traced))
     filled = [
-      _decode_filled(loaded, texts[number // count], *row)
-      for number, row in enumerate(
-        zip(canvas & ~rows.masked, *rows[:4], strict=True)
+      _decode_filled(
+        loaded, texts[row_index // count], rows, masked_at_start, row_index
       )
+      for row_index in range(len(masked_at_start))
     ]
     if watch is not None:
       watch(filled)
@@ -158,10 +165,10 @@ class _FillingRows(NamedTuple):
   chances: jax.Array  # their probabilities at filled masks, `[B, T, 1 + K]`
   masked: jax.Array  # masks that are not filled yet, bool `[B, T]`
   length: jax.Array  # number of tokens, int32 `[B]`
-  has_end: jax.Array  # 1 if the text may not end early, else 0, int32 `[B]`
+  may_not_end: jax.Array  # 1 if the text may not end early, int32 `[B]`
   block: jax.Array  # block of the last step, int32 `[B]`
-  left: jax.Array  # number of steps left for that block, int32 `[B]`
-  step: jax.Array  # number of steps done, int32
+  steps_left: jax.Array  # number of steps left for that block, int32 `[B]`
+  steps_done: jax.Array  # number of steps done, int32
 
 
 def _block_length(loaded: TextModel) -> int:
@@ -178,7 +185,7 @@ def _block_length(loaded: TextModel) -> int:
 
 def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
   """Returns a text whose masks are `<mask>`, or raises a UserError if none."""
-  framing.mask_id(loaded)
+  framing.mask_id(loaded)  # raises a UserError if the model has no mask token
   mask_token = loaded.tokenizer.mask_token
   text = text.replace(mask_token, MASK)
   if MASK in text:
@@ -194,6 +201,16 @@ def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
       " tokens=N to add N masks at the end"
     )
   return text
+
+
+def _banned_tokens(loaded: TextModel) -> np.ndarray:
+  """Returns whether a token is never drawn, by `may_not_end`, bool `[2, V]`."""
+  special = loaded.tokenizer.special
+  ends = np.isin(np.arange(len(special)), framing.end_tokens(loaded))
+  # A text that may end early draws end tokens, and no other special token.
+  banned = np.stack([special & ~ends, special | ends])
+  banned[:, framing.mask_id(loaded)] = True
+  return banned
 
 
 def _lay_out(
@@ -216,34 +233,43 @@ def _lay_out(
   row = np.stack([np.pad(t, (0, size - len(t))) for t in encoded])
   top = min(top, loaded.tokenizer.vocab_size)
   tokens = np.pad(row[..., None], ((0, 0), (0, 0), (0, top)))
-  has_end = np.array([MASK in text for text in texts], np.int32)
+  may_not_end = np.array([MASK in text for text in texts], np.int32)
   zeros = np.zeros_like(length)
   return _FillingRows(
     tokens=tokens,
     chances=np.zeros(tokens.shape, np.float32),
     masked=(row == mask_id) & (np.arange(size) < length[:, None]),
     length=length,
-    has_end=np.repeat(has_end, count),
+    may_not_end=np.repeat(may_not_end, count),
     block=zeros - 1,
-    left=zeros,
-    step=np.int32(0),
+    steps_left=zeros,
+    steps_done=np.int32(0),
   )
 
 
 def _decode_filled(
-  loaded: TextModel, text: str, drawn, tokens, chances, masked, length
+  loaded: TextModel,
+  text: str,
+  rows: _FillingRows,
+  masked_at_start: np.ndarray,
+  row_index: int,
 ) -> Filled:
   """Decodes a row's masks up to its end, into the text that has them."""
   decode = loaded.tokenizer.decode
+  tokens = rows.tokens[row_index]
+  chances = rows.chances[row_index]
+  masked = rows.masked[row_index]
+  is_mask = masked_at_start[row_index]
+  is_filled = is_mask & ~masked
   ids = tokens[:, 0]
-  (ends,) = np.nonzero(drawn & np.isin(ids, framing.end_tokens(loaded)))
-  end = ends[0] if len(ends) else length
+  (ends,) = np.nonzero(is_filled & np.isin(ids, framing.end_tokens(loaded)))
+  end = ends[0] if len(ends) else rows.length[row_index]
   masks = []
-  for place in np.flatnonzero(drawn[: end + 1]):
+  for place in np.flatnonzero(is_filled[: end + 1]):
     names = [decode([token], skip_special=False) for token in tokens[place]]
     token, *best = zip(names, chances[place].tolist(), strict=True)
     masks.append(FilledMask(int(place), *token, best))
-  places = np.flatnonzero((drawn | masked)[:end])
+  places = np.flatnonzero(is_mask[:end])
   return Filled(_write_masks(loaded, text, ids, places, masked), masks)
 
 
@@ -307,96 +333,100 @@ def _add_words(
 # ------------------------------------------------------------- on the device
 
 
-class _Static(NamedTuple):
+class _StaticSettings(NamedTuple):
   """Settings that are constants of the program."""
 
   sampling: tuple[float, int, float]  # temperature, top_k, top_p
   order: str
-  shift: int  # distance from a mask back to its prediction
-  most: int  # largest number M of masks in a block of a row
+  mask_shift: int  # distance from a mask back to its prediction
+  masks_per_block: int  # upper bound M of the masks in a block of a row
 
 
-class _Numbers(NamedTuple):
+class _TracedSettings(NamedTuple):
   """Settings that the program takes as arguments, int32."""
 
-  attended: jax.Array  # number of tokens in a block of attention
-  filled: jax.Array  # number of tokens in a block that is filled
-  steps: jax.Array  # number of steps for each block; 0 for one token a step
-  most_steps: jax.Array  # largest number of steps of a call
+  attention_block: jax.Array  # number of tokens in a block of attention
+  fill_block: jax.Array  # number of tokens in a block that is filled
+  steps_per_block: jax.Array  # 0 for one token a step
+  steps_per_call: jax.Array  # largest number of steps of a call
   seed: jax.Array
-  repeats: jax.Array  # number of rows for each text
+  rows_per_text: jax.Array
 
 
 class _Masks(NamedTuple):
   """Masks that a step may fill: those of each row's first unfinished block."""
 
   block: jax.Array  # the block of each row, int32 `[B]`
-  left: jax.Array  # number of steps left for it, with this step, int32 `[B]`
+  steps_left: jax.Array  # for the block, with this step, int32 `[B]`
   places: jax.Array  # of its masks, then of other tokens, int32 `[B, M]`
   present: jax.Array  # whether there is a mask, bool `[B, M]`
 
 
 def _fill_masks(
   model: models.Model,
-  static: _Static,
+  static: _StaticSettings,
   params,
   rows: _FillingRows,
-  banned,  # tokens that are not drawn, by `rows.has_end`, bool `[2, V]`
-  numbers: _Numbers,
+  banned,  # tokens that are not drawn, by `may_not_end`, bool `[2, V]`
+  traced: _TracedSettings,
 ) -> _FillingRows:
   """Fills masks of rows from `_lay_out` or an earlier call."""
-  stop = rows.step + numbers.most_steps
-  keys = _row_keys(len(rows.length), numbers)
+  end_step = rows.steps_done + traced.steps_per_call
+  keys = _row_keys(len(rows.length), traced)
   places = jnp.arange(rows.masked.shape[1])
-  block_end = (places // numbers.attended + 1) * numbers.attended
+  block_end = (places // traced.attention_block + 1) * traced.attention_block
   mask = AttentionMask(k_end=jnp.minimum(rows.length[:, None], block_end))
   head = model.output_head(params)
 
-  def step(now: _FillingRows) -> _FillingRows:
-    masks = _find_masks(now, numbers, static.most)
+  def fill_step(now: _FillingRows) -> _FillingRows:
+    masks = _find_masks(now, traced, static.masks_per_block)
     text = now.tokens[..., 0]
     positions = jnp.broadcast_to(places, text.shape)
     hidden = model.encode(params, text, positions, mask)
-    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now.step)
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now.steps_done)
     tokens, chances, score = _predict_masks(
       static, head, hidden, now, masks, banned, step_keys
     )
-    chosen = _chosen(static.order, masks.present, score, masks.left)
+    chosen = _chosen(static.order, masks.present, score, masks.steps_left)
     return _written(now, masks, chosen, tokens, chances)
 
   def unfinished(now: _FillingRows):
-    return (now.step < stop) & jnp.any(now.masked)
+    return (now.steps_done < end_step) & jnp.any(now.masked)
 
-  return jax.lax.while_loop(unfinished, step, rows)
+  return jax.lax.while_loop(unfinished, fill_step, rows)
 
 
-def _row_keys(count: int, numbers: _Numbers) -> jax.Array:
+def _row_keys(count: int, traced: _TracedSettings) -> jax.Array:
   """Returns a random key for each row `[B]`."""
   # Draws depend on the seed, the number of the row among its text's rows, the
   # step and the place, not on the other texts.
-  number = jnp.arange(count) % numbers.repeats
-  key = jax.random.key(numbers.seed)
-  return jax.vmap(jax.random.fold_in, (None, 0))(key, number)
+  number_in_text = jnp.arange(count) % traced.rows_per_text
+  key = jax.random.key(traced.seed)
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, number_in_text)
 
 
-def _find_masks(rows: _FillingRows, numbers: _Numbers, most: int) -> _Masks:
+def _find_masks(
+  rows: _FillingRows, traced: _TracedSettings, masks_per_block: int
+) -> _Masks:
   """Finds the masks that the next step may fill."""
   size = rows.masked.shape[1]
-  block_of = jnp.arange(size) // numbers.filled
+  block_of = jnp.arange(size) // traced.fill_block
   block = jnp.min(jnp.where(rows.masked, block_of, size), axis=1)
   unfilled = rows.masked & (block_of == block[:, None])
   # A row that begins a block has all of its steps.
   one_each = jnp.sum(unfilled, axis=1)
-  steps = jnp.where(numbers.steps > 0, numbers.steps, one_each)
-  left = jnp.where(block == rows.block, rows.left, steps)
+  all_steps = jnp.where(
+    traced.steps_per_block > 0, traced.steps_per_block, one_each
+  )
+  steps_left = jnp.where(block == rows.block, rows.steps_left, all_steps)
   # A stable sort puts the places of the masks first.
-  places = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
+  places = jnp.argsort(~unfilled, axis=1, stable=True)[:, :masks_per_block]
   present = jnp.take_along_axis(unfilled, places, axis=1)
-  return _Masks(block, left, places, present)
+  return _Masks(block, steps_left, places, present)
 
 
 def _predict_masks(
-  static: _Static,
+  static: _StaticSettings,
   head: Head,
   hidden: jax.Array,  # outputs of the encoder `[B, T, D]`
   rows: _FillingRows,
@@ -414,8 +444,8 @@ def _predict_masks(
 
   def predict(mask):
     row, place = mask
-    logits = head.logits(hidden[row, place - static.shift])
-    allowed = jnp.where(banned[rows.has_end[row]], -jnp.inf, logits)
+    logits = head.logits(hidden[row, place - static.mask_shift])
+    allowed = jnp.where(banned[rows.may_not_end[row]], -jnp.inf, logits)
     token_key, order_key = jax.random.split(
       jax.random.fold_in(keys[row], place)
     )
@@ -452,16 +482,16 @@ def _written(
     chances=rows.chances.at[to].set(chances, mode="drop"),
     masked=rows.masked.at[to].set(False, mode="drop"),
     block=masks.block,
-    left=masks.left - 1,
-    step=rows.step + 1,
+    steps_left=masks.steps_left - 1,
+    steps_done=rows.steps_done + 1,
   )
 
 
-def _chosen(order: str, present, score, left) -> jax.Array:
-  """Chooses the masks that a step fills, if `left` steps fill all masks."""
-  left = jnp.maximum(left, 1)[:, None]
+def _chosen(order: str, present, score, steps_left) -> jax.Array:
+  """Chooses the masks of a step, if `steps_left` steps fill all masks."""
+  divisor = jnp.maximum(steps_left, 1)[:, None]
   if order == "ancestral":
-    return present & (score * left < 1)
+    return present & (score * divisor < 1)
   score = jnp.where(present, score, -1)
   rank = jnp.argsort(jnp.argsort(-score, axis=1, stable=True), axis=1)
-  return rank < -(-jnp.sum(present, axis=1, keepdims=True) // left)
+  return rank < -(-jnp.sum(present, axis=1, keepdims=True) // divisor)

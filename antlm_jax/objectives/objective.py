@@ -225,10 +225,11 @@ class Objective(Section):
     vocabulary: Vocabulary,
     progress: float = 0.0,
   ) -> Corrupted:
-    """Shows rows as this objective does; a pure function of its arguments.
+    """Returns the rows' inputs, attention mask and targets.
 
-    The tokens are int32 `[n, T]`, and the segments their documents or chunks.
-    `progress` is the part of the run that is done, 0 to 1.
+    It is a pure function of its arguments. The tokens are int32 `[n, T]`, and
+    the segments their documents or chunks. `progress` is the part of the run
+    that is done, 0 to 1.
     """
     position = np.arange(tokens.shape[1], dtype=np.int32)
     k_end, suffix = _attention_end(self, segments, draw, position)
@@ -241,18 +242,35 @@ class Objective(Section):
         # But not an end token that is a document's first.
         maskable |= (tokens == vocabulary.eos_id) & (position > segments.start)
       choose = _CHOOSE[self.choice]
-      chosen, unit = choose(self, ratio, tokens, maskable, draw, vocabulary)
-      inputs = _replace_tokens(self, tokens, chosen, unit, draw, vocabulary)
-    targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
-    predicted = targets[self.predict]
+      # All tokens of a unit use the draws of the position where it begins.
+      chosen, unit_begin = choose(
+        self, ratio, tokens, maskable, draw, vocabulary
+      )
+      inputs = _replace_tokens(
+        self, tokens, chosen, unit_begin, draw, vocabulary
+      )
+    predicted_by_kind = {
+      "all": np.ones_like(chosen),
+      "masked": chosen,
+      "suffix": suffix,
+    }
+    predicted = predicted_by_kind[self.predict]
     for token_id in (vocabulary.pad_id, vocabulary.mask_id):
       if token_id is not None:
         predicted = predicted & (tokens != token_id)
-    if self.shift:  # a segment's first token has none before it
+    if self.shift:
+      # A segment's first token has no output before it.
       predicted = predicted & (position - segments.start >= self.shift)
     scale = np.float32(1 / ratio if self.per_ratio else 1)
     scale = np.broadcast_to(scale, tokens.shape)
-    return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
+    return Corrupted(
+      targets=tokens,
+      inputs=inputs,
+      k_start=segments.start,
+      k_end=k_end,
+      predicted=predicted,
+      scale=scale,
+    )
 
 
 class _Letters(dict[str, Objective]):
@@ -393,29 +411,29 @@ def _choose_by_coins(objective, ratio, tokens, maskable, draw, vocabulary):
   """Tosses one coin for each unit."""
   position = np.arange(tokens.shape[1])
   if objective.unit == "span":
-    chosen, unit = _random_spans(objective, ratio, draw, len(position))
-    return chosen & maskable, unit
-  unit = np.broadcast_to(position, tokens.shape)
+    chosen, unit_begin = _random_spans(objective, ratio, draw, len(position))
+    return chosen & maskable, unit_begin
+  unit_begin = np.broadcast_to(position, tokens.shape)
   coins = draw.uniform("choose", position)
   if objective.unit == "word":  # its tokens have the coin of the first
-    unit = vocabulary.words(tokens)
-    coins = np.take_along_axis(coins, unit, axis=1)
-  return (coins < ratio) & maskable, unit
+    unit_begin = vocabulary.words(tokens)
+    coins = np.take_along_axis(coins, unit_begin, axis=1)
+  return (coins < ratio) & maskable, unit_begin
 
 
 def _choose_binomial(objective, ratio, tokens, maskable, draw, vocabulary):
   """Chooses as many tokens, in units, as coins for each token give."""
-  unit = _units(objective, tokens, draw, vocabulary)
+  unit_begin = _unit_begins(objective, tokens, draw, vocabulary)
   coins = draw.uniform("choose", np.arange(tokens.shape[1]))
   count = ((coins < ratio) & maskable).sum(axis=1, keepdims=True)
-  return _fill_arc(count, unit, maskable, draw), unit
+  return _fill_arc(count, unit_begin, maskable, draw), unit_begin
 
 
 def _choose_exact(objective, ratio, tokens, maskable, draw, vocabulary):
   """Chooses the share of each row."""
-  unit = _units(objective, tokens, draw, vocabulary)
+  unit_begin = _unit_begins(objective, tokens, draw, vocabulary)
   count = ratio * _maskable_tokens(maskable)
-  return _fill_arc(count, unit, maskable, draw), unit
+  return _fill_arc(count, unit_begin, maskable, draw), unit_begin
 
 
 def _choose_covering(objective, ratio, tokens, maskable, draw, vocabulary):
@@ -424,9 +442,10 @@ def _choose_covering(objective, ratio, tokens, maskable, draw, vocabulary):
   # and each arc begins a golden section after the one before. Such arcs cover
   # the circle evenly after any number of visits, also while the ratio changes.
   draw, visit = draw.by_row()
-  unit = _units(objective, tokens, draw, vocabulary)
+  unit_begin = _unit_begins(objective, tokens, draw, vocabulary)
   count = ratio * _maskable_tokens(maskable)
-  return _fill_arc(count, unit, maskable, draw, visit * _GOLDEN), unit
+  chosen = _fill_arc(count, unit_begin, maskable, draw, visit * _GOLDEN)
+  return chosen, unit_begin
 
 
 _CHOOSE = {
@@ -437,7 +456,7 @@ _CHOOSE = {
 }
 
 
-def _units(objective, tokens, draw, vocabulary) -> np.ndarray:
+def _unit_begins(objective, tokens, draw, vocabulary) -> np.ndarray:
   """Returns where the unit of each token begins, `[n, T]`."""
   if objective.unit == "word":
     return vocabulary.words(tokens)
@@ -451,28 +470,28 @@ def _maskable_tokens(maskable: np.ndarray) -> np.ndarray:
   return np.maximum(maskable.sum(axis=1, keepdims=True), 1)
 
 
-def _fill_arc(count, unit, maskable, draw, turn=0) -> np.ndarray:
+def _fill_arc(count, unit_begin, maskable, draw, turn=0) -> np.ndarray:
   """Chooses `count` tokens of each row, in units in random order."""
   # A row's units lie in random order around a circle as long as its maskable
   # tokens. The chosen units begin in an arc of `count` tokens. It begins at a
   # random place, moved by a share `turn` of the circle. So all tokens are as
   # likely.
   around = _maskable_tokens(maskable)
-  place = _places_in_random_order(unit, maskable, draw)
+  place = _places_in_random_order(unit_begin, maskable, draw)
   begin = (draw.uniform("turn", np.arange(1)) + turn) % 1
   return ((place - begin * around) % around < count) & maskable
 
 
-def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
+def _places_in_random_order(unit_begin, maskable, draw) -> np.ndarray:
   """Returns how many maskable tokens are before each token's unit, `[n, T]`."""
-  draws = draw.uniform("order", np.arange(unit.shape[1]))
+  draws = draw.uniform("order", np.arange(unit_begin.shape[1]))
   # A unit draws as its first token does, so that its tokens stay together.
-  draws = np.take_along_axis(draws, unit, axis=1)
+  draws = np.take_along_axis(draws, unit_begin, axis=1)
   order = np.argsort(draws, axis=1, kind="stable")
   counted = np.take_along_axis(maskable, order, axis=1)
-  before = np.empty(unit.shape, np.int64)
+  before = np.empty(unit_begin.shape, np.int64)
   np.put_along_axis(before, order, np.cumsum(counted, axis=1) - counted, axis=1)
-  return np.take_along_axis(before, unit, axis=1)
+  return np.take_along_axis(before, unit_begin, axis=1)
 
 
 def _tile_spans(objective: Objective, draw: Draw, length: int) -> np.ndarray:
@@ -523,7 +542,7 @@ def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
   return high
 
 
-def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
+def _replace_tokens(objective, tokens, chosen, unit_begin, draw, vocabulary):
   """Makes each chosen token `<mask>` or a random token, or leaves it."""
   if objective.mask_token >= 1:
     return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
@@ -531,7 +550,7 @@ def _replace_tokens(objective, tokens, chosen, unit, draw, vocabulary):
   # a random token of its own.
   row, position = np.nonzero(chosen)
   draw = Draw(draw.seed, draw.step, draw.slots[row, 0])
-  fate = draw.uniform("fate", unit[row, position])
+  fate = draw.uniform("fate", unit_begin[row, position])
   ordinary = vocabulary.ordinary
   random = draw.bits("replacement", position) % np.uint32(len(ordinary))
   is_changed = fate < objective.mask_token + objective.random_token
