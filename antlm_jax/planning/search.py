@@ -80,7 +80,7 @@ def train_flops(run: Run, begin: int, flops_by_kind: dict) -> float:
   c = run.config
   for start, stop, source in run.spans():
     phase = run.curriculum.at(start)
-    stage = run.order.at(start)
+    stage = run.order.stage_at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
