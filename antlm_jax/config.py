@@ -344,9 +344,7 @@ def load_config(
   shrink = "shrink" in words
   get_config = config_module(path, option).get_config
   with plugins.reported(path, label):
-    file_config = get_config(
-      ",".join(word for word in words if word != "shrink")
-    )
+    file_config = get_config(",".join(w for w in words if w != "shrink"))
   if not isinstance(file_config, ConfigDict):
     raise UserError(
       f"{label}: get_config(arg) returns {type(file_config).__name__}, not a"
