@@ -344,21 +344,25 @@ def load_config(
   shrink = "shrink" in words
   get_config = config_module(path, option).get_config
   with plugins.reported(path, label):
-    tree = get_config(",".join(word for word in words if word != "shrink"))
-  if not isinstance(tree, ConfigDict):
+    file_config = get_config(",".join(w for w in words if w != "shrink"))
+  if not isinstance(file_config, ConfigDict):
     raise UserError(
-      f"{label}: get_config(arg) returns {type(tree).__name__}, not a"
+      f"{label}: get_config(arg) returns {type(file_config).__name__}, not a"
       " ConfigDict: return changes() with your settings"
     )
-  tree = tree.to_dict()
+  file_groups = file_config.to_dict()
   try:
     if from_python:
-      return _overridden(tree, changes, shrink)
-    return _overridden(tree, parse_overrides(changes), shrink, f"{OPTION}.")
+      return _merged_config(file_groups, changes, shrink)
+    overrides = parse_overrides(changes)
+    prefix = f"{OPTION}."
+    return _merged_config(
+      file_groups, overrides, shrink, prefix, short_keys=False
+    )
   except UserError as error:
     # The file is at fault if it fails in the same way without the changes.
     try:
-      _overridden(tree, {}, shrink)
+      _merged_config(file_groups, {}, shrink)
     except UserError as file_error:
       if str(file_error) == str(error):
         raise UserError(f"{label}: {error}") from error
@@ -379,11 +383,14 @@ def given_config(
   config = typed_config(config)
   if not changes:
     return config
-  tree: dict[str, Any] = {"seed": config.seed, "curriculum": config.curriculum}
+  groups: dict[str, Any] = {
+    "seed": config.seed,
+    "curriculum": config.curriculum,
+    "objectives": _plain_objectives(config.objectives),
+  }
   for group in GROUPS:
-    tree[group] = settings.changed_settings(getattr(config, group))
-  tree["objectives"] = _plain_objectives(config.objectives)
-  return _overridden(tree, changes)
+    groups[group] = settings.changed_settings(getattr(config, group))
+  return _merged_config(groups, changes)
 
 
 def named_configs() -> dict[str, pathlib.Path]:
@@ -460,81 +467,102 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
   return overrides
 
 
-def _overridden(
-  tree: Mapping[str, Any],
+def _merged_config(
+  file_groups: Mapping[str, Any],
   overrides: Mapping[str, settings.Setting | Section],
   shrink: bool = False,
   prefix: str = "",
+  short_keys: bool = True,
 ) -> Config:
-  """Makes a Config of changed settings in groups, and of overrides.
+  """Makes a Config of a file's settings in groups, and of a user's overrides.
 
   An override replaces a setting, a group by a section, or the implementation of
-  a group by its name: `optimizer=muon` means `optimizer.name=muon`. A command
-  has a `prefix` of keys for messages. Without it, keys may be short (see
+  a group by its name: `optimizer=muon` means `optimizer.name=muon`. Messages
+  show its key after `prefix`. Keys may be short if `short_keys` (see
   `given_config`).
   """
   for group in GROUPS:
-    settings.require_group(tree.get(group, {}), group)
-  sections, texts = _sections_and_texts(overrides)
-  changes = traverse_util.flatten_dict({**tree, **sections}, sep=".")
+    settings.require_group(file_groups.get(group, {}), group)
+  kept_groups = {
+    group: values
+    for group, values in file_groups.items()
+    if not isinstance(overrides.get(group), Section)
+  }
+  file_settings = traverse_util.flatten_dict(kept_groups, sep=".")
+  section_settings = _section_settings(overrides)
+  texts = _setting_texts(overrides)
   # Implementations are first, because they decide which settings exist.
   implementations = {
     key: text for key, text in texts.items() if _IMPLEMENTATION.fullmatch(key)
   }
-  fields = _fields_by_key(changes | implementations)
+  fields = _fields_by_key(file_settings | section_settings | implementations)
+  values = _parsed(texts, fields, prefix, short_keys, taken=section_settings)
+  user_settings = section_settings | values
   # Drop the settings that a new implementation does not have.
-  changed_groups = tuple(
-    f"{key.rpartition('.')[0]}." for key in implementations
-  )
-  for key in changes.keys() - fields.keys():
-    if key.startswith(changed_groups):
-      del changes[key]
-  overridden = traverse_util.flatten_dict(sections, sep=".")
-  overridden |= _parsed(texts, fields, prefix, taken=overridden)
-  changes |= overridden
-  # A run keeps this path, and may resume from another folder.
-  start = str(changes.get("init.checkpoint", ""))
-  if os.path.exists(start):
-    changes["init.checkpoint"] = os.path.abspath(start)
-  _replace_length(changes, overridden)
+  new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)
+  merged = {
+    key: value
+    for key, value in file_settings.items()
+    if key in fields or not key.startswith(new_groups)
+  }
+  merged |= user_settings
+  _make_start_path_absolute(merged)
+  _drop_other_lengths(merged, user_settings)
   if shrink:
-    _shrink(changes, overridden, fields)
-  return typed_config(traverse_util.unflatten_dict(changes, sep="."))
+    _shrink(merged, user_settings, fields)
+  return typed_config(traverse_util.unflatten_dict(merged, sep="."))
 
 
-def _sections_and_texts(
+def _section_settings(
   overrides: Mapping[str, settings.Setting | Section],
-) -> tuple[dict[str, dict[str, Any]], dict[str, str | None]]:
-  """Divides overrides: whole groups as plain values, and settings as texts."""
-  sections: dict[str, dict[str, Any]] = {}
-  texts: dict[str, str | None] = {}
+) -> Changes:
+  """Returns the settings of the sections that replace whole groups."""
+  groups: dict[str, dict[str, Any]] = {}
   for name, value in overrides.items():
-    if not isinstance(value, Section):
-      key = f"{name}.name" if name in REGISTRIES else name
-      texts[key] = settings.text(value)
-    elif value.group == name:
-      sections[name] = settings.to_dict(value)
-    else:
-      raise _no_section(name, value)
-  return sections, texts
+    if isinstance(value, Section):
+      if value.group != name:
+        raise _no_section(name, value)
+      groups[name] = settings.to_dict(value)
+  return traverse_util.flatten_dict(groups, sep=".")
+
+
+def _setting_texts(
+  overrides: Mapping[str, settings.Setting | Section],
+) -> dict[str, str | None]:
+  """Returns the overrides of single settings, as texts by the user's keys."""
+  return {
+    f"{name}.name" if name in REGISTRIES else name: settings.text(value)
+    for name, value in overrides.items()
+    if not isinstance(value, Section)
+  }
 
 
 def _parsed(
   texts: Mapping[str, str | None],
   fields: Mapping[str, settings.Field],
   prefix: str,
+  short_keys: bool,
   taken: Collection[str],
 ) -> Changes:
   """Returns the values of texts by their keys, which are not `taken` yet."""
   values: Changes = {}
   for name, text in texts.items():
-    key = name if name in fields else _meant_key(name, fields, prefix)
+    key = _meant_key(name, fields, prefix, short_keys)
     if key in values or key in taken:
       raise UserError(f"{key} is set twice: leave out one of its names")
-    values[key] = None  # a Config refuses it, unless the setting may be None
-    if text is not None:
+    if text is None:
+      # A Config refuses it, unless the setting may be None.
+      values[key] = None
+    else:
       values[key] = fields[key].parse(text, f"{prefix}{name}={text:.100}")
   return values
+
+
+def _make_start_path_absolute(merged: Changes) -> None:
+  # Store an absolute path: a resumed run may start in another folder.
+  start_path = str(merged.get("init.checkpoint", ""))
+  if os.path.exists(start_path):
+    merged["init.checkpoint"] = os.path.abspath(start_path)
 
 
 def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
@@ -557,21 +585,26 @@ def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
   return fields
 
 
-def _replace_length(changes: Changes, overridden: Collection[str]) -> None:
-  """Removes the config's length of the run if the user set another."""
+def _drop_other_lengths(merged: Changes, user_settings: Changes) -> None:
+  """Drops the config's length of the run if the user set another."""
   lengths = {"train.epochs", "train.steps"}
-  text = str(changes["curriculum"]) if "curriculum" in overridden else ""
-  given_lengths = lengths & {*overridden}
-  if _COUNTS.search(text) or given_lengths:
-    for key in lengths - given_lengths:
-      changes.pop(key, None)
+  curriculum_text = str(user_settings.get("curriculum", ""))
+  user_lengths = lengths & user_settings.keys()
+  if _COUNTS.search(curriculum_text) or user_lengths:
+    for key in lengths - user_lengths:
+      merged.pop(key, None)
 
 
-def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
-  """Returns the key of the only setting with this last name.
+def _meant_key(
+  name: str, keys: Collection[str], prefix: str, short_keys: bool
+) -> str:
+  """Returns a known key, or the key of the only setting with this last name.
 
-  Raises a UserError if there is none or there are several, or with a `prefix`.
+  Raises a UserError if there is none or there are several, or if keys must not
+  be short.
   """
+  if name in keys:
+    return name
   if members := [key for key in keys if key.startswith(f"{name}.")]:
     parts = (key[len(name) + 1 :].partition(".")[0] for key in members)
     names = ", ".join(dict.fromkeys(parts))
@@ -579,7 +612,7 @@ def _meant_key(name: str, keys: Collection[str], prefix: str) -> str:
       f"{prefix}{name} is a group: set one setting of it ({names})"
     )
   namesakes = settings.by_name(keys).get(name, ())
-  if len(namesakes) == 1 and not prefix:
+  if len(namesakes) == 1 and short_keys:
     return namesakes[0]
   group = re.fullmatch(r"(objectives\.(\w+))\.\w+", name)
   if group and f"{group[1]}.kind" not in keys:
@@ -627,7 +660,7 @@ _SHRUNK = {
 
 
 def _shrink(
-  changes: Changes, overridden: Collection[str], fields: Collection[str]
+  merged: Changes, user_settings: Changes, fields: Collection[str]
 ) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
@@ -635,30 +668,30 @@ def _shrink(
   `train.steps` that the user asked for, and keeps only as many phases. By
   default it has 12 steps, or one for each phase if there are more.
 
-  The `overridden` settings stay. A curriculum that the user wrote
-  in steps, such as `8C+8M steps`, keeps its length.
+  The `user_settings` stay. A curriculum that the user wrote in steps, such as
+  `8C+8M steps`, keeps its length.
   """
   small = dict(_SHRUNK)
   # A model to start from keeps its shape.
-  if "init.checkpoint" in overridden or not changes.get("init.checkpoint"):
+  if "init.checkpoint" in user_settings or not merged.get("init.checkpoint"):
     small |= _SHRUNK_MODEL
   for key, value in small.items():
-    if key in fields and key not in overridden:
-      changes[key] = value
-  text = changes.get("curriculum", Config.curriculum)
-  in_steps = "curriculum" in overridden and text.endswith("steps")
-  if in_steps or "train.epochs" in overridden:
+    if key in fields and key not in user_settings:
+      merged[key] = value
+  text = merged.get("curriculum", Config.curriculum)
+  in_steps = "curriculum" in user_settings and text.endswith("steps")
+  if in_steps or "train.epochs" in user_settings:
     return
-  tree = traverse_util.unflatten_dict(changes, sep=".")
+  tree = traverse_util.unflatten_dict(merged, sep=".")
   objectives = _changed_objectives(tree.get("objectives", {}))
   objectives = _with_ratios(objectives, text)
   phases = curriculum.parse_curriculum(text, objectives, 1000, 1000).phases
   steps = max(12, len(phases))
-  if "train.steps" in overridden and changes["train.steps"]:
-    steps = changes["train.steps"]
-  changes["curriculum"] = curriculum.scaled(text, objectives, steps)
-  changes["train.steps"] = 0
-  changes["train.epochs"] = 0.0
+  if "train.steps" in user_settings and merged["train.steps"]:
+    steps = merged["train.steps"]
+  merged["curriculum"] = curriculum.scaled(text, objectives, steps)
+  merged["train.steps"] = 0
+  merged["train.epochs"] = 0.0
 
 
 def to_json(config: Config) -> str:

@@ -599,29 +599,33 @@ def build(
   if isinstance(section, Registry):
     group = group or section.group
   values = dict(require_group(values, group))
-  defaults = {} if base is None else changed_settings(base)
+  base_values = {} if base is None else changed_settings(base)
   if isinstance(section, Registry):
-    default_kind = defaults.pop(section.key, "")
+    base_kind = base_values.pop(section.key, "")
     # A config file may give a list, which a registry cannot look up.
-    section = section[str(values.pop(section.key, default_kind))]
-  fields = fields_of(section)
-  # The base may be another implementation.
-  defaults = {name: x for name, x in defaults.items() if name in fields}
-  values = defaults | values
+    section_type = section[str(values.pop(section.key, base_kind))]
+  else:
+    section_type = section
+  fields = fields_of(section_type)
   place = f"{group}." if group else ""
-  for name in sorted(values.keys() - fields.keys()):
-    if not ignore_unknown:
-      implementation = getattr(section, "name", None)
-      problem = (
-        f": no setting of {implementation}" if implementation else " is unknown"
-      )
-      hint = suggestion(name, fields, "antlm train --help lists them")
-      raise UserError(f"{place}{name}{problem}; {hint}")
-    del values[name]
+  unknown = sorted(values.keys() - fields.keys())
+  if unknown and not ignore_unknown:
+    implementation = getattr(section_type, "name", None)
+    problem = (
+      f": no setting of {implementation}" if implementation else " is unknown"
+    )
+    hint = suggestion(unknown[0], fields, "antlm train --help lists them")
+    raise UserError(f"{place}{unknown[0]}{problem}; {hint}")
+  # The base may be another implementation.
+  known_values = {
+    name: value
+    for name, value in (base_values | values).items()
+    if name in fields
+  }
   for name, field in fields.items():
-    if field.default is dataclasses.MISSING and name not in values:
+    if field.default is dataclasses.MISSING and name not in known_values:
       raise UserError(f"{place}{name} is missing")
-  return section(**values)
+  return section_type(**known_values)
 
 
 def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:

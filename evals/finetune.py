@@ -27,6 +27,7 @@ that was done before with the same arguments is not repeated.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -218,20 +219,22 @@ def _list_missing(absent: Mapping[str, str]) -> str:
   return text.removeprefix("; ")
 
 
-def _suite(preset: str, task: str, settings: Mapping[str, Setting]) -> Suite:
+def _suite(
+  preset: str, task_names: str, settings: Mapping[str, Setting]
+) -> Suite:
   """Returns the suite of a preset.
 
   Raises a UserError if it has no such task or setting, or settings contradict
   each other.
   """
   suite = PRESETS[preset]
-  name = task.partition(",")[0]
+  name = task_names.partition(",")[0]
   owners = [other for other in PRESETS if name in PRESETS[other].owner]
   if owners and name not in suite.owner:
     raise UserError(
       f"preset={preset} has no task {name!r}: give preset={' or '.join(owners)}"
     )
-  suite.named(task)
+  suite.named(task_names)
   names = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
   help = "antlm eval finetune --help lists them"
   settings_lib.refuse_unknown(settings, names, f"preset={preset}", help)
@@ -247,7 +250,7 @@ def _suite(preset: str, task: str, settings: Mapping[str, Setting]) -> Suite:
 def plan_tasks(
   model: Checkpoint,
   encoder: str,
-  tuned: FineTuned | None,
+  fine_tuned: FineTuned | None,
   data: sets.Data,
   preset: str,
   task: str,
@@ -259,7 +262,7 @@ def plan_tasks(
 ) -> tuple[list[TaskJob], dict[str, str]]:
   """Makes the tasks of a request, without the model's weights.
 
-  `encoder` and `tuned` are the model's; all others are the arguments of
+  `encoder` and `fine_tuned` are the model's; all others are the arguments of
   `finetune`, and its errors are those.
 
   Returns:
@@ -268,31 +271,35 @@ def plan_tasks(
   """
   suite = _suite(preset, task, settings)
   names = _task_names(suite, preset, task, data)
+
+  def plan_job(name: str) -> TaskJob:
+    task_settings = _task_settings(suite, name, encoder, settings)
+    job = _plan_task(
+      model, fine_tuned, data, preset, name, task_settings, output
+    )
+    if overwrite:
+      return job
+    return job._replace(summary=_stored_summary(job, save))
+
+  if task != "all" or len(names) == 1:
+    return [plan_job(name) for name in names], {}
   jobs = []
   absent = {}
   for name in names:
-    # The user's own task is last. It is for folders without known sets.
-    if task == "all" and name == sets.OWN and jobs:
-      continue
-    values = _task_settings(suite, name, encoder, settings)
-    try:
-      job = _plan_task(model, tuned, data, preset, name, values, output)
-    except sets.Absent as error:
-      if task != "all" or len(names) == 1:
-        raise
-      absent[name] = error.trains_on
-      continue
-    if not overwrite:
-      job = job._replace(summary=_stored_summary(job, save))
-    jobs.append(job)
-    if name == sets.OWN:
-      absent.clear()
+    if name != sets.OWN:
+      try:
+        jobs.append(plan_job(name))
+      except sets.Absent as error:
+        absent[name] = error.trains_on
+  # The user's own task is for folders without known sets.
+  if not jobs and sets.OWN in names:
+    with contextlib.suppress(sets.Absent):
+      return [plan_job(sets.OWN)], {}
   if not jobs:
     raise UserError(
-      f"{data} has no set of preset={preset} ({', '.join(absent)}):"
+      f"{data} has no set of preset={preset} ({', '.join(names)}):"
       f" task={names[-1]}, for example, names the files that it looks for"
     )
-  absent.pop(sets.OWN, None)
   return jobs, absent
 
 
@@ -304,7 +311,7 @@ def _stored_summary(job: TaskJob, save: bool) -> Summary | None:
 
 
 def _task_names(
-  suite: Suite, preset: str, task: str, data: sets.Data
+  suite: Suite, preset: str, task_names: str, data: sets.Data
 ) -> list[str]:
   """Returns the names of the tasks to look for in the data."""
   is_file = isinstance(data, str) and pathlib.Path(data).suffix
@@ -315,8 +322,9 @@ def _task_names(
       f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
       f" preset ({presets}), such as preset=classification"
     )
-  names = suite.named(task)
-  only_own = task == "all" and sets.OWN in names and not _is_folder(data)
+  names = suite.named(task_names)
+  # Your own examples, or your own file, are no folder of known sets.
+  only_own = task_names == "all" and sets.OWN in names and not _is_folder(data)
   return [sets.OWN] if only_own else names
 
 
@@ -337,17 +345,17 @@ def _task_settings(
 
 def _plan_task(
   model: Checkpoint,
-  tuned: FineTuned | None,
+  fine_tuned: FineTuned | None,
   data: sets.Data,
   preset: str,
   name: str,
-  settings: Mapping[str, Any],
+  task_settings: Mapping[str, Any],
   output: str | None,
 ) -> TaskJob:
   """Makes a task to train, or else to evaluate the model as it is."""
   suite = PRESETS[preset]
   task = None
-  grid, hyperparameters, *options = _read_sections(suite, settings)
+  grid, hyperparameters, *options = _read_sections(suite, task_settings)
   only_tests = isinstance(data, Mapping) and "train" not in data
   if hyperparameters.epochs > 0 and not only_tests:
     task = suite.make(data, name, hyperparameters.attention, *options)
@@ -355,12 +363,13 @@ def _plan_task(
     _check_frozen(task, hyperparameters)
   else:
     head = None
-    if tuned:
-      head = saved.saved_head(tuned, model.path)
-      trained_settings = _settings_of(tuned, head, model.meta.row_tokens)
-      settings = {**trained_settings, **settings}
-    settings = {**settings, **_WITHOUT_TRAINING}
-    grid, hyperparameters, *options = _read_sections(suite, settings)
+    saved_settings = {}
+    if fine_tuned:
+      head = saved.saved_head(fine_tuned, model.path)
+      saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
+    grid, hyperparameters, *options = _read_sections(
+      suite, {**saved_settings, **task_settings, **_WITHOUT_TRAINING}
+    )
     if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
       data = {"test": data}
     task = suite.make(data, name, hyperparameters.attention, *options)
@@ -385,7 +394,7 @@ def _plan_task(
 
 
 def _settings_of(
-  tuned: FineTuned, head: TaskHead, row_tokens: int
+  fine_tuned: FineTuned, head: TaskHead, row_tokens: int
 ) -> dict[str, Any]:
   """Returns a fine-tuned model's settings, the defaults of its evaluation.
 
@@ -394,7 +403,7 @@ def _settings_of(
   """
   lengths = {"max_length": row_tokens} if row_tokens else {}
   return {
-    "attention": tuned.attention,
+    "attention": fine_tuned.attention,
     "labels": getattr(head, "labels", ()),
     **lengths,
     **{name: getattr(head, name) for name in head.evaluating},
@@ -593,6 +602,6 @@ def done(argv: Sequence[str]) -> bool:
   model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
   encoder = model.meta.config.model.name
   task = model.fields.get("task")
-  tuned = task and FineTuned(**task, params={})
-  jobs, _ = plan_tasks(model, encoder, tuned, **arguments)
+  fine_tuned = task and FineTuned(**task, params={})
+  jobs, _ = plan_tasks(model, encoder, fine_tuned, **arguments)
   return all(job.summary for job in jobs)

@@ -182,7 +182,7 @@ def main(argv):
     parts = run_lib.build_run(config.load_config(spec, overrides))
     source, found = parts.batches, []
     for step in (0, 14, 15, 29):
-      layout = source.order.at(step).layout
+      layout = source.order.stage_at(step).layout
       known, names = parts.config.known_objectives, parts.curriculum.objectives
       shifts = [known[name].shift for name in names]
       rows, targets = helpers.by_row(source[step], layout, shifts)
@@ -214,7 +214,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   assert status == 0, out
 
   parts = run_lib.build_run(config.load_config(runs.QUICK, of))
-  source, layout = parts.batches, parts.order.at(0).layout
+  source, layout = parts.batches, parts.order.stage_at(0).layout
   shifts = [
     parts.config.known_objectives[n].shift for n in parts.curriculum.objectives
   ]

@@ -213,14 +213,14 @@ def test_what_presets_set(tmp_path, attention):
   found = asked(tmp_path, f"--attention={attention}")
   for args, task in found:
     assert args.items() >= IN_2024.items()
-    assert task.chooser == ("accuracy" if task.name == "mnli" else "f1")
+    assert task.choosing_metric == ("accuracy" if task.name == "mnli" else "f1")
     assert dataclasses.replace(task.head, labels=labels) == by_attention
   assert len(found) == 10
   found = asked(tmp_path, "--preset=2026", f"--attention={attention}")
   for args, task in found:
     own, chooser = OWN[task.name]
     assert args.items() >= (IN_2026 | own).items()
-    assert (task.chooser, task.evaluations) == (chooser, (task.name,))
+    assert (task.choosing_metric, task.evaluations) == (chooser, (task.name,))
     assert [path.name for path in task.files] == [
       f"{task.name}.{split}.jsonl" for split in ("train", "valid")
     ]

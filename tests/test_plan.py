@@ -328,7 +328,7 @@ def planned(small, *words):
 
 @needs_libtpu
 def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
-  run = pod(small).run([f"data.path={prepared}"])
+  run = pod(small).build_run([f"data.path={prepared}"])
   assert run.model.config.vocab_size == 400
   programs = run.batch_kinds()
   assert [(p.name, p.steps) for p in programs] == [("C", 30), ("M", 70)]
@@ -341,14 +341,14 @@ def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
 def test_with_fsdp_the_head_is_gathered_and_its_gradient_summed_but_once(small):
   sent = {}
   for chunk in (64, 512):  # of 1,024 targets
-    run = pod(small).run(("mesh.fsdp=4", f"train.loss_chunk={chunk}"))
+    run = pod(small).build_run(("mesh.fsdp=4", f"train.loss_chunk={chunk}"))
     sent[chunk] = estimate_first(run).collectives
   assert sent[64] and sent[64] == sent[512]
 
 
 @needs_libtpu
 def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
-  run = pod(small).run(
+  run = pod(small).build_run(
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
   )
   named = {p.name: p.steps for p in run.batch_kinds()}
@@ -359,7 +359,9 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 def test_batches_of_each_size_are_planned_and_counted(small):
   """Catches a large batch whose memory nobody estimates."""
   here = search.Pod(small, {}, jax.devices()[:1], vocab_size=1024, seq_len=128)
-  run = here.run(["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"])
+  run = here.build_run(
+    ["curriculum=8C+12M steps", "train.batch_schedule=32x256@0.5"]
+  )
   found = {
     p.name: (p.steps, p.batch.inputs.shape) for p in run.batch_kinds(False)
   }
@@ -450,7 +452,7 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   """Scanned layers, two microbatches and chunks of the loss: loops in loops."""
   settings = ["mesh.fsdp=2", "train.microbatches=2", "curriculum=10C steps"]
   runs = {
-    way: pod(small).run([*settings, f"model.scan_layers={way}"])
+    way: pod(small).build_run([*settings, f"model.scan_layers={way}"])
     for way in ("yes", "no")
   }
   scanned, unrolled = (estimate_first(run) for run in runs.values())
@@ -530,7 +532,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
     "model.mlp_width=4096",
     "model.max_seq_len=1024",
   ]
-  run = pod(small, vocab_size=8192).run(settings)
+  run = pod(small, vocab_size=8192).build_run(settings)
   shapes = mesh_lib.abstract(run.mesh, run.batch_kinds()[0].batch)
   lowered = topology.lower(run.step, run.mesh, shapes)
   compiled = topology.compile_lowered(lowered)
@@ -548,7 +550,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
 def test_devices_sum_gradients_once_a_step(small):
   """Catches a sum in each microbatch: XLA must see a sum that only adds up."""
   settings = ["train.microbatches=4", "train.loss_chunk=0", "model.tied=true"]
-  run = pod(small, pieces=1).run([*settings, "curriculum=10C steps"])
+  run = pod(small, pieces=1).build_run([*settings, "curriculum=10C steps"])
   (found,) = estimate_first(run).collectives
   assert (found["kind"], found["axes"]) == ("all-reduce", "data")
   # Float32 gradients. The output layer's have their own sum, in addition to
@@ -561,7 +563,7 @@ def test_devices_sum_gradients_once_a_step(small):
 @pytest.mark.slow
 @needs_libtpu
 def test_between_slices_there_are_sums_alone(small):
-  run = pod(small, slices=2).run(["mesh.fsdp=2", "curriculum=10C steps"])
+  run = pod(small, slices=2).build_run(["mesh.fsdp=2", "curriculum=10C steps"])
   assert dict(run.mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
   kinds = {
     c["kind"] for c in estimate_first(run).collectives if c["axes"] == "slices"
@@ -590,7 +592,7 @@ def test_the_compilers_errors_are_read():
 
 @needs_libtpu
 def test_what_saves_memory_is_tried_in_order(small):
-  run = pod(small).run()
+  run = pod(small).build_run()
   state = 12 * run.model.size
   little = list(search.settings_that_save(run, state // 4))
   assert little[0] == ("mesh.data=-1", "mesh.fsdp=2")
@@ -663,7 +665,7 @@ def canned(run, chosen):
 def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   monkeypatch.setattr(search, "estimate_all", canned)
   asked = pod(small)
-  rows = search.sweep_meshes(asked, asked.run(), budget=60)
+  rows = search.sweep_meshes(asked, asked.build_run(), budget=60)
   assert [(*row["mesh"].values(), row["microbatches"]) for row in rows] == [
     (1, 4, 1, 1),
     (2, 2, 1, 2),
@@ -680,7 +682,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   table = plan.sweep_table(rows).splitlines()
   assert "data=1 fsdp=4 tensor=1" in table[1] and "25.0%" in table[1]
   assert "does not fit" in table[-1]
-  assert not search.sweep_meshes(asked, asked.run(), budget=-1)
+  assert not search.sweep_meshes(asked, asked.build_run(), budget=-1)
 
 
 @needs_libtpu

@@ -217,7 +217,7 @@ def estimates(small, shape, *settings, pieces=1):
   pod = search.Pod(
     small, {}, topology.topology_devices(shape), vocab_size=1024, pieces=pieces
   )
-  run = pod.run(settings)
+  run = pod.build_run(settings)
   return run, list(estimate.estimate_all(run, run.batch_kinds()))
 
 
@@ -299,7 +299,8 @@ def test_our_kernel_is_split_over_gpus(small, monkeypatch):
   monkeypatch.setattr(gpus, "without_kernels", contextlib.nullcontext)
   devices = topology.topology_devices("h100:4")
   changes = "mesh.tensor=2", "curriculum=10C steps"
-  run = search.Pod(small, {}, devices, vocab_size=1024, pieces=2).run(changes)
+  pod = search.Pod(small, {}, devices, vocab_size=1024, pieces=2)
+  run = pod.build_run(changes)
   batch = run.batch_kinds()[0].batch
   text = topology.lower(run.step, run.mesh, batch).as_text()
   calls = [line for line in text.splitlines() if "@mosaic_gpu" in line]

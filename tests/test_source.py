@@ -167,7 +167,7 @@ def masked(**changes):
 
 def unfolded(of, step):
   shifts = [of.objectives[name].shift for name in of.curriculum.objectives]
-  return by_row(of[step], of.order.at(0).layout, shifts)
+  return by_row(of[step], of.order.stage_at(0).layout, shifts)
 
 
 @pytest.mark.sample(6)

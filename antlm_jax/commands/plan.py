@@ -190,12 +190,12 @@ def plan(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
-  changes = whole_keys(config_lib.given_config(config, settings), settings)
+  overrides = whole_keys(config_lib.given_config(config, settings), settings)
   if fit:
-    changes |= _dividing_batch(config, changes, len(devices))
-  pod = Pod(config, changes, devices, vocab_size, seq_len, pieces)
+    overrides |= _dividing_batch(config, overrides, len(devices))
+  pod = Pod(config, overrides, devices, vocab_size, seq_len, pieces)
   with progress.quietly(quiet):
-    run = pod.run()
+    run = pod.build_run()
     setup = _show_setup(pod, run, topology, slices)
     if sweep:
       return _sweep(pod, run, setup, budget)
@@ -230,8 +230,8 @@ def _estimate(
     reads = Reads.of(run, programs)
     return dataclasses.replace(result, cost=cost, reads=reads)
   progress.say("does not fit: trying settings that need less memory")
-  changes, advised = search.advise_settings(pod, run, programs)
-  return dataclasses.replace(result, changes=changes, advised=tuple(advised))
+  advice, advised = search.advise_settings(pod, run, programs)
+  return dataclasses.replace(result, changes=advice, advised=tuple(advised))
 
 
 def _with_launch(result: Plan) -> Plan:
@@ -246,13 +246,13 @@ def _with_launch(result: Plan) -> Plan:
 
 
 def whole_keys(
-  config: Config, changes: Mapping[str, Setting | Section]
+  config: Config, overrides: Mapping[str, Setting | Section]
 ) -> dict[str, str]:
-  """Returns the changes that gave a config as `--config.KEY=VALUE` has them."""
+  """Returns a config's overrides as `--config.KEY=VALUE` has them."""
   leaves = config_lib.leaves(config)
   keys = settings_lib.by_name(leaves)
   values: dict[str, Any] = {}
-  for name, value in changes.items():
+  for name, value in overrides.items():
     if isinstance(value, Section):
       section = settings_lib.to_dict(value)
       values |= {f"{name}.{part}": section[part] for part in section}
@@ -264,10 +264,10 @@ def whole_keys(
 
 
 def _dividing_batch(
-  config: ConfigOrName, changes: Mapping[str, Setting], devices: int
+  config: ConfigOrName, overrides: Mapping[str, Setting], devices: int
 ) -> dict[str, str]:
   """Returns the nearest batch size that the devices divide, if it differs."""
-  changed = config_lib.given_config(config, changes)
+  changed = config_lib.given_config(config, overrides)
   batch_size = changed.train.batch_size
   parts = devices * changed.train.microbatches // max(1, changed.mesh.tensor)
   rows = places.nearest_rows(batch_size, parts)
@@ -430,8 +430,8 @@ def main(argv: Sequence[str]) -> None:
     files.check_writable(report_arguments["output"])
   if report_arguments["before"]:
     where_lib.read_step_parts(report_arguments["before"])
-  changes = config_lib.parse_overrides(overrides)
-  result = plan(**read_arguments(plan, args), **changes)
+  settings = config_lib.parse_overrides(overrides)
+  result = plan(**read_arguments(plan, args), **settings)
   report(result, **report_arguments)
   if not result.fits:
     sys.exit(1)

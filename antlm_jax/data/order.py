@@ -195,7 +195,7 @@ class Order:
     """The first step of each stage."""
     return [round(stage.begin * self.steps) for stage in self.stages]
 
-  def at(self, step: int) -> Stage:
+  def stage_at(self, step: int) -> Stage:
     """Returns the stage of a step."""
     return self.stages[bisect.bisect_right(self.starts, step) - 1]
 
@@ -206,14 +206,14 @@ class Order:
     and how many slots the source has filled before. That count decides the
     epoch and the place in it. The epoch's permutation decides the rows.
     """
-    stage = self.at(step)
+    stage = self.stage_at(step)
     if self.row_block > 1 and self.shuffle:
       source, epoch, place = self._places_by_lane(step)
     else:
       source, epoch, place = self._places(step, self.slot_numbers(step))
     group = self._permuted(stage, source, epoch, place)
-    rows_before = np.cumsum(self._sizes) - self._sizes  # of earlier sources
-    first_row = rows_before[source] + group * stage.joined
+    first_row_of_source = np.cumsum(self._sizes) - self._sizes
+    first_row = first_row_of_source[source] + group * stage.joined
     rows = first_row[:, None] + np.arange(stage.joined)
     return StepSlots(rows, visits=epoch)
 
@@ -225,7 +225,7 @@ class Order:
     `numbers` are those of the slots in their stretch, int64 `[n]`, as are all
     three results.
     """
-    stage = self.at(step)
+    stage = self.stage_at(step)
     stretch = self._stretch(step)
     source, filled = self._sources_of(stretch, numbers)
     # Each source continues the epoch in which the stretch before it stopped.
@@ -259,14 +259,14 @@ class Order:
     slots_in_order = np.argsort(source, kind="stable")
     index_of_slot = np.empty_like(places_by_lane)
     index_of_slot[slots_in_order] = places_by_lane
-    slots = self.at(step).layout.slots
+    slots = self.stage_at(step).layout.slots
     # Empty slots repeat the first: their process need not read another row.
     index = index_of_slot[np.where(slots < size, slots, 0)]
     return source[index], epoch[index], place[index]
 
   def slot_numbers(self, step: int) -> np.ndarray:
     """Returns the numbers of a step's slots in their stretch, int64 `[n]`."""
-    slots = self.at(step).layout.slots
+    slots = self.stage_at(step).layout.slots
     start = self._stretch(step).start
     if not self.alternate:
       return self.slots_between(start, step) + slots
@@ -277,7 +277,7 @@ class Order:
     """Returns the number of rows of each source that earlier steps read."""
     stretch = self._stretch(step)
     slot_count = self.slots_between(stretch.start, step)
-    rows = self._counts(step, slot_count) * self.at(step).joined
+    rows = self._counts(step, slot_count) * self.stage_at(step).joined
     rows += stretch.rows_before
     return dict(zip(self.sources, rows.tolist(), strict=True))
 
@@ -297,7 +297,7 @@ class Order:
     inside = [s for s in self.starts if start < s < stop]
     total = 0
     for begin, end in itertools.pairwise([start, *inside, stop]):
-      size = self.at(begin).layout.batch_size
+      size = self.stage_at(begin).layout.batch_size
       if self.growth == 1:
         total += (end - begin) * size
         continue
@@ -341,7 +341,6 @@ class Order:
     group = np.empty_like(place)
     # A batch may have several sources, and reach into the next epoch.
     for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
-      # The first source has the permutations of a run without others.
       inside = (source == s) & (epoch == e)
       size = int(groups[s])
       if self.row_block > 1:
@@ -351,6 +350,7 @@ class Order:
           place[inside], size, max(1, block), lanes, (self.seed, e, s)
         )
         continue
+      # The first source has the permutations of a run without others.
       key = (self.seed, _ORDER, e, s) if s else (self.seed, _ORDER, e)
       group[inside] = hashing.permute(place[inside], size, *key)
     return group
@@ -395,7 +395,7 @@ class Order:
       slot_count = self.slots_between(start, stop)
       stretches.append(_Stretch(start, slot_count, rows_before))
       # Rows, since slots of two stages may hold different numbers of them.
-      rows = self._counts(start, slot_count) * self.at(start).joined
+      rows = self._counts(start, slot_count) * self.stage_at(start).joined
       rows_before = rows_before + rows
     return [*stretches, _Stretch(starts[-1], math.inf, rows_before)]
 

@@ -64,7 +64,7 @@ class BatchSource:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Batch:
-    stage = self.order.at(step)
+    stage = self.order.stage_at(step)
     layout = stage.layout
     slots = layout.slots
     contents = self.order.slots(step)
@@ -122,7 +122,7 @@ class BatchSource:
       self.order.slots_between(phase.start, step), size
     )
     # A batch that still grows has empty slots behind the others.
-    empty = self.order.at(step).layout.batch_size - size
+    empty = self.order.stage_at(step).layout.batch_size - size
     objective_ids = np.array(list(shares))[np.pad(name_indices, (0, empty))]
     ranks = np.empty_like(objective_ids)
     for objective_id in shares:

@@ -128,7 +128,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   meta = saved.meta
   task = saved.fields.get("task")
   model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)
-  shapes = {saved.weights: saved.held(model.shapes)}
+  shapes = {saved.weights: saved.without_missing_head(model.shapes)}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # has the head's shapes
       handler = ocp.StandardCheckpointHandler()

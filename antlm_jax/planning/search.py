@@ -38,7 +38,7 @@ class Pod:
   pieces: int = 1  # number of documents per row
   rows: int = 0  # number of rows per epoch; 0 for many steps
 
-  def run(self, settings: Sequence[str] = ()) -> Run:
+  def build_run(self, settings: Sequence[str] = ()) -> Run:
     """Builds the run with further settings `key=value`.
 
     The devices may be absent. It reads the data of `data.path`, if set. Raises
@@ -80,7 +80,7 @@ def train_flops(run: Run, begin: int, flops_by_kind: dict) -> float:
   c = run.config
   for start, stop, source in run.spans():
     phase = run.curriculum.at(start)
-    stage = run.order.at(start)
+    stage = run.order.stage_at(start)
     mixed = [
       (c.known_objectives[n], share) for n, share in phase.shares.items()
     ]
@@ -108,7 +108,7 @@ def advise_settings(
   retried = []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
-    candidate = pod.run(tried)
+    candidate = pod.build_run(tried)
     retried = []
     failed_kinds = [p for p in candidate.batch_kinds() if p.name in failed]
     for e in estimate_all(candidate, failed_kinds):
@@ -186,11 +186,11 @@ def sweep_meshes(pod: Pod, run: Run, budget: float) -> list[dict]:
   for mesh in progress.track(meshes, "mesh", "sweep", 0):
     counts = []
     with contextlib.suppress(UserError):  # if shards do not divide the batch
-      counts = microbatches(pod.run((*mesh, "train.microbatches=1")))
+      counts = microbatches(pod.build_run((*mesh, "train.microbatches=1")))
     for count in counts:
       if time.monotonic() > end:
         break
-      row = _sweep_row(pod.run((*mesh, f"train.microbatches={count}")))
+      row = _sweep_row(pod.build_run((*mesh, f"train.microbatches={count}")))
       out.append(row)
       if row["fits"]:  # more microbatches would be slower
         break

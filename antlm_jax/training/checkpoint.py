@@ -352,8 +352,8 @@ class Checkpoint:
     """Whether it lacks the output layer of a model with these parameters."""
     return lacks_head(shapes, self.sums[self.weights])
 
-  def held(self, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out the output layer's parameters that the checkpoint lacks."""
+  def without_missing_head(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out the output layer's parameters if the checkpoint lacks them."""
     return divided(params)[0] if self.lacks_head(params) else dict(params)
 
   def verify(self, arrays: Mapping[str, Any]) -> None:
@@ -382,21 +382,26 @@ class Checkpoint:
 
     Arrays that the checkpoint lacks stay as in `like`. An example is the output
     layer of a model that was imported without it. Without `with_optimizer`, the
-    optimizer's state stays, too. With `weights="ema"`, the average becomes the
-    parameters. Raises the errors of `read`, and Unreadable if the checkpoint is
-    damaged.
+    optimizer's state stays, too. With `weights="ema"`, the checkpoint's average
+    becomes the parameters. An average in `like` becomes a copy of the restored
+    parameters then, and if the checkpoint has none.
+
+    Raises the errors of `read`, Unreadable if the checkpoint is damaged, and a
+    KeyError if it has no item named `weights`.
     """
     items = to_items(like)
-    for name in items.keys() & {"params", "ema"}:
-      items[name] = self.held(items[name])
-    if not with_optimizer:
-      del items["optimizer"]
-    params = items.pop("params")
-    items[weights] = params
-    arrays = self.read(items)
+    wanted = {
+      weights: self.without_missing_head(like.params),
+      "counters": items["counters"],
+    }
+    if with_optimizer:
+      wanted["optimizer"] = items["optimizer"]
+    if "ema" in items and weights != "ema":
+      wanted["ema"] = self.without_missing_head(items["ema"])
+    arrays = self.read(wanted)
     self.verify(arrays)
-    arrays["params"] = arrays.pop(weights)
-    return complete_state(like, arrays)
+    params = arrays.pop(weights)
+    return complete_state(like, {**arrays, "params": params})
 
 
 def complete_state(like: TrainState, arrays: Mapping[str, Any]) -> TrainState:

@@ -349,7 +349,9 @@ class LogHook(Hook):
     if done_step.seconds:
       inputs = done_step.batch.inputs
       order = run.order
-      filled = order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
+      filled = (
+        order.batch_size(step - 1) / order.stage_at(step - 1).layout.batch_size
+      )
       slots = mesh_lib.abstract(run.mesh, inputs).size
       work = 0.0
       if self._chip:  # the other processes' rows count as like these

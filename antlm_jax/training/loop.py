@@ -93,7 +93,7 @@ def _check_same_run(run: Run, workdir: pathlib.Path) -> None:
     )
 
 
-class _BegunStep(NamedTuple):
+class _PendingStep(NamedTuple):
   """The last step, whose loss the host does not know yet."""
 
   step: int  # number of steps done with it
@@ -109,7 +109,7 @@ class Trainer:
     run, config, workdir, checkpoints, programs: The run and its parts.
     folder: Path to the folder on this machine for files that grow.
     total: Number of steps. A hook that lowers it ends the run early.
-    state: The state after `step` steps.
+    state: The state after `step` steps; in `after_step`, maybe after one more.
     resumed: Whether the run continues from a checkpoint of its own.
     begun: The step that this start of the run began from.
     stopped: Whether a signal ends the run, maybe before its last evaluation.
@@ -135,7 +135,7 @@ class Trainer:
     self._stop = stop
     self.total = run.curriculum.steps
     self.stopped = False
-    self._pending: _BegunStep | None = None
+    self._pending: _PendingStep | None = None
     settings = run.config.checkpoint
     self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
@@ -223,24 +223,25 @@ class Trainer:
       self.state = self._reset(self.state)
     placed = mesh_lib.place_batch(self.run.mesh, batch)
     with clock.handing_over(self.programs.update):
+      # The state is a step ahead of `step` until the step before is settled.
       self.state, results = self.programs.update(self.state, placed)
     # The step before may have run while the host compiled this step.
-    self._settle(hidden=clock.compiled)
+    self._settle(compiled_meanwhile=clock.compiled)
     self.step += 1
-    self._pending = _BegunStep(self.step, batch, results, clock)
+    self._pending = _PendingStep(self.step, batch, results, clock)
 
-  def _settle(self, hidden: bool = False) -> None:
-    """Waits for the last step, checks its loss, and calls the hooks.
+  def _settle(self, compiled_meanwhile: bool = False) -> None:
+    """Waits for the pending step, checks its loss, and calls `after_step`.
 
-    `hidden` says that compiling hides the step's time.
+    If the host `compiled_meanwhile`, the step's time is unknown, 0.
     """
-    begun = self._pending
-    if begun is None:
+    pending = self._pending
+    if pending is None:
       return
-    with begun.clock.waiting():
-      results = jax.device_get(begun.metrics)
-    seconds = 0.0 if hidden else begun.clock.seconds
-    done_step = DoneStep(begun.step, begun.batch, results, seconds)
+    with pending.clock.waiting():
+      results = jax.device_get(pending.metrics)
+    seconds = 0.0 if compiled_meanwhile else pending.clock.seconds
+    done_step = DoneStep(pending.step, pending.batch, results, seconds)
     self._pending = None
     self._check(done_step)
     for hook in self.hooks:

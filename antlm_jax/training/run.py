@@ -86,7 +86,7 @@ class Run:
 
     They are fields of the checkpoint's metadata.
     """
-    last = self.order.at(max(0, steps - 1))
+    last = self.order.stage_at(max(0, steps - 1))
     stages = [s for s in self.order.stages if s.begin <= last.begin]
     longest = max(stage.joined for stage in stages) * self.sources.rows.seq_len
     return {"row_tokens": longest, "rope_theta": last.base}
@@ -148,7 +148,7 @@ class Run:
     first = self.order.stages[0].layout.batch_size
     for start, stop, source in self.spans():
       name = str(self.curriculum.at(start))
-      part = self.order.at(start)
+      part = self.order.stage_at(start)
       if part.joined > 1:
         name += f" of {part.joined * self.sources.rows.seq_len}"
       if (size := part.layout.batch_size) != first:

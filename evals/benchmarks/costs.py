@@ -98,7 +98,7 @@ def forecast_speed(speed: Speed) -> dict:
   text = args.vocab_size, args.seq_len, args.pieces
   changes = config_lib.parse_overrides([*overrides, "--config.eval.rows=0"])
   devices = topology_devices(speed.topology)[: speed.devices]
-  run = Pod(args.config, changes, devices, *text).run()
+  run = Pod(args.config, changes, devices, *text).build_run()
   kinds = run.batch_kinds(evaluations=False)
   kind = next(kind for kind in kinds if kind.name == speed.program)
   estimate = estimate_program(run, kind, forecasts=True)

@@ -217,7 +217,7 @@ def measure_config(
 
   changes = config_lib.parse_overrides(overrides)
   text = args.vocab_size, args.seq_len, args.pieces
-  run = Pod(args.config, changes, jax.devices(), *text).run()
+  run = Pod(args.config, changes, jax.devices(), *text).build_run()
   programs = jitted(run.step, state_shardings(run.step, run.mesh))
   for kind in run.batch_kinds(evaluations=False):
     micro, rows, length = kind.batch.inputs.shape

@@ -61,9 +61,9 @@ class TuningOutcome:
     return None if all(finite) else 1 + finite.index(False)
 
 
-def standing(task: Task, epoch: Mapping[str, Any]) -> float:
+def epoch_score(task: Task, epoch: Mapping[str, Any]) -> float:
   """Returns an epoch's score for comparisons; -inf if the run diverged."""
-  score = epoch[task.evaluations[0]][task.chooser]
+  score = epoch[task.choosing_set][task.choosing_metric]
   counts = math.isfinite(epoch["train_loss"]) and not math.isnan(score)
   return score if counts else -math.inf
 
@@ -230,7 +230,7 @@ class Standings:
     self._task = task
     self._rows = rows
     self._settings = settings
-    self._standing = functools.partial(standing, task)
+    self._score = functools.partial(epoch_score, task)
     self.outcomes = [TuningOutcome(run) for run in runs]
 
   def add(self, losses, outputs: Mapping[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Standings:
         epoch[name] = scores | head.further_scores(reduced, rows)
       is_first = not outcome.epochs
       outcome.epochs = (*outcome.epochs, epoch)
-      if is_first or self._standing(epoch) > self._standing(outcome.best):
+      if is_first or self._score(epoch) > self._score(outcome.best):
         outcome.best_epoch = len(outcome.epochs)
         outcome.predictions = predictions
 
@@ -275,7 +275,7 @@ class Standings:
     """
     leaders = {}
     for index, outcome in enumerate(self.outcomes):
-      score = self._standing(outcome.best)
+      score = self._score(outcome.best)
       if score > leaders.get(outcome.run.lr, (None, -math.inf))[1]:
         leaders[outcome.run.lr] = index, score
     epochs = max(len(outcome.epochs) for outcome in self.outcomes)
@@ -290,9 +290,9 @@ class Standings:
     count = max(len(outcome.epochs) for outcome in self.outcomes)
     last = [o.epochs[-1] for o in self.outcomes if len(o.epochs) == count]
     losses = [epoch["train_loss"] for epoch in last]
-    scores = [100 * self._standing(epoch) for epoch in last]
+    scores = [100 * self._score(epoch) for epoch in last]
     diverged = sum(o.diverged is not None for o in self.outcomes)
-    best = max(self._standing(outcome.best) for outcome in self.outcomes)
+    best = max(self._score(outcome.best) for outcome in self.outcomes)
     run_name = ""
     stopped = f"; {self.stopped} of {len(self.outcomes)} runs stopped"
     if len(self.outcomes) == 1:
@@ -303,7 +303,7 @@ class Standings:
     return (
       f"{self._task.name} epoch {count}{run_name}:"
       f" train loss {_span(losses, 3)},"
-      f" {self._task.chooser} {_span(scores, 1)},"
+      f" {self._task.choosing_metric} {_span(scores, 1)},"
       f" best {_span([100 * best], 1)}{stopped}"
     )
 
@@ -312,7 +312,7 @@ class Standings:
       return True  # its parameters stay NaN
     best = -math.inf
     waited = 0
-    for score in map(self._standing, outcome.epochs):
+    for score in map(self._score, outcome.epochs):
       # As in transformers: a gain below the threshold is the best score from
       # then on, but does not count as better.
       waited = 0 if score - best > self._settings.threshold else waited + 1

@@ -17,7 +17,7 @@ from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import TuningOutcome, standing
+from antlm_jax.evals.finetuning.loop import TuningOutcome, epoch_score
 from antlm_jax.evals.finetuning.sets import OWN
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import TrialRun
@@ -225,14 +225,14 @@ def summarise(
   learning rate has the fewest runs that diverged in their first epoch, then the
   best mean. `examples` are those that are predicted, by evaluation set.
   """
-  collapsed_share = _collapsed_share(examples.get(task.evaluations[0], ()))
+  collapsed_share = _collapsed_share(examples.get(task.choosing_set, ()))
   runs = [_run_summary(task, o, examples, collapsed_share) for o in outcomes]
   runs_by_lr = {}
   for run in runs:
     runs_by_lr.setdefault(run["lr"], []).append(run)
-  standings = [standing(task, outcome.best) for outcome in outcomes]
-  best_lr = _best_rate(task, runs_by_lr, outcomes, standings)
-  best_rate_runs = [i for i, run in enumerate(runs) if run["lr"] == best_lr]
+  best_scores = [epoch_score(task, outcome.best) for outcome in outcomes]
+  best_lr = _best_rate(task, runs_by_lr, outcomes, best_scores)
+  best_rate_indices = [i for i, run in enumerate(runs) if run["lr"] == best_lr]
   return Summary(
     request=request,
     train_examples=train_examples,
@@ -240,13 +240,13 @@ def summarise(
     main_metric=task.main_metric,
     also=task.also,
     trained_on=task.trained_on,
-    best_by=task.chooser,
+    best_by=task.choosing_metric,
     baseline=task.baseline,
     evaluations={
       name: _without_training(task, name, examples[name]) for name in examples
     },
     best_lr=best_lr,
-    best_run=max(best_rate_runs, key=standings.__getitem__),
+    best_run=max(best_rate_indices, key=best_scores.__getitem__),
     by_lr=[_rate_summary(task, rate_runs) for rate_runs in runs_by_lr.values()],
     runs=runs,
     seconds=seconds,
@@ -267,19 +267,20 @@ def _best_rate(
   task: Task,
   runs_by_lr: Mapping[float, Sequence[Mapping[str, Any]]],
   outcomes: Sequence[TuningOutcome],
-  standings: Sequence[float],
+  best_scores: Sequence[float],
 ) -> float:
   """Returns the learning rate with the fewest lost runs, then the best mean."""
   lost_runs = collections.Counter(
     outcome.run.lr
-    for outcome, score in zip(outcomes, standings, strict=True)
+    for outcome, score in zip(outcomes, best_scores, strict=True)
     if score == -math.inf
   )
 
   def rank(lr: float) -> tuple[int, float]:
-    chooser_set = task.evaluations[0]
-    mean = _score_over_seeds(runs_by_lr[lr], chooser_set, task.chooser).mean
-    return -lost_runs[lr], mean
+    score = _score_over_seeds(
+      runs_by_lr[lr], task.choosing_set, task.choosing_metric
+    )
+    return -lost_runs[lr], score.mean
 
   return max(runs_by_lr, key=rank)
 
@@ -333,7 +334,7 @@ def _run_summary(
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "classes": classes,
     "most_frequent_prediction": shares,
-    "collapsed": shares[task.evaluations[0]] >= collapsed_share,
+    "collapsed": shares[task.choosing_set] >= collapsed_share,
     # JSON has no NaN: the loss of a diverged run is null.
     "epochs": [
       e if math.isfinite(e["train_loss"]) else e | {"train_loss": None}

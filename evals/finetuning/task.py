@@ -281,7 +281,12 @@ class Task:
   columns: tuple[str, ...] = ()
 
   @property
-  def chooser(self) -> str:
+  def choosing_set(self) -> str:
+    """Evaluation set that chooses epochs, runs and the learning rate."""
+    return self.evaluations[0]
+
+  @property
+  def choosing_metric(self) -> str:
     """Metric that compares epochs and runs."""
     return self.best_by or self.main_metric
 

@@ -253,7 +253,7 @@ def _planned_run(study: Study, runs: pathlib.Path, name: str) -> Run:
     **dataclasses.asdict(study.scale.text),
   )
   # Any mesh takes the same number of FLOPs.
-  return pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
+  return pod.build_run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
 
 
 def _work_hours(work: float) -> float:

@@ -117,28 +117,31 @@ def compare_runs(
   """
   all_runs = list(itertools.chain(*runs.values()))
   loss_names = _measured_losses(all_runs)
-  ranking = _ranking_losses(all_runs, loss_names, by)
+  ranking_losses = _ranking_losses(all_runs, loss_names, by)
   # A step that half of the rows chose is compared on the other half.
   chosen = any(_watched_step(run) is not None for run in all_runs)
-  half = REPORT if chosen and all(run.halves for run in all_runs) else ""
-  rows = [
-    _compared(label, runs[label], loss_names, ranking, half) for label in runs
+  report_half = REPORT if chosen and all(run.halves for run in all_runs) else ""
+  compared = [
+    _compared(label, runs[label], loss_names, ranking_losses, report_half)
+    for label in runs
   ]
-  rows.sort(
-    key=lambda row: (not row.ended, row.loss.mean if row.loss else math.inf)
+  compared.sort(
+    key=lambda x: (not x.ended, x.loss.mean if x.loss else math.inf)
   )
-  table_rows = [_table_row(row, loss_names, ranking) for row in rows]
+  table_rows = [
+    _table_row(group, loss_names, ranking_losses) for group in compared
+  ]
   head, cells = render.report_cells(table_rows, _cell_text)
   comparison = Comparison(
-    rows=tuple(rows),
-    by=tuple(ranking),
+    rows=tuple(compared),
+    by=tuple(ranking_losses),
     table=tables.text_table(cells, head, "<>"),
     folder=folder,
-    warning=_not_comparable(all_runs, ranking),
+    warning=_not_comparable(all_runs, ranking_losses),
   )
   if folder:
-    ranked_runs = {row.label: runs[row.label] for row in rows}
-    _write_report(comparison, title, table_rows, ranked_runs, half, axis)
+    ranked_runs = {group.label: runs[group.label] for group in compared}
+    _write_report(comparison, title, table_rows, ranked_runs, report_half, axis)
   return comparison
 
 
@@ -147,7 +150,7 @@ def _write_report(
   title: str,
   table_rows: Sequence[Row],
   runs: _Runs,
-  half: str,
+  report_half: str,
   axis: str | None,
 ) -> None:
   """Writes the report: table, settings and picture of ranked runs."""
@@ -157,7 +160,7 @@ def _write_report(
   warning = comparison.warning
   paragraphs = (
     f"# {title}",
-    *_comparison_notes(comparison.by, half),
+    *_comparison_notes(comparison.by, report_half),
     *([f"**{warning}.**"] if warning else []),
     tables.markdown(cells, head),
     "![curves.png](curves.png)",
@@ -216,13 +219,13 @@ def _compared_step(run: TrainedRun) -> int:
 
 
 def _mean_loss(
-  runs: Sequence[TrainedRun], loss_names: Sequence[str], half: str
+  runs: Sequence[TrainedRun], loss_names: Sequence[str], report_half: str
 ) -> Mean | None:
   losses = {}
   for run in runs:
     step = _compared_step(run)
     measured = [
-      run.held_out(loss_name, half).get(step) for loss_name in loss_names
+      run.held_out(loss_name, report_half).get(step) for loss_name in loss_names
     ]
     if None not in measured:
       losses[run.seed] = sum(measured) / len(measured)
@@ -233,21 +236,22 @@ def _compared(
   label: str,
   runs: Sequence[TrainedRun],
   loss_names: Sequence[str],
-  ranking: Sequence[str],
-  half: str,
+  ranking_losses: Sequence[str],
+  report_half: str,
 ) -> Compared:
   steps = sorted({_compared_step(run) for run in runs})
   ends = dict.fromkeys((steps[0], steps[-1]))
   summaries = [run.summary for run in runs if run.summary]
   seconds = [s["seconds"]["total"] for s in summaries if "seconds" in s]
   losses = {
-    loss_name: _mean_loss(runs, [loss_name], half) for loss_name in loss_names
+    loss_name: _mean_loss(runs, [loss_name], report_half)
+    for loss_name in loss_names
   }
   return Compared(
     label=label,
     step=steps[-1],
     losses={loss_name: loss for loss_name, loss in losses.items() if loss},
-    loss=_mean_loss(runs, ranking, half),
+    loss=_mean_loss(runs, ranking_losses, report_half),
     folders=tuple(run.folder for run in runs),
     steps="-".join(f"{step:,}" for step in ends),
     ended=len(summaries) == len(runs),
@@ -257,19 +261,19 @@ def _compared(
 
 
 def _table_row(
-  row: Compared, loss_names: Sequence[str], ranking: Sequence[str]
+  group: Compared, loss_names: Sequence[str], ranking_losses: Sequence[str]
 ) -> Row:
-  seeds = {"seeds": len(row.folders)} if len(row.folders) > 1 else {}
-  mean = {"mean": row.loss} if len(ranking) > 1 else {}
+  seeds = {"seeds": len(group.folders)} if len(group.folders) > 1 else {}
+  mean = {"mean": group.loss} if len(ranking_losses) > 1 else {}
   return {
-    "run": row.label,
+    "run": group.label,
     **seeds,
-    "step": row.step,
-    "_step": row.steps if row.ended else f"{row.steps}, not at its end",
-    **{loss_name: row.losses.get(loss_name) for loss_name in loss_names},
+    "step": group.step,
+    "_step": group.steps if group.ended else f"{group.steps}, not at its end",
+    **{loss_name: group.losses.get(loss_name) for loss_name in loss_names},
     **mean,
-    "parameters": row.parameters,
-    "time": row.seconds,
+    "parameters": group.parameters,
+    "time": group.seconds,
   }
 
 
@@ -288,25 +292,29 @@ def _mean_with_spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _comparison_notes(ranking: Sequence[str], half: str) -> Iterator[str]:
+def _comparison_notes(
+  ranking_losses: Sequence[str], report_half: str
+) -> Iterator[str]:
   """Yields how runs are compared."""
-  mean = "mean of " if len(ranking) > 1 else ""
+  mean = "mean of " if len(ranking_losses) > 1 else ""
   yield "## Held out"
   yield (
     "Held-out losses in nats after the given step. The first run has the lowest"
-    f" {mean}{' and '.join(ranking)}."
+    f" {mean}{' and '.join(ranking_losses)}."
   )
-  if half:
+  if report_half:
     yield (
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
     )
 
 
-def _not_comparable(runs: Sequence[TrainedRun], ranking: Sequence[str]) -> str:
+def _not_comparable(
+  runs: Sequence[TrainedRun], ranking_losses: Sequence[str]
+) -> str:
   """Returns a warning if runs measure losses differently, as far as is known.
 
-  `ranking` are the losses that rank them.
+  `ranking_losses` are the losses that rank them.
   """
   differences = ""
   hint = ""
@@ -315,7 +323,7 @@ def _not_comparable(runs: Sequence[TrainedRun], ranking: Sequence[str]) -> str:
   elif len({run.config["eval"]["rows"] for run in runs}) > 1:
     differences = "eval.rows"
   else:
-    for loss_name in ranking:
+    for loss_name in ranking_losses:
       if names := _measured_differently(runs, loss_name):
         differences = f"{', '.join(names)} of {loss_name}"
         hint = (
