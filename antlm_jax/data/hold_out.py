@@ -19,8 +19,8 @@ LEFT_OUT = -1  # in place of the size of a copy that is left out
 class Division(NamedTuple):
   """Which documents of a text are held out or left out."""
 
-  # Bytes of each document before its held-out end, int64 `[documents]`: its
-  # size if nothing is held out, 0 if it is held out whole, or `LEFT_OUT`.
+  # Bytes of each document before its held-out end, int64 `[documents]`. It is 0
+  # for a document that is held out whole, and `LEFT_OUT` for a copy.
   train_sizes: np.ndarray
   # Index of each span's first document, and the number of documents.
   starts: np.ndarray
@@ -97,7 +97,7 @@ def _hold_out_texts(
   share: float,
   dedup: bool,
 ) -> np.ndarray:
-  """Returns the `train_sizes` [documents] if a share of the bytes is held out.
+  """Holds out a share of the bytes; returns the `train_sizes` `[documents]`.
 
   A text is held out with all its copies. `sizes` are int64 `[documents]`, and
   the next two arguments are the result of `_distinct_texts`.

@@ -59,7 +59,7 @@ _SHARD = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class _TaskCounts:
-  """What the file of a finished task holds."""
+  """Contents of the file of a finished task."""
 
   sources: dict[str, dict]  # bytes and sha256 of each source, by name
   split: PreparedSplit  # of its rows to train on
