@@ -129,7 +129,9 @@ WIKI = '<doc id="{0}" url="u" title="T">\nT\n\n= {0} =\n\ntext\n</doc>\n'
     ("a\n\nb<|end|>c<|end|>\n<|end|>\nd", "<|end|>", 3),
     (f"{PARTS}\n***\n{PARTS}\n*** \n{PARTS}", "\n***\n", 2),
     (f"{PARTS}\n\n\n{PARTS}", "\r\n\r\n\r\n", 2),
-    ("a " * (1 << 18) + "</s>" + "b " * (1 << 18), "</s>", 2),
+    (f"{'a ' * (1 << 18)}</s>{'b ' * (1 << 18)}", "</s>", 2),
+    # A line that is a little longer than a piece.
+    (f"{'a ' * 150_000}\nb", "auto", 2),
   ],
 )  # fmt: skip
 def test_what_ends_documents_is_counted(tmp_path, text, rule, count, ends):

@@ -365,7 +365,7 @@ def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
 
 def _run_one(preparation: Preparation, task: int) -> Manifest | None:
   """Runs a task; if no other is left, makes the folder ready."""
-  preparation.sample()
+  preparation.divide()
   with progress.Amount(preparation.size(task), "B", "train") as bar:
     for size in preparation.pack(task):
       bar.add(size)
@@ -408,7 +408,7 @@ def _words(
 
 def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
-  preparation.sample()
+  preparation.divide()
   for task in tasks:
     yield from preparation.pack(task)
 
@@ -424,7 +424,7 @@ def _in_processes(
   waiting = list(tasks)
   finished = 0  # bytes, as those below
   shown = 0
-  sampled = False
+  is_divided = False
   with jobs.running_children() as children:
     while waiting or children:
       while waiting and children.has_room():
@@ -433,10 +433,10 @@ def _in_processes(
         children[task] = jobs.Child(
           f"task {task}", command, _ENVIRONMENT, remedy=remedy
         )
-      if not sampled:
+      if not is_divided:
         # Together with the tasks, but with all cores for the tokenizer.
-        preparation.sample()
-        sampled = True
+        preparation.divide()
+        is_divided = True
       for task, child in children.pop_ended():
         if error := child.failure():
           raise error

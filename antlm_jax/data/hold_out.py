@@ -13,14 +13,17 @@ import numpy as np
 from antlm_jax import hashing
 from antlm_jax.data.document_store import DocumentFile, Fingerprints
 
+LEFT_OUT = -1  # in place of the size of a copy that is left out
+
 
 class Division(NamedTuple):
   """Which documents of a text are held out or left out."""
 
-  # Bytes of each document before its held-out end, int64 `[n]`. It is 0 for a
-  # document that is held out whole, and -1 for a copy that is left out.
+  # Bytes of each document before its held-out end, int64 `[documents]`. It is 0
+  # for a document that is held out whole, and `LEFT_OUT` for a copy.
   train_sizes: np.ndarray
-  starts: np.ndarray  # index of each span's first document, and n
+  # Index of each span's first document, and the number of documents.
+  starts: np.ndarray
   cut: int  # index of the document of which only the end is held out, or -1
   text_bytes: int  # of the documents that are not left out
   copies: int  # documents that repeat an earlier or a held-out file's document
@@ -41,51 +44,79 @@ def divide_documents(
   """Chooses the documents to hold out and, with `dedup`, those to leave out.
 
   Holds out `dev_share` of the bytes, unless there are `dev` documents. Copies
-  count as a single document, in the place of the first.
+  of a text are held out together, in the place of the first.
   """
+  # All arrays are [documents], but for `first_documents` [texts], and
+  # `held_out_hashes` and `is_leaked` [held-out documents].
   hashes, sizes = map(np.concatenate, zip(*spans, strict=True))
-  _, firsts, texts, counts = np.unique(
-    hashes, return_index=True, return_inverse=True, return_counts=True
-  )
-  is_first = np.zeros(len(sizes), bool)
-  is_first[firsts] = True
-  dev_hashes = np.zeros(0, np.uint64) if dev is None else dev.hashes
-  is_copy = ~is_first | np.isin(hashes, dev_hashes)
-  train_sizes = sizes.copy()
-  if dev is None and len(sizes):
-    units = np.flatnonzero(is_first)
-    copies = np.ones_like(units) if dedup else counts[texts[units]]
-    totals = sizes[units] * copies
-    divided = sizes_to_train(totals, dev_share)
-    is_cut = (divided > 0) & (divided < totals)
-    if copies[is_cut].max(initial=1) > 1:
-      # There are too few different documents to hold out copies together.
-      train_sizes = sizes_to_train(sizes, dev_share)
-    else:
-      # Sizes of copies may differ by white space.
-      train_sizes[units[is_cut]] = divided[is_cut]
-      is_held_out = np.zeros(len(sizes), bool)
-      is_held_out[units] = divided == 0
-      train_sizes[is_held_out[firsts][texts]] = 0
-  if dedup:
-    train_sizes[is_copy] = -1
-  is_cut = (train_sizes > 0) & (train_sizes < sizes)
-  is_held_out = is_cut | (train_sizes == 0)
-  is_trained_on = np.zeros(len(firsts), bool)
-  is_trained_on[texts[train_sizes == sizes]] = True
-  is_leaked = is_held_out & is_trained_on[texts]
+  first_documents, text_of_document = _distinct_texts(hashes)
+  is_copy = np.ones(len(sizes), bool)
+  is_copy[first_documents] = False
+  train_sizes = sizes
   if dev is not None:
-    is_held_out = np.ones(len(dev_hashes), bool)
-    is_leaked = np.isin(dev_hashes, hashes[train_sizes > 0])
+    is_copy |= np.isin(hashes, dev.hashes)
+  elif len(sizes):
+    train_sizes = _hold_out_texts(
+      sizes, first_documents, text_of_document, dev_share, dedup
+    )
+  if dedup:
+    train_sizes = np.where(is_copy, LEFT_OUT, train_sizes)
+  is_cut = (train_sizes > 0) & (train_sizes < sizes)
+  held_out_hashes = hashes[is_cut | (train_sizes == 0)]
+  if dev is not None:
+    held_out_hashes = dev.hashes
+  is_leaked = np.isin(held_out_hashes, hashes[train_sizes == sizes])
   return Division(
     train_sizes,
     starts=np.cumsum([0, *(len(span.sizes) for span in spans)]),
     cut=np.flatnonzero(is_cut).max(initial=-1),
-    text_bytes=sizes[train_sizes >= 0].sum(),
+    text_bytes=sizes[train_sizes != LEFT_OUT].sum(),
     copies=is_copy.sum(),
-    held_out=is_held_out.sum(),
+    held_out=len(held_out_hashes),
     leaked=is_leaked.sum(),
   )
+
+
+def _distinct_texts(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Numbers the different texts in the order of their first documents.
+
+  Returns the index of each text's first document, int64 `[texts]`, and the
+  number of each document's text, int64 `[documents]`.
+  """
+  # Here the texts are in the order of their hashes.
+  _, first_documents, text_of_document = np.unique(
+    hashes, return_index=True, return_inverse=True
+  )
+  return np.unique(first_documents[text_of_document], return_inverse=True)
+
+
+def _hold_out_texts(
+  sizes: np.ndarray,
+  first_documents: np.ndarray,
+  text_of_document: np.ndarray,
+  share: float,
+  dedup: bool,
+) -> np.ndarray:
+  """Holds out a share of the bytes; returns the `train_sizes` `[documents]`.
+
+  A text is held out with all its copies. `sizes` are int64 `[documents]`, and
+  the next two arguments are the result of `_distinct_texts`.
+  """
+  # Of each text [texts]: its documents that stay, and their bytes.
+  document_counts = np.bincount(text_of_document)
+  if dedup:
+    document_counts = np.ones_like(first_documents)
+  text_sizes = sizes[first_documents] * document_counts
+  text_train_sizes = sizes_to_train(text_sizes, share)
+  is_held_out = text_train_sizes == 0
+  is_cut = ~is_held_out & (text_train_sizes < text_sizes)
+  if (document_counts[is_cut] > 1).any():
+    # There are too few different texts to hold out copies together.
+    return sizes_to_train(sizes, share)
+  # Of each document [documents]; sizes of copies may differ by white space.
+  train_sizes = np.where(is_held_out[text_of_document], 0, sizes)
+  train_sizes[first_documents[is_cut]] = text_train_sizes[is_cut]
+  return train_sizes
 
 
 def divide_texts(
@@ -97,7 +128,7 @@ def divide_texts(
   documents to train on, spread evenly from the first.
   """
   sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
-  texts = _selected(texts, train_sizes[texts.documents] >= 0)
+  texts = _selected(texts, train_sizes[texts.documents] != LEFT_OUT)
   # The byte of the file after each document's part to train on.
   train_ends = np.cumsum(sizes) - sizes + train_sizes
   for cut in np.flatnonzero((train_sizes > 0) & (train_sizes < sizes)):

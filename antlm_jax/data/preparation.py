@@ -3,7 +3,7 @@
 Step      writes in the folder
 begin     preparing/plan.json: the text, the settings and the number of tasks,
           and tokenizer.json, if it is given
-sample    preparing/0000i.npz, hashes of the documents of task i,
+divide    preparing/0000i.npz, hashes of the documents of task i,
           preparing/division.npz, the documents to hold out, and
           tokenizer.json, if it is trained, on a sample of the others
 pack(i)   train-0000i-of-0000n.array_record, the rows of the spans of task i,
@@ -57,6 +57,17 @@ _SMALL = 1 << 26
 _SHARD = 1 << 30
 
 
+@dataclasses.dataclass(frozen=True)
+class _TaskCounts:
+  """Contents of the file of a finished task."""
+
+  sources: dict[str, dict]  # bytes and sha256 of each source, by name
+  split: PreparedSplit  # of its rows to train on
+  records: dict[str, int]  # the `readers.Tally`
+  files: dict[str, int]  # bytes of each file that it leaves, by path
+  tokenizer: str  # sha256 of the tokenizer's file
+
+
 class Preparation:
   """A text to prepare into a folder, in a number of tasks."""
 
@@ -75,15 +86,15 @@ class Preparation:
     self.tokenizer = tokenizer
     self.spans = make_spans(corpus, recipe.seq_len)
     self._staging = self.output / STAGING
-    self._plan = self._staging / "plan.json"
+    self._plan_file = self._staging / "plan.json"
     if not tasks and self.is_begun:  # maybe by a process with other cores
-      tasks = files.read_json(self._plan, "the plan")["settings"]["tasks"]
+      tasks = files.read_json(self._plan_file, "the plan")["settings"]["tasks"]
     self.tasks = tasks or _number_of_tasks(corpus, self.spans)
 
   @property
   def is_begun(self) -> bool:
     """Whether the folder has a plan."""
-    return os.path.exists(self._plan)  # Path raises for very long names
+    return os.path.exists(self._plan_file)  # Path raises for very long names
 
   def begin(self) -> None:
     """Makes the folder and its plan, or checks that its plan is the same.
@@ -110,12 +121,12 @@ class Preparation:
         )
       with files.writing(self.output):
         self._staging.mkdir(parents=True, exist_ok=True)
-      files.write_json(self._plan, plan)
-    begun = files.read_json(self._plan, "the plan")
+      files.write_json(self._plan_file, plan)
+    begun = files.read_json(self._plan_file, "the plan")
     if not isinstance(begun.get("settings"), dict):
       raise UserError(
-        f"{self._plan} has no settings: delete {self.output}, or choose another"
-        " output"
+        f"{self._plan_file} has no settings: delete {self.output}, or choose"
+        " another output"
       )
     differ = differences(begun["settings"], plan["settings"])
     if begun.get("text") != plan["text"]:
@@ -137,8 +148,8 @@ class Preparation:
     """
     return files.file_lock(self.output / _LOCK, refuse=refuse)
 
-  def sample(self) -> None:
-    """Chooses the held-out documents, and trains the tokenizer.
+  def divide(self) -> None:
+    """Chooses the documents to hold out; trains the tokenizer on the others.
 
     A given or existing tokenizer is used as it is.
     """
@@ -147,20 +158,17 @@ class Preparation:
     # The other tasks wait for the first task.
     with files.file_lock(self._staging / "tokenizer.lock", wait=True):
       if not self._division_file.exists():
-        _write_arrays(self._division_file, self._divide()._asdict())
+        _write_arrays(self._division_file, self._choose_held_out()._asdict())
       if path.exists():
         self.tokenizer = Tokenizer.load(path)
         return
       # Train text alone: the held-out text stays unseen. Spread over the text,
       # since the tokenizer may see only a part of it.
       order = sorted(self.spans, key=lambda s: hashing.spread(s.number))
-      shown = progress.track(order, "part", "tokenizer")
+      spans = progress.track(order, "part", "tokenizer")
+      divided = map(self._read_train_and_dev, spans)
       self.tokenizer = Tokenizer.train(
-        (
-          piece.text
-          for span in shown
-          for piece in self._divided(span)[0].read()
-        ),
+        (piece.text for train, _ in divided for piece in train.read()),
         self.recipe.vocab_size,
         self.recipe.kind,
       )
@@ -171,24 +179,26 @@ class Preparation:
     # First the tasks that no process is at, then those of killed processes.
     for wait in (False, True):
       for task in range(self.tasks):
-        if self._hashes(task).exists() or self._division_file.exists():
+        if self._hashes_file(task).exists() or self._division_file.exists():
           continue
-        with files.file_lock(self._lock(task), wait, refuse=False) as is_free:
-          if is_free and not self._hashes(task).exists():
+        lock = self._lock_file(task)
+        with files.file_lock(lock, wait, refuse=False) as is_free:
+          if is_free and not self._hashes_file(task).exists():
             arrays = {}
             for span in self._spans(task):
               documents = read_span(span, self.corpus)
               hashes, sizes = document_store.fingerprints(documents)
               arrays |= {f"h{span.number}": hashes, f"s{span.number}": sizes}
-            _write_arrays(self._hashes(task), arrays)
+            _write_arrays(self._hashes_file(task), arrays)
 
-  def _divide(self) -> Division:
+  def _choose_held_out(self) -> Division:
+    """Chooses the held-out documents by the hashes of all tasks."""
     dev = None
     if self.corpus.dev:
       dev = document_store.fingerprints(self.corpus.read("dev"))
     spans = []
     for task in range(self.tasks):
-      with np.load(self._hashes(task)) as arrays:
+      with np.load(self._hashes_file(task)) as arrays:
         spans += [
           Fingerprints(arrays[f"h{span.number}"], arrays[f"s{span.number}"])
           for span in self._spans(task)
@@ -211,7 +221,7 @@ class Preparation:
     if (self.output / folder_lib.MANIFEST).exists():
       return []
     left = [i for i in range(self.tasks) if not self._is_finished(i)]
-    for task in filter(lambda task: self._counts(task).exists(), left):
+    for task in filter(lambda task: self._counts_file(task).exists(), left):
       progress.say(
         f"warning: files of task {task} are missing or changed: it is not done"
       )
@@ -224,42 +234,44 @@ class Preparation:
   def packed(self, task: int) -> int:
     """Returns the bytes that a task has packed, in this or another process."""
     spans = self._spans(task)
-    path = self._progress(task)
+    path = self._progress_file(task)
     done = path.stat().st_size if path.exists() else 0
     return sum(span.bytes for span in spans[:done])
 
   def pack(self, task: int) -> Iterator[int]:
     """Writes the shard of a task; yields the bytes of each packed span."""
     # If a killed process left the task running, wait: it may finish it.
-    with files.file_lock(self._lock(task), wait=True):
+    with files.file_lock(self._lock_file(task), wait=True):
       if self._is_finished(task):
         return
-      for path in (self._counts(task), self._progress(task)):
+      for path in (self._counts_file(task), self._progress_file(task)):
         path.unlink(missing_ok=True)
-      counts = {"sources": {}}
+      sources = {}
       tally = readers.Tally()
       writer = self._writer("train", task, self.tasks)
       for span in self._spans(task):
         for path, (index, _) in span.parts:
+          # The task of a source's first part records the source.
           if index == 0:
             name = text_files.source_name("train", path)
-            counts["sources"][name] = fingerprint(self.corpus, path)
-        train, dev = self._divided(span, tally)
+            sources[name] = fingerprint(self.corpus, path)
+        train, dev = self._read_train_and_dev(span, tally)
         writer.keep("dev", dev.read())
         writer.pack(train, span.number)
         with (
           files.writing(self.output),
-          self._progress(task).open("ab") as file,
+          self._progress_file(task).open("ab") as file,
         ):
           file.write(b".")  # a byte for each span: see `packed`
         yield span.bytes
-      counts["split"] = dataclasses.asdict(writer.close())
-      counts["records"] = tally
-      counts["files"] = self._sizes(task)
-      counts["tokenizer"] = folder_lib.sha256(
-        self.output / folder_lib.TOKENIZER
+      counts = _TaskCounts(
+        sources=sources,
+        split=writer.close(),
+        records=dict(tally),
+        files=self._file_sizes(task),
+        tokenizer=folder_lib.sha256(self.output / folder_lib.TOKENIZER),
       )
-      files.write_json(self._counts(task), counts)
+      files.write_json(self._counts_file(task), dataclasses.asdict(counts))
 
   def seal(self) -> Manifest:
     """Writes the held-out split and the manifest, unless they exist.
@@ -270,17 +282,17 @@ class Preparation:
     manifest_file = self.output / folder_lib.MANIFEST
     if manifest_file.exists():
       return Manifest.load(self.output)
-    parts = [self._read_counts(task) for task in range(self.tasks)]
+    counts_of_tasks = [self._read_counts(task) for task in range(self.tasks)]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
     sources = {
       text_files.source_name("dev", path): fingerprint(self.corpus, path)
       for path in self.corpus.dev
     }
-    for part in parts:
-      records["train"].update(part.get("records", {}))
-      sources |= part["sources"]
+    for counts in counts_of_tasks:
+      records["train"].update(counts.records)
+      sources |= counts.sources
     splits = {
-      "train": shards.joined(part["split"] for part in parts),
+      "train": shards.joined(counts.split for counts in counts_of_tasks),
       "dev": self._write_held_out(records["dev"]),
     }
     tally = sum(records.values(), readers.Tally())
@@ -310,15 +322,15 @@ class Preparation:
 
   def discard(self) -> None:
     """Deletes this preparation's files, unless a task of several is done."""
-    done = any(self._counts(task).exists() for task in range(self.tasks))
+    done = any(self._counts_file(task).exists() for task in range(self.tasks))
     if self.tasks > 1 and done:
       progress.say("finished tasks are kept: run the same command to resume")
       return
     (self.output / folder_lib.TOKENIZER).unlink(missing_ok=True)
     for split, count in (("train", self.tasks), ("dev", 1)):
       for index in range(count):
-        self._rows(split, index, count).unlink(missing_ok=True)
-        shutil.rmtree(self._documents(split, index), ignore_errors=True)
+        self._rows_file(split, index, count).unlink(missing_ok=True)
+        shutil.rmtree(self._documents_folder(split, index), ignore_errors=True)
     self._clear()
     # Only if they hold nothing else.
     with contextlib.suppress(OSError):
@@ -330,28 +342,27 @@ class Preparation:
   def _is_finished(self, task: int) -> bool:
     """Whether a task's results are there, made with the present tokenizer."""
     tokenizer = self.output / folder_lib.TOKENIZER
-    if not self._counts(task).exists() or not tokenizer.is_file():
+    if not self._counts_file(task).exists() or not tokenizer.is_file():
       return False
     counts = self._read_counts(task)
     return counts is not None and (
-      counts["tokenizer"] == folder_lib.sha256(tokenizer)
-      and counts["files"] == self._sizes(task)
+      counts.tokenizer == folder_lib.sha256(tokenizer)
+      and counts.files == self._file_sizes(task)
     )
 
-  def _read_counts(self, task: int) -> dict | None:
+  def _read_counts(self, task: int) -> _TaskCounts | None:
     """Returns the counts of a task that has ended; None if some are missing."""
-    counts = files.read_json(self._counts(task), "the counts of a task")
+    fields = files.read_json(self._counts_file(task), "the counts of a task")
     try:
-      counts["split"] = PreparedSplit.load(counts["split"])
+      split = PreparedSplit.load(fields["split"])
+      return _TaskCounts(**fields | {"split": split})
     except (AttributeError, KeyError, TypeError):
       return None
-    needed = {"sources", "tokenizer", "files"}
-    return counts if needed <= counts.keys() else None
 
-  def _sizes(self, task: int) -> dict[str, int]:
+  def _file_sizes(self, task: int) -> dict[str, int]:
     """Returns the sizes of the files that a task leaves, by path."""
-    rows_file = self._rows("train", task, self.tasks)
-    texts = self._documents("train", task).rglob("*")
+    rows_file = self._rows_file("train", task, self.tasks)
+    texts = self._documents_folder("train", task).rglob("*")
     paths = [path for path in (rows_file, *texts) if path.is_file()]
     return {
       str(path.relative_to(self.output)): path.stat().st_size for path in paths
@@ -361,7 +372,7 @@ class Preparation:
     first, end = (len(self.spans) * i // self.tasks for i in (task, task + 1))
     return self.spans[first:end]
 
-  def _divided(
+  def _read_train_and_dev(
     self, span: Span, tally: readers.Tally | None = None
   ) -> tuple[DocumentFile, DocumentFile]:
     """Reads a span, and divides it into texts to train on and held-out texts.
@@ -395,42 +406,52 @@ class Preparation:
     return writer.close()
 
   def _writer(self, split: str, index: int, count: int) -> ShardWriter:
-    paths = self._rows(split, index, count), self._documents(split, index)
-    return ShardWriter(self.recipe, self.tokenizer, *paths, split)
+    return ShardWriter(
+      self.recipe,
+      self.tokenizer,
+      self._rows_file(split, index, count),
+      self._documents_folder(split, index),
+      split,
+    )
 
   def _clear(self) -> None:
     """Deletes the plan, the counts and the locks."""
-    of_task = self._counts, self._progress, self._lock, self._hashes
+    files_of_task = (
+      self._counts_file,
+      self._progress_file,
+      self._lock_file,
+      self._hashes_file,
+    )
     for task in range(self.tasks):
-      for path in of_task:
-        path(task).unlink(missing_ok=True)
+      for file_of in files_of_task:
+        file_of(task).unlink(missing_ok=True)
     lock = self._staging / "tokenizer.lock"
-    for path in (self._plan, self._division_file, lock):
+    for path in (self._plan_file, self._division_file, lock):
       path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else's files
       self._staging.rmdir()
     (self.output / _LOCK).unlink(missing_ok=True)
 
-  def _counts(self, task: int) -> pathlib.Path:
+  def _counts_file(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.json"
 
-  def _progress(self, task: int) -> pathlib.Path:
+  def _progress_file(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.spans"
 
-  def _hashes(self, task: int) -> pathlib.Path:
+  def _hashes_file(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.npz"
 
   @property
   def _division_file(self) -> pathlib.Path:
     return self._staging / "division.npz"
 
-  def _lock(self, task: int) -> pathlib.Path:
+  def _lock_file(self, task: int) -> pathlib.Path:
     return self._staging / f"{task:05}.lock"
 
-  def _rows(self, split: str, index: int, count: int) -> pathlib.Path:
+  def _rows_file(self, split: str, index: int, count: int) -> pathlib.Path:
     return self.output / folder_lib.rows_file(split, index, count)
 
-  def _documents(self, split: str, index: int) -> pathlib.Path:
+  def _documents_folder(self, split: str, index: int) -> pathlib.Path:
     return self.output / "documents" / f"{split}-{index:05}"
 
   def _check(

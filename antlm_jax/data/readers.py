@@ -99,15 +99,20 @@ class Rule:
   name: str  # predicate of such documents, for messages
   length: float  # characters after which the next line end ends it
   # If True, a blank line ends it as well, unless its file has articles.
-  layout: bool = False
+  blank_lines: bool = False
   # Regular expression of the lines that begin an article. From the first
   # heading or article on, a document ends only there.
   article: str = ""
+  elements: bool = False  # whether the articles are <doc> elements
   separator: str = ""  # text that ends a document in any file, also in a record
+
+  def may_end_at(self, line: str | bytes, length: int) -> bool:
+    """Whether a line ends a document of this length, without articles."""
+    return length >= self.length or (self.blank_lines and not line.strip())
 
 
 RULES = {
-  "auto": Rule("end at blank lines or after 64 KiB", 1 << 16, layout=True),
+  "auto": Rule("end at blank lines or after 64 KiB", 1 << 16, blank_lines=True),
   "line": Rule("are lines", 1),
   "file": Rule("are files", math.inf),
 }
@@ -197,8 +202,8 @@ def read_documents(
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
-  begins = True
-  space = ""
+  begins = True  # whether the next text begins a document
+  space = ""  # white space after the last text
   with _reading_source(source):
     tally = Tally() if tally is None else tally
     rule = _rule_of_file(source, rule)
@@ -211,9 +216,9 @@ def read_documents(
           tally[_DOCUMENTS + rule.name] += 1
           yield Document(parsing.stripped(text))
         else:
-          head = text[: len(text) - len(text.lstrip())]
-          yield Document(content, begins, space + head)
-        space = "" if ends else text[len(text.rstrip()) :]
+          space += text[: len(text) - len(text.lstrip())]
+          yield Document(content, begins=False, before=space)
+        space = text[len(text.rstrip()) :]
         begins = False
       elif not begins:
         space += text
@@ -263,7 +268,7 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
   """
   if READERS.get(kind(source)) is not None:
     return rule if rule.separator else dataclasses.replace(rule, name=_RECORD)
-  if not rule.layout:
+  if not rule.blank_lines:
     return rule
   with open_file(source) as file:
     head = file.read(_BLOCK).decode("utf-8", errors="replace")
@@ -272,7 +277,7 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
   first = next(filter(str.strip, lines), "")
   if re.fullmatch(_ELEMENT, first):
     name = "are <doc> elements"
-    return dataclasses.replace(rule, name=name, article=_ELEMENT)
+    return dataclasses.replace(rule, name=name, article=_ELEMENT, elements=True)
   headings = filter(None, map(_ANY_HEADING.fullmatch, lines))
   counts = collections.Counter(len(heading[1]) for heading in headings)
   least = max(2, len(head) >> 16)
@@ -320,7 +325,7 @@ def _text_pieces(
       begin = 0
       end = None
       if part != WHOLE:
-        begin, end = _bytes(file, part, rule)
+        begin, end = _byte_range(file, part, rule)
       yield from _divide_lines(_file_lines(file, begin, end), rule)
     return
   for place, (value,) in read_source_records(source, {column: "column"}, part):
@@ -543,33 +548,45 @@ def _file_digest(file: BinaryIO) -> bytes:
 def _divide_lines(
   lines: Iterable[str], rule: Rule
 ) -> Iterator[tuple[str, bool]]:
+  """Joins lines to pieces; yields each, and whether it ends its document.
+
+  A document ends before an article and, until the first article or heading of
+  the file, where `Rule.may_end_at` says.
+  """
   piece = []
-  length = 0
+  piece_length = 0
+  document_length = 0
+  ends_before = False  # whether a document ends before the line
+  is_in_articles = False  # whether an article or a section has begun
   begins_article = re.compile(rule.article).fullmatch
-  has_article = False  # whether an article or a section has begun
   for line in lines:
-    ends = False
-    if rule.article:
-      ends = bool(begins_article(line))
-      has_article |= ends or bool(_ANY_HEADING.fullmatch(line))
-    if rule.article == _ELEMENT and _ELEMENT_LINE.fullmatch(line):
-      ends = True
+    if rule.article and begins_article(line):
+      is_in_articles = True
+      ends_before = True
+    elif rule.article and _ANY_HEADING.fullmatch(line):
+      is_in_articles = True
+    if rule.elements and _ELEMENT_LINE.fullmatch(line):
+      ends_before = True
       line = ""
-    if ends or length + len(line) > _PIECE:
-      yield "".join(piece), ends
+    if ends_before or piece_length + len(line) > _PIECE:
+      yield "".join(piece), ends_before
       piece = []
-      length = 0
+      piece_length = 0
+    if ends_before:
+      document_length = 0
     piece.append(line)
-    length += len(line)
-    over = length >= rule.length or (rule.layout and not line.strip())
-    if over and line.endswith("\n") and not has_article:
-      yield "".join(piece), True
-      piece = []
-      length = 0
+    piece_length += len(line)
+    document_length += len(line)
+    # This is about the next line.
+    ends_before = (
+      not is_in_articles
+      and line.endswith("\n")
+      and rule.may_end_at(line, document_length)
+    )
   yield "".join(piece), True
 
 
-def _bytes(
+def _byte_range(
   file: BinaryIO, part: tuple[int, int], rule: Rule
 ) -> tuple[int, int]:
   """Returns the first byte of a part of a file, and the byte after it.
@@ -577,18 +594,19 @@ def _bytes(
   A part begins with a document: with a line, or after a separator.
   """
   size = file.seek(0, os.SEEK_END)
-  number, count = part
+  index, count = part
   separator = rule.separator.encode()
   begins_article = re.compile(rule.article.encode()).fullmatch
 
-  def ends_before(line: bytes, passed: int) -> bool:
+  def may_begin_at(line: bytes, passed: int) -> bool:
+    """Whether a part may begin at a line, this many bytes after its place."""
+    line = line.removeprefix(codecs.BOM_UTF8)
     if rule.article:
-      return bool(begins_article(line.removeprefix(codecs.BOM_UTF8)))
-    blank = not line.removeprefix(codecs.BOM_UTF8).strip()
-    return passed >= rule.length or (rule.layout and blank)
+      return bool(begins_article(line))
+    return rule.may_end_at(line, passed)
 
-  def cut(index: int) -> int:
-    position = size * index // count
+  def first_byte(number: int) -> int:
+    position = size * number // count
     if position in (0, size):
       return position
     if separator:
@@ -596,16 +614,16 @@ def _bytes(
         place = data.find(separator, position)
       return place + len(separator) if place >= 0 else size
     file.seek(position - 1)  # a line may begin here
-    first = last = position
-    ends_line = False  # whether the last bytes end a line
+    line_start = position
+    begins_line = False
     while line := file.readline(_BLOCK):  # a line may be as long as the file
-      if ends_line and ends_before(line, last - first):
+      if begins_line and may_begin_at(line, line_start - position):
         break
-      last = file.tell()
-      ends_line = line.endswith(b"\n")
-    return last
+      line_start = file.tell()
+      begins_line = line.endswith(b"\n")
+    return line_start
 
-  return cut(number), cut(number + 1)
+  return first_byte(index), first_byte(index + 1)
 
 
 def _file_lines(
@@ -669,7 +687,7 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
     end = math.inf
     position = 0
     if part != WHOLE:
-      begin, end = _bytes(file, part, Rule("", 0))
+      begin, end = _byte_range(file, part, Rule("", 0))
       position = file.seek(begin)
     for number, line in enumerate(parsing.bounded_lines(file), start=1):
       if position >= end:
