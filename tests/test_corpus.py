@@ -793,6 +793,21 @@ def test_fasta_is_a_sequence_a_record(tmp_path, name):
   assert data.train.read([0])[0][0].tolist() == [1, *ids[:3]]
 
 
+@pytest.mark.parametrize("documents", ["auto", "line", "file"])
+def test_records_in_a_file_of_text_are_refused(tmp_path, documents):
+  """Catches JSON that is trained on as it is, as of WikiExtractor --json."""
+  path = tmp_path / "wiki_00"
+  lines = ['{"title": "a", "text": "one"}', '{"title": "b", "text": "two"}']
+  path.write_text("\n".join(lines) + "\n")
+  call = prepare, path
+  settings = {"documents": documents, "vocab_size": 300, "seq_len": 8}
+  assert "its lines are JSON records: name the" in runs.told(*call, **settings)
+  # Other braces are text.
+  path.write_text("{a}\n\n" + lines[0] + "\n\nb\n")
+  read = readers.read_documents(str(path), readers.RULES["auto"], "text")
+  assert [document.text for document in read] == ["{a}", lines[0], "b"]
+
+
 def test_fasta_without_a_header_is_refused(tmp_path):
   """Catches lines before the first header that are lost."""
   path = tmp_path / "a.fa"

@@ -264,17 +264,26 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
 
   A file has articles if it begins with a heading, or has two of a level and one
   in 64 KiB, or begins as WikiExtractor's. A document ends before each heading
-  of the articles' level or above.
+  of the articles' level or above. Raises a ValueError if the file's first two
+  lines are JSON records, unless the rule has a separator.
   """
   if READERS.get(kind(source)) is not None:
     return rule if rule.separator else dataclasses.replace(rule, name=_RECORD)
-  if not rule.blank_lines:
+  if rule.separator:
     return rule
   with open_file(source) as file:
     head = file.read(_BLOCK).decode("utf-8", errors="replace")
   # Not splitlines: U+2028 and the like may be part of a line.
   lines = _LINE_END.split(parsing.without_marks(head))
-  first = next(filter(str.strip, lines), "")
+  first_lines = [*itertools.islice(filter(str.strip, lines), 2)]
+  if first_lines and all(map(_is_json_record, first_lines)):
+    raise ValueError(
+      "its lines are JSON records: name the file .jsonl to read their texts, or"
+      " give a separator to read it as it is"
+    )
+  if not rule.blank_lines:
+    return rule
+  first = first_lines[0] if first_lines else ""
   if re.fullmatch(_ELEMENT, first):
     name = "are <doc> elements"
     return dataclasses.replace(rule, name=name, article=_ELEMENT, elements=True)
@@ -288,6 +297,17 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
     return rule
   article = _HEADING % (min(levels) // 2)
   return dataclasses.replace(rule, name="begin at headings", article=article)
+
+
+def _is_json_record(line: str) -> bool:
+  """Whether a line is a JSON object with a text in it."""
+  if not line.startswith("{"):
+    return False
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):
+    return False
+  return any(isinstance(value, str) for value in record.values())
 
 
 def _separated(
