@@ -787,6 +787,14 @@ def test_copies_are_held_out_together(parts, tmp_path, dedup, counts, capsys):
   assert (leak in capsys.readouterr().out) == (not dedup)
 
 
+def test_copies_in_another_form_of_unicode_are_copies(capsys):
+  texts = [f"café {number}" for number in range(40)]
+  dev = [unicodedata.normalize("NFD", text) for text in texts[:4]]
+  prepare.prepare(texts, dev=dev, vocab_size=300, seq_len=16)
+  said = capsys.readouterr().out
+  assert "4 of 4 held-out documents are also trained on" in said
+
+
 def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
   """Catches shards of one folder that two tokenizers encoded."""
   args = large_args(parts, tmp_path / "out", "--tasks=2")

@@ -72,6 +72,16 @@ def test_a_short_text_has_the_sum_of_its_scores(loaded):
     np.testing.assert_allclose(nats, -expected, rtol=1e-5)
 
 
+def test_unknown_tokens_are_counted(loaded, monkeypatch, capsys):
+  """Catches text that cannot be read and is therefore easy to predict."""
+  ids = loaded.tokenizer.encode(SENTENCES[0])
+  monkeypatch.setitem(vars(loaded.tokenizer), "unk_id", int(ids[0]))
+  predicted(loaded, SENTENCES[:1])
+  count = int((ids == ids[0]).sum())
+  said = f"{count} of {len(ids)} tokens are unknown"
+  assert said in capsys.readouterr().out
+
+
 def test_figures_are_their_definitions():
   found = perplexity.perplexity_figures(
     ["é b", " c\n"], [3, 2], np.array([4, 1.0]), np.array([1, 1])

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ class Fingerprints(NamedTuple):
 
 
 def fingerprints(documents: Iterable[Document]) -> Fingerprints:
-  """Hashes documents, without the space at their ends."""
+  """Hashes documents in Unicode's NFC, without the space at their ends."""
   hashes = array.array("Q")
   sizes = array.array("q")
   digest = hashlib.blake2b(digest_size=8)
@@ -78,7 +79,8 @@ def fingerprints(documents: Iterable[Document]) -> Fingerprints:
       digest = hashlib.blake2b(digest_size=8)
       hashes.append(0)
       sizes.append(0)
-    digest.update((text.lstrip() if begins else before + text).encode("utf-8"))
+    content = text.lstrip() if begins else before + text
+    digest.update(unicodedata.normalize("NFC", content).encode("utf-8"))
     hashes[-1] = int.from_bytes(digest.digest())
     sizes[-1] += len(text.encode("utf-8"))
   return Fingerprints(np.array(hashes, np.uint64), np.array(sizes, np.int64))

@@ -633,8 +633,8 @@ def task_name(data: Data) -> str:
 
 
 def same_text(text: str) -> str:
-  """Returns a text without case and repeated spaces: equal texts share it."""
-  return " ".join(text.casefold().split())
+  """Returns a text's NFC without case and repeated spaces, for comparisons."""
+  return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def own_task_fields(

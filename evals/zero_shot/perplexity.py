@@ -148,13 +148,21 @@ def measure_perplexity(
   if longest > (most := loaded.model.config.max_seq_len):
     raise UserError(f"window={longest} is over the model's max_seq_len={most}")
   parts = []
+  token_count = unknown_count = 0
   for i in range(0, len(documents), _ENCODED):
     for ids in loaded.tokenizer.encode_batch(documents[i : i + _ENCODED]):
+      token_count += len(ids)
+      unknown_count += np.count_nonzero(ids == loaded.tokenizer.unk_id)
       tokens = np.concatenate([before, ids, after])
       text = EncodedText(tokens, start, len(before) + len(ids))
       parts.append(list(windows(text, passes, longest, settings.stride)))
   if not any(parts) or not any(map(str.split, documents)):
     raise UserError("the texts hold no word to predict")
+  if unknown_count:
+    progress.say(
+      f"warning: {unknown_count:,} of {token_count:,} tokens are unknown to the"
+      " tokenizer: do not compare these figures with another tokenizer's"
+    )
   size = sum(len(document.encode()) for document in documents)
   count = sum(len(document.split()) for document in documents)
   if note := words.note_of_words(size, count):
