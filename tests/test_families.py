@@ -54,7 +54,7 @@ def read(fields, **changes) -> models.EncoderConfig:
   """Returns the encoder's settings that a config.json describes."""
   meaning = described(fields, **changes)
   settings = {"name": meaning.encoder, **meaning.settings}
-  return models.build_model(settings, meaning.rows).config
+  return models.build_model(settings, meaning.embedding_rows).config
 
 
 @pytest.mark.parametrize("form", ["causal", "bidirectional"])
