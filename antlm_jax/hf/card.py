@@ -202,7 +202,7 @@ def _training_facts(loaded: Loaded) -> dict[str, str]:
   return {
     "Initial checkpoint": "".join(began[-1:]),
     "Curriculum": f"`{config.curriculum}` ({trained})",
-    "Steps": loaded.steps,
+    "Steps": loaded.step_text,
     "Batch size": f"{config.train.batch_size} rows",
     "Peak learning rate": (
       f"{config.schedule.peak_lr:g} ({config.optimizer.name},"

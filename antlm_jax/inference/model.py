@@ -84,10 +84,10 @@ class Loaded(TextModel):
     inside_run = self.path.parent.name == FOLDER
     path = files.shown_path(self.saved.run if inside_run else self.path)
     name = self.config.model.name
-    return f"<{name}, {size} parameters, step {self.steps}, {path}>"
+    return f"<{name}, {size} parameters, step {self.step_text}, {path}>"
 
   @property
-  def steps(self) -> str:
+  def step_text(self) -> str:
     """Number of training steps, and whether its weights are an average."""
     average = self.saved.weights == "ema"
     return f"{self.step:,}{' (average of the weights)' * average}"
