@@ -106,6 +106,7 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
   monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
   chips.take_memory()
   assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+  assert chips.chip_of(device).memory == int(0.5 * whole)
 
 
 @pytest.mark.parametrize(

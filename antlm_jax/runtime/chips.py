@@ -36,9 +36,11 @@ from collections.abc import Mapping
 import jax
 
 _GIB = 2**30
-# Variable with the share of a GPU's memory that JAX takes, and the share for a
-# training. JAX's own default is 0.75: docs.jax.dev, "GPU memory allocation".
-_SHARE = "XLA_CLIENT_MEM_FRACTION"
+# Variables with the share of a GPU's memory that JAX takes, by the present and
+# the older name. JAX refuses both together.
+_MEMORY_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# The share for a training. JAX's own default is 0.75: docs.jax.dev, "GPU memory
+# allocation".
 _TAKEN = 0.92
 
 
@@ -269,9 +271,8 @@ def take_memory() -> None:
 
   It has an effect before JAX first uses the GPU.
   """
-  # JAX refuses both the variable and its older name.
-  if not any("MEM_FRACTION" in name for name in os.environ):
-    os.environ[_SHARE] = str(_TAKEN)
+  if not any(map(os.environ.get, _MEMORY_VARIABLES)):
+    os.environ[_MEMORY_VARIABLES[0]] = str(_TAKEN)
 
 
 def usable(kind: str) -> Chip:
@@ -283,5 +284,6 @@ def usable(kind: str) -> Chip:
   }
   memory = chip.memory // chip.devices
   if not kind.startswith("TPU"):
-    memory = int(memory * float(os.environ.get(_SHARE, _TAKEN)))
+    shares = filter(None, map(os.environ.get, _MEMORY_VARIABLES))
+    memory = int(memory * float(next(shares, _TAKEN)))
   return dataclasses.replace(chip, memory=memory, **share)
