@@ -20,6 +20,7 @@ from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint, json_checksum
 
 SUMMARY = "summary.json"
+ITEMS = "items.jsonl"  # each item of an evaluation, with its scores
 
 
 def model_digest(model: Checkpoint) -> dict:

@@ -778,7 +778,7 @@ def test_copies_are_held_out_together(parts, tmp_path, dedup, counts, capsys):
   )
   assert not {*train} & {*dev} and len({*train} | {*dev}) == 1000
   assert (len(train), len(dev)) == counts
-  # Documents of a given file are told, and left out on request.
+  # prepare counts leaks of a given file, and leaves them out on request.
   (tmp_path / "held.txt").write_text("\n\n".join([*texts[:9], "x"]), "utf-8")
   capsys.readouterr()
   how = {"dev": tmp_path / "held.txt", "dedup": bool(dedup)}

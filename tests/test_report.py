@@ -18,7 +18,6 @@ from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.studies import report
 from antlm_jax.evals.studies.reporting import scores as scores_lib
 from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.evals.zero_shot.task import ITEMS
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.runtime import files
 from tests import runs, tuned
@@ -150,7 +149,7 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   summary = {"request": about, **results.summary()}
   items = "".join(json.dumps(line) + "\n" for line in results.lines())
   folder = run / "evals" / benchmark / name
-  results_lib.write_results(folder, {ITEMS: items}, summary)
+  results_lib.write_results(folder, {results_lib.ITEMS: items}, summary)
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):

@@ -209,10 +209,7 @@ def _data_sources(
     return {"data.path": os.fspath(data)}, {}
   sources = data if isinstance(data, Mapping) else {"": data}
   if columns := sorted(_COLUMNS & sources.keys()):
-    raise UserError(
-      f"data has the columns {', '.join(columns)}: give rows of token ids, such"
-      " as data['input_ids'], or of texts antlm_jax.prepare(data)"
-    )
+    raise in_memory.columns_error("data has", columns)
   names = splits.split_names([*map(str, sources)], files=False)
   named = {name.split for name in names}
   if named & {"dev", "test"}:

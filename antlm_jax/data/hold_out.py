@@ -102,7 +102,7 @@ def _hold_out_texts(
   A text is held out with all its copies. `sizes` are int64 `[documents]`, and
   the next two arguments are the result of `_distinct_texts`.
   """
-  # Of each text [texts]: its documents that stay, and their bytes.
+  # By text [texts]: the number of its remaining documents, and their bytes.
   document_counts = np.bincount(text_of_document)
   if dedup:
     document_counts = np.ones_like(first_documents)
@@ -113,7 +113,7 @@ def _hold_out_texts(
   if (document_counts[is_cut] > 1).any():
     # There are too few different texts to hold out copies together.
     return sizes_to_train(sizes, share)
-  # Of each document [documents]; sizes of copies may differ by white space.
+  # By document [documents]. Sizes of copies may differ by white space.
   train_sizes = np.where(is_held_out[text_of_document], 0, sizes)
   train_sizes[first_documents[is_cut]] = text_train_sizes[is_cut]
   return train_sizes

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,15 +50,20 @@ def copy(prepared: PreparedData) -> PreparedData:
   return dataclasses.replace(prepared, folder=None, train=train, dev=dev)
 
 
+def columns_error(table: str, columns: Sequence[object]) -> UserError:
+  """Returns the error for a table in place of rows; `table` begins it."""
+  shown = ", ".join(map(str, columns[:_SHOWN]))
+  return UserError(
+    f"{table} the columns {shown}: give rows of token ids, such as"
+    " data['input_ids'], or of texts antlm_jax.prepare(data)"
+  )
+
+
 def _checked_tokens(tokens: npt.ArrayLike, name: str) -> np.ndarray:
   """Returns rows as an array; UserError if they are not int `[N, T]`."""
   if (columns := records.column_names(tokens)) is not None:
-    shown = ", ".join(map(str, columns[:_SHOWN]))
-    raise UserError(
-      f"{name} data are a {type(tokens).__name__} with the columns {shown}:"
-      " give rows of token ids, such as data['input_ids'], or of texts"
-      " antlm_jax.prepare(data)"
-    )
+    table = f"{name} data are a {type(tokens).__name__} with"
+    raise columns_error(table, columns)
   if isinstance(tokens, str | os.PathLike | PreparedData):
     raise UserError(
       f"{name} data are no rows of token ids: prepare all texts together,"

@@ -395,9 +395,10 @@ class Preparation:
   def _write_held_out(self, tally: readers.Tally) -> PreparedSplit:
     """Writes the rows of the held-out documents of all tasks, or of files."""
     writer = self._writer("dev", 0, 1)
-    documents = self.corpus.read("dev", tally)
-    documents = marks.counted(documents, self._marks, tally)
-    if not self.corpus.dev:
+    if self.corpus.dev:
+      documents = self.corpus.read("dev", tally)
+      documents = marks.counted(documents, self._marks, tally)
+    else:
       documents = document_store.read_kept_documents(self.output, "dev")
     held_out = document_store.spool(documents, self._staging)
     if self.corpus.dev:

@@ -821,8 +821,8 @@ def _parquet(
     parsing.check_once(names, {*columns})
     only = names
     if {*columns} <= {*names}:
-      others = {*optional} & {*names} - {*columns}
-      only = [*columns, *(name for name in names if name in others)]
+      optional_names = {*optional} & {*names} - {*columns}
+      only = [*columns, *(name for name in names if name in optional_names)]
     # A file without rows has no row groups.
     index, count = part
     groups = np.array_split(range(file.num_row_groups), count)
@@ -875,8 +875,8 @@ def _of_hub(
   names = dataset.column_names
   parsing.check_once(names, columns or {*names})
   if {*columns} <= {*names}:
-    others = (name for name in optional if name in names)
-    dataset = dataset.select_columns([*columns, *others])
+    present = (name for name in optional if name in names)
+    dataset = dataset.select_columns([*columns, *present])
   index, count = part
   begin = len(dataset) * index // count
   end = len(dataset) * (index + 1) // count

@@ -95,8 +95,8 @@ def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
   splits = [x.split for x in split_names([*map(str, keys)], files=False)]
   if "train" in splits and "" in splits:
     pairs = [*zip(keys, splits, strict=True)]
-    others = ", ".join(repr(key) for key, split in pairs if not split)
-    progress.say(f"warning: not used, beside a set named train: {others}")
+    unused = ", ".join(repr(key) for key, split in pairs if not split)
+    progress.say(f"warning: not used, beside a set named train: {unused}")
     keys = [key for key, split in pairs if split]
     splits = [split for split in splits if split]
   if not keys or "" in splits or len({*splits}) < len(splits):

@@ -535,8 +535,10 @@ class Tokenizer:
         for role, ids in tokens.items()
       ],
     )
-    own = self._backend.post_processor
-    steps = [record] if own is None else [record, own]
+    post_processor = self._backend.post_processor
+    steps = [record]
+    if post_processor is not None:
+      steps.append(post_processor)
     self._backend.post_processor = processors.Sequence(steps)
 
   def _recorded_ids(self) -> dict[str, int | None]:

@@ -56,8 +56,10 @@ def find_model(model: str) -> ModelFolder:
   on_hub = hub.is_name(model)
   if gguf.is_gguf(model):
     folder = gguf.unpack(model)
+  elif on_hub:
+    folder = hub.download_model(model)
   else:
-    folder = hub.download_model(model) if on_hub else pathlib.Path(model)
+    folder = pathlib.Path(model)
   _check_merged(folder, model)
   modules = _read_modules(folder)
   if on_hub:

@@ -390,15 +390,15 @@ class Checkpoint:
     KeyError if it has no item named `weights`.
     """
     items = to_items(like)
-    wanted = {
+    items_to_read = {
       weights: self.without_missing_head(like.params),
       "counters": items["counters"],
     }
     if with_optimizer:
-      wanted["optimizer"] = items["optimizer"]
+      items_to_read["optimizer"] = items["optimizer"]
     if "ema" in items and weights != "ema":
-      wanted["ema"] = self.without_missing_head(items["ema"])
-    arrays = self.read(wanted)
+      items_to_read["ema"] = self.without_missing_head(items["ema"])
+    arrays = self.read(items_to_read)
     self.verify(arrays)
     params = arrays.pop(weights)
     return complete_state(like, {**arrays, "params": params})

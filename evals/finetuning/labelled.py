@@ -433,7 +433,7 @@ def _indexed(
   for split, split_records in records.items():
     for place, example in split_records:
       label = example.label
-      labels = label if isinstance(label, list) else [label]
+      labels = _as_list(label)
       if unknown := [name for name in labels if name not in indices]:
         form = sets.visible_form(unknown[0])
         twins = [name for name in names if sets.visible_form(name) == form]

@@ -312,10 +312,10 @@ def source_records(
   form = f"give ({', '.join(columns)})"
   all_columns = [*columns, *optional]
   watched = {*watched} - {*all_columns}
-  others = [*optional, *sorted(watched)]
+  optional_columns = [*optional, *sorted(watched)]
   names = [class_names(source, column) for column in all_columns]
   unused = set()
-  for place, record in _placed_records(source, columns, others):
+  for place, record in _placed_records(source, columns, optional_columns):
     if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
         has = ", ".join(map(repr, record))

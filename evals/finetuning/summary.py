@@ -406,7 +406,7 @@ def write_task_results(
         item["text"] = hashlib.blake2b(text, digest_size=8).hexdigest()
         item["scores"] = [metric([x], [example.label]) for x in predictions]
       lines.append(json.dumps(item) + "\n")
-  texts = {"items.jsonl": "".join(lines)}
+  texts = {results.ITEMS: "".join(lines)}
   if task.texts:
     best = outcomes[summary.best_run]
     texts |= task.texts(

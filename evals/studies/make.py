@@ -200,7 +200,7 @@ def costs(study: Study, runs: pathlib.Path) -> str:
     elif row.after:
       begins = f"{row.after}, at its end"
     if not run.config.data.path and branches.steps_of(run.config) is None:
-      # The stand-in data of a plan has this many rows.
+      # A plan's artificial data has this number of rows.
       epoch = len(run.sources.rows)
     steps = run.curriculum.steps
     new_steps = steps - begin

@@ -163,18 +163,17 @@ def measure_perplexity(
       f"warning: {unknown_count:,} of {token_count:,} tokens are unknown to the"
       " tokenizer: do not compare these figures with another tokenizer's"
     )
-  size = sum(len(document.encode()) for document in documents)
-  count = sum(len(document.split()) for document in documents)
-  if note := words.note_of_words(size, count):
-    progress.say(note)
   totals = texts_lib.score_text_parts(loaded, parts, passes, settings)
-  return perplexity_figures(
+  figures = perplexity_figures(
     documents,
     tokens=[sum(window.targets for window in pieces) for pieces in parts],
     nats=-totals.logprobs,
     likeliest=totals.likeliest,
     by_position=totals.by_position,
   )
+  if note := words.note_of_words(figures.bytes, figures.words):
+    progress.say(note)
+  return figures
 
 
 def perplexity_figures(

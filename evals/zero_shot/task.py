@@ -27,8 +27,6 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
 from antlm_jax.training.checkpoint import Checkpoint
 
-ITEMS = "items.jsonl"
-
 
 class ZeroShotOutcome(NamedTuple):
   """The results of a task."""
@@ -222,7 +220,9 @@ def evaluate(
       summary = finished_summary(folder, request)
     reused = summary is not None
     if reused:
-      lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
+      lines = [
+        x for _, x in files.read_jsonl(folder / results.ITEMS, "the items")
+      ]
     else:
       if folder:  # before minutes of scoring
         files.check_writable(folder, folder=True)
@@ -235,7 +235,9 @@ def evaluate(
       lines = list(outcome.lines)
       if folder:
         rows = "".join(json.dumps(line) + "\n" for line in lines)
-        results.write_results(folder, {**outcome.files, ITEMS: rows}, summary)
+        results.write_results(
+          folder, {**outcome.files, results.ITEMS: rows}, summary
+        )
   return ZeroShotResult(task, mode, summary, lines, folder, reused)
 
 
@@ -284,4 +286,4 @@ def request_of(
 def finished_summary(folder: pathlib.Path, request: dict) -> dict | None:
   """Returns the summary that `results.finished` finds, if it has its items."""
   summary = results.finished(folder, request)
-  return summary if (folder / ITEMS).is_file() else None
+  return summary if (folder / results.ITEMS).is_file() else None

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from antlm_jax.evals import results
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.studies.reporting.runs import (
   TrainedRun,
@@ -281,7 +282,7 @@ def _fine_tuned(run: TrainedRun) -> Iterator[Score]:
 
 
 def _items(summary: pathlib.Path, column) -> tuple:
-  path = summary.with_name("items.jsonl")
+  path = summary.with_name(results.ITEMS)
   return ((path, column),) if path.is_file() else ()
 
 

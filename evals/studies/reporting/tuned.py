@@ -16,7 +16,6 @@ from antlm_jax.evals.statistics import CONFIDENCE, Interval
 from antlm_jax.runtime import files
 
 REPORT = "report.md"
-_ITEMS = "items.jsonl"
 _HEAD = "", "model", "score", "seeds", "score (%)", "difference from the first"
 
 
@@ -67,7 +66,7 @@ class TunedComparison:
 def results_folder(path: pathlib.Path) -> pathlib.Path | None:
   """Returns a fine-tuned model's results, next to it; None without any."""
   folder = path.parent if path.name == MODEL else path
-  return folder if (folder / _ITEMS).is_file() else None
+  return folder if (folder / results.ITEMS).is_file() else None
 
 
 def compare_tuned(
@@ -120,7 +119,7 @@ def _read_answers(folder: pathlib.Path) -> dict[str, Answers]:
   except (KeyError, TypeError) as error:
     raise UserError(f"{folder}: no results of a fine-tuning") from error
   by_evaluation = {}
-  for _, item in files.read_jsonl(folder / _ITEMS, "the items"):
+  for _, item in files.read_jsonl(folder / results.ITEMS, "the items"):
     by_evaluation.setdefault(item["evaluation"], []).append(item)
   answers = {}
   for name, items in by_evaluation.items():
