@@ -1,7 +1,5 @@
 """Folders of strangers: nothing of them is run, obeyed, or written through."""
 
-import csv
-import io
 import json
 import os
 import shutil
@@ -19,7 +17,6 @@ from antlm_jax.data import document_store, readers
 from antlm_jax.data.readers import Document
 from antlm_jax.evals.finetuning import sets
 from antlm_jax.evals.studies import jobs
-from antlm_jax.evals.studies.reporting import render
 from antlm_jax.hf import card
 from antlm_jax.page import plots
 from antlm_jax.planning import topology
@@ -268,19 +265,6 @@ def test_a_preparation_with_damaged_files_is_told(corpus, file, capsys):
 def test_names_are_no_html_and_no_links_in_tables(text, shown):
   head, _, row = tables.markdown([(text,)], (text,)).split("\n")
   assert head == row == f"| {shown} |"
-
-
-def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path):
-  """Catches names that a spreadsheet computes, and numbers made texts."""
-  names = "=HYPERLINK(1)", "+1+1", "-a", "@x", "-0.5", "plain"
-  rows = [{"run": name, "loss": -0.5} for name in names]
-  render.write_report(tmp_path, "", {}, {"runs": {"": rows}}, ())
-  found = csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text()))
-  cells = [(row["run"], row["loss"]) for row in found]
-  shown = "'=HYPERLINK(1)", "'+1+1", "'-a", "'@x", "-0.5", "plain"
-  assert cells == [(name, "-0.5") for name in shown]
-  exact = files.read_json(tmp_path / "table.json", "the table")["runs"][""]
-  assert [row["run"] for row in exact] == [*names]
 
 
 # ----------------------------------------------------------- packed and endless

@@ -1,6 +1,5 @@
 """The report of "CLM, MLM or both": claims, scores, figures and gaps."""
 
-import csv
 import json
 
 import numpy as np
@@ -364,42 +363,29 @@ def test_an_open_claim_says_how_many_pretrainings_decide(tmp_path):
   assert words == f"not decided; some {needed} pretrainings would"
 
 
-def test_the_report_is_written_with_its_tables(made):
-  folder, numbers, _ = made
-  names = {path.name for path in (folder / "report").iterdir()}
-  tables = {"claims", "scores", "looks", "published", "rates"}
-  files = {f"{name}.csv" for name in tables} | {"report.md", "table.json"}
-  files |= {"study.json"}
-  assert names == files
-  with open(folder / "report" / "scores.csv", newline="") as file:
-    lines = list(csv.DictReader(file))
-  rows = numbers["scores"]["tiny"]
-  assert [line["row"] for line in lines] == [row["row"] for row in rows]
-  assert float(lines[1]["sst2 (accuracy)"]) == pytest.approx(0.61)
-  with open(folder / "report" / "claims.csv", newline="") as file:
-    lines = [line for line in csv.DictReader(file) if line["here"]]
-  assert len(lines) == 7
-  for line in lines:
-    ends = [float(line[f"99.29 % {end}"]) for end in ("low", "high")]
-    assert ends[0] < float(line["here"]) < ends[1]
-
-
 def test_scores_before_the_decay_are_by_step(made):
   """Catches a look with the scores of another step, or of the end."""
   _, numbers, text = made
-  rows = [x for x in numbers["looks"]["tiny"] if x["row"] != "trivial answer"]
-  assert {
-    (row["row"], row["step"]): row["SC (accuracy)"]["mean"] for row in rows
-  } == pytest.approx(
+  scores = {
+    (row["row"], row["mode"]): row["SC (accuracy)"]
+    for row in numbers["scores"]["tiny"]
+    if row["row"] in ("CLM", "MLM 40 %")
+  }
+  by_step = {
+    "bidirectional": (0.61, 0.91),
+    f"bidirectional, step {LOOK}": (0.41, 0.71),
+    f"bidirectional, step {5 * LOOK}": (0.51, 0.81),
+  }
+  assert {key: mean["mean"] for key, mean in scores.items()} == pytest.approx(
     {
-      ("CLM", LOOK): 0.41,
-      ("CLM", 5 * LOOK): 0.51,
-      ("MLM 40 %", LOOK): 0.71,
-      ("MLM 40 %", 5 * LOOK): 0.81,
+      (row, mode): mean
+      for mode, means in by_step.items()
+      for row, mean in zip(("CLM", "MLM 40 %"), means, strict=True)
     }
   )
-  looks = section(text, "By the steps trained")
-  assert cells(looks, f"{LOOK} | CLM")[5].startswith("41.0 ± ")
+  shown = section(text, "Scores")
+  mode = f"CLM | `840C steps` | 1 | bidirectional, step {LOOK}"
+  assert cells(shown, mode)[4].startswith("41.0 ± ")
 
 
 def test_what_is_missing_is_named(tmp_path):

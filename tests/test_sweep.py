@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import time
-import types
 
 import numpy as np
 import pytest
@@ -18,10 +17,11 @@ from scipy import stats
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
+from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.studies import compare, jobs, sweep
 from antlm_jax.evals.studies.reporting import comparison, plots
 from antlm_jax.runtime.jobs import Child
-from tests import runs
+from tests import runs, tuned
 
 GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
 VALUES = [str(n) for n in range(1, 100)]
@@ -38,6 +38,12 @@ def write(folder, config, losses, ended=True, **summary):
 def config(*overrides):
   words = "--config.curriculum=2C+2M steps", *overrides
   return config_lib.load_config("quickstart", words)
+
+
+@pytest.fixture(autouse=True)
+def empty_pictures(monkeypatch):
+  """Only tests of pictures draw them."""
+  monkeypatch.setattr(plots, "draw_losses", tuned.draw_nothing)
 
 
 @pytest.fixture
@@ -70,7 +76,10 @@ def compared(capsys, *args):
     return [line.split() for line in lines[1:4]], numbers, file.read()
 
 
-def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
+def test_runs_are_ranked_at_their_best_or_last_step(
+  three, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.undo()  # draws the picture
   rows, numbers, text = compared(capsys, *three)
   # The score of b is (3.5 + 2.0) / 2, at step 1. Run c is better than both but
   # unfinished. The half of held-out rows that selects no step is worse by 0.5.
@@ -89,45 +98,58 @@ def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   assert numbers["best"] == "a" and "They are the same." in text
 
 
-def tuned_results(folder, correct, metric="accuracy"):
-  """Writes results of a fine-tuning with one seed."""
-  items = [
-    {"evaluation": "x-dev", "id": str(i), "label": 0, "correct": [bool(right)]}
-    for i, right in enumerate(correct)
-  ]
-  folder.mkdir(parents=True)
-  runs.write_lines(folder / "items.jsonl", items)
-  summary = {"request": {}, "evaluations": {}, "by_lr": [], "best_by": ""}
-  summary |= {"task": "x", "main_metric": metric, "also": []}
-  summary |= {"baseline": "", "best_lr": 0.1, "best_run": 0}
-  summary["runs"] = [{"lr": 0.1, "seed": 0}]
-  (folder / "summary.json").write_text(json.dumps(summary))
-  return folder
+def tuned_results(folder, right, seeds=(0,), **task):
+  """Writes results of a fine-tuning whose answers are right where it says."""
+  answers = np.where(right, tuned.LABELS, 1 - tuned.LABELS)
+  found = {TrialRun(0.1, seed): {"x-dev": answers} for seed in seeds}
+  tuned.write(folder.parent / "new", "x", found, 4, "causal", **task)
+  return (folder.parent / "new/x/4-causal").rename(folder)
 
 
-def test_fine_tuned_models_are_compared_on_the_same_items(tmp_path, capsys):
+@pytest.mark.parametrize(
+  "by_example, metric", [(True, "accuracy"), (False, "right answers")]
+)
+def test_fine_tuned_models_are_compared_on_the_same_items(
+  tmp_path, capsys, by_example, metric
+):
   """Catches an interval that is not the paired one, and items that differ."""
   draw = np.random.default_rng(0)
-  first, other = (draw.random((2, 50)) < [[0.8], [0.6]]).astype(float)
+  first, other = draw.random((2, 100)) < [[0.8], [0.6]]
   folders = [
-    tuned_results(tmp_path / name, correct)
-    for name, correct in (("a", first), ("b", other))
+    tuned_results(tmp_path / name, right, seeds, by_example=by_example)
+    for name, right, seeds in (("a", first, (0,)), ("b", other, (0,)))
   ]
   (folders[1] / "model").mkdir()
   compare.main([str(folders[0]), str(folders[1] / "model")])
   printed = capsys.readouterr().out
   report = tmp_path / comparison.FOLDER / "report.md"
   assert printed.splitlines()[2] in report.read_text()
-  result = compare.compare(folders)
-  assert [row.label for row in result.rows] == ["a", "b"]
-  assert result.best.label == "a"
-  interval = result.rows[1].difference
-  theirs = stats.ttest_rel(other, first).confidence_interval(0.95)
-  assert interval.estimate == pytest.approx(other.mean() - first.mean())
-  assert (interval.low, interval.high) == pytest.approx(tuple(theirs))
-  folders[1] = tuned_results(tmp_path / "c", other[:-1])
-  with pytest.raises(UserError, match="c has other items than a: evaluate"):
-    compare.compare(folders)
+  # Models with other seeds are paired by items alone.
+  seeds = tuned_results(tmp_path / "c", other, (0, 1), by_example=by_example)
+  result = compare.compare([*folders, seeds])
+  assert [(row.label, row.seeds) for row in result.rows] == [
+    ("a", 1),
+    ("b", 1),
+    ("c", 2),
+  ]
+  assert result.best.label == "a" and result.best.metric == metric
+  values = first.astype(float), other.astype(float)
+  theirs = stats.ttest_rel(values[1], values[0]).confidence_interval(0.95)
+  for row in result.rows[1:]:
+    interval = row.difference
+    assert interval.estimate == pytest.approx(other.mean() - first.mean())
+    assert (interval.low, interval.high) == pytest.approx(tuple(theirs))
+  line = runs.told(compare.compare, [tmp_path])
+  assert f"is a folder of results: name each, such as {tmp_path}/a" in line
+  # An item less, and the same item with another label
+  text = (folders[1] / "items.jsonl").read_text()
+  *lines, last = text.splitlines(keepends=True)
+  label = last.replace('"label": 1', '"label": 0')
+  assert label != last
+  for wrong in (lines, [*lines, label]):
+    (folders[1] / "items.jsonl").write_text("".join(wrong))
+    with pytest.raises(UserError, match="b has other items than a: evaluate"):
+      compare.compare(folders)
 
 
 def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
@@ -153,7 +175,8 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
     assert (numbers["best"] is not None) == comparable
   for words, told in (
     ((*three, other, "--by=mlm"), "--by=mlm: not every run measured this loss"),
-    ((*three, tmp_path), "is no run's folder"),
+    ((*three, tmp_path / "x/y"), "is no run's folder"),
+    ((tmp_path,), f"is a folder of runs: name each, such as {three[0]}"),
     (
       (*three, none),
       "every run must measure the same loss (measured by some: clm, mlm)",
@@ -206,8 +229,6 @@ def test_losses_under_different_masks_rank_no_run(tmp_path, capsys):
 def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
   long = {100 * n: {"clm": 5.0 - n, "mlm": 5.0} for n in range(5)}
   write(tmp_path / "long", config(), long, steps=400)
-  meta = types.SimpleNamespace(meta=types.SimpleNamespace(row_tokens=32))
-  monkeypatch.setattr(comparison, "Checkpoint", lambda path: meta)
   drawn = {}
 
   def draw(title, axis, panels, tops, path):
@@ -217,18 +238,15 @@ def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
 
   monkeypatch.setattr(plots, "draw_losses", draw)
   paths = [str(path) for path in (three[0], three[2], tmp_path / "long")]
-  for words in ([], ["--x=share"], ["--x=tokens"], ["--x=step"]):
-    compare.main([*paths, *words])
+  compare.main(paths)
   # Run c has half of its steps.
   assert drawn.pop("share of the run (%)") == {
     "a": [0, 100],
     "c": [0, 50],
     "long": [0, 25, 50, 75, 100],
   }
-  assert drawn["tokens"]["long"] == [32 * 32 * s for s in long]
-  assert drawn["step"]["long"] == [*long] and drawn["step"]["a"] == [0, 4]
   compare.main(paths[:2])
-  assert drawn["step"] == {"a": [0, 4], "c": [0, 2]}
+  assert drawn == {"step": {"a": [0, 4], "c": [0, 2]}}
 
 
 @pytest.mark.parametrize(

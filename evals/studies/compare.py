@@ -3,9 +3,9 @@
   antlm compare runs/first runs/other
   antlm compare TUNED OTHER
 
-Prints the table, and writes report.md, curves.png, runs.csv, settings.csv (the
-settings that differ) and table.json. The table shows each run at its last step,
-or with `eval.watch` at its best step. Losses compare only between runs with the
+Prints the table, and writes report.md, with the settings that differ,
+curves.png, and table.json. The table shows each run at its last step, or with
+`eval.watch` at its best step. Losses compare only between runs with the
 same held-out tokens: the table marks all others.
 
 TUNED and OTHER are folders of results of `antlm eval finetune`. The table then
@@ -20,6 +20,7 @@ from typing import Annotated
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
+from antlm_jax.evals import results
 from antlm_jax.evals.studies.reporting import comparison, tuned
 from antlm_jax.evals.studies.reporting.comparison import Comparison
 from antlm_jax.evals.studies.reporting.runs import read_run
@@ -37,7 +38,6 @@ def compare(
   ],
   *,
   by: str | Sequence[str] = (),
-  x: Annotated[str | None, argument(choices=tuple(comparison.AXES))] = None,
   output: Annotated[
     files.Path | None,
     argument(
@@ -51,8 +51,6 @@ def compare(
   Args:
     runs: Paths to the runs' folders, or to results of fine-tunings.
     by: Objectives whose losses rank the runs, such as mlm; all by default.
-    x: X axis of the picture, share in % of each run; by default share if the
-      longest run has over twice the steps of the shortest, else step.
     output: Path to a folder for the report, a picture of the losses and tables;
       by default nothing is written.
 
@@ -65,20 +63,32 @@ def compare(
   if not paths:
     raise UserError("no runs to compare")
   folder = pathlib.Path(output) if output else None
-  results = [tuned.results_folder(path) for path in paths]
-  are_tuned = all(results)
+  tuned_folders = [tuned.results_folder(path) for path in paths]
+  are_tuned = all(tuned_folders)
   if are_tuned:
-    paths = results
+    paths = tuned_folders
   # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
   if are_tuned:
     return tuned.compare_tuned(labels, folder)
   for path in paths:
-    if not (path / saving.CONFIG).is_file():
-      raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
+    _check_run(path)
   trained = {label: [read_run(label, path)] for label, path in labels.items()}
-  return comparison.compare_runs("Runs compared", trained, by, folder, x)
+  return comparison.compare_runs("Runs compared", trained, by, folder)
+
+
+def _check_run(path: pathlib.Path) -> None:
+  """Raises a UserError if a folder is no run; it names runs inside it."""
+  if (path / saving.CONFIG).is_file():
+    return
+  for name, kind in ((saving.CONFIG, "runs"), (results.ITEMS, "results")):
+    inner = sorted([*path.glob(f"*/{name}"), *path.glob(f"*/*/{name}")])
+    if inner:
+      raise UserError(
+        f"{path} is a folder of {kind}: name each, such as {inner[0].parent}"
+      )
+  raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -6,11 +6,10 @@
 of a training run, with evaluations in its `evals/`. The report lists missing
 results.
 
-Writes report.md, its pictures, each table as a .csv file, and table.json (the
-same numbers, as shares). study.json has every score, and every held-out loss on
-all rows and on each half of them. `--runs` also accepts that file, and then
-makes the same report without the folders. Needs the extra `evals`: pip install
-'antlm_jax[evals]'.
+Writes report.md, its pictures, and table.json (the same numbers, as shares).
+study.json has every score, and every held-out loss on all rows and on each half
+of them. `--runs` also accepts that file, and then makes the same report without
+the folders. Needs the extra `evals`: pip install 'antlm_jax[evals]'.
 """
 
 import collections
@@ -33,6 +32,7 @@ from antlm_jax.evals.studies.reporting import (
 from antlm_jax.evals.studies.reporting import runs as runs_lib
 from antlm_jax.evals.studies.reporting.claims import Claims
 from antlm_jax.evals.studies.reporting.findings import Findings
+from antlm_jax.evals.studies.reporting.items import ItemFiles
 from antlm_jax.evals.studies.study import read_scale
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 from antlm_jax.runtime import files, progress
@@ -75,7 +75,7 @@ def report(
   trained = runs_lib.chosen_runs(folder, trained, rows)
   count = sum(map(len, trained.values()))
   progress.say(f"{count} runs of {len(trained)} rows")
-  items = scores.ItemFiles()
+  items = ItemFiles()
   table = stored["scores"] if packed else scores.read_scores(trained)
   table = table.where(row=trained)
   pipelines = collections.Counter(x.pipeline for x in table.latest())

@@ -23,16 +23,13 @@ from antlm_jax.evals.statistics import Mean, mean_of_seeds
 from antlm_jax.evals.studies import branches
 from antlm_jax.evals.studies.reporting import plots, render
 from antlm_jax.evals.studies.reporting.render import Figure, Row
-from antlm_jax.evals.studies.reporting.runs import TrainedRun
+from antlm_jax.evals.studies.reporting.runs import ALL, TrainedRun
 from antlm_jax.runtime import files
-from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.metrics import REPORT
 
 # Runs by label.
 _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
-# Titles of the picture's x axis.
-AXES = {"step": "step", "tokens": "tokens", "share": "share of the run (%)"}
 # The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
 # Settings of an objective that do not change how it is measured: held_out.py.
@@ -99,7 +96,6 @@ def compare_runs(
   runs: _Runs,
   by: Sequence[str] = (),
   folder: pathlib.Path | None = None,
-  axis: str | None = None,
 ) -> Comparison:
   """Compares runs by the mean of some held-out losses, the lowest first.
 
@@ -108,19 +104,17 @@ def compare_runs(
     runs: The runs by label.
     by: Logged names of objectives; by default all that every run has measured.
     folder: Folder for the report; None for no report.
-    axis: X axis of the picture, a key of `AXES`; by default `share` if the
-      longest run has over twice the steps of the shortest.
 
   Raises:
-    UserError: A run has not measured one of the losses, or the tokens of its
-      steps are not known.
+    UserError: A run has not measured one of the losses.
   """
   all_runs = list(itertools.chain(*runs.values()))
   loss_names = _measured_losses(all_runs)
   ranking_losses = _ranking_losses(all_runs, loss_names, by)
   # A step that half of the rows chose is compared on the other half.
   chosen = any(_watched_step(run) is not None for run in all_runs)
-  report_half = REPORT if chosen and all(run.halves for run in all_runs) else ""
+  has_halves = all(run.has_halves for run in all_runs)
+  report_half = REPORT if chosen and has_halves else ALL
   compared = [
     _compared(label, runs[label], loss_names, ranking_losses, report_half)
     for label in runs
@@ -141,7 +135,7 @@ def compare_runs(
   )
   if folder:
     ranked_runs = {group.label: runs[group.label] for group in compared}
-    _write_report(comparison, title, table_rows, ranked_runs, report_half, axis)
+    _write_report(comparison, title, table_rows, ranked_runs, report_half)
   return comparison
 
 
@@ -151,7 +145,6 @@ def _write_report(
   table_rows: Sequence[Row],
   runs: _Runs,
   report_half: str,
-  axis: str | None,
 ) -> None:
   """Writes the report: table, settings and picture of ranked runs."""
   head, cells = render.report_cells(table_rows, _cell_text)
@@ -173,7 +166,7 @@ def _write_report(
     markdown="\n\n".join(paragraphs) + "\n",
     facts={"by": comparison.by, "best": best},
     tables={"runs": {"": table_rows}, "settings": {"": settings}},
-    figures=[_curves(title, runs, axis)],
+    figures=[_curves(title, runs)],
   )
 
 
@@ -215,7 +208,7 @@ def _watched_step(run: TrainedRun) -> int | None:
 def _compared_step(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
   best = _watched_step(run)
-  return max(run.losses[run.loss_names[0]]) if best is None else best
+  return run.last_step(run.loss_names[0]) if best is None else best
 
 
 def _mean_loss(
@@ -302,7 +295,7 @@ def _comparison_notes(
     "Held-out losses in nats after the given step. The first run has the lowest"
     f" {mean}{' and '.join(ranking_losses)}."
   )
-  if report_half:
+  if report_half == REPORT:
     yield (
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
@@ -421,37 +414,28 @@ def _run_length(run: TrainedRun) -> int:
   return planned.steps if planned else _compared_step(run)
 
 
-def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
-  """Returns the length of a step on the x axis, for a label's runs."""
-  if axis == "step":
-    return 1
-  if axis == "share":
-    return 100 / max(1, *map(_run_length, runs))
-  run = runs[0]
-  train = run.config["train"]
-  if train["batch_start"] < 1 or train["batch_schedule"]:
-    raise UserError(
-      f"--x=tokens needs batches of one size, but those of {run.folder} grow:"
-      " choose --x=step or --x=share"
-    )
-  return train["batch_size"] * Checkpoint(run.folder).meta.row_tokens
+def _curves(title: str, runs: _Runs) -> Figure:
+  """Returns the picture: a panel for each loss, a line for each label.
 
-
-def _curves(title: str, runs: _Runs, axis: str | None) -> Figure:
-  """Returns the picture: a panel for each loss, a line for each label."""
+  Its x axis has steps, or the share of each run if the longest run has over
+  twice the steps of the shortest: that would be a stroke at 0.
+  """
   all_runs = list(itertools.chain(*runs.values()))
-  lengths = [_run_length(run) for run in all_runs]
-  # A run of a tenth of the steps would be a stroke at 0.
-  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
-  scales = {label: _scale(runs[label], axis) for label in runs}
+  lengths = {
+    label: max(1, *map(_run_length, label_runs))
+    for label, label_runs in runs.items()
+  }
+  by_share = max(lengths.values()) > 2 * min(lengths.values())
   panels = {}
   for loss_name in _measured_losses(all_runs):
     panel = panels[f"{loss_name}, held out"] = {}
-    for label in runs:
+    for label, length in lengths.items():
+      unit = 100 / length if by_share else 1
       losses = [run.held_out(loss_name) for run in runs[label]]
       if line := plots.mean_line(losses):
-        panel[label] = [(scales[label] * step, mean) for step, mean in line]
+        panel[label] = [(unit * step, mean) for step, mean in line]
   tops = [run.summary["unigram_entropy"] for run in all_runs if run.summary]
   tops += [x[-1][1].mean for panel in panels.values() for x in panel.values()]
-  draw = functools.partial(plots.draw_losses, title, AXES[axis], panels, tops)
+  axis = "share of the run (%)" if by_share else "step"
+  draw = functools.partial(plots.draw_losses, title, axis, panels, tops)
   return Figure("curves.png", draw)

@@ -21,6 +21,7 @@ from antlm_jax.evals.studies.reporting.render import Figure
 from antlm_jax.evals.studies.reporting.runs import ended
 from antlm_jax.evals.studies.reporting.scores import (
   BLIMP,
+  END,
   LOWEST,
   ODDS,
   WHEN,
@@ -52,7 +53,7 @@ def report_controls(study: Findings) -> Report:
     pairs = list(_compared(study, names))
     claims += [_better(study, family, *sides) for sides in pairs]
     kinds = {k: 0 for n in names for k in study.runs[n][0].names.values()}
-    held_out = [scores.loss_name(*x) for x in itertools.product(kinds, WHEN)]
+    held_out = [scores.loss_measure(*x) for x in itertools.product(kinds, WHEN)]
     rows = study.score_rows(names, held_out)
     for name, row in zip(names, rows[-len(names) :], strict=True):
       row |= _lowest_steps(study, name, kinds)
@@ -91,7 +92,7 @@ def _held_out(study: Findings) -> Iterator[Score]:
         starts[name].add(study.shared_steps(*rows))
   for name, steps in starts.items():
     for after, half in itertools.product(steps, HALVES):
-      yield from scores.losses(study.runs[name], after, half)
+      yield from scores.losses(study.runs[name], half, after)
 
 
 def _lowest_steps(
@@ -100,7 +101,7 @@ def _lowest_steps(
   """Returns the steps of a row's lowest losses, by heading."""
   columns = {}
   for kind in kinds:
-    measure = scores.loss_name(kind, LOWEST)
+    measure = scores.loss_measure(kind, LOWEST)
     lines = study.scores.where(row=name, measure=measure)
     if steps := sorted(lines.distinct("step")):
       span = dict.fromkeys(f"{step:,}" for step in (steps[0], steps[-1]))
@@ -129,7 +130,7 @@ def _grid_borders(
     run = study.runs[cells[0]][0]
     objectives = study.rows[cells[0]].measured or run.objectives
     for kind in (run.names[x] for x in objectives):
-      measure = scores.loss_name(kind, WHEN[0])
+      measure = scores.loss_measure(kind, END)
       means = {name: study.mean(name, "", measure) for name in cells}
       means = {name: mean.mean for name, mean in means.items() if mean}
       best = min(means, key=means.get, default=None)
@@ -202,11 +203,11 @@ def _better(study: Findings, family: str, side: Side, control: Side) -> Claim:
   for objective in study.rows[control[0]].measured or run.objectives:
     kind = run.names[objective]
     sides = (side[0], ""), (control[0], "")
-    above = study.gains(scores.loss_name(kind, LOWEST), sides)
+    above = study.gains(scores.loss_measure(kind, LOWEST), sides)
     for when in WHEN:
       estimate, other_half = (
         study.difference(
-          scores.loss_name(kind, when, shared, half),
+          scores.loss_measure(kind, when, half, shared),
           {sides[0]: 1.0, sides[1]: -1.0},
         )
         for half in (REPORT, CHOOSE)
@@ -246,7 +247,7 @@ def _curves(
   """
   rows = {}
   for name in names:
-    runs = [run for run in ended(study.runs[name]) if run.losses]
+    runs = [run for run in ended(study.runs[name]) if run.loss_names]
     if runs:
       rows[study.title(name)] = runs
   panels = {}
@@ -261,8 +262,8 @@ def _curves(
     for run in runs:
       trained = {name: run.names[name] for name in run.objectives}
       objectives |= trained
-      ends = (run.end(kind) for kind in trained.values())
-      tops += [run.summary["unigram_entropy"], *filter(None, ends)]
+      ends = filter(None, (run.end(kind) for kind in trained.values()))
+      tops += [run.summary["unigram_entropy"], *(loss for _, loss in ends)]
   if any(panels.values()):
     draw = functools.partial(
       plots.draw_losses,

@@ -1,20 +1,21 @@
 """The report of CLM, MLM or both (arXiv 2507.00994).
 
 Scores are of the test sets, at the rate that is best on those to choose on.
-Each pretraining has several fine-tunings.
+Each pretraining has several fine-tunings. Scores before the end are those of
+modes of their own, such as "bidirectional, step 40".
 """
 
 import collections
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.finetuning.protocol import TASKS_BY_KIND
+from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.evals.studies.reporting import claims, scores
 from antlm_jax.evals.studies.reporting.claims import Claim, Contrast, Report
 from antlm_jax.evals.studies.reporting.findings import Findings
@@ -38,60 +39,66 @@ def report_encoders(study: Findings) -> Report:
     if line.measure.endswith(_TEST)
   )
   study = dataclasses.replace(study, table=Scores(named).where(measure=_TASKS))
-  unlearnt = _unlearnt(_at_step(study))
-  at_step = functools.cache(
-    functools.partial(_at_step, study, unlearnt=unlearnt)
-  )
-  claimed = list(_paper_claims(study, at_step))
-  study = at_step(0)
   trials = study.table.latest()
-  tables = collections.defaultdict(dict)
-  usual = Scores(
-    line._replace(measure=f"{line.measure} ({line.metric})", metric="")
-    for line in trials.where(main=False, chosen=True)
-  )
-  study = dataclasses.replace(study, scores=Scores([*study.scores, *usual]))
-  also = usual.distinct("measure")
-  also.sort(key=lambda measure: _TASKS.index(measure.split()[0]))
-  for name, rows in study.families.items():
-    tables["scores"][name] = study.score_rows(
-      rows, [*TASKS_BY_KIND, *_TASKS, *also]
-    )
-    tables["looks"][name] = list(_look_rows(study, rows, at_step))
-    tables["rates"][name] = _rate_rows(study, rows, trials)
-  tables["published"][""] = scores.published_numbers("encoders")
+  chosen = trials.where(chosen=True)
+  tasks = chosen.where(main=True)
+  study = dataclasses.replace(study, scores=tasks)
   gaps = study.gaps((), _TASKS)
+  unlearnt = _unlearnt(study)
   if unlearnt:
     gaps.append(
       f"not learnt: {', '.join(unlearnt)}: no row is above the trivial answer"
       " by more than its interval, so no claim counts this"
     )
+  usual = Scores(
+    line._replace(measure=f"{line.measure} ({line.metric})", metric="")
+    for line in chosen.where(main=False)
+  )
+  also = usual.distinct("measure")
+  also.sort(key=lambda measure: _TASKS.index(measure.split()[0]))
+  counted = Scores([*tasks, *_kinds(tasks, unlearnt), *usual])
+  looks = {
+    step
+    for row in study.rows.values()
+    for steps in row.looks.values()
+    for step in steps
+  }
+  for step in sorted(looks):
+    early = study.table.where(step=step, chosen=True, main=True)
+    counted += (
+      line._replace(mode=_mode(step)) for line in _kinds(early, unlearnt)
+    )
+  study = dataclasses.replace(study, scores=counted)
+  tables = collections.defaultdict(dict)
+  for name, rows in study.families.items():
+    tables["scores"][name] = study.score_rows(
+      rows, [*TASKS_BY_KIND, *_TASKS, *also]
+    )
+    tables["rates"][name] = _rate_rows(study, rows, trials)
+  tables["published"][""] = scores.published_numbers("encoders")
   facts = {"not_learnt": unlearnt}
-  return Report("encoders", study, claimed, tables, [], gaps, facts)
+  paper_claims = list(_paper_claims(study))
+  return Report("encoders", study, paper_claims, tables, [], gaps, facts)
 
 
 # -------------------------------------------------------------------- scores
 
 
-def _at_step(
-  study: Findings, step: int = 0, unlearnt: Collection[str] = ()
-) -> Findings:
-  """Returns a study whose scores are of one step, and of kinds of task.
+def _mode(step: int = 0) -> str:
+  """Returns the mode of scores at the end, or of those after a step."""
+  return f"{ATTENTION}, step {step:,}" if step else ATTENTION
 
-  Without a step, they are of each task's last. A kind is the mean of its learnt
-  tasks, or of all if none is learnt.
+
+def _kinds(trials: Scores, unlearnt: Collection[str]) -> Iterator[Scores]:
+  """Yields the scores of each kind of task.
+
+  A kind is the mean of its learnt tasks, or of all if none is learnt.
   """
-  table = study.table
-  trials = table.where(step=step) if step else table.latest()
-  trials = trials.where(chosen=True, main=True)
   scored = trials.distinct("measure")
-  lines = Scores(trials)
   for kind, tasks in TASKS_BY_KIND.items():
     tasks = [task for task in tasks if task in scored]
-    tasks = [task for task in tasks if task not in unlearnt] or tasks
-    lines += scores.mean_of(trials, tasks, kind)
-  subset = " ".join([f"step {step}" if step else "end", *unlearnt])
-  return dataclasses.replace(study, scores=lines, subset=subset)
+    learnt = [task for task in tasks if task not in unlearnt]
+    yield from scores.mean_of(trials, learnt or tasks, kind)
 
 
 def _unlearnt(study: Findings) -> list[str]:
@@ -106,18 +113,6 @@ def _unlearnt(study: Findings) -> list[str]:
     if all(gains) and not any(map(claims.is_above, gains)):
       tasks.append(task)
   return tasks
-
-
-def _look_rows(
-  study: Findings, names: Sequence[str], at_step: Callable[[int], Findings]
-) -> Iterator[Row]:
-  """Yields scores before the learning rate decays, by step."""
-  looks = (study.rows[name].looks.values() for name in names)
-  for step in sorted({*itertools.chain(*itertools.chain(*looks))}):
-    early = at_step(step)
-    scored = [name for name in names if early.scores.where(row=name)]
-    for row in early.score_rows(scored, list(TASKS_BY_KIND)):
-      yield {"step": step} | row
 
 
 def _rate_rows(
@@ -169,9 +164,7 @@ def _deviations(lines: Scores, *fields: str) -> dict[tuple, float]:
 # -------------------------------------------------------------------- claims
 
 
-def _paper_claims(
-  study: Findings, at_step: Callable[[int], Findings]
-) -> Iterator[Claim]:
+def _paper_claims(study: Findings) -> Iterator[Claim]:
   """Yields the paper's claims: for each family, or for several at once."""
   families = list(dict.fromkeys(row.family for row in study.rows.values()))
   for statement in scores.published_numbers("encoders_claims"):
@@ -179,24 +172,23 @@ def _paper_claims(
     for family in families:
       # A family's row, or a row of this very name.
       sides = [
-        [
+        tuple(
           n if n in study.rows else f"{family.lower()}_{n}"
           for n in side.split()
-        ]
+        )
         for side in (statement["plus"], statement["minus"])
       ]
       if study.rows.keys() >= {*itertools.chain(*sides)}:
         early = statement["measure"] == "early"
         step = round(_EARLY * _longest_steps(study, family)) if early else 0
         contrasts = [
-          _contrast(at_step(step), kind, *sides, statement)
+          _contrast(study, _mode(step), kind, *sides, statement)
           for kind in statement["kinds"].split()
         ]
         text = statement["text"] + f" ({family})" * (len(families) > 1)
         # Families that a claim compares have it once.
-        key = tuple(map(tuple, sides))
         claims_by_rows.setdefault(
-          key, Claim(text, statement["source"], contrasts)
+          tuple(sides), Claim(text, statement["source"], contrasts)
         )
     yield from claims_by_rows.values()
     if not claims_by_rows:
@@ -205,29 +197,31 @@ def _paper_claims(
 
 def _contrast(
   study: Findings,
+  mode: str,
   kind: str,
   plus: Sequence[str],
   minus: Sequence[str],
   statement: Mapping[str, Any],
 ) -> Contrast:
   """Compares rows on a kind of task, by the measure of a claim."""
-  weights = {(name, ATTENTION): 1.0 for name in plus}
-  weights |= {(name, ATTENTION): -1.0 for name in minus}
+  measure = statement["measure"]
+  weights = {(name, mode): 1.0 for name in plus}
+  weights |= {(name, mode): -1.0 for name in minus}
   on = f"{kind}: {statement['plus']} - {statement['minus']}"
   published = None
-  if statement["measure"] in ("rates", "ratios"):
-    estimate = _deviation_difference(
-      study, statement["measure"], kind, plus, minus
-    )
-    on += f", deviation over {statement['measure']}"
-    if statement["measure"] == "rates":
+  if measure in ("rates", "ratios"):
+    lines = study.scores.where(measure=kind)
+    on += f", deviation over {measure}"
+    if measure == "rates":
+      lines = _common_rates(study, kind, [*plus, *minus])
       on += " from {:g} to {:g}".format(*_RATES)
+    estimate = _deviation_difference(lines, plus, minus)
   else:
     estimate = study.difference(kind, weights)
     numbers = {
       line["row"]: line[kind]
       for line in scores.published_numbers("encoders")
-      if line["early"] == (statement["measure"] == "early")
+      if line["early"] == (measure == "early")
     }
     published = float(
       sum(numbers[name] for name in statement["plus"].split())
@@ -237,24 +231,23 @@ def _contrast(
   return Contrast(on, estimate and estimate.times(100), published, above=above)
 
 
-def _deviation_difference(study: Findings, measure: str, kind, plus, minus):
-  """Estimates how much more some rows' scores deviate than others'.
+def _common_rates(study: Findings, kind: str, names: Sequence[str]) -> Scores:
+  """Returns the trials at those rates of figure 5 that all rows have."""
+  trials = _near_rates(study.table.latest())
+  trials = trials.where(row=names, measure=TASKS_BY_KIND[kind], main=True)
+  groups = trials.groups("mode", "seed", "trial", "measure", "lr").values()
+  return Scores(
+    line
+    for group in groups
+    if len(group.distinct("row")) == len(names)
+    for line in group
+  )
 
-  They deviate over the learning rates of figure 5 that all rows have, or over
-  rows with different masking ratios.
-  """
-  names = [*plus, *minus]
-  lines = study.scores.where(measure=kind)
-  if measure == "rates":
-    trials = _near_rates(study.table.latest())
-    trials = trials.where(row=names, measure=TASKS_BY_KIND[kind], main=True)
-    groups = trials.groups("mode", "seed", "trial", "measure", "lr").values()
-    lines = Scores(
-      line
-      for group in groups
-      if len(group.distinct("row")) == len(names)
-      for line in group
-    )
+
+def _deviation_difference(
+  lines: Scores, plus: Sequence[str], minus: Sequence[str]
+) -> MeanEstimate | None:
+  """Estimates how much more some rows' scores deviate than others'."""
   fields = "seed", "trial", "measure"
   sides = []
   for rows in (plus, minus):

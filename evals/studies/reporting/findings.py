@@ -8,37 +8,27 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from antlm_jax.evals import statistics
 from antlm_jax.evals.statistics import Mean, MeanEstimate
+from antlm_jax.evals.studies.reporting.differences import (
+  Pairing,
+  Side,
+  Weights,
+  pair_scores,
+)
+from antlm_jax.evals.studies.reporting.items import ItemFiles
 from antlm_jax.evals.studies.reporting.render import without_empty
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
-from antlm_jax.evals.studies.reporting.scores import (
-  LOSS,
-  ItemFiles,
-  Items,
-  Score,
-  Scores,
-)
+from antlm_jax.evals.studies.reporting.scores import LOSS, Scores
 from antlm_jax.evals.studies.study import Row
 from antlm_jax.evals.zero_shot.task import Reported
 
-Side = tuple[str, str]  # a row, and the mode in which it is scored
-# An estimate's measure, subset of scores, and weights of sides.
-EstimateKey = tuple[str, str, frozenset[tuple[Side, float]]]
-
-
-class _Paired(NamedTuple):
-  """A measure's items on which runs compare."""
-
-  strata: np.ndarray  # number of each item's UID, int `[n]`
-  texts: np.ndarray  # number of each item's text, int `[n]`
-  # Scores of the items, by side, then pretraining and fine-tuning.
-  values: Mapping[Side, Mapping[tuple[str, str], np.ndarray]]
-  excluded: Scores  # lines that were scored on other items
+# An estimate's measure, and weights of sides.
+EstimateKey = tuple[str, frozenset[tuple[Side, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +44,6 @@ class Findings:
     scores: The scores that count.
     items: Scores of single items.
     confidence: Confidence of differences, if it was fixed beforehand.
-    subset: Describes the scores that count, if several choices are compared.
     estimates: Differences over items. A record has these in place of items.
     notes: Lines about items that do not compare.
   """
@@ -67,7 +56,6 @@ class Findings:
   scores: Scores
   items: ItemFiles
   confidence: float | None = None
-  subset: str = ""
   estimates: dict[EstimateKey, MeanEstimate | None] = dataclasses.field(
     default_factory=dict
   )
@@ -139,42 +127,24 @@ class Findings:
 
   # ------------------------------------------------------------ differences
 
-  def difference(
-    self, measure: str, weights: Mapping[Side, float]
-  ) -> MeanEstimate | None:
-    """Estimates a weighted sum of scores, such as one minus another.
-
-    All sides have the same seeds and items; None if they share none.
+  def difference(self, measure: str, weights: Weights) -> MeanEstimate | None:
+    """Estimates a weighted sum of scores, as `Pairing.difference` does.
 
     Args:
       measure: The measure.
       weights: Weight of each side's score.
     """
-    key = measure, self.subset, frozenset(weights.items())
+    key = measure, frozenset(weights.items())
     if key not in self.estimates:
-      self.estimates[key] = self._paired_difference(measure, weights)
+      pairing = self._pairing(measure, *{mode for _, mode in weights})
+      self.estimates[key] = pairing and pairing.difference(weights)
     return self.estimates[key]
-
-  def _paired_difference(self, measure, weights) -> MeanEstimate | None:
-    paired = self._paired(measure)
-    if paired is None or not paired.values.keys() >= weights.keys():
-      return None
-    sides = {side: paired.values[side] for side in weights}
-    trials = set.intersection(*map(set, sides.values()))
-    values = {
-      trial: sum(w * sides[side][trial] for side, w in weights.items())
-      for trial in next(iter(sides.values()))
-      if trial in trials
-    }
-    return statistics.estimate_over_seeds(
-      values, strata=paired.strata, texts=paired.texts
-    )
 
   def above(self, measure: str, side: Side) -> MeanEstimate | None:
     """Estimates by how much a side is better than the trivial answer."""
     lines = self._lines.get((*side, measure), ())
     if lines and lines[0].metric == LOSS:
-      # Losses of the trivial answer by row are unknown, and would be paired.
+      # Losses of the trivial answer by row are unknown, and would be pairing.
       values = {(line.seed, line.trial): line.value for line in lines}
       estimate = statistics.estimate_over_seeds(values)
     else:
@@ -186,22 +156,15 @@ class Findings:
     return gain.times(-1) if lines[0].metric == LOSS else gain
 
   @functools.cached_property
-  def _pairings(self) -> dict[str, _Paired | None]:
+  def _pairings(self) -> dict[tuple[str, frozenset[str]], Pairing | None]:
     return {}
 
-  def _paired(self, measure: str) -> _Paired | None:
-    """Returns the items on which most runs compare; None if there are none."""
-    if measure not in self._pairings:
-      lines = self.scores.where(measure=measure)
-      items = [(line, self.items.of(line)) for line in lines]
-      scored = [(line, scores) for line, scores in items if scores]
-      names = [scores and scores.names for _, scores in items]
-      if lines and lines[0].metric == LOSS and len(set(names)) > 1:
-        # Some runs have losses of other rows, or none: the rows do not pair.
-        lines = [line._replace(items=None) for line in lines]
-        scored = [(line, self.items.of(line)) for line in lines]
-      self._pairings[measure] = _pair(scored) if scored else None
-    return self._pairings[measure]
+  def _pairing(self, measure: str, *modes: str) -> Pairing | None:
+    key = measure, frozenset(modes)
+    if key not in self._pairings:
+      lines = self.scores.where(measure=measure, mode=modes)
+      self._pairings[key] = pair_scores(lines, self.items)
+    return self._pairings[key]
 
   def gains(
     self, measure: str, sides: Iterable[Side]
@@ -288,7 +251,7 @@ class Findings:
     """Yields the names of a run's missing results."""
     if run.summary is None:
       yield "training is not at its end"
-    elif run.loss_names and not run.halves:
+    elif run.loss_names and not run.has_halves:
       yield "no losses of half of the held-out rows, so no lowest loss"
     if not self.table:
       yield "neither scored on pairs nor fine-tuned"
@@ -321,21 +284,21 @@ class Findings:
 
   def item_notes(self) -> list[str]:
     """Returns lines about repeated texts, and items that do not compare."""
-    for measure in self.scores.distinct("measure"):
-      paired = self._paired(measure)
-      if paired is None:
+    for measure, mode in self.scores.groups("measure", "mode"):
+      pairing = self._pairing(measure, mode)
+      if pairing is None:
         continue
-      for (mode,), lines in paired.excluded.groups("mode").items():
+      if pairing.excluded:
         seeds = {
-          name: group.distinct("seed")
-          for (name,), group in lines.groups("row").items()
+          name: lines.distinct("seed")
+          for (name,), lines in pairing.excluded.groups("row").items()
         }
         self._note(
           f"{measure}, {mode}: other items than most, so not compared:"
           f" {self._listed(seeds)}"
         )
-      items = len(paired.texts)
-      texts = paired.texts.max() + 1
+      items = len(pairing.texts)
+      texts = pairing.texts.max() + 1
       if texts < items:
         self._note(
           f"{measure}: {items:,} items have {texts:,} texts; in intervals,"
@@ -346,28 +309,3 @@ class Findings:
   def _note(self, line: str) -> None:
     if line not in self.notes:
       self.notes.append(line)
-
-
-def _pair(scored: Sequence[tuple[Score, Items]]) -> _Paired:
-  """Returns the items of most runs.
-
-  Runs that were scored on others (another --limit, say) cannot be paired.
-  """
-  counts = collections.Counter(items.names for _, items in scored)
-  names = counts.most_common(1)[0][0]
-  same = [(line, items) for line, items in scored if items.names == names]
-  values = collections.defaultdict(dict)
-  for line, items in same:
-    values[line.row, line.mode][line.seed, line.trial] = items.scores
-  uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in names))}
-  # The same text under another UID is another question.
-  texts = same[0][1].texts
-  questions = [(uid, text) for (uid, _), text in zip(names, texts, strict=True)]
-  numbers = {key: i for i, key in enumerate(dict.fromkeys(questions))}
-  excluded = Scores(line for line, items in scored if items.names != names)
-  return _Paired(
-    strata=np.array([uids[uid] for uid, _ in names]),
-    texts=np.array([numbers[question] for question in questions]),
-    values=values,
-    excluded=excluded,
-  )

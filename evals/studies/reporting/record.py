@@ -17,13 +17,11 @@ from antlm_jax.evals.studies.reporting.findings import Findings
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.evals.studies.reporting.scores import Score, Scores
 from antlm_jax.runtime import files
-from antlm_jax.training.metrics import HALVES
 
 FILE = "study.json"
 _DIGITS = 4  # of a loss in nats
 _SUMMARY = "steps", "parameters", "unigram_entropy", "switches"
 _OBJECTIVE = "name", "attention", "mask_ratio"
-_ALL = "all"  # held-out rows, next to `HALVES`
 _ITEMS = (("", ""),)  # stands for files of items
 _DEFAULTS = Score._field_defaults
 
@@ -49,11 +47,10 @@ def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
   differences = [
     {
       "measure": measure,
-      "subset": subset,
       "sides": sorted([*side, weight] for side, weight in weights),
       "estimate": estimate._asdict(),
     }
-    for (measure, subset, weights), estimate in study.estimates.items()
+    for (measure, weights), estimate in study.estimates.items()
     if estimate and estimate.items > 1
   ]
   record = header | {
@@ -80,17 +77,14 @@ def _reported_settings(run: TrainedRun) -> dict[str, Any]:
 
 
 def _packed_run(run: TrainedRun) -> dict[str, Any]:
-  halves = {_ALL: run.losses, **run.halves}
-  steps = set()
-  for losses_by_name in halves.values():
-    steps.update(*losses_by_name.values())
-  steps = sorted(steps)
+  by_name = [losses for half in run.losses.values() for losses in half.values()]
+  steps = sorted(set().union(*by_name))
   losses = {
     half: {
       loss_name: [_rounded(losses.get(step)) for step in steps]
       for loss_name, losses in losses_by_name.items()
     }
-    for half, losses_by_name in halves.items()
+    for half, losses_by_name in run.losses.items()
   }
   packed = {"steps": steps, "losses": losses}
   init = run.config.get("init") or {}
@@ -125,12 +119,12 @@ def read_record(path: pathlib.Path) -> dict[str, Any]:
       Score(**score | {"items": _ITEMS if score.get("items") else ()})
       for score in record.get("scores", ())
     )
-    if any("part" in line for line in record.get("differences", ())):
-      raise ValueError("an older version wrote its differences, by phenomenon")
+    for line in record.get("differences", ()):
+      if "part" in line or line.get("subset"):
+        raise ValueError("an older version wrote its differences")
     differences = {
       (
         line["measure"],
-        line["subset"],
         frozenset(((row, mode), weight) for row, mode, weight in line["sides"]),
       ): MeanEstimate(**line["estimate"])
       for line in record.get("differences", ())
@@ -165,7 +159,8 @@ def _unpacked_runs(
       folder=path / name / seed,
       config=row["config"] | {"init": packed.get("init") or {}},
       known_objectives=row["config"]["objectives"],
-      losses=losses[_ALL],
-      halves={half: losses[half] for half in HALVES if half in losses},
+      losses=losses,
     )
-    yield runs_lib.with_summary(run, packed.get("summary"))
+    if "summary" in packed:
+      run = runs_lib.with_summary(run, packed["summary"])
+    yield run

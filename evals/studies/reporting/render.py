@@ -1,13 +1,10 @@
-"""Writes reports: Markdown from a template, tables as JSON and CSV, pictures.
+"""Writes reports: Markdown from a template, tables as JSON, pictures.
 
 A table is a list of rows: values by heading. A value is a text, a number, a
 `Mean`, an `Interval`, or a list of them. Headings that begin with _ are for the
 template alone.
 """
 
-import contextlib
-import csv
-import io
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +38,15 @@ def write_report(
   tables: Tables,
   figures: Sequence[Figure],
 ) -> None:
-  """Writes report.md, table.json, pictures, and a .csv file for each kind.
-
-  table.json has the `facts`, and then the tables.
+  """Writes report.md, pictures, and table.json: the `facts`, then the tables.
 
   Raises:
     UserError: if the folder cannot be written.
   """
   for figure in figures:
     figure.draw(folder / figure.name)
-  values = _json_value(tables)
-  for name, by_title in values.items():
-    files.write_text(folder / f"{name}.csv", _csv(by_title))
-  files.write_json(folder / "table.json", _json_value(facts) | values)
+  numbers = _json_value(facts) | _json_value(tables)
+  files.write_json(folder / "table.json", numbers)
   files.write_text(folder / "report.md", markdown)
 
 
@@ -67,38 +60,6 @@ def _json_value(value):
   if isinstance(value, list | tuple):
     return [_json_value(part) for part in value]
   return value
-
-
-def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
-  """Lays out tables of a kind: of a mean the mean, of an interval its ends."""
-  lines = []
-  for title, rows in by_title.items():
-    for row in rows:
-      line = {"": title}
-      for name, value in row.items():
-        if not isinstance(value, Mapping):
-          line |= {} if value is None else {name: value}
-        elif "mean" in value:
-          line[name] = value["mean"]
-        else:
-          line |= {f"{name} {end}": value[end] for end in ("low", "high")}
-      lines.append({_cell(name): _cell(value) for name, value in line.items()})
-  text = io.StringIO()
-  head = dict.fromkeys(name for line in lines for name in line)
-  writer = csv.DictWriter(text, head, lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(lines)
-  return text.getvalue()
-
-
-def _cell(value):
-  """Returns a value of csv that no spreadsheet takes for a formula."""
-  if not isinstance(value, str) or value[:1] not in {*"=+-@\t\r"}:
-    return value
-  with contextlib.suppress(ValueError):
-    float(value)
-    return value
-  return f"'{value}"
 
 
 # ------------------------------------------------------------------- Markdown

@@ -12,7 +12,7 @@ from typing import Any
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import curriculum
+from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
@@ -22,25 +22,35 @@ from antlm_jax.training.metrics import HALVES, REPORT
 _WRONG = LookupError, AttributeError, TypeError, ValueError
 
 Losses = Mapping[str, Mapping[int, float]]  # by objective and step
+ALL = "all"  # held-out rows, next to `HALVES`
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-  """One seed of a variant."""
+  """One seed of a variant.
+
+  Attributes:
+    variant: Name of the variant.
+    seed: Name of the folder.
+    folder: Path to the run.
+    config: The resolved config, or the part of it that a report reads.
+    known_objectives: Settings of objectives by name in the curriculum, such as
+      M and M30.
+    losses: Held-out losses in nats by `ALL` and `HALVES`, then by the
+      objective's logged name and step; NaN where a loss was not finite.
+    summary: The run's summary; None before its end.
+    curriculum: Its phases in steps, equal neighbours joined; None before its
+      end.
+  """
 
   variant: str
-  seed: str  # the folder's name
+  seed: str
   folder: pathlib.Path
-  config: Mapping[str, Any]  # resolved
-  # Settings of objectives by name in the curriculum, such as M and M30.
+  config: Mapping[str, Any]
   known_objectives: Mapping[str, Mapping[str, Any]]
-  # Held-out losses in nats, by the objective's logged name and step; NaN where
-  # a loss was not finite.
-  losses: Losses
-  # The same on each half of the held-out rows, by `HALVES`.
-  halves: Mapping[str, Losses]
-  summary: Mapping[str, Any] | None = None  # None before its end
-  curriculum: Curriculum | None = None  # in steps, equal neighbours joined
+  losses: Mapping[str, Losses]
+  summary: Mapping[str, Any] | None = None
+  curriculum: Curriculum | None = None
 
   @property
   def text(self) -> str:
@@ -56,7 +66,7 @@ class TrainedRun:
   @functools.cached_property
   def objectives(self) -> tuple[str, ...]:
     """The objectives that the curriculum has, in order."""
-    return curriculum.objective_names(self.text, list(self.names))
+    return curriculum_lib.objective_names(self.text, list(self.names))
 
   @property
   def attention(self) -> str:
@@ -73,45 +83,60 @@ class TrainedRun:
   @property
   def loss_names(self) -> list[str]:
     """The logged names of the objectives whose held-out loss was measured."""
-    return [loss_name for loss_name in self.losses if self.held_out(loss_name)]
+    return [name for name in self.losses[ALL] if self.held_out(name)]
 
-  def held_out(self, loss_name: str, half: str = "") -> dict[int, float]:
-    """Returns finite losses by step, of an objective's logged name.
+  @property
+  def has_halves(self) -> bool:
+    """Whether losses on each half of the held-out rows are known."""
+    return REPORT in self.losses
 
-    Args:
-      loss_name: The logged name.
-      half: One of `HALVES`; all held-out rows by default.
-    """
-    losses = (self.halves.get(half, {}) if half else self.losses).get(
-      loss_name, {}
-    )
-    return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
+  def held_out(self, loss_name: str, half: str = ALL) -> dict[int, float]:
+    """Returns finite losses by step, of an objective's logged name."""
+    return self._finite_losses.get(half, {}).get(loss_name, {})
 
-  def last(self, loss_name: str) -> int:
+  @functools.cached_property
+  def _finite_losses(self) -> dict[str, dict[str, dict[int, float]]]:
+    return {
+      half: {
+        loss_name: {s: x for s, x in losses.items() if not math.isnan(x)}
+        for loss_name, losses in by_name.items()
+      }
+      for half, by_name in self.losses.items()
+    }
+
+  def last_step(self, loss_name: str) -> int:
     """Returns the last step at which an objective's loss was measured."""
-    return max(self.losses.get(loss_name, ()), default=0)
+    return max(self.losses[ALL].get(loss_name, ()), default=0)
 
-  def best(
-    self, loss_name: str, after: int, report: str = REPORT
-  ) -> int | None:
-    """Returns the best step after others, by half of the held-out rows.
-
-    `report` is the other half, which measures it. On the half that chose the
-    step, its loss would be too low by chance.
-    """
-    (choose,) = set(HALVES) - {report}
-    losses = self.held_out(loss_name, choose)
-    measured = self.held_out(loss_name, report)
-    steps = [s for s in losses if s in measured and (s > after or not after)]
-    return min(steps, key=losses.get, default=None)
-
-  def end(self, loss_name: str, half: str = REPORT) -> float | None:
-    """Returns an objective's last loss, if it is finite.
+  def end(self, loss_name: str, half: str = REPORT) -> tuple[int, float] | None:
+    """Returns the last step, and an objective's loss there, if it is finite.
 
     It is on all held-out rows if their halves were not measured.
     """
-    half = half if loss_name in self.halves.get(half, {}) else ""
-    return self.held_out(loss_name, half).get(self.last(loss_name))
+    half = half if loss_name in self.losses.get(half, {}) else ALL
+    step = self.last_step(loss_name)
+    loss = self.held_out(loss_name, half).get(step)
+    return None if loss is None else (step, loss)
+
+  def lowest(
+    self, loss_name: str, half: str = REPORT, after: int = 0
+  ) -> tuple[int, float] | None:
+    """Returns an objective's lowest loss after some steps, and its step.
+
+    One half of the held-out rows measures it, and the other chooses the step.
+    On the half that chose the step, the loss would be too low by chance.
+    """
+    (choose,) = set(HALVES) - {half}
+    measured = self.held_out(loss_name, half)
+    losses = {
+      step: loss
+      for step, loss in self.held_out(loss_name, choose).items()
+      if step in measured and (step > after or not after)
+    }
+    if not losses:
+      return None
+    step = min(losses, key=losses.get)
+    return step, measured[step]
 
   def shared_steps(self, other: "TrainedRun", same_settings: bool) -> int:
     """Returns the number of first steps that this run shares with another.
@@ -120,7 +145,7 @@ class TrainedRun:
     settings are the same, or those with the same losses. It is 0 for equal
     runs.
     """
-    steps = sorted(itertools.chain(*self.losses.values()))
+    steps = sorted(set().union(*self.losses[ALL].values()))
     shared = 0
     for step in steps:
       if self._losses_after(step) != other._losses_after(step):
@@ -135,7 +160,7 @@ class TrainedRun:
     """Returns all finite losses that were measured after a step."""
     return [
       (half, loss_name, self.held_out(loss_name, half).get(step))
-      for half in ("", *self.halves)
+      for half in self.losses
       for loss_name in self.loss_names
     ]
 
@@ -181,13 +206,14 @@ def with_shared_steps(
     return out
 
   losses = run.losses
-  halves = run.halves
   for trunk in runs.get(variant, ()):
     if trunk.seed == seed:
       trunk = with_shared_steps(trunk, runs)
-      losses = joined(trunk.losses, losses)
-      halves = {h: joined(trunk.halves.get(h, {}), halves[h]) for h in halves}
-  return dataclasses.replace(run, losses=losses, halves=halves)
+      losses = {
+        half: joined(trunk.losses.get(half, {}), losses[half])
+        for half in losses
+      }
+  return dataclasses.replace(run, losses=losses)
 
 
 def chosen_runs(
@@ -243,18 +269,10 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   Raises:
     UserError: if one of its files cannot be read.
   """
-  halves = _read_losses(path)
-  losses = halves.pop("", {})
+  losses = _read_losses(path)
   with reading_file(path / "config.json") as config:
-    run = TrainedRun(
-      variant,
-      seed=path.name,
-      folder=path,
-      config=config,
-      known_objectives=config_lib.stored_objectives(config),
-      losses=losses,
-      halves=halves,
-    )
+    objectives = config_lib.stored_objectives(config)
+    run = TrainedRun(variant, path.name, path, config, objectives, losses)
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
   if not (path / metrics.SUMMARY).is_file():
@@ -263,17 +281,14 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
     return with_summary(run, summary)
 
 
-def with_summary(
-  run: TrainedRun, summary: Mapping[str, Any] | None
-) -> TrainedRun:
-  """Returns a run with its summary; without one, it is not at its end.
+def with_summary(run: TrainedRun, summary: Mapping[str, Any]) -> TrainedRun:
+  """Returns a run that is at its end.
 
   Raises:
     LookupError: If the summary lacks a field.
-    ValueError: If one of its numbers is not finite.
+    ValueError: If one of its numbers is not finite, or its phases are not those
+      of the curriculum.
   """
-  if summary is None:
-    return run
   for name in ("steps", "parameters", "unigram_entropy"):
     finite_number(summary, name)
   if "seconds" in summary:  # only comparisons of runs show them
@@ -282,24 +297,11 @@ def with_summary(
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 
 
-def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
-  """Reads losses on all held-out rows (""), and on each half of them."""
-  pattern = re.compile(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?")
-  by_half = {}
-  for record in metrics.read_records(path):
-    for key, loss in record.items():
-      if match := pattern.fullmatch(key):
-        loss_name, half = match.groups(default="")
-        losses = by_half.setdefault(half, {}).setdefault(loss_name, {})
-        # A diverged model's loss may be infinite or NaN, which JSON can hold.
-        losses[record["step"]] = loss if math.isfinite(loss) else math.nan
-  return by_half
-
-
 def _curriculum(run: TrainedRun, summary: Mapping) -> Curriculum:
   # The config does not say how many steps an epoch has. With any number of
   # them, the phases and their shares are the same; only lengths are not.
-  shape = curriculum.parse_curriculum(run.text, list(run.names), 1000.0, 1000)
+  names = list(run.names)
+  shape = curriculum_lib.parse_curriculum(run.text, names, 1000.0, 1000)
   shares = [shape.at(step).shares for step in (0, *shape.switches)]
   # In which steps phases end is known at the run's end alone: it says so.
   bounds = [0, *summary["switches"], summary["steps"]]
@@ -308,6 +310,20 @@ def _curriculum(run: TrainedRun, summary: Mapping) -> Curriculum:
     shares = shares[: len(bounds) - 1]
   spans = zip(itertools.pairwise(bounds), shares, strict=True)
   return Curriculum(tuple(Phase(*span, share) for span, share in spans))
+
+
+def _read_losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
+  """Reads losses on all held-out rows, and on each half of them."""
+  pattern = re.compile(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?")
+  by_half = {ALL: {}}
+  for record in metrics.read_records(path):
+    for key, loss in record.items():
+      if match := pattern.fullmatch(key):
+        loss_name, half = match.groups(default=ALL)
+        losses = by_half.setdefault(half, {}).setdefault(loss_name, {})
+        # A diverged model's loss may be infinite or NaN, which JSON can hold.
+        losses[record["step"]] = loss if math.isfinite(loss) else math.nan
+  return by_half
 
 
 @contextlib.contextmanager

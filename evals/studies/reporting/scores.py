@@ -29,14 +29,12 @@ from antlm_jax.evals.studies.reporting.runs import (
 )
 from antlm_jax.evals.zero_shot.task import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
-from antlm_jax.runtime import files
 from antlm_jax.training.metrics import REPORT, ROWS
 
 BLIMP = "BLiMP"
 ODDS = f"{BLIMP} (log-odds)"  # by how much pairs are right, in nats
 CHANCE = 0.5  # of choosing the right one of a pair
-LOWEST = "lowest"
-WHEN = "end", LOWEST  # the step of a held-out loss
+WHEN = END, LOWEST = "end", "lowest"  # the step of a held-out loss
 LOSS = "loss"
 # Folders of fine-tuned tasks.
 _TUNED = dict.fromkeys(s.folder for s in PRESETS.values() if s.reported)
@@ -113,16 +111,18 @@ def read_scores(runs: Mapping[str, Sequence[TrainedRun]]) -> Scores:
   Raises:
     UserError: if a file cannot be read.
   """
-  scores = Scores()
-  for run in itertools.chain(*runs.values()):
-    scores += _zero_shot(run)
-    scores += _fine_tuned(run)
-  return scores
+  return Scores(
+    score
+    for run in itertools.chain(*runs.values())
+    for score in (*_zero_shot(run), *_fine_tuned(run))
+  )
 
 
-def loss_name(kind: str, when: str, after: int = 0, half: str = REPORT) -> str:
+def loss_measure(
+  loss_name: str, when: str, half: str = REPORT, after: int = 0
+) -> str:
   """Returns the measure of an objective's held-out loss, as of `losses`."""
-  name = f"{kind}, {when_name(when, after)}"
+  name = f"{loss_name}, {when_name(when, after)}"
   return name if half == REPORT else f"{name}, {half}"
 
 
@@ -132,35 +132,31 @@ def when_name(when: str, after: int) -> str:
 
 
 def losses(
-  runs: Iterable[TrainedRun], after: int = 0, half: str = REPORT
-) -> Scores:
-  """Returns the losses of a row's runs at the end, and at their lowest.
+  runs: Iterable[TrainedRun], half: str = REPORT, after: int = 0
+) -> Iterator[Score]:
+  """Yields the losses of a row's runs at the end, and at their lowest.
 
   Args:
     runs: The runs.
-    after: First steps to leave out; then only the lowest loss is returned.
     half: Half of the held-out rows that measures; the other half chooses.
+    after: First steps to leave out; then only the lowest loss is returned.
   """
-  scores = Scores()
   for run in ended(runs):
-    if half != REPORT and not run.halves:
+    if half != REPORT and not run.has_halves:
       continue
     path = run.folder / ROWS
-    times = (LOWEST,) if after else WHEN
-    for kind, when in itertools.product(run.names.values(), times):
-      step = run.last(kind)
-      loss = run.end(kind, half)
-      if when == LOWEST:
-        step = run.best(kind, after, half)
-        loss = None if step is None else run.halves[half][kind][step]
-      if loss is None:
-        continue
-      column = step, f"{kind}/{half}"
-      scores.append(
-        Score(
+    for loss_name in run.names.values():
+      measured = {END: None if after else run.end(loss_name, half)}
+      measured[LOWEST] = run.lowest(loss_name, half, after)
+      for when, step_and_loss in measured.items():
+        if step_and_loss is None:
+          continue
+        step, loss = step_and_loss
+        column = step, f"{loss_name}/{half}"
+        yield Score(
           row=run.variant,
           seed=run.seed,
-          measure=loss_name(kind, when, after, half),
+          measure=loss_measure(loss_name, when, half, after),
           mode="",
           value=loss,
           metric=LOSS,
@@ -168,8 +164,6 @@ def losses(
           baseline=run.summary["unigram_entropy"],
           items=((path, column),) if path.is_file() else None,
         )
-      )
-  return scores
 
 
 def mean_of(scores: Scores, measures: Collection[str], name: str) -> Scores:
@@ -218,6 +212,7 @@ def _zero_shot(run: TrainedRun) -> list[Score]:
   folder = run.folder / "evals"
   for task, benchmark in ((t, b) for t in TASKS.values() for b in t.reported):
     for path in sorted((folder / benchmark.folder).glob("*/summary.json")):
+      items = path.with_name(results.ITEMS)
       with reading_file(path) as summary:
         request = summary["request"]
         score = Score(
@@ -234,7 +229,7 @@ def _zero_shot(run: TrainedRun) -> list[Score]:
             pairs=finite_number(summary, "pairs"),
             baseline=CHANCE,
             complete=summary["pairs"] == benchmark.pairs,
-            items=_items(path, "accuracy"),
+            items=((items, "accuracy"),) if items.is_file() else (),
           )
       key = score.measure, score.pipeline, score.mode, score.step
       scores.setdefault(key, score)
@@ -242,136 +237,57 @@ def _zero_shot(run: TrainedRun) -> list[Score]:
 
 
 def _fine_tuned(run: TrainedRun) -> Iterator[Score]:
-  """Yields a line for each trial, evaluation set and metric."""
   scores = {}  # a later folder's results of the same checkpoint replace others
   folder = run.folder / "evals"
-  paths = [sorted((folder / t).glob("*/*/summary.json")) for t in _TUNED]
-  for path in itertools.chain(*paths):
-    with reading_file(path) as summary:
-      request = summary["request"]
-      main = summary["main_metric"]
-      metrics = main, *summary.get("also", ())
-      sets = summary["evaluations"].items()
-      for (name, figures), metric in itertools.product(sets, metrics):
-        score = Score(
-          row=run.variant,
-          seed=run.seed,
-          measure=name,
-          mode=request["attention"],
-          value=0.0,
-          metric=metric,
-          step=finite_number(request, "step"),
-          main=metric == main,
-          baseline=finite_number(figures["baseline"], metric),
-          complete=not request["limit"],
-        )
-        task_set = name.removesuffix("-test") == summary["task"]
-        key = name, score.mode, score.step, metric if not score.main else ""
-        scores[key] = [
-          score._replace(
-            value=finite_number(trial["scores"][name], metric),
-            trial=str(trial["seed"]),
-            lr=finite_number(trial, "lr"),
-            chosen=trial["lr"] == summary["best_lr"],
-            collapsed=task_set and trial["collapsed"],
-            items=_items(path, (name, index)) if score.main else (),
-          )
-          for index, trial in enumerate(summary["runs"])
-        ]
+  for task in _TUNED:
+    for path in sorted((folder / task).glob("*/*/summary.json")):
+      lines = tuned_scores(run.variant, run.seed, path)
+      groups = lines.groups("measure", "mode", "step", "main", "metric")
+      for (*measure, main, metric), group in groups.items():
+        scores[*measure, main or metric] = group
   return itertools.chain(*scores.values())
 
 
-def _items(summary: pathlib.Path, column) -> tuple:
-  path = summary.with_name(results.ITEMS)
-  return ((path, column),) if path.is_file() else ()
+def tuned_scores(row: str, seed: str, path: pathlib.Path) -> Scores:
+  """Returns a line for each trial, evaluation set and metric of a fine-tuning.
 
+  Args:
+    row: Name of the row.
+    seed: Name of the pretraining.
+    path: Path to the summary.
 
-# ------------------------------------------------------------------ the items
-
-
-class Items(NamedTuple):
-  """A run's scores of each of a measure's n items."""
-
-  names: tuple[tuple[str, str], ...]  # UIDs and ids; where equal, runs compare
-  texts: tuple  # items of equal texts count as one item
-  scores: np.ndarray  # `[n]`, as bool whether it is right
-
-
-class ItemFiles(dict):
-  """Items by file and column; a file is read when it is first asked for.
-
-  Columns of zero-shot items are `accuracy` and `log-odds`, in nats: the score
-  of the right choice minus that of the best other choice. Columns of a
-  fine-tuned task are the evaluation set with the number of the trial, if its
-  main metric is a mean over examples. Columns of held-out rows are the step
-  with the objective and half.
+  Raises:
+    UserError: If the summary cannot be read.
   """
-
-  def __missing__(self, path: pathlib.Path) -> dict[Any, Items]:
-    with reading_file(path, files.read_jsonl) as lines:
-      items = [item for _, item in lines]
-      if not items:
-        raise ValueError("it is empty")
-      read = _pair_columns if "uid" in items[0] else _trial_columns
-      read = _loss_columns if path.name == ROWS else read
-      self[path] = dict(read(items))
-      for _, _, scores in self[path].values():
-        if scores.dtype.kind not in "bif" or not np.isfinite(scores).all():
-          raise ValueError("a score is not a finite number")
-    return self[path]
-
-  def of(self, score: Score) -> Items | None:
-    """Returns the items of a line; None if they are unknown."""
-    if score.items is None:
-      return Items((("", ""),), ("",), np.array([score.value]))
-    # A record has no items: it has the name "" for their file.
-    columns = [
-      self[path].get(column) if path else None for path, column in score.items
-    ]
-    if not columns or None in columns:
-      return None
-    names, texts, scores = zip(*columns, strict=True)
-    values = np.concatenate(scores)
-    if score.metric == LOSS:  # those of rows are rounded
-      values = values + (score.value - values.mean())
-    return Items(sum(names, ()), sum(texts, ()), values)
-
-  def log_odds(self, scores: Scores) -> Scores:
-    """Returns the log-odds behind BLiMP's accuracies."""
-    lines = Scores()
-    for score in scores.where(measure=BLIMP):
-      if score.items:
-        ((path, _),) = score.items
-        score = score._replace(
-          measure=ODDS, baseline=0.0, items=((path, "log-odds"),)
+  scores = Scores()
+  items = path.with_name(results.ITEMS)
+  with reading_file(path) as summary:
+    request = summary["request"]
+    main = summary["main_metric"]
+    sets = summary["evaluations"].items()
+    metrics = main, *summary.get("also", ())
+    for (name, figures), metric in itertools.product(sets, metrics):
+      is_task = name.removesuffix("-test") == summary["task"]
+      for number, trial in enumerate(summary["runs"]):
+        column = "scores", name, number
+        has_items = metric == main and items.is_file()
+        scores.append(
+          Score(
+            row=row,
+            seed=seed,
+            measure=name,
+            mode=request["attention"],
+            value=finite_number(trial["scores"][name], metric),
+            metric=metric,
+            step=finite_number(request, "step"),
+            main=metric == main,
+            baseline=finite_number(figures["baseline"], metric),
+            complete=not request["limit"],
+            trial=str(trial["seed"]),
+            lr=finite_number(trial, "lr"),
+            chosen=trial["lr"] == summary["best_lr"],
+            collapsed=is_task and trial["collapsed"],
+            items=((items, column),) if has_items else (),
+          )
         )
-        lines.append(score._replace(value=float(self.of(score).scores.mean())))
-    return lines
-
-
-def _pair_columns(items: Sequence[Mapping]) -> Iterator[tuple[str, Items]]:
-  names = tuple((item["uid"], item["id"]) for item in items)
-  texts = tuple((*i.get("contexts", ()), *i["choices"]) for i in items)
-  odds = [i["scores"][0] - max(i["scores"][1:]) for i in items]
-  correct = [item["correct"] for item in items]
-  yield "accuracy", Items(names, texts, np.array(correct))
-  yield "log-odds", Items(names, texts, np.array(odds))
-
-
-def _loss_columns(lines: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
-  for line in lines:
-    for column, losses in line.items():
-      if column != "step":
-        names = tuple(("", str(row)) for row in range(len(losses)))
-        yield (line["step"], column), Items(names, names, np.array(losses))
-
-
-def _trial_columns(items: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
-  items = [item for item in items if "scores" in item]
-  for name in dict.fromkeys(item["evaluation"] for item in items):
-    examples = [item for item in items if item["evaluation"] == name]
-    names = tuple((name, item["id"]) for item in examples)
-    texts = tuple(item["text"] for item in examples)
-    scores = np.array([item["scores"] for item in examples])
-    for trial in range(scores.shape[1]):
-      yield (name, trial), Items(names, texts, scores[:, trial])
+  return scores

@@ -1,31 +1,24 @@
 """Compares fine-tuned models on the items that they predicted."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from antlm_jax import tables
 from antlm_jax.errors import UserError
-from antlm_jax.evals import results, statistics
-from antlm_jax.evals.finetuning.summary import MODEL, Summary
+from antlm_jax.evals import results
+from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.statistics import CONFIDENCE, Interval
+from antlm_jax.evals.studies.reporting.differences import Pairing, pair_scores
+from antlm_jax.evals.studies.reporting.items import ItemFiles
+from antlm_jax.evals.studies.reporting.scores import Score, Scores, tuned_scores
 from antlm_jax.runtime import files
 
 REPORT = "report.md"
 _HEAD = "", "model", "score", "seeds", "score (%)", "difference from the first"
-
-
-class Answers(NamedTuple):
-  """A model's scores of the n items of an evaluation set."""
-
-  items: Sequence[tuple[str, str]]  # id and label of each item
-  metric: str  # the mean of the scores
-  seeds: Sequence[int]  # S fine-tunings with the best learning rate
-  scores: np.ndarray  # in [0, 1], float64 `[S, n]`
 
 
 class TunedRow(NamedTuple):
@@ -77,18 +70,18 @@ def compare_tuned(
   Raises a UserError if they share no evaluation set, its items differ, or files
   cannot be read.
   """
-  answers = {label: _read_answers(folders[label]) for label in folders}
-  first, *others = answers
-  evaluations = [
-    name for name in answers[first] if all(name in answers[x] for x in others)
-  ]
-  if not evaluations:
+  items = ItemFiles()
+  scores = Scores()
+  for label, folder in folders.items():
+    trials = tuned_scores(label, "", folder / results.SUMMARY)
+    for score in trials.where(main=True, chosen=True):
+      scores.append(_scored_by_item(score._replace(mode=""), items))
+  rows = []
+  for lines in scores.groups("measure").values():
+    if lines.distinct("row") == [*folders]:
+      rows += _compared_rows(lines, items)
+  if not rows:
     raise UserError(f"{', '.join(folders)} share no evaluation set")
-  rows = [
-    _row(name, label, answers[label][name], first, answers[first][name])
-    for name in evaluations
-    for label in answers
-  ]
   cells = [
     (
       row.evaluation,
@@ -103,66 +96,51 @@ def compare_tuned(
   table = tables.text_table(cells, _HEAD, "<<<>><")
   table += f"\n({100 * CONFIDENCE:g} % interval over seeds and items, paired)"
   if output:
-    with files.replacing(output / REPORT) as aside:
-      aside.write_text(f"# Fine-tuned models compared\n\n```\n{table}\n```\n")
+    text = f"# Fine-tuned models compared\n\n```\n{table}\n```\n"
+    files.write_text(output / REPORT, text)
   return TunedComparison(tuple(rows), table, output)
 
 
-def _read_answers(folder: pathlib.Path) -> dict[str, Answers]:
-  """Reads a model's scores by evaluation set."""
-  fields = files.read_json(folder / results.SUMMARY, "the summary")
-  try:
-    summary = Summary.from_json(fields)
-    best = [
-      i for i, r in enumerate(summary.runs) if r in summary.best_rate_runs
-    ]
-  except (KeyError, TypeError) as error:
-    raise UserError(f"{folder}: no results of a fine-tuning") from error
-  by_evaluation = {}
-  for _, item in files.read_jsonl(folder / results.ITEMS, "the items"):
-    by_evaluation.setdefault(item["evaluation"], []).append(item)
-  answers = {}
-  for name, items in by_evaluation.items():
-    has_scores = "scores" in items[0]
-    column = "scores" if has_scores else "correct"
-    scores = np.array([item[column] for item in items], np.float64)
-    answers[name] = Answers(
-      items=[(item["id"], json.dumps(item["label"])) for item in items],
-      metric=summary.main_metric if has_scores else "right answers",
-      seeds=[summary.runs[i]["seed"] for i in best],
-      scores=scores[:, best].T,
-    )
-  return answers
+def _scored_by_item(score: Score, items: ItemFiles) -> Score:
+  """Returns a score, or the share of right answers if no item has scores."""
+  if items.of(score):
+    return score
+  ((path, (_, *column)),) = score.items
+  column = "correct", *column
+  return score._replace(metric="right answers", items=((path, column),))
 
 
-def _row(
-  name: str, label: str, answers: Answers, first: str, reference: Answers
-) -> TunedRow:
-  """Compares a model's answers with those of the first model."""
-  if answers.items != reference.items or answers.metric != reference.metric:
+def _compared_rows(scores: Scores, items: ItemFiles) -> Iterator[TunedRow]:
+  """Compares the models' scores on an evaluation set with the first model's."""
+  pairing = pair_scores(scores, items)
+  first, *others = scores.distinct("row")
+  if pairing.excluded or len(scores.distinct("metric")) > 1:
     raise UserError(
-      f"{name}: {label} has other items than {first}: evaluate both on the same"
-      " files"
+      f"{scores[0].measure}: {' or '.join(others)} has other items than"
+      f" {first}: evaluate all on the same files"
     )
-  scores = answers.scores
-  reference_scores = reference.scores
-  if [*answers.seeds] != [*reference.seeds]:
-    scores = scores.mean(axis=0, keepdims=True)
-    reference_scores = reference_scores.mean(axis=0, keepdims=True)
-  difference = None
-  if answers is not reference:
-    estimate = statistics.estimate_mean(
-      scores - reference_scores, pretrained=False
+  for (label, metric), lines in scores.groups("row", "metric").items():
+    difference = label != first and _difference(pairing, label, first)
+    yield TunedRow(
+      evaluation=lines[0].measure,
+      label=label,
+      metric=metric,
+      seeds=len(lines),
+      score=float(np.mean([items.of(line).scores for line in lines])),
+      difference=difference or None,
     )
-    difference = estimate.interval()
-  return TunedRow(
-    name,
-    label,
-    answers.metric,
-    len(answers.seeds),
-    float(answers.scores.mean()),
-    difference,
-  )
+
+
+def _difference(pairing: Pairing, label: str, first: str) -> Interval | None:
+  weights = {(label, ""): 1.0, (first, ""): -1.0}
+  values = {side: pairing.values[side] for side in weights}
+  if len({frozenset(by_seed) for by_seed in values.values()}) > 1:
+    # Models with different seeds are paired by their means over seeds.
+    values = {
+      side: {("", ""): np.mean([*by_seed.values()], axis=0)}
+      for side, by_seed in values.items()
+    }
+  return pairing._replace(values=values).difference(weights).interval()
 
 
 def _difference_text(difference: Interval | None) -> str:
