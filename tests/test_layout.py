@@ -228,7 +228,8 @@ def test_no_command_loads_what_only_some_need(commands):
 def test_antlm_knows_every_command(commands):
   known = {entry.split()[0] for entry in COMMANDS.values()}
   known |= {"antlm_jax.__main__"}
-  known |= {"antlm_jax.evals.studies.jobs"}  # a study starts it
+  # Studies and sweeps start these.
+  known |= {f"antlm_jax.evals.studies.{x}" for x in ("jobs", "together")}
   assert {n for n in commands if ".benchmarks." not in n} == known
 
 

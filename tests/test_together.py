@@ -66,9 +66,14 @@ def test_runs_that_differ_in_seed_and_schedule_share_a_process(
 ):
   words = f"--grid={grid}", f"--output={tmp_path}", "--together=3", "--commands"
   sweep.main([*words, "--", "--config=quickstart"])
-  printed = map(shlex.split, capsys.readouterr().out.splitlines())
-  ends = [words[words.index("--train") + 1 :] for words in printed]
-  assert [len(each) for each in ends] == expected
+  counts = []
+  for line in capsys.readouterr().out.splitlines():
+    words = shlex.split(line)
+    module = "antlm_jax.evals.studies.together"
+    is_joined = module in words
+    counts.append(len(words) - words.index(module) - 1 if is_joined else 1)
+    assert line.count("--workdir=") == counts[-1]
+  assert counts == expected
 
 
 @pytest.mark.slow

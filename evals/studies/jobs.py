@@ -85,17 +85,21 @@ class Job:
     module.main(list(arguments))
 
 
-def join_jobs(jobs: Sequence[Job]) -> Job:
-  """Returns a job that runs jobs in one process."""
+def join_jobs(
+  jobs: Sequence[Job], command: str = "antlm_jax.evals.studies.jobs"
+) -> Job:
+  """Returns a job that runs jobs in one process, by a module's `main`."""
+  if len(jobs) == 1:
+    return jobs[0]
   return Job(
     title=f"{len(jobs)} jobs, from {jobs[0].title} to {jobs[-1].title}",
-    command="antlm_jax.evals.studies.jobs",
+    command=command,
     arguments=tuple(shlex.join((j.command, *j.arguments)) for j in jobs),
     folder=jobs[0].folder,
   )
 
 
-def _split_jobs(lines: Sequence[str]) -> Iterator[Job]:
+def split_jobs(lines: Sequence[str]) -> Iterator[Job]:
   """Yields the jobs that `join_jobs` has combined."""
   for line in lines:
     command, *words = shlex.split(line)
@@ -104,12 +108,12 @@ def _split_jobs(lines: Sequence[str]) -> Iterator[Job]:
 
 def done(argv: Sequence[str]) -> bool:
   """Returns whether all jobs of a process are done; see `join_jobs`."""
-  return all(job.done for job in _split_jobs(argv))
+  return all(job.done for job in split_jobs(argv))
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the jobs of a process that are not done; see `join_jobs`."""
-  for job in _split_jobs(argv):
+  for job in split_jobs(argv):
     if not job.done:
       job.run_here()
 

@@ -27,7 +27,6 @@ import json
 import math
 import os
 import pathlib
-import shlex
 import sys
 import tempfile
 import urllib.parse
@@ -47,8 +46,7 @@ from antlm_jax.evals.studies.jobs import Job
 from antlm_jax.evals.studies.reporting import comparison
 from antlm_jax.evals.studies.reporting.comparison import Comparison
 from antlm_jax.evals.studies.reporting.runs import TrainedRun, read_run
-from antlm_jax.page.hook import Page
-from antlm_jax.runtime import files, progress, signals
+from antlm_jax.runtime import files, progress
 from antlm_jax.runtime.jobs import Child, running_children
 from antlm_jax.settings import PythonOnly, Section, Setting, argument
 from antlm_jax.training import held_out, saving
@@ -58,7 +56,7 @@ from antlm_jax.training import together as together_lib
 _Point = Mapping[str, str]  # a value, as it is written, by key
 _MOST_RUNS = 4096
 _BUILD = "--build"  # its only argument, in the process that builds the runs
-_TRAIN = "--train"  # before the arguments of each run that a process trains
+_TOGETHER = "antlm_jax.evals.studies.together"
 
 
 @settings_lib.checked
@@ -159,38 +157,11 @@ def join_trainings(trainings: Mapping[Job, Config], most: int) -> list[Job]:
   groups = collections.defaultdict(list)
   for job, config in trainings.items():
     groups[together_lib.shared_settings(config)].append(job)
-  joined = []
-  for group in groups.values():
-    for start in range(0, len(group), most):
-      members = group[start : start + most]
-      title = "; ".join(job.title for job in members)
-      words = _TRAIN, *(shlex.join(job.arguments) for job in members)
-      joined.append(
-        Job(title, "antlm_jax.evals.studies.sweep", words, members[0].folder)
-      )
-  return joined
-
-
-def _train_commands(commands: Sequence[str]) -> None:
-  """Trains runs together, given the arguments of `antlm train` for each."""
-  with signals.listening():
-    runs = []
-    workdirs = []
-    hooks = []
-    for words in commands:
-      config, workdir = training.read_run_arguments(shlex.split(words))
-      run_hooks, start = training.hooks_and_start(config)
-      runs.append(run_lib.build_run(config, start))
-      workdirs.append(workdir)
-      hooks.append([*run_hooks, Page(f"antlm train {words}")])
-    failed = together_lib.train_together(runs, workdirs, hooks)
-  if failed:
-    raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
-
-
-def done(argv: Sequence[str]) -> bool:
-  """Returns whether all runs of a process have ended; see `training.done`."""
-  return all(training.done(shlex.split(words)) for words in argv[1:])
+  return [
+    jobs.join_jobs(group[start : start + most], _TOGETHER)
+    for group in groups.values()
+    for start in range(0, len(group), most)
+  ]
 
 
 def _value_text(value: Setting) -> str:
@@ -285,9 +256,6 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   if argv == [_BUILD]:
     _build_runs(*json.load(sys.stdin))
-    return
-  if argv[:1] == [_TRAIN]:
-    _train_commands(argv[1:])
     return
   parser = cli.Parser(description=__doc__)
   add_arguments(parser, sweep)
