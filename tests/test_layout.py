@@ -14,6 +14,7 @@ from antlm_jax.commands import COMMANDS
 from tests.runs import ROOT
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
+HEAVY |= {"jinja2", "pandas"}
 # A module may import modules of lower levels and of its own group. A level's
 # groups are packages and modules; + joins several to one group.
 LEVELS = (

@@ -751,14 +751,3 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, rows, text, told):
   path.write_text(text)
   line = runs.told(report.main, [f"--runs={path}", f"--config={rows}"])
   assert str(path) in line and told in line
-
-
-@pytest.mark.slow
-def test_comparing_runs_needs_no_extra():
-  code = """
-import sys
-sys.modules |= {"pandas": None, "jinja2": None}
-from antlm_jax.evals.studies import compare, report, sweep
-print("fine")
-"""
-  assert runs.run_code(code, devices=1) == "fine"
