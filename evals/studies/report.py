@@ -95,18 +95,16 @@ def report(
   title = module.__doc__ or pathlib.Path(config).stem
   study = Findings(
     name=title.partition("\n")[0].rstrip("."),
-    pipeline=pipeline,
     rows=rows,
     runs=trained,
     table=table,
     scores=scores.Scores(),
     items=items,
-    confidence=getattr(module, "CONFIDENCE", None),
     estimates=stored.get("differences", {}),
     notes=stored.get("notes", []),
   )
   contents = make(study)
-  claims = Claims(contents.claims, study.confidence)
+  claims = Claims(contents.claims, getattr(module, "CONFIDENCE", None))
   tables = {"claims": {"": claims.rows()}, **contents.tables}
   facts = {
     "pipeline": pipeline,

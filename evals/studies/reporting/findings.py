@@ -37,25 +37,21 @@ class Findings:
 
   Attributes:
     name: Title of the study.
-    pipeline: How items of zero-shot scores were scored.
     rows: The rows by name, in order, with runs or without.
     runs: The runs of each row that has any.
     table: The long table of all scores.
     scores: The scores that count.
     items: Scores of single items.
-    confidence: Confidence of differences, if it was fixed beforehand.
     estimates: Differences over items. A record has these in place of items.
     notes: Lines about items that do not compare.
   """
 
   name: str
-  pipeline: str
   rows: Mapping[str, Row]
   runs: Mapping[str, Sequence[TrainedRun]]
   table: Scores
   scores: Scores
   items: ItemFiles
-  confidence: float | None = None
   estimates: dict[EstimateKey, MeanEstimate | None] = dataclasses.field(
     default_factory=dict
   )
@@ -144,7 +140,7 @@ class Findings:
     """Estimates by how much a side is better than the trivial answer."""
     lines = self._lines.get((*side, measure), ())
     if lines and lines[0].metric == LOSS:
-      # Losses of the trivial answer by row are unknown, and would be pairing.
+      # Losses of the trivial answer by row are unknown, and would be paired.
       values = {(line.seed, line.trial): line.value for line in lines}
       estimate = statistics.estimate_over_seeds(values)
     else:
