@@ -359,6 +359,20 @@ def test_scores_before_the_decay_are_by_step(made):
   assert cells(shown, mode)[4].startswith("41.0 ± ")
 
 
+def test_early_scores_are_paired_without_those_of_the_end(tmp_path):
+  """Catches a look on fewer tasks than the end, whose items differ."""
+  for row, right in (("clm_42", (60, 61)), ("mlm40_42", (90, 92))):
+    run = train(tmp_path, row)
+    for task in ("sst2", "qqp"):
+      tune(run, task, right)
+    tune(run, "sst2", [count - 20 for count in right], LOOK)
+  numbers, text = make(tmp_path)
+  found = contrasts(numbers, "CLM learns from less text")["SC"]
+  assert found["here"] == pytest.approx(-30.5)
+  assert found["verdict"] == "contradicted for these models"
+  assert "other items than most" not in text
+
+
 def test_what_is_missing_is_named(tmp_path):
   run = train(tmp_path, "mlm40_42")
   tune(run, "sst2", (80, 81))

@@ -3,7 +3,6 @@
 Runs have labels; the runs of one label differ in their seeds.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -32,6 +31,7 @@ _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
 # The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
+_ROWS = "eval.rows"
 # Settings of an objective that do not change how it is measured: held_out.py.
 _NOT_MEASURED = "weight", "frequency_power", "mask_ratio_end"
 
@@ -309,23 +309,22 @@ def _not_comparable(
 
   `ranking_losses` are the losses that rank them.
   """
-  differences = ""
+  settings = [_measuring_settings(run, ranking_losses) for run in runs]
+  differences = [
+    name
+    for name in dict.fromkeys(itertools.chain.from_iterable(settings))
+    if len({by_name.get(name) for by_name in settings}) > 1
+  ]
   hint = ""
   if not _have_one_text(runs):
-    differences = "held-out text or tokenizer"
-  elif len({run.config["eval"]["rows"] for run in runs}) > 1:
-    differences = "eval.rows"
-  else:
-    for loss_name in ranking_losses:
-      if names := _measured_differently(runs, loss_name):
-        differences = f"{', '.join(names)} of {loss_name}"
-        hint = (
-          ": measure the same objective in each, such as eval.objectives=C,M15"
-        )
-        break
-  return differences and (
-    f"warning: the runs differ in {differences}, so their losses do not compare"
-    f" and none is called the best{hint}"
+    differences = ["held-out text or tokenizer"]
+  elif set(differences) - {_ROWS}:
+    hint = ": measure the same objective in each, such as eval.objectives=C,M15"
+  if not differences:
+    return ""
+  return (
+    f"warning: the runs differ in {', '.join(differences)}, so their losses do"
+    f" not compare and none is called the best{hint}"
   )
 
 
@@ -338,26 +337,24 @@ def _have_one_text(runs: Sequence[TrainedRun]) -> bool:
   return ended or len({*map(_held_out_data, runs)}) < 2
 
 
-def _measured_differently(
-  runs: Sequence[TrainedRun], loss_name: str
-) -> list[str]:
-  """Returns the settings in which runs measure a held-out loss differently."""
-  values = collections.defaultdict(set)
-  for run in runs:
+def _measuring_settings(
+  run: TrainedRun, loss_names: Sequence[str]
+) -> dict[str, str]:
+  """Returns the settings that decide how a run measures losses, by title."""
+  titled = {_ROWS: str(run.config["eval"]["rows"])}
+  for loss_name in loss_names:
     objective = loss_name.partition("/")[0]  # without the name of a further set
     (settings,) = (
       x for x in run.known_objectives.values() if x["name"] == objective
     )
     if (last := settings.get("mask_ratio_end")) is not None:
       settings = {**settings, "mask_ratio": last}
-    for name, value in settings.items():
-      values[name].add((run.folder, str(value)))
-  return [
-    name
-    for name, pairs in values.items()
-    if name not in _NOT_MEASURED
-    and (len(pairs) < len(runs) or len({value for _, value in pairs}) > 1)
-  ]
+    titled |= {
+      f"{name} of {loss_name}": str(value)
+      for name, value in settings.items()
+      if name not in _NOT_MEASURED
+    }
+  return titled
 
 
 def _held_out_data(run: TrainedRun) -> tuple:
