@@ -67,7 +67,7 @@ BUDGETS = {
   "evals": 8_928,
   "evals/benchmarks": 12_594,
   "evals/finetuning": 42_140,
-  "evals/studies": 28_480,
+  "evals/studies": 28_280,
   "evals/zero_shot": 10_924,
   "tests": 283_390,
 }
