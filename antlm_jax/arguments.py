@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from antlm_jax import settings
-from antlm_jax.errors import UserError
 from antlm_jax.settings import Field, ListField
 
 
@@ -44,7 +43,7 @@ def _keywords(field: Field) -> dict[str, Any]:
     return {"action": "store_true" if field.default is False else switch} | (
       out | keywords
     )
-  if not field.many:
+  if not isinstance(field, ListField):
     out["choices"] = field.choices
   if field.option and not out.get("choices"):
     out["metavar"] = field.option.lstrip("-").upper()
@@ -56,14 +55,9 @@ def _keywords(field: Field) -> dict[str, Any]:
 
 def _read(field: Field, text: str):
   """Reads and checks an argument's text."""
-  argument = f"{field.flag}={text:.100}"
-  value = field.read(text) if field.read else field.parse(text, argument)
-  # argparse compares a single value with the choices, and lists them.
-  if field.choices is None or isinstance(value, tuple):
-    unmet = field.unmet(value)
-    if unmet is not None:
-      raise UserError(f"{argument} is not {unmet}")
-  return value
+  return field.accept(
+    field.parse(text, f"{field.flag}={text:.100}"), field.flag
+  )
 
 
 def read_arguments(

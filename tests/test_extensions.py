@@ -166,9 +166,9 @@ def test_a_model_names_the_plugin_that_it_lacks(trained, name):
 
 
 def test_an_objective_that_a_model_does_not_use_may_be_lacking():
-  before = config.typed_config(config.changes())
+  before = config.load_config(config.changes())
   imported("objective")
-  text = config.to_json(config.typed_config(config.changes()))
+  text = config.to_json(config.load_config(config.changes()))
   assert "F" in config.config_from_json(text).objectives
   del objective.KINDS["fim"], objective.OBJECTIVES["F"]
   assert config.config_from_json(text) == before

@@ -18,7 +18,7 @@ from antlm_jax.objectives.objective import (
   OBJECTIVES,
   UNITS,
   Objective,
-  with_ratio,
+  with_ratios,
 )
 from tests import helpers, reference, runs
 from tests.helpers import MASK, PAD, SPECIAL, VOCAB
@@ -531,11 +531,11 @@ def test_bad_value_names_objective_and_field(field, value, also):
 
 def test_only_a_percentage_after_a_letter_is_a_mask_ratio():
   found = replace(OBJECTIVES["E"], name="meap100", mask_ratio=1.0)
-  assert with_ratio("E100", OBJECTIVES) == found
-  for name in ("M", "C30", "D30", "P5", "M101", "Q30", "30", "M3_0", "xM3"):
-    assert with_ratio(name, OBJECTIVES) is None
+  assert with_ratios(OBJECTIVES, "9E100+M") == OBJECTIVES | {"E100": found}
+  others = "M C30 D30 P5 M101 Q30 30 M3_0 xM3"
+  assert with_ratios(OBJECTIVES, others) == OBJECTIVES
   runs.refusal(
-    r"mlm0.: mask_ratio=0\.0 is not over 0", with_ratio, "M0", OBJECTIVES
+    r"mlm0.: mask_ratio=0\.0 is not over 0", with_ratios, OBJECTIVES, "M0"
   )
 
 
