@@ -250,7 +250,7 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     )
     label = f"config argument {name}"
     text = value if equals else "True"
-    parsed[name] = field.accept(field.parse(text, f"{label}={value}"), label)
+    parsed[name] = field.accept(field.parse(text, label), label)
   return parsed
 
 
@@ -396,7 +396,7 @@ def _overridden(
     if key in user_values:
       raise UserError(f"{key} is set twice: leave out one of its names")
     if isinstance(value, str):
-      value = fields[key].parse(value, f"{key}={value:.100}")
+      value = fields[key].parse(value, key)
     user_values[key] = fields[key].accept(value, key)
   # A new implementation may lack settings of the one before it.
   new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)

@@ -90,14 +90,15 @@ class Field:
     return self.option or f"--{self.name}"
 
   def parse(self, text: str, label: str) -> Any:
-    """Reads a value from text; errors begin with `label`."""
+    """Reads a value from text; errors begin with `label=text`."""
     # As the documentation writes it. Of a text, None might be a value.
     if self.optional and self.value_type is not str and text == "None":
       return None
     try:
       return _READERS[self.value_type](text)
     except (ValueError, KeyError) as error:
-      raise UserError(f"{label}: not {self.value_type.__name__}") from error
+      type_name = self.value_type.__name__
+      raise UserError(f"{label}={text:.100}: not {type_name}") from error
 
   def accept(self, value: Any, label: str) -> Any:
     """Returns a value that Python or `parse` gives, in its field's type.

@@ -82,7 +82,7 @@ def test_help_has_every_argument_its_default_and_choices(capsys):
     ("--rate=nan", "--rate=nan is not finite"),
     ("--share=1", "--share=1.0 is not at least 0 and under 1"),
     ("--kind=c", "--kind='c' is not one of a, b"),
-    ("--lrs=1,x", "--lrs=1,x: not float"),
+    ("--lrs=1,x", "--lrs=x: not float"),
     ("--seed=-1", "--seed=-1 is not at least 0"),
     ("--hidden=1", "unrecognized arguments: --hidden=1"),
   ],
