@@ -55,7 +55,7 @@ def _keywords(field: Field) -> dict[str, Any]:
 
 def _read(field: Field, text: str):
   """Reads and checks an argument's text."""
-  return field.accept(field.parse(text, field.flag), field.flag)
+  return field.accept(field.parse(text, field.flag), field.flag, text)
 
 
 def read_arguments(

@@ -395,9 +395,11 @@ def _overridden(
     key = name if name in fields else _key_of(name, fields)
     if key in user_values:
       raise UserError(f"{key} is set twice: leave out one of its names")
+    text = ""
     if isinstance(value, str):
-      value = fields[key].parse(value, key)
-    user_values[key] = fields[key].accept(value, key)
+      text = value
+      value = fields[key].parse(text, key)
+    user_values[key] = fields[key].accept(value, key, text)
   # A new implementation may lack settings of the one before it.
   new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)
   for key in [key for key in values if key not in fields]:

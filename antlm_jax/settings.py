@@ -100,10 +100,11 @@ class Field:
       type_name = self.value_type.__name__
       raise UserError(f"{label}={text:.100}: not {type_name}") from error
 
-  def accept(self, value: Any, label: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns a value that Python or `parse` gives, in its field's type.
 
-    Raises a UserError, which begins with `label`, if it is not allowed.
+    Raises a UserError, which begins with `label=`, if it is not allowed. `text`
+    is the number as the user wrote it.
     """
     if value is None and self.optional:
       return None
@@ -121,7 +122,7 @@ class Field:
     elif self.value_type is int and type(value) is float and value.is_integer():
       value = int(value)  # 1e4 is a fine way to write an int
     if unmet := self._unmet(value):
-      shown = ascii(value) if isinstance(value, str) else repr(value)
+      shown = ascii(value) if isinstance(value, str) else text or repr(value)
       raise UserError(f"{label}={shown:.100} is not {unmet}")
     return value
 
@@ -157,7 +158,7 @@ class ListField(Field):
     texts = text.strip("()").split(",")  # "()" and "" are both empty
     return tuple(self.part.parse(part, label) for part in texts if part)
 
-  def accept(self, value: Any, label: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns the values as a tuple, and paths as texts."""
     if value is None and self.optional:
       return None
@@ -171,22 +172,22 @@ class ListField(Field):
 class OpenField(Field):
   """A value from text, or of other types, which its function checks."""
 
-  def accept(self, value: Any, label: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns a value, checked if it is of the text's type."""
     is_of_type = isinstance(value, self.value_type)
-    return super().accept(value, label) if is_of_type else value
+    return super().accept(value, label, text) if is_of_type else value
 
 
 class PathField(Field):
   """A path: a text, or an `os.PathLike` from Python, which `read` may read."""
 
-  def accept(self, value: Any, label: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns the path as it is, if libraries can write it."""
     if value is None and self.optional:
       return None
     require_path(value, label)
     is_kept = isinstance(value, os.PathLike) and not self.read
-    return value if is_kept else super().accept(value, label)
+    return value if is_kept else super().accept(value, label, text)
 
 
 def require_path(value: Any, name: str) -> None:

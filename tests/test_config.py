@@ -158,7 +158,8 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     # Values out of range.
     ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
     ("optimizer.decay_scope=x", "is not one of all, matrices, hidden"),
-    ("optimizer.eps=1e300", "optimizer.eps=1e+300 is not finite in float32"),
+    ("optimizer.eps=1e300", "optimizer.eps=1e300 is not finite in float32"),
+    ("objectives.M.mask_ratio=2", "objectives.M.mask_ratio=2 is not at"),
     ("model.name=gpt", "model.name='gpt' is not one of bert, "),
   ],
 )
@@ -358,7 +359,7 @@ def test_an_error_is_told_of_whom_it_is(tmp_path):
     # The message has no key of the user's.
     ("good", "model=gpt", "model.name='gpt' is not one of"),
     ("good", "model.heads=7", "model.width=768 is not a multiple of"),
-    ("good", "objectives.M.mask_ratio=2", "objective 'mlm': mask_ratio=2.0"),
+    ("good", "objectives.M.random_token=0.5", "objective 'mlm': random_token"),
   ):
     args = str(tmp_path / f"{name}.py"), [f"--config.{change}"]
     assert told(config.load_config, *args).startswith(line)

@@ -251,7 +251,7 @@ def test_an_objective_with_its_own_corruption(trained):
   assert "  objectives.NAME.middle_rate=0.5" in help
   word = "--config.objectives.F.middle_rate=2"
   line = runs.told(config.load_config, "quickstart", [word])
-  assert "objective 'fim': middle_rate=2.0 is not at least 0 and at" in line
+  assert "objectives.F.middle_rate=2 is not at least 0 and at" in line
 
 
 def test_settings_of_a_kind_of_objective_are_its_own():
