@@ -128,40 +128,46 @@ def test_data_in_memory_train_as_a_folder_does(lines, tmp_path, capfd):
   """Parameters are equal bit for bit, and a run resumes on either."""
   folder = ax.prepare(lines, tmp_path / "data", quiet=True, **PACKED)
   held = ax.prepare(lines, quiet=True, **PACKED)
-  found = [
-    train(tmp_path / "a", tmp_path / "data"),
-    train(tmp_path / "b", folder),
-    train(tmp_path / "c", held),
-  ]
+  path = tmp_path / "data"
+  for data in (path, str(path), folder):
+    expected = {"data.path": str(path)}, {}
+    assert train_command._data_sources(data) == expected
+  first, second = train(tmp_path / "a", path), train(tmp_path / "b", held)
   assert capfd.readouterr() == ("", "")
-  assert [run.steps for run in found] == [12] * 3
-  assert repr(found[0]).startswith(f"<run {tmp_path / 'a'}, 12 steps, clm ")
-  assert {*found[0].losses} == {"clm", "mlm"}
-  first, *others = (run.load().params for run in found)
-  for params in others:
-    assert helpers.equal(params, first)
+  assert first.steps == second.steps == 12
+  assert repr(first).startswith(f"<run {tmp_path / 'a'}, 12 steps, clm ")
+  assert {*first.losses} == {"clm", "mlm"}
+  assert helpers.equal(first.load().params, second.load().params)
   # The run is complete, and is recognized with its data in a folder.
-  assert train(tmp_path / "c", folder).losses == found[2].losses
+  assert train(tmp_path / "b", folder).losses == second.losses
+
+
+@pytest.fixture(scope="module")
+def mixed(lines, tmp_path_factory):
+  """Two runs on the same two sources; one source of the second is in memory."""
+  path = tmp_path_factory.mktemp("mixed")
+  how = PACKED | {"packing": "documents", "quiet": True}
+  how["tokenizer"] = path / "tokenizer.json"
+  tokenizer = ax.prepare(lines[:300], **PACKED, quiet=True).tokenizer
+  how["tokenizer"].write_text(tokenizer.to_json())
+  del how["vocab_size"]
+  one, two = lines[:300], lines[300:]
+  folders = (
+    ax.prepare(one, path / "a", **how),
+    ax.prepare(two, path / "b", **how),
+  )
+  held = ax.prepare(two, **how)
+  return [
+    train(path / f"run{i}", {"one": folders[0], "two": second}, mix="one:two")
+    for i, second in enumerate((folders[1], held))
+  ]
 
 
 @pytest.mark.slow
-def test_sources_in_memory_mix_as_folders_do(lines, tmp_path):
+def test_sources_in_memory_mix_as_folders_do(mixed):
   """Catches rows in memory that mix with no others, or other rows."""
-  how = PACKED | {"packing": "documents", "quiet": True}
-  first = ax.prepare(lines[:300], **how)
-  how["tokenizer"] = tmp_path / "tokenizer.json"
-  how["tokenizer"].write_text(first.tokenizer.to_json())
-  del how["vocab_size"]
-  one, two = lines[:300], lines[300:]
-  folders = [ax.prepare(one, tmp_path / "a", **how)]
-  folders.append(ax.prepare(two, tmp_path / "b", **how))
-  held = ax.prepare(two, **how)
-  found = []
-  for i, both in enumerate((folders, (folders[0], held))):
-    data = dict(zip(("one", "two"), both, strict=True))
-    run = train(tmp_path / f"run{i}", data, mix="one:two")
-    found.append(run.load().params)
-  assert all(helpers.equal(params, found[0]) for params in found)
+  first, second = (run.load().params for run in mixed)
+  assert helpers.equal(first, second)
 
 
 @pytest.mark.slow
@@ -284,13 +290,10 @@ def test_a_section_replaces_that_of_the_config():
 
 
 @pytest.mark.slow
-def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
+def test_a_run_has_a_history_and_a_picture(mixed, tmp_path):
   """Catches other values than metrics.jsonl's, and a picture of other steps."""
-  held = ax.prepare(lines, quiet=True, **PACKED)
-  run = train(
-    tmp_path / "run", {"one": held, "two": held}, **{"data.mix": "one:two"}
-  )
-  text = (tmp_path / "run/metrics.jsonl").read_text()
+  run = mixed[1]
+  text = (run.workdir / "metrics.jsonl").read_text()
   recorded = [json.loads(line) for line in text.splitlines()]
   history = run.history()
   assert {(m.step, m.name): m.value for m in history} == {
@@ -305,8 +308,8 @@ def test_a_run_has_a_history_and_a_picture(lines, tmp_path):
   assert str(losses).splitlines()[-1].split()[:2] == ["12", "eval/clm/loss"]
   assert "'eval/x' is none of eval/clm/loss" in runs.told(run.history, "eval/x")
   # The curriculum and the mix are shaded as in the run's own picture.
-  assert run.plot()._repr_png_() == (tmp_path / "run/curves.png").read_bytes()
-  (tmp_path / "run/summary.json").unlink()  # as of a run that has not ended
+  assert run.plot()._repr_png_() == (run.workdir / "curves.png").read_bytes()
+  (run.workdir / "summary.json").unlink()  # as of a run that has not ended
   model = ax.load(run)
   assert model.history() == history
   panel, *_ = model.plot().axes
