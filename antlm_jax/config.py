@@ -25,7 +25,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import models, optim, plugins, settings
-from antlm_jax.errors import UserError, suggestion
+from antlm_jax.errors import UserError, similar_names, suggestion
 from antlm_jax.mesh import Mesh
 from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
@@ -36,6 +36,7 @@ from antlm_jax.settings import Section, setting
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 STUDIES = CONFIGS / "studies"  # in a clone; the wheel has none
 OPTION = "--config"  # names a config on a command line
+_LISTED = 3  # most keys that a hint lists before the last
 # Settings that may differ when a run resumes. They change no parameter, except
 # by rounding (and which neurons a dropout drops, with other microbatches).
 FREE = (
@@ -461,9 +462,26 @@ def _unknown_key(name: str, keys: Collection[str]) -> UserError:
 def meant_key(
   name: str, keys: Iterable[str], shown: Callable[[str], str] = repr
 ) -> str:
-  """Returns a hint at the keys that an unknown name may mean, or ""."""
-  keys = [*REGISTRIES, *keys]
-  return USUAL_WORDS.get(name) or settings.meant(name, keys, USUAL_NAMES, shown)
+  """Returns a hint at the keys that an unknown name may mean, or "".
+
+  `shown` writes a key.
+  """
+  if name in USUAL_WORDS:
+    return USUAL_WORDS[name]
+  keys_of_names = settings.by_name([*REGISTRIES, *keys])
+  keys_of_names |= {word: [key] for word, key in USUAL_NAMES.items()}
+  group, _, last_name = name.rpartition(".")
+  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
+  is_known = group and last_name in keys_of_names
+  namesakes = keys_of_names[last_name] if is_known else keys_of_names
+  similar = similar_names(name, namesakes)
+  similar = similar or similar_names(last_name, keys_of_names)
+  if not similar:
+    return ""
+  *candidates, last = map(shown, keys_of_names[similar[0]])
+  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
+  listed = f"{', '.join(candidates)} or {last}" if candidates else last
+  return f"did you mean {listed}?"
 
 
 def _drop_other_lengths(values: Values, user_values: Values) -> None:

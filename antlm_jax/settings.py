@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 from antlm_jax import jax_flags
-from antlm_jax.errors import UserError, similar_names, suggestion
+from antlm_jax.errors import UserError, suggestion
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,6 @@ U = TypeVar("U")
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
 _LONGEST_NAME = 255  # bytes of a file's name, at most
-_LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -561,18 +560,18 @@ def build(
     section: Type of the section, or a registry, one of whose types the values
       name.
     values: Values by the settings' names.
-    group: Group of the settings, for errors; by default that of the registry.
+    group: Group of the settings, for errors.
 
   Raises:
     UserError: A setting is unknown, missing or not allowed, or the registry
       does not know the name.
   """
   values = dict(values)
-  owner = group
+  name = ""
   if isinstance(section, Registry):
     name = str(values.pop(section.key, ""))
     section = section[name]
-    owner = name or group
+  owner = name or group or section.__name__
   fields = fields_of(section)
   refuse_unknown(values, fields, owner, "antlm train --help lists them")
   for name, field in fields.items():
@@ -587,33 +586,6 @@ def by_name(keys: Collection[str]) -> dict[str, list[str]]:
   for key in keys:
     by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
   return by_last_name | {key: [key] for key in keys}
-
-
-def meant(
-  name: str,
-  keys: Collection[str],
-  synonyms: Mapping[str, str] = types.MappingProxyType({}),
-  shown: Callable[[str], str] = repr,
-) -> str:
-  """Returns a hint at the keys that an unknown name may mean, or "".
-
-  `synonyms` are keys by further names, and `shown` writes a key.
-  """
-  keys_of_names = by_name(keys) | {
-    word: [key] for word, key in synonyms.items()
-  }
-  group, _, last_name = name.rpartition(".")
-  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
-  is_known = group and last_name in keys_of_names
-  namesakes = keys_of_names[last_name] if is_known else keys_of_names
-  similar = similar_names(name, namesakes)
-  similar = similar or similar_names(last_name, keys_of_names)
-  if not similar:
-    return ""
-  *candidates, last = map(shown, keys_of_names[similar[0]])
-  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
-  listed = f"{', '.join(candidates)} or {last}" if candidates else last
-  return f"did you mean {listed}?"
 
 
 def refuse_unknown(
