@@ -59,19 +59,16 @@ def _read(field: Field, text: str):
 
 
 def read_arguments(
-  function: Callable, args: argparse.Namespace
+  source: Callable, args: argparse.Namespace
 ) -> dict[str, Any]:
-  """Returns a function's arguments among those of `add_arguments`."""
+  """Returns the values of `add_arguments` for a dataclass or a function."""
   return {
     name: field.accept(getattr(args, name), field.flag)
-    for name, field in settings.fields_of(function).items()
+    for name, field in settings.fields_of(source).items()
     if hasattr(args, name)
   }
 
 
 def read_section(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  values = {
-    name: getattr(args, name) for name in settings.fields_of(section_type)
-  }
-  return settings.build(section_type, values)
+  return settings.build(section_type, read_arguments(section_type, args))
