@@ -455,6 +455,17 @@ def _unknown_key(name: str, keys: Collection[str]) -> UserError:
       " --plugin=FILE.py if a file of yours adds it, or"
       f" {group[1]}.kind= to add it to the config"
     )
+  registry_group, _, last_name = name.rpartition(".")
+  owners = [
+    implementation
+    for implementation, section in REGISTRIES.get(registry_group, {}).items()
+    if last_name in settings.fields_of(section)
+  ]
+  if owners:
+    return UserError(
+      f"{name} is a setting of {' or '.join(owners)} alone: leave it out, or"
+      f" change {registry_group}.name"
+    )
   hint = meant_key(name, keys) or "antlm train --help lists them"
   return UserError(f"unknown config key {name!r}; {hint}")
 

@@ -153,6 +153,10 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("every=5", "'eval.every', 'checkpoint.every' or 'log.every'"),
     ("mask_ratio=0.3", "did you mean 'objectives.C.mask_ratio', 'obj"),
     ("lr=1", "did you mean 'schedule.peak_lr'?"),
+    (
+      "schedule.decay_steps=9",
+      "schedule.decay_steps is a setting of wsd alone",
+    ),
     ("optimiser=muon", "did you mean 'optimizer'?"),
     ("zzzzzzzzz=1", "--help"),
     # Values out of range.
