@@ -24,8 +24,13 @@ __version__ = "0.2.0"
 def _homes() -> dict[str, str]:
   """Returns the module of each public name, from the stub next to this file."""
   stub = pathlib.Path(__file__).with_suffix(".pyi").read_text("utf-8")
-  imports = (n for n in ast.parse(stub).body if isinstance(n, ast.ImportFrom))
-  return {name.name: node.module for node in imports for name in node.names}
+  return {
+    name.name: node.module
+    for node in ast.walk(ast.parse(stub))
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+    if name.name == name.asname
+  }
 
 
 def __getattr__(name: str) -> object:

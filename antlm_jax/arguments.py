@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from antlm_jax import settings
-from antlm_jax.errors import UserError
 from antlm_jax.settings import Field, ListField
 
 
@@ -44,7 +43,7 @@ def _keywords(field: Field) -> dict[str, Any]:
     return {"action": "store_true" if field.default is False else switch} | (
       out | keywords
     )
-  if not field.many:
+  if not isinstance(field, ListField):
     out["choices"] = field.choices
   if field.option and not out.get("choices"):
     out["metavar"] = field.option.lstrip("-").upper()
@@ -56,30 +55,20 @@ def _keywords(field: Field) -> dict[str, Any]:
 
 def _read(field: Field, text: str):
   """Reads and checks an argument's text."""
-  argument = f"{field.flag}={text:.100}"
-  value = field.read(text) if field.read else field.parse(text, argument)
-  # argparse compares a single value with the choices, and lists them.
-  if field.choices is None or isinstance(value, tuple):
-    unmet = field.unmet(value)
-    if unmet is not None:
-      raise UserError(f"{argument} is not {unmet}")
-  return value
+  return field.accept(field.parse(text, field.flag), field.flag, text)
 
 
 def read_arguments(
-  function: Callable, args: argparse.Namespace
+  source: Callable, args: argparse.Namespace
 ) -> dict[str, Any]:
-  """Returns a function's arguments among those of `add_arguments`."""
+  """Returns the values of `add_arguments` for a dataclass or a function."""
   return {
     name: field.accept(getattr(args, name), field.flag)
-    for name, field in settings.fields_of(function).items()
+    for name, field in settings.fields_of(source).items()
     if hasattr(args, name)
   }
 
 
 def read_section(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  values = {
-    name: getattr(args, name) for name in settings.fields_of(section_type)
-  }
-  return settings.build(section_type, values)
+  return settings.build(section_type, read_arguments(section_type, args))

@@ -18,24 +18,25 @@ import os
 import pathlib
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import models, optim, plugins, settings
-from antlm_jax.errors import UserError, suggestion
+from antlm_jax.errors import UserError, similar_names, suggestion
 from antlm_jax.mesh import Mesh
 from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
-from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
+from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratios
 from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
 from antlm_jax.settings import Section, setting
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 STUDIES = CONFIGS / "studies"  # in a clone; the wheel has none
 OPTION = "--config"  # names a config on a command line
+_LISTED = 3  # most keys that a hint lists before the last
 # Settings that may differ when a run resumes. They change no parameter, except
 # by rounding (and which neurons a dropout drops, with other microbatches).
 FREE = (
@@ -85,10 +86,18 @@ class Config(Section):
       section = getattr(self, name)
       if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
-      if name in REGISTRIES:
-        _require_registered(name, section, REGISTRIES[name])
+    parts = {f"{group}.name": getattr(self, group) for group in REGISTRIES}
     for name, value in self.objectives.items():
-      _require_registered(f"objectives.{name}", value, objective.KINDS)
+      parts[f"objectives.{name}.kind"] = value
+    for key, part in parts.items():
+      name, _, attribute = key.rpartition(".")
+      # A class inherits the attribute of its base.
+      if attribute not in vars(type(part)):
+        raise UserError(
+          f"{name}: no checkpoint could name the class"
+          f" {type(part).__name__}: register it, such as"
+          ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
+        )
     if self.train.epochs and self.train.steps:
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
@@ -106,7 +115,7 @@ class Config(Section):
   def known_objectives(self) -> dict[str, Objective]:
     """`objectives`, and those of a letter and a percentage, such as M30."""
     names = " ".join([self.curriculum, *self.eval.objectives])
-    return _with_ratios(self.objectives, names)
+    return with_ratios(self.objectives, names)
 
   @property
   def trained(self) -> list[Objective]:
@@ -133,19 +142,6 @@ def _no_section(name: str, value: object) -> UserError:
     f"{name}={value!r:.80} is no section of that name: give an object, such as"
     " Muon() for optimizer"
   )
-
-
-def _require_registered(
-  name: str, section: Section, registry: settings.Registry
-) -> None:
-  """Raises a UserError for a class that a checkpoint could not name."""
-  # A class inherits the name of its base.
-  if registry.key not in vars(type(section)):
-    raise UserError(
-      f"{name}: no checkpoint could name the class"
-      f" {type(section).__name__}: register it, such as"
-      ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
-    )
 
 
 # A function's config: a value, or where to find it.
@@ -207,7 +203,10 @@ _COUNTS = re.compile(r"(^|[+(])\s*[\d.]+\s*[A-Za-z]")
 _SECTIONS = Data, Train, Mesh, Eval, Saving, Log, Init
 GROUPS = {**REGISTRIES, **{section.group: section for section in _SECTIONS}}
 _NAME_FIELD = settings.Field()  # a text without limits
-Changes = dict[str, Any]  # changed settings by key, such as train.steps
+Values = dict[str, Any]  # values of settings by key, such as train.steps
+
+
+# -------------------------------------------------------------- config files
 
 
 def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
@@ -229,204 +228,6 @@ def changes(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   return ConfigDict(tree, type_safe=False)
 
 
-def typed_config(changes: Config | ConfigDict | Mapping[str, Any]) -> Config:
-  """Makes a Config of changed settings; returns a Config as it is.
-
-  Missing settings have their defaults. Raises a UserError for the first setting
-  that is unknown or has a bad value.
-  """
-  if isinstance(changes, Config):
-    return changes
-  if isinstance(changes, ConfigDict):
-    changes = changes.to_dict()
-  if not isinstance(changes, Mapping):
-    raise UserError(
-      f"config={changes!r:.60} is no config: give a name, a path or a Config"
-    )
-  for name in changes:
-    if name not in _NAMES:
-      hint = suggestion(name, _NAMES, "antlm train --help lists them")
-      raise UserError(f"config.{name} is unknown; {hint}")
-  values = _with_sections(changes)
-  values["objectives"] = _changed_objectives(changes.get("objectives", {}))
-  return Config(**values)
-
-
-def _with_sections(
-  values: Mapping[str, Any], ignore_unknown: bool = False
-) -> dict[str, Any]:
-  """Returns the values that a Config has, with sections for its groups."""
-  values = {name: values[name] for name in values if name in _NAMES}
-  for name in values:
-    if name in GROUPS:
-      values[name] = settings.build(
-        GROUPS[name],
-        values[name],
-        name,
-        base=getattr(Config, name),
-        ignore_unknown=ignore_unknown,
-      )
-  return values
-
-
-def _changed_objectives(changes: Mapping[str, Any]) -> dict[str, Objective]:
-  """Returns all objectives, after changes of known and of new objectives."""
-  settings.require_group(changes, "config.objectives")
-  changed = {
-    name: settings.build(
-      objective.KINDS,
-      values,
-      f"config.objectives.{name}",
-      base=OBJECTIVES.get(name),
-    )
-    for name, values in changes.items()
-  }
-  return dict(sorted((OBJECTIVES | changed).items()))
-
-
-def _stored_objectives(stored: Mapping[str, Any]) -> dict[str, Objective]:
-  """Returns the objectives of a run's config.
-
-  The run had loaded its plugins, but does not need an unused objective.
-  """
-  objectives = {
-    name: settings.build(
-      objective.KINDS, values, f"config.objectives.{name}", ignore_unknown=True
-    )
-    for name, values in stored.get("objectives", {}).items()
-    if values.get("kind", "") in objective.KINDS or name in stored["curriculum"]
-  }
-  return objectives or OBJECTIVES
-
-
-def _with_ratios(
-  objectives: Mapping[str, Objective], text: str
-) -> dict[str, Objective]:
-  """Adds the objectives of a letter and a percentage that a text names."""
-  objectives = dict(objectives)
-  for name in re.findall(curriculum.NAME, text):
-    if name not in objectives and (derived := with_ratio(name, objectives)):
-      objectives[name] = derived
-  return objectives
-
-
-def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Returns the settings of the objectives that a run trained or measured.
-
-  They are by name in the curriculum, such as M, and M30 if it is used. `stored`
-  is a run's config as JSON has it.
-  """
-  text = " ".join([stored["curriculum"], *stored["eval"]["objectives"]])
-  objectives = stored["objectives"]
-  if objectives.keys() >= {*re.findall(curriculum.NAME, text)}:
-    return objectives
-  derived = _with_ratios(_stored_objectives(stored), text)
-  return _plain_objectives(derived) | objectives
-
-
-def load_config(
-  spec: str,
-  changes: Iterable[str] | Mapping[str, settings.Setting | Section] = (),
-) -> Config:
-  """Loads `FILE.py` or `FILE.py:ARG`.
-
-  `get_config` receives ARG without the word `shrink`, which this function
-  applies after the changes. These are words `--config.key=value`, or a mapping
-  that `given_config` takes. Raises a UserError if the file is no config, a key
-  is unknown, or a value has a wrong type or is out of bounds. The error
-  suggests the nearest known key.
-  """
-  from_python = isinstance(changes, Mapping)
-  path, _, arg = spec.partition(":")
-  option = "config" if from_python else OPTION
-  label = f"{option}={path}"
-  words = arg.split(",")
-  shrink = "shrink" in words
-  get_config = config_module(path, option).get_config
-  with plugins.reported(path, label):
-    file_config = get_config(",".join(w for w in words if w != "shrink"))
-  if not isinstance(file_config, ConfigDict):
-    raise UserError(
-      f"{label}: get_config(arg) returns {type(file_config).__name__}, not a"
-      " ConfigDict: return changes() with your settings"
-    )
-  file_groups = file_config.to_dict()
-  try:
-    if from_python:
-      return _merged_config(file_groups, changes, shrink)
-    overrides = parse_overrides(changes)
-    prefix = f"{OPTION}."
-    return _merged_config(
-      file_groups, overrides, shrink, prefix, short_keys=False
-    )
-  except UserError as error:
-    # The file is at fault if it fails in the same way without the changes.
-    try:
-      _merged_config(file_groups, {}, shrink)
-    except UserError as file_error:
-      if str(file_error) == str(error):
-        raise UserError(f"{label}: {error}") from error
-    raise
-
-
-def given_config(
-  config: ConfigOrName, changes: Mapping[str, settings.Setting | Section]
-) -> Config:
-  """Returns a config, or loads it by name or path, with changed settings.
-
-  A key may be a setting's last name, such as `steps`, if no other setting of
-  the config has it. A value may be a section, such as `optimizer=Muon()`, which
-  replaces the config's. Errors are those of `load_config` and `typed_config`.
-  """
-  if isinstance(config, str | os.PathLike):
-    return load_config(os.fspath(config), changes)
-  config = typed_config(config)
-  if not changes:
-    return config
-  groups: dict[str, Any] = {
-    "seed": config.seed,
-    "curriculum": config.curriculum,
-    "objectives": _plain_objectives(config.objectives),
-  }
-  for group in GROUPS:
-    groups[group] = settings.changed_settings(getattr(config, group))
-  return _merged_config(groups, changes)
-
-
-def named_configs() -> dict[str, pathlib.Path]:
-  """Returns the configs that load by name, with those of studies in a clone."""
-  paths = [*CONFIGS.glob("*.py"), *STUDIES.glob("*.py")]
-  return {path.stem: path for path in sorted(paths)}
-
-
-def find_config(path: str, option: str = OPTION) -> str:
-  """Returns a config file's path, of our own by its name; UserError if none."""
-  configs = named_configs()
-  if path in configs:
-    return str(configs[path])
-  if not os.path.isfile(path):  # Path raises for very long names
-    name, comma, arg = path.partition(",")
-    if comma and name in configs:
-      raise UserError(f"{option}={path}: write {option}={name}:{arg}")
-    names = f"known: {', '.join(configs)}"
-    hint = suggestion(pathlib.Path(path).stem, configs, names)
-    if not STUDIES.is_dir():
-      hint += "; studies of papers are in configs/studies of a clone"
-    raise UserError(
-      f"{option}={path:.60}: no such file, nor such a name; {hint}"
-    )
-  return path
-
-
-def config_module(path: str, option: str = OPTION) -> types.ModuleType:
-  """Runs a config file, and returns it as a module with `get_config`."""
-  path = find_config(path, option)
-  module = plugins.run_file(path, f"{option}={path}")
-  if not hasattr(module, "get_config"):
-    raise UserError(f"{option}={path}: it defines no get_config(arg)")
-  return module
-
-
 def parse_arg(arg: str, **defaults) -> ConfigDict:
   """Parses the argument of a config file, such as `size=xs,curriculum=24M`.
 
@@ -445,186 +246,281 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       names = [*defaults, "shrink"]
       hint = suggestion(name, names, f"known: {', '.join(names)}")
       raise UserError(f"config argument {name!r} is unknown; {hint}")
+    field = settings.Field(
+      value_type=parsed.get_type(name), choices=choices.get(name)
+    )
+    label = f"config argument {name}"
     text = value if equals else "True"
-    field = settings.Field(value_type=parsed.get_type(name))
-    parsed[name] = field.parse(text, f"config argument {part}")
-    if parsed[name] not in choices.get(name, (parsed[name],)):
-      raise UserError(
-        f"config argument {name}={value!r} is not one of"
-        f" {', '.join(choices[name])}"
-      )
+    parsed[name] = field.accept(field.parse(text, label), label)
   return parsed
+
+
+def named_configs() -> dict[str, pathlib.Path]:
+  """Returns the configs that load by name, with those of studies in a clone."""
+  paths = [*CONFIGS.glob("*.py"), *STUDIES.glob("*.py")]
+  return {path.stem: path for path in sorted(paths)}
+
+
+def find_config(path: str) -> str:
+  """Returns a config file's path, of our own by its name; UserError if none."""
+  configs = named_configs()
+  if path in configs:
+    return str(configs[path])
+  if not os.path.isfile(path):  # Path raises for very long names
+    name, comma, arg = path.partition(",")
+    if comma and name in configs:
+      raise UserError(f"config={path}: write config={name}:{arg}")
+    names = f"known: {', '.join(configs)}"
+    hint = suggestion(pathlib.Path(path).stem, configs, names)
+    if not STUDIES.is_dir():
+      hint += "; studies of papers are in configs/studies of a clone"
+    raise UserError(f"config={path:.60}: no such file, nor such a name; {hint}")
+  return path
+
+
+def config_module(path: str) -> types.ModuleType:
+  """Runs a config file, and returns it as a module with `get_config`."""
+  path = find_config(path)
+  module = plugins.run_file(path, f"config={path}")
+  if not hasattr(module, "get_config"):
+    raise UserError(f"config={path}: it defines no get_config(arg)")
+  return module
+
+
+# ------------------------------------------------- from settings to a Config
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, str]:
   """Returns `KEY=VALUE` or `--config.KEY=VALUE` words as settings by key."""
   overrides = {}
   for word in words:
-    key, equals, value = word.removeprefix("--config.").partition("=")
+    key, equals, value = word.removeprefix(f"{OPTION}.").partition("=")
     if not equals:
-      raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
+      raise UserError(f"{OPTION}.{key}: give a value, {OPTION}.{key}=VALUE")
     overrides[key] = value
   return overrides
 
 
-def _merged_config(
-  file_groups: Mapping[str, Any],
+def load_config(
+  config: ConfigOrName | ConfigDict | Mapping[str, Any],
+  changes: Iterable[str] | Mapping[str, settings.Setting | Section] = (),
+) -> Config:
+  """Makes a Config of a config file or of settings in groups, with changes.
+
+  Args:
+    config: Name of a config, path of a config file (`FILE.py` or
+      `FILE.py:ARG`), settings in groups, or a Config. `get_config` receives ARG
+      without the word `shrink`, which this function applies after the changes.
+    changes: Words `--config.key=value`, or values by key. A key may be a
+      setting's last name, such as `steps`, if no other setting of the config
+      has it. A value may be a section, such as `optimizer=Muon()`, which
+      replaces the config's. `optimizer=muon` means `optimizer.name=muon`, and
+      keeps the settings that both implementations have.
+
+  Raises:
+    UserError: The file is no config, a key is unknown, or a value has a wrong
+      type or is out of bounds. The error suggests the nearest known key.
+  """
+  if not isinstance(changes, Mapping):
+    changes = parse_overrides(changes)
+  if isinstance(config, str | os.PathLike):
+    return _load_file(os.fspath(config), changes)
+  if isinstance(config, Config):
+    if not changes:
+      return config
+    changed = {x: settings.changed_settings(getattr(config, x)) for x in GROUPS}
+    config = config.to_dict() | changed
+  elif isinstance(config, ConfigDict):
+    config = config.to_dict()
+  elif not isinstance(config, Mapping):
+    raise UserError(
+      f"config={config!r:.60} is no config: give a name, a path or a Config"
+    )
+  return _overridden(config, changes)
+
+
+def _load_file(
+  spec: str, overrides: Mapping[str, settings.Setting | Section]
+) -> Config:
+  """Makes a Config of `FILE.py:ARG` and a user's overrides."""
+  path, _, arg = spec.partition(":")
+  label = f"config={path}"
+  words = arg.split(",")
+  shrink = "shrink" in words
+  get_config = config_module(path).get_config
+  with plugins.reported(path, label):
+    file_config = get_config(",".join(w for w in words if w != "shrink"))
+  if not isinstance(file_config, ConfigDict):
+    raise UserError(
+      f"{label}: get_config(arg) returns {type(file_config).__name__}, not a"
+      " ConfigDict: return changes() with your settings"
+    )
+  groups = file_config.to_dict()
+  try:
+    return _overridden(groups, overrides, shrink)
+  except UserError as error:
+    # The file is at fault if it fails in the same way without the overrides.
+    try:
+      _overridden(groups, {}, shrink)
+    except UserError as file_error:
+      if str(file_error) == str(error):
+        raise UserError(f"{label}: {error}") from error
+    raise
+
+
+def _overridden(
+  groups: Mapping[str, Any],
   overrides: Mapping[str, settings.Setting | Section],
   shrink: bool = False,
-  prefix: str = "",
-  short_keys: bool = True,
 ) -> Config:
-  """Makes a Config of a file's settings in groups, and of a user's overrides.
+  """Makes a Config of settings in groups and a user's overrides.
 
-  An override replaces a setting, a group by a section, or the implementation of
-  a group by its name: `optimizer=muon` means `optimizer.name=muon`. Messages
-  show its key after `prefix`. Keys may be short if `short_keys` (see
-  `given_config`).
+  Implementations are first, because they decide which settings exist. Then each
+  override is read and set once, by its key.
   """
-  for group in GROUPS:
-    settings.require_group(file_groups.get(group, {}), group)
-  kept_groups = {
-    group: values
-    for group, values in file_groups.items()
-    if not isinstance(overrides.get(group), Section)
-  }
-  file_settings = traverse_util.flatten_dict(kept_groups, sep=".")
-  section_settings = _section_settings(overrides)
-  texts = _setting_texts(overrides)
-  # Implementations are first, because they decide which settings exist.
-  implementations = {
-    key: text for key, text in texts.items() if _IMPLEMENTATION.fullmatch(key)
-  }
-  fields = _fields_by_key(file_settings | section_settings | implementations)
-  values = _parsed(texts, fields, prefix, short_keys, taken=section_settings)
-  user_settings = section_settings | values
-  # Drop the settings that a new implementation does not have.
-  new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)
-  merged = {
-    key: value
-    for key, value in file_settings.items()
-    if key in fields or not key.startswith(new_groups)
-  }
-  merged |= user_settings
-  _make_start_path_absolute(merged)
-  _drop_other_lengths(merged, user_settings)
-  if shrink:
-    _shrink(merged, user_settings, fields)
-  return typed_config(traverse_util.unflatten_dict(merged, sep="."))
-
-
-def _section_settings(
-  overrides: Mapping[str, settings.Setting | Section],
-) -> Changes:
-  """Returns the settings of the sections that replace whole groups."""
-  groups: dict[str, dict[str, Any]] = {}
+  sections = {}
+  texts = {}
   for name, value in overrides.items():
-    if isinstance(value, Section):
-      if value.group != name:
-        raise _no_section(name, value)
-      groups[name] = settings.to_dict(value)
-  return traverse_util.flatten_dict(groups, sep=".")
-
-
-def _setting_texts(
-  overrides: Mapping[str, settings.Setting | Section],
-) -> dict[str, str | None]:
-  """Returns the overrides of single settings, as texts by the user's keys."""
-  return {
-    f"{name}.name" if name in REGISTRIES else name: settings.text(value)
-    for name, value in overrides.items()
-    if not isinstance(value, Section)
-  }
-
-
-def _parsed(
-  texts: Mapping[str, str | None],
-  fields: Mapping[str, settings.Field],
-  prefix: str,
-  short_keys: bool,
-  taken: Collection[str],
-) -> Changes:
-  """Returns the values of texts by their keys, which are not `taken` yet."""
-  values: Changes = {}
-  for name, text in texts.items():
-    key = _meant_key(name, fields, prefix, short_keys)
-    if key in values or key in taken:
-      raise UserError(f"{key} is set twice: leave out one of its names")
-    if text is None:
-      # A Config refuses it, unless the setting may be None.
-      values[key] = None
+    if not isinstance(value, Section):
+      texts[f"{name}.name" if name in REGISTRIES else name] = value
+    elif value.group == name:
+      sections[name] = settings.to_dict(value)
     else:
-      values[key] = fields[key].parse(text, f"{prefix}{name}={text:.100}")
-  return values
+      raise _no_section(name, value)
+  kept_groups = {x: groups[x] for x in groups if x not in sections}
+  values = traverse_util.flatten_dict(kept_groups, sep=".")
+  user_values = traverse_util.flatten_dict(sections, sep=".")
+  implementations = {x: texts[x] for x in texts if _IMPLEMENTATION.fullmatch(x)}
+  fields = _fields_by_key(values | user_values | implementations)
+  for name, value in texts.items():
+    key = name if name in fields else _key_of(name, fields)
+    if key in user_values:
+      raise UserError(f"{key} is set twice: leave out one of its names")
+    text = ""
+    if isinstance(value, str):
+      text = value
+      value = fields[key].parse(text, key)
+    user_values[key] = fields[key].accept(value, key, text)
+  # A new implementation may lack settings of the one before it.
+  new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)
+  for key in [key for key in values if key not in fields]:
+    if not key.startswith(new_groups):
+      raise _unknown_key(key, fields)
+    del values[key]
+  values |= user_values
+  _drop_other_lengths(values, user_values)
+  if shrink:
+    _shrink(values, user_values, fields)
+  return _build(values, OBJECTIVES)
 
 
-def _make_start_path_absolute(merged: Changes) -> None:
-  # Store an absolute path: a resumed run may start in another folder.
-  start_path = str(merged.get("init.checkpoint", ""))
-  if os.path.exists(start_path):
-    merged["init.checkpoint"] = os.path.abspath(start_path)
-
-
-def _fields_by_key(changes: Changes) -> dict[str, settings.Field]:
-  """Returns the settings of the implementations that changes choose."""
-  keys = [key for key in changes if key.startswith("objectives.")]
+def _fields_by_key(values: Values) -> dict[str, settings.Field]:
+  """Returns all settings of the implementations that values choose."""
+  keys = [key for key in values if key.startswith("objectives.")]
   names = [*OBJECTIVES, *(key.split(".")[1] for key in keys)]
-  sections: dict[str, Any] = {"": Config, **GROUPS}
-  sections |= {f"objectives.{name}": objective.KINDS for name in names}
+  groups: dict[str, Any] = {"": Config, **GROUPS}
+  groups |= {f"objectives.{name}": objective.KINDS for name in names}
   defaults = {f"objectives.{name}": x for name, x in OBJECTIVES.items()}
   fields = {}
-  for group, section in sections.items():
+  for group, section in groups.items():
     if isinstance(section, settings.Registry):
       key = f"{group}.{section.key}"
       fields[key] = _NAME_FIELD
       default = getattr(Config, group, defaults.get(group))
-      kind = changes.get(key, getattr(default, section.key, ""))
-      section = section[str(kind)]
+      name = values.get(key, getattr(default, section.key, ""))
+      section = section[str(name)]
     for name, field in settings.fields_of(section).items():
       fields[f"{group}.{name}".lstrip(".")] = field
   return fields
 
 
-def _drop_other_lengths(merged: Changes, user_settings: Changes) -> None:
-  """Drops the config's length of the run if the user set another."""
-  lengths = {"train.epochs", "train.steps"}
-  curriculum_text = str(user_settings.get("curriculum", ""))
-  user_lengths = lengths & user_settings.keys()
-  if _COUNTS.search(curriculum_text) or user_lengths:
-    for key in lengths - user_lengths:
-      merged.pop(key, None)
+def _key_of(name: str, fields: Mapping[str, settings.Field]) -> str:
+  """Returns the key of the only setting with this last name, or raises."""
+  namesakes = settings.by_name(fields).get(name, ())
+  if len(namesakes) != 1 or name in _NAMES:
+    raise _unknown_key(name, fields)
+  return namesakes[0]
 
 
-def _meant_key(
-  name: str, keys: Collection[str], prefix: str, short_keys: bool
-) -> str:
-  """Returns a known key, or the key of the only setting with this last name.
-
-  Raises a UserError if there is none or there are several, or if keys must not
-  be short.
-  """
-  if name in keys:
-    return name
+def _unknown_key(name: str, keys: Collection[str]) -> UserError:
+  """Returns the error for a name that is none of the keys of settings."""
   if members := [key for key in keys if key.startswith(f"{name}.")]:
     parts = (key[len(name) + 1 :].partition(".")[0] for key in members)
     names = ", ".join(dict.fromkeys(parts))
-    raise UserError(
-      f"{prefix}{name} is a group: set one setting of it ({names})"
-    )
-  namesakes = settings.by_name(keys).get(name, ())
-  if len(namesakes) == 1 and short_keys:
-    return namesakes[0]
+    return UserError(f"{name} is a group: set one setting of it ({names})")
   group = re.fullmatch(r"(objectives\.(\w+))\.\w+", name)
   if group and f"{group[1]}.kind" not in keys:
-    raise UserError(
+    return UserError(
       f"unknown config key {name!r}: there is no objective {group[2]}; give"
       " --plugin=FILE.py if a file of yours adds it, or"
       f" {group[1]}.kind= to add it to the config"
     )
-  hint = USUAL_WORDS.get(name)
-  hint = hint or settings.meant(name, [*REGISTRIES, *keys], USUAL_NAMES)
-  hint = hint or "antlm train --help lists them"
-  raise UserError(f"unknown config key {name!r}; {hint}")
+  registry_group, _, last_name = name.rpartition(".")
+  owners = [
+    implementation
+    for implementation, section in REGISTRIES.get(registry_group, {}).items()
+    if last_name in settings.fields_of(section)
+  ]
+  if owners:
+    return UserError(
+      f"{name} is a setting of {' or '.join(owners)} alone: leave it out, or"
+      f" change {registry_group}.name"
+    )
+  hint = meant_key(name, keys) or "antlm train --help lists them"
+  return UserError(f"unknown config key {name!r}; {hint}")
+
+
+def meant_key(
+  name: str, keys: Iterable[str], shown: Callable[[str], str] = repr
+) -> str:
+  """Returns a hint at the keys that an unknown name may mean, or "".
+
+  `shown` writes a key.
+  """
+  if name in USUAL_WORDS:
+    return USUAL_WORDS[name]
+  keys_of_names = settings.by_name([*REGISTRIES, *keys])
+  keys_of_names |= {word: [key] for word, key in USUAL_NAMES.items()}
+  group, _, last_name = name.rpartition(".")
+  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
+  is_known = group and last_name in keys_of_names
+  namesakes = keys_of_names[last_name] if is_known else keys_of_names
+  similar = similar_names(name, namesakes)
+  similar = similar or similar_names(last_name, keys_of_names)
+  if not similar:
+    return ""
+  *candidates, last = map(shown, keys_of_names[similar[0]])
+  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
+  listed = f"{', '.join(candidates)} or {last}" if candidates else last
+  return f"did you mean {listed}?"
+
+
+def _drop_other_lengths(values: Values, user_values: Values) -> None:
+  """Drops the config's length of the run if the user set another."""
+  lengths = {"train.epochs", "train.steps"}
+  user_lengths = lengths & user_values.keys()
+  if user_lengths or _COUNTS.search(user_values.get("curriculum", "")):
+    for key in lengths - user_lengths:
+      values.pop(key, None)
+
+
+def _build(values: Values, known_objectives: Mapping[str, Objective]) -> Config:
+  """Makes a Config of values by key; missing settings have their defaults."""
+  tree = traverse_util.unflatten_dict(values, sep=".")
+  objectives = dict(known_objectives)
+  for name, changed in tree.get("objectives", {}).items():
+    defaults = {}
+    if name in objectives:
+      defaults = settings.changed_settings(objectives[name])
+    objectives[name] = settings.build(
+      objective.KINDS, defaults | changed, f"objectives.{name}"
+    )
+  for group in tree.keys() & GROUPS.keys():
+    defaults = {}
+    if group in REGISTRIES:
+      defaults = {"name": getattr(Config, group).name}
+    tree[group] = settings.build(GROUPS[group], defaults | tree[group], group)
+  return Config(**tree | {"objectives": dict(sorted(objectives.items()))})
 
 
 def leaves(config: Config) -> dict[str, Any]:
@@ -660,7 +556,7 @@ _SHRUNK = {
 
 
 def _shrink(
-  merged: Changes, user_settings: Changes, fields: Collection[str]
+  values: Values, user_values: Values, fields: Collection[str]
 ) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
@@ -668,30 +564,26 @@ def _shrink(
   `train.steps` that the user asked for, and keeps only as many phases. By
   default it has 12 steps, or one for each phase if there are more.
 
-  The `user_settings` stay. A curriculum that the user wrote in steps, such as
+  The `user_values` stay. A curriculum that the user wrote in steps, such as
   `8C+8M steps`, keeps its length.
   """
   small = dict(_SHRUNK)
   # A model to start from keeps its shape.
-  if "init.checkpoint" in user_settings or not merged.get("init.checkpoint"):
+  if "init.checkpoint" in user_values or not values.get("init.checkpoint"):
     small |= _SHRUNK_MODEL
   for key, value in small.items():
-    if key in fields and key not in user_settings:
-      merged[key] = value
-  text = merged.get("curriculum", Config.curriculum)
-  in_steps = "curriculum" in user_settings and text.endswith("steps")
-  if in_steps or "train.epochs" in user_settings:
+    if key in fields and key not in user_values:
+      values[key] = value
+  text = values.get("curriculum", Config.curriculum)
+  in_steps = "curriculum" in user_values and text.endswith("steps")
+  if in_steps or "train.epochs" in user_values:
     return
-  tree = traverse_util.unflatten_dict(merged, sep=".")
-  objectives = _changed_objectives(tree.get("objectives", {}))
-  objectives = _with_ratios(objectives, text)
-  phases = curriculum.parse_curriculum(text, objectives, 1000, 1000).phases
-  steps = max(12, len(phases))
-  if "train.steps" in user_settings and merged["train.steps"]:
-    steps = merged["train.steps"]
-  merged["curriculum"] = curriculum.scaled(text, objectives, steps)
-  merged["train.steps"] = 0
-  merged["train.epochs"] = 0.0
+  names = re.findall(curriculum.NAME, text)
+  phases = curriculum.parse_curriculum(text, names, 1000, 1000).phases
+  steps = user_values.get("train.steps") or max(12, len(phases))
+  values["curriculum"] = curriculum.scaled(phases, steps)
+  values["train.steps"] = 0
+  values["train.epochs"] = 0.0
 
 
 def to_json(config: Config) -> str:
@@ -708,10 +600,36 @@ def config_from_json(text: str) -> Config:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
-    values = _with_sections(stored, ignore_unknown=True)
-    return Config(**values | {"objectives": _stored_objectives(stored)})
+    # The run had loaded its plugins, but does not need an unused objective.
+    stored["objectives"] = {
+      name: values
+      for name, values in stored.get("objectives", {}).items()
+      if name in stored["curriculum"]
+      or values.get("kind", "") in objective.KINDS
+    }
+    values = traverse_util.flatten_dict(stored, sep=".")
+    fields = _fields_by_key(values)
+    values = {x: values[x] for x in values if x in fields or x in GROUPS}
+    return _build(values, {} if stored["objectives"] else OBJECTIVES)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
+
+
+def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Returns the settings of the objectives that a run trained or measured.
+
+  They are by name in the curriculum, such as M, and M30 if it is used. `stored`
+  is a run's config as JSON has it, whose plugins need not be loaded.
+  """
+  names = stored["eval"]["objectives"]
+  text = " ".join([stored["curriculum"], *names])
+  objectives = stored["objectives"]
+  if objectives.keys() >= {*re.findall(curriculum.NAME, text)}:
+    return objectives
+  needed = {x: stored[x] for x in ("curriculum", "objectives")}
+  needed |= {"model": {}, "eval": {"objectives": names}}
+  config = config_from_json(json.dumps(needed))
+  return _plain_objectives(config.known_objectives) | objectives
 
 
 def config_differences(old: Config, new: Config) -> list[str]:

@@ -7,10 +7,9 @@ from antlm_jax.config import (
   GROUPS,
   OPTION,
   REGISTRIES,
-  USUAL_NAMES,
-  USUAL_WORDS,
   Config,
   leaves,
+  meant_key,
 )
 from antlm_jax.objectives import objective
 
@@ -75,13 +74,11 @@ def _settings_lines(
 
 def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  keys = dict.fromkeys([*settings.fields_of(Config), *REGISTRIES])
+  keys = dict.fromkeys(settings.fields_of(Config))
   for group, section in GROUPS.items():
     for kind in section.values() if group in REGISTRIES else [section]:
       names = settings.fields_of(kind)
       keys |= dict.fromkeys(f"{group}.{name}" for name in names)
   name = word.lstrip("-").partition("=")[0]
-  hint = USUAL_WORDS.get(name) or settings.meant(
-    name, keys, USUAL_NAMES, f"{OPTION}.{{}}".format
-  )
+  hint = meant_key(name, keys, f"{OPTION}.{{}}".format)
   return f"; {hint}" if hint else ""

@@ -5,6 +5,7 @@ own files.
 """
 
 import dataclasses
+import os
 
 from antlm_jax.data import order
 from antlm_jax.objectives import batch
@@ -174,3 +175,10 @@ class Init(Section):
     " or those of its last step",
     choices=("evaluated", "last"),
   )
+
+  def __post_init__(self):
+    super().__post_init__()
+    # A resumed run may start in another folder.
+    if os.path.exists(self.checkpoint):
+      path = os.path.abspath(self.checkpoint)
+      object.__setattr__(self, "checkpoint", path)

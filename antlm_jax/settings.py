@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 from antlm_jax import jax_flags
-from antlm_jax.errors import UserError, similar_names, suggestion
+from antlm_jax.errors import UserError, suggestion
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,6 @@ U = TypeVar("U")
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
 _LONGEST_NAME = 255  # bytes of a file's name, at most
-_LISTED = 3  # most keys that a hint lists before the last
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -84,135 +83,110 @@ class Field:
   may_be_empty: bool = False
   keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  many: ClassVar[bool] = False  # whether it is a tuple
-
   @property
   def flag(self) -> str:
     """Its name on a command line."""
     return self.option or f"--{self.name}"
 
   def parse(self, text: str, label: str) -> Any:
-    """Reads a value from text; errors begin with `label`."""
+    """Reads a value from text; errors begin with `label=text`."""
     # As the documentation writes it. Of a text, None might be a value.
     if self.optional and self.value_type is not str and text == "None":
       return None
     try:
       return _READERS[self.value_type](text)
     except (ValueError, KeyError) as error:
-      raise UserError(f"{label}: not {self.value_type.__name__}") from error
+      type_name = self.value_type.__name__
+      raise UserError(f"{label}={text:.100}: not {type_name}") from error
 
-  def accept(self, value: Any, name: str) -> Any:
-    """Returns a value that Python or a parser gives, in its field's type.
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
+    """Returns a value that Python or `parse` gives, in its field's type.
 
-    Raises a UserError, which begins with `name`, if the value is not allowed.
+    Raises a UserError, which begins with `label=`, if it is not allowed. `text`
+    is the number as the user wrote it.
     """
-    if hasattr(value, "dtype") and not value.ndim:
-      value = value.tolist()  # a number of NumPy
-    if self.read and isinstance(value, str | os.PathLike):
-      try:
-        value = self.read(os.fspath(value))
-      except argparse.ArgumentTypeError as error:
-        raise UserError(f"{name}: {error}") from error
-    value = self.convert(value, name)
-    if (unmet := self.unmet(value)) is not None:
-      shown = ascii(value) if isinstance(value, str) else repr(value)
-      raise UserError(f"{name}={shown:.100} is not {unmet}")
-    return value
-
-  def convert(self, value: Any, name: str) -> Any:
-    """Returns a value in the type that the field has; `unmet` checks it."""
-    if self.value_type is float and type(value) is int:
-      return float(value)
-    return value
-
-  def unmet(self, value: Any) -> str | None:
-    """Returns the expectation that a value fails; None if it is allowed."""
     if value is None and self.optional:
       return None
+    if hasattr(value, "dtype") and not value.ndim:
+      value = value.tolist()  # a number of NumPy
+    if isinstance(value, os.PathLike) and self.value_type is str:
+      value = os.fspath(value)  # a run is a path to its model
+    if self.read and isinstance(value, str):
+      try:
+        value = self.read(value)
+      except argparse.ArgumentTypeError as error:
+        raise UserError(f"{label}: {error}") from error
+    if self.value_type is float and type(value) is int:
+      value = float(value)
+    elif self.value_type is int and type(value) is float and value.is_integer():
+      value = int(value)  # 1e4 is a fine way to write an int
+    if unmet := self._unmet(value):
+      shown = ascii(value) if isinstance(value, str) else text or repr(value)
+      raise UserError(f"{label}={shown:.100} is not {unmet}")
+    return value
+
+  def _unmet(self, value: Any) -> str:
+    """Returns the expectation that a value fails; "" if it is allowed."""
     # True is an int to Python, but no number of anything.
     is_bool = isinstance(value, bool)
-    types_allowed = _TYPES.get(self.value_type, self.value_type)
-    is_allowed = isinstance(value, types_allowed)
-    if not is_allowed or is_bool != (self.value_type is bool):
+    is_of_type = isinstance(value, self.value_type)
+    if not is_of_type or is_bool != (self.value_type is bool):
       return f"of type {self.value_type.__name__}"
     if self.choices is not None and value not in self.choices:
       return f"one of {', '.join(map(str, self.choices))}"
     if self.value_type is str:
-      return None
+      return ""
     if self.value_type is float and not abs(value) <= _LARGEST_FLOAT:
       return "finite in float32"
     bounds = self.bounds
     if self.value_type is int and abs(value) > LARGEST:
       bounds = {"least": -LARGEST, "most": LARGEST} | bounds
     if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
-      return None
+      return ""
     return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ListField(Field):
   """A tuple of values. Python may give a list, an array or a single value."""
 
-  many = True
-
-  @functools.cached_property
-  def part(self) -> Field:
-    """The field of each value."""
-    values = {f.name: getattr(self, f.name) for f in dataclasses.fields(Field)}
-    return Field(**values | {"optional": False})
+  part: Field  # of each value
 
   def parse(self, text: str, label: str) -> tuple:
     """Reads values between commas, perhaps in brackets."""
     texts = text.strip("()").split(",")  # "()" and "" are both empty
     return tuple(self.part.parse(part, label) for part in texts if part)
 
-  def convert(self, value: Any, name: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns the values as a tuple, and paths as texts."""
-    if value is None:
+    if value is None and self.optional:
       return None
     if hasattr(value, "dtype"):
       value = value.tolist()
     parts = value if isinstance(value, list | tuple) else (value,)
-    return tuple(
-      os.fspath(part) if isinstance(part, os.PathLike) else part
-      for part in parts
-    )
-
-  def unmet(self, value: Any) -> str | None:
-    """Returns the expectation that a value fails; None if all are allowed."""
-    if value is None and self.optional:
-      return None
-    if not isinstance(value, tuple | list):
-      return "a tuple"
-    return next(filter(None, map(self.part.unmet, value)), None)
-
-
-class PathListField(ListField):
-  """A tuple of paths, as texts. Python may give `os.PathLike`s."""
-
-  def convert(self, value: Any, name: str) -> Any:
-    """Returns the paths as a tuple of texts."""
-    for path in value if isinstance(value, list | tuple) else (value,):
-      require_path(path, name)
-    return super().convert(value, name)
+    texts = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in parts)
+    return tuple(self.part.accept(part, label) for part in texts)
 
 
 class OpenField(Field):
   """A value from text, or of other types, which its function checks."""
 
-  def unmet(self, value: Any) -> str | None:
-    """Returns the expectation that a value of the text's type fails."""
-    is_of_type = isinstance(value, _TYPES.get(self.value_type, self.value_type))
-    return super().unmet(value) if is_of_type else None
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
+    """Returns a value, checked if it is of the text's type."""
+    is_of_type = isinstance(value, self.value_type)
+    return super().accept(value, label, text) if is_of_type else value
 
 
-class PathField(OpenField):
-  """A path: a text, or an `os.PathLike` from Python."""
+class PathField(Field):
+  """A path: a text, or an `os.PathLike` from Python, which `read` may read."""
 
-  def convert(self, value: Any, name: str) -> Any:
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns the path as it is, if libraries can write it."""
-    if not (value is None and self.optional):
-      require_path(value, name)
-    return value
+    if value is None and self.optional:
+      return None
+    require_path(value, label)
+    is_kept = isinstance(value, os.PathLike) and not self.read
+    return value if is_kept else super().accept(value, label, text)
 
 
 def require_path(value: Any, name: str) -> None:
@@ -312,16 +286,21 @@ def _typed_field(description: Field, hint: Any, **values) -> Field:
   types_of_values = {typing.get_origin(x) or x for x in member_types}
   optional = types.NoneType in types_of_values
   types_of_values.discard(types.NoneType)
-  form: type[Field]
+  read_types = [x for x in member_types if x in _READERS]
+  values = vars(description) | values
+  values |= {
+    "value_type": (read_types or member_types)[0],
+    "optional": optional,
+  }
+  form = Field
   if types_of_values == {str, os.PathLike}:
-    form = PathListField if many else PathField
+    form = PathField
   elif len(types_of_values) > 1:
     form = OpenField
-  else:
-    form = ListField if many else Field
-  read_types = [x for x in member_types if x in _READERS]
-  typed = {"value_type": (read_types or member_types)[0], "optional": optional}
-  return form(**vars(description) | values | typed)
+  if many:
+    part = form(**values | {"optional": False})
+    return ListField(**values, part=part)
+  return form(**values)
 
 
 def _members(hint: Any) -> list[Any]:
@@ -570,12 +549,7 @@ def changed_settings(section) -> dict[str, Any]:
 
 
 def build(
-  section: type[T] | Registry,
-  values: Mapping[str, Any],
-  group: str = "",
-  *,
-  base: Section | None = None,
-  ignore_unknown: bool = False,
+  section: type[T] | Registry, values: Mapping[str, Any], group: str = ""
 ) -> T:
   """Builds a section of some of its settings; the others have their defaults.
 
@@ -586,53 +560,24 @@ def build(
     section: Type of the section, or a registry, one of whose types the values
       name.
     values: Values by the settings' names.
-    group: Group of the settings, for errors; by default that of the registry.
-    base: Section whose changed settings, and whose name in the registry, take
-      the place of the defaults.
-    ignore_unknown: Ignore unknown settings, which an older version may have
-      written.
+    group: Group of the settings, for errors.
 
   Raises:
-    UserError: The values are no mapping, a setting is unknown, missing or not
-      allowed, or the registry does not know the name.
+    UserError: A setting is unknown, missing or not allowed, or the registry
+      does not know the name.
   """
+  values = dict(values)
+  name = ""
   if isinstance(section, Registry):
-    group = group or section.group
-  values = dict(require_group(values, group))
-  base_values = {} if base is None else changed_settings(base)
-  if isinstance(section, Registry):
-    base_kind = base_values.pop(section.key, "")
-    # A config file may give a list, which a registry cannot look up.
-    section_type = section[str(values.pop(section.key, base_kind))]
-  else:
-    section_type = section
-  fields = fields_of(section_type)
-  place = f"{group}." if group else ""
-  unknown = sorted(values.keys() - fields.keys())
-  if unknown and not ignore_unknown:
-    implementation = getattr(section_type, "name", None)
-    problem = (
-      f": no setting of {implementation}" if implementation else " is unknown"
-    )
-    hint = suggestion(unknown[0], fields, "antlm train --help lists them")
-    raise UserError(f"{place}{unknown[0]}{problem}; {hint}")
-  # The base may be another implementation.
-  known_values = {
-    name: value
-    for name, value in (base_values | values).items()
-    if name in fields
-  }
+    name = str(values.pop(section.key, ""))
+    section = section[name]
+  owner = name or group or section.__name__
+  fields = fields_of(section)
+  refuse_unknown(values, fields, owner, "antlm train --help lists them")
   for name, field in fields.items():
-    if field.default is dataclasses.MISSING and name not in known_values:
-      raise UserError(f"{place}{name} is missing")
-  return section_type(**known_values)
-
-
-def require_group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-  """Returns values if they are a group of settings, else raises a UserError."""
-  if not isinstance(values, Mapping):
-    raise UserError(f"{group}={values!r:.80} is not a group of settings")
-  return values
+    if field.default is dataclasses.MISSING and name not in values:
+      raise UserError(f"{f'{group}.{name}'.lstrip('.')} is missing")
+  return section(**values)
 
 
 def by_name(keys: Collection[str]) -> dict[str, list[str]]:
@@ -641,33 +586,6 @@ def by_name(keys: Collection[str]) -> dict[str, list[str]]:
   for key in keys:
     by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
   return by_last_name | {key: [key] for key in keys}
-
-
-def meant(
-  name: str,
-  keys: Collection[str],
-  synonyms: Mapping[str, str] = types.MappingProxyType({}),
-  shown: Callable[[str], str] = repr,
-) -> str:
-  """Returns a hint at the keys that an unknown name may mean, or "".
-
-  `synonyms` are keys by further names, and `shown` writes a key.
-  """
-  keys_of_names = by_name(keys) | {
-    word: [key] for word, key in synonyms.items()
-  }
-  group, _, last_name = name.rpartition(".")
-  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
-  is_known = group and last_name in keys_of_names
-  namesakes = keys_of_names[last_name] if is_known else keys_of_names
-  similar = similar_names(name, namesakes)
-  similar = similar or similar_names(last_name, keys_of_names)
-  if not similar:
-    return ""
-  *candidates, last = map(shown, keys_of_names[similar[0]])
-  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
-  listed = f"{', '.join(candidates)} or {last}" if candidates else last
-  return f"did you mean {listed}?"
 
 
 def refuse_unknown(
@@ -705,6 +623,5 @@ _READERS = {
   int: _int,
   float: float,
 }
-_TYPES = {float: (int, float)}  # that a value of a type may have
 _LISTS = (tuple, collections.abc.Sequence)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

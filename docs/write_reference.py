@@ -151,7 +151,7 @@ def _values(field: settings.Field) -> str:
       if of < _TYPING_ERROR
     )
     found = f"{found} {', '.join(limits)}".rstrip()
-  found = f"list of {found}" if field.many else found
+  found = f"list of {found}" if isinstance(field, settings.ListField) else found
   return f"{found}, or `None`" if field.optional else found
 
 

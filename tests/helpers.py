@@ -154,7 +154,7 @@ def random_params(of: models.Model, seed: int = 0) -> models.Params:
 
 def settings(**groups) -> config.Config:
   """Returns the default config with changes by group."""
-  return config.typed_config(config.changes().to_dict() | groups)
+  return config.load_config(config.changes().to_dict() | groups)
 
 
 def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):

@@ -22,7 +22,7 @@ def make(text, ratio=0.15, warmup=0, decay=0, **settings):
   if "schedule.name" not in settings:
     out.schedule.decay_steps = decay
   out.update(traverse_util.unflatten_dict(settings, sep="."))
-  return config_lib.typed_config(out)
+  return config_lib.load_config(out)
 
 
 @st.composite
@@ -171,7 +171,7 @@ def test_mixed_batches_are_alike_by_order_and_start(one, other, steps):
 def test_what_goes_by_the_runs_length_is_alike_at_one_length(changes):
   one, other = make("9C+3M steps", **changes), make("9C+9M steps", **changes)
   assert branches.shared_steps(one, other) == 0
-  other = config_lib.given_config(other, {"curriculum": "6C+6M steps"})
+  other = config_lib.load_config(other, {"curriculum": "6C+6M steps"})
   assert branches.shared_steps(one, other) == 6
 
 

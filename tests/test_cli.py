@@ -70,28 +70,34 @@ def test_a_plugin_is_imported_once_here_and_in_children(plugin, capsys):
 
 
 @pytest.mark.parametrize(
-  "text, told",
+  "text, word, told",
   [
-    ("x = 1\nboom()", "--plugin=own.py, line 2: NameError: name 'boom' is not"),
-    ("x = ", "--plugin=own.py, line 1: invalid syntax"),
-    ("raise SystemExit(0)", "--plugin=own.py, line 1: SystemExit: 0"),
+    (
+      "x = 1\nboom()",
+      "own.py",
+      "own.py, line 2: NameError: name 'boom' is not",
+    ),
+    ("x = ", "own.py", "own.py, line 1: invalid syntax"),
+    ("raise SystemExit(0)", "own.py", "own.py, line 1: SystemExit: 0"),
+    ("", "none.py", "none.py: no such file"),
+    ("", "words.txt", "words.txt: not a Python file"),
   ],
 )
-def test_a_plugin_that_fails_is_told_with_its_line(plugin, text, told):
+def test_a_bad_plugin_is_told_with_its_line(
+  plugin, text, word, told, monkeypatch
+):
   plugin(text)
-  assert told in runs.told(plugins.load_plugins, ["--plugin=own.py"])
-
-
-def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
   plugin("", "words.txt")
-  for word, told in (
-    ("--plugin=none.py", "--plugin=none.py: no such file"),
-    ("--plugin=words.txt", "--plugin=words.txt: not a Python file"),
-    ("--plugin", "--plugin is empty: give a file"),
-  ):
-    assert told in runs.told(plugins.load_plugins, [word])
-  monkeypatch.setenv(plugins.VARIABLE, "/none.py")
-  assert "--plugin=/none.py: no such" in runs.told(plugins.load_plugins, [])
+  assert f"--plugin={told}" in runs.told(
+    plugins.load_plugins, [f"--plugin={word}"]
+  )
+  monkeypatch.setenv(plugins.VARIABLE, os.path.abspath(word))
+  assert told in runs.told(plugins.load_plugins, [])
+
+
+def test_a_plugin_needs_a_file(plugin):
+  line = runs.told(plugins.load_plugins, ["--plugin"])
+  assert line.startswith("--plugin is empty: give a file")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_a_line_makes_the_step_that_it_names(line):
   words = dict(w.split("=", 1) for w in shlex.split(line.words))
   changes = [f"{k}={v}" for k, v in words.items() if k.startswith("--config.")]
   changes = config_lib.parse_overrides(changes)
-  config = config_lib.given_config(words["--config"], changes)
+  config = config_lib.load_config(words["--config"], changes)
   rows, length = numbers(line.batch)
   assert (config.train.batch_size, int(words["--seq_len"])) == (rows, length)
   shape = re.search(r"(\d+) layers x ([\d,]+)", line.shape).groups()

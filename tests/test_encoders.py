@@ -316,7 +316,7 @@ def test_encoders_have_the_published_numbers_of_parameters(
     ("ltg_bert", {"heads": 5}, "model.width=32 is not a multiple of .*heads=5"),
     ("ltg_bert", {"position_buckets": 7}, "model.position_buckets=7 is odd"),
     ("ltg_bert", {"longest_distance": 8}, "longest_distance=8 is not over"),
-    ("ltg_bert", {"kv_heads": 2}, "model.kv_heads: no setting of ltg_bert"),
+    ("ltg_bert", {"kv_heads": 2}, "kv_heads is no setting of ltg_bert"),
   ],
   ids=str,
 )

@@ -166,9 +166,9 @@ def test_a_model_names_the_plugin_that_it_lacks(trained, name):
 
 
 def test_an_objective_that_a_model_does_not_use_may_be_lacking():
-  before = config.typed_config(config.changes())
+  before = config.load_config(config.changes())
   imported("objective")
-  text = config.to_json(config.typed_config(config.changes()))
+  text = config.to_json(config.load_config(config.changes()))
   assert "F" in config.config_from_json(text).objectives
   del objective.KINDS["fim"], objective.OBJECTIVES["F"]
   assert config.config_from_json(text) == before
@@ -251,7 +251,7 @@ def test_an_objective_with_its_own_corruption(trained):
   assert "  objectives.NAME.middle_rate=0.5" in help
   word = "--config.objectives.F.middle_rate=2"
   line = runs.told(config.load_config, "quickstart", [word])
-  assert "objective 'fim': middle_rate=2.0 is not at least 0 and at" in line
+  assert "objectives.F.middle_rate=2 is not at least 0 and at" in line
 
 
 def test_settings_of_a_kind_of_objective_are_its_own():

@@ -33,7 +33,7 @@ def in_blocks(loaded):
   """Returns the model with attention in blocks of eight tokens."""
   blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
   return random_models.with_meta(
-    loaded, config=config.given_config(loaded.config, blocks)
+    loaded, config=config.load_config(loaded.config, blocks)
   )
 
 

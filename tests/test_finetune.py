@@ -847,8 +847,8 @@ def test_bad_arguments(run, tmp_path):
     ("--lrs=0", "is not over 0"),
     ("--seeds=-1", "is not at least 0 and at most 4294967295"),
     ("--epochs=0", "cola cannot be evaluated without training: "),
-    ("--warmup=1", "1 is not at least 0 and under 1"),
-    ("--preset=2023", "invalid choice"),
+    ("--warmup=1", "--warmup=1 is not at least 0 and under 1"),
+    ("--preset=2023", "--preset='2023' is not one of 2024,"),
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in runs.told(finetune.main, [*args, extra])

@@ -192,7 +192,7 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   assert forms("4C+16M+4C") == forms("C:N=1:15") == ATTENTIONS
   assert forms("2P") == ("causal",)
   blocks = random_models.with_curriculum(llama[0], "8D")
-  changed = config_lib.given_config(
+  changed = config_lib.load_config(
     blocks.config, {"objectives.D.attention": "block"}
   )
   blocks = random_models.with_meta(blocks, config=changed)
@@ -228,7 +228,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
   loaded = load(run)
-  settings = config_lib.given_config(
+  settings = config_lib.load_config(
     loaded.config,
     {
       "data.path": f"a={tmp_path}/own/data,b={tmp_path}/b",
@@ -277,7 +277,7 @@ def test_the_cards_text_has_no_markup_of_names(tokenizer, tmp_path):
     "init.checkpoint": "[x](javascript:alert(1))",
     "curriculum": "4C\n+16M",
   }
-  settings = config_lib.given_config(loaded.config, names)
+  settings = config_lib.load_config(loaded.config, names)
   loaded = random_models.with_meta(loaded, config=settings)
   (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
   card_text = huggingface_hub.ModelCard((path / "README.md").read_text()).text
@@ -338,7 +338,7 @@ def test_a_card_follows_a_start_on_this_machine_alone(
   monkeypatch.setattr(hub, "download_model", download)
   random_models.save(tmp_path / "other", tokenizer)
   other = load(tmp_path / "other")
-  settings = config_lib.given_config(other.config, {"init.checkpoint": begin})
+  settings = config_lib.load_config(other.config, {"init.checkpoint": begin})
   meta = dataclasses.replace(other.meta, config=settings)
   write_model(tmp_path / "run/checkpoints/7", 7, other.params, meta)
   (path,) = export.export_model(

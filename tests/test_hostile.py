@@ -155,17 +155,6 @@ def test_a_run_ends_well_without_its_picture(tmp_path, prepared, monkeypatch):
   assert (tmp_path / "r/README.md").exists()
 
 
-def test_an_objective_needs_a_name():
-  for name in ("", " ", "a/b"):
-    told = "is not a name without slashes"
-    assert told in runs.refused(
-      "antlm_jax.commands.train",
-      "--config=quickstart",
-      "--workdir=r",
-      f"--config.objectives.M.name={name}",
-    )
-
-
 @pytest.mark.parametrize("shape", ["0x0", "4x0", "", "-1", "9000x9000"])
 def test_a_plan_needs_chips(shape):
   """Catches a shape by which libtpu divides, which ends the process."""

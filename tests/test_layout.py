@@ -49,7 +49,7 @@ GROUPS = {
 NEVER = "models", "objectives"
 # Tokens of a room, at most.
 BUDGETS = {
-  "antlm_jax": 18_910,
+  "antlm_jax": 18_270,
   "antlm_jax/attention": 21_170,
   "antlm_jax/commands": 10_480,
   "antlm_jax/data": 41_050,
@@ -57,7 +57,7 @@ BUDGETS = {
   "antlm_jax/hf": 21_458,
   "antlm_jax/inference": 11_140,
   "antlm_jax/models": 12_707,
-  "antlm_jax/objectives": 7_609,
+  "antlm_jax/objectives": 7_605,
   "antlm_jax/page": 4_881,
   "antlm_jax/planning": 15_822,
   "antlm_jax/runtime": 10_389,

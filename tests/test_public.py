@@ -1,5 +1,7 @@
 """The public API of `import antlm_jax`."""
 
+import ast
+import inspect
 import os
 import pathlib
 import pkgutil
@@ -9,6 +11,11 @@ import sys
 import pytest
 
 import antlm_jax
+from antlm_jax import config, settings
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetune import PRESETS
+from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.objectives.objective import KINDS
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -25,6 +32,76 @@ def test_it_offers_what_its_stub_names():
     assert getattr(antlm_jax, name) is not None
   with pytest.raises(AttributeError, match="no attribute 'unknown'"):
     _ = antlm_jax.unknown
+
+
+BASES = {
+  "model": "EncoderConfig",
+  "optimizer": "Optimizer",
+  "schedule": "Schedule",
+}
+
+
+def unique_settings(groups):
+  """Returns the types of the settings whose name is in one group alone."""
+  types, groups_of = {}, {}
+  for group, sections in groups.items():
+    for section in sections:
+      for name, field in settings.fields_of(section).items():
+        type_name = field.value_type.__name__
+        if isinstance(field, settings.ListField):
+          type_name += f" | Sequence[{type_name}]"
+        types[name] = type_name
+        groups_of.setdefault(name, set()).add(group)
+  return {name: types[name] for name in types if len(groups_of[name]) == 1}
+
+
+def run_settings():
+  """Returns the types of the settings that `train` takes by a short name."""
+  # A run has several objectives, whose settings have no name of their own.
+  groups = {"": [config.Config], "C": KINDS.values(), "M": KINDS.values()}
+  parts = {"data": None}  # also the name of an argument
+  for group, section in config.GROUPS.items():
+    if group in config.REGISTRIES:
+      groups[group] = section.values()
+      parts[group] = f"str | _{BASES[group]}"
+    else:
+      groups[group] = [section]
+      parts.setdefault(group, section.__name__)
+  out = unique_settings(groups) | parts
+  return {n: out[n] for n in out if n not in ("data", "objectives", "hooks")}
+
+
+def test_its_stub_knows_the_settings_tasks_and_presets():
+  """Catches a setting that type checkers refuse, or know by another type."""
+  tree = ast.parse((ROOT / "antlm_jax/__init__.pyi").read_text("utf-8"))
+  # Each function's first signature.
+  stubs = {getattr(node, "name", ""): node for node in tree.body[::-1]}
+  tuning = [finetune.Grid, finetune.Hyperparameters]
+  tuning += [section for x in PRESETS.values() for section in x.settings]
+  scoring = [task.settings for task in TASKS.values()]
+  for function, stub, expected, choices in (
+    (antlm_jax.train, "_RunSettings", run_settings(), ()),
+    (
+      antlm_jax.finetune,
+      "_TuningSettings",
+      unique_settings({"": tuning}),
+      PRESETS,
+    ),
+    (
+      antlm_jax.evaluate,
+      "_TaskSettings",
+      unique_settings({"": scoring}),
+      TASKS,
+    ),
+  ):
+    known = {x.target.id: ast.unparse(x.annotation) for x in stubs[stub].body}
+    known = {name: known[name].removesuffix(" | None") for name in known}
+    assert known == expected
+    arguments = stubs[function.__name__].args
+    names = [x.arg for x in (*arguments.args, *arguments.kwonlyargs)]
+    assert [*inspect.signature(function).parameters][:-1] == names
+    words = ast.unparse(arguments)
+    assert not choices or f"Literal[{', '.join(map(repr, choices))}]" in words
 
 
 def test_no_module_hides_a_function():
@@ -70,6 +147,9 @@ assert_type(ax.compare(["runs/x"]).best.label, str)
 swept = ax.sweep("quickstart", {"seed": [1, 2]}, "runs/s", data=data)
 assert_type(swept.failed, tuple[str, ...])
 assert_type(ax.plan("quickstart", "v5e:2x2").fits, bool)
+ax.train("quickstart", "runs/x", data, steps=9, **{"eval.every": 100})
+ax.train("quickstart", data=data, optimizer="muon", train=ax.Train(steps=3))
+ax.evaluate("x", "of_a_plugin", "y", **{"share": 0.5})
 """
 WRONG = """
 import antlm_jax as ax
@@ -80,6 +160,13 @@ ax.train("quickstart", "x", hooks=[1])
 ax.load("x").steps
 ax.fill("x", "a <mask>", step="x")
 ax.unknown
+ax.train("quickstart", "x", stepz=3)
+ax.train("quickstart", "x", steps="three")
+ax.evaluate("x", "cola", "y")
+ax.finetune("x", "y", preset="classify")
+ax.finetune("x", "y", epoch=3)
+ax.train(curriculum="C")
+ax.Config(curriculum=3)
 """
 # Large packages that no public type comes from.
 SKIPPED = """
@@ -115,7 +202,7 @@ def test_a_type_checker_knows_the_public_surface(tmp_path):
   lines = [line.split(":", 2) for line in done.stdout.splitlines()[:-1]]
   assert not [line for line in lines if line[0] == "right.py"]
   wrong = {n for file, n, x in lines if file == "wrong.py" and "error" in x}
-  assert wrong == {*"456789"}
+  assert wrong == {str(line) for line in range(4, 17)}
   shown = [x for *_, x in lines if "Revealed" in x]
   assert len(shown) == len(names)
   # NumPy writes an open shape as Any.

@@ -379,7 +379,7 @@ def built(prepared):
   settings = config.load_config("configs/quickstart.py:shrink", [path])
   new = Objective("copy", attention="prefix", predict="suffix")
   settings = dataclasses.replace(
-    config.given_config(settings, {"train.steps": 6}),
+    config.load_config(settings, {"train.steps": 6}),
     curriculum="C+X:M=1:1",
     objectives={**settings.objectives, "X": new},
   )

@@ -394,7 +394,7 @@ def test_a_run_that_fails_is_named(trained, prepared, tmp_path, capsys):
     ("seed=1,2", (), "the training is missing"),
     ("seed=1,2", (*TRAINING, "--workdir=w"), "unknown argument '--workdir=w'"),
     ("sed=1,2", TRAINING, "unknown config key 'sed'; did you mean 'seed'?"),
-    ("seed=1,x", TRAINING, "--config.seed=x: not int"),
+    ("seed=1,x", TRAINING, "seed=x: not int"),
     ("seed", TRAINING, "'seed' is not KEY=VALUE,VALUE,..."),
     ("seed=1,", TRAINING, "'seed=1,' is not KEY=VALUE,VALUE,..."),
     ("seed=1; seed=2", TRAINING, "'seed=2' is not KEY=VALUE,VALUE,... with a"),

@@ -190,7 +190,7 @@ def plan(
       f"the network between slices of {topology} is not published: plan one"
       " slice"
     )
-  overrides = whole_keys(config_lib.given_config(config, settings), settings)
+  overrides = whole_keys(config_lib.load_config(config, settings), settings)
   if fit:
     overrides |= _dividing_batch(config, overrides, len(devices))
   pod = Pod(config, overrides, devices, vocab_size, seq_len, pieces)
@@ -267,7 +267,7 @@ def _dividing_batch(
   config: ConfigOrName, overrides: Mapping[str, Setting], devices: int
 ) -> dict[str, str]:
   """Returns the nearest batch size that the devices divide, if it differs."""
-  changed = config_lib.given_config(config, overrides)
+  changed = config_lib.load_config(config, overrides)
   batch_size = changed.train.batch_size
   parts = devices * changed.train.microbatches // max(1, changed.mesh.tensor)
   rows = places.nearest_rows(batch_size, parts)

@@ -161,7 +161,7 @@ def train(
   path, sources = _data_sources(data)
   if sources and {"path", "data.path"} & settings.keys():
     raise UserError("data and data.path are both given: leave out one of them")
-  changed = config_lib.given_config(config, {**path, **settings})
+  changed = config_lib.load_config(config, {**path, **settings})
   page = Page(command)
   # The config's file, which is read first, may also set flags.
   with jax_flags.library_flags(), progress.quietly(quiet):

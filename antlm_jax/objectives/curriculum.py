@@ -10,7 +10,7 @@ It is written as a string of phases:
     C:M=1:15             both in every batch, in this proportion
     2C+20C:M=1:7+2C      a mixed phase between two pure ones
     12*(1C+1M)           the phases in brackets, twelve times
-    75%M30+25%M5         M with 30 % and with 5 % masked (`with_ratio`)
+    75%M30+25%M5         M with 30 % and with 5 % masked (`with_ratios`)
 
 Letters name objectives: those of `objective.OBJECTIVES` or of
 `config.objectives`. `data.mix` has the same grammar, with names of sources:
@@ -24,7 +24,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -302,13 +302,12 @@ def objective_names(text: str, names: Collection[str]) -> tuple[str, ...]:
   return tuple(dict.fromkeys(name for part in parts for name in part.shares))
 
 
-def scaled(text: str, names: Collection[str], steps: int) -> str:
-  """Returns a curriculum over `steps` steps, at least one in each phase.
+def scaled(phases: Sequence[Phase], steps: int) -> str:
+  """Returns a curriculum of these phases over `steps` steps, one or more each.
 
-  If it has more phases than steps, only the first of them stay.
+  If there are more phases than steps, only the first of them stay.
   """
-  # A thousand, so that each phase has at least a step before it is scaled.
-  phases = parse_curriculum(text, names, 1000, 1000).phases[:steps]
+  phases = phases[:steps]
   end = 0
   written = []
   for later, phase in zip(range(len(phases))[::-1], phases, strict=True):

@@ -20,6 +20,7 @@ from antlm_jax.objectives.corruption import (
   Vocabulary,
   latest_begins,
 )
+from antlm_jax.objectives.curriculum import NAME
 from antlm_jax.settings import Registry, Section, setting
 
 KINDS = Registry("objective", "kind")
@@ -326,22 +327,25 @@ _BUILT_IN: dict[str, Objective] = {
 OBJECTIVES = _Letters(_BUILT_IN)
 
 
-def with_ratio(
-  name: str, objectives: Mapping[str, Objective]
-) -> Objective | None:
-  """Returns the objective of a letter and a percentage, such as M30.
+def with_ratios(
+  objectives: Mapping[str, Objective], text: str
+) -> dict[str, Objective]:
+  """Adds the objectives of a letter and a percentage, such as M30, in a text.
 
-  Returns None for other names, and if the objective's share is not fixed.
+  The letter's share must be fixed.
   """
-  letter, percent = re.fullmatch("(.*?)([0-9]*)", name).groups()
-  base = objectives.get(letter)
-  if not percent or not base or not base.mask_ratio or int(percent) > 100:
-    return None
-  if base.mask_ratio_end is not None or base.mask_ratio_high is not None:
-    return None
-  return dataclasses.replace(
-    base, name=f"{base.name}{percent}", mask_ratio=int(percent) / 100
-  )
+  objectives = dict(objectives)
+  for name in re.findall(NAME, text):
+    letter, percent = re.fullmatch("(.*?)([0-9]*)", name).groups()
+    base = objectives.get(letter)
+    if name in objectives or not percent or not base or int(percent) > 100:
+      continue
+    is_fixed = base.mask_ratio_end is None and base.mask_ratio_high is None
+    if base.mask_ratio and is_fixed:
+      objectives[name] = dataclasses.replace(
+        base, name=f"{base.name}{percent}", mask_ratio=int(percent) / 100
+      )
+  return objectives
 
 
 # ------------------------------------------------------------------ corruption

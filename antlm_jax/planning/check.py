@@ -40,7 +40,7 @@ def check_launch(
       batch that the devices do not divide, a curriculum or a schedule that does
       not fit the run, an unknown writer, or no data.
   """
-  run_config = config_lib.given_config(config, changes)
+  run_config = config_lib.load_config(config, changes)
   kind, _, shape = topology.partition(":")
   place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
   if isinstance(config, str):

@@ -45,7 +45,7 @@ class Pod:
     a UserError if the settings do not fit the devices or each other.
     """
     changes = {**self.settings, **config_lib.parse_overrides(settings)}
-    config = config_lib.given_config(self.config, changes)
+    config = config_lib.load_config(self.config, changes)
     schedule = ", ".join(config.train.batch_schedule)
     if schedule and not (self.seq_len or config.data.path):
       raise UserError(

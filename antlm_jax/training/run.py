@@ -331,7 +331,7 @@ def _curriculum_and_order(
       f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"
       f" or train.epochs make it {length}: leave those at 0, or write"
       " --config.curriculum="
-      f"'{curriculum_lib.scaled(config.curriculum, objective_names, length)}'"
+      f"'{curriculum_lib.scaled(curriculum.phases, length)}'"
     )
   if text := config.data.mix:
     names = list(order.sources)

@@ -109,7 +109,7 @@ def _benchmark_batches(folder: pathlib.Path, objective: str):
   changes.data.path = str(folder)
   changes.curriculum = f"{_BATCHES}{objective} steps"
   changes.train.batch_size = _ROWS
-  batches = run_lib.build_run(config.typed_config(changes)).source
+  batches = run_lib.build_run(config.load_config(changes)).source
   return lambda: sum(x.inputs.size for x in source.load_batches(batches))
 
 

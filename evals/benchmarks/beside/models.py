@@ -45,7 +45,7 @@ def make_benchmark_model(
   """Makes a model, in float32, whose likeliest tokens are so by far."""
   changes = config.changes()
   changes.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
-  settings = config.typed_config(changes)
+  settings = config.load_config(changes)
   model = models.build_model(settings.model, tokenizer.vocab_size)
   params = jax.jit(functools.partial(model.init, 0))()
   meta = Meta(settings, tokenizer, "bos", data="random")
