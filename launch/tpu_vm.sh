@@ -298,8 +298,8 @@ case "${words[0]}" in
     [ -n "${option[zone]}" ] || fail "which zone? --zone=us-west4-a, ..." ;;
 esac
 folder="${workdir%/}-launch"
-mkdir -p "$made"
 need gcloud "https://cloud.google.com/sdk/docs/install"
+mkdir -p "$made"
 
 case "${words[0]}" in
   run)
@@ -307,7 +307,8 @@ case "${words[0]}" in
     look
     if [ "$state" = NOT_FOUND ]; then
       create
-      note "requested $hosts hosts; logs: $folder/logs"
+      [ "${option[dry_run]}" = yes ] ||
+        note "requested $hosts hosts; logs: $folder/logs"
     fi
     [ "${option[watcher]}" = yes ] || watch ;;
   watch) watch ;;

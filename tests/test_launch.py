@@ -14,6 +14,8 @@ import sys
 
 import pytest
 
+from antlm_jax import config
+from antlm_jax.planning import check
 from tests import runs
 from tests.launching import (
   LAUNCH,
@@ -326,6 +328,17 @@ def test_what_cannot_start_is_refused_before_its_machines(overrides, part):
   words += ["--config=quickstart", "--config.data.path=gs://b/data"]
   words += ["--check", "--topology=v5e:256", "--config.train.batch_size=256"]
   assert part in runs.refused("antlm_jax.commands.plan", *words)
+
+
+def test_two_slices_have_a_named_batch_and_mesh():
+  """Catches rows or a mesh of one slice, and a mesh that crosses slices."""
+  spec = f"{ROOT}/{ENCODER}v5e:16x16,slices=2"
+  made = config.load_config(spec)
+  assert made.train.batch_size == 1024
+  assert (made.mesh.data, made.mesh.fsdp) == (8, 64)
+  # Without data, which a plan does not need.
+  checked = check.check_launch(spec, {}, "v5e:16x16", slices=2)
+  assert (checked["rows"], checked["devices"]) == (1024, 512)
 
 
 @pytest.mark.parametrize(

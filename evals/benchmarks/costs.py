@@ -202,16 +202,17 @@ def own_text_table(folder: files.Path = RESULTS) -> str:
     if row is None or "seconds" not in row:
       continue
     config, *words = shlex.split(speed.words)
-    words = [word for word in words if not word.startswith("--config.")]
+    settings = [word for word in words if word.startswith("--config.")]
+    words = [word for word in words if word not in settings]
     size = speed.name.partition(" ")[0]
-    tokens = _TOKENS_A_WORD * units.parse_quantity(size)
+    tokens = _TOKENS_A_WORD * units.parse_quantity(size.replace("B", "G"))
     steps = tokens * READINGS[size] / (row["rows"] * row["seq_len"])
     lines.append(
       [
         size,
         speed.hardware,
         f"`{shlex.join(words)}`",
-        f"`{config.partition('=')[2]}`",
+        f"`{shlex.join([config.partition('=')[2], *settings])}`",
         units.gib(row["needed_bytes"]),
         _hours(steps * row["seconds"] / 3600),
       ]
