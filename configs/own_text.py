@@ -10,9 +10,9 @@ The argument takes
 - `words`: 10M (default), 1M, 100M or 1B, the nearest to your text;
 - `memory`: 24 (default), 8 or 80, the GPU's memory in GB. It changes the number
   of microbatches alone, so the result is the same up to rounding and dropout;
-- `objectives`: `C:M=1:1` by default; C for a causal model, M for a masked one.
+- `objectives`: `C:M=1:1` by default. C makes a causal model, M a masked model.
 
-Mixing and regularisation are what docs/results.md found best with at most 1.1M
+Mixing and regularisation did best in docs/results.md, with at most 1.1M
 parameters: strong dropout and weight decay for text that is read many times,
 and a moderate decay for ample text. Shapes and learning rates are those of the
 published configs. Nobody has trained these models for this project.
@@ -50,7 +50,8 @@ def get_config(arg: str = ""):
   else:
     config.model.update(dropout=0.2, attention_dropout=0.2)
     config.optimizer.weight_decay = 1.5
-    config.eval.watch = ("clm", "mlm")
+    losses = {"C": "clm", "M": "mlm"}
+    config.eval.watch = [x for n, x in losses.items() if n in arg.objectives]
   if arg.words == "1B":
     config.model.update(**llama.SHAPES["210M"], remat="dots")
     config.train.batch_size = 256
