@@ -161,6 +161,10 @@ def test_the_table_of_own_text_is_that_of_its_forecasts(capsys):
   printed = capsys.readouterr().out.strip()
   page = (runs.ROOT / "docs/how_to/one_gpu.md").read_text()
   assert printed in page
+  for line in costs.read_speeds("own_text"):
+    size = line.name.partition(" ")[0]
+    _, vocab, length, *_ = shlex.split(line.words)
+    assert re.search(rf"\| {size}\b[^|]*\| `{vocab} {length}` \|", page), size
   (row,) = (
     row
     for row in costs.stored_forecasts("own_text")

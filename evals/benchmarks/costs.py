@@ -190,7 +190,7 @@ def cost_table(
 
 # Tokens of an English word with a vocabulary of 16,000, in BabyLM's text
 _TOKENS_A_WORD = 1.37
-_OWN_HEAD = "words", "GPU", "antlm prepare", "--config", "needs", "time"
+_OWN_HEAD = "words", "GPU", "time", "needs", "--config"
 
 
 def own_text_table(folder: files.Path = RESULTS) -> str:
@@ -203,7 +203,6 @@ def own_text_table(folder: files.Path = RESULTS) -> str:
       continue
     config, *words = shlex.split(speed.words)
     settings = [word for word in words if word.startswith("--config.")]
-    words = [word for word in words if word not in settings]
     size = speed.name.partition(" ")[0]
     tokens = _TOKENS_A_WORD * units.parse_quantity(size.replace("B", "G"))
     steps = tokens * READINGS[size] / (row["rows"] * row["seq_len"])
@@ -211,10 +210,9 @@ def own_text_table(folder: files.Path = RESULTS) -> str:
       [
         size,
         speed.hardware,
-        f"`{shlex.join(words)}`",
-        f"`{shlex.join([config.partition('=')[2], *settings])}`",
-        units.gib(row["needed_bytes"]),
         _hours(steps * row["seconds"] / 3600),
+        units.gib(row["needed_bytes"]),
+        f"`{shlex.join([config.partition('=')[2], *settings])}`",
       ]
     )
   return tables.markdown(lines, _OWN_HEAD)
