@@ -10,7 +10,8 @@ The argument takes
 - `words`: 10M (default), 1M, 100M or 1B, the nearest to your text;
 - `memory`: 24 (default), 8 or 80, the GPU's memory in GB. It changes the number
   of microbatches alone, so the result is the same up to rounding and dropout;
-- `objectives`: `C:M=1:1` by default. C makes a causal model, M a masked model.
+- `objectives`: `C:M=1:1` by default. C makes a causal model, M a masked model;
+- `dtype`: bfloat16 (default), or float32 for a T4 or V100.
 
 Mixing and regularisation did best in docs/results.md, with at most 1.1M
 parameters: strong dropout and weight decay for text that is read many times,
@@ -35,12 +36,15 @@ MICROBATCHES = {
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, words=tuple(READINGS), memory=tuple(MICROBATCHES), objectives="C:M=1:1"
+    arg,
+    words=tuple(READINGS),
+    memory=tuple(MICROBATCHES),
+    objectives="C:M=1:1",
+    dtype=("bfloat16", "float32"),
   )
   curriculum = f"curriculum={READINGS[arg.words]}{arg.objectives}"
   if arg.words == "1M":
     config = babylm_small.get_config(curriculum)
-    config.model.dtype = "bfloat16"
     config.train.batch_size = 64
   else:
     config = antlm_babyllama.get_config(curriculum)
@@ -56,5 +60,6 @@ def get_config(arg: str = ""):
     config.model.update(**llama.SHAPES["210M"], remat="dots")
     config.train.batch_size = 256
     config.schedule.peak_lr = 5e-4
+  config.model.dtype = arg.dtype
   config.train.microbatches = MICROBATCHES[arg.memory][arg.words]
   return config

@@ -201,8 +201,7 @@ def own_text_table(folder: files.Path = RESULTS) -> str:
     row = forecasts.get(speed.name)
     if row is None or "seconds" not in row:
       continue
-    config, *words = shlex.split(speed.words)
-    settings = [word for word in words if word.startswith("--config.")]
+    config, *_ = shlex.split(speed.words)
     size = speed.name.partition(" ")[0]
     tokens = _TOKENS_A_WORD * units.parse_quantity(size.replace("B", "G"))
     steps = tokens * READINGS[size] / (row["rows"] * row["seq_len"])
@@ -212,7 +211,7 @@ def own_text_table(folder: files.Path = RESULTS) -> str:
         speed.hardware,
         _hours(steps * row["seconds"] / 3600),
         units.gib(row["needed_bytes"]),
-        f"`{shlex.join([config.partition('=')[2], *settings])}`",
+        f"`{config.partition('=')[2]}`",
       ]
     )
   return tables.markdown(lines, _OWN_HEAD)
