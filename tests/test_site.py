@@ -68,7 +68,7 @@ SECOND = {
   "streaming": "faq",
   "tokenizer": "how_to/prepare_text",
   "tokens per word": "how_to/one_gpu",
-  "train on my own text": "how_to/one_gpu",
+  "train on my own text": "tutorials/own_text",
   "wandb": "how_to/watch",
 }
 # Our own words, and the field's words for them.
