@@ -8,6 +8,9 @@ import setuptools
 HERE = pathlib.Path(__file__).parent
 # Not published yet. All project links use it.
 URL = "https://github.com/antlm-jax/antlm_jax"
+# A package index shows the README without the files that it links to.
+README = (HERE / "README.md").read_text(encoding="utf-8")
+README = README.replace("](docs/images/", f"]({URL}/raw/main/docs/images/")
 PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
 # jax and flax must match: flax 0.12.8 fails with jax 0.11.1 and later, and jax
@@ -26,7 +29,7 @@ setuptools.setup(
     "Pretrain one transformer with causal and masked language modeling,"
     " alternated, mixed or in sequence, in JAX."
   ),
-  long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+  long_description=re.sub(r"\]\((?!https://)", f"]({URL}/blob/main/", README),
   long_description_content_type="text/markdown",
   author="The antlm_jax authors",
   license_expression="Apache-2.0",

@@ -32,7 +32,8 @@ _CAPABILITIES = {
   8.9: ("L4", "GeForce RTX 40"),
   8.0: ("A100",),
   8.6: ("A10", "GeForce RTX 30"),
-  7.0: ("T4", "V100"),
+  7.5: ("T4",),
+  7.0: ("V100",),
 }
 
 # Mesh axes for each logical axis: the first that divides it. Axes without a

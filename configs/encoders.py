@@ -19,7 +19,8 @@ The argument takes
   such as 256. It sets the rows of a batch, the mesh and the microbatches
   so that the run fits, and refuses devices that are too few. The run then
   refuses to start on another number of devices. Without it, the rows are
-  1,152, and the mesh takes all devices.
+  1,152, and the mesh takes all devices;
+- `slices`: number of TPU slices of this topology, 1 by default.
 
 A batch is 1,152 rows of 2,048, each two chunks: 2,304 samples. These are the
 2,359,296 tokens a step of Table 1, where the paper's text says 2,373,120. Its
@@ -46,7 +47,7 @@ ROWS, LENGTH = 1152, 2048
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, size=SIZES, curriculum="42000M", mask_ratio=0.4, topology=""
+    arg, size=SIZES, curriculum="42000M", mask_ratio=0.4, topology="", slices=1
   )
   config = config_lib.changes()
   config.curriculum = arg.curriculum
@@ -64,7 +65,12 @@ def get_config(arg: str = ""):
   if arg.topology:
     config.update_from_flattened_dict(
       places.settings_for(
-        arg.topology, llama.SHAPES[arg.size], VOCAB_SIZE, ROWS, LENGTH
+        arg.topology,
+        llama.SHAPES[arg.size],
+        VOCAB_SIZE,
+        ROWS,
+        LENGTH,
+        arg.slices,
       )
     )
   config.optimizer.update(

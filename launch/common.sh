@@ -135,6 +135,8 @@ slice_chips() { # GENERATION COUNT CORES_PER_CHIP
 # check if no Python here has antlm_jax.
 check_plan() { # ROOT TOPOLOGY SLICES
   [ "${option[unchecked]}" = no ] || return 0
+  [[ " ${rest[*]}" == *" --config.data.path="?* ]] ||
+    fail "training needs --config.data.path=..., after --"
   local python word words=()
   for word in "${rest[@]}"; do
     [[ $word == --workdir=* ]] || words+=("$word")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs antlm_jax into .venv/, unless it is up to date. Needs only Python 3.11
-# or later: $PYTHON, or python3.
+# Installs antlm_jax into .venv/, unless it is up to date. Uses Python 3.11 or
+# later: $PYTHON, or python3. If python3 is older, it fetches Python 3.12.
 #
 #   launch/setup.sh [EXTRA,...]   extras of setup.py: test, test-hf, evals, hf,
 #                                 notebook, tpu, cuda, gcs, datatrove
@@ -8,7 +8,7 @@
 #   launch/setup.sh cuda-compiler      only the compiler for GPUs
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
 
@@ -23,6 +23,19 @@ extras="${extras%,}"
 python="${PYTHON:-python3}"
 stamp=".venv/installed"
 
+# Without PYTHON, an old python3 does not matter, as on TPU VMs.
+recent='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'
+if [ -z "${PYTHON:-}" ] && [ -x .venv/bin/python ]; then
+  python=.venv/bin/python
+elif [ -z "${PYTHON:-}" ] && ! python3 -c "$recent" 2> /dev/null &&
+  python3 -m pip --version > /dev/null 2>&1; then
+  echo "fetching Python 3.12 into .python/: $(python3 --version) is too old," \
+    "or lacks its module venv"
+  export UV_PYTHON_INSTALL_DIR="$PWD/.python"
+  python3 -m pip install --quiet --upgrade --target .uv uv
+  .uv/bin/uv python install --quiet 3.12
+  python="$(.uv/bin/uv python find --managed-python 3.12)"
+fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "error: $("$python" --version) is too old: antlm_jax needs Python 3.11" \
     "or later; set PYTHON to a newer Python" >&2
@@ -57,13 +70,17 @@ fi
 wanted="$(cksum setup.py) $extras"
 if ! grep -qsxF "$wanted" "$stamp"; then
   echo "installing into .venv/ (a few minutes, once)"
+  echo "  1. a virtual environment of $("$python" --version)"
   [ -x .venv/bin/python ] || "$python" -m venv .venv || {
     echo "error: $python cannot make virtual environments: install its venv" \
       "module (Debian: apt-get install python3-venv)" >&2
     exit 2
   }
-  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-    --editable ".${extras:+[$extras]}"
+  echo "  2. antlm_jax${extras:+ with $extras}, and the packages that it needs:"
+  # pip's lines of packages, without those that are there or are only metadata.
+  .venv/bin/python -m pip install --disable-pip-version-check \
+    --progress-bar=off --editable ".${extras:+[$extras]}" |
+    sed -nu 's/^Collecting \([^ ]*\).*/     \1/p; s/^Installing .*/  3. &/p'
   echo "$wanted" >> "$stamp"
 fi
 # Compilers have separate folders. In site-packages, they would make every

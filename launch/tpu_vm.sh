@@ -1,27 +1,32 @@
 #!/usr/bin/env bash
 # Trains on Cloud TPU VMs (v4, v5e, v5p, v6e), requested as a queued resource.
 #
-#   ./launch/tpu_vm.sh create NAME --type=v5litepod-256 [--spot]
-#   ./launch/tpu_vm.sh setup NAME       waits, then copies this checkout to all
-#                                       workers and installs it in their .venv/
-#   ./launch/tpu_vm.sh run NAME --type=v5litepod-256 [--follow | --rerun] -- \
-#     --config=configs/X.py --workdir=gs://...
-#   ./launch/tpu_vm.sh logs NAME [--follow]
-#   ./launch/tpu_vm.sh status NAME
-#   ./launch/tpu_vm.sh stop NAME        lets training save and end
-#   ./launch/tpu_vm.sh delete NAME      deletes the TPUs; asks first
+#   ./launch/tpu_vm.sh run NAME --zone=ZONE --type=v5litepod-256 [--spot] -- \
+#     --config=configs/X.py --workdir=gs://BUCKET/NAME --config.data.path=gs://...
+#   ./launch/tpu_vm.sh watch NAME --zone=ZONE --workdir=gs://BUCKET/NAME
+#   ./launch/tpu_vm.sh logs NAME --workdir=gs://BUCKET/NAME
+#   ./launch/tpu_vm.sh status NAME --zone=ZONE --workdir=gs://BUCKET/NAME
+#   ./launch/tpu_vm.sh stop NAME --workdir=gs://...    lets training save and end
+#   ./launch/tpu_vm.sh delete NAME --zone=ZONE         deletes the TPUs; asks
 #
-# run starts training in the background on all workers. With --follow it prints
-# the first worker's log. With --rerun it also waits until training ends. After
-# a preemption it requests the resource again, sets it up and resumes, so it
-# needs the options of create. Ctrl-C stops only the watching.
+# run copies this checkout to WORKDIR-launch and requests TPUs. These install
+# it, train, copy their logs there every half minute, and delete themselves when
+# training ends or fails for good. run then watches: it prints the first
+# worker's log, and requests the TPUs again after a preemption. Ctrl-C ends only
+# the watching, and watch continues it. With --watcher, a small VM watches.
 #
 #   --type=TYPE           TPU of one slice as gcloud calls it, e.g. v5p-256
 #   --slices=1            number of slices, joined over the network
 #   --spot, --reserved    cheap and preemptible, or from your reservation
-#   --zone, --project     default: those of gcloud
+#   --zone, --project     the project's default is that of gcloud
+#   --watcher             watch on a VM (e2-micro), which then deletes itself
+#   --keep                do not delete the TPUs at the end
+#   --env=NAME,...        environment variables to copy, e.g. WANDB_API_KEY. The
+#                         run's bucket holds their values until training ends
+#   --extras=NAME,...     more extras to install, e.g. wandb
+#   --service_account=EMAIL       of the TPUs and of the watcher
+#   --internal            give the TPUs no external addresses
 #   --runtime=VERSION     TPU software, default: the generation's
-#   --iap                 use no external addresses, and IAP for ssh
 #   --create_args='...'   more arguments for gcloud's create
 #   --node=0, --worker=0  slice and worker whose log to print
 #   --tries=5             number of runs after crashes
@@ -38,19 +43,13 @@ root="$(dirname "$launch")"
 . "$launch/flags.sh"
 
 option=([type]="" [slices]=1 [spot]=no [reserved]=no [zone]="" [project]=""
-  [runtime]="" [iap]=no [create_args]="" [node]=0 [worker]=0 [tries]=5
-  [poll]=30 [follow]=no [rerun]=no [yes]=no [unchecked]=no [dry_run]=no)
+  [workdir]="" [watcher]=no [keep]=no [env]="" [extras]="" [service_account]=""
+  [internal]=no [runtime]="" [create_args]="" [node]=0 [worker]=0 [tries]=5
+  [poll]=30 [yes]=no [unchecked]=no [dry_run]=no)
 
 # Runs a gcloud command on the queued resource.
 qr() { # VERB ARGUMENT...
   run gcloud compute tpus queued-resources "$1" "$name" "${place[@]}" "${@:2}"
-}
-
-# Runs a command line on workers.
-remote() { # NODE WORKER COMMAND_LINE
-  # A connection to a preempted TPU hangs unless ssh checks it.
-  qr ssh "${via[@]}" "--node=$1" "--worker=$2" "--command=$3" \
-    "--ssh-flag=-o ServerAliveInterval=30"
 }
 
 generation() {
@@ -78,13 +77,18 @@ runtime() { # GENERATION
   esac
 }
 
-# Sets `request` to the arguments of gcloud's create, and `topology`.
+# Sets `request` to the arguments of gcloud's create, and `kind`, `topology` and
+# `hosts`.
 plan_request() {
-  local kind cores=1 chips
+  local cores=1 chips more
   kind="$(generation)"
   [[ ! $kind =~ ^(v4|v5p)$ ]] || cores=2
   chips="$(slice_chips "$kind" "${option[type]#*-}" "$cores")"
   topology="$kind:$chips"
+  # A host has four chips. Up to eight chips of v5e and v6e are one host.
+  hosts=$((chips > 4 ? chips / 4 : 1))
+  [[ $topology != v[56]e:8 ]] || hosts=1
+  hosts=$((hosts * option[slices]))
   [ "${option[spot]}${option[reserved]}" != yesyes ] ||
     fail "give --spot or --reserved, not both"
   request=("--accelerator-type=${option[type]}"
@@ -96,16 +100,83 @@ plan_request() {
   fi
   [ "${option[spot]}" = no ] || request+=(--spot)
   [ "${option[reserved]}" = no ] || request+=(--reserved)
-  [ "${option[iap]}" = no ] || request+=(--internal-ips)
-  local more
+  [ "${option[internal]}" = no ] || request+=(--internal-ips)
+  [ -z "${option[service_account]}" ] ||
+    request+=("--service-account=${option[service_account]}")
   read -ra more <<< "${option[create_args]}"
   request+=("${more[@]}")
+}
+
+# Writes a file of `made`. A dry run writes it too, because its commands need it.
+write() { # NAME LINE...
+  (umask 077 && mkdir -p "$made" && printf '%s\n' "${@:2}" > "$made/$1")
+}
+
+# Prints a script's first lines, which fetch the code from the bucket.
+fetch_code() { # SCRIPT
+  cat <<END
+#!/usr/bin/env bash
+# Made by launch/tpu_vm.sh. Google Cloud runs it at each start of the machine.
+export HOME="\${HOME:-/root}"
+mkdir -p "\${TPU_FOLDER:-/opt/antlm_jax}" && cd "\${TPU_FOLDER:-/opt/antlm_jax}"
+for try in {1..30}; do
+  [ ! -e launch/$1 ] || break
+  gcloud storage cp $(quote "$folder/antlm_jax.tar.gz") . &&
+    tar -xzf antlm_jax.tar.gz || sleep 10
+done
+END
+}
+
+# Writes what each worker runs. If it cannot fetch the code, it deletes the TPUs.
+write_startup() {
+  local key at_end=(true) lines=() training=(env JAX_COORDINATOR_PORT=8476)
+  # The firewall of TPU VMs opens this port.
+  training+=("$(flags "$kind" "${option[slices]}")")
+  training+=(launch/rerun.sh "--tries=${option[tries]}"
+    .venv/bin/python -m antlm_jax train "${rest[@]}")
+  [ "${option[keep]}" = yes ] || at_end=(gcloud compute tpus queued-resources
+    delete "$name" "${place[@]}" --force --quiet --async)
+  for key in ${option[env]//,/ }; do
+    lines+=("export $key=${!key@Q}")
+  done
+  write startup.sh "$(fetch_code tpu_worker.sh)" "${lines[@]}" \
+    "export AT_END=$(quote "$(quote "${at_end[@]}")")" \
+    "[ -e launch/tpu_worker.sh ] || exec $(quote "${at_end[@]}")" \
+    "exec launch/tpu_worker.sh train $(quote "$folder" \
+      "tpu${option[extras]:+,${option[extras]}}" "${training[@]}")"
+}
+
+# Copies the code and the request to the bucket, and requests the TPUs.
+create() {
+  local old=(status stop environment.tar) watcher=("$name-watcher" "${place[@]}")
+  write_startup
+  write request "$(quote "${request[@]}")" "$hosts" "${option[keep]}"
+  pack "$root" "$made/antlm_jax.tar.gz"
+  run gcloud storage rm "${old[@]/#/$folder/}" 2> /dev/null || true
+  run gcloud storage cp "$made/antlm_jax.tar.gz" "$made/startup.sh" \
+    "$made/request" "$folder/"
+  request_tpus
+  [ "${option[watcher]}" = yes ] || return 0
+  write watcher.sh "$(fetch_code tpu_vm.sh)" "launch/tpu_vm.sh watch $name \
+$(quote "${place[@]}" "--workdir=$workdir" "--poll=${option[poll]}")" \
+    "gcloud compute instances delete $(quote "${watcher[@]}") --quiet"
+  local account=()
+  [ -z "${option[service_account]}" ] ||
+    account=("--service-account=${option[service_account]}")
+  run gcloud compute instances create "${watcher[@]}" --machine-type=e2-micro \
+    --image-family=debian-12 --image-project=debian-cloud \
+    --scopes=cloud-platform "${account[@]}" \
+    "--metadata-from-file=startup-script=$made/watcher.sh"
+}
+
+request_tpus() {
+  qr create "${request[@]}" "--metadata-from-file=startup-script=$made/startup.sh"
 }
 
 # Sets `state` to the queued resource's state, NOT_FOUND or UNKNOWN.
 look() {
   local told
-  state=ACTIVE # a dry run's
+  state=NOT_FOUND # a dry run's
   if told="$(qr describe "--format=value(state.state)" 2>&1)"; then
     [ "${option[dry_run]}" = yes ] || state="${told##*$'\n'}"
     [[ $state =~ ^[A-Z_]+$ ]] || state=UNKNOWN
@@ -120,126 +191,79 @@ look() {
   fi
 }
 
-wait_until_active() {
-  local last=""
-  while :; do
-    look
-    [ "$state" = "$last" ] || [ "${option[dry_run]}" = yes ] ||
-      note "$name is $state"
-    case "$state" in
-      ACTIVE) return ;;
-      FAILED | SUSPENDING | SUSPENDED | DELETING | NOT_FOUND)
-        echo "error: $name is $state: see launch/tpu_vm.sh status $name" >&2
-        exit 1 ;;
-    esac
-    last="$state"
-    sleep "${option[poll]}"
-  done
-}
-
-# Runs a command line on all workers and counts the expected answers, because
-# gcloud ignores slices that it cannot reach.
-everywhere() { # ANSWER COMMAND_LINE
-  local answers line
-  answers="$(remote all all "$2" | while IFS= read -r line; do
-    echo "$line" >&4
-    echo "$line"
-  done)" || exit 1
-  [ "${option[dry_run]}" = no ] || return 0
-  answers="$(grep -cE "^[^ ]+: ($1)" <<< "$answers" || true)"
-  note "workers that have done so: $answers"
-  [ "$answers" -ge "${option[slices]}" ] || exit 1
-}
-
-# Waits until the TPUs are active, then copies and installs the checkout. With
-# "again" it uses the last copy, so that the code of a run does not change.
-do_setup() { # [again]
-  local archive="$root/build/$name.tar.gz"
-  wait_until_active
-  if [ "${1:-}" != again ] || [ ! -e "$archive" ]; then
-    pack "$root" "$archive"
+# Prints what a worker's log has after its first `printed` bytes.
+print_log() {
+  local log="$folder/logs/${option[node]}-${option[worker]}.log"
+  if run gcloud storage cat "--range=$printed-" "$log" > "$made/log" \
+    2> /dev/null; then
+    cat "$made/log"
+    printed=$((printed + $(wc -c < "$made/log")))
   fi
-  run gcloud compute tpus queued-resources scp "$archive" \
-    "$name:antlm_jax.tar.gz" "${place[@]}" "${via[@]}" --node=all \
-    --worker=all || exit 1
-  everywhere ready "mkdir -p antlm_jax && tar -xzf antlm_jax.tar.gz -C \
-antlm_jax && antlm_jax/launch/tpu_worker.sh setup"
 }
 
-# Starts training on the workers on which it is not running.
-do_start() {
-  # The firewall of TPU VMs opens this port.
-  local command=(env JAX_COORDINATOR_PORT=8476)
-  command+=("$(flags "$(generation)" "${option[slices]}")")
-  command+=(launch/rerun.sh "--tries=${option[tries]}"
-    .venv/bin/python -m antlm_jax train "${rest[@]}")
-  everywhere "started|running already" \
-    "antlm_jax/launch/tpu_worker.sh start $(quote "${command[@]}")"
+# Sets `ended` to training's exit status, or to nothing.
+ask_status() {
+  ended="$(run gcloud storage cat "$folder/status" 2> /dev/null)" || ended=""
 }
 
-follow_first() {
-  remote 0 0 "antlm_jax/launch/tpu_worker.sh log --follow"
-}
-
-# Sets `answer` to the first worker's status, or to nothing.
-ask_first() {
-  answer="$(remote 0 0 "antlm_jax/launch/tpu_worker.sh status" 2> /dev/null)" ||
-    answer=""
-  answer="${answer##*$'\n'}"
-  answer="${answer#*: }"
-}
-
-# Another preemption may make these fail. Then `watch` checks the state again.
+# Requests the TPUs again. Another preemption may make this fail; then `watch`
+# looks again.
 request_anew() {
+  note "$name was preempted: requesting it again"
+  run gcloud storage cp "$folder/startup.sh" "$made/startup.sh" || return
   qr delete --force --quiet || return
   run "$launch/rerun.sh" "--tries=${option[tries]}" gcloud compute tpus \
-    queued-resources create "$name" "${place[@]}" "${request[@]}" || return
-  start_anew
+    queued-resources create "$name" "${place[@]}" "${request[@]}" \
+    "--metadata-from-file=startup-script=$made/startup.sh"
 }
 
-start_anew() {
-  (do_setup again) && (do_start)
+# Sets `request`, and `asked` to the lines of the request in the bucket.
+fetch_request() {
+  run gcloud storage cp "$folder/request" "$made/request" > /dev/null 2>&1 ||
+    fail "cannot read $folder: is --workdir right?"
+  [ "${option[dry_run]}" = no ] || return 0
+  mapfile -t asked < "$made/request"
+  eval "request=(${asked[0]})"
 }
 
-# Follows the first worker until training ends. One worker is enough, because
-# all processes of a run end together.
+# Prints the log and requests preempted TPUs again, until training ends.
 watch() {
+  local last="" printed=0
+  fetch_request
+  [ "${option[dry_run]}" = no ] || { watch_dry; return; }
   while :; do
-    follow_first || true
-    ask_first
-    case "$answer" in
-      ended\ 75 | lost | none | running) ;;
-      ended* | stopped*)
-        note "training has $answer; the TPUs are still there: tpu_vm.sh delete"
-        exit "${answer##* }" ;;
-      *) answer="" ;; # no answer
-    esac
+    print_log
     look
-    case "$answer $state" in
-      *" SUSPENDED")
-        note "$name was preempted: requesting it again"
-        request_anew || true ;;
-      running* | " "*) sleep "${option[poll]}" ;;
-      *" ACTIVE")
-        note "training has ended too early ($answer): starting it again"
-        start_anew || sleep "${option[poll]}" ;;
-      *) sleep "${option[poll]}" ;;
-    esac
+    # The workers write the status before they delete the TPUs.
+    ask_status
+    if [ -n "$ended" ]; then
+      print_log
+      note "training has ended $ended"
+      [ "$state" = NOT_FOUND ] || [ "${asked[2]}" = yes ] ||
+        qr delete --force --quiet 2> /dev/null || true
+      exit "$ended"
+    fi
+    [ "$state" = "$last" ] || note "$name is $state"
+    last="$state"
     case "$state" in
-      FAILED | DELETING | NOT_FOUND)
-        echo "error: $name is $state: create it again and run this again" >&2
+      SUSPENDED) request_anew || true ;;
+      FAILED | NOT_FOUND)
+        echo "error: $name is $state: delete what is left, and run it again" >&2
         exit 1 ;;
     esac
+    sleep "${option[poll]}"
   done
 }
 
 # Prints the commands of `watch`, including those after a preemption.
 watch_dry() {
-  follow_first
-  ask_first
+  run gcloud storage cat --range=0- "$folder/logs/0-0.log"
+  qr describe "--format=value(state.state)"
+  run gcloud storage cat "$folder/status"
   echo "# after a preemption:"
-  look
-  request_anew
+  run gcloud storage cp "$folder/startup.sh" "$made/startup.sh"
+  qr delete --force --quiet
+  request_tpus
 }
 
 parse "$@"
@@ -248,48 +272,65 @@ name="${words[1]}"
 [[ $name =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
   fail "$name: a name has at most 40 small letters, digits and dashes"
 numbers 1 slices
-numbers 0 node worker tries poll
-need gcloud "https://cloud.google.com/sdk/docs/install"
-place=() via=()
-[ -z "${option[zone]}" ] || place+=("--zone=${option[zone]}")
+numbers 0 node worker tries
+place=("--zone=${option[zone]}")
 [ -z "${option[project]}" ] || place+=("--project=${option[project]}")
-[ "${option[iap]}" = no ] || via=(--tunnel-through-iap)
+made="$root/build/$name"
+workdir="${option[workdir]}"
+if [ "${words[0]}" = run ]; then
+  plan_request
+  check_training
+  check_packed
+  for key in ${option[env]//,/ }; do
+    [ -n "${!key:-}" ] || fail "--env=$key: the variable is not set"
+  done
+  for word in "${rest[@]}"; do
+    [[ $word != --workdir=* ]] || workdir="${word#*=}"
+  done
+fi
+case "${words[0]}" in
+  run | watch | logs | status | stop)
+    [[ $workdir == gs://* ]] || fail "give --workdir=gs://BUCKET/$name, the \
+run's folder in a bucket" ;;
+esac
+case "${words[0]}" in
+  run | watch | status | delete)
+    [ -n "${option[zone]}" ] || fail "which zone? --zone=us-west4-a, ..." ;;
+esac
+folder="${workdir%/}-launch"
+need gcloud "https://cloud.google.com/sdk/docs/install"
+mkdir -p "$made"
 
 case "${words[0]}" in
-  create)
-    plan_request
-    qr create "${request[@]}" ;;
-  setup) do_setup ;;
   run)
-    check_training
-    check_packed
-    check_workdir
-    plan_request
     check_plan "$root" "$topology" "${option[slices]}"
-    do_start
-    if [ "${option[rerun]}${option[dry_run]}" = yesyes ]; then
-      watch_dry
-    elif [ "${option[rerun]}" = yes ]; then
-      watch
-    elif [ "${option[follow]}" = yes ]; then
-      follow_first
-    fi ;;
+    look
+    if [ "$state" = NOT_FOUND ]; then
+      create
+      [ "${option[dry_run]}" = yes ] ||
+        note "requested $hosts hosts; logs: $folder/logs"
+    fi
+    [ "${option[watcher]}" = yes ] || watch ;;
+  watch) watch ;;
   logs)
-    follow=""
-    [ "${option[follow]}" = no ] || follow=" --follow"
-    remote "${option[node]}" "${option[worker]}" \
-      "antlm_jax/launch/tpu_worker.sh log$follow" ;;
+    run gcloud storage cat \
+      "$folder/logs/${option[node]}-${option[worker]}.log" ;;
   status)
     look
     [ "${option[dry_run]}" = yes ] || echo "$name is $state"
-    case "$state" in
-      ACTIVE) remote all all "antlm_jax/launch/tpu_worker.sh status" ;;
-      UNKNOWN | NOT_FOUND) exit 1 ;;
-    esac ;;
-  stop) remote all all "antlm_jax/launch/tpu_worker.sh stop" ;;
+    fetch_request
+    logs="$(run gcloud storage ls "$folder/logs/" 2> /dev/null | grep -c .)" ||
+      true
+    [ "${option[dry_run]}" = yes ] ||
+      echo "$logs of ${asked[1]} hosts have a log"
+    ask_status
+    [ -z "$ended" ] || echo "training has ended $ended" ;;
+  stop)
+    write stop "by launch/tpu_vm.sh"
+    run gcloud storage cp "$made/stop" "$folder/stop" ;;
   delete)
     quiet=()
     [ "${option[yes]}" = no ] || quiet=(--quiet)
     qr delete --force "${quiet[@]}" ;;
-  *) fail "create, setup, run, logs, status, stop or delete? (see --help)" ;;
+  *) fail "run, watch, logs, status, stop or delete? (see --help)" ;;
 esac

@@ -62,20 +62,21 @@ def test_a_failed_installation_says_what_to_change(tmp_path, monkeypatch):
   """Catches an ImportError, far below, while the repository is not public."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(RuntimeError, match="set SOURCE above to its path"):
+  with pytest.raises(RuntimeError, match="upload a wheel, antlm_jax-"):
     install(monkeypatch, "git+https://example.org/antlm_jax")
 
 
 def test_a_wheel_and_a_checkout_are_installed_from_their_path(
   tmp_path, monkeypatch
 ):
-  """Catches a path that pip refuses, or the network inside of a checkout."""
+  """Catches an upload that is not found, or the network in a checkout."""
   monkeypatch.chdir(tmp_path)
   wheel = tmp_path / "antlm_jax-1-py3-none-any.whl"
   wheel.write_text("")
-  assert wheel.as_uri() in install(monkeypatch, str(wheel))
+  address = "git+https://example.org/antlm_jax"
+  assert wheel.as_uri() in install(monkeypatch, address)
   monkeypatch.chdir(NOTEBOOK.parent)
-  line = install(monkeypatch, "git+https://example.org/antlm_jax")
+  line = install(monkeypatch, address)
   assert f" @ {runs.ROOT.resolve().as_uri()}" in line
 
 

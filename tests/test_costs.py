@@ -33,7 +33,8 @@ def test_a_line_makes_the_step_that_it_names(line):
   assert numbers(" ".join(shape)) == [config.model.layers, config.model.width]
   parts = line.devices * config.train.microbatches
   assert rows % parts == 0
-  assert [*config.trained] == [config.known_objectives[line.program]]
+  known = config.known_objectives
+  assert [*config.trained] == [known[n] for n in line.program.split(":")]
   named = re.search(r"vocabulary ([\d,]+)", line.shape)
   assert not named or numbers(named[1]) == [int(words["--vocab_size"])]
 
@@ -152,6 +153,28 @@ def test_the_cost_of_an_encoder_is_that_of_its_steps(tmp_path, capsys):
 def test_a_page_has_the_table_that_the_command_prints(page, table):
   """Catches a forecast or a price of another plan."""
   assert costs.cost_table(table) in (runs.ROOT / page).read_text()
+
+
+def test_the_table_of_own_text_is_that_of_its_forecasts(capsys):
+  """Each text and GPU is on the page, and fits; its time is counted by hand."""
+  costs.main(["--table=own_text"])
+  printed = capsys.readouterr().out.strip()
+  page = (runs.ROOT / "docs/how_to/one_gpu.md").read_text()
+  assert printed in page
+  for line in costs.read_speeds("own_text"):
+    size = line.name.partition(" ")[0]
+    _, vocab, length, *_ = shlex.split(line.words)
+    assert re.search(rf"\| {size}\b[^|]*\| `{vocab} {length}` \|", page), size
+  (row,) = (
+    row
+    for row in costs.stored_forecasts("own_text")
+    if row["name"] == "10M words, 24 GB"
+  )
+  minutes = 1.37 * 10e6 * 24 / (128 * 128) * row["seconds"] / 60
+  assert f"| {minutes:.0f} min |" in printed
+  lines = printed.splitlines()[2:]
+  texts = {tuple(line.split("|")[1:3]) for line in lines}
+  assert len(texts) == len(lines) == 13 and "error" not in printed
 
 
 @pytest.mark.slow

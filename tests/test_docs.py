@@ -220,7 +220,8 @@ def test_every_file_and_command_that_a_page_names_exists(page):
     target = _target(page, link)
     assert target.exists(), link
     # The site has only files of docs/. Others need their address.
-    assert "://" in link or target.resolve().is_relative_to(DOCS), link
+    inside = page == README or target.resolve().is_relative_to(DOCS)
+    assert "://" in link or inside, link
   for module in re.findall(r"python -m ([\w.]+)", text):
     path = runs.ROOT / module.replace(".", "/")
     known = path.with_suffix(".py"), path / "__main__.py"
@@ -240,15 +241,17 @@ def _target(page: pathlib.Path, link: str) -> pathlib.Path:
   return page if "://" in link else page.parent / link
 
 
-def test_the_readme_reads_the_same_on_a_package_index():
-  """Catches a relative link or picture, another address, an old version."""
+def test_the_readme_leads_into_the_clone_and_on_an_index_to_the_forge():
+  """Catches a link to an unpublished page, another address, an old version."""
   text = README.read_text()
   assert len(text.splitlines()) <= 150
   links = re.findall(r"\]\(([^)]+)\)", text)
-  assert all(link.startswith("https://") for link in links)
-  ours = [link for link in links if "antlm" in link]
-  known = URL, SITE, RAW, COLAB
-  assert all(link.startswith(known) for link in ours)
+  ours = [link for link in links if "antlm-jax" in link]
+  assert all(link.startswith(COLAB) for link in ours)
+  command = [sys.executable, "setup.py", "--quiet", "--long-description"]
+  built = subprocess.check_output(command, cwd=runs.ROOT, text=True)
+  assert f"]({URL}/raw/main/docs/images/start.png)" in built
+  assert "](docs" not in built
   assert f"version = {{{antlm_jax.__version__}}}" in text
   site = (runs.ROOT / "mkdocs.yml").read_text()
   assert f"site_url: {SITE}\nrepo_url: {URL}\n" in site

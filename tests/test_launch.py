@@ -14,6 +14,8 @@ import sys
 
 import pytest
 
+from antlm_jax import config
+from antlm_jax.planning import check
 from tests import runs
 from tests.launching import (
   LAUNCH,
@@ -49,40 +51,49 @@ def no_cloud(tmp_path):
 
 
 def test_a_tpu_request_has_what_was_asked_for():
-  assert gcloud(
-    "create pod-1 --type=v5p-256 --slices=4 --spot --zone=us-east5-a"
-    " --project=p --iap --create_args='--subnetwork=net --tags=a,b'"
-  ) == (
-    "create pod-1 --zone=us-east5-a --project=p --accelerator-type=v5p-256"
-    " --runtime-version=v2-alpha-tpuv5 --node-count=4 --node-prefix=pod-1"
-    " --spot --internal-ips --subnetwork=net --tags=a,b"
+  words = "--type=v5p-256 --slices=4 --spot --project=p --internal"
+  words += " --service_account=e --create_args='--subnetwork=net --tags=a,b'"
+  commands = requested("pod-1", *shlex.split(words))
+  created = [x for x in commands if "create" in x]
+  file = f"startup-script={ROOT}/build/pod-1/startup.sh"
+  expected = (
+    "gcloud compute tpus queued-resources create pod-1 --zone=z --project=p"
+    " --accelerator-type=v5p-256 --runtime-version=v2-alpha-tpuv5"
+    " --node-count=4 --node-prefix=pod-1 --spot --internal-ips"
+    " --service-account=e --subnetwork=net --tags=a,b"
+    f" --metadata-from-file={file}"
   )
-  assert gcloud("create one --type=v4-8 --reserved") == (
-    "create one --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base"
-    " --node-id=one --reserved"
-  )
-  assert gcloud("delete one") == "delete one --force"  # gcloud itself asks
-  assert gcloud("delete one --yes") == "delete one --force --quiet"
+  # At once, and after a preemption
+  assert created == [expected.split()] * 2
+  created, _ = (x for x in requested("one", "--type=v4-8") if "create" in x)
+  assert {"--runtime-version=tpu-ubuntu2204-base", "--node-id=one"} < {*created}
+  watched = requested("one", "--type=v4-8", "--watcher")
+  (machine,) = (x for x in watched if x[2] == "instances")
+  assert machine[3:6] == ["create", "one-watcher", "--zone=z"]
+  assert {"--machine-type=e2-micro", "--scopes=cloud-platform"} < {*machine}
 
 
-def gcloud(words: str) -> str:
-  """Returns the words after `gcloud` that a command of tpu_vm.sh would run."""
-  (command,) = dry("tpu_vm", *shlex.split(words))
-  assert command[:4] == ["gcloud", "compute", "tpus", "queued-resources"]
-  return shlex.join(command[4:])
+def requested(name: str, *words: str) -> list[list[str]]:
+  """Returns the commands of a run on TPU VMs."""
+  return dry("tpu_vm", "run", name, "--zone=z", *words, *TRAINING)
 
 
 def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
-  (command,) = dry("tpu_vm", "run", "a", "--type=v5litepod-256", *TRAINING)
-  (line,) = [x for x in command if x.startswith("--command=")]
-  assert {"--node=all", "--worker=all"} < set(command)
-  remote = shlex.split(line.removeprefix("--command="))
-  assert remote[:3] == ["antlm_jax/launch/tpu_worker.sh", "start", "env"]
+  requested("words", "--type=v5litepod-256")
+  startup = (ROOT / "build/words/startup.sh").read_text()
+  line = startup.splitlines()[-1]
+  remote = shlex.split(line)
+  assert remote[:3] == ["exec", "launch/tpu_worker.sh", "train"]
+  assert remote[3:5] == ["gs://b/a run-launch", "tpu"]
   (flags,) = [x for x in remote if x.startswith("LIBTPU_INIT_ARGS=")]
   assert flags.count("--xla") == 2
   program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax train"
   at = remote.index("launch/rerun.sh")
   assert remote[at:] == [*program.split(), *TRAINING[2:]]
+  deletes = "AT_END='gcloud compute tpus queued-resources delete words --zone=z"
+  assert deletes in startup
+  requested("words", "--type=v5litepod-256", "--keep")
+  assert "delete" not in (ROOT / "build/words/startup.sh").read_text()
 
 
 def test_gke_starts_a_workload_that_is_run_again():
@@ -149,13 +160,11 @@ def test_local_gives_each_process_its_place():
 
 TRAIN = shlex.join(TRAINING)
 ASKED = [
-  "tpu_vm create a --type=v5p-16 --spot",
-  "tpu_vm setup a --zone=z",
-  f"tpu_vm run a --type=v6e-8 --follow {TRAIN}",
-  "tpu_vm logs a --node=1 --worker=2 --follow",
-  "tpu_vm status a --iap",
-  "tpu_vm stop a",
-  "tpu_vm delete a --yes",
+  f"tpu_vm run a --zone=z --type=v6e-8 --spot --watcher {TRAIN}",
+  "tpu_vm logs a --workdir=gs://b/a --node=1 --worker=2",
+  "tpu_vm status a --zone=z --workdir=gs://b/a",
+  "tpu_vm stop a --workdir=gs://b/a",
+  "tpu_vm delete a --zone=z --yes",
   f"gke run a --cluster=c --location=z --type=v5litepod-16 {TRAIN}",
   "gke logs a --cluster=c --location=z --follow",
   "gke status a --cluster=c --location=z",
@@ -174,13 +183,12 @@ def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
 printf "%s\0" "$(basename "$0")" "$@" >> "$RECORD"
 printf "\n\0" >> "$RECORD"
 case "$*" in
-  *describe*) echo ACTIVE ;;
-  *tpu_worker.sh\ setup*) echo w: ready ;;
-  *tpu_worker.sh\ start*) echo w: started: 1 ;;
+  *describe*) echo NOT_FOUND ;;
+  *cp*launch/request*) printf 'x\n1\nno\n' > "${@: -1}" ;;
 esac
 """
   programs = ("gcloud", "gcluster", "kubectl", "sbatch", "scancel", "squeue")
-  for name in (*programs, "mkdir", "rm", "tar"):
+  for name in (*programs, "rm", "tar"):
     write_script(tmp_path / "bin" / name, answer)
   path = f"{tmp_path}/bin:{os.environ['PATH']}"
   env = {"PATH": path, "RECORD": str(tmp_path / "ran")}
@@ -200,25 +208,34 @@ esac
   "words, part",
   [
     ("tpu_vm", "a command and a name"),
-    ("tpu_vm fly a", "create, setup, run"),
-    ("tpu_vm create 'A b' --type=v4-8", "at most 40 small letters"),
-    ("tpu_vm create a", "which TPU?"),
-    ("tpu_vm create a --type=v9-8", "--type=v9-8: must be"),
-    ("tpu_vm create a --type=v5e-256", "calls it v5litepod-256"),
+    ("tpu_vm fly a", "run, watch, logs, status"),
+    ("tpu_vm run 'A b' --type=v4-8", "at most 40 small letters"),
+    ("tpu_vm run a", "which TPU?"),
+    ("tpu_vm run a --type=v9-8", "--type=v9-8: must be"),
+    ("tpu_vm run a --type=v5e-256", "calls it v5litepod-256"),
+    (f"tpu_vm run a --type=v4-8 {TRAIN}", "which zone?"),
+    ("tpu_vm watch a --zone=z", "--workdir=gs://BUCKET/a"),
+    ("tpu_vm logs a --workdir=runs/a", "--workdir=gs://BUCKET/a"),
+    ("tpu_vm run a --type=v4-8 -- --config=c --workdir=w", "=gs://BUCKET/a"),
+    (f"tpu_vm run a --zone=z --type=v4-8 --env=NONE {TRAIN}", "is not set"),
+    (
+      "tpu_vm run a --zone=z --type=v4-8 -- --config=c --workdir=gs://b/a",
+      "training needs --config.data.path",
+    ),
     (f"gke run a --type=v5e-8 {TRAIN}", "calls it v5litepod-8"),
-    ("tpu_vm create a --type=tpu7x-4x4x4", "launch/gke.sh"),
-    ("tpu_vm create a --type", "--type needs a value"),
-    ("tpu_vm create a --spot=1", "--spot takes no value"),
-    ("tpu_vm create a --typ=v4-8", "unknown option --typ"),
-    ("tpu_vm create a -t", "unknown option -t"),
-    ("tpu_vm create a --slices=0", "--slices=0: must be"),
-    ("tpu_vm create a --slices=08", "--slices=08: must be"),
-    ("tpu_vm create a --type=v4-8 --spot --reserved", "both"),
+    ("tpu_vm run a --type=tpu7x-4x4x4", "launch/gke.sh"),
+    ("tpu_vm run a --type", "--type needs a value"),
+    ("tpu_vm run a --spot=1", "--spot takes no value"),
+    ("tpu_vm run a --typ=v4-8", "unknown option --typ"),
+    ("tpu_vm run a -t", "unknown option -t"),
+    ("tpu_vm run a --slices=0", "--slices=0: must be"),
+    ("tpu_vm run a --slices=08", "--slices=08: must be"),
+    ("tpu_vm run a --type=v4-8 --spot --reserved", "both"),
     ("tpu_vm run a --type=v4-8", "training needs --config"),
     ("tpu_vm run a --type=v4-8 -- --config=c", "--workdir"),
-    (f"tpu_vm run a {TRAIN} --dry_run", "before --"),
+    (f"tpu_vm run a --type=v4-8 {TRAIN} --dry_run", "before --"),
     (
-      "tpu_vm run a -- --workdir=w --config=/x/my.py:size=1B",
+      "tpu_vm run a --type=v4-8 -- --workdir=w --config=/x/my.py:size=1B",
       "write --config=configs/my.py",
     ),
     (
@@ -237,9 +254,9 @@ esac
     ("local 2", "no command"),
     ("rerun", "no command"),
     ("rerun --often true", "unknown option --often"),
-    ("tpu_vm create a --type=v5litepod-250", "128 or v5litepod-256"),
-    ("tpu_vm create a --type=v6e-16x16", "the number, v6e-256"),
-    ("tpu_vm create a --type=v5p-100", "v5p-64 or v5p-128"),
+    ("tpu_vm run a --type=v5litepod-250", "128 or v5litepod-256"),
+    ("tpu_vm run a --type=v6e-16x16", "the number, v6e-256"),
+    ("tpu_vm run a --type=v5p-100", "v5p-64 or v5p-128"),
     (f"gke run a --type=v5p-12 {TRAIN}", "v5p-8 or v5p-16"),
     (f"gke run a --type=h100-8 {TRAIN}", "GPUs: launch/slurm.sh"),
     (f"slurm run a --time=24h {TRAIN}", "write 24:00:00"),
@@ -278,7 +295,6 @@ ENCODER = "configs/encoders.py:size=610M,topology="
     ),
     ("tpu_vm", TPU, "configs/encoders.py", "use 1024 or 1280"),
     ("gke", TPU, f"{ENCODER}256 --config.mesh.fsdp=32", "for 128 devices"),
-    ("slurm", GPU, f"{ENCODER}h100:8 --config.data.path=", "data.path"),
   ],
 )
 def test_a_launch_that_cannot_start_is_refused_here(
@@ -289,6 +305,7 @@ def test_a_launch_that_cannot_start_is_refused_here(
     f"run a {devices} -- --workdir=gs://b/a --config.data.path=gs://b/data"
   )
   words = *words.split(), *f"--config={spec}".split()
+  words = *(["--zone=z"] if script == "tpu_vm" else []), *words
   ends_with_error(launch(script, *words, env=no_cloud), part)
 
 
@@ -313,9 +330,20 @@ def test_what_cannot_start_is_refused_before_its_machines(overrides, part):
   assert part in runs.refused("antlm_jax.commands.plan", *words)
 
 
+def test_two_slices_have_a_named_batch_and_mesh():
+  """Catches rows or a mesh of one slice, and a mesh that crosses slices."""
+  spec = f"{ROOT}/{ENCODER}v5e:16x16,slices=2"
+  made = config.load_config(spec)
+  assert made.train.batch_size == 1024
+  assert (made.mesh.data, made.mesh.fsdp) == (8, 64)
+  # Without data, which a plan does not need.
+  checked = check.check_launch(spec, {}, "v5e:16x16", slices=2)
+  assert (checked["rows"], checked["devices"]) == (1024, 512)
+
+
 @pytest.mark.parametrize(
   "asked, program",
-  [(ASKED[0], "gcloud"), (ASKED[9], "gcluster"), (ASKED[12], "squeue")],
+  [(ASKED[0], "gcloud"), (ASKED[6], "gcluster"), (ASKED[10], "squeue")],
 )
 def test_a_missing_program_is_named(asked, program, tmp_path):
   for name in TOOLS:
@@ -356,7 +384,7 @@ def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
 def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():
   words = "run a --type=v4-8 --dry_run --unchecked -- --config=c --workdir="
   for workdir, lost in (("runs/a", True), ("gs://b/a", False)):
-    done = launch("tpu_vm", *f"{words}{workdir}".split())
+    done = launch("gke", *f"{words}{workdir}".split())
     assert ("lost" in done.stderr) == lost
 
 

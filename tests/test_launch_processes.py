@@ -189,7 +189,7 @@ def test_others_that_save_when_told_do_not_hide_the_crash():
   assert done.returncode == 3, done.stderr
 
 
-# A worker of a TPU VM, and a cloud with a single worker
+# TPU VMs, in a cloud on this machine
 
 
 @pytest.fixture
@@ -206,199 +206,204 @@ def checkout(tmp_path):
     (folder / name).touch()
   write_script(
     folder / "launch/setup.sh",
-    "mkdir -p .venv/bin\n"
+    'echo "setup $1" >> "${CLOUD:-.}/calls"\n'
+    "mkdir -p .venv/bin && touch .venv/installed\n"
     "printf '#!/usr/bin/env bash\\neval \"$TASK\"\\n' > .venv/bin/python\n"
     "chmod +x .venv/bin/python\n",
   )
   return folder
 
 
-@pytest.fixture
-def worker(checkout):
-  """Returns a function that runs `tpu_worker.sh`; kills its leftovers."""
-
-  def call(*words, **kwargs):
-    return run(checkout / "launch/tpu_worker.sh", *words, **kwargs)
-
-  yield call
-  with contextlib.suppress(OSError):
-    pid = int((checkout / "build/worker/pid").read_text())
-    os.killpg(pid, signal.SIGKILL)
-
-
-def test_a_worker_trains_in_the_background(worker, checkout):
-  assert worker("status").stdout.endswith(": none\n")
-  ends_with_error(worker("log"), "nothing was started here")
-  command = ("start", "bash", "-c", "echo begun; sleep 60 & wait", "a b")
-  done = worker(*command)
-  assert done.returncode == 0 and ": started: " in done.stdout, done.stderr
-  assert worker("status").stdout.endswith(": running\n")
-  wait_for(lambda: "begun" in worker("log").stdout)
-  assert "running already" in worker(*command).stdout
-  ends_with_error(worker("start", "true"), "another command is running")
-  assert "stopped 143" in worker("stop").stdout
-  assert worker("status").stdout.endswith(": stopped 143\n")
-  assert "not running" in worker("stop").stdout
-  worker("start", "bash", "-c", "echo second; exit 3")
-  assert "second" in worker("log", "--follow").stdout, "until it ends"
-  wait_for(lambda: worker("status").stdout.endswith(": ended 3\n"))
-  log = (checkout / "build/worker/log").read_text()
-  assert log.index("begun") < log.index("second"), "one log for all"
-
-
-def test_a_worker_that_was_restarted_says_that_it_lost_its_command(
-  worker, checkout
-):
-  worker("start", "sleep", "60")
-  pid = int((checkout / "build/worker/pid").read_text())
-  wait_for(lambda: os.getpgid(pid) == pid)
-  os.killpg(pid, signal.SIGKILL)
-  wait_for(lambda: worker("status").stdout.endswith(": lost\n"))
-  assert ": started: " in worker("start", "sleep", "60").stdout
-
-
-CLOUD = """
+CLOUD = r"""
 set -euo pipefail
 echo "$*" >> "$CLOUD/calls"
-state="$(cat "$CLOUD/state" 2> /dev/null || echo NONE)"
-case "$4" in
-  create) mkdir "$CLOUD/worker"; echo ACTIVE > "$CLOUD/state" ;;
-  delete) rm -rf "$CLOUD/worker" "$CLOUD/state" ;;
-  describe)
-    [ "$state" != NONE ] || { echo "ERROR: NOT_FOUND: no such" >&2; exit 1; }
-    echo "$state" ;;
-  scp)
+there() { sed "s|^gs://|$CLOUD/|" <<< "$1"; }
+start() { # FOLDER SCRIPT
+  mkdir -p "$1"
+  TPU_FOLDER="$1" NUMBER="${1##*-}" setsid nohup bash "$2" \
+    > "$1/serial" 2>&1 < /dev/null 3>&- 4>&- &
+  echo $! > "$1/pid"
+}
+option() { # NAME WORD...
+  local word
+  for word in "${@:2}"; do
+    [[ $word != --$1=* ]] || echo "${word#--$1=}"
+  done
+}
+script="$(option metadata-from-file "$@")"
+case "$1 $2 ${4:-}" in
+  "storage cp "*)
+    target="$(there "${@: -1}")"
+    [[ $target != */ ]] || mkdir -p "$target"
+    mkdir -p "$(dirname "$target")"
+    for word in "${@:3:$#-3}"; do cp "$(there "$word")" "$target"; done ;;
+  "storage cat"*)
+    file="$(there "${@: -1}")" first="$(option range "$@")"
+    tail -c "+$((${first%-} + 1))" "$file" ;;
+  "storage ls"*) ls "$(there "$3")" ;;
+  "storage rm "*) for word in "${@:3}"; do rm "$(there "$word")"; done ;;
+  "compute tpus create")
+    [ ! -e "$CLOUD/state" ]
     if [ -e "$CLOUD/again" ] && [ -e "$CLOUD/1" ]; then
       rm "$CLOUD/again"
       echo SUSPENDED > "$CLOUD/state"
-      exit 1
+      exit
     fi
-    cp "$5" "$CLOUD/worker/${6#*:}" ;;
-  ssh)
-    [ "$state" = ACTIVE ] || exit 0 # as gcloud does
-    for word in "$@"; do
-      case "$word" in
-        --command=*) cd "$CLOUD/worker"; bash -c "${word#--command=}" ;;
-      esac
+    echo ACTIVE > "$CLOUD/state"
+    for n in $(seq 0 $((WORKERS - 1))); do
+      start "$CLOUD/worker-$n" "${script#*=}"
     done ;;
+  "compute tpus delete")
+    rm "$CLOUD/state"
+    pids="$(cat "$CLOUD"/worker-*/pid || true)"
+    rm -rf "$CLOUD"/worker-*
+    for pid in $pids; do kill -KILL -- "-$pid" || true; done ;;
+  "compute tpus describe")
+    cat "$CLOUD/state" || { echo "ERROR: NOT_FOUND: no such" >&2; exit 1; } ;;
+  "compute instances "*)
+    if [ "$3" = create ]; then start "$CLOUD/watcher-0" "${script#*=}"; fi ;;
 esac
 """
 
 
 @pytest.fixture
 def cloud(checkout, tmp_path):
-  """Returns a function that runs `tpu_vm.sh` with a gcloud of one worker.
+  """Returns a function that runs `tpu_vm.sh` in a cloud of `workers` workers.
 
   The task's first run makes `$CLOUD/1`, later runs make `$CLOUD/2`.
   """
   folder = tmp_path / "cloud"
   folder.mkdir()
   write_script(tmp_path / "bin/gcloud", CLOUD)
+  write_script(tmp_path / "bin/curl", "echo \"WORKER_ID: '$NUMBER'\"")
   env = {
     "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
     "CLOUD": str(folder),
     "PYTHON": sys.executable,
+    "COPY_EVERY": "0.2",
   }
 
-  def call(command, *words, task="true"):
-    count = 'mkdir "$CLOUD/1" 2> /dev/null || mkdir "$CLOUD/2"; '
-    return run(
-      checkout / "launch/tpu_vm.sh",
-      command,
-      "a",
-      "--poll=0",
-      *words,
-      env=env | {"TASK": count + task},
-    )
+  def call(command, *words, task="true", workers=1, **kwargs):
+    count = 'mkdir "$CLOUD/1" 2> /dev/null || mkdir -p "$CLOUD/2"; '
+    place = [] if command in ("logs", "stop") else ["--zone=z"]
+    if command not in ("run", "delete"):
+      place.append("--workdir=gs://b/a run")
+    call.env = env | {"TASK": count + task, "WORKERS": str(workers)}
+    call.env |= kwargs
+    script = checkout / "launch/tpu_vm.sh"
+    return run(script, command, "a", "--poll=0.1", *place, *words, env=call.env)
 
   call.folder = folder
   yield call
-  for path in folder.glob("worker/antlm_jax/build/worker/pid"):
+  for path in folder.glob("*/pid"):
     with contextlib.suppress(OSError):
       os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
-def run_in_cloud(cloud, task: str, *options):
-  """Creates and sets up a resource, then runs with `--rerun`."""
-  request = ("--type=v5p-8", "--spot")
-  for words in (("create", *request), ("setup",)):
-    done = cloud(*words)
-    assert done.returncode == 0, done.stderr
-  return cloud("run", "--rerun", *request, *options, *TRAINING, task=task)
+def train_in(cloud, task: str, *options, **kwargs):
+  """Runs a training in the cloud and watches it."""
+  options = ("--type=v5p-8", "--spot", *options)
+  return cloud("run", *options, *TRAINING, task=task, **kwargs)
 
 
-def calls(cloud) -> list[str]:
-  """Returns the verbs of the calls of gcloud."""
+def calls(cloud, *words: str) -> int:
+  """Returns how often gcloud was called with these words."""
   lines = (cloud.folder / "calls").read_text().splitlines()
-  return [line.split()[3] for line in lines]
+  return sum({*words} <= {*line.split()} for line in lines)
 
 
 PREEMPTED = """
 echo "training $(ls -d "$CLOUD"/[12] | wc -l)"
 [ ! -e "$CLOUD/2" ] || exit 0
 trap "exit 75" TERM
-sleep 0.5 # so that it is being watched
+sleep 1 # so that its log is copied
 echo SUSPENDED > "$CLOUD/state"
-kill -TERM -- "-$(cat build/worker/pid)"
+kill -TERM -- "-$(cat "$CLOUD/worker-0/pid")"
 sleep 60 & wait
 """
 
 
-def test_training_survives_a_preemption(cloud):
-  done = run_in_cloud(cloud, PREEMPTED)
-  assert done.returncode == 0, done.stderr
-  assert "training 1" in done.stdout and "training 2" in done.stdout
-  assert "was preempted: requesting it again" in done.stderr
-  verbs = calls(cloud)
-  assert verbs.count("create") == 2 and verbs.count("delete") == 1
-  assert "training has ended 0" in done.stderr
-  assert "a is ACTIVE" in cloud("status").stdout
-
-
-@pytest.mark.slow
-def test_a_preemption_while_it_is_set_up_again_is_survived(cloud):
-  (cloud.folder / "again").touch()
-  done = run_in_cloud(cloud, PREEMPTED)
-  assert done.returncode == 0, done.stderr
-  assert done.stderr.count("was preempted") == 2
-  assert calls(cloud).count("create") == 3
-
-
-@pytest.mark.slow
-def test_after_a_preemption_the_code_is_the_same(cloud, checkout):
+def test_training_survives_a_preemption_and_deletes_its_tpus(cloud, checkout):
+  """The code and the packages stay; one log has both parts."""
   edit = "echo new >> README.md; "  # by a person, while training runs
   task = f"(cd {shlex.quote(str(checkout))}; {edit}); {PREEMPTED}"
-  assert run_in_cloud(cloud, task).returncode == 0
-  assert (checkout / "README.md").read_text()
-  assert not (cloud.folder / "worker/antlm_jax/README.md").read_text()
+  task += 'cat "$CLOUD/worker-0/README.md"'
+  done = train_in(cloud, task)
+  assert done.returncode == 0, done.stderr
+  assert "was preempted: requesting it again" in done.stderr
+  assert "training has ended 0" in done.stderr
+  log = cloud("logs").stdout
+  assert log.index("training 1") < log.index("training 2") and "new" not in log
+  assert (calls(cloud, "tpus", "create"), calls(cloud, "setup")) == (2, 1)
+  # By the worker, by the watching command, or by both
+  wait_for(lambda: not (cloud.folder / "state").exists())
+  assert not (cloud.folder / "b/a run-launch/startup.sh").exists()
+  assert "a is NOT_FOUND" in cloud("status").stdout
 
 
 @pytest.mark.slow
-def test_training_that_is_lost_is_started_again(cloud):
+def test_a_preemption_while_it_is_requested_again_is_survived(cloud):
+  (cloud.folder / "again").touch()
+  done = train_in(cloud, PREEMPTED)
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count("was preempted") == 2
+  assert calls(cloud, "tpus", "create") == 3
+
+
+def test_all_workers_log_and_only_the_first_installs(cloud):
+  """Also without anybody who watches, with variables and extras."""
+  task = 'echo "$KEY of $NUMBER"; [ $NUMBER = 0 ] || sleep 60'
+  words = "--env=KEY", "--extras=wandb", "--watcher", "--service_account=e"
+  words += ("--type=v5p-16",)
+  done = train_in(cloud, task, *words, workers=2, KEY="a 'key'")
+  assert done.returncode == 0 and "requested 2 hosts" in done.stderr
+  wait_for(lambda: not (cloud.folder / "state").exists())
+  logs = cloud.folder / "b/a run-launch/logs"
+  for n in range(2):
+    assert f"a 'key' of {n}" in (logs / f"0-{n}.log").read_text()
+  assert (
+    "2 of 2 hosts have a log\ntraining has ended 0" in cloud("status").stdout
+  )
+  assert calls(cloud, "setup", "tpu,wandb") == calls(cloud, "setup") == 1
+  # The watcher deletes itself.
+  wait_for(lambda: calls(cloud, "instances", "delete", "a-watcher"))
+  assert calls(cloud, "--service-account=e") == 2
+
+
+def test_a_restarted_machine_continues(cloud):
   task = """
     [ ! -e "$CLOUD/2" ] || exit 0
-    sleep 0.5
-    kill -KILL -- "-$(cat build/worker/pid)" $PPID # as by a restart
-    exit 1
+    script="$CLOUD/b/a run-launch/startup.sh"
+    setsid bash -c 'sleep 1; exec bash "$0"' "$script" > /dev/null 2>&1 &
+    kill -KILL -- "-$(cat "$TPU_FOLDER/pid")" $PPID
   """
-  done = run_in_cloud(cloud, task)
+  done = train_in(cloud, task)
   assert done.returncode == 0, done.stderr
-  assert "too early (lost)" in done.stderr
-  assert calls(cloud).count("create") == 1
+  assert calls(cloud, "tpus", "create") == 1
 
 
-def test_bad_input_ends_the_watching(cloud):
-  done = run_in_cloud(cloud, "echo error: bad; exit 2")
+def test_stop_saves_and_ends_and_keep_leaves_the_tpus(cloud):
+  saves = "trap 'echo saved; exit 75' TERM; sleep 60 & wait"
+  train_in(cloud, saves, "--keep", "--watcher")
+  wait_for(lambda: (cloud.folder / "1").exists())
+  assert cloud("stop").returncode == 0
+  done = cloud("watch")
+  assert done.returncode == 75 and "saved" in done.stdout, done.stderr
+  assert cloud("watch").returncode == 75
+  assert (cloud.folder / "state").exists()
+
+
+def test_bad_input_ends_the_run(cloud):
+  done = train_in(cloud, "echo error: bad; exit 2")
   assert done.returncode == 2 and "training has ended 2" in done.stderr
+  assert "error: bad" in done.stdout
   assert not (cloud.folder / "2").exists()
 
 
 def test_a_resource_that_is_gone_ends_the_watching(cloud):
-  task = 'rm "$CLOUD/state"; sleep 0.5; exit 3'
-  done = run_in_cloud(cloud, task, "--tries=0")
+  done = train_in(cloud, 'rm "$CLOUD/state"; sleep 60')
   assert done.returncode == 1 and "a is NOT_FOUND" in done.stderr
-  done = cloud("setup")
-  assert done.returncode == 1 and "a is NOT_FOUND" in done.stderr
+  ends_with_error(cloud("watch", "--workdir=gs://b/c"), "cannot read gs://b/c")
 
 
 @pytest.fixture

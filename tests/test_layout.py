@@ -62,7 +62,7 @@ BUDGETS = {
   "antlm_jax/planning": 15_822,
   "antlm_jax/runtime": 10_389,
   "antlm_jax/training": 19_750,
-  "configs": 2_554,
+  "configs": 2_795,
   "configs/studies": 5_080,
   "evals": 8_928,
   "evals/benchmarks": 12_594,

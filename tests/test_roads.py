@@ -54,7 +54,8 @@ def test_documented_launches_have_own_workdirs_and_the_data_of_their_page():
 def test_a_fresh_clone_says_that_it_did_not_check(tmp_path):
   """Catches a launcher that needs the package, or is silent about it."""
   shutil.copytree(LAUNCH, tmp_path / "launch")
-  words = "run a --dry_run --type=v5litepod-256 -- --config=c --workdir=gs://b"
+  words = "run a --dry_run --zone=z --type=v5litepod-256 -- --config=c"
+  words += " --workdir=gs://b --config.data.path=gs://b/d"
   done = run(tmp_path / "launch/tpu_vm.sh", *words.split())
   assert done.returncode == 0 and done.stdout
   assert "not checked against the devices" in done.stderr
@@ -171,11 +172,11 @@ def test_status_without_a_project_shows_the_whole_error(tmp_path):
   )
   write_script(tmp_path / "gcloud", error)
   env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-  for command in ("status", "setup"):
-    done = launch("tpu_vm", command, "first", "--poll=0", env=env)
-    assert done.returncode == 1
-    assert "required property [project]" in done.stderr
-    assert "gcloud config set project" in done.stderr
+  place = "--zone=z", "--workdir=gs://b/first"
+  done = launch("tpu_vm", "status", "first", *place, env=env)
+  assert done.returncode == 1
+  assert "required property [project]" in done.stderr
+  assert "gcloud config set project" in done.stderr
 
 
 RESULTS = ROOT / "evals/benchmarks/results"

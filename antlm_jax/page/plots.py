@@ -211,7 +211,7 @@ def _label(axes, curriculum: Curriculum) -> None:
   """Writes the name of each phase above it, if the phase is long enough."""
   transform = axes.get_xaxis_transform()
   for phase in curriculum.phases:
-    needed = (0.03 + 0.01 * len(str(phase))) * curriculum.steps
+    needed = (0.005 + 0.01 * len(str(phase))) * curriculum.steps
     if phase.stop - phase.start > needed:
       style = {"ha": "center", "transform": transform, "color": "0.3"}
       middle = (phase.start + phase.stop) / 2

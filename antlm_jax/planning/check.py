@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.config import ConfigOrName
-from antlm_jax.data import order, prepared_folder
+from antlm_jax.data import order
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout
@@ -38,7 +38,7 @@ def check_launch(
   Raises:
     UserError: The config cannot be made, is for another topology, or has a
       batch that the devices do not divide, a curriculum or a schedule that does
-      not fit the run, an unknown writer, or no data.
+      not fit the run, or an unknown writer.
   """
   run_config = config_lib.load_config(config, changes)
   kind, _, shape = topology.partition(":")
@@ -62,8 +62,6 @@ def check_launch(
     _ = writers.WRITERS[name]
   objectives = ", ".join(objective.name for objective in run_config.trained)
   size = models.build_model(run_config.model, _VOCAB_SIZE).size
-  if not run_config.data.path:
-    raise prepared_folder.no_path()
   return {
     "config": config if isinstance(config, str) else run_config.model.name,
     "topology": topology,

@@ -63,6 +63,7 @@ class _Limits(NamedTuple):
 _HOPPER = _Limits(128, 2048, 228 * 1024, 227 * 1024)
 _GAMING = _Limits(128, 1536, 100 * 1024, 99 * 1024)
 _LIMITS = {
+  7.5: _Limits(64, 1024, 64 * 1024, 64 * 1024),
   8.0: _Limits(64, 2048, 164 * 1024, 163 * 1024),
   8.6: _GAMING,
   8.9: _GAMING,

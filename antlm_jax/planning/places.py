@@ -80,6 +80,7 @@ def settings_for(
   vocab_size: int,
   rows: int,
   length: int,
+  slices: int = 1,
 ) -> dict[str, int]:
   """Returns the settings with which an encoder fits into a topology's memory.
 
@@ -98,6 +99,7 @@ def settings_for(
     vocab_size: Number of tokens V; embedding and head are untied.
     rows: Preferred number of rows of a batch.
     length: Number of tokens in a row.
+    slices: Number of slices, each of this topology.
 
   Raises:
     UserError: The topology is unknown, or the encoder does not fit.
@@ -111,8 +113,8 @@ def settings_for(
   kv = 2 * width * shape["kv_heads"] // shape["heads"]
   body = layers * (width * (2 * width + kv) + 3 * width * mlp)
   parameters = body + 2 * vocab_size * width
-  rows = nearest_rows(rows, devices)
-  device_rows = rows // devices
+  rows = nearest_rows(rows, devices * slices)
+  device_rows = rows // (devices * slices)
   row = 2 * layers * length * (4 * width + kv + 2 * mlp)
   row += 0 if place.is_tpu else 6 * shape["heads"] * length**2
   counts = [n for n in range(1, device_rows + 1) if device_rows % n == 0]
@@ -126,7 +128,7 @@ def settings_for(
       return {
         "train.batch_size": rows,
         "train.microbatches": count,
-        "mesh.data": devices // fsdp,
+        "mesh.data": devices * slices // fsdp,
         "mesh.fsdp": fsdp,
       }
   raise UserError(
@@ -144,8 +146,8 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
   many = [f"--slices={slices}"] if slices > 1 else []
   bucket = ["--workdir=gs://BUCKET/NAME", "--config.data.path=gs://BUCKET/DATA"]
   if place.type("gcloud"):
-    start = ["./launch/tpu_vm.sh", "run", "NAME"]
-    start += [f"--type={place.type('gcloud')}", *many, "--rerun"]
+    start = ["./launch/tpu_vm.sh", "run", "NAME", "--zone=ZONE"]
+    start += [f"--type={place.type('gcloud')}", *many]
   elif place.type("gke"):
     start = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
     start += many

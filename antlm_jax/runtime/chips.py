@@ -8,15 +8,17 @@ GPUs: NVIDIA's data sheets, of the SXM modules unless the name has PCIe. Peaks
 are for bfloat16 products without sparsity that add up in float32. For GeForce
 cards they are in Appendix A of the white papers of the architectures: "NVIDIA
 Ampere GA102" (RTX 3090), "NVIDIA Ada" (RTX 4090) and "NVIDIA RTX Blackwell"
-(RTX 5090). The network is each GPU's card in NVIDIA's own nodes, from the
-user guides of DGX A100 (200 Gb/s), H100, H200 and B200 (400).
+(RTX 5090). That of an RTX 4060 follows from its cores and clock. The network is
+each GPU's card in NVIDIA's own nodes, from the user guides of DGX A100
+(200 Gb/s), H100, H200 and B200 (400).
 
 Memory in bytes is CUDA's. For H100, H200 and B200, openxla/xla has it
 (xla/backends/gpu/target_config/specs). For the others, it is the "total
 capacity" in PyTorch's errors, in GiB.
 
 GPUs without NVLink have one link, PCI Express with 16 lanes: 31.5 GB/s each
-way in generation 4, and 63 GB/s in generation 5.
+way in generation 4, and 63 GB/s in generation 5. An RTX 4060 (8 lanes) and a T4
+(generation 3) have 15.75 GB/s.
 
 Checked on 26 November 2026. Each peak from A100 to RTX 5090 is cores x clock
 x dense operations of a core in a cycle. These are 2,048 on
@@ -230,6 +232,10 @@ CHIPS = {
     *("rtx3090", "NVIDIA GeForce RTX 3090", (71, 23.69, 936)),
     *(_PCIE_4, 350, (82, 1.695, 6)),
   ),
+  "NVIDIA GeForce RTX 4060": _gpu(
+    *("rtx4060", "NVIDIA GeForce RTX 4060", (30.2, 7.63, 272)),
+    *((1, 15.75e9, 0.0), 115, (24, 2.46, 24)),
+  ),
   "NVIDIA GeForce RTX 4090": _gpu(
     *("rtx4090", "NVIDIA GeForce RTX 4090", (165.2, 23.64, 1008)),
     *(_PCIE_4, 450, (128, 2.52, 72)),
@@ -240,7 +246,11 @@ CHIPS = {
   ),
   "NVIDIA L40": Chip(181e12),
   "NVIDIA L40S": Chip(362e12),
-  "Tesla T4": Chip(65e12),
+  # The peak of float32: it has no bfloat16, and float16 is not supported here.
+  "Tesla T4": _gpu(
+    *("t4", "Tesla T4", (8.1, 14.56, 320)),
+    *((1, 15.75e9, 0.0), 70, (40, 1.59, 4)),
+  ),
 }
 # Keys of `CHIPS` by the name in topologies.
 NAMES = {chip.name: kind for kind, chip in CHIPS.items() if chip.name}

@@ -27,6 +27,7 @@ import numpy as np
 from antlm_jax import cli, tables, units
 from antlm_jax import config as config_lib
 from antlm_jax.arguments import add_arguments, read_section
+from antlm_jax.configs.own_text import READINGS
 from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.train_step import StepTimings
@@ -41,7 +42,7 @@ from antlm_jax.settings import Section, setting
 
 _FOLDER = pathlib.Path(__file__).parent
 RESULTS = _FOLDER / "results"
-TABLES = ("public_speeds", "own_speeds", "encoder_costs", "one_gpu")
+TABLES = ("public_speeds", "own_speeds", "encoder_costs", "own_text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,8 @@ def forecast_speed(speed: Speed) -> dict:
   args, overrides = parser.parse_with_overrides(shlex.split(speed.words))
   args = read_section(StepTimings, args)
   text = args.vocab_size, args.seq_len, args.pieces
-  changes = config_lib.parse_overrides([*overrides, "--config.eval.rows=0"])
+  unmeasured = "--config.eval.rows=0", "--config.eval.watch="
+  changes = config_lib.parse_overrides([*overrides, *unmeasured])
   devices = topology_devices(speed.topology)[: speed.devices]
   run = Pod(args.config, changes, devices, *text).build_run()
   kinds = run.batch_kinds(evaluations=False)
@@ -186,6 +188,42 @@ def cost_table(
   return tables.markdown(lines, [HEAD[n] for n in columns])
 
 
+# Tokens of an English word with a vocabulary of 16,000, in BabyLM's text
+_TOKENS_A_WORD = 1.37
+_OWN_HEAD = "words", "GPU", "time", "needs", "--config"
+
+
+def own_text_table(folder: files.Path = RESULTS) -> str:
+  """Lays out the time of a whole training for each text and GPU."""
+  forecasts = {row["name"]: row for row in stored_forecasts("own_text", folder)}
+  lines = []
+  for speed in read_speeds("own_text"):
+    row = forecasts.get(speed.name)
+    if row is None or "seconds" not in row:
+      continue
+    config, *_ = shlex.split(speed.words)
+    size = speed.name.partition(" ")[0]
+    tokens = _TOKENS_A_WORD * units.parse_quantity(size.replace("B", "G"))
+    steps = tokens * READINGS[size] / (row["rows"] * row["seq_len"])
+    lines.append(
+      [
+        size,
+        speed.hardware,
+        _hours(steps * row["seconds"] / 3600),
+        units.gib(row["needed_bytes"]),
+        f"`{config.partition('=')[2]}`",
+      ]
+    )
+  return tables.markdown(lines, _OWN_HEAD)
+
+
+def _hours(hours: float) -> str:
+  """Writes a time in hours, or in minutes if it is shorter than one."""
+  if hours >= 1:
+    return f"{_two_digits(hours)} h"
+  return f"{max(1, round(60 * hours))} min"
+
+
 def _training_costs(
   speed: Speed, row: Mapping, steps: float, rates: Mapping[str, float]
 ) -> list[str | None]:
@@ -264,7 +302,10 @@ def main(argv: Sequence[str]) -> None:
   except ValueError:
     raise UserError(f"--tokens={args.tokens} is not a number") from None
   rates = parse_rates(args.price_per_hour)
-  print(cost_table(args.table, tokens, rates, args.output))
+  if args.table == "own_text":
+    print(own_text_table(args.output))
+  else:
+    print(cost_table(args.table, tokens, rates, args.output))
 
 
 def _forecast_lines(args: Costs) -> None:
