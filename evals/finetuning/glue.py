@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -20,7 +20,10 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import ClassifierOptions
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.evals.finetuning.task import Predictions, Preset, Task
+
+Examples = Mapping[str, Sequence[Example]]  # by evaluation set
+Answers = Mapping[str, Predictions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,35 +128,38 @@ def find_glue_files(
   return sets.find_set_files(folder, name, *layouts, further=form.evaluations)
 
 
-def texts_2024(predicted: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2024(examples: Examples, predictions: Answers) -> dict[str, str]:
   """Files of 2024: predictions.json, and predictions.txt for each set.
 
   collect_results.py writes the first, finetune_classification.py the others.
   """
-  predictions = {"glue": _glue_predictions(predicted)}
-  texts = {"predictions.json": json.dumps(predictions)}
-  for name, evaluation in predicted.items():
-    lines = [f"{i}\t{x}\n" for i, x in enumerate(evaluation.predictions)]
+  answers = {"glue": _glue_predictions(examples, predictions)}
+  texts = {"predictions.json": json.dumps(answers)}
+  for name in examples:
+    lines = [f"{i}\t{x}\n" for i, x in enumerate(predictions[name])]
     texts[f"{name}/predictions.txt"] = "".join(["index\tprediction\n", *lines])
   return texts
 
 
-def texts_2026(predicted: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2026(examples: Examples, predictions: Answers) -> dict[str, str]:
   """File of finetune/run.py."""
-  return {"predictions.json": json.dumps(_glue_predictions(predicted))}
+  answers = _glue_predictions(examples, predictions)
+  return {"predictions.json": json.dumps(answers)}
 
 
-def _glue_predictions(predicted: Mapping[str, Predicted]) -> dict[str, dict]:
+def _glue_predictions(
+  examples: Examples, predictions: Answers
+) -> dict[str, dict]:
   return {
     name: {
       "predictions": [
         {"id": example.id, "pred": prediction}
         for example, prediction in zip(
-          evaluation.examples, evaluation.predictions, strict=True
+          examples[name], predictions[name], strict=True
         )
       ]
     }
-    for name, evaluation in predicted.items()
+    for name in examples
   }
 
 
@@ -236,14 +242,14 @@ _OWN_2026 = {
   "mnli": {"limit": 10_000},
   "qqp": {"limit": 10_000},
 }
-OF_2024 = Suite(
+OF_2024 = Preset(
   "GLUE",
   "GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks",
   SCORES_OF,
   make_glue_task,
   settings=(ClassifierOptions,),
 )
-OF_2026 = Suite(
+OF_2026 = Preset(
   "GLUE of 2026",
   "seven of them, with the settings of that year's pipeline",
   {name: (name,) for name in _SEVEN},
@@ -255,7 +261,7 @@ OF_2026 = Suite(
 )
 
 
-SUPER = Suite(
+SUPER = Preset(
   "SuperGLUE",
   "BoolQ, CB, COPA, MultiRC, RTE, WiC and WSC, as SuperGLUE publishes them",
   sets.dev_and_test(list(SUPERGLUE)),
