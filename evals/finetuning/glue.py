@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -37,6 +37,7 @@ class GlueFormat:
   also: tuple[str, ...] = ()  # further metrics
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
   superglue: str = ""  # its folder in SuperGLUE
+  best_by: str = "f1"  # metric that chooses the epoch, as in 2024
   heads: classification.Heads = classification.HEADS
 
 
@@ -53,6 +54,7 @@ FORMATS = {
     _NLI,
     classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
+    best_by="accuracy",
   ),
   "mrpc": GlueFormat(_PAIR, metric="f1"),
   "multirc": GlueFormat(
@@ -168,26 +170,20 @@ def make_glue_task(
   name: str,
   attention: str,
   options: ClassifierOptions,
-  year: int = 2024,
+  formats: Mapping[str, GlueFormat] = FORMATS,
+  texts: Callable[[Examples, Answers], dict[str, str]] = texts_2024,
 ) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder.
-
-  In 2024, F1 chooses the epoch of tasks of two classes, and MNLI is also
-  evaluated mismatched. In 2026, the main metric chooses the epoch.
-  """
-  form = FORMATS[name]
+  """Makes a task, a key of `formats`, of the files in a folder."""
+  form = formats[name]
   paths = find_glue_files(folder, name, form)
-  if year == 2026:
-    paths = {split: paths[split] for split in ("train", name)}
-  by_f1 = year == 2024 and len(form.classes) == 2
   return classification.classification_task(
     name,
     lambda name: read_glue_examples(form, paths[name], name),
     [*paths][1:],
     options.classifier(form.classes, attention),
     main_metric=form.metric,
-    best_by="f1" if by_f1 else form.metric,
-    texts=texts_2024 if year == 2024 else texts_2026,
+    best_by=form.best_by,
+    texts=texts,
     files=tuple(paths.values()),
   )
 
@@ -217,7 +213,12 @@ def make_held_out(
   )
 
 
-_SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+# MNLI is not evaluated mismatched, and the main metric chooses the epoch.
+FORMATS_2026 = {
+  name: dataclasses.replace(form, evaluations=(), best_by=form.metric)
+  for name, form in FORMATS.items()
+  if name in ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+}
 # eval_finetuning.sh, and the defaults of finetune/run.py.
 _SETTINGS_2026 = {
   "lrs": (3e-5,),
@@ -252,10 +253,12 @@ OF_2024 = Preset(
 OF_2026 = Preset(
   "GLUE of 2026",
   "seven of them, with the settings of that year's pipeline",
-  {name: (name,) for name in _SEVEN},
-  functools.partial(make_glue_task, year=2026),
+  {name: (name,) for name in FORMATS_2026},
+  functools.partial(make_glue_task, formats=FORMATS_2026, texts=texts_2026),
   settings=(ClassifierOptions,),
-  defaults={n: _SETTINGS_2026 | _OWN_2026.get(n, {}) for n in _SEVEN},
+  defaults={
+    name: _SETTINGS_2026 | _OWN_2026.get(name, {}) for name in FORMATS_2026
+  },
   folder="finetune-2026",
   reported=False,  # its scores have the names of 2024's
 )
