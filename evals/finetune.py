@@ -325,28 +325,18 @@ def _plan_task(
   output: str | None,
 ) -> TaskJob:
   """Makes a task to train, or else to evaluate the model as it is."""
-  make = PRESETS[preset].make
   task = None
   grid, hyperparameters, *options = _read_sections(preset, settings)
   only_tests = isinstance(data, Mapping) and "train" not in data
   if hyperparameters.epochs > 0 and not only_tests:
-    task = make(data, name, hyperparameters.attention, *options)
+    attention = hyperparameters.attention
+    task = PRESETS[preset].make(data, name, attention, *options)
   if task and task.trained:
     _check_frozen(task, hyperparameters)
   else:
-    head = None
-    saved_settings = {}
-    if fine_tuned:
-      head = saved.saved_head(fine_tuned, model.path)
-      saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
-    grid, hyperparameters, *options = _read_sections(
-      preset, {**saved_settings, **settings, **_WITHOUT_TRAINING}
+    task, grid, hyperparameters = _plan_evaluation(
+      model, fine_tuned, data, preset, name, settings
     )
-    if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
-      data = {"test": data}
-    task = make(data, name, hyperparameters.attention, *options)
-    head = saved.untrained(task, head, model.path)
-    task = dataclasses.replace(task, head=head, trained=False)
   attention = hyperparameters.attention
   folder_name = PRESETS[preset].folder if task.trained else UNTRAINED
   folder = pathlib.Path(
@@ -363,6 +353,32 @@ def _plan_task(
   }
   # The result outlives a change of the working directory.
   return TaskJob(task, grid, hyperparameters, folder.absolute(), request)
+
+
+def _plan_evaluation(
+  model: Checkpoint,
+  fine_tuned: FineTuned | None,
+  data: sets.Data,
+  preset: str,
+  name: str,
+  settings: Mapping[str, Any],
+) -> tuple[Task, Grid, Hyperparameters]:
+  """Makes a task that evaluates the model as it is, and its settings."""
+  head = None
+  saved_settings = {}
+  if fine_tuned:
+    head = saved.saved_head(fine_tuned, model.path)
+    saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
+  grid, hyperparameters, *options = _read_sections(
+    preset, {**saved_settings, **settings, **_WITHOUT_TRAINING}
+  )
+  if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
+    data = {"test": data}
+  attention = hyperparameters.attention
+  task = PRESETS[preset].make(data, name, attention, *options)
+  head = saved.untrained(task, head, model.path)
+  task = dataclasses.replace(task, head=head, trained=False)
+  return task, grid, hyperparameters
 
 
 def _settings_of(

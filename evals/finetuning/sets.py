@@ -534,13 +534,7 @@ def own_task_fields(
     for split in splits.WORDS
     if split in examples
   }
-  for first, second in itertools.combinations(texts, 2):
-    first_texts = {*texts[first]}
-    if shared := sum(text in first_texts for text in texts[second]):
-      progress.say(
-        f"warning: {name}: {shared:,} of {len(texts[second]):,} texts of"
-        f" {second} are also in {first}"
-      )
+  _warn_of_shared_texts(name, texts)
   if classes_of:
     classes = {
       split: {*itertools.chain.from_iterable(map(classes_of, examples[split]))}
@@ -559,6 +553,19 @@ def own_task_fields(
     "facts": {"examples_crc32": zlib.crc32(repr(examples).encode())},
     "trained": "train" in examples,
   }
+
+
+def _warn_of_shared_texts(
+  name: str, texts: Mapping[str, Sequence[tuple[str, ...]]]
+) -> None:
+  """Warns of texts that are in two sets."""
+  for first, second in itertools.combinations(texts, 2):
+    first_texts = {*texts[first]}
+    if shared := sum(text in first_texts for text in texts[second]):
+      progress.say(
+        f"warning: {name}: {shared:,} of {len(texts[second]):,} texts of"
+        f" {second} are also in {first}"
+      )
 
 
 def _rarest_classes(
