@@ -452,8 +452,6 @@ def perform(job: TaskJob, loaded: Loaded, save: bool) -> Summary:
     train_examples=train_examples,
     seconds=seconds,
   )
-  # A model always belongs to the summary next to it.
-  saved.remove_saved(job.folder)
   write_task_results(job.folder, task, summary, outcomes, examples)
   params = best.of_rate(summary.best_lr) if best else {}
   if best and not params:

@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,16 +51,6 @@ def save_model(
   tuned = fine_tuned(task, attention, head)
   all_params = {**loaded.params, **encoder}
   write_checkpoint(folder / MODEL, loaded.step, all_params, loaded.meta, tuned)
-
-
-def remove_saved(folder: pathlib.Path) -> None:
-  """Removes a folder's saved model, after a rename: never only a part."""
-  model = folder / MODEL
-  aside = folder / f"{MODEL}.old"
-  shutil.rmtree(aside, ignore_errors=True)
-  if model.exists():
-    model.rename(aside)
-    shutil.rmtree(aside)
 
 
 def saved_head(task: FineTuned | None, path: pathlib.Path) -> TaskHead:

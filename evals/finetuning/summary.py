@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -376,9 +377,16 @@ def write_task_results(
 ) -> None:
   """Writes a task's files, all or none, the summary last.
 
-  `items.jsonl` has every example with each run's prediction, in their order.
-  Raises a UserError if they cannot be written.
+  First removes a saved model of other results. `items.jsonl` has every example
+  with each run's prediction, in their order. Raises a UserError if they cannot
+  be written.
   """
+  model = folder / MODEL
+  aside = folder / f"{MODEL}.old"
+  shutil.rmtree(aside, ignore_errors=True)
+  if model.exists():
+    model.rename(aside)  # so that a part of a model is never taken for it
+    shutil.rmtree(aside)
   lines = []
   for name in examples:
     for index, example in enumerate(examples[name]):
