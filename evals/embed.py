@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from antlm_jax import cli, settings
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import retrieval, saved, sets
+from antlm_jax.evals.finetuning import ranking, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.inference import inputs
@@ -32,7 +32,7 @@ PROMPTS = "query", "document"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pool(retrieval.Towers):
+class _Pool(ranking.Towers):
   """The mean of a text's token states, or one of them."""
 
   temperature: float = 1.0
@@ -142,7 +142,7 @@ def _pooling_head(
   attention = attention or (task.attention if task else ATTENTIONS[0])
   prompts = zip(PROMPTS, task_settings.get("prompts", ("", "")), strict=True)
   prefix = dict(prompts)[prompt] if prompt else ""
-  kind = retrieval.Towers.kind
+  kind = ranking.Towers.kind
   embeds = task is not None and kind in (task.kind, task.export_as)
   return _Pool(
     prompts=("", prefix),

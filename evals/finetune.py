@@ -17,8 +17,7 @@ on the scores that they report. The other presets have a dev set for it.
 
 --epochs=0 evaluates a model without training it, such as a model that --save
 wrote. Your own file is then the test set. A set without training examples is
-also only evaluated, unless --train_on names another set. The results are in
-RUN/evals/untrained.
+also only evaluated. The results are in RUN/evals/untrained.
 
 For each task, writes summary.json and items.jsonl (each run's prediction of
 each example). It also writes the best run's predictions in the pipeline's
@@ -27,7 +26,6 @@ that was done before with the same arguments is not repeated.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -46,7 +44,7 @@ from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import loop, saved, sets
-from antlm_jax.evals.finetuning import task as task_lib
+from antlm_jax.evals.finetuning.batching import ExampleRows
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import (
   MODEL,
@@ -56,7 +54,7 @@ from antlm_jax.evals.finetuning.summary import (
   tuning_result,
   write_task_results,
 )
-from antlm_jax.evals.finetuning.task import Suite, Task, TaskHead
+from antlm_jax.evals.finetuning.task import Task, TaskHead
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import FineTuned, Loaded, ModelOrPath, open_model
@@ -66,11 +64,11 @@ from antlm_jax.training.checkpoint import Checkpoint, check_path
 
 UNTRAINED = "untrained"  # folder of the results of models as they are
 # Training settings of a task that is only evaluated.
-_WITHOUT_TRAINING = {"epochs": 0, "steps": 0, "train_on": "", "freeze": False}
+_WITHOUT_TRAINING = {"epochs": 0, "steps": 0, "freeze": False}
 _OUTPUT = (
   "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
   " with a NAME for each preset,"
-  f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))}"
+  f" {', '.join(sorted({preset.folder for preset in PRESETS.values()}))}"
 )
 
 
@@ -110,13 +108,7 @@ class TaskJob(NamedTuple):
   hyperparameters: Hyperparameters
   folder: pathlib.Path
   request: dict[str, Any]  # everything that the results depend on
-  summary: Summary | None  # of the same request, if it was done before
-
-  @property
-  def training_key(self) -> tuple:
-    """A key that is equal for jobs that share their trained runs."""
-    trained_on = self.task.trained_on or self.task.name
-    return trained_on, self.task.head, self.grid, self.hyperparameters
+  summary: Summary | None = None  # of the same request, if it was done before
 
 
 @settings_lib.checked
@@ -173,7 +165,8 @@ def finetune(
   """
   data = os.fspath(data) if isinstance(data, os.PathLike) else data
   with progress.quietly(quiet):
-    _suite(preset, task, settings)  # a wrong name must not wait for the model
+    # A wrong name must not wait for the model.
+    _check_request(preset, task, settings)
     loaded = open_model(model, step)
     encoder = loaded.config.model.name
     jobs, absent = plan_tasks(
@@ -189,62 +182,47 @@ def finetune(
       **settings,
     )
     if absent:
-      progress.say(f"warning: left out, not in {data}: {_list_missing(absent)}")
+      progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
       if save and job.task.trained and not job.summary:
         check_path(job.folder)
         _advise_head(job, loaded)
-    summaries = {job.folder: job.summary for job in jobs}
+    summaries = {}
     for job in jobs:
       if job.summary:
         progress.say(f"{job.task.name} is already done: {job.folder}")
-      elif not summaries[job.folder]:  # not done together with another
-        jobs_together = [
-          other
-          for other in jobs
-          if other.training_key == job.training_key and not other.summary
-        ]
-        summaries |= perform(jobs_together, loaded, save)
+      summaries[job.folder] = job.summary or perform(job, loaded, save)
   return tuning_result(PRESETS[preset], summaries)
 
 
-def _list_missing(absent: Mapping[str, str]) -> str:
-  """Lists missing tasks, and those whose training set is missing."""
-  text = ", ".join(name for name, source in absent.items() if not source)
-  for source in dict.fromkeys(filter(None, absent.values())):
-    names = [name for name in absent if absent[name] == source]
-    text += f"; {', '.join(names)}, which train on {source}"
-  return text.removeprefix("; ")
-
-
-def _suite(
+def _check_request(
   preset: str, task_names: str, settings: Mapping[str, Setting]
-) -> Suite:
-  """Returns the suite of a preset.
+) -> None:
+  """Raises a UserError if a preset has no such task or setting.
 
-  Raises a UserError if it has no such task or setting, or settings contradict
-  each other.
+  Also raises it if settings contradict each other.
   """
-  suite = PRESETS[preset]
+  tasks = PRESETS[preset].owner
   name = task_names.partition(",")[0]
-  owners = [other for other in PRESETS if name in PRESETS[other].owner]
-  if owners and name not in suite.owner:
+  others = [other for other in PRESETS if name in PRESETS[other].owner]
+  if others and name not in tasks:
     raise UserError(
-      f"preset={preset} has no task {name!r}: give preset={' or '.join(owners)}"
+      f"preset={preset} has no task {name!r}: give preset={' or '.join(others)}"
     )
-  suite.named(task_names)
-  names = _setting_names(finetune, Grid, Hyperparameters, *suite.settings)
+  PRESETS[preset].named(task_names)
+  names = _setting_names(
+    finetune, Grid, Hyperparameters, *PRESETS[preset].settings
+  )
   help = "antlm eval finetune --help lists them"
   settings_lib.refuse_unknown(settings, names, f"preset={preset}", help)
-  for name in ("steps", "train_on", "freeze"):
+  for name in ("steps", "freeze"):
     if settings.get("epochs") == 0 and settings.get(name):
       raise UserError(
         f"epochs=0 evaluates without training: leave out {name}, or give"
         " epochs=1"
       )
-  return suite
 
 
 def plan_tasks(
@@ -259,42 +237,38 @@ def plan_tasks(
   save: bool,
   overwrite: bool,
   **settings: Setting,
-) -> tuple[list[TaskJob], dict[str, str]]:
+) -> tuple[list[TaskJob], list[str]]:
   """Makes the tasks of a request, without the model's weights.
 
   `encoder` and `fine_tuned` are the model's; all others are the arguments of
   `finetune`, and its errors are those.
 
   Returns:
-    The jobs, and the tasks that the data lack if `task` is "all". Each of these
-    has the name of the training set that it lacks, or "" if its own is missing.
+    The jobs, and the names of the tasks that the data lack if `task` is "all".
   """
-  suite = _suite(preset, task, settings)
-  names = _task_names(suite, preset, task, data)
-
-  def plan_job(name: str) -> TaskJob:
-    task_settings = _task_settings(suite, name, encoder, settings)
-    job = _plan_task(
-      model, fine_tuned, data, preset, name, task_settings, output
-    )
-    if overwrite:
-      return job
-    return job._replace(summary=_stored_summary(job, save))
-
-  if task != "all" or len(names) == 1:
-    return [plan_job(name) for name in names], {}
+  _check_request(preset, task, settings)
+  names = _task_names(preset, task, data)
   jobs = []
-  absent = {}
+  absent = []
   for name in names:
-    if name != sets.OWN:
-      try:
-        jobs.append(plan_job(name))
-      except sets.Absent as error:
-        absent[name] = error.trains_on
-  # The user's own task is for folders without known sets.
-  if not jobs and sets.OWN in names:
-    with contextlib.suppress(sets.Absent):
-      return [plan_job(sets.OWN)], {}
+    if name == sets.OWN and jobs:
+      break  # the user's own task is for folders without known sets
+    task_settings = _default_settings(preset, name, encoder, settings)
+    task_settings |= settings
+    try:
+      job = _plan_task(
+        model, fine_tuned, data, preset, name, task_settings, output
+      )
+    except sets.Absent:
+      if task != "all" or len(names) == 1:
+        raise
+      absent.append(name)
+      continue
+    if not overwrite:
+      job = job._replace(summary=_stored_summary(job, save))
+    if name == sets.OWN:
+      absent = []
+    jobs.append(job)
   if not jobs:
     raise UserError(
       f"{data} has no set of preset={preset} ({', '.join(names)}):"
@@ -310,19 +284,17 @@ def _stored_summary(job: TaskJob, save: bool) -> Summary | None:
   return Summary.from_json(stored) if stored and not lacks_model else None
 
 
-def _task_names(
-  suite: Suite, preset: str, task_names: str, data: sets.Data
-) -> list[str]:
+def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
   """Returns the names of the tasks to look for in the data."""
   is_file = isinstance(data, str) and pathlib.Path(data).suffix
-  if not suite.in_memory and (is_file or not isinstance(data, str)):
+  if not PRESETS[preset].in_memory and (is_file or not isinstance(data, str)):
     presets = ", ".join(name for name in PRESETS if PRESETS[name].in_memory)
     raise UserError(
       f"preset {preset} reads a folder of files"
       f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
       f" preset ({presets}), such as preset=classification"
     )
-  names = suite.named(task_names)
+  names = PRESETS[preset].named(task_names)
   # Your own examples, or your own file, are no folder of known sets.
   only_own = task_names == "all" and sets.OWN in names and not _is_folder(data)
   return [sets.OWN] if only_own else names
@@ -332,15 +304,15 @@ def _is_folder(data: sets.Data) -> bool:
   return isinstance(data, str) and os.path.isdir(data)
 
 
-def _task_settings(
-  suite: Suite, name: str, encoder: str, settings: Mapping[str, Setting]
+def _default_settings(
+  preset: str, name: str, encoder: str, settings: Mapping[str, Setting]
 ) -> dict[str, Any]:
-  """Returns a suite's settings of a task, replaced by those of the request."""
-  defaults = suite.defaults.get(name, {})
-  if suite.exportable and settings.get("head") is None:
+  """Returns a preset's settings of a task; a head that can be exported."""
+  defaults = dict(PRESETS[preset].defaults.get(name, {}))
+  if PRESETS[preset].exportable and settings.get("head") is None:
     attention = settings.get("attention", Hyperparameters.attention)
-    defaults = {**defaults, **heads.classifier_options(encoder, attention)}
-  return {**defaults, **settings}
+    defaults |= heads.classifier_options(encoder, attention)
+  return defaults
 
 
 def _plan_task(
@@ -349,36 +321,26 @@ def _plan_task(
   data: sets.Data,
   preset: str,
   name: str,
-  task_settings: Mapping[str, Any],
+  settings: Mapping[str, Any],
   output: str | None,
 ) -> TaskJob:
   """Makes a task to train, or else to evaluate the model as it is."""
-  suite = PRESETS[preset]
   task = None
-  grid, hyperparameters, *options = _read_sections(suite, task_settings)
+  grid, hyperparameters, *options = _read_sections(preset, settings)
   only_tests = isinstance(data, Mapping) and "train" not in data
   if hyperparameters.epochs > 0 and not only_tests:
-    task = suite.make(data, name, hyperparameters.attention, *options)
+    attention = hyperparameters.attention
+    task = PRESETS[preset].make(data, name, attention, *options)
   if task and task.trained:
     _check_frozen(task, hyperparameters)
   else:
-    head = None
-    saved_settings = {}
-    if fine_tuned:
-      head = saved.saved_head(fine_tuned, model.path)
-      saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
-    grid, hyperparameters, *options = _read_sections(
-      suite, {**saved_settings, **task_settings, **_WITHOUT_TRAINING}
+    task, grid, hyperparameters = _plan_evaluation(
+      model, fine_tuned, data, preset, name, settings
     )
-    if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
-      data = {"test": data}
-    task = suite.make(data, name, hyperparameters.attention, *options)
-    head = saved.untrained(task, head, model.path)
-    task = dataclasses.replace(task, head=head, trained=False)
   attention = hyperparameters.attention
-  results_folder = model.evals / (suite.folder if task.trained else UNTRAINED)
+  folder_name = PRESETS[preset].folder if task.trained else UNTRAINED
   folder = pathlib.Path(
-    output or results_folder, task.name, f"{model.step}-{attention}"
+    output or model.evals / folder_name, task.name, f"{model.step}-{attention}"
   )
   request = {
     "preset": preset,
@@ -390,7 +352,33 @@ def _plan_task(
     **dataclasses.asdict(hyperparameters),
   }
   # The result outlives a change of the working directory.
-  return TaskJob(task, grid, hyperparameters, folder.absolute(), request, None)
+  return TaskJob(task, grid, hyperparameters, folder.absolute(), request)
+
+
+def _plan_evaluation(
+  model: Checkpoint,
+  fine_tuned: FineTuned | None,
+  data: sets.Data,
+  preset: str,
+  name: str,
+  settings: Mapping[str, Any],
+) -> tuple[Task, Grid, Hyperparameters]:
+  """Makes a task that evaluates the model as it is, and its settings."""
+  head = None
+  saved_settings = {}
+  if fine_tuned:
+    head = saved.saved_head(fine_tuned, model.path)
+    saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
+  grid, hyperparameters, *options = _read_sections(
+    preset, {**saved_settings, **settings, **_WITHOUT_TRAINING}
+  )
+  if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
+    data = {"test": data}
+  attention = hyperparameters.attention
+  task = PRESETS[preset].make(data, name, attention, *options)
+  head = saved.untrained(task, head, model.path)
+  task = dataclasses.replace(task, head=head, trained=False)
+  return task, grid, hyperparameters
 
 
 def _settings_of(
@@ -410,8 +398,8 @@ def _settings_of(
   }
 
 
-def _read_sections(suite: Suite, settings: Mapping[str, Any]) -> list[Section]:
-  """Returns a task's grid, its hyperparameters, and the suite's own options."""
+def _read_sections(preset: str, settings: Mapping[str, Any]) -> list[Section]:
+  """Returns a task's grid, its hyperparameters, and the preset's options."""
   return [
     settings_lib.build(
       kind,
@@ -421,7 +409,7 @@ def _read_sections(suite: Suite, settings: Mapping[str, Any]) -> list[Section]:
         if name in settings
       },
     )
-    for kind in (Grid, Hyperparameters, *suite.settings)
+    for kind in (Grid, Hyperparameters, *PRESETS[preset].settings)
   ]
 
 
@@ -441,85 +429,64 @@ def _check_frozen(task: Task, hyperparameters: Hyperparameters) -> None:
     )
 
 
-def perform(
-  jobs: Sequence[TaskJob], loaded: Loaded, save: bool
-) -> dict[pathlib.Path, Summary]:
-  """Trains the runs that tasks share, and writes the results of each.
-
-  Returns:
-    The summary of each task, by its folder.
-  """
+def perform(job: TaskJob, loaded: Loaded, save: bool) -> Summary:
+  """Trains a task's runs, or evaluates the model, and writes the results."""
   start = time.monotonic()
-  grid = jobs[0].grid
-  hyperparameters = jobs[0].hyperparameters
-  joined = task_lib.join_tasks([job.task for job in jobs])
-  best = saved.BestParams(grid.runs) if save and joined.trained else None
-  if joined.trained:
-    data, outcomes = _train_grid(joined, grid, hyperparameters, loaded, best)
-    examples = {name: rows.examples for name, rows in data.evaluations.items()}
-    train_examples = len(data.train.examples)
+  task = job.task
+  best = loop.BestParams(job.grid.runs) if save and task.trained else None
+  if task.trained:
+    rows, outcomes = _train_grid(job, loaded, best)
+    train_examples = len(rows["train"].examples)
   else:
-    progress.say(f"{joined.name} is evaluated without training")
-    outcome, examples = saved.as_is(loaded, joined, hyperparameters)
+    progress.say(f"{task.name} is evaluated without training")
+    rows, outcome = saved.as_is(loaded, task, job.hyperparameters)
     outcomes = [outcome]
     train_examples = 0
   seconds = round(time.monotonic() - start, 1)
-  summaries = {}
-  for job in jobs:
-    task = job.task
-    task_examples = {name: examples[name] for name in task.scored}
-    task_outcomes = [outcome.on(task.evaluations) for outcome in outcomes]
-    summary = summarise(
-      task,
-      task_examples,
-      task_outcomes,
-      request=job.request,
-      train_examples=train_examples,
-      seconds=seconds,
-    )
-    # A model always belongs to the summary next to it.
-    saved.remove_saved(job.folder)
-    write_task_results(job.folder, task, summary, task_outcomes, task_examples)
-    params = best.params_of(summary.best_lr) if best else {}
-    if best and not params:
-      progress.say(f"warning: {task.name} is not saved: every run diverged")
-    elif best:
-      row_tokens = max(loaded.longest_row, data.train.tokens.shape[-1])
-      meta = dataclasses.replace(loaded.meta, row_tokens=row_tokens)
-      trained = dataclasses.replace(loaded, meta=meta)
-      attention = hyperparameters.attention
-      saved.save_model(job.folder, trained, task, attention, params)
-      model = files.shown_path(job.folder / MODEL)
-      progress.say(f"{task.name}: model saved to {model}")
-    progress.say(f"{task.name}: written to {files.shown_path(job.folder)}")
-    summaries[job.folder] = summary
-  return summaries
+  examples = {name: rows[name].examples for name in task.evaluations}
+  summary = summarise(
+    task,
+    examples,
+    outcomes,
+    request=job.request,
+    train_examples=train_examples,
+    seconds=seconds,
+  )
+  write_task_results(job.folder, task, summary, outcomes, examples)
+  params = best.of_rate(summary.best_lr) if best else {}
+  if best and not params:
+    progress.say(f"warning: {task.name} is not saved: every run diverged")
+  elif best:
+    row_tokens = max(loaded.longest_row, rows["train"].tokens.shape[-1])
+    meta = dataclasses.replace(loaded.meta, row_tokens=row_tokens)
+    trained = dataclasses.replace(loaded, meta=meta)
+    attention = job.hyperparameters.attention
+    saved.save_model(job.folder, trained, task, attention, params)
+    model = files.shown_path(job.folder / MODEL)
+    progress.say(f"{task.name}: model saved to {model}")
+  progress.say(f"{task.name}: written to {files.shown_path(job.folder)}")
+  return summary
 
 
 def _train_grid(
-  task: Task,
-  grid: Grid,
-  hyperparameters: Hyperparameters,
-  loaded: Loaded,
-  best: saved.BestParams | None,
-) -> tuple[loop.TaskData, list[loop.TuningOutcome]]:
-  """Trains the runs of a grid on a task."""
-  max_length = hyperparameters.max_length
-  data = loop.read_task_data(loaded, task, max_length, grid.limit)
-  steps = loop.count_steps(task, data.train, hyperparameters)
-  if steps < hyperparameters.steps:
-    epochs = hyperparameters.epochs
+  job: TaskJob, loaded: Loaded, best: loop.BestParams | None
+) -> tuple[dict[str, ExampleRows], list[loop.TuningOutcome]]:
+  """Trains the runs of a task's grid; also returns the rows of its sets."""
+  task = job.task
+  settings = job.hyperparameters
+  rows = loop.read_rows(loaded, task, settings.max_length, job.grid.limit)
+  steps = loop.count_steps(task, rows["train"], settings)
+  if steps < settings.steps:
     progress.say(
-      f"{task.name}: {epochs} epoch{'s' * (epochs > 1)} of {steps:,} steps in"
-      f" all, fewer than steps={hyperparameters.steps}"
+      f"{task.name}: {settings.epochs} epoch{'s' * (settings.epochs > 1)} of"
+      f" {steps:,} steps in all, fewer than steps={settings.steps}"
     )
+  runs = job.grid.runs
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"
-  at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-  fit = functools.partial(
-    loop.fit, loaded, task, data, hyperparameters, keep=best
-  )
-  return data, loop.fit_in_groups(fit, grid.runs, at_once)
+  at_once = job.grid.runs_at_once or (1 if on_cpu else len(runs))
+  fit = functools.partial(loop.fit, loaded, task, rows, settings, best=best)
+  return rows, loop.fit_in_groups(fit, runs, at_once)
 
 
 def _advise_head(job: TaskJob, loaded: Loaded) -> None:
@@ -538,7 +505,7 @@ def _setting_names(*sources: Callable) -> list[str]:
 
 def _sections() -> list[type]:
   """Returns the sections of the command's options, each once."""
-  options = (kind for suite in PRESETS.values() for kind in suite.settings)
+  options = (kind for preset in PRESETS.values() for kind in preset.settings)
   return [Grid, Hyperparameters, *dict.fromkeys(options)]
 
 
@@ -548,8 +515,7 @@ def _finetune_parser(preset: str) -> cli.Parser:
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
   presets = "\n".join(
-    wrapped.fill(f"  {name:15} {suite.description}")
-    for name, suite in PRESETS.items()
+    wrapped.fill(f"  {name:15} {PRESETS[name].description}") for name in PRESETS
   )
   parser = cli.Parser(
     description=__doc__.format(presets=presets, preset=preset)
@@ -557,12 +523,12 @@ def _finetune_parser(preset: str) -> cli.Parser:
   for source in (finetune, *_sections()):
     add_arguments(parser, source)
   # Some settings differ by task: the help shows each of their values.
-  suite = PRESETS[preset]
-  task_defaults = [suite.defaults.get(task, {}) for task in suite.scores]
+  defaults = PRESETS[preset].defaults
+  task_defaults = [defaults.get(task, {}) for task in PRESETS[preset].scores]
   texts = {}
   for name in dict.fromkeys(itertools.chain(*task_defaults)):
     default = parser.get_default(name)
-    values = (defaults.get(name, default) for defaults in task_defaults)
+    values = (settings.get(name, default) for settings in task_defaults)
     distinct = dict.fromkeys(str(settings_lib.text(x)) for x in values)
     texts[name] = " or ".join(distinct)
   parser.set_defaults(**texts, preset=preset)

@@ -22,7 +22,8 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import (
   classification,
-  retrieval,
+  ranking,
+  record_values,
   saved,
   sets,
   tagging,
@@ -78,7 +79,7 @@ def predict(
     results.check_output(output, texts)
     loaded = open_model(model, step)
     head = saved.saved_head(loaded.task, loaded.path)
-    if isinstance(head, retrieval.Towers):
+    if isinstance(head, ranking.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if is_file := isinstance(texts, str | os.PathLike):
       columns = text_column or loaded.task.columns or head.columns
@@ -106,7 +107,7 @@ def _check_counts(examples: Sequence, columns: Sequence[str]) -> None:
   if not columns:
     return
   for index, example in enumerate(examples):
-    texts = sets.plain_text(example, index)
+    texts = record_values.plain_text(example, index)
     count = 1 if isinstance(texts, str) else len(texts)
     if count != len(columns):
       raise UserError(

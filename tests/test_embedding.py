@@ -18,7 +18,7 @@ from antlm_jax.evals.finetuning import (
   trial,
 )
 from antlm_jax.evals.finetuning.loop import TrialRun
-from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.ranking import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from tests import random_models, runs
 
@@ -153,7 +153,7 @@ def test_other_positives_of_a_query_are_no_negatives(loaded, capsys):
   options = embedding.EmbedderOptions(negative_column=("n",))
   sets = {"train": RECORDS, "dev": RECORDS[:1]}
   task = pairs(sets, options)
-  rows = loop.read_task_data(loaded, task, 16).train
+  rows = loop.read_rows(loaded, task, 16)["train"]
   said = "1 of 8 negatives are positives of their query, or equal to it"
   assert said in capsys.readouterr().out
   texts = [e.texts for e in rows.examples]
@@ -195,7 +195,7 @@ def test_a_limit_forgets_no_positive(loaded):
   records = [("q", words), *((f"ask {i}", w) for i, w in enumerate(words))]
   sets = {"train": records, "dev": records[:1]}
   task = pairs(sets, embedding.EmbedderOptions())
-  rows = loop.read_task_data(loaded, task, 16, limit=10).train
+  rows = loop.read_rows(loaded, task, 16, limit=10)["train"]
   asks = [example.texts[0] == "q" for example in rows.examples]
   assert 2 < sum(asks) < 8
   # Every document is relevant to q, and one to each other query.
@@ -219,7 +219,7 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   """Only dropout makes two encodings of a text differ."""
   (tmp_path / "a.txt").write_text("\n".join(toy_english.make_sentences(0, 40)))
   task = simcse(tmp_path)
-  data = loop.read_task_data(loaded, task, 16)
+  data = loop.read_rows(loaded, task, 16)
 
   def loss(**changes):
     settings = Hyperparameters(
@@ -229,7 +229,7 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
     return outcome.best["train_loss"]
 
   without, dropped = loss(), loss(encoder_dropout=0.3)
-  rows = data.train.tokens, data.train.lengths
+  rows = data["train"].tokens, data["train"].lengths
   how = loaded.model, task.head, False
   vectors = trial.outputs(*how, loaded.params, {}, *rows)
   alike = task.head.loss(vectors, NO_LABELS, jnp.ones(len(vectors)))

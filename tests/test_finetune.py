@@ -20,7 +20,6 @@ from antlm_jax.evals.finetuning import (
   glue,
   loop,
   regression,
-  saved,
   summary,
   trial,
 )
@@ -31,7 +30,7 @@ from antlm_jax.evals.finetuning.classification import (
   ClassifierOptions,
 )
 from antlm_jax.evals.finetuning.loop import TrialRun
-from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.ranking import Towers
 from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters
@@ -73,7 +72,7 @@ def toy(loaded, folder, settings=QUICK):
   task = glue.make_glue_task(
     write_cola(folder), "cola", settings.attention, options
   )
-  return task, loop.read_task_data(loaded, task, settings.max_length)
+  return task, loop.read_rows(loaded, task, settings.max_length)
 
 
 # ---------------------------------------------------------------------- rows
@@ -132,12 +131,12 @@ def test_a_long_sentence_has_several_rows(loaded):
 def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   task = toy(loaded, tmp_path)[0]
   for length in (32, 1000):
-    loop.read_task_data(loaded, task, length)
+    loop.read_rows(loaded, task, length)
   assert capsys.readouterr().out == ""
   long = [Example((LONG,), 1), Example(("the dogs",), 0)]
   task = dataclasses.replace(task, load=lambda split: long)
   for length in (32, 1000):
-    loop.read_task_data(loaded, task, length)
+    loop.read_rows(loaded, task, length)
   lines = capsys.readouterr().out.splitlines()
   said = (
     "warning: cola: texts of {} that are cut to fit {} tokens ({}): 1".format
@@ -147,7 +146,7 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   assert lines == [said(name, *limit) for limit in limits for name in names]
   task = dataclasses.replace(task, load=lambda split: [])
   with pytest.raises(UserError, match=r"cola: its files .* is left for train"):
-    loop.read_task_data(loaded, task, 8)
+    loop.read_rows(loaded, task, 8)
 
 
 @pytest.mark.parametrize(
@@ -426,10 +425,13 @@ def scored():
   return dataclasses.replace(task, metrics=metrics)
 
 
-def standings(runs, **settings):
-  """Returns the standings of runs, before their first epoch."""
-  rows = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
-  return loop.Standings(scored(), rows, runs, Hyperparameters(**settings))
+ROWS = {name: batching.ExampleRows([], [], []) for name in ("set", "other")}
+
+
+def add(outcome, score, other=0.0, loss=0.0):
+  """Adds an epoch to a run's outcome, with a score of each set."""
+  scores = {"set": np.array(score), "other": np.array(other)}
+  loop.evaluate(scored(), ROWS, outcome, loss, scores)
 
 
 @pytest.mark.parametrize(
@@ -444,13 +446,12 @@ def standings(runs, **settings):
 )
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
-  watch = standings([TrialRun(1, 0)], **settings)
+  outcome = loop.TuningOutcome(TrialRun(1, 0))
   for score in scores:
-    if not watch.stopped:
-      watch.add([0.0], {"set": np.array([score]), "other": np.array([1.0])})
+    if not outcome.stopped(Hyperparameters(**settings)):
+      add(outcome, score, 1.0)
   stop = stopping_epoch(scores, 3, 0.001) if not settings else None
   seen = scores[:stop]
-  (outcome,) = watch.outcomes
   assert len(outcome.epochs) == len(seen)
   assert outcome.best_epoch == 1 + seen.index(max(seen))
   assert outcome.predictions["set"] == max(seen)
@@ -459,33 +460,45 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 
 def test_an_epoch_that_diverges_never_counts():
   runs = [TrialRun(1e-3, 0), TrialRun(1, 1), TrialRun(1e-5, 2)]
-  watch = standings(runs, patience=0)
-  found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
-  watch.add([0.0, np.nan, 0.0], found)
-  watch.add([np.inf, 0.0, 0.0], {**found, "set": np.array([0.9, 0.9, 0.1])})
-  late, lost, _ = watch.outcomes
-  assert [o.diverged for o in watch.outcomes] == [2, 1, None]
+  outcomes = late, lost, steady = [*map(loop.TuningOutcome, runs)]
+  add(late, 0.2)
+  add(late, 0.9, loss=np.inf)
+  add(lost, np.nan, loss=np.nan)
+  add(steady, 0.1)
+  add(steady, 0.1)
+  assert [o.diverged for o in outcomes] == [2, 1, None]
+  stopped = [o.stopped(Hyperparameters(patience=0)) for o in outcomes]
+  assert stopped == [True, True, False]
   assert (late.best_epoch, late.predictions["set"]) == (1, 0.2)
-  assert (len(lost.epochs), lost.predictions["set"]) == (1, 0)
-  assert watch.leaders_by_last_epoch == []
+  assert lost.predictions["set"] == 0
+  # No run is its rate's best since the last epoch.
+  best = loop.BestParams(runs)
+  best.update(outcomes, lambda run: pytest.fail("a copy"))
   line = "epoch 2: train loss 0.000, f1 10.0, best 20.0; 2 of 3 runs stopped, 2"
-  assert line in watch.line()
+  assert line in loop._epoch_line(scored(), outcomes, 2)
 
 
 def test_each_rate_has_a_leader_of_its_own():
   """Catches a saved model of another run than the best of the best rate."""
   runs = [TrialRun(rate, seed) for rate in (1e-3, 3e-3) for seed in (0, 1)]
-  watch = standings(runs, patience=0)
-  best = saved.BestParams(runs)
+  outcomes = [*map(loop.TuningOutcome, runs)]
+  later = [TrialRun(rate, 2) for rate in (1e-3, 3e-3)]
+  best = loop.BestParams(runs + later)
   for epoch, scores in enumerate(
     ([0.6, 0.5, 0.8, 0.2], [0.6, 0.7, 0.9, 0.2], [0.7, 0.1, 0.9, 0.9]), 1
   ):
-    found = {"set": np.array(scores), "other": np.zeros(4)}
-    watch.add([0.0] * 4, found)
-    for run, score in watch.leaders_by_last_epoch:
-      best(runs[run], score, lambda at=(run, epoch): at)
+    for outcome, score in zip(outcomes, scores, strict=True):
+      add(outcome, score)
+    best.update(outcomes, lambda run, epoch=epoch: (run, epoch))
   # Equal scores: the first run of the rate, as in the summary.
-  assert best.params_of(1e-3) == (0, 3) and best.params_of(3e-3) == (2, 2)
+  assert best.of_rate(1e-3) == (0, 3) and best.of_rate(3e-3) == (2, 2)
+  # The runs of another group: only a better score counts.
+  outcomes = [*map(loop.TuningOutcome, later)]
+  for outcome, score in zip(outcomes, (0.7, 0.95), strict=True):
+    add(outcome, score)
+  best.update(outcomes, lambda run: (later[run], 1))
+  assert best.of_rate(1e-3) == (0, 3)
+  assert best.of_rate(3e-3) == (later[1], 1)
 
 
 GRID = [TrialRun(3e-3, 0), TrialRun(3e-3, 1), TrialRun(1e-9, 0)]
@@ -516,16 +529,16 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
 def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
   task, data, settings, (_, *others), _ = toy_fit
   runs = [TrialRun(1e30, 0), *GRID[1:]]
-  best = saved.BestParams(runs)
+  best = loop.BestParams(runs)
   outcomes = loop.fit(loaded, task, data, settings, runs, best)
   lines = capsys.readouterr().out.splitlines()
   assert outcomes[0].diverged == 1
   for alone, beside in zip(others, outcomes[1:], strict=True):
     assert alone.epochs == beside.epochs  # to the last bit
     assert alone.predictions == beside.predictions
-  assert np.isfinite(best.params_of(3e-3)["embedding"]).all()
-  assert not best.params_of(1e30)
-  examples = {"cola": data.evaluations["cola"].examples}
+  assert np.isfinite(best.of_rate(3e-3)["embedding"]).all()
+  assert not best.of_rate(1e30)
+  examples = {"cola": data["cola"].examples}
   about = tuned.summarised(task, examples, outcomes)
   assert (about.best_lr, about.best_run) == (3e-3, 1)
   assert "of 3 runs stopped, 1 of which diverged" in lines[-1]
@@ -540,7 +553,7 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit, capsys):
 
 def test_it_learns_what_can_be_learnt(toy_fit):
   task, data, settings, outcomes, lines = toy_fit
-  examples = {"cola": data.evaluations["cola"].examples}
+  examples = {"cola": data["cola"].examples}
   about = tuned.summarised(task, examples, outcomes)
   assert about.best_lr == 3e-3
   assert outcomes[0].best["cola"]["mcc"] > 0.9
@@ -551,7 +564,7 @@ def test_it_learns_what_can_be_learnt(toy_fit):
   for outcome in outcomes:
     scores = [e["cola"]["mcc"] for e in outcome.epochs]
     assert outcome.best_epoch == 1 + int(np.argmax(scores))
-    right = data.evaluations["cola"].labels
+    right = data["cola"].labels
     mcc = classification.mcc(outcome.predictions["cola"], right)
     assert mcc == scores[outcome.best_epoch - 1]
   assert outcomes[0].epochs != outcomes[1].epochs  # seeds differ
@@ -561,8 +574,8 @@ def test_the_help_says_what_every_preset_is(capsys):
   with pytest.raises(SystemExit):
     finetune.main(["--help"])
   text = capsys.readouterr().out
-  for name, suite in finetune.PRESETS.items():
-    assert f"\n  {name:15} {suite.description[:40]}" in text, name
+  for name, preset in finetune.PRESETS.items():
+    assert f"\n  {name:15} {preset.description[:40]}" in text, name
   words = " ".join(text.split())
   assert (
     "with a NAME for each preset, finetune, finetune-2026, finetune-study,"
@@ -604,16 +617,17 @@ LABELS = [1, 1, 1, 0]
 EXAMPLES = {"mrpc": [Example(("a", "b"), label) for label in LABELS]}
 
 
-def outcome(lr, seed, found, metrics, labels=LABELS, name="mrpc"):
-  scores = {name: metric(found, labels) for name, metric in metrics.items()}
-  epoch = {"train_loss": 0.5, name: scores}
-  return loop.TuningOutcome(TrialRun(lr, seed), (epoch,), 1, {name: found})
+def outcome(lr, seed, found, task, labels=LABELS, name="mrpc"):
+  metrics = {n: metric(found, labels) for n, metric in task.metrics.items()}
+  result = loop.TuningOutcome(TrialRun(lr, seed))
+  result.add_epoch(task, 0.5, {name: metrics}, {name: found})
+  return result
 
 
 def outcomes_of(task, by_rate, labels=LABELS):
   """Returns the outcomes of answers by rate, one list of answers a seed."""
   return [
-    outcome(rate, seed, answers, task.metrics, labels)
+    outcome(rate, seed, answers, task, labels)
     for rate, by_seed in by_rate.items()
     for seed, answers in enumerate(by_seed)
   ]
@@ -655,7 +669,7 @@ def test_summary(mrpc):
 
 
 def test_the_mean_over_all_is_glue(mrpc):
-  outcomes = [outcome(1e-4, 0, LABELS, mrpc.metrics)]
+  outcomes = [outcome(1e-4, 0, LABELS, mrpc)]
   text = json.dumps(vars(tuned.summarised(mrpc, EXAMPLES, outcomes)))
   texts = (text.replace('"mrpc"', f'"{name}"') for name in glue.SCORES)
   everything = [summary.Summary.from_json(json.loads(text)) for text in texts]
@@ -712,7 +726,7 @@ def test_the_rate_is_chosen_by_the_metric_that_chooses_epochs():
   )
   found = {1e-4: [100.0 * i for i in range(5)], 1e-3: [0.5, 0.5, 2, 3.5, 4]}
   outcomes = [
-    outcome(lr, 0, values, task.metrics, [e.label for e in examples], "dev")
+    outcome(lr, 0, values, task, [e.label for e in examples], "dev")
     for lr, values in found.items()
   ]
   about = tuned.summarised(task, {"dev": examples}, outcomes)

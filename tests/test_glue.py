@@ -14,7 +14,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
-from antlm_jax.evals.finetuning.task import Predicted
 from tests import random_models, real, runs, tuned
 from tests.reference import gelu, layer_norm
 
@@ -236,13 +235,10 @@ def test_what_presets_set(tmp_path, attention):
 def test_prediction_files_of_both_years():
   matched = [Example((), 1, "mnli_0"), Example((), 2, "mnli_1")]
   mismatched = [Example((), 0, "mnli-mm_0")]
-  scores = {"accuracy": 0.5, "f1": 2 / 3, "mcc": 0.0}
-  found = {
-    "mnli": Predicted(matched, [1, 0], scores),
-    "mnli-mm": Predicted(mismatched, [2], scores),
-  }
+  examples = {"mnli": matched, "mnli-mm": mismatched}
+  found = {"mnli": [1, 0], "mnli-mm": [2]}
   matched = [{"id": "mnli_0", "pred": 1}, {"id": "mnli_1", "pred": 0}]
-  texts = glue.texts_2024(found)
+  texts = glue.texts_2024(examples, found)
   expected = {"mnli": {"predictions": matched}}
   expected["mnli-mm"] = {"predictions": [{"id": "mnli-mm_0", "pred": 2}]}
   assert json.loads(texts.pop("predictions.json")) == {"glue": expected}
@@ -250,8 +246,8 @@ def test_prediction_files_of_both_years():
     "mnli/predictions.txt": "index\tprediction\n0\t1\n1\t0\n",
     "mnli-mm/predictions.txt": "index\tprediction\n0\t2\n",
   }
-  del found["mnli-mm"]
-  assert glue.texts_2026(found) == {
+  del examples["mnli-mm"]
+  assert glue.texts_2026(examples, found) == {
     "predictions.json": '{"mnli": {"predictions": [{"id": "mnli_0", "pred": 1},'
     ' {"id": "mnli_1", "pred": 0}]}}'
   }

@@ -15,7 +15,7 @@ from antlm_jax import cli, tables, terminal
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import document_store, readers
 from antlm_jax.data.readers import Document
-from antlm_jax.evals.finetuning import sets
+from antlm_jax.evals.finetuning import record_values
 from antlm_jax.evals.studies import jobs
 from antlm_jax.hf import card
 from antlm_jax.page import plots
@@ -167,7 +167,7 @@ def test_a_plan_needs_chips(shape):
 )
 def test_texts_are_not_evaluated(text):
   """Catches Python's parser, which some texts exhaust or make warn."""
-  sets.refuse_list(text, "record 1")
+  record_values.refuse_list(text, "record 1")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_texts_are_not_evaluated(text):
 def test_lists_that_are_written_as_text_are_refused(value):
   nested = ([value, value], [(1, value)], [{"a": value}]) if value else ()
   for one in (value, *nested):
-    told = runs.told(sets.refuse_list, repr(one), "record 1")
+    told = runs.told(record_values.refuse_list, repr(one), "record 1")
     assert "is a list that is written as text" in told
 
 

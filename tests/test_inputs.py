@@ -8,7 +8,7 @@ import pytest
 
 import antlm_jax as ax
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import answering, retrieval, tagging
+from antlm_jax.evals.finetuning import answering, ranking, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import LinearHead
 from antlm_jax.inference.scoring import TextFormat
@@ -123,7 +123,7 @@ def test_a_separator_is_added_only_where_none_is(loaded, context, text):
       ("a dog", "rests ."),
       (" a dog\n", "rests . "),
     ),
-    (retrieval.Towers(0.05, ("", "query: ")), ("a dog",), ("\ta dog \r\n",)),
+    (ranking.Towers(0.05, ("", "query: ")), ("a dog",), ("\ta dog \r\n",)),
     (tagging.Tagger(("O", "B")), ("a", "dog"), ("a ", " dog\n")),
     (
       answering.Spans(),

@@ -211,6 +211,10 @@ def test_vectors_of_zeros_and_ones_are_labels_by_their_places(form):
     UserError, match="1 has 3 values of 0 and 1, but there ar"
   ):
     names(("x", "y"))
+  with pytest.raises(UserError, match=r"list of one 0 or 1: give (1|true)"):
+    made([("a", form([1])), ("b", form([0]))] * 5)
+  with pytest.raises(UserError, match="'x,y' is one name: give a list of name"):
+    names("x,y")
   # Lists of names that are 0 and 1 are no vectors.
   assert made([("a", [0]), ("b", [0, 1])] * 5)[0].head.labels == ("0", "1")
 

@@ -10,7 +10,7 @@ from huggingface_hub import constants as hub_constants
 from antlm_jax import embed, prepare
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.evals.finetuning import retrieval
+from antlm_jax.evals.finetuning import ranking
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import EXPORT_RECORD
@@ -119,7 +119,7 @@ def test_prompts_that_are_left_out_are_named(foreign):
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_an_embedder_keeps_its_attention(attention, tmp_path):
   """Catches the attention of the pretraining in place of the embedder's."""
-  head = retrieval.Towers(0.05, ("", ""))
+  head = ranking.Towers(0.05, ("", ""))
   tuned = random_models.tuned(tmp_path, head, attention=attention)
   (path,) = export.export_model(tuned, tmp_path / "hf")
   import_.write_imported_run(import_.Imported(path), tmp_path / "again")

@@ -50,17 +50,11 @@ def test_a_probe_is_adamw_on_the_features(loaded):
   settings = trial.Hyperparameters(
     batch_size=64, epochs=5, max_length=16, patience=0, freeze=True, clip=0.0
   )
-  data = loop.read_task_data(loaded, task, 16)
-  kept = []
-  (outcome,) = loop.fit(
-    loaded,
-    task,
-    data,
-    settings,
-    [TrialRun(1e-2, 3)],
-    keep=lambda run, score, copy: kept.append(copy()),
-  )
-  assert {*kept[0]} == {"task_head/classes/kernel"}
+  data = loop.read_rows(loaded, task, 16)
+  runs = [TrialRun(1e-2, 3)]
+  best = loop.BestParams(runs)
+  (outcome,) = loop.fit(loaded, task, data, settings, runs, best)
+  assert {*best.of_rate(1e-2)} == {"task_head/classes/kernel"}
   x = torch.tensor(embed(loaded, TEXTS, normalize=False))
   start = head.init(jax.random.key(3), x.shape[1])["classes/kernel"]
   kernel = torch.tensor(np.array(start), requires_grad=True)

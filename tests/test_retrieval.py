@@ -13,10 +13,17 @@ from pyarrow import parquet
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
+from antlm_jax.evals.finetuning import (
+  bm25,
+  loop,
+  ranking,
+  retrieval,
+  summary,
+  trial,
+)
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TrialRun
-from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.ranking import Towers
 from tests import random_models, runs, tuned
 
 run = random_models.run(layers=2)
@@ -33,14 +40,14 @@ def test_the_measures_are_scikit_learns():
     first = np.argsort(-scores)[:10]
     found = [names[i] for i in first]
     relevant = {n: g for n, g in zip(names, gains, strict=True) if g}
-    whole.append(retrieval.ndcg(found, relevant))
-    of_ranked.append(retrieval.ndcg_of_ranked(found, relevant))
+    whole.append(ranking.ndcg(found, relevant))
+    of_ranked.append(ranking.ndcg_of_ranked(found, relevant))
     theirs = metrics.ndcg_score([gains], [scores], k=10)
     assert whole[-1] == pytest.approx(theirs)
     theirs = metrics.ndcg_score([gains[first] > 0], [scores[first]], k=10)
     assert of_ranked[-1] == pytest.approx(theirs)
   assert np.mean(of_ranked) > np.mean(whole) + 0.25
-  for measure in (retrieval.ndcg, retrieval.ndcg_of_ranked):
+  for measure in (ranking.ndcg, ranking.ndcg_of_ranked):
     assert measure(["x"], {"a": 2.0}) == 0
     assert measure(["x"], {"x": -1.0}) == 0  # some sets have such judgements
 
@@ -166,14 +173,14 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   firsts = [p["all"][0] for p in found]
   assert firsts == [f"d{i}" for i in range(8) for _ in "ab"]
   examples = {name: task.load(name)[:-8] for name in task.evaluations}
-  epoch = {"train_loss": 1.0}
-  epoch |= {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
+  metrics = {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
   predictions = {name: found[: len(e)] for name, e in examples.items()}
-  outcome = loop.TuningOutcome(TrialRun(1e-3, 0), (epoch,), 1, predictions)
+  outcome = loop.TuningOutcome(TrialRun(1e-3, 0))
+  outcome.add_epoch(task, 1.0, metrics, predictions)
   about = tuned.summarised(task, examples, [outcome])
   beside = about.evaluations["nfcorpus-test"]["references"]
   assert beside["BM25"]["ndcg"] == 1
-  lines = summary.scores_table([about], retrieval.SUITE).splitlines()
+  lines = summary.scores_table([about], retrieval.PRESET).splitlines()
   assert lines[0].split("  ")[-1].strip() == "BM25 (%)"
   assert [line.split()[-1] for line in lines[1:3]] == ["100.0"] * 2
 
@@ -215,7 +222,7 @@ def bm25_ndcg(texts, judged):
     (scores,) = bm25.bm25_scores([texts[query]], list(texts.values()))
     order = [names[i] for i in np.argsort(-scores, kind="stable")]
     order.remove(query)
-    found.append(retrieval.ndcg(order[:10], relevant))
+    found.append(ranking.ndcg(order[:10], relevant))
   return np.mean(found)
 
 
@@ -261,32 +268,6 @@ def test_a_model_is_scored_without_training(loaded, tmp_path, capsys):
 QUICK = {"epochs": 1, "batch_size": 32, "max_length": 16, "quiet": True}
 
 
-def test_a_set_with_test_alone_trains_on_a_folder(loaded, tmp_path):
-  """Catches a set that trains on another in name only."""
-  folder, other = tmp_path / "arguana", tmp_path / "pairs_of_mine"
-  arguana(folder)
-  tuned.write_beir(other)
-  how = {**QUICK, "preset": "retrieval", "lrs": (1e-3, 1e-9), "save": True}
-  tuned_ = finetune.finetune(loaded, folder, train_on=str(other), **how)
-  found = tuned_["arguana"]
-  about = json.loads((found.folder / "summary.json").read_text())
-  assert [*found.scores] == [*about["evaluations"]] == ["arguana-test"]
-  assert about["train_examples"] == 64 and found.folder.parts[-3] == "finetune"
-  # The other set's queries choose the rate.
-  dev = [run["scores"]["pairs_of_mine-dev"]["ndcg"] for run in about["runs"]]
-  assert about["best_run"] == int(np.argmax(dev)) and dev[0] != dev[1]
-  assert about["request"]["data"]["trained_on"] == "pairs_of_mine"
-  names = {"arguana/corpus.jsonl", "pairs_of_mine/corpus.jsonl", "test.tsv"}
-  assert names < about["request"]["data"].keys()
-  assert "trained on pairs_of_mine" in str(tuned_)
-  # The saved model has these scores without training, too.
-  again = finetune.finetune(
-    found.model, folder, preset="retrieval", epochs=0, quiet=True, max_length=16
-  )
-  best = about["runs"][about["best_run"]]["scores"]["arguana-test"]["ndcg"]
-  assert again.score == pytest.approx(best, abs=1e-6)
-
-
 def test_no_mean_has_an_untrained_score(loaded, tmp_path):
   """Catches untrained scores in a mean with trained scores."""
   beir(tmp_path)
@@ -302,23 +283,12 @@ def test_no_mean_has_an_untrained_score(loaded, tmp_path):
   assert last.endswith(f": {100 * score:.1f}")
 
 
-@pytest.mark.parametrize(
-  ("settings", "words"),
-  [
-    ({"train_on": "nowhere"}, "train_on=nowhere: .*no such"),
-    ({"train_on": "tests"}, "train_on=tests: it has no corpus.jsonl"),
-    ({"train_on": "nq"}, "nq has no pairs.jsonl or qrels/train.tsv"),
-    ({"train_on": "msmarco"}, "trains on msmarco: msmarco is not in"),
-    ({"train_on": "nfcorpus", "epochs": 0}, "epochs=0 .* leave out train"),
-    ({"steps": 3, "epochs": 0}, "epochs=0 evaluates .* leave out steps"),
-  ],
-)
-def test_a_wrong_training_set_is_told(loaded, tmp_path, settings, words):
-  """Catches a missing training set after which a model is not trained."""
+def test_evaluating_takes_no_settings_of_training(loaded, tmp_path):
+  """Catches steps after which a model is not trained."""
   tuned.write_beir(tmp_path / "nq", ("test",))
-  how = {"preset": "retrieval", "task": "nq", "quiet": True, **settings}
-  with pytest.raises(UserError, match=words):
-    finetune.finetune(loaded, tmp_path, **how)
+  how = {"preset": "retrieval", "task": "nq", "quiet": True, "epochs": 0}
+  with pytest.raises(UserError, match=r"epochs=0 .* leave out steps"):
+    finetune.finetune(loaded, tmp_path, steps=3, **how)
 
 
 def test_validation_judgements_choose(tmp_path):

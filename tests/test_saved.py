@@ -419,50 +419,16 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
   task = dataclasses.replace(task, **how)
   grid = [TrialRun(2e-4, seed) for seed in range(3)]
-  best = saved.BestParams(grid)
-  copies = []
-
-  def keep(run, score, copy):
-    copies.append((run, score))
-    best(run, score, copy)
-
-  outcomes = loop.fit(loaded, task, data, settings, grid, keep=keep)
+  best = loop.BestParams(grid)
+  outcomes = loop.fit(loaded, task, data, settings, grid, best)
   scores = [o.best["cola"]["errors"] for o in outcomes]
   leader = outcomes[int(np.argmax(scores))]
   assert leader.best_epoch < settings.epochs
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
-  assert copies[-1] == (leader.run, max(scores))
-  assert len(copies) <= leader.best_epoch
-  saved.save_model(
-    tmp_path, loaded, task, "bidirectional", best.params_of(2e-4)
-  )
+  saved.save_model(tmp_path, loaded, task, "bidirectional", best.of_rate(2e-4))
   model = load(tmp_path / "model")
   logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "group", [0, pytest.param(1, marks=pytest.mark.nightly)]
-)
-def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
-  rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # 1e-9 learns nothing
-  more = "--seeds=0,1,2", "--runs_at_once=3", f"--lrs={rates}", "--save"
-  more = f"--output={tmp_path}", *more
-  finetune.main(cola(run, tmp_path, *more, train=48, valid=20))
-  folder = tmp_path / f"cola/{STEP}-bidirectional"
-  recomputed(folder)
-  summary = json.loads((folder / "summary.json").read_text())
-  assert summary["best_run"] // 3 == group
-
-
-def test_the_first_of_equals_is_the_best():
-  grid = [TrialRun(1.0, seed) for seed in range(3)]
-  offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
-  best, taken = saved.BestParams(grid), []
-  for run, score in offers:
-    best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
-  assert taken == [1, 0, 2] and best.params_of(1.0) == {"run": 2}
 
 
 def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):

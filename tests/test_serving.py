@@ -11,7 +11,7 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.evals.embed import embed
-from antlm_jax.evals.finetuning import retrieval, saved
+from antlm_jax.evals.finetuning import ranking, saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export, import_
 from antlm_jax.inference.model import load
@@ -26,7 +26,7 @@ QUERIES = {f"q{i}": " ".join(w[::2]) for i, w in enumerate(HALVES)}
 DOCUMENTS = {f"d{i}": " ".join(w[1::2]) for i, w in enumerate(HALVES)}
 RELEVANT = {f"q{i}": {f"d{i}": 1} for i in range(len(HALVES))}
 PROMPTS = "the dogs ", "a cat "
-HEAD = retrieval.Towers(0.05, PROMPTS)
+HEAD = ranking.Towers(0.05, PROMPTS)
 
 
 def exported(folder):
@@ -84,7 +84,7 @@ def test_mteb_gives_our_ndcg(tmp_path):
   examples = [Example((QUERIES[q],), RELEVANT[q], q) for q in QUERIES]
   examples += [Example((t,), None, name) for name, t in DOCUMENTS.items()]
   vectors, rows = saved.compute(loaded, examples, 48)
-  ours = retrieval.METRICS["ndcg"](
+  ours = ranking.METRICS["ndcg"](
     HEAD.decode(vectors, rows), list(RELEVANT.values())
   )
   assert 0.01 < ours < 0.99

@@ -60,9 +60,9 @@ def write(
       of: {n: f(by_set[of], LABELS) for n, f in of_task.metrics.items()}
       for of in sets
     }
-    epoch = {"train_loss": 0.5} | metrics
     predictions = {of: by_set[of].tolist() for of in sets}
-    outcomes.append(TuningOutcome(run, (epoch,), 1, predictions))
+    outcomes.append(TuningOutcome(run))
+    outcomes[-1].add_epoch(of_task, 0.5, metrics, predictions)
   examples = {
     n: [Example((f"a {i}",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
     for n in sets
@@ -118,11 +118,11 @@ def trained(loaded, task, runs, folder, **settings) -> list[TuningOutcome]:
 
   Asserts that the saved model has the task's head and predicts as that run.
   """
-  settings, best = Hyperparameters(**settings), saved.BestParams(runs)
-  data = loop.read_task_data(loaded, task, settings.max_length)
-  outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
+  settings, best = Hyperparameters(**settings), loop.BestParams(runs)
+  rows = loop.read_rows(loaded, task, settings.max_length)
+  outcomes = loop.fit(loaded, task, rows, settings, runs, best=best)
   saved.save_model(
-    folder, loaded, task, "bidirectional", best.params_of(runs[0].lr)
+    folder, loaded, task, "bidirectional", best.of_rate(runs[0].lr)
   )
   model, test = load(folder / "model"), task.evaluations[-1]
   assert saved.saved_head(model.task, model.path) == task.head

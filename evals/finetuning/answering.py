@@ -22,17 +22,11 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, sets
+from antlm_jax.evals.finetuning import batching, record_values, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import class_loss
-from antlm_jax.evals.finetuning.tagging import Tags
-from antlm_jax.evals.finetuning.task import (
-  PerToken,
-  Prediction,
-  Suite,
-  Task,
-  mean_of,
-)
+from antlm_jax.evals.finetuning.tagging import PerToken, Tags
+from antlm_jax.evals.finetuning.task import Prediction, Preset, Task, mean_of
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import Section, setting
@@ -464,7 +458,7 @@ def _question_task(
   )
 
 
-SUITE = Suite(
+PRESET = Preset(
   "question answering",
   "answers in a text: your own files in SQuAD's form, --data is one, or a"
   " folder of some named train, dev and test; or a folder with SQuAD 1.1, 2.0"
@@ -482,7 +476,10 @@ def read_squad(path: str | pathlib.Path) -> list[Example]:
 
   Raises a UserError if an answer is not in its text.
   """
-  data = io.read_json(path, "questions")
+  return _squad_examples(path, io.read_json(path, "questions"))
+
+
+def _squad_examples(path: str | pathlib.Path, data: Any) -> list[Example]:
   out = []
   try:
     for article in data["data"]:
@@ -505,7 +502,7 @@ def _possible(question: Mapping[str, Any], place: str) -> object:
   Raises a UserError if `is_impossible` contradicts the answers.
   """
   value = question.get("is_impossible")
-  impossible = sets.truth(value)
+  impossible = record_values.truth(value)
   if impossible is None and value is not None:
     raise UserError(
       f"{place}: is_impossible is {value!r:.40}: give true or false"
@@ -523,9 +520,15 @@ def _possible(question: Mapping[str, Any], place: str) -> object:
 
 def _question_examples(source: sets.Source) -> Iterator[Example]:
   """Yields the examples of a source, in SQuAD's form or records."""
-  if isinstance(source, str) and _is_squad(source):
+  kind = readers.kind(source) if isinstance(source, str) else ""
+  if kind is None:
     yield from read_squad(source)
     return
+  if kind == ".json":
+    _, value = next(readers.mappings(source, {}), ("", None))
+    if isinstance(value, dict) and "data" in value:
+      yield from _squad_examples(source, value)
+      return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
   for place, (*texts, answers, impossible) in sets.source_records(
     source, columns, optional=("is_impossible",)
@@ -535,21 +538,12 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
     yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
 
 
-def _is_squad(path: str) -> bool:
-  """Whether a file is of SQuAD's form: one object with the articles."""
-  kind = readers.kind(path)
-  if kind != ".json":
-    return kind is None
-  _, value = next(readers.mappings(path, {}), ("", None))
-  return isinstance(value, dict) and "data" in value
-
-
 def _example(
   texts: tuple[str, str], answers: object, place: str, name: str
 ) -> Example:
   """Makes an example of the answers in one of the forms of `_answers`."""
-  texts = sets.plain_python([*texts], place)
-  answers = sets.plain_python(answers, place)
+  texts = record_values.plain_python([*texts], place)
+  answers = record_values.plain_python(answers, place)
   if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{place}: it, or its text, is not text")
   for text, column in zip(texts, _COLUMNS, strict=True):

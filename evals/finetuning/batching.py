@@ -40,7 +40,7 @@ class ExampleRows:
   # are encoded apart and trained on together.
   tokens: np.ndarray
   lengths: np.ndarray  # tokens of each, int32 `[n]` or `[n, S]`
-  # For the loss, `[n, ...]`, or `negatives.KnownPositives`, whose items for
+  # For the loss, `[n, ...]`, or `ranking.KnownPositives`, whose items for
   # indices `[B]` depend on the rows of the batch.
   labels: Any
   per_token: bool = False  # whether the labels' last axis is T

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import labelled, retrieval, sets
+from antlm_jax.evals.finetuning import labelled, ranking, record_values, sets
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
+from antlm_jax.evals.finetuning.task import Preset, Task, mean_of
 from antlm_jax.settings import Section, setting
 
 
@@ -41,7 +41,7 @@ def pairs_task(
   data: sets.Data,
   name: str,
   attention: str,
-  towers: retrieval.RetrievalOptions,
+  towers: ranking.RetrievalOptions,
   options: EmbedderOptions,
 ) -> Task:
   """Makes a task of records of a query, its positives and maybe negatives.
@@ -73,7 +73,7 @@ def simcse(
   data: sets.Data,
   name: str,
   attention: str,
-  towers: retrieval.RetrievalOptions,
+  towers: ranking.RetrievalOptions,
   options: EmbedderOptions,
   files: labelled.Columns,
 ) -> Task:
@@ -96,22 +96,22 @@ def simcse(
   )
 
 
-PAIRS = Suite(
+PAIRS = Preset(
   "pairs",
   "an embedder of your own pairs: a query, a positive text and maybe negatives;"
   " held out as for classification",
   {"own": ("own",)},
   pairs_task,
-  settings=(retrieval.RetrievalOptions, EmbedderOptions),
+  settings=(ranking.RetrievalOptions, EmbedderOptions),
   in_memory=True,
 )
-SIMCSE = Suite(
+SIMCSE = Preset(
   "simcse",
   "an embedder of your own texts, lines or records' --text_column; a pair is"
   " one text twice, with different dropout",
   {"own": ("own",)},
   simcse,
-  settings=(retrieval.RetrievalOptions, EmbedderOptions, labelled.Columns),
+  settings=(ranking.RetrievalOptions, EmbedderOptions, labelled.Columns),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
   in_memory=True,
 )
@@ -121,20 +121,20 @@ def _embedding_task(
   data: sets.Data,
   examples: Mapping[str, list[Example]],
   make_queries: Callable[[Sequence[Example]], list[Example]],
-  towers: retrieval.RetrievalOptions,
+  towers: ranking.RetrievalOptions,
   options: EmbedderOptions,
   **fields,
 ) -> Task:
   """Makes a task; `make_queries` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
-  return retrieval.ranking_task(
+  return ranking.ranking_task(
     **sets.own_task_fields(
       data, examples, make_queries, key=lambda e: e.texts[:1]
     ),
-    head=retrieval.Towers(towers.temperature, prompts),
+    head=ranking.Towers(towers.temperature, prompts),
     metrics={
-      "ndcg": retrieval.METRICS["ndcg"],
-      "accuracy": functools.partial(mean_of, retrieval.first_is_right),
+      "ndcg": ranking.METRICS["ndcg"],
+      "accuracy": functools.partial(mean_of, ranking.first_is_right),
     },
     also=("accuracy",),
     **fields,
@@ -152,9 +152,9 @@ def _pair_records(
   is_table = isinstance(source, str) and readers.kind(source) in readers.TABLES
   for place, values in sets.source_records(source, columns, counts):
     lists = [v if isinstance(v, list) else [v] for v in values]
-    sets.nonempty(itertools.chain(*lists), place)
+    record_values.nonempty(itertools.chain(*lists), place)
     for text in itertools.chain(*lists) if is_table else ():
-      sets.refuse_list(text, place)
+      record_values.refuse_list(text, place)
     lists = [[text.strip() for text in texts] for texts in lists]
     query, positives, *negatives = lists
     if len(query) != 1 or not positives:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -20,7 +20,10 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import ClassifierOptions
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.evals.finetuning.task import Predictions, Preset, Task
+
+Examples = Mapping[str, Sequence[Example]]  # by evaluation set
+Answers = Mapping[str, Predictions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,7 @@ class GlueFormat:
   also: tuple[str, ...] = ()  # further metrics
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
   superglue: str = ""  # its folder in SuperGLUE
+  best_by: str = "f1"  # metric that chooses the epoch, as in 2024
   heads: classification.Heads = classification.HEADS
 
 
@@ -50,6 +54,7 @@ FORMATS = {
     _NLI,
     classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
+    best_by="accuracy",
   ),
   "mrpc": GlueFormat(_PAIR, metric="f1"),
   "multirc": GlueFormat(
@@ -125,35 +130,38 @@ def find_glue_files(
   return sets.find_set_files(folder, name, *layouts, further=form.evaluations)
 
 
-def texts_2024(predicted: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2024(examples: Examples, predictions: Answers) -> dict[str, str]:
   """Files of 2024: predictions.json, and predictions.txt for each set.
 
   collect_results.py writes the first, finetune_classification.py the others.
   """
-  predictions = {"glue": _glue_predictions(predicted)}
-  texts = {"predictions.json": json.dumps(predictions)}
-  for name, evaluation in predicted.items():
-    lines = [f"{i}\t{x}\n" for i, x in enumerate(evaluation.predictions)]
+  answers = {"glue": _glue_predictions(examples, predictions)}
+  texts = {"predictions.json": json.dumps(answers)}
+  for name in examples:
+    lines = [f"{i}\t{x}\n" for i, x in enumerate(predictions[name])]
     texts[f"{name}/predictions.txt"] = "".join(["index\tprediction\n", *lines])
   return texts
 
 
-def texts_2026(predicted: Mapping[str, Predicted]) -> dict[str, str]:
+def texts_2026(examples: Examples, predictions: Answers) -> dict[str, str]:
   """File of finetune/run.py."""
-  return {"predictions.json": json.dumps(_glue_predictions(predicted))}
+  answers = _glue_predictions(examples, predictions)
+  return {"predictions.json": json.dumps(answers)}
 
 
-def _glue_predictions(predicted: Mapping[str, Predicted]) -> dict[str, dict]:
+def _glue_predictions(
+  examples: Examples, predictions: Answers
+) -> dict[str, dict]:
   return {
     name: {
       "predictions": [
         {"id": example.id, "pred": prediction}
         for example, prediction in zip(
-          evaluation.examples, evaluation.predictions, strict=True
+          examples[name], predictions[name], strict=True
         )
       ]
     }
-    for name, evaluation in predicted.items()
+    for name in examples
   }
 
 
@@ -162,26 +170,20 @@ def make_glue_task(
   name: str,
   attention: str,
   options: ClassifierOptions,
-  year: int = 2024,
+  formats: Mapping[str, GlueFormat] = FORMATS,
+  texts: Callable[[Examples, Answers], dict[str, str]] = texts_2024,
 ) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder.
-
-  In 2024, F1 chooses the epoch of tasks of two classes, and MNLI is also
-  evaluated mismatched. In 2026, the main metric chooses the epoch.
-  """
-  form = FORMATS[name]
+  """Makes a task, a key of `formats`, of the files in a folder."""
+  form = formats[name]
   paths = find_glue_files(folder, name, form)
-  if year == 2026:
-    paths = {split: paths[split] for split in ("train", name)}
-  by_f1 = year == 2024 and len(form.classes) == 2
   return classification.classification_task(
     name,
     lambda name: read_glue_examples(form, paths[name], name),
     [*paths][1:],
     options.classifier(form.classes, attention),
     main_metric=form.metric,
-    best_by="f1" if by_f1 else form.metric,
-    texts=texts_2024 if year == 2024 else texts_2026,
+    best_by=form.best_by,
+    texts=texts,
     files=tuple(paths.values()),
   )
 
@@ -211,7 +213,12 @@ def make_held_out(
   )
 
 
-_SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+# MNLI is not evaluated mismatched, and the main metric chooses the epoch.
+FORMATS_2026 = {
+  name: dataclasses.replace(form, evaluations=(), best_by=form.metric)
+  for name, form in FORMATS.items()
+  if name in ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+}
 # eval_finetuning.sh, and the defaults of finetune/run.py.
 _SETTINGS_2026 = {
   "lrs": (3e-5,),
@@ -236,26 +243,28 @@ _OWN_2026 = {
   "mnli": {"limit": 10_000},
   "qqp": {"limit": 10_000},
 }
-OF_2024 = Suite(
+OF_2024 = Preset(
   "GLUE",
   "GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks",
   SCORES_OF,
   make_glue_task,
   settings=(ClassifierOptions,),
 )
-OF_2026 = Suite(
+OF_2026 = Preset(
   "GLUE of 2026",
   "seven of them, with the settings of that year's pipeline",
-  {name: (name,) for name in _SEVEN},
-  functools.partial(make_glue_task, year=2026),
+  {name: (name,) for name in FORMATS_2026},
+  functools.partial(make_glue_task, formats=FORMATS_2026, texts=texts_2026),
   settings=(ClassifierOptions,),
-  defaults={n: _SETTINGS_2026 | _OWN_2026.get(n, {}) for n in _SEVEN},
+  defaults={
+    name: _SETTINGS_2026 | _OWN_2026.get(name, {}) for name in FORMATS_2026
+  },
   folder="finetune-2026",
   reported=False,  # its scores have the names of 2024's
 )
 
 
-SUPER = Suite(
+SUPER = Preset(
   "SuperGLUE",
   "BoolQ, CB, COPA, MultiRC, RTE, WiC and WSC, as SuperGLUE publishes them",
   sets.dev_and_test(list(SUPERGLUE)),

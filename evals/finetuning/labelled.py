@@ -22,11 +22,12 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import (
   classification,
   multi_label,
+  record_values,
   regression,
   sets,
 )
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, TaskHead
+from antlm_jax.evals.finetuning.task import Predictions, Preset, Task, TaskHead
 from antlm_jax.runtime import progress
 from antlm_jax.settings import Section, setting
 
@@ -50,6 +51,22 @@ class Classes(Section):
     "Names of the classes in your own files, separated by commas; by default"
     " the labels in train, or those of the fine-tuned model without training",
   )
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names without space around them.
+
+    Raises a UserError if a class is named twice, or all in one text.
+    """
+    labels = record_values.plain_python(self.labels, "labels")
+    names = tuple(label.strip() for label in labels)
+    if len({*names}) < len(names):
+      raise UserError(f"labels={','.join(names):.200} names a class twice")
+    if len(names) == 1 and "," in names[0]:
+      raise UserError(
+        f"labels={names[0]!r:.60} is one name: give a list of names"
+      )
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +99,7 @@ def classify(
   known label. Labels with fractions, or too many for classes, also raise it.
   """
   sources = sets.open_data(data)
-  labels = sets.plain_python(classes.labels, "labels")
-  names = [label.strip() for label in labels]
-  names = names or _known_names(sources, options.label_column)
-  if len({*names}) < len(names):
-    raise UserError(f"labels={','.join(names):.200} names a class twice")
+  names = classes.names or _known_names(sources, options.label_column)
   label_of = functools.partial(_label_names, names=names)
   records = _read_labelled(data, sources, options, label_of)
   first = next(itertools.chain(*records.values()))[1]
@@ -153,7 +166,7 @@ _DATA = (
   "--data is a file of records (csv, tsv, jsonl, parquet), of which a tenth is"
   " held out, or a folder of files named train, dev and test"
 )
-CLASSIFICATION = Suite(
+CLASSIFICATION = Preset(
   "classification",
   "your own texts, or pairs of texts, and labels; a list of labels makes it"
   f" multi-label: {_DATA}",
@@ -169,7 +182,7 @@ CLASSIFICATION = Suite(
   exportable=True,
   in_memory=True,
 )
-REGRESSION = Suite(
+REGRESSION = Preset(
   "regression",
   "your own texts, or pairs of texts, and numbers, such as similarities; files"
   " as for classification",
@@ -233,7 +246,7 @@ def _read_labelled(
       nested = [isinstance(text, list) for text in texts] == [True]
       if nested and isinstance(values, tuple):
         (texts,) = texts
-      sets.nonempty(texts, place)
+      record_values.nonempty(texts, place)
       label = label_of(label, place)
       form = _record_form(texts, label)
       first_form = first_form or form
@@ -285,7 +298,7 @@ def _class_name(label: object, place: str, names: Sequence[str]) -> str:
     name = str(int(label)) if label.is_integer() else repr(label)
   if name in names:
     return name
-  if sets.is_missing(label):
+  if record_values.is_missing(label):
     raise UserError(
       f"{place}: no label ({label!r:.20}): leave out the record, or name all"
       " classes with labels"
@@ -296,7 +309,7 @@ def _class_name(label: object, place: str, names: Sequence[str]) -> str:
       " these"
     )
   if isinstance(label, str) and _SEVERAL.fullmatch(name):
-    error = sets.list_as_text(f"{place}: the label", name)
+    error = record_values.list_as_text(f"{place}: the label", name)
     raise UserError(f"{error}, or name all classes with labels")
   return name
 
@@ -316,14 +329,19 @@ def _are_vectors(
   lengths = {*map(len, lists)}
   if len(options.label_column) > 1:
     return True
-  if any(sets.truth(value) is None for value in values):
+  if any(record_values.truth(value) is None for value in values):
     return False
   repeated = any(len({*labels}) < len(labels) for labels in lists)
-  is_wide = len(lengths) == 1 and lengths != {0} and (names or lengths != {1})
+  is_wide = len(lengths) == 1 and lengths != {0}
   if not repeated and (not is_wide or values <= {*names}):
     return False
   if not names:
     place, example = all_records[0]
+    if lengths == {1}:
+      raise UserError(
+        f"{place}: [{example.label[0]}] is a list of one 0 or 1: give"
+        f" {example.label[0]}, or name the label with labels=A"
+      )
     raise UserError(
       f"{place}: [{', '.join(example.label):.40}] has a 0 or 1 for each label:"
       f" name the {max(lengths)} labels, in this order, with labels=A,B,..."
@@ -343,7 +361,7 @@ def _without_vector(
     )
   labels = []
   for value, name in zip(vector, names, strict=True):
-    if (is_true := sets.truth(value)) is None:
+    if (is_true := record_values.truth(value)) is None:
       raise UserError(f"{place}: {name!r:.60} is {value!r:.40}: give 0 or 1")
     labels += [name] * is_true
   return example._replace(label=labels)
@@ -355,7 +373,7 @@ def _label_number(label: object, place: str) -> float:
     with contextlib.suppress(ValueError, OverflowError):
       if math.isfinite(number := float(label)):
         return number
-  if sets.is_missing(label):
+  if record_values.is_missing(label):
     raise UserError(f"{place}: no label ({label!r:.20})")
   raise UserError(f"{place}: the label {label!r:.60} is not a number")
 
@@ -384,7 +402,7 @@ def _class_names(
   numbers = {
     name: value
     for name in sorted(names)
-    if (value := sets.finite_number(name)) is not None
+    if (value := record_values.finite_number(name)) is not None
   }
   if fractions := [name for name, value in numbers.items() if value % 1]:
     raise UserError(
@@ -404,7 +422,7 @@ def _class_names(
       f"{path}: {len(names):,} different labels in {len(labels):,} records"
       " are too many for classes: choose another label_column"
     )
-  sets.warn_of_twins(path, names)
+  record_values.warn_of_twins(path, names)
   if len(numbers) < len(names):
     return tuple(sorted(names))
   return tuple(sorted(names, key=lambda name: (numbers[name], name)))
@@ -435,8 +453,10 @@ def _indexed(
       label = example.label
       labels = _as_list(label)
       if unknown := [name for name in labels if name not in indices]:
-        form = sets.visible_form(unknown[0])
-        twins = [name for name in names if sets.visible_form(name) == form]
+        form = record_values.visible_form(unknown[0])
+        twins = [
+          name for name in names if record_values.visible_form(name) == form
+        ]
         written = ascii if twins else repr
         raise UserError(
           f"{place}: the label {written(unknown[0]):.60} is not one of"
@@ -449,7 +469,9 @@ def _indexed(
 
 
 def _prediction_files(
-  head: TaskHead, predicted: Mapping[str, Predicted]
+  head: TaskHead,
+  examples: Mapping[str, Sequence[Example]],
+  predictions: Mapping[str, Predictions],
 ) -> dict[str, str]:
   """Returns a csv of each set, with the classes' names."""
 
@@ -460,12 +482,12 @@ def _prediction_files(
     return json.dumps(value, ensure_ascii=False)
 
   files = {}
-  for name, evaluation in predicted.items():
+  for name in examples:
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(("record", "label", "predicted"))
     for example, prediction in zip(
-      evaluation.examples, evaluation.predictions, strict=True
+      examples[name], predictions[name], strict=True
     ):
       rows.writerow((example.id, text(example.label), text(prediction)))
     files[f"{name}.csv"] = file.getvalue()

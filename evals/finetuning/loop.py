@@ -1,8 +1,8 @@
 """Fine-tunes many runs of one task at once, and chooses each one's best epoch.
 
-`read_task_data` makes rows of a task's examples. `fit` trains a `trial.Trial`
-on them, evaluates it after each epoch, and keeps the scores in a
-`TuningOutcome` for each run.
+`read_rows` makes rows of a task's examples. `fit` trains a `trial.Trial` on
+them, evaluates it after each epoch, and keeps the scores in a `TuningOutcome`
+for each run.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,25 +34,46 @@ class TuningOutcome:
   # For each epoch the `train_loss` in nats, and the metrics by evaluation set.
   # If the run diverged in an epoch, its loss is not finite and its metrics are
   # meaningless.
-  epochs: Sequence[dict[str, Any]] = ()
-  # Epoch of the best score, from 1; the first of equals, or if none counts.
-  best_epoch: int = 0
-  # Its predictions of every example, by evaluation set.
-  predictions: Mapping[str, Predictions] | None = None
+  epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  # For each epoch the score that compares it; -inf if the run diverged.
+  scores: list[float] = dataclasses.field(default_factory=list)
+  # Predictions of every example in the best epoch, by evaluation set.
+  predictions: Mapping[str, Predictions] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def add_epoch(
+    self,
+    task: Task,
+    loss: float,
+    metrics: Mapping[str, Mapping[str, float]],
+    predictions: Mapping[str, Predictions],
+  ) -> None:
+    """Adds an epoch: its loss, and metrics and predictions by evaluation set.
+
+    A loss that is not finite means that the run has diverged.
+    """
+    score = metrics[task.choosing_set][task.choosing_metric]
+    counts = math.isfinite(loss) and not math.isnan(score)
+    self.epochs.append({"train_loss": loss, **metrics})
+    self.scores.append(score if counts else -math.inf)
+    if self.best_epoch == len(self.epochs):
+      self.predictions = predictions
+
+  @property
+  def best_epoch(self) -> int:
+    """Epoch of the best score, from 1; the first of equals."""
+    return 1 + self.scores.index(self.best_score)
+
+  @property
+  def best_score(self) -> float:
+    """Score of the best epoch; -inf if the run diverged in its first."""
+    return max(self.scores)
 
   @property
   def best(self) -> dict[str, Any]:
     """Loss and metrics of the best epoch."""
     return self.epochs[self.best_epoch - 1]
-
-  def on(self, names: Sequence[str]) -> "TuningOutcome":
-    """Returns the outcome on some of the evaluation sets."""
-    keys = "train_loss", *names
-    return dataclasses.replace(
-      self,
-      epochs=[{key: epoch[key] for key in keys} for epoch in self.epochs],
-      predictions={name: self.predictions[name] for name in names},
-    )
 
   @property
   def diverged(self) -> int | None:
@@ -60,28 +81,71 @@ class TuningOutcome:
     finite = [math.isfinite(epoch["train_loss"]) for epoch in self.epochs]
     return None if all(finite) else 1 + finite.index(False)
 
+  def stopped(self, settings: Hyperparameters) -> bool:
+    """Whether it diverged, or waited for a better score too long."""
+    if self.diverged:
+      return True  # its parameters stay NaN
+    best = -math.inf
+    waited = 0
+    for score in self.scores:
+      # As in transformers: a gain below the threshold is the best score from
+      # then on, but does not count as better.
+      waited = 0 if score - best > settings.threshold else waited + 1
+      best = max(best, score)
+    return 0 < settings.patience <= waited
 
-def epoch_score(task: Task, epoch: Mapping[str, Any]) -> float:
-  """Returns an epoch's score for comparisons; -inf if the run diverged."""
-  score = epoch[task.choosing_set][task.choosing_metric]
-  counts = math.isfinite(epoch["train_loss"]) and not math.isnan(score)
-  return score if counts else -math.inf
+
+class BestParams:
+  """Parameters of each rate's best run at its best epoch, on the host.
+
+  Needs host memory for a copy of the trained parameters for each rate, and
+  device memory for one extra copy of the largest array. If scores are equal,
+  the earlier run is the best.
+  """
+
+  def __init__(self, runs: Sequence[TrialRun]):
+    self._runs = list(runs)
+    self._ranks: dict[float, tuple[float, int]] = {}
+    self._params: dict[float, dict[str, np.ndarray]] = {}
+
+  def of_rate(self, lr: float) -> dict[str, np.ndarray]:
+    """Returns the parameters of a rate's best run; empty if all diverged."""
+    return self._params.get(lr, {})
+
+  def update(
+    self, outcomes: Sequence[TuningOutcome], copy: Callable[[int], dict]
+  ) -> None:
+    """Copies the parameters of runs that are their rate's best since an epoch.
+
+    Args:
+      outcomes: Outcomes of the runs that train together.
+      copy: Function that copies the parameters of the run of an index.
+    """
+    last = max(len(outcome.epochs) for outcome in outcomes)
+    leaders = {}
+    for index, outcome in enumerate(outcomes):
+      lr = outcome.run.lr
+      rank = outcome.best_score, -self._runs.index(outcome.run)
+      if outcome.best_epoch == last and rank > self._ranks.get(
+        lr, (-math.inf, 0)
+      ):
+        self._ranks[lr] = rank
+        leaders[lr] = index
+    for lr, index in leaders.items():
+      self._params.pop(lr, None)  # first, so that memory never holds two
+      self._params[lr] = copy(index)
 
 
-class TaskData(NamedTuple):
-  """A task's rows: those to train on, and those of each evaluation set."""
-
-  train: ExampleRows
-  evaluations: dict[str, ExampleRows]
-
-
-def read_task_data(
+def read_rows(
   loaded: Loaded, task: Task, max_length: int, limit: int = 0
-) -> TaskData:
+) -> dict[str, ExampleRows]:
   """Reads a task's examples and makes rows of at most `max_length` tokens.
 
   If `limit` is not 0, a random part of so many training examples is used.
   Prints a line about each set of which texts are cut.
+
+  Returns:
+    The rows of `train`, and of each evaluation set by its name.
 
   Raises:
     UserError: A set has no examples, or cannot be read.
@@ -103,44 +167,71 @@ def read_task_data(
         f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
         f" tokens ({limited_by}): {cut}"
       )
-  return TaskData(rows.pop("train"), rows)
+  return rows
 
 
 def fit(
   loaded: Loaded,
   task: Task,
-  data: TaskData,
+  rows: Mapping[str, ExampleRows],
   settings: Hyperparameters,
   runs: Sequence[TrialRun],
-  keep: Callable[[TrialRun, float, Callable[[], dict]], None] | None = None,
+  best: BestParams | None = None,
 ) -> list[TuningOutcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `data` is from `read_task_data`. Prints a line about each epoch. If an epoch
-  is the best of a learning rate's leading run (the first of equals), calls
-  `keep`. Its arguments are this run, the score and a function that copies the
-  run's parameters to the host.
+  `rows` are from `read_rows`. Prints a line about each epoch. `best` keeps the
+  best parameters.
 
   Returns:
     The outcome of each run, in their order.
   """
-  steps = count_steps(task, data.train, settings)
+  steps = count_steps(task, rows["train"], settings)
   trial = Trial(loaded, task.head, settings, runs, steps)
-  standings = Standings(task, data.evaluations, runs, settings)
-  for batches in _training_parts(data.train, settings, runs):
+  outcomes = [TuningOutcome(run) for run in runs]
+  for batches in _training_parts(rows["train"], settings, runs):
     make_batches = progress.track(batches, unit="step", name=task.name)
     losses = trial.train(make_batch() for make_batch in make_batches)
     outputs = {}
-    for name, rows in data.evaluations.items():
-      outputs[name], is_nan = trial.predict(rows)
+    for name in task.evaluations:
+      outputs[name], is_nan = trial.predict(rows[name])
       losses = np.where(is_nan, np.nan, losses)
-    standings.add(losses, outputs)
-    progress.say(standings.line())
-    for leader, score in standings.leaders_by_last_epoch if keep else ():
-      keep(runs[leader], score, functools.partial(trial.params, leader))
-    if standings.stopped == len(runs):
+    for index, outcome in enumerate(outcomes):
+      # A stopped run trains on next to the others, but no longer counts.
+      if not outcome.stopped(settings):
+        arrays = jax.tree.map(operator.itemgetter(index), outputs)
+        evaluate(task, rows, outcome, float(losses[index]), arrays)
+    stopped = sum(outcome.stopped(settings) for outcome in outcomes)
+    progress.say(_epoch_line(task, outcomes, stopped))
+    if best:
+      best.update(outcomes, trial.params)
+    if stopped == len(runs):
       break
-  return standings.outcomes
+  return outcomes
+
+
+def evaluate(
+  task: Task,
+  rows: Mapping[str, ExampleRows],
+  outcome: TuningOutcome,
+  loss: float,
+  outputs: Mapping[str, Any],
+) -> None:
+  """Adds an epoch to a run's outcome.
+
+  `outputs` are arrays to decode `[n, ...]`, by evaluation set.
+  """
+  if not math.isfinite(loss):  # metrics and JSON take no NaN
+    outputs = jax.tree.map(
+      lambda x: np.nan_to_num(x, posinf=0, neginf=0), outputs
+    )
+  predictions = {}
+  metrics = {}
+  for name, reduced in outputs.items():
+    predictions[name] = task.head.decode(reduced, rows[name])
+    scores = task.measure(predictions[name], rows[name].examples)
+    metrics[name] = scores | task.head.further_scores(reduced, rows[name])
+  outcome.add_epoch(task, loss, metrics, predictions)
 
 
 def count_steps(
@@ -212,112 +303,28 @@ def _training_parts(
     yield from epochs
 
 
-class Standings:
-  """Scores of the runs of a trial, and which of them have stopped.
-
-  Attributes:
-    outcomes: Outcome of each run.
-  """
-
-  def __init__(
-    self,
-    task: Task,
-    rows: Mapping[str, ExampleRows],
-    runs: Sequence[TrialRun],
-    settings: Hyperparameters,
-  ):
-    """`rows` are those that are predicted, by evaluation set."""
-    self._task = task
-    self._rows = rows
-    self._settings = settings
-    self._score = functools.partial(epoch_score, task)
-    self.outcomes = [TuningOutcome(run) for run in runs]
-
-  def add(self, losses, outputs: Mapping[str, Any]) -> None:
-    """Adds an epoch: losses `[runs]`, and arrays to decode `[runs, n, ...]`.
-
-    A loss that is not finite means that the run has diverged.
-    """
-    for run, outcome in enumerate(self.outcomes):
-      # A stopped run trains on next to the others, but no longer counts.
-      if self._stopped(outcome):
-        continue
-      arrays = jax.tree.map(operator.itemgetter(run), outputs)
-      if not math.isfinite(losses[run]):  # metrics and JSON take no NaN
-        arrays = jax.tree.map(
-          lambda x: np.nan_to_num(x, posinf=0, neginf=0), arrays
-        )
-      predictions = {}
-      epoch = {"train_loss": float(losses[run])}
-      for name, reduced in arrays.items():
-        rows = self._rows[name]
-        head = self._task.head
-        predictions[name] = head.decode(reduced, rows)
-        scores = self._task.measure(predictions[name], rows.examples)
-        epoch[name] = scores | head.further_scores(reduced, rows)
-      is_first = not outcome.epochs
-      outcome.epochs = (*outcome.epochs, epoch)
-      if is_first or self._score(epoch) > self._score(outcome.best):
-        outcome.best_epoch = len(outcome.epochs)
-        outcome.predictions = predictions
-
-  @property
-  def stopped(self) -> int:
-    """Number of runs that have stopped."""
-    return sum(map(self._stopped, self.outcomes))
-
-  @property
-  def leaders_by_last_epoch(self) -> list[tuple[int, float]]:
-    """Indices and best scores of runs that lead since the last epoch.
-
-    A run leads if its best score is the highest of its learning rate, the first
-    of equals.
-    """
-    leaders = {}
-    for index, outcome in enumerate(self.outcomes):
-      score = self._score(outcome.best)
-      if score > leaders.get(outcome.run.lr, (None, -math.inf))[1]:
-        leaders[outcome.run.lr] = index, score
-    epochs = max(len(outcome.epochs) for outcome in self.outcomes)
-    return [
-      (index, score)
-      for index, score in leaders.values()
-      if self.outcomes[index].best_epoch == epochs
-    ]
-
-  def line(self) -> str:
-    """Returns a line about the last epoch."""
-    count = max(len(outcome.epochs) for outcome in self.outcomes)
-    last = [o.epochs[-1] for o in self.outcomes if len(o.epochs) == count]
-    losses = [epoch["train_loss"] for epoch in last]
-    scores = [100 * self._score(epoch) for epoch in last]
-    diverged = sum(o.diverged is not None for o in self.outcomes)
-    best = max(self._score(outcome.best) for outcome in self.outcomes)
-    run_name = ""
-    stopped = f"; {self.stopped} of {len(self.outcomes)} runs stopped"
-    if len(self.outcomes) == 1:
-      run_name = f", {self.outcomes[0].run}"
-      stopped = ""
-    if diverged:
-      stopped += f", {diverged} of which diverged" if stopped else "; diverged"
-    return (
-      f"{self._task.name} epoch {count}{run_name}:"
-      f" train loss {_span(losses, 3)},"
-      f" {self._task.choosing_metric} {_span(scores, 1)},"
-      f" best {_span([100 * best], 1)}{stopped}"
-    )
-
-  def _stopped(self, outcome: TuningOutcome) -> bool:
-    if outcome.diverged:
-      return True  # its parameters stay NaN
-    best = -math.inf
-    waited = 0
-    for score in map(self._score, outcome.epochs):
-      # As in transformers: a gain below the threshold is the best score from
-      # then on, but does not count as better.
-      waited = 0 if score - best > self._settings.threshold else waited + 1
-      best = max(best, score)
-    return 0 < self._settings.patience <= waited
+def _epoch_line(
+  task: Task, outcomes: Sequence[TuningOutcome], stopped: int
+) -> str:
+  """Returns a line about the last epoch of runs, of which some have stopped."""
+  count = max(len(outcome.epochs) for outcome in outcomes)
+  last = [outcome for outcome in outcomes if len(outcome.epochs) == count]
+  losses = [outcome.epochs[-1]["train_loss"] for outcome in last]
+  scores = [100 * outcome.scores[-1] for outcome in last]
+  best = 100 * max(outcome.best_score for outcome in outcomes)
+  diverged = sum(outcome.diverged is not None for outcome in outcomes)
+  run_name = ""
+  note = f"; {stopped} of {len(outcomes)} runs stopped"
+  if len(outcomes) == 1:
+    run_name = f", {outcomes[0].run}"
+    note = ""
+  if diverged:
+    note += f", {diverged} of which diverged" if note else "; diverged"
+  return (
+    f"{task.name} epoch {count}{run_name}:"
+    f" train loss {_span(losses, 3)},"
+    f" {task.choosing_metric} {_span(scores, 1)}, best {_span([best], 1)}{note}"
+  )
 
 
 def _span(values: Iterable[float], digits: int) -> str:

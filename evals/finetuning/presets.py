@@ -13,23 +13,23 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   tagging,
 )
-from antlm_jax.evals.finetuning.task import Suite, TaskHead
+from antlm_jax.evals.finetuning.task import Preset, TaskHead
 
-PRESETS: dict[str, Suite] = {
+PRESETS: dict[str, Preset] = {
   "2024": glue.OF_2024,
   "2026": glue.OF_2026,
   "superglue": glue.SUPER,
   "classification": labelled.CLASSIFICATION,
   "regression": labelled.REGRESSION,
-  "tagging": tagging.SUITE,
-  "answering": answering.SUITE,
-  "retrieval": retrieval.SUITE,
+  "tagging": tagging.PRESET,
+  "answering": answering.PRESET,
+  "retrieval": retrieval.PRESET,
   "pairs": embedding.PAIRS,
   "simcse": embedding.SIMCSE,
-  "study": protocol.SUITE,
+  "study": protocol.PRESET,
 }
 
 
 def head_types() -> dict[str, type[TaskHead]]:
   """Returns the types of head that saved models may have, by kind."""
-  return {h.kind: h for suite in PRESETS.values() for h in suite.heads}
+  return {h.kind: h for preset in PRESETS.values() for h in preset.heads}

@@ -21,7 +21,7 @@ from antlm_jax.evals.finetuning import (
   sets,
   tagging,
 )
-from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.task import Preset, Task
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
   "sst2": ("{sentence}",),
@@ -43,12 +43,13 @@ MEASURES = {  # of the paper's code, by kind of task
   "QA": "index_f1",
   "IR": "ndcg_of_ranked",
 }
-# Training sets of the test sets that have none.
-TRAINED_ON = {"nq": "msmarco", "mldr": "msmarco"}
+# Test sets without training examples, by the task whose models they evaluate.
+FURTHER = {"msmarco": ("nq", "mldr")}
 SCORES = {
-  name: (f"{name}-test",) if name in TRAINED_ON else evaluations
+  name: (*evaluations, *(f"{test}-test" for test in FURTHER.get(name, ())))
   for names in TASKS_BY_KIND.values()
   for name, evaluations in sets.dev_and_test(names).items()
+  if name not in FURTHER["msmarco"]
 }
 
 
@@ -75,6 +76,8 @@ def make_protocol_task(
     task = answering.make_answering_task(folder, name, attention, answers)
   else:
     task = retrieval.make_retrieval_task(folder, name, attention, ranking)
+    if name in FURTHER:
+      task = retrieval.with_test_sets(task, folder, FURTHER[name])
   metric = MEASURES[kind]
   if metric not in task.metrics:  # as with --answers=spans
     metric = task.main_metric
@@ -104,7 +107,7 @@ PROTOCOL = {
   "dropout": 0.0,
   "answers": "inside",
 }
-SUITE = Suite(
+PRESET = Preset(
   "the study",
   "arXiv 2507.00994: tagging, answering, retrieval, SST-2, QQP and MNLI",
   SCORES,
@@ -114,8 +117,6 @@ SUITE = Suite(
     answering.AnsweringOptions,
     retrieval.RetrievalOptions,
   ),
-  defaults={
-    name: PROTOCOL | {"train_on": TRAINED_ON.get(name, "")} for name in SCORES
-  },
+  defaults=dict.fromkeys(SCORES, PROTOCOL),
   folder="finetune-study",
 )

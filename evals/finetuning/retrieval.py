@@ -1,229 +1,29 @@
 """Retrieval: finding the documents that are relevant to a query.
 
-Queries and documents are encoded apart, each as the mean of its tokens' states
-(arXiv 2507.00994). A query learns to be nearer to its own document than to the
-others of the batch (multiple negatives, arXiv 1705.00652), except known
-positives (`negatives`). Files have BEIR's form: `corpus.jsonl`,
-`queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs. They may be compressed,
-or parquet.
+Files have BEIR's form: `corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`, or
+training pairs. They may be compressed, or parquet. `ranking` has the head.
 """
 
 import dataclasses
-import functools
+import itertools
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from antlm_jax import hashing
 from antlm_jax.data import readers, splits
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, bm25, negatives, sets
-from antlm_jax.evals.finetuning.batching import Example, ExampleRows
-from antlm_jax.evals.finetuning.classification import pooled
-from antlm_jax.evals.finetuning.task import (
-  Param,
-  Params,
-  Suite,
-  Task,
-  TaskHead,
-  mean_of,
+from antlm_jax.evals.finetuning import record_values, sets
+from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.evals.finetuning.ranking import (
+  RetrievalOptions,
+  Towers,
+  ranking_task,
 )
-from antlm_jax.runtime import files, progress
-from antlm_jax.settings import Section, setting
+from antlm_jax.evals.finetuning.task import Preset, Task
+from antlm_jax.runtime import progress
 
-TOP = 10  # documents that are ranked
 PROMPTS = "Query: ", "Document: "
-_AT_ONCE = 256  # queries whose scores of all documents are in memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Towers(TaskHead):
-  """Mean of a text's token states, scaled to length 1, without parameters.
-
-  A training example is a query, one of its documents, and maybe negatives; its
-  label is all known documents of the query. Otherwise an example is one text; a
-  query's label is the relevance of its documents by id, and a document has no
-  label. Predictions are the first documents among all, and among those that are
-  relevant to any query: `{"all": [...], "labelled": [...]}`.
-  """
-
-  temperature: float  # divides similarities
-  prompts: tuple[str, str] = ("", "")  # of queries, and of documents
-  kind: ClassVar[str] = "towers"
-
-  def parameters(self, width: int) -> dict[str, Param]:
-    """Returns none."""
-    return {}
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns vectors of length 1, float32 `[B, D]`."""
-    mean = pooled(hidden, lengths, "mean")
-    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
-
-  def loss(self, outputs, labels, weights) -> jax.Array:
-    """Returns the mean cross-entropy in nats of each query's document.
-
-    `labels` say which documents are no negatives, bool `[B, (S - 1) * B]`, as
-    `negatives.KnownPositives` does.
-    """
-    # Padding is no negative.
-    candidates = jnp.tile(weights > 0, outputs.shape[1] - 1) & ~labels
-    # [(S - 1) * B, D], positives first
-    documents = outputs[:, 1:].swapaxes(0, 1).reshape(-1, outputs.shape[-1])
-    cosines = outputs[:, 0] @ documents.T
-    scores = jnp.where(candidates, cosines / self.temperature, -jnp.inf)
-    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
-    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
-
-  def encode(self, loaded, examples, max_length) -> ExampleRows:
-    """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
-    query, document = self.prompts
-    texts = []
-    for example in examples:
-      text, *documents = (text.strip() for text in example.texts)
-      is_query = documents or example.label is not None
-      texts += [((query if is_query else document) + text,)]
-      texts += [(document + text,) for text in documents]
-    tokens, lengths, cut = batching.frame_texts(loaded, texts, max_length)
-    labels = np.zeros(len(tokens), np.int32)  # unused
-    if (text_count := len(examples[0].texts)) > 1:
-      tokens = tokens.reshape(len(examples), text_count, -1)
-      lengths = lengths.reshape(len(examples), text_count)
-      labels = negatives.known_positives(examples, tokens, lengths)
-    predicted = _only_queries(examples) or examples
-    return ExampleRows(tokens, lengths, labels, False, predicted, examples, cut)
-
-  def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
-    """Ranks documents by their similarity to each query."""
-    is_query = np.array([e.label is not None for e in rows.origins])
-    cosines = _cosines(reduced[is_query], reduced[~is_query])
-    return ranked(rows.origins, cosines)
-
-
-def _cosines(
-  queries: np.ndarray, documents: np.ndarray
-) -> Iterator[np.ndarray]:
-  """Yields each query's cosines with all documents, `[documents]`."""
-  for start in range(0, len(queries), _AT_ONCE):
-    yield from queries[start : start + _AT_ONCE] @ documents.T
-
-
-def ranked(
-  examples: Sequence[Example], scores: Iterable[np.ndarray]
-) -> list[dict[str, list[str]]]:
-  """Makes predictions of each query's scores of all documents `[documents]`.
-
-  Documents are those of the examples, in their order, which ties keep. A query
-  never finds the document with its own id, as in BEIR's evaluation: in ArguAna
-  it is the query itself.
-  """
-  names, pools = _pools(examples)
-  out = []
-  for query, cosines in zip(_only_queries(examples), scores, strict=True):
-    ranking = {}
-    for pool, places in pools.items():
-      order = np.argsort(-cosines[places], kind="stable")[: TOP + 1]
-      ranking[pool] = _without_itself(query, names[places[order]])
-    out.append(ranking)
-  return out
-
-
-def random_order(examples: Sequence[Example]) -> list[list[dict]]:
-  """Ranks each query's documents in a random order."""
-  names, pools = _pools(examples)
-
-  def drawn(number: int, places: np.ndarray) -> np.ndarray:
-    first = np.arange(min(TOP + 1, len(places)))
-    return names[places[hashing.permute(first, len(places), number)]]
-
-  return [
-    [
-      {
-        pool: _without_itself(query, drawn(number, places))
-        for pool, places in pools.items()
-      }
-      for number, query in enumerate(_only_queries(examples))
-    ]
-  ]
-
-
-def _only_queries(examples: Sequence[Example]) -> list[Example]:
-  return [e for e in examples if e.label is not None]
-
-
-def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
-  """Returns the documents' names, and places of those that are ranked."""
-  names = np.array([e.id for e in examples if e.label is None])
-  relevant = {name for e in _only_queries(examples) for name in e.label}
-  labelled = np.flatnonzero(np.isin(names, list(relevant)))
-  return names, {"all": np.arange(len(names)), "labelled": labelled}
-
-
-def _without_itself(query: Example, names: np.ndarray) -> list[str]:
-  # Queries and documents may have numbers of their own, from 0.
-  left_out = query.id if query.label.get(query.id, 0) <= 0 else None
-  return [name for name in names.tolist() if name != left_out][:TOP]
-
-
-def ndcg(ranking: Sequence[str], relevant: Mapping[str, float]) -> float:
-  """NDCG@10 of a ranking, as in trec_eval: the gain is the relevance itself."""
-  return _gain_ratio(
-    [relevant.get(name, 0) for name in ranking], relevant.values()
-  )
-
-
-def ndcg_of_ranked(ranking: Sequence[str], relevant: Mapping[str, float]):
-  """NDCG@10 as in arXiv 2507.00994's code, far above `ndcg`.
-
-  The ideal is the best order of the ten that were found, without those that
-  were missed, and relevance is 0 or 1.
-  """
-  gains = [float(relevant.get(name, 0) >= 1) for name in ranking]
-  return _gain_ratio(gains, gains)
-
-
-def _gain_ratio(gains: Sequence[float], possible: Iterable[float]) -> float:
-  best = _discounted(sorted(possible, reverse=True))
-  return _discounted(gains) / best if best else 0.0
-
-
-def _discounted(gains: Sequence[float]) -> float:
-  # Some sets have judgements below 0, worse than irrelevant.
-  gains = np.maximum(np.asarray(gains[:TOP], np.float64), 0)
-  return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
-
-
-def _mean_score(score, pool: str, predictions, labels) -> float:
-  rankings = [prediction[pool] for prediction in predictions]
-  return mean_of(score, rankings, labels)
-
-
-METRICS = {
-  "ndcg": functools.partial(_mean_score, ndcg, "all"),
-  "ndcg_labelled": functools.partial(_mean_score, ndcg, "labelled"),
-  "ndcg_of_ranked": functools.partial(_mean_score, ndcg_of_ranked, "labelled"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalOptions(Section):
-  """Command-line options of retrieval."""
-
-  temperature: float = setting(
-    0.05, "Temperature, which divides similarities", over=0
-  )
-  train_on: str = setting(
-    "",
-    "Set to train on instead, of which the dev set chooses the epoch: path to a"
-    " folder in BEIR's form, or a known set in --data",
-  )
-
-
 KNOWN = "nfcorpus", "scifact", "msmarco", "nq", "mldr"
 SCORES = sets.dev_and_test(KNOWN) | {"nq": ("nq-test",)}
 
@@ -259,18 +59,12 @@ def make_retrieval_task(
 
   It is trained on pairs.jsonl or qrels/train.tsv. Without qrels/dev.tsv, a
   twentieth of the queries of train.tsv is held out to choose on. A folder with
-  qrels/test.tsv alone is evaluated without training, or trained on another set
-  (`RetrievalOptions.train_on`).
+  qrels/test.tsv alone is evaluated without training.
   """
   task_set = _find_retrieval_set(folder, name)
-  head = Towers(options.temperature, PROMPTS)
-  fields = {"head": head, "name": task_set.name}
-  if options.train_on:
-    training_set = _training_set(folder, task_set.name, options.train_on)
-    if training_set.folder != task_set.folder:
-      return ranking_task(**fields, **_trained_on(training_set, task_set))
   return ranking_task(
-    **fields,
+    head=Towers(options.temperature, PROMPTS),
+    name=task_set.name,
     load=task_set.load,
     evaluations=task_set.evaluations,
     files=task_set.files,
@@ -278,51 +72,35 @@ def make_retrieval_task(
   )
 
 
-def _trained_on(training_set: _Set, task_set: _Set) -> dict[str, Any]:
-  """Returns the fields of a task that trains on another set than its own."""
-  dev = f"{training_set.name}-dev"
-  test = f"{task_set.name}-test"
-  if test not in task_set.paths:
-    raise UserError(f"{task_set.folder} has no qrels/test.tsv to evaluate on")
-  test_set = task_set._replace(paths={test: task_set.paths[test]})
-  training_set = training_set._replace(
-    paths={split: training_set.paths[split] for split in ("train", dev)}
-  )
+def with_test_sets(task: Task, folder, names: Sequence[str]) -> Task:
+  """Returns a task that is also evaluated on the test sets of known sets.
 
-  def load(split: str) -> list[Example]:
-    return (test_set if split == test else training_set).load(split)
-
-  return {
-    "load": load,
-    "evaluations": (dev, test),
-    "files": (*test_set.files, *training_set.files),
-    "facts": {"trained_on": training_set.name},
-    "trained_on": training_set.name,
-  }
-
-
-def _training_set(folder, name: str, train_on: str) -> _Set:
-  """Finds the set that a task trains on instead of its own."""
-  training_set = None
-  path = pathlib.Path(train_on)
-  if train_on in KNOWN:
+  Says which of them are not in the folder.
+  """
+  test_sets = {}
+  for name in names:
+    test = f"{name}-test"
     try:
-      training_set = _find_retrieval_set(folder, train_on)
-    except sets.Absent as error:
-      if not path.is_dir():
-        message = f"{name} trains on {train_on}: {error}"
-        raise sets.Absent(message, train_on) from error
-  if training_set is None:
-    if not _table(path / "corpus").is_file():
-      absent = files.absent(path) or "it has no corpus.jsonl"
-      raise UserError(f"train_on={train_on}: {absent}")
-    training_set = _find_retrieval_set(path, sets.OWN)
-  if "train" not in training_set.paths:
-    raise UserError(
-      f"train_on={train_on}: {training_set.folder} has no pairs.jsonl or"
-      " qrels/train.tsv"
-    )
-  return training_set
+      test_set = _find_retrieval_set(folder, name)
+    except sets.Absent:
+      progress.say(f"warning: {task.name}: {name} is not in {folder}")
+      continue
+    if test not in test_set.paths:
+      raise UserError(f"{test_set.folder} has no qrels/test.tsv to evaluate on")
+    test_sets[test] = test_set._replace(paths={test: test_set.paths[test]})
+
+  def load(split: str) -> Sequence[Example]:
+    if split in test_sets:
+      return test_sets[split].load(split)
+    return task.load(split)
+
+  further = (test_set.files for test_set in test_sets.values())
+  return dataclasses.replace(
+    task,
+    load=load,
+    evaluations=(*task.evaluations, *test_sets),
+    files=(*task.files, *itertools.chain.from_iterable(further)),
+  )
 
 
 def _table(stem: pathlib.Path, usual: str = ".jsonl") -> pathlib.Path:
@@ -383,31 +161,7 @@ def _find_retrieval_set(folder, name: str) -> _Set:
   return _Set(name, inside, paths)
 
 
-def ranking_task(
-  load: Callable[[str], Sequence[Example]], head: Towers, **fields
-) -> Task:
-  """Makes a task of ranking documents, of the fields that are its own."""
-
-  def load_with_positives(split: str) -> Sequence[Example]:
-    examples = load(split)
-    if split == "train":
-      return negatives.with_positives(examples)
-    return examples
-
-  usual = {
-    "load": load_with_positives,
-    "head": head,
-    "metrics": METRICS,
-    "main_metric": "ndcg",
-    "baseline": "a random order",
-    "trivial": random_order,
-    "references": {"BM25": by_words},
-    "right": first_is_right,
-  }
-  return Task(**usual | fields)
-
-
-SUITE = Suite(
+PRESET = Preset(
   "retrieval",
   "documents: --data is a folder in BEIR's form, or holds nfcorpus, scifact,"
   " msmarco, nq or mldr",
@@ -416,18 +170,6 @@ SUITE = Suite(
   heads=(Towers,),
   settings=(RetrievalOptions,),
 )
-
-
-def first_is_right(prediction: Mapping, relevant: Mapping[str, float]) -> bool:
-  """Whether the document that is ranked first is relevant."""
-  return any(relevant.get(name, 0) > 0 for name in prediction["all"][:1])
-
-
-def by_words(examples: Sequence[Example]) -> list[dict]:
-  """Ranks documents by BM25, of their titles and texts."""
-  queries = [e.texts[0] for e in _only_queries(examples)]
-  documents = [e.texts[0] for e in examples if e.label is None]
-  return ranked(examples, bm25.bm25_scores(queries, documents))
 
 
 def load_retrieval_examples(
@@ -444,7 +186,7 @@ def load_retrieval_examples(
     pairs = []
     for place, pair in sets.record_fields(path):
       texts = (pair.get("anchor"), pair.get("positive"))
-      sets.nonempty(texts, place)
+      record_values.nonempty(texts, place)
       pairs.append(Example(texts, id=place))
     return pairs
   corpus = _table(folder / "corpus")

@@ -1,53 +1,23 @@
 """Saves fine-tuned models, an encoder with a task's head, and computes them."""
 
 import functools
-import math
 import pathlib
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, presets, sets, trial
+from antlm_jax.evals.finetuning import batching, presets, record_values, trial
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
-from antlm_jax.evals.finetuning.loop import Standings, TuningOutcome
+from antlm_jax.evals.finetuning.loop import TuningOutcome, evaluate
 from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.finetuning.task import Task, TaskHead
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write_checkpoint
 from antlm_jax.runtime import progress
-
-
-class BestParams:
-  """Parameters of each rate's best run at its best epoch, on the host.
-
-  Needs host memory for a copy of the trained parameters for each rate, and
-  device memory for one extra copy of the largest array. If scores are equal,
-  the earlier run is the best.
-  """
-
-  def __init__(self, runs: Sequence[TrialRun]):
-    self._runs = list(runs)
-    self._ranks: dict[float, tuple[float, int]] = {}
-    self._params: dict[float, dict[str, np.ndarray]] = {}
-
-  def params_of(self, lr: float) -> dict[str, np.ndarray]:
-    """Returns the parameters of a rate's best run; empty if all diverged."""
-    return self._params.get(lr, {})
-
-  def __call__(
-    self, run: TrialRun, score: float, copy: Callable[[], dict]
-  ) -> None:
-    """Keeps a run if its rate's best so far; `copy` returns its parameters."""
-    rank = score, -self._runs.index(run)
-    if rank > self._ranks.get(run.lr, (-math.inf, 0)):
-      self._params.pop(run.lr, None)  # first, so that memory never holds two
-      self._ranks[run.lr] = rank
-      self._params[run.lr] = copy()
 
 
 def fine_tuned(
@@ -81,16 +51,6 @@ def save_model(
   tuned = fine_tuned(task, attention, head)
   all_params = {**loaded.params, **encoder}
   write_checkpoint(folder / MODEL, loaded.step, all_params, loaded.meta, tuned)
-
-
-def remove_saved(folder: pathlib.Path) -> None:
-  """Removes a folder's saved model, after a rename: never only a part."""
-  model = folder / MODEL
-  aside = folder / f"{MODEL}.old"
-  shutil.rmtree(aside, ignore_errors=True)
-  if model.exists():
-    model.rename(aside)
-    shutil.rmtree(aside)
 
 
 def saved_head(task: FineTuned | None, path: pathlib.Path) -> TaskHead:
@@ -151,10 +111,10 @@ def untrained(
 
 def as_is(
   loaded: Loaded, task: Task, settings: Hyperparameters
-) -> tuple[TuningOutcome, dict[str, Sequence[Example]]]:
+) -> tuple[dict[str, ExampleRows], TuningOutcome]:
   """Evaluates a model without training it, as a run at rate 0.
 
-  Also returns the examples that are predicted, by evaluation set.
+  Also returns the rows of each evaluation set.
   """
   # A head without parameters may have other prompts than the model's.
   head = None if task.head.parameters(1) else task.head
@@ -169,11 +129,10 @@ def as_is(
       head,
       settings.attention == "causal",
     )
-    reduced = jax.device_get(task.head.reduce(set_outputs))
-    outputs[name] = jax.tree.map(lambda x: x[None], reduced)
-  standings = Standings(task, rows, [TrialRun(0.0, 0)], settings)
-  standings.add([0.0], outputs)
-  return standings.outcomes[0], {name: rows[name].examples for name in rows}
+    outputs[name] = jax.device_get(task.head.reduce(set_outputs))
+  outcome = TuningOutcome(TrialRun(0.0, 0))
+  evaluate(task, rows, outcome, 0.0, outputs)
+  return rows, outcome
 
 
 Texts = Iterable[str | Sequence[str] | Example]
@@ -210,7 +169,7 @@ def compute(
   examples = [
     text
     if isinstance(text, Example)
-    else head.example(sets.plain_text(text, index))
+    else head.example(record_values.plain_text(text, index))
     for index, text in enumerate(texts)
   ]
   rows = head.encode(loaded, examples, max_length)

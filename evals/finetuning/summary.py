@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import TuningOutcome, epoch_score
+from antlm_jax.evals.finetuning.loop import TuningOutcome
 from antlm_jax.evals.finetuning.sets import OWN
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.evals.finetuning.task import Preset, Task
 from antlm_jax.evals.finetuning.trial import TrialRun
 from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
@@ -31,7 +32,7 @@ MODEL = "model"  # folder of the saved model, next to the summary
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Tuned:
+class TunedTask:
   """A fine-tuned task."""
 
   name: str
@@ -45,10 +46,7 @@ class Tuned:
 
   @property
   def score(self) -> float:
-    """Mean of its first evaluation set, in [0, 1].
-
-    This set chooses the epoch, unless the task trains on another set.
-    """
+    """Mean of its first evaluation set, which chooses the epoch, in [0, 1]."""
     return next(iter(self.scores.values())).mean
 
   def __fspath__(self) -> str:
@@ -78,10 +76,10 @@ class FineTuning:
   Tasks that were evaluated without training have the learning rate 0.
   """
 
-  tasks: Mapping[str, Tuned]
+  tasks: Mapping[str, TunedTask]
   table: str
 
-  def __getitem__(self, task: str) -> Tuned:
+  def __getitem__(self, task: str) -> TunedTask:
     return self.tasks[task]
 
   def __iter__(self) -> Iterator[str]:
@@ -152,7 +150,6 @@ class Summary:
   task: str
   main_metric: str
   also: Sequence[str]  # further metrics that the table shows
-  trained_on: str = ""
   best_by: str
   baseline: str  # name of the best trivial answer
   # For each set its number of examples, and scores by metric: the best trivial
@@ -185,14 +182,14 @@ class Summary:
 
 
 def tuning_result(
-  suite: Suite, summaries: Mapping[pathlib.Path, Summary]
+  preset: Preset, summaries: Mapping[pathlib.Path, Summary]
 ) -> FineTuning:
   """Returns the result of tasks, from the summaries by their folders."""
   tasks = {}
   for folder, summary in summaries.items():
     runs = summary.best_rate_runs
     metric = summary.main_metric
-    tasks[summary.task] = Tuned(
+    tasks[summary.task] = TunedTask(
       name=summary.task,
       metric=metric,
       lr=summary.best_lr,
@@ -204,7 +201,7 @@ def tuning_result(
       folder=folder,
       model=path if (path := folder / MODEL).is_dir() else None,
     )
-  lines = [scores_table([*summaries.values()], suite)]
+  lines = [scores_table([*summaries.values()], preset)]
   for write_lines in (class_tables, remarks):
     lines += itertools.chain(*map(write_lines, summaries.values()))
   return FineTuning(tasks, "\n".join(lines))
@@ -230,8 +227,7 @@ def summarise(
   runs_by_lr = {}
   for run in runs:
     runs_by_lr.setdefault(run["lr"], []).append(run)
-  best_scores = [epoch_score(task, outcome.best) for outcome in outcomes]
-  best_lr = _best_rate(task, runs_by_lr, outcomes, best_scores)
+  best_lr = _best_rate(task, runs_by_lr, outcomes)
   best_rate_indices = [i for i, run in enumerate(runs) if run["lr"] == best_lr]
   return Summary(
     request=request,
@@ -239,14 +235,13 @@ def summarise(
     task=task.name,
     main_metric=task.main_metric,
     also=task.also,
-    trained_on=task.trained_on,
     best_by=task.choosing_metric,
     baseline=task.baseline,
     evaluations={
       name: _without_training(task, name, examples[name]) for name in examples
     },
     best_lr=best_lr,
-    best_run=max(best_rate_indices, key=best_scores.__getitem__),
+    best_run=max(best_rate_indices, key=lambda i: outcomes[i].best_score),
     by_lr=[_rate_summary(task, rate_runs) for rate_runs in runs_by_lr.values()],
     runs=runs,
     seconds=seconds,
@@ -267,13 +262,10 @@ def _best_rate(
   task: Task,
   runs_by_lr: Mapping[float, Sequence[Mapping[str, Any]]],
   outcomes: Sequence[TuningOutcome],
-  best_scores: Sequence[float],
 ) -> float:
   """Returns the learning rate with the fewest lost runs, then the best mean."""
   lost_runs = collections.Counter(
-    outcome.run.lr
-    for outcome, score in zip(outcomes, best_scores, strict=True)
-    if score == -math.inf
+    outcome.run.lr for outcome in outcomes if outcome.best_score == -math.inf
   )
 
   def rank(lr: float) -> tuple[int, float]:
@@ -385,9 +377,16 @@ def write_task_results(
 ) -> None:
   """Writes a task's files, all or none, the summary last.
 
-  `items.jsonl` has every example with each run's prediction, in their order.
-  Raises a UserError if they cannot be written.
+  First removes a saved model of other results. `items.jsonl` has every example
+  with each run's prediction, in their order. Raises a UserError if they cannot
+  be written.
   """
+  model = folder / MODEL
+  aside = folder / f"{MODEL}.old"
+  shutil.rmtree(aside, ignore_errors=True)
+  if model.exists():
+    model.rename(aside)  # so that a part of a model is never taken for it
+    shutil.rmtree(aside)
   lines = []
   for name in examples:
     for index, example in enumerate(examples[name]):
@@ -409,16 +408,11 @@ def write_task_results(
   texts = {results.ITEMS: "".join(lines)}
   if task.texts:
     best = outcomes[summary.best_run]
-    texts |= task.texts(
-      {
-        name: Predicted(examples[name], best.predictions[name], best.best[name])
-        for name in examples
-      }
-    )
+    texts |= task.texts(examples, best.predictions)
   results.write_results(folder, texts, vars(summary))
 
 
-def scores_table(summaries: Sequence[Summary], suite: Suite) -> str:
+def scores_table(summaries: Sequence[Summary], preset: Preset) -> str:
   """Returns a table of each score at its best learning rate, and their mean.
 
   Scores without training are in no mean with others.
@@ -443,12 +437,12 @@ def scores_table(summaries: Sequence[Summary], suite: Suite) -> str:
   if any(summary.best_rate["seeds"] > 1 for summary in summaries):
     text += f"\n±: half of the {100 * CONFIDENCE:g} % interval over seeds, by"
     text += " Student's t"
-  return "\n".join([text, *_mean_lines(summaries, suite)])
+  return "\n".join([text, *_mean_lines(summaries, preset)])
 
 
-def _mean_lines(summaries: Sequence[Summary], suite: Suite) -> Iterator[str]:
-  """Yields a line about the mean over a suite's known evaluation sets."""
-  known_sets = [names for task, names in suite.scores.items() if task != OWN]
+def _mean_lines(summaries: Sequence[Summary], preset: Preset) -> Iterator[str]:
+  """Yields a line about the mean over a preset's known evaluation sets."""
+  known_sets = [names for task, names in preset.scores.items() if task != OWN]
   evaluations = {name for x in summaries for name in x.evaluations}
   if not evaluations <= {*itertools.chain(*known_sets)}:
     return
@@ -459,11 +453,11 @@ def _mean_lines(summaries: Sequence[Summary], suite: Suite) -> Iterator[str]:
     for name in _compared_sets(summary.evaluations)
   ]
   count = len(means)
-  suite_count = sum(len(_compared_sets(names)) for names in known_sets)
-  text = f"mean of these {count} of {suite_count} scores, not comparable with"
-  text += f" {suite.name}'s"
-  if count >= suite_count:
-    text = f"{suite.name}, unweighted mean of all {count}"
+  preset_count = sum(len(_compared_sets(names)) for names in known_sets)
+  text = f"mean of these {count} of {preset_count} scores, not comparable with"
+  text += f" {preset.name}'s"
+  if count >= preset_count:
+    text = f"{preset.name}, unweighted mean of all {count}"
   if untrained := [x.task for x in summaries if x not in trained]:
     text += f", without {', '.join(untrained)}, not trained"
   if any(summary.also for summary in trained):
@@ -495,8 +489,6 @@ def _summary_rows(
       notes = lost_runs[:1]
       if not lost_runs and score.mean <= baseline:
         notes.append(f"no better than {summary.baseline}")
-      if summary.trained_on:
-        notes.append(f"trained on {summary.trained_on}")
       yield (
         name,
         metric,

@@ -1,11 +1,19 @@
-"""Schemes of tags: how a word's tag says where an entity begins and ends."""
+"""Tags of words: their schemes, the entities that they mark, and scores.
 
+A scheme says how a word's tag tells where an entity begins and ends.
+"""
+
+import collections
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning.tag_scores import entities
+from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning.task import ClassCounts, Entity, mean_of
 
 
 class Scheme(NamedTuple):
@@ -110,3 +118,85 @@ def labels_of_kind(kind: str) -> tuple[str, str]:
 def kind_of(tag: str) -> str:
   """Returns the kind of entity of a tag; empty if it is a letter alone."""
   return tag[2:] if _MARKED.fullmatch(tag) else tag
+
+
+def entities(labels: Sequence[str]) -> list[Entity]:
+  """Returns the entities of a sentence's labels.
+
+  The labels are of any of `SCHEMES`. An entity begins at `B`, `S`,
+  `U` and `W`, after a label of another kind, and after `E`, `L`, `S`, `U` and
+  `W`. The kind is empty if labels are letters alone.
+  """
+  out: list[Entity] = []
+  ended = True
+  for i, label in enumerate(labels):
+    begin, _, kind = label.partition("-")
+    last = out[-1] if out else None
+    if label == "O":
+      continue
+    if begin in "IMEL" and not ended and (last.kind, last.stop) == (kind, i):
+      out[-1] = last._replace(stop=i + 1)
+    else:
+      out.append(Entity(kind, i, i + 1))
+    ended = begin in "ELSUW"
+  return out
+
+
+def entity_counts(
+  names: Sequence[str],
+  predictions: Sequence[Sequence[int]],
+  labels: Sequence[Sequence[int]],
+) -> dict[str, ClassCounts]:
+  """Counts the entities of each kind, as conlleval and seqeval do.
+
+  `names` are those of the classes.
+  """
+  kinds = {entity.kind for name in names for entity in entities([name])}
+  predicted = collections.Counter()
+  true = collections.Counter()
+  correct = collections.Counter()
+  for sentence in zip(predictions, labels, strict=True):
+    x, y = (set(entities([names[c] for c in tags])) for tags in sentence)
+    predicted.update(entity.kind for entity in x)
+    true.update(entity.kind for entity in y)
+    correct.update(entity.kind for entity in x & y)
+  return {
+    kind: ClassCounts(predicted[kind], true[kind], correct[kind])
+    for kind in sorted(kinds)
+  }
+
+
+def entity_f1(
+  names: Sequence[str],
+  predictions: Sequence[Sequence[int]],
+  labels: Sequence[Sequence[int]],
+) -> float:
+  """Returns the F1 of all sentences' entities, as conlleval and seqeval do.
+
+  `names` are those of the classes. Without any entity, the F1 is 0.
+  """
+  counts = entity_counts(names, predictions, labels).values()
+  return ClassCounts(*map(sum, zip(*counts, strict=True))).f1
+
+
+# Mean of sentences' macro-F1, as in arXiv 2507.00994's code: over the classes
+# that a sentence has or is predicted to have, with O. It is far above
+# `entity_f1`, because most sentences have few entities or none.
+sentence_f1 = functools.partial(mean_of, classification.macro_f1)
+
+
+def word_accuracy(
+  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> float:
+  """Returns the share of all words with the right label."""
+  return classification.accuracy(*map(np.concatenate, (predictions, labels)))
+
+
+def tag_counts(
+  names: Sequence[str],
+  predictions: Sequence[Sequence[int]],
+  labels: Sequence[Sequence[int]],
+) -> dict[str, ClassCounts]:
+  """Counts the words of each tag."""
+  words = map(np.concatenate, (predictions, labels))
+  return classification.class_counts(names, *words)

@@ -27,12 +27,13 @@ from antlm_jax.evals.finetuning import (
   batching,
   conll,
   labelled,
+  record_values,
   sets,
   tag_schemes,
 )
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import class_loss
-from antlm_jax.evals.finetuning.tag_scores import (
+from antlm_jax.evals.finetuning.tag_schemes import (
   entities,
   entity_counts,
   entity_f1,
@@ -40,7 +41,13 @@ from antlm_jax.evals.finetuning.tag_scores import (
   tag_counts,
   word_accuracy,
 )
-from antlm_jax.evals.finetuning.task import PerToken, Suite, Task
+from antlm_jax.evals.finetuning.task import (
+  Param,
+  Params,
+  Preset,
+  Task,
+  TaskHead,
+)
 from antlm_jax.evals.zero_shot import perplexity
 from antlm_jax.inference.model import Loaded
 from antlm_jax.inference.scoring import EncodedText, Pass
@@ -52,6 +59,28 @@ OUTSIDE = 0  # class O: no entity
 _FEW = 3  # sentences that may all have one word
 _LONG = 100  # words, above which a set's only sentence is probably several
 _MASKED = Pass(masked=True, shift=0)
+
+
+class PerToken(TaskHead):
+  """Linear layer on every token.
+
+  Attributes:
+    num_outputs: Number of outputs for a token, C.
+  """
+
+  num_outputs: int
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """Declares a kernel from N(0, .02^2), cut at two deviations."""
+    return {
+      "classes/kernel": Param((width, self.num_outputs), ("embed", None), 0.02),
+      "classes/bias": Param((self.num_outputs,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns logits, float32 `[B, T, C]`."""
+    hidden = hidden.astype(jnp.float32)
+    return hidden @ params["classes/kernel"] + params["classes/bias"]
 
 
 class Tags(PerToken):
@@ -342,7 +371,7 @@ def own_task(
   examples = {
     split: _examples(sentences[split], split, classes) for split in sentences
   }
-  sets.warn_of_twins(sets.path_or_name(data), tags)
+  record_values.warn_of_twins(sets.path_or_name(data), tags)
   kind_of = tag_schemes.kind_of if scheme.is_of_entities else str
   kinds = [*map(kind_of, classes)]
   fields = sets.own_task_fields(
@@ -476,11 +505,11 @@ def _make_task(
   classes: labelled.Classes,
 ) -> Task:
   if name == sets.OWN:
-    return own_task(data, options, classes.labels)
-  return known_task(data, name, classes.labels)
+    return own_task(data, options, classes.names)
+  return known_task(data, name, classes.names)
 
 
-SUITE = Suite(
+PRESET = Preset(
   "tagging",
   "tags of words: your own sentences, --data is a file of words and tags or of"
   " records, or a folder of files named train, dev and test; or a folder with"
@@ -525,7 +554,7 @@ def _sequence(value: object, place: str) -> list:
   if isinstance(value, str):
     # As pandas writes lists to csv.
     if re.match(r"\[\S", value) and value[-1] == "]":
-      raise sets.list_as_text(f"{place}:", value)
+      raise record_values.list_as_text(f"{place}:", value)
     return value.split()
   return value if isinstance(value, list) else [None]
 
@@ -541,13 +570,13 @@ def _tag_names(
   numbers = []
   texts = []
   for index, tag in enumerate(tags, start=1):
-    if sets.is_missing(tag) and tag not in names:
+    if record_values.is_missing(tag) and tag not in names:
       raise UserError(
         f"{place}: word {index} has no tag ({tag!r:.20}): give each word a tag,"
         " or leave out the sentence"
       )
     if isinstance(tag, str) and tag[-1] in ",;|" and tag[:-1]:
-      raise sets.list_as_text(f"{place}: the tag", tag)
+      raise record_values.list_as_text(f"{place}: the tag", tag)
     if isinstance(tag, str):
       text = tag.strip()
       # In csv, and in columns, numbers are text.

@@ -3,8 +3,8 @@
 A `TaskHead` is the model's side: it makes rows of examples, maps hidden states
 to outputs, and has the loss and the predictions. A saved model keeps its head.
 A `Task` is the data's side: where the examples come from, and how predictions
-are measured and written. A `Suite` makes tasks by name. A new kind of task is
-one file, such as `tagging`, and its suite's row in `presets.PRESETS`.
+are measured and written. A `Preset` makes tasks by name. A new kind of task is
+one file, such as `tagging`, and its row in `presets.PRESETS`.
 """
 
 import abc
@@ -188,28 +188,6 @@ class TaskHead(abc.ABC):
     return {name: draw(name, param) for name, param in declared.items()}
 
 
-class PerToken(TaskHead):
-  """Linear layer on every token.
-
-  Attributes:
-    num_outputs: Number of outputs for a token, C.
-  """
-
-  num_outputs: int
-
-  def parameters(self, width: int) -> dict[str, Param]:
-    """Declares a kernel from N(0, .02^2), cut at two deviations."""
-    return {
-      "classes/kernel": Param((width, self.num_outputs), ("embed", None), 0.02),
-      "classes/bias": Param((self.num_outputs,), ("norm",)),
-    }
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns logits, float32 `[B, T, C]`."""
-    hidden = hidden.astype(jnp.float32)
-    return hidden @ params["classes/kernel"] + params["classes/bias"]
-
-
 class ClassCounts(NamedTuple):
   """How often a class, or a kind of entity, is predicted, true, and both."""
 
@@ -230,14 +208,6 @@ class ClassCounts(NamedTuple):
       "f1": self.f1,
       "support": self.true,
     }
-
-
-class Predicted(NamedTuple):
-  """A run's predictions of an evaluation set."""
-
-  examples: Sequence[Example]
-  predictions: Predictions
-  scores: Mapping[str, float]  # by metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +233,15 @@ class Task:
   right: Callable[[Any, Any], bool] = operator.eq
   by_example: bool = False  # whether the main metric is a mean over examples
   best_by: str = ""  # metric that compares runs; main_metric if empty
-  # Maps predictions, by evaluation set, to texts of further files, by name.
-  texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
+  # Maps examples and predictions, by evaluation set, to texts of further files,
+  # by name.
+  texts: (
+    Callable[
+      [Mapping[str, Sequence[Example]], Mapping[str, Predictions]],
+      Mapping[str, str],
+    ]
+    | None
+  ) = None
   files: tuple[pathlib.Path, ...] = ()  # that it reads
   # Facts that distinguish its data, in addition to the files' contents.
   facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -274,9 +251,6 @@ class Task:
     Callable[[Predictions, Sequence[Any]], Mapping[str, ClassCounts]] | None
   ) = None
   trained: bool = True  # whether it has a set to train on
-  # Another set that it trains on; empty for its own. The first evaluation set
-  # is then the other's, and only chooses the epoch and the rate.
-  trained_on: str = ""
   # Columns of the texts in the user's own records, for predictions from files.
   columns: tuple[str, ...] = ()
 
@@ -289,11 +263,6 @@ class Task:
   def choosing_metric(self) -> str:
     """Metric that compares epochs and runs."""
     return self.best_by or self.main_metric
-
-  @property
-  def scored(self) -> tuple[str, ...]:
-    """Evaluation sets that are its own."""
-    return self.evaluations[1:] if self.trained_on else self.evaluations
 
   def examples(self, name: str) -> Sequence[Example]:
     """Reads a set of at least one example; raises a UserError otherwise."""
@@ -315,23 +284,9 @@ class Task:
     }
 
 
-def join_tasks(tasks: Sequence[Task]) -> Task:
-  """Returns a task with the evaluation sets of tasks that share a training."""
-  first = tasks[0]
-  loads = {name: t.load for t in reversed(tasks) for name in t.evaluations}
-  return dataclasses.replace(
-    first,
-    name=first.trained_on or first.name,
-    load=lambda name: loads.get(name, first.load)(name),
-    evaluations=tuple(
-      dict.fromkeys(name for task in tasks for name in task.evaluations)
-    ),
-  )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Suite:
-  """Tasks of a preset, which are made by name from a folder of data."""
+class Preset:
+  """Tasks of a kind, which are made by name from data, and their settings."""
 
   name: str  # of the mean over all its scores
   description: str  # for `--help`

@@ -12,7 +12,7 @@ import numpy as np
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.finetuning.task import Param, Suite, Task, TaskHead
+from antlm_jax.evals.finetuning.task import Param, Preset, Task, TaskHead
 from antlm_jax.settings import Section, setting
 
 NOWHERE = -1  # the label of a token outside every word
@@ -111,7 +111,7 @@ def make(data, name, attention, options):
   )
 
 
-PRESETS["toy"] = Suite(
+PRESETS["toy"] = Preset(
   "toy",
   "names and verbs of made-up sentences",
   {"toy": ("toy",)},
