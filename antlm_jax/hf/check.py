@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -76,7 +77,7 @@ _AT_MASKS = (
 
 def same_tokens(
   loaded: TextModel,
-  written: Mapping[str, str],
+  tokenizer_files: Mapping[str, Any],
   before: Sequence[int],
   after: Sequence[int],
 ) -> None:
@@ -84,11 +85,12 @@ def same_tokens(
 
   Args:
     loaded: The model.
-    written: Text of each exported file.
+    tokenizer_files: Files of the exported tokenizer, as `tokenizer.files`.
     before: Special tokens before a text.
     after: Special tokens after a text.
   """
-  exported = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
+  spec = json.dumps(tokenizer_files["tokenizer.json"])
+  exported = tokenizers.Tokenizer.from_str(spec)
   head, tail = (len(ids) for ids in loaded.frame)
   for text in _sample_texts(loaded):
     try:
@@ -112,8 +114,7 @@ def check_exportable(tokenizer: Tokenizer, boundary: str) -> None:
   reader = TextModel(model=None, params=None, meta=meta)
   before, after = (ids.tolist() for ids in reader.frame)
   exported = hf_tokenizer.files(tokenizer, before, after, longest=1)
-  written = {name: json.dumps(fields) for name, fields in exported.items()}
-  same_tokens(reader, written, before, after)
+  same_tokens(reader, exported, before, after)
 
 
 def _sample_texts(loaded: TextModel) -> Iterator[str]:

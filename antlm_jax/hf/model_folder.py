@@ -68,7 +68,8 @@ def find_model(model: str) -> ModelFolder:
         hub.download_model(model, module["path"])
   path = folder
   if not (folder / CONFIG).is_file():
-    path /= next((m["path"] for m in modules if _is_transformer(m)), "")
+    transformers = [m for m in modules if m["type"].endswith(".Transformer")]
+    path /= transformers[0]["path"] if transformers else ""
   if not (path / CONFIG).is_file():
     raise UserError(
       f"{path} is not a folder of a transformers model: it has no {CONFIG}"
@@ -197,10 +198,6 @@ def _pooling(fields: Mapping[str, Any]) -> str:
   used = [name for name in fields if name.startswith(prefix) and fields[name]]
   modes = fields.get("pooling_mode", [n.removeprefix(prefix) for n in used])
   return ", ".join([modes] if isinstance(modes, str) else map(str, modes))
-
-
-def _is_transformer(module: Mapping[str, Any]) -> bool:
-  return module["type"].endswith(".Transformer")
 
 
 def _check_merged(folder: pathlib.Path, model: str) -> None:
