@@ -120,8 +120,10 @@ def check_exportable(tokenizer: Tokenizer, boundary: str) -> None:
 def _sample_texts(loaded: TextModel) -> Iterator[str]:
   """Yields texts without and with masks."""
   random = np.random.default_rng(0)
+  token_ids = random.integers(loaded.tokenizer.vocab_size, size=(_ROWS, 16))
+  random_texts = (loaded.tokenizer.decode(ids)[:_LONGEST] for ids in token_ids)
   names = sorted(loaded.mask_names)
-  for text in (*_ODD, *_held_out_rows(loaded), *_of_random_tokens(loaded)):
+  for text in (*_ODD, *_held_out_rows(loaded), *random_texts):
     yield text
     if names and text:
       words = [word.span() for word in re.finditer(r"\S+", text)] or [(0, 0)]
@@ -142,9 +144,3 @@ def _held_out_rows(loaded: TextModel) -> Iterator[str]:
       rows, _ = data.dev.read(np.linspace(0, len(data.dev) - 1, count).round())
       for row in rows:
         yield data.tokenizer.decode(row)[:_LONGEST]
-
-
-def _of_random_tokens(loaded: TextModel) -> Iterator[str]:
-  random = np.random.default_rng(0)
-  for ids in random.integers(loaded.tokenizer.vocab_size, size=(_ROWS, 16)):
-    yield loaded.tokenizer.decode(ids)[:_LONGEST]

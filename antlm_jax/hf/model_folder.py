@@ -13,6 +13,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import gguf, hub
 from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -53,7 +54,7 @@ def find_model(model: str) -> ModelFolder:
   Raises a UserError if the download fails, or if there is no whole model with a
   tokenizer.
   """
-  on_hub = hub.is_name(model)
+  on_hub = checkpoint.is_hub_name(model)
   if gguf.is_gguf(model):
     folder = gguf.unpack(model)
   elif on_hub:

@@ -44,8 +44,8 @@ _FOREIGN = (
   "adapter_config.json",
 )
 _NOT_A_RUN = "is a model of transformers, not a run"
-# A name on the Hub, which may also be a path: ORG/NAME or ORG/NAME@REVISION.
-_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
+# A name on the Hub, which may also be a path.
+HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Words of the errors that orbax and tensorstore raise for damaged files. Most
 # of these errors have hundreds of lines.
 _DAMAGED = ("TensorStore", "DATA_LOSS", "does not exist", "not found")
@@ -225,13 +225,21 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
     near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
     give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
     why = files.absent(path) or give
-    if _HUB_NAME.fullmatch(location) and not path.parent.exists():
+    if is_hub_name(location):
       why = f"no such folder; of a model on the Hub, {_import_remedy(location)}"
     raise UserError(f"{path!s:.200} holds no checkpoint: {why}")
   if step is not None and step not in steps:
     existing = ", ".join(map(str, steps))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
   return steps[max(steps) if step is None else step]
+
+
+def is_hub_name(model: str | os.PathLike) -> bool:
+  """Whether `model` is a name on the Hub, not a local folder."""
+  if not HUB_NAME.fullmatch(os.fspath(model)) or os.path.exists(model):
+    return False
+  # If runs/ exists, runs/slip is a mistyped path.
+  return not pathlib.Path(model).parent.exists()
 
 
 def _is_foreign(path: pathlib.Path) -> bool:
