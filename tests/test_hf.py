@@ -19,7 +19,7 @@ from antlm_jax.commands import export as export_command
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card, export, hub, import_
+from antlm_jax.hf import export, hub, import_
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, EXPORT_RECORD
@@ -237,7 +237,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     },
   )
   loaded = random_models.with_meta(loaded, config=settings, row_tokens=32)
-  facts = card.CardFacts("mit", ("en", "de"), "me/base")
+  facts = {"license": "mit", "language": ["en", "de"], "base_model": "me/base"}
   paths = export.export_model(loaded, tmp_path / "hf", facts=facts)
   for path in paths:
     text = (path / "README.md").read_text()

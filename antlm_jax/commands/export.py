@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
-from antlm_jax.hf import card, hub, weights
 from antlm_jax.hf import export as export_lib
+from antlm_jax.hf import hub, weights
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.hf.export import Exported
 from antlm_jax.inference import model as model_lib
@@ -76,13 +76,18 @@ def export(
   export_lib.check_new(output)  # before minutes of reading
   loaded = open_model(model, step)
   attentions = ATTENTIONS if attention == "both" else (attention,)
+  facts = {
+    "license": license,
+    "language": list(language),
+    "base_model": base_model,
+  }
   write = functools.partial(
     export_lib.export_model,
     attentions=() if attention is None else attentions,
     dtype=dtype,
     shard_bytes=round(1e9 * shard_gb),
     sentences=sentence_transformers,
-    facts=card.CardFacts(license, tuple(language), base_model),
+    facts={name: value for name, value in facts.items() if value},
   )
   with progress.quietly(quiet):
     if revisions:

@@ -1,6 +1,5 @@
 """Model card: README.md of an exported folder, with metadata for the Hub."""
 
-import dataclasses
 import math
 import os
 import pathlib
@@ -61,22 +60,13 @@ _SHOWN = 20  # labels in a card
 _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
-@dataclasses.dataclass(frozen=True)
-class CardFacts:
-  """Facts for the card that only the user knows; see `commands.export`."""
-
-  license: str = ""
-  language: tuple[str, ...] = ()
-  base_model: str = ""
-
-
 def card(
   loaded: Loaded,
   attention: str,
   target: Target,
   auto: str,
   results: Sequence["EvalResult"],
-  facts: CardFacts,
+  facts: Mapping[str, object],
 ) -> str:
   """Returns the README.md of a folder.
 
@@ -88,7 +78,7 @@ def card(
     target: Model of transformers.
     auto: Class that opens the folder in the example.
     results: Results, as `read_results` returns them.
-    facts: Facts that only the user knows.
+    facts: Fields of the metadata that only the user knows, such as `license`.
   """
   import huggingface_hub  # slow to import
 
@@ -108,12 +98,10 @@ def card(
   metadata = huggingface_hub.ModelCardData(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
-    license=facts.license or None,
-    language=list(facts.language) or None,
-    base_model=facts.base_model or _base_model(loaded) or None,
     tags=["antlm_jax", name],
     model_name=model_results and f"{name}-{size}",
     eval_results=model_results,
+    **{"base_model": _base_model(loaded) or None, **facts},
   )
   curriculum = tables.plain_markdown(loaded.config.curriculum)
   origins = []

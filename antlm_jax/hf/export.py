@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import types
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 
 _CODE = pathlib.Path(__file__).parent / "remote"
-_NO_FACTS = card.CardFacts()
+_NO_FACTS: Mapping[str, object] = types.MappingProxyType({})
 _SBERT = "sentence_transformers.models"
 
 
@@ -61,7 +62,7 @@ def export_model(
   dtype: str = "float32",
   shard_bytes: int = 5 * 10**9,
   sentences: bool = False,
-  facts: card.CardFacts = _NO_FACTS,
+  facts: Mapping[str, object] = _NO_FACTS,
 ) -> list[Exported]:
   """Writes a model as a folder, or as a subfolder for each of two attentions.
 
@@ -73,7 +74,8 @@ def export_model(
     shard_bytes: Largest size of a weights file, in bytes.
     sentences: Also write a sentence-transformers model that averages the
       tokens. Embedders are always such models.
-    facts: Facts for the card that only the user knows.
+    facts: Fields of the card's metadata that only the user knows: `license`,
+      `language` and `base_model`.
 
   Returns:
     The folders that transformers opens.
