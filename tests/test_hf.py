@@ -308,6 +308,8 @@ def test_a_name_on_the_hub(foreign, hub_cache, tmp_path):
   loaded = load(tmp_path / "run")
   here = import_.Imported(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
+  tokenizer = import_.open_tokenizer("some/llama")
+  assert tokenizer.to_json() == loaded.tokenizer.to_json()
   (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
   assert not checkpoint.is_hub_name(

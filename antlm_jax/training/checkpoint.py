@@ -226,7 +226,8 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
     give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
     why = files.absent(path) or give
     if is_hub_name(location):
-      why = f"no such folder; of a model on the Hub, {_import_remedy(location)}"
+      remedy = _import_remedy(location)
+      why = f"no such folder; if it is a model on the Hub, {remedy}"
     raise UserError(f"{path!s:.200} holds no checkpoint: {why}")
   if step is not None and step not in steps:
     existing = ", ".join(map(str, steps))
