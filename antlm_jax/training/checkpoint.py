@@ -39,6 +39,7 @@ _SPARE = 1 << 20  # bytes that orbax writes in addition to the arrays
 _FOREIGN = (
   "tokenizer_config.json",
   "model.safetensors",
+  "pytorch_model.bin",
   "model.safetensors.index.json",
   "modules.json",
   "adapter_config.json",
