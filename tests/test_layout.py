@@ -67,7 +67,7 @@ BUDGETS = {
   "evals/benchmarks": 12_594,
   "evals/finetuning": 42_140,
   "evals/studies": 28_480,
-  "evals/zero_shot": 10_924,
+  "evals/zero_shot": 10_770,
   "tests": 283_390,
 }
 LAYOUT = {
