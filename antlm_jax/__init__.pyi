@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from antlm_jax.attention import attend as attend
-from antlm_jax.commands.export import Exported as Exported
 from antlm_jax.commands.export import export as export
 from antlm_jax.commands.import_ import import_model as import_model
 from antlm_jax.commands.plan import plan as plan
@@ -24,6 +23,7 @@ from antlm_jax.evals.studies.compare import compare as compare
 from antlm_jax.evals.studies.sweep import sweep as sweep
 from antlm_jax.evals.zero_shot.perplexity import perplexity as perplexity
 from antlm_jax.evals.zero_shot.task import ZeroShotResult as _ZeroShotResult
+from antlm_jax.hf.export import Exported as Exported
 from antlm_jax.inference.filling import fill as fill
 from antlm_jax.inference.generation import generate as generate
 from antlm_jax.inference.model import Loaded as Loaded

@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -179,3 +180,22 @@ def offline(monkeypatch):
   monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
   for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
     monkeypatch.setenv(name, "1")
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+  """Makes an empty cache of the Hub, without a network.
+
+  Returns a function that puts a folder into it: `hub_cache(folder, name)`.
+  """
+  cache = tmp_path / "cache"
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+
+  def put(folder, name):
+    repo = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, repo / "snapshots" / "a1b2")
+    (repo / "refs").mkdir()
+    (repo / "refs/main").write_text("a1b2")
+
+  return put

@@ -37,13 +37,11 @@ ROBERTA = {"first_position": 2, "token_types": 1, "tied": False}
 def written(name, form="bidirectional", mask_shift=0, **changes) -> dict:
   """Returns the fields of an exported model's config.json."""
   settings = {"name": name, **SHAPE, **FAMILIES[name], **changes}
-  model, architecture = models.build_model(settings, 400), ARCHITECTURES[name]
-  target = architecture.target(model.config, form, mask_shift)
+  model = models.build_model(settings, 400)
+  target = ARCHITECTURES[name].target(model.config, form, mask_shift)
   pad = max(0, getattr(model.config, "first_position", 0) - 1)
   special = {"mask": None, "bos": 1, "eos": 2, "pad": pad}
-  return config.make_config_json(
-    model, special, architecture, target, "float32"
-  )
+  return config.make_config_json(model, special, target, "float32")
 
 
 def described(fields, **changes) -> config.ModelDescription:

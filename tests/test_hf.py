@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import shutil
 import sys
@@ -12,14 +13,13 @@ import pytest
 import safetensors
 import safetensors.numpy
 import tokenizers
-from huggingface_hub import constants as hub_constants
 
 from antlm_jax import config as config_lib
 from antlm_jax.commands import export as export_command
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card, export, hub, import_
+from antlm_jax.hf import export, hub, import_
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, EXPORT_RECORD
@@ -27,6 +27,7 @@ from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from antlm_jax.inference.model import write_checkpoint as write_model
+from antlm_jax.training import checkpoint
 from tests import helpers, random_models, runs
 from tests.hub import FakeHub, import_error
 
@@ -86,7 +87,7 @@ def foreign(llama, tmp_path):
 def contents(path):
   return {
     str(p.relative_to(path)): p.read_bytes()
-    for p in path.rglob("*")
+    for p in pathlib.Path(path).rglob("*")
     if p.is_file()
   }
 
@@ -150,7 +151,7 @@ def test_shards_hold_the_same(llama, tmp_path):
   (path,) = export.export_model(
     loaded, tmp_path / "hf", ["causal"], shard_bytes=50_000
   )
-  files = sorted(path.glob("*.safetensors"))
+  files = sorted(path.path.glob("*.safetensors"))
   assert len(files) > 2
   assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
   # A tensor larger than a shard has a separate file.
@@ -162,7 +163,7 @@ def test_shards_hold_the_same(llama, tmp_path):
     import_.Imported(path).params, import_.Imported(whole).params
   )
   # All files follow the umask.
-  assert {f.stat().st_mode for f in path.iterdir()} == {
+  assert {f.stat().st_mode for f in path.path.iterdir()} == {
     (path / "README.md").stat().st_mode
   }
 
@@ -236,7 +237,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     },
   )
   loaded = random_models.with_meta(loaded, config=settings, row_tokens=32)
-  facts = card.CardFacts("mit", ("en", "de"), "me/base")
+  facts = {"license": "mit", "language": ["en", "de"], "base_model": "me/base"}
   paths = export.export_model(loaded, tmp_path / "hf", facts=facts)
   for path in paths:
     text = (path / "README.md").read_text()
@@ -298,30 +299,22 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-def cached(foreign, cache, repo):
-  """Copies a folder into huggingface_hub's cache as a repository."""
-  there = cache / f"models--{repo.replace('/', '--')}"
-  snapshot = there / "snapshots" / "a1b2"
-  shutil.copytree(foreign, snapshot)
-  (there / "refs").mkdir()
-  (there / "refs/main").write_text("a1b2")
-
-
-def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
+def test_a_name_on_the_hub(foreign, hub_cache, tmp_path):
   """A cached model is read; otherwise the error names a command."""
-  cache = tmp_path / "cache"
-  monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
-  monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
   words = [f"--workdir={tmp_path / 'run'}", "--model=some/llama"]
   assert "run `hf download some/llama" in runs.told(import_command.main, words)
-  cached(foreign, cache, "some/llama")
+  hub_cache(foreign, "some/llama")
   import_command.main(words)
   loaded = load(tmp_path / "run")
   here = import_.Imported(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
+  tokenizer = import_.open_tokenizer("some/llama")
+  assert tokenizer.to_json() == loaded.tokenizer.to_json()
   (path,) = export.export_model(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
-  assert not hub.is_name(tmp_path.name) and not hub.is_name(str(foreign))
+  assert not checkpoint.is_hub_name(
+    tmp_path.name
+  ) and not checkpoint.is_hub_name(str(foreign))
 
 
 @pytest.mark.parametrize("begin", ["run", "run/checkpoints/7", "some/llama"])

@@ -68,7 +68,7 @@ BUDGETS = {
   "evals/benchmarks": 12_594,
   "evals/finetuning": 41_730,
   "evals/studies": 28_280,
-  "evals/zero_shot": 10_924,
+  "evals/zero_shot": 10_770,
   "tests": 283_390,
 }
 LAYOUT = {

@@ -5,13 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from huggingface_hub import constants as hub_constants
 
 from antlm_jax import embed, prepare
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.evals import score as score_command
 from antlm_jax.evals.finetuning import ranking
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
+from antlm_jax.evals.zero_shot.task import evaluate
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.inference.model import load
@@ -24,6 +25,8 @@ TRANSFORMER = {
 }
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "a.Normalize"}
+DENSE = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+MEAN = {"pooling_mode": "mean"}
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +72,30 @@ def warnings(path):
 
 
 @pytest.mark.parametrize(
-  ("pooling", "said"),
+  ("pooling", "last", "said"),
   [
-    ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, ()),
-    ({"pooling_mode": "mean"}, ()),
-    ({"pooling_mode_cls_token": True}, ("1_Pooling (cls_token)",)),
     (
-      {"pooling_mode": "mean", "include_prompt": False},
+      {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False},
+      NORMALIZE,
+      (),
+    ),
+    (MEAN, NORMALIZE, ()),
+    ({"pooling_mode_cls_token": True}, NORMALIZE, ("1_Pooling (cls_token)",)),
+    (
+      MEAN | {"include_prompt": False},
+      NORMALIZE,
       ("1_Pooling (mean, without the prompt's tokens)",),
     ),
-    ({"pooling_mode": ["mean", "max"]}, ("1_Pooling (mean, max)",)),
+    ({"pooling_mode": ["mean", "max"]}, NORMALIZE, ("1_Pooling (mean, max)",)),
+    (MEAN, DENSE, ("module 2_Dense (Dense) is left out",)),
   ],
 )
 def test_the_transformer_of_a_subfolder_is_read(
-  exported, foreign, pooling, said
+  exported, foreign, pooling, last, said
 ):
-  """Catches a folder called no model, and another pooling left in silence."""
-  sentences(foreign, pooling, NORMALIZE)
+  """Catches a folder called no model, and another pooling, or a layer of the
+  vectors, left out in silence."""
+  sentences(foreign, pooling, last)
   found = import_.open_start(str(foreign))
   assert isinstance(found, import_.Imported)
   assert helpers.equal(dict(found.params), dict(exported[0].params))
@@ -95,17 +105,9 @@ def test_the_transformer_of_a_subfolder_is_read(
   assert all(part in note for part, note in zip(said, told, strict=True))
 
 
-def test_a_module_that_is_left_out_is_named(foreign):
-  """Catches vectors that lack a layer, in silence."""
-  dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-  sentences(foreign, {"pooling_mode": "mean"}, dense)
-  (told,) = warnings(foreign)
-  assert "module 2_Dense (Dense) is left out" in told
-
-
 def test_prompts_that_are_left_out_are_named(foreign):
   """Catches vectors without the prompt that a plain text begins with."""
-  sentences(foreign, {"pooling_mode": "mean"}, NORMALIZE)
+  sentences(foreign, MEAN, NORMALIZE)
   prompts = {"search_query": "q: ", "search_document": "d: ", "query": "a "}
   about = {"prompts": prompts, "default_prompt_name": "search_document"}
   write(foreign / "config_sentence_transformers.json", about)
@@ -144,7 +146,7 @@ def test_its_longest_text_is_that_of_sentence_transformers(
 ):
   """Catches vectors of longer texts, and lower case left out in silence."""
   (foreign / "tokenizer_config.json").unlink()
-  sentences(foreign, {"pooling_mode": "mean"}, NORMALIZE)
+  sentences(foreign, MEAN, NORMALIZE)
   inner = foreign / TRANSFORMER["path"]
   write(inner / "sentence_bert_config.json", limits)
   write(inner / "tokenizer_config.json", own)
@@ -199,6 +201,30 @@ def test_an_adapter_tells_how_to_merge_it(foreign, whole, fields, adapted):
   assert merge in start_error(foreign)
 
 
+@pytest.mark.parametrize(
+  ("location", "model"),
+  [
+    ("foreign", "foreign"),
+    ("some/llama", "some/llama"),
+    ("hf://some/llama@v1", "some/llama@v1"),
+    ("mine.Q4_1.gguf", "mine.Q4_1.gguf"),
+  ],
+)
+def test_a_model_that_is_no_run_tells_how_to_import_it(
+  foreign, monkeypatch, location, model
+):
+  """Catches an error that says only that there is no checkpoint."""
+  monkeypatch.chdir(foreign.parent)
+  remedy = f"`antlm import --model={model} --workdir=RUN`, or in Python import"
+  words = "--data=pairs", f"--checkpoint={location}"
+  for call in (
+    lambda: load(location),
+    lambda: evaluate(location, "blimp", "pairs"),
+    lambda: score_command.main(["--task=blimp", *words]),
+  ):
+    assert remedy in runs.told(call)
+
+
 def test_a_missing_tokenizer_tells_how_to_write_it(foreign):
   """Catches an error that names the file, but not the way to make it."""
   (foreign / "tokenizer.json").unlink()
@@ -209,34 +235,19 @@ def test_a_missing_tokenizer_tells_how_to_write_it(foreign):
   assert call.format(str(foreign), str(foreign)) in import_error(foreign)
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-  """Returns a function that puts a folder into the Hub's cache."""
-  monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
-  monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-
-  def put(folder, name):
-    there = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
-    shutil.copytree(folder, there / "snapshots" / "a1b2")
-    (there / "refs").mkdir()
-    (there / "refs/main").write_text("a1b2")
-
-  return put
-
-
-def test_a_subfolder_on_the_hub(exported, foreign, cache):
+def test_a_subfolder_on_the_hub(exported, foreign, hub_cache):
   """Catches a subfolder that the download leaves out."""
   sentences(foreign, {"pooling_mode_cls_token": True})
-  cache(foreign, "some/embedder")
+  hub_cache(foreign, "some/embedder")
   found = import_.Imported("some/embedder")
   assert helpers.equal(dict(found.params), dict(exported[0].params))
   assert any("1_Pooling (cls_token)" in note for note in found.notes)
 
 
-def test_a_name_without_a_tokenizer(foreign, cache):
+def test_a_name_without_a_tokenizer(foreign, hub_cache):
   """Catches a remedy that would write into the cache."""
   (foreign / "tokenizer.json").unlink()
-  cache(foreign, "some/llama")
+  hub_cache(foreign, "some/llama")
   said = import_error("some/llama")
   assert said.startswith("some/llama has no tokenizer.json: run `hf download")
   assert "AutoTokenizer.from_pretrained('FOLDER')" in said

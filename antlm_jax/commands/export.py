@@ -16,48 +16,19 @@ Only --repo uses the network.
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
-from antlm_jax.hf import card, heads, hub, weights
 from antlm_jax.hf import export as export_lib
+from antlm_jax.hf import hub, weights
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.hf.export import Exported
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, argument
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Exported:
-  """A folder that transformers opens: a path, with its model's attention."""
-
-  path: pathlib.Path
-  attention: str  # `causal` or `bidirectional`
-  classes: tuple[str, ...]  # names of transformers' classes that open it
-
-  def __fspath__(self) -> str:
-    return str(self.path)
-
-  def __truediv__(self, name: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a file in the folder."""
-    return self.path / name
-
-  def __str__(self) -> str:
-    return str(self.path)  # which transformers opens instead of an os.PathLike
-
-  def __repr__(self) -> str:
-    return f"<{self.about}>"
-
-  @property
-  def about(self) -> str:
-    """A line with the path, the attention and the classes."""
-    path = files.shown_path(self.path)
-    names = ", ".join(self.classes)
-    return f"{path}: {self.attention}, opens with {names}"
 
 
 @settings.checked
@@ -104,13 +75,19 @@ def export(
   """
   export_lib.check_new(output)  # before minutes of reading
   loaded = open_model(model, step)
+  attentions = ATTENTIONS if attention == "both" else (attention,)
+  facts = {
+    "license": license,
+    "language": list(language),
+    "base_model": base_model,
+  }
   write = functools.partial(
-    _write_folders,
-    attention=attention,
+    export_lib.export_model,
+    attentions=() if attention is None else attentions,
     dtype=dtype,
     shard_bytes=round(1e9 * shard_gb),
-    sentence_transformers=sentence_transformers,
-    facts=card.CardFacts(license, tuple(language), base_model),
+    sentences=sentence_transformers,
+    facts={name: value for name, value in facts.items() if value},
   )
   with progress.quietly(quiet):
     if revisions:
@@ -123,31 +100,6 @@ def export(
       if repo:
         hub.push([folder.path for folder in folders], repo, revision)
     return [folder for folders in exports.values() for folder in folders]
-
-
-def _write_folders(
-  loaded: Loaded,
-  output: files.Path,
-  *,
-  attention: str | None,
-  dtype: str,
-  shard_bytes: int,
-  sentence_transformers: bool,
-  facts: card.CardFacts,
-) -> list[Exported]:
-  """Writes a folder for each attention of a model's export."""
-  attentions = ATTENTIONS if attention == "both" else (attention,)
-  if attention is None:
-    attentions = export_lib.trained_attentions(loaded)
-  paths = export_lib.export_model(
-    loaded, output, attentions, dtype, shard_bytes, sentence_transformers, facts
-  )
-  folders = []
-  for path, name in zip(paths, attentions, strict=True):
-    target = export_lib.target_of(loaded, name)
-    classes = heads.export_classes(loaded, target, sentence_transformers)
-    folders.append(Exported(path, name, classes))
-  return folders
 
 
 def _write_revisions(

@@ -172,22 +172,6 @@ def integer_field(fields: Mapping, name: str, least: int) -> int:
   return value
 
 
-def layer_kinds(
-  fields: Mapping, default: Callable[[int], str], allowed: Sequence[str]
-) -> list[str]:
-  """Returns the kind of each layer; `default` maps an index to a kind.
-
-  Raises a ValueError if a kind is not `allowed`, or the number of kinds is not
-  the number of layers.
-  """
-  layers = integer_field(fields, "num_hidden_layers", 1)
-  kinds = fields.get("layer_types") or [default(i) for i in range(layers)]
-  complete = isinstance(kinds, list) and len(kinds) == layers
-  if not complete or any(kind not in allowed for kind in kinds):
-    raise unsupported_value("layer_types", kinds)
-  return kinds
-
-
 def unsupported_value(name: str, value: Any) -> ValueError:
   """Returns the error for a field that our encoders do not implement."""
   shown = json.dumps(value) if isinstance(value, dict) else repr(value)

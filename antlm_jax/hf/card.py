@@ -1,12 +1,12 @@
 """Model card: README.md of an exported folder, with metadata for the Hub."""
 
-import dataclasses
 import math
 import os
 import pathlib
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
@@ -17,6 +17,9 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint, metrics
+
+if TYPE_CHECKING:
+  from huggingface_hub import EvalResult
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 FILE = "README.md"
@@ -57,21 +60,13 @@ _SHOWN = 20  # labels in a card
 _COUNTS = "pairs", "texts", "documents", "words"  # of a summary.json's items
 
 
-@dataclasses.dataclass(frozen=True)
-class CardFacts:
-  """Facts for the card that only the user knows; see `commands.export`."""
-
-  license: str = ""
-  language: tuple[str, ...] = ()
-  base_model: str = ""
-
-
 def card(
   loaded: Loaded,
   attention: str,
   target: Target,
-  results: Sequence[Mapping[str, object]] = (),
-  facts: CardFacts = CardFacts(),
+  auto: str,
+  results: Sequence["EvalResult"],
+  facts: Mapping[str, object],
 ) -> str:
   """Returns the README.md of a folder.
 
@@ -80,16 +75,16 @@ def card(
   Args:
     loaded: The model.
     attention: Attention of the exported model, causal or bidirectional.
-    target: Model of transformers; the example uses its first class.
+    target: Model of transformers.
+    auto: Class that opens the folder in the example.
     results: Results, as `read_results` returns them.
-    facts: Facts that only the user knows.
+    facts: Fields of the metadata that only the user knows, such as `license`.
   """
   import huggingface_hub  # slow to import
 
   name = loaded.config.model.name
   size = units.quantity(loaded.model.size)
   tag = _PIPELINES[attention]
-  auto = heads.export_classes(loaded, target)[0]
   pipeline_options = ""
   if loaded.headless:
     tag = "feature-extraction"
@@ -98,18 +93,15 @@ def card(
     tag = place.tag
     pipeline_options = place.pipeline
   embedder = auto == heads.EMBEDDER
-  results = [huggingface_hub.EvalResult(**fields) for fields in results]
   # Scores without a task are those of models fine-tuned from this model.
   model_results = [result for result in results if result.task_type] or None
   metadata = huggingface_hub.ModelCardData(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
-    license=facts.license or None,
-    language=list(facts.language) or None,
-    base_model=facts.base_model or _base_model(loaded) or None,
     tags=["antlm_jax", name],
     model_name=model_results and f"{name}-{size}",
     eval_results=model_results,
+    **{"base_model": _base_model(loaded) or None, **facts},
   )
   curriculum = tables.plain_markdown(loaded.config.curriculum)
   origins = []
@@ -242,8 +234,8 @@ def _tuning_facts(loaded: Loaded) -> dict[str, str]:
     return facts
 
 
-def read_results(loaded: Loaded) -> list[dict[str, object]]:
-  """Returns the results of a model's step as arguments of `EvalResult`.
+def read_results(loaded: Loaded) -> list["EvalResult"]:
+  """Returns the results of a model's step.
 
   It warns of damaged files, and leaves them out.
   """
@@ -271,7 +263,7 @@ def read_results(loaded: Loaded) -> list[dict[str, object]]:
 
 def _summary_results(
   loaded: Loaded, tag: str, path: pathlib.Path, summary: Mapping
-) -> Iterator[dict[str, object]]:
+) -> Iterator["EvalResult"]:
   """Yields the results of an evaluation's summary, if it is of this step."""
   request = summary["request"]
   if request["step"] != loaded.step:
@@ -297,7 +289,7 @@ def _summary_results(
 
 def _held_out_results(
   loaded: Loaded, record: Mapping
-) -> Iterator[dict[str, object]]:
+) -> Iterator["EvalResult"]:
   """Yields held-out losses and perplexities of a record of metrics."""
   data = without_folders(loaded.config.data.path) or "the training data"
   objectives = (*OBJECTIVES.values(), *loaded.config.trained)
@@ -310,23 +302,37 @@ def _held_out_results(
       name = f"held-out text of {part or data}"
       title = f"{metric} ({objective}{', nats' * (metric == 'loss')})"
       task = _PIPELINES["causal" if objective in causal else "bidirectional"]
-      result = _card_result(task, name, metric, value, title)
-      yield result | {"dataset_type": "text", "dataset_config": part}
+      yield _card_result(
+        task, name, metric, value, title, dataset_type="text", config=part
+      )
 
 
-def _card_result(task: str, data: str, metric: str, value, name: str) -> dict:
-  return {
-    "task_type": task,
-    "dataset_type": data,
-    "dataset_name": data,
-    "metric_type": metric,
-    "metric_value": round(float(value), 4),
-    "metric_name": name,
-  }
+def _card_result(
+  task: str,
+  data: str,
+  metric: str,
+  value: float,
+  name: str,
+  *,
+  dataset_type: str = "",
+  config: str | None = None,
+) -> "EvalResult":
+  """Returns a result for the Hub; the type of its data is their name."""
+  import huggingface_hub  # slow to import
+
+  return huggingface_hub.EvalResult(
+    task_type=task,
+    dataset_type=dataset_type or data,
+    dataset_name=data,
+    dataset_config=config,
+    metric_type=metric,
+    metric_value=round(float(value), 4),
+    metric_name=name,
+  )
 
 
-def _result_row(result) -> tuple[str, str]:
-  """Returns the card's row of an `EvalResult`."""
+def _result_row(result: "EvalResult") -> tuple[str, str]:
+  """Returns the card's row of a result."""
   value = result.metric_value
   plain_metrics = ("loss", "perplexity", "bits_per_byte", "pearsonr")
   is_share = result.metric_type not in plain_metrics

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -76,7 +77,7 @@ _AT_MASKS = (
 
 def same_tokens(
   loaded: TextModel,
-  written: Mapping[str, str],
+  tokenizer_files: Mapping[str, Any],
   before: Sequence[int],
   after: Sequence[int],
 ) -> None:
@@ -84,11 +85,12 @@ def same_tokens(
 
   Args:
     loaded: The model.
-    written: Text of each exported file.
+    tokenizer_files: Files of the exported tokenizer, as `tokenizer.files`.
     before: Special tokens before a text.
     after: Special tokens after a text.
   """
-  exported = tokenizers.Tokenizer.from_str(written["tokenizer.json"])
+  spec = json.dumps(tokenizer_files["tokenizer.json"])
+  exported = tokenizers.Tokenizer.from_str(spec)
   head, tail = (len(ids) for ids in loaded.frame)
   for text in _sample_texts(loaded):
     try:
@@ -112,15 +114,16 @@ def check_exportable(tokenizer: Tokenizer, boundary: str) -> None:
   reader = TextModel(model=None, params=None, meta=meta)
   before, after = (ids.tolist() for ids in reader.frame)
   exported = hf_tokenizer.files(tokenizer, before, after, longest=1)
-  written = {name: json.dumps(fields) for name, fields in exported.items()}
-  same_tokens(reader, written, before, after)
+  same_tokens(reader, exported, before, after)
 
 
 def _sample_texts(loaded: TextModel) -> Iterator[str]:
   """Yields texts without and with masks."""
   random = np.random.default_rng(0)
+  token_ids = random.integers(loaded.tokenizer.vocab_size, size=(_ROWS, 16))
+  random_texts = (loaded.tokenizer.decode(ids)[:_LONGEST] for ids in token_ids)
   names = sorted(loaded.mask_names)
-  for text in (*_ODD, *_held_out_rows(loaded), *_of_random_tokens(loaded)):
+  for text in (*_ODD, *_held_out_rows(loaded), *random_texts):
     yield text
     if names and text:
       words = [word.span() for word in re.finditer(r"\S+", text)] or [(0, 0)]
@@ -141,9 +144,3 @@ def _held_out_rows(loaded: TextModel) -> Iterator[str]:
       rows, _ = data.dev.read(np.linspace(0, len(data.dev) - 1, count).round())
       for row in rows:
         yield data.tokenizer.decode(row)[:_LONGEST]
-
-
-def _of_random_tokens(loaded: TextModel) -> Iterator[str]:
-  random = np.random.default_rng(0)
-  for ids in random.integers(loaded.tokenizer.vocab_size, size=(_ROWS, 16)):
-    yield loaded.tokenizer.decode(ids)[:_LONGEST]

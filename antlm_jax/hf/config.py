@@ -14,7 +14,7 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping
-from antlm_jax.hf.architecture import Architecture, Target
+from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.tokenizer import ROLES
 from antlm_jax.runtime import files
 
@@ -25,7 +25,6 @@ GENERATION = "generation_config.json"
 def make_config_json(
   model: models.Model,
   special: Mapping[str, int | None],
-  architecture: Architecture,
   target: Target,
   dtype: str,
 ) -> dict[str, Any]:
@@ -35,6 +34,7 @@ def make_config_json(
   Raises a UserError if transformers has no such model.
   """
   ours = model.config
+  architecture = mapping.ARCHITECTURES[ours.name]
   if ours.width % ours.heads:
     raise UserError(
       f"model.width={ours.width} is not a multiple of model.heads={ours.heads},"

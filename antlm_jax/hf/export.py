@@ -1,9 +1,11 @@
 """Writes a trained model as a folder that transformers opens."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
+import types
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -13,15 +15,44 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import EXPORT_RECORD, Architecture, Target
+from antlm_jax.hf.architecture import EXPORT_RECORD, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 
 _CODE = pathlib.Path(__file__).parent / "remote"
-_NO_FACTS = card.CardFacts()
+_NO_FACTS: Mapping[str, object] = types.MappingProxyType({})
 _SBERT = "sentence_transformers.models"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exported:
+  """A folder that transformers opens: a path, with its model's attention."""
+
+  path: pathlib.Path
+  attention: str  # `causal` or `bidirectional`
+  classes: tuple[str, ...]  # names of transformers' classes that open it
+
+  def __fspath__(self) -> str:
+    return str(self.path)
+
+  def __truediv__(self, name: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path of a file in the folder."""
+    return self.path / name
+
+  def __str__(self) -> str:
+    return str(self.path)  # which transformers opens instead of an os.PathLike
+
+  def __repr__(self) -> str:
+    return f"<{self.about}>"
+
+  @property
+  def about(self) -> str:
+    """A line with the path, the attention and the classes."""
+    path = files.shown_path(self.path)
+    names = ", ".join(self.classes)
+    return f"{path}: {self.attention}, opens with {names}"
 
 
 def export_model(
@@ -31,8 +62,8 @@ def export_model(
   dtype: str = "float32",
   shard_bytes: int = 5 * 10**9,
   sentences: bool = False,
-  facts: card.CardFacts = _NO_FACTS,
-) -> list[pathlib.Path]:
+  facts: Mapping[str, object] = _NO_FACTS,
+) -> list[Exported]:
   """Writes a model as a folder, or as a subfolder for each of two attentions.
 
   Args:
@@ -43,10 +74,11 @@ def export_model(
     shard_bytes: Largest size of a weights file, in bytes.
     sentences: Also write a sentence-transformers model that averages the
       tokens. Embedders are always such models.
-    facts: Facts for the card that only the user knows.
+    facts: Fields of the card's metadata that only the user knows: `license`,
+      `language` and `base_model`.
 
   Returns:
-    Paths to the folders that transformers opens.
+    The folders that transformers opens.
 
   Raises:
     UserError: The output exists, transformers has no such model, or the
@@ -60,30 +92,33 @@ def export_model(
       f"{loaded.path} was fine-tuned with {loaded.task.attention} attention and"
       " exports only as that"
     )
-  targets = {a: target_of(loaded, a) for a in attentions}
+  targets = [target_of(loaded, attention) for attention in attentions]
   results = card.read_results(loaded)
-  text_files = {
-    attention: _text_files(loaded, attention, target, dtype, sentences)
-    | {card.FILE: card.card(loaded, attention, target, results, facts)}
-    for attention, target in targets.items()
-  }
-  for attention in attentions:
-    frame = _frame_tokens(loaded, attention, sentences)
-    check.same_tokens(loaded, text_files[attention], *frame)
   folder_names = attentions if len(attentions) > 1 else (".",)
-  first_target = targets[attentions[0]]
+  exports = []
+  folder_texts = []
+  for name, attention, target in zip(
+    folder_names, attentions, targets, strict=True
+  ):
+    classes = heads.export_classes(loaded, target, sentences)
+    exports.append(Exported(output / name, attention, classes))
+    texts = _text_files(loaded, attention, target, dtype, sentences)
+    texts[card.FILE] = card.card(
+      loaded, attention, target, classes[0], results, facts
+    )
+    folder_texts.append(texts)
   with files.replacing(output) as aside:
-    for name, (attention, target) in zip(
-      folder_names, targets.items(), strict=True
+    first = aside / folder_names[0]
+    for name, target, texts in zip(
+      folder_names, targets, folder_texts, strict=True
     ):
-      folder = aside / name
-      _write_texts(folder, text_files[attention], target.code)
-      if target is not first_target and target.has_weights_of(first_target):
-        _link_weights(aside / folder_names[0], folder)
+      _write_texts(aside / name, texts, target.code)
+      if name != folder_names[0] and target.has_weights_of(targets[0]):
+        _link_weights(first, aside / name)
       else:
         tensors = _export_tensors(loaded, target, dtype)
-        weights.write_weights(folder, tensors, shard_bytes)
-  return [output / name for name in folder_names]
+        weights.write_weights(aside / name, tensors, shard_bytes)
+  return exports
 
 
 def check_new(output: str | os.PathLike) -> None:
@@ -112,69 +147,53 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   return causal + ("bidirectional",) * bidirectional
 
 
-def _architecture(loaded: Loaded) -> Architecture:
-  """Returns how transformers has the encoder; UserError if it lacks it."""
+def target_of(loaded: Loaded, attention: str) -> Target:
+  """Returns the transformers model for an attention; UserError if none."""
   name = loaded.config.model.name
   if name not in ARCHITECTURES:
     raise UserError(
       f"transformers has no model for the encoder {name!r}: its plugin may add"
       " one to ARCHITECTURES of antlm_jax.hf.mapping"
     )
-  return ARCHITECTURES[name]
-
-
-def target_of(loaded: Loaded, attention: str) -> Target:
-  """Returns the transformers model for an attention; UserError if none."""
   # Fine-tuned heads read hidden states, so the mask shift does not matter.
   shift = 0 if loaded.task else loaded.mask_shift
-  architecture = _architecture(loaded)
-  return architecture.target(loaded.model.config, attention, shift)
-
-
-def _frame_tokens(
-  loaded: Loaded, attention: str, sentences: bool
-) -> tuple[list[int], list[int]]:
-  """Returns the special tokens before and after an exported model's text."""
-  before, after = (ids.tolist() for ids in loaded.frame)
-  # A causal model continues the text, so no special token may follow it, unless
-  # it is to give the text's vector.
-  if attention == "causal" and not loaded.task and not sentences:
-    after = []
-  return before, after
+  return ARCHITECTURES[name].target(loaded.model.config, attention, shift)
 
 
 def _text_files(
   loaded: Loaded, attention: str, target: Target, dtype: str, sentences: bool
 ) -> dict[str, str]:
-  """Returns the text files of a folder by path, but for its card."""
-  architecture = _architecture(loaded)
+  """Returns the text files of a folder by path, but for its card.
+
+  Raises a UserError if the tokenizer lacks a mask, or would read a text unlike
+  ours.
+  """
   predicts = not loaded.task and not loaded.headless
-  if (
-    predicts
-    and attention == "bidirectional"
-    and loaded.tokenizer.mask_id is None
-  ):
+  generates = attention == "causal" and predicts
+  if predicts and not generates and loaded.tokenizer.mask_id is None:
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " attention causal"
     )
-  before, after = _frame_tokens(loaded, attention, sentences)
+  before, after = (ids.tolist() for ids in loaded.frame)
+  # A causal model continues the text, so no special token may follow it, unless
+  # it is to give the text's vector.
+  if attention == "causal" and not loaded.task and not sentences:
+    after = []
   special = tokenizer.special_ids(loaded.tokenizer, before)
-  config = hf_config.make_config_json(
-    loaded.model, special, architecture, target, dtype
-  )
+  config = hf_config.make_config_json(loaded.model, special, target, dtype)
   if target.code:
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.head_config(loaded, target)
   elif loaded.headless:
     config["architectures"] = [target.classes["AutoModel"]]
-  values = {hf_config.CONFIG: config}
-  generates = attention == "causal" and predicts
   padding_side = "left" if generates and not sentences else "right"
-  values |= tokenizer.files(
+  tokenizer_files = tokenizer.files(
     loaded.tokenizer, before, after, loaded.longest_row, padding_side
   )
+  check.same_tokens(loaded, tokenizer_files, before, after)
+  values = {hf_config.CONFIG: config, **tokenizer_files}
   values[EXPORT_RECORD] = _import_metadata(loaded)
   if generates:
     values[hf_config.GENERATION] = hf_config.generation_config(
@@ -213,7 +232,7 @@ def _link_weights(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights, and the head of a fine-tuned model."""
-  architecture = _architecture(loaded)
+  architecture = ARCHITECTURES[loaded.config.model.name]
   names = architecture.names(target)
   params = loaded.params
   if loaded.task:

@@ -9,7 +9,6 @@ from antlm_jax.hf.architecture import (
   Target,
   auto_classes,
   integer_field,
-  layer_kinds,
   tensor_names,
   unsupported_value,
   with_defaults,
@@ -27,7 +26,6 @@ _BOTH_WAYS = "use_bidirectional_attention"
 _WINDOW = "sliding_window"
 _PATTERN = "sliding_window_pattern"
 _LOCAL = "rope_local_base_freq"
-_KINDS = "full_attention", "sliding_attention"  # of layers
 _DEFAULTS = {
   "attention_bias": False,
   "attention_dropout": 0.0,
@@ -61,19 +59,13 @@ def _gemma_target(both_ways: bool) -> Target:
 
 
 def _gemma_fields(config, target: Target) -> dict[str, Any]:
-  windows = config.layer_windows
   width = target.window(config, default=_DEFAULTS[_WINDOW])
   scaling = rope.rope_field(config.rope_scaling)
-  rotates = (
-    scaling | {"rope_theta": config.rope_theta},
-    rope.rope_field() | {"rope_theta": config.window_rope_theta},
-  )
   return {
     # A bidirectional Gemma computes our width as this / 2 + 1.
     _WINDOW: 2 * (width - 1) if target.settings[_BOTH_WAYS] else width,
-    "layer_types": [_KINDS[window > 0] for window in windows],
     # Read by transformers 5; version 4 reads rope_scaling and the bases.
-    "rope_parameters": dict(zip(_KINDS, rotates, strict=True)),
+    **rope.fields_by_kind(config, scaling),
     "rope_scaling": scaling if config.rope_scaling else None,
   }
 
@@ -81,13 +73,11 @@ def _gemma_fields(config, target: Target) -> dict[str, Any]:
 def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
   fields = with_defaults(fields, _DEFAULTS, _ONLY | llama.ONLY)
   both_ways = fields.get(_BOTH_WAYS) is True
-  bases = dict(zip(_KINDS, (fields["rope_theta"], fields[_LOCAL]), strict=True))
+  bases = {rope.FULL: fields["rope_theta"], rope.SLIDING: fields[_LOCAL]}
   full, near = rope.by_kind(fields, bases)
   scaled = fields.get("rope_scaling", {})
   if not isinstance(scaled, dict):
     raise unsupported_value("rope_scaling", scaled)
-  if rope.read_rope_scaling("rope_parameters.sliding_attention", near):
-    raise unsupported_value("rope_parameters.sliding_attention", near)
   return fields | {
     "is_causal": not both_ways,
     "rope_scaling": rope.read_rope_scaling(
@@ -102,9 +92,9 @@ def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
 def _gemma_windows(fields: Mapping, both_ways: bool) -> tuple[int, ...]:
   width = integer_field(fields, _WINDOW, 1)
   period = integer_field({_PATTERN: 6, **fields}, _PATTERN, 1)
-  kinds = layer_kinds(fields, lambda i: _KINDS[(i + 1) % period > 0], _KINDS)
+  kinds = rope.layer_kinds(fields, lambda i: rope.KINDS[(i + 1) % period > 0])
   window = width // 2 + 1 if both_ways else width
-  return encoder.pattern([window * (kind == _KINDS[1]) for kind in kinds])
+  return encoder.pattern([window * (kind == rope.SLIDING) for kind in kinds])
 
 
 GEMMA = Architecture(

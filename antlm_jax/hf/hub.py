@@ -3,23 +3,13 @@
 A model's name is ORG/NAME or ORG/NAME@REVISION.
 """
 
-import os
 import pathlib
-import re
 from collections.abc import Sequence
 
 from antlm_jax.errors import UserError
+from antlm_jax.training.checkpoint import HUB_NAME
 
 PREFIX = "hf://"  # prefix of the name in a config's init.checkpoint
-_NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-def is_name(model: str | os.PathLike) -> bool:
-  """Whether `model` is a name on the Hub, not a local folder."""
-  if not _NAME.fullmatch(os.fspath(model)) or os.path.exists(model):
-    return False
-  # If runs/ exists, runs/slip is a mistyped path.
-  return not pathlib.Path(model).parent.exists()
 
 
 def download_model(name: str, inside: str = "") -> pathlib.Path:
@@ -31,7 +21,7 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
   """
   import huggingface_hub
 
-  match = _NAME.fullmatch(name)
+  match = HUB_NAME.fullmatch(name)
   repo = match["repo"]
   revision = match["revision"]
 

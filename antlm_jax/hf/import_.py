@@ -64,7 +64,11 @@ def open_tokenizer(model: str) -> Tokenizer:
 
 def _is_foreign(model: str) -> bool:
   """Whether `model` is a transformers folder, GGUF, or a name on the Hub."""
-  if model.startswith(hub.PREFIX) or hub.is_name(model) or gguf.is_gguf(model):
+  if (
+    model.startswith(hub.PREFIX)
+    or checkpoint.is_hub_name(model)
+    or gguf.is_gguf(model)
+  ):
     return True
   # Our runs also have a config.json.
   folder = files.absolute_path(model)
@@ -110,7 +114,7 @@ class Imported(Checkpoint):
   def name(self) -> str:
     """Name of the model on the Hub, or absolute path to its folder."""
     # The run's config keeps the path, which must be valid from any folder.
-    if hub.is_name(self._location):
+    if checkpoint.is_hub_name(self._location):
       return hub.PREFIX + self._location
     return os.path.abspath(self._location)
 
@@ -214,7 +218,9 @@ class Imported(Checkpoint):
     config = Config(
       model=models.ENCODERS[description.encoder](**description.settings),
       curriculum=layout.curriculum or f"1{description.objective}",
-      init=Init(checkpoint=self.name if hub.is_name(self._location) else ""),
+      init=Init(
+        checkpoint=self.name if checkpoint.is_hub_name(self._location) else ""
+      ),
     )
     longest_row = model.config.max_seq_len
     meta = Meta(

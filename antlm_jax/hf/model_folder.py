@@ -13,6 +13,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import gguf, hub
 from antlm_jax.hf.config import CONFIG
 from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -53,7 +54,7 @@ def find_model(model: str) -> ModelFolder:
   Raises a UserError if the download fails, or if there is no whole model with a
   tokenizer.
   """
-  on_hub = hub.is_name(model)
+  on_hub = checkpoint.is_hub_name(model)
   if gguf.is_gguf(model):
     folder = gguf.unpack(model)
   elif on_hub:
@@ -68,7 +69,8 @@ def find_model(model: str) -> ModelFolder:
         hub.download_model(model, module["path"])
   path = folder
   if not (folder / CONFIG).is_file():
-    path /= next((m["path"] for m in modules if _is_transformer(m)), "")
+    transformers = [m for m in modules if m["type"].endswith(".Transformer")]
+    path /= transformers[0]["path"] if transformers else ""
   if not (path / CONFIG).is_file():
     raise UserError(
       f"{path} is not a folder of a transformers model: it has no {CONFIG}"
@@ -197,10 +199,6 @@ def _pooling(fields: Mapping[str, Any]) -> str:
   used = [name for name in fields if name.startswith(prefix) and fields[name]]
   modes = fields.get("pooling_mode", [n.removeprefix(prefix) for n in used])
   return ", ".join([modes] if isinstance(modes, str) else map(str, modes))
-
-
-def _is_transformer(module: Mapping[str, Any]) -> bool:
-  return module["type"].endswith(".Transformer")
 
 
 def _check_merged(folder: pathlib.Path, model: str) -> None:

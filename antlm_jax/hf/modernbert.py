@@ -10,7 +10,6 @@ from antlm_jax.hf.architecture import (
   Target,
   auto_classes,
   integer_field,
-  layer_kinds,
   tensor_names,
   unsupported_value,
   with_defaults,
@@ -54,8 +53,6 @@ _DEFAULTS = {
   _BASE: 160_000.0,
   "local_rope_theta": 10_000.0,
 }
-_FULL = "full_attention"
-_SLIDING = "sliding_attention"
 _CAUSAL = "modernbert-decoder"
 _BIDIRECTIONAL = "modernbert"
 _BLOCK = "model.layers.{}"
@@ -82,15 +79,10 @@ def _period(config, target: Target) -> int | None:
 def _modernbert_fields(config, target: Target) -> dict[str, Any]:
   period = _period(config, target)
   width = target.window(config, default=65)
-  bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
-    "layer_types": [_SLIDING if w else _FULL for w in config.layer_windows],
     # Sum of both directions; the decoder also counts the token itself.
     "local_attention": 2 * (width - (target.model_type == _BIDIRECTIONAL)),
-    "rope_parameters": {
-      kind: rope.rope_field() | {"rope_theta": base}
-      for kind, base in bases.items()
-    },
+    **rope.fields_by_kind(config),
     "embedding_dropout": config.dropout,
     "initializer_cutoff_factor": 2.0,
     # Null is an error in versions that would compute other logits.
@@ -115,23 +107,20 @@ def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
   period = integer_field(values, _PERIOD, 1)
   window = integer_field(values, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
-  kinds = layer_kinds(
-    values, lambda i: _SLIDING if i % period else _FULL, (_FULL, _SLIDING)
-  )
-  windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
+  kinds = rope.layer_kinds(values, lambda i: rope.KINDS[i % period > 0])
+  windows = encoder.pattern([window * (kind == rope.SLIDING) for kind in kinds])
   base = values[_BASE]
   if fields.get("local_rope_theta", 0) is None:  # null for the global base
     values["local_rope_theta"] = base
-  bases = {_FULL: base, _SLIDING: values["local_rope_theta"]}
-  ropes = rope.by_kind(values, bases)
-  for kind, rotation in zip(bases, ropes, strict=True):
-    name = f"rope_parameters.{kind}"
-    if rope.read_rope_scaling(name, rotation):
-      raise unsupported_value(name, rotation)
+  bases = {rope.FULL: base, rope.SLIDING: values["local_rope_theta"]}
+  full, near = rope.by_kind(values, bases)
+  name = f"rope_parameters.{rope.FULL}"
+  if rope.read_rope_scaling(name, full):
+    raise unsupported_value(name, full)
   return values | {
     "layer_types": windows if any(windows) else (),
-    _BASE: ropes[0]["rope_theta"],
-    "local_rope_theta": ropes[1]["rope_theta"],
+    _BASE: full["rope_theta"],
+    "local_rope_theta": near["rope_theta"],
   }
 
 

@@ -9,7 +9,6 @@ from antlm_jax.hf.architecture import (
   Target,
   auto_classes,
   integer_field,
-  layer_kinds,
   tensor_names,
   unsupported_value,
   with_defaults,
@@ -17,8 +16,6 @@ from antlm_jax.hf.architecture import (
 from antlm_jax.models import encoder
 
 _WINDOW = "sliding_window"  # tokens that a query sees on each side
-_FULL = "full_attention"
-_SLIDING = "sliding_attention"
 _DEFAULTS = {
   "attention_bias": False,
   "attention_dropout": 0.0,
@@ -29,7 +26,7 @@ _DEFAULTS = {
   _WINDOW: 128,
   "tie_word_embeddings": False,
 }
-_BASES = {_FULL: 2_560_000.0, _SLIDING: 10_000.0}
+_BASES = {rope.FULL: 2_560_000.0, rope.SLIDING: 10_000.0}
 _TASKS = "MaskedLM", "SequenceClassification", "TokenClassification"
 
 
@@ -50,11 +47,7 @@ def _ultrabert_fields(config, target: Target) -> dict[str, Any]:
   scaling = rope.rope_field(config.rope_scaling)
   return {
     _WINDOW: width - 1,
-    "layer_types": [_SLIDING if w else _FULL for w in config.layer_windows],
-    "rope_parameters": {
-      _FULL: scaling | {"rope_theta": config.rope_theta},
-      _SLIDING: rope.rope_field() | {"rope_theta": config.window_rope_theta},
-    },
+    **rope.fields_by_kind(config, scaling),
     # Fields of transformers 4, which has no UltraBERT.
     "rope_scaling": None,
     "rope_theta": None,
@@ -65,19 +58,17 @@ def _complete_ultrabert(fields: Mapping, target: Target) -> dict[str, Any]:
   only = llama.ONLY | llama.COMPUTES | {"rope_scaling": None}
   fields = with_defaults(fields, _DEFAULTS | target.defaults, only)
   fields = llama.with_heads(_with_window(fields))
-  kinds = layer_kinds(
-    fields, lambda i: _SLIDING if (i + 1) % 3 else _FULL, (_FULL, _SLIDING)
-  )
+  kinds = rope.layer_kinds(fields, lambda i: rope.KINDS[(i + 1) % 3 > 0])
   width = integer_field(fields, _WINDOW, 0) + 1
-  windows = encoder.pattern([width * (kind == _SLIDING) for kind in kinds])
+  windows = encoder.pattern([width * (kind == rope.SLIDING) for kind in kinds])
   full, near = rope.by_kind(fields, _bases(fields, kinds))
-  if rope.read_rope_scaling(f"rope_parameters.{_SLIDING}", near):
-    raise unsupported_value(f"rope_parameters.{_SLIDING}", near)
   return fields | {
     "layer_types": windows if any(windows) else (),
     "rope_theta": full["rope_theta"],
     "rope_parameters": near["rope_theta"],
-    "rope_scaling": rope.read_rope_scaling(f"rope_parameters.{_FULL}", full),
+    "rope_scaling": rope.read_rope_scaling(
+      f"rope_parameters.{rope.FULL}", full
+    ),
   }
 
 
@@ -91,7 +82,7 @@ def _with_window(fields: Mapping) -> dict[str, Any]:
     widths = set(layer_windows) - {0, None}
   if len(widths) != 1:  # transformers would use the first
     raise unsupported_value("attention_windows", layer_windows)
-  kinds = [_SLIDING if width else _FULL for width in layer_windows]
+  kinds = [rope.KINDS[bool(width)] for width in layer_windows]
   return {"layer_types": kinds, **fields, _WINDOW: widths.pop()}
 
 

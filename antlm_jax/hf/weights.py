@@ -207,15 +207,17 @@ def _pickled(path: pathlib.Path) -> dict[str, StoredTensor]:
     for name, value in state.items()
     if isinstance(value, torch.Tensor)
   }
-  for kind, wrong in (
-    ("without values (on the device 'meta')", lambda t: t.is_meta),
-    ("sparse or nested", lambda t: t.layout != torch.strided or t.is_nested),
-  ):
-    if names := [name for name, tensor in tensors.items() if wrong(tensor)]:
-      raise UserError(
-        f"{path} has tensors {kind}: {_listed_tensors(names)}; load the model"
-        " in PyTorch and save ordinary tensors"
-      )
+  unusual = [
+    name
+    for name, tensor in tensors.items()
+    if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided
+  ]
+  if unusual:
+    raise UserError(
+      f"{path} has tensors that are sparse, nested or without values (on the"
+      f" device 'meta'): {_listed_tensors(unusual)}; load the model in PyTorch"
+      " and save ordinary tensors"
+    )
   return {
     name: StoredTensor(
       tuple(value.shape),

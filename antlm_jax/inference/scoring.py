@@ -104,16 +104,6 @@ class Totals(NamedTuple):
   # number of scored tokens, float64 `[T, 2]`.
   by_position: np.ndarray
 
-  def add(self, batch: "Targets", logprobs, likeliest) -> None:
-    """Adds the results `[R, K]` and `[R]` of a batch to the sums, in place."""
-    # The device computes in float32, as in training. Sums are float64, so that
-    # they do not depend on the batches.
-    np.add.at(self.logprobs, batch.text, logprobs.astype(np.float64))
-    np.add.at(self.likeliest, batch.text, likeliest)
-    nats, count = self.by_position.T
-    np.subtract.at(nats, batch.position, logprobs[:, 0])
-    np.add.at(count, batch.position, 1)
-
 
 def mode_named(name: str) -> str:
   """Returns a name's mode in `MODES`; `clm` is `causal`."""
@@ -330,7 +320,13 @@ def totals(
     results = program(loaded.params, rows, tokens, temperatures)
     # The last targets may be padding.
     logprobs, likeliest = (np.asarray(x)[: len(batch.text)] for x in results)
-    sums.add(batch, logprobs, likeliest)
+    # The device computes in float32, as in training. Sums are float64, so that
+    # they do not depend on the batches.
+    np.add.at(sums.logprobs, batch.text, logprobs.astype(np.float64))
+    np.add.at(sums.likeliest, batch.text, likeliest)
+    nats, counts = sums.by_position.T
+    np.subtract.at(nats, batch.position, logprobs[:, 0])
+    np.add.at(counts, batch.position, 1)
   return sums
 
 

@@ -35,6 +35,18 @@ from antlm_jax.training.step import TrainState
 FOLDER = "checkpoints"
 _COMMITTED = "commit_success.txt"  # orbax writes it last, in a bucket
 _SPARE = 1 << 20  # bytes that orbax writes in addition to the arrays
+# Files of a model of transformers, of which a run has none.
+_FOREIGN = (
+  "tokenizer_config.json",
+  "model.safetensors",
+  "pytorch_model.bin",
+  "model.safetensors.index.json",
+  "modules.json",
+  "adapter_config.json",
+)
+_NOT_A_RUN = "is a model of transformers, not a run"
+# A name on the Hub, which may also be a path.
+HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Words of the errors that orbax and tensorstore raise for damaged files. Most
 # of these errors have hundreds of lines.
 _DAMAGED = ("TensorStore", "DATA_LOSS", "does not exist", "not found")
@@ -195,6 +207,9 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
 
   Raises a UserError if there is no such checkpoint.
   """
+  location = os.fspath(path)
+  if location.startswith("hf://"):
+    raise UserError(f"{location} {_NOT_A_RUN}: {_import_remedy(location)}")
   path = files.absolute_path(path)
   with files.reaching(path):
     alone = (path / "meta").is_dir()
@@ -204,16 +219,44 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
     return path
   steps = checkpoint_steps(path)
   if not steps:
+    if _is_foreign(path):
+      raise UserError(f"{path} {_NOT_A_RUN}: {_import_remedy(location)}")
     parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
     inside = sorted({str(part.parent) for paths in parts for part in paths})
     near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
     give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
     why = files.absent(path) or give
+    if is_hub_name(location):
+      remedy = _import_remedy(location)
+      why = f"no such folder; if it is a model on the Hub, {remedy}"
     raise UserError(f"{path!s:.200} holds no checkpoint: {why}")
   if step is not None and step not in steps:
     existing = ", ".join(map(str, steps))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
   return steps[max(steps) if step is None else step]
+
+
+def is_hub_name(model: str | os.PathLike) -> bool:
+  """Whether `model` is a name on the Hub, not a local folder."""
+  if not HUB_NAME.fullmatch(os.fspath(model)) or os.path.exists(model):
+    return False
+  # If runs/ exists, runs/slip is a mistyped path.
+  return not pathlib.Path(model).parent.exists()
+
+
+def _is_foreign(path: pathlib.Path) -> bool:
+  """Whether a path is a folder of transformers, or a GGUF file."""
+  is_gguf = path.name.lower().endswith(".gguf")
+  return is_gguf or any((path / name).is_file() for name in _FOREIGN)
+
+
+def _import_remedy(model: str) -> str:
+  """Returns how to make a run of a model of transformers."""
+  model = model.removeprefix("hf://")
+  return (
+    f"make a run first with `antlm import --model={model} --workdir=RUN`, or in"
+    f" Python import_model({model!r}, 'RUN')"
+  )
 
 
 @contextlib.contextmanager
