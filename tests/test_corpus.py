@@ -315,6 +315,20 @@ def test_paths_that_belong_together_are_splits(tmp_path, capsys):
   )
 
 
+def test_a_path_that_names_two_splits_is_said(tmp_path):
+  """Catches a file whose name beats its folder's without a word."""
+  files = "train/a.txt", "train/val_1.txt", "dev/train.txt", "dev/b.txt"
+  corpus = find_corpus([str(write(tmp_path, **dict.fromkeys(files, "a")))])
+  assert names(corpus.train) == {"a.txt", "train.txt"}
+  assert names(corpus.dev) == {"val_1.txt", "b.txt"}
+  assert {*str(corpus).splitlines()[2:]} == {
+    "warning: read as dev, but named train as well: val_1.txt",
+    "warning: read as train, but named dev as well: train.txt",
+  }
+  chosen = find_corpus([f"{tmp_path}/train"], [f"{tmp_path}/dev/train.txt"])
+  assert "warning" not in str(chosen)
+
+
 def test_dev_paths_and_files_given_by_themselves(tmp_path):
   files = ("a.txt", "b.txt", "c.dev", "d.test", "sub/valid.txt", "sub/e.txt")
   folder = str(write(tmp_path, **dict.fromkeys(files, "a")))
@@ -597,33 +611,6 @@ def test_records_without_text_are_counted(tmp_path, capsys):
     left = "records have no text and are left out"
     assert f"train: 3 of 203 {left} (1 blank, 2 null)" in said
     assert f"dev: 40 of 80 {left} (40 blank, 0 null)" in said
-
-
-def test_copies_are_told_in_one_line(tmp_path, capsys):
-  """Catches text that is used twice, or trained on and held out."""
-  text, other = make_text(300), make_text(301)
-  files = {
-    "a.train": text,
-    "a (copy).train": text,
-    "sub/a.train.txt.gz": gzip.compress(text.encode()),
-    "b.train": other,  # has the same beginning
-    "c.train": text[:-1] + "!",  # has the same beginning and size
-    "empty.train": "",
-    "none.train": "",
-    "a.dev": "the cat sees .\n\n" * 30,
-  }
-  folder = write(tmp_path / "in", **files)
-  prepared(tmp_path, [str(folder)], "one")
-  warnings = [x for x in capsys.readouterr().out.splitlines() if "equal" in x]
-  (line,) = warnings
-  copies = "a (copy).train = a.train = sub/a.train.txt.gz"
-  assert line.startswith(f"warning: equal files are all used: {copies};")
-  assert not {"b.train", "c.train", "empty.train"} & {*line.split()}
-  (folder / "a (copy).train").rename(folder / "x.dev")
-  prepared(tmp_path, [str(folder)], "two")
-  out = capsys.readouterr().out
-  told = "warning: files are trained on and held out: a.train = "
-  assert f"{told}sub/a.train.txt.gz = x.dev;" in out and "equal" not in out
 
 
 def test_a_link_to_nothing_is_refused(tmp_path):

@@ -314,9 +314,6 @@ def _run_preparation(
   `words` are the arguments of a command that prepares the same.
   """
   start = time.monotonic()
-  if not preparation.is_begun:
-    for line in preparation.corpus.copies():
-      progress.say(line)
   preparation.begin()
   if task is None:
     with preparation.sealing():

@@ -44,7 +44,7 @@ from antlm_jax.data.document_store import DocumentFile, Fingerprints
 from antlm_jax.data.hold_out import Division
 from antlm_jax.data.prepared_folder import Manifest, PreparedSplit
 from antlm_jax.data.shards import Recipe, ShardWriter
-from antlm_jax.data.spans import Span, make_spans, read_span
+from antlm_jax.data.spans import Span, make_spans
 from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -186,7 +186,7 @@ class Preparation:
           if is_free and not self._hashes_file(task).exists():
             arrays = {}
             for span in self._spans(task):
-              documents = read_span(span, self.corpus)
+              documents = self.corpus.read_parts(span.parts)
               hashes, sizes = document_store.fingerprints(documents)
               arrays |= {f"h{span.number}": hashes, f"s{span.number}": sizes}
             _write_arrays(self._hashes_file(task), arrays)
@@ -379,7 +379,7 @@ class Preparation:
 
     Raises a UserError if it has other documents than when it was divided.
     """
-    read = read_span(span, self.corpus, tally)
+    read = self.corpus.read_parts(span.parts, tally)
     if tally is not None:
       read = marks.counted(read, self._marks, tally)
     documents = document_store.spool(read, self._staging)
@@ -580,7 +580,7 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
   # A dataset of a hub is not one file: its text counts.
   size = 0
   digest = hashlib.sha256()
-  for piece in dataclasses.replace(corpus, train=(path,)).read("train"):
+  for piece in corpus.read_parts([(path, readers.WHOLE)]):
     text = piece.text.encode("utf-8")
     size += len(text)
     digest.update(text + b"\0")

@@ -18,7 +18,6 @@ import contextlib
 import csv
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
 import json
@@ -473,18 +472,15 @@ def open_file(path: str) -> BinaryIO:
 
   Raises a ValueError if it is text in UTF-16 or UTF-32.
   """
-  file = _open_source_file(path)
+  ending = os.path.splitext(path)[1].lower()
+  if ending in COMPRESSED:
+    file = io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
+  else:
+    file = io.BufferedReader(io.FileIO(path))
   if why := parsing.not_utf8(file.peek()):
     file.close()
     raise ValueError(why)
   return file
-
-
-def _open_source_file(path: str) -> io.BufferedReader:
-  ending = os.path.splitext(path)[1].lower()
-  if ending not in COMPRESSED:
-    return open(path, "rb")
-  return io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
 
 
 class _Unpacked(io.RawIOBase):
@@ -519,50 +515,6 @@ def _check_unpacked(path: str, size: int) -> None:
       f"its {units.quantity(packed, 'B')} hold over {units.quantity(size, 'B')}"
       f" of text, over {_RATIO:,} times as much: if that is right, unpack it"
     )
-
-
-def equal_files(sources: Iterable[str]) -> list[list[str]]:
-  """Returns the groups of files with the same content, decompressed.
-
-  It reads only the beginning of a file, unless another file has the same. Empty
-  files and datasets of a hub are left out.
-
-  Raises:
-    UserError: A file cannot be read.
-  """
-
-  def packed(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in COMPRESSED
-
-  def alike(paths: Iterable[str], key: Callable) -> Iterator[list[str]]:
-    by_key = collections.defaultdict(list)
-    for path in paths:
-      by_key[key(path)].append(path)
-    by_key.pop(_file_digest(io.BytesIO()), None)
-    return (group for group in by_key.values() if group[1:])
-
-  def begin(path: str) -> bytes:
-    with _reading_source(path), _open_source_file(path) as file:
-      return _file_digest(io.BytesIO(file.read(1 << 12)))
-
-  def whole(path: str) -> bytes:
-    with _reading_source(path), _open_source_file(path) as file:
-      return _file_digest(file)
-
-  equal = []
-  for group in alike((s for s in sources if not s.startswith(HUB)), begin):
-    sizes = [group]
-    if not any(map(packed, group)):
-      sizes = alike(group, os.path.getsize)
-    equal += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
-  return equal
-
-
-def _file_digest(file: BinaryIO) -> bytes:
-  digest = hashlib.sha256()
-  while block := file.read(_BLOCK):
-    digest.update(block)
-  return digest.digest()
 
 
 def _divide_lines(
