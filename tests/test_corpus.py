@@ -24,7 +24,7 @@ from antlm_jax.data.document_store import fingerprints, spool
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.text_files import find_corpus
 from antlm_jax.data.tokenizer import Tokenizer
-from tests import runs
+from tests import hub_emulator, runs
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -443,6 +443,88 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   runs.refusal(
     r"may run code .* datasets 4 or", find_corpus, ["hf://nobody/script"]
   )
+
+
+def numbered(count: int) -> list[str]:
+  """Returns texts of eight words."""
+  return [f"the dog number {i} sees a cat ." for i in range(count)]
+
+
+def test_the_first_words_of_a_dataset_are_streamed(
+  tmp_path, monkeypatch, capsys
+):
+  """Catches a download of everything, other rows, and a failure in between."""
+  pytest.importorskip("datasets")
+  files = {}
+  for part in range(4):
+    for split in ("train", "validation"):
+      buffer = pa.BufferOutputStream()
+      parquet.write_table(pa.table({"text": numbered(900)}), buffer)
+      name = f"{split}-{part:05}-of-00004.parquet"
+      files[name] = buffer.getvalue().to_pybytes()
+  asked = {"vocab_size": 300, "seq_len": 16, "words": "4k"}
+  with hub_emulator.serving(files, tmp_path, monkeypatch) as hub:
+    made = prepare("hf://me/set", tmp_path / "out", **asked)
+    said = capsys.readouterr().out
+    # Of each split, the first file alone.
+    assert hub.sent < sum(map(len, files.values())) / 2
+    assert "train: the first 500 documents have 4,000 words\n" in said
+    assert "dev: the first 500 documents have 4,000 words\n" in said
+    assert made.manifest.settings["words"] == 4000
+    source, _ = made.manifest.sources
+    assert source["path"] == "first 4,000 words of hf://me/set::train"
+    prepare("hf://me/set", tmp_path / "out", **asked)
+    assert "is already prepared with these" in capsys.readouterr().out
+    again = prepare("hf://me/set", **asked)
+    assert again.manifest.splits["train"].sha256 == (
+      made.manifest.splits["train"].sha256
+    )
+    other = {**asked, "words": 8000}
+    runs.refusal(
+      "words 4000 there, 8000 asked", prepare, "hf://me/set",
+      tmp_path / "out", **other,
+    )  # fmt: skip
+    hub.most = hub.sent + 1000
+    line = runs.told(prepare, "hf://me/set::train", **asked)
+    assert line.startswith("cannot ") and "hf://me/set" in line
+  # The same words of a file are the same rows.
+  lines = tmp_path / "lines"
+  write(lines, **{"a.train": "\n".join(numbered(9000)), "a.dev": "\n".join(
+    numbered(900))})  # fmt: skip
+  alike = prepare(lines, documents="line", **asked)
+  for split in ("train", "dev"):
+    rows = (getattr(data, split).read(range(100))[0] for data in (made, alike))
+    np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_the_first_words_are_the_first_documents_of_the_files(
+  tmp_path, capsys, tasks
+):
+  """Catches another selection, a cut document, or words that are too few."""
+  first, second = make_text(40), make_text(90)
+  folder = write(tmp_path / "in", **{"a.txt": first, "b.txt": second})
+  both = [*first.strip().split("\n\n"), *second.strip().split("\n\n")]
+  sizes = np.cumsum([len(text.split()) for text in both])
+  count = int(np.argmax(sizes >= 1500)) + 1
+  assert 40 < count < 120
+  data = prepared(
+    tmp_path, [str(folder)], words=1500, dev_share=0.1, tasks=tasks
+  )
+  total = sum(split.words for split in data.manifest.splits.values())
+  assert total == sizes[count - 1]
+  expected = f"train: the first {count} documents have {total:,} words\n"
+  assert expected in capsys.readouterr().out
+  prepared(tmp_path, [str(folder)], "all", words="1M", dev_share=0.1)
+  assert f"{sizes[-1]:,} words, which is all of the text" in (
+    capsys.readouterr().out
+  )
+  runs.refusal("words=0 is not at least 1", prepare, folder, words=0)
+  runs.refusal("'ten' is no number of words", prepare, folder, words="ten")
+  runs.refusal(
+    "'<x>' is nowhere in the first", prepare, folder, words=1500,
+    separator="<x>",
+  )  # fmt: skip
 
 
 BAD = {  # test_records has the mistakes that every command finds

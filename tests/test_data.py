@@ -878,21 +878,6 @@ def test_the_end_of_a_process_is_told(
     assert not (tmp_path / "out").exists()
 
 
-def test_tasks_of_very_many_paths_run_in_one_process(
-  parts, tmp_path, python, monkeypatch, capsys
-):
-  """Catches `Argument list too long`, of thousands of paths from Python."""
-  python("exit 1")
-  monkeypatch.setattr(prepare, "_LONGEST", 10)
-  made = prepare.prepare(
-    [parts], tmp_path / "out", tasks=2, vocab_size=300, seq_len=32
-  )
-  assert len(made.manifest.splits["train"].shards) == 2
-  assert "tip: for a process for each core, give folders" in (
-    capsys.readouterr().out
-  )
-
-
 @pytest.mark.slow
 def test_processes_use_a_tokenizer_of_python(corpus, tmp_path):
   """Catches processes that train a tokenizer instead, or refuse the folder."""

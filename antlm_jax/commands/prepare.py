@@ -6,6 +6,7 @@ antlm prepare --verify --output prepared/
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
-from antlm_jax import cli, settings
+from antlm_jax import cli, settings, units
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.data import (
   coverage,
@@ -37,6 +38,7 @@ from antlm_jax.data.packing import (
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
+from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import (
   KINDS,
   Tokenizer,
@@ -48,8 +50,6 @@ from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress, records
 from antlm_jax.settings import PythonOnly, argument
 
-# Characters of a command. Linux allows 2 MiB, with the environment.
-_LONGEST = 1 << 19
 _LEAST_VOCABULARY = 261  # of bytes and special tokens
 # Variables of the processes that run tasks.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
@@ -66,6 +66,16 @@ _PATHS = {
   "metavar": "PATH",
   "read": _PathText,
 }
+
+
+def _parse_words(text: str) -> int:
+  """Reads a number of words, such as `10M`."""
+  try:
+    return int(units.parse_quantity(text))
+  except (ValueError, OverflowError) as error:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is no number of words: write 10M or 10000000"
+    ) from error
 
 
 @settings.checked
@@ -88,6 +98,9 @@ def prepare(
   boundary: Annotated[str | None, argument(choices=tuple(BOUNDARIES))] = None,
   dev_share: Annotated[float, argument(over=0, most=0.5)] = 0.02,
   share: Annotated[float, argument(over=0, most=1)] = 1.0,
+  words: Annotated[
+    int | None, argument(read=_parse_words, least=1, most=10**15)
+  ] = None,
   seed: int = 0,
   tasks: Annotated[int | None, argument(least=1)] = None,
   task: Annotated[int | None, argument(least=0)] = None,
@@ -128,6 +141,9 @@ def prepare(
       its own files say which tokens they are.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
+    words: Number of words to take, such as 10M: the first documents to train
+      on, in the order of their files, until they have as many words. As many of
+      the held-out files. Datasets of the Hub are streamed. By default all.
     seed: Random seed of the chunks' lengths.
     tasks: Number of tasks, and of files of rows; the rows are the same for any.
       By default as many as fit the text and this machine's cores.
@@ -161,6 +177,7 @@ def prepare(
       text, dev = splits.train_and_dev(text, dev)
     text_paths = stack.enter_context(_text_paths(text, column))
     dev_paths = stack.enter_context(_text_paths(dev, column))
+    stack.enter_context(_streaming(words))
     corpus = text_files.find_corpus(
       text_paths,
       dev_paths,
@@ -169,14 +186,15 @@ def prepare(
       column=column,
     )
     progress.say(str(corpus))
+    if words:
+      corpus = stack.enter_context(_first_words(corpus, words))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
       if opened is not None and not preparation.is_begun:
         from antlm_jax.hf import check  # slow to import
 
         check.check_exportable(opened, recipe.boundary)
-      words = _words(preparation, text_paths, dev_paths, tokenizer)
-      if not _run_preparation(preparation, task, words):
+      if not _run_preparation(preparation, task):
         return None
     data = PreparedData.open(folder)
     return data if output else in_memory.copy(data)
@@ -300,24 +318,81 @@ def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
     return
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
-    with files.writing(path), path.open("w", encoding="utf-8") as file:
-      for document in itertools.chain(head, documents):
-        file.write(json.dumps({column: document}) + "\n")
+    _write_documents(path, itertools.chain(head, documents), column)
     yield (str(path),)
 
 
-def _run_preparation(
-  preparation: Preparation, task: int | None, words: Sequence[str]
-) -> bool:
-  """Runs one task or all, and returns whether the folder is ready.
+def _write_documents(
+  path: pathlib.Path, documents: Iterable[str | None], column: str
+) -> None:
+  """Writes documents as records, which may lack a text."""
+  with files.writing(path), path.open("w", encoding="utf-8") as file:
+    for document in documents:
+      file.write(json.dumps({column: document}) + "\n")
 
-  `words` are the arguments of a command that prepares the same.
+
+def _streaming(words: int | None) -> contextlib.AbstractContextManager:
+  return readers.streaming() if words else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _first_words(corpus: Corpus, words: int) -> Iterator[Corpus]:
+  """Writes the first documents of a corpus to files, and yields their corpus.
+
+  Documents are taken in the order of the sources, until a split has `words`.
   """
+  with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
+    paths = {}
+    names = {}
+    for split, sources in (("train", corpus.train), ("dev", corpus.dev)):
+      if not sources:
+        continue
+      path = pathlib.Path(folder, f"{split}.jsonl")
+      _write_documents(path, _take_words(corpus, split, words), corpus.column)
+      paths[split] = (str(path),)
+      names[split] = f"first {words:,} words of {' '.join(sources):.300}"
+    # The records are documents, in which the separator is no more.
+    yield dataclasses.replace(corpus, **paths, separator="", written=names)
+
+
+def _take_words(corpus: Corpus, split: str, words: int) -> Iterator[str]:
+  """Yields the first documents of a split, and says how many there are."""
+  tally = readers.Tally()
+  documents = readers.whole_documents(corpus.read(split, tally))
+  count = 0
+  taken = 0
+  with (
+    contextlib.closing(documents),
+    progress.Amount(words, "word", split) as bar,
+  ):
+    for document in documents:
+      yield document
+      taken += 1
+      size = len(document.split())
+      bar.add(size)
+      count += size
+      if count >= words:
+        break
+  if corpus.separator and not tally["separators"]:
+    raise UserError(
+      f"the separator {corpus.separator!r} is nowhere in the first {count:,}"
+      f" words of {split}"
+    )
+  whole = "" if count >= words else ", which is all of the text"
+  progress.say(
+    f"{split}: the first {taken:,} documents have {count:,} words{whole}"
+  )
+  if left_out := readers.left_out(tally):
+    progress.say(f"{split}: {left_out}")
+
+
+def _run_preparation(preparation: Preparation, task: int | None) -> bool:
+  """Runs one task or all, and returns whether the folder is ready."""
   start = time.monotonic()
   preparation.begin()
   if task is None:
     with preparation.sealing():
-      manifest = _run_all(preparation, words)
+      manifest = _run_all(preparation)
   else:
     manifest = _run_one(preparation, task)
   if manifest is None:
@@ -332,17 +407,14 @@ def _run_preparation(
   return True
 
 
-def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
+def _run_all(preparation: Preparation) -> Manifest:
   """Runs the tasks that are left; if one fails, deletes its own files."""
   try:
     remaining = preparation.remaining()
     sources = preparation.corpus.train
     can_divide = len(remaining) > 1 and all(map(readers.is_own, sources))
-    if can_divide and sum(map(len, words)) > _LONGEST:
-      progress.say("tip: for a process for each core, give folders, not files")
-      can_divide = False
     packed = (
-      _in_processes(preparation, remaining, words)
+      _in_processes(preparation, remaining)
       if can_divide
       else _run_here(preparation, remaining)
     )
@@ -378,31 +450,6 @@ def _run_one(preparation: Preparation, task: int) -> Manifest | None:
   return None
 
 
-def _words(
-  preparation: Preparation,
-  text: Sequence[str],
-  dev: Sequence[str],
-  tokenizer: files.Path | Tokenizer | None,
-) -> list[str]:
-  """Returns the arguments of a command that prepares the same."""
-  arguments = {**vars(preparation.recipe)}
-  arguments["output"] = preparation.output
-  arguments["tasks"] = preparation.tasks
-  if tokenizer is None:
-    del arguments["tokenizer"]
-  elif isinstance(tokenizer, str | os.PathLike) and os.path.isfile(tokenizer):
-    arguments["tokenizer"] = tokenizer
-  else:
-    arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER
-  pairs = [*arguments.items(), *(("text", path) for path in text)]
-  pairs += [("dev", path) for path in dev]
-  return [
-    f"--{name}" if value is True else f"--{name}={value}"
-    for name, value in pairs
-    if value is not False and value != ""
-  ]
-
-
 def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
   preparation.divide()
@@ -411,13 +458,14 @@ def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
 
 
 def _in_processes(
-  preparation: Preparation, tasks: Sequence[int], words: Sequence[str]
+  preparation: Preparation, tasks: Sequence[int]
 ) -> Iterator[int]:
   """Runs `antlm prepare --task=I` for each task, a process for each core.
 
   Yields the bytes that the tasks pack meanwhile.
   """
   remedy = "run the same command again, or with more --tasks"
+  preparation.share()
   waiting = list(tasks)
   finished = 0  # bytes, as those below
   shown = 0
@@ -426,7 +474,8 @@ def _in_processes(
     while waiting or children:
       while waiting and children.has_room():
         task = waiting.pop(0)
-        command = "antlm_jax", "prepare", *words, f"--task={task}"
+        output = f"--output={preparation.output}"
+        command = "antlm_jax", "prepare", output, f"--task={task}"
         children[task] = jobs.Child(
           f"task {task}", command, _ENVIRONMENT, remedy=remedy
         )
@@ -460,6 +509,8 @@ def main(argv: Sequence[str]) -> None:
   args = _parse_prepare(argv)
   if args.text:
     prepare(**read_arguments(prepare, args))
+  elif args.task is not None:
+    _run_preparation(Preparation.shared(args.output), args.task)
   if args.verify:
     PreparedData.open(args.output).verify()
     print(f"{args.output} is as it was prepared")
@@ -483,7 +534,8 @@ def done(argv: Sequence[str]) -> bool:
     reading = {
       name: getattr(args, name) for name in ("documents", "separator", "column")
     }
-    corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
+    with _streaming(args.words):
+      corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
   except UserError:
     return True
   sizes = [
@@ -510,6 +562,6 @@ def _parse_prepare(argv: Sequence[str]) -> argparse.Namespace:
     help="Read all rows of the folder and compare them with their hashes",
   )
   args = parser.parse_args(argv)
-  if not args.text and not args.verify:
+  if not args.text and not args.verify and args.task is None:
     parser.error("give --text, or --verify")
   return args

@@ -36,7 +36,6 @@ from antlm_jax.data import (
   readers,
   rows,
   shards,
-  text_files,
   words,
 )
 from antlm_jax.data import prepared_folder as folder_lib
@@ -52,6 +51,7 @@ from antlm_jax.runtime import cores, files, progress
 
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
+_SHARED = "shared.json"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL = 1 << 26
 _SHARD = 1 << 30
@@ -90,6 +90,27 @@ class Preparation:
     if not tasks and self.is_begun:  # maybe by a process with other cores
       tasks = files.read_json(self._plan_file, "the plan")["settings"]["tasks"]
     self.tasks = tasks or _number_of_tasks(corpus, self.spans)
+
+  def share(self) -> None:
+    """Writes all that a process needs to run a task: see `shared`."""
+    arguments = {
+      "recipe": dataclasses.asdict(self.recipe),
+      "corpus": dataclasses.asdict(self.corpus),
+      "tasks": self.tasks,
+    }
+    files.write_json(self._staging / _SHARED, arguments)
+
+  @classmethod
+  def shared(cls, output: files.Path) -> "Preparation":
+    """Returns the preparation that another process shares in a folder.
+
+    Raises a UserError if there is none.
+    """
+    path = pathlib.Path(output, STAGING, _SHARED)
+    arguments = files.read_json(path, "the preparation of other processes")
+    recipe = Recipe(**arguments["recipe"])
+    corpus = Corpus(**arguments["corpus"])
+    return cls(recipe, corpus, output, tasks=arguments["tasks"])
 
   @property
   def is_begun(self) -> bool:
@@ -253,7 +274,7 @@ class Preparation:
         for path, (index, _) in span.parts:
           # The task of a source's first part records the source.
           if index == 0:
-            name = text_files.source_name("train", path)
+            name = self.corpus.source_name("train", path)
             sources[name] = fingerprint(self.corpus, path)
         train, dev = self._read_train_and_dev(span, tally)
         writer.keep("dev", dev.read())
@@ -285,7 +306,7 @@ class Preparation:
     counts_of_tasks = [self._read_counts(task) for task in range(self.tasks)]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
     sources = {
-      text_files.source_name("dev", path): fingerprint(self.corpus, path)
+      self.corpus.source_name("dev", path): fingerprint(self.corpus, path)
       for path in self.corpus.dev
     }
     for counts in counts_of_tasks:
@@ -308,7 +329,7 @@ class Preparation:
       sources=[
         {"split": split, "path": name} | sources[name]
         for split, path in self.corpus.prepared
-        for name in [text_files.source_name(split, path)]
+        for name in [self.corpus.source_name(split, path)]
       ],
       tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
       seq_len=self.recipe.seq_len,
@@ -427,7 +448,8 @@ class Preparation:
       for file_of in files_of_task:
         file_of(task).unlink(missing_ok=True)
     lock = self._staging / "tokenizer.lock"
-    for path in (self._plan_file, self._division_file, lock):
+    shared = self._staging / _SHARED
+    for path in (self._plan_file, self._division_file, lock, shared):
       path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else's files
       self._staging.rmdir()
@@ -465,7 +487,8 @@ class Preparation:
     for name, split in splits.items():
       if not split.documents:
         names = " ".join(
-          text_files.source_name("the list", path) for path in self.corpus.paths
+          self.corpus.source_name("the list", path)
+          for path in self.corpus.paths
         )
         raise UserError(f"no words for {name} in {names}; give more text")
     for name, split in splits.items():
@@ -568,7 +591,7 @@ def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
 
 def _identity(corpus: Corpus, split: str, path: str) -> tuple[str, object]:
   """Returns a file's name in a plan, and values that change with the file."""
-  if (name := text_files.source_name(split, path)) != path:
+  if (name := corpus.source_name(split, path)) != path:
     return name, fingerprint(corpus, path)
   return path, [os.path.getsize(path), os.stat(path).st_mtime_ns]
 

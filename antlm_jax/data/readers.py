@@ -15,6 +15,7 @@ parquet and datasets also take a `part`, as `read_documents` does.
 import codecs
 import collections
 import contextlib
+import contextvars
 import csv
 import dataclasses
 import functools
@@ -76,6 +77,9 @@ _SAVED = "dataset_dict.json", "state.json"
 # Part of a source, as (index, count): one of `count` parts of about the same
 # size, in order.
 WHOLE = 0, 1
+
+# Whether datasets of the Hub are streamed.
+_STREAMED = contextvars.ContextVar("streamed", default=False)
 
 # Counts of the records, of the `null` and `blank` records, which have no text,
 # of `blank lines`, of `separators`, and of documents by their ends.
@@ -446,6 +450,16 @@ def features(source: str) -> Mapping[str, Any]:
   return value if isinstance(value, dict) else {}
 
 
+@contextlib.contextmanager
+def streaming() -> Iterator[None]:
+  """Streams datasets of the Hub in its block, in place of a download of all."""
+  before = _STREAMED.set(True)
+  try:
+    yield
+  finally:
+    _STREAMED.reset(before)
+
+
 def splits_of(source: str) -> list[str]:
   """Returns `hf://NAME:CONFIG:SPLIT` for the splits of `hf://NAME[:CONFIG]`.
 
@@ -453,7 +467,9 @@ def splits_of(source: str) -> list[str]:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
   name, config, split = _hub_parts(source)
-  splits = [split] if split else _load_hub_splits(name, config)
+  splits = [split]
+  if not split:
+    splits = _load_hub_splits(name, config, _STREAMED.get())
   return [f"{HUB}{name}:{config}:{part}" for part in splits]
 
 
@@ -824,16 +840,19 @@ def _of_hub(
   source: str, columns: Collection, part=WHOLE, optional: Collection = ()
 ) -> Records:
   dataset = _dataset(source)
-  names = dataset.column_names
+  # A stream may know no names before its first record.
+  names = dataset.column_names or [*next(iter(dataset), {})]
   parsing.check_once(names, columns or {*names})
   if {*columns} <= {*names}:
     present = (name for name in optional if name in names)
     dataset = dataset.select_columns([*columns, *present])
-  index, count = part
-  begin = len(dataset) * index // count
-  end = len(dataset) * (index + 1) // count
-  rows_of_part = dataset.select(range(begin, end)).with_format("arrow")
-  yield from _batch_records(rows_of_part.iter(_BATCH), begin)
+  begin = 0
+  if part != WHOLE:
+    index, count = part
+    begin = len(dataset) * index // count
+    end = len(dataset) * (index + 1) // count
+    dataset = dataset.select(range(begin, end))
+  yield from _batch_records(dataset.with_format("arrow").iter(_BATCH), begin)
 
 
 def _batch_records(batches: Iterable, before: int) -> Records:
@@ -852,7 +871,7 @@ def _batch_records(batches: Iterable, before: int) -> Records:
 
 def _dataset(source: str):
   name, config, split = _hub_parts(source)
-  splits = _load_hub_splits(name, config)
+  splits = _load_hub_splits(name, config, _STREAMED.get())
   if not split and len(splits) == 1:
     (split,) = splits
   if split not in splits:
@@ -868,7 +887,7 @@ def _hub_parts(source: str) -> list[str]:
 
 
 @functools.cache
-def _load_hub_splits(name: str, config: str):
+def _load_hub_splits(name: str, config: str, streamed: bool):
   """Returns a dataset's splits by name, from the hub or a local folder."""
   try:
     import datasets
@@ -894,7 +913,7 @@ def _load_hub_splits(name: str, config: str):
       builder = datasets.load_dataset_builder(name, config or None)
       named = (builder.config.data_files or {}).values()
       _check_inside(name, itertools.chain(*named))
-    return datasets.load_dataset(name, config or None)
+    return datasets.load_dataset(name, config or None, streaming=streamed)
   except (
     OSError,
     ValueError,

@@ -8,8 +8,7 @@ import os
 import pathlib
 import re
 import stat
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax.data import readers, splits
@@ -48,8 +47,10 @@ class Corpus:
   separator: str = ""  # text at which documents end instead
   column: str = "text"  # column of records that holds their text
   paths: tuple[str, ...] = ()  # the paths in which they were found
+  # Names of the written documents of a split, if they are of other sources.
+  written: dict[str, str] = dataclasses.field(default_factory=dict)
   # Sources whose path names two splits, by those.
-  unclear: Mapping[str, list[str]] = types.MappingProxyType({})
+  unclear: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
   @property
   def rule(self) -> Rule:
@@ -87,6 +88,13 @@ class Corpus:
         source, self.rule, self.column, part, tally
       )
 
+  def source_name(self, split: str, path: str) -> str:
+    """Returns a source's path, or a name for documents that have none."""
+    # `prepare` writes them at another path each time.
+    if not pathlib.Path(path).parent.name.startswith(WRITTEN):
+      return path
+    return self.written.get(split, f"documents of {split}")
+
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
     for why, sources in self.unused.items():
@@ -108,13 +116,6 @@ class Corpus:
     return "\n".join(
       f"{k}: {_listed_sources(v)}" for k, v in listed.items() if v
     )
-
-
-def source_name(split: str, path: str) -> str:
-  """Returns a source's path, or a name for documents that Python gave."""
-  # `prepare` writes them at another path each time.
-  written = pathlib.Path(path).parent.name.startswith(WRITTEN)
-  return f"documents of {split}" if written else path
 
 
 class Found(NamedTuple):
