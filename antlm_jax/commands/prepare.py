@@ -141,9 +141,8 @@ def prepare(
       its own files say which tokens they are.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
-    words: Number of words to take, such as 10M: the first documents to train
-      on, in the order of their files, until they have as many words. As many of
-      the held-out files. Datasets of the Hub are streamed. By default all.
+    words: Number of words of the first documents to take, such as 10M, also of
+      held-out files. A dataset of the Hub is streamed. By default all.
     seed: Random seed of the chunks' lengths.
     tasks: Number of tasks, and of files of rows; the rows are the same for any.
       By default as many as fit the text and this machine's cores.
