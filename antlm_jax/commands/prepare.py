@@ -6,10 +6,8 @@ antlm prepare --verify --output prepared/
 
 import argparse
 import contextlib
-import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 import tempfile
@@ -22,6 +20,7 @@ from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.data import (
   coverage,
   document_store,
+  first_words,
   in_memory,
   prepared_folder,
   readers,
@@ -38,7 +37,6 @@ from antlm_jax.data.packing import (
 from antlm_jax.data.preparation import Preparation, is_ready
 from antlm_jax.data.prepared_folder import Manifest, PreparedData
 from antlm_jax.data.shards import Recipe
-from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import (
   KINDS,
   Tokenizer,
@@ -176,7 +174,7 @@ def prepare(
       text, dev = splits.train_and_dev(text, dev)
     text_paths = stack.enter_context(_text_paths(text, column))
     dev_paths = stack.enter_context(_text_paths(dev, column))
-    stack.enter_context(_streaming(words))
+    stack.enter_context(readers.streaming(bool(words)))
     corpus = text_files.find_corpus(
       text_paths,
       dev_paths,
@@ -186,7 +184,7 @@ def prepare(
     )
     progress.say(str(corpus))
     if words:
-      corpus = stack.enter_context(_first_words(corpus, words))
+      corpus = stack.enter_context(first_words.taken(corpus, words))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
       if opened is not None and not preparation.is_begun:
@@ -317,72 +315,8 @@ def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
     return
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
-    _write_documents(path, itertools.chain(head, documents), column)
+    text_files.write_documents(path, itertools.chain(head, documents), column)
     yield (str(path),)
-
-
-def _write_documents(
-  path: pathlib.Path, documents: Iterable[str | None], column: str
-) -> None:
-  """Writes documents as records, which may lack a text."""
-  with files.writing(path), path.open("w", encoding="utf-8") as file:
-    for document in documents:
-      file.write(json.dumps({column: document}) + "\n")
-
-
-def _streaming(words: int | None) -> contextlib.AbstractContextManager:
-  return readers.streaming() if words else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _first_words(corpus: Corpus, words: int) -> Iterator[Corpus]:
-  """Writes the first documents of a corpus to files, and yields their corpus.
-
-  Documents are taken in the order of the sources, until a split has `words`.
-  """
-  with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
-    paths = {}
-    names = {}
-    for split, sources in (("train", corpus.train), ("dev", corpus.dev)):
-      if not sources:
-        continue
-      path = pathlib.Path(folder, f"{split}.jsonl")
-      _write_documents(path, _take_words(corpus, split, words), corpus.column)
-      paths[split] = (str(path),)
-      names[split] = f"first {words:,} words of {' '.join(sources):.300}"
-    # The records are documents, in which the separator is no more.
-    yield dataclasses.replace(corpus, **paths, separator="", written=names)
-
-
-def _take_words(corpus: Corpus, split: str, words: int) -> Iterator[str]:
-  """Yields the first documents of a split, and says how many there are."""
-  tally = readers.Tally()
-  documents = readers.whole_documents(corpus.read(split, tally))
-  count = 0
-  taken = 0
-  with (
-    contextlib.closing(documents),
-    progress.Amount(words, "word", split) as bar,
-  ):
-    for document in documents:
-      yield document
-      taken += 1
-      size = len(document.split())
-      bar.add(size)
-      count += size
-      if count >= words:
-        break
-  if corpus.separator and not tally["separators"]:
-    raise UserError(
-      f"the separator {corpus.separator!r} is nowhere in the first {count:,}"
-      f" words of {split}"
-    )
-  whole = "" if count >= words else ", which is all of the text"
-  progress.say(
-    f"{split}: the first {taken:,} documents have {count:,} words{whole}"
-  )
-  if left_out := readers.left_out(tally):
-    progress.say(f"{split}: {left_out}")
 
 
 def _run_preparation(preparation: Preparation, task: int | None) -> bool:
@@ -533,7 +467,7 @@ def done(argv: Sequence[str]) -> bool:
     reading = {
       name: getattr(args, name) for name in ("documents", "separator", "column")
     }
-    with _streaming(args.words):
+    with readers.streaming(bool(args.words)):
       corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
   except UserError:
     return True

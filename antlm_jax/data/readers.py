@@ -451,9 +451,9 @@ def features(source: str) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def streaming() -> Iterator[None]:
+def streaming(streamed: bool = True) -> Iterator[None]:
   """Streams datasets of the Hub in its block, in place of a download of all."""
-  before = _STREAMED.set(True)
+  before = _STREAMED.set(streamed)
   try:
     yield
   finally:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import glob
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document, Rule
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
-from antlm_jax.runtime.files import not_a_path
+from antlm_jax.runtime.files import not_a_path, writing
 
 _UNUSED = {
   "": "beside files named train",
@@ -184,6 +185,15 @@ def find_corpus(
       f" in {readers.endings()}"
     )
   return corpus
+
+
+def write_documents(
+  path: pathlib.Path, documents: Iterable[str | None], column: str
+) -> None:
+  """Writes documents as records, which may lack a text."""
+  with writing(path), path.open("w", encoding="utf-8") as file:
+    for document in documents:
+      file.write(json.dumps({column: document}) + "\n")
 
 
 def _to_train_on(by_path: Sequence[Sequence[Found]]) -> list[Found]:
