@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gzip
 import itertools
 import json
 import os
@@ -779,9 +780,10 @@ def test_copies_are_held_out_together(parts, tmp_path, dedup, counts, capsys):
   assert not {*train} & {*dev} and len({*train} | {*dev}) == 1000
   assert (len(train), len(dev)) == counts
   # prepare counts leaks of a given file, and leaves them out on request.
-  (tmp_path / "held.txt").write_text("\n\n".join([*texts[:9], "x"]), "utf-8")
+  held = "\n\n".join([*texts[:9], "x"]).encode()
+  (tmp_path / "held.txt.gz").write_bytes(gzip.compress(held))
   capsys.readouterr()
-  how = {"dev": tmp_path / "held.txt", "dedup": bool(dedup)}
+  how = {"dev": tmp_path / "held.txt.gz", "dedup": bool(dedup)}
   prepare.prepare(parts, vocab_size=300, seq_len=16, **how)
   leak = "9 of 10 held-out documents are also trained on"
   assert (leak in capsys.readouterr().out) == (not dedup)

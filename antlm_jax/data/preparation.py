@@ -11,7 +11,8 @@ pack(i)   train-0000i-of-0000n.array_record, the rows of the spans of task i,
 seal      dev-00000-of-00001.array_record, the rows of the held-out documents,
           and manifest.json; it deletes preparing/
 
-`spans` says how text is divided, and `shards` writes rows. Tasks run in any
+`spans` says how text is divided, and `shards` writes rows. A process that runs
+tasks in other processes writes preparing/shared.json for them. Tasks run in any
 order, in any processes, on any machines that share the folder. A step does
 nothing if its result exists, so the same steps resume after any kill.
 """
