@@ -977,6 +977,7 @@ def test_bad_text(tmp_path, files, message):
     ("--text nowhere --output {out}", "'nowhere' does not exist"),
     ("--text {corpus}", "--output"),
     ("--output {out}", "give --text, or --verify"),
+    ("--output {out} --task=1", "no process prepares .*out now: give --text"),
     ("--output {out} --verify", "run antlm prepare"),
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
     ("--text {corpus} --output {out}/{long}", "too long for a path"),

@@ -184,7 +184,7 @@ def prepare(
     )
     progress.say(str(corpus))
     if words:
-      corpus = stack.enter_context(first_words.taken(corpus, words))
+      corpus = stack.enter_context(first_words.selection(corpus, words))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
       if opened is not None and not preparation.is_begun:

@@ -1,4 +1,4 @@
-"""Takes the first documents of a text, until they have a number of words."""
+"""The first documents of a text, with a number of words."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from antlm_jax.runtime import progress
 
 
 @contextlib.contextmanager
-def taken(corpus: Corpus, words: int) -> Iterator[Corpus]:
+def selection(corpus: Corpus, words: int) -> Iterator[Corpus]:
   """Writes the first documents of a corpus, and yields the corpus of those.
 
   Of each split, whole documents are taken until they have `words`, in the order

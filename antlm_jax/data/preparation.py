@@ -108,6 +108,8 @@ class Preparation:
     Raises a UserError if there is none.
     """
     path = pathlib.Path(output, STAGING, _SHARED)
+    if not path.exists():
+      raise UserError(f"no process prepares {output} now: give --text")
     arguments = files.read_json(path, "the preparation of other processes")
     recipe = Recipe(**arguments["recipe"])
     corpus = Corpus(**arguments["corpus"])
