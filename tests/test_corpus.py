@@ -215,16 +215,6 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   assert [*readers.whole_documents(source)] == [line.strip()]
 
 
-@pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])
-def test_the_bad_byte_is_located(tmp_path, size, bad):
-  runs.refusal(
-    rf"a\.txt.* byte {3 + size};",
-    documents,
-    tmp_path,
-    b"ok\n" + b"e" * size + bad,
-  )
-
-
 def names(sources) -> set[str]:
   return {os.path.basename(source) for source in sources}
 
@@ -547,8 +537,11 @@ BAD = {  # test_records has the mistakes that every command finds
   "j4.tsv.gz": (gzip.compress(b"text\ttext\na\tb\n"), "two columns have"),
   "j.tsv": (b"id,text\n1,a\n", "line 2 has no column 'text' but 'id,text'"),
   "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
+  "k2.fa": (b"\nACGT\n>one\nACGT\n", "line 2 is before the first header"),
   "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
   "m.txt.gz": (b"text", "cannot read .*m.txt.gz: "),
+  "n.txt": (b"ok\ne\xff", "byte 4;"),
+  "n2.txt": (b"ok\n" + b"e" * (1 << 21) + b"\xc3", "byte 2097155;"),
   "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
   "o.txt.bz2": (
     bz2.compress(b"ok\n" + b"e" * 3_000_000 + b"\xc3"),
@@ -875,14 +868,6 @@ def test_records_in_a_file_of_text_are_refused(tmp_path, documents):
   path.write_text("{a}\n\n" + lines[0] + "\n\nb\n")
   read = readers.read_documents(str(path), readers.RULES["auto"], "text")
   assert [document.text for document in read] == ["{a}", lines[0], "b"]
-
-
-def test_fasta_without_a_header_is_refused(tmp_path):
-  """Catches lines before the first header that are lost."""
-  path = tmp_path / "a.fa"
-  path.write_text("\nACGT\n>one\nACGT\n")
-  told = runs.told(prepare, path)
-  assert "line 2 is before the first header" in told and str(path) in told
 
 
 @pytest.mark.parametrize(
