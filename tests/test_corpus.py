@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 from hypothesis import strategies as st
 
+from antlm_jax.commands import prepare as prepare_command
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import fingerprints, spool
@@ -503,6 +504,10 @@ def test_the_first_words_are_the_first_documents_of_the_files(
   )
   total = sum(split.words for split in data.manifest.splits.values())
   assert total == sizes[count - 1]
+  words = f"--text={folder}", f"--output={tmp_path / 'out'}", "--words=1500"
+  shape = "--vocab_size=300", "--seq_len=16", "--dev_share=0.1"
+  assert prepare_command.done([*words, *shape])
+  assert not prepare_command.done([*words[:2], *shape])
   expected = f"train: the first {count} documents have {total:,} words\n"
   assert expected in capsys.readouterr().out
   prepared(tmp_path, [str(folder)], "all", words="1M", dev_share=0.1)

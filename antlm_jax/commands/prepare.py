@@ -452,8 +452,8 @@ def main(argv: Sequence[str]) -> None:
 def done(argv: Sequence[str]) -> bool:
   """Returns whether the folder was made with these settings, from this text.
 
-  It compares the files' sizes, and reads no text. If that is gone, it does not
-  count.
+  It compares the files' sizes, and reads no text. If that is gone, or if only
+  its first words were taken, it does not count.
 
   Raises:
     UserError: The arguments or the folder's files cannot be read.
@@ -463,12 +463,13 @@ def done(argv: Sequence[str]) -> bool:
   manifest = PreparedData.open(args.output).manifest
   if manifest.settings != recipe.recorded:
     return False
+  if recipe.words:
+    return True
   try:
     reading = {
       name: getattr(args, name) for name in ("documents", "separator", "column")
     }
-    with readers.streaming(bool(args.words)):
-      corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
+    corpus = text_files.find_corpus(args.text, args.dev or (), **reading)
   except UserError:
     return True
   sizes = [
