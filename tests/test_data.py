@@ -48,6 +48,7 @@ EOS, PAD = 1, 0
 TRAIN, DEV = (
   f"{name}-00000-of-00001.array_record" for name in ("train", "dev")
 )
+NO_DEV = "dev: no dev file is given, so"
 WORDS = ["cat", "dog", "sees", "the", "a", "runs", "café", "sleeps", "it's"]
 
 
@@ -499,25 +500,25 @@ def test_every_option_of_the_command(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("text", "dev", "line"),
+  ("text", "dev", "share", "line"),
   [
-    ("corpus", (), "dev: a.dev"),
-    ("corpus", ("more.txt",), "dev: more.txt"),
-    (
-      "corpus/a.train",
-      (),
-      "dev: no dev file is given, so 2.0% of the text is held",
+    ("corpus", (), 1.0, "dev: a.dev"),
+    ("corpus", ("more.txt",), 1.0, "dev: more.txt"),
+    # The held-out share is one of the whole text, not of the used text.
+    *(
+      ("corpus/a.train", (), share, f"{NO_DEV} 2.0% of the text is held")
+      for share in (0.1, 1.0)
     ),
-    ("one.jsonl", (), "dev: no dev file is given, so the end of document 1 is"),
+    ("one.jsonl", (), 1.0, f"{NO_DEV} the end of document 1 is"),
   ],
 )
-def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
+def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, share, line):
   folder = corpus.parent
   (folder / "more.txt").write_text(make_text(60, seed=2), "utf-8")
   record = json.dumps({"text": make_text(600)})
   (folder / "one.jsonl").write_text(record, "utf-8")
   dev = [folder / path for path in dev]
-  make(folder / text, folder / "out", dev=dev, seq_len=8)
+  make(folder / text, folder / "out", dev=dev, share=share, seq_len=8)
   out = capsys.readouterr().out
   assert ("warning: not used, named dev" in out) == bool(dev)
   said = [s for s in out.splitlines() if s[:4] == "dev:"]
@@ -543,14 +544,6 @@ def test_a_long_document_is_one_document(tmp_path):
       assert [one.begins for one in kept] == [True] + [False] * (len(kept) - 1)
       assert len(kept) > 1
       assert made.manifest.splits[name].documents == count
-
-
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_the_held_out_share_is_of_the_whole_text(tmp_path, capsys, share):
-  """Catches a share of the used text, which is far above dev_share."""
-  documents = make_text(2000).split("\n\n")[:-1]
-  prepare.prepare(documents, vocab_size=300, seq_len=16, share=share)
-  assert "2.0% of the text is held out" in capsys.readouterr().out
 
 
 def test_documents_of_python_resume_and_are_divided(tmp_path, monkeypatch):
