@@ -111,6 +111,8 @@ def serving(
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     constants = huggingface_hub.constants
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    # datasets may have been imported by a test without a network.
+    patch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     patch.setattr(constants, "ENDPOINT", hub.url)
     patch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
