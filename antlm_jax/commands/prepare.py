@@ -398,7 +398,7 @@ def _in_processes(
   Yields the bytes that the tasks pack meanwhile.
   """
   remedy = "run the same command again, or with more --tasks"
-  preparation.share()
+  preparation.write_arguments()
   waiting = list(tasks)
   finished = 0  # bytes, as those below
   shown = 0
@@ -443,7 +443,7 @@ def main(argv: Sequence[str]) -> None:
   if args.text:
     prepare(**read_arguments(prepare, args))
   elif args.task is not None:
-    _run_preparation(Preparation.shared(args.output), args.task)
+    _run_preparation(Preparation.of_arguments(args.output), args.task)
   if args.verify:
     PreparedData.open(args.output).verify()
     print(f"{args.output} is as it was prepared")

@@ -12,8 +12,8 @@ seal      dev-00000-of-00001.array_record, the rows of the held-out documents,
           and manifest.json; it deletes preparing/
 
 `spans` says how text is divided, and `shards` writes rows. A process that runs
-tasks in other processes writes preparing/shared.json for them. Tasks run in any
-order, in any processes, on any machines that share the folder. A step does
+tasks in other processes writes preparing/arguments.json for them. Tasks run in
+any order, in any processes, on any machines that share the folder. A step does
 nothing if its result exists, so the same steps resume after any kill.
 """
 
@@ -52,7 +52,7 @@ from antlm_jax.runtime import cores, files, progress
 
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
-_SHARED = "shared.json"
+_ARGUMENTS = "arguments.json"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL = 1 << 26
 _SHARD = 1 << 30
@@ -92,22 +92,22 @@ class Preparation:
       tasks = files.read_json(self._plan_file, "the plan")["settings"]["tasks"]
     self.tasks = tasks or _number_of_tasks(corpus, self.spans)
 
-  def share(self) -> None:
-    """Writes all that a process needs to run a task: see `shared`."""
+  def write_arguments(self) -> None:
+    """Writes all that a process needs to run a task, for `of_arguments`."""
     arguments = {
       "recipe": dataclasses.asdict(self.recipe),
       "corpus": dataclasses.asdict(self.corpus),
       "tasks": self.tasks,
     }
-    files.write_json(self._staging / _SHARED, arguments)
+    files.write_json(self._staging / _ARGUMENTS, arguments)
 
   @classmethod
-  def shared(cls, output: files.Path) -> "Preparation":
-    """Returns the preparation that another process shares in a folder.
+  def of_arguments(cls, output: files.Path) -> "Preparation":
+    """Returns the preparation whose arguments a process wrote to a folder.
 
     Raises a UserError if there is none.
     """
-    path = pathlib.Path(output, STAGING, _SHARED)
+    path = pathlib.Path(output, STAGING, _ARGUMENTS)
     if not path.exists():
       raise UserError(f"no process prepares {output} now: give --text")
     arguments = files.read_json(path, "the preparation of other processes")
@@ -451,8 +451,8 @@ class Preparation:
       for file_of in files_of_task:
         file_of(task).unlink(missing_ok=True)
     lock = self._staging / "tokenizer.lock"
-    shared = self._staging / _SHARED
-    for path in (self._plan_file, self._division_file, lock, shared):
+    arguments = self._staging / _ARGUMENTS
+    for path in (self._plan_file, self._division_file, lock, arguments):
       path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else's files
       self._staging.rmdir()
