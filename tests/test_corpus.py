@@ -18,13 +18,14 @@ import pytest
 import tokenizers
 from hypothesis import strategies as st
 
+from antlm_jax.commands import prepare as prepare_command
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import hold_out, readers
 from antlm_jax.data.document_store import fingerprints, spool
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.text_files import find_corpus
 from antlm_jax.data.tokenizer import Tokenizer
-from tests import runs
+from tests import hub_emulator, runs
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -215,16 +216,6 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   assert [*readers.whole_documents(source)] == [line.strip()]
 
 
-@pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])
-def test_the_bad_byte_is_located(tmp_path, size, bad):
-  runs.refusal(
-    rf"a\.txt.* byte {3 + size};",
-    documents,
-    tmp_path,
-    b"ok\n" + b"e" * size + bad,
-  )
-
-
 def names(sources) -> set[str]:
   return {os.path.basename(source) for source in sources}
 
@@ -313,6 +304,20 @@ def test_paths_that_belong_together_are_splits(tmp_path, capsys):
   assert str(find_corpus([str(folder)])).endswith(
     "\nwarning: named like a description, but trained on: README.md"
   )
+
+
+def test_a_path_that_names_two_splits_is_said(tmp_path):
+  """Catches a file whose name beats its folder's without a word."""
+  files = "train/a.txt", "train/val_1.txt", "dev/train.txt", "dev/b.txt"
+  corpus = find_corpus([str(write(tmp_path, **dict.fromkeys(files, "a")))])
+  assert names(corpus.train) == {"a.txt", "train.txt"}
+  assert names(corpus.dev) == {"val_1.txt", "b.txt"}
+  assert {*str(corpus).splitlines()[2:]} == {
+    "warning: read as dev, but named train as well: val_1.txt",
+    "warning: read as train, but named dev as well: train.txt",
+  }
+  chosen = find_corpus([f"{tmp_path}/train"], [f"{tmp_path}/dev/train.txt"])
+  assert "as well" not in str(chosen)
 
 
 def test_dev_paths_and_files_given_by_themselves(tmp_path):
@@ -431,6 +436,93 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   )
 
 
+def numbered(count: int) -> list[str]:
+  """Returns texts of eight words."""
+  return [f"the dog number {i} sees a cat ." for i in range(count)]
+
+
+def test_the_first_words_of_a_dataset_are_streamed(
+  tmp_path, monkeypatch, capsys
+):
+  """Catches a download of everything, other rows, and a failure in between."""
+  pytest.importorskip("datasets")
+  readers._load_hub_splits.cache_clear()
+  files = {}
+  for part in range(4):
+    for split in ("train", "validation"):
+      buffer = pa.BufferOutputStream()
+      parquet.write_table(pa.table({"text": numbered(900)}), buffer)
+      name = f"{split}-{part:05}-of-00004.parquet"
+      files[name] = buffer.getvalue().to_pybytes()
+  asked = {"vocab_size": 300, "seq_len": 16, "words": "4k"}
+  with hub_emulator.serving(files, tmp_path, monkeypatch) as hub:
+    made = prepare("hf://me/set", tmp_path / "out", **asked)
+    said = capsys.readouterr().out
+    # Of each split, the first file alone.
+    assert hub.sent < sum(map(len, files.values())) / 2
+    assert "train: the first 500 documents have 4,000 words\n" in said
+    assert "dev: the first 500 documents have 4,000 words\n" in said
+    assert made.manifest.settings["words"] == 4000
+    source, _ = made.manifest.sources
+    assert source["path"] == "first 4,000 words of hf://me/set::train"
+    prepare("hf://me/set", tmp_path / "out", **asked)
+    assert "is already prepared with these" in capsys.readouterr().out
+    again = prepare("hf://me/set", **asked)
+    assert again.manifest.splits["train"].sha256 == (
+      made.manifest.splits["train"].sha256
+    )
+    other = {**asked, "words": 8000}
+    runs.refusal(
+      "words 4000 there, 8000 asked", prepare, "hf://me/set",
+      tmp_path / "out", **other,
+    )  # fmt: skip
+    hub.most = hub.sent + 1000
+    line = runs.told(prepare, "hf://me/set::train", **asked)
+    assert line.startswith("cannot ") and "hf://me/set" in line
+  # The same words of a file are the same rows.
+  lines = tmp_path / "lines"
+  write(lines, **{"a.train": "\n".join(numbered(9000)), "a.dev": "\n".join(
+    numbered(900))})  # fmt: skip
+  alike = prepare(lines, documents="line", **asked)
+  for split in ("train", "dev"):
+    rows = (getattr(data, split).read(range(100))[0] for data in (made, alike))
+    np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_the_first_words_are_the_first_documents_of_the_files(
+  tmp_path, capsys, tasks
+):
+  """Catches another selection, a cut document, or words that are too few."""
+  first, second = make_text(40), make_text(90)
+  folder = write(tmp_path / "in", **{"a.txt": first, "b.txt": second})
+  both = [*first.strip().split("\n\n"), *second.strip().split("\n\n")]
+  sizes = np.cumsum([len(text.split()) for text in both])
+  count = int(np.argmax(sizes >= 1500)) + 1
+  assert 40 < count < 120
+  data = prepared(
+    tmp_path, [str(folder)], words=1500, dev_share=0.1, tasks=tasks
+  )
+  total = sum(split.words for split in data.manifest.splits.values())
+  assert total == sizes[count - 1]
+  words = f"--text={folder}", f"--output={tmp_path / 'out'}", "--words=1500"
+  shape = "--vocab_size=300", "--seq_len=16", "--dev_share=0.1"
+  assert prepare_command.done([*words, *shape])
+  assert not prepare_command.done([*words[:2], *shape])
+  expected = f"train: the first {count} documents have {total:,} words\n"
+  assert expected in capsys.readouterr().out
+  prepared(tmp_path, [str(folder)], "all", words="1M", dev_share=0.1)
+  assert f"{sizes[-1]:,} words, which is all of the text" in (
+    capsys.readouterr().out
+  )
+  runs.refusal("words=0 is not at least 1", prepare, folder, words=0)
+  runs.refusal("'ten' is no number of words", prepare, folder, words="ten")
+  runs.refusal(
+    "'<x>' is nowhere in the first", prepare, folder, words=1500,
+    separator="<x>",
+  )  # fmt: skip
+
+
 BAD = {  # test_records has the mistakes that every command finds
   "a.jsonl": (b'{"text": "a"}\n{"text": ', r"a\.jsonl: line 2 is not JSON"),
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
@@ -451,8 +543,11 @@ BAD = {  # test_records has the mistakes that every command finds
   "j4.tsv.gz": (gzip.compress(b"text\ttext\na\tb\n"), "two columns have"),
   "j.tsv": (b"id,text\n1,a\n", "line 2 has no column 'text' but 'id,text'"),
   "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
+  "k2.fa": (b"\nACGT\n>one\nACGT\n", "line 2 is before the first header"),
   "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
   "m.txt.gz": (b"text", "cannot read .*m.txt.gz: "),
+  "n.txt": (b"ok\ne\xff", "byte 4;"),
+  "n2.txt": (b"ok\n" + b"e" * (1 << 21) + b"\xc3", "byte 2097155;"),
   "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
   "o.txt.bz2": (
     bz2.compress(b"ok\n" + b"e" * 3_000_000 + b"\xc3"),
@@ -597,33 +692,6 @@ def test_records_without_text_are_counted(tmp_path, capsys):
     left = "records have no text and are left out"
     assert f"train: 3 of 203 {left} (1 blank, 2 null)" in said
     assert f"dev: 40 of 80 {left} (40 blank, 0 null)" in said
-
-
-def test_copies_are_told_in_one_line(tmp_path, capsys):
-  """Catches text that is used twice, or trained on and held out."""
-  text, other = make_text(300), make_text(301)
-  files = {
-    "a.train": text,
-    "a (copy).train": text,
-    "sub/a.train.txt.gz": gzip.compress(text.encode()),
-    "b.train": other,  # has the same beginning
-    "c.train": text[:-1] + "!",  # has the same beginning and size
-    "empty.train": "",
-    "none.train": "",
-    "a.dev": "the cat sees .\n\n" * 30,
-  }
-  folder = write(tmp_path / "in", **files)
-  prepared(tmp_path, [str(folder)], "one")
-  warnings = [x for x in capsys.readouterr().out.splitlines() if "equal" in x]
-  (line,) = warnings
-  copies = "a (copy).train = a.train = sub/a.train.txt.gz"
-  assert line.startswith(f"warning: equal files are all used: {copies};")
-  assert not {"b.train", "c.train", "empty.train"} & {*line.split()}
-  (folder / "a (copy).train").rename(folder / "x.dev")
-  prepared(tmp_path, [str(folder)], "two")
-  out = capsys.readouterr().out
-  told = "warning: files are trained on and held out: a.train = "
-  assert f"{told}sub/a.train.txt.gz = x.dev;" in out and "equal" not in out
 
 
 def test_a_link_to_nothing_is_refused(tmp_path):
@@ -806,14 +874,6 @@ def test_records_in_a_file_of_text_are_refused(tmp_path, documents):
   path.write_text("{a}\n\n" + lines[0] + "\n\nb\n")
   read = readers.read_documents(str(path), readers.RULES["auto"], "text")
   assert [document.text for document in read] == ["{a}", lines[0], "b"]
-
-
-def test_fasta_without_a_header_is_refused(tmp_path):
-  """Catches lines before the first header that are lost."""
-  path = tmp_path / "a.fa"
-  path.write_text("\nACGT\n>one\nACGT\n")
-  told = runs.told(prepare, path)
-  assert "line 2 is before the first header" in told and str(path) in told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gzip
 import itertools
 import json
 import os
@@ -47,6 +48,7 @@ EOS, PAD = 1, 0
 TRAIN, DEV = (
   f"{name}-00000-of-00001.array_record" for name in ("train", "dev")
 )
+NO_DEV = "dev: no dev file is given, so"
 WORDS = ["cat", "dog", "sees", "the", "a", "runs", "café", "sleeps", "it's"]
 
 
@@ -498,25 +500,25 @@ def test_every_option_of_the_command(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("text", "dev", "line"),
+  ("text", "dev", "share", "line"),
   [
-    ("corpus", (), "dev: a.dev"),
-    ("corpus", ("more.txt",), "dev: more.txt"),
-    (
-      "corpus/a.train",
-      (),
-      "dev: no dev file is given, so 2.0% of the text is held",
+    ("corpus", (), 1.0, "dev: a.dev"),
+    ("corpus", ("more.txt",), 1.0, "dev: more.txt"),
+    # The held-out share is one of the whole text, not of the used text.
+    *(
+      ("corpus/a.train", (), share, f"{NO_DEV} 2.0% of the text is held")
+      for share in (0.1, 1.0)
     ),
-    ("one.jsonl", (), "dev: no dev file is given, so the end of document 1 is"),
+    ("one.jsonl", (), 1.0, f"{NO_DEV} the end of document 1 is"),
   ],
 )
-def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
+def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, share, line):
   folder = corpus.parent
   (folder / "more.txt").write_text(make_text(60, seed=2), "utf-8")
   record = json.dumps({"text": make_text(600)})
   (folder / "one.jsonl").write_text(record, "utf-8")
   dev = [folder / path for path in dev]
-  make(folder / text, folder / "out", dev=dev, seq_len=8)
+  make(folder / text, folder / "out", dev=dev, share=share, seq_len=8)
   out = capsys.readouterr().out
   assert ("warning: not used, named dev" in out) == bool(dev)
   said = [s for s in out.splitlines() if s[:4] == "dev:"]
@@ -542,14 +544,6 @@ def test_a_long_document_is_one_document(tmp_path):
       assert [one.begins for one in kept] == [True] + [False] * (len(kept) - 1)
       assert len(kept) > 1
       assert made.manifest.splits[name].documents == count
-
-
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_the_held_out_share_is_of_the_whole_text(tmp_path, capsys, share):
-  """Catches a share of the used text, which is far above dev_share."""
-  documents = make_text(2000).split("\n\n")[:-1]
-  prepare.prepare(documents, vocab_size=300, seq_len=16, share=share)
-  assert "2.0% of the text is held out" in capsys.readouterr().out
 
 
 def test_documents_of_python_resume_and_are_divided(tmp_path, monkeypatch):
@@ -779,20 +773,15 @@ def test_copies_are_held_out_together(parts, tmp_path, dedup, counts, capsys):
   assert not {*train} & {*dev} and len({*train} | {*dev}) == 1000
   assert (len(train), len(dev)) == counts
   # prepare counts leaks of a given file, and leaves them out on request.
-  (tmp_path / "held.txt").write_text("\n\n".join([*texts[:9], "x"]), "utf-8")
+  # Also compressed, and in another form of Unicode.
+  held = unicodedata.normalize("NFD", "\n\n".join([*texts[:9], "x"]))
+  assert "cafe\u0301" in held
+  (tmp_path / "held.txt.gz").write_bytes(gzip.compress(held.encode()))
   capsys.readouterr()
-  how = {"dev": tmp_path / "held.txt", "dedup": bool(dedup)}
+  how = {"dev": tmp_path / "held.txt.gz", "dedup": bool(dedup)}
   prepare.prepare(parts, vocab_size=300, seq_len=16, **how)
   leak = "9 of 10 held-out documents are also trained on"
   assert (leak in capsys.readouterr().out) == (not dedup)
-
-
-def test_copies_in_another_form_of_unicode_are_copies(capsys):
-  texts = [f"café {number}" for number in range(40)]
-  dev = [unicodedata.normalize("NFD", text) for text in texts[:4]]
-  prepare.prepare(texts, dev=dev, vocab_size=300, seq_len=16)
-  said = capsys.readouterr().out
-  assert "4 of 4 held-out documents are also trained on" in said
 
 
 def test_tasks_of_different_tokenizers_do_not_mix(parts, tmp_path, capsys):
@@ -876,21 +865,6 @@ def test_the_end_of_a_process_is_told(
   else:
     refusal(message, prepare.main, args)
     assert not (tmp_path / "out").exists()
-
-
-def test_tasks_of_very_many_paths_run_in_one_process(
-  parts, tmp_path, python, monkeypatch, capsys
-):
-  """Catches `Argument list too long`, of thousands of paths from Python."""
-  python("exit 1")
-  monkeypatch.setattr(prepare, "_LONGEST", 10)
-  made = prepare.prepare(
-    [parts], tmp_path / "out", tasks=2, vocab_size=300, seq_len=32
-  )
-  assert len(made.manifest.splits["train"].shards) == 2
-  assert "tip: for a process for each core, give folders" in (
-    capsys.readouterr().out
-  )
 
 
 @pytest.mark.slow
@@ -990,6 +964,7 @@ def test_bad_text(tmp_path, files, message):
     ("--text nowhere --output {out}", "'nowhere' does not exist"),
     ("--text {corpus}", "--output"),
     ("--output {out}", "give --text, or --verify"),
+    ("--output {out} --task=1", "no process prepares .*out now: give --text"),
     ("--output {out} --verify", "run antlm prepare"),
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
     ("--text {corpus} --output {out}/{long}", "too long for a path"),

@@ -141,6 +141,8 @@ def test_every_pass_over_a_source_has_each_row_once(
   rows, visits = filled(of, steps // 2)
   before, earlier = filled(of, 0, steps // 2)
   rows, visits = np.append(before, rows), np.append(earlier, visits)
+  if growth == 1 and joined == 1:
+    assert of.steps_per_epoch == pytest.approx(sum(sizes.values()) / batch)
   passes = rows + visits * sum(sizes.values())
   assert len(np.unique(passes)) == len(passes)
   for name, at in by_source(rows, sizes).items():

@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import json
+import operator
+import re
 
 import pytest
 
@@ -76,32 +78,46 @@ BAD = {
 }
 
 
+ROWS = [{"text": f"a{i}", "label": str(i % 2)} for i in range(4)]
+TABLE = "text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in ROWS)
+# A text of each kind, its reader, and the number of its records.
+TEXTS = {
+  "a.txt": ("tom sat .\n", prepared, 1),
+  "a.csv": (TABLE, classified, 4),
+  "a.tsv": (TABLE.replace(",", "\t"), classified, 4),
+  "a.jsonl": ("".join(json.dumps(row) + "\n" for row in ROWS), classified, 4),
+  "a.conll": ("Tom B-X\nsat O\n\nAnn B-X\n", tagged, 2),
+  "a.json": (json.dumps({"data": []}), answering.read_squad, 0),
+}
+BINARY = b"\n\x0e\n\x03<s>\x15" + bytes(4) + b"\x18\x03" * 99
+
+
 @pytest.mark.parametrize(
-  "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8"]
+  ("encode", "message"),
+  [
+    *(
+      (operator.methodcaller("encode", name), "UTF-16.*iconv -f UTF-16")
+      for name in ("utf-16", "utf-16-le", "utf-16-be")
+    ),
+    (lambda text: gzip.compress(text.encode(), mtime=0), "by gzip: decompress"),
+    (lambda text: bz2.compress(text.encode()), "compressed by bzip2"),
+    (lambda _: b"PK\x03\x04" + bytes(99), "a zip archive or an Excel file"),
+    (lambda _: BINARY, "a binary file"),
+  ],
 )
-def test_every_reader_refuses_utf16(tmp_path, encoding):
-  """Catches UTF-16 of ASCII, which is UTF-8 with a zero byte per letter."""
-  rows = [{"text": f"a{i}", "label": str(i % 2)} for i in range(4)]
-  csv = "text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in rows)
-  texts = {
-    "a.txt": "tom sat .\n",
-    "a.csv": csv,
-    "a.tsv": csv.replace(",", "\t"),
-    "a.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-    "a.conll": "Tom B-X\nsat O\n\nAnn B-X\n",
-    "a.json": json.dumps({"data": []}),
-  }
-  reads = {".txt": prepared, ".conll": tagged, ".json": answering.read_squad}
-  for name, text in texts.items():
+def test_every_reader_refuses_files_that_are_no_text(tmp_path, encode, message):
+  """Catches UTF-16 of ASCII, which is UTF-8 with a zero byte per letter.
+
+  Also catches advice to convert a file that has no text.
+  """
+  for name, (text, read, count) in TEXTS.items():
     path = tmp_path / name
-    path.write_bytes(text.encode(encoding))
-    read = reads.get(path.suffix, classified)
-    if encoding == "utf-8":
-      assert len(read(str(path))) == {".txt": 1, ".conll": 2, ".json": 0}.get(
-        path.suffix, 4
-      )
-      continue
-    runs.refusal(f"{name}.*: UTF-16.*iconv -f UTF-16", read, str(path))
+    path.write_text(text, "utf-8")
+    assert len(read(str(path))) == count
+    path.write_bytes(encode(text))
+    line = runs.told(read, str(path))
+    assert re.search(f"{name}.*{message}", line), line
+    assert ("UTF-16" in line) == ("UTF-16" in message)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
@@ -116,33 +132,6 @@ def test_utf16_of_other_scripts_is_refused(tmp_path, letter, encoding):
     runs.refusal(f"a.txt: {wanted}, .*-f {wanted} ", prepared, str(path))
   path.write_bytes(b"a text " * 99 + b"\0")
   runs.refusal("it has zero bytes, as UTF-16", prepared, str(path))
-
-
-@pytest.mark.parametrize(
-  ("content", "told"),
-  [
-    (
-      gzip.compress(b"tom sat . " * 99, mtime=0),
-      "compressed by gzip: decompress it",
-    ),
-    (bz2.compress(b"tom sat . " * 99), "compressed by bzip2"),
-    (b"PK\x03\x04" + bytes(99), "a zip archive or an Excel file"),
-    (b"\n\x0e\n\x03<s>\x15" + bytes(4) + b"\x18\x03" * 99, "a binary file"),
-  ],
-)
-def test_binary_files_are_not_called_utf16(tmp_path, content, told):
-  """Catches advice to convert a file that has no text."""
-  reads = {
-    "a.txt": prepared,
-    "a.csv": classified,
-    "a.conll": tagged,
-    "a.json": answering.read_squad,
-  }
-  for name, read in reads.items():
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=told) as error:
-      read(str(tmp_path / name))
-    assert "UTF-16" not in str(error.value)
 
 
 @pytest.mark.parametrize(

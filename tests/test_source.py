@@ -15,7 +15,7 @@ import antlm_jax as ax
 from antlm_jax import config, hashing
 from antlm_jax.data import in_memory
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.order import ROUNDING, Order, Stage
+from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.objectives import curriculum
@@ -90,15 +90,10 @@ def rows_of(order, steps):
 sizes = st.integers(1, 60), st.integers(1, 25)
 
 
-@hypothesis.given(*sizes, st.sampled_from(ROUNDING), st.booleans())
+# test_order has batches that carry an epoch's last rows over.
+@hypothesis.given(*sizes, st.sampled_from(["up", "down"]), st.booleans())
 def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
   epochs = order(size, batch, rounding=rounding, seed=3, shuffle=mix)
-  if rounding == "carry":  # exactly once each
-    assert epochs.steps_per_epoch == pytest.approx(size / batch)
-    found = rows_of(epochs, -(-3 * size // batch))[: 3 * size]
-    for epoch in found.reshape(3, size):
-      assert np.array_equal(np.sort(epoch), np.arange(size))
-    return
   steps = epochs.steps_per_epoch
   down = max(1, size // batch)
   assert steps == (-(-size // batch) if rounding == "up" else down)

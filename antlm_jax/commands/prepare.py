@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 import tempfile
@@ -16,11 +15,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
-from antlm_jax import cli, settings
+from antlm_jax import cli, settings, units
 from antlm_jax.arguments import add_arguments, read_arguments
 from antlm_jax.data import (
   coverage,
   document_store,
+  first_words,
   in_memory,
   prepared_folder,
   readers,
@@ -48,8 +48,6 @@ from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress, records
 from antlm_jax.settings import PythonOnly, argument
 
-# Characters of a command. Linux allows 2 MiB, with the environment.
-_LONGEST = 1 << 19
 _LEAST_VOCABULARY = 261  # of bytes and special tokens
 # Variables of the processes that run tasks.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
@@ -66,6 +64,16 @@ _PATHS = {
   "metavar": "PATH",
   "read": _PathText,
 }
+
+
+def _parse_words(text: str) -> int:
+  """Reads a number of words, such as `10M`."""
+  try:
+    return int(units.parse_quantity(text))
+  except (ValueError, OverflowError) as error:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is no number of words: write 10M or 10000000"
+    ) from error
 
 
 @settings.checked
@@ -88,6 +96,9 @@ def prepare(
   boundary: Annotated[str | None, argument(choices=tuple(BOUNDARIES))] = None,
   dev_share: Annotated[float, argument(over=0, most=0.5)] = 0.02,
   share: Annotated[float, argument(over=0, most=1)] = 1.0,
+  words: Annotated[
+    int | None, argument(read=_parse_words, least=1, most=10**15)
+  ] = None,
   seed: int = 0,
   tasks: Annotated[int | None, argument(least=1)] = None,
   task: Annotated[int | None, argument(least=0)] = None,
@@ -128,6 +139,8 @@ def prepare(
       its own files say which tokens they are.
     dev_share: Share of the text to hold out if no file is named dev.
     share: Share of the train documents to use, spread evenly.
+    words: Number of words of the first documents to take, such as 10M, also of
+      held-out files. A dataset of the Hub is streamed. By default all.
     seed: Random seed of the chunks' lengths.
     tasks: Number of tasks, and of files of rows; the rows are the same for any.
       By default as many as fit the text and this machine's cores.
@@ -161,6 +174,7 @@ def prepare(
       text, dev = splits.train_and_dev(text, dev)
     text_paths = stack.enter_context(_text_paths(text, column))
     dev_paths = stack.enter_context(_text_paths(dev, column))
+    stack.enter_context(readers.streaming(bool(words)))
     corpus = text_files.find_corpus(
       text_paths,
       dev_paths,
@@ -169,14 +183,15 @@ def prepare(
       column=column,
     )
     progress.say(str(corpus))
+    if words:
+      corpus = stack.enter_context(first_words.selection(corpus, words))
     if not is_ready(folder, recipe, corpus):
       preparation = Preparation(recipe, corpus, folder, opened, tasks)
       if opened is not None and not preparation.is_begun:
         from antlm_jax.hf import check  # slow to import
 
         check.check_exportable(opened, recipe.boundary)
-      words = _words(preparation, text_paths, dev_paths, tokenizer)
-      if not _run_preparation(preparation, task, words):
+      if not _run_preparation(preparation, task):
         return None
     data = PreparedData.open(folder)
     return data if output else in_memory.copy(data)
@@ -300,27 +315,17 @@ def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
     return
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
-    with files.writing(path), path.open("w", encoding="utf-8") as file:
-      for document in itertools.chain(head, documents):
-        file.write(json.dumps({column: document}) + "\n")
+    text_files.write_documents(path, itertools.chain(head, documents), column)
     yield (str(path),)
 
 
-def _run_preparation(
-  preparation: Preparation, task: int | None, words: Sequence[str]
-) -> bool:
-  """Runs one task or all, and returns whether the folder is ready.
-
-  `words` are the arguments of a command that prepares the same.
-  """
+def _run_preparation(preparation: Preparation, task: int | None) -> bool:
+  """Runs one task or all, and returns whether the folder is ready."""
   start = time.monotonic()
-  if not preparation.is_begun:
-    for line in preparation.corpus.copies():
-      progress.say(line)
   preparation.begin()
   if task is None:
     with preparation.sealing():
-      manifest = _run_all(preparation, words)
+      manifest = _run_all(preparation)
   else:
     manifest = _run_one(preparation, task)
   if manifest is None:
@@ -335,17 +340,14 @@ def _run_preparation(
   return True
 
 
-def _run_all(preparation: Preparation, words: Sequence[str]) -> Manifest:
+def _run_all(preparation: Preparation) -> Manifest:
   """Runs the tasks that are left; if one fails, deletes its own files."""
   try:
     remaining = preparation.remaining()
     sources = preparation.corpus.train
     can_divide = len(remaining) > 1 and all(map(readers.is_own, sources))
-    if can_divide and sum(map(len, words)) > _LONGEST:
-      progress.say("tip: for a process for each core, give folders, not files")
-      can_divide = False
     packed = (
-      _in_processes(preparation, remaining, words)
+      _in_processes(preparation, remaining)
       if can_divide
       else _run_here(preparation, remaining)
     )
@@ -381,31 +383,6 @@ def _run_one(preparation: Preparation, task: int) -> Manifest | None:
   return None
 
 
-def _words(
-  preparation: Preparation,
-  text: Sequence[str],
-  dev: Sequence[str],
-  tokenizer: files.Path | Tokenizer | None,
-) -> list[str]:
-  """Returns the arguments of a command that prepares the same."""
-  arguments = {**vars(preparation.recipe)}
-  arguments["output"] = preparation.output
-  arguments["tasks"] = preparation.tasks
-  if tokenizer is None:
-    del arguments["tokenizer"]
-  elif isinstance(tokenizer, str | os.PathLike) and os.path.isfile(tokenizer):
-    arguments["tokenizer"] = tokenizer
-  else:
-    arguments["tokenizer"] = preparation.output / prepared_folder.TOKENIZER
-  pairs = [*arguments.items(), *(("text", path) for path in text)]
-  pairs += [("dev", path) for path in dev]
-  return [
-    f"--{name}" if value is True else f"--{name}={value}"
-    for name, value in pairs
-    if value is not False and value != ""
-  ]
-
-
 def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
   """Runs tasks in this process; yields the bytes that they pack."""
   preparation.divide()
@@ -414,13 +391,14 @@ def _run_here(preparation: Preparation, tasks: Sequence[int]) -> Iterator[int]:
 
 
 def _in_processes(
-  preparation: Preparation, tasks: Sequence[int], words: Sequence[str]
+  preparation: Preparation, tasks: Sequence[int]
 ) -> Iterator[int]:
   """Runs `antlm prepare --task=I` for each task, a process for each core.
 
   Yields the bytes that the tasks pack meanwhile.
   """
   remedy = "run the same command again, or with more --tasks"
+  preparation.write_arguments()
   waiting = list(tasks)
   finished = 0  # bytes, as those below
   shown = 0
@@ -429,7 +407,8 @@ def _in_processes(
     while waiting or children:
       while waiting and children.has_room():
         task = waiting.pop(0)
-        command = "antlm_jax", "prepare", *words, f"--task={task}"
+        output = f"--output={preparation.output}"
+        command = "antlm_jax", "prepare", output, f"--task={task}"
         children[task] = jobs.Child(
           f"task {task}", command, _ENVIRONMENT, remedy=remedy
         )
@@ -463,6 +442,8 @@ def main(argv: Sequence[str]) -> None:
   args = _parse_prepare(argv)
   if args.text:
     prepare(**read_arguments(prepare, args))
+  elif args.task is not None:
+    _run_preparation(Preparation.of_arguments(args.output), args.task)
   if args.verify:
     PreparedData.open(args.output).verify()
     print(f"{args.output} is as it was prepared")
@@ -471,8 +452,8 @@ def main(argv: Sequence[str]) -> None:
 def done(argv: Sequence[str]) -> bool:
   """Returns whether the folder was made with these settings, from this text.
 
-  It compares the files' sizes, and reads no text. If that is gone, it does not
-  count.
+  It compares the files' sizes, and reads no text. If that is gone, or if only
+  its first words were taken, it does not count.
 
   Raises:
     UserError: The arguments or the folder's files cannot be read.
@@ -482,6 +463,8 @@ def done(argv: Sequence[str]) -> bool:
   manifest = PreparedData.open(args.output).manifest
   if manifest.settings != recipe.recorded:
     return False
+  if recipe.words:
+    return True
   try:
     reading = {
       name: getattr(args, name) for name in ("documents", "separator", "column")
@@ -513,6 +496,6 @@ def _parse_prepare(argv: Sequence[str]) -> argparse.Namespace:
     help="Read all rows of the folder and compare them with their hashes",
   )
   args = parser.parse_args(argv)
-  if not args.text and not args.verify:
+  if not args.text and not args.verify and args.task is None:
     parser.error("give --text, or --verify")
   return args

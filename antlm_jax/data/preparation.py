@@ -11,8 +11,9 @@ pack(i)   train-0000i-of-0000n.array_record, the rows of the spans of task i,
 seal      dev-00000-of-00001.array_record, the rows of the held-out documents,
           and manifest.json; it deletes preparing/
 
-`spans` says how text is divided, and `shards` writes rows. Tasks run in any
-order, in any processes, on any machines that share the folder. A step does
+`spans` says how text is divided, and `shards` writes rows. A process that runs
+tasks in other processes writes preparing/arguments.json for them. Tasks run in
+any order, in any processes, on any machines that share the folder. A step does
 nothing if its result exists, so the same steps resume after any kill.
 """
 
@@ -36,7 +37,6 @@ from antlm_jax.data import (
   readers,
   rows,
   shards,
-  text_files,
   words,
 )
 from antlm_jax.data import prepared_folder as folder_lib
@@ -44,7 +44,7 @@ from antlm_jax.data.document_store import DocumentFile, Fingerprints
 from antlm_jax.data.hold_out import Division
 from antlm_jax.data.prepared_folder import Manifest, PreparedSplit
 from antlm_jax.data.shards import Recipe, ShardWriter
-from antlm_jax.data.spans import Span, make_spans, read_span
+from antlm_jax.data.spans import Span, make_spans
 from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -52,6 +52,7 @@ from antlm_jax.runtime import cores, files, progress
 
 STAGING = "preparing"  # folder of the plan, and of the finished tasks' counts
 _LOCK = "preparing.lock"
+_ARGUMENTS = "arguments.json"
 # Bytes: smaller texts are a single task, and larger tasks are divided.
 _SMALL = 1 << 26
 _SHARD = 1 << 30
@@ -90,6 +91,29 @@ class Preparation:
     if not tasks and self.is_begun:  # maybe by a process with other cores
       tasks = files.read_json(self._plan_file, "the plan")["settings"]["tasks"]
     self.tasks = tasks or _number_of_tasks(corpus, self.spans)
+
+  def write_arguments(self) -> None:
+    """Writes all that a process needs to run a task, for `of_arguments`."""
+    arguments = {
+      "recipe": dataclasses.asdict(self.recipe),
+      "corpus": dataclasses.asdict(self.corpus),
+      "tasks": self.tasks,
+    }
+    files.write_json(self._staging / _ARGUMENTS, arguments)
+
+  @classmethod
+  def of_arguments(cls, output: files.Path) -> "Preparation":
+    """Returns the preparation whose arguments a process wrote to a folder.
+
+    Raises a UserError if there is none.
+    """
+    path = pathlib.Path(output, STAGING, _ARGUMENTS)
+    if not path.exists():
+      raise UserError(f"no process prepares {output} now: give --text")
+    arguments = files.read_json(path, "the preparation of other processes")
+    recipe = Recipe(**arguments["recipe"])
+    corpus = Corpus(**arguments["corpus"])
+    return cls(recipe, corpus, output, tasks=arguments["tasks"])
 
   @property
   def is_begun(self) -> bool:
@@ -186,7 +210,7 @@ class Preparation:
           if is_free and not self._hashes_file(task).exists():
             arrays = {}
             for span in self._spans(task):
-              documents = read_span(span, self.corpus)
+              documents = self.corpus.read_parts(span.parts)
               hashes, sizes = document_store.fingerprints(documents)
               arrays |= {f"h{span.number}": hashes, f"s{span.number}": sizes}
             _write_arrays(self._hashes_file(task), arrays)
@@ -253,7 +277,7 @@ class Preparation:
         for path, (index, _) in span.parts:
           # The task of a source's first part records the source.
           if index == 0:
-            name = text_files.source_name("train", path)
+            name = self.corpus.source_name("train", path)
             sources[name] = fingerprint(self.corpus, path)
         train, dev = self._read_train_and_dev(span, tally)
         writer.keep("dev", dev.read())
@@ -285,7 +309,7 @@ class Preparation:
     counts_of_tasks = [self._read_counts(task) for task in range(self.tasks)]
     records = {"train": readers.Tally(), "dev": readers.Tally()}
     sources = {
-      text_files.source_name("dev", path): fingerprint(self.corpus, path)
+      self.corpus.source_name("dev", path): fingerprint(self.corpus, path)
       for path in self.corpus.dev
     }
     for counts in counts_of_tasks:
@@ -308,7 +332,7 @@ class Preparation:
       sources=[
         {"split": split, "path": name} | sources[name]
         for split, path in self.corpus.prepared
-        for name in [text_files.source_name(split, path)]
+        for name in [self.corpus.source_name(split, path)]
       ],
       tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
       seq_len=self.recipe.seq_len,
@@ -379,7 +403,7 @@ class Preparation:
 
     Raises a UserError if it has other documents than when it was divided.
     """
-    read = read_span(span, self.corpus, tally)
+    read = self.corpus.read_parts(span.parts, tally)
     if tally is not None:
       read = marks.counted(read, self._marks, tally)
     documents = document_store.spool(read, self._staging)
@@ -427,7 +451,8 @@ class Preparation:
       for file_of in files_of_task:
         file_of(task).unlink(missing_ok=True)
     lock = self._staging / "tokenizer.lock"
-    for path in (self._plan_file, self._division_file, lock):
+    arguments = self._staging / _ARGUMENTS
+    for path in (self._plan_file, self._division_file, lock, arguments):
       path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else's files
       self._staging.rmdir()
@@ -465,7 +490,8 @@ class Preparation:
     for name, split in splits.items():
       if not split.documents:
         names = " ".join(
-          text_files.source_name("the list", path) for path in self.corpus.paths
+          self.corpus.source_name("the list", path)
+          for path in self.corpus.paths
         )
         raise UserError(f"no words for {name} in {names}; give more text")
     for name, split in splits.items():
@@ -568,7 +594,7 @@ def _number_of_tasks(corpus: Corpus, spans: Sequence[Span]) -> int:
 
 def _identity(corpus: Corpus, split: str, path: str) -> tuple[str, object]:
   """Returns a file's name in a plan, and values that change with the file."""
-  if (name := text_files.source_name(split, path)) != path:
+  if (name := corpus.source_name(split, path)) != path:
     return name, fingerprint(corpus, path)
   return path, [os.path.getsize(path), os.stat(path).st_mtime_ns]
 
@@ -580,7 +606,7 @@ def fingerprint(corpus: Corpus, path: str) -> dict:
   # A dataset of a hub is not one file: its text counts.
   size = 0
   digest = hashlib.sha256()
-  for piece in dataclasses.replace(corpus, train=(path,)).read("train"):
+  for piece in corpus.read_parts([(path, readers.WHOLE)]):
     text = piece.text.encode("utf-8")
     size += len(text)
     digest.update(text + b"\0")

@@ -112,7 +112,7 @@ class Manifest:
 
 # Types of settings that only comparisons read.
 _KINDS = {"column": str, "documents": str, "kind": str, "seed": int}
-_KINDS |= {"vocab_size": int, "dev_share": float, "share": float}
+_KINDS |= {"vocab_size": int, "dev_share": float, "share": float, "words": int}
 
 
 def _wrong(manifest: Manifest) -> Iterator[str]:

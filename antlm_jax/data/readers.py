@@ -15,10 +15,10 @@ parquet and datasets also take a `part`, as `read_documents` does.
 import codecs
 import collections
 import contextlib
+import contextvars
 import csv
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
 import json
@@ -77,6 +77,9 @@ _SAVED = "dataset_dict.json", "state.json"
 # Part of a source, as (index, count): one of `count` parts of about the same
 # size, in order.
 WHOLE = 0, 1
+
+# Whether datasets of the Hub are streamed.
+_STREAMED = contextvars.ContextVar("streamed", default=False)
 
 # Counts of the records, of the `null` and `blank` records, which have no text,
 # of `blank lines`, of `separators`, and of documents by their ends.
@@ -447,6 +450,16 @@ def features(source: str) -> Mapping[str, Any]:
   return value if isinstance(value, dict) else {}
 
 
+@contextlib.contextmanager
+def streaming(streamed: bool = True) -> Iterator[None]:
+  """Streams datasets of the Hub in its block, in place of a download of all."""
+  before = _STREAMED.set(streamed)
+  try:
+    yield
+  finally:
+    _STREAMED.reset(before)
+
+
 def splits_of(source: str) -> list[str]:
   """Returns `hf://NAME:CONFIG:SPLIT` for the splits of `hf://NAME[:CONFIG]`.
 
@@ -454,7 +467,9 @@ def splits_of(source: str) -> list[str]:
     UserError: There is no such dataset, or `datasets` is not installed.
   """
   name, config, split = _hub_parts(source)
-  splits = [split] if split else _load_hub_splits(name, config)
+  splits = [split]
+  if not split:
+    splits = _load_hub_splits(name, config, _STREAMED.get())
   return [f"{HUB}{name}:{config}:{part}" for part in splits]
 
 
@@ -473,18 +488,15 @@ def open_file(path: str) -> BinaryIO:
 
   Raises a ValueError if it is text in UTF-16 or UTF-32.
   """
-  file = _open_source_file(path)
+  ending = os.path.splitext(path)[1].lower()
+  if ending in COMPRESSED:
+    file = io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
+  else:
+    file = io.BufferedReader(io.FileIO(path))
   if why := parsing.not_utf8(file.peek()):
     file.close()
     raise ValueError(why)
   return file
-
-
-def _open_source_file(path: str) -> io.BufferedReader:
-  ending = os.path.splitext(path)[1].lower()
-  if ending not in COMPRESSED:
-    return open(path, "rb")
-  return io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
 
 
 class _Unpacked(io.RawIOBase):
@@ -519,50 +531,6 @@ def _check_unpacked(path: str, size: int) -> None:
       f"its {units.quantity(packed, 'B')} hold over {units.quantity(size, 'B')}"
       f" of text, over {_RATIO:,} times as much: if that is right, unpack it"
     )
-
-
-def equal_files(sources: Iterable[str]) -> list[list[str]]:
-  """Returns the groups of files with the same content, decompressed.
-
-  It reads only the beginning of a file, unless another file has the same. Empty
-  files and datasets of a hub are left out.
-
-  Raises:
-    UserError: A file cannot be read.
-  """
-
-  def packed(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in COMPRESSED
-
-  def alike(paths: Iterable[str], key: Callable) -> Iterator[list[str]]:
-    by_key = collections.defaultdict(list)
-    for path in paths:
-      by_key[key(path)].append(path)
-    by_key.pop(_file_digest(io.BytesIO()), None)
-    return (group for group in by_key.values() if group[1:])
-
-  def begin(path: str) -> bytes:
-    with _reading_source(path), _open_source_file(path) as file:
-      return _file_digest(io.BytesIO(file.read(1 << 12)))
-
-  def whole(path: str) -> bytes:
-    with _reading_source(path), _open_source_file(path) as file:
-      return _file_digest(file)
-
-  equal = []
-  for group in alike((s for s in sources if not s.startswith(HUB)), begin):
-    sizes = [group]
-    if not any(map(packed, group)):
-      sizes = alike(group, os.path.getsize)
-    equal += itertools.chain.from_iterable(alike(g, whole) for g in sizes)
-  return equal
-
-
-def _file_digest(file: BinaryIO) -> bytes:
-  digest = hashlib.sha256()
-  while block := file.read(_BLOCK):
-    digest.update(block)
-  return digest.digest()
 
 
 def _divide_lines(
@@ -872,16 +840,19 @@ def _of_hub(
   source: str, columns: Collection, part=WHOLE, optional: Collection = ()
 ) -> Records:
   dataset = _dataset(source)
-  names = dataset.column_names
+  # A stream may know no names before its first record.
+  names = dataset.column_names or [*next(iter(dataset), {})]
   parsing.check_once(names, columns or {*names})
   if {*columns} <= {*names}:
     present = (name for name in optional if name in names)
     dataset = dataset.select_columns([*columns, *present])
-  index, count = part
-  begin = len(dataset) * index // count
-  end = len(dataset) * (index + 1) // count
-  rows_of_part = dataset.select(range(begin, end)).with_format("arrow")
-  yield from _batch_records(rows_of_part.iter(_BATCH), begin)
+  begin = 0
+  if part != WHOLE:
+    index, count = part
+    begin = len(dataset) * index // count
+    end = len(dataset) * (index + 1) // count
+    dataset = dataset.select(range(begin, end))
+  yield from _batch_records(dataset.with_format("arrow").iter(_BATCH), begin)
 
 
 def _batch_records(batches: Iterable, before: int) -> Records:
@@ -900,7 +871,7 @@ def _batch_records(batches: Iterable, before: int) -> Records:
 
 def _dataset(source: str):
   name, config, split = _hub_parts(source)
-  splits = _load_hub_splits(name, config)
+  splits = _load_hub_splits(name, config, _STREAMED.get())
   if not split and len(splits) == 1:
     (split,) = splits
   if split not in splits:
@@ -916,7 +887,7 @@ def _hub_parts(source: str) -> list[str]:
 
 
 @functools.cache
-def _load_hub_splits(name: str, config: str):
+def _load_hub_splits(name: str, config: str, streamed: bool):
   """Returns a dataset's splits by name, from the hub or a local folder."""
   try:
     import datasets
@@ -942,7 +913,7 @@ def _load_hub_splits(name: str, config: str):
       builder = datasets.load_dataset_builder(name, config or None)
       named = (builder.config.data_files or {}).values()
       _check_inside(name, itertools.chain(*named))
-    return datasets.load_dataset(name, config or None)
+    return datasets.load_dataset(name, config or None, streaming=streamed)
   except (
     OSError,
     ValueError,

@@ -42,6 +42,7 @@ class Recipe:
   dev_share: float
   share: float
   seed: int
+  words: int | None = None  # of the first documents; None for all text
 
   @classmethod
   def of(cls, arguments: Mapping, tokenizer: str | None) -> "Recipe":
@@ -59,7 +60,7 @@ class Recipe:
   def recorded(self) -> dict:
     """The settings by name, as a manifest has them."""
     values = dataclasses.asdict(self)
-    for name in ("separator", "dedup"):  # as before there were any
+    for name in ("separator", "dedup", "words"):  # as before there were any
       if not values[name]:
         del values[name]
     if self.tokenizer is not None:  # no setting of training one counts

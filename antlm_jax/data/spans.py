@@ -13,7 +13,6 @@ Two words name text on its way from files to rows:
   tasks.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from antlm_jax.data import readers
@@ -57,12 +56,3 @@ def make_spans(corpus: Corpus, seq_len: int) -> list[Span]:
   if parts:
     out.append(Span(len(out), tuple(parts), round(size_of_parts)))
   return out
-
-
-def read_span(
-  span: Span, corpus: Corpus, tally: readers.Tally | None = None
-) -> Iterator[readers.Document]:
-  """Yields the documents of a span; `tally` counts its records."""
-  options = {"column": corpus.column, "tally": tally}
-  for path, part in span.parts:
-    yield from readers.read_documents(path, corpus.rule, part=part, **options)

@@ -43,6 +43,7 @@ class SplitName(NamedTuple):
   # Path up to the folder or file that says it, without the number of a part.
   # It is equal for the parts of one set.
   stem: tuple[str, ...] = ()
+  other: str = ""  # another split that the path says too, and that loses
 
 
 def split_names(names: Sequence[str], files: bool = True) -> list[SplitName]:
@@ -124,12 +125,20 @@ def train_and_dev(data: Mapping[Any, Any], dev: Any) -> tuple[Any, Any]:
 
 def _complete_name(parts: Sequence[str], files: bool) -> SplitName:
   """Returns the split of a path of which a complete name is a split's."""
-  for place in reversed(range(len(parts))):
-    is_file = files and place == len(parts) - 1
-    for name in _bare_names(parts[place], is_file, files):
-      if match := _COMPLETE.fullmatch(name):
-        return _split_name(parts, place, _SPLITS[match[1]])
-  return SplitName()
+  matches = [
+    (place, _SPLITS[match[1]])
+    for place in reversed(range(len(parts)))
+    for name in _bare_names(
+      parts[place], files and place == len(parts) - 1, files
+    )
+    if (match := _COMPLETE.fullmatch(name))
+  ]
+  if not matches:
+    return SplitName()
+  place, split = matches[0]
+  others = [other for _, other in matches if other != split]
+  name = _split_name(parts, place, split)
+  return name._replace(other=next(iter(others), ""))
 
 
 def _bare_names(part: str, is_file: bool, files: bool) -> Iterator[str]:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import glob
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document, Rule
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
-from antlm_jax.runtime.files import not_a_path
+from antlm_jax.runtime.files import not_a_path, writing
 
 _UNUSED = {
   "": "beside files named train",
@@ -47,6 +48,10 @@ class Corpus:
   separator: str = ""  # text at which documents end instead
   column: str = "text"  # column of records that holds their text
   paths: tuple[str, ...] = ()  # the paths in which they were found
+  # Names of the written documents of a split, if they are of other sources.
+  written: dict[str, str] = dataclasses.field(default_factory=dict)
+  # Sources whose path names two splits, by those.
+  unclear: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
   @property
   def rule(self) -> Rule:
@@ -70,33 +75,34 @@ class Corpus:
     self, split: str, tally: readers.Tally | None = None
   ) -> Iterator[Document]:
     """Yields the documents of a split's sources, as `read_documents` does."""
-    options = {"column": self.column, "tally": tally}
-    for source in getattr(self, split):
-      yield from readers.read_documents(source, self.rule, **options)
+    sources = getattr(self, split)
+    yield from self.read_parts(((s, readers.WHOLE) for s in sources), tally)
 
-  def copies(self) -> list[str]:
-    """Returns a warning of files with the same content, if there are any.
+  def read_parts(
+    self,
+    parts: Iterable[tuple[str, tuple[int, int]]],
+    tally: readers.Tally | None = None,
+  ) -> Iterator[Document]:
+    """Yields the documents of sources' parts, each (index, count)."""
+    for source, part in parts:
+      yield from readers.read_documents(
+        source, self.rule, self.column, part, tally
+      )
 
-    The content of a compressed file is that before compression. Empty files do
-    not count.
-    """
-    groups = readers.equal_files([*self.train, *self.dev])
-    shared = [g for g in groups if {*g} & {*self.train} and {*g} & {*self.dev}]
-    warnings = {
-      "files are trained on and held out": shared,
-      "equal files are all used": [g for g in groups if g not in shared],
-    }
-    return [
-      f"warning: {warning}: {_equal(groups)}; delete all but one of them"
-      for warning, groups in warnings.items()
-      if groups
-    ]
+  def source_name(self, split: str, path: str) -> str:
+    """Returns a source's path, or a name for documents that have none."""
+    # `prepare` writes them at another path each time.
+    if not pathlib.Path(path).parent.name.startswith(WRITTEN):
+      return path
+    return self.written.get(split, f"documents of {split}")
 
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
     for why, sources in self.unused.items():
       expected = why == _UNUSED["test"]
       listed[f"{'' if expected else 'warning: '}not used, {why}"] = sources
+    for names, sources in self.unclear.items():
+      listed[f"warning: {names}"] = sources
     in_folders = [x for x in self.train if x not in self.paths]
     listed["named like a held-out set, but trained on"] = [
       source
@@ -113,19 +119,14 @@ class Corpus:
     )
 
 
-def source_name(split: str, path: str) -> str:
-  """Returns a source's path, or a name for documents that Python gave."""
-  # `prepare` writes them at another path each time.
-  written = pathlib.Path(path).parent.name.startswith(WRITTEN)
-  return f"documents of {split}" if written else path
-
-
 class Found(NamedTuple):
   """A file, or a dataset, that was found."""
 
   source: str
   split: str  # that its name says, "" for none, or unknown if it is no text
-  stem: tuple[str, ...]  # equal for parts of one set, see `splits.SplitName`
+  # Equal for the parts of one set, as the next see `splits.SplitName`.
+  stem: tuple[str, ...]
+  other: str
   alone: bool  # given by its own path, rather than found in a folder
 
 
@@ -162,14 +163,19 @@ def find_corpus(
   dev_of = _by_file(held_out)
   train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
   unused = collections.defaultdict(list)
+  unclear = collections.defaultdict(list)
   for file, entry in _by_file(everything).items():
     if file not in dev_of and file not in train_of:
       unused[_UNUSED[entry.split]].append(entry.source)
+    elif entry.other and entry.split == ("dev" if file in dev_of else "train"):
+      names = f"read as {entry.split}, but named {entry.other} as well"
+      unclear[names].append(entry.source)
   corpus = Corpus(
     tuple(entry.source for entry in train_of.values()),
     tuple(entry.source for entry in dev_of.values()),
     dict(unused),
     paths=(*text, *dev),
+    unclear=dict(unclear),
     **reading,
   )
   if not train_of and (needs_train or not corpus.test):
@@ -179,6 +185,15 @@ def find_corpus(
       f" in {readers.endings()}"
     )
   return corpus
+
+
+def write_documents(
+  path: pathlib.Path, documents: Iterable[str | None], column: str
+) -> None:
+  """Writes documents as records, which may lack a text."""
+  with writing(path), path.open("w", encoding="utf-8") as file:
+    for document in documents:
+      file.write(json.dumps({column: document}) + "\n")
 
 
 def _to_train_on(by_path: Sequence[Sequence[Found]]) -> list[Found]:
@@ -331,20 +346,6 @@ def _inside(folder: Path) -> list[pathlib.Path]:
     folders[:] = [n for n in visible if real(f"{place}/{n}") not in visited]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
-
-
-def _equal(groups: Sequence[Sequence[str]]) -> str:
-  """Shows some groups of equal files, by their paths in their common folder."""
-  paths = [path for group in groups for path in group]
-  folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
-  root = os.path.commonpath(folders)
-  shown = [
-    " = ".join(os.path.relpath(path, root) for path in group[:_SHOWN])
-    + (f" = ... ({len(group)} files)" if group[_SHOWN:] else "")
-    for group in groups[:_SHOWN]
-  ]
-  omitted = f", and {len(groups) - _SHOWN:,} more" if groups[_SHOWN:] else ""
-  return ", ".join(shown) + omitted
 
 
 def _listed_sources(sources: Sequence[str]) -> str:
