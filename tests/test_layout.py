@@ -64,7 +64,7 @@ BUDGETS = {
   "configs": 2_554,
   "configs/studies": 5_080,
   "evals": 8_928,
-  "evals/benchmarks": 12_594,
+  "evals/benchmarks": 12_000,
   "evals/finetuning": 42_140,
   "evals/studies": 28_480,
   "evals/zero_shot": 10_924,

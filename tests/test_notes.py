@@ -11,7 +11,7 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.commands import train
 from antlm_jax.page import summary
-from antlm_jax.planning import compilers
+from antlm_jax.planning import compilers, machine
 from antlm_jax.training import metrics, notes
 from antlm_jax.training import run as run_lib
 from tests import runs
@@ -163,14 +163,15 @@ def test_devices_have_the_name_that_plan_knows(
   monkeypatch.setattr(jax, "process_count", lambda: processes)
   local = len(devices) // processes
   monkeypatch.setattr(jax, "local_device_count", lambda: local)
-  assert train._topology() == topology
+  assert machine.topology() == topology
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("topology", "mfu", "said"),
   [
-    ("", None, "no forecast for these devices"),
+    ("h200:1", None, "speed: no MFU"),
+    ("", 0.5, "no forecast for these devices"),
     ("v5e:1x1", 1e-6, "by the forecast.*first suspect: the step itself"),
     ("h100:9", 0.5, "no forecast of h100:9: error: .*at most 8"),
   ],
@@ -185,6 +186,6 @@ def test_speed_compares_the_run_with_its_plan(
     workdir=prepared, steps=40, parameters=1, mfu=mfu, seconds={"steps": 9.0}
   )
   monkeypatch.setattr(train, "train", lambda *_, **options: trained)
-  monkeypatch.setattr(train, "_topology", lambda: topology)
+  monkeypatch.setattr(machine, "topology", lambda: topology)
   train.main([*runs.train_args("unused", prepared), "--speed"])
   assert re.search(said, capsys.readouterr().out, re.DOTALL)

@@ -240,91 +240,44 @@ def main(argv: Sequence[str]) -> None:
     from antlm_jax.runtime import processes
 
     with processes.joined():
-      args, overrides = _parse_arguments(argv)
-      from antlm_jax import config as config_lib
+      config, workdir = read_run_arguments(argv)
       from antlm_jax.page import summary  # slow to import: not for --help
 
-      config = config_lib.load_config(args.config, overrides)
       words = shlex.join([*plugins.plugin_arguments(), *argv])
       command = f"{summary.antlm_program()} train {words}"
-      trained = train(config, args.workdir, command=command)
-      compares = args.speed and processes.is_first()
+      trained = train(config, workdir, command=command)
+      options = argparse.ArgumentParser()
+      options.add_argument("--workdir")
+      options.add_argument("--speed", action="store_true")
+      asked, run_words = options.parse_known_args(argv)
     # The forecast takes minutes, for which the other processes do not wait.
-    if compares:
-      words = [f"--config={args.config}", *overrides]
-      _compare_with_forecast(trained, words, config.data.threads)
+    if asked.speed:
+      _compare_with_forecast(trained, run_words, config.data.threads)
 
 
 def _compare_with_forecast(
   trained: Trained, words: Sequence[str], threads: int
 ) -> None:
-  """Compares the run's MFU with that of `antlm plan`, which it runs.
+  """Shows the run's MFU next to that of `antlm plan` for these devices.
 
-  Args:
-    words: Arguments of the config and its settings.
-    threads: Number of threads that build batches.
+  `words` are the arguments of the config and its settings.
   """
-  import subprocess
-  import tempfile
-
-  from antlm_jax.runtime import files, progress
+  from antlm_jax.planning import machine
+  from antlm_jax.runtime import progress
   from antlm_jax.training import notes
 
-  topology = _topology() if trained.mfu else ""
-  if not topology:
-    progress.say("speed: antlm plan has no forecast for these devices")
+  if trained.mfu is None:  # as of all processes but the first
+    progress.say("speed: no MFU, for lack of timed steps or a known peak")
     return
-  progress.say(f"speed: antlm plan compiles the forecast of {topology}")
-  with tempfile.TemporaryDirectory() as folder:
-    file = pathlib.Path(folder) / "plan.json"
-    options = f"--topology={topology}", f"--output={file}"
-    words = "plan", *plugins.plugin_arguments(), *words, *options
-    done = subprocess.run(
-      cli.python_command("antlm_jax", *words),
-      env=os.environ | {"JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-    )
-    programs = []
-    if file.exists():
-      programs = files.read_json(file, "the plan")["programs"]
-  seconds = 0.0
-  peak_seconds = 0.0  # with an MFU of 1
-  for program in programs:
-    forecast = program["forecast"]
-    if program["steps"] and isinstance(forecast, dict):
-      spent = program["batches"] * forecast["seconds"]
-      seconds += spent
-      peak_seconds += spent * forecast["mfu"]
-  if not seconds:
-    reason = (done.stderr or done.stdout).splitlines()[-1:]
-    progress.say(f"speed: no forecast of {topology}: {''.join(reason)}")
+  try:
+    forecast = machine.forecast_mfu(words)
+  except UserError as error:
+    progress.say(f"speed: {error}")
     return
   for line in notes.speed_advice(
-    trained.mfu, peak_seconds / seconds, trained.seconds, threads
+    trained.mfu, forecast, trained.seconds, threads
   ):
     progress.say(line)
-
-
-def _topology() -> str:
-  """Names these devices as `antlm plan` does; "" if it does not know them."""
-  import jax
-
-  from antlm_jax.runtime import chips
-
-  devices = jax.devices()
-  chip = chips.chip_of(devices[0])
-  if chip is None or not chip.name:
-    return ""
-  if chip.kind:  # a GPU
-    sides = [jax.local_device_count()]
-    if jax.process_count() > 1:
-      sides = [jax.process_count(), *sides]
-  else:
-    corners = zip(*(device.coords for device in devices), strict=True)
-    sides = [max(corner) + 1 for corner in corners]
-    sides = sides[: chip.example.count("x") + 1]
-  return f"{chip.name}:{'x'.join(map(str, sides))}"
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -357,16 +310,6 @@ def done(argv: Sequence[str]) -> bool:
 
 def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
-  from antlm_jax import config as config_lib
-
-  args, overrides = _parse_arguments(argv)
-  return config_lib.load_config(args.config, overrides), args.workdir
-
-
-def _parse_arguments(
-  argv: Sequence[str],
-) -> tuple[argparse.Namespace, list[str]]:
-  """Returns the command's arguments, and the words `--config.KEY=VALUE`."""
   from antlm_jax import config as config_lib
   from antlm_jax import config_help
 
@@ -407,4 +350,5 @@ def _parse_arguments(
     action="store_true",
     help="At the end, compare MFU with antlm plan's forecast for this chip",
   )
-  return parser.parse_with_overrides(argv, config_help.meant_setting)
+  args, overrides = parser.parse_with_overrides(argv, config_help.meant_setting)
+  return config_lib.load_config(args.config, overrides), args.workdir

@@ -71,9 +71,9 @@ CASES = (
   _texts("cpu", "lm-eval", scoring.lm_eval, "score", "causal", "7M", 100),
   _texts("cpu", *_MINICONS, "score", "causal", "7M", 100),
   _texts("cpu", *_MINICONS, "score", "mlm", "7M", 5),
-  _texts("gpu", *_MINICONS, "score", "mlm", "97M", 100),
+  _texts("gpu", *_MINICONS, "score", "mlm", "97M", 10),
   _texts("cpu", *_EMBEDDER, "embed", "mlm", "7M", 100),
-  _texts("gpu", *_EMBEDDER, "embed", "mlm", "97M", 1000),
+  _texts("gpu", *_EMBEDDER, "embed", "mlm", "97M", 300),
 )
 _KINDS = tuple(dict.fromkeys(case.work.kind for case in CASES))
 _DEVICES = tuple(dict.fromkeys(case.device for case in CASES))

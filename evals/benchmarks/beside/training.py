@@ -13,7 +13,7 @@ import numpy as np
 
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as steps
-from antlm_jax.evals.benchmarks import turns
+from antlm_jax.evals.benchmarks import common, turns
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.objectives.batch import Batch, BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
@@ -73,7 +73,7 @@ def ours(work: Training, folder: pathlib.Path) -> tuple[turns.Call, float]:
     init_std=0.02,
   )
   train_step = steps.make_step(loaded.model.config)
-  mesh = mesh_lib.Mesh().build()
+  mesh = common.mesh_of(jax.devices()[0])  # torch has one device, too
   with jax.set_mesh(mesh):
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
     state = init()
