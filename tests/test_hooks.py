@@ -325,14 +325,6 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path):
   assert "pairs mlm" in done.stdout
 
 
-def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
-  line = runs.refused_training(
-    tmp_path / "run", prepared, "eval.pairs=/nowhere"
-  )
-  assert "no such folder of pairs: /nowhere" in line
-  assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
   "step, name, good, advice",

@@ -235,6 +235,11 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("train.batch_schedule=99999999999x32@0.5", "batch_size=99999999999"),
     ("eval.watch=clm,mntp", "eval.watch: mntp.*known: clm, mlm"),
     ("eval.patience=2", "eval.patience needs eval.watch.*clm, mlm"),
+    ("eval.pairs=/nowhere", "no such folder of pairs: /nowhere"),
+    (
+      "init.checkpoint={whole};model.width=48;model.dropout=0.1",
+      "checkpoints/60 is of another model: model.width was 32, is 48",
+    ),
     ("checkpoint.words=1M", "1M is never reached.*2.69k words"),
     ("train.max_epochs=0.01", " epochs of the data.*train.max_epochs=0.01"),
     (
@@ -243,8 +248,11 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ),
   ],
 )
-def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
-  args = runs.train_args(tmp_path / "run", prepared, *override.split(";"))
+def test_bad_settings_are_told_in_one_line(
+  prepared, whole, tmp_path, override, words
+):
+  settings = override.format(whole=whole).split(";")
+  args = runs.train_args(tmp_path / "run", prepared, *settings)
   runs.refusal(words, train.main, args)
   assert not (tmp_path / "run").exists()
 
@@ -335,7 +343,9 @@ def test_a_path_that_loses_checkpoints_is_refused(prepared, tmp_path, sign):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["pipe", "terminal"])
+@pytest.mark.parametrize(
+  "by", ["pipe", pytest.param("terminal", marks=pytest.mark.nightly)]
+)
 def test_a_run_that_nobody_watches_saves_and_ends(prepared, tmp_path, by):
   """Catches work that is lost with `| head`, or with a closed terminal."""
   words = "curriculum=20000C steps", "eval.every=1", "checkpoint.every=0"
@@ -389,14 +399,6 @@ def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
   ):
     saving.lock_workdir(tmp_path / "a").__enter__()
   assert not (tmp_path / "a").exists()
-
-
-def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
-  other = f"init.checkpoint={whole}", "model.width=48", "model.dropout=0.1"
-  line = runs.refused_training(tmp_path / "run", prepared, *other)
-  assert f"{whole / 'checkpoints' / '60'} is of another model" in line
-  assert "model.width was 32, is 48" in line
-  assert not (tmp_path / "run").exists()
 
 
 def test_arrays_of_another_model_are_named(whole):

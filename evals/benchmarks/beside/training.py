@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from antlm_jax import mesh as mesh_lib
-from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks import common, turns
+from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.objectives.batch import Batch, BatchLayout
 from antlm_jax.training.step import jitted, state_shardings
