@@ -127,6 +127,11 @@ def test_the_page_has_the_stored_figures():
   assert len(lines) == 11
 
 
+def test_a_device_without_such_cases_is_told():
+  words = "--devices=gpu", "--kinds=generate"
+  assert "no such cases for gpu" in runs.told(peers.main, words)
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_case_runs_and_finds_the_same(tmp_path):

@@ -28,6 +28,7 @@ import jax
 
 from antlm_jax import cli, units
 from antlm_jax.data import toy_english
+from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.beside import generation, scoring, training
 from antlm_jax.evals.benchmarks.turns import Case, Side, Worker, time_case
@@ -156,6 +157,8 @@ def main(argv: Sequence[str]) -> None:
     for case in CASES
     if case.device in chosen and case.work.kind in args.kinds
   ]
+  if not cases:
+    raise UserError(f"there are no such cases for {', '.join(chosen)}")
   rows = time_cases(cases, args)
   rows = common.report_rows(rows, args.output, name, _COLUMNS, "<<>", **facts)
   if any("error" in row or not row["same"] for row in rows):
