@@ -78,13 +78,7 @@ CASES = (
 )
 _KINDS = tuple(dict.fromkeys(case.work.kind for case in CASES))
 _DEVICES = tuple(dict.fromkeys(case.device for case in CASES))
-_PEERS = (
-  "torch",
-  "transformers",
-  "lm_eval",
-  "minicons",
-  "sentence-transformers",
-)
+_PEERS = tuple(dict.fromkeys(case.peer for case in CASES))
 _COLUMNS = {
   "case": 30,
   "peer": 21,
@@ -147,15 +141,19 @@ def main(argv: Sequence[str]) -> None:
   device = jax.devices()[0]
   count = cores.count_cores()
   facts = {"device": device.device_kind, "cores": count}
-  for peer in _PEERS:
-    with contextlib.suppress(metadata.PackageNotFoundError):
+  for peer in ("torch", *_PEERS):
+    try:
       facts[peer] = metadata.version(peer)
+    except metadata.PackageNotFoundError:
+      print(f"without {peer}, which is not installed")
   name = f"peers {platform.machine()} {device.device_kind} {count} cores"
   chosen = args.devices or (device.platform,)
   cases = [
     dataclasses.replace(case, work=case.work.tiny()) if args.tiny else case
     for case in CASES
-    if case.device in chosen and case.work.kind in args.kinds
+    if case.device in chosen
+    and case.work.kind in args.kinds
+    and case.peer in facts
   ]
   if not cases:
     raise UserError(f"there are no such cases for {', '.join(chosen)}")
