@@ -147,6 +147,7 @@ def main(argv: Sequence[str]) -> None:
     except metadata.PackageNotFoundError:
       print(f"without {peer}, which is not installed")
   name = f"peers {platform.machine()} {device.device_kind} {count} cores"
+  name += " tiny" * args.tiny
   chosen = args.devices or (device.platform,)
   cases = [
     dataclasses.replace(case, work=case.work.tiny()) if args.tiny else case
