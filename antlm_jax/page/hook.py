@@ -56,10 +56,19 @@ class Page(Hook):
     unigram = run.unigram_entropy()
     modes = summary.modes(values, run)
     seconds = {**trainer.ledger.seconds, "total": trainer.ledger.total}
+    times = {"seconds": seconds, "mfu": _median_mfu(values, trainer.begun)}
+    if step == trainer.begun and at_end:
+      # No step was left to train: keep the times of the run that trained.
+      with contextlib.suppress(UserError, KeyError):
+        before = files.read_json(
+          trainer.folder / metrics.SUMMARY, "the summary"
+        )
+        times = {"seconds": before["seconds"], "mfu": before.get("mfu")}
     advice = []
     if at_end:
+      threads = run.config.data.threads
       advice += notes.advice(modes, unigram, run)
-      advice += notes.time_advice(seconds, run.config.data.threads)
+      advice += notes.time_advice(times["seconds"], threads)
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
@@ -68,17 +77,8 @@ class Page(Hook):
       "modes": modes,
       "advice": advice,
       "held_out": held_out,
-      "seconds": seconds,
-      "mfu": _median_mfu(values, trainer.begun),
+      **times,
     }
-    if step == trainer.begun and at_end:
-      # No step was left to train: keep the times of the run that trained.
-      with contextlib.suppress(UserError, KeyError):
-        before = files.read_json(
-          trainer.folder / metrics.SUMMARY, "the summary"
-        )
-        times = {"seconds": before["seconds"], "mfu": before.get("mfu")}
-        self.summary |= times
     table = summary.held_out_table(held_out, unigram, run, step)
     self._write_files(trainer, values, table)
     return tables.text_table(*table, "<>")
