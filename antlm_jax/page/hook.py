@@ -126,11 +126,12 @@ class Page(Hook):
     step = trainer.step
     if steps := step - trainer.begun:
       all_steps = f" of {step:,}" if trainer.begun else ""
-      time = duration(trainer.ledger.total)
+      seconds = self.summary["seconds"]
+      time = duration(seconds["total"])
       mfu = self.summary["mfu"]
       speed = "" if mfu is None else f", MFU {mfu:.1%}"
       progress.say(f"\ndone: {steps:,}{all_steps} steps in {time}{speed}")
-      progress.say(f"time: {trainer.ledger}\n")
+      progress.say(f"time: {notes.time_shares(seconds)}\n")
 
 
 def _median_mfu(rows: ByStep, begun: int) -> float | None:

@@ -178,16 +178,6 @@ class Ledger:
     """Seconds since the ledger was made."""
     return time.monotonic() - self._begun
 
-  def __str__(self) -> str:
-    total = self.total
-    seconds = {**self.seconds, "other": total - sum(self.seconds.values())}
-    shares = {name: spent / total for name, spent in seconds.items()}
-    return ", ".join(
-      f"{name} {shares[name]:.0%}"
-      for name in sorted(shares, key=shares.get, reverse=True)
-      if shares[name] >= 0.005
-    )
-
 
 class StepClock:
   """Measures the seconds of one step, and writes them into a ledger.

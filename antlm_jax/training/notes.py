@@ -23,12 +23,12 @@ _SHORT = 60.0  # seconds of a run whose time matters little
 _MUCH = 0.2  # share of a run's time, or of a forecast of its speed
 # How an activity of a run takes less time.
 _FASTER = {
-  "data": "with data.threads={more_threads}",
-  "evaluation": "with a larger eval.every, or fewer eval.rows",
-  "checkpoint": "with a larger checkpoint.every",
-  "compile": "next time: compiled programs are kept on this machine's disk",
-  "start": "from a faster disk",
-  "hooks": "with fewer, or shorter, hooks",
+  "data": "try data.threads={more_threads}",
+  "evaluation": "try a larger eval.every, or fewer eval.rows",
+  "checkpoint": "try a larger checkpoint.every",
+  "compile": "the next run on this machine reads the programs from its disk",
+  "start": "read the data from a faster disk",
+  "hooks": "try fewer, or shorter, hooks",
 }
 
 
@@ -114,6 +114,22 @@ def time_tip(run: Run, step: int, left: float) -> Iterator[str]:
     )
 
 
+def time_shares(seconds: Mapping[str, float]) -> str:
+  """Returns the shares of a run's activities, the largest first.
+
+  `seconds` are those of each activity, and their total.
+  """
+  total = seconds["total"]
+  shares = {name: spent / total for name, spent in seconds.items()}
+  shares["other"] = 2 - sum(shares.values())  # the total is 1
+  del shares["total"]
+  return ", ".join(
+    f"{name} {shares[name]:.0%}"
+    for name in sorted(shares, key=shares.get, reverse=True)
+    if shares[name] >= 0.005
+  )
+
+
 def time_advice(seconds: Mapping[str, float], threads: int) -> list[str]:
   """Returns a tip on the slowest activity other than the steps.
 
@@ -134,7 +150,7 @@ def _suspect(seconds: Mapping[str, float], threads: int) -> str:
   share = seconds.get(slowest, 0.0) / seconds["total"]
   remedy = _FASTER[slowest].format(more_threads=2 * threads)
   return (
-    f"{slowest} took {share:.0%} of the time: it is faster {remedy}"
+    f"{slowest} took {share:.0%} of the time: {remedy}"
     if share >= _MUCH
     else ""
   )
