@@ -133,7 +133,7 @@ def test_a_run_below_its_forecast_has_a_suspect(mfu, data, suspect):
 
 
 def test_a_run_says_the_shares_of_its_time():
-  """Catches shares that do not add up, and a small one that hides another."""
+  """Catches shares that do not add up, and an order by name."""
   seconds = {"compile": 30.0, "steps": 60.0, "data": 0.1, "total": 100.0}
   shares = notes.time_shares(seconds)
   assert shares == "steps 60%, compile 30%, other 10%"

@@ -108,7 +108,7 @@ def _serve(pipe, side: Side, work: Work, folder: pathlib.Path) -> None:
       pipe.send(time_call(call))
   except (EOFError, BrokenPipeError):
     return
-  except Exception as error:  # of any library: the other cases go on
+  except Exception as error:  # of any library: other cases follow
     line = " ".join(str(error).split())[:200]
     pipe.send(f"{type(error).__name__}: {line}")
 

@@ -78,7 +78,7 @@ def ours(work: Training, folder: pathlib.Path) -> tuple[turns.Call, float]:
     init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
     state = init()
     placed = mesh_lib.place_batch(mesh, work.example())
-  # The step gives its state's memory to the next one.
+  # The step donates its state's memory.
   state = dataclasses.replace(state, params=loaded.params)
 
   def call():
