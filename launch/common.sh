@@ -137,7 +137,7 @@ check_plan() { # ROOT TOPOLOGY SLICES
   [ "${option[unchecked]}" = no ] || return 0
   local python word words=()
   for word in "${rest[@]}"; do
-    [[ $word == --workdir=* ]] || words+=("$word")
+    [[ $word == --workdir=* || $word == --speed ]] || words+=("$word")
   done
   for python in "$1/.venv/bin/python" python3; do
     if (cd "$1" && "$python" -c 'import importlib.util as u, sys
