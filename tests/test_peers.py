@@ -99,16 +99,6 @@ def test_padded_rows_have_the_documents_and_targets_of_packed_rows():
   assert counted.sum() == (batch.weights > 0).sum()
 
 
-def test_each_device_has_its_cases():
-  names = {device: [] for device in ("cpu", "gpu")}
-  for case in peers.CASES:
-    names[case.device].append(str(case.work))
-  for listed in names.values():
-    assert len(set(listed)) >= len(listed) - 1  # two peers score causally
-    for kind in ("train clm 97M", "train mlm", "train packed", "embed"):
-      assert any(name.startswith(kind) for name in listed)
-
-
 def test_the_page_has_the_stored_figures():
   """Catches a table of another machine or date."""
   file = runs.ROOT / "evals/benchmarks/results/peers-x86-64-cpu-2-cores.json"
