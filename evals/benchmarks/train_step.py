@@ -10,8 +10,8 @@ any setting. `benchmarks.peers` compares steps with transformers.
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
 FLOPs that `antlm_jax.training.flops` counts: attention's visible pairs, and no
-recomputation. Memory is of one device: the compiled step's
-need, and the process's peak (on a CPU, its peak resident memory).
+recomputation. Memory is of one device: the compiled step's need, and the
+process's peak (on a CPU, its peak resident memory).
 """
 
 import dataclasses
