@@ -139,7 +139,7 @@ check_plan() { # ROOT TOPOLOGY SLICES
     fail "training needs --config.data.path=..., after --"
   local python word words=()
   for word in "${rest[@]}"; do
-    [[ $word == --workdir=* ]] || words+=("$word")
+    [[ $word == --workdir=* || $word == --speed ]] || words+=("$word")
   done
   for python in "$1/.venv/bin/python" python3; do
     if (cd "$1" && "$python" -c 'import importlib.util as u, sys

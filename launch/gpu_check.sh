@@ -4,15 +4,17 @@
 #   ./launch/gpu_check.sh [FOLDER]
 #
 # Tests our attention kernel, the default on Hopper, and times it against cuDNN,
-# plain XLA and, if it is installed, tokamax. Then runs the other GPU tests and
-# times whole train steps. Tests of a kernel that this GPU lacks are skipped.
-# Writes the numbers to FOLDER (default: evals/benchmarks/results). Needs Python
-# 3.12 with jax 0.11.2 or 0.12 for CUDA, flax, optax and orbax-checkpoint:
-# .venv/bin/python if it exists, else $PYTHON, else python3. Exit status: 1 if a
-# part failed, 2 if JAX sees no GPU.
+# plain XLA and, if it is installed, tokamax. Then runs the other GPU tests.
+# Tests of a kernel that this GPU lacks are skipped. With torch for CUDA and
+# transformers, it ends with train steps in turns with these, and if they are
+# installed, with sentence-transformers and minicons too. Writes the numbers to
+# FOLDER (default: evals/benchmarks/results). Needs Python 3.12 with jax 0.11.2
+# or 0.12 for CUDA, flax, optax and orbax-checkpoint, and for the turns
+# antlm_jax's other packages: .venv/bin/python if it exists, else $PYTHON, else
+# python3. Exit status: 1 if a part failed, 2 if JAX sees no GPU.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 folder="$(realpath -m -- "${1:-$(dirname "$0")/../evals/benchmarks/results}")"
 cd "$(dirname "$0")/.."
@@ -55,19 +57,23 @@ part() { # NAME SECONDS COMMAND...
 
 # On one H200, the tests of all widths compiled for 69 seconds.
 part "our kernel" 180 "$python" -m tests.test_gpu our_kernel
-without='' others='^test_(?!our_kernel)' batches=clm,mlm,packed
+without='' others='^test_(?!our_kernel)'
 case "$status" in
   124 | 137) # it hangs, so leave it out, and rows for which it is the default
-    without=--without=mosaic others='^test_(?!our_kernel|packed|mixed)'
-    batches=clm,mlm ;;
+    without=--without=mosaic others='^test_(?!our_kernel|packed|mixed)' ;;
 esac
 part tests 140 "$python" -m tests.test_gpu "$others"
 part attention 130 "$python" -m antlm_jax.evals.benchmarks.attention \
   ${without:+"$without"} \
   --shapes=610M,wide --masks=packed,causal,full --rounds=10 --output="$folder"
 # Uses the rest of the 10 minutes, and writes each number at once.
-part step $((580 - SECONDS)) "$python" -m antlm_jax.evals.benchmarks.train_step \
-  --sizes=97M,210M --batches="$batches" --seconds=1 --output="$folder"
+if "$python" -c 'import torch, transformers
+assert torch.cuda.is_available()' 2> /dev/null; then
+  HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error part peers $((580 - SECONDS)) \
+    "$python" -m antlm_jax.evals.benchmarks.peers --at_once=3 --output="$folder"
+else
+  echo "== peers: skipped, since $python has no torch for CUDA or transformers"
+fi
 
 echo "== files"
 find "$folder" -type f -newer "$begun" | sort

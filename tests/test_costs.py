@@ -189,10 +189,3 @@ def test_the_steps_of_a_config_are_timed(tmp_path):
   for row in rows:
     assert row["tokens_per_second"] * row["seconds"] == pytest.approx(4 * 16)
     assert row["peak_bytes"] > 0 and "error" not in row
-
-
-def test_settings_without_a_config_are_an_error():
-  told = runs.refused(
-    "antlm_jax.evals.benchmarks.train_step", "--config.train.batch_size=4"
-  )
-  assert "add --config=NAME" in told

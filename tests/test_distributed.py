@@ -279,7 +279,7 @@ def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [nightly(0), 1])
 def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   count, sizes = MESHES[MIXED]
   words = tmp_path / "run", prepared, "curriculum=3000C steps", *sizes

@@ -2,11 +2,16 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 from antlm_jax import config as config_lib
+from antlm_jax.commands import train
 from antlm_jax.page import summary
+from antlm_jax.planning import compilers, machine
 from antlm_jax.training import notes
 from antlm_jax.training import run as run_lib
 from tests import runs
@@ -101,11 +106,81 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
       "evaluation .*eval.every",
     ),
     ({"data": 150, "steps": 800, "total": 1000}, None),
-    ({"compile": 200, "steps": 90, "total": 300}, None),  # a trial
+    ({"compile": 30, "steps": 10, "total": 50}, None),  # a trial
   ],
 )
-def test_the_end_of_a_run_names_what_took_its_time(seconds, tip, prepared):
+def test_the_end_of_a_run_names_what_took_its_time(seconds, tip):
   """Catches a slow loader, or evaluations, that nobody is told of."""
-  run = run_lib.build_run(runs.settings(prepared))
-  lines = notes.time_advice(seconds, run)
+  lines = notes.time_advice(seconds, threads=2)
   assert [bool(re.search(tip, line)) for line in lines] == [True] * bool(tip)
+
+
+@pytest.mark.parametrize(
+  ("mfu", "data", "suspect"),
+  [
+    (0.38, 900, None),  # a fifth is the limit
+    (0.15, 400, "data took 40% of the time: .*data.threads=4$"),
+    (0.15, 100, "the step itself: log.trace"),
+  ],
+)
+def test_a_run_below_its_forecast_has_a_suspect(mfu, data, suspect):
+  """Catches a slow loader that is blamed on the step, and the reverse."""
+  seconds = {"data": data, "steps": 1000 - data, "compile": 5000}
+  line, *suspects = notes.speed_advice(mfu, 0.46, seconds, threads=2)
+  assert f"MFU {mfu:.1%}" in line and "46.0% by the forecast" in line
+  assert len(suspects) == bool(suspect)
+  assert not suspect or re.search(f"first suspect: {suspect}", suspects[0])
+
+
+def test_a_run_says_the_shares_of_its_time():
+  """Catches shares that do not add up, and an order by name."""
+  seconds = {"compile": 30.0, "steps": 60.0, "data": 0.1, "total": 100.0}
+  shares = notes.time_shares(seconds)
+  assert shares == "steps 60%, compile 30%, other 10%"
+
+
+@pytest.mark.parametrize(
+  ("kind", "places", "processes", "topology"),
+  [
+    ("NVIDIA H200", range(1), 1, "h200:1"),
+    ("NVIDIA H100 80GB HBM3", range(16), 2, "h100:2x8"),
+    ("TPU v5 lite", np.ndindex(2, 4, 1), 1, "v5e:2x4"),
+    ("TPU v5", np.ndindex(2, 2, 2), 2, "v5p:2x2x2"),
+    ("NVIDIA A10G", range(1), 1, ""),  # plan does not know it
+    ("cpu", range(1), 1, ""),
+  ],
+)
+def test_devices_have_the_name_that_plan_knows(
+  kind, places, processes, topology, monkeypatch
+):
+  devices = [SimpleNamespace(device_kind=kind, coords=x) for x in places]
+  monkeypatch.setattr(jax, "devices", lambda: devices)
+  monkeypatch.setattr(jax, "process_count", lambda: processes)
+  local = len(devices) // processes
+  monkeypatch.setattr(jax, "local_device_count", lambda: local)
+  assert machine.topology() == topology
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("topology", "mfu", "said"),
+  [
+    ("h200:1", None, "speed: no MFU"),
+    ("", 0.5, "no forecast for these devices"),
+    ("v5e:1x1", 1e-6, "by the forecast.*first suspect: the step itself"),
+    ("h100:9", 0.5, "no forecast of h100:9: error: .*at most 8"),
+  ],
+)
+def test_speed_compares_the_run_with_its_plan(
+  topology, mfu, said, prepared, monkeypatch, capsys
+):
+  """Catches a plan of other settings, and a plan that fails in silence."""
+  if topology.startswith("v5e") and not compilers.libtpu():
+    pytest.skip("needs libtpu")
+  trained = train.Trained(
+    workdir=prepared, steps=40, parameters=1, mfu=mfu, seconds={"steps": 9.0}
+  )
+  monkeypatch.setattr(train, "train", lambda *_, **options: trained)
+  monkeypatch.setattr(machine, "topology", lambda: topology)
+  train.main([*runs.train_args("unused", prepared), "--speed"])
+  assert re.search(said, capsys.readouterr().out, re.DOTALL)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -64,6 +65,7 @@ class Trained:
   held_out: Sequence[Mapping[str, float]] = ()  # main evaluations, in order
   # By activity.
   seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  mfu: float | None = None  # median of the logged MFU; None on a CPU
 
   @property
   def losses(self) -> dict[str, float]:
@@ -243,7 +245,39 @@ def main(argv: Sequence[str]) -> None:
 
       words = shlex.join([*plugins.plugin_arguments(), *argv])
       command = f"{summary.antlm_program()} train {words}"
-      train(config, workdir, command=command)
+      trained = train(config, workdir, command=command)
+      options = argparse.ArgumentParser()
+      options.add_argument("--workdir")
+      options.add_argument("--speed", action="store_true")
+      asked, run_words = options.parse_known_args(argv)
+    # The forecast takes minutes, for which the other processes do not wait.
+    if asked.speed:
+      _compare_with_forecast(trained, run_words, config.data.threads)
+
+
+def _compare_with_forecast(
+  trained: Trained, words: Sequence[str], threads: int
+) -> None:
+  """Shows the run's MFU next to that of `antlm plan` for these devices.
+
+  `words` are the arguments of the config and its settings.
+  """
+  from antlm_jax.planning import machine
+  from antlm_jax.runtime import progress
+  from antlm_jax.training import notes
+
+  if trained.mfu is None:  # as of all processes but the first
+    progress.say("speed: no MFU, for lack of timed steps or a known peak")
+    return
+  try:
+    forecast = machine.forecast_mfu(words)
+  except UserError as error:
+    progress.say(f"speed: {error}")
+    return
+  for line in notes.speed_advice(
+    trained.mfu, forecast, trained.seconds, threads
+  ):
+    progress.say(line)
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -310,6 +344,11 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     "--workdir",
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
+  )
+  parser.add_argument(
+    "--speed",
+    action="store_true",
+    help="At the end, compare MFU with antlm plan's forecast for this chip",
   )
   args, overrides = parser.parse_with_overrides(argv, config_help.meant_setting)
   return config_lib.load_config(args.config, overrides), args.workdir

@@ -4,6 +4,8 @@ import contextlib
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.page import plots, summary
@@ -36,6 +38,7 @@ class Page(Hook):
       # The run is saved without a page too.
       with contextlib.suppress(UserError):
         self._write(trainer, at_end=False)
+        self._say_time(trainer)
       return
     table = self._write(trainer, at_end=True)
     contents = self.summary | {"data": trainer.run.meta.data}
@@ -53,10 +56,19 @@ class Page(Hook):
     unigram = run.unigram_entropy()
     modes = summary.modes(values, run)
     seconds = {**trainer.ledger.seconds, "total": trainer.ledger.total}
+    times = {"seconds": seconds, "mfu": _median_mfu(values, trainer.begun)}
+    if step == trainer.begun and at_end:
+      # No step was left to train: keep the times of the run that trained.
+      with contextlib.suppress(UserError, KeyError):
+        before = files.read_json(
+          trainer.folder / metrics.SUMMARY, "the summary"
+        )
+        times = {"seconds": before["seconds"], "mfu": before.get("mfu")}
     advice = []
     if at_end:
+      threads = run.config.data.threads
       advice += notes.advice(modes, unigram, run)
-      advice += notes.time_advice(seconds, run)
+      advice += notes.time_advice(times["seconds"], threads)
     self.summary |= {
       "unigram_entropy": unigram,
       "steps_per_epoch": run.order.steps_per_epoch,
@@ -65,15 +77,8 @@ class Page(Hook):
       "modes": modes,
       "advice": advice,
       "held_out": held_out,
-      "seconds": seconds,
+      **times,
     }
-    if step == trainer.begun and at_end:
-      # No step was left to train: keep the times of the run that trained.
-      with contextlib.suppress(UserError, KeyError):
-        before = files.read_json(
-          trainer.folder / metrics.SUMMARY, "the summary"
-        )
-        self.summary["seconds"] = before["seconds"]
     table = summary.held_out_table(held_out, unigram, run, step)
     self._write_files(trainer, values, table)
     return tables.text_table(*table, "<>")
@@ -106,10 +111,7 @@ class Page(Hook):
   def _say(self, trainer: Trainer, table: str) -> None:
     """Prints the time, the held-out losses, advice, and where the files are."""
     step = trainer.step
-    if steps := step - trainer.begun:
-      all_steps = f" of {step:,}" if trainer.begun else ""
-      time = f"{duration(trainer.ledger.total)} ({trainer.ledger})"
-      progress.say(f"\ndone: {steps:,}{all_steps} steps in {time}\n")
+    self._say_time(trainer)
     for line in (*table.splitlines(), *self.summary["advice"]):
       progress.say(line)
     remarks = {step: ""}  # on each checkpoint
@@ -118,3 +120,22 @@ class Page(Hook):
     steps = (f"{checkpoint.FOLDER}/{s}{text}" for s, text in remarks.items())
     names = "README.md", "curves.png", metrics.METRICS, *steps
     progress.say(f"\nresults in {trainer.workdir}: {', '.join(names)}")
+
+  def _say_time(self, trainer: Trainer) -> None:
+    """Prints the time of the steps, and the share of each activity."""
+    step = trainer.step
+    if steps := step - trainer.begun:
+      all_steps = f" of {step:,}" if trainer.begun else ""
+      seconds = self.summary["seconds"]
+      time = duration(seconds["total"])
+      mfu = self.summary["mfu"]
+      speed = "" if mfu is None else f", MFU {mfu:.1%}"
+      progress.say(f"\ndone: {steps:,}{all_steps} steps in {time}{speed}")
+      progress.say(f"time: {notes.time_shares(seconds)}\n")
+
+
+def _median_mfu(rows: ByStep, begun: int) -> float | None:
+  """Returns the median MFU after a step; None for a chip of unknown peak."""
+  name = "train/mfu"
+  values = [x[name] for step, x in rows.items() if step > begun and name in x]
+  return float(np.median(values)) if values else None

@@ -1,6 +1,5 @@
 """Style of all pictures, and the learning curves of a run."""
 
-import dataclasses
 import functools
 import io
 import itertools
@@ -21,25 +20,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Greys of phases, none of which is a curve's colour.
 SHADES = ("0.96", "0.87", "0.78", "0.69", "0.60", "0.51")
 _DASHES = ("--", ":", "-.")  # of several held-out sets
+_MARKED = {"lw": 2, "marker": "o", "ms": 3.5}  # a line of measured values
 _DPI = 130
 # With more blocks, one line for each held-out loss would fill the picture. Two
 # lines then show it after the objective's own blocks and after the others.
 _MANY = 12
 _BINS = 300  # points of a training curve over the whole run
-
-
-@dataclasses.dataclass(frozen=True)
-class LossSeries:
-  """Losses of a run's objectives, each in its own colour."""
-
-  rows: ByStep  # measured values
-  colours: Mapping[str, str]  # by logged name of the objective
-  sets: Sequence[str]  # names of the held-out sets, if there are several
-  # Logged steps in or after an objective's own blocks, by its logged name. It
-  # is empty without many blocks.
-  block_steps: Mapping[str, set[int]]
-  steps: int  # length of the run
-  unigram: float  # entropy of the held-out tokens' frequencies; NaN if unknown
 
 
 def draw_run_curves(
@@ -72,9 +58,7 @@ def draw_run_curves(
   if mix:
     shade(panels[-1:], mix, {name: name for name in mix.objectives}, "is read")
     _label(panels[-1], mix)
-  _draw_losses(
-    panels[0], _loss_series(rows, keys, names, curriculum, steps, unigram)
-  )
+  _draw_losses(panels[0], rows, names, curriculum, steps, unigram)
   if pairs:
     _draw_pairs(panels[1], rows, pairs)
   _draw_line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
@@ -86,94 +70,83 @@ def draw_run_curves(
   return out
 
 
-def _loss_series(
+def _draw_losses(
+  axes,
   rows: ByStep,
-  keys: Sequence[str],
   names: Mapping[str, str],
   curriculum: Curriculum | None,
   steps: int,
   unigram: float,
-) -> LossSeries:
-  """Returns the losses of the trained objectives `names`, then of others."""
+) -> None:
+  """Draws the held-out losses in front of the training losses.
+
+  The trained objectives, whose logged names are `names`, precede others.
+  """
+  keys = dict.fromkeys(itertools.chain(*rows.values()))
   parts = [key.split("/") for key in keys]
   only_evaluated = [p[1] for p in parts if p[2:] == ["loss"]]
   kinds = dict.fromkeys([*names.values(), *only_evaluated])
-  sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
-  colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
-  block_steps = _block_steps(curriculum, names, rows) if curriculum else {}
-  return LossSeries(rows, colours, sets, block_steps, steps, unigram)
-
-
-def _block_steps(
-  curriculum: Curriculum, names: Mapping[str, str], rows: ByStep
-) -> dict[str, set[int]]:
-  """Returns the logged steps in or after the blocks of each objective.
-
-  They are by logged name. Without many blocks, it returns nothing.
-  """
-  if len(curriculum.phases) <= _MANY:
-    return {}
-  block_steps = {kind: set() for kind in names.values()}
-  for phase in curriculum.phases:
-    inside = {step for step in rows if phase.start < step <= phase.stop}
-    for name in phase.shares:
-      block_steps[names[name]] |= inside
-  return block_steps
-
-
-def _draw_losses(axes, series: LossSeries) -> None:
-  """Draws the held-out losses in front of the training losses."""
-  for kind, colour in series.colours.items():
-    for curve in smooth(series.rows, f"train/{kind}/loss", series.steps):
+  sets = dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"])
+  has_many = bool(curriculum) and len(curriculum.phases) > _MANY
+  objectives = {kind: name for name, kind in names.items()} if has_many else {}
+  for kind, colour in zip(kinds, itertools.cycle(COLOURS), strict=False):
+    for curve in smooth(rows, f"train/{kind}/loss", steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
-  for kind in series.colours:
-    _draw_held_out(axes, series, kind)
-  known_unigram = [] if math.isnan(series.unigram) else [series.unigram]
-  for unigram in known_unigram:
-    axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+    if kind in objectives:
+      _draw_by_blocks(axes, rows, kind, colour, curriculum, objectives[kind])
+    else:
+      style = {"label": f"{kind}, held out", "color": colour, **_MARKED}
+      _draw_line(axes, rows, f"eval/{kind}/loss", **style)
+    for name, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
+      style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {name}"}
+      _draw_line(axes, rows, f"eval/{kind}/{name}/loss", color=colour, **style)
   # The held-out losses before the first step would flatten the curves.
-  visible = known_unigram + [
+  visible = [
     row[key]
-    for step, row in series.rows.items()
+    for step, row in rows.items()
     for key in row
     if step > 0 and key.startswith("eval/") and key.endswith("/loss")
   ]
+  if not math.isnan(unigram):
+    axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+    visible.append(unigram)
   if visible:
     margin = 0.08 * (max(visible) - min(visible)) + 0.05
     axes.set_ylim(min(visible) - margin, max(visible) + margin)
   axes.set_ylabel("loss (nats per target)")
-  title = "thin: in training"
-  if series.block_steps:
-    title = f"held-out losses\n{title}"
-  legend(axes, title)
+  legend(axes, "held-out losses\n" * has_many + "thin: in training")
 
 
-def _draw_held_out(axes, series: LossSeries, kind: str) -> None:
-  """Draws the held-out losses of an objective, by its logged name."""
-  rows = series.rows
-  colour = series.colours[kind]
+def _draw_by_blocks(
+  axes,
+  rows: ByStep,
+  kind: str,
+  colour: str,
+  curriculum: Curriculum,
+  objective: str,
+) -> None:
+  """Draws the held-out losses after an objective's blocks, and after others."""
+  steps = {
+    step
+    for phase in curriculum.phases
+    for step in rows
+    if objective in phase.shares and phase.start < step <= phase.stop
+  }
+  after = {step: row for step, row in rows.items() if step in steps}
+  elsewhere = {step: row for step, row in rows.items() if step not in steps}
   key = f"eval/{kind}/loss"
-  style = {"color": colour, "lw": 2, "marker": "o", "ms": 3.5}
-  if kind in series.block_steps:
-    steps = series.block_steps[kind]
-    after = {step: row for step, row in rows.items() if step in steps}
-    elsewhere = {step: row for step, row in rows.items() if step not in steps}
-    _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
-    _draw_line(axes, after, key, label=f"{kind}, after {kind} blocks", **style)
-    style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
-    _draw_line(axes, elsewhere, key, label=f"{kind}, after others", **style)
-  else:
-    _draw_line(axes, rows, key, label=f"{kind}, held out", **style)
-  for name, dashes in zip(series.sets, itertools.cycle(_DASHES), strict=False):
-    style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {name}"}
-    _draw_line(axes, rows, f"eval/{kind}/{name}/loss", color=colour, **style)
+  style = {"color": colour, **_MARKED}
+  _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)
+  _draw_line(axes, after, key, label=f"{kind}, after {kind} blocks", **style)
+  style |= {"lw": 1.2, "ls": "--", "mfc": "white"}
+  _draw_line(axes, elsewhere, key, label=f"{kind}, after others", **style)
 
 
 def _draw_pairs(axes, rows: ByStep, keys: Sequence[str]) -> None:
   """Draws accuracies on minimal pairs."""
-  style = {"lw": 2, "marker": "o", "ms": 3.5}
   for key, colour in zip(keys, COLOURS, strict=False):
-    _draw_line(axes, rows, key, color=colour, label=key[len(PAIRS) :], **style)
+    style = {"label": key.removeprefix(PAIRS), "color": colour, **_MARKED}
+    _draw_line(axes, rows, key, **style)
   axes.axhline(0.5, color="0.4", lw=1, ls=":", label="chance")
   axes.set_ylabel("minimal pairs\n(share right)")
   legend(axes)

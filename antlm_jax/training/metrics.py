@@ -11,7 +11,6 @@ from antlm_jax import private
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, progress
 from antlm_jax.training.writers import WRITERS
-from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
 # Losses of the held-out rows by step. The mean over a half's rows is its loss.
@@ -178,11 +177,6 @@ class Ledger:
   def total(self) -> float:
     """Seconds since the ledger was made."""
     return time.monotonic() - self._begun
-
-  def __str__(self) -> str:
-    other = self.total - sum(self.seconds.values())
-    parts = {**self.seconds, "other": other}.items()
-    return ", ".join(f"{name} {duration(s)}" for name, s in parts if s >= 0.05)
 
 
 class StepClock:

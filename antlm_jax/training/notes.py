@@ -19,16 +19,16 @@ _LONG = 10 * 3600.0  # seconds after which a run may be a slip
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
 _FIRST_WEIGHTS = 0.1  # share in an average that is too long for its run
 _FEW_STEPS = 100  # a shorter run is a trial
-_SHORT = 600.0  # seconds of a run whose time matters little
-_MUCH = 0.2  # share of a run's time
+_SHORT = 60.0  # seconds of a run whose time matters little
+_MUCH = 0.2  # share of a run's time, or of a forecast of its speed
 # How an activity of a run takes less time.
 _FASTER = {
-  "data": "with data.threads={more_threads}",
-  "evaluation": "with a larger eval.every, or fewer eval.rows",
-  "checkpoint": "with a larger checkpoint.every",
-  "compile": "next time: compiled programs are kept on this machine's disk",
-  "start": "from a faster disk",
-  "hooks": "with fewer, or shorter, hooks",
+  "data": "try data.threads={more_threads}",
+  "evaluation": "try a larger eval.every, or fewer eval.rows",
+  "checkpoint": "try a larger checkpoint.every",
+  "compile": "the next run on this machine reads the programs from its disk",
+  "start": "read the data from a faster disk",
+  "hooks": "try fewer, or shorter, hooks",
 }
 
 
@@ -114,22 +114,71 @@ def time_tip(run: Run, step: int, left: float) -> Iterator[str]:
     )
 
 
-def time_advice(seconds: Mapping[str, float], run: Run) -> list[str]:
+def time_shares(seconds: Mapping[str, float]) -> str:
+  """Returns the shares of a run's activities, the largest first.
+
+  `seconds` are those of each activity, and their total.
+  """
+  total = seconds["total"]
+  shares = {name: spent / total for name, spent in seconds.items()}
+  shares["other"] = 2 - sum(shares.values())  # the total is 1
+  del shares["total"]
+  return ", ".join(
+    f"{name} {shares[name]:.0%}"
+    for name in sorted(shares, key=shares.get, reverse=True)
+    if shares[name] >= 0.005
+  )
+
+
+def time_advice(seconds: Mapping[str, float], threads: int) -> list[str]:
   """Returns a tip on the slowest activity other than the steps.
 
   Args:
     seconds: Seconds by activity, and their total.
+    threads: Number of threads that build batches.
   """
-  shares = {name: seconds.get(name, 0.0) / seconds["total"] for name in _FASTER}
-  slowest = max(shares, key=shares.get)
-  if seconds["total"] < _SHORT or shares[slowest] < _MUCH:
-    return []
-  remedy = _FASTER[slowest].format(more_threads=2 * run.config.data.threads)
-  steps = seconds.get("steps", 0.0) / seconds["total"]
-  return [
-    f"tip: {slowest} took {shares[slowest]:.0%} of the time, and the steps"
-    f" {steps:.0%}: it is faster {remedy}"
-  ]
+  line = _suspect(seconds, threads)
+  return [f"tip: {line}"] if line and seconds["total"] >= _SHORT else []
+
+
+def _suspect(seconds: Mapping[str, float], threads: int) -> str:
+  """Names the slowest activity other than the steps, with a remedy.
+
+  Empty if it takes less than a fifth of the time.
+  """
+  slowest = max(_FASTER, key=lambda activity: seconds.get(activity, 0.0))
+  share = seconds.get(slowest, 0.0) / seconds["total"]
+  remedy = _FASTER[slowest].format(more_threads=2 * threads)
+  return (
+    f"{slowest} took {share:.0%} of the time: {remedy}"
+    if share >= _MUCH
+    else ""
+  )
+
+
+def speed_advice(
+  mfu: float, forecast: float, seconds: Mapping[str, float], threads: int
+) -> list[str]:
+  """Compares a run's MFU with the forecast of its chip.
+
+  Returns:
+    A line with both and, if the MFU is lower by a fifth, the first suspect.
+
+  Args:
+    mfu: MFU of the run's steps and the wait for their data.
+    forecast: MFU of the steps by the forecast.
+    seconds: Seconds by activity.
+    threads: Number of threads that build batches.
+  """
+  lines = [f"speed: MFU {mfu:.1%}, and {forecast:.1%} by the forecast"]
+  if mfu < (1 - _MUCH) * forecast:
+    stepping = {name: seconds.get(name, 0.0) for name in ("data", "steps")}
+    stepping["total"] = sum(stepping.values())
+    suspect = _suspect(stepping, threads) or (
+      "the step itself: log.trace=100:105 profiles five of them"
+    )
+    lines.append(f"first suspect: {suspect}")
+  return lines
 
 
 def lost_targets(share: float, objectives: Sequence[Objective]) -> str:

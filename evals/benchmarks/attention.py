@@ -1,15 +1,12 @@
 """Attention compared with its peers: forward and backward, mask by mask.
 
-    python -m antlm_jax.evals.benchmarks.attention [--topology=v5e:2x2] \\
-      [--bundles]
+    python -m antlm_jax.evals.benchmarks.attention [--topology=v5e:2x2]
 
 On a GPU or TPU it times them by turns. Anywhere else it compiles them for a TPU
 that is not there (libtpu: `launch/setup.sh libtpu`) and prints:
 
 - temp: memory of a layer in addition to its arguments and results;
-- moved: bytes that a layer moves, by XLA's cost analysis;
-- with --bundles, the compiler's instruction bundles for 512 x 512 scores of
-  which none is hidden (forward/backward): cycles, if nothing waits.
+- moved: bytes that a layer moves, by XLA's cost analysis.
 
 A layer is its projections, RoPE and attention, with all gradients.
 
@@ -24,21 +21,19 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention, cli
-from antlm_jax.attention.tpu import kernel
 from antlm_jax.evals.benchmarks import common, turns
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.objectives.corruption import Segments
-from antlm_jax.planning import bundles, topology
+from antlm_jax.planning import topology
 from antlm_jax.settings import Section, setting
 
 
@@ -236,7 +231,7 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
   return common.compile_for(device, run, x, kernels, x, positions, mask)
 
 
-def compile_cases(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
+def compile_cases(name: str, shapes, masks) -> Iterator[dict]:
   """Compiles every case for a TPU; yields a row for each."""
   device = topology.topology_devices(name)[0]
   for shape, mask_name in itertools.product(shapes, masks):
@@ -257,38 +252,7 @@ def compile_cases(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
         if "memory" not in str(error).lower():
           raise
         row["temp_MB"] = "out of memory"
-      if listings and peer not in ("chunked", "XLA, dense"):
-        bundles.read_bundle_counts()  # the layer's, with its own layouts
-        compile_attention(device, attend, shape, mask)
-        kernels = {
-          kernel[0]: listing
-          for listed, listing in bundles.read_bundle_counts().items()
-          if (kernel := re.search("(attention|splash)_[a-z_]+", listed))
-        }
-        row["bundles"] = count_bundles(device, shape, peer, kernels)
       yield row
-
-
-def count_bundles(
-  device, shape: Shape, peer: str, kernels: Mapping[str, bundles.BundleCounts]
-) -> str:
-  """Returns the bundles for 512 x 512 scores: forward and backward."""
-  scores = min(512, shape.length) ** 2
-  if peer == "pallas":
-    group = shape.heads // shape.kv_heads
-    dtype = jnp.bfloat16
-    with jax.set_mesh(common.mesh_of(device)):
-      blocks = kernel.choose_blocks(
-        shape.length, shape.length, group, shape.width, dtype
-      )
-      heads = kernel.heads_of_a_step(
-        shape.kv_heads, group, shape.width, blocks, dtype
-      )
-    scores = heads * group * blocks.q_size * blocks.k_size
-  counts = {True: 0, False: 0}
-  for name, listing in kernels.items():
-    counts[bool(re.search("_output|_fwd", name))] += listing.unmasked
-  return "/".join(f"{n * 512**2 / scores:.0f}" for n in counts.values())
 
 
 def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
@@ -315,11 +279,13 @@ def time_cases(shapes, masks, without, rounds: int) -> Iterator[dict]:
       peer: _tried(future.result, args) for peer, future in futures.items()
     }
     calls = {
-      peer: functools.partial(_run_calls, run, args)
+      peer: functools.partial(
+        turns.time_call, functools.partial(_run_calls, run, args)
+      )
       for peer, run in programs.items()
       if callable(run)
     }
-    seconds, *_ = turns.by_turns([*calls.values()], rounds, [*calls.values()])
+    seconds = turns.by_turns([*calls.values()], rounds)
     medians = 1e3 * np.median(seconds, axis=0) / _CALLS
     spent = dict(zip(calls, medians.tolist(), strict=True))
     for peer, run in programs.items():
@@ -375,7 +341,6 @@ class AttentionTimings(Section):
   topology: str = setting(
     "v5e:2x2", "TPU topology to compile for if no device is present"
   )
-  bundles: bool = setting(False, "Count the instructions of a block")
   rounds: int = setting(
     20, "Number of timed turns of each case, on a device", least=1
   )
@@ -389,8 +354,8 @@ def main(argv) -> None:
   columns = {"shape": 18, "mask": 13, "peer": 13}
   if jax.default_backend() == "cpu":
     machine = args.topology.partition(":")[0] + "-compiled"
-    columns |= {"temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0}
-    rows = compile_cases(args.topology, shapes, args.masks, args.bundles)
+    columns |= {"temp_MB": 13, "moved_MB": 8, "compile_s": 9}
+    rows = compile_cases(args.topology, shapes, args.masks)
   else:
     machine = jax.devices()[0].device_kind
     columns |= {"ms": 9, "to ours": 7}

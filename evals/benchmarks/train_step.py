@@ -1,29 +1,17 @@
-"""Time, throughput and memory of train steps, by size and kind of batch.
+"""Time, throughput and memory of a config's train steps.
 
-    python -m antlm_jax.evals.benchmarks.train_step --sizes=97M,610M \\
-      --batches=clm,mlm
     python -m antlm_jax.evals.benchmarks.train_step --config=babylm_small \\
       --vocab_size=8192 --seq_len=128
 
-Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
-that are as unevenly frequent as words. The batches:
-- clm: causal rows of one document each;
-- mlm: bidirectional rows of one document each, 15 % of the tokens targets;
-- packed: as clm, but about five documents of random lengths in a row;
-- mixed: rows of clm and mlm in turn, which shows the price of mixing alone.
-
-With --config, it times one step for each kind of batch in a config's
-curriculum. The rows are those of `antlm plan`. --config.KEY=VALUE changes any
-setting.
+It times one step for each kind of batch in the config's curriculum, over all
+devices at hand. The rows are those of `antlm plan`. --config.KEY=VALUE changes
+any setting. `benchmarks.peers` compares steps with transformers.
 
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
 FLOPs that `antlm_jax.training.flops` counts: attention's visible pairs, and no
-recomputation. Memory is of one device: the compiled step's
-need, and the process's peak (on a CPU, its peak resident memory).
-
-Without --config, it needs of antlm_jax's dependencies only jax, flax, optax and
-orbax.
+recomputation. Memory is of one device: the compiled step's need, and the
+process's peak (on a CPU, its peak resident memory).
 """
 
 import dataclasses
@@ -40,9 +28,8 @@ import numpy as np
 from antlm_jax import cli, models, units
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.arguments import add_arguments, read_section
-from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.models.llama import SHAPES, LlamaConfig
+from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives import corruption
 from antlm_jax.objectives.batch import Batch, BatchLayout, assemble_batch
 from antlm_jax.objectives.objective import OBJECTIVES
@@ -63,20 +50,6 @@ _SPECIAL = 4  # ids under this are special, and the last of them is the mask
 _WARMUP = 3  # most steps that are not timed
 _MOST = 100  # most steps that are timed
 _NO_MEMORY = "out of memory"
-
-_TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
-_TINY["dtype"] = "float32"  # some CPUs have no product of bfloat16
-_MIDDLE = {  # configs/studies/antlm_table.py
-  "8m": dict(layers=8, width=256, mlp_width=682, heads=4, kv_heads=4),
-  "24m": dict(layers=12, width=384, mlp_width=1024, heads=6, kv_heads=6),
-}
-SIZES = {  # shape, tokens in a row T, vocabulary V, rows each, tied, remat
-  **{name: (s, 128, 8192, 64, True, "none") for name, s in _MIDDLE.items()},
-  "97M": (SHAPES["97M"], 128, 16_000, 256, True, "none"),
-  "210M": (SHAPES["210M"], 2048, 128_256, 32, False, "dots"),
-  "610M": (SHAPES["610M"], 2048, 128_256, 16, False, "dots"),
-  "tiny": (_TINY, 64, 512, 4, True, "none"),
-}
 
 
 def make_example(
@@ -186,28 +159,6 @@ def time_train_step(
   return out | {"peak_bytes": peak}
 
 
-def measure_size(name: str, args: "StepTimings", mesh) -> Iterator[dict]:
-  """Yields the results of each batch, under `jax.set_mesh`."""
-  shape, length, vocab_size, rows, tied, remat = SIZES[name]
-  options = {"dtype": "bfloat16", "tied": tied, "remat": remat, **shape}
-  config = LlamaConfig(vocab_size=vocab_size, max_seq_len=length, **options)
-  train_step = make_step(config)
-  shards = mesh_lib.data_shards(mesh)
-  layout = BatchLayout(rows * shards, 1, shards)
-  programs = jitted(train_step, state_shardings(train_step, mesh))
-  for batch in args.batches:
-    example = make_example(batch, layout, length, vocab_size)
-    yield {
-      "size": name,
-      "batch": batch,
-      "rows": layout.batch_size,
-      "seq_len": length,
-      "parameters": train_step.model.size,
-      "remat": remat,
-      **time_train_step(train_step, programs, mesh, example, args),
-    }
-
-
 def measure_config(
   args: "StepTimings", overrides: Sequence[str]
 ) -> Iterator[dict]:
@@ -255,42 +206,29 @@ _COLUMNS = {
 class StepTimings(Section):
   """The command's arguments."""
 
-  sizes: tuple[str, ...] = setting(
-    ("97M", "210M", "610M"), f"Model sizes: {', '.join(SIZES)}", choices=SIZES
-  )
-  batches: tuple[str, ...] = setting(
-    tuple(BATCHES), "Kinds of batches", choices=BATCHES
-  )
+  config: str = setting(help="Name or path of a config")
   seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
   steps: int = setting(5, "Smallest number of timed steps", least=1, most=_MOST)
-  config: str = setting("", "Name or path of a config to time instead of sizes")
   vocab_size: int = setting(
-    128_256, "Vocabulary size of --config's rows", least=2, most=2**24
+    128_256, "Vocabulary size of the rows", least=2, most=2**24
   )
   seq_len: int | None = setting(
-    None,
-    "Tokens in a row of --config (default: model.max_seq_len)",
-    least=1,
-    most=2**24,
+    None, "Tokens in a row (default: model.max_seq_len)", least=1, most=2**24
   )
-  pieces: int = setting(1, "Documents in a row of --config", least=1)
+  pieces: int = setting(1, "Documents in a row", least=1)
   output: str = common.output()
 
 
 def main(argv) -> None:
-  """Prints a line per size and batch, and writes them all as JSON."""
+  """Prints a line per kind of batch, and writes them all as JSON."""
   parser = cli.Parser(description=__doc__)
   add_arguments(parser, StepTimings)
   args, overrides = parser.parse_with_overrides(argv)
   args = read_section(StepTimings, args)
-  if overrides and not args.config:
-    raise UserError(f"{overrides[0]} changes a config: add --config=NAME")
   mesh = mesh_lib.Mesh().build()
   device = mesh.devices.flat[0].device_kind
   facts = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
-  rows = (row for name in args.sizes for row in measure_size(name, args, mesh))
-  if args.config:
-    rows = measure_config(args, overrides)
+  rows = measure_config(args, overrides)
   place = args.output, f"step {device} {args.config}"
   with jax.set_mesh(mesh):
     rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **facts)

@@ -1,129 +1,176 @@
-"""Ways of doing the same work, timed by turns.
+"""Two sides that do the same work, each in its own process, timed by turns.
 
-The speed of a shared machine changes over time. So the calls take turns, and
-each ratio is from the same turn. A turn is repeated if other processes used a
-part of the machine.
+The speed of a shared machine changes over time. So the sides take turns, and
+each ratio is from the same turn.
 """
 
 import dataclasses
-import os
+import multiprocessing
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
-# Largest share of the machine that other processes may take in a turn.
-_DISTURBED = 0.05
-_STAT = pathlib.Path("/proc/stat")  # Linux only: elsewhere nothing is known
+Call = Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class TimedCase:
-  """Work that we do, and a peer."""
+class Work:
+  """Work of a case, which both sides do."""
 
-  name: str
+  kind: ClassVar[str]  # such as train
+  unit: ClassVar[str]  # of the amount of work
+
+  def tiny(self) -> "Work":
+    """Returns work of the same kind that takes seconds."""
+    raise NotImplementedError
+
+  def same(self, ours, theirs) -> bool:
+    """Whether the results of both sides agree."""
+    return bool(np.allclose(ours, theirs, rtol=1e-3, atol=1e-3))
+
+
+# Prepares a side's work, with a folder for both sides. Returns the call that
+# does it, and the amount of work of a call.
+Side = Callable[[Any, pathlib.Path], tuple[Call, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Work that this library does, and a peer."""
+
+  device: str  # cpu or gpu
+  work: Work
   peer: str
-  ours: Callable[[], Any]
-  theirs: Callable[[], Any]
-  work: float  # amount that a call does
-  unit: str  # of that amount
-  same: Callable[[Any, Any], bool]  # whether both results agree
-  # Runs before ours is timed, in the place of a call that does not count.
-  before: Callable[[], Any] | None = None
+  ours: Side
+  theirs: Side
 
 
-def time_case(case: TimedCase, rounds: int) -> dict:
-  """Times a case, after a call of each that does not count.
+class Timed(NamedTuple):
+  """A call that was timed, in the process of its side."""
+
+  seconds: float
+  result: Any
+  peak_bytes: int | None  # most memory of an accelerator so far
+
+
+class Worker:
+  """A side of a case, in its own process."""
+
+  def __init__(self, side: Side, work: Work, folder: pathlib.Path):
+    """Starts the process, which prepares the work and makes a first call."""
+    context = multiprocessing.get_context("spawn")
+    self._pipe, pipe = context.Pipe()
+    self._process = context.Process(
+      target=_serve, args=(pipe, side, work, folder), daemon=True
+    )
+    self._process.start()
+    pipe.close()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    self._pipe.close()
+    self._process.terminate()
+    self._process.join()
+
+  def first(self) -> tuple[Timed, float]:
+    """Waits for the first call; returns it, and the amount of a call."""
+    return self._receive()
+
+  def __call__(self) -> Timed:
+    """Makes one more call."""
+    self._pipe.send(None)
+    return self._receive()
+
+  def _receive(self):
+    try:
+      reply = self._pipe.recv()
+    except EOFError:
+      raise ChildProcessError("its process was killed") from None
+    if isinstance(reply, str):
+      raise ChildProcessError(reply)
+    return reply
+
+
+def _serve(pipe, side: Side, work: Work, folder: pathlib.Path) -> None:
+  """Works in a worker's process, until its pipe is closed."""
+  try:
+    call, amount = side(work, folder)
+    pipe.send((time_call(call), amount))
+    while True:
+      pipe.recv()
+      pipe.send(time_call(call))
+  except (EOFError, BrokenPipeError):
+    return
+  except Exception as error:  # of any library: other cases follow
+    line = " ".join(str(error).split())[:200]
+    pipe.send(f"{type(error).__name__}: {line}")
+
+
+def time_case(case: Case, ours, theirs, rounds: int) -> dict:
+  """Times a case, after a call of each side that does not count.
+
+  Args:
+    ours: Our `Worker`.
+    theirs: The peer's.
+    rounds: Number of turns.
 
   Returns:
     The medians of both, in work per second. The sorted ratios of the turns,
-    over 1 if we are faster, with their median and the ratio of the best turns.
-    The extra time of our first call, which compiles. The share of the machine
-    that other processes used, and the number of repeated turns.
+    over 1 if we are faster, with their median. The extra time of our first
+    call, which compiles. The accelerator's memory of both. If a side fails,
+    only the error.
   """
-  first_seconds, our_result, _ = _time_call(case.ours)
-  _, their_result, _ = _time_call(case.theirs)
-  calls = case.ours, case.theirs
-  before = case.before or case.ours, case.theirs
-  seconds, busy_share, repeated = by_turns(calls, rounds, before)
+  names = {"case": str(case.work), "peer": case.peer}
+  try:
+    our_first, amount = ours.first()
+    their_first, _ = theirs.first()
+    seconds = by_turns((ours, theirs), rounds)
+    peaks = [side().peak_bytes for side in (ours, theirs)]
+  except ChildProcessError as error:
+    return names | {"error": str(error)}
   ratios = np.sort(seconds[:, 1] / seconds[:, 0])
   our_median, their_median = np.median(seconds, axis=0)
-  our_best, their_best = seconds.min(axis=0)
-  return {
-    "case": case.name,
-    "peer": case.peer,
-    "unit": case.unit,
-    "ours": case.work / our_median,
-    "theirs": case.work / their_median,
+  return names | {
+    "unit": case.work.unit,
+    "ours": amount / our_median,
+    "theirs": amount / their_median,
     "ratio": float(np.median(ratios)),
     "ratios": ratios.tolist(),
-    "best": float(their_best / our_best),
-    "compile_seconds": 0.0 if case.before else first_seconds - our_median,
-    "same": bool(case.same(our_result, their_result)),
-    "others": busy_share,
-    "repeated": repeated,
+    "compile_seconds": our_first.seconds - our_median,
+    "peak_bytes": None if None in peaks else peaks,
+    "same": case.work.same(our_first.result, their_first.result),
   }
 
 
-def by_turns(
-  calls: Sequence[Callable[[], Any]],
-  rounds: int,
-  before: Sequence[Callable[[], Any]],
-) -> tuple[np.ndarray, float, int]:
+def by_turns(calls: Sequence[Callable[[], Timed]], rounds: int) -> np.ndarray:
   """Times calls by turns, every other turn in reverse order.
 
-  `before` has an untimed call for each, usually the same call. It regains the
-  memory that another call used. A virtual machine gets this memory from its
-  host, which may take as long as the work.
-
-  Returns the seconds, `[rounds, calls]`, the largest share of the machine that
-  other processes used, and the number of turns repeated for it, at most
-  `rounds`.
+  Returns the seconds, `[rounds, calls]`.
   """
-  turns: list[list[float]] = []
-  largest_share = 0.0
-  repeated = 0
-  while len(turns) < rounds:
-    turn = [0.0] * len(calls)
-    turn_share = 0.0
-    for n in list(range(len(calls)))[:: -1 if len(turns) % 2 else 1]:
-      before[n]()
-      turn[n], _, busy_share = _time_call(calls[n])
-      turn_share = max(turn_share, busy_share)
-    if turn_share > _DISTURBED and repeated < rounds:
-      repeated += 1
-    else:
-      turns.append(turn)
-      largest_share = max(largest_share, turn_share)
-  return np.array(turns), largest_share, repeated
+  seconds = np.zeros((rounds, len(calls)))
+  for turn, row in enumerate(seconds):
+    for n in range(len(calls))[:: -1 if turn % 2 else 1]:
+      row[n] = calls[n]().seconds
+  return seconds
 
 
-def _time_call(call: Callable[[], Any]) -> tuple[float, Any, float]:
-  """Returns a call's seconds, its result, and others' share of the machine."""
-  others_before = _others_cpu_seconds()
+def time_call(call: Call) -> Timed:
+  """Times a call in this process."""
   begun = time.perf_counter()
   result = call()
-  seconds = time.perf_counter() - begun
-  busy = _others_cpu_seconds() - others_before
-  return seconds, result, max(0.0, busy / (seconds * (os.cpu_count() or 1)))
+  return Timed(time.perf_counter() - begun, result, _peak_bytes())
 
 
-def _others_cpu_seconds() -> float:
-  """The CPU seconds of all other processes."""
-  return _busy() - _own_cpu_seconds()
-
-
-def _own_cpu_seconds() -> float:
-  """The CPU seconds of this process and of those that it started."""
-  return sum(os.times()[:4])
-
-
-def _busy() -> float:
-  """The CPU seconds of all processes, and those that a host took away."""
-  if not _STAT.exists():
-    return _own_cpu_seconds()
-  words = _STAT.read_text("utf-8").partition("\n")[0].split()[1:9]
-  user, nice, system, _, _, *interrupts = map(int, words)
-  return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+def _peak_bytes() -> int | None:
+  """Returns the accelerator's memory that this process has taken at most."""
+  torch = sys.modules.get("torch")
+  if torch and torch.cuda.is_initialized():
+    return torch.cuda.max_memory_allocated()
+  return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
