@@ -71,13 +71,13 @@ def residual_norm(
     fused: Whether a kernel may compute it.
   """
   kind = _NORMS.get(type(norm))
-  rows = x.size // x.shape[-1]
-  whole = rows % (_shards(_states_spec(x)) * _ROWS * _STEPS) == 0
-  whole = whole and x.shape[-1] <= _WIDEST
+  width = x.shape[-1]
+  whole = _divides(width * _ROWS * _STEPS, x, _states_spec(x))
+  whole = whole and width <= _WIDEST
   if not (fused and kind and whole and available(x)) or hasattr(norm, "bias"):
     states = x if y is None else x + y
     return states, norm(states)
-  scale = jnp.ones(x.shape[-1])
+  scale = jnp.ones(width)
   if hasattr(norm, "scale"):
     scale = norm.scale[...]
   with jax.named_scope("norm"):
@@ -92,82 +92,68 @@ def norm_by_kernel(kind: NormKind, x, y, scale):
 
 
 def _norm_forward(kind, x, y, scale):
-  states = _states_spec(x)
-  whole = PartitionSpec()
-  if y is None:
-    call = functools.partial(_call_norm, kind)
-    normed = mesh_lib.on_shards(call, (states, whole), states)(x, scale)
-    return (x, normed), (x, y, scale)
-  call = functools.partial(_call_residual_norm, kind)
-  specs = states, states, whole
-  total, normed = mesh_lib.on_shards(call, specs, (states,) * 2)(x, y, scale)
+  arrays = [x] if y is None else [x, y]
+  *sums, normed = _call(_norm_kernel, kind, arrays, scale, len(arrays), 1)
+  total = sums[0] if sums else x
   return (total, normed), (total, y, scale)
 
 
 def _norm_backward(kind, saved, grads):
   total, y, scale = saved
-  states = _states_spec(total)
-  call = mesh_lib.on_shards(
-    functools.partial(_call_norm_gradient, kind),
-    (states, PartitionSpec(), states, states),
-    (states, PartitionSpec(states[0])),
-  )
-  grad, parts = call(total, scale, *grads)
+  arrays = [total, *grads]
+  grad, parts = _call(_gradient_kernel, kind, arrays, scale, 1, _STEPS)
   return grad, None if y is None else grad, parts.sum(0)
 
 
 norm_by_kernel.defvjp(_norm_forward, _norm_backward)
 
 
-def _shards(spec: PartitionSpec) -> int:
-  return math.prod(mesh_lib.number_of_shards(axes) for axes in spec)
+def _divides(elements: int, x: jax.Array, spec: PartitionSpec) -> bool:
+  """Whether blocks of this size divide a shard, whose offsets are int32."""
+  shards = math.prod(mesh_lib.number_of_shards(axes) for axes in spec)
+  return x.size % (shards * elements) == 0 and x.size // shards < 2**31
 
 
 def _states_spec(x):
   return mesh_lib.mesh_spec(x.shape, "batch", None, None)
 
 
-def _call_norm(kind, x, scale):
-  return _call(_norm_kernel, kind, [x], scale, 1, 1)[0].reshape(x.shape)
+def _call(kernel, kind, arrays, scale, results, steps):
+  """Runs a norm's kernel on arrays `[B, T, D]`, and returns such arrays.
 
-
-def _call_residual_norm(kind, x, y, scale):
-  outputs = _call(_norm_kernel, kind, [x, y], scale, 2, 1)
-  return [out.reshape(x.shape) for out in outputs]
-
-
-def _call_norm_gradient(kind, total, scale, grad_total, grad_normed):
-  arrays = [total, grad_total, grad_normed]
-  outputs = _call(_gradient_kernel, kind, arrays, scale, 1, _STEPS, parts=True)
-  return outputs[0].reshape(total.shape), outputs[1]
-
-
-def _call(kernel, kind, arrays, scale, results, steps, parts=False):
-  """Runs a norm's kernel on `[B, T, D]`; results are `[B * T, D]`.
-
-  With `parts`, the last result has a sum over states for each thread block.
+  A thread block takes `steps` times `_ROWS` states. With several steps, the
+  last result is the sum over the states of each block, float32 `[blocks, D]`.
   """
   width = scale.shape[0]
-  flat = [x.reshape(-1, width) for x in arrays]
-  rows = flat[0].shape[0]
   padded = pl.next_power_of_2(width)
-  blocks = rows // (_ROWS * steps)
   states = pl.BlockSpec((_ROWS * steps, padded), lambda i: (i, 0))
-  vector = pl.BlockSpec((1, padded), lambda i: (0, 0))
-  out_specs = [states] * results
-  out_shape = [jax.ShapeDtypeStruct((rows, width), arrays[0].dtype)] * results
-  if parts:
-    out_specs.append(pl.BlockSpec((1, padded), lambda i: (i, 0)))
-    out_shape.append(jax.ShapeDtypeStruct((blocks, width), jnp.float32))
-  return pl.pallas_call(
-    functools.partial(kernel, kind, width),
-    grid=(blocks,),
-    in_specs=[*[states] * len(arrays), vector],
-    out_specs=out_specs,
-    out_shape=out_shape,
-    compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-    interpret=kind.interpret,
-  )(*flat, scale[None])
+  sums = steps > 1
+
+  def local(scale, *arrays):
+    flat = [x.reshape(-1, width) for x in arrays]
+    blocks = len(flat[0]) // (_ROWS * steps)
+    like = jax.ShapeDtypeStruct(flat[0].shape, flat[0].dtype)
+    parts = jax.ShapeDtypeStruct((blocks, width), jnp.float32)
+    part = pl.BlockSpec((1, padded), lambda i: (i, 0))
+    outputs = pl.pallas_call(
+      functools.partial(kernel, kind, width),
+      grid=(blocks,),
+      in_specs=[
+        *[states] * len(flat),
+        pl.BlockSpec((1, padded), lambda i: (0, 0)),
+      ],
+      out_specs=[states] * results + [part] * sums,
+      out_shape=[like] * results + [parts] * sums,
+      compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+      interpret=kind.interpret,
+    )(*flat, scale[None])
+    whole = [x.reshape(arrays[0].shape) for x in outputs[:results]]
+    return [*whole, *outputs[results:]]
+
+  spec = _states_spec(arrays[0])
+  in_specs = PartitionSpec(), *[spec] * len(arrays)
+  out_specs = [spec] * results + [PartitionSpec(spec[0])] * sums
+  return mesh_lib.on_shards(local, in_specs, out_specs)(scale, *arrays)
 
 
 def _normalize(kind, width, mask, x):
@@ -251,7 +237,7 @@ def gated_product(activation, gate, up, fused: bool = True) -> jax.Array:
     gate, up: Arrays `[B, T, F]`.
     fused: Whether a kernel may compute the gradients.
   """
-  whole = gate.size % (_shards(_gate_spec(gate)) * _ELEMENTS) == 0
+  whole = _divides(_ELEMENTS, gate, _gate_spec(gate))
   if not (fused and whole and available(gate)):
     return activation(gate) * up
   return gated_by_kernel(activation, False, gate, up)
