@@ -18,11 +18,6 @@ from jax.sharding import PartitionSpec
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.models import layers
 
-try:
-  from jax.experimental.pallas import triton
-except ImportError:  # JAX has announced that a release will remove it
-  triton = None
-
 # Compute capabilities that the kernels were compiled for.
 COMPILED = (8.0, 8.6, 8.9, 9.0, 10.0, 12.0)
 _ELEMENTS = 1024  # of a gated activation in a thread block
@@ -48,10 +43,23 @@ _NORMS = {
 }
 
 
+@functools.cache
+def _triton():
+  """Imports Pallas' Triton form, which is slow; None if JAX has none.
+
+  JAX 0.12 announces that a later release will remove it.
+  """
+  try:
+    from jax.experimental.pallas import triton
+  except ImportError:
+    return None
+  return triton
+
+
 def available(x: jax.Array) -> bool:
   """Whether the kernels can compute arrays like `[B, T, D]` on this device."""
   device = mesh_lib.device()
-  if device.platform != "gpu" or triton is None or x.dtype != jnp.bfloat16:
+  if device.platform != "gpu" or x.dtype != jnp.bfloat16 or not _triton():
     return False
   return mesh_lib.capability(device.device_kind) in COMPILED
 
@@ -144,7 +152,7 @@ def _call(kernel, kind, arrays, scale, results, steps):
       ],
       out_specs=[states] * results + [part] * sums,
       out_shape=[like] * results + [parts] * sums,
-      compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+      compiler_params=_triton().CompilerParams(num_warps=4, num_stages=1),
       interpret=kind.interpret,
     )(*flat, scale[None])
     whole = [x.reshape(arrays[0].shape) for x in outputs[:results]]
@@ -167,7 +175,7 @@ def _normalize(kind, width, mask, x):
 
 def _load(ref, mask, rows=slice(None)):
   """Loads states as float32, with zeros beyond their width."""
-  return triton.load(ref.at[rows, :], mask=mask, other=0).astype(jnp.float32)
+  return _triton().load(ref.at[rows, :], mask=mask, other=0).astype(jnp.float32)
 
 
 def _load_scale(kind, width, ref):
@@ -191,13 +199,15 @@ def _norm_kernel(kind, width, *refs):
   x = sum(_load(ref, mask) for ref in inputs)
   if total_ref is not None:
     total = x.astype(total_ref.dtype)
-    triton.store(total_ref.at[:, :], total, mask=mask)
+    _triton().store(total_ref.at[:, :], total, mask=mask)
     x = total.astype(jnp.float32)
   normed, _ = _normalize(kind, width, mask, x)
   if kind.rounded:
     normed = normed.astype(normed_ref.dtype).astype(jnp.float32)
   normed = normed * _load_scale(kind, width, scale_ref)
-  triton.store(normed_ref.at[:, :], normed.astype(normed_ref.dtype), mask=mask)
+  _triton().store(
+    normed_ref.at[:, :], normed.astype(normed_ref.dtype), mask=mask
+  )
 
 
 def _gradient_kernel(
@@ -220,13 +230,13 @@ def _gradient_kernel(
     if kind.centered:
       through -= grad.sum(axis=1, keepdims=True) / width
     out = through * inverse + _load(total_grad, mask, rows)
-    triton.store(out_ref.at[rows, :], out.astype(out_ref.dtype), mask=mask)
+    _triton().store(out_ref.at[rows, :], out.astype(out_ref.dtype), mask=mask)
     return scale_grad
 
   scale_grad = jnp.zeros((_ROWS, out_ref.shape[1]), jnp.float32)
   scale_grad = jax.lax.fori_loop(0, _STEPS, step, scale_grad)
   part = scale_grad.sum(axis=0, keepdims=True)
-  triton.store(part_ref.at[:, :], part, mask=_mask(width, part.shape))
+  _triton().store(part_ref.at[:, :], part, mask=_mask(width, part.shape))
 
 
 def gated_product(activation, gate, up, fused: bool = True) -> jax.Array:
@@ -265,7 +275,7 @@ def _gated_backward(activation, interpret, saved, grad):
       in_specs=[block] * 3,
       out_specs=[block] * 2,
       out_shape=[flat] * 2,
-      compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+      compiler_params=_triton().CompilerParams(num_warps=4, num_stages=1),
       interpret=interpret,
     )(*(x.reshape(-1) for x in arrays))
     return [x.reshape(arrays[0].shape) for x in grads]
