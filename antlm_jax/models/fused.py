@@ -280,7 +280,7 @@ def _gated_backward(activation, interpret, saved, grad):
     )(*(x.reshape(-1) for x in arrays))
     return [x.reshape(arrays[0].shape) for x in grads]
 
-  return mesh_lib.on_shards(run, (spec,) * 3, (spec,) * 2)(*saved, grad)
+  return mesh_lib.on_shards(run, (spec,) * 3, [spec] * 2)(*saved, grad)
 
 
 gated_by_kernel.defvjp(_gated_forward, _gated_backward)
