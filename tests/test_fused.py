@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(
 )
 KINDS = {
   norm: dataclasses.replace(kind, interpret=True, eps=1e-5)
-  for norm, kind in fused._NORMS.items()
+  for norm, kind in fused.NORMS.items()
 }
 
 
@@ -144,7 +144,7 @@ def test_bfloat16_steps_of_gpus_use_the_kernels(settings, calls):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
-  "shape", ["a100-40:1", "a10:1", "l4:1", "h200:1", "b200:1", "rtx5090:1"]
+  "shape", ["a100-40:1", "rtx4090:1", "h200:1", "b200:1"]
 )
 def test_the_kernels_compile_for_each_generation(shape):
   """One GPU of each compute capability in `fused.COMPILED`."""
@@ -155,7 +155,7 @@ def test_the_kernels_compile_for_each_generation(shape):
   states = like((8, 128, 768), jnp.bfloat16)
   scale = like((768,), jnp.float32)
   programs = []
-  for kind in fused._NORMS.values():
+  for kind in fused.NORMS.values():
     norm = functools.partial(fused.norm_by_kernel, kind)
     programs.append((norm, (states, states, scale), (states, states)))
   for activation in (jax.nn.silu, jax.nn.gelu, layers.exact_gelu):

@@ -286,7 +286,8 @@ def test_norms_and_gated_mlps_by_kernels():
       error = float(jnp.sqrt(jnp.square(a - b).mean() / jnp.square(b).mean()))
       assert error < 1e-2, f"{function}: off by {error:.1e}"
 
-  assert fused.available(x)
+  if not fused.available(x):
+    raise unittest.SkipTest(f"no kernels for {jax.devices()[0].device_kind}")
   for norm in (
     layers.RMSNorm(768, 1e-5),
     layers.LayerNorm(768, 1e-5, affine=True, bias=False),
