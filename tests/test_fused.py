@@ -63,8 +63,8 @@ def test_a_norm_is_the_formula_with_its_gradients(norm, residual, width):
   arrays = x, y, scale
   found = gradients(kernel, tuple(grads), *arrays)
   rounded = gradients(plain, tuple(grads), *arrays)
-  for result in (0, 1):
-    np.testing.assert_array_equal(found[result], rounded[result])
+  np.testing.assert_array_equal(found[0], rounded[0])
+  np.testing.assert_allclose(found[1], rounded[1], rtol=2**-7)  # a unit
   exact_arrays, exact_grads = jax.tree.map(
     lambda a: a.astype(jnp.float32), (arrays, tuple(grads))
   )
@@ -174,4 +174,4 @@ def test_the_kernels_compile_for_each_generation(shape):
     assert "xla.gpu.triton" in text
     # Four arrays each way, or three and five; and a copy of a gradient.
     arrays_moved = hlo.count(text).bytes / (2 * states.size)
-    assert 7.9 < arrays_moved < 10.1
+    assert 7.9 < arrays_moved < 10.5
