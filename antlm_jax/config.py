@@ -47,6 +47,7 @@ FREE = (
   "log",
   "mesh",
   "model.attention",
+  "model.fused_layers",
   "model.remat",
   "model.scan_layers",
   "train.loss_chunk",

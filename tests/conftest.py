@@ -41,7 +41,7 @@ hypothesis.settings.register_profile("tests", max_examples=60, deadline=None)
 hypothesis.settings.load_profile("tests")
 
 # Test files that need programs compiled as for users, or for TPUs and GPUs.
-OPTIMIZED = "aot docs gpu peers plan plan_gpus quickstart slurm"
+OPTIMIZED = "aot docs fused gpu peers plan plan_gpus quickstart slurm"
 
 
 @pytest.fixture(autouse=True, scope="module")

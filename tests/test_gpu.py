@@ -7,6 +7,7 @@ needs no pytest and few of antlm_jax's dependencies: jax, flax, optax, orbax.
 """
 
 import concurrent.futures
+import functools
 import importlib.metadata
 import itertools
 import re
@@ -25,6 +26,7 @@ from antlm_jax import attention, cli, errors
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.evals.benchmarks import train_step as benchmark
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import fused, layers
 from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.objectives.corruption import Segments
@@ -264,6 +266,35 @@ def test_the_choice_is_the_fastest_that_this_gpu_can_run():
       assert attention.choose_attention(mask, *odd[:2]) == "chunked"
   for mask in (packed(True), packed(False), mixed()):
     assert attention.choose_attention(mask, q, k) == bounded
+
+
+def test_norms_and_gated_mlps_by_kernels():
+  """Compares the kernels' results and gradients with the plain formulas."""
+  keys = jax.random.split(jax.random.key(0), 4)
+  x, y, *grads = (
+    jax.random.normal(key, (8, 128, 768), jnp.bfloat16) for key in keys
+  )
+
+  def check_both(function, grad):
+    results = []
+    for kernel in (True, False):
+      run = functools.partial(function, fused=kernel)
+      result, pull = jax.jit(lambda x, y, run=run: jax.vjp(run, x, y))(x, y)
+      results.append(jax.tree.leaves((result, pull(grad))))
+    for a, b in zip(*results, strict=True):
+      a, b = (z.astype(jnp.float32) for z in (a, b))
+      error = float(jnp.sqrt(jnp.square(a - b).mean() / jnp.square(b).mean()))
+      assert error < 1e-2, f"{function}: off by {error:.1e}"
+
+  if not fused.available(x):
+    raise unittest.SkipTest(f"no kernels for {jax.devices()[0].device_kind}")
+  for norm in (
+    layers.RMSNorm(768, 1e-5),
+    layers.LayerNorm(768, 1e-5, affine=True, bias=False),
+  ):
+    check_both(functools.partial(fused.residual_norm, norm), tuple(grads))
+  for activation in (jax.nn.silu, jax.nn.gelu, layers.exact_gelu):
+    check_both(functools.partial(fused.gated_product, activation), grads[0])
 
 
 def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:

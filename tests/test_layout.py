@@ -56,7 +56,7 @@ BUDGETS = {
   "antlm_jax/head": 4_674,
   "antlm_jax/hf": 21_458,
   "antlm_jax/inference": 11_140,
-  "antlm_jax/models": 12_707,
+  "antlm_jax/models": 14_850,
   "antlm_jax/objectives": 7_605,
   "antlm_jax/page": 4_881,
   "antlm_jax/planning": 15_822,

@@ -103,7 +103,7 @@ class BertMLP(nnx.Module):
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.down(jax.nn.gelu(self.up(x), approximate=False))
+    return self.down(layers.exact_gelu(self.up(x)))
 
 
 class BertBlock(nnx.Module):
@@ -140,7 +140,7 @@ class BertTokenHead(nnx.Module):
   def __call__(
     self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
-    return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
+    return self.norm(layers.exact_gelu(self.linear(x)))
 
 
 class Bert(encoder.Encoder):

@@ -105,6 +105,11 @@ def likeliest(logits: jax.Array) -> jax.Array:
   return jnp.min(jnp.where(best, jnp.arange(last + 1), last), axis=-1)
 
 
+def exact_gelu(x: jax.Array) -> jax.Array:
+  """Computes GELU by the error function, not by its tanh approximation."""
+  return jax.nn.gelu(x, approximate=False)
+
+
 class RMSNorm(nnx.Module):
   """Root-mean-square norm over the last axis, in float32.
 

@@ -6,6 +6,7 @@ BabyLlama (arXiv 2308.02019), the 210M, 610M and 1B encoders of arXiv 2507.00994
 """
 
 import dataclasses
+import functools
 
 import jax
 from flax import nnx
@@ -13,7 +14,7 @@ from flax import nnx
 from antlm_jax import attention
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
-from antlm_jax.models import encoder, layers
+from antlm_jax.models import encoder, fused, layers
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
 from antlm_jax.models.layers import Linear
 from antlm_jax.settings import setting
@@ -134,6 +135,7 @@ class GatedMLP(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.activation = config.activation
+    self.fused = config.fused_layers
     shape = (config.width, config.mlp_width)
     axes = ("embed", "mlp")
     self.gate = config.linear(rngs, shape, axes)
@@ -142,7 +144,12 @@ class GatedMLP(nnx.Module):
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.down(self.activation(self.gate(x)) * self.up(x))
+    return self.down(self.gated(x))
+
+  def gated(self, x: jax.Array) -> jax.Array:
+    """Returns activation(gate(x)) * up(x)."""
+    gate = self.gate(x)
+    return fused.gated_product(self.activation, gate, self.up(x), self.fused)
 
 
 class LlamaBlock(nnx.Module):
@@ -154,13 +161,15 @@ class LlamaBlock(nnx.Module):
     self.mlp_norm = config.norm(config.width, config.norm_eps)
     self.mlp = GatedMLP(rngs, config)
     self.dropout = config.dropout
+    self.fused = config.fused_layers
 
   def __call__(self, x, rope, mask: attention.MaskPlan, key) -> jax.Array:
     keys = layers.split_key(key, 3)
-    y = self.attention(self.attention_norm(x), rope, mask, keys[0])
-    x = x + layers.dropout(y, self.dropout, keys[1])
-    y = self.mlp(self.mlp_norm(x))
-    return x + layers.dropout(y, self.dropout, keys[2])
+    add = functools.partial(fused.residual_norm, fused=self.fused)
+    x, y = add(self.attention_norm, x)
+    y = self.attention(y, rope, mask, keys[0])
+    x, y = add(self.mlp_norm, x, layers.dropout(y, self.dropout, keys[1]))
+    return x + layers.dropout(self.mlp(y), self.dropout, keys[2])
 
 
 class Llama(encoder.Encoder):

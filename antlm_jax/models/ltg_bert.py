@@ -155,7 +155,7 @@ class LtgBertAttention(nnx.Module):
       q, k, v, mask, scale=scale, dropout=dropped, relative=terms
     ).reshape(x.shape)
     if c.attention_gate:
-      gate = jax.nn.gelu(self.gate(x), approximate=False)
+      gate = layers.exact_gelu(self.gate(x))
       y = self.out(self.out_norm(y * gate))
     else:
       y = self.out_norm(self.out(y))
@@ -222,7 +222,7 @@ class LtgBertTokenHead(nnx.Module):
   def __call__(
     self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
-    x = jax.nn.gelu(self.linear(self.norm(x)), approximate=False)
+    x = layers.exact_gelu(self.linear(self.norm(x)))
     return layers.dropout_at(self.out_norm(x), self.config.dropout, places)
 
 

@@ -14,9 +14,9 @@ from flax import nnx
 
 from antlm_jax import attention
 from antlm_jax.errors import UserError
-from antlm_jax.models import encoder, layers, llama
+from antlm_jax.models import encoder, fused, layers, llama
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
-from antlm_jax.models.layers import Linear
+from antlm_jax.models.layers import Linear, exact_gelu
 from antlm_jax.settings import setting
 
 
@@ -47,7 +47,7 @@ class ModernBertConfig(EncoderConfig):
   qkv_bias = qk_norm = False
   rope_scaling = ()
   score_scale = None
-  activation = staticmethod(functools.partial(jax.nn.gelu, approximate=False))
+  activation = staticmethod(exact_gelu)
 
   def __post_init__(self):
     super().__post_init__()
@@ -96,8 +96,7 @@ class GeGLU(llama.GatedMLP):
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, key) -> jax.Array:
-    y = self.activation(self.gate(x)) * self.up(x)
-    return self.down(layers.dropout(y, self.dropout, key))
+    return self.down(layers.dropout(self.gated(x), self.dropout, key))
 
 
 class ModernBertBlock(nnx.Module):
@@ -108,13 +107,16 @@ class ModernBertBlock(nnx.Module):
     self.attention = ModernBertAttention(rngs, config)
     self.mlp_norm = _layer_norm(config)
     self.mlp = GeGLU(rngs, config)
+    self.fused = config.fused_layers
 
   def __call__(self, x, first, rope, mask: attention.MaskPlan, key):
     keys = layers.split_key(key, 2)
+    add = functools.partial(fused.residual_norm, fused=self.fused)
+    x, y = add(self.attention_norm, x)
     # The norm of the embeddings has already normalized the first input.
-    y = jnp.where(first, x, self.attention_norm(x))
-    x = x + self.attention(y, rope, mask, keys[0])
-    return x + self.mlp(self.mlp_norm(x), keys[1])
+    y = self.attention(jnp.where(first, x, y), rope, mask, keys[0])
+    x, y = add(self.mlp_norm, x, y)
+    return x + self.mlp(y, keys[1])
 
 
 class ModernBertTokenHead(nnx.Module):
@@ -130,7 +132,7 @@ class ModernBertTokenHead(nnx.Module):
   def __call__(
     self, x: jax.Array, places: layers.DropoutPlaces | None
   ) -> jax.Array:
-    return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
+    return self.norm(exact_gelu(self.linear(x)))
 
 
 class ModernBert(encoder.Encoder):
