@@ -129,11 +129,19 @@ def lowered_step(shape, *settings):
 @pytest.mark.parametrize(
   "settings, calls",
   [
-    ((), 5),  # two norms and a gated product; their gradients
-    (("model.fused_layers=false",), 0),
-    (("model.dtype=float32",), 0),
+    # Two norms and a gated product; their gradients.
+    (("model.fused_layers=true",), 5),
+    ((), 0),
+    (("model.fused_layers=true", "model.dtype=float32"), 0),
     # 1,500 states are no multiple of 64, but their MLPs are of 1,024.
-    (("train.batch_size=15", "model.max_seq_len=100"), 1),
+    (
+      (
+        "model.fused_layers=true",
+        "train.batch_size=15",
+        "model.max_seq_len=100",
+      ),
+      1,
+    ),
   ],
 )
 def test_bfloat16_steps_of_gpus_use_the_kernels(settings, calls):
