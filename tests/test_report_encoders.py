@@ -405,7 +405,7 @@ def test_without_results_or_items_no_claim_is_run(tmp_path):
   row = {"row": "CLM", "curriculum": "840C steps", "seeds": 1}
   assert numbers["scores"]["tiny"] == [row]
   assert "- neither scored on pairs nor fine-tuned: every run" in text
-  # One side, and then both, of which one has no scores of items
+  # First one side exists, and then both, but only CLM has scores of items.
   for name, right in (("clm_42", (60, 61)), ("mlm40_42", (90, 92))):
     has_items = name == "clm_42"
     tune(train(tmp_path, name), "sst2", right, by_example=has_items)

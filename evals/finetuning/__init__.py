@@ -1,8 +1,8 @@
 """Fine-tuning, from examples to a score.
 
-What happens in `antlm_jax.finetune`, in this order:
+Steps of `antlm_jax.finetune`, in their order:
 
-  step        where                   what it makes
+  step        where                   result
   plan        `evals/finetune.py`     a `TaskJob` for each task of a `Preset`
   read        `sets`, `record_values` the `Example`s of train, dev and test
   define      `labelled`, `tagging`,  a `Task`: examples, head and metrics;

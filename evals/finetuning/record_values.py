@@ -1,4 +1,4 @@
-"""Values of records: as plain Python, and what their texts mean."""
+"""Values of records as plain Python, and the meaning of their texts."""
 
 import collections
 import contextlib

@@ -414,8 +414,8 @@ def _run_length(run: TrainedRun) -> int:
 def _curves(title: str, runs: _Runs) -> Figure:
   """Returns the picture: a panel for each loss, a line for each label.
 
-  Its x axis has steps, or the share of each run if the longest run has over
-  twice the steps of the shortest: that would be a stroke at 0.
+  Its x axis has steps. If the longest run has over twice the steps of the
+  shortest, which would be a stroke at 0, it has the share of each run.
   """
   all_runs = list(itertools.chain(*runs.values()))
   lengths = {

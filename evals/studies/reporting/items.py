@@ -32,8 +32,8 @@ class ItemFiles(dict):
 
   Columns of zero-shot items are `accuracy` and `log-odds`, in nats: the score
   of the right choice minus that of the best other choice. Columns of a
-  fine-tuned task are `correct`, the evaluation set and the number of the trial,
-  and the same with `scores`, if its main metric is a mean over examples.
+  fine-tuned task are `correct`, the evaluation set and the number of the trial.
+  If its main metric is a mean over examples, the same with `scores` exist.
   Columns of held-out rows are the step with the objective and half.
   """
 
