@@ -98,6 +98,7 @@ class _RunSettings(TypedDict, total=False):
   first_position: int
   framed: bool
   fsdp: int
+  fused_layers: bool
   head_mlp_width: int
   head_width: int
   heads: int
