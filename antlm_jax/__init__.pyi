@@ -227,7 +227,6 @@ class _TuningSettings(TypedDict, total=False):
   text_column: str | Sequence[str]
   threshold: float
   tokens_column: str
-  train_on: str
   warmup: float
   weight_decay: float
   weights: str
