@@ -593,27 +593,43 @@ def to_json(config: Config) -> str:
 
 
 def config_from_json(text: str) -> Config:
-  """Reads the text of `to_json`; UserError if it is not that of a config.
+  """Reads a config from the JSON of `to_json`.
 
-  Missing settings have their defaults, and unknown settings are ignored.
+  Missing settings have their defaults, and unknown settings are ignored. So are
+  unused objectives of plugins that are not loaded.
+
+  Raises:
+    UserError: The text is not the JSON of a config.
   """
   try:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
-    # The run had loaded its plugins, but does not need an unused objective.
-    stored["objectives"] = {
-      name: values
-      for name, values in stored.get("objectives", {}).items()
-      if name in stored["curriculum"]
-      or values.get("kind", "") in objective.KINDS
-    }
+    stored["objectives"] = _needed_objectives(stored)
     values = traverse_util.flatten_dict(stored, sep=".")
     fields = _fields_by_key(values)
-    values = {x: values[x] for x in values if x in fields or x in GROUPS}
+    values = {
+      key: value
+      for key, value in values.items()
+      if key in fields or key in GROUPS
+    }
+    # Add the built-in objectives only if the config has none itself.
     return _build(values, {} if stored["objectives"] else OBJECTIVES)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
+
+
+def _needed_objectives(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the objectives of the curriculum, and all others of known kinds.
+
+  Another process may have stored them, with plugins that this one lacks.
+  """
+  return {
+    name: options
+    for name, options in stored.get("objectives", {}).items()
+    if name in stored["curriculum"]
+    or options.get("kind", "") in objective.KINDS
+  }
 
 
 def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

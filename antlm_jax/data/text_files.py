@@ -301,7 +301,11 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
 
 
 def _checked_file(entry: Found) -> Found:
-  """Raises a UserError for a link to nothing, and for text in no plain file."""
+  """Returns an entry after a check of its file.
+
+  Raises a UserError for a broken link or a file out of reach. A file of text
+  must also have a name in UTF-8, and be a regular file.
+  """
   try:
     mode = os.stat(entry.source).st_mode
   except OSError as error:
@@ -309,14 +313,15 @@ def _checked_file(entry: Found) -> Found:
       f"cannot read {entry.source}: {error.strerror}; delete or mend this"
       f" {'link' if os.path.islink(entry.source) else 'file'}"
     ) from error
-  if entry.split != "unknown" and not records.writable(entry.source):
+  if entry.split == "unknown":  # not read as text
+    return entry
+  if not records.writable(entry.source):
     shown = os.fsencode(entry.source).decode(errors="backslashreplace")
     raise UserError(
       f"the name of {shown} is not UTF-8: rename it, or set PYTHONUTF8=1 if the"
       " locale of this shell is not UTF-8"
     )
-  # A pipe cannot be read twice.
-  if entry.split != "unknown" and not stat.S_ISREG(mode):
+  if not stat.S_ISREG(mode):  # a pipe cannot be read twice
     raise UserError(
       f"{entry.source} is not a regular file; give text files or folders"
     )

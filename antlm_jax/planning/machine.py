@@ -4,7 +4,8 @@ import os
 import pathlib
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -31,12 +32,16 @@ def topology() -> str:
 
 
 def forecast_mfu(words: Sequence[str]) -> float:
-  """Returns the MFU of a run's steps by the forecast of `antlm plan`.
+  """Returns the MFU that `antlm plan` forecasts for a run on these devices.
 
-  Its process compiles on the CPU, so that it needs nothing of the devices.
-  Raises a UserError if there is no forecast.
+  A subprocess compiles the run's programs on the CPU, so it does not occupy
+  the devices.
 
-  `words` are the arguments of the config and its settings.
+  Args:
+    words: Command-line arguments that choose the config and its settings.
+
+  Raises:
+    UserError: `antlm plan` does not know these devices, or it failed.
   """
   name = topology()
   if not name:
@@ -46,7 +51,7 @@ def forecast_mfu(words: Sequence[str]) -> float:
     file = pathlib.Path(folder) / "plan.json"
     options = f"--topology={name}", f"--output={file}"
     arguments = *plugins.plugin_arguments(), *words, *options
-    done = subprocess.run(
+    process = subprocess.run(
       cli.python_command("antlm_jax", "plan", *arguments),
       env=os.environ | {"JAX_PLATFORMS": "cpu"},
       capture_output=True,
@@ -55,15 +60,21 @@ def forecast_mfu(words: Sequence[str]) -> float:
     programs = []
     if file.exists():
       programs = files.read_json(file, "the plan")["programs"]
+  mfu = _mean_mfu(programs)
+  if mfu is None:
+    reason = (process.stderr or process.stdout).splitlines()[-1:]
+    raise UserError(f"no forecast of {name}: {''.join(reason)}")
+  return mfu
+
+
+def _mean_mfu(programs: Sequence[Mapping[str, Any]]) -> float | None:
+  """Returns the mean MFU of training steps, weighted by their time, if any."""
   seconds = 0.0
-  peak_seconds = 0.0  # with an MFU of 1
+  peak_seconds = 0.0  # time of the same steps with an MFU of 1
   for program in programs:
     forecast = program["forecast"]
     if program["steps"] and isinstance(forecast, dict):
-      spent = program["batches"] * forecast["seconds"]
-      seconds += spent
-      peak_seconds += spent * forecast["mfu"]
-  if not seconds:
-    reason = (done.stderr or done.stdout).splitlines()[-1:]
-    raise UserError(f"no forecast of {name}: {''.join(reason)}")
-  return peak_seconds / seconds
+      program_seconds = program["batches"] * forecast["seconds"]
+      seconds += program_seconds
+      peak_seconds += program_seconds * forecast["mfu"]
+  return peak_seconds / seconds if seconds else None

@@ -124,10 +124,27 @@ def _tpu(
   gke: str,
   **fields,
 ) -> Chip:
-  """Makes a TPU from TFLOP/s, GiB and GB/s, and its network."""
-  tera, memory, giga = peaks
+  """Makes a TPU's entry from the units of its data sheet.
+
+  Args:
+    name: Name in topologies, such as v5e.
+    example: Shape of a topology, such as 4x4x8.
+    peaks: TFLOP/s, GiB of memory, and GB/s to and from it.
+    network: Values of `links`, `link`, `dcn` and `closes`, as in `Chip`.
+    gcloud: Type in gcloud.
+    gke: Type in GKE.
+    **fields: Other fields of `Chip`.
+  """
+  teraflops, memory, gigabytes = peaks
+  links, link, dcn, closes = network
   return Chip(
-    *(tera * 1e12, int(memory * _GIB), giga * 1e9, *network),
+    flops=teraflops * 1e12,
+    memory=int(memory * _GIB),
+    bandwidth=gigabytes * 1e9,
+    links=links,
+    link=link,
+    dcn=dcn,
+    closes=closes,
     name=name,
     example=f"{name}:{example}",
     gcloud=gcloud,
@@ -145,18 +162,29 @@ def _gpu(
   processors: tuple,
   measured: Measured | None = None,
 ) -> Chip:
-  """Makes a GPU from TFLOP/s, memory and GB/s, and its processors.
+  """Makes a GPU's entry from the units of its data sheet.
 
-  Memory is in GiB, or an integer of bytes. Processors are their number, clock
-  in GHz, and MiB of the cache, or an integer of bytes over 1,000.
+  Args:
+    name: Name in topologies, such as h100.
+    kind: Whole device_kind.
+    peaks: TFLOP/s, memory in GiB (an integer is in bytes), and GB/s to and
+      from it.
+    network: Values of `links`, `link` and `dcn`, as in `Chip`.
+    watts: The most power that it draws.
+    processors: Number of streaming multiprocessors, clock in GHz, and cache in
+      MiB (a number over 1,000 is in bytes).
+    measured: Measurements for the forecast.
   """
-  tera, memory, giga = peaks
+  teraflops, memory, gigabytes = peaks
+  links, link, dcn = network
   cores, clock, cache = processors
   return Chip(
-    tera * 1e12,
-    memory if isinstance(memory, int) else int(memory * _GIB),
-    giga * 1e9,
-    *network,
+    flops=teraflops * 1e12,
+    memory=memory if isinstance(memory, int) else int(memory * _GIB),
+    bandwidth=gigabytes * 1e9,
+    links=links,
+    link=link,
+    dcn=dcn,
     watts=watts,
     name=name,
     kind=kind,

@@ -109,35 +109,30 @@ class Spans(PerToken):
     ]
 
   def further_scores(self, reduced, rows) -> dict[str, float]:
-    """Returns the best F1 of any `null_score`, and that `null_score`.
+    """Returns the highest F1 over all values of `null_score`, and that value.
 
-    As the best_f1 and best_f1_thresh of SQuAD 2.0's evaluation.
+    They are best_f1 and best_f1_thresh of SQuAD 2.0's evaluation script. If
+    every question must have an answer, the result is empty.
     """
     if not self.may_be_none:
       return {}
     answers, margins = self._margins(reduced, rows)
     labels = [example.label for example in rows.examples]
+    # Sum of F1 if all predictions are empty.
+    unanswered_sum = sum(not label for label in labels)
+    # Change of this sum by each prediction that is not empty.
     gains = [
       closest(word_f1, answer, label) - (not label)
       for answer, label in zip(answers, labels, strict=True)
     ]
-    order = np.argsort(margins, kind="stable")
-    margins = np.minimum(np.array(margins)[order], np.finfo(np.float32).max)
-    # Thresholds under which 0, 1, ... of the questions are answered.
-    thresholds = (margins[1:] + margins[:-1]) / 2
-    thresholds = np.array([margins[0] - 1, *thresholds, margins[-1]])
-    sums = np.cumsum(
-      [sum(not label for label in labels), *np.array(gains)[order]]
-    )
-    is_tie = [False, *(margins[1:] == margins[:-1]), False]
-    best = int(np.argmax(np.where(is_tie, -np.inf, sums)))
-    return {
-      "best_f1": float(sums[best] / len(labels)),
-      "best_null_score": float(thresholds[best]),
-    }
+    best_sum, threshold = _best_threshold(margins, gains, unanswered_sum)
+    return {"best_f1": best_sum / len(labels), "best_null_score": threshold}
 
   def _margins(self, reduced, rows) -> tuple[list[str], list[float]]:
-    """Returns the best answers, and by how much no answer scores higher."""
+    """Returns the best answers, and their margins.
+
+    A margin is the score of no answer minus that of the best answer.
+    """
     best = [(-math.inf, "")] * len(rows.examples)
     none = [math.inf] * len(rows.examples)
     for scores, window in zip(reduced, rows.origins, strict=True):
@@ -306,6 +301,27 @@ def word_f1(predicted: str, true: str) -> float:
 def same_answer(predicted: str, true: str) -> bool:
   """Whether two answers are equal when normalized."""
   return normalized(predicted) == normalized(true)
+
+
+def _best_threshold(
+  margins: Sequence[float], gains: Sequence[float], base: float
+) -> tuple[float, float]:
+  """Returns the highest sum over all thresholds, and its threshold.
+
+  The sum is `base`, plus the gains whose margin is at most the threshold.
+  """
+  order = np.argsort(margins, kind="stable")
+  sorted_margins = np.minimum(
+    np.array(margins)[order], np.finfo(np.float32).max
+  )
+  # Element i includes the gains of the i smallest margins.
+  sums = np.cumsum([base, *np.array(gains)[order]])
+  middles = (sorted_margins[1:] + sorted_margins[:-1]) / 2
+  thresholds = np.array([sorted_margins[0] - 1, *middles, sorted_margins[-1]])
+  # No threshold separates equal margins.
+  is_tie = [False, *(sorted_margins[1:] == sorted_margins[:-1]), False]
+  best = int(np.argmax(np.where(is_tie, -np.inf, sums)))
+  return float(sums[best]), float(thresholds[best])
 
 
 def closest(

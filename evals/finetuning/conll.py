@@ -71,28 +71,38 @@ def read_own(path: str, columns: Columns) -> list[Example]:
 def _faults(
   lines: Sequence[_Line], columns: Columns
 ) -> Iterator[tuple[_Line, str]]:
-  """Yields lines without a word and its tag, each with its fault."""
+  """Yields each line that is not a word and its tag, with its fault.
+
+  A fault of the whole file is yielded with its first line.
+  """
+  if not lines:
+    return
   pairs = [
     (line.parts[columns.word], line.parts[columns.tag]) for line in lines
   ]
   words = [word for word, _ in pairs]
   tags = {tag for word, tag in pairs if word[:1] != "#"}
+  # Faults of a single line. A lone # is a word if other words have its tag.
   for line, (word, tag) in zip(lines, pairs, strict=True):
     if word.startswith("# ") or (word == "#" and tag not in tags):
       yield line, "a comment"
     if " " in word + tag:
       yield line, "several words in a column"
-  for line, (word, tag) in zip(lines[:1], pairs, strict=False):
-    if _WORD.fullmatch(word) and _TAG.fullmatch(tag):
-      yield line, "the names of columns"
-    if all(map(_ID.fullmatch, words)):
-      yield line, "a number in place of each word"
-    if all(map(_LANGUAGE.match, words)):
-      yield line, f"{word.partition(':')[0]}: before each word"
+  # Faults of the whole file.
+  first_line = lines[0]
+  word, tag = pairs[0]
+  if _WORD.fullmatch(word) and _TAG.fullmatch(tag):
+    yield first_line, "the names of columns"
+  if all(map(_ID.fullmatch, words)):
+    yield first_line, "a number in place of each word"
+  if all(map(_LANGUAGE.match, words)):
+    yield first_line, f"{word.partition(':')[0]}: before each word"
+  # Lines of CoNLL-U without a word, if the first column always has a number.
   numbers = [_ID.fullmatch(line.parts[0]) for line in lines]
-  for line, number in zip(lines, numbers, strict=True):
-    if all(numbers) and number[1]:
-      yield line, "a range or an empty node of CoNLL-U"
+  if all(numbers):
+    for line, number in zip(lines, numbers, strict=True):
+      if number[1]:
+        yield line, "a range or an empty node of CoNLL-U"
 
 
 def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:

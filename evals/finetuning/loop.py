@@ -180,8 +180,16 @@ def fit(
 ) -> list[TuningOutcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `rows` are from `read_rows`. Prints a line about each epoch. `best` keeps the
-  best parameters.
+  If `settings.steps` is set, it evaluates only once, after the last step. It
+  prints a line about each evaluation.
+
+  Args:
+    loaded: Model from which each run starts.
+    task: Task to train.
+    rows: Rows of `train` and of each evaluation set, from `read_rows`.
+    settings: Hyperparameters of all runs.
+    runs: Learning rate and seed of each run.
+    best: Keeper of the best parameters.
 
   Returns:
     The outcome of each run, in their order.

@@ -220,27 +220,27 @@ def _check_begun_runs(trainings: Mapping[Job, Config]) -> None:
 def _check_sweep_runs(
   configs: Sequence[Config], ranking: Sequence[str]
 ) -> None:
-  """Builds the runs that are left, before the first is trained.
+  """Checks that all remaining runs can be built, before any is trained.
 
-  Raises a UserError of the first run whose settings or data are wrong, or that
-  does not measure a loss of `ranking`.
+  `ranking` has the losses that rank the runs. Raises the UserError of the first
+  run whose settings or data are wrong, or that does not measure such a loss.
   """
   if not configs:
     return
-  # In another process, whose end frees the devices for the trainings.
-  words = "antlm_jax.evals.studies.sweep", _BUILD
+  # Build them in a subprocess, because its end frees the devices for training.
+  command = "antlm_jax.evals.studies.sweep", _BUILD
   with running_children() as children, tempfile.TemporaryFile("w+") as stdin:
     json.dump([[*map(config_lib.to_json, configs)], ranking], stdin)
     stdin.seek(0)
-    children[0] = Child("the check of the runs", words, stdin=stdin)
-    while children:
+    children[0] = Child("the check of the runs", command, stdin=stdin)
+    while children:  # `pop_ended` waits
       for _, child in children.pop_ended():
         if error := child.failure():
           raise error
 
 
 def _build_runs(configs: Sequence[str], ranking: Sequence[str]) -> None:
-  """Builds the runs of configs, which are JSON."""
+  """Builds the runs of configs in JSON; the subprocess's part of the check."""
   for config in map(config_lib.config_from_json, configs):
     _, start = training.hooks_and_start(config)
     run = run_lib.build_run(config, start)

@@ -36,8 +36,8 @@ FILE = "reading_data.csv"
 _EYES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
 _PACED = "self_paced_reading_time"
 _PREDICTORS = ("Subtlex_log10", "length", "context_length")
-_BEFORE = ("prev_length", "prev_pred")
-_NUMBERS = (*_PREDICTORS, _BEFORE[0], *_EYES, _PACED)  # columns of the file
+_PREVIOUS = ("prev_length", "prev_pred")
+_NUMBERS = (*_PREDICTORS, _PREVIOUS[0], *_EYES, _PACED)  # columns of the file
 _MASKS = 3  # at the end of a text that masked modes read
 
 
@@ -161,22 +161,23 @@ def _explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
 def score_measured_words(
   loaded, items: Sequence[MeasuredWord], settings
 ) -> ZeroShotOutcome:
-  """Scores the words, and explains their reading times."""
-  words = [item.word for item in items]
-  previous = [item.previous for item in items if item.previous]
-  nats = surprisals(loaded, words + previous, settings)
-  pred = nats[: len(items)]
-  prev_pred = np.full(len(items), math.nan)
-  prev_pred[[item.previous is not None for item in items]] = nats[len(items) :]
+  """Scores words, and the share of reading times that surprisal explains.
+
+  The outcome has the shares of the module's docstring, a line for each word,
+  and predictions.json of BabyLM's pipeline.
+  """
+  pred, prev_pred = _item_surprisals(loaded, items, settings)
   columns = {n: np.array([item.values[n] for item in items]) for n in _NUMBERS}
   columns |= {"prev_pred": prev_pred, "pred": pred}
-  eyes = {name: _explained_gain(columns, name, _PREDICTORS) for name in _EYES}
-  eye = float(np.mean(list(eyes.values())))
-  paced = _explained_gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
+  eye_shares = {
+    name: _explained_gain(columns, name, _PREDICTORS) for name in _EYES
+  }
+  eye_share = float(np.mean(list(eye_shares.values())))
+  paced_share = _explained_gain(columns, _PACED, (*_PREDICTORS, *_PREVIOUS))
   lines = [
     {"id": i, "context": context, "word": word, "surprisal": surprisal}
     for i, ((context, word), surprisal) in enumerate(
-      zip(words, pred.tolist(), strict=True)
+      zip((item.word for item in items), pred.tolist(), strict=True)
     )
   ]
   predictions = [
@@ -185,15 +186,30 @@ def score_measured_words(
       zip(pred.tolist(), prev_pred.tolist(), strict=True)
     )
   ]
-  # The file of `reading` in 2026.
+  # The form of BabyLM's pipeline of 2026.
   pipeline_file = json.dumps({"reading": {"predictions": predictions}})
   summary = {
     "words": len(items),
-    "eye_tracking": eye,
-    "self_paced_reading": paced,
-    "by_time": eyes,
+    "eye_tracking": eye_share,
+    "self_paced_reading": paced_share,
+    "by_time": eye_shares,
   }
   return ZeroShotOutcome(summary, lines, {"predictions.json": pipeline_file})
+
+
+def _item_surprisals(
+  loaded, items: Sequence[MeasuredWord], settings
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns surprisals `[n]` of the words, and of the words before them.
+
+  They are in nats, and NaN if no word precedes.
+  """
+  words = [item.word for item in items]
+  previous = [item.previous for item in items if item.previous]
+  nats = surprisals(loaded, words + previous, settings)
+  prev_pred = np.full(len(items), math.nan)
+  prev_pred[[item.previous is not None for item in items]] = nats[len(items) :]
+  return nats[: len(items)], prev_pred
 
 
 TASKS["reading"] = ZeroShotTask(

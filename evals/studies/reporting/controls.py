@@ -241,28 +241,31 @@ def _better(study: Findings, family: str, side: Side, control: Side) -> Claim:
 def _curves(
   study: Findings, family: str, names: Sequence[str]
 ) -> Iterator[Figure]:
-  """Yields the picture of held-out losses, if any run is at its end.
+  """Yields the picture of a family's held-out losses, if any run has ended.
 
-  It has a panel for each row, with shaded phases.
+  Each row with ended runs has a panel: a line for the mean of each loss, and
+  the shaded phases of its curriculum.
   """
-  rows = {}
+  runs_by_title = {}
   for name in names:
     runs = [run for run in ended(study.runs[name]) if run.loss_names]
     if runs:
-      rows[study.title(name)] = runs
+      runs_by_title[study.title(name)] = runs
   panels = {}
   objectives = {}
+  # Losses that the y axis must include: those of token frequencies alone, and
+  # the last loss of each objective in the curriculum.
   tops = []
-  for title, runs in rows.items():
+  for title, runs in runs_by_title.items():
     panels[f"{title}: {runs[0].text}"] = {
       f"{kind}, held out": line
       for kind in runs[0].names.values()
       if (line := plots.mean_line([run.held_out(kind) for run in runs]))
     }
     for run in runs:
-      trained = {name: run.names[name] for name in run.objectives}
-      objectives |= trained
-      ends = filter(None, (run.end(kind) for kind in trained.values()))
+      run_objectives = {name: run.names[name] for name in run.objectives}
+      objectives |= run_objectives
+      ends = filter(None, (run.end(kind) for kind in run_objectives.values()))
       tops += [run.summary["unigram_entropy"], *(loss for _, loss in ends)]
   if any(panels.values()):
     draw = functools.partial(
@@ -271,7 +274,7 @@ def _curves(
       "step",
       panels,
       tops,
-      phases=[runs[0].curriculum for runs in rows.values()],
+      phases=[runs[0].curriculum for runs in runs_by_title.values()],
       names=dict(sorted(objectives.items())),  # equal colours in all pictures
     )
     yield Figure(f"curves_{family.lower().replace('-', '_')}.png", draw)

@@ -22,15 +22,20 @@ FILE = "study.json"
 _DIGITS = 4  # of a loss in nats
 _SUMMARY = "steps", "parameters", "unigram_entropy", "switches"
 _OBJECTIVE = "name", "attention", "mask_ratio"
-_ITEMS = (("", ""),)  # stands for files of items
+_ITEMS = (("", ""),)  # placeholder for files of items, which a record omits
 _DEFAULTS = Score._field_defaults
 
 
 def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
-  """Writes the record of a study, and `header` before it.
+  """Writes the record of a study as JSON.
+
+  Args:
+    path: Path to the file.
+    study: Findings to write.
+    **header: Values to write before them, such as `config`.
 
   Raises:
-    UserError: If it cannot be written.
+    UserError: The file cannot be written.
   """
   rows = {
     name: {
@@ -39,11 +44,7 @@ def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
     }
     for name, runs in study.runs.items()
   }
-  scores = []
-  for score in study.table:
-    score = score._replace(items=_ITEMS if score.items else ())
-    fields = score._asdict().items()
-    scores.append({k: x for k, x in fields if x != _DEFAULTS.get(k)})
+  # A mean over several items cannot be computed again from the record.
   differences = [
     {
       "measure": measure,
@@ -55,7 +56,7 @@ def write_record(path: pathlib.Path, study: Findings, **header: Any) -> None:
   ]
   record = header | {
     "rows": rows,
-    "scores": scores,
+    "scores": [_packed_score(score) for score in study.table],
     "differences": differences,
     "notes": study.notes,
   }
@@ -74,6 +75,13 @@ def _reported_settings(run: TrainedRun) -> dict[str, Any]:
     "train": {"batch_size": config["train"]["batch_size"]},
     "eval": {"patience": config["eval"].get("patience")},
   }
+
+
+def _packed_score(score: Score) -> dict[str, Any]:
+  """Returns the fields of a score that differ from their defaults."""
+  score = score._replace(items=_ITEMS if score.items else ())
+  fields = score._asdict().items()
+  return {name: x for name, x in fields if x != _DEFAULTS.get(name)}
 
 
 def _packed_run(run: TrainedRun) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def _same_phases(curriculum: Curriculum, other: Curriculum) -> int:
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-  """Returns the runs at their end that have the first such one's curriculum."""
+  """Returns the ended runs that have the curriculum of the first of them."""
   runs = [run for run in runs if run.curriculum is not None]
   return [run for run in runs if run.text == runs[0].text]
 
