@@ -510,28 +510,29 @@ def _sections() -> list[type]:
 
 
 def _finetune_parser(preset: str) -> cli.Parser:
-  """Returns the command's parser, with the defaults of a preset."""
-  wrapped = textwrap.TextWrapper(
+  """Returns the command's parser, whose help shows a preset's defaults."""
+  wrapper = textwrap.TextWrapper(
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
   presets = "\n".join(
-    wrapped.fill(f"  {name:15} {PRESETS[name].description}") for name in PRESETS
+    wrapper.fill(f"  {name:15} {PRESETS[name].description}") for name in PRESETS
   )
   parser = cli.Parser(
     description=__doc__.format(presets=presets, preset=preset)
   )
   for source in (finetune, *_sections()):
     add_arguments(parser, source)
-  # Some settings differ by task: the help shows each of their values.
+  # A default that differs by task is a text of all its values. It is only for
+  # the help, because `parse_finetune` ignores the defaults of settings.
   defaults = PRESETS[preset].defaults
   task_defaults = [defaults.get(task, {}) for task in PRESETS[preset].scores]
-  texts = {}
+  default_texts = {}
   for name in dict.fromkeys(itertools.chain(*task_defaults)):
     default = parser.get_default(name)
     values = (settings.get(name, default) for settings in task_defaults)
     distinct = dict.fromkeys(str(settings_lib.text(x)) for x in values)
-    texts[name] = " or ".join(distinct)
-  parser.set_defaults(**texts, preset=preset)
+    default_texts[name] = " or ".join(distinct)
+  parser.set_defaults(**default_texts, preset=preset)
   return parser
 
 

@@ -79,33 +79,37 @@ class Manifest:
 
   @classmethod
   def load(cls, folder: str | os.PathLike) -> "Manifest":
-    """Reads a folder's manifest.
+    """Reads and checks the manifest of a prepared folder.
 
     Raises:
-      UserError: There is none, or another version of antlm_jax wrote it.
+      UserError: The folder has no manifest, or another version of antlm_jax
+        wrote it.
+      Unavailable: The bucket or the network fails now.
     """
     path = files.absolute_path(folder) / MANIFEST
     try:
       fields = files.read_json(path, "the manifest")
     except Unavailable:
-      raise
+      raise  # the folder may still have a manifest
     except UserError as error:
-      why = files.absent(path.parent) or error
+      reason = files.absent(path.parent) or error
       raise UserError(
-        f"{folder!s:.200} is not a prepared folder ({why}); run antlm prepare"
+        f"{folder!s:.200} is not a prepared folder ({reason});"
+        " run antlm prepare"
       ) from error
     try:
       splits = {
         name: PreparedSplit.load(fields["splits"][name]) for name in SPLITS
       }
       manifest = cls(**fields | {"splits": splits})
-      wrong = next(_wrong(manifest), "")
+      fault = next(_invalid_fields(manifest), "")
     except (AttributeError, KeyError, TypeError) as error:
-      wrong = " ".join(str(error).split())
-    if wrong:
+      # A field is missing or unknown, or has another type.
+      fault = " ".join(str(error).split())
+    if fault:
       raise UserError(
         f"{path} was changed, or is of another version of antlm_jax (see"
-        f" {wrong:.80}); run antlm prepare with another output"
+        f" {fault:.80}); run antlm prepare with another output"
       )
     return manifest
 
@@ -115,10 +119,10 @@ _KINDS = {"column": str, "documents": str, "kind": str, "seed": int}
 _KINDS |= {"vocab_size": int, "dev_share": float, "share": float, "words": int}
 
 
-def _wrong(manifest: Manifest) -> Iterator[str]:
-  """Yields the names of the fields of a manifest that `prepare` never writes.
+def _invalid_fields(manifest: Manifest) -> Iterator[str]:
+  """Yields the names of the fields whose values `prepare` never writes.
 
-  Raises an error of Python for a value of another type.
+  A value of another type may raise an AttributeError, KeyError or TypeError.
   """
   settings = manifest.settings
   tokenizer = manifest.tokenizer
@@ -139,8 +143,8 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
   for name, kind in _KINDS.items():
     value = settings.get(name, kind())
     kinds = (int, float) if kind is float else kind
-    right = isinstance(value, kinds) and not isinstance(value, bool)
-    checks[f"settings.{name}"] = right
+    valid = isinstance(value, kinds) and not isinstance(value, bool)
+    checks[f"settings.{name}"] = valid
   tokenizer_hash = settings["tokenizer"]
   trained = tokenizer_hash is None
   checks["settings.tokenizer"] = trained or _is_hash(tokenizer_hash)
@@ -166,7 +170,7 @@ def _wrong(manifest: Manifest) -> Iterator[str]:
       and sum(rows) == split.rows
       and all(_is_count(s.bytes) and _is_hash(s.sha256) for s in split.shards),
     }
-  yield from (name for name, right in checks.items() if not right)
+  yield from (name for name, valid in checks.items() if not valid)
 
 
 def _is_count(value, least: int = 0) -> bool:

@@ -780,28 +780,35 @@ def _fasta(path: str, columns: Collection) -> Records:
 def _parquet(
   path: str, columns: Collection, part=WHOLE, optional: Collection = ()
 ) -> Records:
+  """Yields the records of one part of a file's row groups.
+
+  Reads `columns`, and the `optional` columns that the file has. If one of
+  `columns` is absent, reads all, so that the caller's error can list them.
+  """
   from pyarrow import parquet  # slow to import
 
-  # Without a buffer, it reads a column of a whole row group at once.
+  # Without a buffer, pyarrow reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
     columns = columns or names
     parsing.check_once(names, {*columns})
-    only = names
+    selection = names
     if {*columns} <= {*names}:
       optional_names = {*optional} & {*names} - {*columns}
-      only = [*columns, *(name for name in names if name in optional_names)]
+      selection = [*columns, *(x for x in names if x in optional_names)]
+    part_index, part_count = part
+    groups = np.array_split(range(file.num_row_groups), part_count)
     # A file without rows has no row groups.
-    index, count = part
-    groups = np.array_split(range(file.num_row_groups), count)
-    if not (part_groups := groups[index].tolist()):
+    if not (part_groups := groups[part_index].tolist()):
       return
-    sizes = (file.metadata.row_group(i).num_rows for i in range(part_groups[0]))
-    count = min(_rows_at_once(file.metadata.row_group(i)) for i in part_groups)
+    group = file.metadata.row_group
+    # Records are numbered from the beginning of the file.
+    rows_before = sum(group(i).num_rows for i in range(part_groups[0]))
+    batch_size = min(_rows_at_once(group(i)) for i in part_groups)
     # Threads would cost more than they gain for few rows.
-    options = {"columns": only, "use_threads": False}
-    batches = file.iter_batches(count, part_groups, **options)
-    yield from _batch_records(_checked_batches(path, batches), sum(sizes))
+    options = {"columns": selection, "use_threads": False}
+    batches = file.iter_batches(batch_size, part_groups, **options)
+    yield from _batch_records(_checked_batches(path, batches), rows_before)
 
 
 def _rows_at_once(group) -> int:

@@ -71,11 +71,11 @@ class RowWriter:
 
 
 class Rows:
-  """Rows of `seq_len` tokens T in shards, `segmented` or not.
+  """Rows of T tokens in shards, which open when a row is read.
 
-  Shards are on this machine or in a bucket, and open when a row is read. From a
-  bucket, only the bytes of the rows are read, or of their blocks (`by_blocks`).
-  The last that were used stay in memory, up to 1 GiB.
+  Shards are on this machine or in a bucket. From a bucket, `read` fetches only
+  the bytes of the rows, or of their blocks (`by_blocks`). The blocks that were
+  used last stay in memory, up to 1 GiB.
   """
 
   def __init__(
@@ -85,27 +85,34 @@ class Rows:
     vocab_size: int,
     segmented: bool,
   ):
-    """Takes the path to each shard, and its number of rows."""
+    """Computes the place of each row, without reading the shards.
+
+    Args:
+      shards: Path to each shard, and its number of rows.
+      seq_len: Number of tokens in a row, T.
+      vocab_size: Size of the vocabulary, which decides the dtype of tokens.
+      segmented: Whether bits of segment starts follow the tokens of a row.
+    """
     self.seq_len = seq_len
     self.segmented = segmented
     self._shards = tuple(shards)
     self._vocab_size = vocab_size
     self._paths = [os.fspath(path) for path, _ in shards]
     self._remote = np.array([files.is_remote(path) for path in self._paths])
-    self._ends = np.cumsum([count for _, count in shards])
-    self._begins = np.append(0, self._ends[:-1])
-    self._count = int(self._ends[-1])
+    self._shard_ends = np.cumsum([count for _, count in shards])
+    self._shard_begins = np.append(0, self._shard_ends[:-1])
+    self._row_count = int(self._shard_ends[-1])
     self._dtype = np.dtype(token_dtype(vocab_size))
-    self._split = seq_len * self._dtype.itemsize
-    self._width = self._split + -(-seq_len // 8) * segmented  # of a record
-    # The first row of each source, and the number of all rows.
-    self._origins = np.array([0, self._count])
-    self._block = 1  # number of rows that are read together from a bucket
-    self._forget()
+    self._token_bytes = seq_len * self._dtype.itemsize
+    self._record_bytes = self._token_bytes + -(-seq_len // 8) * segmented
+    # First row of each source (see `followed_by`), and the number of all rows.
+    self._source_bounds = np.array([0, self._row_count])
+    self._block_rows = 1  # number of rows that are read together from a bucket
+    self._reset_readers()
 
-  def _forget(self) -> None:
-    """Begins without open shards, and without blocks in memory."""
-    self._readers = [None] * len(self._shards)  # of those on this machine
+  def _reset_readers(self) -> None:
+    """Starts with no open shard, and with no block in memory."""
+    self._readers = [None] * len(self._shards)  # of shards on this machine
     self._lock = threading.Lock()
     self._tries = buckets.Tries()
     # Blocks of a bucket by their first row: the last used, and those that
@@ -114,14 +121,14 @@ class Rows:
     self._reading: dict[int, concurrent.futures.Future] = {}
 
   def __len__(self) -> int:
-    return self._count
+    return self._row_count
 
   def followed_by(self, further: Sequence["Rows"]) -> "Rows":
     """Returns these rows and then others with the same layout."""
     parts = (self, *further)
     shards = [shard for rows in parts for shard in rows._shards]
     joined = Rows(shards, self.seq_len, self._vocab_size, self.segmented)
-    joined._origins = np.cumsum([0, *map(len, parts)])
+    joined._source_bounds = np.cumsum([0, *map(len, parts)])
     return joined
 
   def by_blocks(self, size: int, at_once: int) -> "Rows":
@@ -132,9 +139,9 @@ class Rows:
     UserError if memory has no room for them.
     """
     rows = copy.copy(self)
-    rows._block = size
-    rows._forget()
-    needed = at_once * size * self._width
+    rows._block_rows = size
+    rows._reset_readers()
+    needed = at_once * size * self._record_bytes
     limit = _CACHE_BYTES // 2
     if size > 1 and self._remote.any() and needed > limit:
       raise UserError(
@@ -156,21 +163,25 @@ class Rows:
     indices = np.asarray(indices, np.int64)
     if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
       raise IndexError(f"rows must be in [0, {len(self)}), got {indices}")
-    data = np.empty((len(indices), self._width), np.uint8)
-    shards = np.searchsorted(self._ends, indices, side="right")
+    data = np.empty((len(indices), self._record_bytes), np.uint8)
+    shards = np.searchsorted(self._shard_ends, indices, side="right")
     remote = self._remote[shards]
     if remote.any():
       data[remote] = self._read_bucket(indices[remote])
     for shard in np.unique(shards[~remote]).tolist():
       in_shard = shards == shard
       data[in_shard] = self._read_shard(
-        shard, indices[in_shard] - self._begins[shard]
+        shard, indices[in_shard] - self._shard_begins[shard]
       )
-    tokens = np.ascontiguousarray(data[:, : self._split]).view(self._dtype)
+    tokens = np.ascontiguousarray(data[:, : self._token_bytes]).view(
+      self._dtype
+    )
     tokens = tokens.astype(np.int32)
     if not self.segmented:
       return tokens, None
-    starts = np.unpackbits(data[:, self._split :], axis=1, count=self.seq_len)
+    starts = np.unpackbits(
+      data[:, self._token_bytes :], axis=1, count=self.seq_len
+    )
     return tokens, starts.view(bool)
 
   def _read_shard(self, shard: int, rows: np.ndarray) -> np.ndarray:
@@ -189,10 +200,12 @@ class Rows:
         )
       raise _bad_row(path, rows[0], why) from error
     for row, record in zip(rows, records, strict=True):
-      if len(record) != self._width:
-        fault = f"it has {len(record)} bytes, not {self._width}"
+      if len(record) != self._record_bytes:
+        fault = f"it has {len(record)} bytes, not {self._record_bytes}"
         raise _bad_row(path, row, fault)
-    return np.frombuffer(b"".join(records), np.uint8).reshape(-1, self._width)
+    return np.frombuffer(b"".join(records), np.uint8).reshape(
+      -1, self._record_bytes
+    )
 
   def _reader(self, shard: int):
     """Returns ArrayRecord's reader of a shard on this machine."""
@@ -208,11 +221,11 @@ class Rows:
 
   def _read_bucket(self, indices: np.ndarray) -> np.ndarray:
     """Reads records that are in a bucket, uint8 `[n, width]`."""
-    sources = np.searchsorted(self._origins, indices, side="right") - 1
-    places = (indices - self._origins[sources]) % self._block
+    sources = np.searchsorted(self._source_bounds, indices, side="right") - 1
+    places = (indices - self._source_bounds[sources]) % self._block_rows
     firsts = indices - places
     blocks = self._read_blocks(np.unique(firsts).tolist())
-    width = self._width
+    width = self._record_bytes
     records = []
     begins = (places * width).tolist()
     for first, begin in zip(firsts.tolist(), begins, strict=True):
@@ -249,7 +262,7 @@ class Rows:
       finally:
         with self._lock:
           self._cache |= fetched
-          most = max(1, _CACHE_BYTES // (self._block * self._width))
+          most = max(1, _CACHE_BYTES // (self._block_rows * self._record_bytes))
           while len(self._cache) > most:
             self._cache.popitem(last=False)
           for first in missing:
@@ -264,17 +277,21 @@ class Rows:
 
     A block ends with its source at the latest.
     """
-    ends = self._origins[np.searchsorted(self._origins, firsts, side="right")]
-    ends = np.minimum(firsts + self._block, ends)
+    ends = self._source_bounds[
+      np.searchsorted(self._source_bounds, firsts, side="right")
+    ]
+    ends = np.minimum(firsts + self._block_rows, ends)
     spans = [np.arange(*span) for span in zip(firsts, ends, strict=True)]
     indices = np.concatenate(spans)
-    shards = np.searchsorted(self._ends, indices, side="right")
-    places = indices - self._begins[shards]
-    size = array_records.chunk_size(self._width)
+    shards = np.searchsorted(self._shard_ends, indices, side="right")
+    places = indices - self._shard_begins[shards]
+    size = array_records.chunk_size(self._record_bytes)
     chunks = self._read_ranges(shards, places, size)
-    records, bad = array_records.records(chunks, self._width)
+    records, bad = array_records.records(chunks, self._record_bytes)
     for index in np.flatnonzero(bad):
-      fault = f"its hash is wrong, or it is no record of {self._width} bytes"
+      fault = (
+        f"its hash is wrong, or it is no record of {self._record_bytes} bytes"
+      )
       raise _bad_row(self._paths[shards[index]], places[index], fault)
     parts = np.split(records, np.cumsum(ends - firsts)[:-1])
     blocks = (part.tobytes() for part in parts)

@@ -69,22 +69,27 @@ def token_bytes(token: str, signs: Mapping[str, int] | None) -> bytes:
 
 
 def begins_word(token: bytes) -> bool:
-  """Whether a token begins a word of a script without spaces."""
+  """Whether a token begins a word of a script without spaces.
+
+  If the token ends inside its first character, all characters that begin with
+  its bytes must be of such a script.
+  """
   size = _character_size(token)
   if not size:
     return False
   if len(token) >= size:
     char = _char(token[:size])
     return is_unspaced(char) and not continues(token)
-  # The first and the last character that these bytes can begin.
-  seconds = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF)}
-  seconds[0xF4] = (0x80, 0x8F)
-  ends = [*token], [*token]
-  while len(ends[0]) < size:
-    limits = seconds.get(ends[0][-1], (0x80, 0xBF))
-    for end, limit in zip(ends, limits, strict=True):
-      end.append(limit)
-  return _unspaced(*(_char(bytes(end)) for end in ends))
+  # In UTF-8, some first bytes limit the second byte.
+  second_bytes = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF)}
+  second_bytes[0xF4] = (0x80, 0x8F)
+  # Complete the token to the lowest and to the highest possible character.
+  extremes = [*token], [*token]
+  while len(extremes[0]) < size:
+    limits = second_bytes.get(extremes[0][-1], (0x80, 0xBF))
+    for extreme, limit in zip(extremes, limits, strict=True):
+      extreme.append(limit)
+  return _unspaced(*(_char(bytes(extreme)) for extreme in extremes))
 
 
 def continues(token: bytes) -> bool:
@@ -119,6 +124,7 @@ def _character_size(token: bytes) -> int:
 
 
 def _char(sequence: bytes) -> str:
+  """Decodes a character; bytes that are not UTF-8 count as a letter."""
   try:
     return sequence.decode()
   except UnicodeDecodeError:
@@ -126,4 +132,5 @@ def _char(sequence: bytes) -> str:
 
 
 def _unspaced(low: str, high: str) -> bool:
+  """Whether one range of `_UNSPACED` has all characters from low to high."""
   return any(a <= ord(low) <= ord(high) <= b for a, b in _UNSPACED)

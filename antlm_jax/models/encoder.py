@@ -288,19 +288,22 @@ def per_layer(values: Sequence[Hashable]) -> PerLayer:
 def masks(
   config: EncoderConfig, mask: AttentionMask, shape: Sequence[int], xp=jnp
 ) -> PerLayer:
-  """Returns each layer's mask, limited to the layer's window.
+  """Returns each layer's mask: `mask`, limited to the layer's window.
 
-  `shape` is `[..., T]`, the shape that bounds of the mask have. `xp` is numpy
-  for computations on the host.
+  Args:
+    config: Settings of the encoder, which has the windows.
+    mask: Mask of a layer without a window.
+    shape: Shape `[..., T]` of the bounds of a limited mask.
+    xp: Module that computes the bounds: `jax.numpy`, or numpy on the host.
   """
   windows = per_layer(config.windows_in(shape[-1]))
   # A loop over the blocks needs masks of one structure. Otherwise a layer
-  # without a window keeps its mask, which may have no bounds.
-  alike = config.loops and len(windows.kinds) > 1
+  # without a window, whose window is T, keeps its mask, which may lack bounds.
+  same_structure = config.loops and len(windows.kinds) > 1
   return windows.map(
     lambda window: (
       mask
-      if window == shape[-1] and not alike
+      if window == shape[-1] and not same_structure
       else mask.within(window, shape, xp)
     )
   )

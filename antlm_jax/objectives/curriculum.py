@@ -200,9 +200,11 @@ class _Reader:
     return items
 
   def _sum(self) -> list[_WrittenPhase]:
+    """Reads phases and repetitions with `+` between them."""
     return [part for parts in self._list(self._term, "+") for part in parts]
 
   def _term(self) -> list[_WrittenPhase]:
+    """Reads a phase, or repeated phases such as `12*(1C+1M)`."""
     begin = self.position
     repeat = self._take(r"\d+\s*\*")
     if repeat is None:
@@ -220,10 +222,12 @@ class _Reader:
     return parts * int(times)
 
   def _phase(self) -> _WrittenPhase:
+    """Reads a phase, such as `4C`, `25%M` or `20C:M=1:7`."""
     position = self.position
     count = self._number()
     if count == 0:
       self.fail("a phase of length 0", position)
+    # A plain count has the unit of the whole string, which `lengths` decides.
     unit = "equal shares" if count is None else ""
     if count is not None and self._take("%"):
       unit = "shares"
@@ -235,13 +239,13 @@ class _Reader:
       weights = self._list(self._weight)
     if len(weights) != len(mix_names):
       self.fail(f"expected {len(mix_names)} proportions", weights_begin)
-    if len(mix_names) > len({*mix_names}) == 1:
+    if len(mix_names) > len({*mix_names}) == 1:  # such as C:C
       self.fail(
         f"a mix of {mix_names[0]} alone: name another one, too", mix_begin
       )
-    shares: dict[str, float] = {}
+    shares: dict[str, float] = {}  # parts of a batch, which add up to 1
     for name, weight in zip(mix_names, weights, strict=True):
-      # C:M:C=1:2:1 has C twice.
+      # A name may be repeated: C:M:C=1:2:1 has C twice.
       shares[name] = shares.get(name, 0) + weight / sum(weights)
     return _WrittenPhase(count, unit, shares, position)
 

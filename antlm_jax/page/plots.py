@@ -240,25 +240,31 @@ def shade(
   names: Mapping[str, str],
   verb: str = "trains",
 ) -> None:
-  """Shades phases in a grey for each objective, in bands by share.
+  """Shades each phase of a curriculum in the greys of its objectives.
 
-  Labels the greys for a legend, with a verb. `names` are logged names by name
-  in the curriculum. Their order decides the greys.
+  In a mixed phase, each objective has a band whose height is its share.
+
+  Args:
+    panels: Axes to shade.
+    curriculum: Phases to shade.
+    names: Logged name of each objective, by its name in the curriculum. Their
+      order decides the greys.
+    verb: Verb after the name of an objective in the legend.
   """
   greys = dict(zip(names, itertools.cycle(SHADES), strict=False))
   # Many stripes would be stronger than the curves.
-  faint = {"alpha": 0.7 if len(curriculum.phases) > _MANY else 1.0}
+  opacity = {"alpha": 0.7 if len(curriculum.phases) > _MANY else 1.0}
   for axes, name in itertools.product(panels, curriculum.objectives):
     label = f"{names[name]} {verb}"
-    axes.fill([], [], color=greys[name], label=label, **faint)
+    axes.fill([], [], color=greys[name], label=label, **opacity)
   for phase in curriculum.phases:
-    low = 0.0
+    bottom = 0.0
     for name, share in phase.shares.items():
-      high = min(low + share, 1.0)
-      style = {"color": greys[name], "lw": 0, "zorder": 0, **faint}
+      top = min(bottom + share, 1.0)
+      style = {"color": greys[name], "lw": 0, "zorder": 0, **opacity}
       for axes in panels:
-        axes.axvspan(phase.start, phase.stop, low, high, **style)
-      low = high
+        axes.axvspan(phase.start, phase.stop, bottom, top, **style)
+      bottom = top
 
 
 def save_figure(figure, path: pathlib.Path) -> None:

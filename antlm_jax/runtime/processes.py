@@ -32,43 +32,52 @@ _FAILED = "antlm_jax/failed/"  # key under which a process says why it ends
 
 
 def initialize() -> None:
-  """Joins the processes of this run, if it has several.
+  """Connects this process to the other processes of this run, if it has any.
 
-  Addresses come from the environment (`EXPLICIT`), from Slurm (one process a
+  Addresses come from the environment (`EXPLICIT`), from Slurm (one process per
   task), or from a TPU pod. If the other processes do not join within `JOIN`
-  seconds, the process ends with status 1, so that it is run again. Raises a
-  UserError if the addresses are incomplete or wrong.
+  seconds, this process exits with status 1, so that a supervisor restarts it.
+
+  Raises:
+    UserError: The addresses are incomplete or wrong.
   """
-  options = _addresses()
+  options = _join_options()
   if options is None:
     return
-  # Its handler would take SIGTERM from ours, which ends all processes.
+  # JAX's preemption service would replace the handler of SIGTERM with which
+  # this package ends all processes.
   jax.config.update("jax_enable_preemption_service", False)
   options |= {
     "heartbeat_timeout_seconds": _HEARTBEAT,
-    "initialization_timeout": 10 * JOIN,  # then JAX would abort the process
+    # JAX aborts the process then, so `_join_processes` gives up earlier.
+    "initialization_timeout": 10 * JOIN,
   }
   try:
     _join_processes(options)
   except KeyboardInterrupt as error:
+    # A plain exit would wait for the thread that still joins.
     _end(*errors.explain(error))
   except ValueError as error:
+    # JAX found no addresses. A TPU host may be alone, not part of a pod.
     if "process_id" in options or not _on_tpu():
       raise UserError(f"cannot join the processes: {error}") from error
-    # A TPU host that is not part of a pod.
 
 
-def _addresses() -> dict | None:
-  """Returns options for JAX, which finds others itself; None if alone."""
+def _join_options() -> dict | None:
+  """Returns the options of JAX's initialization; None for a single process.
+
+  JAX itself finds the addresses of Slurm and of a TPU pod.
+  """
   if any(name in os.environ for name in EXPLICIT):
-    options = _explicit()
+    options = _explicit_options()
     return options if options["num_processes"] > 1 else None
   if all(name in os.environ for name in _SLURM):
     return {} if int(os.environ.get("SLURM_NTASKS", "1")) > 1 else None
   return {} if _on_tpu() else None
 
 
-def _explicit() -> dict:
+def _explicit_options() -> dict:
+  """Returns the options that the variables `EXPLICIT` contain."""
   missing = [name for name in EXPLICIT if not os.environ.get(name)]
   if missing:
     raise UserError(f"{', '.join(missing)} must be set, too")

@@ -100,9 +100,10 @@ SUPERGLUE = {
 }
 _COPA = {"cause": "What was the cause?", "effect": "What was the result?"}
 
-# Other training and evaluation files. The MNLI of BabyLM's multilingual track
-# is cut out of the mismatched validation set, so it is not evaluated on it.
-_OTHERS = {
+# Training and evaluation files with other names. The MNLI of BabyLM's
+# multilingual track is cut out of the mismatched validation set, so it is not
+# evaluated on that set.
+_OTHER_FILES = {
   "sst2": ("sst2/train_full.tsv", "glue_filtered/sst2.valid.jsonl"),
   "mnli": (
     "mnli_en_babylm_eval/mnli_en.train.jsonl",
@@ -114,19 +115,24 @@ _OTHERS = {
 def find_glue_files(
   folder, name: str, form: GlueFormat
 ) -> dict[str, pathlib.Path]:
-  """Finds the files of a task: `train`, and evaluation sets by their names.
+  """Finds a task's files by set: first `train`, then the evaluation sets.
 
-  Raises an `Absent` error if there is no training set, or no evaluation set.
+  The folder has the layout of a BabyLM pipeline or of SuperGLUE. The sets of
+  `form.evaluations` may be absent.
+
+  Raises:
+    Absent: No layout has both the training set and the evaluation set `name`.
+    UserError: Several layouts have them, in different files.
   """
   layouts = [
-    {"train": f"{inside}{name}.train.jsonl"}
-    | {e: f"{inside}{e}.valid.jsonl" for e in (name, *form.evaluations)}
-    for inside in ("", "glue_filtered/")
+    {"train": f"{prefix}{name}.train.jsonl"}
+    | {x: f"{prefix}{x}.valid.jsonl" for x in (name, *form.evaluations)}
+    for prefix in ("", "glue_filtered/")
   ]
-  if name in _OTHERS:
-    layouts += [dict(zip(("train", name), _OTHERS[name], strict=True))]
-  if inside := form.superglue:
-    layouts += [{"train": f"{inside}/train.jsonl", name: f"{inside}/val.jsonl"}]
+  if name in _OTHER_FILES:
+    layouts += [dict(zip(("train", name), _OTHER_FILES[name], strict=True))]
+  if path := form.superglue:
+    layouts += [{"train": f"{path}/train.jsonl", name: f"{path}/val.jsonl"}]
   return sets.find_set_files(folder, name, *layouts, further=form.evaluations)
 
 

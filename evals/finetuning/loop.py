@@ -225,11 +225,17 @@ def evaluate(
   loss: float,
   outputs: Mapping[str, Any],
 ) -> None:
-  """Adds an epoch to a run's outcome.
+  """Scores a run after an epoch, and adds the epoch to its outcome.
 
-  `outputs` are arrays to decode `[n, ...]`, by evaluation set.
+  Args:
+    task: Task of the run.
+    rows: Rows of each evaluation set.
+    outcome: Outcome of the run, which gets the epoch.
+    loss: Training loss of the epoch in nats; not finite if the run diverged.
+    outputs: Arrays `[n, ...]` that the head decodes, by evaluation set.
   """
-  if not math.isfinite(loss):  # metrics and JSON take no NaN
+  if not math.isfinite(loss):
+    # Metrics and JSON allow no NaN. `add_epoch` ignores these metrics.
     outputs = jax.tree.map(
       lambda x: np.nan_to_num(x, posinf=0, neginf=0), outputs
     )

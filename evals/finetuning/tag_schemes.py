@@ -121,25 +121,30 @@ def kind_of(tag: str) -> str:
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels.
+  """Returns the entities of a sentence's labels, in order.
 
-  The labels are of any of `SCHEMES`. An entity begins at `B`, `S`,
-  `U` and `W`, after a label of another kind, and after `E`, `L`, `S`, `U` and
-  `W`. The kind is empty if labels are letters alone.
+  A label is O, or a letter of `_LETTERS` with or without a kind, such as
+  `B-PER` or `B`. An entity's kind is empty if its labels are letters alone.
+  `iob2` adds letters to labels of the scheme `WITHOUT_LETTERS`.
+
+  I, M, E and L continue the entity of the word before if the kind is the same
+  and that entity is not complete. E, L, S, U and W complete an entity. All
+  other labels begin an entity.
   """
-  out: list[Entity] = []
-  ended = True
+  result: list[Entity] = []
+  is_complete = True  # whether no label may continue the last entity
   for i, label in enumerate(labels):
-    begin, _, kind = label.partition("-")
-    last = out[-1] if out else None
+    letter, _, kind = label.partition("-")
+    last = result[-1] if result else None
     if label == "O":
       continue
-    if begin in "IMEL" and not ended and (last.kind, last.stop) == (kind, i):
-      out[-1] = last._replace(stop=i + 1)
+    continues = letter in "IMEL" and not is_complete
+    if continues and (last.kind, last.stop) == (kind, i):
+      result[-1] = last._replace(stop=i + 1)
     else:
-      out.append(Entity(kind, i, i + 1))
-    ended = begin in "ELSUW"
-  return out
+      result.append(Entity(kind, i, i + 1))
+    is_complete = letter in "ELSUW"
+  return result
 
 
 def entity_counts(

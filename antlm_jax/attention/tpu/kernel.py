@@ -141,44 +141,53 @@ def _pallas_forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
 
 
 def _pallas_backward(settings, residuals, grad):
+  """Returns the gradients of `flash`'s arguments, in one pass or two."""
   q, k, v, rope, terms, bounds, seeds, schedules, out, lse = residuals
   by_query, by_key = schedules
   cut = _Cut.of(settings.blocks, q)
+  # `HeadScores.weights_and_gradient` explains `delta`.
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   inputs = _inputs(settings, cut, q, k, v, rope, terms, bounds)
   inputs["do"] = cut.queries(grad)
   inputs["lse"] = cut.queries(lse)
   inputs["delta"] = cut.queries(delta)
-  of_queries = {"q": q}
-  of_keys = {"k": k, "v": v}
+  query_inputs = {"q": q}
+  key_inputs = {"k": k, "v": v}
   if terms:
-    of_queries["query_terms"] = terms["query_terms"]
-    of_keys["key_terms"] = terms["key_terms"]
-  run = functools.partial(_gradient_pass, settings, cut, seeds)
+    query_inputs["query_terms"] = terms["query_terms"]
+    key_inputs["key_terms"] = terms["key_terms"]
+  run_pass = functools.partial(_gradient_pass, settings, cut, seeds)
   # dQ is a sum over blocks of keys; dK and dV are sums over blocks of queries.
   # So either order of the blocks leaves a sum unfinished. If a row's dQ fits
   # into vector memory, it stays there during one pass over blocks of keys.
   # Otherwise each order has a pass, and each score is recomputed twice.
-  if _row_fits(cut, of_queries, rope):
+  if _row_fits(cut, query_inputs, rope):
     if rope is not None:
       inputs["rope_row"] = cut.shared(rope, cut.blocks.queries, lambda step: 0)
-    grads = run(
-      "attention_gradients", by_key, inputs, of_rows=of_queries, of_keys=of_keys
+    grads = run_pass(
+      "attention_gradients",
+      by_key,
+      inputs,
+      row_inputs=query_inputs,
+      key_inputs=key_inputs,
     )
   else:
-    grads = run(
-      "attention_query_gradient", by_query, inputs, of_queries=of_queries
+    grads = run_pass(
+      "attention_query_gradient", by_query, inputs, query_inputs=query_inputs
     )
-    grads |= run("attention_key_gradients", by_key, inputs, of_keys=of_keys)
+    grads |= run_pass(
+      "attention_key_gradients", by_key, inputs, key_inputs=key_inputs
+    )
   dq, dk, dv = (grads.pop(name) for name in "qkv")
+  # The gradients that remain are those of `terms`.
   return dq, dk, dv, None, grads, None, None, None
 
 
-def _row_fits(cut: "_Cut", of_queries: dict[str, jax.Array], rope) -> bool:
+def _row_fits(cut: "_Cut", query_inputs: dict[str, jax.Array], rope) -> bool:
   """Whether vector memory holds the gradients of all queries of a row."""
-  sums = (math.prod(cut.row_sum(x)) for x in of_queries.values())
+  sums = (math.prod(cut.row_sum(x)) for x in query_inputs.values())
   # The sum is float32, and its two output buffers have q's dtype.
-  itemsize = of_queries["q"].dtype.itemsize
+  itemsize = query_inputs["q"].dtype.itemsize
   size = cut.heads * (4 + 2 * itemsize) * sum(sums)
   if rope is not None:  # float32, in two buffers
     size += 2 * 4 * math.prod(rope.shape[1:])
@@ -193,28 +202,28 @@ def _gradient_pass(
   schedule: Schedule,
   inputs: dict[str, "_BlockedArray"],
   *,
-  of_queries: Mapping[str, jax.Array] = {},
-  of_rows: Mapping[str, jax.Array] = {},
-  of_keys: Mapping[str, jax.Array] = {},
+  query_inputs: Mapping[str, jax.Array] = {},
+  row_inputs: Mapping[str, jax.Array] = {},
+  key_inputs: Mapping[str, jax.Array] = {},
 ) -> dict[str, jax.Array]:
   """Returns the gradients of some inputs, in one pass over a schedule.
 
-  Scratch memory holds sums for one block of queries (`of_queries`), for all
-  queries of a row (`of_rows`), or for one block of keys (`of_keys`).
+  Scratch memory holds sums for one block of queries (`query_inputs`), for all
+  queries of a row (`row_inputs`), or for one block of keys (`key_inputs`).
   """
-  outputs = {n: cut.queries(x) for n, x in of_queries.items()}
-  outputs |= {n: cut.row(x) for n, x in of_rows.items()}
-  outputs |= {n: cut.keys(x) for n, x in of_keys.items()}
-  sums = [cut.query_sum(x) for x in of_queries.values()]
-  sums += [cut.row_sum(x) for x in of_rows.values()]
-  sums += [cut.key_sum(x) for x in of_keys.values()]
+  outputs = {n: cut.queries(x) for n, x in query_inputs.items()}
+  outputs |= {n: cut.row(x) for n, x in row_inputs.items()}
+  outputs |= {n: cut.keys(x) for n, x in key_inputs.items()}
+  sums = [cut.query_sum(x) for x in query_inputs.values()]
+  sums += [cut.row_sum(x) for x in row_inputs.values()]
+  sums += [cut.key_sum(x) for x in key_inputs.values()]
   # Each pass recomputes the scores, with two position terms if there are any,
   # and the gradient of the weights.
   recomputed = 2 if settings.edges is None else 4
   grads = _call_pallas(
     settings,
     name,
-    functools.partial(_gradients, whole_row=bool(of_rows)),
+    functools.partial(_gradients, whole_row=bool(row_inputs)),
     schedule,
     seeds=seeds,
     inputs=inputs,
@@ -270,13 +279,13 @@ def _output(b: ScoreBlock, outs, sums):
 def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
   """Computes the gradients `outs`, of queries by block or for a whole row."""
   sums = dict(zip(outs, sums, strict=True))
-  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "key_terms")}
-  of_queries = {n: x for n, x in sums.items() if n not in of_keys}
+  key_sums = {n: x for n, x in sums.items() if n in ("k", "v", "key_terms")}
+  query_sums = {n: x for n, x in sums.items() if n not in key_sums}
   parts = []
-  if of_queries:
-    parts.append(_QueryGradients(b, of_queries, outs, whole_row))
-  if of_keys:
-    parts.append(_KeyGradients(b, of_keys, outs))
+  if query_sums:
+    parts.append(_QueryGradients(b, query_sums, outs, whole_row))
+  if key_sums:
+    parts.append(_KeyGradients(b, key_sums, outs))
   for part in parts:
     pl.when(part.first)(part.clear)
 

@@ -163,9 +163,19 @@ class HeadScores:
     return self.drop(weights), gradient
 
   def gradient_of(self, name: str, weights, grad_scores) -> jax.Array:
-    """Returns the block's part of an input's gradient, `[_, lanes or keys]`.
+    """Returns the term that this block adds to the gradient of an input.
 
-    `weights_and_gradient` returns the other arguments.
+    It lacks the factor that `weights_and_gradient` omits, and RoPE's rotation
+    back. The kernel applies both when it writes the sums.
+
+    Args:
+      name: Input: "q", "k", "v", "query_terms" or "key_terms".
+      weights: Weights after dropout, `[keys, lanes]`.
+      grad_scores: Gradient of the scores, `[keys, lanes]`.
+
+    Returns:
+      `[H, lanes]` for q, `[H, keys]` for k and v, `[C, lanes]` or `[C, keys]`
+      for the position terms.
     """
     if name == "v":
       do = self.queries("do")

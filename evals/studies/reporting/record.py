@@ -8,12 +8,12 @@ of single items are too many, so the record has the differences over them.
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antlm_jax.evals.statistics import MeanEstimate
 from antlm_jax.evals.studies.reporting import runs as runs_lib
-from antlm_jax.evals.studies.reporting.findings import Findings
+from antlm_jax.evals.studies.reporting.findings import EstimateKey, Findings
 from antlm_jax.evals.studies.reporting.runs import TrainedRun
 from antlm_jax.evals.studies.reporting.scores import Score, Scores
 from antlm_jax.runtime import files
@@ -113,10 +113,18 @@ def _rounded(loss: float | None) -> float | str | None:
 
 
 def read_record(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a record's file.
+  """Reads the record of a study, and restores the types of its fields.
+
+  Returns:
+    The fields of `header`, as they were written, and those of `Findings`:
+      rows: Runs of each row, by its name.
+      scores: Lines of the long table.
+      differences: Estimates by `EstimateKey`.
+      notes: Notes, as they were written.
 
   Raises:
-    UserError: If it cannot be read, or is no record.
+    UserError: The file cannot be read, is not a record, or has differences that
+      an older version wrote.
   """
   with runs_lib.reading_file(path) as record:
     rows = {
@@ -127,23 +135,32 @@ def read_record(path: pathlib.Path) -> dict[str, Any]:
       Score(**score | {"items": _ITEMS if score.get("items") else ()})
       for score in record.get("scores", ())
     )
-    for line in record.get("differences", ()):
-      if "part" in line or line.get("subset"):
-        raise ValueError("an older version wrote its differences")
-    differences = {
-      (
-        line["measure"],
-        frozenset(((row, mode), weight) for row, mode, weight in line["sides"]),
-      ): MeanEstimate(**line["estimate"])
-      for line in record.get("differences", ())
-    }
     return {
-      "notes": [],
+      "notes": [],  # an older record has no notes
       **record,
       "rows": rows,
       "scores": scores,
-      "differences": differences,
+      "differences": _unpacked_differences(record.get("differences", ())),
     }
+
+
+def _unpacked_differences(
+  differences: Sequence[Mapping[str, Any]],
+) -> dict[EstimateKey, MeanEstimate]:
+  """Returns the estimates of a record's differences.
+
+  Raises a ValueError if an older version wrote them.
+  """
+  for difference in differences:
+    if "part" in difference or difference.get("subset"):
+      raise ValueError("an older version wrote its differences")
+  estimates = {}
+  for difference in differences:
+    sides = difference["sides"]
+    weights = frozenset(((row, mode), weight) for row, mode, weight in sides)
+    estimate = MeanEstimate(**difference["estimate"])
+    estimates[difference["measure"], weights] = estimate
+  return estimates
 
 
 def _unpacked_runs(
