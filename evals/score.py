@@ -29,8 +29,8 @@ If the output folder has results of the same request, prints those instead."""
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  arguments, model = _read_task_arguments(argv)
-  result = evaluate(model.path, **arguments)
+  arguments, checkpoint = _read_task_arguments(argv)
+  result = evaluate(checkpoint.path, **arguments)
   print(result)
   if result.reused:
     print(f"already scored: {result.folder} (--overwrite scores again)")
@@ -44,7 +44,7 @@ def done(argv: Sequence[str]) -> bool:
   Raises a UserError if the arguments are wrong, the checkpoint or the data
   cannot be read, or the folder has the results of another request.
   """
-  arguments, model = _read_task_arguments(argv)
+  arguments, checkpoint = _read_task_arguments(argv)
   name = arguments["task"]
   keys = settings_lib.fields_of(TASKS[name].settings)
   settings = task_lib.build_settings(
@@ -54,29 +54,40 @@ def done(argv: Sequence[str]) -> bool:
     {key: arguments[key] for key in keys},
   )
   items = TASKS[name].read(settings)
-  request = task_lib.request_of(name, settings, model, items)
+  request = task_lib.request_of(name, settings, checkpoint, items)
   return task_lib.finished_summary(arguments["output"], request) is not None
 
 
 def _read_task_arguments(
   argv: Sequence[str],
 ) -> tuple[dict[str, Any], Checkpoint]:
-  """Returns the arguments of `evaluate` with their defaults, and the model."""
+  """Returns the arguments of `evaluate`, with defaults, and the checkpoint."""
   name = cli.value_of("--task", argv)
   args = _parser(name).parse_args(argv)
   arguments = read_arguments(evaluate, args)
-  section = TASKS[name].settings
+  settings_class = TASKS[name].settings
   arguments |= {
-    key: getattr(args, key) for key in settings_lib.fields_of(section)
+    key: getattr(args, key) for key in settings_lib.fields_of(settings_class)
   }
-  model = Checkpoint(arguments.pop("model"), arguments.pop("step"))
-  arguments["mode"] = mode_of(model.path, arguments["mode"])
+  checkpoint = Checkpoint(arguments.pop("model"), arguments.pop("step"))
+  arguments["mode"] = mode_of(checkpoint.path, arguments["mode"])
   if arguments["output"] is None:
-    pipeline = arguments.get("pipeline", section.pipeline)
-    folder = "-".join((str(model.step), arguments["mode"], pipeline))
-    data = os.path.basename(os.path.abspath(arguments["data"]))  # also of ".."
-    arguments["output"] = model.evals / data / folder.removesuffix("-ours")
-  return arguments | {"output": pathlib.Path(arguments["output"])}, model
+    # Tasks without this setting have a default of their class.
+    pipeline = arguments.get("pipeline", settings_class.pipeline)
+    arguments["output"] = _default_output(
+      checkpoint, arguments["data"], arguments["mode"], pipeline
+    )
+  arguments["output"] = pathlib.Path(arguments["output"])
+  return arguments, checkpoint
+
+
+def _default_output(
+  checkpoint: Checkpoint, data: str, mode: str, pipeline: str
+) -> pathlib.Path:
+  """Returns the folder RUN/evals/DATA/STEP-MODE, with -PIPELINE if not ours."""
+  folder = "-".join((str(checkpoint.step), mode, pipeline))
+  data_name = os.path.basename(os.path.abspath(data))  # also of ".."
+  return checkpoint.evals / data_name / folder.removesuffix("-ours")
 
 
 def _parser(name: str | None) -> cli.Parser:

@@ -337,14 +337,14 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path):
 def test_the_advice_fits_what_blew_up(
   step, name, good, advice, train, tmp_path, monkeypatch
 ):
-  check = loop.Trainer._check
+  check = loop.Trainer._check_metrics
 
   def blown_up(trainer, done_step):
     if done_step.step == step:
       done_step.metrics[name] = np.float32(np.nan)
     check(trainer, done_step)
 
-  monkeypatch.setattr(loop.Trainer, "_check", blown_up)
+  monkeypatch.setattr(loop.Trainer, "_check_metrics", blown_up)
   line = runs.told(train, tmp_path / "run")
   assert f"{name} is nan at step {step}: stopped before saving" in line
   assert advice in line

@@ -173,32 +173,40 @@ def _selected(texts: DocumentFile, chosen: np.ndarray) -> DocumentFile:
 
 
 def sizes_to_train(sizes: np.ndarray, share: float) -> np.ndarray:
-  """Returns the bytes of each document to train on, int64 `[n]`.
+  """Returns the number of bytes of each document to train on, int64 `[n]`.
 
-  A held-out document has 0. The held-out documents are whole and evenly spread,
-  with between half and twice the share of the bytes. If documents are too few
-  or too large for that, it is the document of the nearest size, or the end of a
-  long document. Sizes are in bytes, int64 `[n]`, which predict tokens best in
-  any script.
+  The other bytes are held out: between half and twice the share of all bytes.
+  They are the first of these sets that the documents allow:
+
+  1. Several whole documents, evenly spread.
+  2. The whole document whose size is nearest to the share.
+  3. The end of the last long document.
+
+  Args:
+    sizes: Bytes of each document, int64 `[n]`. Bytes predict the number of
+      tokens best in any script.
+    share: Share of all bytes to hold out.
   """
   target_size = share * sizes.sum()
   train_sizes = sizes.copy()
-  # Several documents, if the small documents have enough text. None is larger
-  # than all that is wanted, and at most half of their bytes are held out.
+  # Case 1. The small documents must have twice the target, so that at least
+  # about half of their bytes remain to train on.
   small = np.flatnonzero(sizes <= target_size)
   if sizes[small].sum() >= 2 * target_size:
     train_sizes[small[_evenly_spread(sizes[small], target_size)]] = 0
     return train_sizes
-  # One document, if its size is near the number of bytes that is wanted.
-  most = min(2 * target_size, sizes.sum() / 2)
-  near = np.flatnonzero((sizes >= target_size / 2) & (sizes <= most))
-  if len(near):
-    nearest = near[np.abs(sizes[near] - target_size).argmin()]
-    train_sizes[nearest] = 0
+  # Case 2. At least half of all bytes remain to train on.
+  largest_size = min(2 * target_size, sizes.sum() / 2)
+  candidates = np.flatnonzero(
+    (sizes >= target_size / 2) & (sizes <= largest_size)
+  )
+  if len(candidates):
+    distances = np.abs(sizes[candidates] - target_size)
+    train_sizes[candidates[distances.argmin()]] = 0
     return train_sizes
-  # The end of the last long document.
-  last = np.flatnonzero(sizes > target_size)[-1]
-  train_sizes[last] -= round(target_size)
+  # Case 3. Only this case cuts a document.
+  last_long = np.flatnonzero(sizes > target_size)[-1]
+  train_sizes[last_long] -= round(target_size)
   return train_sizes
 
 

@@ -40,22 +40,28 @@ def counted(
 
 
 def warning(tally: Tally, tokenizer: Tokenizer) -> str:
-  """Returns a warning of the marks that were counted, or ""."""
+  """Returns a warning about the marks that a tally counts, or "" if none.
+
+  It lists a few marks: first those that may end a document, each group from the
+  most common on. It suggests the first mark as a separator.
+  """
   counts = [
-    (name.removeprefix(_KEY), count)
-    for name, count in tally.most_common()
-    if name.startswith(_KEY)
+    (key.removeprefix(_KEY), count)
+    for key, count in tally.most_common()
+    if key.startswith(_KEY)
   ]
   if not counts:
     return ""
-  end = None
+  eos_token = None
   if tokenizer.eos_id is not None:
-    end = tokenizer.token(tokenizer.eos_id)
-  # First those that may end a document.
-  counts.sort(key=lambda pair: pair[0] != end and not _END.search(pair[0]))
-  shown = ", ".join(f"{mark!r} ({n:,})" for mark, n in counts[:_SHOWN])
-  shown += ", ..." if counts[_SHOWN:] else ""
+    eos_token = tokenizer.token(tokenizer.eos_id)
+  # Marks that may end a document are first. The sort keeps the order otherwise.
+  counts.sort(
+    key=lambda pair: pair[0] != eos_token and not _END.search(pair[0])
+  )
+  marks = ", ".join(f"{mark!r} ({count:,})" for mark, count in counts[:_SHOWN])
+  marks += ", ..." if counts[_SHOWN:] else ""
   return (
-    f"warning: special tokens are written in the text and read as text: {shown}"
+    f"warning: special tokens are written in the text and read as text: {marks}"
     f"; if one ends documents, give it: --separator={counts[0][0]!r}"
   )

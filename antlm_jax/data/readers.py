@@ -432,9 +432,10 @@ def is_saved_dataset(folder: str | os.PathLike) -> bool:
 
 
 def features(source: str) -> Mapping[str, Any]:
-  """Returns the features of a source's columns, if it keeps those of datasets.
+  """Returns each column's feature, as `datasets.Features.to_dict` does.
 
-  They are mappings, as `datasets.Features.to_dict` returns.
+  Datasets of the Hub have features, and so do parquet files that datasets has
+  written. Other sources give an empty mapping.
   """
   if kind(source) == HUB:
     return _dataset(source).features.to_dict()
@@ -444,10 +445,11 @@ def features(source: str) -> Mapping[str, Any]:
 
   with _reading_source(source):
     metadata = parquet.read_schema(source).metadata or {}
-    value = parsing.parse_json(metadata.get(b"huggingface", b"{}").decode())
-  for name in ("info", "features"):
-    value = value.get(name) if isinstance(value, dict) else None
-  return value if isinstance(value, dict) else {}
+    entry = parsing.parse_json(metadata.get(b"huggingface", b"{}").decode())
+  # The features are nested, and another program may have changed the entry.
+  for key in ("info", "features"):
+    entry = entry.get(key) if isinstance(entry, dict) else None
+  return entry if isinstance(entry, dict) else {}
 
 
 @contextlib.contextmanager
@@ -843,16 +845,22 @@ def _checked_batches(path: str, batches: Iterable) -> Iterator:
 
 
 @READERS.register(HUB)
-def _of_hub(
+def _read_hub(
   source: str, columns: Collection, part=WHOLE, optional: Collection = ()
 ) -> Records:
+  """Yields the records of a Hub dataset, or of a part of it, by row number.
+
+  A record has the required `columns`, and the `optional` columns that exist. By
+  default, it has all. A streamed dataset cannot be divided into parts.
+  """
   dataset = _dataset(source)
   # A stream may know no names before its first record.
   names = dataset.column_names or [*next(iter(dataset), {})]
   parsing.check_once(names, columns or {*names})
+  # Otherwise `mappings` reports the absent column, and names all others.
   if {*columns} <= {*names}:
-    present = (name for name in optional if name in names)
-    dataset = dataset.select_columns([*columns, *present])
+    optional_names = (name for name in optional if name in names)
+    dataset = dataset.select_columns([*columns, *optional_names])
   begin = 0
   if part != WHOLE:
     index, count = part

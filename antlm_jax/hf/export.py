@@ -163,14 +163,15 @@ def target_of(loaded: Loaded, attention: str) -> Target:
 def _text_files(
   loaded: Loaded, attention: str, target: Target, dtype: str, sentences: bool
 ) -> dict[str, str]:
-  """Returns the text files of a folder by path, but for its card.
+  """Returns the contents of a folder's text files by path, except its card.
 
-  Raises a UserError if the tokenizer lacks a mask, or would read a text unlike
-  ours.
+  Raises a UserError if a masked model's tokenizer has no mask token, or if the
+  exported tokenizer would give other tokens than ours.
   """
-  predicts = not loaded.task and not loaded.headless
-  generates = attention == "causal" and predicts
-  if predicts and not generates and loaded.tokenizer.mask_id is None:
+  is_language_model = not loaded.task and not loaded.headless
+  is_generator = attention == "causal" and is_language_model
+  is_masked_model = is_language_model and not is_generator
+  if is_masked_model and loaded.tokenizer.mask_id is None:
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: export with"
       " attention causal"
@@ -180,31 +181,32 @@ def _text_files(
   # it is to give the text's vector.
   if attention == "causal" and not loaded.task and not sentences:
     after = []
-  special = tokenizer.special_ids(loaded.tokenizer, before)
-  config = hf_config.make_config_json(loaded.model, special, target, dtype)
+  special_ids = tokenizer.special_ids(loaded.tokenizer, before)
+  config = hf_config.make_config_json(loaded.model, special_ids, target, dtype)
   if target.code:
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.head_config(loaded, target)
   elif loaded.headless:
     config["architectures"] = [target.classes["AutoModel"]]
-  padding_side = "left" if generates and not sentences else "right"
+  # Generation continues the end of a row, so its padding is on the left.
+  padding_side = "left" if is_generator and not sentences else "right"
   tokenizer_files = tokenizer.files(
     loaded.tokenizer, before, after, loaded.longest_row, padding_side
   )
   check.same_tokens(loaded, tokenizer_files, before, after)
-  values = {hf_config.CONFIG: config, **tokenizer_files}
-  values[EXPORT_RECORD] = _import_metadata(loaded)
-  if generates:
-    values[hf_config.GENERATION] = hf_config.generation_config(
-      special, framing.end_tokens(loaded), framing.never_drawn(loaded)
+  json_values = {hf_config.CONFIG: config, **tokenizer_files}
+  json_values[EXPORT_RECORD] = _import_metadata(loaded)
+  if is_generator:
+    json_values[hf_config.GENERATION] = hf_config.generation_config(
+      special_ids, framing.end_tokens(loaded), framing.never_drawn(loaded)
     )
   prompts = heads.embedder_prompts(loaded)
   if sentences or prompts:
-    values |= _sentence_transformers_files(loaded, prompts)
+    json_values |= _sentence_transformers_files(loaded, prompts)
   return {
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    for path, value in values.items()
+    for path, value in json_values.items()
   }
 
 

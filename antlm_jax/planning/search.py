@@ -121,30 +121,39 @@ def advise_settings(
 
 
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
-  """Yields settings in order of cost, each with less memory than the last.
+  """Yields settings `key=value` that save memory, the cheapest in speed first.
 
-  The run exceeds the memory by `over` bytes.
+  Each needs less memory than the one before it: first a larger fsdp, then more
+  recomputation, then more microbatches.
+
+  Args:
+    run: The run, which does not fit.
+    over: Number of bytes that it lacks on a device.
   """
-  chosen = ()
-  mesh = run.mesh.shape
+  base_settings = ()
+  fsdp = run.mesh.shape["fsdp"]
+  tensor = run.mesh.shape["tensor"]
   remat = run.config.model.remat
   arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
-  state = sum(x.size * x.dtype.itemsize for x in arrays)
-  state //= mesh["fsdp"] * mesh["tensor"]
-  wider = [n for n in fsdp_sizes(run, mesh["tensor"]) if n > mesh["fsdp"]]
-  # Take the smallest size that saves enough, because larger sizes send more.
-  enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
-  for size in (enough or wider[-1:])[:1]:
-    chosen = ("mesh.data=-1", f"mesh.fsdp={size}")
-    yield chosen
-  # Try recomputation next, and smaller microbatches last.
-  for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
-    yield (*chosen, f"model.remat={policy}")
+  state_bytes = sum(x.size * x.dtype.itemsize for x in arrays)
+  state_bytes //= fsdp * tensor
+  larger_sizes = [n for n in fsdp_sizes(run, tensor) if n > fsdp]
+  # The smallest size that saves enough, because larger sizes send more.
+  sufficient_sizes = (
+    n for n in larger_sizes if state_bytes * (1 - fsdp / n) > over
+  )
+  if larger_sizes:
+    size = next(sufficient_sizes, larger_sizes[-1])
+    base_settings = ("mesh.data=-1", f"mesh.fsdp={size}")
+    yield base_settings
+  policies = {"none": ("dots", "block"), "dots": ("block",)}
+  for policy in policies.get(remat, ()):
+    yield (*base_settings, f"model.remat={policy}")
   if remat != "block":
-    chosen = (*chosen, "model.remat=block")
+    base_settings = (*base_settings, "model.remat=block")
   for count in microbatches(run):
     if count > run.config.train.microbatches:
-      yield (*chosen, f"train.microbatches={count}")
+      yield (*base_settings, f"train.microbatches={count}")
 
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:

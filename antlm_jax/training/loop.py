@@ -243,31 +243,35 @@ class Trainer:
     seconds = 0.0 if compiled_meanwhile else pending.clock.seconds
     done_step = DoneStep(pending.step, pending.batch, results, seconds)
     self._pending = None
-    self._check(done_step)
+    self._check_metrics(done_step)
     for hook in self.hooks:
       hook.after_step(self, done_step)
 
-  def _check(self, done_step: DoneStep) -> None:
-    """Checks that a step's loss and norms are finite."""
-    # Also if it is NaN.
-    wrong = [n for n in _WATCHED if not done_step.metrics[n] < BLOWN_UP]
-    if not wrong:
+  def _check_metrics(self, done_step: DoneStep) -> None:
+    """Raises a UserError if a loss or norm is NaN or at least `BLOWN_UP`."""
+    # A comparison with NaN is false, so `not ... <` includes NaN.
+    bad_metrics = [
+      name for name in _WATCHED if not done_step.metrics[name] < BLOWN_UP
+    ]
+    if not bad_metrics:
       return
-    self.checkpoints.wait()
-    last = self.checkpoints.last_good
-    good = "there is no good checkpoint"
-    if last is not None:
-      good = f"the last good checkpoint is step {last}"
-    # A step's loss and gradient are those of the parameters before it.
+    metric = bad_metrics[0]
+    self.checkpoints.wait()  # a save in progress may end well
+    last_step = self.checkpoints.last_good
+    checkpoint_note = "there is no good checkpoint"
+    if last_step is not None:
+      checkpoint_note = f"the last good checkpoint is step {last_step}"
     advice = "Try a lower schedule.peak_lr, or a longer schedule.warmup_steps"
-    if done_step.step == self.begun + 1 and wrong[0] != "param_norm":
+    # A step computes its loss and gradient before it changes the parameters, so
+    # the learning rate has not affected those of the first step.
+    if done_step.step == self.begun + 1 and metric != "param_norm":
       advice = (
         "The first step already had it, so look at the settings in model, or at"
         " the parameters of init.checkpoint, not at the learning rate"
       )
     raise UserError(
-      f"{wrong[0]} is {done_step.metrics[wrong[0]]:g} at step {done_step.step}:"
-      f" stopped before saving; {good}. {advice}"
+      f"{metric} is {done_step.metrics[metric]:g} at step {done_step.step}:"
+      f" stopped before saving; {checkpoint_note}. {advice}"
     )
 
   def batches(

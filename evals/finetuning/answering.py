@@ -173,10 +173,12 @@ class Inside(Tags):
   """Whether each token is in the answer, as in arXiv 2507.00994's code.
 
   The question and its text are one text, which is cut at its end. The loss
-  includes the question's tokens. A prediction has the indices of the tokens
-  found, and of the answer's: `{"found": [...], "there": [...], "answer": ""}`.
-  Index 0 means no token, and -1 an answer that was cut off, which is never
-  found. `answer` is the text of the longest run of tokens found.
+  includes the question's tokens.
+
+  A prediction is `{"found": [...], "there": [...], "answer": ""}`. `found` has
+  the indices of the predicted tokens, and `there` those of the true answer.
+  Index 0 means no token. Index -1 means an answer that was cut off; `found`
+  never has it. `answer` is the text of the longest run of predicted tokens.
   """
 
   kind: ClassVar[str] = "inside"
@@ -207,19 +209,20 @@ class Inside(Tags):
     ]
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[dict]:
-    """Returns the indices of the tokens found and of the answer's, and text."""
+    """Returns a prediction for each row, as `Inside` documents it."""
     answers = _longest_runs(reduced, rows)
 
-    def indices(inside: np.ndarray, none: int = 0) -> list[int]:
-      return np.flatnonzero(inside).tolist() or [none]
+    def token_indices(is_inside: np.ndarray, placeholder: int = 0) -> list[int]:
+      return np.flatnonzero(is_inside).tolist() or [placeholder]
 
+    # If an example has an answer but no token of it, the answer was cut off.
     return [
       {
-        "found": indices(tags[:length] == 1),
-        "there": indices(label == 1, none=-1 if example.label else 0),
+        "found": token_indices(classes[:length] == 1),
+        "there": token_indices(labels == 1, -1 if example.label else 0),
         "answer": answer,
       }
-      for tags, label, length, example, answer in zip(
+      for classes, labels, length, example, answer in zip(
         reduced, rows.labels, rows.lengths, rows.examples, answers, strict=True
       )
     ]
@@ -357,9 +360,11 @@ def index_f1(prediction: dict, label: Any) -> float:
 
   `Inside` predicts both sides, because tokens depend on the model.
   """
-  x = set(prediction["found"])
-  y = set(prediction["there"])
-  return 2 * len(x & y) / (len(x) + len(y))
+  predicted_indices = set(prediction["found"])
+  true_indices = set(prediction["there"])
+  shared_indices = predicted_indices & true_indices
+  total = len(predicted_indices) + len(true_indices)
+  return 2 * len(shared_indices) / total
 
 
 @dataclasses.dataclass(frozen=True)

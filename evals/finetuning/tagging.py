@@ -338,14 +338,21 @@ def own_task(
 ) -> Task:
   """Makes a task of the user's own sentences.
 
-  By default, its classes are the tags of all its sets. Raises a UserError if
-  there are none, or they are of no known scheme.
+  Tags of entities, in any scheme, become IOB2 labels and are scored as
+  entities. Other tags are scored by word. Raises a UserError if the sets have
+  no tags, or tags of no known scheme.
+
+  Args:
+    data: The sets, or their path.
+    options: Columns of the words and the tags.
+    classes: Names of the classes, in order; by default those that a dataset
+      keeps, or else all tags of the sets.
   """
   sources = sets.open_data(data, any_kind=True)
   files = [*itertools.chain(*sources.values())]
-  column = options.record_columns[1]
-  dataset_names = (sets.class_names(source, column) for source in files)
-  classes = classes or next(filter(None, dataset_names), ())
+  words_column, tags_column = options.record_columns
+  dataset_classes = (sets.class_names(source, tags_column) for source in files)
+  classes = classes or next(filter(None, dataset_classes), ())
   sentences = {
     split: [
       sentence
@@ -366,21 +373,22 @@ def own_task(
   }
   if scheme.is_of_entities:
     classes = _entity_classes(tags, classes)
+    kinds = [*map(tag_schemes.kind_of, classes)]
   else:
     classes = classes or tuple(sorted(tags))
+    kinds = [*map(str, classes)]
   examples = {
     split: _examples(sentences[split], split, classes) for split in sentences
   }
   record_values.warn_of_twins(sets.path_or_name(data), tags)
-  kind_of = tag_schemes.kind_of if scheme.is_of_entities else str
-  kinds = [*map(kind_of, classes)]
   fields = sets.own_task_fields(
     data,
     examples,
     classes_of=lambda sentence: [kinds[label] for label in {*sentence.label}],
   )
+  # Predictions from files of records read the words from the same column.
   if all(isinstance(file, str) and not _is_columns(file) for file in files):
-    fields["columns"] = options.record_columns[:1]
+    fields["columns"] = (words_column,)
   if not scheme.is_of_entities:
     progress.say(
       f"{fields['name']}: tags such as {min(tags):.40} are not entity tags"

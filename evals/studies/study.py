@@ -226,10 +226,11 @@ class Study:
 def read_scale(
   path: str | pathlib.Path, scale: str
 ) -> tuple[Scale, dict[str, Row]]:
-  """Returns a scale of a study's config, and its rows by name.
+  """Reads a scale of a study's config, and the rows at that scale by name.
 
   Raises:
-    UserError: There is no such file or scale, or the file is not a study.
+    UserError: There is no such file or scale, the file is not a study, or a row
+      begins after a row that the scale lacks.
   """
   module = config_lib.config_module(str(path))
   for name in ("ROWS", "SCALES"):
@@ -237,9 +238,12 @@ def read_scale(
       raise UserError(f"--config={path} is no study: it defines no {name}")
   if scale not in module.SCALES:
     raise UserError(f"--scale={scale} is not one of {', '.join(module.SCALES)}")
-  contents = module.SCALES[scale]
-  size = contents.config or scale
-  rows = {n: row for n, row in module.ROWS.items() if size in row.curriculum}
+  scale_settings = module.SCALES[scale]
+  # Several scales may share the rows and the config of another scale.
+  size = scale_settings.config or scale
+  rows = {
+    name: row for name, row in module.ROWS.items() if size in row.curriculum
+  }
   if not rows:
     raise UserError(f"--config={path} has no rows at --scale={scale}")
   for name, row in rows.items():
@@ -248,7 +252,7 @@ def read_scale(
         f"--config={path}: {name} begins after {row.after}, which is no row at"
         f" --scale={scale}"
       )
-  return contents, rows
+  return scale_settings, rows
 
 
 def read_study(
@@ -271,7 +275,7 @@ def read_study(
     UserError: The config has no such scale or row.
   """
   path = pathlib.Path(config_lib.find_config(config)).absolute()
-  contents, scale_rows = read_scale(path, scale)
+  scale_settings, scale_rows = read_scale(path, scale)
   for name in rows:
     if name not in scale_rows:
       raise UserError(f"--rows: {name!r} is not one of {', '.join(scale_rows)}")
@@ -283,7 +287,7 @@ def read_study(
   return Study(
     path=path,
     name=scale,
-    scale=contents,
+    scale=scale_settings,
     scale_rows=scale_rows,
     rows={name: row for name, row in scale_rows.items() if name in needed},
     overrides=tuple(overrides),

@@ -340,21 +340,28 @@ def _have_one_text(runs: Sequence[TrainedRun]) -> bool:
 def _measuring_settings(
   run: TrainedRun, loss_names: Sequence[str]
 ) -> dict[str, str]:
-  """Returns the settings that decide how a run measures losses, by title."""
-  titled = {_ROWS: str(run.config["eval"]["rows"])}
+  """Returns the settings that decide how a run measures losses, by title.
+
+  The losses of two runs do not compare if these settings differ.
+  """
+  settings_by_title = {_ROWS: str(run.config["eval"]["rows"])}
   for loss_name in loss_names:
-    objective = loss_name.partition("/")[0]  # without the name of a further set
-    (settings,) = (
-      x for x in run.known_objectives.values() if x["name"] == objective
+    # The part after the slash is the name of a further held-out set.
+    objective_name = loss_name.partition("/")[0]
+    (objective,) = (
+      objective
+      for objective in run.known_objectives.values()
+      if objective["name"] == objective_name
     )
-    if (last := settings.get("mask_ratio_end")) is not None:
-      settings = {**settings, "mask_ratio": last}
-    titled |= {
+    # Held-out losses use the mask ratio at the end of the run.
+    if (last_ratio := objective.get("mask_ratio_end")) is not None:
+      objective = {**objective, "mask_ratio": last_ratio}
+    settings_by_title |= {
       f"{name} of {loss_name}": str(value)
-      for name, value in settings.items()
+      for name, value in objective.items()
       if name not in _NOT_MEASURED
     }
-  return titled
+  return settings_by_title
 
 
 def _held_out_data(run: TrainedRun) -> tuple:

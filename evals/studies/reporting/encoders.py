@@ -20,7 +20,7 @@ from antlm_jax.evals.studies.reporting import claims, scores
 from antlm_jax.evals.studies.reporting.claims import Claim, Contrast, Report
 from antlm_jax.evals.studies.reporting.findings import Findings
 from antlm_jax.evals.studies.reporting.render import Row
-from antlm_jax.evals.studies.reporting.scores import Scores
+from antlm_jax.evals.studies.reporting.scores import Score, Scores
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
@@ -32,17 +32,17 @@ _RATES = 1e-5, 1e-4  # lowest and highest learning rate of figure 5
 
 
 def report_encoders(study: Findings) -> Report:
-  """Makes the report; which scores of the study count is decided here."""
-  named = (
-    line._replace(measure=line.measure.removesuffix(_TEST))
-    for line in study.table
-    if line.measure.endswith(_TEST)
-  )
-  study = dataclasses.replace(study, table=Scores(named).where(measure=_TASKS))
+  """Makes the report of a study, and decides which of its scores count.
+
+  It takes scores of test sets at the best learning rate. They are main metrics,
+  means over a kind of task, other metrics, and scores before the end.
+  """
+  study = dataclasses.replace(study, table=_test_scores(study.table))
   trials = study.table.latest()
-  chosen = trials.where(chosen=True)
-  tasks = chosen.where(main=True)
-  study = dataclasses.replace(study, scores=tasks)
+  best_trials = trials.where(chosen=True)
+  main_scores = best_trials.where(main=True)
+  # The main scores alone tell which results are absent or not learnt.
+  study = dataclasses.replace(study, scores=main_scores)
   gaps = study.gaps((), _TASKS)
   unlearnt = _unlearnt(study)
   if unlearnt:
@@ -50,29 +50,22 @@ def report_encoders(study: Findings) -> Report:
       f"not learnt: {', '.join(unlearnt)}: no row is above the trivial answer"
       " by more than its interval, so no claim counts this"
     )
-  usual = Scores(
-    line._replace(measure=f"{line.measure} ({line.metric})", metric="")
-    for line in chosen.where(main=False)
+  other_metrics = _other_metrics(best_trials)
+  other_measures = other_metrics.distinct("measure")
+  other_measures.sort(key=lambda measure: _TASKS.index(measure.split()[0]))
+  scores_that_count = Scores(
+    [
+      *main_scores,
+      *_kind_scores(main_scores, unlearnt),
+      *other_metrics,
+      *_early_scores(study, unlearnt),
+    ]
   )
-  also = usual.distinct("measure")
-  also.sort(key=lambda measure: _TASKS.index(measure.split()[0]))
-  counted = Scores([*tasks, *_kinds(tasks, unlearnt), *usual])
-  looks = {
-    step
-    for row in study.rows.values()
-    for steps in row.looks.values()
-    for step in steps
-  }
-  for step in sorted(looks):
-    early = study.table.where(step=step, chosen=True, main=True)
-    counted += (
-      line._replace(mode=_mode(step)) for line in _kinds(early, unlearnt)
-    )
-  study = dataclasses.replace(study, scores=counted)
+  study = dataclasses.replace(study, scores=scores_that_count)
   tables = collections.defaultdict(dict)
   for name, rows in study.families.items():
     tables["scores"][name] = study.score_rows(
-      rows, [*TASKS_BY_KIND, *_TASKS, *also]
+      rows, [*TASKS_BY_KIND, *_TASKS, *other_measures]
     )
     tables["rates"][name] = _rate_rows(study, rows, trials)
   tables["published"][""] = scores.published_numbers("encoders")
@@ -89,7 +82,41 @@ def _mode(step: int = 0) -> str:
   return f"{ATTENTION}, step {step:,}" if step else ATTENTION
 
 
-def _kinds(trials: Scores, unlearnt: Collection[str]) -> Iterator[Scores]:
+def _test_scores(table: Scores) -> Scores:
+  """Returns the scores of the tasks' test sets, by the names of the tasks."""
+  renamed = Scores(
+    line._replace(measure=line.measure.removesuffix(_TEST))
+    for line in table
+    if line.measure.endswith(_TEST)
+  )
+  return renamed.where(measure=_TASKS)
+
+
+def _other_metrics(trials: Scores) -> Scores:
+  """Returns the scores by metrics other than the main, each as a measure."""
+  return Scores(
+    line._replace(measure=f"{line.measure} ({line.metric})", metric="")
+    for line in trials.where(main=False)
+  )
+
+
+def _early_scores(
+  study: Findings, unlearnt: Collection[str]
+) -> Iterator[Score]:
+  """Yields the scores of each kind of task at steps before the end."""
+  early_steps = {
+    step
+    for row in study.rows.values()
+    for steps in row.looks.values()
+    for step in steps
+  }
+  for step in sorted(early_steps):
+    trials = study.table.where(step=step, chosen=True, main=True)
+    for line in _kind_scores(trials, unlearnt):
+      yield line._replace(mode=_mode(step))
+
+
+def _kind_scores(trials: Scores, unlearnt: Collection[str]) -> Iterator[Score]:
   """Yields the scores of each kind of task.
 
   A kind is the mean of its learnt tasks, or of all if none is learnt.

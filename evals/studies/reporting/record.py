@@ -5,6 +5,7 @@ losses are columns by run and step. Other scores are one object each. The scores
 of single items are too many, so the record has the differences over them.
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -85,21 +86,27 @@ def _packed_score(score: Score) -> dict[str, Any]:
 
 
 def _packed_run(run: TrainedRun) -> dict[str, Any]:
-  by_name = [losses for half in run.losses.values() for losses in half.values()]
-  steps = sorted(set().union(*by_name))
-  losses = {
+  """Returns a run's losses, warm start and summary, for `_unpacked_runs`.
+
+  The losses are columns with a value for each step, null if not measured.
+  """
+  all_losses = itertools.chain.from_iterable(
+    losses_by_name.values() for losses_by_name in run.losses.values()
+  )
+  steps = sorted(set().union(*all_losses))
+  columns = {
     half: {
       loss_name: [_rounded(losses.get(step)) for step in steps]
       for loss_name, losses in losses_by_name.items()
     }
     for half, losses_by_name in run.losses.items()
   }
-  packed = {"steps": steps, "losses": losses}
+  packed = {"steps": steps, "losses": columns}
   init = run.config.get("init") or {}
   if init.get("checkpoint"):
-    # Of the path only the run and its step are the same everywhere.
-    place = "/".join(pathlib.Path(init["checkpoint"]).parts[-4:])
-    packed["init"] = {"checkpoint": place, "step": init["step"]}
+    # The last parts of the path do not depend on the machine.
+    checkpoint = "/".join(pathlib.Path(init["checkpoint"]).parts[-4:])
+    packed["init"] = {"checkpoint": checkpoint, "step": init["step"]}
   if run.summary:
     packed["summary"] = {name: run.summary[name] for name in _SUMMARY}
   return packed
@@ -166,6 +173,7 @@ def _unpacked_differences(
 def _unpacked_runs(
   path: pathlib.Path, name: str, row: Mapping[str, Any]
 ) -> Iterator[TrainedRun]:
+  """Yields the runs of a row from their form of `_packed_run`."""
   for seed, packed in row["runs"].items():
     losses = {
       half: {
