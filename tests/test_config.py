@@ -35,6 +35,10 @@ ARGUMENTS = {
   "clm_then_mlm": ["row=m_short,seed=2"],
   "wider_grid": ["row=objectives_40_50,scale=grid,seed=2"],
   "quickstart": [],
+  "own_text": [
+    *("words=1M", "memory=8", "objectives=C", "dtype=float32"),
+    *("words=100M", "words=1B,memory=80,objectives=M"),
+  ],
   "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]
   + [
     f"row={row},scale=paper"

@@ -212,7 +212,7 @@ def test_a_card_leaves_out_damaged_results(tmp_path, capsys):
   saved = types.SimpleNamespace(run=run, evals=evals)
   loaded = types.SimpleNamespace(task=None, saved=saved, config=config, step=4)
   found = card.read_results(loaded)
-  assert [one["metric_value"] for one in found] == [2.5, 0.5]
+  assert [one.metric_value for one in found] == [2.5, 0.5]
   said = capsys.readouterr().out.splitlines()
   assert "line 2: 'eval/mlm/loss' is no number; 3" in said[0]
   names = ["best", "cut", "deep", "pairs", "request"]
