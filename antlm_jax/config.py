@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+import string
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
@@ -579,7 +580,12 @@ def _shrink(
   in_steps = "curriculum" in user_values and text.endswith("steps")
   if in_steps or "train.epochs" in user_values:
     return
-  names = re.findall(curriculum.NAME, text)
+  groups = (key.split(".") for key in fields)
+  names = dict.fromkeys(key[1] for key in groups if key[0] == "objectives")
+  for name in re.findall(curriculum.NAME, text):
+    # A letter and a percentage, such as M30.
+    if name.rstrip(string.digits) in names:
+      names[name] = None
   phases = curriculum.parse_curriculum(text, names, 1000, 1000).phases
   steps = user_values.get("train.steps") or max(12, len(phases))
   values["curriculum"] = curriculum.scaled(phases, steps)
