@@ -161,7 +161,7 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
     (texts, {"rate": 1}, "rate is no setting of preset=classification; "),
     (texts, {"pools": 1}, "; did you mean 'pool'?"),
     (texts, {"query_column": "a"}, "query_column is no setting of preset="),
-    (texts, {"lrs": -1}, "lrs=(-1,) is not over 0"),
+    (texts, {"lrs": -1}, "lrs=-1.0 is not over 0"),
     (texts, {"epochs": "1"}, "epochs='1' is not of type int"),
     ({"x": texts}, {}, "data has the sets 'x': give train, dev and test"),
     ({"dev": None}, {}, "data has the sets 'dev': give train, dev and test"),

@@ -29,7 +29,7 @@ class Held(Rows):
   ):
     self.seq_len = tokens.shape[1]
     self.segmented = starts is not None
-    self._count = len(tokens)
+    self._row_count = len(tokens)
     self._tokens = tokens
     self._starts = starts
 
