@@ -77,7 +77,7 @@ def test_the_pages_lines_give_our_sums(loaded, exported, capsys):
   """Catches lines that the installed transformers no longer runs."""
   page = (runs.ROOT / "docs/how_to/export.md").read_text()
   (code,) = re.findall(r"```\n(import tokenizers.*?)```", page, re.DOTALL)
-  code = code.replace("exports/first", str(exported["causal"].parent))
+  code = code.replace("exports/first", str(exported["causal"].path.parent))
   capsys.readouterr()
   names = {}
   exec(code, names)
