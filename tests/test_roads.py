@@ -28,7 +28,8 @@ def prepared_data() -> tuple[dict[str, str], str, str]:
   """
   page = (ROOT / "docs/how_to/train_encoders.md").read_text()
   page = page.replace("\\\n", " ")
-  (prepare,) = re.findall(r"^antlm prepare .*$", page, re.M)
+  # The second prepares a sample of it.
+  prepare, _ = re.findall(r"^antlm prepare .*$", page, re.M)
   options = dict(w.split("=", 1) for w in shlex.split(prepare)[2:])
   copy = r"storage rsync --recursive \S+documents/\S+ (\S+)\s+(gs://\S+)"
   folder, bucket = re.search(copy, page).groups()
