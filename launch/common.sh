@@ -92,11 +92,20 @@ run() { # COMMAND...
   fi
 }
 
+# Prints the value that training takes for an option: the last of this name.
+trained_with() { # NAME
+  local word value=""
+  for word in "${rest[@]}"; do
+    [[ $word != "--$1="* ]] || value="${word#*=}"
+  done
+  printf '%s' "$value"
+}
+
 # Fails unless `rest` has the options that training needs.
 check_training() {
   local name
   for name in config workdir; do
-    [[ " ${rest[*]}" == *" --$name="?* ]] || fail "training needs --$name=..., \
+    [ -n "$(trained_with "$name")" ] || fail "training needs --$name=..., \
 after --: ... -- --config=configs/X.py --workdir=..."
   done
   [[ " ${rest[*]} " != *" --dry_run "* ]] || fail "--dry_run belongs before --"
@@ -135,7 +144,7 @@ slice_chips() { # GENERATION COUNT CORES_PER_CHIP
 # check if no Python here has antlm_jax.
 check_plan() { # ROOT TOPOLOGY SLICES
   [ "${option[unchecked]}" = no ] || return 0
-  [[ " ${rest[*]}" == *" --config.data.path="?* ]] ||
+  [ -n "$(trained_with config.data.path)" ] ||
     fail "training needs --config.data.path=..., after --"
   local python word words=()
   for word in "${rest[@]}"; do
@@ -171,7 +180,7 @@ ${word%%=*}=configs/$(basename "$file")"
 
 # Warns if the workdir is lost with the machine.
 check_workdir() {
-  [[ " ${rest[*]}" == *" --workdir=gs://"* ]] ||
+  [[ $(trained_with workdir) == gs://* ]] ||
     note "warning: the workdir is not gs://...: it will be lost with the machine"
 }
 

@@ -80,7 +80,7 @@ if ! grep -qsxF "$wanted" "$stamp"; then
   # pip's lines of packages, without those that are there or are only metadata.
   .venv/bin/python -m pip install --disable-pip-version-check \
     --progress-bar=off --editable ".${extras:+[$extras]}" |
-    sed -nu 's/^Collecting \([^ ]*\).*/     \1/p; s/^Installing .*/  3. &/p'
+    sed -nu 's/^Collecting \([^ ]*\).*/     \1/p; s/^Installing .*/  3. installing them/p'
   echo "$wanted" >> "$stamp"
 fi
 # Compilers have separate folders. In site-packages, they would make every

@@ -21,8 +21,9 @@
 #   --zone, --project     the project's default is that of gcloud
 #   --watcher             watch on a VM (e2-micro), which then deletes itself
 #   --keep                do not delete the TPUs at the end
-#   --env=NAME,...        environment variables to copy, e.g. WANDB_API_KEY. The
-#                         run's bucket holds their values until training ends
+#   --env=NAME,...        environment variables to copy, e.g. WANDB_API_KEY. Their
+#                         values lie in build/NAME, and in the bucket until
+#                         training ends
 #   --extras=NAME,...     more extras to install, e.g. wandb
 #   --service_account=EMAIL       of the TPUs and of the watcher
 #   --internal            give the TPUs no external addresses
@@ -148,11 +149,14 @@ write_startup() {
 
 # Copies the code and the request to the bucket, and requests the TPUs.
 create() {
-  local old=(status stop environment.tar) watcher=("$name-watcher" "${place[@]}")
+  local file watcher=("$name-watcher" "${place[@]}")
   write_startup
   write request "$(quote "${request[@]}")" "$hosts" "${option[keep]}"
   pack "$root" "$made/antlm_jax.tar.gz"
-  run gcloud storage rm "${old[@]/#/$folder/}" 2> /dev/null || true
+  # One by one: files of an earlier run, of which some may be missing.
+  for file in status stop environment.tar; do
+    run gcloud storage rm "$folder/$file" 2> /dev/null || true
+  done
   run gcloud storage cp "$made/antlm_jax.tar.gz" "$made/startup.sh" \
     "$made/request" "$folder/"
   request_tpus
@@ -169,8 +173,10 @@ $(quote "${place[@]}" "--workdir=$workdir" "--poll=${option[poll]}")" \
     "--metadata-from-file=startup-script=$made/watcher.sh"
 }
 
-request_tpus() {
-  qr create "${request[@]}" "--metadata-from-file=startup-script=$made/startup.sh"
+# Requests the TPUs. Words before the command may repeat it after a failure.
+request_tpus() { # [WORD...]
+  run "$@" gcloud compute tpus queued-resources create "$name" "${place[@]}" \
+    "${request[@]}" "--metadata-from-file=startup-script=$made/startup.sh"
 }
 
 # Sets `state` to the queued resource's state, NOT_FOUND or UNKNOWN.
@@ -206,15 +212,12 @@ ask_status() {
   ended="$(run gcloud storage cat "$folder/status" 2> /dev/null)" || ended=""
 }
 
-# Requests the TPUs again. Another preemption may make this fail; then `watch`
-# looks again.
+# Deletes preempted TPUs and requests them again. Another preemption may make
+# this fail; then `watch` looks again.
 request_anew() {
-  note "$name was preempted: requesting it again"
   run gcloud storage cp "$folder/startup.sh" "$made/startup.sh" || return
   qr delete --force --quiet || return
-  run "$launch/rerun.sh" "--tries=${option[tries]}" gcloud compute tpus \
-    queued-resources create "$name" "${place[@]}" "${request[@]}" \
-    "--metadata-from-file=startup-script=$made/startup.sh"
+  request_tpus "$launch/rerun.sh" "--tries=${option[tries]}"
 }
 
 # Sets `request`, and `asked` to the lines of the request in the bucket.
@@ -246,7 +249,9 @@ watch() {
     [ "$state" = "$last" ] || note "$name is $state"
     last="$state"
     case "$state" in
-      SUSPENDED) request_anew || true ;;
+      SUSPENDED)
+        note "$name was preempted: requesting it again"
+        request_anew || true ;;
       FAILED | NOT_FOUND)
         echo "error: $name is $state: delete what is left, and run it again" >&2
         exit 1 ;;
@@ -261,9 +266,7 @@ watch_dry() {
   qr describe "--format=value(state.state)"
   run gcloud storage cat "$folder/status"
   echo "# after a preemption:"
-  run gcloud storage cp "$folder/startup.sh" "$made/startup.sh"
-  qr delete --force --quiet
-  request_tpus
+  request_anew
 }
 
 parse "$@"
@@ -284,9 +287,7 @@ if [ "${words[0]}" = run ]; then
   for key in ${option[env]//,/ }; do
     [ -n "${!key:-}" ] || fail "--env=$key: the variable is not set"
   done
-  for word in "${rest[@]}"; do
-    [[ $word != --workdir=* ]] || workdir="${word#*=}"
-  done
+  workdir="$(trained_with workdir)"
 fi
 case "${words[0]}" in
   run | watch | logs | status | stop)
@@ -309,6 +310,8 @@ case "${words[0]}" in
       create
       [ "${option[dry_run]}" = yes ] ||
         note "requested $hosts hosts; logs: $folder/logs"
+    else
+      note "$name is $state: it is not requested again"
     fi
     [ "${option[watcher]}" = yes ] || watch ;;
   watch) watch ;;

@@ -326,16 +326,17 @@ sleep 60 & wait
 def test_training_survives_a_preemption_and_deletes_its_tpus(cloud, checkout):
   """The code and the packages stay; one log has both parts."""
   edit = "echo new >> README.md; "  # by a person, while training runs
-  task = f"(cd {shlex.quote(str(checkout))}; {edit}); {PREEMPTED}"
-  task += 'cat "$CLOUD/worker-0/README.md"'
+  shows = 'echo "code: $(cat README.md)."; '  # before each run's edit
+  task = f"{shows}(cd {shlex.quote(str(checkout))}; {edit}); {PREEMPTED}"
   done = train_in(cloud, task)
   assert done.returncode == 0, done.stderr
   assert "was preempted: requesting it again" in done.stderr
   assert "training has ended 0" in done.stderr
   log = cloud("logs").stdout
-  assert log.index("training 1") < log.index("training 2") and "new" not in log
+  assert log.index("training 1") < log.index("training 2")
+  assert log.count("code: .") == 2 and "new" not in log, log
   assert (calls(cloud, "tpus", "create"), calls(cloud, "setup")) == (2, 1)
-  # By the worker, by the watching command, or by both
+  # The worker or the watching command deletes them.
   wait_for(lambda: not (cloud.folder / "state").exists())
   assert not (cloud.folder / "b/a run-launch/startup.sh").exists()
   assert "a is NOT_FOUND" in cloud("status").stdout
