@@ -511,11 +511,15 @@ def _build(values: Values, known_objectives: Mapping[str, Objective]) -> Config:
   tree = traverse_util.unflatten_dict(values, sep=".")
   objectives = dict(known_objectives)
   for name, changed in tree.get("objectives", {}).items():
-    defaults = {}
+    merged = changed
     if name in objectives:
-      defaults = settings.changed_settings(objectives[name])
+      merged = settings.changed_settings(objectives[name]) | changed
+      # Another kind may lack settings of the one before it.
+      known = settings.fields_of(objective.KINDS[str(merged.get("kind", ""))])
+      names = changed.keys() | known.keys() | {"kind"}
+      merged = {key: merged[key] for key in merged if key in names}
     objectives[name] = settings.build(
-      objective.KINDS, defaults | changed, f"objectives.{name}"
+      objective.KINDS, merged, f"objectives.{name}"
     )
   for group in tree.keys() & GROUPS.keys():
     defaults = {}

@@ -93,6 +93,8 @@ class Field:
     # As the documentation writes it. Of a text, None might be a value.
     if self.optional and self.value_type is not str and text == "None":
       return None
+    if self.read:  # by `accept`
+      return text
     try:
       return _READERS[self.value_type](text)
     except (ValueError, KeyError) as error:

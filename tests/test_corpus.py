@@ -458,7 +458,7 @@ def test_the_first_words_of_a_dataset_are_streamed(
   with hub_emulator.serving(files, tmp_path, monkeypatch) as hub:
     made = prepare("hf://me/set", tmp_path / "out", **asked)
     said = capsys.readouterr().out
-    # Of each split, the first file alone.
+    # Only the first file of each split.
     assert hub.sent < sum(map(len, files.values())) / 2
     assert "train: the first 500 documents have 4,000 words\n" in said
     assert "dev: the first 500 documents have 4,000 words\n" in said
@@ -505,7 +505,7 @@ def test_the_first_words_are_the_first_documents_of_the_files(
   )
   total = sum(split.words for split in data.manifest.splits.values())
   assert total == sizes[count - 1]
-  words = f"--text={folder}", f"--output={tmp_path / 'out'}", "--words=1500"
+  words = f"--text={folder}", f"--output={tmp_path / 'out'}", "--words=1.5k"
   shape = "--vocab_size=300", "--seq_len=16", "--dev_share=0.1"
   assert prepare_command.done([*words, *shape])
   assert not prepare_command.done([*words[:2], *shape])
