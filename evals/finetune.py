@@ -204,13 +204,11 @@ def _check_request(
 
   Also raises it if settings contradict each other.
   """
-  tasks = PRESETS[preset].owner
   name = task_names.partition(",")[0]
-  others = [other for other in PRESETS if name in PRESETS[other].owner]
-  if others and name not in tasks:
-    raise UserError(
-      f"preset={preset} has no task {name!r}: give preset={' or '.join(others)}"
-    )
+  owners = [key for key in PRESETS if name in PRESETS[key].owner]
+  if owners and preset not in owners:
+    remedy = f"give preset={' or '.join(owners)}"
+    raise UserError(f"preset={preset} has no task {name!r}: {remedy}")
   PRESETS[preset].named(task_names)
   names = _setting_names(
     finetune, Grid, Hyperparameters, *PRESETS[preset].settings
@@ -251,10 +249,9 @@ def plan_tasks(
   jobs = []
   absent = []
   for name in names:
-    if name == sets.OWN and jobs:
+    if task == "all" and name == sets.OWN and jobs:
       break  # the user's own task is for folders without known sets
-    task_settings = _default_settings(preset, name, encoder, settings)
-    task_settings |= settings
+    task_settings = _task_settings(preset, name, encoder, settings)
     try:
       job = _plan_task(
         model, fine_tuned, data, preset, name, task_settings, output
@@ -304,15 +301,18 @@ def _is_folder(data: sets.Data) -> bool:
   return isinstance(data, str) and os.path.isdir(data)
 
 
-def _default_settings(
+def _task_settings(
   preset: str, name: str, encoder: str, settings: Mapping[str, Setting]
 ) -> dict[str, Any]:
-  """Returns a preset's settings of a task; a head that can be exported."""
-  defaults = dict(PRESETS[preset].defaults.get(name, {}))
+  """Returns the settings of a task: the request's, else those of the preset.
+
+  By default, the head can be exported, if the preset has such a head.
+  """
+  defaults = PRESETS[preset].defaults.get(name, {})
   if PRESETS[preset].exportable and settings.get("head") is None:
     attention = settings.get("attention", Hyperparameters.attention)
-    defaults |= heads.classifier_options(encoder, attention)
-  return defaults
+    defaults = {**defaults, **heads.classifier_options(encoder, attention)}
+  return {**defaults, **settings}
 
 
 def _plan_task(
@@ -329,8 +329,7 @@ def _plan_task(
   grid, hyperparameters, *options = _read_sections(preset, settings)
   only_tests = isinstance(data, Mapping) and "train" not in data
   if hyperparameters.epochs > 0 and not only_tests:
-    attention = hyperparameters.attention
-    task = PRESETS[preset].make(data, name, attention, *options)
+    task = PRESETS[preset].make(data, name, hyperparameters.attention, *options)
   if task and task.trained:
     _check_frozen(task, hyperparameters)
   else:
@@ -374,8 +373,7 @@ def _plan_evaluation(
   )
   if name == sets.OWN and not (isinstance(data, Mapping) or _is_folder(data)):
     data = {"test": data}
-  attention = hyperparameters.attention
-  task = PRESETS[preset].make(data, name, attention, *options)
+  task = PRESETS[preset].make(data, name, hyperparameters.attention, *options)
   head = saved.untrained(task, head, model.path)
   task = dataclasses.replace(task, head=head, trained=False)
   return task, grid, hyperparameters

@@ -171,11 +171,11 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
 
 
 def test_names():
-  suite = glue.OF_2024
-  assert suite.named("all") == list(glue.FORMATS)
-  assert suite.named("mnli-mm,rte,mnli") == ["mnli", "rte"]
+  preset = glue.OF_2024
+  assert preset.named("all") == list(glue.FORMATS)
+  assert preset.named("mnli-mm,rte,mnli") == ["mnli", "rte"]
   with pytest.raises(UserError, match="'wnli' is not all or of boolq, cola"):
-    suite.named("cola,wnli")
+    preset.named("cola,wnli")
   with pytest.raises(UserError, match="'cola' is not all or of boolq, mnli, m"):
     glue.OF_2026.named("cola")
 

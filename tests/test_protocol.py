@@ -193,6 +193,23 @@ def test_sets_that_are_not_there_are_left_out(tmp_path, capsys):
   assert capsys.readouterr().out == said
 
 
+@pytest.mark.parametrize(
+  "task, names",
+  [
+    ("scifact,own", ["scifact", "mine"]),
+    ("own,scifact", ["mine", "scifact"]),
+    ("all", ["scifact"]),
+  ],
+)
+def test_a_request_for_the_own_set_is_kept(tmp_path, task, names):
+  """Catches a named task that is left out next to a known set."""
+  folder = tmp_path / "mine"
+  tuned.write_beir(folder)
+  tuned.write_beir(folder / "scifact")
+  words = f"--data={folder}", "--preset=retrieval", f"--task={task}"
+  assert [job.task.name for job in tuned.planned(*words)] == names
+
+
 @pytest.mark.parametrize("count, steps", [(300, 9), (40_000, 1000)])
 def test_training_ends_after_1000_steps_or_an_epoch(tmp_path, count, steps):
   """Catches a small set that is read a hundred times."""

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from string import Formatter
 from typing import Any
 
@@ -20,10 +20,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import ClassifierOptions
-from antlm_jax.evals.finetuning.task import Predictions, Preset, Task
-
-Examples = Mapping[str, Sequence[Example]]  # by evaluation set
-Answers = Mapping[str, Predictions]
+from antlm_jax.evals.finetuning.task import Answers, Examples, Preset, Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,13 @@ from antlm_jax.evals.finetuning import (
   sets,
 )
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Predictions, Preset, Task, TaskHead
+from antlm_jax.evals.finetuning.task import (
+  Answers,
+  Examples,
+  Preset,
+  Task,
+  TaskHead,
+)
 from antlm_jax.runtime import progress
 from antlm_jax.settings import Section, setting
 
@@ -469,9 +475,7 @@ def _indexed(
 
 
 def _prediction_files(
-  head: TaskHead,
-  examples: Mapping[str, Sequence[Example]],
-  predictions: Mapping[str, Predictions],
+  head: TaskHead, examples: Examples, predictions: Answers
 ) -> dict[str, str]:
   """Returns a csv of each set, with the classes' names."""
 

@@ -122,18 +122,19 @@ class BestParams:
       copy: Function that copies the parameters of the run of an index.
     """
     last = max(len(outcome.epochs) for outcome in outcomes)
+    ranks = dict(self._ranks)
     leaders = {}
     for index, outcome in enumerate(outcomes):
       lr = outcome.run.lr
       rank = outcome.best_score, -self._runs.index(outcome.run)
-      if outcome.best_epoch == last and rank > self._ranks.get(
-        lr, (-math.inf, 0)
-      ):
-        self._ranks[lr] = rank
+      if outcome.best_epoch == last and rank > ranks.get(lr, (-math.inf, 0)):
+        ranks[lr] = rank
         leaders[lr] = index
     for lr, index in leaders.items():
       self._params.pop(lr, None)  # first, so that memory never holds two
       self._params[lr] = copy(index)
+      # Last: if a copy finds no memory, the runs start again.
+      self._ranks[lr] = ranks[lr]
 
 
 def read_rows(

@@ -27,6 +27,8 @@ from antlm_jax.inference.model import Loaded
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # one for each example, as plain JSON
 Metric = Callable[[Predictions, Sequence[Any]], float]
+Examples = Mapping[str, Sequence[Example]]  # by evaluation set
+Answers = Mapping[str, Predictions]  # by evaluation set
 
 
 class Entity(NamedTuple):
@@ -233,15 +235,8 @@ class Task:
   right: Callable[[Any, Any], bool] = operator.eq
   by_example: bool = False  # whether the main metric is a mean over examples
   best_by: str = ""  # metric that compares runs; main_metric if empty
-  # Maps examples and predictions, by evaluation set, to texts of further files,
-  # by name.
-  texts: (
-    Callable[
-      [Mapping[str, Sequence[Example]], Mapping[str, Predictions]],
-      Mapping[str, str],
-    ]
-    | None
-  ) = None
+  # Makes the texts of further files, by name.
+  texts: Callable[[Examples, Answers], Mapping[str, str]] | None = None
   files: tuple[pathlib.Path, ...] = ()  # that it reads
   # Facts that distinguish its data, in addition to the files' contents.
   facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
