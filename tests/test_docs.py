@@ -354,7 +354,7 @@ def test_every_setting_that_a_page_changes_exists(page, reference):
     for section in sections.values()
     for name in settings.fields_of(section)
   } | {"model.name", "optimizer.name", "schedule.name", "KEY"}
-  # Of settings, the last name does if no other has it.
+  # A setting's last name is a key if no other setting has it.
   last_names = collections.Counter(key.rpartition(".")[2] for key in known)
   known |= {name for name, number in last_names.items() if number == 1}
   for key in re.findall(r"--config\.([\w.]+)[=`]", page.read_text()):

@@ -443,7 +443,7 @@ def main(argv: Sequence[str]) -> None:
   if args.text:
     prepare(**read_arguments(prepare, args))
   elif args.task is not None:
-    _run_preparation(Preparation.of_arguments(args.output), args.task)
+    _run_one(Preparation.of_arguments(args.output), args.task)
   if args.verify:
     PreparedData.open(args.output).verify()
     print(f"{args.output} is as it was prepared")

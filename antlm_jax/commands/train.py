@@ -240,18 +240,18 @@ def main(argv: Sequence[str]) -> None:
     from antlm_jax.runtime import processes
 
     with processes.joined():
-      config, workdir = read_run_arguments(argv)
-      from antlm_jax.page import summary  # slow to import: not for --help
+      args, overrides = _parse_arguments(argv)
+      # Slow to import: not for --help.
+      from antlm_jax import config as config_lib
+      from antlm_jax.page import summary
 
+      config = config_lib.load_config(args.config, overrides)
       words = shlex.join([*plugins.plugin_arguments(), *argv])
       command = f"{summary.antlm_program()} train {words}"
-      trained = train(config, workdir, command=command)
-      options = argparse.ArgumentParser()
-      options.add_argument("--workdir")
-      options.add_argument("--speed", action="store_true")
-      asked, run_words = options.parse_known_args(argv)
+      trained = train(config, args.workdir, command=command)
     # The forecast takes minutes, for which the other processes do not wait.
-    if asked.speed:
+    if args.speed:
+      run_words = [f"--config={args.config}", *overrides]
       _compare_with_forecast(trained, run_words, config.data.threads)
 
 
@@ -311,6 +311,16 @@ def done(argv: Sequence[str]) -> bool:
 def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
   """Returns the config and the workdir that the command's arguments name."""
   from antlm_jax import config as config_lib
+
+  args, overrides = _parse_arguments(argv)
+  return config_lib.load_config(args.config, overrides), args.workdir
+
+
+def _parse_arguments(
+  argv: Sequence[str],
+) -> tuple[argparse.Namespace, list[str]]:
+  """Returns the command's arguments, and its `--config.KEY=VALUE` words."""
+  from antlm_jax import config as config_lib
   from antlm_jax import config_help
 
   epilog = ""
@@ -350,5 +360,4 @@ def read_run_arguments(argv: Sequence[str]) -> tuple[Config, str]:
     action="store_true",
     help="At the end, compare MFU with antlm plan's forecast for this chip",
   )
-  args, overrides = parser.parse_with_overrides(argv, config_help.meant_setting)
-  return config_lib.load_config(args.config, overrides), args.workdir
+  return parser.parse_with_overrides(argv, config_help.meant_setting)

@@ -16,8 +16,8 @@ from antlm_jax.runtime import progress
 def selection(corpus: Corpus, words: int) -> Iterator[Corpus]:
   """Writes the first documents of a corpus, and yields the corpus of those.
 
-  Of each split, whole documents are taken until they have `words`, in the order
-  of its sources. The files are deleted at the end of the block.
+  Each split has whole documents, in the order of its sources, until they have
+  `words`. The files are deleted at the end of the block.
   """
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     paths = {}

@@ -453,8 +453,8 @@ def features(source: str) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def streaming(streamed: bool = True) -> Iterator[None]:
-  """Streams datasets of the Hub in its block, in place of a download of all."""
+def streaming(streamed: bool) -> Iterator[None]:
+  """Makes a block stream datasets of the Hub, or else download them whole."""
   before = _STREAMED.set(streamed)
   try:
     yield

@@ -136,9 +136,9 @@ def _complete_name(parts: Sequence[str], files: bool) -> SplitName:
   if not matches:
     return SplitName()
   place, split = matches[0]
-  others = [other for _, other in matches if other != split]
+  other_splits = (name for _, name in matches if name != split)
   name = _split_name(parts, place, split)
-  return name._replace(other=next(iter(others), ""))
+  return name._replace(other=next(other_splits, ""))
 
 
 def _bare_names(part: str, is_file: bool, files: bool) -> Iterator[str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
-from antlm_jax.hf import heads, hub, import_
+from antlm_jax.hf import heads, import_
 from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference.model import Loaded
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint, metrics
+from antlm_jax.training.checkpoint import HUB_PREFIX
 
 if TYPE_CHECKING:
   from huggingface_hub import EvalResult
@@ -172,7 +173,7 @@ def _base_model(loaded: Loaded) -> str:
   """
   checkpoint_path = loaded.config.init.checkpoint
   folders = set()
-  while checkpoint_path and not checkpoint_path.startswith(hub.PREFIX):
+  while checkpoint_path and not checkpoint_path.startswith(HUB_PREFIX):
     folder = os.path.realpath(checkpoint_path)
     if folder in folders or not os.path.isdir(folder):  # moved or removed
       return ""
@@ -182,13 +183,13 @@ def _base_model(loaded: Loaded) -> str:
       checkpoint_path = start.meta.config.init.checkpoint
     except UserError:
       return ""
-  return checkpoint_path.removeprefix(hub.PREFIX)
+  return checkpoint_path.removeprefix(HUB_PREFIX)
 
 
 def _training_facts(loaded: Loaded) -> dict[str, str]:
   config = loaded.config
   trained = ", ".join(objective.name for objective in config.trained)
-  start = pathlib.PurePath(config.init.checkpoint.removeprefix(hub.PREFIX))
+  start = pathlib.PurePath(config.init.checkpoint.removeprefix(HUB_PREFIX))
   # Name of a run, from the path to it or to one of its checkpoints.
   began = [p for p in start.parts if p != checkpoint.FOLDER and not p.isdigit()]
   return {

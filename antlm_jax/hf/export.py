@@ -13,13 +13,14 @@ import numpy as np
 
 from antlm_jax import models
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card, check, heads, hub, tokenizer, weights
+from antlm_jax.hf import card, check, heads, tokenizer, weights
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf.architecture import EXPORT_RECORD, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
+from antlm_jax.training.checkpoint import HUB_PREFIX
 
 _CODE = pathlib.Path(__file__).parent / "remote"
 _NO_FACTS: Mapping[str, object] = types.MappingProxyType({})
@@ -264,7 +265,7 @@ def _import_metadata(loaded: Loaded) -> dict[str, object]:
   def last_names(settings: dict) -> dict:
     return {
       key: card.without_folders(value)
-      if isinstance(value, str) and not value.startswith(hub.PREFIX)
+      if isinstance(value, str) and not value.startswith(HUB_PREFIX)
       else value
       for key, value in settings.items()
     }

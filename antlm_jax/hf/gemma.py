@@ -65,7 +65,7 @@ def _gemma_fields(config, target: Target) -> dict[str, Any]:
     # A bidirectional Gemma computes our width as this / 2 + 1.
     _WINDOW: 2 * (width - 1) if target.settings[_BOTH_WAYS] else width,
     # Read by transformers 5; version 4 reads rope_scaling and the bases.
-    **rope.fields_by_kind(config, scaling),
+    **rope.fields_by_kind(config),
     "rope_scaling": scaling if config.rope_scaling else None,
   }
 
@@ -81,7 +81,7 @@ def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
   return fields | {
     "is_causal": not both_ways,
     "rope_scaling": rope.read_rope_scaling(
-      "rope_parameters.full_attention", full | scaled
+      f"rope_parameters.{rope.FULL}", full | scaled
     ),
     "rope_theta": full["rope_theta"],
     _LOCAL: near["rope_theta"],

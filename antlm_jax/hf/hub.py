@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from antlm_jax.errors import UserError
 from antlm_jax.training.checkpoint import HUB_NAME
 
-PREFIX = "hf://"  # prefix of the name in a config's init.checkpoint
-
 
 def download_model(name: str, inside: str = "") -> pathlib.Path:
   """Downloads a model from the Hub and returns its folder.

@@ -16,7 +16,7 @@ from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import gguf, hub, layouts, model_folder, weights
+from antlm_jax.hf import gguf, layouts, model_folder, weights
 from antlm_jax.hf.architecture import EXPORT_RECORD
 from antlm_jax.hf.config import ModelDescription
 from antlm_jax.hf.mapping import ARCHITECTURES
@@ -27,7 +27,7 @@ from antlm_jax.inference.model import FineTuned
 from antlm_jax.models import Params
 from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import Checkpoint, Meta
+from antlm_jax.training.checkpoint import HUB_PREFIX, Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
 _TEMPERATURE = 0.05  # of an embedder's similarities, which only training uses
@@ -65,7 +65,7 @@ def open_tokenizer(model: str) -> Tokenizer:
 def _is_foreign(model: str) -> bool:
   """Whether `model` is a transformers folder, GGUF, or a name on the Hub."""
   if (
-    model.startswith(hub.PREFIX)
+    model.startswith(HUB_PREFIX)
     or checkpoint.is_hub_name(model)
     or gguf.is_gguf(model)
   ):
@@ -107,7 +107,7 @@ class Imported(Checkpoint):
   def __init__(
     self, model: str | os.PathLike[str], boundary: str | None = None
   ):
-    super().__init__(os.fspath(model).removeprefix(hub.PREFIX))
+    super().__init__(os.fspath(model).removeprefix(HUB_PREFIX))
     self._boundary = boundary
 
   @property
@@ -115,7 +115,7 @@ class Imported(Checkpoint):
     """Name of the model on the Hub, or absolute path to its folder."""
     # The run's config keeps the path, which must be valid from any folder.
     if checkpoint.is_hub_name(self._location):
-      return hub.PREFIX + self._location
+      return HUB_PREFIX + self._location
     return os.path.abspath(self._location)
 
   @property

@@ -44,15 +44,13 @@ def rope_field(scaling: Sequence[float] = ()) -> dict[str, Any]:
   return out | ({length: int(out[length])} if length in out else {})
 
 
-def fields_by_kind(
-  config, scaling: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def fields_by_kind(config) -> dict[str, Any]:
   """Returns the kinds of our configuration's layers, and the RoPE of each.
 
-  `scaling` is the `rope_field` of layers without a window.
+  Its `rope_scaling` is that of layers without a window.
   """
   near = rope_field() | {"rope_theta": config.window_rope_theta}
-  full = (scaling or rope_field()) | {"rope_theta": config.rope_theta}
+  full = rope_field(config.rope_scaling) | {"rope_theta": config.rope_theta}
   return {
     "layer_types": [KINDS[window > 0] for window in config.layer_windows],
     "rope_parameters": {FULL: full, SLIDING: near},

@@ -44,10 +44,9 @@ def _ultrabert_target(bias: bool) -> Target:
 
 def _ultrabert_fields(config, target: Target) -> dict[str, Any]:
   width = target.window(config, default=_DEFAULTS[_WINDOW] + 1)
-  scaling = rope.rope_field(config.rope_scaling)
   return {
     _WINDOW: width - 1,
-    **rope.fields_by_kind(config, scaling),
+    **rope.fields_by_kind(config),
     # Fields of transformers 4, which has no UltraBERT.
     "rope_scaling": None,
     "rope_theta": None,

@@ -37,7 +37,7 @@ class NormKind:
   interpret: bool = False  # on a CPU
 
 
-# Of these classes alone: a subclass may scale in another way.
+# Exact classes only, because a subclass may scale in another way.
 NORMS = {
   layers.RMSNorm: NormKind(centered=False, rounded=True),
   layers.LayerNorm: NormKind(centered=True, rounded=False),

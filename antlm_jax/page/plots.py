@@ -42,7 +42,7 @@ def draw_run_curves(
   tokens' frequencies, in nats, or NaN. Without a curriculum, it shades none.
   """
   steps = curriculum.steps if curriculum else max(rows)
-  keys = list(dict.fromkeys(itertools.chain(*rows.values())))
+  keys = set().union(*rows.values())
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
   title = f"Losses over the curriculum {config.curriculum}"

@@ -106,6 +106,7 @@ class Chip:
 
 _NVLINK_A100 = 12, 25e9, 25e9  # links, bytes a second over one, and network
 _NVLINK_H100 = 18, 25e9, 50e9
+_PCIE_3 = 1, 15.75e9, 0.0  # also 8 lanes of generation 4
 _PCIE_4 = 1, 31.5e9, 0.0
 _PCIE_5 = 1, 63e9, 0.0
 _SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
@@ -262,7 +263,7 @@ CHIPS = {
   ),
   "NVIDIA GeForce RTX 4060": _gpu(
     *("rtx4060", "NVIDIA GeForce RTX 4060", (30.2, 7.63, 272)),
-    *((1, 15.75e9, 0.0), 115, (24, 2.46, 24)),
+    *(_PCIE_3, 115, (24, 2.46, 24)),
   ),
   "NVIDIA GeForce RTX 4090": _gpu(
     *("rtx4090", "NVIDIA GeForce RTX 4090", (165.2, 23.64, 1008)),
@@ -276,8 +277,7 @@ CHIPS = {
   "NVIDIA L40S": Chip(362e12),
   # The peak of float32: it has no bfloat16, and float16 is not supported here.
   "Tesla T4": _gpu(
-    *("t4", "Tesla T4", (8.1, 14.56, 320)),
-    *((1, 15.75e9, 0.0), 70, (40, 1.59, 4)),
+    *("t4", "Tesla T4", (8.1, 14.56, 320)), *(_PCIE_3, 70, (40, 1.59, 4))
   ),
 }
 # Keys of `CHIPS` by the name in topologies.

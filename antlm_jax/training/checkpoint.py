@@ -45,6 +45,7 @@ _FOREIGN = (
   "adapter_config.json",
 )
 _NOT_A_RUN = "is a model of transformers, not a run"
+HUB_PREFIX = "hf://"  # prefix of a Hub name in a config's init.checkpoint
 # A name on the Hub, which may also be a path.
 HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Words of the errors that orbax and tensorstore raise for damaged files. Most
@@ -208,7 +209,7 @@ def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
   Raises a UserError if there is no such checkpoint.
   """
   location = os.fspath(path)
-  if location.startswith("hf://"):
+  if location.startswith(HUB_PREFIX):
     raise UserError(f"{location} {_NOT_A_RUN}: {_import_remedy(location)}")
   path = files.absolute_path(path)
   with files.reaching(path):
@@ -252,7 +253,7 @@ def _is_foreign(path: pathlib.Path) -> bool:
 
 def _import_remedy(model: str) -> str:
   """Returns how to make a run of a model of transformers."""
-  model = model.removeprefix("hf://")
+  model = model.removeprefix(HUB_PREFIX)
   return (
     f"make a run first with `antlm import --model={model} --workdir=RUN`, or in"
     f" Python import_model({model!r}, 'RUN')"

@@ -32,7 +32,7 @@ def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:
   """Returns the unigram entropy of all sets' tokens, in nats.
 
   This is the loss of a model that always predicts the frequencies of these very
-  tokens. Of little text, no model can know them so well in advance.
+  tokens. A model cannot know them so well in advance if the text is short.
   Tokens that are `special` (bool `[V]`) do not count. Masked objectives do not
   predict them. Causal objectives soon learn where documents begin.
   """

@@ -4,12 +4,14 @@
     python -m antlm_jax.evals.benchmarks.peers --kinds=train --at_once=4
 
 A case is work that a peer does as well, with the same weights, batches or
-texts. Each side has its own process, and both work by turns. On a CPU they
-compute in float32 with a thread for each core, on a GPU as `beside.training`
-says. Above 1 we are faster. `ratio` is the median of the turns' ratios, `from
-to` the least and the greatest. `memory` is the most memory of a GPU that ours
-and theirs took. `compile` is by how much our first call was longer. `same` says
-whether both results agree.
+texts. Each side has its own process, and both work by turns. On a CPU, they
+compute in float32, with a thread for each core. For a GPU, see
+`beside.training`. Above 1 we are faster.
+
+`ratio` is the median of the turns' ratios, `from to` the least and the
+greatest. `memory` is the most memory of a GPU that ours and theirs took.
+`compile` is by how much our first call was longer. `same` says whether both
+results agree.
 
 It needs the packages of `.[test-hf]`.
 """

@@ -225,13 +225,12 @@ def main(argv) -> None:
   add_arguments(parser, StepTimings)
   args, overrides = parser.parse_with_overrides(argv)
   args = read_section(StepTimings, args)
-  mesh = mesh_lib.Mesh().build()
-  device = mesh.devices.flat[0].device_kind
-  facts = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
+  device = jax.devices()[0].device_kind
+  count = jax.device_count()
+  facts = {"jaxlib": jaxlib.__version__, "device": device, "devices": count}
   rows = measure_config(args, overrides)
   place = args.output, f"step {device} {args.config}"
-  with jax.set_mesh(mesh):
-    rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **facts)
+  rows = common.report_rows(rows, *place, _COLUMNS, "<<<<>", **facts)
   if any(row.get("error", _NO_MEMORY) != _NO_MEMORY for row in rows):
     sys.exit(1)
 

@@ -7,8 +7,9 @@ from antlm_jax import cli
 from antlm_jax.commands import train as training
 from antlm_jax.errors import UserError
 from antlm_jax.evals.studies import jobs
+from antlm_jax.page import summary
 from antlm_jax.page.hook import Page
-from antlm_jax.runtime import signals
+from antlm_jax.runtime import chips, signals
 from antlm_jax.training import run as run_lib
 from antlm_jax.training import together
 
@@ -17,6 +18,7 @@ done = jobs.done
 
 def main(argv: Sequence[str]) -> None:
   """Trains the runs of `antlm train` commands, as `join_jobs` combines them."""
+  chips.take_memory()
   with signals.listening():
     runs = []
     workdirs = []
@@ -26,7 +28,8 @@ def main(argv: Sequence[str]) -> None:
       run_hooks, start = training.hooks_and_start(config)
       runs.append(run_lib.build_run(config, start))
       workdirs.append(workdir)
-      hooks.append([*run_hooks, Page(shlex.join(("antlm", *job.words[1:])))])
+      command = f"{summary.antlm_program()} {shlex.join(job.words[1:])}"
+      hooks.append([*run_hooks, Page(command)])
     failed = together.train_together(runs, workdirs, hooks)
   if failed:
     raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
