@@ -149,7 +149,7 @@ def test_a_run_that_resumes_logs_the_mean_of_all_its_steps(
 
 @pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
-  prepared, tmp_path
+  prepared, tmp_path, capsys
 ):
   run = tmp_path / "run"
 
@@ -180,6 +180,12 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert f"checkpoints/{end}, checkpoints/{best} (best)" in printed
   rows = {row["step"] for row in summary["held_out"]}
   assert rows == {0, 8, best, end}
+  # Whoever loads the run by its folder is told of the better step.
+  said = f"By eval.watch, step {best} is better: {run}/checkpoints/{best}"
+  capsys.readouterr()
+  assert load(run).step == end and said in capsys.readouterr().out
+  assert load(load(run, best).path).step == best
+  assert not capsys.readouterr().out
   # The same command ends there again; with more patience, training continues.
   again, printed = train(3)
   assert again == summary and f"ended after step {end}" in printed

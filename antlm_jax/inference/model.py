@@ -125,6 +125,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
     )
   compilation.keep_programs()
   saved = Checkpoint(path, step)
+  saved.say_better_step()
   meta = saved.meta
   task = saved.fields.get("task")
   model = models.build_model(meta.encoder, meta.tokenizer.vocab_size)

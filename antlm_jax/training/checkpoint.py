@@ -28,8 +28,8 @@ from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.models import EncoderConfig, divided, lacks_head
-from antlm_jax.runtime import files
-from antlm_jax.training import milestones
+from antlm_jax.runtime import files, progress
+from antlm_jax.training import metrics, milestones
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
@@ -321,6 +321,23 @@ class Checkpoint:
     """Folder of the run, or the parent folder of a single checkpoint."""
     above = self.path.parent
     return above.parent if above.name == FOLDER else above
+
+  def say_better_step(self) -> None:
+    """Says if it is a run's newest step, and the run kept a better one."""
+    is_named = self.path == files.absolute_path(self._location)
+    if is_named or self._step is not None:
+      return
+    summary = {}
+    with contextlib.suppress(UserError):  # a run that has not ended has none
+      summary = files.read_json(self.run / metrics.SUMMARY, "the summary")
+    if not (best := summary.get("best")):
+      return
+    better = checkpoint_steps(self.run).get(best["step"], self.path)
+    if better != self.path:
+      progress.say(
+        f"note: step {self.step:,} of {self.run} is taken, its newest. By"
+        f" eval.watch, step {best['step']:,} is better: {better}"
+      )
 
   @property
   def evals(self) -> pathlib.Path:

@@ -242,6 +242,7 @@ def assemble_run(
   """
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)
+    start.say_better_step()
   objectives = config.known_objectives
   mesh = config.mesh.build(devices)
   curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)
