@@ -46,21 +46,27 @@ class Parser(argparse.ArgumentParser):
     self._meant: Callable[[str], str] = lambda word: ""
 
   def error(self, message: str):
-    # A misspelt option may leave a required one missing.
+    """Raises a UserError, with a hint at an option that looks misspelt."""
+    # These are about unknown arguments, and about required arguments that are
+    # missing, perhaps because they are misspelt.
     if message.startswith(("unrecognized", "unknown", "the following")):
-      options = self._option_string_actions
-      # Without the dashes, which would make all options similar.
-      names = [name[2:] for name in options if name.startswith("--")]
-      for word in itertools.takewhile(lambda word: word != "--", self._words):
-        name = word.partition("=")[0]
-        if name in options or not name.startswith("--") or "." in name:
-          continue
-        near = suggestion(name[2:], names, shown="'--{}'".format)
-        hint = f"; {near}" if near else self._meant(word)
-        if hint:
-          message = f"unrecognized arguments: {word}{hint}"
-          break
+      message = self._misspelt_option() or message
     raise UserError(f"{message} (see --help)")
+
+  def _misspelt_option(self) -> str:
+    """Returns a message with a hint at the first such option, or ""."""
+    options = self._option_string_actions
+    # Without the dashes, which would make all options similar.
+    names = [name[2:] for name in options if name.startswith("--")]
+    for word in itertools.takewhile(lambda word: word != "--", self._words):
+      name = word.partition("=")[0]
+      # The reader of settings has hints at --config.KEY itself.
+      if name in options or not name.startswith("--") or "." in name:
+        continue
+      near = suggestion(name[2:], names, shown="'--{}'".format)
+      if hint := f"; {near}" if near else self._meant(word):
+        return f"unrecognized arguments: {word}{hint}"
+    return ""
 
   def parse_known_args(self, args=None, namespace=None):
     """Parses, and refuses empty values, as of an unset shell variable."""

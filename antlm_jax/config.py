@@ -88,30 +88,22 @@ class Config(Section):
       section = getattr(self, name)
       if not isinstance(section, Section) or section.group != name:
         raise _no_section(name, section)
-    parts = {f"{group}.name": getattr(self, group) for group in REGISTRIES}
+    for group in REGISTRIES:
+      _check_registered(group, getattr(self, group), "name")
     for name, value in self.objectives.items():
-      parts[f"objectives.{name}.kind"] = value
-    for key, part in parts.items():
-      name, _, attribute = key.rpartition(".")
-      # A class inherits the attribute of its base.
-      if attribute not in vars(type(part)):
-        raise UserError(
-          f"{name}: no checkpoint could name the class"
-          f" {type(part).__name__}: register it, such as"
-          ' with @ENCODERS.register("NAME") or @KINDS.register("NAME") above it'
-        )
+      _check_registered(f"objectives.{name}", value, "kind")
     if self.train.epochs and self.train.steps:
       raise UserError(
         "train.epochs and train.steps are both set: choose between them"
       )
-    objectives = self.known_objectives
-    for value in objectives.values():
-      keys = [key for key in objectives if objectives[key].name == value.name]
-      if len(keys) > 1:
+    names = {}  # in the curriculum, by the name in logs
+    for name, value in self.known_objectives.items():
+      if value.name in names:
         raise UserError(
-          f"config.objectives {' and '.join(keys)} are both named"
+          f"config.objectives {names[value.name]} and {name} are both named"
           f" {value.name!r}: logs would mix them up"
         )
+      names[value.name] = name
 
   @functools.cached_property
   def known_objectives(self) -> dict[str, Objective]:
@@ -130,6 +122,18 @@ class Config(Section):
     values = {name: getattr(self, name) for name in _NAMES}
     values["objectives"] = _plain_objectives(self.objectives)
     return values | {name: settings.to_dict(values[name]) for name in GROUPS}
+
+
+def _check_registered(label: str, part: object, key: str) -> None:
+  """Raises a UserError if a part's class has no name for a checkpoint."""
+  # A class that is not registered inherits the name of its base, which would
+  # be restored in its place.
+  if key not in vars(type(part)):
+    raise UserError(
+      f"{label}: no checkpoint could name the class {type(part).__name__}:"
+      ' register it, such as with @ENCODERS.register("NAME") or'
+      ' @KINDS.register("NAME") above it'
+    )
 
 
 def _plain_objectives(
@@ -477,22 +481,27 @@ def meant_key(
 ) -> str:
   """Returns a hint at the keys that an unknown name may mean, or "".
 
-  `shown` writes a key.
+  `shown` formats a key, such as `--config.KEY`.
   """
   if name in USUAL_WORDS:
     return USUAL_WORDS[name]
+  # Keys by whole name, by last name, and by other libraries' words.
   keys_of_names = settings.by_name([*REGISTRIES, *keys])
-  keys_of_names |= {word: [key] for word, key in USUAL_NAMES.items()}
+  keys_of_names |= {
+    word: [key] for word, key in USUAL_NAMES.items() if key in keys_of_names
+  }
   group, _, last_name = name.rpartition(".")
-  # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
-  is_known = group and last_name in keys_of_names
-  namesakes = keys_of_names[last_name] if is_known else keys_of_names
-  similar = similar_names(name, namesakes)
+  if group and last_name in keys_of_names:
+    # Perhaps only the group is wrong: model.peak_lr for schedule.peak_lr.
+    similar = similar_names(name, keys_of_names[last_name])
+  else:
+    similar = similar_names(name, keys_of_names)
   similar = similar or similar_names(last_name, keys_of_names)
   if not similar:
     return ""
   *candidates, last = map(shown, keys_of_names[similar[0]])
-  candidates[_LISTED:] = ["..."] * (len(candidates) > _LISTED)
+  if len(candidates) > _LISTED:
+    candidates[_LISTED:] = ["..."]
   listed = f"{', '.join(candidates)} or {last}" if candidates else last
   return f"did you mean {listed}?"
 
@@ -643,20 +652,20 @@ def _needed_objectives(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Returns the settings of the objectives that a run trained or measured.
+  """Returns the settings of a stored run's objectives, by name.
 
-  They are by name in the curriculum, such as M, and M30 if it is used. `stored`
-  is a run's config as JSON has it, whose plugins need not be loaded.
+  Those of a letter and a percentage, such as M30, are added if the run trained
+  or measured them. `stored` is a run's config as JSON has it. Objectives of
+  plugins that are not loaded stay as they are stored.
   """
-  names = stored["eval"]["objectives"]
-  text = " ".join([stored["curriculum"], *names])
   objectives = stored["objectives"]
-  if objectives.keys() >= {*re.findall(curriculum.NAME, text)}:
-    return objectives
-  needed = {x: stored[x] for x in ("curriculum", "objectives")}
-  needed |= {"model": {}, "eval": {"objectives": names}}
-  config = config_from_json(json.dumps(needed))
-  return _plain_objectives(config.known_objectives) | objectives
+  names = " ".join([stored["curriculum"], *stored["eval"]["objectives"]])
+  # An empty curriculum needs no objective.
+  known = _needed_objectives({"curriculum": "", "objectives": objectives})
+  config = config_from_json(
+    json.dumps({"model": {}, "curriculum": "", "objectives": known})
+  )
+  return _plain_objectives(with_ratios(config.objectives, names)) | objectives
 
 
 def config_differences(old: Config, new: Config) -> list[str]:

@@ -53,12 +53,13 @@ class AttentionMask:
   ) -> "AttentionMask":
     """Returns the mask limited to keys nearer than `window`.
 
-    Key j stays visible to query i if |i - j| < window. The bounds have the
-    shape `[..., T]`; `xp` is as in `bounds`.
+    Key j stays visible to query i if |i - j| < window. There are as many keys
+    as queries. `shape` is that of the bounds, `[..., T]`; `xp` as in `bounds`.
     """
     start, end = self.bounds(shape[-1], shape[-1], xp)
     index = xp.arange(shape[-1], dtype=xp.int32)
     end = xp.minimum(end, index + window)
+    # A query that sees nothing has an empty interval, start = end.
     start = xp.minimum(xp.maximum(start, index - window + 1), end)
     start, end = (xp.broadcast_to(x, tuple(shape)) for x in (start, end))
     return AttentionMask(self.causal, start, end)

@@ -146,6 +146,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("output_dir=x", "; give the run's folder as workdir"),
     ("model.peak_lr=1", "did you mean 'schedule.peak_lr'?"),
     ("optim.name=lamb", "did you mean 'optimizer.name'?"),
+    ("optimizer.beta1=0.9", "did you mean 'optimizer.b1'?"),
     ("seed.x=1", "unknown config key 'seed.x'"),
     ("objectives.Q.mask_ratio=1", "unknown config key"),
     ("seed=one", "seed=one: not int"),
@@ -178,6 +179,25 @@ def test_bad_override_is_told(text, words):
   key, _, value = text.partition("=")
   for start in (QUICK, config.load_config(QUICK)):
     assert told(config.load_config, start, {key: value}) == line
+
+
+def test_no_hint_at_a_setting_that_the_kind_lacks():
+  """Catches a traceback, and `did you mean optimizer.b1` of an optimizer."""
+  kinds = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.1}
+  assert "b1" not in config.meant_key("optimizer.beta1", kinds)
+  kinds["optimizer.b1"] = 0.9
+  assert config.meant_key("optimizer.beta1", kinds).endswith("'optimizer.b1'?")
+
+
+def test_objectives_of_a_run_whose_plugin_is_absent():
+  """Catches a report that needs the plugin, or lacks M30."""
+  stored = json.loads(config.to_json(load("curriculum=300C+700M30 steps")))
+  assert config.stored_objectives(stored)["M30"]["mask_ratio"] == 0.3
+  stored["objectives"]["X"] = {"kind": "of a plugin", "name": "x"}
+  stored["curriculum"] = "300X+700M30 steps"
+  objectives = config.stored_objectives(stored)
+  assert objectives["X"] == {"kind": "of a plugin", "name": "x"}
+  assert objectives["M30"]["mask_ratio"] == 0.3
 
 
 @pytest.mark.parametrize(

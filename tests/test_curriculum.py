@@ -176,6 +176,8 @@ def test_error_points_at_the_character(text):
     ("50%C+4M", 100, "epochs and shares"),
     ("C+4M", 100, "epochs and equal shares"),
     ("999C+1000M", 100, "epochs and steps"),
+    ("25%C+75%M epochs", 100, "shares of the run have no unit"),
+    ("C+M+C steps", 100, "leave out 'steps'"),
     ("25%C+75%M", None, "train.steps"),
     ("C+M", None, "train.steps"),
     ("4Q", 100, "known: C, M, N, Xy_2"),

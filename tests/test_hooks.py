@@ -180,7 +180,7 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert f"checkpoints/{end}, checkpoints/{best} (best)" in printed
   rows = {row["step"] for row in summary["held_out"]}
   assert rows == {0, 8, best, end}
-  # Whoever loads the run by its folder is told of the better step.
+  # A command that takes the run's newest step names the better step.
   said = f"By eval.watch, step {best} is better: {run}/checkpoints/{best}"
   capsys.readouterr()
   assert load(run).step == end and said in capsys.readouterr().out

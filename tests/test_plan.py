@@ -577,17 +577,17 @@ def test_the_compilers_errors_are_read():
     " memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by"
     " 4.75G."
   )
-  memory = estimate.exceeded(used, arguments=2**30)
+  memory = estimate.parse_memory_error(used, arguments=2**30)
   assert (memory.needed, memory.limit) == (20.5 * 2**30, 15.75 * 2**30)
   temporaries = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required"
     " for HLO temporaries (22.00G) exceeds available HBM (15.75G)."
   )
   huge = used.replace("20.50G", "20.50P")
-  assert estimate.exceeded(huge, 0).needed == 20.5 * 2**50
-  memory = estimate.exceeded(temporaries, arguments=2**30)
+  assert estimate.parse_memory_error(huge, 0).needed == 20.5 * 2**50
+  memory = estimate.parse_memory_error(temporaries, arguments=2**30)
   assert memory.needed == 23 * 2**30 and not memory.fits
-  assert estimate.exceeded("INTERNAL: it broke", 0) is None
+  assert estimate.parse_memory_error("INTERNAL: it broke", 0) is None
 
 
 @needs_libtpu

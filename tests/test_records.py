@@ -183,6 +183,8 @@ def test_json_is_lines_or_an_array(tmp_path, name, indent):
     ("{", "it is not JSON"),
     ("[3]", "record 1 is no object"),
     ('{"a": 1}', "line 1 has no column"),
+    (f"{json.dumps(rows[0])}\n{{,\n", "line 2 is not JSON"),
+    ("[" * 10**5, "it is nested too deeply"),
   ):
     path.write_bytes(packed(bad.encode()))
     runs.refusal(f"{name}: {words}", prepared, str(path))

@@ -31,7 +31,7 @@ def test_the_attention_of_each_window_is_named(monkeypatch):
 
 def test_rows_as_short_as_the_windows_keep_their_plain_mask():
   of = helpers.model(windows=(0, T))
-  masks = models.encoder.masks(of.config, CAUSAL, (2, T))
+  masks = models.encoder.layer_masks(of.config, CAUSAL, (2, T))
   assert masks.kinds == [CAUSAL] and len(masks.indices) == of.config.layers
 
 
@@ -40,6 +40,6 @@ def test_a_layer_without_a_window_keeps_a_mask_without_bounds():
   of = helpers.model(layers=3, windows=(0, 2))
   for loop, plain in (("no", True), ("yes", False)):
     config = dataclasses.replace(of.config, scan_layers=loop)
-    masks = models.encoder.masks(config, BIDIRECTIONAL, (2, T))
+    masks = models.encoder.layer_masks(config, BIDIRECTIONAL, (2, T))
     assert (masks.of_layer(2) is BIDIRECTIONAL) == plain
     assert masks.of_layer(1).bounded

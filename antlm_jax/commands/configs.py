@@ -68,17 +68,20 @@ def _length(config: Config) -> str:
   """Returns the length of a config's curriculum, in epochs or steps."""
   train = config.train
   names = list(config.known_objectives)
-  # In epochs, the number of steps depends on the steps of an epoch.
-  once, twice = (
-    curriculum.parse_curriculum(
-      config.curriculum,
-      names,
-      n,
-      curriculum.run_length(train.steps, train.epochs, n),
+
+  def steps_if(steps_per_epoch: int) -> int:
+    run_steps = curriculum.run_length(
+      train.steps, train.epochs, steps_per_epoch
+    )
+    return curriculum.parse_curriculum(
+      config.curriculum, names, steps_per_epoch, run_steps
     ).steps
-    for n in (1000, 2000)
-  )
-  return f"{once:,} steps" if once == twice else f"{once / 1000:g} epochs"
+
+  steps = steps_if(1000)
+  # Only a length in epochs grows with the steps of an epoch.
+  if steps_if(2000) == steps:
+    return f"{steps:,} steps"
+  return f"{steps / 1000:g} epochs"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -287,6 +287,11 @@ def estimates_table(programs: Sequence[Estimate]) -> str:
 
 
 def _column(e: Estimate) -> dict[str, str]:
+  """Returns a program's cells by the row's name; an indented row is a part.
+
+  FLOPs and tokens are those of all devices. The columns compute, memory and
+  network are about a single device.
+  """
   memory = e.memory
   work = e.work
   tokens = e.rows * e.seq_len
@@ -303,7 +308,8 @@ def _column(e: Estimate) -> dict[str, str]:
   column["FLOPs per token"] = quantity(work.total / tokens)
   column["FLOPs per step"] = quantity(work.total)
   for name, part in dataclasses.asdict(work).items():
-    name += " attention" * (name in ("causal", "bidirectional"))
+    if name in ("causal", "bidirectional"):
+      name += " attention"
     column[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
   if e.seconds:
     executed = e.executed * e.devices
@@ -352,7 +358,7 @@ def _part_of(needed: int, limit: int) -> str:
 def _show_setup(
   pod: Pod, run: Run, topology: str, slices: int
 ) -> dict[str, object]:
-  """Shows the run's setup and returns it."""
+  """Prints the run's setup, and returns it for `Plan.about`."""
   config = pod.config if isinstance(pod.config, str) else run.config.model.name
   place = f"{slices} x {topology}" if slices > 1 else topology
   progress.say(f"{config} on {place}")

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from antlm_jax import cli, settings, units
 from antlm_jax.arguments import add_arguments, read_arguments
@@ -288,7 +288,11 @@ def _check_task(
 
 @contextlib.contextmanager
 def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
-  """Returns the paths to a text, which is written to a file if it has none."""
+  """Yields the paths to a text, or no path if it has no documents.
+
+  Documents that are values are written to a temporary file, which the end of
+  the block removes.
+  """
   if isinstance(text, str | os.PathLike):
     yield (os.fspath(text),)
     return
@@ -296,27 +300,32 @@ def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
   if isinstance(text, bytes) or not (is_table or isinstance(text, Iterable)):
     raise UserError(f"text={text!r:.60} is no text, path or list of them")
   if not is_table:
-    head = [*itertools.islice(text, 1)]
-    first = head[0] if head else None
-    if isinstance(text, Iterator):
-      text = itertools.chain(head, text)
+    first, text = _peek(text)
+    # A `_PathText` is a str, too.
     if isinstance(first, pathlib.Path | _PathText):
       yield tuple(map(str, text))
       return
-    if isinstance(first, str) and os.path.exists(first[:256]):
+    if isinstance(first, str) and os.path.exists(first):
       raise UserError(
         f"{first!r} is a path, but a list of str holds documents: give it"
         " alone, or a list of pathlib.Path"
       )
-  documents = inputs.read_documents(text, column)
-  head = [*itertools.islice(documents, 1)]
-  if not head:
+  first, documents = _peek(inputs.read_documents(text, column))
+  if first is None:
     yield ()
     return
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
-    text_files.write_documents(path, itertools.chain(head, documents), column)
+    text_files.write_documents(path, documents, column)
     yield (str(path),)
+
+
+def _peek(items: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+  """Returns the first item, or None, and an iterable of all items."""
+  head = [*itertools.islice(items, 1)]
+  if isinstance(items, Iterator):
+    items = itertools.chain(head, items)
+  return (head[0] if head else None), items
 
 
 def _run_preparation(preparation: Preparation, task: int | None) -> bool:

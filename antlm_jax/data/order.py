@@ -238,9 +238,10 @@ class Order:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns `_places` of a step's slots in this process.
 
-    A lane is one of the blocks of rows that a source reads in turn. The slots
-    of a source take its places of this step in the order of their lanes. So a
-    lane has the same slot, or a neighbour, in all steps, even if batches grow.
+    A lane is a part of a source's epoch, with a single open block of rows at a
+    time (`_permuted_blocks`). Place p is in lane p % lanes. The slots of a
+    source take its places of this step in the order of their lanes. So a lane
+    has the same slot, or a neighbour, in all steps, even if batches grow.
     With three lanes, and one source in slots 0, 1 and 3:
 
         slot           0  1  3
@@ -250,6 +251,7 @@ class Order:
     """
     size = max(1, self.batch_size(step))
     start = self._stretch(step).start
+    # Of the whole batch, also the slots of other processes.
     numbers = self.slots_between(start, step) + np.arange(size)
     source, epoch, place = self._places(step, numbers)
     lane = place % self._lanes[source]

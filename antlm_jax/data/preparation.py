@@ -263,7 +263,10 @@ class Preparation:
     return sum(span.bytes for span in spans[:done])
 
   def pack(self, task: int) -> Iterator[int]:
-    """Writes the shard of a task; yields the bytes of each packed span."""
+    """Writes a task's shard, documents and counts, unless they exist.
+
+    Yields the bytes of each span once it is packed.
+    """
     # If a killed process left the task running, wait: it may finish it.
     with files.file_lock(self._lock_file(task), wait=True):
       if self._is_finished(task):
@@ -280,8 +283,8 @@ class Preparation:
             name = self.corpus.source_name("train", path)
             sources[name] = fingerprint(self.corpus, path)
         train, dev = self._read_train_and_dev(span, tally)
-        writer.keep("dev", dev.read())
-        writer.pack(train, span.number)
+        writer.keep("dev", dev.read())  # `seal` packs these
+        writer.pack(train, span.number)  # and keeps its documents, too
         with (
           files.writing(self.output),
           self._progress_file(task).open("ab") as file,

@@ -304,35 +304,37 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
 
 def _is_json_record(line: str) -> bool:
   """Whether a line is a JSON object with a text in it."""
-  if not line.startswith("{"):
-    return False
-  try:
-    record = json.loads(line)
-  except (ValueError, RecursionError):
-    return False
+  record = _json_object(line) or {}
   return any(isinstance(value, str) for value in record.values())
+
+
+def _json_object(line: str | bytes) -> dict | None:
+  """Returns the JSON object that is a whole line, or None."""
+  try:
+    value = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  return value if isinstance(value, dict) else None
 
 
 def _separated(
   pieces: Iterable[tuple[str, bool]], separator: str, tally: Tally
 ) -> Iterator[tuple[str, bool]]:
-  """Ends documents at a separator too, which two pieces may share."""
+  """Ends documents at a separator too.
 
-  def whole(text: str) -> Iterator[tuple[str, bool]]:
-    *parts, last = _cut_text(text)
-    yield from ((part, False) for part in parts)
-    yield last, True
-
+  It yields pieces as it takes them: a text, and whether it ends its document. A
+  separator may begin in one piece and end in the next.
+  """
   rest = ""
   for text, ends in pieces:
     *documents, rest = (rest + text).split(separator)
     tally["separators"] += len(documents)
     for document in documents:
-      yield from whole(document)
+      yield from _document_pieces(document)
     if ends:
-      yield from whole(rest)
+      yield from _document_pieces(rest)
       rest = ""
-    # The end of the rest may begin a separator.
+    # The last piece of the rest stays: its end may begin a separator.
     while len(rest) > 2 * _PIECE:
       piece = next(_cut_text(rest))
       yield piece, False
@@ -360,9 +362,14 @@ def _text_pieces(
     tally["records"] += 1
     if not text:
       tally["null" if value is None else "blank"] += 1
-    *parts, last = _cut_text(text)
-    yield from ((part, False) for part in parts)
-    yield last, True
+    yield from _document_pieces(text)
+
+
+def _document_pieces(document: str) -> Iterator[tuple[str, bool]]:
+  """Cuts a document; yields each piece, and whether it is the last."""
+  *pieces, last = _cut_text(document)
+  yield from ((piece, False) for piece in pieces)
+  yield last, True
 
 
 def read_source_records(
@@ -696,17 +703,20 @@ def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
 
 @READERS.register(".json")
 def _json(path: str, columns: Collection) -> Records:
-  """Reads lines of JSON, one value, or an array of records or of texts."""
+  """Reads lines of JSON, or one value, of a file.
+
+  If its first line is a whole object, each line is a record. Otherwise, the
+  file is an array of records or of texts, or a single record.
+  """
   with open_file(path) as file:
     blank = b" \t\r\n" + codecs.BOM_UTF8
     lines = (line.strip(blank) for line in parsing.bounded_lines(file))
     first_line = next(filter(None, lines), None)
   if first_line is None:
     return
-  with contextlib.suppress(ValueError):
-    if isinstance(json.loads(first_line), dict):
-      yield from _json_lines(path, columns)
-      return
+  if _json_object(first_line) is not None:
+    yield from _json_lines(path, columns)
+    return
   with open_file(path) as file:
     content = file.read(parsing.LONGEST_RECORD + 1)
   if len(content) > parsing.LONGEST_RECORD:
@@ -810,7 +820,7 @@ def _parquet(
     # Threads would cost more than they gain for few rows.
     options = {"columns": selection, "use_threads": False}
     batches = file.iter_batches(batch_size, part_groups, **options)
-    yield from _batch_records(_checked_batches(path, batches), rows_before)
+    yield from _batch_records(_plain_batches(path, batches), rows_before)
 
 
 def _rows_at_once(group) -> int:
@@ -827,10 +837,15 @@ def _rows_at_once(group) -> int:
   return max(least, min(_BATCH, _BATCH_BYTES // longest))
 
 
-def _checked_batches(path: str, batches: Iterable) -> Iterator:
+def _plain_batches(path: str, batches: Iterable) -> Iterator:
+  """Yields batches without dictionaries: all columns have their values.
+
+  So `nbytes` is the memory that the rows take, of which a small damaged file
+  may name incredibly much: see `_check_unpacked`.
+  """
   import pyarrow  # slow to import
 
-  total = 0
+  unpacked_bytes = 0
   for batch in batches:
     columns = [
       column.dictionary_decode()
@@ -839,8 +854,8 @@ def _checked_batches(path: str, batches: Iterable) -> Iterator:
       for column in batch.columns
     ]
     batch = pyarrow.RecordBatch.from_arrays(columns, batch.schema.names)
-    total += batch.nbytes
-    _check_unpacked(path, total)
+    unpacked_bytes += batch.nbytes
+    _check_unpacked(path, unpacked_bytes)
     yield batch
 
 

@@ -405,9 +405,10 @@ def write_toy_english(
 ) -> str:
   """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl to a folder.
 
-  Each line is a sentence, and the three share no sentence. The held-out
-  text has a twentieth of the training text's sentences. Equal settings write
-  equal files, which replace older files. The defaults are the quickstart's.
+  A line of text is a sentence, and a line of pairs is a minimal pair in BLiMP's
+  form. The three share no sentence. The held-out text has a twentieth of the
+  training text's sentences. Equal settings write equal files, which replace
+  older files. The defaults are the quickstart's.
 
   Args:
     output: Path to the output folder.

@@ -47,25 +47,33 @@ class HeadBlocks(NamedTuple):
   def of(
     cls, targets: int, tokens: int, width: int, dtype
   ) -> "HeadBlocks | None":
-    """Chooses blocks for states of width D; None if the smallest do not fit."""
-    bytes_of = jnp.dtype(dtype).itemsize
+    """Chooses blocks for N targets and V tokens, with states of width D.
+
+    Returns None if the smallest do not fit into vector memory.
+    """
+    itemsize = jnp.dtype(dtype).itemsize
+
+    def needed_bytes(size: int) -> int:
+      # Two inputs and a float32 sum, each twice, to be moved while the other is
+      # computed.
+      moved = 2 * size * width * (2 * itemsize + 4)
+      # The scores, their exponentials, and those in bfloat16.
+      return moved + size**2 * (4 + 4 + 2)
+
     size = _LARGEST
-    # Two inputs and a float32 sum, each twice, to be moved while the other is
-    # computed; and the scores, their exponentials, and those in `dtype`.
-    while (
-      size * (width * (4 * bytes_of + 8) + 10 * size) > 0.85 * kernel_memory()
-    ):
+    while needed_bytes(size) > 0.85 * kernel_memory():
       size //= 2
       if size < UNIT:
         return None
-    # v4 and v5p divide the blocks of targets between two cores.
-    count = 2 * -(-targets // (2 * size)) if targets > UNIT else 1
-    targets_each = _up(-(-targets // count))
+    # An even number: v4 and v5p divide the blocks between two cores.
+    target_blocks = 2 * pl.cdiv(targets, 2 * size) if targets > UNIT else 1
+    targets_each = _up(pl.cdiv(targets, target_blocks))
     # No block of tokens extends beyond the end if a large enough size divides.
     sizes = range(size, size // 2, -UNIT)
-    least = _up(-(-tokens // -(-tokens // size)))
+    least = _up(pl.cdiv(tokens, pl.cdiv(tokens, size)))
     tokens_each = next((n for n in sizes if tokens % n == 0), least)
-    return cls(targets_each, tokens_each, (count, -(-tokens // tokens_each)))
+    grid = target_blocks, pl.cdiv(tokens, tokens_each)
+    return cls(targets_each, tokens_each, grid)
 
   def moved(self, outer: int, width: int, itemsize: int) -> int:
     """Returns the bytes that a kernel reads and writes, without its rows."""
@@ -75,7 +83,7 @@ class HeadBlocks(NamedTuple):
 
 
 def _up(size: int) -> int:
-  return -(-size // UNIT) * UNIT
+  return pl.cdiv(size, UNIT) * UNIT
 
 
 # The passes: the work on each block of scores `[tokens, targets]`.
@@ -120,7 +128,13 @@ def loss_by_target(states, kernel, bias, gradient: bool) -> PassResults:
   return PassResults(*(x[0, :count] for x in rows), acc)
 
 
-def _by_target(count, states, kernel, bias, top, total, best, acc=None):
+def _by_target(tokens, states, kernel, bias, top, total, best, acc=None):
+  """Adds a block of tokens to the results so far, by an online softmax.
+
+  The arrays are those of a block, and V is `tokens`. `top`, `total`, `best` and
+  `acc` are the results m, l, best and acc of the module's text. They stay while
+  the inner loop goes over the blocks of tokens.
+  """
   first = pl.program_id(1) * len(kernel)
 
   @pl.when(pl.program_id(1) == 0)
@@ -129,21 +143,24 @@ def _by_target(count, states, kernel, bias, top, total, best, acc=None):
     for x in (total, best) if acc is None else (total, best, acc):
       x[...] = jnp.zeros_like(x)
 
-  s = _block_scores(states, kernel, bias)
-  token = jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
-  if count % len(s):
-    s = jnp.where(token < count - first, s, _HIDDEN)
-  before = top[...]
-  block_top = s.max(axis=0, keepdims=True)
-  place = jnp.where(s == block_top, token, len(s)).min(axis=0, keepdims=True)
-  best[...] = jnp.where(block_top > before, first + place, best[...])
-  highest = jnp.maximum(before, block_top)
-  shrink = jnp.exp(before - highest)
-  e = jnp.exp(s - highest)
-  top[...] = highest
-  total[...] = total[...] * shrink + e.sum(axis=0, keepdims=True)
+  scores = _block_scores(states, kernel, bias)
+  token = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+  if tokens % len(scores):  # the last block extends beyond the end
+    scores = jnp.where(token < tokens - first, scores, _HIDDEN)
+  old_top = top[...]
+  block_top = scores.max(axis=0, keepdims=True)
+  # Of equal scores, the first token counts, in a block and among blocks.
+  is_top = scores == block_top
+  place = jnp.where(is_top, token, len(scores)).min(axis=0, keepdims=True)
+  best[...] = jnp.where(block_top > old_top, first + place, best[...])
+  new_top = jnp.maximum(old_top, block_top)
+  # The sums so far are of exp(s - old_top).
+  shrink = jnp.exp(old_top - new_top)
+  exps = jnp.exp(scores - new_top)
+  top[...] = new_top
+  total[...] = total[...] * shrink + exps.sum(axis=0, keepdims=True)
   if acc is not None:
-    part = dot(kernel[...], e.astype(kernel.dtype), 0, 0)
+    part = dot(kernel[...], exps.astype(kernel.dtype), 0, 0)
     acc[...] = acc[...] * shrink + part
 
 

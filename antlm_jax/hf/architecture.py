@@ -60,7 +60,7 @@ class Target:
   # Defaults of transformers for absent fields.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   zeros: tuple[str, ...] = ()  # biases `[D]` per layer that our encoder lacks
-  # Tensors that its files have twice: the second name by the first.
+  # Tensors that its files have under two names: the original's, by the copy's.
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Tensors whose names differ from `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -14,7 +14,7 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping
-from antlm_jax.hf.architecture import Target
+from antlm_jax.hf.architecture import Architecture, Target
 from antlm_jax.hf.tokenizer import ROLES
 from antlm_jax.runtime import files
 
@@ -135,18 +135,22 @@ def end_ids(
 
 
 def _settings_of_fields(
-  encoder: str, architecture, fields: Mapping
+  encoder: str, architecture: Architecture, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns our settings for the fields, after a check of their types."""
+  """Returns our settings for the fields.
+
+  Raises a ValueError if a field is missing or has another type.
+  """
   settings = dataclasses.fields(models.ENCODERS[encoder])
   types = {setting.name: setting.type for setting in settings}
   out = {}
   for ours, theirs in architecture.settings.items():
+    # Export writes the property `head_dim`, which import sets as `head_width`.
     ours = "head_width" if ours == "head_dim" else ours
-    if ours not in types:  # computed from other settings
+    if ours not in types:  # another property, computed from other settings
       continue
     value = fields.get(theirs)
-    # It is tuple for tuple[float, ...].
+    # `tuple` for tuple[float, ...], or else the type itself.
     kind = typing.get_origin(types[ours]) or types[ours]
     if value is None:
       raise ValueError(f"{theirs} is missing")

@@ -18,7 +18,7 @@ from antlm_jax.hf import config as hf_config
 from antlm_jax.hf.architecture import EXPORT_RECORD, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import FineTuned, Loaded
 from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import HUB_PREFIX
 
@@ -233,30 +233,39 @@ def _link_weights(source: pathlib.Path, folder: pathlib.Path) -> None:
       shutil.copyfile(path, folder / path.name)
 
 
-def _export_tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
-  """Returns a folder's weights, and the head of a fine-tuned model."""
+def _export_tensors(
+  loaded: Loaded, target: Target, dtype: str
+) -> dict[str, np.ndarray]:
+  """Returns all tensors of a folder by name.
+
+  A fine-tuned model has those of its head in place of the output layer's.
+  """
   architecture = ARCHITECTURES[loaded.config.model.name]
-  names = architecture.names(target)
   params = loaded.params
+  head_tensors = {}
   if loaded.task:
     params, _ = models.divided(params)
-  tensors = weights.params_to_tensors(params, names, dtype)
-  if loaded.task:
-    place = heads.head_place(loaded.task)
-    head_names = place.weights | target.head
-    head_names = {ours: name for ours, name in head_names.items() if name}
-    head_params = place.params(loaded.task)
-    tensors |= weights.params_to_tensors(head_params, head_names, dtype)
+    head_tensors = _head_tensors(loaded.task, target, dtype)
+  tensors = weights.params_to_tensors(params, architecture.names(target), dtype)
+  tensors |= head_tensors
   config = loaded.model.config
-  for name in target.zeros:
+  for name in target.zeros:  # biases that transformers has, and we have not
     biases = np.zeros((config.layers, config.width), jnp.dtype(dtype))
     tensors |= {name.format(i): bias for i, bias in enumerate(biases)}
-  tensors |= {
-    copy: tensors[original]
-    for copy, original in target.copies.items()
-    if original in tensors
-  }
+  for copy, original in target.copies.items():
+    if original in tensors:  # a model without an output layer lacks both
+      tensors[copy] = tensors[original]
   return {n: t for n, t in tensors.items() if n not in architecture.unused}
+
+
+def _head_tensors(
+  task: FineTuned, target: Target, dtype: str
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of a fine-tuned model's head by name."""
+  place = heads.head_place(task)
+  names = place.weights | target.head
+  names = {ours: name for ours, name in names.items() if name}
+  return weights.params_to_tensors(place.params(task), names, dtype)
 
 
 def _import_metadata(loaded: Loaded) -> dict[str, object]:

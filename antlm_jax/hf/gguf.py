@@ -35,7 +35,9 @@ def unpack(model: str | os.PathLike[str]) -> pathlib.Path:
 
 
 @functools.cache
-def _unpack(path: pathlib.Path, _: int) -> pathlib.Path:
+def _unpack(path: pathlib.Path, modified: int) -> pathlib.Path:
+  """Unpacks a file, once until it is modified."""
+  del modified  # only tells a changed file from the one before it
   try:
     import accelerate  # noqa: F401
     import gguf  # noqa: F401

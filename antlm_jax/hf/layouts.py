@@ -39,24 +39,23 @@ class TensorLayout:
     return {**fields, **named, **self.settings}
 
   def tensors_of(self, weights: Weights) -> Weights:
-    """Returns the weights under the names of `self.weights`.
+    """Returns the weights without the prefixes of wrappers.
 
-    Raises a UserError if numbered tensors have incompatible shapes.
+    The numbered tensors NAME.0, NAME.1 and so on become one, NAME. Raises a
+    UserError if their shapes are incompatible.
     """
     tensors = dict(weights.tensors)
     if self.weights:
       tensors = {_inner(name): t for name, t in tensors.items()}
-    number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
-    pieces = {
-      int(match[1]): tensors.pop(match[0])
-      for match in map(number.fullmatch, [*tensors])
-      if match
-    }
+    if not self.numbered:
+      return dataclasses.replace(weights, tensors=tensors)
+    pattern = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
+    matches = [*filter(None, map(pattern.fullmatch, tensors))]
+    matches.sort(key=lambda match: int(match[1]))
+    pieces = [tensors.pop(match[0]) for match in matches]
     if pieces:
-      tensors[self.numbered] = _concatenate_tensors(
-        f"{weights.folder}: {self.numbered}",
-        [pieces[i] for i in sorted(pieces)],
-      )
+      label = f"{weights.folder}: {self.numbered}"
+      tensors[self.numbered] = _concatenate_tensors(label, pieces)
     return dataclasses.replace(weights, tensors=tensors)
 
 

@@ -123,7 +123,7 @@ def fill(
     raise UserError("there is no text to fill")
   attention_block = _block_length(loaded) or loaded.model.config.max_seq_len
   fill_block = block_length or attention_block
-  texts = [_insert_masks(loaded, user_text, tokens) for user_text in user_texts]
+  texts = [_with_usual_masks(loaded, text, tokens) for text in user_texts]
   rows = _lay_out(loaded, texts, tokens, count, top)
   masked_at_start = rows.masked
   most_masks = min(fill_block, int(masked_at_start.sum(axis=1).max()))
@@ -183,8 +183,12 @@ def _block_length(loaded: TextModel) -> int:
   return next(lengths, 0)
 
 
-def _insert_masks(loaded: TextModel, text: str, added: int) -> str:
-  """Returns a text whose masks are `<mask>`, or raises a UserError if none."""
+def _with_usual_masks(loaded: TextModel, text: str, added: int) -> str:
+  """Returns a text with `<mask>` in place of the model's own mask token.
+
+  Raises a UserError if there is nothing to fill: the text has no mask, and none
+  is `added` to it later.
+  """
   framing.mask_id(loaded)  # raises a UserError if the model has no mask token
   mask_token = loaded.tokenizer.mask_token
   text = text.replace(mask_token, MASK)

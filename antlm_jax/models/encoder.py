@@ -285,7 +285,7 @@ def per_layer(values: Sequence[Hashable]) -> PerLayer:
   return PerLayer(kinds, [kinds.index(v) for v in values])
 
 
-def masks(
+def layer_masks(
   config: EncoderConfig, mask: AttentionMask, shape: Sequence[int], xp=jnp
 ) -> PerLayer:
   """Returns each layer's mask: `mask`, limited to the layer's window.
@@ -296,17 +296,18 @@ def masks(
     shape: Shape `[..., T]` of the bounds of a limited mask.
     xp: Module that computes the bounds: `jax.numpy`, or numpy on the host.
   """
-  windows = per_layer(config.windows_in(shape[-1]))
-  # A loop over the blocks needs masks of one structure. Otherwise a layer
-  # without a window, whose window is T, keeps its mask, which may lack bounds.
-  same_structure = config.loops and len(windows.kinds) > 1
-  return windows.map(
-    lambda window: (
-      mask
-      if window == shape[-1] and not same_structure
-      else mask.within(window, shape, xp)
-    )
-  )
+  length = shape[-1]
+  windows = per_layer(config.windows_in(length))
+  # A loop over the blocks needs masks of one structure, so all have bounds.
+  need_bounds = config.loops and len(windows.kinds) > 1
+
+  def limited(window: int) -> AttentionMask:
+    has_no_window = window == length
+    if has_no_window and not need_bounds:
+      return mask  # perhaps without bounds, which is faster
+    return mask.within(window, shape, xp)
+
+  return windows.map(limited)
 
 
 def prepare_masks(
@@ -328,8 +329,8 @@ def prepare_masks(
   )
   split = attention.Split(rows_axes, heads_axes)
   call = q, k, config.attention, dropout, config.buckets, split
-  layer_masks = masks(config, mask, (rows, length))
-  return layer_masks.map(lambda mask: attention.prepare_mask(mask, *call))
+  masks = layer_masks(config, mask, (rows, length))
+  return masks.map(lambda mask: attention.prepare_mask(mask, *call))
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:

@@ -258,7 +258,12 @@ class LtgBert(encoder.Encoder):
     return encoder.run_blocks(c, self.blocks, x, masks, keys, relative)
 
   def _run_by_depth(self, x, masks, keys, relative) -> jax.Array:
-    """Runs the blocks unrolled, because each reads all earlier outputs."""
+    """Runs the blocks with `depth_weights`; arguments as of `run_blocks`.
+
+    The embeddings and the state after each sublayer are kept. The next
+    sublayer, or at the end the head, reads their weighted sum. So no loop can
+    run the blocks.
+    """
     outputs = [x]
     begin = 0
     remat = functools.partial(encoder.rematerialized, self.config)
@@ -266,7 +271,7 @@ class LtgBert(encoder.Encoder):
       for sublayer in block.sublayers(relative, masks.of_layer(layer), key):
         step = remat(lambda x, f=sublayer: x + f(x))
         outputs.append(mesh_lib.constrain(step(x), "batch", None, None))
-        # The next sublayer has a weight for each output so far.
+        # The next sum has a weight for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
         weights = weights.astype(x.dtype)
         begin += len(outputs)

@@ -128,7 +128,7 @@ class Model:
   def attention_of(self, inputs, mask: AttentionMask) -> Sequence[str]:
     """Returns the name of the attention that training uses for each window.
 
-    The windows are those of `PerLayer.kinds` in `encoder.masks`.
+    The windows are those of `PerLayer.kinds` in `encoder.layer_masks`.
 
     Args:
       inputs: Tokens of M microbatches, `[M, B, T]`, or their shape.

@@ -164,9 +164,16 @@ class _Reader:
   def lengths(
     self, steps_per_epoch: float, run_steps: int | None
   ) -> list[float]:
-    """Returns the length of each phase in steps, before rounding."""
-    # Nobody trains a phase of a thousand epochs, and papers of two stages write
-    # steps as 10000C.
+    """Returns the length of each phase in steps, before rounding.
+
+    Raises a UserError if units are mixed, or shares do not fit the run.
+    """
+    if self.unit and any(part.unit for part in self.parts):
+      raise UserError(
+        f"{self.what}: shares of the run have no unit: leave out {self.unit!r}"
+      )
+    # A plain count of 1,000 or more means steps: nobody trains a phase of a
+    # thousand epochs, and papers of two stages write steps as 10000C.
     units = {
       part.unit or self.unit or ("steps" if part.count >= 1000 else "epochs")
       for part in self.parts
@@ -176,16 +183,17 @@ class _Reader:
         f"{self.what} mixes {' and '.join(sorted(units))}: write all"
         " counts in one unit, such as '300C+700M steps'"
       )
-    if units == {"epochs"}:
+    (unit,) = units
+    if unit == "epochs":
       return [part.count * steps_per_epoch for part in self.parts]
-    if units == {"steps"}:
+    if unit == "steps":
       return [part.count for part in self.parts]
     if run_steps is None:
       raise UserError(
         f"{self.what} divides the run, but the run's length is not set: set"
         " train.epochs or train.steps, or write counts, such as '4C+16M+4C'"
       )
-    if units == {"equal shares"}:
+    if unit == "equal shares":
       return [run_steps / len(self.parts)] * len(self.parts)
     total = sum(part.count for part in self.parts)
     if abs(total - 100) > 1e-6:

@@ -80,19 +80,21 @@ def _draw_losses(
 ) -> None:
   """Draws the held-out losses in front of the training losses.
 
-  The trained objectives, whose logged names are `names`, precede others.
+  The rows have train/KIND/loss, eval/KIND/loss and, of several held-out sets,
+  eval/KIND/SET/loss. `names` has the kind of each trained objective, which
+  precede others.
   """
   keys = dict.fromkeys(itertools.chain(*rows.values()))
   parts = [key.split("/") for key in keys]
-  only_evaluated = [p[1] for p in parts if p[2:] == ["loss"]]
-  kinds = dict.fromkeys([*names.values(), *only_evaluated])
+  logged_kinds = [p[1] for p in parts if p[2:] == ["loss"]]
+  kinds = dict.fromkeys([*names.values(), *logged_kinds])
   sets = dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"])
   has_many = bool(curriculum) and len(curriculum.phases) > _MANY
-  objectives = {kind: name for name, kind in names.items()} if has_many else {}
+  objectives = {kind: name for name, kind in names.items()}
   for kind, colour in zip(kinds, itertools.cycle(COLOURS), strict=False):
     for curve in smooth(rows, f"train/{kind}/loss", steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
-    if kind in objectives:
+    if has_many and kind in objectives:
       _draw_by_blocks(axes, rows, kind, colour, curriculum, objectives[kind])
     else:
       style = {"label": f"{kind}, held out", "color": colour, **_MARKED}
@@ -100,6 +102,14 @@ def _draw_losses(
     for name, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
       style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {name}"}
       _draw_line(axes, rows, f"eval/{kind}/{name}/loss", color=colour, **style)
+  if not math.isnan(unigram):
+    axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+  _limit_to_held_out_losses(axes, rows, unigram)
+  axes.set_ylabel("loss (nats per target)")
+  legend(axes, "held-out losses\n" * has_many + "thin: in training")
+
+
+def _limit_to_held_out_losses(axes, rows: ByStep, unigram: float) -> None:
   # The held-out losses before the first step would flatten the curves.
   visible = [
     row[key]
@@ -108,13 +118,10 @@ def _draw_losses(
     if step > 0 and key.startswith("eval/") and key.endswith("/loss")
   ]
   if not math.isnan(unigram):
-    axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
     visible.append(unigram)
   if visible:
     margin = 0.08 * (max(visible) - min(visible)) + 0.05
     axes.set_ylim(min(visible) - margin, max(visible) + margin)
-  axes.set_ylabel("loss (nats per target)")
-  legend(axes, "held-out losses\n" * has_many + "thin: in training")
 
 
 def _draw_by_blocks(
@@ -125,15 +132,19 @@ def _draw_by_blocks(
   curriculum: Curriculum,
   objective: str,
 ) -> None:
-  """Draws the held-out losses after an objective's blocks, and after others."""
-  steps = {
+  """Draws a held-out loss after its objective's blocks, and after others.
+
+  `kind` names the loss, and `objective` its objective in the curriculum. A thin
+  line joins all values. Step 0 is after others.
+  """
+  steps_after = {
     step
     for phase in curriculum.phases
     for step in rows
-    if objective in phase.shares and phase.start < step <= phase.stop
+    if phase.start < step <= phase.stop and objective in phase.shares
   }
-  after = {step: row for step, row in rows.items() if step in steps}
-  elsewhere = {step: row for step, row in rows.items() if step not in steps}
+  after = {step: row for step, row in rows.items() if step in steps_after}
+  elsewhere = {s: row for s, row in rows.items() if s not in steps_after}
   key = f"eval/{kind}/loss"
   style = {"color": colour, **_MARKED}
   _draw_line(axes, rows, key, color=colour, alpha=0.4, lw=0.6)

@@ -193,7 +193,7 @@ def estimate_program(
       math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
       for x in jax.tree.leaves(arguments)
     )
-    memory = exceeded(str(error), sum(on_a_device))
+    memory = parse_memory_error(str(error), sum(on_a_device))
     if memory is None:
       raise
   else:
@@ -238,25 +238,26 @@ def estimate_program(
   )
 
 
-def exceeded(message: str, arguments: int) -> Memory | None:
-  """Parses a compiler's error for the memory that a program needs.
+def parse_memory_error(message: str, arguments: int) -> Memory | None:
+  """Returns the memory that a compiler's error names; None for other errors.
 
   `arguments` is the size of the arguments on a device, in bytes.
   """
+  if "RESOURCE_EXHAUSTED" not in message:
+    return None
   size = r"([\d.]+)([KMGTPE]?)"
-  match = re.search(rf"Used {size} of {size} hbm", message)
-  apart = 0
-  if not match:  # an error about temporaries only
-    pattern = rf"\({size}\) exceeds available HBM \({size}\)"
-    match = re.search(pattern, message)
-    apart = arguments
-  if not match or "RESOURCE_EXHAUSTED" not in message:
+  # "Used 20.50G of 15.75G hbm" is about all memory.
+  whole = re.search(rf"Used {size} of {size} hbm", message)
+  # "temporaries (22.00G) exceeds available HBM (15.75G)" omits the arguments.
+  partial = re.search(rf"\({size}\) exceeds available HBM \({size}\)", message)
+  match = whole or partial
+  if not match:
     return None
   used, limit = (
     int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
     for number, prefix in (match.group(1, 2), match.group(3, 4))
   )
-  needed = apart + used
+  needed = used if whole else arguments + used
   return Memory(limit, needed, arguments, needed - arguments)
 
 
@@ -268,7 +269,8 @@ def _speed(
   fused = counts.stated(head_tpu.NAMES)
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
-    executed += attended * _visited(run.mesh, run.model, batch, attention)
+    share = _computed_share(run.mesh, run.model, batch, attention)
+    executed += attended * share
   network = Network(run.mesh)
   collectives = {}
   for collective, times in counts.collectives.items():
@@ -296,16 +298,18 @@ def _speed(
   }
 
 
-def _visited(
+def _computed_share(
   mesh: jax.sharding.Mesh,
   model: models.Model,
   batch: Batch,
-  attention: Sequence[str],
+  kernels: Sequence[str],
 ) -> float:
-  """Returns the share of its stated FLOPs that the attention kernel computes.
+  """Returns the share of attention's stated FLOPs that is computed.
 
-  The kernel states the FLOPs of all pairs of tokens, or half of them if causal.
-  It visits only blocks that this batch's mask does not hide.
+  It is the mean over the layers. The TPU kernel states the FLOPs of all pairs
+  of tokens, or half of them if causal. The stand-in for `mosaic` and `tokamax`
+  states all pairs. They compute only blocks that this batch's mask does not
+  hide. `kernels` has the kernel of each kind of mask.
   """
   c = model.config
   length = batch.inputs.shape[-1]
@@ -314,20 +318,19 @@ def _visited(
   group = c.heads // c.kv_heads
   with jax.set_mesh(mesh):
     blocks = kernel.choose_blocks(length, length, group, c.head_dim, c.dtype)
-  stated = rows * length**2 / (2 if mask.causal else 1)
+  stated_pairs = rows * length**2 / (2 if mask.causal else 1)
 
-  def share(mask, name):
+  def share(layer_mask, name):
     if name == "cudnn":  # its stand-in states the exact FLOPs
       return 1.0
     if name in ("mosaic", "tokamax"):
-      return visits.make_visit_schedule(
-        mask, rows, length, length
-      ).by_query.share
-    by_query, _ = grid.make_grid_schedules(mask, rows, blocks)
+      schedule = visits.make_visit_schedule(layer_mask, rows, length, length)
+      return schedule.by_query.share
+    by_query, _ = grid.make_grid_schedules(layer_mask, rows, blocks)
     steps = math.prod(int(n) for n in by_query.grid(rows))
-    return steps * blocks.q_size * blocks.k_size / stated
+    return steps * blocks.q_size * blocks.k_size / stated_pairs
 
-  masks = encoder.masks(c, mask, (rows, length))
-  shares = map(share, masks.kinds, attention)
+  masks = encoder.layer_masks(c, mask, (rows, length))
+  shares = map(share, masks.kinds, kernels)
   of_layers = encoder.PerLayer([*shares], masks.indices)
   return float(of_layers.total(float)) / c.layers

@@ -58,6 +58,11 @@ def measured_chip(device: jax.Device) -> chips.Measured | None:
   return (chip and chip.measured) or (chips.HOPPER if like_h100 else None)
 
 
+# Names of attention's kernels on a TPU. Some run over the blocks of keys.
+_KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
+_BY_KEYS = "attention_gradients", "attention_key_gradients"
+
+
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
   """A compiled step and the work whose time is forecast."""
@@ -124,7 +129,7 @@ def _tpu_attention_seconds(
   step: CompiledStep, measured: chips.Measured
 ) -> float:
   """Returns the seconds of attention on a TPU, by its kernels' bundles."""
-  kernel_seconds = _attention(
+  kernel_seconds = _attention_seconds(
     step.mesh, step.model, step.batch, step.listings, measured
   )
   seconds = _sum_of(step.counts.kernels, _KERNELS, kernel_seconds)
@@ -194,9 +199,6 @@ def kernel(
   return cycles / (measured.clock * measured.cores)
 
 
-_KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
-
-
 def _sum_of(
   kernels: Mapping, names: str, seconds: Mapping[str, float]
 ) -> float:
@@ -205,35 +207,43 @@ def _sum_of(
   return sum(times * seconds[name[0]] for name, times in matches if name)
 
 
-def _attention(
-  mesh, model: Model, batch: Batch, listings: Mapping, measured: chips.Measured
+def _attention_seconds(
+  mesh: jax.sharding.Mesh,
+  model: Model,
+  batch: Batch,
+  listings: Mapping[str, bundles.BundleCounts],
+  measured: chips.Measured,
 ) -> dict[str, float]:
   """Returns the seconds of each attention kernel for the batch, by name."""
   c = model.config
-  (parts, rows, length) = batch.inputs.shape
+  microbatches, microbatch_rows, length = batch.inputs.shape
+  rows = microbatches * microbatch_rows
   kv_heads = c.kv_heads // mesh.shape["tensor"]
   group = c.heads // c.kv_heads
   dtype = jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
-  masks = encoder.masks(c, mask, (parts * rows, length))
-  heads_of = tpu_kernel.heads_of_a_step
+  masks = encoder.layer_masks(c, mask, (rows, length))
   with jax.set_mesh(mesh):
     blocks = tpu_kernel.choose_blocks(length, length, group, c.head_dim, dtype)
-    at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
+    heads_at_once = tpu_kernel.heads_of_a_step(
+      kv_heads, group, c.head_dim, blocks, dtype
+    )
+  # Each block is visited once for so many heads.
+  turns = kv_heads // heads_at_once
 
   def visits(mask):
-    orders = tpu_grid.make_grid_schedules(mask, parts * rows, blocks)
-    return [_block_visits(order, parts * rows) for order in orders]
+    orders = tpu_grid.make_grid_schedules(mask, rows, blocks)
+    return [_block_visits(order, rows) for order in orders]
 
-  steps = (masks.total(visits) / c.layers).tolist()  # mean over layers
+  # Numbers of masked, whole and output blocks; means over the layers.
+  by_queries, by_keys = (masks.total(visits) / c.layers).tolist()
   out = {}
   for listed, listing in listings.items():
     if not (match := re.search(_KERNELS, listed)):
       continue
     name = match[0]
-    by_keys = name in ("attention_gradients", "attention_key_gradients")
-    over_heads = (n * kv_heads // at_once for n in steps[by_keys])
-    out[name] = kernel(listing, *over_heads, measured)
+    visited = by_keys if name in _BY_KEYS else by_queries
+    out[name] = kernel(listing, *(n * turns for n in visited), measured)
   return out
 
 

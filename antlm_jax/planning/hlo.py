@@ -301,7 +301,7 @@ def _add(out: Counts, op: _Op) -> None:
       out.add(callee.counts)
   else:
     # A fusion moves bytes as a unit, but computes several instructions.
-    counts = Counts(bytes=_moved(op))
+    counts = Counts(bytes=_moved_bytes(op))
     _work(counts, op)
     if not counts.kernels:
       scope = "collectives" if counts.collectives else op.scope
@@ -499,14 +499,17 @@ def _iota(text: str) -> np.ndarray:
 # --------------------------------------------------------- bytes of main memory
 
 
-def _moved(op: _Op) -> int:
-  """Returns the bytes that an instruction reads from and writes to memory."""
+def _moved_bytes(op: _Op) -> int:
+  """Returns the bytes of main memory that an instruction reads and writes."""
+  # AllocateBuffer only reserves memory.
   if _FREE.fullmatch(op.code) or "AllocateBuffer" in op.attributes:
     return 0
-  if op.code.endswith("-done"):  # end of a copy
+  # End of an asynchronous copy or slice, whose start is free. A slice reads no
+  # more than its result.
+  if op.code.endswith("-done"):
     sources = op.operands[0].operands
     return min(sum(o.far for o in sources), op.bytes) + op.far
-  # Arrays on the chip do not count.
+  # It reads at most the part of an operand that is not on the chip.
   reads = (
     min(operand.far, _operand_bytes(op, index, operand.bytes))
     for index, operand in enumerate(op.operands)

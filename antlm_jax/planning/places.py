@@ -140,23 +140,29 @@ def settings_for(
 def launch(topology: str, slices: int, words: Sequence[str]) -> str:
   """Returns the command that launches a training on a topology.
 
-  TPUs are TPU VMs where Google has them, and GKE otherwise; GPUs are Slurm's.
+  Google's TPUs run in TPU VMs if gcloud has the type, or else in GKE, and GPUs
+  under Slurm. `words` are arguments of `antlm train`. A workdir and a data path
+  that they lack are added in capitals, for the user to replace.
   """
   place = parse_topology(topology)
-  many = [f"--slices={slices}"] if slices > 1 else []
-  bucket = ["--workdir=gs://BUCKET/NAME", "--config.data.path=gs://BUCKET/DATA"]
+  slices_option = [f"--slices={slices}"] if slices > 1 else []
+  placeholders = {
+    "--workdir": "gs://BUCKET/NAME",
+    "--config.data.path": "gs://BUCKET/DATA",
+  }
   if place.type("gcloud"):
-    start = ["./launch/tpu_vm.sh", "run", "NAME", "--zone=ZONE"]
-    start += [f"--type={place.type('gcloud')}", *many]
+    launcher = ["./launch/tpu_vm.sh", "run", "NAME", "--zone=ZONE"]
+    launcher += [f"--type={place.type('gcloud')}", *slices_option]
   elif place.type("gke"):
-    start = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
-    start += many
+    launcher = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
+    launcher += slices_option
   else:
     nodes, _, node_gpus = place.shape.rpartition("x")
-    start = ["./launch/slurm.sh", "run", "NAME"]
-    start += [f"--nodes={nodes or 1}", f"--gpus={node_gpus}"]
-    bucket = ["--workdir=runs/NAME", "--config.data.path=DATA"]
-  names = {word.partition("=")[0] for word in words}
-  bucket = [word for word in bucket if word.partition("=")[0] not in names]
-  lines = [shlex.join(part) for part in ([*start, "--"], words, bucket) if part]
+    launcher = ["./launch/slurm.sh", "run", "NAME"]
+    launcher += [f"--nodes={nodes or 1}", f"--gpus={node_gpus}"]
+    placeholders = {"--workdir": "runs/NAME", "--config.data.path": "DATA"}
+  given = {word.partition("=")[0] for word in words}
+  missing = [f"{k}={v}" for k, v in placeholders.items() if k not in given]
+  parts = [*launcher, "--"], words, missing
+  lines = [shlex.join(part) for part in parts if part]
   return " \\\n  ".join(lines)

@@ -111,12 +111,17 @@ def program_arguments(
 def compile_lowered(
   lowered: jax.stages.Lowered, options: Mapping | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a program without JAX's cache, which needs the device."""
+  """Compiles a program, also for absent devices.
+
+  JAX's cache can neither write nor read such a program, and JAX looks only once
+  whether the cache is enabled. So no entry is written, and a warning about an
+  entry that cannot be read is ignored.
+  """
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
-  jax.config.update(name, math.inf)  # write no entry
+  jax.config.update(name, math.inf)
   try:
-    with warnings.catch_warnings():  # ignore warnings about other entries
+    with warnings.catch_warnings():
       warnings.filterwarnings("ignore", "Error reading persistent compilation")
       return lowered.compile(compiler_options=options)
   finally:

@@ -168,12 +168,11 @@ def _gpu(
   Args:
     name: Name in topologies, such as h100.
     kind: Whole device_kind.
-    peaks: TFLOP/s, memory in GiB (an integer is in bytes), and GB/s to and
-      from it.
+    peaks: TFLOP/s, GiB of memory, and GB/s to and from it.
     network: Values of `links`, `link` and `dcn`, as in `Chip`.
     watts: The most power that it draws.
     processors: Number of streaming multiprocessors, clock in GHz, and cache in
-      MiB (a number over 1,000 is in bytes).
+      MiB.
     measured: Measurements for the forecast.
   """
   teraflops, memory, gigabytes = peaks
@@ -181,7 +180,7 @@ def _gpu(
   cores, clock, cache = processors
   return Chip(
     flops=teraflops * 1e12,
-    memory=memory if isinstance(memory, int) else int(memory * _GIB),
+    memory=int(memory * _GIB),
     bandwidth=gigabytes * 1e9,
     links=links,
     link=link,
@@ -191,7 +190,7 @@ def _gpu(
     kind=kind,
     cores=cores,
     clock=clock,
-    cache=cache if cache > 1000 else cache * 2**20,
+    cache=int(cache * 2**20),
     measured=measured,
   )
 
@@ -237,18 +236,18 @@ CHIPS = {
     *(_NVLINK_A100, 400, (108, 1.41, 40)),
   ),
   "NVIDIA H100": _gpu(
-    *("h100", "NVIDIA H100 80GB HBM3", (989, 84_942_979_072, 3350)),
+    *("h100", "NVIDIA H100 80GB HBM3", (989, 84_942_979_072 / _GIB, 3350)),
     *(_NVLINK_H100, 700, (132, 1.98, 50), HOPPER),
   ),
   "NVIDIA H100 PCIe": Chip(756e12),
   "NVIDIA H100 NVL": Chip(835e12),
   "NVIDIA H200": _gpu(
-    *("h200", "NVIDIA H200", (989, 151_397_597_184, 4800)),
+    *("h200", "NVIDIA H200", (989, 151_397_597_184 / _GIB, 4800)),
     *(_NVLINK_H100, 700, (132, 1.98, 50), _H200),
   ),
   "NVIDIA B200": _gpu(
-    *("b200", "NVIDIA B200", (2250, 191_514_411_008, 8000), (18, 50e9, 50e9)),
-    *(1000, (148, 1.965, 132_644_864), Measured(0.581)),
+    *("b200", "NVIDIA B200", (2250, 191_514_411_008 / _GIB, 8000)),
+    *((18, 50e9, 50e9), 1000, (148, 1.965, 126.5), Measured(0.581)),
   ),
   "NVIDIA L4": _gpu(
     *("l4", "NVIDIA L4", (121, 22.05, 300), _PCIE_4, 72, (58, 2.04, 48))

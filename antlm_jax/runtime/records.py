@@ -321,15 +321,23 @@ def _check_csv(lines: Lines) -> None:
 def _tsv_quotes(lines: Lines) -> bool:
   """Whether the quotation marks of a tsv file quote its fields.
 
-  They do if all of them are in fields that begin and end with a mark, and if a
-  program must have put them there. It did if lines are torn without them, if
-  the names have them, or if fields with a tab, comma or mark inside have them.
+  They do not if a mark is inside a field that has none at its ends. They do not
+  either if they would join fields of two lines, or if a record would have more
+  or fewer fields than the names. Otherwise they do if a program must have put
+  them there. It did in each of these cases:
+
+  1. Without the marks, lines would differ in their number of tabs.
+  2. The names have marks.
+  3. Fields with a tab or a mark inside have them, or fields with a comma inside
+     have them and no other field has a comma.
+
+  Raises a ValueError if a field spans lines, and 1 does not hold.
   """
   names = None
-  widths = set()
-  span = None
-  inside = set()  # signs in fields with marks
-  outside = False  # whether other fields have commas
+  tabs_of_lines = set()
+  first_span = None  # first and last line of the first field that spans lines
+  quoted_signs = set()  # signs in fields with marks
+  has_other_comma = False  # whether a field without marks has a comma
   for first, last, record in _tsv_records(lines):
     fields = _tsv_fields(record)
     names = names or fields
@@ -338,20 +346,22 @@ def _tsv_quotes(lines: Lines) -> bool:
     if not fields or joined or len(fields) != len(names):
       return False
     if last > first:
-      span = span or (first, last)
-    widths |= {line.count("\t") for line in record.split("\n")}
+      first_span = first_span or (first, last)
+    tabs_of_lines |= {line.count("\t") for line in record.split("\n")}
     for field in fields:
       if field[:1] == '"':
-        inside |= {sign for sign in '"\t,' if sign in field[1:-1]}
+        quoted_signs |= {sign for sign in '"\t,' if sign in field[1:-1]}
       else:
-        outside |= "," in field
-  if len(widths) > 1:
+        has_other_comma |= "," in field
+  if len(tabs_of_lines) > 1:
     return True
-  if span:
-    raise _ambiguous(*span)
+  if first_span:
+    raise _ambiguous(*first_span)
   if names and any(name[:1] == '"' for name in names):
     return True
-  return bool(inside - ({","} if outside else set()))
+  if has_other_comma:
+    quoted_signs.discard(",")
+  return bool(quoted_signs)
 
 
 def _tsv_records(lines: Lines) -> Iterator[tuple[int, int, str]]:

@@ -204,37 +204,48 @@ def torn(folder: pathlib.Path) -> list[int]:
 
 
 def find_checkpoint(path, step: int | None = None) -> pathlib.Path:
-  """Returns the folder of a step at or in `path`, by default the newest.
+  """Returns the folder of a checkpoint.
 
-  Raises a UserError if there is no such checkpoint.
+  `path` is this folder, or a run or folder of steps, of which it is that of
+  `step`, by default the newest. Raises a UserError if there is no such
+  checkpoint.
   """
   location = os.fspath(path)
   if location.startswith(HUB_PREFIX):
     raise UserError(f"{location} {_NOT_A_RUN}: {_import_remedy(location)}")
   path = files.absolute_path(path)
   with files.reaching(path):
-    alone = (path / "meta").is_dir()
-  if alone:
+    is_checkpoint = (path / "meta").is_dir()
+  if is_checkpoint:
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
   steps = checkpoint_steps(path)
   if not steps:
-    if _is_foreign(path):
-      raise UserError(f"{path} {_NOT_A_RUN}: {_import_remedy(location)}")
-    parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
-    inside = sorted({str(part.parent) for paths in parts for part in paths})
-    near = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
-    give = f"give a run's workdir or one of its {FOLDER}/STEP folders{near}"
-    why = files.absent(path) or give
-    if is_hub_name(location):
-      remedy = _import_remedy(location)
-      why = f"no such folder; if it is a model on the Hub, {remedy}"
-    raise UserError(f"{path!s:.200} holds no checkpoint: {why}")
+    raise _no_checkpoint(path, location)
   if step is not None and step not in steps:
     existing = ", ".join(map(str, steps))
     raise UserError(f"{path} has no step {step}, but steps {existing}")
   return steps[max(steps) if step is None else step]
+
+
+def _no_checkpoint(path: pathlib.Path, location: str) -> UserError:
+  """Returns the error for a path without checkpoints, with a remedy.
+
+  `location` is the path as the user gave it.
+  """
+  if _is_foreign(path):
+    return UserError(f"{path} {_NOT_A_RUN}: {_import_remedy(location)}")
+  if is_hub_name(location):
+    remedy = _import_remedy(location)
+    why = f"no such folder; if it is a model on the Hub, {remedy}"
+  elif not (why := files.absent(path)):
+    why = f"give a run's workdir or one of its {FOLDER}/STEP folders"
+    parts = (path.glob(f"*/{part}") for part in (FOLDER, "meta", "config.json"))
+    inside = sorted({str(part.parent) for paths in parts for part in paths})
+    if inside:
+      why += f"; did you mean {' or '.join(inside[:3])}?"
+  return UserError(f"{path!s:.200} holds no checkpoint: {why}")
 
 
 def is_hub_name(model: str | os.PathLike) -> bool:
@@ -323,7 +334,7 @@ class Checkpoint:
     return above.parent if above.name == FOLDER else above
 
   def say_better_step(self) -> None:
-    """Says if it is a run's newest step, and the run kept a better one."""
+    """Says if it is a run's newest step, and the run kept a better step."""
     is_named = self.path == files.absolute_path(self._location)
     if is_named or self._step is not None:
       return
@@ -441,11 +452,14 @@ class Checkpoint:
   ) -> TrainState:
     """Reads the state into the structure and shardings of `like`.
 
-    Arrays that the checkpoint lacks stay as in `like`. An example is the output
-    layer of a model that was imported without it. Without `with_optimizer`, the
-    optimizer's state stays, too. With `weights="ema"`, the checkpoint's average
-    becomes the parameters. An average in `like` becomes a copy of the restored
-    parameters then, and if the checkpoint has none.
+    The output layer of `like` stays if the checkpoint has none, as of a model
+    that was imported without it. Without `with_optimizer`, the state of the
+    optimizer stays, too.
+
+    `weights` names the item that becomes the parameters: `params`, or `ema` for
+    the average. If `like` keeps an average, it becomes the checkpoint's. With
+    `weights="ema"`, or if the checkpoint has none, it becomes a copy of the
+    restored parameters.
 
     Raises the errors of `read`, Unreadable if the checkpoint is damaged, and a
     KeyError if it has no item named `weights`.

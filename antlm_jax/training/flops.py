@@ -48,7 +48,7 @@ def forward_work(model: Model, batch: Batch) -> Work:
   matrices = sum(x.size for x in blocks if x.ndim > 2)
   targets = int((batch.weights > 0).sum())
   shape = batch.inputs.shape
-  masks = encoder.masks(c, batch.mask, shape, np)
+  masks = encoder.layer_masks(c, batch.mask, shape, np)
   causal, bidirectional = masks.total(lambda mask: visible_pairs(mask, shape))
   per_pair = 4.0 * c.heads * c.head_dim
   return Work(

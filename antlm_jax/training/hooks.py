@@ -165,33 +165,37 @@ class HeldOut(Evaluator):
     super().start(trainer)
 
   def measure(self, trainer) -> dict[str, float]:
-    out = {}
+    """Returns the values, and records the losses of rows."""
+    values = {}
     row_losses = {}
-    for name, sets in trainer.run.evaluations.items():
-      sums = {}
+    for objective, sources in trainer.run.evaluations.items():
+      sums = {}  # by set, and then by half
       rows = {}
-      for key, source in sets.items():
-        sums[key], rows[key] = self._sums(trainer, source)
-      measured = {name: list(trainer.run.sources.train)}
-      if len(sums) > 1:
-        measured |= {f"{name}/{key}": [key] for key in sums if key}
-      for key, set_names in measured.items():
-        by_half = zip(*(sums[x] for x in set_names), strict=True)
+      for set_name, source in sources.items():
+        sums[set_name], rows[set_name] = self._sums(trainer, source)
+      # The names of `held_out.loss_names`, with the sets of each.
+      groups = {objective: list(trainer.run.sources.train)}
+      if len(sources) > 1:
+        groups |= {f"{objective}/{name}": [name] for name in sources if name}
+      for group, set_names in groups.items():
+        by_half = zip(*(sums[name] for name in set_names), strict=True)
         halves = [_total_by_name(sums_of_half) for sums_of_half in by_half]
         total = _total_by_name(halves)
         loss = _mean_loss(total)
-        out |= {
-          f"eval/{key}/loss": loss,
-          f"eval/{key}/perplexity": math.exp(min(loss, 700)),
-          f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
+        values |= {
+          f"eval/{group}/loss": loss,
+          # The exponential of more than 709 is infinite.
+          f"eval/{group}/perplexity": math.exp(min(loss, 700)),
+          f"eval/{group}/accuracy": total["correct"] / max(total["count"], 1),
         }
-        if all(half["weight"] for half in halves):
+        if all(half["weight"] for half in halves):  # one row is in one half
           for number, half_name in enumerate(metrics.HALVES):
-            out[f"eval/{key}/loss/{half_name}"] = _mean_loss(halves[number])
-            rows_of_half = [rows[x][number] for x in set_names]
-            row_losses[f"{key}/{half_name}"] = _row_losses(rows_of_half)
+            half_loss = _mean_loss(halves[number])
+            values[f"eval/{group}/loss/{half_name}"] = half_loss
+            rows_of_half = [rows[name][number] for name in set_names]
+            row_losses[f"{group}/{half_name}"] = _row_losses(rows_of_half)
     trainer.record_rows(row_losses)
-    return out
+    return values
 
   def _sums(self, trainer, source) -> tuple[list[dict], list[np.ndarray]]:
     """Returns `losses.cross_entropy`'s sums of even and of odd batches.

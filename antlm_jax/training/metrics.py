@@ -26,13 +26,21 @@ ByStep = Mapping[int, Mapping[str, float]]  # values by step, then by name
 class Records:
   """Values by step, as JSON lines and for the writers of `log.writers`.
 
-  Values after `start`, the step that a killed run resumes from, are dropped,
-  since they will be recorded again. Only the first process writes.
+  Only the first process writes.
   """
 
   def __init__(
     self, folder: pathlib.Path, start: int, config=None, name: str = ""
   ):
+    """Drops the records after a step, and opens the writers.
+
+    Args:
+      folder: Folder of the run.
+      start: Step that a killed run resumes from, or -1 for a new run. Later
+        values will be recorded again.
+      config: Config of the run, which names the writers; None for no writers.
+      name: Name of the run for the writers.
+    """
     self._path = folder / METRICS
     self._rows_path = folder / ROWS
     self._writers = []

@@ -24,17 +24,18 @@ _SUBLANES = 8
 def one_hots(
   edges: tuple[int, ...], blocks: AttentionBlocks, dtype
 ) -> jax.Array:
-  """Returns buckets `[offsets, 2, q_size + k_size, C]` of a block's diagonals.
+  """Returns one-hot buckets of all blocks, `[offsets, 2, R + R', C]`.
 
-  Blocks at the same distance from the main diagonal share an `offset`. Along
-  the diagonals, distances fall for the queries' terms and rise for the keys'.
+  A block has R queries and R' keys, and there are C buckets. Blocks at the same
+  distance from the main diagonal share an offset: the distance between their
+  first query and first key. Axis 1 has the diagonals in the order of the
+  queries' terms, in which distances fall, and of the keys', in which they rise.
   """
-  # An offset is the distance between a block's first query and first key.
-  step, first = _offsets(blocks)
+  unit, first = _offsets(blocks)
   last = (blocks.q_count - 1) * blocks.q_size
-  offset = jnp.arange(first, last + 1, step)[:, None]
-  # R queries and R' keys have R + R' - 1 diagonals. One more makes the number a
-  # multiple of 128, and is cut off after the shift.
+  offset = jnp.arange(first, last + 1, unit)[:, None]
+  # A block has R + R' - 1 diagonals. An unused one makes the number a multiple
+  # of 128; `Diagonals.scores` cuts it off.
   diagonal = jnp.arange(blocks.q_size + blocks.k_size)
   falling = offset + blocks.q_size - diagonal
   rising = offset - blocks.k_size + diagonal
