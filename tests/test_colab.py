@@ -133,14 +133,30 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
 
 
 @pytest.mark.slow
-def test_training_shows_a_bar_and_the_curves(tmp_path):
-  """Runs all cells, in the notebook's short form."""
+@pytest.mark.parametrize(
+  "curriculum",
+  [
+    "20*(2%C+3%M)",
+    "100%C",
+    pytest.param("100%M", marks=pytest.mark.nightly),
+  ],
+)
+def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
+  """Runs all cells, in the notebook's short form.
+
+  Catches a cell that needs both modes.
+  """
   nbclient = pytest.importorskip("nbclient", reason="runs notebooks")
   for name in ("ipykernel", "torch", "transformers.models.eurobert"):
     pytest.importorskip(name, reason="the notebook needs it")
   import nbformat
 
   notebook = nbformat.read(NOTEBOOK, as_version=4)
+  settings = notebook.cells[1]
+  ours = 'CURRICULUM = "20*(2%C+3%M)"'
+  assert ours in settings.source
+  changed = ours.replace("20*(2%C+3%M)", curriculum)
+  settings.source = settings.source.replace(ours, changed)
   where = {"metadata": {"path": NOTEBOOK.parent}}
   client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
   short = {"ANTLM_COLAB_SHORT": "1", "HF_HUB_OFFLINE": "1"}
