@@ -157,12 +157,14 @@ def test_greedy_texts_are_theirs(family):
     pytest.skip("it reads both ways")
   prompts = [" ".join(text.split()[:3]) for text in SENTENCES[:20:2]]
   ours = generate(loaded, prompts, tokens=16, temperature=0)
+  # Random models write bytes that are no characters. Ours leave out those that
+  # may begin one.
+  ours = [text.rstrip("\ufffd") for text in ours]
   theirs = []
   for prompt in prompts:
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0]
     out = out[:-1] if out[-1] in loaded.meta.ends else out
-    # A half character at the end is left out.
     text = loaded.tokenizer.decode(out.tolist())
     theirs.append(text.rstrip("\ufffd"))
   assert ours == theirs
