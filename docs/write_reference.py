@@ -252,7 +252,8 @@ def _described(paragraphs: Sequence[str]) -> str:
 def _option(action: argparse.Action) -> tuple[str, str]:
   """Returns an option with its default, and its meaning."""
   name = action.option_strings[0] if action.option_strings else action.dest
-  has_default = str(action.default) not in ("None", "False", "", "[]")
+  # A switch such as `--no-tune` has no value.
+  has_default = str(action.default) not in ("None", "False", "True", "", "[]")
   if has_default and not action.required:
     name = f"{name}={settings.text(action.default)}"
   name = _code(name) + " (required)" * action.required
