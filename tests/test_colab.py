@@ -135,11 +135,7 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "curriculum",
-  [
-    "20*(2%C+3%M)",
-    "100%C",
-    pytest.param("100%M", marks=pytest.mark.nightly),
-  ],
+  ["20*(2%C+3%M)", "100%C", pytest.param("100%M", marks=pytest.mark.nightly)],
 )
 def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   """Runs all cells, in the notebook's short form.

@@ -196,6 +196,29 @@ def test_runs_with_masking_ratios_in_the_curriculum(tmp_path, capsys):
   assert numbers["best"] == "two" and numbers["settings"][""] == []
 
 
+def test_a_loss_that_a_run_did_not_train_ranks_no_run(tmp_path, capsys):
+  """Catches a best run by the untrained loss of the other attention."""
+  paths = {}
+  for name, curriculum, clm, mlm in (
+    ("c1", "4C steps", 3.0, 29.0),
+    ("c2", "4C steps", 3.5, 9.0),
+    ("m", "4M steps", 9.0, 2.0),
+    ("both", "4C:M steps", 3.2, 3.0),
+  ):
+    asked = config(f"--config.curriculum={curriculum}")
+    losses = {4: {"clm": clm, "mlm": mlm}}
+    paths[name] = write(tmp_path / name, asked, losses, switches=[])
+  c1, c2, m, both = paths.values()
+  for some in ((c1, c2), (c1, c2, both)):
+    _, numbers, text = compared(capsys, *some)
+    assert numbers["best"] == "c1" and numbers["by"] == ["clm"]
+  _, numbers, text = compared(capsys, c1, m, both)
+  assert "the runs trained different objectives" in text
+  assert numbers["best"] is None
+  _, numbers, text = compared(capsys, c1, m, both, "--by=mlm")
+  assert "different objectives" not in text and numbers["best"] == "m"
+
+
 @pytest.mark.slow
 def test_losses_under_different_masks_rank_no_run(tmp_path, capsys):
   """Catches the run with the fewest masks as the best."""

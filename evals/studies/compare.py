@@ -50,7 +50,8 @@ def compare(
 
   Args:
     runs: Paths to the runs' folders, or to results of fine-tunings.
-    by: Objectives whose losses rank the runs, such as mlm; all by default.
+    by: Objectives whose losses rank the runs, such as mlm; by default those
+      that every run trained.
     output: Path to a folder for the report, a picture of the losses and tables;
       by default nothing is written.
 

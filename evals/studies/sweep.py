@@ -89,7 +89,8 @@ def sweep(
       `KEY=VALUE,...;KEY=VALUE,...`.
     output: Path to the folder of all runs.
     data: Prepared folder, or the path to it; by default the config's.
-    by: Objectives whose losses rank the runs, such as mlm; all by default.
+    by: Objectives whose losses rank the runs, such as mlm; by default those
+      that every run trained.
     together: Number of runs that one process trains, if they differ in their
       seed and schedule alone.
     quiet: Print nothing.

@@ -102,7 +102,8 @@ def compare_runs(
   Args:
     title: Title of the report.
     runs: The runs by label.
-    by: Logged names of objectives; by default all that every run has measured.
+    by: Logged names of objectives; by default those that every run has trained
+      and measured.
     folder: Folder for the report; None for no report.
 
   Raises:
@@ -131,7 +132,8 @@ def compare_runs(
     by=tuple(ranking_losses),
     table=tables.text_table(cells, head, "<>"),
     folder=folder,
-    warning=_not_comparable(all_runs, ranking_losses),
+    warning=_not_comparable(all_runs, ranking_losses)
+    or _not_trained(all_runs, () if by else ranking_losses),
   )
   if folder:
     ranked_runs = {group.label: runs[group.label] for group in compared}
@@ -193,7 +195,29 @@ def _ranking_losses(
     raise UserError(
       f"every run must measure the same loss (measured by some: {measured})"
     )
-  return list(by) or shared
+  trained = [name for name in shared if all(_trains(run, name) for run in runs)]
+  return list(by) or trained or shared
+
+
+def _trains(run: TrainedRun, loss_name: str) -> bool:
+  """Whether a run trained the attention of a loss, such as clm or clm/SET."""
+  objective, _, _ = loss_name.partition("/")
+  return objective in run.trained_names
+
+
+def _not_trained(
+  runs: Sequence[TrainedRun], ranking_losses: Iterable[str]
+) -> str:
+  """Returns a warning if a run is ranked by a loss that only others trained."""
+  counts = {
+    name: sum(_trains(r, name) for r in runs) for name in ranking_losses
+  }
+  if all(count in (0, len(runs)) for count in counts.values()):
+    return ""
+  return (
+    "warning: the runs trained different objectives, so none is called the"
+    f" best; choose a loss that ranks them, such as by={next(iter(counts))}"
+  )
 
 
 # ----------------------------------------------------------------- the losses
