@@ -13,6 +13,7 @@ RESULTS = runs.ROOT / "evals/benchmarks/results"
 PAGE = "docs/results.md"
 STUDIES = "antlm_small antlm_ltg_bert antlm_8m regularised_small"
 STUDIES += " regularised_larger regularised_curve regularised_grid"
+STUDIES += " wider_grid_final"
 INTERVAL = r"{0} \({0} to {0}\)".format(r"[+-]\d+\.\d+")
 
 
@@ -111,6 +112,25 @@ def test_a_choice_on_the_border_of_its_grid_is_named(reports):
   mixed = "repeated, `960C:M=1:1 steps`: the best clm"
   (line,) = (x for x in lines if x.startswith(mixed))
   assert "dropout" not in line
+
+
+def test_the_wider_grid_chose_the_rows_that_were_measured():
+  """Catches a choice on other rows, or by another loss, than the design's."""
+  stored = json.loads((RESULTS / "wider_grid_grid.json").read_text())
+  ends = {
+    name: row["runs"]["0"]["losses"]["choose"]["clm"][-1]
+    for name, row in stored["rows"].items()
+  }
+  measured = json.loads((RESULTS / "wider_grid_final.json").read_text())["rows"]
+  best = {
+    kind: min((n for n in ends if n.startswith(kind)), key=ends.get)
+    for kind in ("c_", "cm_", "objectives_")
+  }
+  assert [*measured] == [best["c_"], best["cm_"]]
+  # Equal weights of both objectives, against CLM.
+  assert ends[best["objectives_"]] - ends[best["cm_"]] == pytest.approx(
+    0.18, abs=0.005
+  )
 
 
 def test_verdicts_of_pairs_are_those_of_the_page(reports):
