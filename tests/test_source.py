@@ -203,7 +203,7 @@ def test_targets_are_the_tokens_of_their_rows():
 
 def test_the_ratios_of_a_mixed_batch_spread_over_their_whole_range():
   """Catches ratios that follow the places by which a batch is divided."""
-  of = source("C:D=1:1 steps", FakeRows(40, 64, special=0), BatchLayout(64))
+  of = source("C:D=1:1", FakeRows(40, 64, special=0), BatchLayout(64))
   diffusion = of.curriculum.objectives.index("D")
   for step in range(8):
     found = unfolded(of, step)[1]
@@ -219,7 +219,7 @@ def test_the_ratios_of_a_mixed_batch_spread_over_their_whole_range():
 def test_growing_batches_hold_the_shares_of_a_mixture():
   """Catches a batch that is divided before its empty slots are left out."""
   rows = FakeRows(64, 8, special=0)
-  of = source("C:M=1:15 steps", rows, BatchLayout(16), masked(), steps=400)
+  of = source("C:M=1:15", rows, BatchLayout(16), masked(), steps=400)
   grown = dataclasses.replace(of.order, steps=400, growth=0.1)
   of = dataclasses.replace(of, order=grown)
   filled, counts = 0, collections.Counter()
