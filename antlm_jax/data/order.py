@@ -251,7 +251,7 @@ class Order:
     """
     size = max(1, self.batch_size(step))
     start = self._stretch(step).start
-    # Of the whole batch, also the slots of other processes.
+    # These are the slots of the whole batch, also those of other processes.
     numbers = self.slots_between(start, step) + np.arange(size)
     source, epoch, place = self._places(step, numbers)
     lane = place % self._lanes[source]

@@ -149,7 +149,7 @@ def _by_target(tokens, states, kernel, bias, top, total, best, acc=None):
     scores = jnp.where(token < tokens - first, scores, _HIDDEN)
   old_top = top[...]
   block_top = scores.max(axis=0, keepdims=True)
-  # Of equal scores, the first token counts, in a block and among blocks.
+  # The first of several equal scores counts, in a block and among blocks.
   is_top = scores == block_top
   place = jnp.where(is_top, token, len(scores)).min(axis=0, keepdims=True)
   best[...] = jnp.where(block_top > old_top, first + place, best[...])

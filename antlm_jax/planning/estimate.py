@@ -307,9 +307,9 @@ def _computed_share(
   """Returns the share of attention's stated FLOPs that is computed.
 
   It is the mean over the layers. The TPU kernel states the FLOPs of all pairs
-  of tokens, or half of them if causal. The stand-in for `mosaic` and `tokamax`
-  states all pairs. They compute only blocks that this batch's mask does not
-  hide. `kernels` has the kernel of each kind of mask.
+  of tokens, halved if the mask is causal. The stand-in for `mosaic` and
+  `tokamax` states all pairs. They compute only blocks that this batch's mask
+  does not hide. `kernels` has the kernel of each kind of mask.
   """
   c = model.config
   length = batch.inputs.shape[-1]

@@ -228,7 +228,7 @@ def _attention_seconds(
     heads_at_once = tpu_kernel.heads_of_a_step(
       kv_heads, group, c.head_dim, blocks, dtype
     )
-  # Each block is visited once for so many heads.
+  # The kernel visits each block once for each group of heads.
   turns = kv_heads // heads_at_once
 
   def visits(mask):

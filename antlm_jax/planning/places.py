@@ -161,8 +161,8 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
     launcher = ["./launch/slurm.sh", "run", "NAME"]
     launcher += [f"--nodes={nodes or 1}", f"--gpus={node_gpus}"]
     placeholders = {"--workdir": "runs/NAME", "--config.data.path": "DATA"}
-  given = {word.partition("=")[0] for word in words}
-  missing = [f"{k}={v}" for k, v in placeholders.items() if k not in given]
+  options = {word.partition("=")[0] for word in words}
+  missing = [f"{k}={v}" for k, v in placeholders.items() if k not in options]
   parts = [*launcher, "--"], words, missing
   lines = [shlex.join(part) for part in parts if part]
   return " \\\n  ".join(lines)
