@@ -387,8 +387,11 @@ def _overridden(
   sections = {}
   texts = {}
   for name, value in overrides.items():
+    key = f"{name}.name" if name in REGISTRIES else name
     if not isinstance(value, Section):
-      texts[f"{name}.name" if name in REGISTRIES else name] = value
+      if key in texts:
+        raise _set_twice(key)
+      texts[key] = value
     elif value.group == name:
       sections[name] = settings.to_dict(value)
     else:
@@ -401,16 +404,16 @@ def _overridden(
   for name, value in texts.items():
     key = name if name in fields else _key_of(name, fields)
     if key in user_values:
-      raise UserError(f"{key} is set twice: leave out one of its names")
+      raise _set_twice(key)
     text = ""
     if isinstance(value, str):
       text = value
       value = fields[key].parse(text, key)
     user_values[key] = fields[key].accept(value, key, text)
   # A new implementation may lack settings of the one before it.
-  new_groups = tuple(f"{key.rpartition('.')[0]}." for key in implementations)
+  new_groups = {key.rpartition(".")[0] for key in implementations}
   for key in [key for key in values if key not in fields]:
-    if not key.startswith(new_groups):
+    if key.rpartition(".")[0] not in new_groups or not _owners(key):
       raise _unknown_key(key, fields)
     del values[key]
   values |= user_values
@@ -448,29 +451,42 @@ def _key_of(name: str, fields: Mapping[str, settings.Field]) -> str:
   return namesakes[0]
 
 
+def _owners(key: str) -> list[str]:
+  """Returns the implementations that have a setting, by its key."""
+  group, _, name = key.rpartition(".")
+  registry = REGISTRIES.get(group, {})
+  if group.startswith("objectives."):
+    registry = objective.KINDS
+  return [
+    implementation
+    for implementation, section in registry.items()
+    if name in settings.fields_of(section)
+  ]
+
+
+def _set_twice(key: str) -> UserError:
+  return UserError(f"{key} is set twice: leave out one of the two")
+
+
 def _unknown_key(name: str, keys: Collection[str]) -> UserError:
   """Returns the error for a name that is none of the keys of settings."""
   if members := [key for key in keys if key.startswith(f"{name}.")]:
     parts = (key[len(name) + 1 :].partition(".")[0] for key in members)
     names = ", ".join(dict.fromkeys(parts))
     return UserError(f"{name} is a group: set one setting of it ({names})")
-  group = re.fullmatch(r"(objectives\.(\w+))\.\w+", name)
-  if group and f"{group[1]}.kind" not in keys:
+  objective_name = re.fullmatch(r"objectives\.(\w+)\.\w+", name)
+  if objective_name and f"objectives.{objective_name[1]}.kind" not in keys:
     return UserError(
-      f"unknown config key {name!r}: there is no objective {group[2]}; give"
-      " --plugin=FILE.py if a file of yours adds it, or"
-      f" {group[1]}.kind= to add it to the config"
+      f"unknown config key {name!r}: there is no objective {objective_name[1]};"
+      " give --plugin=FILE.py if a file of yours adds it, or"
+      f" objectives.{objective_name[1]}.kind= to add it to the config"
     )
-  registry_group, _, last_name = name.rpartition(".")
-  owners = [
-    implementation
-    for implementation, section in REGISTRIES.get(registry_group, {}).items()
-    if last_name in settings.fields_of(section)
-  ]
-  if owners:
+  group, _, _ = name.rpartition(".")
+  if owners := _owners(name):
+    key = REGISTRIES.get(group, objective.KINDS).key
     return UserError(
       f"{name} is a setting of {' or '.join(owners)} alone: leave it out, or"
-      f" change {registry_group}.name"
+      f" change {group}.{key}"
     )
   hint = meant_key(name, keys) or "antlm train --help lists them"
   return UserError(f"unknown config key {name!r}; {hint}")
@@ -643,12 +659,21 @@ def _needed_objectives(stored: Mapping[str, Any]) -> dict[str, Any]:
 
   Another process may have stored them, with plugins that this one lacks.
   """
+  objectives = stored.get("objectives", {})
+  used = _used_names(objectives, stored["curriculum"])
   return {
     name: options
-    for name, options in stored.get("objectives", {}).items()
-    if name in stored["curriculum"]
-    or options.get("kind", "") in objective.KINDS
+    for name, options in objectives.items()
+    if name in used or options.get("kind", "") in objective.KINDS
   }
+
+
+def _used_names(names: Iterable[str], *curricula: str) -> set[str]:
+  """Returns the objectives that curricula use, such as M for M30."""
+  words = re.findall(curriculum.NAME, " ".join(curricula))
+  units = {"epochs", "steps"}
+  used = [word for word in words if word not in units]
+  return {x for x in names if any(word.startswith(x) for word in used)}
 
 
 def stored_objectives(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -672,15 +697,11 @@ def config_differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before = leaves(old)
   after = leaves(new)
-  # Objectives that the curriculum does not use only matter to evaluations. It
-  # uses M for M30, too. A version may add or remove objectives.
-  words = re.findall(curriculum.NAME, f"{old.curriculum} {new.curriculum}")
+  # Objectives that the curriculum does not use only matter to evaluations. A
+  # version may add or remove objectives.
+  used = _used_names(new.objectives, old.curriculum, new.curriculum)
   unused = set(old.objectives) ^ set(new.objectives)
-  unused |= {
-    name
-    for name in new.objectives
-    if not any(word.startswith(name) for word in words)
-  }
+  unused |= set(new.objectives) - used
   free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
   differences = []
   for key in sorted(before.keys() | after.keys()):

@@ -156,8 +156,9 @@ class ListField(Field):
 
   def parse(self, text: str, label: str) -> tuple:
     """Reads values between commas, perhaps in brackets."""
-    texts = text.strip("()").split(",")  # "()" and "" are both empty
-    return tuple(self.part.parse(part, label) for part in texts if part)
+    if text.startswith("(") and text.endswith(")"):
+      text = text[1:-1]
+    return tuple(self.part.parse(x, label) for x in text.split(",") if x)
 
   def accept(self, value: Any, label: str, text: str = "") -> Any:
     """Returns the values as a tuple, and paths as texts."""

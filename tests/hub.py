@@ -115,7 +115,7 @@ class FakeHub:
   calls: ClassVar[list] = []
   refuses = False
 
-  def create_repo(self, name, exist_ok):
+  def create_repo(self, name, private, exist_ok):
     if self.refuses:
       raise OSError("Token is required\nand a long story")
     self.calls.append(("repo", name))

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from antlm_jax import config, optim, sections
+from antlm_jax import config, optim, sections, settings
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from tests import random_models
@@ -207,12 +207,27 @@ def test_objectives_of_a_run_whose_plugin_is_absent():
     ({"steps": 2.5}, "train.steps=2.5 is not of type int"),
     ({"steps": None}, "train.steps=None is not of type int"),
     ({"steps": 5, "train.steps": 6}, "train.steps is set twice: leave out one"),
+    ({"optimizer": "muon", "optimizer.name": "lamb"}, "optimizer.name is set"),
     ({"optimizer": sections.Train()}, "optimizer=Train("),
     ({"train.steps": 5, "epochs": 2}, "train.epochs and train.steps are both"),
   ],
 )
 def test_changes_that_cannot_be_meant_are_told(changes, line):
   assert told(config.load_config, QUICK, changes).startswith(line)
+
+
+def test_another_implementation_drops_no_typo():
+  """Catches a config's misspelled setting that an override hides."""
+  settings_in_groups = {"optimizer": {"weight_dacay": 0.1}}
+  line = told(config.load_config, settings_in_groups, {"optimizer": "adamw"})
+  assert line.startswith("unknown config key 'optimizer.weight_dacay'")
+
+
+def test_a_list_keeps_brackets_inside_its_texts():
+  field = settings.ListField(value_type=tuple, part=settings.Field())
+  assert field.parse("text (en)", "columns") == ("text (en)",)
+  assert field.parse("(a,b (c))", "columns") == ("a", "b (c)")
+  assert field.parse("()", "columns") == ()
 
 
 def test_every_number_has_bounds():
@@ -332,6 +347,11 @@ def test_a_run_does_not_need_an_objective_that_it_did_not_use():
   stored["objectives"]["M"]["frequency_power"] = 0.0
   text = json.dumps(stored)
   assert config.config_from_json(text).objectives == OBJECTIVES
+  # "s" is a letter of the unit, and not used.
+  stored["objectives"]["s"] = stored["objectives"].pop("F")
+  stored["curriculum"] = "20C+20M steps"
+  assert config.config_from_json(json.dumps(stored)).objectives == OBJECTIVES
+  stored["objectives"]["F"] = stored["objectives"].pop("s")
   stored["curriculum"] = "4C+4F"
   line = told(config.config_from_json, json.dumps(stored))
   assert "config.objectives.F: objective.kind='fim'" in line or "fim" in line

@@ -354,6 +354,9 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
     assert ("repo", f"it-{form}") in FakeHub.calls
     assert ("branch", name, f"step-{step}") in FakeHub.calls
     assert ("upload", name, form, f"step-{step}") in FakeHub.calls
+    card = (tmp_path / "a" / form / "README.md").read_text()
+    assert f'from_pretrained("{name}", revision="step-{step}"' in card
+    assert "FOLDER" not in card
   monkeypatch.setattr(FakeHub, "refuses", True)
   words = [words[0], f"--output={tmp_path / 'b'}", "--repo=it", "--as=causal"]
   line = runs.told(export_command.main, words)

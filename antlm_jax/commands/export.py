@@ -44,6 +44,7 @@ def export(
   sentence_transformers: bool = False,
   revisions: bool = False,
   repo: str = "",
+  private: bool = False,
   license: str = "",
   language: Sequence[str] = (),
   base_model: str = "",
@@ -63,6 +64,7 @@ def export(
     revisions: Also export the steps that `checkpoint.words` saved.
     repo: Repository of the Hub to push to, USER/NAME; the only use of the
       network.
+    private: Make a new repository private.
     license: License name on the Hub for the card, such as apache-2.0.
     language: Languages of the text for the card, such as en,de.
     base_model: Hub name of the model from which training began.
@@ -98,7 +100,7 @@ def export(
       for folder in folders:
         progress.say(folder.about)
       if repo:
-        hub.push([folder.path for folder in folders], repo, revision)
+        hub.push([folder.path for folder in folders], repo, revision, private)
     return [folder for folders in exports.values() for folder in folders]
 
 

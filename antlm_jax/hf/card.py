@@ -116,6 +116,7 @@ def card(
     tuning = _tuning_facts(loaded)
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
+  # `hub.push` replaces the folder by a repository.
   call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
   use = _filled(
     "embedder" if embedder else "pipeline",

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import progress
 from antlm_jax.training.checkpoint import HUB_NAME
 
 
@@ -50,12 +51,16 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
 
 
 def push(
-  folders: Sequence[pathlib.Path], repo: str, revision: str | None
+  folders: Sequence[pathlib.Path],
+  repo: str,
+  revision: str | None,
+  private: bool = False,
 ) -> None:
   """Uploads folders to the Hub, by default to the main revision.
 
-  Several folders become REPO-causal and REPO-bidirectional. Log in first (`hf
-  auth login`). Raises a UserError if the upload fails.
+  Several folders become REPO-causal and REPO-bidirectional, and their cards
+  name them. Log in first (`hf auth login`). A new repository is private if
+  `private`. Raises a UserError if the upload fails.
   """
   import huggingface_hub
 
@@ -63,9 +68,10 @@ def push(
   for path in folders:
     name = f"{repo}-{path.name}" if len(folders) > 1 else repo
     try:
-      name = api.create_repo(name, exist_ok=True).repo_id
+      name = api.create_repo(name, private=private, exist_ok=True).repo_id
       if revision:
         api.create_branch(name, branch=revision, exist_ok=True)
+      _name_in_card(path, name, revision)
       # transformers would prefer older shards to the new files.
       api.upload_folder(
         repo_id=name,
@@ -78,7 +84,17 @@ def push(
         f"pushing to {name} failed ({_hub_reason(error)}), but {path} is"
         " written"
       ) from error
-    print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))
+    shown = f", revision {revision}" if revision else ""
+    progress.say(f"pushed to {name}{shown}")
+
+
+def _name_in_card(
+  folder: pathlib.Path, repo: str, revision: str | None
+) -> None:
+  """Writes a repository's name into the example of a folder's card."""
+  path = folder / "README.md"
+  name = f'"{repo}", revision="{revision}"' if revision else f'"{repo}"'
+  path.write_text(path.read_text("utf-8").replace('"FOLDER"', name), "utf-8")
 
 
 def _hub_failures() -> tuple[type[Exception], ...]:

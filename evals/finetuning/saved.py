@@ -125,7 +125,7 @@ def as_is(
       loaded,
       task.examples(name),
       settings.max_length,
-      settings.batch_size,
+      settings.rows_in_memory,
       head,
       settings.attention == "causal",
     )

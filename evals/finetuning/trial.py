@@ -125,6 +125,11 @@ class Hyperparameters(Section):
     " with --head=linear)",
   )
 
+  @property
+  def rows_in_memory(self) -> int:
+    """Number of examples that are computed together."""
+    return min(self.rows_at_once or self.batch_size, self.batch_size)
+
   def rate_shares(self, steps: int) -> np.ndarray:
     """Returns the share of the peak rate at each step, float32 `[steps]`.
 
@@ -164,7 +169,7 @@ class Trial:
     """Starts runs whose learning rates decay over so many steps."""
     compiled = Hyperparameters(**{n: getattr(settings, n) for n in _COMPILED})
     self._program = RunProgram(loaded.model.config, head, compiled)
-    self._batch_size = settings.batch_size
+    self._rows_in_memory = settings.rows_in_memory
     self._rates = np.array([run.lr for run in runs], np.float32)
     self._seeds = np.array([run.seed for run in runs], np.uint32)
     self._rate_shares = settings.rate_shares(steps)
@@ -199,7 +204,7 @@ class Trial:
     call = functools.partial(
       predict, self._program, self._state.params, self._frozen
     )
-    size = batch_size or self._batch_size
+    size = batch_size or self._rows_in_memory
     reduced, is_nan = batching.predict_rows(call, rows, size)
     return reduced, is_nan.any(axis=1)
 
