@@ -20,6 +20,7 @@ from tokenizers import (
   trainers,
 )
 
+import antlm_jax as ax
 from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
@@ -250,6 +251,39 @@ def test_special_tokens_need_no_flag():
   assert not found.predicted[t.special[rows]].any()
   changed = found.inputs[(found.inputs != rows) & (found.inputs != t.mask_id)]
   assert len(changed) and not t.special[changed].any()
+
+
+def pieces() -> Tokenizer:
+  """A Unigram tokenizer with the names of special tokens, as T5's."""
+  special = ["<pad>", "<s>", "</s>", "<mask>", "<unk>"]
+  letters = [(letter, -5.0) for letter in "▁abcdefghijklmnopqrstuvwxyz</>."]
+  scores = [*((name, 0.0) for name in special), *letters, ("▁the", -4.0)]
+  backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=4))
+  backend.pre_tokenizer = pre_tokenizers.Metaspace()
+  backend.add_special_tokens(special)
+  return Tokenizer(backend)
+
+
+def whole_words() -> Tokenizer:
+  vocab = {name: i for i, name in enumerate([*NAMES, "the", "dogs"])}
+  backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+  backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+  "make", [pieces, whole_words, lambda: Tokenizer.train(ENGLISH, 300, "kmer:3")]
+)
+def test_the_name_of_a_special_token_is_text_to_each_model(make):
+  """Catches an end of a document that a text has as a word or piece."""
+  t = make()
+  special = t.special.copy()
+  special[t.unk_id] = False
+  for text in ("the <s>dogs</s> </s> the", "<mask>", "<s>the</s>"):
+    ids, _ = t.encode_offsets(text)
+    assert not special[ids].any()
+    assert ids.tolist() == t.encode(text).tolist()
+  check_exportable(t, "bos_eos")
 
 
 def test_a_role_is_that_of_a_special_token():
@@ -533,6 +567,49 @@ def test_special_tokens_are_those_of_the_tokenizers_own_files(
     at = whole.index(vocab["G"])
     assert again.frame == (whole[:at], whole[at + 2 :])
   assert t.pad_id in (None, vocab.get("<pad>"), vocab.get("[PAD]"))
+
+
+def test_transformers_files_add_tokens_and_set_the_case(tmp_path):
+  """Catches tokens and capitals that only tokenizer_config.json has."""
+  path = tmp_path / "tokenizer.json"
+  vocab = {"[UNK]": 0, "paris": 1, "Paris": 2}
+  backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+  backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+  backend.save(str(path))
+  names = {3: "<|begin|>", 4: "<|stop|>", 5: "<|hole|>"}
+  tokens = {str(i): {"content": x, "special": True} for i, x in names.items()}
+  fields = {
+    "tokenizer_class": "BertTokenizer",
+    "do_lower_case": False,
+    "added_tokens_decoder": tokens,
+    "bos_token": "<|begin|>",
+    "eos_token": "<|stop|>",
+    "mask_token": "<|hole|>",
+  }
+  config = tmp_path / "tokenizer_config.json"
+  config.write_text(json.dumps(fields))
+  t = Tokenizer.load(path)
+  assert (t.bos_id, t.eos_id, t.mask_id, t.vocab_size) == (3, 4, 5, 6)
+  for again in (t, Tokenizer.from_json(t.to_json())):
+    assert again.encode("Paris").tolist() == [2]
+  generic = fields | {"tokenizer_class": "PreTrainedTokenizerFast"}
+  config.write_text(json.dumps(generic))
+  assert Tokenizer.load(path).encode("Paris").tolist() == [1]
+  tokens["7"] = {"content": "<|far|>", "special": True}
+  config.write_text(json.dumps(fields))
+  line = runs.told(Tokenizer.load, path)
+  assert "gives '<|far|>' the id 7, which is 6 after" in line
+
+
+def test_two_tokens_before_a_text_are_said(capsys):
+  """Catches GLM's `[gMASK] <sop>`, of which rows have one, in silence."""
+  backend = whole_words()._backend
+  backend.post_processor = processors.TemplateProcessing(
+    single="[CLS] <s> $A", special_tokens=[("[CLS]", 5), ("<s>", 1)]
+  )
+  text = ["the dogs"] * 40
+  ax.prepare(text, tokenizer=backend, seq_len=8, dev_share=0.5)
+  assert "itself adds [CLS] <s> before a text, of" in capsys.readouterr().out
 
 
 _DNA = ["ACGTACGGTTAC" * 9, "ACGTNNacgt"]

@@ -262,7 +262,10 @@ def _check_tokens(
 
 
 def _say_boundary(recipe: Recipe, tokenizer: Tokenizer) -> None:
-  """Says which special tokens a default boundary has."""
+  """Says which special tokens a default boundary has.
+
+  Warns if the tokenizer itself adds several to one end of a text.
+  """
   around = boundary_ids(tokenizer, recipe.boundary)
   before, after = (
     "no token" if index is None else tokenizer.token(index) for index in around
@@ -271,6 +274,13 @@ def _say_boundary(recipe: Recipe, tokenizer: Tokenizer) -> None:
     f"boundary {recipe.boundary}: {before} before a document and {after} after"
     " it (--boundary changes it)"
   )
+  for ids, place in zip(tokenizer.frame, ("before", "after"), strict=True):
+    if len(ids) > 1:
+      names = " ".join(map(tokenizer.token, ids))
+      progress.say(
+        f"warning: the tokenizer itself adds {names} {place} a text, of which"
+        " rows have at most one"
+      )
 
 
 def _check_task(

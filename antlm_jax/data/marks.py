@@ -7,8 +7,6 @@ as the ends of documents.
 import re
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from antlm_jax.data.readers import Document, Tally
 from antlm_jax.data.tokenizer import Tokenizer
 
@@ -26,8 +24,8 @@ _SHOWN = 3
 
 def marks_of(tokenizer: Tokenizer) -> re.Pattern:
   """Returns a pattern of common marks and of a tokenizer's special tokens."""
-  tokens = map(tokenizer.token, np.flatnonzero(tokenizer.special).tolist())
-  return re.compile("|".join([*map(re.escape, tokens), *_COMMON]))
+  names = tokenizer.special_names.values()
+  return re.compile("|".join([*map(re.escape, names), *_COMMON]))
 
 
 def counted(

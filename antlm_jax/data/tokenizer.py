@@ -26,7 +26,7 @@ from tokenizers import (
 )
 
 from antlm_jax.data import tokenizer_json, words
-from antlm_jax.data.tokenizer_json import TokenizerJson
+from antlm_jax.data.tokenizer_json import AROUND_NAMES, TokenizerJson
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.corruption import WordTokens
 from antlm_jax.runtime import files
@@ -41,6 +41,12 @@ _FIELDS = {
   "bos": ("bos_token", "cls_token"),
   "eos": ("eos_token", "sep_token"),
   "mask": ("mask_token",),
+}
+# Fields of transformers' files that set BERT's normalizer.
+_BERT_FIELDS = {
+  "do_lower_case": "lowercase",
+  "strip_accents": "strip_accents",
+  "tokenize_chinese_chars": "handle_chinese_chars",
 }
 _SIDE_FILES = "tokenizer_config.json", "special_tokens_map.json"
 # Usual names of each role's token, GPT-BERT's last, and how they are written.
@@ -124,6 +130,7 @@ class Tokenizer:
     if getattr(backend.model, "dropout", None):  # of merges, to train a model
       backend.model.dropout = None
     backend.encode_special_tokens = True  # "</s>" in a text is text
+    self._heed(names)
     self._check_ids()
     stated = self._recorded_ids() or self._stated_ids(names)
     if names and stated != self._stated_ids({}):
@@ -313,7 +320,7 @@ class Tokenizer:
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Encodes texts on all cores, without special tokens, as int32 `[n]`."""
-    encode = self._backend.encode_batch_fast
+    encode = self._encoder.encode_batch_fast
     with _library_errors(UserError, _NO_TOKEN):
       encodings = encode(list(texts), add_special_tokens=False)
     return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
@@ -376,8 +383,8 @@ class Tokenizer:
     # Not each vocabulary has an "a", such as one of DNA.
     tokens = (self.decode([index]) for index in self._vocab.values())
     for text in itertools.chain("a", tokens):
-      with contextlib.suppress(UserError):
-        if not len(self.encode(text)):
+      with contextlib.suppress(UserError), _library_errors(UserError, ""):
+        if not self._backend.encode(text, add_special_tokens=False).ids:
           continue
         encoding = self._backend.encode(text, add_special_tokens=True)
         inside = np.flatnonzero(np.asarray(encoding.special_tokens_mask) == 0)
@@ -392,6 +399,12 @@ class Tokenizer:
     for index, token in self._backend.get_added_tokens_decoder().items():
       special[index] = token.special
     return special
+
+  @functools.cached_property
+  def special_names(self) -> dict[int, str]:
+    """Names of the special tokens by id."""
+    ids = np.flatnonzero(self.special).tolist()
+    return {index: self.token(index) for index in ids}
 
   @functools.cached_property
   def word_tokens(self) -> WordTokens:
@@ -436,11 +449,26 @@ class Tokenizer:
     return '"ByteLevel"' in json.dumps([spec[name] for name in parts])
 
   @functools.cached_property
+  def _encoder(self) -> tokenizers.Tokenizer:
+    """The tokenizer that reads the names of special tokens as text."""
+    # The library's flag concerns added tokens. A model may also have the names
+    # in its vocabulary, and read them in a text.
+    names = self.special_names
+    ids = set()
+    for form, name in itertools.product(AROUND_NAMES, names.values()):
+      with contextlib.suppress(UserError), _library_errors(UserError, ""):
+        text = form.format(name)
+        ids.update(self._backend.encode(text, add_special_tokens=False).ids)
+    if not ids & (names.keys() - {self.unk_id}):
+      return self._backend
+    return TokenizerJson.parse(self.to_json()).without_names(names).build()
+
+  @functools.cached_property
   def _untrimmed(self) -> tokenizers.Tokenizer:
     """The tokenizer without a post-processor, which may change offsets."""
-    if self._backend.post_processor is None:
-      return self._backend
-    backend = tokenizers.Tokenizer.from_str(self.to_json())
+    if self._encoder.post_processor is None:
+      return self._encoder
+    backend = tokenizers.Tokenizer.from_str(self._encoder.to_str())
     backend.post_processor = None
     backend.encode_special_tokens = True
     return backend
@@ -459,6 +487,36 @@ class Tokenizer:
   def _adds_space(self) -> bool:
     pre_tokenizer = json.loads(self.to_json())["pre_tokenizer"]
     return '"add_prefix_space": true' in json.dumps(pre_tokenizer)
+
+  def _heed(self, names: Mapping[str, Any]) -> None:
+    """Adds the tokens of transformers' files, and sets their normalizer.
+
+    As transformers does. Raises a ValueError if a token gets another id.
+    """
+    added = names.get("added_tokens_decoder") or {}
+    for index, token in sorted(added.items(), key=lambda item: int(item[0])):
+      content = token["content"]
+      if self._backend.token_to_id(content) is not None:
+        continue
+      flags = {
+        name: value
+        for name, value in token.items()
+        if name not in ("content", "__type")
+      }
+      self._backend.add_tokens([tokenizers.AddedToken(content, **flags)])
+      actual = self._backend.token_to_id(content)
+      if actual != int(index):
+        raise ValueError(
+          f"tokenizer_config.json gives {content!r:.40} the id {index}, which"
+          f" is {actual} after the tokens of tokenizer.json"
+        )
+    normalizer = self._backend.normalizer
+    # transformers' class for any tokenizer.json leaves the normalizer.
+    generic = names.get("tokenizer_class", "").startswith("PreTrainedTokenizer")
+    if isinstance(normalizer, normalizers.BertNormalizer) and not generic:
+      for field, attribute in _BERT_FIELDS.items():
+        if field in names:
+          setattr(normalizer, attribute, names[field])
 
   def _check_ids(self) -> None:
     """Raises a ValueError if an id is so far from the others that it is wrong.

@@ -37,6 +37,7 @@ _BESIDE_MASK = "\U00010767"
 _HIDDEN_MASK = "\U00010740\U00010741\U00010742\U00010743"
 _SPECIAL = "\U00010744{}\U00010745"  # a number between two letters
 _DIVIDER = "\U00010746"  # divides a name in a text
+_UNREAD = "\U00010747"  # is in place of a name that is an unknown word
 _STAND_INS = re.compile("[\U00010740-\U00010767]")
 
 # Parts of a tokenizer.json, and the field with the steps of a sequence.
@@ -46,8 +47,8 @@ _STEPS = {
   "post_processor": "processors",
   "decoder": "decoders",
 }
-# Texts around a name that a divider inside it must not change.
-_AROUND_NAMES = ("{0}{0}", "a{0}b", "a {0} b.", "7{0}7", " {0}\n")
+# Texts around the name of a special token.
+AROUND_NAMES = ("{0}{0}", "a{0}b", "a {0} b.", "7{0}7", " {0}\n")
 
 
 def _in_bytes(letter: str) -> str:
@@ -170,6 +171,32 @@ class TokenizerJson:
         for token in self.added_tokens
       ]
     )
+
+  def without_names(self, names: Mapping[int, str]) -> "TokenizerJson":
+    """Returns a tokenizer.json that reads these names, by id, as text.
+
+    A model may have them as tokens, as Unigram often has `</s>`. Here it has
+    other names in their place, which no text has.
+    """
+    model = dict(self.fields["model"])
+    forms = {
+      name: _SPECIAL.format(index)
+      for index, name in names.items()
+      if name != model.get("unk_token")
+    }
+    vocab = model["vocab"]
+    if isinstance(vocab, Mapping):
+      model["vocab"] = {forms.get(x, x): index for x, index in vocab.items()}
+    else:
+      model["vocab"] = [[forms.get(x, x), score] for x, score in vocab]
+    if "merges" in model:
+      model["merges"] = [
+        merge
+        for merge in model["merges"]
+        if not _merge_names(merge) & forms.keys()
+      ]
+    tokens = [token for token in self.added_tokens if token["id"] not in names]
+    return self._with(model=model)._with_added_tokens(tokens)
 
   def without_special(self, first: int) -> "TokenizerJson":
     """Removes the added special tokens from an id on."""
@@ -309,10 +336,17 @@ class TokenizerJson:
   ) -> dict[str, dict[str, Any] | None]:
     """Returns a normalizer for each name that divides it in longer texts.
 
-    The stand-in changes no tokens of such a text. A name has None if the
-    tokenizer would divide it nowhere.
+    It replaces a name that is an unknown word. The stand-in changes no tokens
+    of such a text, whose names are no tokens of the model. A name has None if
+    the tokenizer would divide it nowhere.
     """
-    backend = self._with(added_tokens=[]).build()
+    ids = {
+      token["id"]: token["content"]
+      for token in self.added_tokens
+      if token["content"] in names
+    }
+    hidden = self.without_names(ids)
+    backend = hidden._with(added_tokens=[]).build()
     own_normalizers = [backend.normalizer] if backend.normalizer else []
     own_splits = [backend.pre_tokenizer] if backend.pre_tokenizer else []
     split = pre_tokenizers.Split(tokenizers.Regex(_DIVIDER_PATTERN), "removed")
@@ -320,18 +354,18 @@ class TokenizerJson:
 
     def token_ids(name: str, *added: normalizers.Normalizer) -> list[list[int]]:
       backend.normalizer = normalizers.Sequence([*own_normalizers, *added])
-      texts = [form.format(name) for form in _AROUND_NAMES]
+      texts = [form.format(name) for form in AROUND_NAMES]
       encodings = backend.encode_batch(texts, add_special_tokens=False)
       return [encoding.ids for encoding in encodings]
 
     dividers = dict.fromkeys(names)
     for name in names:
       undivided = token_ids(name)
-      for end in range(1, len(name)):
+      contents = {end: name[:end] + _DIVIDER for end in range(1, len(name))}
+      for end, content in (contents | {len(name): _UNREAD}).items():
         before = re.escape(name[:end])
         after = re.escape(name[end:])
         pattern = rf"(?!\A{before}{after}\z){before}(?={after})"
-        content = name[:end] + _DIVIDER
         divider = normalizers.Replace(tokenizers.Regex(pattern), content)
         if token_ids(name, divider) == undivided:
           dividers[name] = _replace_pattern(pattern, content)
@@ -377,6 +411,12 @@ def without_stand_ins(text: str) -> str:
     bare = bare._with(**{part: _shortest(part, own_steps)})
     bare = bare.with_flag("normalized", False, special)
   return bare.to_text()
+
+
+def _merge_names(merge: str | Sequence[str]) -> set[str]:
+  """Returns the tokens of a merge: two, given as `a b` or apart, and both."""
+  parts = merge.split(" ") if isinstance(merge, str) else merge
+  return {*parts, "".join(parts)}
 
 
 def _sequence(part: str, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -63,9 +63,11 @@ class TextModel:
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:
     """Tokenizer that reads masks in a text as words."""
-    reader = tokenizer_with_masks(self.tokenizer).build()
-    reader.encode_special_tokens = True  # "</s>" in a text is text
-    return reader
+    names = self.tokenizer.special_names
+    masks = self.tokenizer.mask_id
+    others = {index: name for index, name in names.items() if index != masks}
+    # "</s>" in a text is text.
+    return tokenizer_with_masks(self.tokenizer).without_names(others).build()
 
   @functools.cached_property
   def mask_shift(self) -> int:
