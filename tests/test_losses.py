@@ -170,6 +170,27 @@ def test_bfloat16_is_rounded_in_products_alone(small_blocks, how):
   assert helpers.closest(grads["kernel"], of["kernel"]) < 2**-8
 
 
+def test_scores_are_rounded_on_a_gpu_in_training_alone(monkeypatch):
+  """Catches noise of bfloat16 in held-out losses."""
+  gpu = types.SimpleNamespace(platform="gpu")
+  monkeypatch.setattr(head_chunks, "device", lambda: gpu)
+  inputs = dict(make_inputs(1, 200, 64, 300, biased=True))
+  rounded = jnp.bfloat16(inputs["hidden"]), jnp.bfloat16(inputs["kernel"])
+  inputs["hidden"], inputs["kernel"] = rounded[0], np.float32(rounded[1])
+  expected, exact, _ = reference(**inputs | {"hidden": np.float32(rounded[0])})
+  trained, grads = run(inputs)
+  # A score's rounding is a relative error of its exponential.
+  scores = np.float32(rounded[0]) @ inputs["kernel"] + inputs["bias"]
+  for name in exact:
+    limit = np.abs(scores).max() * 2**-9
+    assert helpers.closest(grads[name], exact[name]) < limit, name
+  head = Head(inputs["kernel"], inputs["bias"])
+  places = [inputs[n] for n in ("targets", "weights", "objective_ids")]
+  _, held_out = losses.cross_entropy(head, rounded[0], None, *places, KINDS)
+  assert helpers.closest(held_out["nats"], expected["nats"]) < 1e-5
+  assert 1e-5 < helpers.closest(trained["nats"], expected["nats"]) < 2**-8
+
+
 def test_a_tied_bfloat16_head_runs_on_a_cpu():
   """Catches products that XLA compiles for a CPU and then cannot run."""
   inputs = make_inputs(1, 16, 64, 300)

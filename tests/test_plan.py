@@ -29,8 +29,8 @@ from tests.test_aot import GENERATIONS, needs_libtpu
 
 # A shortened program of the TPU's compiler. It has nested loops of two and
 # three passes, and a product with a padded window. It also has a sum that is
-# then cut, an all-gather over two fusions, an update in place, and arrays
-# outside the main memory.
+# then cut, an all-gather over two fusions, an update in place, a row of a
+# converted table, and arrays outside the main memory.
 PROGRAM = """\
 HloModule step, is_scheduled=true
 
@@ -92,6 +92,15 @@ HloModule step, is_scheduled=true
   ROOT %updated = f32[100,4]{1,0} dynamic-update-slice(%all, %row, %at, %zero.1)
 }
 
+%row (half: bf16[100,4], at.1: s32[]) -> f32[1,4] {
+  %half = bf16[100,4]{1,0} parameter(0)
+  %at.1 = s32[] parameter(1)
+  %wide = f32[100,4]{1,0} convert(%half)
+  %flat = f32[100,4]{1,0} bitcast(%wide)
+  %zero.4 = s32[] constant(0)
+  ROOT %cut.1 = f32[1,4]{1,0} dynamic-slice(%flat, %at.1, %zero.4), dynamic_slice_sizes={1,4}
+}
+
 %outer_test (p.2: (s32[], f32[8,4])) -> pred[] {
   %p.2 = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
   %i.2 = s32[]{:T(128)} get-tuple-element(%p.2), index=0
@@ -130,6 +139,8 @@ ENTRY %main (x: f32[8,4], a.1: bf16[2,16,8,1]) -> f32[8,4] {
   %table.5 = f32[100,4]{1,0} fusion(%table, %one.row, %zero.5), kind=kLoop, calls=%update
   %begun.6 = ((f32[100,4], f32[1,4], s32[]), f32[100,4]{1,0}, u32[]) fusion-start(%table.5, %one.row, %zero.5), kind=kLoop, calls=%update
   %table.6 = f32[100,4]{1,0} fusion-done(%begun.6), metadata={}
+  %half.5 = bf16[100,4]{1,0} parameter(6)
+  %row.5 = f32[1,4]{1,0} fusion(%half.5, %zero.5), kind=kLoop, calls=%row
   %scores = f32[8]{0:T(128)S(1)} custom-call(%left), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","transcendentals":"1"}}}
   ROOT %x.6 = f32[8,4]{1,0} get-tuple-element(%while.5), index=1
 }
@@ -172,7 +183,8 @@ def test_bytes_are_those_of_the_main_memory():
   gathered = (4 * 4 + 16 * 4) * 2
   # Two updates of a row, the second asynchronous; not of all hundred rows.
   updated = 2 * (2 * (1 * 4) * 4 + number)
-  assert hlo.count(PROGRAM).bytes == outer + gathered + updated
+  row = 2 * (1 * 4) * 4 + number  # not the hundred rows that it converts
+  assert hlo.count(PROGRAM).bytes == outer + gathered + updated + row
 
 
 def test_a_kernels_bundles_are_those_of_its_blocks_and_outputs():

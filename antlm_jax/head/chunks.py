@@ -68,7 +68,15 @@ def backward(settings, saved, grad):
 
 def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
   """Returns arrays of each target, and the sums of the kernel and bias."""
-  scores = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
+  # A training step on a GPU is limited by its memory, and the scores are its
+  # largest arrays. So they are rounded there as the states are. The gradients
+  # have the same errors (docs/explanation/speed.md).
+  rounded = gradient and device().platform == "gpu"
+  scores = jnp.matmul(
+    states,
+    kernel,
+    preferred_element_type=states.dtype if rounded else jnp.float32,
+  ).astype(jnp.float32)
   if bias is not None:
     scores += bias
   at_target = jnp.take_along_axis(scores, targets[..., None], axis=-1)

@@ -39,6 +39,8 @@ _COLLECTIVE = re.compile(
   "|ragged-all-to-all|reduce-scatter)(-start)?"
 )
 _SLICES = ("dynamic-slice", "gather", "slice")
+# Instructions that a fusion computes only where their result is read.
+_ELEMENTWISE = ("add", "bitcast", "convert")
 # Index of the operand that replaces a part of the first operand.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
@@ -532,7 +534,7 @@ def _bytes_read(value: _Op, size: int) -> int:
   """Returns the bytes of a fusion's parameter that its users read."""
   total = 0
   for user, index in value.users:
-    if user.code == "bitcast":
+    if user.code == "bitcast" or _only_sliced(user):
       total += _bytes_read(user, size)
     elif "AsyncCollective" in user.attributes:
       pass  # counted for the collective
@@ -541,6 +543,14 @@ def _bytes_read(value: _Op, size: int) -> int:
     elif user.code != "tuple":
       total += _operand_bytes(user, index, size)
   return total
+
+
+def _only_sliced(value: _Op) -> bool:
+  """Whether a fusion computes only slices of an elementwise result."""
+  users = [user for user, _ in value.users]
+  return bool(users and value.code in _ELEMENTWISE) and all(
+    user.code in _SLICES or _only_sliced(user) for user in users
+  )
 
 
 def _result_bytes(op: _Op) -> int:
