@@ -186,6 +186,10 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   assert load(run).step == end and said in capsys.readouterr().out
   assert load(load(run, best).path).step == best
   assert not capsys.readouterr().out
+  # So does a run that starts from it.
+  start = f"init.checkpoint={run}", "init.step=reset"
+  printed = runs.train(tmp_path / "branch", prepared, *SMALL, *start).stdout
+  assert printed.count(said) == 1
   # The same command ends there again; with more patience, training continues.
   again, printed = train(3)
   assert again == summary and f"ended after step {end}" in printed

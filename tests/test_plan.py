@@ -368,6 +368,13 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   assert named == steps and list(named) == list(steps)
 
 
+def test_a_run_is_planned_without_the_model_that_it_starts_from(small):
+  """Catches a plan that opens a model of transformers as a run."""
+  settings = {"init.checkpoint": "hf://some/model"}
+  here = search.Pod(small, settings, jax.devices()[:1], 1024, seq_len=128)
+  assert here.build_run().start is None
+
+
 def test_batches_of_each_size_are_planned_and_counted(small):
   """Catches a large batch whose memory nobody estimates."""
   here = search.Pod(small, {}, jax.devices()[:1], vocab_size=1024, seq_len=128)

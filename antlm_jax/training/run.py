@@ -192,6 +192,8 @@ def build_run(
   `data` by name replaces that of `data.path`.
   Raises a UserError if settings, data and devices do not fit together.
   """
+  if config.init.checkpoint and start is None:
+    start = Checkpoint(config.init.checkpoint)
   run = assemble_run(config, read_data(config, data), start=start)
   most = config.train.max_epochs
   if most and (repeated := run.exceeds(most)):
@@ -238,11 +240,10 @@ def assemble_run(
 ) -> Run:
   """Assembles a run from its config, data and devices, which may be absent.
 
+  It opens `start` only to see whether the vocabulary needs `<mask>`. A plan has
+  no `start`: such a token changes no plan.
   Raises a UserError if settings, data and devices do not fit together.
   """
-  if config.init.checkpoint and start is None:
-    start = Checkpoint(config.init.checkpoint)
-    start.say_better_step()
   objectives = config.known_objectives
   mesh = config.mesh.build(devices)
   curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)

@@ -147,6 +147,7 @@ def _branch(
   """
   settings = run.config.init
   start = run.start
+  start.say_better_step()
   _check_fits(start, run)
   lacks_mask = start.meta.tokenizer.vocab_size < run.tokenizer.vocab_size
   state = init()  # compiles, so only after the checks
