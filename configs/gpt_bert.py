@@ -18,8 +18,8 @@ Where each setting is from:
   from one to four million tokens. LAMB's learning rate falls from 1.41e-2
   (1e-2) to a tenth, and then to zero.
 - Different here: a text's tokens take turns in being masked, where the original
-  counts them. Rows are cut from a stream, at another place at every visit. All
-  text is from one corpus (a third of the original's is BabyLM).
+  counts them. Rows are cut from a stream. All text is from one corpus (a third
+  of the original's is BabyLM).
 """
 
 from antlm_jax import config as config_lib
@@ -46,7 +46,7 @@ def get_config(arg: str = ""):
   config.model.update(
     **ltg_bert.SHAPES[f"gpt_bert_{arg.size}"], dtype="bfloat16"
   )
-  config.data.update(random_offset=True, framed=True)
+  config.data.framed = True
   config.train.update(
     steps=steps,
     batch_size=32_768,

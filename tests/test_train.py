@@ -235,6 +235,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("train.batch_schedule=99999999999x32@0.5", "batch_size=99999999999"),
     ("eval.watch=clm,mntp", "eval.watch: mntp.*known: clm, mlm"),
     ("eval.patience=2", "eval.patience needs eval.watch.*clm, mlm"),
+    (
+      "data.random_offset=true;objectives.M.choice=covering",
+      "M.choice=covering.*data.random_offset=True",
+    ),
     ("eval.pairs=/nowhere", "no such folder of pairs: /nowhere"),
     (
       "init.checkpoint={whole};model.width=48;model.dropout=0.1",

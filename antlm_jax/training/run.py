@@ -357,6 +357,14 @@ def _training_batches(
   config: Config, sources: Sources, tokenizer, objectives, curriculum, order
 ) -> BatchSource:
   """Returns the training batches."""
+  names = curriculum.objectives if config.data.random_offset else ()
+  for name in names:
+    if objectives[name].choice == "covering":
+      raise UserError(
+        f"objectives.{name}.choice=covering masks a row's tokens in turn, but"
+        " data.random_offset=True gives the row other tokens at each visit: set"
+        " data.random_offset=False, or choice=exact"
+      )
   of_stream = config.data.random_offset or config.data.framed
   if sources.rows.segmented and of_stream:
     raise UserError(
