@@ -244,6 +244,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
       "init.checkpoint={whole};model.width=48;model.dropout=0.1",
       "checkpoints/60 is of another model.*model.width was 32, is 48",
     ),
+    (
+      "init.checkpoint={whole};optimizer.average=tail;curriculum=70C steps",
+      "tail begins before step 60, and .*/60 has no average",
+    ),
     ("checkpoint.words=1M", "1M is never reached.*2.69k words"),
     ("train.max_epochs=0.01", " epochs of the data.*train.max_epochs=0.01"),
     (

@@ -167,6 +167,10 @@ def _branch(
       f" {run.config.curriculum!r} ({run.curriculum.steps} steps):"
       " lengthen it, or set init.step=reset"
     )
+  average = run.config.optimizer.average
+  continues_tail = continues and start.meta.config.optimizer.average == "tail"
+  if average == "tail" and not continues_tail:
+    _check_tail_begins(run, start, int(loaded.step))
   source = start.name
   if "://" not in source:
     source = files.shown_path(pathlib.Path(source))
@@ -216,6 +220,16 @@ def _check_fits(start: Checkpoint, run: Run) -> None:
     raise UserError(
       f"init.checkpoint={start.name} is of another model:"
       f" {'; '.join(_model_changes(start, run))}: set model as it was there"
+    )
+
+
+def _check_tail_begins(run: Run, start: Checkpoint, step: int) -> None:
+  """Checks that `average=tail` averages no steps before a run's first."""
+  # It would count the weights of the start as those of all these steps.
+  if run.step.average_decay(step) > 0:
+    raise UserError(
+      f"optimizer.average=tail begins before step {step}, and {start.name} has"
+      " no average of these steps: set init.step=reset or optimizer.average=ema"
     )
 
 
