@@ -181,12 +181,16 @@ def test_branching_with_the_optimizer_kept_is_the_longer_run(
     (0.5, "init.step=reset init.optimizer=reset", "with the average of"),
     (0.5, "init.step=keep", "with the last weights, and their average"),
     (0.0, "init.step=reset init.weights=last", "with the last weights"),
+    (0.5, "init.weights=last init.optimizer=reset", "with the last weights"),
   ],
 )
 def test_a_start_has_the_weights_that_its_run_evaluated(
   prepared, tmp_path, shared, ema, init, words
 ):
-  """Catches a start from other weights than those whose loss is known."""
+  """Catches a start from other weights than those whose loss is known.
+
+  In the last case, it catches an average that is not that of these weights.
+  """
   base = shared("averaged", lambda folder: runs.train(
     folder, prepared, "curriculum=9C steps", "optimizer.ema=0.9"
   ))  # fmt: skip
@@ -200,7 +204,7 @@ def test_a_start_has_the_weights_that_its_run_evaluated(
   assert (first == pytest.approx(before)) == ("last" not in init)
   # From step 0, it trains the whole curriculum.
   steps = runs.logged(tmp_path, "train/learning_rate")
-  assert [*steps] == [*range(10 if "keep" in init else 1, 12)]
+  assert [*steps] == [*range(1 if "step=reset" in init else 10, 12)]
 
 
 @pytest.mark.slow

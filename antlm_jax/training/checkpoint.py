@@ -458,8 +458,8 @@ class Checkpoint:
 
     `weights` names the item that becomes the parameters: `params`, or `ema` for
     the average. If `like` keeps an average, it becomes the checkpoint's. With
-    `weights="ema"`, or if the checkpoint has none, it becomes a copy of the
-    restored parameters.
+    `weights="ema"`, without the optimizer, or if the checkpoint has none, it
+    becomes a copy of the restored parameters.
 
     Raises the errors of `read`, Unreadable if the checkpoint is damaged, and a
     KeyError if it has no item named `weights`.
@@ -471,8 +471,8 @@ class Checkpoint:
     }
     if with_optimizer:
       items_to_read["optimizer"] = items["optimizer"]
-    if "ema" in items and weights != "ema":
-      items_to_read["ema"] = self.without_missing_head(items["ema"])
+      if "ema" in items and weights != "ema":
+        items_to_read["ema"] = self.without_missing_head(items["ema"])
     arrays = self.read(items_to_read)
     self.verify(arrays)
     params = arrays.pop(weights)
