@@ -199,6 +199,26 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  "before, after", [("", "eval.rows=8"), ("clm", "eval.rows=4")]
+)
+def test_a_watch_that_changes_chooses_a_step_that_is_kept(
+  prepared, whole, tmp_path, before, after
+):
+  """Catches a best step that is gone, or whose loss is on other rows."""
+  settings = f"init.checkpoint={whole[0]} init.step=reset schedule.peak_lr=0.5"
+  settings = *SMALL, *settings.split(), "checkpoint.keep_last=1"
+  first = runs.settings(prepared, *settings, f"eval.watch={before}")
+  with pytest.raises(Stopped):
+    loop.train_run(first, tmp_path, [Seen(ends_after=7)])
+  stopped = max(checkpoint.checkpoint_steps(tmp_path))
+  runs.train(tmp_path, prepared, *settings, "eval.watch=clm", after)
+  # The loss was lowest at step 0.
+  best = runs.summary(tmp_path)["best"]["step"]
+  assert stopped <= best and best in checkpoint.checkpoint_steps(tmp_path)
+
+
+@pytest.mark.slow
 def test_a_run_that_patience_ends_logs_its_last_steps(
   prepared, whole, tmp_path
 ):

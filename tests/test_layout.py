@@ -61,7 +61,7 @@ BUDGETS = {
   "antlm_jax/page": 4_881,
   "antlm_jax/planning": 15_822,
   "antlm_jax/runtime": 10_389,
-  "antlm_jax/training": 19_950,
+  "antlm_jax/training": 20_200,
   "configs": 2_795,
   "configs/studies": 5_080,
   "evals": 8_620,

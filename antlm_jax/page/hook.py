@@ -50,7 +50,8 @@ class Page(Hook):
     run = trainer.run
     step = trainer.step
     values = metrics.by_step(metrics.read_records(trainer.folder))
-    best = summary.best_step(values, run.config.eval.watch)
+    watch = run.config.eval.watch
+    best = summary.best_step(values, watch, trainer.checkpoints.best)
     at_best = best and best["step"]
     held_out = summary.held_out_evaluations(values, run, step, at_best)
     unigram = run.unigram_entropy()

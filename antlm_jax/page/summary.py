@@ -55,12 +55,13 @@ def held_out_evaluations(
   return [row for step, row in measured.items() if step in steps]
 
 
-def best_step(rows: ByStep, watch: Sequence[str]) -> dict[str, float] | None:
+def best_step(
+  rows: ByStep, watch: Sequence[str], step: int | None
+) -> dict[str, float] | None:
   """Returns the best step, and its loss on the rows that did not choose it."""
   losses = metrics.choosing(rows, watch)
-  if not losses:
+  if step not in losses:
     return None
-  step = min(losses, key=losses.get)
   return {
     "step": step,
     "loss": metrics.watched(rows, watch, f"/{metrics.REPORT}").get(

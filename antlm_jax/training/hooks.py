@@ -32,7 +32,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import chips, processes, progress
 from antlm_jax.settings import Registry
-from antlm_jax.training import flops, metrics, notes
+from antlm_jax.training import checkpoint, flops, metrics, notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +265,9 @@ def _row_losses(sums: Sequence[np.ndarray]) -> list[float]:
 class Watch(Hook):
   """Keeps the best step by `eval.watch`, and ends a run that stops improving.
 
-  It reads the recorded losses alone, so a resumed run continues it.
+  It reads the recorded losses alone, so a resumed run continues it. Losses on
+  other held-out rows than the newest do not count. A step that is gone, because
+  `eval.watch` was another, cannot be the best.
   """
 
   spent_on = "evaluation"
@@ -286,9 +288,10 @@ class Watch(Hook):
     losses = {}
     best = 0
     if processes.is_first():
-      records = metrics.read_records(trainer.folder)
-      losses = metrics.choosing(metrics.by_step(records), watch)
-      best = min(losses, key=losses.get, default=0)
+      losses = metrics.comparable_losses(trainer.folder, watch)
+      kept = checkpoint.checkpoint_steps(trainer.workdir)
+      candidates = [s for s in losses if s in kept or s >= trainer.begun]
+      best = min(candidates, key=losses.get, default=trainer.begun)
     since = sum(step > best for step in losses)
     best, since = map(int, processes.largest(lambda: [best, since])())
     trainer.checkpoints.best = best

@@ -134,6 +134,17 @@ def objective_of_loss(key: str) -> str:
   return key.removeprefix("eval/").removesuffix("/loss")
 
 
+def comparable_losses(
+  folder: pathlib.Path, watch: Sequence[str]
+) -> dict[int, float]:
+  """Returns a run's `choosing` losses on as many rows as the newest."""
+  losses = choosing(by_step(read_records(folder)), watch)
+  name = f"{watch[0]}/{CHOOSE}"
+  counts = {row["step"]: len(row.get(name, ())) for row in read_rows(folder)}
+  newest = counts.get(max(losses, default=0))
+  return {s: x for s, x in losses.items() if counts.get(s) == newest}
+
+
 def choosing(rows: ByStep, watch: Sequence[str]) -> dict[int, float]:
   """Returns the sum of losses that chooses the best step, by step.
 
