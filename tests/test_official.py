@@ -70,6 +70,17 @@ def test_the_causal_part_is_a_sixteenth_from_start_to_end(average):
       assert kept[0].sum() / (kept[0] + kept[1]).sum() > 0.17
 
 
+def test_an_objective_that_small_batches_lack_has_its_part():
+  """Catches a causal row that weighs a sixteenth of the few batches with it."""
+  of = source(MIX, layout=BatchLayout(4), steps=16, loss_average="objectives")
+  parts = []
+  for step in range(16):
+    kept = [only(of[step], k).weights for k in (0, 1)]
+    causal, masked = (w.sum() / max(1, (w > 0).sum()) for w in kept)
+    parts.append(causal / (causal + masked))
+  assert np.mean(parts) == pytest.approx(1 / 16, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_the_partition_is_drawn_to_one():
   rows, z = FakeRows(), 0.1

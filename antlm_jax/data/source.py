@@ -77,6 +77,7 @@ class BatchSource:
     one_segment = Segments.whole(*tokens.shape)
     segments = Segments.of(starts) if segmented else one_segment
     shares, objective_ids, ranks = self._divided(step)
+    weighted = self._weighted(objective_ids[: self.order.batch_size(step)])
     objective_ids = objective_ids[slots]
     ranks = ranks[slots, None]
     first_rows = contents.rows[:, 0]
@@ -95,7 +96,7 @@ class BatchSource:
     batch = assemble_batch(
       corrupted._replace(predicted=predicted),
       objective_ids,
-      self._weighted(shares),
+      weighted,
       layout,
       shares,
       segmented,
@@ -170,13 +171,16 @@ class BatchSource:
     text_length = np.where(is_short, short_length, length)
     return np.arange(length) < text_length[:, None]
 
-  def _weighted(self, shares: Mapping[int, float]) -> Sequence[Objective]:
-    """Returns all objectives, with the weights of a batch with these shares."""
+  def _weighted(self, objective_ids: np.ndarray) -> Sequence[Objective]:
+    """Returns all objectives, with the weights of a batch with these ids."""
     if self.loss_average != "objectives":
       return self._objectives
+    # A small batch's shares differ from those of its phase, and may be 0.
+    counts = np.bincount(objective_ids, minlength=len(self._objectives))
+    shares = (counts / max(1, len(objective_ids))).tolist()
     return [
-      dataclasses.replace(o, weight=o.weight * shares.get(objective_id, 1.0))
-      for objective_id, o in enumerate(self._objectives)
+      dataclasses.replace(o, weight=o.weight * (share or 1.0))
+      for o, share in zip(self._objectives, shares, strict=True)
     ]
 
   @functools.cached_property
