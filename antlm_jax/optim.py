@@ -188,7 +188,7 @@ class Muon(AdamW):
 
   momentum: float = setting(0.95, "Decay of Muon's momentum", least=0, under=1)
   adam_rate: float = setting(
-    1.0, "Adam's learning rate / Muon's learning rate", least=0
+    1.0, "Adam's learning rate / Muon's, except in weight decay", least=0
   )
 
   def parts(self, axes, tensors):
