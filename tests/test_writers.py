@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -74,6 +75,17 @@ class Kill(hooks.Hook):
 spec, workdir = (word.partition("=")[2] for word in sys.argv[1:3])
 loop.train_run(config.load_config(spec, sys.argv[3:]), workdir, [Kill()])
 """
+
+
+def test_wandb_has_the_evaluation_that_a_signal_left_out(tmp_path, monkeypatch):
+  """Catches values of W&B's last step that it dropped as already sent."""
+  wandb = mock.MagicMock(Error=OSError)
+  wandb.init.return_value.summary = {"step": 8}
+  monkeypatch.setitem(sys.modules, "wandb", wandb)
+  writer = writers.Wandb(tmp_path, {4: {"a": 1.0}, 8: {"a": 2.0}}, "", {})
+  writer.write(8, {"b": 3.0})
+  writer.close()
+  wandb.init.return_value.log.assert_called_once_with({"step": 8, "b": 3.0})
 
 
 @pytest.mark.slow

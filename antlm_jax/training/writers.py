@@ -173,6 +173,11 @@ class Wandb(Writer):
     self._values = {}
     for step, values in rows.items():
       self.write(step, values)
+    if self._step == self._sent:
+      # W&B has these values, but lacks those that its step records next, as
+      # those of an evaluation that a signal left out.
+      self._values = {}
+      self._sent -= 1
     for old in before:
       shutil.rmtree(old)
 
