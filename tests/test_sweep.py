@@ -242,11 +242,11 @@ def test_losses_under_different_masks_rank_no_run(tmp_path, capsys):
   write(tmp_path / "falls", asked, {4: {"clm": 3.0, "mlm": 2.0}})
   _, numbers, _ = compared(capsys, paths[15], tmp_path / "falls", "--by=mlm")
   assert numbers["best"] == "falls"
-  # Held-out sets of other sizes
-  few = config("--config.eval.rows=8")
-  write(tmp_path / "few", few, {4: {"clm": 3.0, "mlm": 2.0}})
-  _, _, text = compared(capsys, paths[15], tmp_path / "few", "--by=clm")
-  assert "differ in eval.rows, so" in text
+  # Held-out sets of other sizes, and rows with other tokens at their ends
+  for key, value in {"eval.rows": 8, "data.framed": True}.items():
+    write(tmp_path / key, config(f"--config.{key}={value}"), losses)
+    _, _, text = compared(capsys, paths[15], tmp_path / key, "--by=clm")
+    assert f"differ in {key}, so" in text and "same objective" not in text
 
 
 def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):

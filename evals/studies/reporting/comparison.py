@@ -31,7 +31,9 @@ _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
 # The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
+# Settings that decide which tokens are held out, for all objectives.
 _ROWS = "eval.rows"
+_FRAMED = "data.framed"
 # Settings of an objective that do not change how it is measured: held_out.py.
 _NOT_MEASURED = "weight", "frequency_power", "mask_ratio_end"
 
@@ -342,7 +344,7 @@ def _not_comparable(
   hint = ""
   if not _have_one_text(runs):
     differences = ["held-out text or tokenizer"]
-  elif set(differences) - {_ROWS}:
+  elif set(differences) - {_ROWS, _FRAMED}:
     hint = ": measure the same objective in each, such as eval.objectives=C,M15"
   if not differences:
     return ""
@@ -368,7 +370,11 @@ def _measuring_settings(
 
   The losses of two runs do not compare if these settings differ.
   """
-  settings_by_title = {_ROWS: str(run.config["eval"]["rows"])}
+  framed = run.config["data"].get("framed", False)
+  settings_by_title = {
+    _ROWS: str(run.config["eval"]["rows"]),
+    _FRAMED: str(framed),
+  }
   for loss_name in loss_names:
     # The part after the slash is the name of a further held-out set.
     objective_name = loss_name.partition("/")[0]
