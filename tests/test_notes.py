@@ -50,6 +50,25 @@ def test_an_average_that_is_longer_than_the_run_is_warned_of(prepared):
   assert "about 1,000 steps" in warning and not lines["0.9"]
 
 
+@pytest.mark.parametrize(
+  "curriculum, shuffle, rounding, warned",
+  [
+    ("4C:M", "False", "down", True),
+    ("4C:M", "False", "carry", False),  # places turn from epoch to epoch
+    ("4C:M", "True", "down", False),
+    ("4C+4M", "False", "down", False),
+  ],
+)
+def test_rows_that_keep_their_objective_are_warned_of(
+  curriculum, shuffle, rounding, warned, prepared
+):
+  """Catches rows that no epoch trains with both objectives of a batch."""
+  words = f"data.shuffle={shuffle}", f"data.rounding={rounding}"
+  config = runs.settings(prepared, f"curriculum={curriculum}", *words)
+  lines = notes.notes_of_run(run_lib.build_run(config))
+  assert any("data.shuffle=False" in line for line in lines) == warned
+
+
 def test_a_run_of_many_hours_gives_a_tip(prepared):
   """Catches a run of days that says so only in its time left."""
   built = run_lib.build_run(runs.settings(prepared))

@@ -59,6 +59,14 @@ def notes_of_run(run: Run) -> Iterator[str]:
       f"tip: {run.curriculum.steps:,} steps are {run.epochs:,.4g} epochs of the"
       f" data: did you mean {_fewer(run)}?"
     )
+  # Several sources take turns in the slots, so their rows change objectives.
+  if not run.config.data.shuffle and len(run.order.sources) == 1:
+    mixed = any(len(phase.shares) > 1 for phase in run.curriculum.phases)
+    if mixed and run.order.steps_per_epoch.is_integer():
+      yield (
+        "warning: with data.shuffle=False, most rows have the same objective in"
+        " every epoch of mixed batches: shuffle, or alternate, as in 12*(1C+1M)"
+      )
   optimizer = run.config.optimizer
   share = optimizer.ema**run.curriculum.steps
   if optimizer.average == "ema" and share > _FIRST_WEIGHTS:
