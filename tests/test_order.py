@@ -67,10 +67,10 @@ def test_a_schedule_is_read():
 @pytest.mark.parametrize(
   "schedule, words",
   [
-    ("64x128", "'64x128' is not ROWSxTOKENS@BEGIN"),
-    ("64x128@1.5", "is not ROWSxTOKENS@BEGIN"),
-    ("64x128@0.5:160000", "is not ROWSxTOKENS@BEGIN.*:base=160000 may follow"),
-    ("0x128@0.5", "is not ROWSxTOKENS@BEGIN"),
+    ("64x128", "'64x128' is not ROWSxTOKENS@SHARE"),
+    ("64x128@1.5", "is not ROWSxTOKENS@SHARE"),
+    ("64x128@0.5:160000", "is not ROWSxTOKENS@SHARE.*:base=160000 may follow"),
+    ("0x128@0.5", "is not ROWSxTOKENS@SHARE"),
     ("64x100@0.5", "100 is no multiple of the prepared rows' 128"),
     ("64x128@0.5 32x128@0.5", "does not begin after the part before it"),
     ("3x128@0.5", "batch_size=3 is not a positive mult"),
@@ -91,6 +91,10 @@ def test_what_does_not_go_with_a_schedule_is_told():
   assert "need data.rounding=carry, not up" in told
   told = runs.told(lambda: Order({"": 3}, parts, steps=10))
   assert "joins 4 rows, but there are 3" in told
+  # Catches a part that is left out in silence.
+  parts = part(0.0, 8), part(0.9, 4)
+  told = runs.told(lambda: Order({"": 100}, parts, steps=4))
+  assert "of 4 rows from 0.9 of the run on take less than one" in told
 
 
 # Which rows

@@ -79,7 +79,7 @@ class StepSlots(NamedTuple):
 def parse_batch_schedule(
   schedule: Sequence[str], layout: BatchLayout, seq_len: int
 ) -> tuple[Stage, ...]:
-  """Reads a batch schedule: parts `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`.
+  """Reads a batch schedule: parts `ROWSxTOKENS@SHARE`, such as `32x512@0.9`.
 
   Batches before the first part have `layout`. Prepared rows have `seq_len`
   tokens. `:base=160000` after a part changes RoPE's base from there on.
@@ -95,7 +95,7 @@ def parse_batch_schedule(
     )
     if not match:
       raise UserError(
-        f"{setting} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
+        f"{setting} is not ROWSxTOKENS@SHARE, such as 32x512@0.9 (from nine"
         " tenths of the run on); :base=160000 may follow, RoPE's base"
       )
     size = int(match[1])
@@ -145,7 +145,7 @@ class Order:
   # from this epoch's first rows (`up`). `down` drops it.
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
-  shuffle: bool = True  # whether to permute at all
+  shuffle: bool = True  # whether to permute the rows of each source
   row_block: int = 1  # number of neighbouring rows that are permuted together
   # Whether two batches take turns: a stretch's even slots are in even batches,
   # and its odd slots in odd batches, for any batch size.
@@ -163,6 +163,14 @@ class Order:
       raise UserError(
         f"train.batch_schedule joins {self.joined} rows, but there are {rows}"
       )
+    bounds = itertools.pairwise([*self.starts, self.steps])
+    for stage, (start, stop) in zip(self.stages, bounds, strict=True):
+      if self.steps and start == stop:
+        raise UserError(
+          f"train.batch_schedule: the batches of {stage.layout.batch_size} rows"
+          f" from {stage.begin:g} of the run on take less than one of its"
+          f" {self.steps:,} steps: write fewer parts, or train for more steps"
+        )
 
   @functools.cached_property
   def _sizes(self) -> np.ndarray:
@@ -176,7 +184,7 @@ class Order:
 
   @property
   def steps_per_epoch(self) -> float:
-    """Number of steps that read each row once; a fraction with `carry`.
+    """Number of steps in an epoch; a fraction with `carry`.
 
     If batches change size, an epoch is the rows over the mean batch.
     """
