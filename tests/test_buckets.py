@@ -133,6 +133,16 @@ def test_the_bucket_holds_all_that_a_run_promises(gcs, whole, finished):
 
 
 @pytest.mark.slow
+def test_a_finished_run_in_a_bucket_keeps_its_times(data, finished):
+  """Catches a summary that its command replaces with times of no steps."""
+  path = files.absolute_path(finished) / "summary.json"
+  before = json.loads(path.read_text())["seconds"]
+  done = runs.train(finished, data, *ARGS, devices=1)
+  assert "already finished" in done.stdout
+  assert json.loads(path.read_text())["seconds"] == before
+
+
+@pytest.mark.slow
 def test_commands_read_a_run_in_a_bucket(
   english, finished, tmp_path, monkeypatch, capsys
 ):

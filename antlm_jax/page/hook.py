@@ -61,8 +61,9 @@ class Page(Hook):
     if step == trainer.begun and at_end:
       # No step was left to train: keep the times of the run that trained.
       with contextlib.suppress(UserError, KeyError):
+        # Not from `folder`, which is new if the run is in a bucket.
         before = files.read_json(
-          trainer.folder / metrics.SUMMARY, "the summary"
+          trainer.workdir / metrics.SUMMARY, "the summary"
         )
         times = {"seconds": before["seconds"], "mfu": before.get("mfu")}
     advice = []
