@@ -107,6 +107,13 @@ def test_a_hook_is_called_around_the_steps(whole):
     assert calls.index(("run", step)) == calls.index(("after", step)) + 1
 
 
+def test_a_wait_for_data_is_said_once_a_minute(prepared, tmp_path, monkeypatch):
+  """Catches a run that waits for its batches in silence."""
+  monkeypatch.setattr(loop, "_SLOW_BATCH", -1.0)
+  printed = runs.train(tmp_path, prepared, *SMALL).stdout
+  assert printed.count("for a batch: try data.threads=4") == 1
+
+
 def test_an_evaluator_is_recorded_shown_and_summed_up(whole):
   workdir, _ = whole
   found = runs.logged(workdir, "eval/largest")

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from antlm_jax.training.step import Metrics, Programs, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
+_SLOW_BATCH = 10.0  # seconds until a batch arrives that are worth a line
+_EVERY = 60.0  # least seconds from one such line to the next
 _WATCHED = ("total_loss", "grad_norm", "param_norm")
 
 
@@ -136,6 +139,7 @@ class Trainer:
     self.total = run.curriculum.steps
     self.stopped = False
     self._pending: _PendingStep | None = None
+    self._last_slow = -_EVERY  # when a slow batch was last said
     settings = run.config.checkpoint
     self.checkpoints = saving.RunCheckpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
@@ -216,8 +220,10 @@ class Trainer:
   def _take(self, batches: Iterator[Batch]) -> None:
     """Begins a step, then checks the results of the one before."""
     clock = metrics.StepClock(self.ledger)
+    begun = time.monotonic()
     with self.ledger.time("data"):
       batch = next(batches)
+    self._say_slow_batch(time.monotonic() - begun)
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
@@ -229,6 +235,13 @@ class Trainer:
     self._settle(compiled_meanwhile=clock.compiled)
     self.step += 1
     self._pending = _PendingStep(self.step, batch, results, clock)
+
+  def _say_slow_batch(self, seconds: float) -> None:
+    """Says that training waits for its data, at most once a minute."""
+    now = time.monotonic()
+    if seconds > _SLOW_BATCH and now - self._last_slow >= _EVERY:
+      self._last_slow = now
+      progress.say(notes.slow_batch(seconds, self.config.data.threads))
 
   def _settle(self, compiled_meanwhile: bool = False) -> None:
     """Waits for the pending step, checks its loss, and calls `after_step`.

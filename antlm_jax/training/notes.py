@@ -138,6 +138,12 @@ def time_shares(seconds: Mapping[str, float]) -> str:
   )
 
 
+def slow_batch(seconds: float, threads: int) -> str:
+  """Returns a tip on a batch that took `seconds` to arrive."""
+  faster = _FASTER["data"].format(more_threads=2 * threads)
+  return f"tip: training waited {units.duration(seconds)} for a batch: {faster}"
+
+
 def time_advice(seconds: Mapping[str, float], threads: int) -> list[str]:
   """Returns a tip on the slowest activity other than the steps.
 
