@@ -277,6 +277,8 @@ class Watch(Hook):
     self._log = log
 
   def start(self, trainer) -> None:
+    # Of these, later steps need the best alone, and the run keeps that.
+    self._kept = checkpoint.checkpoint_steps(trainer.workdir)
     self.run(trainer)
 
   def due(self, trainer) -> bool:
@@ -289,8 +291,7 @@ class Watch(Hook):
     best = 0
     if processes.is_first():
       losses = metrics.comparable_losses(trainer.folder, watch)
-      kept = checkpoint.checkpoint_steps(trainer.workdir)
-      candidates = [s for s in losses if s in kept or s >= trainer.begun]
+      candidates = [s for s in losses if s in self._kept or s >= trainer.begun]
       best = min(candidates, key=losses.get, default=trainer.begun)
     since = sum(step > best for step in losses)
     best, since = map(int, processes.largest(lambda: [best, since])())
