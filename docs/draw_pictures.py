@@ -86,7 +86,7 @@ _ROUTE = (  # a box and its example, and the arrow that leads to the next
     "CLM  dogs run  →  run .\nMLM  dogs <mask> .  →  run",
     "train step: loss, gradients",
   ),
-  ("state", "parameters, optimizer, step", "every few minutes"),
+  ("state", "parameters, optimizer, step", "every tenth of a run"),
   ("checkpoint", "runs/NAME/checkpoints/2000", ""),
 )
 _ENDS = (
