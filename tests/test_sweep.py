@@ -17,6 +17,7 @@ from scipy import stats
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
+from antlm_jax.evals.finetuning import regression
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.studies import compare, jobs, sweep
 from antlm_jax.evals.studies.reporting import comparison, plots
@@ -150,6 +151,28 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
     (folders[1] / "items.jsonl").write_text("".join(wrong))
     with pytest.raises(UserError, match="b has other items than a: evaluate"):
       compare.compare(folders)
+
+
+def test_regressions_are_compared_by_squared_error(tmp_path):
+  """Catches numbers that count as right only if they equal the label."""
+  draw = np.random.default_rng(0)
+  fields = regression.FIELDS | {"also": ()}
+  results = {}
+  for name, spread in (("a", 0.1), ("b", 2.0)):
+    numbers = tuned.LABELS + spread * draw.normal(size=100)
+    answers = {TrialRun(0.1, 0): {"x-dev": numbers}}
+    tuned.write(tmp_path / name, "x", answers, 4, "causal", **fields)
+    results[tmp_path / name / "x/4-causal"] = numbers
+  comparison = compare.compare([*results])
+  # The variance of the labels is 1 / 4.
+  scores = [1 - 4 * (tuned.LABELS - x) ** 2 for x in results.values()]
+  theirs = stats.ttest_rel(*reversed(scores)).confidence_interval(0.95)
+  first, other = comparison.rows
+  assert first.score == pytest.approx(scores[0].mean())
+  assert other.difference[1:] == pytest.approx(tuple(theirs))
+  assert other.metric == "r2" and "r2: 1 - squared error" in str(comparison)
+  # An R2 below 0 is not clipped.
+  assert f"{100 * theirs.low:+.1f}" in str(comparison)
 
 
 def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):

@@ -72,9 +72,14 @@ def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 def r2(predictions: Sequence[float], labels: Sequence[float]) -> float:
   """Share of the labels' variance that is explained; 0 if they are constant."""
+  return float(np.mean(r2_by_item(predictions, labels)))
+
+
+def r2_by_item(predictions: Sequence, labels: Sequence) -> np.ndarray:
+  """Returns 1 - squared error / variance of the labels, whose mean is `r2`."""
   x, y = (np.asarray(v, np.float64) for v in (predictions, labels))
   variance = y.var()
-  return float(1 - np.mean((x - y) ** 2) / variance) if variance else 0.0
+  return 1 - (x - y) ** 2 / variance if variance else np.zeros(x.shape)
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
@@ -102,4 +107,5 @@ FIELDS = {
   "also": ("spearman", "r2"),
   "baseline": "the mean",
   "trivial": the_mean,
+  "right": None,
 }

@@ -396,8 +396,9 @@ def write_task_results(
         "id": example.id,
         "label": example.label,
         "predictions": predictions,
-        "correct": [task.right(x, example.label) for x in predictions],
       }
+      if task.right:
+        item["correct"] = [task.right(x, example.label) for x in predictions]
       if task.by_example:
         metric = task.metrics[task.main_metric]
         text = "\0".join(example.texts).encode()

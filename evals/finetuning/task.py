@@ -231,8 +231,9 @@ class Task:
   references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
     dataclasses.field(default_factory=dict)
   )
-  # Whether a prediction is right, from it and the label.
-  right: Callable[[Any, Any], bool] = operator.eq
+  # Whether a prediction is right, from it and the label; None for numbers,
+  # whose squared errors are compared.
+  right: Callable[[Any, Any], bool] | None = operator.eq
   by_example: bool = False  # whether the main metric is a mean over examples
   best_by: str = ""  # metric that compares runs; main_metric if empty
   # Makes the texts of further files, by name.

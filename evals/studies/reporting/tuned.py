@@ -18,6 +18,7 @@ from antlm_jax.evals.studies.reporting.scores import Score, Scores, tuned_scores
 from antlm_jax.runtime import files
 
 REPORT = "report.md"
+R2 = "r2"  # metric, and column of the items, of regressions
 _HEAD = "", "model", "score", "seeds", "score (%)", "difference from the first"
 
 
@@ -28,7 +29,7 @@ class TunedRow(NamedTuple):
   label: str  # of the model
   metric: str
   seeds: int
-  score: float  # in [0, 1]
+  score: float  # at most 1
   difference: Interval | None  # from the first model, by seeds and items
 
 
@@ -89,12 +90,14 @@ def compare_tuned(
       row.metric,
       row.seeds,
       f"{100 * row.score:.1f}",
-      _difference_text(row.difference),
+      _difference_text(row),
     )
     for row in rows
   ]
   table = tables.text_table(cells, _HEAD, "<<<>><")
   table += f"\n({100 * CONFIDENCE:g} % interval over seeds and items, paired)"
+  if any(row.metric == R2 for row in rows):
+    table += f"\n{R2}: 1 - squared error / variance, the mean over items"
   if output:
     text = f"# Fine-tuned models compared\n\n```\n{table}\n```\n"
     files.write_text(output / REPORT, text)
@@ -102,12 +105,16 @@ def compare_tuned(
 
 
 def _scored_by_item(score: Score, items: ItemFiles) -> Score:
-  """Returns a score, or the share of right answers if no item has scores."""
+  """Returns a score, or a metric of items: right answers, or r2 of numbers."""
   if items.of(score):
     return score
-  ((path, (_, *column)),) = score.items
-  column = "correct", *column
-  return score._replace(metric="right answers", items=((path, column),))
+  ((path, (_, *trial)),) = score.items
+  column = "correct", *trial
+  metric = "right answers"
+  if column not in items[path]:
+    column = R2, *trial
+    metric = R2
+  return score._replace(metric=metric, items=((path, column),))
 
 
 def _compared_rows(scores: Scores, items: ItemFiles) -> Iterator[TunedRow]:
@@ -143,9 +150,10 @@ def _difference(pairing: Pairing, label: str, first: str) -> Interval | None:
   return pairing._replace(values=values).difference(weights).interval()
 
 
-def _difference_text(difference: Interval | None) -> str:
-  if difference is None:
+def _difference_text(row: TunedRow) -> str:
+  if row.difference is None:
     return ""
-  estimate, *ends = difference
-  low, high = np.clip(ends, -1, 1)
+  estimate, low, high = row.difference
+  if row.metric != R2:  # which has no lower bound
+    low, high = np.clip((low, high), -1, 1)
   return f"{100 * estimate:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
