@@ -153,6 +153,21 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
       compare.compare(folders)
 
 
+@pytest.mark.parametrize("by_example", [True, False])
+def test_equal_texts_are_one_item(tmp_path, by_example):
+  """Catches a task without the texts' hashes, whose items are told by ids."""
+  draw = np.random.default_rng(0)
+  right = draw.random((2, 100)) < [[0.8], [0.6]]
+  folders = [
+    tuned_results(tmp_path / name, row, repeats=2, by_example=by_example)
+    for name, row in zip("ab", right, strict=True)
+  ]
+  _, row = compare.compare(folders).rows
+  first, other = right.reshape(2, 50, 2).mean(axis=-1)
+  theirs = stats.ttest_rel(other, first).confidence_interval(0.95)
+  assert row.difference[1:] == pytest.approx(tuple(theirs))
+
+
 def test_regressions_are_compared_by_squared_error(tmp_path):
   """Catches numbers that count as right only if they equal the label."""
   draw = np.random.default_rng(0)

@@ -43,12 +43,20 @@ def planned(*args) -> list[finetune.TaskJob]:
 
 
 def write(
-  folder, name, found, step, attention, limit=0, metric="accuracy", **task
+  folder,
+  name,
+  found,
+  step,
+  attention,
+  limit=0,
+  metric="accuracy",
+  repeats=1,
+  **task,
 ) -> None:
   """Writes a task's results into TASK/STEP-ATTENTION of a folder.
 
   `found` has each run's 100 answers by evaluation set; `task` has more fields
-  of the task.
+  of the task. So many examples in a row have the same text: `repeats`.
   """
   sets = list(next(iter(found.values())))
   head = classification.Classifier(("0", "1"), "first")
@@ -64,7 +72,10 @@ def write(
     outcomes.append(TuningOutcome(run))
     outcomes[-1].add_epoch(of_task, 0.5, metrics, predictions)
   examples = {
-    n: [Example((f"a {i}",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
+    n: [
+      Example((f"a {i // repeats}",), int(y), f"{n}_{i}")
+      for i, y in enumerate(LABELS)
+    ]
     for n in sets
   }
   request = {"step": step, "attention": attention, "limit": limit}

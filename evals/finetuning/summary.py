@@ -391,9 +391,12 @@ def write_task_results(
   for name in examples:
     for index, example in enumerate(examples[name]):
       predictions = [outcome.predictions[name][index] for outcome in outcomes]
+      text = "\0".join(example.texts).encode()
       item = {
         "evaluation": name,
         "id": example.id,
+        # By it the report knows a text that the set repeats.
+        "text": hashlib.blake2b(text, digest_size=8).hexdigest(),
         "label": example.label,
         "predictions": predictions,
       }
@@ -401,9 +404,6 @@ def write_task_results(
         item["correct"] = [task.right(x, example.label) for x in predictions]
       if task.by_example:
         metric = task.metrics[task.main_metric]
-        text = "\0".join(example.texts).encode()
-        # By it the report knows a text that the set repeats.
-        item["text"] = hashlib.blake2b(text, digest_size=8).hexdigest()
         item["scores"] = [metric([x], [example.label]) for x in predictions]
       lines.append(json.dumps(item) + "\n")
   texts = {results.ITEMS: "".join(lines)}
