@@ -140,6 +140,7 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
     interval = row.difference
     assert interval.estimate == pytest.approx(other.mean() - first.mean())
     assert (interval.low, interval.high) == pytest.approx(tuple(theirs))
+    assert row.paired_by == "items"
   line = runs.told(compare.compare, [tmp_path])
   assert f"is a folder of results: name each, such as {tmp_path}/a" in line
   # An item less, and the same item with another label
@@ -151,6 +152,32 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
     (folders[1] / "items.jsonl").write_text("".join(wrong))
     with pytest.raises(UserError, match="b has other items than a: evaluate"):
       compare.compare(folders)
+
+
+def test_models_with_a_missing_seed_are_paired_by_those_they_share(tmp_path):
+  """Catches an interval without the variance over seeds, and its name."""
+  draw = np.random.default_rng(0)
+  accuracies = {}
+  folders = []
+  for name, seeds in (("a", (0, 1, 2)), ("b", (1, 0)), ("c", (2, 1))):
+    answers = {
+      TrialRun(0.1, seed): {"x-dev": draw.integers(0, 2, 100)} for seed in seeds
+    }
+    for run, found in answers.items():
+      accuracies[name, run.seed] = np.mean(found["x-dev"] == tuned.LABELS)
+    tuned.write(tmp_path / name, "x", answers, 4, "causal")
+    folders.append(tmp_path / name / "x/4-causal")
+  result = compare.compare(folders)
+  _, *others = result.rows
+  assert [row.paired_by for row in others] == ["2 seeds, items"] * 2
+  assert str(result).count("2 seeds, items") == 2
+  # b and c share one seed alone.
+  assert compare.compare(folders[1:]).rows[1].paired_by == "items"
+  differences = [accuracies["b", i] - accuracies["a", i] for i in (0, 1)]
+  over_seeds = stats.t.ppf(0.975, 1) * stats.sem(differences)
+  interval = others[0].difference
+  assert interval.estimate == pytest.approx(np.mean(differences))
+  assert 1.001 * (interval.high - interval.estimate) > over_seeds > 0
 
 
 @pytest.mark.parametrize("by_example", [True, False])

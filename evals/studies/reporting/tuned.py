@@ -11,7 +11,7 @@ from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning.summary import MODEL
-from antlm_jax.evals.statistics import CONFIDENCE, Interval
+from antlm_jax.evals.statistics import CONFIDENCE, Interval, MeanEstimate
 from antlm_jax.evals.studies.reporting.differences import Pairing, pair_scores
 from antlm_jax.evals.studies.reporting.items import ItemFiles
 from antlm_jax.evals.studies.reporting.scores import Score, Scores, tuned_scores
@@ -19,7 +19,10 @@ from antlm_jax.runtime import files
 
 REPORT = "report.md"
 R2 = "r2"  # metric, and column of the items, of regressions
-_HEAD = "", "model", "score", "seeds", "score (%)", "difference from the first"
+_HEAD = (
+  *("", "model", "score", "seeds", "score (%)"),
+  *("difference from the first", "paired by"),
+)
 
 
 class TunedRow(NamedTuple):
@@ -30,7 +33,8 @@ class TunedRow(NamedTuple):
   metric: str
   seeds: int
   score: float  # at most 1
-  difference: Interval | None  # from the first model, by seeds and items
+  difference: Interval | None  # from the first model
+  paired_by: str  # what its interval covers: shared seeds and items, or items
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -91,11 +95,14 @@ def compare_tuned(
       row.seeds,
       f"{100 * row.score:.1f}",
       _difference_text(row),
+      row.paired_by,
     )
     for row in rows
   ]
-  table = tables.text_table(cells, _HEAD, "<<<>><")
-  table += f"\n({100 * CONFIDENCE:g} % interval over seeds and items, paired)"
+  table = tables.text_table(cells, _HEAD, "<<<>><<")
+  table += (
+    f"\n({100 * CONFIDENCE:g} % interval over the paired seeds and items)"
+  )
   if any(row.metric == R2 for row in rows):
     table += f"\n{R2}: 1 - squared error / variance, the mean over items"
   if output:
@@ -127,27 +134,35 @@ def _compared_rows(scores: Scores, items: ItemFiles) -> Iterator[TunedRow]:
       f" {first}: evaluate all on the same files"
     )
   for (label, metric), lines in scores.groups("row", "metric").items():
-    difference = label != first and _difference(pairing, label, first)
+    difference = None
+    paired_by = ""
+    if label != first:
+      estimate = _estimate(pairing, label, first)
+      difference = estimate.interval()
+      seeds = f"{estimate.seeds} seeds, " * (estimate.seeds > 1)
+      paired_by = f"{seeds}items"
     yield TunedRow(
       evaluation=lines[0].measure,
       label=label,
       metric=metric,
       seeds=len(lines),
       score=float(np.mean([items.of(line).scores for line in lines])),
-      difference=difference or None,
+      difference=difference,
+      paired_by=paired_by,
     )
 
 
-def _difference(pairing: Pairing, label: str, first: str) -> Interval | None:
+def _estimate(pairing: Pairing, label: str, first: str) -> MeanEstimate:
+  """Estimates the difference from the first over shared seeds and items."""
   weights = {(label, ""): 1.0, (first, ""): -1.0}
   values = {side: pairing.values[side] for side in weights}
-  if len({frozenset(by_seed) for by_seed in values.values()}) > 1:
-    # Models with different seeds are paired by their means over seeds.
+  if len(set.intersection(*map(set, values.values()))) < 2:
+    # Their means over seeds are paired by items alone.
     values = {
       side: {("", ""): np.mean([*by_seed.values()], axis=0)}
       for side, by_seed in values.items()
     }
-  return pairing._replace(values=values).difference(weights).interval()
+  return pairing._replace(values=values).difference(weights)
 
 
 def _difference_text(row: TunedRow) -> str:
