@@ -1,6 +1,7 @@
 """Labels of your own records: by position and type, multi-label, numbers."""
 
 import csv
+import functools
 import json
 import math
 
@@ -220,7 +221,7 @@ def test_vectors_of_zeros_and_ones_are_labels_by_their_places(form):
 
 
 def test_a_column_for_each_label(tmp_path):
-  """Catches a column that is lost, and a value that is no label."""
+  """Catches a lost column, another order's label, and a value that is none."""
   path = tmp_path / "test.csv"
   path.write_text("text,toxic,rude\na,1,0\nb,1.0,True\nc,0,False\n")
   columns = labelled.Columns(label_column=("toxic", "rude"))
@@ -230,6 +231,17 @@ def test_a_column_for_each_label(tmp_path):
     (name,) = task.evaluations
     labels = {e.texts[0]: e.label for e in task.load(name)}
     assert labels == {"a": [0], "b": [0, 1], "c": []}
+  for data in (str(path), [("a", 1, 0), ("b", 1, 1), ("c", 0, 0)]):
+    make = functools.partial(
+      labelled.classify, {"test": data}, "own", "causal", HOW[0], columns
+    )
+    # The names of a saved model may have another order.
+    task = make(labelled.Classes(("rude", "toxic")))
+    (name,) = task.evaluations
+    labels = {e.texts[0]: e.label for e in task.load(name)}
+    assert labels == {"a": [1], "b": [0, 1], "c": []}
+    with pytest.raises(UserError, match="toxic,rude names other columns than"):
+      make(labelled.Classes(("toxic", "kind")))
   for value, message in ((2, "'rude' is '2': give 0 or 1"), (-1, "no label")):
     with pytest.raises(UserError, match=message):
       labelled.classify([("a", 1, value)], "own", "causal", HOW[0], columns)

@@ -111,9 +111,10 @@ def classify(
   first = next(itertools.chain(*records.values()))[1]
   kind = multi_label if isinstance(first.label, list) else classification
   if kind is multi_label and _are_vectors(records, names, options):
+    vector_names = _vector_names(names, options.label_column)
     records = {
       split: [
-        (place, _without_vector(example, names, place))
+        (place, _without_vector(example, vector_names, place))
         for place, example in records[split]
       ]
       for split in records
@@ -353,6 +354,23 @@ def _are_vectors(
       f" name the {max(lengths)} labels, in this order, with labels=A,B,..."
     )
   return True
+
+
+def _vector_names(
+  names: Sequence[str], label_columns: Sequence[str]
+) -> Sequence[str]:
+  """Returns the names of a vector's values: the columns, if there are several.
+
+  Raises a UserError if the columns are not the names, in any order.
+  """
+  if len(label_columns) < 2:
+    return names
+  if {*label_columns} != {*names}:
+    raise UserError(
+      f"label_column={','.join(label_columns):.100} names other columns than"
+      f" the labels {', '.join(names):.100}: give each column its label's name"
+    )
+  return label_columns
 
 
 def _without_vector(
