@@ -61,6 +61,13 @@ def test_a_list_is_the_labels_of_one_text(tmp_path, where):
   assert read(data) == expected
 
 
+def test_a_label_twice_in_a_list_is_refused():
+  """Catches a vector of words, whose place decides, read as a set of labels."""
+  data = [("a", ["yes"]), ("b", ["yes", "yes", "no"])] * 5
+  with pytest.raises(UserError, match="record 2: the list has the label 'yes'"):
+    made(data)
+
+
 def test_values_in_memory_go_by_position():
   """Catches pairs and NumPy's values that are read as something else."""
   pair = [(("a", "b"), "x"), (["c", "d"], "y")] * 5

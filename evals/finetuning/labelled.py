@@ -468,7 +468,7 @@ def _indexed(
 ) -> dict[str, list[Example]]:
   """Replaces classes' names by their indices.
 
-  Raises a UserError for a label that is not among the names.
+  Raises a UserError for a label that is not among the names, or is repeated.
   """
   indices = {name: index for index, name in enumerate(names)}
   out = {split: [] for split in records}
@@ -486,7 +486,12 @@ def _indexed(
           f"{place}: the label {written(unknown[0]):.60} is not one of"
           f" {', '.join(map(written, twins) if twins else names):.200}"
         )
-      classes = sorted({indices[name] for name in labels})
+      if repeated := [name for name in labels if labels.count(name) > 1]:
+        raise UserError(
+          f"{place}: the list has the label {repeated[0]!r:.60} twice: name"
+          " each label once"
+        )
+      classes = sorted(indices[name] for name in labels)
       new_label = classes if isinstance(label, list) else classes[0]
       out[split].append(example._replace(label=new_label))
   return out
