@@ -246,6 +246,7 @@ def plan_tasks(
   """
   _check_request(preset, task, settings)
   names = _task_names(preset, task, data)
+  data = sets.by_split(data)
   jobs = []
   absent = []
   for name in names:

@@ -248,6 +248,28 @@ def test_a_folder_with_test_alone_is_not_trained_on(tmp_path, preset):
     plan(f"--preset={preset}", "--labels=1,2")
 
 
+def test_a_mapping_of_other_names_and_paths_is_trained_on(tmp_path, capsys):
+  """Catches a set named training that is not trained on, and a path refused."""
+  path = write(tmp_path / "films.csv", [{"text": "a b", "label": "x"}] * 3)
+  rows = [(f"a {i}", "xy"[i % 2]) for i in range(9)]
+  for train in ("train", "training", "train_sft"):
+    data = {train: rows, "test": path, "more": rows}
+    (job,), _ = finetune.plan_tasks(
+      tuned.checkpoint_at("none"),
+      "llama",
+      None,
+      data,
+      "classification",
+      "all",
+      output=None,
+      save=False,
+      overwrite=False,
+    )
+    assert job.task.trained and len(job.task.load("train")) == 8
+    assert len(job.task.load("own-test")) == 3
+    assert capsys.readouterr().out.count("'more'") == 1
+
+
 def test_own_names_are_not_those_of_known_sets():
   """Catches results that `antlm report` would confuse with GLUE's."""
   names = "cola.csv", "rte", "nfcorpus", "films.csv"

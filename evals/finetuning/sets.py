@@ -49,7 +49,9 @@ _MEANINGFUL = {
 
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
-Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
+Records = (
+  Iterable[Record] | Mapping[str, str | os.PathLike[str] | Iterable[Record]]
+)
 Data = str | Records
 
 
@@ -107,15 +109,27 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   """
   if isinstance(data, str) and not os.path.isfile(data):
     return _open_folder(data, any_kind)
-  sources = (
-    splits.by_key(data) if isinstance(data, Mapping) else {"train": data}
-  )
+  data = by_split(data)
+  sources = data if isinstance(data, Mapping) else {"train": data}
   for source in sources.values():
     if not isinstance(source, Iterable):
       raise UserError(
         f"data: {source!r:.60} is no list of records, and no path"
       )
   return {split: [source] for split, source in sources.items()}
+
+
+def by_split(data: Data) -> Data:
+  """Returns a mapping with the splits as keys, and paths as text.
+
+  Other data are returned as they are.
+  """
+  if not isinstance(data, Mapping):
+    return data
+  return {
+    split: os.fspath(source) if isinstance(source, os.PathLike) else source
+    for split, source in splits.by_key(data).items()
+  }
 
 
 def _open_folder(folder: str, any_kind: bool) -> dict[str, list[Source]]:
