@@ -88,6 +88,18 @@ def test_files_of_pairs(tmp_path):
   assert both[0].label == {"d0": 1.0, "d1": 1.0} and len(both) == 3
 
 
+def test_texts_that_differ_in_case_are_one_document():
+  """Catches a right answer that counts as wrong, as its case is another's."""
+  pairs = ("A q", "Dogs rest"), ("a  Q", "cats"), ("b", "dogs  rest", "Cats")
+  examples = embedding._pair_queries([*map(embedding.Example, pairs)])
+  assert [(e.texts[0], e.label) for e in examples] == [
+    ("A q", {"d0": 1.0, "d1": 1.0}),
+    ("b", {"d0": 1.0}),
+    ("Dogs rest", None),
+    ("cats", None),
+  ]
+
+
 @pytest.mark.parametrize(
   ("row", "columns", "words"),
   [

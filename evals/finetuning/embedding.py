@@ -7,7 +7,6 @@ from texts alone: a positive pair is the same text twice, with different dropout
 find its positive text, or the first half of a text the second half.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -165,18 +164,22 @@ def _pair_records(
 
 
 def _pair_queries(examples: Sequence[Example]) -> list[Example]:
-  """Makes queries of pairs, and documents of all their other texts."""
-  texts = dict.fromkeys(text for e in examples for text in e.texts[1:])
-  names = {text: f"d{i}" for i, text in enumerate(texts)}
-  relevance = collections.defaultdict(dict)
+  """Makes queries of pairs, and documents of all their other texts.
+
+  Texts that are equal, except for case and spaces, are one query or document.
+  """
+  same = functools.cache(record_values.same_text)
+  queries: dict[str, Example] = {}
+  documents: dict[str, Example] = {}
   for example in examples:
-    query, positive, *_ = example.texts
-    relevance[query][names[positive]] = 1.0
-  queries = [
-    Example((query,), relevant, f"q{i}")
-    for i, (query, relevant) in enumerate(relevance.items())
-  ]
-  return queries + [Example((t,), None, name) for t, name in names.items()]
+    query, positive, *negatives = example.texts
+    for text in (positive, *negatives):
+      document = Example((text,), None, f"d{len(documents)}")
+      documents.setdefault(same(text), document)
+    new_query = Example((query,), {}, f"q{len(queries)}")
+    relevant = queries.setdefault(same(query), new_query).label
+    relevant[documents[same(positive)].id] = 1.0
+  return [*queries.values(), *documents.values()]
 
 
 def _halves(examples: Sequence[Example]) -> list[Example]:
