@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import pathlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,6 +64,7 @@ class Comparison:
     failed: Runs of a sweep that failed.
     warning: Why the losses do not compare, so that no run is the best; empty
       if they do.
+    without_loss: Runs without a finite loss, which rank last with their seeds.
   """
 
   rows: tuple[Compared, ...]
@@ -73,6 +73,7 @@ class Comparison:
   folder: pathlib.Path | None = None
   failed: tuple[str, ...] = ()
   warning: str = ""
+  without_loss: tuple[str, ...] = ()
 
   @property
   def best(self) -> Compared:
@@ -86,11 +87,13 @@ class Comparison:
     return f"<{len(self.rows)} compared{failed}; {best}>"
 
   def __str__(self) -> str:
-    written = ""
+    lines = [self.table, "", self.warning or f"best: {self.best.label}"]
+    if self.without_loss:
+      lines.append(_lost_text(self.without_loss))
     if self.folder:
-      written = f"\nwritten to {files.shown_path(self.folder / 'report.md')}"
-    best = self.warning or f"best: {self.best.label}"
-    return f"{self.table}\n\n{best}{written}"
+      path = files.shown_path(self.folder / "report.md")
+      lines.append(f"written to {path}")
+    return "\n".join(lines)
 
 
 def compare_runs(
@@ -111,20 +114,21 @@ def compare_runs(
   Raises:
     UserError: A run has not measured one of the losses.
   """
-  all_runs = list(itertools.chain(*runs.values()))
-  loss_names = _measured_losses(all_runs)
-  ranking_losses = _ranking_losses(all_runs, loss_names, by)
+  # Runs without any loss rank last, and do not influence how others compare.
+  measured_runs = [
+    run for run in itertools.chain(*runs.values()) if run.loss_names
+  ]
+  loss_names = _measured_losses(measured_runs)
+  ranking_losses = _ranking_losses(measured_runs, loss_names, by)
   # A step that half of the rows chose is compared on the other half.
-  chosen = any(_watched_step(run) is not None for run in all_runs)
-  has_halves = all(run.has_halves for run in all_runs)
+  chosen = any(_watched_step(run) is not None for run in measured_runs)
+  has_halves = all(run.has_halves for run in measured_runs)
   report_half = REPORT if chosen and has_halves else ALL
   compared = [
     _compared(label, runs[label], loss_names, ranking_losses, report_half)
     for label in runs
   ]
-  compared.sort(
-    key=lambda x: (not x.ended, x.loss.mean if x.loss else math.inf)
-  )
+  compared.sort(key=lambda x: (not x.loss, not x.ended, x.loss and x.loss.mean))
   table_rows = [
     _table_row(group, loss_names, ranking_losses) for group in compared
   ]
@@ -134,8 +138,15 @@ def compare_runs(
     by=tuple(ranking_losses),
     table=tables.text_table(cells, head, "<>"),
     folder=folder,
-    warning=_not_comparable(all_runs, ranking_losses)
-    or _not_trained(all_runs, () if by else ranking_losses),
+    warning=_not_comparable(measured_runs, ranking_losses)
+    or _not_trained(measured_runs, () if by else ranking_losses)
+    or ("" if compared[0].loss else "warning: no line has a finite loss"),
+    without_loss=tuple(
+      label if len(runs[label]) == 1 else run.folder.name
+      for label in runs
+      for run in runs[label]
+      if not _mean_loss([run], ranking_losses, report_half)
+    ),
   )
   if folder:
     ranked_runs = {group.label: runs[group.label] for group in compared}
@@ -155,10 +166,12 @@ def _write_report(
   settings = _setting_differences(runs)
   seeds = {run.config["seed"] for run in itertools.chain(*runs.values())}
   warning = comparison.warning
+  without_loss = comparison.without_loss
   paragraphs = (
     f"# {title}",
     *_comparison_notes(comparison.by, report_half),
     *([f"**{warning}.**"] if warning else []),
+    *([_lost_text(without_loss)] if without_loss else []),
     tables.markdown(cells, head),
     "![curves.png](curves.png)",
     "## Settings",
@@ -172,6 +185,10 @@ def _write_report(
     tables={"runs": {"": table_rows}, "settings": {"": settings}},
     figures=[_curves(title, runs)],
   )
+
+
+def _lost_text(without_loss: Sequence[str]) -> str:
+  return f"no finite loss, so ranked last: {', '.join(without_loss)}."
 
 
 def _measured_losses(runs: Iterable[TrainedRun]) -> list[str]:
@@ -234,20 +251,24 @@ def _watched_step(run: TrainedRun) -> int | None:
 def _compared_step(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
   best = _watched_step(run)
-  return run.last_step(run.loss_names[0]) if best is None else best
+  if best is not None:
+    return best
+  return max(map(run.last_step, run.losses[ALL]), default=0)
 
 
 def _mean_loss(
   runs: Sequence[TrainedRun], loss_names: Sequence[str], report_half: str
 ) -> Mean | None:
+  """Returns the mean over runs; None if one of them has no finite loss."""
   losses = {}
   for run in runs:
     step = _compared_step(run)
     measured = [
       run.held_out(loss_name, report_half).get(step) for loss_name in loss_names
     ]
-    if None not in measured:
-      losses[run.seed] = sum(measured) / len(measured)
+    if None in measured:
+      return None
+    losses[run.seed] = sum(measured) / len(measured)
   return mean_of_seeds(losses)
 
 
