@@ -473,6 +473,7 @@ def _word_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
 
 
 def _entity_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
+  classes = tuple(dict.fromkeys([*classes, "O"]))
   outside = classes.index("O")
   return Task(
     **fields,
