@@ -372,6 +372,29 @@ def test_mixed_schemes_are_refused(tags, message):
     tagging.own_task([first, row])
 
 
+@pytest.mark.parametrize("names", ["B I", "B-X I-X"])
+def test_entities_without_a_word_outside_have_the_class_o(names):
+  """Catches given classes without O, of which no position is O's."""
+  names = tuple(names.split())
+  rows = {"train": [(["a", "b"], names)], "test": [(["a", "b"], [0, 1])]}
+  task = tagging.own_task(rows, classes=names)
+  assert task.head.labels == (*names, "O")
+  (example,) = task.load("own-test")
+  (outside,) = task.trivial([example])
+  assert example.label == [0, 1] and outside == [[2, 2]]
+
+
+def test_signs_of_german_parts_of_speech_are_tags(tmp_path):
+  """Catches STTS's tag of a comma, read as the list of a text."""
+  (tmp_path / "a.conll").write_text("Ja PTKANT\n, $,\nnein ADV\n. $.\n\n" * 9)
+  task = own_task(tmp_path / "a.conll")
+  assert task.head.labels == ("$,", "$.", "ADV", "PTKANT")
+  rows = {"train": [(["a", "b"], ["X,", "Y"])] * 2}
+  with pytest.raises(UserError, match="'X,' is a list that is written as"):
+    tagging.own_task(rows)
+  assert tagging.own_task(rows, classes=("X,", "Y")).head.labels == ("X,", "Y")
+
+
 def test_numbers_as_text_are_named(tmp_path):
   """Catches labels that name the numbers of jsonl alone."""
   given = ("O", "B-PER")

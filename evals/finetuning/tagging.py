@@ -584,9 +584,10 @@ def _tag_names(
         f"{place}: word {index} has no tag ({tag!r:.20}): give each word a tag,"
         " or leave out the sentence"
       )
-    if isinstance(tag, str) and tag[-1] in ",;|" and tag[:-1]:
-      raise record_values.list_as_text(f"{place}: the tag", tag)
     if isinstance(tag, str):
+      is_name = tag in names or not any(map(str.isalnum, tag))
+      if tag[-1:] in ",;|" and not is_name:
+        raise record_values.list_as_text(f"{place}: the tag", tag)
       text = tag.strip()
       # In csv, and in columns, numbers are text.
       is_number = text.isdecimal() and text not in names
