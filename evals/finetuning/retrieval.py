@@ -243,16 +243,20 @@ def _relevant(
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
-  for place, line in sets.record_fields(path, columns):
-    # Parquet may hold numbers where the texts' ids are text.
-    query, document = (str(line[column]) for column in columns[:2])
-    score = line["score"]
+  for place, line in sets.record_fields(path):
+    # Files other than tsv may hold numbers, also where the texts' ids are text.
+    judgement = {
+      name: str(value) if type(value) in (int, float) else value
+      for name, value in line.items()
+    }
+    sets.require_texts(judgement, columns, place)
+    query, document, score = (judgement[column] for column in columns)
     if query not in queries:
       queries_path = _table(path.parents[1] / "queries")
       raise UserError(f"{place}: {query!r:.60} is not in {queries_path}")
     try:
       relevance = float(score)
-    except (TypeError, ValueError):
+    except ValueError:
       relevance = math.nan
     if not math.isfinite(relevance):
       raise UserError(f"{place}: the score {score!r:.60} is not a number")
