@@ -300,7 +300,7 @@ def read_glue_examples(
     classes |= {word: number for number, word in enumerate(words)}
   examples = []
   for place, record in sets.record_fields(path):
-    for fields in _unfolded(record):
+    for fields in _unfolded(record, place):
       sets.require_texts(fields, texts, place)
       if "label" not in fields:
         raise UserError(f"{place}: the field 'label' is absent")
@@ -317,18 +317,23 @@ def read_glue_examples(
   return examples
 
 
-def _unfolded(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _unfolded(
+  record: Mapping[str, Any], place: str
+) -> Iterator[Mapping[str, Any]]:
   """Yields the examples of a record, in SuperGLUE's form or BabyLM's.
 
   SuperGLUE nests MultiRC's answers and WSC's spans, and has other names for
-  RTE's texts.
+  RTE's texts. Raises a UserError for other nested values.
   """
   passage = record.get("passage")
   if isinstance(passage, dict):
-    for question in passage["questions"]:
-      for answer in question["answers"]:
-        texts = {"paragraph": passage["text"], "question": question["question"]}
-        yield answer | texts | {"answer": answer["text"]}
+    for question in _objects(passage, "questions", place):
+      for answer in _objects(question, "answers", place):
+        yield answer | {
+          "paragraph": passage.get("text"),
+          "question": question.get("question"),
+          "answer": answer.get("text"),
+        }
     return
   fields = {}
   for name, superglue_name in (
@@ -337,7 +342,18 @@ def _unfolded(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
   ):
     if superglue_name in record:
       fields[name] = record[superglue_name]
-  fields |= record.get("target", {})
-  if (question := record.get("question")) in _COPA:
-    fields["asked"] = _COPA[question]
+  if isinstance(target := record.get("target"), dict):
+    fields |= target
+  for question, asked in _COPA.items():
+    if record.get("question") == question:
+      fields["asked"] = asked
   yield fields | record
+
+
+def _objects(fields: Mapping[str, Any], name: str, place: str) -> list[dict]:
+  """Returns a field's objects; raises a UserError for another value."""
+  values = fields.get(name)
+  is_list = isinstance(values, list)
+  if not is_list or not all(isinstance(value, dict) for value in values):
+    raise UserError(f"{place}: the field {name!r} is no list of objects")
+  return values
