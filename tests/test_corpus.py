@@ -127,6 +127,8 @@ WIKI = '<doc id="{0}" url="u" title="T">\nT\n\n= {0} =\n\ntext\n</doc>\n'
     ("= = = A = = =\na\n\n= 42 =\nb\n= = = B = = =\nc\n\nd\n", "auto", 3),
     ("".join(map(WIKI.format, range(3))), "auto", 3),
     ("\ufeff\n" + "\n\n\ufeff".join(map(WIKI.format, range(3))), "auto", 3),
+    # Text of other files after and between the elements.
+    (f"{WIKI.format(0)}\n{PARTS}\n\n= A =\n\n{PARTS}\n{WIKI}a\n", "auto", 22),
     ("a\n\nb<|end|>c<|end|>\n<|end|>\nd", "<|end|>", 3),
     (f"{PARTS}\n***\n{PARTS}\n*** \n{PARTS}", "\n***\n", 2),
     (f"{PARTS}\n\n\n{PARTS}", "\r\n\r\n\r\n", 2),
@@ -166,6 +168,19 @@ def test_written_marks_are_said_and_may_end_documents(tmp_path, capsys):
   runs.refusal(
     "not both", prepare, folder, separator="<eos>", documents="line", **how
   )
+
+
+@pytest.mark.parametrize("talk", [0, 2000])
+def test_text_that_joins_the_last_article_is_told(
+  tmp_path, monkeypatch, capsys, talk
+):
+  """Catches one document of most of the text, after files were joined."""
+  monkeypatch.setattr(readers, "_LARGE", 9999)
+  wiki = "".join(f"= = = T{i} = = =\n\n{PARTS}\n\n" for i in range(200))
+  text = wiki + "*CHI: more talk here .\n\n" * talk
+  prepare(write(tmp_path, **{"a.txt": text}), vocab_size=300, seq_len=16)
+  told = "warning: one document has 62.9% of the text to train on"
+  assert (told in capsys.readouterr().out) == (talk > 0)
 
 
 def test_extracted_wikis_are_found_in_folders(tmp_path):

@@ -510,6 +510,10 @@ class Preparation:
   ) -> None:
     """Prints counts."""
     progress.say(readers.document_ends(tally))
+    # The size of a copy that is left out is negative.
+    sizes = self._division.train_sizes.clip(0)
+    if warning := readers.warning_of_headings(tally, sizes):
+      progress.say(warning)
     if warning := marks.warning(tally, self.tokenizer):
       progress.say(warning)
     division = self._division

@@ -43,6 +43,7 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _COMPRESSED_INSIDE = (".parquet",)  # kinds that are never compressed again
 _BATCH = 256  # records read at once
 _BLOCK = 1 << 20  # bytes of text read at once
+_LARGE = 1 << 20  # bytes of text of which one document may have too much
 _BATCH_BYTES = 1 << 28  # of parquet read at once
 # Largest unpacked size of a packed file: these bytes, or this multiple of its
 # packed size. Text is packed to a tenth at most, and few bytes can fill a disk.
@@ -104,7 +105,7 @@ class Rule:
   # If True, a blank line ends it as well, unless its file has articles.
   blank_lines: bool = False
   # Regular expression of the lines that begin an article. From the first
-  # heading or article on, a document ends only there.
+  # heading or article on, a document ends only there, or at an element's end.
   article: str = ""
   elements: bool = False  # whether the articles are <doc> elements
   separator: str = ""  # text that ends a document in any file, also in a record
@@ -120,6 +121,7 @@ RULES = {
   "file": Rule("are files", math.inf),
 }
 _RECORD = "are records"
+_AT_HEADINGS = "begin at headings"
 
 
 def rule_of_separator(separator: str) -> Rule:
@@ -262,6 +264,25 @@ def document_ends(tally: Tally) -> str:
   return _DOCUMENTS + ", ".join(counts)
 
 
+def warning_of_headings(tally: Tally, sizes: np.ndarray) -> str:
+  """Warns if a document has most of the text because no heading follows it.
+
+  Another kind of text after the last article would be a part of that article.
+  `sizes` are the documents' bytes, int64 `[n]`. Returns "" if none is so large.
+  """
+  share = sizes.max() / sizes.sum()
+  # A few books may differ in size. Of many articles, none has a tenth.
+  most = 0.1 if len(sizes) > 100 else 0.5
+  large = len(sizes) > 1 and sizes.sum() > _LARGE and share > most
+  if not large or not tally[_DOCUMENTS + _AT_HEADINGS]:
+    return ""
+  return (
+    f"warning: one document has {share:.1%} of the text to train on, because no"
+    " heading follows it: put text without headings in files of its own, or"
+    " give --documents=line"
+  )
+
+
 def _rule_of_file(source: str, rule: Rule) -> Rule:
   """Returns the rule of one file, of which the first MiB is read.
 
@@ -299,7 +320,7 @@ def _rule_of_file(source: str, rule: Rule) -> Rule:
   if not levels:
     return rule
   article = _HEADING % (min(levels) // 2)
-  return dataclasses.replace(rule, name="begin at headings", article=article)
+  return dataclasses.replace(rule, name=_AT_HEADINGS, article=article)
 
 
 def _is_json_record(line: str) -> bool:
@@ -547,8 +568,9 @@ def _divide_lines(
 ) -> Iterator[tuple[str, bool]]:
   """Joins lines to pieces; yields each, and whether it ends its document.
 
-  A document ends before an article and, until the first article or heading of
-  the file, where `Rule.may_end_at` says.
+  A document ends before an article and after an element. It also ends where
+  `Rule.may_end_at` says, until the first article or heading of the file, and
+  outside of elements.
   """
   piece = []
   piece_length = 0
@@ -557,14 +579,14 @@ def _divide_lines(
   is_in_articles = False  # whether an article or a section has begun
   begins_article = re.compile(rule.article).fullmatch
   for line in lines:
-    if rule.article and begins_article(line):
-      is_in_articles = True
-      ends_before = True
+    if rule.elements:
+      if _ELEMENT_LINE.fullmatch(line):
+        is_in_articles = not line.startswith("</")
+        ends_before = True
+        line = ""
     elif rule.article and _ANY_HEADING.fullmatch(line):
       is_in_articles = True
-    if rule.elements and _ELEMENT_LINE.fullmatch(line):
-      ends_before = True
-      line = ""
+      ends_before |= begins_article(line) is not None
     if ends_before or piece_length + len(line) > _PIECE:
       yield "".join(piece), ends_before
       piece = []
