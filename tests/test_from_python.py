@@ -388,6 +388,8 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.Config(optimizer="muon"), "optimizer='muon' is no section"),
     (lambda: ax.Config(model=ax.Train()), r"model=Train\(.* is no section"),
     (lambda: ax.prepare([b"text"]), "text 0 is b'text', not a str"),
+    # Catches documents that are single characters.
+    (lambda: ax.prepare({"text": "a b"}), "column 'text' is a str: give a li"),
     (lambda: ax.train("quickstart", "w", hooks=ax.Hook()), "is no list: give"),
     (lambda: ax.train(None, "w"), "config=None is no config: give a name"),
     (lambda: ax.Config(optimizer=ax.Muon), "is no section .*Muon\\(\\)"),

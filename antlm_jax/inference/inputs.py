@@ -21,6 +21,8 @@ def read_documents(source: Iterable, column: str) -> Iterator[str | None]:
   if names is not None:
     _check_column(names, column, f"a {type(source).__name__}")
     source = source[column]
+    if isinstance(source, str):
+      raise UserError(f"column {column!r:.40} is a str: give a list of texts")
   if hasattr(source, "to_pylist"):  # of pyarrow
     source = source.to_pylist()
   if hasattr(source, "notna"):  # pandas has NaN for a missing text
