@@ -434,10 +434,11 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   # Folders of `save_to_disk` hold the files of a cache, too.
   saved = datasets.load_dataset("json", data_files=f"{folder}/train.jsonl")
   saved["train"].save_to_disk(tmp_path / "one")
+  saved["train"].save_to_disk(tmp_path / "3:15")  # no dataset 3 of the Hub
   saved.save_to_disk(tmp_path / "all")
   shutil.copy(tmp_path / "one/data-00000-of-00001.arrow",
               tmp_path / "all/train/cache-a.arrow")  # fmt: skip
-  for name in ("one", "all"):
+  for name in ("one", "3:15", "all"):
     for path in (f"hf://{tmp_path / name}", str(tmp_path / name)):
       found = find_corpus([path], column="body")
       assert joined(found.read("train")) == records[:-1]

@@ -935,7 +935,13 @@ def _dataset(source: str):
 
 def _hub_parts(source: str) -> list[str]:
   """Returns a dataset's name, config and split, each "" if not given."""
-  return (source.removeprefix(HUB) + "::").split(":")[:3]
+  path = source.removeprefix(HUB)
+  name = path
+  # A folder's name may have colons.
+  while ":" in name and not os.path.isdir(name):
+    name = name.rpartition(":")[0]
+  config, split = (path[len(name) + 1 :] + ":").split(":")[:2]
+  return [name, config, split]
 
 
 @functools.cache

@@ -271,7 +271,7 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
     sources = readers.splits_of(path)
     parts = [source.rpartition(":")[2] for source in sources]
     names = splits.split_names(parts, files=False)
-    alone = path.count(":") > 2
+    alone = sources == [path]
     return [
       Found(source, *name, alone)
       for source, name in zip(sources, names, strict=True)
