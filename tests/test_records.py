@@ -130,8 +130,20 @@ def test_utf16_of_other_scripts_is_refused(tmp_path, letter, encoding):
     path.write_bytes((mark + f"{letter * 9} " * 9 + "\n").encode(encoding))
     wanted = name[:6] if mark else name
     runs.refusal(f"a.txt: {wanted}, .*-f {wanted} ", prepared, str(path))
-  path.write_bytes(b"a text " * 99 + b"\0")
-  runs.refusal("it has zero bytes, as UTF-16", prepared, str(path))
+  for count in (1, 99):
+    path.write_bytes(b"a text " * count + b"\0")
+    runs.refusal("it has zero bytes, as UTF-16", prepared, str(path))
+
+
+@pytest.mark.parametrize("before", ["", "text,id\n"])
+def test_iso_2022_jp_is_refused(tmp_path, before):
+  """Catches Japanese that is trained on as noise of ASCII."""
+  path = tmp_path / "a.txt"
+  path.write_bytes(f"{before}\u65e5\u672c\u8a9e".encode("iso2022_jp"))
+  runs.refusal("a.txt: ISO-2022-JP, .*-f ISO-2022-JP ", prepared, str(path))
+  # Terminals have other escape sequences.
+  path.write_bytes(b"\x1b[1mbold\x1b(B\x1b[m")
+  assert len(prepared(str(path))) == 1
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ _WIDE_MARKS = (
   (codecs.BOM_UTF16_LE, "UTF-16"),
   (codecs.BOM_UTF16_BE, "UTF-16"),
 )
+# Escape sequences that begin Japanese letters, each two bytes of ASCII.
+_JAPANESE = re.compile(rb"\x1b(\$[@B]|\(J)")
 # First bytes of files that are no text.
 _MAGIC = {
   b"\x1f\x8b": "compressed by gzip: decompress it, or end its name in .gz",
@@ -79,8 +81,8 @@ def not_utf8(head: bytes) -> str:
   """Returns an error if a file's first bytes are no UTF-8, or "".
 
   Some scripts are valid UTF-8 in UTF-16 and UTF-32. But each space and line end
-  has a zero byte there, and a text in UTF-8 has none. Also refuses files of
-  known formats that are no text.
+  has a zero byte there, and a text in UTF-8 has none. ISO-2022-JP is ASCII with
+  escape sequences. Also refuses files of known formats that are no text.
   """
   head = head[:_HEAD]
   for first_bytes, kind in _MAGIC.items():
@@ -89,13 +91,15 @@ def not_utf8(head: bytes) -> str:
   # The mark of UTF-32 begins with that of UTF-16.
   names = [name for mark, name in _WIDE_MARKS if head.startswith(mark)]
   name = names[0] if names else ""
+  if _JAPANESE.search(head):
+    name = "ISO-2022-JP"
   # Zero bytes by place. UTF-32 has three a letter.
   zeros = [head[place::4].count(0) for place in range(4)]
   if not name and any(zeros):
     wide = 2 * sum(zeros) > len(head)
     little = zeros[0] < zeros[3] if wide else sum(zeros[::2]) < sum(zeros) / 2
     name = ("UTF-32" if wide else "UTF-16") + ("LE" if little else "BE")
-    if sum(zeros) < len(head) / 100:
+    if sum(zeros) < max(2, len(head) / 100):
       return (
         f"it has zero bytes, as {name} has and text in UTF-8 has not; convert"
         f" it (iconv -f {name} -t UTF-8), or remove them"
