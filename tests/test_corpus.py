@@ -565,6 +565,7 @@ BAD = {  # test_records has the mistakes that every command finds
   "n.txt": (b"ok\ne\xff", "byte 4;"),
   "n2.txt": (b"ok\n" + b"e" * (1 << 21) + b"\xc3", "byte 2097155;"),
   "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
+  "o2.txt.bz2": (bz2.compress(b"") * 2 + bz2.compress(b"ok"), "; unpack it"),
   "o.txt.bz2": (
     bz2.compress(b"ok\n" + b"e" * 3_000_000 + b"\xc3"),
     "byte 3000003;",

@@ -536,6 +536,7 @@ class _Unpacked(io.RawIOBase):
     import pyarrow  # slow to import
 
     self._stream = pyarrow.input_stream(path, compression)
+    self._error = pyarrow.ArrowException
     self._path = path
     self._bytes = 0
 
@@ -543,7 +544,10 @@ class _Unpacked(io.RawIOBase):
     return True
 
   def readinto(self, buffer) -> int:
-    count = self._stream.readinto(buffer)
+    try:
+      count = self._stream.readinto(buffer)
+    except self._error as error:  # of bz2 with an empty stream, for example
+      raise ValueError(f"{error}; unpack it") from error
     self._bytes += count
     _check_unpacked(self._path, self._bytes)
     return count
