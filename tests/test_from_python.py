@@ -115,6 +115,8 @@ def test_bad_documents_are_told_by_their_index():
   for texts, message in (
     (["a", "x\ud83d"], "text 1 "),
     (["a", 1.5], "text 1 is 1.5, not a str"),
+    (["a.txt", "a text", "gs://a", 1.5], "text 3 is 1.5, not a str"),
+    ([None, *"ab", 3], "text 3 is 3, not a str"),
     ({"body": ["a"]}, "data has the sets 'body': give train, dev and test"),
     ([{"text": "a"}, {"body": "b"}], "text 1 (counted from 0) has no column"),
     ("a text .\n" * 99, "'a text .\\na text"),
@@ -388,6 +390,16 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.Config(optimizer="muon"), "optimizer='muon' is no section"),
     (lambda: ax.Config(model=ax.Train()), r"model=Train\(.* is no section"),
     (lambda: ax.prepare([b"text"]), "text 0 is b'text', not a str"),
+    # Catches names of files, datasets and globs that are trained on as texts.
+    (
+      lambda: ax.prepare(["a.txt", "b.md.gz"]),
+      "'a.txt' is a path, but .* with",
+    ),
+    (lambda: ax.prepare(["a"], dev=iter(["hf://a/b"])), "'hf://a/b' is a path"),
+    (
+      lambda: ax.prepare({"text": ["../*/"]}),
+      "'../\\*/' is a path, but a list",
+    ),
     # Catches documents that are single characters.
     (lambda: ax.prepare({"text": "a b"}), "column 'text' is a str: give a li"),
     (lambda: ax.train("quickstart", "w", hooks=ax.Hook()), "is no list: give"),

@@ -6,10 +6,12 @@ antlm prepare --verify --output prepared/
 
 import argparse
 import contextlib
+import glob
 import hashlib
 import itertools
 import os
 import pathlib
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -316,18 +318,42 @@ def _text_paths(text: Text, column: str) -> Iterator[tuple[str, ...]]:
       yield tuple(map(str, text))
       return
     if isinstance(first, str) and os.path.exists(first):
-      raise UserError(
-        f"{first!r} is a path, but a list of str holds documents: give it"
-        " alone, or a list of pathlib.Path"
-      )
-  first, documents = _peek(inputs.read_documents(text, column))
-  if first is None:
+      raise _path_error(first)
+  documents = inputs.read_documents(text, column)
+  head = []
+  for document in documents:
+    head.append(document)
+    if not _is_path_like(document):
+      break
+  else:
+    if head:
+      raise _path_error(head[0])
     yield ()
     return
   with tempfile.TemporaryDirectory(prefix=text_files.WRITTEN) as folder:
     path = pathlib.Path(folder, "given.jsonl")
+    documents = itertools.chain(head, documents)
     text_files.write_documents(path, documents, column)
     yield (str(path),)
+
+
+def _is_path_like(document: str | None) -> bool:
+  """Whether a document is a file's name, a glob of files or a URL of a store.
+
+  Names have no spaces here: a sentence may end in the name of a file.
+  """
+  name = (document or "").strip()
+  if not re.fullmatch(r"[^\s\0]{1,1000}", name):
+    return False
+  is_store = name.startswith((readers.HUB, "gs://"))
+  return is_store or bool(readers.kind(name) or glob.glob(name))
+
+
+def _path_error(path: str) -> UserError:
+  return UserError(
+    f"{path!r} is a path, but a list of str holds documents: give it alone, or"
+    " a list of pathlib.Path, each with its folder"
+  )
 
 
 def _peek(items: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
