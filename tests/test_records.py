@@ -63,6 +63,10 @@ READERS = {
 }
 BAD = {
   "comma.csv": ("text,label\na,pos\na, b, c,pos\nx,neg\n", "line 3 has more"),
+  "space.csv": (
+    'label,text\nx,"pos ""a"" "\nx," ""b"""\npos, "a"\nneg, "b, c"\n',
+    "line 4: delete the space before '\"a\"'",
+  ),
   "short.csv": ("text,label\na,pos\nx\ny,neg\n", "line 3 has fewer"),
   "torn.tsv": ("text\tlabel\na\tpos\nx\ny\tneg\n", "line 3 has fewer"),
   "twice.csv": ("text,text,label\na,b,pos\n", "two columns have the name"),

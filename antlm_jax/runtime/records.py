@@ -231,6 +231,8 @@ def csv_records(
       previous_line = rows.line_num
       if not row:
         continue  # a blank line
+      if not tabs:
+        _check_spaces(row, watched.line, rows.line_num)
       if names is None:
         names = row
         line_of_names = rows.line_num
@@ -258,13 +260,25 @@ def _check_commas(names: Sequence[str]) -> None:
       )
 
 
+def _check_spaces(row: Sequence[str], line: str, number: int) -> None:
+  """Raises a ValueError if a space makes marks around a field a part of it."""
+  for field in row:
+    # The line has doubled marks if they are a part of the text.
+    if re.fullmatch(' +".*" *', field) and f",{field}" in line:
+      raise ValueError(
+        f"line {number}: delete the space before {field.strip()!r:.60}: with a"
+        " space, its quotation marks would be text"
+      )
+
+
 def _check_width(row, names, number: int, first: int, tabs: bool) -> None:
   if len(row) != len(names):
     comparison = "more" if len(row) > len(names) else "fewer"
     hint = "save texts with tabs or line ends as jsonl"
     if not tabs:
       hint = (
-        'put quotation marks around a text with a comma ("a, b") or line end'
+        'put quotation marks around a text with a comma ("a, b") or line end,'
+        " and no space before them"
       )
     raise ValueError(
       f"line {number} has {comparison} columns than line {first} names"
@@ -287,6 +301,7 @@ class _Watched:
   def __init__(self, lines: Lines):
     self._lines = lines
     self._commas: int | None = None
+    self.line = ""  # the last line
     self.run = 0  # number of last lines that may each be a record
     self.every = True  # whether each line so far may be a record
 
@@ -298,6 +313,7 @@ class _Watched:
       is_record = not blank and line.count(",") == self._commas > 0
       self.run = self.run + 1 if is_record else 0
       self.every &= is_record or blank
+      self.line = line
       yield line
 
 
