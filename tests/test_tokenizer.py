@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 import antlm_jax as ax
+from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
@@ -183,6 +184,17 @@ def texts(language: str) -> list[str]:
   words, draw = WORDS[language].split(), np.random.default_rng(0)
   space = "" if language in UNSPACED else " "
   return [space.join(draw.choice(words, 12)) for _ in range(300)]
+
+
+def test_coverage_is_of_all_of_train_and_dev(monkeypatch, capsys):
+  """Catches unknown characters at the end of a text, or held out, unsaid."""
+  monkeypatch.setattr(coverage, "MOST_READ", 100)
+  train = ["ab ba"] * 900 + ["ab\u0436b ab"] * 100
+  shape = {"kind": "characters", "vocab_size": 7, "seq_len": 8}
+  prepare(train, dev=["ab\u0436\u0436 ab"] * 9, **shape)
+  told = capsys.readouterr().out
+  assert "train: the tokenizer has no token for 2." in told
+  assert "dev: the tokenizer has no token for 33.33% of" in told
 
 
 @pytest.mark.parametrize("language", WORDS)
@@ -608,7 +620,7 @@ def test_two_tokens_before_a_text_are_said(capsys):
     single="[CLS] <s> $A", special_tokens=[("[CLS]", 5), ("<s>", 1)]
   )
   text = ["the dogs"] * 40
-  ax.prepare(text, tokenizer=backend, seq_len=8, dev_share=0.5)
+  prepare(text, tokenizer=backend, seq_len=8, dev_share=0.5)
   assert "itself adds [CLS] <s> before a text, of" in capsys.readouterr().out
 
 
@@ -643,19 +655,27 @@ def test_sequences_of_letters_begin_again_after_a_mask():
   assert [t.token(index) for index in ids] == ["ACGT", "<mask>", "ACGT", "A"]
 
 
-def test_coverage_counts_unknown_characters():
+def test_coverage_counts_unknown_characters(monkeypatch):
   """Catches a tokenizer of another language that reads nothing, in silence."""
   backend = tokenizers.Tokenizer(
     models.WordLevel({"<unk>": 0, "the": 1, "dogs": 2}, unk_token="<unk>")
   )
   backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  found = coverage.measure_coverage(
-    Tokenizer(backend), ["the dogs", "the кот"], 2, 8.0
-  )
+  known = Tokenizer(backend)
+  found = coverage.measure_coverage(known, ["the dogs", "the кот"], 16)
   assert found == coverage.Coverage(13, 4, 3, 1)
   lines = [*found.lines("train")]
   assert "23.08% of the characters; 25.00%" in lines[0]
   assert lines[1].startswith("warning:") and "23.1%" in lines[1]
+  # A sample is from all places of long and short texts, in whole words.
+  monkeypatch.setattr(coverage, "_SAMPLE", 40_000)
+  monkeypatch.setattr(coverage, "_PIECE", 200)
+  long, short = "the " * 9000 + "кот " * 9000, ["dogs"] * 9000
+  found = coverage.measure_coverage(known, [*short, long], 108_000)
+  assert 25_000 < found.characters < 40_000
+  assert abs(found.unknown_characters / found.characters - 0.3) < 0.01
+  found = coverage.measure_coverage(known, ["the dogs " * 9000], 81_000)
+  assert found.characters > 25_000 and not found.unknown_characters
   # Only a tokenizer that was not trained on the text is of another language.
   rare = coverage.Coverage(characters=10, tokens=15)
   assert "another language" in "".join(rare.lines("train"))
@@ -664,14 +684,12 @@ def test_coverage_counts_unknown_characters():
   ]
   # Without <unk>, unknown characters have no token at all.
   dropping = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-  found = coverage.measure_coverage(Tokenizer(dropping), ["abc"], 1, 3.0)
+  found = coverage.measure_coverage(Tokenizer(dropping), ["abc"], 3)
   assert found == coverage.Coverage(3, 2, 1, 0)
   # Bytes read all, but are far more than the characters of another script.
   english = Tokenizer.train(ENGLISH, 300)
-  (line,) = coverage.measure_coverage(english, texts("thai"), 300, 99).lines(
+  (line,) = coverage.measure_coverage(english, texts("thai"), 3e4).lines(
     "train"
   )
   assert "needs 3.0 tokens per character" in line  # bytes of a Thai letter
-  assert not [
-    *coverage.measure_coverage(english, ENGLISH, 300, 50.0).lines("train")
-  ]
+  assert not [*coverage.measure_coverage(english, ENGLISH, 2e4).lines("train")]

@@ -474,12 +474,14 @@ def _in_processes(
 def _coverage(output: pathlib.Path, manifest: Manifest) -> Iterator[str]:
   """Yields lines about characters that the tokenizer cannot read."""
   tokenizer = Tokenizer.load(output / prepared_folder.TOKENIZER)
-  documents = document_store.read_kept_documents(output, "train")
-  texts = (document.text for document in documents)
-  split = manifest.splits["train"]
-  size = split.text_bytes / max(1, split.documents)
-  measured = coverage.measure_coverage(tokenizer, texts, split.documents, size)
-  return measured.lines("train", trained=not manifest.settings["tokenizer"])
+  for name, split in manifest.splits.items():
+    # An odd step, as documents of two languages may alternate.
+    step = split.documents // coverage.MOST_READ | 1
+    documents = document_store.read_kept_documents(output, name, step)
+    texts = (document.text for document in documents)
+    size = split.text_bytes / step
+    measured = coverage.measure_coverage(tokenizer, texts, size)
+    yield from measured.lines(name, trained=not manifest.settings["tokenizer"])
 
 
 def main(argv: Sequence[str]) -> None:

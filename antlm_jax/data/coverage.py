@@ -7,9 +7,11 @@ from antlm_jax.data.tokenizer import Tokenizer
 
 _MOST_UNKNOWN = 0.01  # share of the characters
 _MOST_TOKENS = 1.2  # per character; bytes are two to four in other scripts
-_READ = 100_000_000  # characters to sample from, at the begin of the text
+# About the most documents to sample from. Reading them takes longer than
+# encoding the sample.
+MOST_READ = 20_000
 _SAMPLE = 500_000  # characters of the sample
-_PIECE = 5_000  # characters of a document in the sample
+_PIECE = 2_000  # characters of each piece in the sample
 _ADVICE = "choose one of the text's language, or train one (no --tokenizer)"
 
 
@@ -34,7 +36,7 @@ class Coverage:
       yield (
         f"{name}: the tokenizer has no token for {unknown:.2%} of the"
         f" characters; {self.unknown_tokens / self.tokens:.2%} of the tokens"
-        " are unknown (in a sample)"
+        f" are unknown (in a sample of {self.characters:,} characters)"
       )
     if unknown > _MOST_UNKNOWN:
       advice = "a larger vocab_size reads more" if trained else _ADVICE
@@ -55,28 +57,41 @@ class Coverage:
 
 
 def measure_coverage(
-  tokenizer: Tokenizer, texts: Iterable[str], count: int, size: float
+  tokenizer: Tokenizer, texts: Iterable[str], size: float
 ) -> Coverage:
-  """Measures a sample of `count` texts, whose mean size is `size` bytes."""
-  taken = min(count, _READ / max(1, size)) * min(max(1, size), _PIECE)
-  step = max(1, round(taken / _SAMPLE))
+  """Measures a sample of texts of about `size` characters together.
+
+  The sample is every n-th piece of the texts, as if they were joined. So it has
+  pieces from all places of the texts, in proportion to their lengths.
+  """
+  gap = max(_PIECE, round(_PIECE * size / _SAMPLE))
+  begin = 0  # of the next piece, counted from the begin of the text
   counts = [0] * 4
-  left = _READ
-  for number, text in enumerate(texts):
-    left -= len(text)
-    if left < 0 and number:
-      break
-    if number % step:
-      continue
-    text = text[:_PIECE]
-    ids, spans = tokenizer.encode_offsets(text)
-    readable = set()
-    for index, span in zip(ids.tolist(), spans, strict=True):
-      if index != tokenizer.unk_id:
-        readable.update(range(*span))
-    read = [i for i, char in enumerate(text) if not char.isspace()]
-    counts[0] += len(read)
-    counts[1] += sum(a == b or not text[a:b].isspace() for a, b in spans)
-    counts[2] += sum(i not in readable for i in read)
-    counts[3] += ids.tolist().count(tokenizer.unk_id)
+  for text in texts:
+    while begin < len(text):
+      piece = text[max(0, begin) : begin + _PIECE]
+      # Half a word would be unknown to a tokenizer of words.
+      if begin > 0:
+        piece = piece[piece.find(" ") + 1 :]
+      if begin + _PIECE < len(text):
+        piece = piece[: piece.rfind(" ") + 1] or piece
+      _count(tokenizer, piece, counts)
+      if begin + _PIECE > len(text):
+        break  # the next text has the other part of the piece
+      begin += gap
+    begin -= len(text)
   return Coverage(*counts)
+
+
+def _count(tokenizer: Tokenizer, text: str, counts: list[int]) -> None:
+  """Adds a text to the counts of a `Coverage`."""
+  ids, spans = tokenizer.encode_offsets(text)
+  readable = set()
+  for index, span in zip(ids.tolist(), spans, strict=True):
+    if index != tokenizer.unk_id:
+      readable.update(range(*span))
+  read = [i for i, char in enumerate(text) if not char.isspace()]
+  counts[0] += len(read)
+  counts[1] += sum(a == b or not text[a:b].isspace() for a, b in spans)
+  counts[2] += sum(i not in readable for i in read)
+  counts[3] += ids.tolist().count(tokenizer.unk_id)

@@ -181,9 +181,11 @@ def _info(folder: str | os.PathLike):
 
 
 def read_kept_documents(
-  prepared: str | os.PathLike, split: str
+  prepared: str | os.PathLike, split: str, step: int = 1
 ) -> Iterator[Document]:
   """Yields the documents of a split of a prepared folder, stripped.
+
+  With a `step`, yields only every n-th piece of them.
 
   Raises:
     UserError: The folder holds no documents, or they cannot be read.
@@ -200,8 +202,9 @@ def read_kept_documents(
       if pieces_file.exists():
         pieces = files.read_json(pieces_file, "pieces")
       continued = {*pieces.get(split, ())}
-      for first in range(0, len(source), _BATCH):
-        block = range(first, min(first + _BATCH, len(source)))
+      numbers = range(0, len(source), step)
+      for first in range(0, len(numbers), _BATCH):
+        block = numbers[first : first + _BATCH]
         examples = source.__getitems__(block)
         for number, example in zip(block, examples, strict=True):
           text = example["text"].decode("utf-8")
