@@ -39,7 +39,7 @@ class Coverage:
         f" are unknown (in a sample of {self.characters:,} characters)"
       )
     if unknown > _MOST_UNKNOWN:
-      advice = "a larger vocab_size reads more" if trained else _ADVICE
+      advice = "a larger vocab_size reads more of train" if trained else _ADVICE
       yield (
         f"warning: the tokenizer cannot read {unknown:.1%} of {name}: {advice}"
       )
