@@ -20,7 +20,6 @@ from tokenizers import (
   trainers,
 )
 
-import antlm_jax as ax
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import coverage, packing, toy_english
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
