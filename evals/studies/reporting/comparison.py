@@ -64,7 +64,8 @@ class Comparison:
     failed: Runs of a sweep that failed.
     warning: Why the losses do not compare, so that no run is the best; empty
       if they do.
-    without_loss: Runs without a finite loss, which rank last with their seeds.
+    note: Names of runs without a finite loss, which rank last with the other
+      seeds of their line; empty if there are none.
   """
 
   rows: tuple[Compared, ...]
@@ -73,7 +74,7 @@ class Comparison:
   folder: pathlib.Path | None = None
   failed: tuple[str, ...] = ()
   warning: str = ""
-  without_loss: tuple[str, ...] = ()
+  note: str = ""
 
   @property
   def best(self) -> Compared:
@@ -87,13 +88,12 @@ class Comparison:
     return f"<{len(self.rows)} compared{failed}; {best}>"
 
   def __str__(self) -> str:
-    lines = [self.table, "", self.warning or f"best: {self.best.label}"]
-    if self.without_loss:
-      lines.append(_lost_text(self.without_loss))
+    written = ""
     if self.folder:
-      path = files.shown_path(self.folder / "report.md")
-      lines.append(f"written to {path}")
-    return "\n".join(lines)
+      written = f"\nwritten to {files.shown_path(self.folder / 'report.md')}"
+    best = self.warning or f"best: {self.best.label}"
+    note = self.note and f"\n{self.note}"
+    return f"{self.table}\n\n{best}{note}{written}"
 
 
 def compare_runs(
@@ -133,6 +133,12 @@ def compare_runs(
     _table_row(group, loss_names, ranking_losses) for group in compared
   ]
   head, cells = render.report_cells(table_rows, _cell_text)
+  lost = [
+    label if len(runs[label]) == 1 else run.folder.name
+    for label in runs
+    for run in runs[label]
+    if not _mean_loss([run], ranking_losses, report_half)
+  ]
   comparison = Comparison(
     rows=tuple(compared),
     by=tuple(ranking_losses),
@@ -141,12 +147,7 @@ def compare_runs(
     warning=_not_comparable(measured_runs, ranking_losses)
     or _not_trained(measured_runs, () if by else ranking_losses)
     or ("" if compared[0].loss else "warning: no line has a finite loss"),
-    without_loss=tuple(
-      label if len(runs[label]) == 1 else run.folder.name
-      for label in runs
-      for run in runs[label]
-      if not _mean_loss([run], ranking_losses, report_half)
-    ),
+    note=f"no finite loss, so ranked last: {', '.join(lost)}" * bool(lost),
   )
   if folder:
     ranked_runs = {group.label: runs[group.label] for group in compared}
@@ -166,12 +167,11 @@ def _write_report(
   settings = _setting_differences(runs)
   seeds = {run.config["seed"] for run in itertools.chain(*runs.values())}
   warning = comparison.warning
-  without_loss = comparison.without_loss
   paragraphs = (
     f"# {title}",
     *_comparison_notes(comparison.by, report_half),
     *([f"**{warning}.**"] if warning else []),
-    *([_lost_text(without_loss)] if without_loss else []),
+    *filter(None, [comparison.note]),
     tables.markdown(cells, head),
     "![curves.png](curves.png)",
     "## Settings",
@@ -185,10 +185,6 @@ def _write_report(
     tables={"runs": {"": table_rows}, "settings": {"": settings}},
     figures=[_curves(title, runs)],
   )
-
-
-def _lost_text(without_loss: Sequence[str]) -> str:
-  return f"no finite loss, so ranked last: {', '.join(without_loss)}."
 
 
 def _measured_losses(runs: Iterable[TrainedRun]) -> list[str]:

@@ -19,10 +19,8 @@ from antlm_jax.runtime import files
 
 REPORT = "report.md"
 R2 = "r2"  # metric, and column of the items, of regressions
-_HEAD = (
-  *("", "model", "score", "seeds", "score (%)"),
-  *("difference from the first", "paired by"),
-)
+_HEAD = ["", "model", "score", "seeds", "score (%)"]
+_HEAD += ["difference from the first", "paired by"]
 
 
 class TunedRow(NamedTuple):
@@ -34,7 +32,7 @@ class TunedRow(NamedTuple):
   seeds: int
   score: float  # at most 1
   difference: Interval | None  # from the first model
-  paired_by: str  # what its interval covers: shared seeds and items, or items
+  paired_by: str  # shared seeds and items, or items: those of its interval
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -139,8 +137,7 @@ def _compared_rows(scores: Scores, items: ItemFiles) -> Iterator[TunedRow]:
     if label != first:
       estimate = _estimate(pairing, label, first)
       difference = estimate.interval()
-      seeds = f"{estimate.seeds} seeds, " * (estimate.seeds > 1)
-      paired_by = f"{seeds}items"
+      paired_by = f"{estimate.seeds} seeds, " * (estimate.seeds > 1) + "items"
     yield TunedRow(
       evaluation=lines[0].measure,
       label=label,
