@@ -261,7 +261,7 @@ def test_settings_of_a_kind_of_objective_are_its_own():
   assert loaded.objectives["F"].middle_rate == 0.3
   assert config.config_from_json(config.to_json(loaded)) == loaded
   line = runs.told(config.load_config, "quickstart", [word.replace("F", "C")])
-  assert "unknown config key 'objectives.C.middle_rate'" in line
+  assert "objectives.C.middle_rate is a setting of fim alone" in line
   word = "--config.objectives.F.kind=other"
   line = runs.told(config.load_config, "quickstart", [word])
   assert "objective.kind='other' is not one of fim; if a file" in line
