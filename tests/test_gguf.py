@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from antlm_jax.commands.import_ import import_model
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.hf import import_
 from antlm_jax.masks import AttentionMask
 from tests import hub, runs
 
@@ -17,8 +19,11 @@ LAYERS = 2
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-  """Returns a Llama as GGUF, in Q8_0 but for its embeddings."""
-  path = tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf"
+  return write(tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf")
+
+
+def write(path, without=(), added=(), **fields):
+  """Writes a Llama as GGUF, in Q8_0 but for its embeddings."""
   letters = [*"abcdefghijklmnopqrstuvwxyz.", "Ġ"]
   tokens = ["<|endoftext|>", *letters, "th", "the"]
   types = [gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * 30
@@ -54,6 +59,12 @@ def file(tmp_path_factory):
       f"{block}.ffn_down": (WIDTH, 2 * WIDTH),
     }
     norms += [f"{block}.attn_norm", f"{block}.ffn_norm"]
+  for name, value in fields.items():
+    writer.add_uint32(name, value)
+  for name in added:
+    writer.add_tensor(name, np.ones(WIDTH, np.float32))
+  for name in without:
+    del shapes[name]
   for name, shape in shapes.items():
     values = rng.normal(size=shape).astype(np.float32)
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -102,3 +113,40 @@ def test_what_is_no_gguf_is_refused_in_a_line(tmp_path):
   ):
     assert said in runs.told(import_model, path, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+SCALING = "llama.rope.scaling.factor"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("changes", "reason"),
+  [
+    (
+      {"without": ["blk.1.ffn_up"]},
+      "weights are missing: model.layers.1.mlp.up_proj.weight",
+    ),
+    (
+      {"without": ["output"], "split.count": 2},
+      "is one of a model's 2 files: join them",
+    ),
+    ({"added": ["rope_freqs.weight"]}, "does not read rope_freqs.weight from"),
+    ({"added": ["blk.0.attn_q.bias"]}, "does not read blk.0.attn_q.bias from"),
+    ({SCALING: 4}, f"does not read {SCALING} from"),
+  ],
+)
+def test_what_transformers_does_not_read_is_refused(changes, reason, tmp_path):
+  """Catches random weights in place of missing ones, tensors and RoPE scalings
+  that vanish, and the first file of a split model that is read as tied."""
+  path = write(tmp_path / "a.gguf", **changes)
+  assert reason in runs.told(import_model, path, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_tokenizer_next_to_the_file_is_not_read(tmp_path):
+  """Catches ids of another tokenizer.json, which transformers prefers."""
+  other = Tokenizer.train(["the cat"] * 9, 12, "characters")
+  (tmp_path / "tokenizer.json").write_text(other.to_json())
+  imported = import_.Imported(write(tmp_path / "a.gguf"))
+  assert imported.meta.tokenizer.encode("the").tolist() == [30]

@@ -6,8 +6,10 @@ import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Iterable
 
 from antlm_jax.errors import UserError
+from antlm_jax.hf import weights
 from antlm_jax.runtime import files, progress
 
 SUFFIX = ".gguf"
@@ -48,23 +50,58 @@ def _unpack(path: pathlib.Path, modified: int) -> pathlib.Path:
       f"{path.name}: reading GGUF needs {error.name}:"
       " pip install 'antlm_jax[hf]'"
     ) from error
-  source = {
-    "pretrained_model_name_or_path": str(path.parent),
-    "gguf_file": path.name,
-  }
   folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_gguf_"))
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  # transformers prefers a tokenizer next to the file to the file's own.
+  (folder / path.name).symlink_to(path)
+  source = {
+    "pretrained_model_name_or_path": str(folder),
+    "gguf_file": path.name,
+  }
   progress.say(f"{path.name}: its weights become float32")
   try:
-    auto = transformers.AutoModelForCausalLM
-    model = auto.from_pretrained(**source, dtype=torch.float32)
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+      **source, dtype=torch.float32, output_loading_info=True
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
   except Exception as error:  # transformers and gguf raise many types
     why = files.failure_reason(error)
     raise UserError(f"transformers cannot read {path}: {why}") from error
+  _check_whole(path, model, loading["missing_keys"])
   # transformers saves no model that was quantized.
   model.hf_quantizer = None
   model.config.__dict__.pop("quantization_config", None)
   model.save_pretrained(folder)
   tokenizer.save_pretrained(folder)
   return folder
+
+
+def _check_whole(path: pathlib.Path, model, missing: Iterable[str]) -> None:
+  """Raises a UserError unless transformers has read all of a file's model."""
+  import gguf
+
+  file = gguf.GGUFReader(path)
+  split = file.fields.get("split.count")
+  if split and split.contents() > 1:
+    raise UserError(
+      f"{path} is one of a model's {split.contents()} files: join them by"
+      " `llama-gguf-split --merge`"
+    )
+  if missing:
+    tensors = weights.listed_tensors(sorted(missing))
+    raise UserError(f"{path}: weights are missing: {tensors}")
+  architecture = file.fields["general.architecture"].contents()
+  architectures = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+  names = gguf.get_tensor_name_map(
+    architectures[architecture], model.config.num_hidden_layers
+  )
+  read = {
+    names.get_name(name, (".weight", ".bias")) for name in model.state_dict()
+  }
+  unread = [t.name for t in file.tensors if t.name not in read]
+  unread += [name for name in file.fields if ".rope.scal" in name]
+  if unread:
+    raise UserError(
+      f"{path}: transformers does not read {weights.listed_tensors(unread)}"
+      " from GGUF: import the folder from which the file was made"
+    )

@@ -215,7 +215,7 @@ def _pickled(path: pathlib.Path) -> dict[str, StoredTensor]:
   if unusual:
     raise UserError(
       f"{path} has tensors that are sparse, nested or without values (on the"
-      f" device 'meta'): {_listed_tensors(unusual)}; load the model in PyTorch"
+      f" device 'meta'): {listed_tensors(unusual)}; load the model in PyTorch"
       " and save ordinary tensors"
     )
   return {
@@ -252,13 +252,13 @@ def with_export_names(
   notes = []
   for pattern, description in architecture.dropped.items():
     if names := [name for name in tensors if re.match(pattern, name)]:
-      notes.append(f"left out: {description} ({_listed_tensors(names)})")
+      notes.append(f"left out: {description} ({listed_tensors(names)})")
     tensors = {name: t for name, t in tensors.items() if name not in names}
   if any(map(_TASK_HEAD.match, tensors)):
     # All but the encoder is its own, also under names of an output layer.
     prefix = embedding.partition(".")[0] + "."
     head = [name for name in tensors if not name.startswith(prefix)]
-    notes.append(f"left out: a fine-tuned head ({_listed_tensors(head)})")
+    notes.append(f"left out: a fine-tuned head ({listed_tensors(head)})")
     tensors = {name: t for name, t in tensors.items() if name not in head}
   return dataclasses.replace(weights, tensors=tensors), notes
 
@@ -370,7 +370,7 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
   """Yields a description of each kind of mismatch."""
   names_in_files = set(weights)
   if missing := sorted(expected.keys() - names_in_files):
-    yield f"weights are missing: {_listed_tensors(missing)}"
+    yield f"weights are missing: {listed_tensors(missing)}"
   extra = names_in_files - expected.keys()
   biases = {n for n in extra if n.endswith("proj.bias")}
   extra -= {n for n in biases if not weights[n].any()}  # zeros have no effect
@@ -385,7 +385,7 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
       )
   if extra:
     yield (
-      f"the encoder has no place for {_listed_tensors(sorted(extra))} (import"
+      f"the encoder has no place for {listed_tensors(sorted(extra))} (import"
       " does not read task heads)"
     )
   tensors = {
@@ -397,11 +397,12 @@ def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
     for n, tensor in tensors.items()
     if tensor.shape != expected[n]
   ]:
-    yield f"tensor shapes do not match config.json: {_listed_tensors(other)}"
+    yield f"tensor shapes do not match config.json: {listed_tensors(other)}"
   if other := [n for n, t in tensors.items() if t.dtype not in _FLOATS]:
-    yield f"quantized weights cannot be read: {_listed_tensors(other)}"
+    yield f"quantized weights cannot be read: {listed_tensors(other)}"
 
 
-def _listed_tensors(names: list[str]) -> str:
+def listed_tensors(names: list[str]) -> str:
+  """Returns the first names, and the number of the others."""
   remainder = f" and {len(names) - 8} more" if len(names) > 8 else ""
   return ", ".join(names[:8]) + remainder
