@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import ranking, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
@@ -140,8 +141,10 @@ def _pooling_head(
   task = loaded.task
   task_settings = task.settings if task else {}
   attention = attention or (task.attention if task else ATTENTIONS[0])
-  prompts = zip(PROMPTS, task_settings.get("prompts", ("", "")), strict=True)
-  prefix = dict(prompts)[prompt] if prompt else ""
+  prefixes = task_settings.get("prompts", ("", ""))
+  if prompt and not any(prefixes):
+    raise UserError(f"prompt={prompt!r}: the model has no prompts")
+  prefix = dict(zip(PROMPTS, prefixes, strict=True))[prompt] if prompt else ""
   kind = ranking.Towers.kind
   embeds = task is not None and kind in (task.kind, task.export_as)
   return _Pool(

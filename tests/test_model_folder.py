@@ -118,6 +118,19 @@ def test_prompts_that_are_left_out_are_named(foreign):
   assert "prompts search_query, search_document are" in imported.notes[-2]
 
 
+def test_prompts_of_another_pooling_are_named(foreign):
+  """Catches prompts that vanish, and --prompt that changes nothing."""
+  sentences(foreign, {"pooling_mode": "cls"}, NORMALIZE)
+  about = {"prompts": {"query": "a ", "document": ""}}
+  write(foreign / "config_sentence_transformers.json", about)
+  imported = import_.Imported(foreign)
+  assert imported.task is None
+  assert any("the prompts query are left out" in n for n in imported.notes)
+  run = import_.write_imported_run(imported, foreign.with_name("run"))
+  said = runs.told(lambda: embed(load(run), ["a cat"], prompt="query"))
+  assert said == "prompt='query': the model has no prompts"
+
+
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_an_embedder_keeps_its_attention(attention, tmp_path):
   """Catches the attention of the pretraining in place of the embedder's."""

@@ -86,14 +86,17 @@ def find_model(model: str) -> ModelFolder:
       "warning: sentence-transformers writes texts in lower case first, but"
       " antlm does not (do_lower_case)"
     )
-  prompts = None
-  if [_kind(folder, module) for module in modules] == _EMBEDDER:
-    prompts, default = _prompts(folder)
-    notes += _prompt_notes(prompts, default)
-  return ModelFolder(path, tuple(notes), prompts, _longest_text(limits))
+  prompts, default = _prompts(folder)
+  embeds = [_kind(folder, module) for module in modules] == _EMBEDDER
+  notes += _prompt_notes(prompts, default, PROMPTS if embeds else ())
+  return ModelFolder(
+    path, tuple(notes), prompts if embeds else None, _longest_text(limits)
+  )
 
 
-def _prompt_notes(prompts: Mapping[str, str], default: str) -> Iterator[str]:
+def _prompt_notes(
+  prompts: Mapping[str, str], default: str, kept: Sequence[str]
+) -> Iterator[str]:
   """Yields notes on prompts that antlm does not use, or not by itself."""
   if prompts.get(default):
     yield (
@@ -101,11 +104,11 @@ def _prompt_notes(prompts: Mapping[str, str], default: str) -> Iterator[str]:
       f" {prompts[default]!r} (default_prompt_name={default}) unless told"
       " another prompt, and antlm does not"
     )
-  left_out = [name for name in prompts if name not in PROMPTS and prompts[name]]
+  left_out = [name for name in prompts if name not in kept and prompts[name]]
   if left_out:
     yield (
-      f"the prompts {', '.join(left_out)} are left out: antlm has those of"
-      f" {' and '.join(PROMPTS)}"
+      f"the prompts {', '.join(left_out)} are left out: antlm keeps"
+      f" {' and '.join(PROMPTS)}, and only of a normalized mean"
     )
 
 
