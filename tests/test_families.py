@@ -89,6 +89,47 @@ def test_numbers_that_transformers_counts_in_another_way():
   assert written("gemma")["sliding_window"] == 16
 
 
+MISTRAL = {
+  "model_type": "mistral",
+  "vocab_size": 400,
+  "hidden_size": 32,
+  "intermediate_size": 48,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 8,
+  "sliding_window": 8,
+}
+
+
+@pytest.mark.parametrize(
+  ("fields", "windows"),
+  [
+    (MISTRAL, (9,)),
+    (written("gemma", "causal"), (10, 0)),
+    (written("modernbert", "causal"), (0, 6, 6)),
+    (written("bert", "causal"), ()),
+  ],
+)
+def test_a_causal_model_that_reads_both_ways(fields, windows):
+  """Catches an ignored is_causal, and windows that end a token too early.
+
+  transformers 5.24 computes these.
+  """
+  assert described(fields).objective == "C"
+  assert described(fields, is_causal=False).objective == "M"
+  assert read(fields, is_causal=False).windows == windows
+
+
+def test_fields_that_a_model_does_not_read():
+  """Catches Qwen2's field that drops Mistral's window, and a KeyError for a
+  base that only rope_parameters has."""
+  assert read(MISTRAL, use_sliding_window=False).windows == (8,)
+  base = {"rope_theta": None, "rope_parameters": {"rope_theta": 5.0}}
+  assert read(MISTRAL, **base).rope_theta == 5.0
+  gemma = written("gemma", "causal")
+  bases = {"rope_theta": None, "rope_local_base_freq": None}
+  assert read(gemma, **bases) == read(gemma)
+
+
 def without(fields, *names) -> dict:
   return {name: value for name, value in fields.items() if name not in names}
 
@@ -195,6 +236,7 @@ REFUSED = {  # changed fields, and the beginning of the reason
       "max_position_embeddings is 1",
     ),
     ({"model_type": "distilbert"}, "model_type='distilbert' is not one of"),
+    ({"is_causal": True}, "is_causal is True"),
   ],
   "gemma": [
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
@@ -209,11 +251,18 @@ REFUSED = {  # changed fields, and the beginning of the reason
       "sliding_attention.rope_type is 'dynamic'",
     ),
     ({"query_pre_attn_scalar": 0.5}, "query_pre_attn_scalar=0.5 is not"),
+    ({"is_causal": None}, "is_causal is None"),
+    (
+      {"rope_parameters": {}, "rope_local_base_freq": None},
+      "rope_local_base_freq is missing",
+    ),
   ],
   "modernbert": [
     ({"norm_bias": True}, "norm_bias is True"),
     ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
     ({"embedding_dropout": 0.1}, "embedding_dropout is 0.1"),
+    ({"embedding_dropout": None}, "embedding_dropout is None"),
+    ({"is_causal": True}, "is_causal is True"),
     ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is"),
     (rope(rope_type="yarn"), "yarn"),
     ({"rope_parameters": 3}, "rope_parameters is 3"),
@@ -224,6 +273,7 @@ REFUSED = {  # changed fields, and the beginning of the reason
   ],
   "ultrabert": [
     ({"mlp_bias": True}, "mlp_bias is True"),
+    ({"is_causal": True}, "is_causal is True"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"sliding_window": -1}, "sliding_window is -1"),
     (FEW, "layer_types is ['full"),

@@ -155,9 +155,14 @@ def with_defaults(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   """Fills in defaults for absent fields of a config.json.
 
   Null fields are removed and get no default. Raises a ValueError if a field
-  differs from `only`, the values that our encoders compute.
+  differs from `only`, the values that our encoders compute, or if `is_causal`
+  makes a bidirectional model causal.
   """
   values = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
+  causal = values.get("is_causal")
+  # transformers would make it causal only in batches without padding.
+  if causal not in (False, defaults["is_causal"]):
+    raise unsupported_value("is_causal", causal)
   for name, right in only.items():
     if values.get(name, right) != right:
       raise unsupported_value(name, values[name])

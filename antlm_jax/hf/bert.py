@@ -116,12 +116,17 @@ def _bert_fields(config, target: Target) -> dict[str, Any]:
 
 
 def _complete_bert(fields: Mapping, target: Target) -> dict[str, Any]:
-  fields = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
+  defaults = {"is_causal": bool(fields.get("is_decoder")), **target.defaults}
+  fields = with_defaults(fields, _DEFAULTS | defaults, _ONLY)
   first = 0
   if target.model_type != _BERT:  # its positions follow that of padding
     first = integer_field(fields, "pad_token_id", 0) + 1
   rows = integer_field(fields, _ROWS, first + 1)
-  return fields | {"first_position": first, _ROWS: rows - first}
+  return fields | {
+    "first_position": first,
+    _ROWS: rows - first,
+    "is_decoder": fields["is_causal"],
+  }
 
 
 _ROBERTA_TENSORS = _tensors("roberta", "lm_head", "lm_head", "layer_norm")

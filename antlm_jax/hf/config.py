@@ -14,7 +14,7 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping
-from antlm_jax.hf.architecture import Architecture, Target
+from antlm_jax.hf.architecture import Architecture, Target, unsupported_value
 from antlm_jax.hf.tokenizer import ROLES
 from antlm_jax.runtime import files
 
@@ -104,6 +104,9 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> ModelDescription:
     encoder, architecture, target = mapping.of_model_type(model_type)
     fields = architecture.complete(fields, target)
     settings = _settings_of_fields(encoder, architecture, fields)
+    embedding_rows = settings.pop("vocab_size")
+    if embedding_rows < 1:
+      raise unsupported_value("vocab_size", embedding_rows)
   except ValueError as error:
     raise UserError(f"{path}: {error}") from error
   objective = "N" if fields.get("mask_shift") else "M"
@@ -117,7 +120,6 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> ModelDescription:
     if isinstance(index, int):
       special[role] = index
   names = architecture.names(target)
-  embedding_rows = settings.pop("vocab_size")
   return ModelDescription(
     encoder, names, settings, embedding_rows, objective, special
   )

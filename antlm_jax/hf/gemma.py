@@ -31,6 +31,7 @@ _DEFAULTS = {
   "attention_dropout": 0.0,
   "head_dim": 256,
   "initializer_range": 0.02,
+  "is_causal": True,
   "max_position_embeddings": 131_072,
   "num_key_value_heads": 4,
   "qk_norm": True,
@@ -73,13 +74,16 @@ def _gemma_fields(config, target: Target) -> dict[str, Any]:
 def _complete_gemma(fields: Mapping, target: Target) -> dict[str, Any]:
   fields = with_defaults(fields, _DEFAULTS, _ONLY | llama.ONLY)
   both_ways = fields.get(_BOTH_WAYS) is True
-  bases = {rope.FULL: fields["rope_theta"], rope.SLIDING: fields[_LOCAL]}
+  bases = {
+    rope.FULL: fields.get("rope_theta"),
+    rope.SLIDING: fields.get(_LOCAL),
+  }
   full, near = rope.by_kind(fields, bases)
   scaled = fields.get("rope_scaling", {})
   if not isinstance(scaled, dict):
     raise unsupported_value("rope_scaling", scaled)
   return fields | {
-    "is_causal": not both_ways,
+    "is_causal": fields["is_causal"] and not both_ways,
     "rope_scaling": rope.read_rope_scaling(
       f"rope_parameters.{rope.FULL}", full | scaled
     ),
@@ -94,6 +98,8 @@ def _gemma_windows(fields: Mapping, both_ways: bool) -> tuple[int, ...]:
   period = integer_field({_PATTERN: 6, **fields}, _PATTERN, 1)
   kinds = rope.layer_kinds(fields, lambda i: rope.KINDS[(i + 1) % period > 0])
   window = width // 2 + 1 if both_ways else width
+  # Read both ways, a window of transformers reaches one token further.
+  window += not fields["is_causal"]
   return encoder.pattern([window * (kind == rope.SLIDING) for kind in kinds])
 
 

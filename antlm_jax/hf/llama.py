@@ -108,7 +108,9 @@ def _llama_fields(config, target: Target) -> dict[str, Any]:
 
 def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
   fields = with_defaults(fields, _DEFAULTS | target.defaults, ONLY | COMPUTES)
-  if fields.get("use_sliding_window") is False:  # Qwen2 sets an unused window
+  # Qwen2 sets an unused window. Mistral does not read this field.
+  unused = fields.get("use_sliding_window") is False
+  if unused and _WINDOW not in target.defaults:
     fields.pop(_WINDOW, None)
   fields = with_heads(fields)
   # transformers 4 writes the first field, and version 5 the second.
@@ -116,7 +118,7 @@ def _complete_llama(fields: Mapping, target: Target) -> dict[str, Any]:
   rotation = fields.get(name) or {}
   return fields | {
     "rope_scaling": rope.read_rope_scaling(name, rotation),
-    "rope_theta": rotation.get("rope_theta", fields["rope_theta"]),
+    "rope_theta": rotation.get("rope_theta", fields.get("rope_theta")),
     _WINDOW: _llama_windows(fields, target),
   }
 
@@ -137,14 +139,15 @@ def _llama_windows(fields: Mapping, target: Target) -> tuple[int, ...]:
   if not isinstance(kinds, list) or any(t != "full_attention" for t in kinds):
     raise unsupported_value("layer_types", kinds)
   # A window as long as the longest row has no effect.
-  longest = fields.get("max_position_embeddings", 0)
+  longest = fields.get("max_position_embeddings")
   window = fields.get(_WINDOW, longest)
-  fits = isinstance(window, type(longest))
-  if fits and window >= longest:
+  fits = type(window) is type(longest) is int
+  if window == longest or (fits and window > longest):
     return ()
   if not fits or _WINDOW not in target.defaults or window < 1:
     raise unsupported_value(_WINDOW, window)
-  return (window,)
+  # Read both ways, a window of transformers reaches one token further.
+  return (window + (not fields["is_causal"]),)
 
 
 LLAMA = Architecture(

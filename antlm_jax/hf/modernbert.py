@@ -102,11 +102,13 @@ def _complete_modernbert(fields: Mapping, target: Target) -> dict[str, Any]:
   nulls = {name for name in (_PERIOD, _BASE) if fields.get(name, 0) is None}
   fields = {name: fields[name] for name in fields if name not in nulls}
   values = with_defaults(fields, _DEFAULTS | target.defaults, _ONLY)
-  if values["embedding_dropout"] != values["mlp_dropout"]:
-    raise unsupported_value("embedding_dropout", values["embedding_dropout"])
+  dropout = values.get("embedding_dropout")
+  if dropout != values.get("mlp_dropout"):
+    raise unsupported_value("embedding_dropout", dropout)
   period = integer_field(values, _PERIOD, 1)
   window = integer_field(values, "local_attention", 0) // 2
-  window += target.model_type == _BIDIRECTIONAL
+  # Read both ways, a window of transformers reaches one token further.
+  window += not values["is_causal"]
   kinds = rope.layer_kinds(values, lambda i: rope.KINDS[i % period > 0])
   windows = encoder.pattern([window * (kind == rope.SLIDING) for kind in kinds])
   base = values[_BASE]
