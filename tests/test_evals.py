@@ -295,6 +295,7 @@ def test_special_tokens_are_never_sampled(loaded, monkeypatch):
 
 
 def test_top_k_and_top_p():
+  """Catches a tiny temperature that overflows in float32."""
   logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
   for sampling, allowed in (
     ({"temperature": 1.0}, {0, 1, 2, 3}),
@@ -302,6 +303,7 @@ def test_top_k_and_top_p():
     ({"temperature": 1.0, "top_p": 0.7}, {1, 3}),
     ({"temperature": 1.0, "top_p": 0.01}, {1}),
     ({"temperature": 0.0}, {1}),
+    ({"temperature": 1e-39}, {1}),
   ):
     keys = jax.random.split(jax.random.key(0), 200)
     drawn = jax.jit(

@@ -25,6 +25,8 @@ from antlm_jax.settings import PythonOnly, argument
 
 _PIECE = 16  # number of prompt tokens encoded at once; it divides S
 _HALF = "\ufffd"  # of the bytes of a character that is not whole
+# Under it, float32 overflows, and the likeliest token is certain anyway.
+_COLDEST = 1e-30
 _WATCHED_STEPS = 8  # number of tokens between two calls of `watch`
 
 
@@ -152,7 +154,7 @@ def draw_tokens(
   top_p: float = 1.0,
 ) -> jax.Array:
   """Draws tokens `[...]` from logits `[..., V]`; see `generate`."""
-  if temperature == 0:
+  if temperature < _COLDEST:
     return likeliest(logits)
   logits = logits / temperature
   if not top_k and top_p == 1:
