@@ -438,6 +438,23 @@ def test_the_frame_is_what_the_tokenizer_adds(
   assert note.startswith("warning: ") and "but tokenizer.json decides" in note
 
 
+def test_a_boundary_needs_its_tokens(llama, foreign):
+  """Catches --boundary=bos that means none in a tokenizer without bos."""
+  path = foreign / "tokenizer.json"
+  own = llama[0].tokenizer.to_json()
+  path.write_text(own.replace('"<s>"', '"<mark>"'))
+  (foreign / "tokenizer_config.json").unlink()
+  assert import_.Imported(foreign, boundary="eos").meta
+  said = runs.told(lambda: import_.Imported(foreign, boundary="bos_eos").meta)
+  assert said.startswith(f"{path} has no bos token, which boundary bos_eos")
+
+
+def test_a_chat_template_that_is_left_out_is_mentioned(foreign):
+  """Catches a chat model that an export makes useless for chat in silence."""
+  (foreign / "chat_template.jinja").write_text("{{ messages }}")
+  assert "chat template is left out" in import_.Imported(foreign).notes[-1]
+
+
 def without_mask(path):
   """Turns the mask of a tokenizer's file into a word."""
   path.write_text(random_models.without_mask(path.read_text()))

@@ -37,7 +37,7 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
 
   start = f"{inside}/" if inside else ""
   try:
-    path = download("*.json", "model*.safetensors")
+    path = download("*.json", "*.jinja", "model*.safetensors")
     if not any((path / inside).glob("*.safetensors")):
       path = download("*.bin")
   except _hub_failures() as error:

@@ -214,6 +214,7 @@ class Imported(Checkpoint):
     tokenizer, row_notes = _name_rows(
       path, checked_tokenizer, description.embedding_rows
     )
+    _check_boundary(path, tokenizer, self._boundary)
     boundary = self._boundary or layout.boundary
     config = Config(
       model=models.ENCODERS[description.encoder](**description.settings),
@@ -239,6 +240,7 @@ class Imported(Checkpoint):
       *_model_notes(config_file, config_fields, layout, headless),
       *tokenizer_notes,
       *_special_token_notes(path, tokenizer, boundary),
+      *_chat_notes(path),
     ]
     return opened(meta=meta, step=0, notes=notes)
 
@@ -365,8 +367,21 @@ def _read_export_record(
       f"config.json and {record} disagree on {', '.join(changed)}:"
       " remove the latter to use config.json"
     )
+  _check_boundary(path, meta.tokenizer, boundary)
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
   return meta, step
+
+
+def _check_boundary(
+  path: pathlib.Path, tokenizer: Tokenizer, boundary: str | None
+) -> None:
+  """Raises a UserError if a boundary has a token that the tokenizer lacks."""
+  for name in filter(None, packing.BOUNDARIES[boundary or "none"]):
+    if getattr(tokenizer, name) is None:
+      raise UserError(
+        f"{path / TOKENIZER} has no {name[:3]} token, which boundary {boundary}"
+        " needs; choose another boundary"
+      )
 
 
 def _model_notes(
@@ -411,15 +426,31 @@ def _frame_notes(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
     f"its tokenizer adds {before or 'no token'} before a text and"
     f" {after or 'no token'} after it"
   ]
-  file = path / TOKENIZER_CONFIG
-  fields = files.read_json(file, "the tokenizer's") if file.exists() else {}
+  fields = _tokenizer_fields(path)
   for name, adds in (("add_bos_token", before), ("add_eos_token", after)):
     if fields.get(name) not in (None, bool(adds)):
       notes.append(
-        f"warning: {file} says {name}={fields[name]}, but {TOKENIZER} decides,"
-        " as in transformers 5 (set boundary to change it)"
+        f"warning: {path / TOKENIZER_CONFIG} says {name}={fields[name]}, but"
+        f" {TOKENIZER} decides, as in transformers 5 (set boundary to change"
+        " it)"
       )
   return notes
+
+
+def _chat_notes(path: pathlib.Path) -> Iterator[str]:
+  """Yields a note on a chat template."""
+  template = _tokenizer_fields(path).get("chat_template")
+  if template or any(path.glob("chat_template.*")):
+    yield (
+      "the chat template is left out, also from exports; names of special"
+      " tokens in a text, such as <|im_start|>, are text"
+    )
+
+
+def _tokenizer_fields(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a folder's tokenizer_config.json, if there is one."""
+  file = path / TOKENIZER_CONFIG
+  return files.read_json(file, "the tokenizer's") if file.exists() else {}
 
 
 def write_imported_run(
