@@ -3,9 +3,9 @@
   antlm embed --checkpoint=RUN --data=texts.txt --output=vectors.npy
 
 A vector is the mean of a text's token states, or as a fine-tuned model pools
-them. Those of `--preset=pairs` and `simcse` have length 1, as in the folder
-that `antlm export` makes for sentence-transformers. A text that is longer than
-the longest row of training is cut.
+them. Those of `--preset=pairs` and `simcse` have length 1, as in their export
+for sentence-transformers. A text that is longer than the longest row of
+training is cut.
 """
 
 import dataclasses
@@ -77,8 +77,8 @@ def embed(
     prompt: Prefix of each text that an embedder was trained with, if it has
       one: query or document.
     normalize: Scale vectors to length 1; by default those of an embedder.
-    attention: Attention of the encoder; by default as fine-tuned, or else
-      bidirectional.
+    attention: Attention of the encoder; by default the only one of training,
+      or else bidirectional.
     text_column: Column of a file's records; by default that of training, or
       else text.
     batch_tokens: Number of tokens encoded at once.
@@ -99,6 +99,7 @@ def embed(
     head, causal = _pooling_head(loaded, prompt, normalize, attention)
     examples = _texts(loaded, texts, text_column)
     if examples:
+      _check_tokens(loaded, head, examples)
       length = loaded.longest_row
       batch_size = max(1, batch_tokens // length)
       vectors, _ = saved.compute(
@@ -124,11 +125,20 @@ def _texts(
     return inputs.as_texts(text for (text,) in records)
   examples = inputs.as_texts(texts)
   if blank := sum(not text.strip() for text in examples):
-    progress.say(
-      f"warning: {blank:,} of {len(examples):,} texts are blank; their"
-      " vectors are of the special tokens alone"
-    )
+    progress.say(f"warning: {blank:,} of {len(examples):,} texts are blank")
   return examples
+
+
+def _check_tokens(loaded: Loaded, head: _Pool, texts: Sequence[str]) -> None:
+  """Raises a UserError for a text without tokens, also around it."""
+  if any(map(len, loaded.frame)):
+    return
+  for index, text in enumerate(texts):
+    if not len(loaded.tokenizer.encode((head.prompts[1] + text).strip())):
+      raise UserError(
+        f"text {index} (counted from 0) has no token, and the model adds none:"
+        " leave it out"
+      )
 
 
 def _pooling_head(
@@ -140,7 +150,10 @@ def _pooling_head(
   """Returns the head that pools, and whether the attention is causal."""
   task = loaded.task
   task_settings = task.settings if task else {}
-  attention = attention or (task.attention if task else ATTENTIONS[0])
+  trained = [task] if task else loaded.config.trained
+  if attention is None:
+    only_causal = all(part.attention == "causal" for part in trained)
+    attention = "causal" if only_causal else "bidirectional"
   prefixes = task_settings.get("prompts", ("", ""))
   if prompt and not any(prefixes):
     raise UserError(f"prompt={prompt!r}: the model has no prompts")

@@ -1,5 +1,6 @@
 """Texts in Python that are no texts, as from pandas."""
 
+import dataclasses
 import functools
 import math
 
@@ -66,6 +67,14 @@ def test_blank_texts_are_said(loaded, capsys):
   """Catches vectors of no words that look like those of texts."""
   ax.embed(loaded, ["the dogs", "", " \n"])
   assert "2 of 3 texts are blank" in capsys.readouterr().out
+
+
+def test_a_text_without_any_token_has_no_vector(loaded):
+  """Catches the vector of token 0 in place of a text's."""
+  meta = dataclasses.replace(loaded.meta, boundary="none")
+  bare = dataclasses.replace(loaded, meta=meta)
+  with pytest.raises(UserError, match=r"^text 1 .* has no token"):
+    ax.embed(bare, ["the dogs", " \n"], quiet=True)
 
 
 def test_perplexity_needs_a_word(loaded):
