@@ -145,19 +145,36 @@ def test_an_embedder_keeps_its_attention(attention, tmp_path):
   )
 
 
+def test_a_causal_model_without_a_task_is_embedded_causally(foreign):
+  """Catches vectors of an attention that the model never had in training."""
+  sentences(foreign, MEAN)
+  inner = foreign / TRANSFORMER["path"]
+  fields = json.loads((inner / "config.json").read_text())
+  write(inner / "config.json", fields | {"model_type": "llama"})
+  run = import_.write_imported_run(
+    import_.Imported(foreign), foreign.with_name("run")
+  )
+  loaded, texts = load(run), ["the dogs rest .", "a cat sat ."]
+  causal = embed(loaded, texts, attention="causal")
+  np.testing.assert_array_equal(embed(loaded, texts), causal)
+  assert np.abs(causal - embed(loaded, texts, attention="bidirectional")).max()
+
+
 @pytest.mark.parametrize(
   ("limits", "own", "longest"),
   [
     ({}, {}, 48),
     ({"max_seq_length": 16}, {"model_max_length": 20}, 16),
     ({"do_lower_case": True}, {"model_max_length": 20}, 20),
+    ({}, {"do_lower_case": True}, 48),
     ({"max_seq_length": None}, {"model_max_length": 10**30}, 48),
   ],
 )
 def test_its_longest_text_is_that_of_sentence_transformers(
   foreign, limits, own, longest
 ):
-  """Catches vectors of longer texts, and lower case left out in silence."""
+  """Catches vectors of longer texts, lower case left out in silence, and a
+  false warning if the tokenizer itself writes lower case."""
   (foreign / "tokenizer_config.json").unlink()
   sentences(foreign, MEAN, NORMALIZE)
   inner = foreign / TRANSFORMER["path"]
@@ -166,6 +183,11 @@ def test_its_longest_text_is_that_of_sentence_transformers(
   assert import_.Imported(foreign).meta.row_tokens == longest
   told = any("lower case" in note for note in warnings(foreign))
   assert told == ("do_lower_case" in limits)
+  tokenizer = json.loads((inner / "tokenizer.json").read_text())
+  steps = [{"type": "Lowercase"}, tokenizer["normalizer"]]
+  tokenizer["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  write(inner / "tokenizer.json", tokenizer)
+  assert not any("lower case" in note for note in warnings(foreign))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import gguf, hub
 from antlm_jax.hf.config import CONFIG
@@ -81,7 +82,7 @@ def find_model(model: str) -> ModelFolder:
     return ModelFolder(path)
   notes = [*_module_notes(folder, modules)]
   limits = _limits(path)
-  if limits.get("do_lower_case") is True:
+  if limits.get("do_lower_case") is True and _reads_case(path):
     notes.append(
       "warning: sentence-transformers writes texts in lower case first, but"
       " antlm does not (do_lower_case)"
@@ -170,7 +171,15 @@ def _limits(folder: pathlib.Path) -> dict[str, Any]:
   for path in (folder / TOKENIZER_CONFIG, *sorted(folder.glob(_LIMITS))):
     if path.is_file():
       out |= files.read_json(path, "sentence-transformers' settings")
+    if path.name == TOKENIZER_CONFIG:
+      out.pop("do_lower_case", None)  # tokenizer.json does it
   return out
+
+
+def _reads_case(folder: pathlib.Path) -> bool:
+  """Whether the tokenizer reads upper and lower case differently."""
+  tokenizer = Tokenizer.load(folder / TOKENIZER)
+  return tokenizer.encode("A").tolist() != tokenizer.encode("a").tolist()
 
 
 def _longest_text(fields: Mapping[str, Any]) -> int:
