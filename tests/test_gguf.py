@@ -136,8 +136,10 @@ SCALING = "llama.rope.scaling.factor"
   ],
 )
 def test_what_transformers_does_not_read_is_refused(changes, reason, tmp_path):
-  """Catches random weights in place of missing ones, tensors and RoPE scalings
-  that vanish, and the first file of a split model that is read as tied."""
+  """Catches random weights in place of missing ones.
+
+  It also catches tensors and scalings that vanish, and a part of a split model.
+  """
   path = write(tmp_path / "a.gguf", **changes)
   assert reason in runs.told(import_model, path, tmp_path / "run")
   assert not (tmp_path / "run").exists()

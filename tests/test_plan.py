@@ -30,7 +30,7 @@ from tests.test_aot import GENERATIONS, needs_libtpu
 # A shortened program of the TPU's compiler. It has nested loops of two and
 # three passes, and a product with a padded window. It also has a sum that is
 # then cut, and an all-gather over two fusions. It updates an array in place,
-# and cuts a row from a converted table. Some arrays are outside the main memory.
+# and cuts a row from a converted table. Some arrays are outside main memory.
 PROGRAM = """\
 HloModule step, is_scheduled=true
 

@@ -448,7 +448,7 @@ def _chat_notes(path: pathlib.Path) -> Iterator[str]:
 
 
 def _tokenizer_fields(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a folder's tokenizer_config.json, if there is one."""
+  """Reads a folder's tokenizer_config.json, or returns {}."""
   file = path / TOKENIZER_CONFIG
   return files.read_json(file, "the tokenizer's") if file.exists() else {}
 
