@@ -136,7 +136,7 @@ SCALING = "llama.rope.scaling.factor"
   ],
 )
 def test_what_transformers_does_not_read_is_refused(changes, reason, tmp_path):
-  """Catches random weights in place of missing ones.
+  """Catches missing weights that become random.
 
   It also catches tensors and scalings that vanish, and a part of a split model.
   """
