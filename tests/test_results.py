@@ -13,7 +13,7 @@ RESULTS = runs.ROOT / "evals/benchmarks/results"
 PAGE = "docs/results.md"
 STUDIES = "antlm_small antlm_ltg_bert antlm_8m regularised_small"
 STUDIES += " regularised_larger regularised_curve regularised_grid"
-STUDIES += " wider_grid_final"
+STUDIES += " wider_grid_final clm_then_mlm"
 INTERVAL = r"{0} \({0} to {0}\)".format(r"[+-]\d+\.\d+")
 
 

@@ -65,7 +65,8 @@ def draw_losses(
   }
   for axes, curriculum in zip(all_axes, phases, strict=False):
     shade([axes], curriculum, names)
-    axes.set_xlim(0, curriculum.steps)
+  if phases:  # the panels share the axis of steps
+    all_axes[0].set_xlim(0, max(curriculum.steps for curriculum in phases))
   marks = {}  # by label: not every panel has every line
   for axes, (name, panel) in zip(all_axes, panels.items(), strict=True):
     axes.set_title(name, fontsize=10)
