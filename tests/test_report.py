@@ -20,6 +20,7 @@ from antlm_jax.evals.studies.reporting import plots
 from antlm_jax.evals.studies.reporting import scores as scores_lib
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.inference.pairs import Choice, Item
+from antlm_jax.objectives.curriculum import parse_curriculum
 from antlm_jax.runtime import files
 from tests import runs, tuned
 from tests.tuned import cells, section
@@ -699,6 +700,21 @@ def test_a_run_may_end_before_it_trains_an_objective(folder, rows, monkeypatch):
   losses = {"clm": {0: 6.0, 8: 5.0}}
   train(folder, "antlm", 0, losses, patience=2, steps=8, switches=[])
   make(folder, rows)
+
+
+def test_panels_of_unequal_length_show_all_steps(monkeypatch, tmp_path):
+  """Catches the end of a long run that a shorter run cuts off."""
+  monkeypatch.undo()  # draws the picture
+  figures = []
+  monkeypatch.setattr(plots, "save_figure", lambda x, _: figures.append(x))
+  phases = [parse_curriculum(f"{n}C steps", ["C"], 10) for n in (8, 4)]
+  panels = {
+    str(phase.steps): {"clm": plots.mean_line([{0: 6.0, phase.steps: 5.0}])}
+    for phase in phases
+  }
+  path = tmp_path / "x.png"
+  plots.draw_losses("x", "step", panels, [6.0], path, phases, {"C": "clm"})
+  assert {axes.get_xlim() for axes in figures[0].axes} == {(0, 8)}
 
 
 def test_what_the_report_needs_is_named(folder, rows, monkeypatch):
