@@ -99,7 +99,11 @@ def _check_whole(path: pathlib.Path, model, missing: Iterable[str]) -> None:
     names.get_name(name, (".weight", ".bias")) for name in model.state_dict()
   }
   unread = [t.name for t in file.tensors if t.name not in read]
-  unread += [name for name in file.fields if ".rope.scal" in name]
+  unread += [
+    name
+    for name, field in file.fields.items()
+    if ".rope.scal" in name and field.contents() != "none"
+  ]
   if unread:
     raise UserError(
       f"{path}: transformers does not read {weights.listed_tensors(unread)}"
