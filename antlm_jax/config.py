@@ -671,8 +671,7 @@ def _needed_objectives(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _used_names(names: Iterable[str], *curricula: str) -> set[str]:
   """Returns the objectives that curricula use, such as M for M30."""
   words = re.findall(curriculum.NAME, " ".join(curricula))
-  units = {"epochs", "steps"}
-  used = [word for word in words if word not in units]
+  used = [word for word in words if word not in curriculum.UNITS]
   return {x for x in names if any(word.startswith(x) for word in used)}
 
 

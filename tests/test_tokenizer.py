@@ -606,6 +606,9 @@ def test_transformers_files_add_tokens_and_set_the_case(tmp_path):
   generic = fields | {"tokenizer_class": "PreTrainedTokenizerFast"}
   config.write_text(json.dumps(generic))
   assert Tokenizer.load(path).encode("Paris").tolist() == [1]
+  nulls = {"tokenizer_class": None, "do_lower_case": None}
+  config.write_text(json.dumps(fields | nulls))
+  assert Tokenizer.load(path).encode("Paris").tolist() == [1]
   tokens["7"] = {"content": "<|far|>", "special": True}
   config.write_text(json.dumps(fields))
   line = runs.told(Tokenizer.load, path)

@@ -42,6 +42,7 @@ _FIELDS = {
   "eos": ("eos_token", "sep_token"),
   "mask": ("mask_token",),
 }
+_TOKEN_FLAGS = "single_word", "lstrip", "rstrip", "normalized", "special"
 # Fields of transformers' files that set BERT's normalizer.
 _BERT_FIELDS = {
   "do_lower_case": "lowercase",
@@ -130,7 +131,7 @@ class Tokenizer:
     if getattr(backend.model, "dropout", None):  # of merges, to train a model
       backend.model.dropout = None
     backend.encode_special_tokens = True  # "</s>" in a text is text
-    self._heed(names)
+    self._apply_files(names)
     self._check_ids()
     stated = self._recorded_ids() or self._stated_ids(names)
     if names and stated != self._stated_ids({}):
@@ -459,7 +460,9 @@ class Tokenizer:
       with contextlib.suppress(UserError), _library_errors(UserError, ""):
         text = form.format(name)
         ids.update(self._backend.encode(text, add_special_tokens=False).ids)
-    if not ids & (names.keys() - {self.unk_id}):
+    named = ids & names.keys()
+    # The unknown token is read slowly, and rarely needed.
+    if not named or named == {self.unk_id}:
       return self._backend
     return TokenizerJson.parse(self.to_json()).without_names(names).build()
 
@@ -488,7 +491,7 @@ class Tokenizer:
     pre_tokenizer = json.loads(self.to_json())["pre_tokenizer"]
     return '"add_prefix_space": true' in json.dumps(pre_tokenizer)
 
-  def _heed(self, names: Mapping[str, Any]) -> None:
+  def _apply_files(self, names: Mapping[str, Any]) -> None:
     """Adds the tokens of transformers' files, and sets their normalizer.
 
     As transformers does. Raises a ValueError if a token gets another id.
@@ -498,11 +501,7 @@ class Tokenizer:
       content = token["content"]
       if self._backend.token_to_id(content) is not None:
         continue
-      flags = {
-        name: value
-        for name, value in token.items()
-        if name not in ("content", "__type")
-      }
+      flags = {name: token[name] for name in _TOKEN_FLAGS if name in token}
       self._backend.add_tokens([tokenizers.AddedToken(content, **flags)])
       actual = self._backend.token_to_id(content)
       if actual != int(index):
@@ -512,10 +511,11 @@ class Tokenizer:
         )
     normalizer = self._backend.normalizer
     # transformers' class for any tokenizer.json leaves the normalizer.
-    generic = names.get("tokenizer_class", "").startswith("PreTrainedTokenizer")
+    tokenizer_class = names.get("tokenizer_class") or ""
+    generic = tokenizer_class.startswith("PreTrainedTokenizer")
     if isinstance(normalizer, normalizers.BertNormalizer) and not generic:
       for field, attribute in _BERT_FIELDS.items():
-        if field in names:
+        if isinstance(names.get(field), bool):  # null is transformers' default
           setattr(normalizer, attribute, names[field])
 
   def _check_ids(self) -> None:

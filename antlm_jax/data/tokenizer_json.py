@@ -179,17 +179,19 @@ class TokenizerJson:
     other names in their place, which no text has.
     """
     model = dict(self.fields["model"])
+    vocab = model["vocab"]
+    is_mapping = isinstance(vocab, Mapping)
+    pieces = vocab if is_mapping else {piece for piece, _ in vocab}
     forms = {
       name: _SPECIAL.format(index)
       for index, name in names.items()
-      if name != model.get("unk_token")
+      if name in pieces and name != model.get("unk_token")
     }
-    vocab = model["vocab"]
-    if isinstance(vocab, Mapping):
+    if forms and is_mapping:
       model["vocab"] = {forms.get(x, x): index for x, index in vocab.items()}
-    else:
+    elif forms:
       model["vocab"] = [[forms.get(x, x), score] for x, score in vocab]
-    if "merges" in model:
+    if forms and "merges" in model:
       model["merges"] = [
         merge
         for merge in model["merges"]
@@ -336,7 +338,7 @@ class TokenizerJson:
   ) -> dict[str, dict[str, Any] | None]:
     """Returns a normalizer for each name that divides it in longer texts.
 
-    It replaces a name that is an unknown word. The stand-in changes no tokens
+    A name that is an unknown word is replaced. The stand-in changes no tokens
     of such a text, whose names are no tokens of the model. A name has None if
     the tokenizer would divide it nowhere.
     """

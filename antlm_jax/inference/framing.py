@@ -63,11 +63,10 @@ class TextModel:
   @functools.cached_property
   def mask_reader(self) -> tokenizers.Tokenizer:
     """Tokenizer that reads masks in a text as words."""
-    names = self.tokenizer.special_names
-    masks = self.tokenizer.mask_id
-    others = {index: name for index, name in names.items() if index != masks}
-    # "</s>" in a text is text.
-    return tokenizer_with_masks(self.tokenizer).without_names(others).build()
+    spec = tokenizer_with_masks(self.tokenizer)
+    names = dict(self.tokenizer.special_names)
+    del names[self.tokenizer.mask_id]
+    return spec.without_names(names).build()  # "</s>" in a text is text
 
   @functools.cached_property
   def mask_shift(self) -> int:

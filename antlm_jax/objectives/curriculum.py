@@ -33,6 +33,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.settings import LARGEST, setting
 
 NAME = "[A-Za-z][A-Za-z0-9_]*"
+UNITS = "epochs", "steps"
 # The setting whose string has names of this kind.
 _SETTINGS = {"objective": "curriculum", "source": "data.mix"}
 _MOST_PHASES = 100_000
@@ -156,7 +157,7 @@ class _Reader:
     self._take("")
     self.parts = self._sum()
     self.unit = self._take(r"[a-z]+")
-    if self.unit not in (None, "epochs", "steps"):
+    if self.unit not in (None, *UNITS):
       self.fail("the unit is 'epochs' or 'steps'", self.match_begin)
     if self.position < len(text):
       self.fail("expected '+' and another phase, or the end")

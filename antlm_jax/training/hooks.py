@@ -277,7 +277,7 @@ class Watch(Hook):
     self._log = log
 
   def start(self, trainer) -> None:
-    # Of these, later steps need the best alone, and the run keeps that.
+    # Later steps need only the best of these, which the run keeps.
     self._kept = checkpoint.checkpoint_steps(trainer.workdir)
     self.run(trainer)
 
