@@ -152,11 +152,15 @@ def time_case(case: Case, ours, theirs, rounds: int) -> dict:
 def by_turns(calls: Sequence[Callable[[], Timed]], rounds: int) -> np.ndarray:
   """Times calls by turns, every other turn in reverse order.
 
+  In each turn, a first call of each does not count: a process that waited for
+  its turn takes up to twice as long.
+
   Returns the seconds, `[rounds, calls]`.
   """
   seconds = np.zeros((rounds, len(calls)))
   for turn, row in enumerate(seconds):
     for n in range(len(calls))[:: -1 if turn % 2 else 1]:
+      calls[n]()
       row[n] = calls[n]().seconds
   return seconds
 
