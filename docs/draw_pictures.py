@@ -133,6 +133,66 @@ def _centred(size: float, **more) -> dict:
   return {"fontsize": size, "ha": "center", "va": "center", **more}
 
 
+# ---------------------------------------------------------- the life of a pod
+
+_PLACES = {  # left, top, width, height; a title and its lines
+  "machine": (0.3, 0.3, 4.6, 1.9, "your machine", "may be off after 2"),
+  "request": (7.1, 0.3, 4.6, 1.9, "queued request", "of TPU VMs"),
+  "watcher": (1.7, 4.1, 3.2, 1.9, "watcher", "a small VM"),
+  "workers": (7.1, 4.1, 4.6, 1.9, "workers", "one for each host"),
+  "bucket": (
+    *(0.3, 7.9, 11.4, 2.5, "bucket"),
+    "rows, checkpoints and metrics\ncode, packages, logs and status",
+  ),
+}
+_ARROWS = (  # number, start and end
+  (1, (0.9, 2.2), (0.9, 7.9)),
+  (2, (4.9, 1.25), (7.1, 1.25)),
+  (2, (3.2, 2.2), (3.2, 4.1)),
+  (3, (10.5, 2.2), (10.5, 4.1)),
+  (4, (8.2, 7.9), (8.2, 6)),
+  (5, (10.5, 6), (10.5, 7.9)),
+  (6, (4.9, 4.4), (7.1, 2)),
+  (7, (8.2, 4.1), (8.2, 2.2)),
+  (7, (3.2, 7.9), (3.2, 6)),
+)
+_EVENTS = (
+  "1  run copies the code to the bucket.",
+  "2  run requests TPUs, and starts the watcher.",
+  "3  TPUs become free, and the workers start.",
+  "4  Workers read code, rows and the last checkpoint.",
+  "5  They write checkpoints, and each half minute logs.",
+  "6  Preempted: the watcher requests the TPUs again.",
+  "7  The end: the first worker writes the status and\n"
+  "    deletes the TPUs. The watcher reads it, and ends.",
+)
+
+
+def draw_pod():
+  """Returns a figure of a pod's life: the machines, and numbered events."""
+  figure = plots.canvas(4.4, 5.5, "The life of a run on TPU VMs")
+  axes = figure.subplots()
+  axes.set(xlim=(0, 12), ylim=(14.3, 0))
+  axes.axis("off")
+  for name, (left, top, width, height, title, text) in _PLACES.items():
+    style = {"fc": "#EAF2F8", "ec": _DARK, "lw": 1.2}
+    if name == "machine":
+      style |= {"fc": "white", "ls": "--"}
+    axes.add_patch(_rectangle((left, top), width, height, **style))
+    middle = left + width / 2
+    axes.text(middle, top + 0.6, title, **_centred(10.5, weight="bold"))
+    axes.text(middle, top + 0.5 + height / 2, text, **_centred(9))
+  for number, start, end in _ARROWS:
+    arrow = {"arrowstyle": "-|>", "color": "0.2", "lw": 1.3}
+    axes.annotate("", end, start, arrowprops=arrow)
+    middle = [sum(pair) / 2 for pair in zip(start, end, strict=True)]
+    badge = {"boxstyle": "circle,pad=0.2", "fc": _BLUE, "ec": "white"}
+    style = _centred(9, weight="bold", color="white")
+    axes.text(*middle, str(number), bbox=badge, **style)
+  axes.text(0.3, 10.9, "\n".join(_EVENTS), fontsize=8.7, va="top")
+  return figure
+
+
 # ---------------------------------------------------------- the start picture
 
 
@@ -171,7 +231,7 @@ def draw_start(run: pathlib.Path):
 
 
 if __name__ == "__main__":
-  figures = {"masks": draw_masks(), "route": draw_route()}
+  figures = {"masks": draw_masks(), "route": draw_route(), "pod": draw_pod()}
   if sys.argv[1:]:
     figures["start"] = draw_start(pathlib.Path(sys.argv[1]))
   for name, figure in figures.items():

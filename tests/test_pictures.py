@@ -61,7 +61,12 @@ def test_the_start_picture_tells_own_blocks_from_others(pictures, run):
 
 def test_the_pictures_can_be_read_on_a_small_screen(pictures, run):
   """Catches letters under 10 pixels at a width of 400, and cut texts."""
-  drawn = pictures.draw_masks(), pictures.draw_route(), pictures.draw_start(run)
+  drawn = (
+    pictures.draw_masks(),
+    pictures.draw_route(),
+    pictures.draw_pod(),
+    pictures.draw_start(run),
+  )
   for figure in drawn:
     figure.draw_without_rendering()
     texts = figure.findobj(lambda x: getattr(x, "get_text", str)())
