@@ -394,6 +394,15 @@ def test_stop_saves_and_ends_and_keep_leaves_the_tpus(cloud):
   assert (cloud.folder / "state").exists()
 
 
+def test_a_deletion_also_ends_the_watcher(cloud):
+  """Catches a small VM that costs money after its TPUs are deleted."""
+  train_in(cloud, "sleep 60", "--watcher")
+  wait_for(lambda: (cloud.folder / "1").exists())
+  assert cloud("delete", "--yes").returncode == 0
+  wait_for(lambda: calls(cloud, "instances", "delete", "a-watcher"))
+  assert calls(cloud, "tpus", "create") == 1
+
+
 def test_bad_input_ends_the_run(cloud):
   done = train_in(cloud, "echo error: bad; exit 2")
   assert done.returncode == 2 and "training has ended 2" in done.stderr
