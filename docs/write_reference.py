@@ -12,10 +12,12 @@ a change of a setting shows in its diff. A test holds that they are up to date.
 """
 
 import argparse
+import ast
 import collections
 import dataclasses
 import html
 import importlib
+import inspect
 import itertools
 import os
 import pathlib
@@ -305,9 +307,44 @@ def sections_of_python() -> str:
   return _table(("group of settings", "classes"), rows)
 
 
+_ARGUMENTS = 3  # arguments that the table of functions shows, if not required
+_BUCKET = re.compile(r"ModelOrPath|gs://|bucket")  # in an annotation or Args
+
+
+def functions() -> str:
+  """Returns a table of the public functions: arguments, result, buckets."""
+  rows = []
+  for name in dir(antlm_jax):
+    function = getattr(antlm_jax, name)
+    if not inspect.isfunction(function):
+      continue
+    source = inspect.getsource(inspect.unwrap(function))
+    node = next(
+      node
+      for node in ast.walk(ast.parse(source))
+      if isinstance(node, ast.FunctionDef)
+    )
+    args = node.args
+    required = len(args.args) - len(args.defaults)
+    arguments = {x.arg: ast.unparse(x.annotation or x) for x in args.args}
+    described = (ast.get_docstring(node) or "").partition("Args:")[2]
+    entries = re.split(r"\n +(?=\*{0,2}\w+: )", described)
+    for entry in entries:
+      argument, _, meaning = entry.partition(": ")
+      if argument in arguments:
+        arguments[argument] += meaning
+    shown = ", ".join([*arguments][: max(required, _ARGUMENTS)])
+    result = re.sub(r"\b\w+\.", "", ast.unparse(node.returns))
+    in_bucket = [_code(x) for x in arguments if _BUCKET.search(arguments[x])]
+    cells = _code(f"ax.{name}({shown})"), _code(result), ", ".join(in_bucket)
+    rows.append(cells)
+  return _table(("function", "result", "may be `gs://`"), rows)
+
+
 _KINDS = {
   "api": api,
   "commands": lambda _: commands(),
+  "functions": lambda _: functions(),
   "objective": objective,
   "sections": lambda _: sections_of_python(),
   "settings": settings_of,

@@ -306,6 +306,13 @@ def test_the_reference_is_written_anew(reference):
   page = reference.fill_page(old)
   assert "old" not in page and "| `objectives.C.name` |" in page
   assert page.startswith("# Page\n") and page.endswith("\n\nText\n")
+  table = reference.fill_page("<!-- functions -->\n<!-- end -->\n")
+  for row in (
+    "| `ax.train(config, workdir, data)` | `Trained` | `workdir`, `data` |",
+    "| `ax.export(model, output)` | `list[Exported]` | `model` |",
+    "| `ax.load(path, step)` | `Loaded` | `path` |",
+  ):
+    assert row in table
   site = "nav:\n  - Guides: # how_to/index.md\n      - old.md\n  - faq.md\n"
   lines = reference.fill_navigation(site).splitlines()
   assert lines[2] == "      - how_to/index.md" and lines[-1] == "  - faq.md"

@@ -36,7 +36,8 @@ _RULES = {
 }
 # Parts of the reference, whose texts are checked where the code has them.
 _GENERATED = (
-  r"<!-- (?:api|commands|objective|sections|settings)\b.*?<!-- end -->"
+  r"<!-- (?:api|commands|functions|objective|sections|settings)\b"
+  r".*?<!-- end -->"
 )
 _HELP = re.compile(r"(of|that|whose|how|what|which|whether)\b", re.IGNORECASE)
 # Names of the field, quotations and the like, in which a rule has no say.

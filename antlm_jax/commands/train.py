@@ -125,9 +125,9 @@ def train(
       config.
     workdir: Path to the run's folder, which may be in a bucket; by default
       runs/NAME-DATE, a new folder for each call.
-    data: Prepared data, the path to a prepared folder, or rows of token ids
-      `[N, T]`; of several sources, a mapping by name. Rows of `train` and `dev`
-      are one source. By default `data.path`.
+    data: Prepared data, the path to a prepared folder, which may be in a
+      bucket, or rows of token ids `[N, T]`; of several sources, a mapping by
+      name. Rows of `train` and `dev` are one source. By default `data.path`.
     hooks: Hooks to call in addition to the run's own.
     quiet: Show nothing.
     command: Command line to show on the run's page.
