@@ -340,6 +340,26 @@ def test_encoders_take_the_papers_mask_ratio():
   )
 
 
+def test_own_text_drops_nothing_if_it_trains_masks_alone():
+  """Catches MLM with the dropout and decay that were chosen for CLM."""
+
+  def regularisation(arg):
+    found = config.load_config(f"own_text:{arg}", [])
+    assert found.model.max_seq_len == 512
+    return found.model.dropout, found.optimizer.weight_decay
+
+  strong, moderate = (0.2, 1.5), (0.0, 0.5)
+  for words in ("words=1M", "words=10M,memory=8"):
+    for objectives, expected in (
+      ("C:M=1:1", strong),
+      ("C", strong),
+      ("M", moderate),
+      ("M40", moderate),
+    ):
+      assert regularisation(f"{words},objectives={objectives}") == expected
+  assert regularisation("words=100M") == moderate
+
+
 def test_a_run_does_not_need_an_objective_that_it_did_not_use():
   """Until 0.2, every run stored fill-in-the-middle, and rare tokens' power."""
   stored = json.loads(config.to_json(config.Config()))
