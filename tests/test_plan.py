@@ -264,6 +264,19 @@ def test_the_network_of_a_carried_collective_is_hidden():
   assert work == {"dot": False, "fusion": True}
 
 
+def test_products_by_cublas_are_counted():
+  """Catches a forecast for a T4 that is faster than its peak."""
+  text = """
+ENTRY %main (a: f32[2,16,8], b: f32[2,4,8]) -> f32[2,16,4] {
+  %a = f32[2,16,8]{2,1,0} parameter(0)
+  %b = f32[2,4,8]{2,1,0} parameter(1)
+  %call = (f32[2,16,4]{2,1,0}, s8[64]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["2"],"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}
+  ROOT %out = f32[2,16,4]{2,1,0} get-tuple-element(%call), index=0
+}
+"""  # noqa: E501
+  assert hlo.count(text).flops == 2 * (2 * 16 * 4) * 8
+
+
 def test_products_of_a_compiled_loop_are_counted():
   def run(x, stack):
     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]

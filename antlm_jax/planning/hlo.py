@@ -320,10 +320,9 @@ def _work(out: Counts, op: _Op) -> None:
     for part in op.called[0].ops.values():
       _work(out, part)
   elif op.code == "dot":  # equal to XLA's cost analysis
-    left = op.operands[0].arrays[0].dims
-    contracted = _parse_integers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
-    ways = math.prod(left[d] for d in contracted)
-    out.flops += 2.0 * math.prod(op.arrays[0].dims) * ways
+    out.flops += _dot_flops(op, r"lhs_contracting_dims=\{([\d,]*)\}")
+  elif 'custom_call_target="__cublas$' in op.attributes:  # such as on a T4
+    out.flops += _dot_flops(op, r'"lhs_contracting_dimensions":\[([\d,"]*)\]')
   elif op.code == "convolution":
     out.flops += _convolution_flops(op)
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins_collective(op):
@@ -382,6 +381,14 @@ def _value(op: _Op, first: _Op | None = None) -> int | None:
     parts = [_value(part, first) for part in op.operands]
     return None if None in parts else sum(parts)
   return None
+
+
+def _dot_flops(op: _Op, contracted: str) -> float:
+  """Returns the FLOPs of a product; a pattern finds its contracted axes."""
+  left = op.operands[0].arrays[0].dims
+  axes = _parse_integers(op.get(contracted))
+  ways = math.prod(left[axis] for axis in axes)
+  return 2.0 * math.prod(op.arrays[0].dims) * ways
 
 
 def _convolution_flops(op: _Op) -> float:
