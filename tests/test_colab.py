@@ -52,7 +52,7 @@ def test_one_line_installs_it_for_the_device(gpu, tmp_path, monkeypatch):
   quiet, _, wanted = line.removeprefix("install ").partition(" ")
   wanted = Requirement(wanted.strip('"'))
   assert quiet == "--quiet" and wanted.name == "antlm_jax"
-  assert wanted.extras == ({"hf", "cuda12"} if gpu else {"hf"})
+  assert wanted.extras == {"hf", "datasets"} | ({"cuda12"} if gpu else set())
   known = importlib.metadata.metadata("antlm_jax").get_all("Provides-Extra")
   assert wanted.extras | {"tpu"} <= set(known)
   assert wanted.url == "git+https://example.org/antlm_jax"
@@ -135,12 +135,13 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "curriculum",
-  ["20*(2%C+3%M)", "100%C", pytest.param("100%M", marks=pytest.mark.nightly)],
+  ["auto", "100%C", pytest.param("100%M", marks=pytest.mark.nightly)],
 )
 def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   """Runs all cells, in the notebook's short form.
 
-  Catches a cell that needs both modes.
+  Catches a cell that needs both modes, and an encoder or an embedder that the
+  settings ask for and no cell makes.
   """
   nbclient = pytest.importorskip("nbclient", reason="runs notebooks")
   for name in ("ipykernel", "torch", "transformers.models.eurobert"):
@@ -149,10 +150,19 @@ def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
 
   notebook = nbformat.read(NOTEBOOK, as_version=4)
   settings = notebook.cells[1]
-  ours = 'CURRICULUM = "20*(2%C+3%M)"'
-  assert ours in settings.source
-  changed = ours.replace("20*(2%C+3%M)", curriculum)
-  settings.source = settings.source.replace(ours, changed)
+  pairs = tmp_path / "pairs.csv"
+  lines = [f"the dog {i},the cat {i}" for i in range(40)]
+  pairs.write_text("\n".join(["query,positive", *lines]))
+  changes = {"CURRICULUM": ("auto", curriculum), "PAIRS": ("", pairs)}
+  if curriculum != "100%M":
+    only = curriculum == "100%C"
+    decoder = tmp_path / "colab/first-transformers" / ("" if only else "causal")
+    changes["DECODER"] = "", decoder
+  for name, (before, after) in changes.items():
+    assert settings.source.count(f'{name} = "{before}"') == 1
+    settings.source = settings.source.replace(
+      f'{name} = "{before}"', f'{name} = "{after}"'
+    )
   where = {"metadata": {"path": NOTEBOOK.parent}}
   client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
   short = {"ANTLM_COLAB_SHORT": "1", "HF_HUB_OFFLINE": "1"}
@@ -169,6 +179,23 @@ def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   (curves,) = (cell for cell in cells if "curves.png" in cell.source)
   png = base64.b64decode(curves.outputs[0].data["image/png"])
   assert png.startswith(b"\x89PNG") and len(png) > 20_000
+  made = {"first-embedder"}
+  if "DECODER" in changes:
+    made.add("first-encoder-transformers")
+  assert made <= {path.name for path in (tmp_path / "colab").iterdir()}
+
+
+def test_the_forms_curricula_parse():
+  """Catches a choice of the form that no run accepts."""
+  cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+  (choices,) = re.findall(
+    r"^CURRICULUM = .*@param (\[.*\])", "".join(cells[1]["source"]), re.M
+  )
+  texts = [text for text in json.loads(choices) if text != "auto"]
+  assert len(texts) == 4
+  for text in texts:
+    known = config_lib.Config(curriculum=text).known_objectives
+    assert curriculum.parse_curriculum(text, known, 100, 2000).steps == 2000
 
 
 def test_what_it_shows_is_stored_for_its_readers():
