@@ -165,7 +165,7 @@ CURRICULUM, PAIRS, DECODER = "{curriculum}", "{pairs}", "{decoder}"'''
   short |= {"JAX_PLATFORMS": "cpu", "RUNS": str(tmp_path)}
   client.execute(env=os.environ | short)
   cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-  (train,) = (cell for cell in cells if "ax.train(" in cell.source)
+  train = next(cell for cell in cells if "ax.train(" in cell.source)
   output = "".join(o.text for o in train.outputs if o.output_type == "stream")
   assert "held out after step 12" in output
   # The bar is a widget, whose text is that of its beginning.
