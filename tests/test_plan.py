@@ -388,6 +388,26 @@ def test_a_run_is_planned_without_the_model_that_it_starts_from(small):
   assert here.build_run().start is None
 
 
+@pytest.mark.parametrize(
+  "curriculum, told", [("3C+1M", True), ("30C+70M steps", False)]
+)
+def test_an_epoch_without_data_is_told(small, curriculum, told, monkeypatch):
+  """Catches hours and a price of epochs whose length nobody knows."""
+  settings = {"curriculum": curriculum}
+  here = search.Pod(small, settings, jax.devices()[:1], 1024, seq_len=128)
+  setup = plan._show_setup(here, here.build_run(), "h100:1", 1)
+  monkeypatch.setattr(plan, "estimates_table", lambda programs: "")
+  printed = str(plan.Plan(about=setup, steps=4000))
+  assert ("each epoch is taken for 1,000 steps" in printed) == told
+
+
+def test_a_launch_has_the_plugins_of_its_plan(monkeypatch):
+  monkeypatch.setenv("ANTLM_PLUGINS", "configs/mine.py")
+  about = {"config": "c", "topology": "h100:8", "slices": 1, "overrides": []}
+  launched = plan._with_launch(plan.Plan(about=about, steps=1)).launch
+  assert "-- \\\n  --plugin=configs/mine.py --config=c" in launched
+
+
 def test_batches_of_each_size_are_planned_and_counted(small):
   """Catches a large batch whose memory nobody estimates."""
   here = search.Pod(small, {}, jax.devices()[:1], vocab_size=1024, seq_len=128)

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import jax
 
-from antlm_jax import cli, tables
+from antlm_jax import cli, plugins, tables
 from antlm_jax import config as config_lib
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import settings as settings_lib
@@ -112,6 +112,12 @@ class Plan:
     parts = [estimates_table(self.programs)]
     if self.fits:
       parts += [str(self.cost), str(self.reads)]
+      if each := self.about.get("steps_per_epoch"):
+        parts.append(
+          f"warning: without data, each epoch is taken for {each:,} steps: for"
+          " the hours of your text, add --config.data.path, or write the"
+          " curriculum in steps"
+        )
       return "\n".join([*parts, *self.to_launch])
     flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
     if self.advice_fits:
@@ -239,7 +245,8 @@ def _with_launch(result: Plan) -> Plan:
   if not (result.fits or result.advice_fits):
     return result
   setup = result.about
-  words = [f"--config={setup['config']}", *setup["overrides"]]
+  words = [*plugins.plugin_arguments(), f"--config={setup['config']}"]
+  words += setup["overrides"]
   words += [f"--config.{change}" for change in result.changes]
   command = places.launch(setup["topology"], setup["slices"], words)
   return dataclasses.replace(result, launch=command)
@@ -386,6 +393,10 @@ def _show_setup(
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
     )
     setup |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
+    # Whether the run's length follows from that of an epoch.
+    longer = dataclasses.replace(pod, rows=2 * len(rows)).build_run()
+    if longer.curriculum.steps != run.curriculum.steps:
+      setup["steps_per_epoch"] = round(run.order.steps_per_epoch)
   for line in mesh_lib.undivided(run.mesh, run.model.axes, run.model.shapes):
     progress.say(line)
   return setup
