@@ -178,6 +178,20 @@ ${word%%=*}=configs/$(basename "$file")"
   done
 }
 
+# Prints the first folder of data that is in no bucket, with its option.
+local_data() {
+  local name folder folders
+  for name in config.data.path config.eval.data; do
+    IFS=, read -ra folders <<< "$(trained_with "$name")"
+    for folder in "${folders[@]}"; do
+      [[ $folder =~ ^([^=/]+=)?gs:// ]] || {
+        printf '%s' "--$name=$folder"
+        return
+      }
+    done
+  done
+}
+
 # Warns if the workdir is lost with the machine.
 check_workdir() {
   [[ $(trained_with workdir) == gs://* ]] ||

@@ -9,7 +9,9 @@ set -euo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
-text="${1:+$(realpath -m -- "$1")}"
+# realpath of macOS has no -m.
+absolute='import os, sys; print(os.path.realpath(sys.argv[1]))'
+text="${1:+$("${PYTHON:-python3}" -c "$absolute" "$1")}"
 cd "$(dirname "$0")/.."
 launch/setup.sh
 # On a CPU a step maps its memory anew: in large pages (docs/explanation/speed.md).

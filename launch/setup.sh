@@ -59,10 +59,11 @@ for name in ${extras//,/ }; do
       exit 2 ;;
   esac
 done
-# If $PYTHON names another version than that of .venv/, .venv/ is made again.
+# If $PYTHON names another version than that of .venv/, or the Python of .venv/
+# is gone, .venv/ is made again.
 version='import sys; print(*sys.version_info[:2], sep=".")'
-if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ] &&
-  [ "$(.venv/bin/python -c "$version")" != "$("$python" -c "$version")" ]; then
+if [ -e "$stamp" ] && [ "$(.venv/bin/python -c "$version" 2> /dev/null)" != \
+  "$("$python" -c "$version")" ]; then
   echo "replacing .venv/ by one of $("$python" --version)"
   rm -rf .venv
 fi

@@ -31,6 +31,7 @@ option=([nodes]=1 [gpus]=8 [time]="" [leave]=300 [partition]="" [account]=""
   [sbatch_args]="" [tries]=3 [follow]=no [unchecked]=no
   [dry_run]=no)
 logs="$root/runs/slurm"
+shopt -s extglob
 
 # Fails for a time limit that Slurm does not read, or under --leave.
 check_time() {
@@ -61,6 +62,9 @@ do_run() {
   check_time
   check_plan "$root" "gpu:${option[nodes]}x${option[gpus]}" 1
   need sbatch "run this on a login node of the cluster"
+  [ "${option[unchecked]}${option[dry_run]}" != nono ] ||
+    [ -x "$root/.venv/bin/python" ] ||
+    fail "the nodes need $root/.venv: run launch/slurm.sh setup first"
   local more request=("--job-name=$name" "--nodes=${option[nodes]}"
     "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")
   [ -z "${option[time]}" ] || request+=("--time=${option[time]}")
@@ -78,7 +82,8 @@ do_run() {
 find_log() {
   local path
   log=""
-  for path in "$logs/$name"-[0-9]*.log; do
+  # Digits alone: a name may be the beginning of another.
+  for path in "$logs/$name"-+([0-9]).log; do
     if [ -z "$log" ] || [ "$path" -nt "$log" ]; then
       log="$path"
     fi

@@ -192,7 +192,7 @@ look() {
     state=UNKNOWN
     note "$told"
     # Waiting mends a lost connection, but no missing project, zone or login.
-    [[ ! $told =~ required\ property|PERMISSION_DENIED|active\ account ]] ||
+    [[ ! $told =~ required\ property|PERMISSION_DENIED|gcloud\ auth\ login ]] ||
       exit 1
   fi
 }
@@ -276,6 +276,8 @@ name="${words[1]}"
   fail "$name: a name has at most 40 small letters, digits and dashes"
 numbers 1 slices
 numbers 0 node worker tries
+[[ ${option[poll]} =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
+  fail "--poll=${option[poll]}: must be a number of seconds"
 place=("--zone=${option[zone]}")
 [ -z "${option[project]}" ] || place+=("--project=${option[project]}")
 made="$root/build/$name"
@@ -285,14 +287,23 @@ if [ "${words[0]}" = run ]; then
   check_training
   check_packed
   for key in ${option[env]//,/ }; do
+    [[ $key =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] ||
+      fail "--env=$key: give the name of a variable that you have exported"
     [ -n "${!key:-}" ] || fail "--env=$key: the variable is not set"
   done
+  for extra in ${option[extras]//,/ }; do
+    [[ $(< "$root/setup.py") == *"\"$extra\": ["* ]] ||
+      fail "--extras=$extra: setup.py has no such extra"
+  done
+  data="$(local_data)"
+  [ -z "$data" ] || fail "$data: the TPUs have no folder of this machine: copy \
+it to the bucket, and give gs://BUCKET/FOLDER"
   workdir="$(trained_with workdir)"
 fi
 case "${words[0]}" in
   run | watch | logs | status | stop)
-    [[ $workdir == gs://* ]] || fail "give --workdir=gs://BUCKET/$name, the \
-run's folder in a bucket" ;;
+    [[ $workdir =~ ^gs://[^/]+/[^/] ]] || fail "give \
+--workdir=gs://BUCKET/$name, the run's folder in a bucket" ;;
 esac
 case "${words[0]}" in
   run | watch | status | delete)
@@ -310,6 +321,8 @@ case "${words[0]}" in
       create
       [ "${option[dry_run]}" = yes ] ||
         note "requested $hosts hosts; logs: $folder/logs"
+    elif [ "$state" = UNKNOWN ]; then
+      exit 1 # `look` has said why
     else
       note "$name is $state: it is not requested again"
     fi
@@ -329,6 +342,7 @@ case "${words[0]}" in
     ask_status
     [ -z "$ended" ] || echo "training has ended $ended" ;;
   stop)
+    fetch_request # or the folder is another, and nothing would stop
     write stop "by launch/tpu_vm.sh"
     run gcloud storage cp "$made/stop" "$folder/stop" ;;
   delete)

@@ -219,6 +219,14 @@ esac
     ("tpu_vm logs a --workdir=runs/a", "--workdir=gs://BUCKET/a"),
     ("tpu_vm run a --type=v4-8 -- --config=c --workdir=w", "=gs://BUCKET/a"),
     (f"tpu_vm run a --zone=z --type=v4-8 --env=NONE {TRAIN}", "is not set"),
+    (f"tpu_vm run a --zone=z --type=v4-8 --env=A=1 {TRAIN}", "name of a"),
+    (f"tpu_vm run a --zone=z --type=v4-8 --extras=wb {TRAIN}", "no such extra"),
+    (f"tpu_vm run a --type=v4-8 --poll=1min {TRAIN}", "--poll=1min: must be"),
+    ("tpu_vm stop a --workdir=gs://b/", "--workdir=gs://BUCKET/a"),
+    (
+      f"tpu_vm run a --type=v4-8 {TRAIN} --config.data.path=a=gs://b/a,b=data/b",
+      "--config.data.path=b=data/b: the TPUs have no folder of this machine",
+    ),
     (
       "tpu_vm run a --zone=z --type=v4-8 -- --config=c --workdir=gs://b/a",
       "training needs --config.data.path",
@@ -354,6 +362,71 @@ def test_a_missing_program_is_named(asked, program, tmp_path):
   ends_with_error(done, f"{program} is not installed: ")
 
 
+@pytest.mark.parametrize(
+  "told", ["Please run:\n\n  $ gcloud auth login", "Connection reset"]
+)
+def test_gclouds_error_is_the_last_line(told, tmp_path):
+  """Catches an expired login that ends in a line about the workdir."""
+  write_script(tmp_path / "gcloud", f"echo {shlex.quote(told)} >&2; exit 1")
+  env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+  words = shlex.split(f"run a --zone=z --type=v4-8 {TRAIN}")
+  done = launch("tpu_vm", *words, env=env)
+  assert done.returncode == 1
+  assert done.stderr == f"tpu_vm.sh: {told}\n"
+
+
+def test_a_log_is_not_that_of_a_longer_name(tmp_path):
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  slurm, logs = tmp_path / "launch/slurm.sh", tmp_path / "runs/slurm"
+  logs.mkdir(parents=True)
+  (logs / "h100-4x8-17.log").write_text("longer")
+  ends_with_error(run(slurm, "logs", "h100"), "h100 has no log yet")
+  assert run(slurm, "logs", "h100-4x8").stdout == "longer"
+
+
+def test_a_job_without_an_installation_is_not_queued(tmp_path):
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  write_script(tmp_path / "bin/sbatch", "echo queued")
+  write_script(tmp_path / "bin/python3", "exit 1")
+  env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+  words = [*TRAINING[1:], "--config.data.path=d"]
+  done = run(tmp_path / "launch/slurm.sh", "run", "a", *words, env=env)
+  assert done.returncode == 2 and "setup first" in done.stderr, done.stderr
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(tmp_path):
+  """Catches an upgrade of Python after which setup installs nothing."""
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  (tmp_path / "setup.py").touch()
+  stamp = subprocess.check_output(
+    ["cksum", "setup.py"], cwd=tmp_path, text=True
+  )
+  (tmp_path / ".venv/bin").mkdir(parents=True)
+  (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "gone")
+  (tmp_path / ".venv/installed").write_text(f"{stamp.strip()} \n")
+  makes = 'case "$*" in *"-m venv"*) mkdir -p .venv/bin; cp "$0"'
+  makes += " .venv/bin/python ;; *pip*) touch pip ;; *) echo 3.12 ;; esac"
+  write_script(tmp_path / "bin/python3", makes)
+  env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": ""}
+  done = run(tmp_path / "launch/setup.sh", env=env)
+  assert done.returncode == 0, done.stderr
+  assert "replacing .venv/" in done.stdout
+  assert (tmp_path / ".venv/bin/python").exists()
+  assert (tmp_path / "pip").exists()
+
+
+def test_quickstart_takes_a_text_where_realpath_is_that_of_macos(tmp_path):
+  shutil.copytree(LAUNCH, tmp_path / "launch")
+  write_script(tmp_path / "launch/setup.sh", "")
+  write_script(tmp_path / ".venv/bin/python", 'echo "$@"')
+  write_script(tmp_path / "bin/realpath", '[ "$1" != -m ] || exit 1')
+  env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+  quickstart = tmp_path / "launch/quickstart.sh"
+  done = run(quickstart, "my text/", env=env, cwd=tmp_path / "bin")
+  assert done.returncode == 0, done.stderr
+  assert f"prepare --text={tmp_path}/bin/my text --output" in done.stdout
+
+
 def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
   shutil.copytree(LAUNCH, tmp_path / "launch")
   said = 'echo "$(basename "$0")" "$@"\n'
@@ -386,8 +459,10 @@ def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
 def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():
   words = "run a --type=v4-8 --dry_run --unchecked -- --config=c --workdir="
   for workdir, lost in (("runs/a", True), ("gs://b/a", False)):
-    done = launch("gke", *f"{words}{workdir}".split())
+    data = f"--config.data.path={workdir}"
+    done = launch("gke", *f"{words}{workdir} {data}".split())
     assert ("lost" in done.stderr) == lost
+    assert (f"{data} is not gs://" in done.stderr) == lost
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,9 @@ def checkout(tmp_path):
   shutil.copytree(LAUNCH, folder / "launch")
   for name in ("antlm_jax", "configs", "evals", "tests"):
     (folder / name).mkdir()
-  for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+  for name in ("LICENSE", "README.md", "pyproject.toml"):
     (folder / name).touch()
+  shutil.copy(LAUNCH.parent / "setup.py", folder)
   write_script(
     folder / "launch/setup.sh",
     'echo "setup $1" >> "${CLOUD:-.}/calls"\n'
@@ -413,7 +414,9 @@ def test_bad_input_ends_the_run(cloud):
 def test_a_resource_that_is_gone_ends_the_watching(cloud):
   done = train_in(cloud, 'rm "$CLOUD/state"; sleep 60')
   assert done.returncode == 1 and "a is NOT_FOUND" in done.stderr
-  ends_with_error(cloud("watch", "--workdir=gs://b/c"), "cannot read gs://b/c")
+  for command in ("watch", "stop"):
+    done = cloud(command, "--workdir=gs://b/c")
+    ends_with_error(done, "cannot read gs://b/c")
 
 
 @pytest.fixture
