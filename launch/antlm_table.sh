@@ -6,5 +6,5 @@
 # runs on a CPU, and with --scale=paper on an accelerator. The same command
 # resumes an interrupted table; --help lists all options.
 set -euo pipefail
-root="$(cd "$(dirname "$0")/.." && pwd)"
+root="$(CDPATH='' cd "$(dirname "$0")/.." && pwd)"
 exec "$root/launch/study.sh" --config="$root/configs/studies/antlm_table.py" "$@"

@@ -22,7 +22,7 @@
 #   --unchecked           do not compare the config and the GPUs before run
 #   --dry_run             print the commands and do not run them
 set -euo pipefail
-launch="$(cd "$(dirname "$0")" && pwd)"
+launch="$(CDPATH='' cd "$(dirname "$0")" && pwd)"
 root="$(dirname "$launch")"
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$launch/common.sh"

@@ -8,7 +8,7 @@
 # paper's 38 models, and installs nothing. The same command resumes an
 # interrupted study; --help lists all options.
 set -euo pipefail
-root="$(cd "$(dirname "$0")/.." && pwd)"
+root="$(CDPATH='' cd "$(dirname "$0")/.." && pwd)"
 case " $* " in
   *" --help "* | *" -h "*)
     if [ ! -x "$root/.venv/bin/python" ]; then

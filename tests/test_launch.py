@@ -362,6 +362,15 @@ def test_a_missing_program_is_named(asked, program, tmp_path):
   ends_with_error(done, f"{program} is not installed: ")
 
 
+@pytest.mark.parametrize("script", ["tpu_vm", "gke", "slurm"])
+def test_a_cdpath_changes_nothing(script):
+  """Catches a folder that `cd` prints, and that becomes part of a path."""
+  words = ["delete", "a", "--zone=z"][: 3 if script == "tpu_vm" else 2]
+  words = [f"launch/{script}.sh", *words, "--dry_run"]
+  done = run(*words, cwd=ROOT, env={"CDPATH": ".:/"})
+  assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
 @pytest.mark.parametrize(
   "told", ["Please run:\n\n  $ gcloud auth login", "Connection reset"]
 )
