@@ -284,8 +284,10 @@ def _stored_summary(job: TaskJob, save: bool) -> Summary | None:
 
 def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
   """Returns the names of the tasks to look for in the data."""
-  is_file = isinstance(data, str) and pathlib.Path(data).suffix
-  if not PRESETS[preset].in_memory and (is_file or not isinstance(data, str)):
+  is_path = isinstance(data, str)
+  is_folder = _is_folder(data)  # its name may have a dot
+  is_file = is_path and not is_folder and pathlib.Path(data).suffix
+  if not PRESETS[preset].in_memory and (is_file or not is_path):
     presets = ", ".join(name for name in PRESETS if PRESETS[name].in_memory)
     raise UserError(
       f"preset {preset} reads a folder of files"
@@ -294,7 +296,7 @@ def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
     )
   names = PRESETS[preset].named(task_names)
   # Your own examples, or your own file, are no folder of known sets.
-  only_own = task_names == "all" and sets.OWN in names and not _is_folder(data)
+  only_own = task_names == "all" and sets.OWN in names and not is_folder
   return [sets.OWN] if only_own else names
 
 

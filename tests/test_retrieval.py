@@ -166,10 +166,10 @@ def test_packed_files_are_read(tmp_path):
 
 
 def test_judgements_of_numbers_are_read(tmp_path):
-  """Catches scores and ids that must be text, as in tsv alone."""
+  """Catches scores and ids of jsonl that must be text, as in tsv."""
   folder = tmp_path / "own"
   (folder / "qrels").mkdir(parents=True)
-  for name, ids in (("corpus", "78"), ("queries", "1")):
+  for name, ids in (("corpus", (7, "8")), ("queries", (1,))):
     lines = [{"_id": number, "text": "a"} for number in ids]
     runs.write_lines(folder / f"{name}.jsonl", lines)
 
@@ -340,6 +340,14 @@ def test_queries_and_documents_with_numbers_of_their_own(tmp_path):
   assert task.metrics["ndcg"](task.references["BM25"](read), labels) == 1
 
 
+def test_a_folders_name_may_have_a_dot(tmp_path):
+  """Catches a folder that is taken for a file with an ending."""
+  tuned.write_beir(tmp_path / "v1.2", ("train", "dev", "test"))
+  arguments = "--preset=retrieval", f"--data={tmp_path / 'v1.2'}"
+  (job,) = tuned.planned(*arguments)
+  assert job.task.evaluations == ("v1_2-dev", "v1_2-test")
+
+
 def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
   task = beir(tmp_path, "scifact", splits=("train", "test"))
   with open(tmp_path / "scifact/qrels/train.tsv", "a") as file:
@@ -354,7 +362,7 @@ def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
 
 
 def test_pairs_are_read(tmp_path, capsys):
-  """Catches pairs that replace judgements to train on without a word."""
+  """Catches judgements, and columns of pairs, that are unused in silence."""
   path = tmp_path / "msmarco/pairs.jsonl"
   path.parent.mkdir()
   path.write_text('{"anchor": "a", "positive": "b"}\n')
@@ -363,6 +371,8 @@ def test_pairs_are_read(tmp_path, capsys):
   assert pair.texts == ("a", "b")
   train = path.parent / "qrels/train.tsv"
   assert f"{path}; {train} is not used" in capsys.readouterr().out
+  path.write_text('{"anchor": "a", "positive": "b", "label": 0}\n')
+  assert task.load("train") and "not used: 'label'" in capsys.readouterr().out
   path.write_text('{"anchor": "a", "positive": " "}\n')
   with pytest.raises(UserError, match="line 1: no text to read"):
     task.load("train")

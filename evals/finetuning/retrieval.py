@@ -8,8 +8,8 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from antlm_jax.data import readers, splits
 from antlm_jax.errors import UserError
@@ -184,10 +184,10 @@ def load_retrieval_examples(
   path = paths[split]
   if path.name.startswith("pairs."):
     pairs = []
-    for place, pair in sets.record_fields(path):
-      texts = (pair.get("anchor"), pair.get("positive"))
+    columns = {"anchor": "", "positive": ""}
+    for place, texts in sets.source_records(str(path), columns):
       record_values.nonempty(texts, place)
-      pairs.append(Example(texts, id=place))
+      pairs.append(Example(tuple(texts), id=place))
     return pairs
   corpus = _table(folder / "corpus")
   queries = _texts_by_id(_table(folder / "queries"))
@@ -218,11 +218,30 @@ def load_retrieval_examples(
   ]
 
 
+def _records(
+  path: pathlib.Path, names: Sequence[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """Yields places and fields; those of `names` are text, also for numbers.
+
+  Raises a UserError if one of them is absent, or neither text nor a number.
+  """
+  for place, fields in sets.record_fields(path):
+    numbers = {
+      name: str(fields[name])
+      for name in names
+      if type(fields.get(name)) in (int, float)
+    }
+    record = {**fields, **numbers}
+    sets.require_texts(record, names, place)
+    yield place, record
+
+
 def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   """Reads titles and texts, joined, by id."""
   out = {}
   blank = 0
-  for place, line in sets.record_fields(path, ("_id", "text")):
+  for place, line in _records(path, ("_id",)):
+    sets.require_texts(line, ("text",), place)
     name = line["_id"]
     title = line.get("title")
     if title is not None:
@@ -243,13 +262,7 @@ def _relevant(
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
-  for place, line in sets.record_fields(path):
-    # Files other than tsv may hold numbers, also where the texts' ids are text.
-    judgement = {
-      name: str(value) if type(value) in (int, float) else value
-      for name, value in line.items()
-    }
-    sets.require_texts(judgement, columns, place)
+  for place, judgement in _records(path, columns):
     query, document, score = (judgement[column] for column in columns)
     if query not in queries:
       queries_path = _table(path.parents[1] / "queries")
