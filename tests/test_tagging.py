@@ -244,6 +244,7 @@ CONLLU = """# text = Don't go
     ("Ada\tB-X\nsat\tO\nWord\tPOS\tx\n", "", "line 3 has 3 columns"),
     ("Word\tPOS\nAda\tNN\n", "", "line 1 has the names of columns"),
     ("Token ner_tag\n\nAda B-X\n", "", "line 1 has the names of columns"),
+    ("B-X\tAda\nO\tsat\n", "", "line 1 has a tag in place of each word"),
     ("1 NN\n2 VB\n", "", "line 1 has a number in place of each word"),
     ("1\tAda\tB-X\n2\tx\tO\n", "", "line 1 has 3 columns, not 2"),
     ("1\tAda\tB-X\n2\tx\tO\n", "1 3", "line 1 has a number in place"),
@@ -276,6 +277,17 @@ def test_the_python_of_a_refusal_reads_the_file(tmp_path, before):
   exec(str(error.value).split("`")[1], names)
   assert names["records"] == [(["Ada", "sat"], ["B-PER", "O"])] * 2
   assert tagging.own_task(names["records"]).head.labels[1] == "B-PER"
+
+
+def test_the_python_of_a_refusal_reads_the_chosen_columns(tmp_path):
+  """Catches the first and last columns, and words that CoNLL-U has twice."""
+  (tmp_path / "a").write_text(CONLLU)
+  names = {}
+  with pytest.raises(UserError) as error:
+    own_task(tmp_path / "a", tokens_column="2", tags_column="4")
+  exec(str(error.value).split("`")[1], names)
+  words = [(["Do", "n't"], ["AUX", "PART"]), (["go"], ["VERB"])]
+  assert names["records"] == words
 
 
 WORDS = "such as [A-Z]+ are not entity tags"

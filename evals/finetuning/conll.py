@@ -22,6 +22,8 @@ _TAG = re.compile(
   "((ner|[ux]?pos|entity)[_ -]?)?(tag|label|type)s?|ner|[ux]?pos|entity|class",
   re.IGNORECASE,
 )
+# Tag of an entity, in any scheme.
+_ENTITY = re.compile("O|[BILMESUW]-.+")
 _LANGUAGE = re.compile("[a-z][a-z-]*:(?=.)")
 
 
@@ -64,7 +66,7 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   blocks = _read_blocks(path, columns)
   lines = [line for block in blocks for line in block]
   for line, fault in _faults(lines, columns):
-    raise _refusal(path, lines, line, fault)
+    raise _refusal(path, columns, lines, line, fault)
   return _sentences(path, columns, blocks)
 
 
@@ -93,6 +95,8 @@ def _faults(
   word, tag = pairs[0]
   if _WORD.fullmatch(word) and _TAG.fullmatch(tag):
     yield first_line, "the names of columns"
+  if all(map(_ENTITY.fullmatch, words)):
+    yield first_line, "a tag in place of each word"
   if all(map(_ID.fullmatch, words)):
     yield first_line, "a number in place of each word"
   if all(map(_LANGUAGE.match, words)):
@@ -130,7 +134,7 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
     width = columns.width or max(len(lines[0].parts), least)
     if count != width:
       fault = f"{count} column{'s' * (count != 1)}, not {width}"
-      raise _refusal(path, lines, line, fault)
+      raise _refusal(path, columns, lines, line, fault)
   return blocks
 
 
@@ -167,18 +171,28 @@ def _without_language(word: str) -> str:
 
 
 def _refusal(
-  path: str, lines: Sequence[_Line], line: _Line, fault: str
+  path: str, columns: Columns, lines: Sequence[_Line], line: _Line, fault: str
 ) -> UserError:
-  """Returns an error with the Python that reads such a file into records."""
-  tabs = any("\t" in line.text for line in lines if line.text[:1] != "#")
-  divider = "'\\t'" * tabs
+  """Returns an error with the Python that reads such a file into records.
+
+  It takes the columns that the user has chosen, or else the first and the last.
+  """
+  rows = [line for line in lines if line.text[:1] != "#"]
+  divider = "'\\t'" * any("\t" in row.text for row in rows)
   comments = any(line.text.startswith("# ") for line in lines)
+  numbered = all(_ID.fullmatch(row.parts[0]) for row in rows)
+  word = columns.word
+  tag = columns.tag
+  if columns.width:
+    word = int(numbered)
+    tag = -1
   is_word = "x.strip()" + " and x[:2] != '# '" * comments
+  is_word += " and x.split()[0].isdecimal()" * numbered
   return UserError(
     f"{path}, line {line.number} has {fault}, but each line must be a word and"
     " its tag: choose tokens_column and tags_column (from 1), or read records"
     f" in Python, `with open({path!r}) as file: blocks = [[x.split({divider})"
     f" for x in text.splitlines() if {is_word}] for text in"
-    " file.read().split('\\n\\n')]; records = [([x[0] for x in block], [x[-1]"
-    " for x in block]) for block in blocks if block]`"
+    f" file.read().split('\\n\\n')]; records = [([x[{word}] for x in block],"
+    f" [x[{tag}] for x in block]) for block in blocks if block]`"
   )
