@@ -391,6 +391,21 @@ def test_records_keep_the_rules_of_squads_form(tmp_path, file):
       assert bool(answers) == ("answers" not in changes)
 
 
+def test_a_start_has_a_column_of_its_own_in_csv(tmp_path):
+  """Catches an error that asks for the start that is there."""
+  lines = "question,context,answers,answer_start", "Who?,Tom sat sat,sat,8"
+  lines += "What?,Tom sat,Tom,", "Why?,Tom sat,sat,4.0"
+  (tmp_path / "own.csv").write_text("\n".join(lines))
+  task = answering.make_answering_task(
+    {"test": str(tmp_path / "own.csv")},
+    "own",
+    "causal",
+    answering.AnsweringOptions(),
+  )
+  labels = [example.label for example in task.load("own-test")]
+  assert labels == [[["sat", 8]], [["Tom", 0]], [["sat", 4]]]
+
+
 def test_questions_without_an_answer_have_scores_and_a_best_threshold():
   """Compares with the definitions of SQuAD 2.0's evaluation, by search."""
   labels = [[["x", 0]] * (i % 3 > 0) for i in range(9)]

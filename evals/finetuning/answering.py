@@ -551,9 +551,13 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
       yield from _squad_examples(source, value)
       return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for place, (*texts, answers, impossible) in sets.source_records(
-    source, columns, optional=("is_impossible",)
+  for place, (*texts, answers, start, impossible) in sets.source_records(
+    source, columns, optional=("answer_start", "is_impossible")
   ):
+    if isinstance(answers, str) and answers:
+      if isinstance(start, str):  # of csv; blank for none
+        start = record_values.finite_number(start)
+      answers = {"text": answers, "answer_start": start}
     question = {"answers": answers, "is_impossible": impossible}
     answers = _possible(question, place)
     yield _example(tuple(texts), answers, place, place.rpartition(", ")[2])
