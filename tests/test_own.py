@@ -101,6 +101,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
   assert "fine-tuned it on the task `films`" in card
   assert "| Labels | 3: 10, bad, good |" in card
   assert "| Training examples | 108 |" in card
+  assert "| Longest row | 48 tokens |" in card
   assert summary["train_examples"] == 108  # a tenth is held out
   with open(folder / "films-dev.csv", newline="") as file:
     found = list(csv.DictReader(file))

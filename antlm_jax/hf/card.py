@@ -224,12 +224,13 @@ def _tuning_facts(loaded: Loaded) -> dict[str, str]:
     summary = files.read_json(path, "the summary")
     request = summary["request"]
     run = summary["runs"][summary["best_run"]]
+    longest = min(request["max_length"], loaded.model.config.max_seq_len)
     return facts | {
       "Training examples": f"{summary['train_examples']:,}",
       "Learning rate": f"{run['lr']:g}, the best of {len(summary['by_lr'])}",
       "Epochs": f"{run['best_epoch']}, the best of {len(run['epochs'])}",
       "Batch size": f"{request['batch_size']} examples",
-      "Longest row": f"{request['max_length']} tokens",
+      "Longest row": f"{longest} tokens",
       "Random seed": str(run["seed"]),
     }
   except (UserError, *_DAMAGED):  # `read_results` warns of it
