@@ -68,6 +68,13 @@ def test_a_label_twice_in_a_list_is_refused():
     made(data)
 
 
+def test_an_error_names_the_set_in_memory():
+  """Catches a missing label of test that seems to be the first of train."""
+  data = {"train": [("a", 0), ("b", 1)], "test": [("c", -1)]}
+  with pytest.raises(UserError, match="data of test, record 1: no label"):
+    made(data)
+
+
 def test_values_in_memory_go_by_position():
   """Catches pairs and NumPy's values that are read as something else."""
   pair = [(("a", "b"), "x"), (["c", "d"], "y")] * 5

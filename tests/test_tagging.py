@@ -244,7 +244,7 @@ CONLLU = """# text = Don't go
     ("Ada\tB-X\nsat\tO\nWord\tPOS\tx\n", "", "line 3 has 3 columns"),
     ("Word\tPOS\nAda\tNN\n", "", "line 1 has the names of columns"),
     ("Token ner_tag\n\nAda B-X\n", "", "line 1 has the names of columns"),
-    ("B-X\tAda\nO\tsat\n", "", "line 1 has a tag in place of each word"),
+    ("B-X\tAda\nO\tsat\n", "", "column 1 has tags in place of"),
     ("1 NN\n2 VB\n", "", "line 1 has a number in place of each word"),
     ("1\tAda\tB-X\n2\tx\tO\n", "", "line 1 has 3 columns, not 2"),
     ("1\tAda\tB-X\n2\tx\tO\n", "1 3", "line 1 has a number in place"),

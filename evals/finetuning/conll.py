@@ -61,10 +61,16 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   """Reads the sentences of a user's file, as `read_known` does.
 
   Also raises a UserError for lines that hold no word and its tag: comments,
-  names of columns, numbers of words, and whole sentences.
+  names of columns, numbers or tags in place of words, and whole sentences.
   """
   blocks = _read_blocks(path, columns)
   lines = [line for block in blocks for line in block]
+  words = [line.parts[columns.word] for line in lines]
+  if words and all(map(_ENTITY.fullmatch, words)):
+    raise UserError(
+      f"{path}: column {columns.word + 1} has tags in place of words: choose"
+      " tokens_column and tags_column (from 1)"
+    )
   for line, fault in _faults(lines, columns):
     raise _refusal(path, columns, lines, line, fault)
   return _sentences(path, columns, blocks)
@@ -95,8 +101,6 @@ def _faults(
   word, tag = pairs[0]
   if _WORD.fullmatch(word) and _TAG.fullmatch(tag):
     yield first_line, "the names of columns"
-  if all(map(_ENTITY.fullmatch, words)):
-    yield first_line, "a tag in place of each word"
   if all(map(_ID.fullmatch, words)):
     yield first_line, "a number in place of each word"
   if all(map(_LANGUAGE.match, words)):

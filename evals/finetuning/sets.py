@@ -24,7 +24,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,8 +59,14 @@ class Absent(UserError):
   """A set whose files do not exist."""
 
 
-# A file or dataset, or records in memory.
-Source = str | Iterable[Record]
+class InMemory(NamedTuple):
+  """Records in memory, and their name in errors."""
+
+  name: str
+  records: Iterable[Record]
+
+
+Source = str | InMemory  # a file or dataset, or records
 
 
 def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -110,13 +116,17 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   if isinstance(data, str) and not os.path.isfile(data):
     return _open_folder(data, any_kind)
   data = by_split(data)
-  sources = data if isinstance(data, Mapping) else {"train": data}
-  for source in sources.values():
+  by_name = isinstance(data, Mapping)
+  result = {}
+  for split, source in (data if by_name else {"train": data}).items():
     if not isinstance(source, Iterable):
       raise UserError(
         f"data: {source!r:.60} is no list of records, and no path"
       )
-  return {split: [source] for split, source in sources.items()}
+    name = f"data of {split}" if by_name else "data"
+    is_path = isinstance(source, str)
+    result[split] = [source if is_path else InMemory(name, source)]
+  return result
 
 
 def by_split(data: Data) -> Data:
@@ -261,7 +271,7 @@ def class_names(source: Source, column: str) -> tuple[str, ...]:
   if isinstance(source, str):
     features = readers.features(source)
   else:
-    features = getattr(source, "features", None)
+    features = getattr(source.records, "features", None)
     features = features.to_dict() if hasattr(features, "to_dict") else {}
   feature = features.get(column)
   if isinstance(feature, Mapping):
@@ -325,7 +335,7 @@ def source_records(
       raise UserError(f"{place} has {len(values)} values: {form}")
     yield place, (*values, *[None] * len(optional))
   if unused:
-    path = source if isinstance(source, str) else "data"
+    path = source if isinstance(source, str) else source.name
     progress.say(
       f"warning: {path}: columns that are not used:"
       f" {', '.join(map(repr, sorted(unused)))}"
@@ -340,9 +350,9 @@ def _placed_records(
     for line, record in readers.mappings(source, columns, optional):
       yield f"{source}, {line}", record
     return
-  records = enumerate(_table_records(source, columns), start=1)
-  for number, record in records:
-    yield f"data, record {number}", record
+  records = _table_records(source.records, columns)
+  for number, record in enumerate(records, start=1):
+    yield f"{source.name}, record {number}", record
 
 
 def _table_records(
