@@ -291,7 +291,9 @@ def test_files_that_are_not_read_are_told(tmp_path, capsys):
 
 
 def test_a_test_set_needs_no_text_to_train_on(tmp_path):
-  path = tmp_path / "wiki.test.tokens"
+  """Catches a long path to a file that is taken for a text."""
+  path = tmp_path.joinpath(*["d" * 100] * 3, "wiki.test.tokens")
+  path.parent.mkdir(parents=True)
   path.write_text("a test\n")
   for data in (tmp_path, path):
     asked = texts.TextSettings(data=str(data), mode="causal", split="test")

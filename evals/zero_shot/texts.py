@@ -17,7 +17,7 @@ from antlm_jax.evals.zero_shot.task import TaskSettings, ZeroShotTask
 from antlm_jax.inference import inputs, scoring
 from antlm_jax.inference.scoring import EncodedText, Pass
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import require_path, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,7 @@ def read_texts(
   origin = "the list of texts"
   if isinstance(texts, str | os.PathLike):
     origin = os.fspath(texts) or settings.data
-    if "\n" in origin or len(origin) > 255:
-      raise files.not_a_path(origin)
+    require_path(origin, "texts")
     settings = dataclasses.replace(settings, data=origin)
     texts = readers.whole_documents(_read_documents(settings))
   documents = inputs.as_texts(texts, most=settings.limit or None)
