@@ -371,6 +371,8 @@ def _plan_evaluation(
   if fine_tuned:
     head = saved.saved_head(fine_tuned, model.path)
     saved_settings = _settings_of(fine_tuned, head, model.meta.row_tokens)
+    if type(head) not in PRESETS[preset].heads:
+      saved_settings.pop("labels")  # classes of another kind
   grid, hyperparameters, *options = _read_sections(
     preset, {**saved_settings, **settings, **_WITHOUT_TRAINING}
   )

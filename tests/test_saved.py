@@ -206,7 +206,7 @@ def classifier(loaded):
 
 
 def test_a_saved_model_is_evaluated_at_its_length(classifier, tmp_path):
-  """Catches 128 tokens for a model that was fine-tuned on longer rows."""
+  """Catches 128 tokens for longer rows, and classes read as kinds of tags."""
   meta = dataclasses.replace(classifier.meta, row_tokens=200)
   model = dataclasses.replace(classifier, meta=meta)
   model = random_models.saved(model, tmp_path / "model")
@@ -214,6 +214,9 @@ def test_a_saved_model_is_evaluated_at_its_length(classifier, tmp_path):
   found = finetune.finetune(model, records, epochs=0, quiet=True)
   about = json.loads((found["own"].folder / "summary.json").read_text())
   assert about["request"]["max_length"] == 200
+  tags = [(["the", "dogs"], ["O", "B-X"])]
+  with pytest.raises(UserError, match="has no head of the kind 'tagger'"):
+    finetune.finetune(model, tags, preset="tagging", epochs=0, quiet=True)
 
 
 def test_a_classifier_of_pairs_takes_pairs(classifier):
