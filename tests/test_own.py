@@ -73,6 +73,17 @@ def test_sets_in_memory_and_in_folders_with_a_description(tmp_path):
   assert [*found] == ["train"] and len(found["train"]) == 1
 
 
+def test_a_file_named_test_is_trained_on_with_a_warning(tmp_path, capsys):
+  """Catches a model that is trained, not evaluated, on a test set."""
+  rows = [{"text": f"a {i}", "label": i % 2} for i in range(9)]
+  path = write(tmp_path / "test.csv", rows)
+  how = "own", "causal", classification.ClassifierOptions(), labelled.Columns()
+  for data, is_told in ((str(path), True), ({"test": str(path)}, False)):
+    labelled.classify(data, *how)
+    told = "test.csv is named test, but trained on" in capsys.readouterr().out
+    assert told == is_told
+
+
 def test_lines_longer_than_a_piece_are_one_text(tmp_path):
   """Catches vectors that no longer belong to the lines of the file."""
   lines = ["the dogs sat . " * 20_000, "\u732b\u5728" * 200_000, "a b"]

@@ -110,11 +110,19 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
 
   Names say which file is which split, as for `antlm prepare`
   (`data.splits`). Files have the endings of text and records or, with
-  `any_kind`, any ending. Each split is a file, or its numbered parts.
+  `any_kind`, any ending. Each split is a file, or its numbered parts. A single
+  file is train; a warning says so if it is named dev or test.
   Raises a UserError if there is no file, or a split has several.
   """
-  if isinstance(data, str) and not os.path.isfile(data):
-    return _open_folder(data, any_kind)
+  if isinstance(data, str):
+    if not os.path.isfile(data):
+      return _open_folder(data, any_kind)
+    (named,) = splits.split_names([os.path.basename(data)])
+    if named.split in ("dev", "test"):
+      progress.say(
+        f"warning: {data} is named {named.split}, but trained on: epochs=0"
+        " evaluates a fine-tuned model on it"
+      )
   data = by_split(data)
   by_name = isinstance(data, Mapping)
   result = {}
