@@ -60,8 +60,8 @@ def read_known(path: str, columns: Columns) -> list[Example]:
 def read_own(path: str, columns: Columns) -> list[Example]:
   """Reads the sentences of a user's file, as `read_known` does.
 
-  Also raises a UserError for lines without a word and its tag: comments, names
-  of columns, whole sentences, and numbers or tags in place of words.
+  Also raises a UserError for lines that hold no word and its tag: comments,
+  names of columns, whole sentences, and numbers or tags alone.
   """
   blocks = _read_blocks(path, columns)
   lines = [line for block in blocks for line in block]
