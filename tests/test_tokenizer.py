@@ -383,6 +383,25 @@ def test_words_of_tokenizers_that_mark_ends_or_nothing():
   assert whole.words(np.array([[5, 3, 3]])).tolist() == [[0, 1, 2]]
 
 
+@pytest.mark.parametrize(
+  ("tokens", "decoder", "text", "begins"),
+  [
+    # Llama 2 and Gemma
+    ("▁a b <0x0A> .\n\n", None, [0, 1, 2, 1, 3, 1], [0, 0, 2, 2, 2, 5]),
+    # Llama 3
+    ("Ġa b Ċ .Ċ", decoders.ByteLevel(), [0, 1, 3, 1, 2, 1], [0, 0, 0, 3, 4, 4]),
+  ],
+)
+def test_a_line_end_divides_words(tokens, decoder, text, begins):
+  """Catches the last word of a line and the first of the next in one word."""
+  vocab = {token: number for number, token in enumerate(tokens.split(" "))}
+  backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+  if decoder is not None:
+    backend.decoder = decoder
+  of = vocabulary(Tokenizer(backend))
+  assert of.words(np.array([text])).tolist() == [begins]
+
+
 def far_id() -> str:
   spec = json.loads(Tokenizer.train(ENGLISH, 300).to_json())
   spec["model"]["vocab"]["far"] = 4_294_967_295

@@ -429,9 +429,7 @@ class Tokenizer:
       marked = token.startswith(spaces)
       parts = words.token_bytes(token.removeprefix(inside), signs)
       begins = word_level or marked != bool(inside) or words.begins_word(parts)
-      ends = words.ends_character(parts) or (
-        bool(suffix) and token.endswith(suffix)
-      )
+      ends = words.ends_word(parts) or (bool(suffix) and token.endswith(suffix))
       out[:, index] = begins, ends, not begins and words.continues(parts)
     return WordTokens(*out)
 

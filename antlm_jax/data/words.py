@@ -69,11 +69,13 @@ def token_bytes(token: str, signs: Mapping[str, int] | None) -> bytes:
 
 
 def begins_word(token: bytes) -> bool:
-  """Whether a token begins a word of a script without spaces.
+  """Whether a token begins with space, or a word of a script without spaces.
 
   If the token ends inside its first character, all characters that begin with
   its bytes must be of such a script.
   """
+  if token[:1].isspace():  # a line end, to which SentencePiece gives no sign
+    return True
   size = _character_size(token)
   if not size:
     return False
@@ -102,8 +104,13 @@ def continues(token: bytes) -> bool:
   return unicodedata.category(_char(token[:size])) in _CONTINUING
 
 
-def ends_character(token: bytes) -> bool:
-  """Whether a token ends with a whole character of a script without spaces."""
+def ends_word(token: bytes) -> bool:
+  """Whether a token ends with a whole character of a script without spaces.
+
+  A space after other characters also ends a word, such as ".\\n" in Llama 3.
+  """
+  if token[-1:].isspace():
+    return not token.isspace()
   for size in range(1, min(4, len(token)) + 1):
     if character_size := _character_size(token[-size:]):
       char = _char(token[-size:]) if character_size == size else "a"
