@@ -321,6 +321,35 @@ def test_paths_that_belong_together_are_splits(tmp_path, capsys):
   )
 
 
+@pytest.mark.parametrize(
+  "paths",
+  ["train/a.txt train/x/b.txt dev/c.txt test/d.txt", "train dev test",
+   "train/*.txt train/x dev/* test"],
+)  # fmt: skip
+def test_folders_above_the_paths_are_splits(tmp_path, paths):
+  """Catches files and folders that the shell finds, all trained on."""
+  files = "train/a.txt", "train/x/b.txt", "dev/c.txt", "test/d.txt", "e/e.txt"
+  folder = write(tmp_path / "dev", **dict.fromkeys(files, "a"))
+  given = [f"{folder}/{path}" for path in paths.split()]
+  corpus = find_corpus(given)
+  assert names(corpus.train) == {"a.txt", "b.txt"}
+  assert names(corpus.dev) == {"c.txt"} and names(corpus.test) == {"d.txt"}
+  # Without train, a folder may have any name.
+  corpus = find_corpus([f"{folder}/dev/c.txt", f"{folder}/e"])
+  assert names(corpus.train) == {"c.txt", "e.txt"} and not corpus.dev
+
+
+def test_prepared_folders_in_a_folder_are_no_text(tmp_path):
+  """Catches rows that are text, and text that is unused next to them."""
+  folder = write(tmp_path, **{"a.txt": make_text(200)})
+  for output in ("one", "two", "two"):
+    options = {"vocab_size": 300, "seq_len": 16, "quiet": True}
+    data = prepare(folder, folder / output, **options)
+    assert [s["path"] for s in data.manifest.sources] == [f"{folder}/a.txt"]
+  begun = {"b/preparing/plan.json": "{}", "b/tokenizer.json": "{}"}
+  assert names(find_corpus([str(write(folder, **begun))]).train) == {"a.txt"}
+
+
 def test_a_path_that_names_two_splits_is_said(tmp_path):
   """Catches a file whose name beats its folder's without a word."""
   files = "train/a.txt", "train/val_1.txt", "dev/train.txt", "dev/b.txt"
@@ -542,6 +571,10 @@ def test_the_first_words_are_the_first_documents_of_the_files(
 BAD = {  # test_records has the mistakes that every command finds
   "a.jsonl": (b'{"text": "a"}\n{"text": ', r"a\.jsonl: line 2 is not JSON"),
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
+  "b2.json": (
+    json.dumps({f"a_column_{i}": "a" for i in range(99)}).encode(),
+    r"'a_column_3', .* \.\.\.; choose one with --column",
+  ),
   "c.jsonl": (b'{"text": ["a"]}\n', r"line 1: 'text' is no text but \['a'\]"),
   "d.jsonl": (b'["a"]\n', "line 1 is no object with a 'text'"),
   "f.jsonl": (b'{"text": "\xe9"}\n', "line 1 is not JSON: 'utf-8' codec"),

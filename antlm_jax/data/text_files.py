@@ -31,6 +31,8 @@ _DESCRIPTION = re.compile(
   "(readme|licen[cs]e|copying|notice|requirements|changelog|contributing"
   "|authors|citation)([-_.]|$)"
 )
+# Files of a prepared folder, also before it is ready.
+_PREPARED = "train-*.array_record", "preparing/plan.json"
 # How the names of folders begin in which `prepare` writes given documents.
 WRITTEN = "antlm-documents-"
 
@@ -247,10 +249,39 @@ def search(paths: Sequence[str], any_kind: bool = False) -> list[list[Found]]:
     path: _checked_file(Found(path, *name, alone=True))
     for path, name in zip(files, names, strict=True)
   }
-  return [
-    [alone[path]] if path in alone else _search_folder(path, any_kind)
-    for path in paths
+  return _with_folders(
+    [
+      [alone[path]] if path in alone else _search_folder(path, any_kind)
+      for path in paths
+    ]
+  )
+
+
+def _with_folders(by_path: list[list[Found]]) -> list[list[Found]]:
+  """Gives files the splits of folders that are above the paths.
+
+  The shell finds single files for `data/*/*.txt`, and folders for `data/*`. A
+  folder's name counts only next to that of train.
+  """
+  sources = [
+    entry.source
+    for entry in itertools.chain(*by_path)
+    if entry.split != "unknown" and not entry.source.startswith(readers.HUB)
   ]
+  if len(by_path) < 2 or not sources:
+    return by_path
+  root = os.path.commonpath(map(os.path.dirname, map(os.path.abspath, sources)))
+  names = splits.split_names([os.path.relpath(path, root) for path in sources])
+  if all(name.split != "train" for name in names):
+    return by_path
+  name_of_file = dict(zip(sources, names, strict=True))
+
+  def named(entry: Found) -> Found:
+    if entry.split or entry.source not in name_of_file:
+      return entry
+    return entry._replace(**name_of_file[entry.source]._asdict())
+
+  return [[*map(named, entries)] for entries in by_path]
 
 
 def _is_file(path: str) -> bool:
@@ -336,7 +367,10 @@ def _unreadable(error: OSError) -> None:
 
 
 def _inside(folder: Path) -> list[pathlib.Path]:
-  """Returns the files in a folder, without hidden files, in order of names."""
+  """Returns the files in a folder, in the order of their names.
+
+  Leaves out hidden files, and the prepared folders in it.
+  """
   files = []
   visited = set()
   real = os.path.realpath
@@ -347,8 +381,13 @@ def _inside(folder: Path) -> list[pathlib.Path]:
       raise UserError(
         f"{place} is a dataset that save_to_disk wrote: give this folder itself"
       )
-    visible = [name for name in folders if name[0] != "."]
-    folders[:] = [n for n in visible if real(f"{place}/{n}") not in visited]
+    folders[:] = [
+      name
+      for name in folders
+      for path in [f"{place}/{name}"]
+      if name[0] != "." and real(path) not in visited
+      if not any(glob.glob(pattern, root_dir=path) for pattern in _PREPARED)
+    ]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
 
