@@ -118,6 +118,7 @@ def test_bad_documents_are_told_by_their_index():
     (["a.txt", "a text", "gs://a", 1.5], "text 3 is 1.5, not a str"),
     ([None, *"ab", 3], "text 3 is 3, not a str"),
     ({"body": ["a"]}, "data has the sets 'body': give train, dev and test"),
+    (dict.fromkeys(range(9999), "a"), "data has the sets 0, 1, 2, 3,"),
     ([{"text": "a"}, {"body": "b"}], "text 1 (counted from 0) has no column"),
     ("a text .\n" * 99, "'a text .\\na text"),
   ):

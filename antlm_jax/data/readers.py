@@ -448,7 +448,7 @@ def mappings(
         if not isinstance(record, dict):
           raise ValueError(f"{place} is no object with a {column!r}")
         if column not in record:
-          has = ", ".join(map(repr, record))
+          has = parsing.listed(record)
           hint = f"; choose one with --{argument}" if argument else ""
           raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
       yield place, record

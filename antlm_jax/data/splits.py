@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import progress
+from antlm_jax.runtime import progress, records
 
 # Words for the held-out split.
 DEV = "dev", "validation", "valid", "val", "evaluation", "eval"
@@ -96,12 +96,12 @@ def by_key(data: Mapping[Any, Any]) -> dict[str, Any]:
   splits = [x.split for x in split_names([*map(str, keys)], files=False)]
   if "train" in splits and "" in splits:
     pairs = [*zip(keys, splits, strict=True)]
-    unused = ", ".join(repr(key) for key, split in pairs if not split)
+    unused = records.listed(key for key, split in pairs if not split)
     progress.say(f"warning: not used, beside a set named train: {unused}")
     keys = [key for key, split in pairs if split]
     splits = [split for split in splits if split]
   if not keys or "" in splits or len({*splits}) < len(splits):
-    names = ", ".join(map(repr, data)) or "none"
+    names = records.listed(data) or "none"
     raise UserError(
       f"data has the sets {names}: give train, dev and test, one of each"
     )

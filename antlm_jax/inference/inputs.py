@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import records
 
-_SHOWN = 5  # names in a list of columns
-
 
 def read_documents(source: Iterable, column: str) -> Iterator[str | None]:
   """Yields the documents of a list of texts, of records, or of a table.
@@ -42,10 +40,9 @@ def _check_column(names: list[str], column: str, place: str) -> None:
   if count > 1:
     raise UserError(f"{place} has {count} columns {column!r:.40}: rename them")
   if not count:
-    columns = ", ".join(f"{name!r:.40}" for name in names[:_SHOWN])
     raise UserError(
-      f"{place} has no column {column!r:.40} but {columns}; choose one with"
-      " column="
+      f"{place} has no column {column!r:.40} but {records.listed(names)};"
+      " choose one with column="
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 import re
+import textwrap
 from collections.abc import (
   Callable,
   Collection,
@@ -187,6 +188,11 @@ def column_names(values: object) -> list[str] | None:
     return [*values]
   names = getattr(values, "column_names", getattr(values, "columns", None))
   return None if names is None else [*names]
+
+
+def listed(names: Iterable[object]) -> str:
+  """Lists as many names as fit into an error."""
+  return textwrap.shorten(", ".join(map(repr, names)), 160, placeholder=" ...")
 
 
 def check_once(names: Collection[str], columns: Collection[str]) -> None:

@@ -33,6 +33,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import record_values
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.runtime import files, progress
+from antlm_jax.runtime import records as parsing
 
 OWN = "own"  # task of a preset that reads the user's own set
 # Names of all known tasks and evaluation sets, which no own set gets.
@@ -323,7 +324,7 @@ def source_records(
   for place, record in _placed_records(source, columns, optional_columns):
     if isinstance(record, Mapping):
       if absent := [column for column in columns if column not in record]:
-        has = ", ".join(map(repr, record))
+        has = parsing.listed(record)
         raise UserError(f"{place} has no {absent[0]!r} but {has}")
       unused |= {
         name
