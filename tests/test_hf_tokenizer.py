@@ -78,6 +78,16 @@ def lower_case():
   return backend
 
 
+def added_last():
+  """Returns a tokenizer whose mask follows special tokens outside the model.
+
+  So have Llama 3, Qwen and ModernBERT.
+  """
+  text = random_models.tokenizer().to_json().replace("<mask>", "<|sep|>")
+  tokens = "<|im_start|>", "<|im_end|>", "<mask>"
+  return Tokenizer.from_json(text).extended(tokens)._backend
+
+
 def alphabet(kind):
   """Returns a tokenizer of letters, to which a space is a letter as well."""
   return Tokenizer.train(toy_english.make_sentences(0, 300), 300, kind)._backend
@@ -90,6 +100,7 @@ TOKENIZERS = {
   "digits first": lambda: in_bytes(of.Digits(), of.ByteLevel()),
   "Llama 3": llama_3,
   "lower case": lower_case,
+  "added last": added_last,
   "Llama 2": lambda: sentence_piece(llama_2()),
   "Metaspace always": lambda: sentence_piece(None, metaspace("always")),
   "XLM-R": lambda: sentence_piece(

@@ -52,7 +52,7 @@ BUDGETS = {
   "antlm_jax": 18_270,
   "antlm_jax/attention": 21_170,
   "antlm_jax/commands": 10_480,
-  "antlm_jax/data": 42_110,
+  "antlm_jax/data": 42_160,
   "antlm_jax/head": 4_674,
   "antlm_jax/hf": 21_900,
   "antlm_jax/inference": 11_140,

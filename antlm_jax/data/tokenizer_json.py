@@ -176,7 +176,7 @@ class TokenizerJson:
     """Returns a tokenizer.json that reads these names, by id, as text.
 
     A model may have them as tokens, as Unigram often has `</s>`. Here it has
-    other names in their place, which no text has.
+    other names in their place, which no text has. All ids stay.
     """
     model = dict(self.fields["model"])
     vocab = model["vocab"]
@@ -197,7 +197,16 @@ class TokenizerJson:
         for merge in model["merges"]
         if not _merge_names(merge) & forms.keys()
       ]
-    tokens = [token for token in self.added_tokens if token["id"] not in names]
+    # The library numbers added tokens by their places: those that only the
+    # list has keep theirs, for the tokens after them.
+    tokens = [
+      token
+      if token["id"] not in names
+      else {**token, "content": _SPECIAL.format(token["id"])}
+      | {"normalized": False}
+      for token in self.added_tokens
+      if token["id"] not in names or token["content"] not in pieces
+    ]
     return self._with(model=model)._with_added_tokens(tokens)
 
   def without_special(self, first: int) -> "TokenizerJson":
