@@ -622,9 +622,9 @@ def test_transformers_files_add_tokens_and_set_the_case(tmp_path):
   assert (t.bos_id, t.eos_id, t.mask_id, t.vocab_size) == (3, 4, 5, 6)
   for again in (t, Tokenizer.from_json(t.to_json())):
     assert again.encode("Paris").tolist() == [2]
-  generic = fields | {"tokenizer_class": "PreTrainedTokenizerFast"}
-  config.write_text(json.dumps(generic))
-  assert Tokenizer.load(path).encode("Paris").tolist() == [1]
+  for generic in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+    config.write_text(json.dumps(fields | {"tokenizer_class": generic}))
+    assert Tokenizer.load(path).encode("Paris").tolist() == [1]
   nulls = {"tokenizer_class": None, "do_lower_case": None}
   config.write_text(json.dumps(fields | nulls))
   assert Tokenizer.load(path).encode("Paris").tolist() == [1]

@@ -49,6 +49,7 @@ _BERT_FIELDS = {
   "strip_accents": "strip_accents",
   "tokenize_chinese_chars": "handle_chinese_chars",
 }
+_GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # the latter from 5 on
 _SIDE_FILES = "tokenizer_config.json", "special_tokens_map.json"
 # Usual names of each role's token, GPT-BERT's last, and how they are written.
 _NAMES = {
@@ -508,9 +509,9 @@ class Tokenizer:
           f" is {actual} after the tokens of tokenizer.json"
         )
     normalizer = self._backend.normalizer
-    # transformers' class for any tokenizer.json leaves the normalizer.
+    # transformers' classes for any tokenizer.json leave the normalizer.
     tokenizer_class = names.get("tokenizer_class") or ""
-    generic = tokenizer_class.startswith("PreTrainedTokenizer")
+    generic = tokenizer_class.startswith(_GENERIC)
     if isinstance(normalizer, normalizers.BertNormalizer) and not generic:
       for field, attribute in _BERT_FIELDS.items():
         if isinstance(names.get(field), bool):  # null is transformers' default
