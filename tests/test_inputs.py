@@ -105,6 +105,16 @@ def test_white_space_around_a_text_is_no_text(loaded, tmp_path):
   assert prompts[0] == prompts[1]
 
 
+def test_indentation_is_text_as_in_preparation(loaded, tmp_path):
+  """Catches poems and code that are measured without their first spaces."""
+  path = tmp_path / "poem.txt"
+  path.write_text("\n   the dogs\n   rest\n")
+  measured = ax.perplexity(loaded, path, quiet=True)
+  assert measured.items[0]["begins"] == "   the dogs\n   rest"
+  text = ax.generate(loaded, "\n   the dogs\n   rest", tokens=1)[0]
+  assert text.startswith("   the dogs\n   rest")
+
+
 @pytest.mark.parametrize(
   ("context", "text"),
   [("a dog ", "rests ."), ("a dog", " rests ."), (" a dog ", " rests .\n")],

@@ -54,7 +54,8 @@ def as_texts(
 ) -> list[str]:
   """Returns one or more texts as a list, as `prepare` reads documents.
 
-  Lines end in "\\n", and white space at the ends of a text is no text.
+  Lines end in "\\n", and white space at the ends of a text is no text, but for
+  the indentation of the first of several lines.
 
   Args:
     texts: Text, or texts in any iterable, such as a column of pandas.
@@ -75,7 +76,7 @@ def as_texts(
     for index, item in enumerate(items):
       check_is_text(item, f"{kind} {index}")
   items = map(records.plain_lines, items)
-  return [item.strip() if strip else item for item in items]
+  return [records.stripped(item) if strip else item for item in items]
 
 
 def as_items(
