@@ -54,8 +54,8 @@ def as_texts(
 ) -> list[str]:
   """Returns one or more texts as a list, as `prepare` reads documents.
 
-  Lines end in "\\n", and white space at the ends of a text is no text, but for
-  the indentation of the first of several lines.
+  Lines end in "\\n", and white space at the ends of a text is no text. The
+  first of several lines keeps its indentation.
 
   Args:
     texts: Text, or texts in any iterable, such as a column of pandas.
