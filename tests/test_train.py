@@ -330,6 +330,19 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_records(copy, prepared):
   assert (copy / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+  "name, content",
+  [("README.md", "# A project"), ("config.json", '{"model_type": "llama"}')],
+)
+def test_a_run_replaces_no_file_of_others(tmp_path, prepared, name, content):
+  """Catches a project or a model of transformers that is the workdir."""
+  (tmp_path / name).write_text(content)
+  line = runs.refused_training(tmp_path, prepared, *LONG)
+  assert f"has a {name} of no run" in line
+  assert {path.name for path in tmp_path.iterdir()} <= {name, ".lock"}
+  assert (tmp_path / name).read_text() == content
+
+
 def test_a_run_that_goes_on_has_not_ended(copy, prepared):
   """Catches a summary that makes an interrupted run count as finished."""
   shutil.rmtree(copy / "checkpoints" / "60")
@@ -420,6 +433,9 @@ def test_arrays_of_another_model_are_named(whole):
   assert str(told.value) == (
     f"{step} is of another model or optimizer: it has no counters/other"
   )
+  with pytest.raises(checkpoint.Unreadable) as told:
+    Checkpoint(step).read({"optimizer": {"0/count": None}})
+  assert "has no optimizer/0/count; init.optimizer=reset" in str(told.value)
 
 
 @pytest.mark.slow

@@ -410,9 +410,10 @@ class Checkpoint:
       # Orbax would name all arrays of both, over many lines.
       if other := sorted(like[name].keys() ^ self.sums[name].keys()):
         has = "has" if other[0] in self.sums[name] else "has no"
+        remedy = "; init.optimizer=reset leaves its state out"
         raise Unreadable(
           f"{self.path} is of another model or optimizer: it {has}"
-          f" {name}/{other[0]}"
+          f" {name}/{other[0]}{remedy * (name == 'optimizer')}"
         )
       args = ocp.args.StandardRestore(like[name])
       with readable(self.path / name):

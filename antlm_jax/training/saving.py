@@ -27,6 +27,7 @@ from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
 
 CONFIG = "config.json"
+PAGE = "README.md"
 LOCK = ".lock"
 _PATIENCE = 600  # seconds that a process waits for the others' part of a save
 
@@ -127,15 +128,35 @@ def first_state(
         " losses before and after it do not compare"
       )
     return resumed
-  if (checkpoints.workdir / metrics.SUMMARY).exists():  # records would be lost
-    raise UserError(
-      f"{checkpoints.workdir} holds a run that has ended, but no checkpoint:"
-      f" restore {checkpoint.FOLDER}/, or give another workdir"
-    )
+  _check_nothing_is_lost(checkpoints.workdir)
   if run.config.init.checkpoint:
     state, notes = _branch(run, init)
     return state, None, notes
   return init(), None, []
+
+
+def _check_nothing_is_lost(workdir: pathlib.Path) -> None:
+  """Raises a UserError if a new run would replace files of a folder."""
+  if (workdir / metrics.SUMMARY).exists():
+    raise UserError(
+      f"{workdir} holds a run that has ended, but no checkpoint: restore"
+      f" {checkpoint.FOLDER}/, or give another workdir"
+    )
+  # A run writes its page after its first checkpoint.
+  other = PAGE if (workdir / PAGE).exists() else ""
+  try:
+    if (workdir / CONFIG).exists():  # of a run that was killed early, perhaps
+      text = files.read_text(workdir / CONFIG, "the config")
+      config_lib.config_from_json(text)
+  except Unavailable:
+    raise
+  except UserError:
+    other = CONFIG
+  if other:
+    raise UserError(
+      f"{workdir} has a {other} of no run, which this run would replace: give"
+      " another workdir"
+    )
 
 
 def _branch(
