@@ -200,6 +200,11 @@ def require_path(value: Any, name: str) -> None:
   if not isinstance(value, str | os.PathLike):
     raise UserError(f"{name}={value!r:.200} is no path")
   path = os.fspath(value)
+  if path.startswith("~/"):  # a shell replaces it only where a word begins
+    raise UserError(
+      f"{name}={path:.200}: ~ is not replaced here: write"
+      f" {os.path.expanduser(path):.200}"
+    )
   try:
     encoded = path.encode("utf-8")
   except UnicodeEncodeError as error:

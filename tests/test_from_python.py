@@ -176,7 +176,16 @@ def test_sources_in_memory_mix_as_folders_do(mixed):
 @pytest.mark.slow
 def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   rows = np.random.default_rng(0).integers(0, 40, (200, 8))
-  run = train(tmp_path / "run", rows, **{"train.batch_size": 8})
+  ended = []
+
+  class End(ax.Hook):
+    def finish(self, trainer):
+      ended.append(trainer.step)
+
+  run = train(
+    tmp_path / "run", rows, hooks=iter([End()]), **{"train.batch_size": 8}
+  )
+  assert ended == [run.steps]
   model = run.load()
   assert model.tokenizer.decode([3, 39]) == "3 39"
   assert model.tokenizer.vocab_size == 41  # with the mask
@@ -357,7 +366,8 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
   np.testing.assert_array_equal(
     ax.embed(tuned, lines[:2]), ax.embed(model, lines[:2])
   )
-  (folder,) = ax.export(tuned, tmp_path / "hf", quiet=True)
+  (folder,) = ax.export(tuned, tmp_path / "hf", language="en,de", quiet=True)
+  assert "\n- en\n- de\n" in (folder / "README.md").read_text()
   assert folder.attention == "bidirectional" and repr(folder).endswith(
     f"{folder}: bidirectional, opens with {folder.classes[0]}>"
   )
@@ -417,6 +427,10 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     ),
     (lambda: ax.prepare(None), "text=None is no text, path or list of them"),
     (lambda: ax.train("quickstart", 3), "workdir=3 is no path"),
+    # Catches a folder named ~.
+    (lambda: ax.train("quickstart", "~/w"), "workdir=~/w: .* write /"),
+    (lambda: ax.prepare(["a"], pathlib.Path("~/w")), "output=~/w: .* write /"),
+    (lambda: ax.load("~/w"), "=~/w: .* write /"),
     (
       lambda: ax.train("quickstart", "w", {"input_ids": [[1]], "labels": [1]}),
       "data has the columns input_ids, labels: give rows",

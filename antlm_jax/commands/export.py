@@ -80,7 +80,8 @@ def export(
   attentions = ATTENTIONS if attention == "both" else (attention,)
   facts = {
     "license": license,
-    "language": list(language),
+    # Python may give en,de as one text, too.
+    "language": [name for text in language for name in text.split(",")],
     "base_model": base_model,
   }
   write = functools.partial(

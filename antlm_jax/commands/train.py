@@ -155,6 +155,7 @@ def train(
   require_path(workdir, "workdir")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
+  hooks = [*hooks]  # an iterator gives them once
   for hook in hooks:
     if not isinstance(hook, Hook):
       raise UserError(
