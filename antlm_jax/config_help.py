@@ -7,6 +7,7 @@ from antlm_jax.config import (
   GROUPS,
   OPTION,
   REGISTRIES,
+  USUAL_NAMES,
   Config,
   leaves,
   meant_key,
@@ -74,7 +75,7 @@ def _settings_lines(
 
 def meant_setting(word: str) -> str:
   """Returns a hint at the setting that an argument such as --peak_lr names."""
-  keys = dict.fromkeys(settings.fields_of(Config))
+  keys = dict.fromkeys([*settings.fields_of(Config), *USUAL_NAMES.values()])
   for group, section in GROUPS.items():
     for kind in section.values() if group in REGISTRIES else [section]:
       names = settings.fields_of(kind)

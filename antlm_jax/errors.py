@@ -46,6 +46,8 @@ _PASSING = (408, 429)
 # tensorstore raises a ValueError with one of these: the first after 32 tries.
 _TENSORSTORE = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
+_NO_MEMORY = "RESOURCE_EXHAUSTED"  # in JAX's errors
+
 # Similarity, from 0 to 1, that a known name has at least if it was meant.
 _SIMILARITY = 0.6
 
@@ -112,6 +114,13 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, OSError) and error.errno in _TOLD:
     place = f": {error.filename}" if error.filename else ""
     return BAD_INPUT, f"error: {error.strerror}{place}"
+  in_device = isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
+  if in_device or isinstance(error, MemoryError):
+    why = str(error).strip().partition("\n")[0] or "out of memory"
+    return BAD_INPUT, (
+      f"error: {why}: take smaller parts, such as --config.train.microbatches=4"
+      " in training"
+    )
   # JAX raised it looking for devices; for some, a bare assertion.
   frames = traceback.extract_tb(error.__traceback__)
   in_jax = bool(frames) and private.searches_devices(frames[-1].filename)

@@ -23,8 +23,11 @@ lowest loss. Shapes and learning rates are those of the published configs.
 Nobody has trained these models for this project.
 """
 
+import re
+
 from antlm_jax import config as config_lib
 from antlm_jax.configs import antlm_babyllama, babylm_small
+from antlm_jax.errors import UserError
 from antlm_jax.models import llama
 
 # Number of times that a text is read.
@@ -46,6 +49,11 @@ def get_config(arg: str = ""):
     objectives="C:M=1:1",
     dtype=("bfloat16", "float32"),
   )
+  if not re.fullmatch(r"[A-Za-z][^+(%\s]*", arg.objectives):
+    raise UserError(
+      f"config argument objectives={arg.objectives}: write one mix without"
+      " counts, such as C:M=1:1, or set --config.curriculum"
+    )
   curriculum = f"curriculum={READINGS[arg.words]}{arg.objectives}"
   if arg.words == "1M":
     config = babylm_small.get_config(curriculum)

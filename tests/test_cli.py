@@ -9,6 +9,9 @@ import shlex
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from antlm_jax import __main__ as antlm
@@ -144,6 +147,7 @@ REFUSED = [  # arguments of antlm, and a part of its error
       ("optimizer=lamb", "optimizer"),
       ("data=x", "data.path"),
       ("num_hidden_layers=2", "model.layers"),
+      ("mask_ratio=0.3", "objectives.M.mask_ratio"),
     )
   ),
 ]
@@ -241,6 +245,16 @@ def test_a_platform_that_jax_lacks_is_one_line():
   assert done.returncode == errors.BAD_INPUT, done.stderr
   assert done.stderr.count("\n") == 1
   assert done.stderr.startswith("error: JAX_PLATFORMS=nonsense: ")
+
+
+@pytest.mark.parametrize("make", [jnp.zeros, np.zeros])
+def test_a_lack_of_memory_is_one_line(make):
+  """Catches a traceback, and a launcher that tries again."""
+  with pytest.raises((jax.errors.JaxRuntimeError, MemoryError)) as caught:
+    make(1 << 50)
+  status, line = errors.explain(caught.value)
+  assert status == errors.BAD_INPUT and "\n" not in line
+  assert "llocat" in line and "train.microbatches=4" in line
 
 
 def test_an_unforeseen_error_is_not_explained():

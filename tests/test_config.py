@@ -112,13 +112,14 @@ def test_letters_with_a_ratio_are_objectives_where_they_are_used():
     "curriculum=30C+2*(10M30:C=1:3+20M15)+3M5",
     "eval.objectives=C,M40",
     "objectives.M.unit=word",
+    "objectives.M.mask_ratio_end=0.1",
   )
   known = found.known_objectives
   assert set(known) - set(OBJECTIVES) == {"M30", "M15", "M5", "M40"}
   for percent in (30, 15, 5, 40):
     made = known[f"M{percent}"]
     assert (made.name, made.unit) == (f"mlm{percent}", "word")
-    assert made.mask_ratio == percent / 100
+    assert made.ratio_at(0) == made.ratio_at(1) == percent / 100
   parsed = curriculum.parse_curriculum(found.curriculum, list(known), 10)
   assert parsed.objectives == ("C", "M30", "M15", "M5")
   assert parsed.steps == 10 * (30 + 2 * (10 + 20) + 3)
@@ -156,7 +157,14 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     # The last name of init.checkpoint, too.
     ("checkpoint=x", "checkpoint is a group: set one setting of it (every"),
     ("every=5", "'eval.every', 'checkpoint.every' or 'log.every'"),
-    ("mask_ratio=0.3", "did you mean 'objectives.C.mask_ratio', 'obj"),
+    ("mask_ratio=0.3", "did you mean 'objectives.M.mask_ratio'?"),
+    # Catches words of other libraries that are similar to unrelated settings.
+    ("gradient_clip=1", "did you mean 'optimizer.clip'?"),
+    ("gradient_checkpointing=1", "did you mean 'model.remat'?"),
+    ("num_key_value_heads=1", "did you mean 'model.kv_heads'?"),
+    ("vocab_size=300", "; prepare the data with vocab_size"),
+    ("resume_from_checkpoint=1", "; the same command resumes a run"),
+    ("weight=2", "did you mean 'objectives.C.weight', 'obj"),
     ("lr=1", "did you mean 'schedule.peak_lr'?"),
     (
       "schedule.decay_steps=9",
@@ -394,6 +402,11 @@ def test_a_run_does_not_need_an_objective_that_it_did_not_use():
     ("detour:model=nowhere,decay=1.0", "config argument decay="),
     ("detour:model=nowhere,decay=2", "config argument decay="),
     ("detour:model=nowhere,decay=0", "config argument decay="),
+    # Catches 24 and 4C that are read as 244C.
+    *(
+      (f"own_text:objectives={text}", "write one mix without counts")
+      for text in ("4C+16M+4C", "10000C+32000M", "25%C+75%M", "C+M", "C steps")
+    ),
   ],
 )
 def test_bad_file_or_argument_is_told(spec, words, monkeypatch):

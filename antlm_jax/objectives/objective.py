@@ -332,7 +332,7 @@ def with_ratios(
 ) -> dict[str, Objective]:
   """Adds the objectives of a letter and a percentage, such as M30, in a text.
 
-  The letter's share must be fixed.
+  Rows of the letter must not draw their own share.
   """
   objectives = dict(objectives)
   for name in re.findall(NAME, text):
@@ -340,10 +340,12 @@ def with_ratios(
     base = objectives.get(letter)
     if name in objectives or not percent or not base or int(percent) > 100:
       continue
-    is_fixed = base.mask_ratio_end is None and base.mask_ratio_high is None
-    if base.mask_ratio and is_fixed:
+    if base.mask_ratio and base.mask_ratio_high is None:
       objectives[name] = dataclasses.replace(
-        base, name=f"{base.name}{percent}", mask_ratio=int(percent) / 100
+        base,
+        name=f"{base.name}{percent}",
+        mask_ratio=int(percent) / 100,
+        mask_ratio_end=None,
       )
   return objectives
 
