@@ -1,24 +1,32 @@
-"""Draws the pictures of the first pages, readable at a width of 400 pixels.
+"""Draws pictures of the pages, readable at a width of 400 pixels.
 
     python docs/draw_pictures.py [RUN]
 
-The masks are those of `AttentionMask`. The start picture needs RUN, a folder
-of the quickstart's run, such as runs/quickstart/train.
+The masks are those of `AttentionMask`, and the findings those of the stored
+studies (this needs the extra `evals`). The start picture needs RUN, a folder of
+the quickstart's run, such as runs/quickstart/train.
 """
 
 import json
 import os
 import pathlib
 import sys
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
+from antlm_jax import config
+from antlm_jax.evals.studies import report
+from antlm_jax.evals.studies.reporting import record
+from antlm_jax.evals.studies.reporting.plots import mean_line
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.objectives.curriculum import parse_curriculum
 from antlm_jax.page import history, plots
 
 IMAGES = pathlib.Path(__file__).parent / "images"
+RESULTS = pathlib.Path(__file__).parents[1] / "evals/benchmarks/results"
 _DPI = 200
 _BLUE, _ORANGE, *_ = plots.COLOURS
 _DARK, _PALE = "#0B4A78", "#E8E8E8"
@@ -230,8 +238,196 @@ def draw_start(run: pathlib.Path):
   return figure
 
 
+# ------------------------------------------------------------------ curricula
+
+CURRICULA = "24C:M=1:1", "4C+16M+4C", "6C+18M"
+
+
+def draw_curricula():
+  """Returns a figure of `CURRICULA`: a bar over the epochs for each."""
+  figure = plots.canvas(4.4, 3.2, "Which objective trains when")
+  panels = figure.subplots(len(CURRICULA), 1, sharex=True)
+  known = config.Config().known_objectives
+  for axes, text in zip(panels, CURRICULA, strict=True):
+    for phase in parse_curriculum(text, known, 1).phases:
+      bottom, steps = 0.0, phase.stop - phase.start
+      for name, share in phase.shares.items():
+        style = {"fc": {"C": _BLUE, "M": _ORANGE}[name], "ec": "white"}
+        corner = phase.start, bottom
+        axes.add_patch(_rectangle(corner, steps, share, lw=1.5, **style))
+        middle = phase.start + steps / 2, bottom + share / 2
+        title = known[name].name.upper()
+        style = _centred(9.5, color="white", weight="bold")
+        axes.text(*middle, title, **style)
+        bottom += share
+    axes.set(xlim=(0, 24), ylim=(0, 1), yticks=[])
+    axes.set_title(text, fontsize=10, loc="left", family="monospace")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+  panels[-1].set_xticks(range(0, 25, 4))
+  panels[-1].set_xlabel("epoch", fontsize=10)
+  return figure
+
+
+# ------------------------------------------------------------------- findings
+
+# Label, study, row and control of the claim, and measure.
+_MIXED = "CLM:MLM, dropout 0, decay 0.5"
+FINDINGS = (
+  (
+    "AntLM against a CLM that overfits (C)",
+    "antlm_small",
+    ("AntLM", "CLM"),
+    "held-out clm loss, end",
+  ),
+  (
+    "AntLM against a CLM that stops in time (C)",
+    "antlm_ltg_bert",
+    ("AntLM", "CLM"),
+    "held-out clm loss, lowest",
+  ),
+  (
+    "AntLM against MLM (M)",
+    "antlm_small",
+    ("AntLM", "MLM"),
+    "held-out mlm loss, end",
+  ),
+  (
+    "25 % CLM first against MLM, 2,000 steps (M)",
+    "clm_then_mlm",
+    ("25 % CLM, then MLM, short", "MLM, short"),
+    "held-out mlm loss, end",
+  ),
+  (
+    "25 % CLM first against MLM, 4,000 steps (M)",
+    "clm_then_mlm",
+    ("25 % CLM, then MLM, long", "MLM, long"),
+    "held-out mlm loss, end",
+  ),
+  (
+    "C:M against CLM, text read 31 times (C)",
+    "regularised_curve",
+    ("CLM:MLM, dropout 0.1, decay 1.5", "CLM, dropout 0.2, decay 1.5"),
+    "held-out clm loss, end",
+  ),
+  (
+    "C:M against CLM, text read 7 times (C)",
+    "regularised_small",
+    (_MIXED, "CLM, dropout 0, decay 1.5"),
+    "held-out clm loss, end",
+  ),
+  (
+    "C:M against half CLM, read 7 times (C)",
+    "regularised_small",
+    (_MIXED, "CLM, half the steps, dropout 0, decay 1.5"),
+    "held-out clm loss, end",
+  ),
+  (
+    "C:M against half diffusion, read 7 times (M)",
+    "regularised_small",
+    (_MIXED, "diffusion, half the steps, dropout 0, decay 0.5"),
+    "held-out mlm loss, end",
+  ),
+)
+
+
+def read_studies(folder: pathlib.Path) -> dict[str, dict]:
+  """Returns the numbers of each study of `FINDINGS`, reported in a folder."""
+  for name in {study for _, study, *_ in FINDINGS}:
+    report.report(RESULTS / f"{name}.json", output=folder / name)
+  return {
+    path.parent.name: json.loads(path.read_text("utf-8"))
+    for path in folder.glob("*/table.json")
+  }
+
+
+def findings(studies: dict[str, dict]) -> list[tuple[str, dict, str]]:
+  """Returns the label, interval and verdict of each of `FINDINGS`."""
+  found = []
+  for label, study, (row, control), measure in FINDINGS:
+    (claim,) = (
+      claim
+      for claim in studies[study]["claims"][""]
+      if claim["claim"] == f"{row} is better than {control}"
+      and claim["on"].startswith(measure)
+    )
+    level = f"{100 * studies[study]['confidence']:.4g} %"
+    found.append((label, claim[level], claim["verdict"]))
+  return found
+
+
+def draw_findings(found: list[tuple[str, dict, str]]):
+  """Returns a figure of differences: intervals around zero, with verdicts."""
+  figure = plots.canvas(4.6, 6.2, "Differences in held-out loss, in nats")
+  axes = figure.subplots()
+  axes.axvline(0, color="0.3", lw=1)
+  verdicts = {
+    "confirmed": ("lower", _BLUE),
+    "contradicted": ("higher", _ORANGE),
+  }
+  for y, (label, ends, verdict) in enumerate(found):
+    word, colour = verdicts.get(verdict.split()[0], ("not decided", "0.35"))
+    axes.plot([ends["low"], ends["high"]], [y, y], color=colour, lw=2.4)
+    axes.plot(ends["estimate"], y, "o", color=colour, ms=5)
+    text = f"{label}: {ends['estimate']:+.3f}, {word}"
+    style = {"bbox": {"fc": "white", "ec": "none", "pad": 1}, "color": colour}
+    axes.text(-3.3, y - 0.42, text, fontsize=9, va="center", **style)
+  axes.set_xscale("symlog", linthresh=0.2)
+  ticks = (-2, -1, -0.4, -0.1, 0, 0.1, 0.4, 1, 2)
+  axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=9)
+  axes.set(xlim=(-3.3, 3.3), ylim=(len(found) - 0.5, -0.8), yticks=[])
+  axes.minorticks_off()
+  axes.set_xlabel(
+    "C: causal loss, M: masked loss\n(logarithmic beyond 0.2)", fontsize=10
+  )
+  axes.spines[["top", "left", "right"]].set_visible(False)
+  return figure
+
+
+# ------------------------------------------------------------- CLM, then MLM
+
+_SHARES = {"m": "MLM", "c25_m": "25 % CLM first", "c50_m": "50 % CLM first"}
+
+
+def draw_clm_then_mlm():
+  """Returns a figure of the masked losses of the study, by budget of steps."""
+  rows = record.read_record(RESULTS / "clm_then_mlm.json")["rows"]
+  figure = plots.canvas(4.6, 5.4, "Masked loss of MLM, and of CLM, then MLM")
+  panels = figure.subplots(2, 1, sharex=True, sharey=True)
+  for axes, budget in zip(panels, ("long", "short"), strict=True):
+    for (kind, label), colour, dash in zip(
+      _SHARES.items(), plots.COLOURS, ("-", "--", ":"), strict=False
+    ):
+      runs = rows[f"{kind}_{budget}"]
+      points = mean_line([run.held_out("mlm") for run in runs])
+      steps = [step for step, _ in points]
+      mean = np.array([mean.mean for _, mean in points])
+      half = np.array([mean.half_width() for _, mean in points])
+      style = {"color": colour, "ls": dash, "lw": 1.8, "marker": "o", "ms": 3}
+      axes.plot(steps, mean, label=label, **style)
+      band = {"color": colour, "alpha": 0.15, "lw": 0}
+      axes.fill_between(steps, mean - half, mean + half, **band)
+    axes.set_title(f"{steps[-1]:,} steps", fontsize=10)
+    axes.set_ylabel("nats per token", fontsize=10)
+    axes.set(xlim=(0, 4100), ylim=(5, 6.4))
+    plots.step_axis(axes)
+  panels[1].set_xticks(range(0, 4001, 1000))
+  panels[1].legend(fontsize=10, loc="upper right")
+  panels[1].set_xlabel("step (bands: 95 % intervals over seeds)", fontsize=10)
+  return figure
+
+
 if __name__ == "__main__":
-  figures = {"masks": draw_masks(), "route": draw_route(), "pod": draw_pod()}
+  with tempfile.TemporaryDirectory() as folder:
+    found = findings(read_studies(pathlib.Path(folder)))
+  figures = {
+    "masks": draw_masks(),
+    "route": draw_route(),
+    "pod": draw_pod(),
+    "curricula": draw_curricula(),
+    "findings": draw_findings(found),
+    "clm_then_mlm": draw_clm_then_mlm(),
+  }
   if sys.argv[1:]:
     figures["start"] = draw_start(pathlib.Path(sys.argv[1]))
   for name, figure in figures.items():

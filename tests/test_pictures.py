@@ -5,18 +5,21 @@ import itertools
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from antlm_jax import config
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def pictures():
+def load_pictures():
   path = runs.ROOT / "docs/draw_pictures.py"
   spec = importlib.util.spec_from_file_location("draw_pictures", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
+
+
+pictures = pytest.fixture(load_pictures, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +62,18 @@ def test_the_start_picture_tells_own_blocks_from_others(pictures, run):
   assert [line.get_linestyle() for line in lines] == ["-", "--", "-", "--"]
 
 
+def check_letters(figure):
+  """Asserts that no letter has under 10 pixels at a width of 400, or is cut."""
+  figure.draw_without_rendering()
+  texts = [text for text in figure.findobj(Text) if text.get_text()]
+  assert len(texts) > 8
+  for text in texts:
+    pixels = text.get_fontsize() / 72 * 400 / figure.get_figwidth()
+    box = text.get_window_extent()
+    assert pixels >= 10 and box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
+
+
 def test_the_pictures_can_be_read_on_a_small_screen(pictures, run):
-  """Catches letters under 10 pixels at a width of 400, and cut texts."""
-  drawn = (
-    pictures.draw_masks(),
-    pictures.draw_route(),
-    pictures.draw_pod(),
-    pictures.draw_start(run),
-  )
-  for figure in drawn:
-    figure.draw_without_rendering()
-    texts = figure.findobj(lambda x: getattr(x, "get_text", str)())
-    assert len(texts) > 8
-    for text in texts:
-      pixels = text.get_fontsize() / 72 * 400 / figure.get_figwidth()
-      box = text.get_window_extent()
-      assert pixels >= 10 and box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
+  check_letters(pictures.draw_start(run))
+  for name in ("masks", "route", "pod", "curricula", "clm_then_mlm"):
+    check_letters(getattr(pictures, f"draw_{name}")())

@@ -7,6 +7,7 @@ import pytest
 
 from antlm_jax.evals.studies import report
 from tests import runs
+from tests.test_pictures import check_letters, load_pictures
 from tests.tuned import section
 
 RESULTS = runs.ROOT / "evals/benchmarks/results"
@@ -56,7 +57,7 @@ def numbers(cell: str) -> list[float]:
 def test_a_table_has_the_losses_of_the_report(reports, page, table, name):
   """Catches a loss, a deviation or brackets that the stored runs do not give.
 
-  Losses have two or three digits.
+  Losses have two or three digits, and scores have one digit.
   """
   text = (runs.ROOT / page).read_text()
   (text,) = re.findall(rf"<!-- table {table} -->(.*?)<!-- end -->", text, 16)
@@ -65,6 +66,9 @@ def test_a_table_has_the_losses_of_the_report(reports, page, table, name):
   families = section(reports[name][0], "Held-out losses").split("\n### ")
   (family,) = (x for x in families if f"\n| {lines[0][0]} |" in x)
   rows = {row["row"]: row for row in rows_of(family)}
+  scores = section(reports[name][0], "Scores") if "BLiMP" in text else ""
+  for line in rows_of(scores):
+    rows[line["row"]][f"BLiMP, {line['mode']} (%)"] = line["BLiMP"]
   del rows["trivial answer"]
   assert [line[0] for line in lines] == [*rows]
   for title, *cells in lines:
@@ -74,7 +78,7 @@ def test_a_table_has_the_losses_of_the_report(reports, page, table, name):
         continue
       unit = 10.0 ** -len(cell.split()[0].partition(".")[2])
       assert numbers(cell) == pytest.approx(numbers(shown), abs=0.6 * unit)
-      assert ("(" in cell) == ("(" in shown)
+      assert ("(" in cell) == ("(" in shown) or "BLiMP" in heading
 
 
 def intervals(numbers) -> set[str]:
@@ -100,6 +104,18 @@ def test_each_interval_in_a_page_is_that_of_a_report(reports):
     assert {*written} <= known
     counts.append(len(written))
   assert counts[0] > 30 and counts[1] == 6
+
+
+def test_the_picture_of_findings_has_the_pages_intervals(reports):
+  """Catches a claim of another row, and an interval that is drawn wrongly."""
+  pictures = load_pictures()
+  found = pictures.findings({name: x for name, (_, x) in reports.items()})
+  figure = pictures.draw_findings(found)
+  check_letters(figure)
+  page = " ".join((runs.ROOT / PAGE).read_text().split())
+  for (_, ends, _), line in zip(found, figure.axes[0].lines[1::2], strict=True):
+    assert any(x in page for x in intervals(ends))
+    assert [*line.get_xdata()] == [ends["low"], ends["high"]]
 
 
 def test_a_choice_on_the_border_of_its_grid_is_named(reports):
