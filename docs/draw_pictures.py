@@ -305,13 +305,13 @@ FINDINGS = (
     "held-out mlm loss, end",
   ),
   (
-    "C:M against CLM, text read 31 times (C)",
-    "regularised_curve",
+    "C:M against CLM, read 31 times (C, at 95 %)",
+    "wider_grid_final",
     ("CLM:MLM, dropout 0.1, decay 1.5", "CLM, dropout 0.2, decay 1.5"),
     "held-out clm loss, end",
   ),
   (
-    "C:M against CLM, text read 7 times (C)",
+    "C:M against CLM, read 7 times (C)",
     "regularised_small",
     (_MIXED, "CLM, dropout 0, decay 1.5"),
     "held-out clm loss, end",
