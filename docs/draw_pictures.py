@@ -225,7 +225,7 @@ def draw_start(run: pathlib.Path):
   for x, y, text, colour in (
     (end, unigram + 0.1, "knows only how frequent words are", "0.3"),
     (0.38 * end, 3.3, "dashed: after a block\nof the other task", "0.1"),
-    (end, 2.05, "CLM: predict the next word", _BLUE),
+    (end, 2.25, "CLM: predict the next word", _BLUE),
     (end, 1.0, "MLM: fill in masked words", "#A34700"),
   ):
     right = "left" if x < end else "right"
