@@ -146,7 +146,8 @@ def _centred(size: float, **more) -> dict:
 _PLACES = {  # left, top, width, height; a title and its lines
   "machine": (0.3, 0.3, 4.6, 1.9, "your machine", "may be off after 2"),
   "request": (7.1, 0.3, 4.6, 1.9, "queued request", "of TPU VMs"),
-  "watcher": (1.7, 4.1, 3.2, 1.9, "watcher", "a small VM"),
+  "watcher": (1.7, 4.1, 2.9, 1.9, "watcher", "a small VM"),
+  "prepare": (4.9, 5.0, 1.9, 1.0, "", "prepare"),
   "workers": (7.1, 4.1, 4.6, 1.9, "workers", "one for each host"),
   "bucket": (
     *(0.3, 7.9, 11.4, 2.5, "bucket"),
@@ -154,17 +155,19 @@ _PLACES = {  # left, top, width, height; a title and its lines
   ),
 }
 _ARROWS = (  # number, start and end
+  (0, (5.85, 6), (5.85, 7.9)),
   (1, (0.9, 2.2), (0.9, 7.9)),
   (2, (4.9, 1.25), (7.1, 1.25)),
   (2, (3.2, 2.2), (3.2, 4.1)),
   (3, (10.5, 2.2), (10.5, 4.1)),
   (4, (8.2, 7.9), (8.2, 6)),
   (5, (10.5, 6), (10.5, 7.9)),
-  (6, (4.9, 4.4), (7.1, 2)),
+  (6, (4.6, 4.4), (7.1, 2)),
   (7, (8.2, 4.1), (8.2, 2.2)),
   (7, (3.2, 7.9), (3.2, 6)),
 )
 _EVENTS = (
+  "0  Before: a VM prepares the rows, and copies them.",
   "1  run copies the code to the bucket.",
   "2  run requests TPUs, and starts the watcher.",
   "3  TPUs become free, and the workers start.",
@@ -178,9 +181,9 @@ _EVENTS = (
 
 def draw_pod():
   """Returns a figure of a pod's life: the machines, and numbered events."""
-  figure = plots.canvas(4.4, 5.5, "The life of a run on TPU VMs")
+  figure = plots.canvas(4.4, 5.65, "The life of a run on TPU VMs")
   axes = figure.subplots()
-  axes.set(xlim=(0, 12), ylim=(14.3, 0))
+  axes.set(xlim=(0, 12), ylim=(14.75, 0))
   axes.axis("off")
   for name, (left, top, width, height, title, text) in _PLACES.items():
     style = {"fc": "#EAF2F8", "ec": _DARK, "lw": 1.2}
@@ -189,7 +192,8 @@ def draw_pod():
     axes.add_patch(_rectangle((left, top), width, height, **style))
     middle = left + width / 2
     axes.text(middle, top + 0.6, title, **_centred(10.5, weight="bold"))
-    axes.text(middle, top + 0.5 + height / 2, text, **_centred(9))
+    lower = top + height / 2 + (0.5 if title else 0)
+    axes.text(middle, lower, text, **_centred(9))
   for number, start, end in _ARROWS:
     arrow = {"arrowstyle": "-|>", "color": "0.2", "lw": 1.3}
     axes.annotate("", end, start, arrowprops=arrow)
