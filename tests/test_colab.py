@@ -21,8 +21,8 @@ from tests import runs
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
 
 
-def install(monkeypatch, source: str) -> list[str]:
-  """Runs the installing cell; returns its pip command."""
+def install(monkeypatch, source: str, **form: str) -> str:
+  """Runs the installing cell; returns its first pip command."""
   transform = pytest.importorskip("IPython.core.inputtransformer2")
   cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
   texts = map("".join, (cell["source"] for cell in cells))
@@ -35,9 +35,11 @@ def install(monkeypatch, source: str) -> list[str]:
 
   monkeypatch.delenv("ANTLM_COLAB_SHORT", raising=False)
   scope = {"SOURCE": source, "get_ipython": Shell}
+  scope |= {"TEXT": "", "DECODER": "", "PAIRS": ""} | form
   exec(transform.TransformerManager().transform_cell(cell), scope)
-  ((name, line),) = asked
-  assert name == "pip"
+  (name, line), *others = asked
+  embeds = [("pip", "install --quiet sentence-transformers")]
+  assert name == "pip" and others == (embeds if scope["PAIRS"] else [])
   return line.format(**scope)
 
 
@@ -64,6 +66,15 @@ def test_a_failed_installation_says_what_to_change(tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(RuntimeError, match="upload a wheel, antlm_jax-"):
     install(monkeypatch, "git+https://example.org/antlm_jax")
+
+
+def test_pairs_need_a_model_of_real_text(tmp_path, monkeypatch):
+  """Catches an embedder of the model of generated English."""
+  monkeypatch.chdir(tmp_path)
+  address = "git+https://example.org/antlm_jax"
+  with pytest.raises(RuntimeError, match="set TEXT or DECODER"):
+    install(monkeypatch, address, PAIRS="pairs.csv")
+  assert install(monkeypatch, address, PAIRS="pairs.csv", TEXT="mine.txt")
 
 
 def test_a_wheel_and_a_checkout_are_installed_from_their_path(
@@ -144,7 +155,8 @@ def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   settings ask for and no cell makes.
   """
   nbclient = pytest.importorskip("nbclient", reason="runs notebooks")
-  for name in ("ipykernel", "torch", "transformers.models.eurobert"):
+  needs = "ipykernel", "torch", "transformers.models.eurobert"
+  for name in (*needs, "sentence_transformers"):
     pytest.importorskip(name, reason="the notebook needs it")
   import nbformat
 
@@ -156,6 +168,7 @@ def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   made = tmp_path / "colab"
   decoder = made / "first-transformers"
   decoder = {"auto": decoder / "causal", "100%C": decoder}.get(curriculum, "")
+  pairs = pairs if decoder else ""
   # After the settings of the form.
   settings.source += f'''
 CURRICULUM, PAIRS, DECODER = "{curriculum}", "{pairs}", "{decoder}"'''
@@ -175,9 +188,14 @@ CURRICULUM, PAIRS, DECODER = "{curriculum}", "{pairs}", "{decoder}"'''
   (curves,) = (cell for cell in cells if "curves.png" in cell.source)
   png = base64.b64decode(curves.outputs[0].data["image/png"])
   assert png.startswith(b"\x89PNG") and len(png) > 20_000
-  assert (made / "first-embedder").is_dir()
+  (embeds,) = (cell for cell in cells if "encode_query" in cell.source)
+  output = "".join(o.get("text", "") for o in embeds.outputs)
+  assert ("the dog 0\n" in output) == bool(decoder)
+  assert len(re.findall(r"^ +-?\d\.\d{4}  the cat \d$", output, re.M)) == (
+    3 * bool(decoder)
+  )
   encoder = made / "first-encoder-transformers"
-  assert encoder.is_dir() == (curriculum != "100%M")
+  assert encoder.is_dir() == (made / "first-embedder").is_dir() == bool(decoder)
 
 
 def test_the_forms_curricula_parse():
