@@ -118,7 +118,7 @@ def test_the_page_has_the_stored_figures():
   for line in lines:
     case, peer, *figures = (cell.strip() for cell in line.strip("|").split("|"))
     assert figures[:3] == stored[case, peer]
-  assert len(lines) == 11
+  assert len(lines) == len(stored) == 13
 
 
 def test_a_device_without_such_cases_is_told():

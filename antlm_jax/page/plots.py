@@ -25,6 +25,7 @@ _DPI = 130
 # With more blocks, one line for each held-out loss would fill the picture. Two
 # lines then show it after the objective's own blocks and after the others.
 _MANY = 12
+_LONGEST = 70  # characters of a curriculum that a title shows
 _BINS = 300  # points of a training curve over the whole run
 
 
@@ -45,7 +46,9 @@ def draw_run_curves(
   keys = set().union(*rows.values())
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
-  title = f"Losses over the curriculum {config.curriculum}"
+  title = "Losses over the curriculum"
+  if len(config.curriculum) <= _LONGEST:  # cut, it would mislead
+    title += f" {config.curriculum}"
   out = canvas(9, 5.6 + bool(pairs), title)
   panels = out.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order.

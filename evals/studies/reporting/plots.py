@@ -93,23 +93,20 @@ def draw_losses(
   figure.legend(
     marks.values(), marks.keys(), loc="outside lower center", ncols=columns
   )
-  for axes in all_axes[-2:]:  # the figure's own label would be under the legend
-    axes.set_xlabel(axis, fontsize=10)
+  for axes in all_axes:  # the figure's own label would be under the legend
+    if axes.get_subplotspec().is_last_row():
+      axes.set_xlabel(axis, fontsize=10)
   figure.supylabel("loss (nats per target)", fontsize=10)
   save_figure(figure, path)
 
 
 def _grid(count: int, title: str):
-  columns = min(count, 2)
-  rows = math.ceil(count / columns)
+  columns = 1 if count % 2 else 2
+  rows = count // columns
   figure = canvas(max(5 * columns, 7.5), 2.5 * rows + 1.1, title)
   all_axes = figure.subplots(
     rows, columns, sharex=True, sharey=True, squeeze=False
   ).ravel()
   for axes in all_axes:
     step_axis(axes)
-  for axes in all_axes[count:]:
-    axes.set_visible(False)
-  if len(all_axes) > count:  # the panel above the gap shows the steps
-    all_axes[count - columns].xaxis.set_tick_params(labelbottom=True)
-  return figure, all_axes[:count]
+  return figure, all_axes
