@@ -58,7 +58,7 @@ BUDGETS = {
   "antlm_jax/inference": 11_140,
   "antlm_jax/models": 14_850,
   "antlm_jax/objectives": 7_605,
-  "antlm_jax/page": 4_881,
+  "antlm_jax/page": 4_890,
   "antlm_jax/planning": 15_822,
   "antlm_jax/runtime": 10_389,
   "antlm_jax/training": 20_390,
