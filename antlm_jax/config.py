@@ -30,6 +30,7 @@ from antlm_jax.errors import UserError, similar_names, suggestion
 from antlm_jax.mesh import Mesh
 from antlm_jax.models import llama
 from antlm_jax.objectives import curriculum, objective
+from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratios
 from antlm_jax.sections import Data, Eval, Init, Log, Saving, Train
 from antlm_jax.settings import Section, setting
@@ -110,6 +111,18 @@ class Config(Section):
     """`objectives`, and those of a letter and a percentage, such as M30."""
     names = " ".join([self.curriculum, *self.eval.objectives])
     return with_ratios(self.objectives, names)
+
+  def curriculum_for(self, steps_per_epoch: float) -> Curriculum:
+    """Returns the objectives of each step, for epochs of so many steps.
+
+    Raises a UserError if the curriculum does not fit the run's length.
+    """
+    length = curriculum.run_length(
+      self.train.steps, self.train.epochs, steps_per_epoch
+    )
+    return curriculum.parse_curriculum(
+      self.curriculum, list(self.known_objectives), steps_per_epoch, length
+    )
 
   @property
   def trained(self) -> list[Objective]:

@@ -20,7 +20,7 @@ import numpy as np
 from antlm_jax import config
 from antlm_jax.evals.studies import report
 from antlm_jax.evals.studies.reporting import record
-from antlm_jax.evals.studies.reporting.plots import mean_line
+from antlm_jax.evals.studies.reporting.plots import draw_means, mean_line
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.objectives.curriculum import parse_curriculum
 from antlm_jax.page import history, plots
@@ -411,14 +411,9 @@ def draw_clm_then_mlm():
     for kind, (label, colour, dash) in _SHARES.items():
       runs = rows[f"{kind}_{budget}"]
       points = mean_line([run.held_out("mlm") for run in runs])
-      steps = [step for step, _ in points]
-      mean = np.array([mean.mean for _, mean in points])
-      half = np.array([mean.half_width() for _, mean in points])
-      style = {"color": colour, "ls": dash, "lw": 1.8, "marker": "o", "ms": 3}
-      axes.plot(steps, mean, label=label, **style)
-      band = {"color": colour, "alpha": 0.15, "lw": 0}
-      axes.fill_between(steps, mean - half, mean + half, **band)
-    axes.set_title(f"{steps[-1]:,} steps", fontsize=10)
+      style = {"color": colour, "ls": dash, "lw": 1.8, "ms": 3}
+      draw_means(axes, points, label=label, **style)
+    axes.set_title(f"{points[-1][0]:,} steps", fontsize=10)
     axes.set_ylabel("nats per token", fontsize=10)
     axes.set(xlim=(0, 4100), ylim=(5, 6.4))
     plots.step_axis(axes)

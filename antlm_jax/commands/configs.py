@@ -14,7 +14,6 @@ from antlm_jax import cli, models, settings, tables
 from antlm_jax import config as config_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import curriculum
 from antlm_jax.settings import argument
 from antlm_jax.units import quantity
 
@@ -66,20 +65,9 @@ def _config_names(stem: str, module: types.ModuleType) -> list[str]:
 
 def _length(config: Config) -> str:
   """Returns the length of a config's curriculum, in epochs or steps."""
-  train = config.train
-  names = list(config.known_objectives)
-
-  def steps_if(steps_per_epoch: int) -> int:
-    run_steps = curriculum.run_length(
-      train.steps, train.epochs, steps_per_epoch
-    )
-    return curriculum.parse_curriculum(
-      config.curriculum, names, steps_per_epoch, run_steps
-    ).steps
-
-  steps = steps_if(1000)
+  steps = config.curriculum_for(1000).steps
   # Only a length in epochs grows with the steps of an epoch.
-  if steps_if(2000) == steps:
+  if config.curriculum_for(2000).steps == steps:
     return f"{steps:,} steps"
   return f"{steps / 1000:g} epochs"
 

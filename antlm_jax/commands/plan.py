@@ -394,9 +394,9 @@ def _show_setup(
     )
     setup |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
     # Whether the run's length follows from that of an epoch.
-    longer = dataclasses.replace(pod, rows=2 * len(rows)).build_run()
-    if longer.curriculum.steps != run.curriculum.steps:
-      setup["steps_per_epoch"] = round(run.order.steps_per_epoch)
+    each = run.order.steps_per_epoch
+    if run.config.curriculum_for(2 * each).steps != run.curriculum.steps:
+      setup["steps_per_epoch"] = round(each)
   for line in mesh_lib.undivided(run.mesh, run.model.axes, run.model.shapes):
     progress.say(line)
   return setup

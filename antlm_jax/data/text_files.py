@@ -381,15 +381,19 @@ def _inside(folder: Path) -> list[pathlib.Path]:
       raise UserError(
         f"{place} is a dataset that save_to_disk wrote: give this folder itself"
       )
+    visible = [name for name in folders if name[0] != "."]
     folders[:] = [
       name
-      for name in folders
-      for path in [f"{place}/{name}"]
-      if name[0] != "." and real(path) not in visited
-      if not any(glob.glob(pattern, root_dir=path) for pattern in _PREPARED)
+      for name in visible
+      if real(f"{place}/{name}") not in visited
+      and not _is_prepared(f"{place}/{name}")
     ]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
+
+
+def _is_prepared(folder: str) -> bool:
+  return any(glob.glob(pattern, root_dir=folder) for pattern in _PREPARED)
 
 
 def _listed_sources(sources: Sequence[str]) -> str:

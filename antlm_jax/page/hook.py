@@ -10,7 +10,7 @@ from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.page import plots, summary
 from antlm_jax.runtime import files, processes, progress
-from antlm_jax.training import checkpoint, metrics, notes
+from antlm_jax.training import checkpoint, metrics, notes, saving
 from antlm_jax.training.hooks import Hook
 from antlm_jax.training.loop import Trainer
 from antlm_jax.training.metrics import ByStep
@@ -101,7 +101,7 @@ class Page(Hook):
       )
       files.write_text(path, text)
 
-    for name, write in (("curves.png", draw), ("README.md", describe)):
+    for name, write in (("curves.png", draw), (saving.PAGE, describe)):
       try:
         write(trainer.folder / name)
       except UserError:  # as on a full disk
@@ -120,7 +120,7 @@ class Page(Hook):
     if best := self.summary["best"]:
       remarks[best["step"]] = " (best)"
     steps = (f"{checkpoint.FOLDER}/{s}{text}" for s, text in remarks.items())
-    names = "README.md", "curves.png", metrics.METRICS, *steps
+    names = saving.PAGE, "curves.png", metrics.METRICS, *steps
     progress.say(f"\nresults in {trainer.workdir}: {', '.join(names)}")
 
   def _say_time(self, trainer: Trainer) -> None:

@@ -10,7 +10,6 @@ from antlm_jax import models
 from antlm_jax.config import ConfigOrName
 from antlm_jax.data import order
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.planning import places
 from antlm_jax.settings import Section, Setting
@@ -74,13 +73,8 @@ def check_launch(
 
 def _check_length(config: config_lib.Config) -> None:
   """Checks the curriculum and the schedule, as far as they need no data."""
-  train = config.train
-  objectives = list(config.known_objectives)
-  length = curriculum.run_length(train.steps, train.epochs, _EPOCH)
-  run = curriculum.parse_curriculum(
-    config.curriculum, objectives, _EPOCH, length
-  )
-  if train.steps:
+  run = config.curriculum_for(_EPOCH)
+  if config.train.steps:
     restart = config.schedule.restart_at_switch
     config.schedule.build(run.steps, run.switches if restart else ())
 

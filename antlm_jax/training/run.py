@@ -246,7 +246,7 @@ def assemble_run(
   """
   objectives = config.known_objectives
   mesh = config.mesh.build(devices)
-  curriculum, order = _curriculum_and_order(config, objectives, sources, mesh)
+  curriculum, order = _curriculum_and_order(config, sources, mesh)
   tokenizer = sources.tokenizer
   trained = [objectives[name] for name in curriculum.objectives]
   if tokenizer.mask_id is None and (
@@ -298,7 +298,7 @@ def assemble_run(
 
 
 def _curriculum_and_order(
-  config: Config, objectives, sources: Sources, mesh
+  config: Config, sources: Sources, mesh
 ) -> tuple[Curriculum, Order]:
   """Returns the objectives of each step, and the rows."""
   layout = BatchLayout(
@@ -320,12 +320,9 @@ def _curriculum_and_order(
     row_block=config.data.shuffle_block,
   )
   per_epoch = order.steps_per_epoch
-  objective_names = list(objectives)
   train = config.train
   length = curriculum_lib.run_length(train.steps, train.epochs, per_epoch)
-  curriculum = curriculum_lib.parse_curriculum(
-    config.curriculum, objective_names, per_epoch, length
-  )
+  curriculum = config.curriculum_for(per_epoch)
   steps = curriculum.steps
   mix = None
   if length and steps != length:

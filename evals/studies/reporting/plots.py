@@ -72,15 +72,10 @@ def draw_losses(
     axes.set_title(name, fontsize=10)
     above = []  # the ends of lines above the top
     for label, points in panel.items():
-      x = [x for x, _ in points]
-      y = np.array([mean.mean for _, mean in points])
-      half = np.array([mean.half_width() or 0 for _, mean in points])
-      style = styles[label]
-      axes.plot(x, y, lw=1.7, marker="o", ms=2.5, label=label, **style)
-      band = {"color": style["color"], "alpha": 0.15, "lw": 0}
-      axes.fill_between(x, y - half, y + half, **band)
-      if y[-1] > top + margin:
-        above.append(f"{label} ends at {y[-1]:.1f}")
+      style = {"lw": 1.7, "ms": 2.5, **styles[label]}
+      draw_means(axes, points, label=label, **style)
+      if points[-1][1].mean > top + margin:
+        above.append(f"{label} ends at {points[-1][1].mean:.1f}")
     handles, texts = axes.get_legend_handles_labels()
     marks |= zip(texts, handles, strict=True)
     style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
@@ -98,6 +93,17 @@ def draw_losses(
       axes.set_xlabel(axis, fontsize=10)
   figure.supylabel("loss (nats per target)", fontsize=10)
   save_figure(figure, path)
+
+
+def draw_means(axes, points: Line, **style) -> None:
+  """Draws means by step, in a style, with the bands of their intervals."""
+  x = [step for step, _ in points]
+  y = np.array([mean.mean for _, mean in points])
+  half = np.array([mean.half_width() or 0 for _, mean in points])
+  axes.plot(x, y, marker="o", **style)
+  axes.fill_between(
+    x, y - half, y + half, color=style["color"], alpha=0.15, lw=0
+  )
 
 
 def _grid(count: int, title: str):
