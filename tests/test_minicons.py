@@ -76,15 +76,23 @@ def equal(ours, theirs):
 def test_the_pages_lines_give_our_sums(loaded, exported, capsys):
   """Catches lines that the installed transformers no longer runs."""
   page = (runs.ROOT / "docs/how_to/export.md").read_text()
-  (code,) = re.findall(r"```\n(import tokenizers.*?)```", page, re.DOTALL)
-  code = code.replace("exports/first", str(exported["causal"].path.parent))
-  capsys.readouterr()
-  names = {}
-  exec(code, names)
-  printed = capsys.readouterr().out.splitlines()[-2:]
-  for mode, line in zip(("mlm", "causal"), printed, strict=True):
+  (code,) = re.findall(
+    r"```\n(import transformers\n[^`]*minicons_scorer[^`]*)```", page
+  )
+  causal = code.replace("exports/first/causal", str(exported["causal"].path))
+  # As the sentence below the lines says.
+  masked = causal.replace("ForCausalLM", "ForMaskedLM")
+  masked = masked.replace(', "causal")', ', "mlm")')
+  masked = masked.replace(", bos_token=True", "")
+  bidirectional = str(exported["bidirectional"].path)
+  masked = masked.replace(str(exported["causal"].path), bidirectional)
+  for mode, lines in (("causal", causal), ("mlm", masked)):
+    capsys.readouterr()
+    names = {}
+    exec(lines, names)
+    printed = capsys.readouterr().out.splitlines()[-1]
     ours = score(loaded, names["texts"], mode)
-    np.testing.assert_allclose(json.loads(line), ours, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(json.loads(printed), ours, rtol=0, atol=1e-3)
 
 
 def test_causal_sums(loaded, exported, sentences, contexts):
