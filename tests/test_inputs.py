@@ -113,6 +113,16 @@ def test_indentation_is_text_as_in_preparation(loaded, tmp_path):
   assert measured.items[0]["begins"] == "   the dogs\n   rest"
   text = ax.generate(loaded, "\n   the dogs\n   rest", tokens=1)[0]
   assert text.startswith("   the dogs\n   rest")
+  forms = ["\n   the dogs\n   rest\n", "   the dogs\n   rest"]
+  scores = ax.score(loaded, [*forms, "the dogs\n   rest"])
+  (nats,) = (item["nats"] for item in measured.items)
+  np.testing.assert_allclose(scores[:2], -nats, rtol=1e-5)
+  assert scores[2] != scores[0]
+  # A context and its text are one document.
+  of_context = ax.score(
+    loaded, ["\n   rest"] * 2, contexts=["\n   the dogs", "the dogs"]
+  )
+  assert of_context[0] != of_context[1]
 
 
 @pytest.mark.parametrize(

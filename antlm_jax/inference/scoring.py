@@ -28,6 +28,7 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import ModelOrPath, open_model
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Segments
+from antlm_jax.runtime import records
 from antlm_jax.settings import PythonOnly, argument
 
 MODES = ("causal", "mlm", "mntp", "fused")
@@ -52,15 +53,16 @@ class TextFormat:
   def parts(self, context: str, text: str) -> tuple[str, str]:
     """Returns a context and a text as the model reads them, to be joined.
 
-    White space at the ends of both together is no text. White space between
-    them begins the text.
+    White space at the ends of both together is no text, except the indentation
+    of the first of several lines. White space between them begins the text.
     """
-    context = context.lstrip()
     text = text.rstrip()
     word = text.lstrip()
+    document = records.stripped(context + text)
     between = self.separator
-    if not context:
-      return "", between + word if self.no_context else word
+    if not context.strip():
+      return "", between + word if self.no_context else document
+    context = document[: len(document) - len(text)]
     if not between:
       return context, text
     before = context.rstrip()
@@ -141,9 +143,9 @@ def score(
   By default, the special tokens of training surround each text. Special tokens
   and contexts are not scored. The first token is not scored if its prediction
   needs a position before it and there is no special token. A token across the
-  end of the context belongs to the text. White space around a text is no text.
-  White space between a context and its text is kept; without any, a space is
-  added.
+  end of the context belongs to the text. White space around a text is no text,
+  except the indentation of the first of several lines. White space between a
+  context and its text is kept; without any, a space is added.
 
   Args:
     model: Model, or path to its run or checkpoint.
