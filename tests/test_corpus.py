@@ -571,6 +571,7 @@ def test_the_first_words_are_the_first_documents_of_the_files(
 BAD = {  # test_records has the mistakes that every command finds
   "a.jsonl": (b'{"text": "a"}\n{"text": ', r"a\.jsonl: line 2 is not JSON"),
   "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
+  "metadata.csv": (b"id,by\na,b\n", "with --column, or leave out this file"),
   "b2.json": (
     json.dumps({f"a_column_{i}": "a" for i in range(99)}).encode(),
     r"'a_column_3', .* \.\.\.; choose one with --column",
@@ -599,6 +600,15 @@ BAD = {  # test_records has the mistakes that every command finds
   "n2.txt": (b"ok\n" + b"e" * (1 << 21) + b"\xc3", "byte 2097155;"),
   "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
   "o2.txt.bz2": (bz2.compress(b"") * 2 + bz2.compress(b"ok"), "; unpack it"),
+  "o3.txt.gz": (
+    gzip.compress(b"ok") + b"\0" * 512,
+    "has bytes after its end; unpack it, or fetch it again",
+  ),
+  "o4.txt.bz2": (
+    bz2.compress(b"ok") + b"\0",
+    "has bytes after its end; unpack",
+  ),
+  "o5.txt.gz": (b"", "it has 0 bytes, which is not gzip: fetch it again"),
   "o.txt.bz2": (
     bz2.compress(b"ok\n" + b"e" * 3_000_000 + b"\xc3"),
     "byte 3000003;",
@@ -612,6 +622,20 @@ def test_bad_files_are_told(tmp_path, name):
   path = str(write(tmp_path, **{name: content}) / name)
   line = runs.told(lambda: list(find_corpus([path]).read("train")))
   assert re.search(message, line) and path in line
+
+
+def test_files_without_text_are_named(tmp_path, capsys):
+  """Catches empty files, and descriptions, that are read in silence."""
+  empty = gzip.compress(b"")
+  names = {"b.txt": "", "c.txt.gz": empty, "d.csv": "id,text\n", "e.txt": "\n"}
+  described = {"metadata.jsonl": '{"text": "a b c"}\n'}
+  folder = write(tmp_path / "in", **{"a.txt": make_text(90)}, **names)
+  write(folder, **described)
+  prepared(tmp_path, [str(folder)], dev_share=0.1)
+  said = capsys.readouterr().out
+  (line,) = (x for x in said.splitlines() if "without text" in x)
+  assert line == f"train: without text: {', '.join(map(repr, names))}"
+  assert "like a description, but trained on: metadata.jsonl" in said
 
 
 def test_two_columns_of_one_name_are_refused_only_if_they_are_read(tmp_path):

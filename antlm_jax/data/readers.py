@@ -83,9 +83,11 @@ WHOLE = 0, 1
 _STREAMED = contextvars.ContextVar("streamed", default=False)
 
 # Counts of the records, of the `null` and `blank` records, which have no text,
-# of `blank lines`, of `separators`, and of documents by their ends.
+# of `blank lines`, of `separators`, and of documents by their ends. It also has
+# a count for each source without text.
 Tally = collections.Counter[str]
-_DOCUMENTS = "documents: "  # how the names of the latter begin
+_DOCUMENTS = "documents: "  # how the names of documents' ends begin
+_NO_TEXT = "no text: "  # how the names of sources without text begin
 
 
 class Document(NamedTuple):
@@ -202,13 +204,15 @@ def read_documents(
   holds its text. `part` is (index, count): only one of `count` parts of the
   source is read. The parts together have all documents. `tally` counts the
   documents by their ends, and the records, also those without text, which are
-  no documents. If each line is a document, it also counts blank lines.
+  no documents. It names a whole source without text. If each line is a
+  document, it also counts blank lines.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
   begins = True  # whether the next text begins a document
   space = ""  # white space after the last text
+  has_text = False
   with _reading_source(source):
     tally = Tally() if tally is None else tally
     rule = _rule_of_file(source, rule)
@@ -217,6 +221,7 @@ def read_documents(
       pieces = _separated(pieces, rule.separator, tally)
     for text, ends in pieces:
       if content := text.strip():
+        has_text = True
         if begins:
           tally[_DOCUMENTS + rule.name] += 1
           yield Document(parsing.stripped(text))
@@ -230,6 +235,8 @@ def read_documents(
       elif text and ends:
         tally["blank lines"] += 1
       begins |= ends
+    if not has_text and part == WHOLE:
+      tally[_NO_TEXT + source] += 1
 
 
 def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:
@@ -245,13 +252,19 @@ def whole_documents(pieces: Iterable[Document]) -> Iterator[str]:
 
 
 def left_out(tally: Tally) -> str:
-  """Says how many records have no text; "" if all have."""
-  if not (none := tally["null"] + tally["blank"]):
-    return ""
-  return (
-    f"{none:,} of {tally['records']:,} records have no text and are left out"
-    f" ({tally['blank']:,} blank, {tally['null']:,} null)"
-  )
+  """Says how many records, and which sources, have no text; "" if all have."""
+  facts = []
+  if none := tally["null"] + tally["blank"]:
+    facts.append(
+      f"{none:,} of {tally['records']:,} records have no text and are left out"
+      f" ({tally['blank']:,} blank, {tally['null']:,} null)"
+    )
+  names = [name for name in tally if name.startswith(_NO_TEXT)]
+  if names:
+    sources = (name.removeprefix(_NO_TEXT) for name in names)
+    file_names = [source.rpartition("/")[2] or source for source in sources]
+    facts.append(f"without text: {parsing.listed(file_names)}")
+  return "; ".join(facts)
 
 
 def document_ends(tally: Tally) -> str:
@@ -449,7 +462,9 @@ def mappings(
           raise ValueError(f"{place} is no object with a {column!r}")
         if column not in record:
           has = parsing.listed(record)
-          hint = f"; choose one with --{argument}" if argument else ""
+          hint = ""
+          if argument:
+            hint = f"; choose one with --{argument}, or leave out this file"
           raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
       yield place, record
 
@@ -516,10 +531,16 @@ def _reading_source(source: str) -> Iterator[None]:
 def open_file(path: str) -> BinaryIO:
   """Opens a file for reading, and decompresses it.
 
-  Raises a ValueError if it is text in UTF-16 or UTF-32.
+  Raises a ValueError if it is text in UTF-16 or UTF-32, or a compressed file
+  is empty.
   """
   ending = os.path.splitext(path)[1].lower()
   if ending in COMPRESSED:
+    if not os.path.getsize(path):
+      raise ValueError(
+        f"it has 0 bytes, which is not {COMPRESSED[ending]}: fetch it again, or"
+        " delete it"
+      )
     file = io.BufferedReader(_Unpacked(path, COMPRESSED[ending]), _BLOCK)
   else:
     file = io.BufferedReader(io.FileIO(path))
@@ -536,7 +557,7 @@ class _Unpacked(io.RawIOBase):
     import pyarrow  # slow to import
 
     self._stream = pyarrow.input_stream(path, compression)
-    self._error = pyarrow.ArrowException
+    self._errors = pyarrow.ArrowException, OSError
     self._path = path
     self._bytes = 0
 
@@ -546,8 +567,12 @@ class _Unpacked(io.RawIOBase):
   def readinto(self, buffer) -> int:
     try:
       count = self._stream.readinto(buffer)
-    except self._error as error:  # of bz2 with an empty stream, for example
-      raise ValueError(f"{error}; unpack it") from error
+    except self._errors as error:
+      # For example, of an empty stream in bz2, or of bytes after the streams.
+      raise ValueError(
+        f"{error}: it is damaged, or has bytes after its end; unpack it, or"
+        " fetch it again"
+      ) from error
     self._bytes += count
     _check_unpacked(self._path, self._bytes)
     return count

@@ -29,7 +29,7 @@ _SHOWN = 3  # names in a list of files
 # Names of files that describe a folder, and may be no part of its text.
 _DESCRIPTION = re.compile(
   "(readme|licen[cs]e|copying|notice|requirements|changelog|contributing"
-  "|authors|citation)([-_.]|$)"
+  "|authors|citation|metadata)([-_.]|$)"
 )
 # Files of a prepared folder, also before it is ready.
 _PREPARED = "train-*.array_record", "preparing/plan.json"

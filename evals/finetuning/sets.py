@@ -428,6 +428,8 @@ def _text_lines(path: str) -> Iterator[str]:
   )
   if blank := tally["blank lines"]:
     progress.say(f"warning: {path}: {blank:,} blank lines are left out")
+  elif left_out := readers.left_out(tally):
+    progress.say(f"warning: {left_out}")
 
 
 def divide_training_set(
