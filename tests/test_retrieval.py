@@ -403,6 +403,16 @@ TWICE = '{"_id": "d0", "text": "a"}\n' * 2
     ("qrels/dev.tsv", f"{HEAD}q9\td0\t1", "line 2: 'q9' is not in .*queries"),
     ("qrels/dev.tsv", HEAD, "holds no judgements"),
     (
+      "qrels/dev.tsv",  # of TREC, or of BEIR without names
+      "q0.1\t0\td0\t0\nq0.2\t0\td0\t1",
+      r"no column 'query-id', 'corpus-id', 'score' but .* \(line 1 must name",
+    ),
+    (
+      "qrels/dev.tsv",
+      "q0.1\td0\t1\nq0.2\td0\t1",
+      "but 'q0.1', 'd0', '1' .line 1 must name the columns",
+    ),
+    (
       "qrels/dev.tsv",
       f"{HEAD}q0.1\td0\t2\nq0.1\td0\t2\nq0.1\td0\t0",
       "line 4: the score is 0, but another line judges 'd0' for 'q0.1' as 2",

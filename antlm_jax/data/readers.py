@@ -457,15 +457,18 @@ def mappings(
     if kind(source) in _COLUMNAR:
       options["optional"] = optional
     for place, record in reader(source, columns, **options):
-      for column, argument in columns.items():
-        if not isinstance(record, dict):
-          raise ValueError(f"{place} is no object with a {column!r}")
-        if column not in record:
-          has = parsing.listed(record)
-          hint = ""
-          if argument:
-            hint = f"; choose one with --{argument}, or leave out this file"
-          raise ValueError(f"{place} has no column {column!r} but {has}{hint}")
+      if columns and not isinstance(record, dict):
+        raise ValueError(f"{place} is no object with a {next(iter(columns))!r}")
+      if absent := [column for column in columns if column not in record]:
+        has = parsing.listed(record)
+        if kind(source) in TABLES:
+          has += " (line 1 must name the columns)"
+        hint = ""
+        if argument := columns[absent[0]]:
+          hint = f"; choose one with --{argument}, or leave out this file"
+        raise ValueError(
+          f"{place} has no column {parsing.listed(absent)} but {has}{hint}"
+        )
       yield place, record
 
 

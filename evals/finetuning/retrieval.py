@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antlm_jax.data import readers, splits
@@ -218,29 +218,27 @@ def load_retrieval_examples(
   ]
 
 
-def _records(
-  path: pathlib.Path, names: Sequence[str]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Yields places and fields; those of `names` are text, also for numbers.
+def _with_text(fields: Mapping[str, Any], names: Sequence[str], place: str):
+  """Returns a record whose fields `names` are text, also for numbers.
 
   Raises a UserError if one of them is absent, or neither text nor a number.
   """
-  for place, fields in sets.record_fields(path):
-    numbers = {
-      name: str(fields[name])
-      for name in names
-      if type(fields.get(name)) in (int, float)
-    }
-    record = {**fields, **numbers}
-    sets.require_texts(record, names, place)
-    yield place, record
+  numbers = {
+    name: str(fields[name])
+    for name in names
+    if type(fields.get(name)) in (int, float)
+  }
+  record = {**fields, **numbers}
+  sets.require_texts(record, names, place)
+  return record
 
 
 def _texts_by_id(path: pathlib.Path) -> dict[str, str]:
   """Reads titles and texts, joined, by id."""
   out = {}
   blank = 0
-  for place, line in _records(path, ("_id",)):
+  for place, fields in sets.record_fields(path):
+    line = _with_text(fields, ("_id",), place)
     sets.require_texts(line, ("text",), place)
     name = line["_id"]
     title = line.get("title")
@@ -261,9 +259,10 @@ def _relevant(
 ) -> dict[str, dict[str, float]]:
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
-  columns = "query-id", "corpus-id", "score"
-  for place, judgement in _records(path, columns):
-    query, document, score = (judgement[column] for column in columns)
+  columns = dict.fromkeys(("query-id", "corpus-id", "score"), "")
+  for place, values in sets.source_records(str(path), columns):
+    fields = dict(zip(columns, values, strict=True))
+    query, document, score = _with_text(fields, [*columns], place).values()
     if query not in queries:
       queries_path = _table(path.parents[1] / "queries")
       raise UserError(f"{place}: {query!r:.60} is not in {queries_path}")
