@@ -144,12 +144,13 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
     assert row.paired_by == "items"
   line = runs.told(compare.compare, [tmp_path])
   assert f"is a folder of results: name each, such as {tmp_path}/a" in line
-  # An item less, and the same item with another label
+  # An item less, and the same item with another label or another text
   text = (folders[1] / "items.jsonl").read_text()
   *lines, last = text.splitlines(keepends=True)
   label = last.replace('"label": 1', '"label": 0')
+  changed = {**json.loads(last), "text": "0" * 16}
   assert label != last
-  for wrong in (lines, [*lines, label]):
+  for wrong in (lines, [*lines, label], [*lines, json.dumps(changed)]):
     (folders[1] / "items.jsonl").write_text("".join(wrong))
     with pytest.raises(UserError, match="b has other items than a: evaluate"):
       compare.compare(folders)

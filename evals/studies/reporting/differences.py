@@ -46,32 +46,34 @@ class Pairing(NamedTuple):
 def pair_scores(scores: Scores, items: ItemFiles) -> Pairing | None:
   """Pairs the scores of a measure by the items that most of them have.
 
-  Scores of other items (another --limit, say) cannot be paired. None if no
-  items are known.
+  Scores of other items (another --limit, or other texts of the same names)
+  cannot be paired. None if no items are known.
   """
   scored = [(line, items.of(line)) for line in scores]
-  names = {known and known.names for _, known in scored}
-  if len(names) > 1 and scores[0].metric == LOSS:
+  names_and_texts = {known and known[:2] for _, known in scored}
+  if len(names_and_texts) > 1 and scores[0].metric == LOSS:
     # Some runs have losses of other rows, or none: the rows do not pair.
     without = [line._replace(items=None) for line in scores]
     scored = [(line, items.of(line)) for line in without]
   scored = [(line, known) for line, known in scored if known]
   if not scored:
     return None
-  counts = collections.Counter(known.names for _, known in scored)
-  names = counts.most_common(1)[0][0]
-  same = [(line, known) for line, known in scored if known.names == names]
+  counts = collections.Counter(known[:2] for _, known in scored)
+  ((names, texts), _) = counts.most_common(1)[0]
   values = collections.defaultdict(dict)
-  for line, known in same:
-    values[line.row, line.mode][line.seed, line.trial] = known.scores
+  excluded = Scores()
+  for line, known in scored:
+    if known[:2] == (names, texts):
+      values[line.row, line.mode][line.seed, line.trial] = known.scores
+    else:
+      excluded.append(line)
   uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in names))}
   # The same text under another UID is another question.
-  texts = same[0][1].texts
   questions = [(uid, text) for (uid, _), text in zip(names, texts, strict=True)]
   numbers = {key: i for i, key in enumerate(dict.fromkeys(questions))}
   return Pairing(
     strata=np.array([uids[uid] for uid, _ in names]),
     texts=np.array([numbers[question] for question in questions]),
     values=values,
-    excluded=Scores(line for line, known in scored if known.names != names),
+    excluded=excluded,
   )

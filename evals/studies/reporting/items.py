@@ -23,7 +23,8 @@ from antlm_jax.training.metrics import ROWS
 class Items(NamedTuple):
   """A run's scores of each of a measure's n items."""
 
-  names: tuple[tuple, ...]  # UIDs and ids; where equal, runs compare
+  # UIDs and ids, and texts. Runs compare if both are equal.
+  names: tuple[tuple, ...]
   texts: tuple  # items of equal texts count as one item
   scores: np.ndarray  # `[n]`, as bool whether it is right
 
