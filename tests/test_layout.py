@@ -66,10 +66,10 @@ BUDGETS = {
   "configs/studies": 5_080,
   "evals": 8_620,
   "evals/benchmarks": 12_594,
-  "evals/finetuning": 41_730,
+  "evals/finetuning": 41_830,
   "evals/studies": 28_400,
   "evals/zero_shot": 10_770,
-  "tests": 292_000,
+  "tests": 292_300,
 }
 LAYOUT = {
   *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),

@@ -280,14 +280,34 @@ def test_the_python_of_a_refusal_reads_the_file(tmp_path, before):
 
 
 def test_the_python_of_a_refusal_reads_the_chosen_columns(tmp_path):
-  """Catches the first and last columns, and words that CoNLL-U has twice."""
-  (tmp_path / "a").write_text(CONLLU)
+  """Catches the first and last columns in place of the chosen columns."""
+  (tmp_path / "a").write_text("# x\nNN\tAda\tB-X\t_\nVB\tsat\tO\t_\n")
   names = {}
   with pytest.raises(UserError) as error:
-    own_task(tmp_path / "a", tokens_column="2", tags_column="4")
+    own_task(tmp_path / "a", tokens_column="2", tags_column="3")
   exec(str(error.value).split("`")[1], names)
-  words = [(["Do", "n't"], ["AUX", "PART"]), (["go"], ["VERB"])]
-  assert names["records"] == words
+  assert names["records"] == [(["Ada", "sat"], ["B-X", "O"])]
+
+
+def test_conllu_is_read(tmp_path):
+  """Catches ranges and empty nodes as words, and words with spaces refused."""
+  text = CONLLU.replace("\n2\t", "\n1.1\tI\ti\tPRON\tP\n2\t")
+  text += "2\t10 000\t_\tNUM\tCD\n"
+  path = tmp_path / "en-ud-train.conllu"
+  path.write_text(text)
+  with pytest.raises(UserError, match=r"end its name in \.conllu, and choose"):
+    own_task(path.rename(tmp_path / "a"))
+  (tmp_path / "a").rename(path)
+  path.with_name("en-ud-dev.conllu").write_text(text)
+  for column, tags in (("", "AUX PART VERB NUM"), ("5", "VB RB VB CD")):
+    task = own_task(tmp_path, tags_column=column)
+    examples = task.load("train")
+    assert [e.texts for e in examples] == [("Do", "n't"), ("go", "10 000")]
+    labels = [task.head.labels[i] for e in examples for i in e.label]
+    assert labels == tags.split()
+  path.write_text("Ada\ta\ta\tNOUN\n")
+  with pytest.raises(UserError, match="line 1 has no number in column 1"):
+    own_task(tmp_path)
 
 
 WORDS = "such as [A-Z]+ are not entity tags"

@@ -2,6 +2,8 @@
 
 Tabs divide the columns, or else spaces. An empty line or `-DOCSTART-` ends a
 sentence. A file whose columns are not those that the caller knows is refused.
+In CoNLL-U, which Universal Dependencies has, comments, ranges (1-2 Don't) and
+empty nodes (1.1) are left out.
 """
 
 import re
@@ -34,6 +36,9 @@ class Columns(NamedTuple):
   tag: int = 1  # column of the tags; -1 is the last
   width: int = 2  # number of columns; 0 for that of the first line
   comments: bool = False  # whether lines that begin with # are left out
+  numbered: bool = (
+    False  # whether it is CoNLL-U, whose first column has numbers
+  )
   language: bool = False  # whether one precedes each word (en:Paris)
 
 
@@ -124,12 +129,15 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
   tabs = any("\t" in text for text in texts if text[:1] != "#")
   divider = re.compile("\t" if tabs else " +")
   blocks = [[]]
-  for number, text in enumerate(texts, start=1):
+  for line_number, text in enumerate(texts, start=1):
     if not text.strip() or text.startswith(_DOCUMENT):
       blocks.append([])
       continue
     parts = [part.strip() for part in divider.split(text)]
-    blocks[-1].append(_Line(number, parts, text))
+    number = _ID.fullmatch(parts[0])
+    if columns.numbered and number and number[1]:
+      continue
+    blocks[-1].append(_Line(line_number, parts, text))
   blocks = [block for block in blocks if block]
   lines = [line for block in blocks for line in block]
   least = max(columns.word, columns.tag) + 1
@@ -139,6 +147,8 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
     if count != width:
       fault = f"{count} column{'s' * (count != 1)}, not {width}"
       raise _refusal(path, columns, lines, line, fault)
+    if columns.numbered and not _ID.fullmatch(line.parts[0]):
+      raise _refusal(path, columns, lines, line, "no number in column 1")
   return blocks
 
 
@@ -177,23 +187,30 @@ def _without_language(word: str) -> str:
 def _refusal(
   path: str, columns: Columns, lines: Sequence[_Line], line: _Line, fault: str
 ) -> UserError:
-  """Returns an error with the Python that reads such a file into records.
+  """Returns an error with its remedy: an ending, or Python for records.
 
-  It takes the columns that the user has chosen, or else the first and the last.
+  The Python takes the columns that the user has chosen, or else the first and
+  the last.
   """
+  place = f"{path}, line {line.number} has {fault}"
+  if columns.numbered:
+    return UserError(f"{place}, but each line must be a word of CoNLL-U")
   rows = [line for line in lines if line.text[:1] != "#"]
+  if rows and all(_ID.fullmatch(row.parts[0]) for row in rows):
+    return UserError(
+      f"{place}, and numbers precede its words, as in CoNLL-U: end its name in"
+      " .conllu, and choose tags_column (by default 4, UPOS)"
+    )
   divider = "'\\t'" * any("\t" in row.text for row in rows)
   comments = any(line.text.startswith("# ") for line in lines)
-  numbered = all(_ID.fullmatch(row.parts[0]) for row in rows)
   word = columns.word
   tag = columns.tag
   if columns.width:
-    word = int(numbered)
+    word = 0
     tag = -1
   is_word = "x.strip()" + " and x[:2] != '# '" * comments
-  is_word += " and x.split()[0].isdecimal()" * numbered
   return UserError(
-    f"{path}, line {line.number} has {fault}, but each line must be a word and"
+    f"{place}, but each line must be a word and"
     " its tag: choose tokens_column and tags_column (from 1), or read records"
     f" in Python, `with open({path!r}) as file: blocks = [[x.split({divider})"
     f" for x in text.splitlines() if {is_word}] for text in"

@@ -1,7 +1,7 @@
 """Tagging: a label for each word of a sentence, such as its entity's.
 
 A file has a word and its tag in each line, and an empty line after each
-sentence. Or it has records of words and tags. Tags have one of
+sentence. Or it is CoNLL-U, or has records of words and tags. Tags have one of
 `tag_schemes.SCHEMES`; those of entities become IOB2. As in arXiv
 2507.00994, spaces join the words, every token has its word's label, and a word
 gets the label of most of its tokens. A long sentence has several rows, so that
@@ -57,6 +57,7 @@ from antlm_jax.settings import Section, setting
 _NOWHERE = -1  # word, and label, of a token outside of all words
 OUTSIDE = 0  # class O: no entity
 _FEW = 3  # sentences that may all have one word
+_CONLLU = ".conllu"  # ending of Universal Dependencies' files
 _LONG = 100  # words, above which a set's only sentence is probably several
 _MASKED = Pass(masked=True, shift=0)
 
@@ -278,12 +279,12 @@ class TagOptions(Section):
   tokens_column: str = setting(
     "",
     "Column of the words in your own sentences: a name, by default tokens, or"
-    " in files of columns a number, by default 1",
+    " in files of columns a number, by default 1 (2 in .conllu)",
   )
   tags_column: str = setting(
     "",
     "Column of the tags in your own sentences: a name, by default tags, or in"
-    " files of more than two columns a number",
+    " files of more than two columns a number, by default 4 (UPOS) in .conllu",
   )
 
   @property
@@ -291,13 +292,15 @@ class TagOptions(Section):
     """Returns the columns of the words and the tags in records."""
     return self.tokens_column or "tokens", self.tags_column or "tags"
 
-  @property
-  def file_columns(self) -> conll.Columns:
-    """Returns the columns of the words and the tags in files of columns."""
-    if not self.tokens_column and not self.tags_column:
+  def file_columns(self, path: str) -> conll.Columns:
+    """Returns the columns of the words and the tags in a file of columns."""
+    is_conllu = path.endswith(_CONLLU)
+    if not (self.tokens_column or self.tags_column or is_conllu):
       return conll.Columns()
+    defaults = ("2", "4") if is_conllu else ("1", "2")
+    names = "tokens_column", "tags_column"
     numbers = []
-    for name, default in (("tokens_column", "1"), ("tags_column", "2")):
+    for name, default in zip(names, defaults, strict=True):
       column = getattr(self, name) or default
       if not column.isdecimal() or int(column) == 0:
         raise UserError(
@@ -308,7 +311,7 @@ class TagOptions(Section):
     word, tag = numbers
     if word == tag:
       raise UserError(f"words and tags are both in column {word + 1}")
-    return conll.Columns(word, tag, width=0)
+    return conll.Columns(word, tag, 0, comments=is_conllu, numbered=is_conllu)
 
 
 def known_task(data: str, name: str, classes: tuple[str, ...] = ()) -> Task:
@@ -541,7 +544,9 @@ def _read_sentences(
 ) -> Iterator[Example]:
   """Yields a source's sentences, whose labels are the names of tags."""
   if isinstance(source, str) and _is_columns(source):
-    for sentence in conll.read_own(source, options.file_columns):
+    columns = options.file_columns(source)
+    read = conll.read_known if columns.numbered else conll.read_own
+    for sentence in read(source, columns):
       tags = _tag_names(sentence.label, names, sentence.id)
       yield sentence._replace(label=tags)
     return
