@@ -200,6 +200,8 @@ def require_path(value: Any, name: str) -> None:
   if not isinstance(value, str | os.PathLike):
     raise UserError(f"{name}={value!r:.200} is no path")
   path = os.fspath(value)
+  if not path:
+    raise UserError(f"{name} is empty: give a path, such as . for this folder")
   if path.startswith("~/"):  # a shell replaces it only where a word begins
     raise UserError(
       f"{name}={path:.200}: ~ is not replaced here: write"
@@ -424,31 +426,64 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
   @functools.wraps(function)
   def call(*args: P.args, **kwargs: P.kwargs) -> T:
-    signature = _signature(function)
-    names = signature.parameters
-    takes_others = any(p.kind is p.VAR_KEYWORD for p in names.values())
-    for name in kwargs:
-      if name not in names and not takes_others:
-        hint = suggestion(name, names, f"it has {', '.join(names)}")
-        raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
-    try:
-      bound = signature.bind_partial(*args, **kwargs)
-    except TypeError as error:  # too many, or one of them twice
-      raise UserError(
-        f"{function.__name__}: {error}; it has {', '.join(names)}"
-      ) from None
+    bound = _bind(function, args, kwargs)
     fields = fields_of(function)
     for name, field in fields.items():
       if name in bound.arguments:
         bound.arguments[name] = field.accept(bound.arguments[name], name)
-    for name, field in fields.items():
-      required = field.default is dataclasses.MISSING
-      if required and name not in bound.arguments:
-        raise UserError(f"{function.__name__}: give {name}: {field.help}")
+    helps = {name: field.help for name, field in fields.items()}
+    _require(function, bound, helps)
     with jax_flags.library_flags():
       return function(*bound.args, **bound.kwargs)
 
   return call
+
+
+def checked_names(function: Callable[P, T]) -> Callable[P, T]:
+  """Makes a function check the names and the number of its arguments.
+
+  It is for a function that imports its types when it runs, so that `checked`
+  cannot read them. Raises a UserError.
+  """
+
+  @functools.wraps(function)
+  def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    bound = _bind(function, args, kwargs)
+    _require(function, bound, _helps(function))
+    return function(*args, **kwargs)
+
+  return call
+
+
+def _bind(
+  function: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+  """Binds arguments to parameters. UserError for a wrong name or number."""
+  signature = _signature(function)
+  names = signature.parameters
+  takes_others = any(p.kind is p.VAR_KEYWORD for p in names.values())
+  for name in kwargs:
+    if name not in names and not takes_others:
+      hint = suggestion(name, names, f"it has {', '.join(names)}")
+      raise UserError(f"{function.__name__}: no argument {name!r}; {hint}")
+  try:
+    return signature.bind_partial(*args, **kwargs)
+  except TypeError as error:  # too many, or one of them twice
+    raise UserError(
+      f"{function.__name__}: {error}; it has {', '.join(names)}"
+    ) from None
+
+
+def _require(
+  function: Callable, bound: inspect.BoundArguments, helps: Mapping[str, str]
+) -> None:
+  """Raises a UserError for the first required argument that is missing."""
+  for name, help in helps.items():
+    parameter = bound.signature.parameters[name]
+    is_missing = name not in bound.arguments
+    is_required = parameter.default is parameter.empty
+    if is_missing and is_required and parameter.kind not in _VARIADIC:
+      raise UserError(f"{function.__name__}: give {name}: {help}")
 
 
 class Section:

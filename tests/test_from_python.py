@@ -319,6 +319,7 @@ def test_a_run_has_a_history_and_a_picture(mixed, tmp_path):
   assert losses._repr_html_().count("<tr>") == 1 + len(losses)
   assert str(losses).splitlines()[-1].split()[:2] == ["12", "eval/clm/loss"]
   assert "'eval/x' is none of eval/clm/loss" in runs.told(run.history, "eval/x")
+  assert "names=5 is not of type str" in runs.told(run.history, 5)
   # The curriculum and the mix are shaded as in the run's own picture.
   assert run.plot()._repr_png_() == (run.workdir / "curves.png").read_bytes()
   (run.workdir / "summary.json").unlink()  # as of a run that has not ended
@@ -431,6 +432,16 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.train("quickstart", "~/w"), "workdir=~/w: .* write /"),
     (lambda: ax.prepare(["a"], pathlib.Path("~/w")), "output=~/w: .* write /"),
     (lambda: ax.load("~/w"), "=~/w: .* write /"),
+    # Catches a run in the current folder.
+    (lambda: ax.train("quickstart", ""), "workdir is empty: give a path"),
+    # Catches tracebacks, and "has no step 20, but steps 20".
+    (lambda: ax.load("run", step="20"), "step='20' is not of type int"),
+    (lambda: ax.load("run", stp=20), "load: no argument 'stp'; did you mean"),
+    (lambda: ax.load(), "load: give path: Path to the run"),
+    (lambda: ax.train(), "train: give config: Name of a config"),
+    (lambda: ax.train("quickstart", "w", "d", []), "train: too many positio"),
+    # Catches a text that is true.
+    (lambda: ax.train("quickstart", "w", quiet="no"), "quiet='no' is not of"),
     (
       lambda: ax.train("quickstart", "w", {"input_ids": [[1]], "labels": [1]}),
       "data has the columns input_ids, labels: give rows",

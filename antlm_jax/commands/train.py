@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from antlm_jax import cli, jax_flags, plugins
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import signals
-from antlm_jax.settings import require_path
+from antlm_jax.settings import Field, checked_names, require_path
 
 if TYPE_CHECKING:
   from typing import TypeAlias
@@ -108,6 +108,7 @@ class Trained:
     return history.plot(self.workdir)
 
 
+@checked_names
 def train(
   config: str | os.PathLike[str] | Config,
   workdir: str | os.PathLike[str] | None = None,
@@ -153,6 +154,8 @@ def train(
   if workdir is None:
     workdir = _dated_folder(config)
   require_path(workdir, "workdir")
+  quiet = Field(value_type=bool).accept(quiet, "quiet")
+  command = Field().accept(command, "command")
   if not isinstance(hooks, Iterable):
     raise UserError(f"hooks={hooks!r:.80} is no list: give [MyHook()]")
   hooks = [*hooks]  # an iterator gives them once

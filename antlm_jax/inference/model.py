@@ -11,12 +11,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from antlm_jax import jax_flags, models, units
+from antlm_jax import models, settings, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.page import history
 from antlm_jax.runtime import compilation, files, progress
-from antlm_jax.settings import argument
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
@@ -27,7 +26,7 @@ _Model = TypeVar("_Model", bound=TextModel)
 # A command's model: loaded, or the path to it.
 ModelOrPath = Annotated[
   _Model | files.Path,
-  argument(
+  settings.argument(
     "--checkpoint",
     help="Path to a run or one of its checkpoints; may be gs://...",
   ),
@@ -106,8 +105,10 @@ class Loaded(TextModel):
     return history.plot(self.saved.run)
 
 
-@jax_flags.library_flags()
-def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
+@settings.checked
+def load(
+  path: str | os.PathLike[str] | Loaded, step: int | None = None
+) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
   Args:

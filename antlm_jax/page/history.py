@@ -16,6 +16,7 @@ from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.page import plots
 from antlm_jax.runtime import files
+from antlm_jax.settings import Field
 from antlm_jax.training import metrics
 
 _SHOWN = 5  # first and last values that a long table shows
@@ -53,6 +54,7 @@ def read(folder: str | os.PathLike[str], names: str = "*") -> History:
 
   Raises a UserError if the folder has none, or none of these names.
   """
+  names = Field().accept(names, "names")
   rows = _metrics_by_step(folder)
   history = History(
     Measurement(step, name, value)
