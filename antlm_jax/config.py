@@ -679,7 +679,7 @@ def config_from_json(text: str) -> Config:
     values = traverse_util.flatten_dict(stored, sep=".")
     fields = _fields_by_key(values)
     values = {
-      key: value
+      key: _stored_value(value, fields.get(key))
       for key, value in values.items()
       if key in fields or key in GROUPS
     }
@@ -687,6 +687,12 @@ def config_from_json(text: str) -> Config:
     return _build(values, {} if stored["objectives"] else OBJECTIVES)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
+
+
+def _stored_value(value: Any, field: settings.Field | None) -> Any:
+  """Returns a stored value; versions before 0.2 have steps as floats."""
+  is_steps = isinstance(field, settings.AmountField) and value >= 1
+  return round(value) if is_steps else value
 
 
 def _needed_objectives(stored: Mapping[str, Any]) -> dict[str, Any]:

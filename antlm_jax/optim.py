@@ -238,11 +238,13 @@ class Schedule(Section):
   """Settings of every learning-rate schedule. A subclass adds `fall`."""
 
   peak_lr: float = setting(1e-3, "Highest learning rate", least=0)
-  warmup_steps: float = amount_setting(0.02, "Length of the linear warmup")
+  warmup_steps: float | int = amount_setting(
+    0.02, "Length of the linear warmup"
+  )
   min_lr_ratio: float = setting(
     0.0, "Final learning rate / peak_lr", least=0, most=1
   )
-  cooldown_steps: float = amount_setting(
+  cooldown_steps: float | int = amount_setting(
     0.0, "Length of the final fall from min_lr_ratio x peak_lr to zero"
   )
   restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
@@ -315,7 +317,9 @@ class Schedule(Section):
 class WSD(Schedule):
   """Warmup, stable, decay (arXiv 2404.06395)."""
 
-  decay_steps: float = amount_setting(0.1, "Length of the decay at the end")
+  decay_steps: float | int = amount_setting(
+    0.1, "Length of the decay at the end"
+  )
   decay: str = setting(
     "linear", "Shape of the rate's decay", choices=tuple(DECAYS)
   )

@@ -101,7 +101,7 @@ class Eval(Section):
 
   group = "eval"
 
-  every: float = amount_setting(0.05, "Time between two evaluations")
+  every: float | int = amount_setting(0.05, "Time between two evaluations")
   rows: int = setting(
     512, "Largest number of held-out rows of each set", least=0
   )
@@ -129,7 +129,7 @@ class Saving(Section):
 
   group = "checkpoint"
 
-  every: float = amount_setting(0.1, "Time between two saves")
+  every: float | int = amount_setting(0.1, "Time between two saves")
   keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
   keep_every: int = setting(
     0, "Save and keep multiples of this step; 0 for none", least=0

@@ -43,6 +43,7 @@ U = TypeVar("U")
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38
+_HUGE = 10**39
 _LONGEST_NAME = 255  # bytes of a file's name, at most
 _BOUNDS = {
   "least": ("at least", operator.ge),
@@ -68,7 +69,7 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 class Field:
   """A value of one type, which can be read from text and checked.
 
-  The subclasses below are the other forms: lists, paths and open types.
+  The subclasses below are the other forms: lists, amounts, paths, open types.
   """
 
   name: str = ""
@@ -119,7 +120,8 @@ class Field:
       except argparse.ArgumentTypeError as error:
         raise UserError(f"{label}: {error}") from error
     if self.value_type is float and type(value) is int:
-      value = float(value)
+      # Larger ints are refused below, but float() raises an OverflowError.
+      value = float(min(max(value, -_HUGE), _HUGE))
     elif self.value_type is int and type(value) is float and value.is_integer():
       value = int(value)  # 1e4 is a fine way to write an int
     if unmet := self._unmet(value):
@@ -169,6 +171,29 @@ class ListField(Field):
     parts = value if isinstance(value, list | tuple) else (value,)
     texts = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in parts)
     return tuple(self.part.accept(part, label) for part in texts)
+
+
+class AmountField(Field):
+  """A number of steps, which is an int, or a share under 1, a float."""
+
+  def parse(self, text: str, label: str) -> Any:
+    """Reads an int as an int, so that 1 differs from 1.0."""
+    number = super().parse(text, label)
+    is_count = text.isdecimal() and number <= LARGEST
+    return int(number) if is_count else number
+
+  def accept(self, value: Any, label: str, text: str = "") -> Any:
+    """Returns the number; UserError if it may mean either, such as 1.0."""
+    number = super().accept(value, label, text)
+    if number < 1:
+      return number
+    is_whole_run = number == 1 and isinstance(value, float)
+    if is_whole_run or not number.is_integer():
+      raise UserError(
+        f"{label}={text or value} is no whole number of steps, nor a share"
+        " under 1: write 1 for one step, or a share such as 0.1"
+      )
+    return int(number)
 
 
 class OpenField(Field):
@@ -305,6 +330,8 @@ def _typed_field(description: Field, hint: Any, **values) -> Field:
   form = Field
   if types_of_values == {str, os.PathLike}:
     form = PathField
+  elif types_of_values == {int, float}:
+    form = AmountField
   elif len(types_of_values) > 1:
     form = OpenField
   if many:

@@ -87,7 +87,9 @@ def test_a_run_resumes_from_any_folder_without_its_start(tmp_path, monkeypatch):
     ("seed=7", 7),
     ("train.batch_size=1e3", 1000),
     ("optimizer.eps=1e-5", 1e-5),
-    ("schedule.warmup_steps=300", 300.0),
+    ("schedule.warmup_steps=300", 300),
+    ("schedule.warmup_steps=1", 1),
+    ("schedule.warmup_steps=0.5", 0.5),
     ("model.tied=false", False),
     ("model.windows=8,0", (8, 0)),
     ("curriculum=C:M=1:15", "C:M=1:15"),
@@ -568,7 +570,23 @@ def test_a_name_brings_its_own_settings_and_keeps_common_ones():
   )
 
 
+@pytest.mark.parametrize("key", ["schedule.warmup_steps", "eval.every"])
+@pytest.mark.parametrize("value", ["1.0", 1.0, "1e0", "2.5", 2.5])
+def test_an_amount_is_a_share_or_a_whole_number_of_steps(key, value):
+  """Catches a share of 1.0 that is one step, and steps that are rounded."""
+  line = told(config.load_config, "babylm_small", {key: value})
+  assert f"{key}={value} is no whole number of steps, nor a share" in line
+
+
+def test_an_int_beyond_floats_is_refused():
+  """Catches an OverflowError."""
+  assert "lr=1e+39 is not finite" in told(lambda: optim.WSD(peak_lr=10**400))
+
+
 def test_old_runs_may_have_other_settings():
+  stored = load("seed=3", "eval.every=1").to_dict()
+  stored["eval"]["every"] = 1.0  # as version 0.1 stored it
+  assert config.config_from_json(json.dumps(stored)).eval.every == 1
   stored = load("seed=3").to_dict()
   del stored["eval"]["pairs"], stored["init"]
   stored["model"]["went"] = stored["schedule"]["decay_steps"] = 0.7
