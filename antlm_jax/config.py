@@ -616,8 +616,10 @@ _SHRUNK = {
   "eval.every": 0.5,
   "eval.rows": 8,
   "checkpoint.every": 0.5,
+  "checkpoint.at": (),
   "checkpoint.keep_every": 0,
   "log.every": 1,
+  "log.trace": "",
 }
 
 

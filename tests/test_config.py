@@ -315,6 +315,14 @@ def test_shrink_heeds_the_overrides(overrides, curriculum_, steps):
   assert config.load_config("quickstart:shrink", epochs).curriculum == "1C+1M"
 
 
+def test_shrink_drops_steps_that_it_never_reaches(tmp_path):
+  """Catches a shrunk run that `checkpoint.at` refuses."""
+  path = tmp_path / "late.py"
+  path.write_text(MAKE.format("config.checkpoint.at = (3000,)"))
+  assert config.load_config(path).checkpoint.at == (3000,)
+  assert not config.load_config(f"{path}:shrink").checkpoint.at
+
+
 @pytest.mark.parametrize("steps", [1, 3, 6, 40, 41, 100])
 def test_shrink_takes_the_steps_that_are_asked_for(steps):
   """Catches a curriculum of many phases that ignores `train.steps`."""

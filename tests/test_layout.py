@@ -49,7 +49,7 @@ GROUPS = {
 NEVER = "models", "objectives"
 # Tokens of a room, at most.
 BUDGETS = {
-  "antlm_jax": 18_900,
+  "antlm_jax": 18_907,
   "antlm_jax/attention": 21_170,
   "antlm_jax/commands": 10_400,
   "antlm_jax/data": 42_310,
@@ -61,7 +61,7 @@ BUDGETS = {
   "antlm_jax/page": 4_911,
   "antlm_jax/planning": 15_780,
   "antlm_jax/runtime": 10_389,
-  "antlm_jax/training": 20_390,
+  "antlm_jax/training": 20_426,
   "configs": 2_810,
   "configs/studies": 5_080,
   "evals": 8_620,

@@ -252,6 +252,8 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
       "init.checkpoint={whole};optimizer.average=tail;curriculum=70C steps",
       "tail begins before step 60, and .*/60 has no average",
     ),
+    ("log.trace=90:9500", "log.trace=90:9500 ends after the run"),
+    ("checkpoint.at=5,9500", "checkpoint.at=9500 is never reached: the run"),
     ("checkpoint.words=1M", "1M is never reached.*2.69k words"),
     ("train.max_epochs=0.01", " epochs of the data.*train.max_epochs=0.01"),
     (

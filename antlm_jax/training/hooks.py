@@ -26,13 +26,13 @@ import numpy as np
 
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import units
-from antlm_jax.config import Config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import chips, processes, progress
 from antlm_jax.settings import Registry
 from antlm_jax.training import checkpoint, flops, metrics, notes
+from antlm_jax.training.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +82,19 @@ HOOKS = Registry[Callable[[], Hook]]("log.hooks")
 
 
 def hooks_of_run(
-  config: Config, folder: pathlib.Path, extra: Sequence[Hook]
+  run: Run, folder: pathlib.Path, extra: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
+  config = run.config
   # Log is first: it counts a step before other hooks record values after it.
   # Save is after all hooks that record, so that a resumed run has their values.
   named = [HOOKS[name]() for name in config.log.hooks]
   log = LogHook()
   watch = [Watch(log)] if config.eval.watch else []
-  steps = config.log.trace
-  trace = [Trace(steps, folder / "trace")] if steps else []
+  trace = []
+  if config.log.trace:
+    total = run.curriculum.steps
+    trace = [Trace(config.log.trace, total, folder / "trace")]
   return [log, HeldOut(), *extra, *named, *watch, Save(), *trace]
 
 
@@ -441,18 +444,23 @@ class LogHook(Hook):
 class Trace(Hook):
   """Profiles steps `FIRST:LAST` of the first process.
 
-  Raises a UserError if `steps` cannot be read.
+  Raises a UserError if `steps` cannot be read, or end after the
+  run's `total`.
   """
 
-  def __init__(self, steps: str, folder: pathlib.Path):
+  def __init__(self, steps: str, total: int, folder: pathlib.Path):
     self._folder = folder
     self._running = False
-    match = re.fullmatch(r"(\d+):(\d+)", steps)
+    match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", steps)
     if not (match and int(match[1]) < int(match[2])):
       raise UserError(
         f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
       )
     self._first, self._last = map(int, match.groups())
+    if self._last > total:
+      raise UserError(
+        f"log.trace={steps} ends after the run, which has {total} steps"
+      )
 
   def start(self, trainer) -> None:
     if self.due(trainer):

@@ -75,7 +75,7 @@ def train_built(
   fetched = metrics.METRICS, metrics.ROWS, writers.WANDB_ID
   with files.reaching(workdir), buckets.Mirror(workdir, *fetched) as mirror:
     _check_same_run(run, mirror.workdir)
-    all_hooks = hooks_lib.hooks_of_run(run.config, mirror.folder, hooks)
+    all_hooks = hooks_lib.hooks_of_run(run, mirror.folder, hooks)
     with (
       jax.set_mesh(run.mesh),
       saving.lock_workdir(mirror.workdir),

@@ -208,9 +208,14 @@ def build_run(
     p.name: ", ".join(dict.fromkeys(run.attention_of(p.batch)))
     for p in run.batch_kinds()
   }
+  steps = run.curriculum.steps
+  late = [step for step in config.checkpoint.at if step > steps]
+  if late:
+    raise UserError(
+      f"checkpoint.at={late[0]} is never reached: the run has {steps} steps"
+    )
   words_of_steps = {}
   if words := config.checkpoint.words:
-    steps = run.curriculum.steps
     words_of_steps = milestones.find_milestones(words, run.words, steps)
     if not words_of_steps:
       words_seen = quantity(run.words(steps))
