@@ -142,8 +142,9 @@ def test_names_of_classes(tmp_path, capsys):
 
 
 TEXT_LISTS = "[a]", "[a, b]", "{a,b}", "('a', 'b')", "a|b", "a; b", "0 1.0 0"
-TEXT_LISTS += "0,1,0", "[0 1 0]", "True False", "a\nb"
+TEXT_LISTS += "0,1,0", "[0 1 0]", "True False", "a\nb", "a\uff1bb"
 MISSING = "nan", "NaN", "None", "null", "N/A", "NA", "-", "-1", -1, -100.0
+MISSING += "?", "--", "N.A.", "\\N"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,11 @@ MISSING = "nan", "NaN", "None", "null", "N/A", "NA", "-", "-1", -1, -100.0
     *((("c", label), "2: no label .*name all classes") for label in MISSING),
     *((("c", [label]), "record 2: no label") for label in MISSING),
     (("c", "x,y"), "record 2: the label 'x,y' joins the labels x, y: write"),
-    (("c", "x+y"), "record 2: the label 'x.y' joins the labels x, y: write"),
+    *(
+      (("c", f"x{sign}y"), "2: the label 'x.+y' joins the labels x, y: write")
+      for sign in ("+", " ", ":", "_", "\uff0c", "\u3001", " - ")
+    ),
+    (("c", "x,y,"), "record 2: the label 'x,y,' joins the labels x, y: write"),
     (("c", "\ud800"), r"record 2: '\\ud800' has half of a surrogate"),
     (("\udfff", "x"), r"record 2: '\\udfff' has half of a surrogate"),
     ((NAN, "x"), "data, record 2: nan is not text"),

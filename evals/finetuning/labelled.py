@@ -39,13 +39,16 @@ from antlm_jax.settings import Section, setting
 
 _FEW = 20  # more labels than this must be at most half as many as examples
 # Labels that programs write as texts: [a, b], {a,b}, (a, b), a|b, a;b, 0 1 0.
+# Also with the semicolon and the commas of Chinese.
 _BIT = r"(?:[01](?:\.0*)?|true|false)"
 _SEVERAL = re.compile(
-  rf"\[.*\]|\{{.*\}}|\(.*,.*\)|.*[|;\n\t].*|{_BIT}(?:[\s,]+{_BIT})+",
+  rf"\[.*\]|\{{.*\}}|\(.*,.*\)|.*[|;\uff1b\n\t].*|{_BIT}(?:[\s,]+{_BIT})+",
   re.DOTALL | re.IGNORECASE,
 )
+# Marks of a missing label, which as tags may be signs.
+_BLANKS = "?", ".", "--"
 # Signs between labels, if all parts are labels themselves.
-_JOINT = re.compile("[,/+&]")
+_JOINTS = re.compile("[,\uff0c\u3001/+&]"), re.compile(r"[\W_]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +308,7 @@ def _class_name(label: object, place: str, names: Sequence[str]) -> str:
     name = str(int(label)) if label.is_integer() else repr(label)
   if name in names:
     return name
-  if record_values.is_missing(label):
+  if record_values.is_missing(label) or name in _BLANKS:
     raise UserError(
       f"{place}: no label ({label!r:.20}): leave out the record, or name all"
       " classes with labels"
@@ -454,13 +457,14 @@ def _class_names(
 
 def _refuse_joined(name: str, names: Container[str], place: str) -> None:
   """Raises a UserError if all parts of a name are other classes."""
-  parts = [part.strip() for part in _JOINT.split(name)]
-  if len(parts) > 1 and all(part in names for part in parts):
-    raise UserError(
-      f"{place}: the label {name!r:.60} joins the labels"
-      f" {', '.join(parts):.60}: write lists to jsonl or parquet, or name all"
-      " classes with labels"
-    )
+  for joint in _JOINTS:
+    parts = [*filter(None, map(str.strip, joint.split(name)))]
+    if len(parts) > 1 and all(part in names for part in parts):
+      raise UserError(
+        f"{place}: the label {name!r:.60} joins the labels"
+        f" {', '.join(parts):.60}: write lists to jsonl or parquet, or name all"
+        " classes with labels"
+      )
 
 
 def _indexed(

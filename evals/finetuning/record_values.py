@@ -27,7 +27,7 @@ _LIST = re.compile(rf"\[(?:\s*+\]|{_ITEM}(?:,{_ITEM})*+)")
 # Programs' marks of missing values, without case.
 _MISSING = {
   *("", "-", "nan", "-nan", "nat", "none", "null", "n/a", "#n/a", "<na>"),
-  *("-1", "-1.0", "-100", "-100.0"),
+  *("n.a.", "#na", "\\n", "-1", "-1.0", "-100", "-100.0"),
 }
 _TRUTH = {
   **dict.fromkeys(("0", "0.0", "false"), False),
