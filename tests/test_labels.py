@@ -7,6 +7,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from antlm_jax.errors import UserError
@@ -31,7 +32,7 @@ NAN = float("nan")
 
 def made(data, make=labelled.classify):
   """Returns the task of data, and its examples in train and dev."""
-  is_whole = isinstance(data, str | dict | DataFrame)
+  is_whole = isinstance(data, str | dict | DataFrame | pa.Table)
   data = data if is_whole else list(data)
   task = make(data, "own", "bidirectional", *HOW)
   return task, [e for s in ("train", task.evaluations[0]) for e in task.load(s)]
@@ -103,13 +104,15 @@ class DataFrame:
 
 
 def test_a_tables_rows_are_records():
-  """Catches names of columns as texts, and a column that another replaces."""
+  """Catches columns that are read as texts, refused, or lost."""
   assert read(DataFrame("text", "label")) == {
     ("a text",): "a",
     ("b text",): "b",
   }
   with pytest.raises(UserError, match="two columns have the name 'text'"):
     made(DataFrame("text", "text", "label"))
+  table = pa.table({"label": [*"abab"], "text": [f"{x} text" for x in "abab"]})
+  assert read(table) == {("a text",): "a", ("b text",): "b"}
 
 
 def test_names_of_classes(tmp_path, capsys):
@@ -363,14 +366,17 @@ def test_unused_columns_that_change_the_meaning_are_told(tmp_path, capsys):
   """Catches weights, and labels of pairs, that are left out in silence."""
   pair = {"query": "q", "positive": "p", "text": "a", "topic": "t"}
   rows = [{**pair, "label": i % 2, "weight": 2} for i in range(6)]
-  rows = [{**row, "Is_Duplicate": 0} for row in rows]
+  rows = [{**row, "Is_Duplicate": 0, "negative_1": "n"} for row in rows]
   path = str(runs.write_lines(tmp_path / "own.jsonl", rows))
   options = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
   embedding.pairs_task(path, "own", "causal", *options)
   made(rows)
   said = capsys.readouterr().out
   assert "own.jsonl: columns that are not used: 'Is_Duplicate', 'label'" in said
-  assert "data: columns that are not used: 'Is_Duplicate', 'weight'" in said
+  unused = "'Is_Duplicate', 'negative_1', 'weight'"
+  assert f"data: columns that are not used: {unused}" in said
+  made([("a", "x"), {"text": "b", "label": "y", "text_pair": "c"}] * 3)
+  assert "not used: 'text_pair'" in capsys.readouterr().out
 
 
 def test_metrics_of_lists_are_scikit_learns():

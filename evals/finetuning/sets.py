@@ -46,6 +46,10 @@ _MEANINGFUL = {
   *("score", "similarity", "similarity_score", "relevance", "is_duplicate"),
   *("negative", "negatives", "hard_negative", "hard_negatives"),
   *("weight", "sample_weight", "is_impossible", "split"),
+  # Texts that belong to another text.
+  *("text2", "text_2", "text_b", "text_pair", "sentence2", "sentence_2"),
+  *("hypothesis", "question2"),
+  *(f"negative_{i}" for i in range(10)),
 }
 
 # Examples in memory: columns by name, or values in the columns' order.
@@ -128,7 +132,8 @@ def open_data(data: Data, any_kind: bool = False) -> dict[str, list[Source]]:
   by_name = isinstance(data, Mapping)
   result = {}
   for split, source in (data if by_name else {"train": data}).items():
-    if not isinstance(source, Iterable):
+    # A table of pyarrow has no iterator.
+    if not isinstance(source, Iterable) and not hasattr(source, "columns"):
       raise UserError(
         f"data: {source!r:.60} is no list of records, and no path"
       )
