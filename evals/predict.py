@@ -93,7 +93,7 @@ def predict(
       length = max_length or loaded.longest_row
       outputs, rows = saved.compute(loaded, examples, length, batch_size)
       predictions = head.predictions(outputs, rows)
-    blank = sum(not "".join(x.texts).strip() for x in predictions)
+    blank = sum(not all(map(str.strip, x.texts or [""])) for x in predictions)
     if blank and not is_file:
       progress.say(f"warning: {blank:,} of {len(examples):,} texts are blank")
   if output is not None:

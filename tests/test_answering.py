@@ -391,7 +391,7 @@ def test_records_keep_the_rules_of_squads_form(tmp_path, file):
       assert bool(answers) == ("answers" not in changes)
 
 
-def test_a_start_has_a_column_of_its_own_in_csv(tmp_path):
+def test_a_start_has_a_column_of_its_own(tmp_path):
   """Catches an error that asks for the start that is there."""
   lines = "question,context,answers,answer_start", "Who?,Tom sat sat,sat,8"
   lines += "What?,Tom sat,Tom,", "Why?,Tom sat,sat,4.0"
@@ -404,6 +404,12 @@ def test_a_start_has_a_column_of_its_own_in_csv(tmp_path):
   )
   labels = [example.label for example in task.load("own-test")]
   assert labels == [[["sat", 8]], [["Tom", 0]], [["sat", 4]]]
+  rows = [{"question": "Who?", "context": CONTEXT, "answers": ["sat", "Ann"]}]
+  rows = [row | {"answer_start": [13, 9]} for row in rows]
+  task = answering.make_answering_task(
+    {"test": rows}, "own", "causal", answering.AnsweringOptions()
+  )
+  assert task.load("own-test")[0].label == [["sat", 13], ["Ann", 9]]
 
 
 def test_questions_without_an_answer_have_scores_and_a_best_threshold():

@@ -554,9 +554,10 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
   for place, (*texts, answers, start, impossible) in sets.source_records(
     source, columns, optional=("answer_start", "is_impossible")
   ):
-    if isinstance(answers, str) and answers:
-      if isinstance(start, str):  # of csv; blank for none
-        start = record_values.finite_number(start)
+    if isinstance(start, str):  # of csv; blank for none
+      start = record_values.finite_number(start)
+    texts_only = answers if isinstance(answers, list) else [answers]
+    if start is not None and all(isinstance(x, str) for x in texts_only):
       answers = {"text": answers, "answer_start": start}
     question = {"answers": answers, "is_impossible": impossible}
     answers = _possible(question, place)

@@ -417,7 +417,7 @@ def source_texts(
       if not isinstance(text, str):
         raise UserError(f"{place}: {text!r:.40} is not one text")
     count += 1
-    blank += not any(text.strip() for text in values)
+    blank += not all(map(str.strip, values or [""]))
     yield tuple(values)
   if blank:
     progress.say(
