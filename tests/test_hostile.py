@@ -1,5 +1,6 @@
 """Folders of strangers: nothing of them is run, obeyed, or written through."""
 
+import functools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from antlm_jax.hf import card
 from antlm_jax.page import plots
 from antlm_jax.planning import topology
 from antlm_jax.runtime import files, records
+from antlm_jax.runtime import jobs as processes
 from antlm_jax.training import metrics
 from tests import runs
 
@@ -65,6 +67,17 @@ def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
   assert told == runs.told(files.file_lock(lock).__enter__)
   assert kind != "link" or target.read_text() == "precious"
   assert kind != "dangling" or not target.exists()
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path):
+  """Catches the log of a study's job that replaces another file."""
+  target = tmp_path / "precious"
+  target.write_text("precious")
+  log = tmp_path / "a.log"
+  log.symlink_to(target)
+  start = functools.partial(processes.Child, "a", ["antlm_jax"], log=log)
+  assert "a.log: it is a link or no regular file" in runs.told(start)
+  assert target.read_text() == "precious"
 
 
 def test_rows_are_not_written_through_a_link(corpus):

@@ -292,7 +292,7 @@ def file_lock(
     with writing(path):
       # Unbuffered: else closing it would fail once more on a full disk.
       file = stack.enter_context(
-        open(path, "a+b", buffering=0, opener=_open_no_link)
+        open(path, "a+b", buffering=0, opener=open_no_link)
       )
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -316,7 +316,7 @@ def file_lock(
     yield True
 
 
-def _open_no_link(path: str, flags: int) -> int:
+def open_no_link(path: str, flags: int) -> int:
   """Opens a file whose content may be replaced: no link, pipe or device."""
   try:
     # Nonblocking: else it would wait for the other end of a pipe.

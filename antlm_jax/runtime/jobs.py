@@ -14,8 +14,9 @@ from typing import IO
 
 from antlm_jax import cli
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
-from antlm_jax.runtime import cores, progress, signals
+from antlm_jax.runtime import cores, files, progress, signals
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC  # flags of a new log
 _PAUSE = 0.1  # seconds between looks at the processes
 _LINES = 15  # of a failed command's log that are shown
 
@@ -56,7 +57,8 @@ class Child(subprocess.Popen):
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     environment = os.environ | environment
     if log:
-      file = log.open("wb")
+      with files.writing(log):
+        file = os.fdopen(files.open_no_link(log, _NEW), "wb")
       streams = {"stdout": file, "stderr": subprocess.STDOUT}
     elif shown:
       quiet = subprocess.DEVNULL if progress.is_quiet() else None
