@@ -361,6 +361,29 @@ def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
   assert len(dev) - 4 == len(test) - 16 == 8  # all documents
 
 
+def test_queries_that_sets_share_are_told(tmp_path, capsys):
+  """Catches a test set whose queries were trained on, in silence."""
+  (tmp_path / "qrels").mkdir()
+  for name in ("corpus", "queries"):
+    rows = [{"_id": f"{i}", "text": f"{name} {i}"} for i in range(4)]
+    runs.write_lines(tmp_path / f"{name}.jsonl", rows)
+  for split, numbers in (("train", "01"), ("dev", "23"), ("test", "12")):
+    rows = "\n".join(f"{number}\t{number}\t1" for number in numbers)
+    (tmp_path / f"qrels/{split}.tsv").write_text(HEAD + rows)
+
+  def said():
+    retrieval.make_retrieval_task(
+      tmp_path, "own", "causal", retrieval.RetrievalOptions()
+    ).load("train")
+    return capsys.readouterr().out.splitlines()[-1]
+
+  name = f"warning: {tmp_path.name}"
+  assert said() == f"{name}-test: 1 of 2 queries are also in train.tsv"
+  pairs = [{"anchor": "Queries  3 ", "positive": "p"}]
+  runs.write_lines(tmp_path / "pairs.jsonl", pairs)
+  assert said() == f"{name}-dev: 1 of 2 queries are also in pairs.jsonl"
+
+
 def test_pairs_are_read(tmp_path, capsys):
   """Catches judgements, and columns of pairs, that are unused in silence."""
   path = tmp_path / "msmarco/pairs.jsonl"

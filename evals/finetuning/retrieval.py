@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antlm_jax.data import readers, splits
@@ -188,6 +188,7 @@ def load_retrieval_examples(
     for place, texts in sets.source_records(str(path), columns):
       record_values.nonempty(texts, place)
       pairs.append(Example(tuple(texts), id=place))
+    _warn_of_shared_queries(folder, paths, (pair.texts[0] for pair in pairs))
     return pairs
   corpus = _table(folder / "corpus")
   queries = _texts_by_id(_table(folder / "queries"))
@@ -206,6 +207,7 @@ def load_retrieval_examples(
       sets.divide_training_set(list(relevant.items()))[split != "train"]
     )
   if split == "train":
+    _warn_of_shared_queries(folder, paths, map(queries.get, relevant))
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
       for query, judgements in relevant.items()
@@ -216,6 +218,28 @@ def load_retrieval_examples(
     *(Example((queries[q],), relevant[q], q) for q in relevant),
     *(Example((documents[name],), None, name) for name in documents),
   ]
+
+
+def _warn_of_shared_queries(
+  folder: pathlib.Path,
+  paths: Mapping[str, pathlib.Path],
+  train_queries: Iterable[str],
+) -> None:
+  """Warns of queries of an evaluation set that are also trained on."""
+  train = set(map(record_values.same_text, train_queries))
+  with progress.quietly(True):  # the evaluation sets have their own warnings
+    queries = _texts_by_id(_table(folder / "queries"))
+    texts = {
+      split: [queries[query] for query in _relevant(path, queries)]
+      for split, path in paths.items()
+      if path != paths["train"]
+    }
+  for split, of_split in texts.items():
+    if shared := sum(record_values.same_text(x) in train for x in of_split):
+      progress.say(
+        f"warning: {split}: {shared:,} of {len(of_split):,} queries are also in"
+        f" {paths['train'].name}"
+      )
 
 
 def _with_text(fields: Mapping[str, Any], names: Sequence[str], place: str):
