@@ -36,9 +36,7 @@ class Columns(NamedTuple):
   tag: int = 1  # column of the tags; -1 is the last
   width: int = 2  # number of columns; 0 for that of the first line
   comments: bool = False  # whether lines that begin with # are left out
-  numbered: bool = (
-    False  # whether it is CoNLL-U, whose first column has numbers
-  )
+  numbered: bool = False  # whether it is CoNLL-U: numbers in column 1
   language: bool = False  # whether one precedes each word (en:Paris)
 
 

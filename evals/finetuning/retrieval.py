@@ -242,7 +242,9 @@ def _warn_of_shared_queries(
       )
 
 
-def _with_text(fields: Mapping[str, Any], names: Sequence[str], place: str):
+def _with_text(
+  fields: Mapping[str, Any], names: Sequence[str], place: str
+) -> dict[str, Any]:
   """Returns a record whose fields `names` are text, also for numbers.
 
   Raises a UserError if one of them is absent, or neither text nor a number.
