@@ -2,13 +2,14 @@
 # Installs antlm_jax into .venv/, unless it is up to date. Uses Python 3.11 or
 # later: $PYTHON, or python3. If python3 is older, it fetches Python 3.12.
 #
-#   launch/setup.sh [EXTRA,...]   extras of setup.py: test, test-hf, evals, hf,
-#                                 notebook, tpu, cuda, gcs, datatrove
+#   launch/setup.sh [EXTRA,...]   extras of setup.py: cuda, cuda12, tpu, gcs, hf,
+#                                 datasets, evals, wandb, notebook, datatrove,
+#                                 mteb, docs, test, test-hf
 #   launch/setup.sh libtpu        only the compiler for TPUs, for `antlm plan`
 #   launch/setup.sh cuda-compiler      only the compiler for GPUs
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
 

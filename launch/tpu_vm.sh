@@ -295,6 +295,12 @@ if [ "${words[0]}" = run ]; then
     [[ $(< "$root/setup.py") == *"\"$extra\": ["* ]] ||
       fail "--extras=$extra: setup.py has no such extra"
   done
+  if [[ ,$(trained_with config.log.writers), == *,wandb,* ]]; then
+    [[ ,${option[extras]}, == *,wandb,* ]] ||
+      fail "log.writers=wandb: the TPUs lack the package: give --extras=wandb"
+    [[ ,${option[env]}, == *,WANDB_API_KEY,* ]] ||
+      fail "log.writers=wandb: the TPUs lack the key: give --env=WANDB_API_KEY"
+  fi
   data="$(local_data)"
   [ -z "$data" ] || fail "$data: the TPUs have no folder of this machine: copy \
 it to the bucket, and give gs://BUCKET/FOLDER"

@@ -221,6 +221,15 @@ esac
     (f"tpu_vm run a --zone=z --type=v4-8 --env=NONE {TRAIN}", "is not set"),
     (f"tpu_vm run a --zone=z --type=v4-8 --env=A=1 {TRAIN}", "name of a"),
     (f"tpu_vm run a --zone=z --type=v4-8 --extras=wb {TRAIN}", "no such extra"),
+    (
+      f"tpu_vm run a --zone=z --type=v4-8 {TRAIN} --config.log.writers=wandb",
+      "give --extras=wandb",
+    ),
+    (
+      "tpu_vm run a --zone=z --type=v4-8 --extras=wandb"
+      f" {TRAIN} --config.log.writers=tensorboard,wandb",
+      "give --env=WANDB_API_KEY",
+    ),
     (f"tpu_vm run a --type=v4-8 --poll=1min {TRAIN}", "--poll=1min: must be"),
     ("tpu_vm stop a --workdir=gs://b/", "--workdir=gs://BUCKET/a"),
     (
@@ -338,6 +347,14 @@ def test_what_cannot_start_is_refused_before_its_machines(overrides, part):
   words += ["--config=quickstart", "--config.data.path=gs://b/data"]
   words += ["--check", "--topology=v5e:256", "--config.train.batch_size=256"]
   assert part in runs.refused("antlm_jax.commands.plan", *words)
+
+
+def test_parameters_beyond_a_devices_memory_are_refused():
+  """Catches a mesh that copies the state of the 1B to each of eight v5e."""
+  spec = "encoders:size=1B"
+  told = runs.told(check.check_launch, spec, {}, "v5e:2x4")
+  assert "v5e:2x4" in told and "raise mesh.fsdp (now 1)" in told
+  assert check.check_launch(spec, {"mesh.fsdp": 8}, "v5e:2x4")["devices"] == 8
 
 
 def test_two_slices_have_a_named_batch_and_mesh():

@@ -90,6 +90,8 @@ BAD_ENDS = (
   [
     ("400C+800M", (3.0, 5.0), (3.02, 3.9), ()),
     ("400C+800M", (3.0, 5.0), (3.2, 4.1), BAD_ENDS),
+    # No later phase has undone the first.
+    ("400C+800M", (5.0, 6.0), (4.9, 3.9), ("clm", "train for longer")),
     ("1200C:M", (2.0, 2.0), (3.0, 2.0), ("clm", "eval.watch=clm ")),
     ("1200C", (5.0, 6.0), (4.5, 6.0), ("clm", "train for longer")),
     # A trial of a few steps has one line.

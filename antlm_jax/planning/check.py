@@ -17,6 +17,9 @@ from antlm_jax.training import writers
 
 _EPOCH = 1000  # steps of an epoch, for lengths that are checked without data
 _VOCAB_SIZE = 128_256  # for models whose shapes are checked without their data
+# Bytes of a parameter, its gradient, and one moment of the optimizer: the least
+# that a step holds, next to activations.
+_LEAST_BYTES = 12
 
 
 def check_launch(
@@ -36,8 +39,9 @@ def check_launch(
 
   Raises:
     UserError: The config cannot be made, is for another topology, or has a
-      batch that the devices do not divide, a curriculum or a schedule that does
-      not fit the run, or an unknown writer.
+      batch that the devices do not divide, parameters that exceed a device's
+      memory, a curriculum or a schedule that does not fit the run, or an
+      unknown writer.
   """
   run_config = config_lib.load_config(config, changes)
   kind, _, shape = topology.partition(":")
@@ -51,7 +55,7 @@ def check_launch(
         _compare(named, topology, place)
   devices = place.devices * slices
   have = f"the launch has {{}} ({topology})"
-  data, fsdp, _ = run_config.mesh.sizes(devices, slices, have)
+  data, fsdp, tensor = run_config.mesh.sizes(devices, slices, have)
   layout = BatchLayout(
     run_config.train.batch_size, run_config.train.microbatches, data * fsdp
   )
@@ -61,6 +65,14 @@ def check_launch(
     _ = writers.WRITERS[name]
   objectives = ", ".join(objective.name for objective in run_config.trained)
   size = models.build_model(run_config.model, _VOCAB_SIZE).size
+  least = _LEAST_BYTES * size / (fsdp * tensor)
+  if kind != "gpu" and least > place.chip.memory:
+    raise UserError(
+      f"parameters, gradients and one moment need {least / 2**30:.1f} GiB on"
+      f" each device of {topology}, which has"
+      f" {place.chip.memory / 2**30:.1f} GiB: raise mesh.fsdp"
+      f" (now {fsdp}), or take devices with more memory"
+    )
   return {
     "config": config if isinstance(config, str) else run_config.model.name,
     "topology": topology,

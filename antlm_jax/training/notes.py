@@ -240,7 +240,9 @@ def advice(
     few = f"{run.curriculum.steps} steps are too few to learn much"
     return [f"tip: {few}: train for longer"]
   names = run.curriculum.objectives
-  if any(len(p.shares) < len(names) for p in run.curriculum.phases):
+  known = run.config.known_objectives
+  last_phase = run.curriculum.phases[-1].shares
+  if not {known[name].name for name in last_phase}.issuperset(fell):
     mixed = f"{run.curriculum.steps}{':'.join(names)} steps"
     tip = (
       "later phases can undo the learning of earlier phases; train all"
