@@ -108,7 +108,7 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   fails_now = library in _BUCKETS and is_temporary(error)
   if isinstance(error, Unavailable) or fails_now:
     line = " ".join(str(error).split()) or type(error).__name__
-    return RUN_AGAIN, f"error: {line}: run the same command again to resume"
+    return RUN_AGAIN, f"error: {line}: run the same command again"
   if isinstance(error, UserError):
     return BAD_INPUT, f"error: {error}"
   if isinstance(error, OSError) and error.errno in _TOLD:

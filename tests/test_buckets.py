@@ -341,7 +341,7 @@ def test_a_bucket_that_fails_for_long_ends_with_a_status_to_run_again(
   with pytest.raises(Unavailable) as told:
     remote.read([3])
   found, line = errors.explain(told.value)
-  assert found == 75 and line.endswith(": run the same command again to resume")
+  assert found == 75 and line.endswith(": run the same command again")
   assert f"cannot read {url}/train-0" in line and "\n" not in line
   # The threads that build batches do not wait again.
   allowed.forbid = refuses = Failing(status, times=100)

@@ -94,9 +94,11 @@ def _draw_losses(
   sets = dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"])
   has_many = bool(curriculum) and len(curriculum.phases) > _MANY
   objectives = {kind: name for name, kind in names.items()}
+  later_losses = []
   for kind, colour in zip(kinds, itertools.cycle(COLOURS), strict=False):
     for curve in smooth(rows, f"train/{kind}/loss", steps):
       axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
+      later_losses += [*curve[1][1 + len(curve[1]) // 10 :]]
     if has_many and kind in objectives:
       _draw_by_blocks(axes, rows, kind, colour, curriculum, objectives[kind])
     else:
@@ -107,21 +109,21 @@ def _draw_losses(
       _draw_line(axes, rows, f"eval/{kind}/{name}/loss", color=colour, **style)
   if not math.isnan(unigram):
     axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
-  _limit_to_held_out_losses(axes, rows, unigram)
+    later_losses.append(unigram)
+  _limit_losses(axes, rows, later_losses)
   axes.set_ylabel("loss (nats per target)")
   legend(axes, "held-out losses\n" * has_many + "thin: in training")
 
 
-def _limit_to_held_out_losses(axes, rows: ByStep, unigram: float) -> None:
-  # The held-out losses before the first step would flatten the curves.
+def _limit_losses(axes, rows: ByStep, others: Sequence[float]) -> None:
+  # The losses of the first steps would flatten the curves.
   visible = [
     row[key]
     for step, row in rows.items()
     for key in row
     if step > 0 and key.startswith("eval/") and key.endswith("/loss")
   ]
-  if not math.isnan(unigram):
-    visible.append(unigram)
+  visible = [*filter(math.isfinite, [*visible, *others])]
   if visible:
     margin = 0.08 * (max(visible) - min(visible)) + 0.05
     axes.set_ylim(min(visible) - margin, max(visible) + margin)
