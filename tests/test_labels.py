@@ -71,7 +71,7 @@ def test_a_label_twice_in_a_list_is_refused():
 
 def test_an_error_names_the_set_in_memory():
   """Catches a missing label of test that seems to be the first of train."""
-  data = {"train": [("a", 0), ("b", 1)], "test": [("c", -1)]}
+  data = {"train": [("a", 0), ("b", 1)], "test": [("c", -1), ("d", 1)]}
   with pytest.raises(UserError, match="data of test, record 1: no label"):
     made(data)
 
@@ -139,9 +139,54 @@ def test_names_of_classes(tmp_path, capsys):
   made([("a", "x, y"), ("b", "z")] * 6)
   assert "a label with a comma is one class: 'x, y'" in capsys.readouterr().out
   path.write_text("text,label\n" + "a,1\nb,2\nc,1.0\nd,02\n" * 3)
-  made(str(path))
+  task, _ = made(str(path))
+  assert task.head.labels == ("1", "02", "2")
+  assert "classes: '02', '2'\n" in capsys.readouterr().out
+
+
+def test_whole_numbers_are_one_class_in_all_formats(tmp_path):
+  """Catches 1.0 of csv, as pandas writes it, that is not 1 of jsonl."""
+  csv_text = "text,label\n" + "a,0.0\nb,1.0\nc,-0.0\n" * 5
+  (tmp_path / "train.csv").write_text(csv_text)
+  lines = [{"text": "d", "label": 1}, {"text": "e", "label": 0.0}]
+  runs.write_lines(tmp_path / "test.jsonl", lines)
+  task, _ = made(str(tmp_path))
+  assert task.head.labels == ("0", "1")
+  assert [e.label for e in task.load(task.evaluations[1])] == [1, 0]
+
+
+@pytest.mark.parametrize(
+  "lines",
+  [
+    "text,label\nd,-1\ne,-1\n",
+    "text,label\nd,\ne,\n",
+    "id,text\n1,d\n2,e\n",  # as Kaggle's test.csv
+  ],
+)
+@pytest.mark.parametrize("make", [labelled.classify, labelled.regress])
+def test_a_test_set_without_labels_is_not_evaluated(
+  tmp_path, capsys, lines, make
+):
+  """Catches -1 of GLUE's test sets as a number, and advice that is missing."""
+  train = "text,label\n" + "a,0\nb,1\nc,2\n" * 5
+  (tmp_path / "train.csv").write_text(train)
+  (tmp_path / "test.csv").write_text(lines)
+  task, _ = made(str(tmp_path), make)
+  assert [x.rpartition("-")[2] for x in task.evaluations] == ["dev"]
   said = capsys.readouterr().out
-  assert "classes: '1', '1.0'\n" in said and "classes: '02', '2'\n" in said
+  assert (
+    "no record of test has a label, so test is not evaluated; `antlm" in said
+  )
+  # Some labels, or names that include them, are labels.
+  (tmp_path / "test.csv").write_text("text,label\nd,-1\ne,\nf,1\n")
+  with pytest.raises(UserError, match=r"line [23]: no label"):
+    made(str(tmp_path), make)
+  (tmp_path / "test.csv").write_text("text,label\nd,-1\n")
+  (tmp_path / "train.csv").write_text(train.replace("2", "-1"))
+  if make is labelled.classify:
+    classes = labelled.Classes(("-1", "0", "1"))
+    task = make(str(tmp_path), "own", "causal", *HOW, classes)
+    assert len(task.evaluations) == 2
 
 
 TEXT_LISTS = "[a]", "[a, b]", "{a,b}", "('a', 'b')", "a|b", "a; b", "0 1.0 0"

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ _SEVERAL = re.compile(
 )
 # Marks of a missing label, which as tags may be signs.
 _BLANKS = "?", ".", "--"
+_WHOLE = re.compile(r"([-+]?\d{1,18})\.0+")  # as pandas writes whole numbers
+_LABEL = "label_column"  # argument that names the labels
 # Signs between labels, if all parts are labels themselves.
 _JOINTS = re.compile("[,\uff0c\u3001/+&]"), re.compile(r"[\W_]")
 
@@ -110,7 +112,7 @@ def classify(
   sources = sets.open_data(data)
   names = classes.names or _known_names(sources, options.label_column)
   label_of = functools.partial(_label_names, names=names)
-  records = _read_labelled(data, sources, options, label_of)
+  records = _read_labelled(data, sources, options, label_of, names)
   first = next(itertools.chain(*records.values()))[1]
   kind = multi_label if isinstance(first.label, list) else classification
   if kind is multi_label and _are_vectors(records, names, options):
@@ -224,11 +226,13 @@ def _read_labelled(
   sources_by_split: Mapping[str, Sequence[sets.Source]],
   options: Columns,
   label_of: Callable[[object, str], Any],
+  names: Container[str] = (),
 ) -> dict[str, list[tuple[str, Example]]]:
   """Reads each split's examples, with their places.
 
   `label_of` reads a label, given its place; several label columns are a list.
-  All records have as many texts, and lists for labels or none has.
+  All records have as many texts, and lists for labels or none has. A test set
+  without any label, as of a competition, is left out with a warning.
   """
   if not options.text_column:
     raise UserError("text_column names no column: give one, or two as A,B")
@@ -239,17 +243,31 @@ def _read_labelled(
   for column in options.label_column:
     if column in columns:
       raise UserError(f"label_column={column} is another column, too")
-    columns[column] = "label_column"
+    columns[column] = _LABEL
   out = {}
   first_form = ""
   first_place = ""
   counts = 1 + label_count, len(columns)
   for split, sources in sources_by_split.items():
-    out[split] = []
-    records = (
-      sets.source_records(source, columns, counts) for source in sources
+    may_be_hidden = split == "test" and len(sources_by_split) > 1
+    records = itertools.chain.from_iterable(
+      _source_records(source, columns, counts, may_be_hidden)
+      for source in sources
     )
-    for place, values in itertools.chain.from_iterable(records):
+    if may_be_hidden:
+      records = [*records]
+      labels = [x for _, values in records for x in values[-label_count:]]
+      if labels and all(
+        record_values.is_missing(label) and str(label).strip() not in names
+        for label in labels
+      ):
+        progress.say(
+          f"warning: {sets.path_or_name(data)}: no record of test has a label,"
+          " so test is not evaluated; `antlm predict` predicts its labels"
+        )
+        continue
+    out[split] = []
+    for place, values in records:
       texts = [*values[:-label_count]]
       labels = [*values[-label_count:]]
       label = labels if label_count > 1 else labels[0]
@@ -271,6 +289,20 @@ def _read_labelled(
       purpose = " to train on" * (split == "train")
       raise UserError(f"{sets.path_or_name(data)} holds no records{purpose}")
   return out
+
+
+def _source_records(
+  source: sets.Source,
+  columns: Mapping[str, str],
+  counts: Container[int],
+  may_lack_labels: bool,
+) -> Iterable[tuple[str, list | tuple]]:
+  """Returns the records of a source; files may lack the columns of labels."""
+  if not may_lack_labels or not isinstance(source, str):
+    return sets.source_records(source, columns, counts)
+  text_columns = {x: name for x, name in columns.items() if name != _LABEL}
+  labels = [x for x in columns if x not in text_columns]
+  return sets.source_records(source, text_columns, optional=labels)
 
 
 def _record_form(texts: Sequence[str], label: object) -> str:
@@ -296,8 +328,9 @@ def _label_names(
 def _class_name(label: object, place: str, names: Sequence[str]) -> str:
   """Returns the name of a class, without space around it.
 
-  Raises a UserError if the label is missing, or seems to be several labels. The
-  user's `names` are exempt.
+  Whole numbers have one name, also as pandas writes them (1.0). Raises a
+  UserError if the label is missing, or seems to be several labels. The user's
+  `names` are exempt.
   """
   name = ""
   if isinstance(label, str):
@@ -305,7 +338,11 @@ def _class_name(label: object, place: str, names: Sequence[str]) -> str:
   elif isinstance(label, bool | int):
     name = json.dumps(label)
   elif isinstance(label, float) and math.isfinite(label):
-    name = str(int(label)) if label.is_integer() else repr(label)
+    name = repr(label)
+  if name in names:
+    return name
+  if whole := _WHOLE.fullmatch(name):
+    name = str(int(whole[1]))
   if name in names:
     return name
   if record_values.is_missing(label) or name in _BLANKS:

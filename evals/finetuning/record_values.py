@@ -110,7 +110,7 @@ def truth(value: object) -> bool | None:
 
 
 def warn_of_twins(path: str, names: Iterable[str]) -> None:
-  """Warns of classes that differ only in their writing: '1' and '1.0'."""
+  """Warns of classes that differ only in their writing: '1' and '01'."""
   forms = collections.defaultdict(list)
   for name in sorted(names):
     forms[visible_form(name)].append(name)
