@@ -396,7 +396,15 @@ def test_an_interval_covers_rows_as_well_as_seeds(
   interval = line[f"{100 * confidence:.4g} %"]
   half = statistics.student(29, confidence) * apart.std(ddof=1) / 30**0.5
   assert interval["high"] - line["here"] == pytest.approx(half, rel=0.01)
-  # A run without these losses leaves the interval over seeds alone.
+  # Rows of another held-out text leave the interval over seeds alone.
+  about = (run / "summary.json").read_text()
+  other = about.replace('"unigram_entropy": 6.0', '"unigram_entropy": 6.5')
+  assert other != about
+  (run / "summary.json").write_text(other)
+  line = claims(make(folder, rows)[0])["held-out clm loss, end (nats)"]
+  assert line["verdict"] == "confirmed on one text"
+  (run / "summary.json").write_text(about)
+  # So does a run without these losses.
   (run / "held_out_rows.jsonl").write_text('{"step": 1, "clm/report": [3.5]}')
   line = claims(make(folder, rows)[0])["held-out clm loss, end (nats)"]
   assert line["verdict"] == "confirmed on one text"

@@ -65,9 +65,13 @@ class ItemFiles(dict):
       return None
     names, texts, scores = zip(*columns, strict=True)
     values = np.concatenate(scores)
-    if score.metric == LOSS:  # those of rows are rounded
+    item_texts = sum(texts, ())
+    if score.metric == LOSS:
+      # The losses of rows are rounded. Rows have no hash of their text, but
+      # the baseline is the entropy of the tokens of all.
       values = values + (score.value - values.mean())
-    return Items(sum(names, ()), sum(texts, ()), values)
+      item_texts = tuple((score.baseline, text) for text in item_texts)
+    return Items(sum(names, ()), item_texts, values)
 
   def log_odds(self, scores: Scores) -> Scores:
     """Returns the log-odds behind BLiMP's accuracies."""
