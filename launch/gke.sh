@@ -12,7 +12,8 @@
 # starts. GCLUSTER_IMAGE_REPO must name an Artifact Registry repository for this
 # image. An --image of your own must contain antlm_jax. Kubernetes restarts all
 # containers after status 75, a crash or a preemption, at most --max_restarts
-# times. It does not restart them after status 2.
+# times. It does not restart them after status 2, or without the program (126,
+# 127).
 #
 #   --type=TYPE           TPU of one slice, with its number of chips or, for
 #                         tpu7x, its topology: v5litepod-256, v5p-128, v6e-256,
@@ -87,11 +88,12 @@ or tpu7x-AxBxC (GPUs: launch/slurm.sh)" ;;
     training[0]=.venv/bin/python
   fi
   # With exec, training itself receives the SIGTERM of Kubernetes. A status that
-  # is not in the list ends the job, so only 2 (bad input) is not restarted.
+  # is not in the list ends the job: 2 (bad input), and 126 and 127, with which a
+  # shell cannot run its command.
   command+="exec env PYTHONUNBUFFERED=1 $(quote \
     "$(flags "$generation" "${option[slices]}")" "${training[@]}")"
   local statuses
-  printf -v statuses ',%s' {3..255}
+  printf -v statuses ',%s' {3..125} {128..255}
   read -ra more <<< "${option[submit_args]}"
   job submit "--name=$name" "${tpu[@]}" "--num-slices=${option[slices]}" \
     "${image[@]}" "--restarts=${option[max_restarts]}" \

@@ -5,6 +5,7 @@
 #
 # The exit status decides:
 #   0, 2, 130   done, bad input, interrupted: rerun.sh ends with this status
+#   126, 127    the command cannot be run, or is not found: it ends as well
 #   75          saved, or a bucket fails for now: rerun.sh runs the command
 #               again after the pause. With --end_on_75 it ends with 75: the
 #               platform runs it again
@@ -60,7 +61,7 @@ while :; do
   await "$child"
   child=""
   case "$status" in
-    0 | 2 | 130) exit "$status" ;;
+    0 | 2 | 126 | 127 | 130) exit "$status" ;;
     75) [ "${option[end_on_75]}" = no ] || exit 75
       reason="exit status 75, to be run again" wait="${option[pause]}" ;;
     *) crashes=$((crashes + 1))

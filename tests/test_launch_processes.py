@@ -65,8 +65,10 @@ def runs(tmp_path) -> int:
 @pytest.mark.parametrize(
   "options, statuses, ran, said",
   [
-    ("", [0], 1, []),  # these three are final
+    ("", [0], 1, []),  # these five are final
     ("", [2], 1, []),
+    ("", [126], 1, []),
+    ("", [127], 1, []),
     ("", [130], 1, []),
     # After 75 the command always runs again, after other failures a few times.
     ("--pause=0 --tries=2", [*[75] * 4, 1, 75, 1, 0], 8, ["again"] * 5),
