@@ -65,7 +65,7 @@ do_run() {
   [ "${option[unchecked]}${option[dry_run]}" != nono ] ||
     [ -x "$root/.venv/bin/python" ] ||
     fail "the nodes need $root/.venv: run launch/slurm.sh setup first"
-  local more request=("--job-name=$name" "--nodes=${option[nodes]}"
+  local jobs more request=("--job-name=$name" "--nodes=${option[nodes]}"
     "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")
   [ -z "${option[time]}" ] || request+=("--time=${option[time]}")
   [ -z "${option[partition]}" ] || request+=("--partition=${option[partition]}")
@@ -73,6 +73,12 @@ do_run() {
   request+=(--requeue "--signal=B:USR1@${option[leave]}" --open-mode=append
     "--chdir=$root" "--output=$logs/$name-%j.log")
   read -ra more <<< "${option[sbatch_args]}"
+  need squeue "run this on a login node of the cluster"
+  # In a bucket, nothing else keeps two runs out of one workdir.
+  jobs="$(run squeue --noheader "--format=%i is %T" "--name=$name" \
+    "--user=$(id -un)")"
+  [ -z "$jobs" ] || fail "$name has a job (${jobs%%$'\n'*}): stop or delete \
+it, or give another name"
   run mkdir -p "$logs"
   run sbatch "${request[@]}" "${more[@]}" "$launch/slurm_job.sh" \
     "${option[tries]}" "${rest[@]}"

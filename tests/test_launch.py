@@ -138,7 +138,7 @@ def test_gke_takes_an_image_as_it_is():
 def test_a_slurm_job_has_a_task_for_each_gpu():
   words = "run a --nodes=4 --gpus=8 --time=24:00:00"
   options = "--sbatch_args=--mem=0 --exclusive"
-  _, command = dry("slurm", *words.split(), options, *TRAINING)
+  _, _, command = dry("slurm", *words.split(), options, *TRAINING)
   expected = (
     "sbatch --job-name=a --nodes=4 --ntasks-per-node=8 --gpus-per-node=8"
     " --time=24:00:00 --requeue --signal=B:USR1@300 --open-mode=append"
