@@ -103,10 +103,14 @@ trained_with() { # NAME
 
 # Fails unless `rest` has the options that training needs.
 check_training() {
-  local name
+  local name word
   for name in config workdir; do
     [ -n "$(trained_with "$name")" ] || fail "training needs --$name=..., \
 after --: ... -- --config=configs/X.py --workdir=..."
+  done
+  for word in "${rest[@]}"; do
+    [[ $word != --config* || $word == *=* ]] ||
+      fail "$word needs a value: $word=VALUE"
   done
   [[ " ${rest[*]} " != *" --dry_run "* ]] || fail "--dry_run belongs before --"
   [[ " ${rest[*]}/" != *"gs://BUCKET/"* ]] ||
@@ -178,18 +182,28 @@ ${word%%=*}=configs/$(basename "$file")"
   done
 }
 
-# Prints the first folder of data that is in no bucket, with its option.
-local_data() {
-  local name folder folders
-  for name in config.data.path config.eval.data; do
-    IFS=, read -ra folders <<< "$(trained_with "$name")"
+# Prints the first folder that is in no bucket, with its option: data, pairs, or a
+# model to start from.
+local_folder() {
+  local name folder folders model hub='^(hf://.*|[[:alnum:]_][^/]*/[^/]+)$'
+  for name in data.path eval.data eval.pairs pairs; do
+    IFS=, read -ra folders <<< "$(trained_with "config.$name")"
     for folder in "${folders[@]}"; do
       [[ $folder =~ ^([^=/]+=)?gs:// ]] || {
-        printf '%s' "--$name=$folder"
+        printf '%s' "--config.$name=$folder"
         return
       }
     done
   done
+  model="$(trained_with config.init.checkpoint)"
+  # A name on the Hub is no path from an existing folder.
+  if [[ -n $model && $model != gs://* ]] &&
+    [[ ! $model =~ $hub || -d ${model%/*} ]]; then
+    printf '%s' "--config.init.checkpoint=$model"
+  elif [[ $(trained_with config) =~ [:,]model=([^,]+) ]] &&
+    [ -e "${BASH_REMATCH[1]}" ]; then
+    printf '%s' "--config=...:model=${BASH_REMATCH[1]}"
+  fi
 }
 
 # Warns if the workdir is lost with the machine.

@@ -49,10 +49,11 @@ do_run() {
   check_training
   [ -n "${option[image]}" ] || check_packed
   check_workdir
-  local tpu=("--compute-type=${option[type]}") generation more data
-  data="$(local_data)"
-  [ -z "$data" ] ||
-    note "warning: $data is not gs://...: it must be in the image, or mounted"
+  local tpu=("--compute-type=${option[type]}") generation more
+  local local_path
+  local_path="$(local_folder)"
+  [ -z "$local_path" ] || note "warning: $local_path is not gs://...: it must \
+be in the image, or mounted"
   case "${option[type]}" in
     v4-*) generation=v4 ;;
     v5litepod-*) generation=v5e ;;

@@ -301,8 +301,8 @@ if [ "${words[0]}" = run ]; then
     [[ ,${option[env]}, == *,WANDB_API_KEY,* ]] ||
       fail "log.writers=wandb: the TPUs lack the key: give --env=WANDB_API_KEY"
   fi
-  data="$(local_data)"
-  [ -z "$data" ] || fail "$data: the TPUs have no folder of this machine: copy \
+  local_path="$(local_folder)"
+  [ -z "$local_path" ] || fail "$local_path: the TPUs have no folder of this machine: copy \
 it to the bucket, and give gs://BUCKET/FOLDER"
   workdir="$(trained_with workdir)"
 fi

@@ -148,6 +148,25 @@ def test_a_slurm_job_has_a_task_for_each_gpu():
   assert command == [*expected.split(), *TRAINING[2:]]
 
 
+def test_a_name_with_a_job_is_not_queued_again(tmp_path):
+  """Catches two jobs that write into one workdir."""
+  write_script(tmp_path / "sbatch", 'touch "$0.ran"')
+  write_script(tmp_path / "squeue", "[[ $* != *=a\\ * ]] || echo 17 is PENDING")
+  env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+  part = "a has a job (17 is PENDING): stop or delete it"
+  words = ["--unchecked", "--", *TRAINING[2:]]
+  ends_with_error(launch("slurm", "run", "a", *words, env=env), part)
+  assert not (tmp_path / "sbatch.ran").exists()
+  assert launch("slurm", "run", "b", *words, env=env).returncode == 0
+  assert (tmp_path / "sbatch.ran").exists()
+
+
+@pytest.mark.parametrize("start", ["hf://A/B", "A/B", "gs://b/run"])
+def test_a_run_on_tpus_may_start_from_the_hub_or_a_bucket(start):
+  words = "run", "a", "--zone=z", "--type=v4-8", *TRAINING
+  assert dry("tpu_vm", *words, f"--config.init.checkpoint={start}")
+
+
 def test_local_gives_each_process_its_place():
   words = ["2", "--devices=4", "--port=2000", "--", "a b", "$c"]
   commands = dry("local", *words, env={"XLA_FLAGS": "--mine=1"})
@@ -236,6 +255,20 @@ esac
       f"tpu_vm run a --type=v4-8 {TRAIN} --config.data.path=a=gs://b/a,b=data/b",
       "--config.data.path=b=data/b: the TPUs have no folder of this machine",
     ),
+    (
+      f"tpu_vm run a --type=v4-8 {TRAIN} --config.eval.pairs=pairs",
+      "--config.eval.pairs=pairs: the TPUs have no folder",
+    ),
+    (
+      f"tpu_vm run a --type=v4-8 {TRAIN} --config.init.checkpoint=tests/x",
+      "--config.init.checkpoint=tests/x: the TPUs have no folder",
+    ),
+    (
+      "tpu_vm run a --type=v4-8 -- --workdir=gs://b/a"
+      f" --config=continued:curriculum=1M,model={ROOT}",
+      f"--config=...:model={ROOT}: the TPUs have no folder",
+    ),
+    (f"gke run a --cluster=c {TRAIN} --config.seed 3", "--config.seed=VALUE"),
     (
       "tpu_vm run a --zone=z --type=v4-8 -- --config=c --workdir=gs://b/a",
       "training needs --config.data.path",
