@@ -59,7 +59,7 @@ BUDGETS = {
   "antlm_jax/models": 14_850,
   "antlm_jax/objectives": 7_605,
   "antlm_jax/page": 4_911,
-  "antlm_jax/planning": 15_780,
+  "antlm_jax/planning": 15_880,
   "antlm_jax/runtime": 10_389,
   "antlm_jax/training": 20_426,
   "configs": 2_810,

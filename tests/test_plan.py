@@ -14,9 +14,11 @@ from antlm_jax.commands import plan
 from antlm_jax.masks import AttentionMask
 from antlm_jax.planning import (
   bundles,
+  check,
   compilers,
   estimate,
   hlo,
+  places,
   search,
   topology,
 )
@@ -217,6 +219,27 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_outputs():
 def test_groups_are_read_however_they_are_written(written, group):
   text = PROGRAM.replace("{{0,2},{1,3}}", written)
   assert Collective("reduce-scatter", 128, group) in hlo.count(text).collectives
+
+
+@pytest.mark.parametrize(
+  "name, slices, part",
+  [
+    ("x100:8", 1, "'x100:8': write TPUs (v4:4x4x4 ... h200:8"),
+    ("gpu:0", 1, "'gpu:0': write gpu:8"),
+    ("h100:16", 1, "'h100:16': write h100:8 (one node of at most 8"),
+    ("h100:8x8x8", 1, "write h100:8 "),
+    ("v5e:16x16x16", 1, "such as v5e:16x16"),
+    ("v5p:99999", 1, "at most 16,384 chips"),
+    ("h100:8", 2, "slices=2 is for TPUs: h100:8 includes its nodes"),
+    ("gpu:2x8", 2, "slices=2 is for TPUs"),
+  ],
+)
+def test_a_check_knows_which_devices_there_are(name, slices, part):
+  """Catches a check that is laxer than `plan` itself."""
+  line = runs.told(check.check_launch, "quickstart", {}, name, slices)
+  assert all(words in line for words in part.split(" ... ")), line
+  # Only a check takes GPUs of an unknown kind.
+  assert "unknown" in runs.told(places.parse_topology, "gpu:8")
 
 
 def test_a_loop_without_a_known_end_counts_once_and_is_told():

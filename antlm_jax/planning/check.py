@@ -44,8 +44,7 @@ def check_launch(
       unknown writer.
   """
   run_config = config_lib.load_config(config, changes)
-  kind, _, shape = topology.partition(":")
-  place = places.parse_topology(f"h100:{shape}" if kind == "gpu" else topology)
+  place = places.parse_topology(topology, slices, any_gpus=True)
   if isinstance(config, str):
     # The argument is parsed as in `config.parse_arg`.
     argument = config.partition(":")[2]

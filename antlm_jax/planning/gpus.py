@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.blocks import SAVED
 from antlm_jax.errors import UserError
 from antlm_jax.planning import compilers
+from antlm_jax.planning.places import Topology
 from antlm_jax.runtime import chips
 
 COMPILER_OPTIONS = {
@@ -40,8 +40,6 @@ COMPILER_OPTIONS = {
 _STAND_IN = "antlm_gpu_attention"
 # Names in `attention.backends.BACKENDS`.
 _STOOD_IN_FOR = ("cudnn", "mosaic", "tokamax")
-_MOST_NODES = 1024
-_MOST_IN_NODE = 8  # GPUs that NVLink connects in the nodes of `runtime.chips`
 
 
 # GPUs that can be described, by their names in topologies.
@@ -112,21 +110,14 @@ def description(gpu: chips.Chip) -> str:
   )
 
 
-def gpu_devices(topology: str) -> Sequence[jax.Device]:
+def gpu_devices(place: Topology) -> Sequence[jax.Device]:
   """Returns GPUs that programs can be compiled for but not run on.
 
-  A topology is a kind and a number, h100:8 for a node of eight or h100:4x8 for
-  four such nodes. Each node is a process. Raises a UserError for impossible
-  nodes or if the compiler is not installed.
+  Each node is a process. Raises a UserError if the network between nodes is
+  unknown, or the compiler is not installed.
   """
-  name, _, shape = topology.partition(":")
-  match = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
-  nodes, node_gpus = (int(n or 1) for n in match.groups()) if match else (0, 0)
-  if not (0 < nodes <= _MOST_NODES and 0 < node_gpus <= _MOST_IN_NODE):
-    raise UserError(
-      f"unknown topology {topology!r}: write {name}:8 (one node of at most"
-      f" {_MOST_IN_NODE}) or {name}:4x8 (at most {_MOST_NODES:,} nodes)"
-    )
+  name = place.kind
+  nodes, node_gpus = place.nodes
   if nodes > 1 and not GPUS[name].dcn:
     raise UserError(
       f"the network between nodes of {name} is not published: plan one node"

@@ -13,6 +13,12 @@ from collections.abc import Mapping, Sequence
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import chips
 
+# Example topology of each TPU generation, by libtpu's names.
+TPUS = {x.name: x.example for x in chips.CHIPS.values() if x.example}
+_SHAPE = re.compile(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){0,2}")
+_MOST_CHIPS = 1 << 14  # of a slice; the largest slices have 9,216
+_MOST_NODES = 1024
+_MOST_IN_NODE = 8  # GPUs that NVLink connects in the nodes of `runtime.chips`
 _SMALLEST = "v5e"  # the chip with the least memory, for a bare number of chips
 # Rows of 2,048 tokens of a device in one microbatch. They fill its matrix
 # units, and the stored plans have as many.
@@ -37,7 +43,13 @@ class Topology:
   @property
   def is_tpu(self) -> bool:
     """Whether its devices are TPUs."""
-    return chips.NAMES[self.kind].startswith("TPU")
+    return self.kind in TPUS
+
+  @property
+  def nodes(self) -> tuple[int, int]:
+    """Number of nodes, and of GPUs in each."""
+    node_gpus = int(self.shape.rpartition("x")[2])
+    return self.chips // node_gpus, node_gpus
 
   @property
   def devices(self) -> int:
@@ -51,22 +63,57 @@ class Topology:
     return pattern.format(chips=self.chips, cores=cores, shape=self.shape)
 
 
-def parse_topology(topology: str) -> Topology:
-  """Parses v5e:16x16, h100:8, or a number of chips, such as 256.
+def parse_topology(
+  topology: str, slices: int = 1, any_gpus: bool = False
+) -> Topology:
+  """Parses v5e:16x16, h100:8, h100:4x8, or a number of chips, such as 256.
 
-  Raises a UserError for another text.
+  With `any_gpus`, GPUs of an unknown kind, gpu:4x8, are taken for h100. Raises
+  a UserError for an unknown or impossible topology, or for several slices of
+  GPUs.
   """
-  kind, _, shape = topology.rpartition(":")
-  kind = kind if shape != topology else _SMALLEST
-  if kind not in chips.NAMES or not re.fullmatch(
-    r"[1-9]\d*(x[1-9]\d*)*", shape
-  ):
-    raise UserError(
-      f"unknown topology {topology!r}: write a chip and a shape, such as"
-      " v5e:16x16, v5p:4x4x8 or h100:8, or a number of chips"
+  kind, colon, shape = topology.rpartition(":")
+  known = kind if colon else _SMALLEST
+  if any_gpus and kind == "gpu":
+    known = "h100"
+  if known not in chips.NAMES or (not colon and not _SHAPE.fullmatch(shape)):
+    raise unknown_topology(topology)
+  sizes = list(map(int, shape.split("x"))) if _SHAPE.fullmatch(shape) else []
+  place = Topology(known, shape if colon else "", math.prod(sizes))
+  if place.is_tpu:
+    example = TPUS[known]
+    dimensions = len(example.partition(":")[2].split("x"))
+    is_possible = len(sizes) in (1, dimensions)
+    is_possible &= place.chips <= _MOST_CHIPS
+    remedy = f"a shape of at most {_MOST_CHIPS:,} chips, such as {example}"
+  else:
+    node_gpus = sizes[-1] if 0 < len(sizes) <= 2 else 0
+    # Other kinds may have more in a node.
+    is_possible = node_gpus > 0 and (
+      kind == "gpu" or node_gpus <= _MOST_IN_NODE
     )
-  size = math.prod(map(int, shape.split("x")))
-  return Topology(kind, shape if ":" in topology else "", size)
+    is_possible = is_possible and place.chips <= _MOST_NODES * node_gpus
+    remedy = (
+      f"{kind}:8 (one node of at most {_MOST_IN_NODE}) or {kind}:4x8 (at most"
+      f" {_MOST_NODES:,} nodes)"
+    )
+  if not is_possible:
+    raise UserError(f"unknown topology {topology!r:.60}: write {remedy}")
+  if slices > 1 and not place.is_tpu:
+    raise UserError(
+      f"slices={slices} is for TPUs: {topology} includes its nodes"
+    )
+  return place
+
+
+def unknown_topology(topology: str) -> UserError:
+  """Returns the error for a topology of no known chip."""
+  tpus = ", ".join(TPUS.values())
+  gpus = ", ".join(f"{name}:8" for name in chips.NAMES if name not in TPUS)
+  return UserError(
+    f"unknown topology {topology!r:.60}: write TPUs ({tpus}) or GPUs of one"
+    f" node ({gpus}) or several (h100:4x8)"
+  )
 
 
 def nearest_rows(rows: int, parts: int) -> int:
@@ -104,7 +151,7 @@ def settings_for(
   Raises:
     UserError: The topology is unknown, or the encoder does not fit.
   """
-  place = parse_topology(topology)
+  place = parse_topology(topology, slices)
   devices = place.devices
   limit = _SPARE * place.chip.memory
   width = shape["width"]
@@ -157,9 +204,9 @@ def launch(topology: str, slices: int, words: Sequence[str]) -> str:
     launcher = ["./launch/gke.sh", "run", "NAME", f"--type={place.type('gke')}"]
     launcher += slices_option
   else:
-    nodes, _, node_gpus = place.shape.rpartition("x")
+    nodes, node_gpus = place.nodes
     launcher = ["./launch/slurm.sh", "run", "NAME"]
-    launcher += [f"--nodes={nodes or 1}", f"--gpus={node_gpus}"]
+    launcher += [f"--nodes={nodes}", f"--gpus={node_gpus}"]
     placeholders = {"--workdir": "runs/NAME", "--config.data.path": "DATA"}
   options = {word.partition("=")[0] for word in words}
   missing = [f"{k}={v}" for k, v in placeholders.items() if k not in options]

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -12,15 +11,10 @@ from jax.experimental import topologies
 from antlm_jax import mesh as mesh_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import bundles, compilers, gpus
-from antlm_jax.runtime import chips
+from antlm_jax.planning import bundles, compilers, gpus, places
+from antlm_jax.planning.places import TPUS
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
-# Example topology of each TPU generation, by libtpu's names.
-TPUS = {x.name: x.example for x in chips.CHIPS.values() if x.example}
-# Chips along each side of a slice.
-_SHAPE = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}")
-_MOST_CHIPS = 1 << 14  # of a slice; the largest slices have 9,216
 # Without these, libtpu searches for a TPU and reports that there is none.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -36,30 +30,15 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices that programs can be compiled for but not run on.
 
   A topology is a TPU generation and its shape, such as v5p:4x4x8, in one or
-  several slices; or GPUs, as in `gpus.gpu_devices`. Raises a UserError for an
-  unknown topology or if the compiler is not installed.
+  several slices; or GPUs, as in `places.parse_topology`. Raises a UserError
+  for an unknown topology or if the compiler is not installed.
   """
+  place = places.parse_topology(topology, slices)
   kind = topology.partition(":")[0]
   if kind in gpus.GPUS:
-    if slices > 1:
-      raise UserError(
-        f"--slices={slices} is for TPUs: {topology} includes its nodes"
-      )
-    return gpus.gpu_devices(topology)
-  if kind not in TPUS:
-    kinds = f"TPUs ({', '.join(TPUS.values())}) or GPUs"
-    raise UserError(
-      f"unknown topology {topology!r}: write {kinds} of one node"
-      f" ({', '.join(f'{name}:8' for name in gpus.GPUS)}) or several (h100:4x8)"
-    )
-  shape = topology.partition(":")[2]
-  is_shape = _SHAPE.fullmatch(shape)
-  # libtpu divides by a shape's sizes, and 0 ends the process.
-  if not is_shape or math.prod(map(int, shape.split("x"))) > _MOST_CHIPS:
-    raise UserError(
-      f"unknown topology {topology!r}: write a shape of at most"
-      f" {_MOST_CHIPS:,} chips, such as {TPUS[kind]}"
-    )
+    return gpus.gpu_devices(place)
+  if kind not in TPUS:  # such as a number of chips
+    raise places.unknown_topology(topology)
   path = compilers.libtpu()
   if path is None:
     raise compilers.missing_compiler("TPUs", "plan-tpu", "libtpu")
