@@ -340,11 +340,16 @@ def write_tables(folder, names):
     ("train.csv eval.csv", [1, 1]),
   ],
 )
-def test_a_split_is_one_file_or_its_parts(tmp_path, names, sizes):
-  """Catches parts of a split of which only one is read."""
+def test_a_split_is_one_file_or_its_parts(tmp_path, capsys, names, sizes):
+  """Catches parts of a split of which only one is read, or is there."""
   write_tables(tmp_path, names)
   opened = sets.open_data(str(tmp_path))
   assert [len(examples) for examples in opened.values()] == sizes
+  assert "warning" not in capsys.readouterr().out
+  if "-of-" in names:
+    (tmp_path / names.split()[0]).unlink()
+    sets.open_data(str(tmp_path))
+    assert "train-*: only 1 of 2 parts are there" in capsys.readouterr().out
 
 
 CLAIM = "several files claim to be"

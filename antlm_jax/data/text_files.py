@@ -15,7 +15,7 @@ from typing import NamedTuple
 from antlm_jax.data import readers, splits
 from antlm_jax.data.readers import RULES, Document, Rule
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import records
+from antlm_jax.runtime import progress, records
 from antlm_jax.runtime.files import not_a_path, writing
 
 _UNUSED = {
@@ -324,11 +324,26 @@ def _search_folder(path: str, any_kind: bool) -> list[Found]:
   readable = [file for file in files if any_kind or readers.kind(file)]
   names = splits.split_names([os.path.relpath(file, root) for file in readable])
   name_of_file = dict(zip(readable, names, strict=True))
+  _warn_of_missing_parts(readable)
   unknown = splits.SplitName("unknown")
   return [
     _checked_file(Found(file, *name_of_file.get(file, unknown), alone=False))
     for file in files
   ]
+
+
+def _warn_of_missing_parts(paths: Iterable[str]) -> None:
+  """Warns of numbered parts that are not there, as after a broken download."""
+  numbers = collections.defaultdict(set)
+  for path in paths:
+    if match := re.match(r"(.*?)(\d+)-of-(\d+)(?!.*/)", path):
+      start, number, count = match.groups()
+      numbers[start, int(count)].add(int(number))
+  for (start, count), present in numbers.items():
+    if len(present) < count:
+      progress.say(
+        f"warning: {start}*: only {len(present):,} of {count:,} parts are there"
+      )
 
 
 def _checked_file(entry: Found) -> Found:
