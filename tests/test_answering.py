@@ -391,6 +391,21 @@ def test_records_keep_the_rules_of_squads_form(tmp_path, file):
       assert bool(answers) == ("answers" not in changes)
 
 
+def test_the_key_data_may_have_records(tmp_path):
+  """Catches a form of transformers' run_qa.py that is told to be SQuAD's."""
+  row = {"id": "a", "question": "Who?", "context": CONTEXT, "answers": ["near"]}
+  path = tmp_path / "own.json"
+  path.write_text(json.dumps({"version": 1, "data": [row, row]}))
+  make = functools.partial(
+    answering.make_answering_task, {"test": str(path)}, "own", "causal"
+  )
+  examples = make(answering.AnsweringOptions()).load("own-test")
+  assert [example.label for example in examples] == [[["near", 17]]] * 2
+  path.write_text(json.dumps({"data": [row, row | {"answers": ["far"]}]}))
+  said = runs.told(make, answering.AnsweringOptions())
+  assert "own.json, record 2: the answer 'far' is not in its text" in said
+
+
 def test_a_start_has_a_column_of_its_own(tmp_path):
   """Catches an error that asks for the start that is there."""
   lines = "question,context,answers,answer_start", "Who?,Tom sat sat,sat,8"

@@ -540,14 +540,22 @@ def _possible(question: Mapping[str, Any], place: str) -> object:
 
 
 def _question_examples(source: sets.Source) -> Iterator[Example]:
-  """Yields the examples of a source, in SQuAD's form or records."""
+  """Yields the examples of a source, in SQuAD's form or records.
+
+  The key `data` of a JSON file may have records, as run_qa.py of transformers
+  reads them.
+  """
   kind = readers.kind(source) if isinstance(source, str) else ""
   if kind is None:
     yield from read_squad(source)
     return
   if kind == ".json":
     _, value = next(readers.mappings(source, {}), ("", None))
-    if isinstance(value, dict) and "data" in value:
+    data = value.get("data") if isinstance(value, dict) else None
+    first = data[0] if isinstance(data, list) and data else None
+    if isinstance(first, dict) and "context" in first:
+      source = sets.InMemory(source, data)
+    elif data is not None:
       yield from _squad_examples(source, value)
       return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
