@@ -95,6 +95,14 @@ def test_ties_are_wrong_and_counted():
   assert summary["pair_accuracy"] == pytest.approx(2 / 3)
 
 
+def test_equal_sentences_are_told(tmp_path, capsys):
+  """Catches accuracies that white space at the ends lowers, in silence."""
+  equal = GOOD.replace("Tom hills .", " Tom sat .")
+  (tmp_path / "a.jsonl").write_text(f"{GOOD}\n{equal}")
+  assert len(read_minimal_pairs(tmp_path)) == 2
+  assert "1 of 2 pairs have the same sentence twice" in capsys.readouterr().out
+
+
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   empty = '"UID": null, "linguistics_term": null, '
   lines = GOOD, GOOD.replace("{", "{" + empty, 1)

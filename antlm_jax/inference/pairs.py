@@ -19,7 +19,7 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, progress
 
 
 class Choice(NamedTuple):
@@ -105,7 +105,14 @@ def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
       term=str(fields.get("linguistics_term", "")),
     )
 
-  return read_items(folder, parse, limit, "pairs")
+  items = read_items(folder, parse, limit, "pairs")
+  words = [[choice.text.strip() for choice in x.choices] for x in items]
+  if equal := sum(good == bad for good, bad in words):
+    progress.say(
+      f"warning: {folder}: {equal:,} of {len(items):,} pairs have the same"
+      " sentence twice, and count as wrong"
+    )
+  return items
 
 
 def choice_scores(
