@@ -419,6 +419,14 @@ def test_a_start_has_a_column_of_its_own(tmp_path):
   )
   labels = [example.label for example in task.load("own-test")]
   assert labels == [[["sat", 8]], [["Tom", 0]], [["sat", 4]]]
+  (tmp_path / "own.csv").write_text("\n".join([*lines, "Why?,a b,b,[2]"]))
+  with pytest.raises(UserError, match=r"'b' starts at '\[2\]': give"):
+    answering.make_answering_task(
+      {"test": str(tmp_path / "own.csv")},
+      "own",
+      "causal",
+      answering.AnsweringOptions(),
+    )
   rows = [{"question": "Who?", "context": CONTEXT, "answers": ["sat", "Ann"]}]
   rows = [row | {"answer_start": [13, 9]} for row in rows]
   task = answering.make_answering_task(

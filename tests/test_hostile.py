@@ -16,7 +16,12 @@ from antlm_jax import cli, tables, terminal
 from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import document_store, readers
 from antlm_jax.data.readers import Document
-from antlm_jax.evals.finetuning import record_values
+from antlm_jax.evals.finetuning import (
+  classification,
+  labelled,
+  record_values,
+  tagging,
+)
 from antlm_jax.evals.studies import jobs
 from antlm_jax.hf import card
 from antlm_jax.page import plots
@@ -250,6 +255,18 @@ def test_a_preparation_with_damaged_files_is_told(corpus, file, capsys):
 
 
 # ------------------------------------------------------------ tables for others
+
+
+def test_values_without_end_are_refused(tmp_path):
+  """Catches tracebacks for a label of many lists, and a tag of many digits."""
+  label = "[" * 3000 + "]" * 3000
+  (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "label": {label}}}\n')
+  (tmp_path / "a.conll").write_text(f"a {'9' * 5000}\nb O\n")
+  how = "own", "causal", classification.ClassifierOptions(), labelled.Columns()
+  read = functools.partial(labelled.classify, str(tmp_path / "a.jsonl"), *how)
+  assert "line 1: it is nested too deeply" in runs.told(read)
+  read = functools.partial(tagging.own_task, str(tmp_path / "a.conll"))
+  assert "is of no scheme that is read" in runs.told(read)
 
 
 @pytest.mark.parametrize(

@@ -563,7 +563,8 @@ def _question_examples(source: sets.Source) -> Iterator[Example]:
     source, columns, optional=("answer_start", "is_impossible")
   ):
     if isinstance(start, str):  # of csv; blank for none
-      start = record_values.finite_number(start)
+      number = record_values.finite_number(start)
+      start = start.strip() or None if number is None else number
     texts_only = answers if isinstance(answers, list) else [answers]
     if start is not None and all(isinstance(x, str) for x in texts_only):
       answers = {"text": answers, "answer_start": start}

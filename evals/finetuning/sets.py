@@ -336,9 +336,11 @@ def source_records(
         for name in record.keys() - {*all_columns}
         if str(name).casefold() in watched
       }
-      values = record_values.plain_python(
-        readers.column_values(record, all_columns), place
-      )
+      values = readers.column_values(record, all_columns)
+      try:
+        values = record_values.plain_python(values, place)
+      except RecursionError as error:
+        raise UserError(f"{place}: it is nested too deeply") from error
       yield place, [*map(_with_names, values, names)]
       continue
     record = record_values.plain_python(record, place)

@@ -595,7 +595,7 @@ def _tag_names(
         raise record_values.list_as_text(f"{place}: the tag", tag)
       text = tag.strip()
       # In csv, and in columns, numbers are text.
-      is_number = text.isdecimal() and text not in names
+      is_number = text.isdecimal() and text not in names and len(text) < 10
       (numbers if is_number else texts).append(int(text) if is_number else text)
     elif type(tag) is int:
       numbers.append(tag)
