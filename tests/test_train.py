@@ -226,6 +226,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("mesh.data=2", "mesh.*is for 2 devices, but this machine has 1"),
     ("data.path=/nowhere", "/nowhere.*antlm prepare"),
     ("data.path=", "data.path is not set"),
+    ("data.path={whole}/config.json", "config.json .*is a file, not a folder"),
     ("init.checkpoint=/nowhere", "no checkpoint: no such folder"),
     ("eval.objectives=C,Q", "eval.objectives.*Q"),
     ("curriculum=8C steps;train.steps=9", "leave those at 0.*'9C steps'"),
@@ -269,6 +270,14 @@ def test_bad_settings_are_told_in_one_line(
   args = runs.train_args(tmp_path / "run", prepared, *settings)
   runs.refusal(words, train.main, args)
   assert not (tmp_path / "run").exists()
+
+
+def test_a_run_mixes_with_nothing_else(prepared, whole, tmp_path):
+  """Catches a run among the files of its data, or of another run's step."""
+  data = shutil.copytree(prepared, tmp_path / "data")
+  step = shutil.copytree(whole / "checkpoints/60", tmp_path / "60")
+  assert "holds prepared data: give" in runs.refused_training(data, prepared)
+  assert "holds a checkpoint: give" in runs.refused_training(step, prepared)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from antlm_jax import config as config_lib
 from antlm_jax import mesh as mesh_lib
 from antlm_jax import models, sections
+from antlm_jax.data.prepared_folder import MANIFEST
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import Unavailable, UserError
 from antlm_jax.runtime import files, processes
@@ -136,7 +137,10 @@ def first_state(
 
 
 def _check_nothing_is_lost(workdir: pathlib.Path) -> None:
-  """Raises a UserError if a new run would replace files of a folder."""
+  """Raises a UserError if a new run would mix with files of a folder."""
+  for name, content in ((MANIFEST, "prepared data"), ("meta", "a checkpoint")):
+    if (workdir / name).exists():
+      raise UserError(f"{workdir} holds {content}: give another workdir")
   if (workdir / metrics.SUMMARY).exists():
     raise UserError(
       f"{workdir} holds a run that has ended, but no checkpoint: restore"
