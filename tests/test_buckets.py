@@ -26,6 +26,7 @@ from antlm_jax.data.order import Order, Stage
 from antlm_jax.data.prepared_folder import PreparedData
 from antlm_jax.errors import Unavailable, UserError
 from antlm_jax.evals import score
+from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.objectives.batch import BatchLayout
 from antlm_jax.runtime import buckets, files, signals
@@ -183,6 +184,11 @@ def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
   assert runs.same_params(first, second)
 
 
+def test_a_path_without_a_bucket_is_told_in_one_line():
+  """Catches an IndexError."""
+  assert "gs:///x: it names no bucket" in runs.told(load, "gs:///x")
+
+
 def test_a_missing_bucket_is_told_in_one_line(gcs, prepared):
   line = runs.refused_training("gs://nowhere/run", prepared)
   assert "gs://nowhere/run" in line and "no such bucket" in line
@@ -200,6 +206,14 @@ def test_a_missing_right_is_told_before_anything(allowed, method, name):
   )
   left = set(allowed.names("bucket")) - set(before)
   assert all("/.writable-" in name for name in left)
+
+
+def test_pairs_of_a_bucket_are_read(gcs):
+  """Catches a path that loses a slash: gs:/bucket/pairs."""
+  line = b'{"sentence_good": "a b", "sentence_bad": "b a"}'
+  gcs.put("bucket", "pairs/x.jsonl", line, {})
+  (item,) = pairs.read_minimal_pairs("gs://bucket/pairs")
+  assert [choice.text for choice in item.choices] == ["a b", "b a"]
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])

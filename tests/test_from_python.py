@@ -432,6 +432,10 @@ def test_results_are_models_and_paths(lines, tmp_path, monkeypatch):
     (lambda: ax.train("quickstart", "~/w"), "workdir=~/w: .* write /"),
     (lambda: ax.prepare(["a"], pathlib.Path("~/w")), "output=~/w: .* write /"),
     (lambda: ax.load("~/w"), "=~/w: .* write /"),
+    (
+      lambda: ax.plan("quickstart", "h100:8", check=True, sweep=True),
+      "check compiles nothing: leave out sweep",
+    ),
     # Catches a run in the current folder.
     (lambda: ax.train("quickstart", ""), "workdir is empty: give a path"),
     # Catches tracebacks, and "has no step 20, but steps 20".

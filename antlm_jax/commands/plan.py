@@ -188,6 +188,11 @@ def plan(
   if isinstance(config, os.PathLike):
     config = os.fspath(config)
   if check:
+    if sweep or fit:
+      raise UserError(
+        f"check compiles nothing: leave out {'sweep' if sweep else 'fit'}, or"
+        " check"
+      )
     setup = check_lib.check_launch(config, settings, topology, slices)
     return Plan(about=setup, steps=0)
   devices = topology_lib.topology_devices(topology, slices)

@@ -9,7 +9,6 @@ The default `UID` is the file's name, as in the supplement.
 import collections
 import dataclasses
 import itertools
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -75,12 +74,11 @@ def read_items(
   Raises:
     UserError: There are no items, or a line is not an item.
   """
-  folder = pathlib.Path(folder)
-  try:
-    names = sorted(os.listdir(folder))
-  except OSError as error:
-    why = error.strerror
-    raise UserError(f"no such folder of {kind}: {folder} ({why})") from error
+  folder = files.absolute_path(folder)
+  with files.reaching(folder):
+    if why := files.absent(folder):
+      raise UserError(f"no such folder of {kind}: {folder} ({why})")
+    names = sorted(path.name for path in folder.iterdir())
   read = []
   for name in names:
     if name.endswith(".jsonl") and not name.startswith("."):

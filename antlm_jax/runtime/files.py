@@ -65,6 +65,8 @@ def absent(folder: pathlib.PurePath) -> str:
   """Returns "no such folder" and the nearest name here; "" if it exists."""
   if folder.is_dir():
     return ""
+  if folder.is_file():
+    return "it is a file, not a folder"
   # A bucket may be absent too, or take long to list.
   near_by = [] if is_remote(folder) else folder.parent.glob("*")
   names = (other.name for other in near_by if other.is_dir())
@@ -90,6 +92,8 @@ def absolute_path(path: str | os.PathLike) -> pathlib.Path | epath.Path:
     raise UserError(
       "gs:// paths need gcsfs, which is missing: pip install gcsfs"
     )
+  if not re.match("gs://[^/]", os.fspath(path)):
+    raise UserError(f"{path}: it names no bucket: write gs://BUCKET/FOLDER")
   # A cached listing would lack the files of tensorstore and other processes.
   fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
   # These log the errors that they raise.
