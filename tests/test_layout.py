@@ -61,7 +61,7 @@ BUDGETS = {
   "antlm_jax/page": 4_911,
   "antlm_jax/planning": 15_880,
   "antlm_jax/runtime": 10_389,
-  "antlm_jax/training": 20_426,
+  "antlm_jax/training": 20_470,
   "configs": 2_810,
   "configs/studies": 5_080,
   "evals": 8_620,
