@@ -66,10 +66,10 @@ BUDGETS = {
   "configs/studies": 5_080,
   "evals": 8_620,
   "evals/benchmarks": 12_594,
-  "evals/finetuning": 41_990,
+  "evals/finetuning": 42_090,
   "evals/studies": 28_400,
   "evals/zero_shot": 10_770,
-  "tests": 292_600,
+  "tests": 293_000,
 }
 LAYOUT = {
   *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),
