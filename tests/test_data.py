@@ -67,7 +67,9 @@ def corpus(tmp_path) -> pathlib.Path:
 
 
 def make(corpus, output, **changes) -> Manifest:
-  asked = {"vocab_size": 300, "seq_len": 32, **changes}
+  asked = {"seq_len": 32, **changes}
+  if "tokenizer" not in changes:
+    asked.setdefault("vocab_size", 300)
   return prepare.prepare(corpus, output, **asked).manifest
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
 from antlm_jax.hf import export as export_lib
 from antlm_jax.hf import hub, weights
 from antlm_jax.hf.architecture import ATTENTIONS
@@ -72,10 +73,12 @@ def export(
     quiet: Show nothing.
 
   Raises:
-    UserError: The output exists, transformers has no such model, or the run has
-      no steps by words.
+    UserError: The output exists, transformers has no such model, the run has no
+      steps by words, or private lacks a repo.
   """
   export_lib.check_new(output)  # before minutes of reading
+  if private and not repo:
+    raise UserError("private is for a repository of the Hub: give repo, too")
   loaded = open_model(model, step)
   attentions = ATTENTIONS if attention == "both" else (attention,)
   facts = {

@@ -50,6 +50,8 @@ from antlm_jax.inference import inputs
 from antlm_jax.runtime import files, jobs, progress, records
 from antlm_jax.settings import PythonOnly, argument
 
+_VOCAB_SIZE = 16_000
+_KIND = "bpe"
 _LEAST_VOCABULARY = 261  # of bytes and special tokens
 # Variables of the processes that run tasks.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
@@ -88,8 +90,8 @@ def prepare(
   dev: Annotated[Text, argument(**_PATHS)] = (),
   column: str = "text",
   tokenizer: files.Path | Tokenizer | None = None,
-  vocab_size: Annotated[int, argument(least=6, most=1 << 20)] = 16_000,
-  kind: str = "bpe",
+  vocab_size: Annotated[int, argument(least=6, most=1 << 20)] = _VOCAB_SIZE,
+  kind: str = _KIND,
   seq_len: Annotated[int, argument(least=2, most=1 << 20)] = 128,
   packing: Annotated[str, argument(choices=PACKINGS)] = "stream",
   documents: Annotated[str, argument(choices=tuple(readers.RULES))] = "auto",
@@ -207,6 +209,12 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
     _check_kind(arguments["kind"], arguments["vocab_size"])
     boundary = boundary or "bos_eos"
     return Recipe.of(arguments | {"boundary": boundary}, None), None
+  for name, default in {"kind": _KIND, "vocab_size": _VOCAB_SIZE}.items():
+    if arguments[name] != default:
+      raise UserError(
+        f"{name}={arguments[name]} is for a tokenizer that prepare trains: leave"
+        " it out, or tokenizer"
+      )
   content = b""
   if not isinstance(tokenizer, str | os.PathLike):
     tokenizer = Tokenizer.wrap(tokenizer)

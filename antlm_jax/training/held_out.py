@@ -42,7 +42,8 @@ def held_out_sources(
   names = loss_names(out)
   if unknown := [name for name in watch if name not in names]:
     raise UserError(
-      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(names)}"
+      f"eval.watch: {unknown[0]} is not measured; known:"
+      f" {', '.join(names) or 'none'}"
     )
   if config.eval.patience and not watch:
     raise UserError(
