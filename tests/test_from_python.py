@@ -107,7 +107,8 @@ def test_texts_are_paths_or_documents(lines, tmp_path, capfd):
   assert "is already prepared with these settings" in capfd.readouterr().out
   line = runs.told(ax.prepare, [str(path)])
   assert "is a path, " in line and " a list of pathlib.Path" in line
-  assert "no text to train on" in runs.told(ax.prepare, [], quiet=True)
+  line = runs.told(ax.prepare, [], quiet=True)
+  assert line == "no text to train on: the list of texts is empty"
 
 
 def test_bad_documents_are_told_by_their_index():

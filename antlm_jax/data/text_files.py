@@ -180,6 +180,8 @@ def find_corpus(
     unclear=dict(unclear),
     **reading,
   )
+  if not text:
+    raise UserError("no text to train on: the list of texts is empty")
   if not train_of and (needs_train or not corpus.test):
     has = "; ".join(str(corpus).splitlines()) or "no files"
     raise UserError(
