@@ -423,6 +423,16 @@ def test_other_json_is_no_tokenizer(tmp_path, text, why):
   assert line.startswith(f"{path} is not a tokenizer.json") and why in line
 
 
+@pytest.mark.parametrize("name", ["spm.model", "vocab.txt", "merges.txt"])
+def test_files_of_slow_tokenizers_are_named(tmp_path, name):
+  """Catches SentencePiece's file called UTF-16, with advice to convert it."""
+  path = tmp_path / name
+  path.write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+  line = runs.told(prepare, ["the dogs"] * 9, tokenizer=path, quiet=True)
+  assert line.startswith(f"{path} is not a tokenizer.json: write one")
+  assert "iconv" not in line
+
+
 def test_unknown_text_without_a_token_is_refused():
   """Catches a traceback of the library, whose errors are bare Exceptions."""
   whole = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"the": 0})))

@@ -237,6 +237,12 @@ class Tokenizer:
     Raises:
       UserError: It cannot be read, or is not a tokenizer.
     """
+    if not os.fspath(path).endswith(".json"):
+      raise UserError(
+        f"{path} is not a tokenizer.json: write one for its model with"
+        " transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained("
+        "FOLDER), and give FOLDER/tokenizer.json"
+      )
     text = files.read_text(path, "the tokenizer")
     names = {}
     for file in reversed(side_files(path)):
