@@ -52,7 +52,7 @@ BUDGETS = {
   "antlm_jax": 18_907,
   "antlm_jax/attention": 21_170,
   "antlm_jax/commands": 10_400,
-  "antlm_jax/data": 42_270,
+  "antlm_jax/data": 42_200,
   "antlm_jax/head": 4_674,
   "antlm_jax/hf": 21_900,
   "antlm_jax/inference": 11_210,
