@@ -212,8 +212,8 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   for name, default in {"kind": _KIND, "vocab_size": _VOCAB_SIZE}.items():
     if arguments[name] != default:
       raise UserError(
-        f"{name}={arguments[name]} is for a tokenizer that prepare trains: leave"
-        " it out, or tokenizer"
+        f"{name}={arguments[name]} is for a tokenizer that prepare trains:"
+        " leave it out, or tokenizer"
       )
   content = b""
   if not isinstance(tokenizer, str | os.PathLike):

@@ -65,7 +65,8 @@ def check_launch(
   objectives = ", ".join(objective.name for objective in run_config.trained)
   size = models.build_model(run_config.model, _VOCAB_SIZE).size
   least = _LEAST_BYTES * size / (fsdp * tensor)
-  if kind != "gpu" and least > place.chip.memory:
+  is_known = not topology.startswith("gpu:")
+  if is_known and least > place.chip.memory:
     raise UserError(
       f"parameters, gradients and one moment need {least / 2**30:.1f} GiB on"
       f" each device of {topology}, which has"
