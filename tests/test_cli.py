@@ -109,6 +109,8 @@ def test_a_plugin_needs_a_file(plugin):
     (["eval", "blimp", "--help"], "usage: antlm eval blimp "),
     (["eval", "score", "--task=blimp", "-h"], "usage: antlm eval score "),
     (["train", "-h"], "usage: antlm train "),
+    # A config's own arguments, which its file alone knows.
+    (["train", "--config=own_text", "-h"], "- `memory`: 24 (default)"),
     (["eval", "-h"], "antlm eval ewok "),
     (["--version"], "antlm 0."),
   ],

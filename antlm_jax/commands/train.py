@@ -332,6 +332,7 @@ def _parse_arguments(
     name = cli.value_of("--config", argv)
     config = None
     values = "defaults"
+    purpose = ""
     try:
       if name:
         config = config_lib.load_config(name)
@@ -340,8 +341,13 @@ def _parse_arguments(
       config_lib.find_config(name.partition(":")[0])
       if ":" in name:
         raise  # else it may need an argument
+    if name:
+      path = config_lib.find_config(name.partition(":")[0])
+      purpose = f"{config_lib.config_module(path).__doc__ or ''}\n"
     settings = config_help.described(config)
-    epilog = f"settings, each --config.KEY=VALUE, with {values}:\n{settings}"
+    epilog = (
+      f"{purpose}settings, each --config.KEY=VALUE, with {values}:\n{settings}"
+    )
   parser = cli.Parser(
     description=(
       "Trains a model. The same command resumes a run.\n"
