@@ -17,8 +17,9 @@ from scipy import stats
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals.finetuning import regression
+from antlm_jax.evals.finetuning import classification, multi_label, regression
 from antlm_jax.evals.finetuning.loop import TrialRun
+from antlm_jax.evals.finetuning.task import item_scores
 from antlm_jax.evals.studies import compare, jobs, sweep
 from antlm_jax.evals.studies.reporting import comparison, plots
 from antlm_jax.evals.studies.reporting.runs import read_run
@@ -108,17 +109,12 @@ def tuned_results(folder, right, seeds=(0,), **task):
   return (folder.parent / "new/x/4-causal").rename(folder)
 
 
-@pytest.mark.parametrize(
-  "by_example, metric", [(True, "accuracy"), (False, "right answers")]
-)
-def test_fine_tuned_models_are_compared_on_the_same_items(
-  tmp_path, capsys, by_example, metric
-):
+def test_fine_tuned_models_are_compared_on_the_same_items(tmp_path, capsys):
   """Catches an interval that is not the paired one, and items that differ."""
   draw = np.random.default_rng(0)
   first, other = draw.random((2, 100)) < [[0.8], [0.6]]
   folders = [
-    tuned_results(tmp_path / name, right, seeds, by_example=by_example)
+    tuned_results(tmp_path / name, right, seeds)
     for name, right, seeds in (("a", first, (0,)), ("b", other, (0,)))
   ]
   (folders[1] / "model").mkdir()
@@ -127,14 +123,14 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
   report = tmp_path / comparison.FOLDER / "report.md"
   assert printed.splitlines()[2] in report.read_text()
   # Models with other seeds are paired by items alone.
-  seeds = tuned_results(tmp_path / "c", other, (0, 1), by_example=by_example)
+  seeds = tuned_results(tmp_path / "c", other, (0, 1))
   result = compare.compare([*folders, seeds])
   assert [(row.label, row.seeds) for row in result.rows] == [
     ("a", 1),
     ("b", 1),
     ("c", 2),
   ]
-  assert result.best.label == "a" and result.best.metric == metric
+  assert result.best.label == "a" and result.best.metric == "accuracy"
   values = first.astype(float), other.astype(float)
   theirs = stats.ttest_rel(values[1], values[0]).confidence_interval(0.95)
   for row in result.rows[1:]:
@@ -144,6 +140,11 @@ def test_fine_tuned_models_are_compared_on_the_same_items(
     assert row.paired_by == "items"
   line = runs.told(compare.compare, [tmp_path])
   assert f"is a folder of results: name each, such as {tmp_path}/a" in line
+  for wrong, message in (
+    (tmp_path / "nope", "nope does not exist"),
+    (tmp_path, "has results of a fine-tuned model, and"),
+  ):
+    assert message in runs.told(compare.compare, [folders[0], wrong])
   # An item less, and the same item with another label or another text
   text = (folders[1] / "items.jsonl").read_text()
   *lines, last = text.splitlines(keepends=True)
@@ -175,13 +176,12 @@ def test_models_with_a_missing_seed_are_paired_by_those_they_share(tmp_path):
   assert compare.compare(folders[1:]).rows[1].paired_by == "items"
 
 
-@pytest.mark.parametrize("by_example", [True, False])
-def test_equal_texts_are_one_item(tmp_path, by_example):
+def test_equal_texts_are_one_item(tmp_path):
   """Catches a task without the texts' hashes, whose items are told by ids."""
   draw = np.random.default_rng(0)
   right = draw.random((2, 100)) < [[0.8], [0.6]]
   folders = [
-    tuned_results(tmp_path / name, row, repeats=2, by_example=by_example)
+    tuned_results(tmp_path / name, row, repeats=2)
     for name, row in zip("ab", right, strict=True)
   ]
   _, row = compare.compare(folders).rows
@@ -190,26 +190,55 @@ def test_equal_texts_are_one_item(tmp_path, by_example):
   assert row.difference[1:] == pytest.approx(tuple(theirs))
 
 
-def test_regressions_are_compared_by_squared_error(tmp_path):
-  """Catches numbers that count as right only if they equal the label."""
+@pytest.mark.parametrize("metric", ["mcc", "f1", "pearson"])
+def test_models_are_compared_by_the_metric_that_finetune_reports(
+  tmp_path, metric
+):
+  """Catches a ranking by another metric, and an interval that is too narrow.
+
+  The deviation of the difference is that of resampled items.
+  """
   draw = np.random.default_rng(0)
-  fields = regression.FIELDS | {"also": ()}
-  results = {}
-  for name, spread in (("a", 0.1), ("b", 2.0)):
-    numbers = tuned.LABELS + spread * draw.normal(size=100)
-    answers = {TrialRun(0.1, 0): {"x-dev": numbers}}
-    tuned.write(tmp_path / name, "x", answers, 4, "causal", **fields)
-    results[tmp_path / name / "x/4-causal"] = numbers
-  comparison = compare.compare([*results])
-  # The variance of the labels is 1 / 4.
-  scores = [1 - 4 * (tuned.LABELS - x) ** 2 for x in results.values()]
-  theirs = stats.ttest_rel(*reversed(scores)).confidence_interval(0.95)
-  first, other = comparison.rows
-  assert first.score == pytest.approx(scores[0].mean())
-  assert other.difference[1:] == pytest.approx(tuple(theirs))
-  assert other.metric == "r2" and "r2: 1 - squared error" in str(comparison)
-  # An R2 below 0 is not clipped.
-  assert f"{100 * theirs.low:+.1f}" in str(comparison)
+  fields = regression.FIELDS | {"also": ()} if metric == "pearson" else {}
+  fields |= {"main_metric": metric}
+  answers = []
+  folders = []
+  for name, spread in (("a", 0.4), ("b", 0.8)):
+    values = tuned.LABELS + spread * draw.normal(size=100)
+    if not fields.get("metrics"):
+      values = (values > 0.5).astype(int)
+    found = {TrialRun(0.1, 0): {"x-dev": values}}
+    tuned.write(tmp_path / name, "x", found, 4, "causal", **fields)
+    answers.append(values)
+    folders.append(tmp_path / name / "x/4-causal")
+  rows = compare.compare(folders).rows
+  metrics = regression.FIELDS["metrics"] | vars(classification)
+  measure = metrics[metric]
+  scores = [measure(x.tolist(), tuned.LABELS.tolist()) for x in answers]
+  assert [row.metric for row in rows] == [metric] * 2
+  assert [row.score for row in rows] == pytest.approx(scores)
+  resampled = [
+    measure(answers[1][drawn], tuned.LABELS[drawn])
+    - measure(answers[0][drawn], tuned.LABELS[drawn])
+    for drawn in draw.integers(0, 100, (1000, 100))
+  ]
+  interval = rows[1].difference
+  assert interval.estimate == pytest.approx(scores[1] - scores[0])
+  half = stats.t.ppf(0.975, 99) * np.std(resampled)
+  assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.15)
+
+
+def test_the_parts_of_items_in_a_ratio_are_the_jackknifes():
+  """Catches parts whose mean is not the metric, or that are one by one."""
+  predictions = [[1, 2], [0], [2], [], [1]]
+  labels = [[1], [0], [1, 2], [2], []]
+  ratio = multi_label.micro_f1
+  found = item_scores(ratio, predictions, labels)
+  slow = item_scores(lambda *sides: ratio(*sides), predictions, labels)
+  assert found.mean() == pytest.approx(ratio(predictions, labels))
+  assert found.tolist() == pytest.approx(slow.tolist())
+  exact = item_scores(multi_label.exact_match, predictions, labels)
+  assert exact.tolist() == [0, 1, 0, 0, 0]
 
 
 def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
@@ -233,9 +262,11 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
     _, numbers, text = compared(capsys, *some)
     assert ("do not compare" not in text) == comparable
     assert (numbers["best"] is not None) == comparable
+  (empty := tmp_path / "empty").mkdir()
   for words, told in (
     ((*three, other, "--by=mlm"), "--by=mlm: not every run measured this loss"),
-    ((*three, tmp_path / "x/y"), "is no run's folder"),
+    ((*three, tmp_path / "x"), "is a folder of runs: name each"),
+    ((*three, empty), "is no run's folder"),
     ((tmp_path,), f"is a folder of runs: name each, such as {three[0]}"),
     ((none,), "every run must measure the same loss (measured by some: none)"),
   ):

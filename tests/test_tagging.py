@@ -87,10 +87,10 @@ def test_the_measures_are_seqevals_and_scikit_learns():
     labels.append(label.tolist())
     predictions.append(found.tolist())
   named = [[[classes[c] for c in s] for s in x] for x in (labels, predictions)]
-  found = tagging.entity_f1(classes, predictions, labels)
+  found = tagging.entity_f1(classes)(predictions, labels)
   assert 0.2 < found < 0.9
   assert found == pytest.approx(seqeval.f1_score(*named), abs=1e-12)
-  assert tagging.entity_f1(classes, [[0, 0]], [[0, 0]]) == 0
+  assert tagging.entity_f1(classes)([[0, 0]], [[0, 0]]) == 0
   each = [
     metrics.f1_score(*one, average="macro")
     for one in zip(labels, predictions, strict=True)

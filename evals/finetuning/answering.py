@@ -26,7 +26,13 @@ from antlm_jax.evals.finetuning import batching, record_values, sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import class_loss
 from antlm_jax.evals.finetuning.tagging import PerToken, Tags
-from antlm_jax.evals.finetuning.task import Prediction, Preset, Task, mean_of
+from antlm_jax.evals.finetuning.task import (
+  Prediction,
+  Preset,
+  Ratio,
+  Task,
+  mean_of,
+)
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import Section, setting
@@ -349,10 +355,9 @@ def _mean_where(
   return float(np.mean(scores)) if scores else 0.0
 
 
-def _mean_of_text(score: Callable, predictions, labels) -> float:
-  """Returns the mean score of the answers' texts that `Inside` predicts."""
-  answers = [prediction["answer"] for prediction in predictions]
-  return mean_of(score, answers, labels)
+def _mean_of_text(score: Callable) -> Ratio:
+  """Makes the mean score of the answers' texts that `Inside` predicts."""
+  return mean_of(lambda prediction, label: score(prediction["answer"], label))
 
 
 def index_f1(prediction: dict, label: Any) -> float:
@@ -440,9 +445,9 @@ def _question_task(
       **fields,
       head=Inside(),
       metrics={
-        "index_f1": functools.partial(mean_of, index_f1),
-        "f1": functools.partial(_mean_of_text, f1),
-        "exact_match": functools.partial(_mean_of_text, exact),
+        "index_f1": mean_of(index_f1),
+        "f1": _mean_of_text(f1),
+        "exact_match": _mean_of_text(exact),
       },
       main_metric="index_f1",
       also=("f1", "exact_match"),
@@ -450,9 +455,6 @@ def _question_task(
       trivial=lambda examples: [
         [no_token | {"there": [int(bool(e.label))]} for e in examples]
       ],
-      right=lambda prediction, label: (
-        prediction["found"] == prediction["there"]
-      ),
     )
   kinds = {}
   if may_be_none:
@@ -466,16 +468,11 @@ def _question_task(
     head=Spans(
       options.stride, options.longest, may_be_none, options.null_score
     ),
-    metrics={
-      "f1": functools.partial(mean_of, f1),
-      "exact_match": functools.partial(mean_of, exact),
-      **kinds,
-    },
+    metrics={"f1": mean_of(f1), "exact_match": mean_of(exact), **kinds},
     main_metric="f1",
     also=("exact_match", *kinds),
     baseline="no answer",
     trivial=lambda examples: [[""] * len(examples)],
-    right=exact,
   )
 
 

@@ -1,6 +1,7 @@
 """Classification: one of a few classes for each text, or pair of texts."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from antlm_jax.evals.finetuning.task import (
   Predictions,
   Task,
   TaskHead,
+  mean_of,
 )
 from antlm_jax.models import layers
 from antlm_jax.settings import Section, setting
@@ -278,9 +280,7 @@ def one_class(examples: Sequence[Example]) -> Iterator[Predictions]:
     yield [label] * len(examples)
 
 
-def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
-  """Share of right predictions."""
-  return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
+accuracy = mean_of(operator.eq)  # share of right predictions
 
 
 def class_counts(

@@ -133,7 +133,7 @@ def _embedding_task(
     head=ranking.Towers(towers.temperature, prompts),
     metrics={
       "ndcg": ranking.METRICS["ndcg"],
-      "accuracy": functools.partial(mean_of, ranking.first_is_right),
+      "accuracy": mean_of(ranking.first_is_right),
     },
     also=("accuracy",),
     **fields,

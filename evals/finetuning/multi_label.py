@@ -14,7 +14,12 @@ import optax
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.evals.finetuning.classification import Classifier, LinearHead
-from antlm_jax.evals.finetuning.task import ClassCounts, Predictions
+from antlm_jax.evals.finetuning.task import (
+  ClassCounts,
+  Predictions,
+  Ratio,
+  mean_of,
+)
 
 Labels = Sequence[Sequence[int]]  # indices of each text's labels, sorted
 
@@ -95,10 +100,8 @@ def class_counts(
   }
 
 
-def micro_f1(predictions: Labels, labels: Labels) -> float:
-  """F1 over all labels of all texts; 0 if none is predicted or true."""
-  predicted, true, correct = map(np.sum, _label_counts(predictions, labels))
-  return float(2 * correct / max(predicted + true, 1))
+# F1 over all labels of all texts; 0 if none is predicted or true.
+micro_f1 = Ratio(lambda x, y: (2 * len({*x} & {*y}), len(x) + len(y)))
 
 
 def label_macro_f1(predictions: Labels, labels: Labels) -> float:
@@ -109,10 +112,8 @@ def label_macro_f1(predictions: Labels, labels: Labels) -> float:
   return float(scores.mean()) if len(scores) else 0.0
 
 
-def exact_match(predictions: Labels, labels: Labels) -> float:
-  """Share of texts all of whose labels, and no others, are predicted."""
-  pairs = zip(predictions, labels, strict=True)
-  return float(np.mean([[*x] == [*y] for x, y in pairs]))
+# Share of texts all of whose labels, and no others, are predicted.
+exact_match = mean_of(lambda x, y: [*x] == [*y])
 
 
 def frequent(examples: Sequence[Example]) -> Iterator[Predictions]:

@@ -86,7 +86,6 @@ def make_protocol_task(
     task,
     main_metric=metric,
     also=tuple(name for name in metrics if name != metric),
-    by_example=True,
   )
 
 

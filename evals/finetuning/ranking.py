@@ -25,6 +25,7 @@ from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
   Param,
   Params,
+  Ratio,
   Task,
   TaskHead,
   mean_of,
@@ -202,15 +203,14 @@ def _discounted(gains: Sequence[float]) -> float:
   return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
 
 
-def _mean_score(score, pool: str, predictions, labels) -> float:
-  rankings = [prediction[pool] for prediction in predictions]
-  return mean_of(score, rankings, labels)
+def _mean_score(score, pool: str) -> Ratio:
+  return mean_of(lambda prediction, relevant: score(prediction[pool], relevant))
 
 
 METRICS = {
-  "ndcg": functools.partial(_mean_score, ndcg, "all"),
-  "ndcg_labelled": functools.partial(_mean_score, ndcg, "labelled"),
-  "ndcg_of_ranked": functools.partial(_mean_score, ndcg_of_ranked, "labelled"),
+  "ndcg": _mean_score(ndcg, "all"),
+  "ndcg_labelled": _mean_score(ndcg, "labelled"),
+  "ndcg_of_ranked": _mean_score(ndcg_of_ranked, "labelled"),
 }
 
 
@@ -233,7 +233,6 @@ def ranking_task(
     "baseline": "a random order",
     "trivial": random_order,
     "references": {"BM25": by_words},
-    "right": first_is_right,
   }
   return Task(**usual | fields)
 

@@ -72,14 +72,9 @@ def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 def r2(predictions: Sequence[float], labels: Sequence[float]) -> float:
   """Share of the labels' variance that is explained; 0 if they are constant."""
-  return float(np.mean(r2_by_item(predictions, labels)))
-
-
-def r2_by_item(predictions: Sequence, labels: Sequence) -> np.ndarray:
-  """Returns 1 - squared error / variance of the labels, whose mean is `r2`."""
   x, y = (np.asarray(v, np.float64) for v in (predictions, labels))
   variance = y.var()
-  return 1 - (x - y) ** 2 / variance if variance else np.zeros(x.shape)
+  return float(1 - ((x - y) ** 2).mean() / variance) if variance else 0.0
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
@@ -107,5 +102,4 @@ FIELDS = {
   "also": ("spearman", "r2"),
   "baseline": "the mean",
   "trivial": the_mean,
-  "right": None,
 }

@@ -20,7 +20,7 @@ from antlm_jax.evals import results, statistics
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TuningOutcome
 from antlm_jax.evals.finetuning.sets import OWN
-from antlm_jax.evals.finetuning.task import Preset, Task
+from antlm_jax.evals.finetuning.task import Preset, Task, item_scores
 from antlm_jax.evals.finetuning.trial import TrialRun
 from antlm_jax.evals.statistics import CONFIDENCE, Mean
 
@@ -378,8 +378,8 @@ def write_task_results(
   """Writes a task's files, all or none, the summary last.
 
   First removes a saved model of other results. `items.jsonl` has every example
-  with each run's prediction, in their order. Raises a UserError if they cannot
-  be written.
+  with each run's prediction and its part in the main metric, in the runs'
+  order. Raises a UserError if they cannot be written.
   """
   model = folder / MODEL
   aside = folder / f"{MODEL}.old"
@@ -388,7 +388,15 @@ def write_task_results(
     model.rename(aside)  # so that a part of a model is never taken for it
     shutil.rmtree(aside)
   lines = []
+  metric = task.metrics[task.main_metric]
   for name in examples:
+    labels = [example.label for example in examples[name]]
+    scores = np.array(
+      [
+        item_scores(metric, outcome.predictions[name], labels)
+        for outcome in outcomes
+      ]
+    )
     for index, example in enumerate(examples[name]):
       predictions = [outcome.predictions[name][index] for outcome in outcomes]
       text = "\0".join(example.texts).encode()
@@ -399,12 +407,8 @@ def write_task_results(
         "text": hashlib.blake2b(text, digest_size=8).hexdigest(),
         "label": example.label,
         "predictions": predictions,
+        "scores": scores[:, index].tolist(),
       }
-      if task.right:
-        item["correct"] = [task.right(x, example.label) for x in predictions]
-      if task.by_example:
-        metric = task.metrics[task.main_metric]
-        item["scores"] = [metric([x], [example.label]) for x in predictions]
       lines.append(json.dumps(item) + "\n")
   texts = {results.ITEMS: "".join(lines)}
   if task.texts:

@@ -4,7 +4,7 @@ A scheme says how a word's tag tells where an entity begins and ends.
 """
 
 import collections
-import functools
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
-from antlm_jax.evals.finetuning.task import ClassCounts, Entity, mean_of
+from antlm_jax.evals.finetuning.task import ClassCounts, Entity, Ratio, mean_of
 
 
 class Scheme(NamedTuple):
@@ -147,6 +147,13 @@ def entities(labels: Sequence[str]) -> list[Entity]:
   return result
 
 
+def _entity_sets(
+  names: Sequence[str], *sides: Sequence[int]
+) -> list[set[Entity]]:
+  """Returns the entities of a sentence's predicted and true classes."""
+  return [set(entities([names[c] for c in tags])) for tags in sides]
+
+
 def entity_counts(
   names: Sequence[str],
   predictions: Sequence[Sequence[int]],
@@ -161,7 +168,7 @@ def entity_counts(
   true = collections.Counter()
   correct = collections.Counter()
   for sentence in zip(predictions, labels, strict=True):
-    x, y = (set(entities([names[c] for c in tags])) for tags in sentence)
+    x, y = _entity_sets(names, *sentence)
     predicted.update(entity.kind for entity in x)
     true.update(entity.kind for entity in y)
     correct.update(entity.kind for entity in x & y)
@@ -171,30 +178,32 @@ def entity_counts(
   }
 
 
-def entity_f1(
-  names: Sequence[str],
-  predictions: Sequence[Sequence[int]],
-  labels: Sequence[Sequence[int]],
-) -> float:
-  """Returns the F1 of all sentences' entities, as conlleval and seqeval do.
+def entity_f1(names: Sequence[str]) -> Ratio:
+  """Makes the F1 of all sentences' entities, as conlleval and seqeval do.
 
   `names` are those of the classes. Without any entity, the F1 is 0.
   """
-  counts = entity_counts(names, predictions, labels).values()
-  return ClassCounts(*map(sum, zip(*counts, strict=True))).f1
+
+  def parts(prediction: Sequence[int], label: Sequence[int]) -> tuple[int, int]:
+    x, y = _entity_sets(names, prediction, label)
+    return 2 * len(x & y), len(x) + len(y)
+
+  return Ratio(parts)
 
 
 # Mean of sentences' macro-F1, as in arXiv 2507.00994's code: over the classes
 # that a sentence has or is predicted to have, with O. It is far above
 # `entity_f1`, because most sentences have few entities or none.
-sentence_f1 = functools.partial(mean_of, classification.macro_f1)
+sentence_f1 = mean_of(classification.macro_f1)
 
 
-def word_accuracy(
-  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
-) -> float:
-  """Returns the share of all words with the right label."""
-  return classification.accuracy(*map(np.concatenate, (predictions, labels)))
+# Share of all words with the right label.
+word_accuracy = Ratio(
+  lambda prediction, label: (
+    sum(map(operator.eq, prediction, label)),
+    len(label),
+  )
+)
 
 
 def tag_counts(

@@ -481,10 +481,7 @@ def _entity_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   return Task(
     **fields,
     head=Tagger(classes),
-    metrics={
-      "entity_f1": functools.partial(entity_f1, classes),
-      "sentence_f1": sentence_f1,
-    },
+    metrics={"entity_f1": entity_f1(classes), "sentence_f1": sentence_f1},
     main_metric="entity_f1",
     by_class=functools.partial(entity_counts, classes),
     baseline="all O",

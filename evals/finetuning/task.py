@@ -10,7 +10,7 @@ one file, such as `tagging`, and its row in `presets.PRESETS`.
 import abc
 import dataclasses
 import itertools
-import operator
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -26,6 +26,7 @@ from antlm_jax.inference.model import Loaded
 
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # one for each example, as plain JSON
+# Maps predictions and labels to a score; a `Ratio` is fast to compare by item.
 Metric = Callable[[Predictions, Sequence[Any]], float]
 Examples = Mapping[str, Sequence[Example]]  # by evaluation set
 Answers = Mapping[str, Predictions]  # by evaluation set
@@ -231,10 +232,6 @@ class Task:
   references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
     dataclasses.field(default_factory=dict)
   )
-  # Whether a prediction is right, from it and the label; None for numbers,
-  # whose squared errors are compared.
-  right: Callable[[Any, Any], bool] | None = operator.eq
-  by_example: bool = False  # whether the main metric is a mean over examples
   best_by: str = ""  # metric that compares runs; main_metric if empty
   # Makes the texts of further files, by name.
   texts: Callable[[Examples, Answers], Mapping[str, str]] | None = None
@@ -329,9 +326,69 @@ class Preset:
     }
 
 
-def mean_of(
-  score: Callable[[Any, Any], float], predictions: Predictions, labels: Sequence
-) -> float:
-  """Returns the mean of each prediction's score, from it and its label."""
-  pairs = zip(predictions, labels, strict=True)
-  return float(np.mean([score(*pair) for pair in pairs]))
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """Metric that divides two sums over examples, such as a mean or an F1.
+
+  `parts` maps a prediction and its label to their summands.
+  """
+
+  parts: Callable[[Any, Any], tuple[float, float]]
+
+  def __call__(self, predictions: Predictions, labels: Sequence) -> float:
+    """Returns the ratio; 0 if the divisor is 0."""
+    above, below = self.all_parts(predictions, labels).sum(axis=1)
+    return float(above / below) if below else 0.0
+
+  def all_parts(self, predictions: Predictions, labels: Sequence) -> np.ndarray:
+    """Returns the parts of n examples, `[2, n]`."""
+    pairs = zip(predictions, labels, strict=True)
+    parts = zip(*(self.parts(*pair) for pair in pairs), strict=True)
+    return np.array([*parts], np.float64)
+
+
+def mean_of(score: Callable[[Any, Any], float]) -> Ratio:
+  """Makes the metric that is the mean of each prediction's score."""
+  return Ratio(lambda prediction, label: (score(prediction, label), 1))
+
+
+def item_scores(
+  metric: Metric, predictions: Predictions, labels: Sequence
+) -> np.ndarray:
+  """Returns each example's part in a metric, float64 `[n]`.
+
+  Their mean is the metric. If the metric is a mean, they are its scores. They
+  are the jackknife's pseudo-values otherwise (Efron 1982), so that the interval
+  of their mean is the metric's.
+  """
+  value = metric(predictions, labels)
+  count = len(labels)
+  if count < 2:
+    return np.full(count, value)
+  if isinstance(metric, Ratio):
+    parts = metric.all_parts(predictions, labels)
+    above, below = parts.sum(axis=1, keepdims=True) - parts
+    without = np.divide(above, below, out=np.zeros(count), where=below > 0)
+  else:
+    without = _leave_one_out(metric, predictions, labels)
+  scores = count * value - (count - 1) * without
+  # Twelve digits: a mean's scores are 0 and 1 again.
+  return np.round(scores + (value - scores.mean()), 12)
+
+
+def _leave_one_out(
+  metric: Metric, predictions: Predictions, labels: Sequence
+) -> np.ndarray:
+  """Returns the metric without each example, once for all equal examples."""
+  texts = map(json.dumps, zip(predictions, labels, strict=True))
+  _, first, inverse = np.unique(
+    [*texts], return_index=True, return_inverse=True
+  )
+  sides = []
+  for values in (predictions, labels):
+    side = np.empty(len(values), object)
+    side[:] = values
+    is_number = all(isinstance(value, int | float) for value in values)
+    sides.append(np.array(values) if is_number else side)
+  without = [metric(*(np.delete(side, i) for side in sides)) for i in first]
+  return np.array(without)[inverse]

@@ -9,8 +9,8 @@ curves.png, and table.json. The table shows each run at its last step, or with
 same held-out tokens: the table marks all others.
 
 TUNED and OTHER are folders of results of `antlm eval finetune`. The table then
-shows the models' scores on the same items. Differences from the first model
-have intervals, paired by item and seed.
+shows each task's main metric on the same items. Differences from the first
+model have intervals, paired by item and seed.
 """
 
 import os
@@ -63,11 +63,20 @@ def compare(
   paths = [path for path in paths if path.name != comparison.FOLDER]
   if not paths:
     raise UserError("no runs to compare")
+  for path in paths:
+    if not path.exists():
+      raise UserError(f"{path} does not exist")
   folder = pathlib.Path(output) if output else None
   tuned_folders = [tuned.results_folder(path) for path in paths]
   are_tuned = all(tuned_folders)
   if are_tuned:
     paths = tuned_folders
+  elif any(tuned_folders):
+    kinds = {bool(tuned_folders[i]): path for i, path in enumerate(paths)}
+    raise UserError(
+      f"{kinds[True]} has results of a fine-tuned model, and {kinds[False]} has"
+      " none: compare runs, or results"
+    )
   # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}

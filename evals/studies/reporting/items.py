@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from antlm_jax.evals.finetuning import regression
 from antlm_jax.evals.studies.reporting.runs import reading_file
 from antlm_jax.evals.studies.reporting.scores import (
   BLIMP,
@@ -34,9 +33,8 @@ class ItemFiles(dict):
 
   Columns of zero-shot items are `accuracy` and `log-odds`, in nats: the score
   of the right choice minus that of the best other choice. Columns of a
-  fine-tuned task are `correct`, the evaluation set and the number of the trial.
-  If its main metric is a mean over examples, the same with `scores` exist.
-  Those of regressions are `r2` instead of `correct`.
+  fine-tuned task are the evaluation set and the number of the trial: the items'
+  parts in the main metric.
   Columns of held-out rows are the step with the objective and half.
   """
 
@@ -113,14 +111,7 @@ def _trial_columns(items: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
     ids = [item["id"] for item in examples]
     names = tuple((name, item) for item in zip(ids, labels, strict=True))
     texts = tuple(item.get("text", item["id"]) for item in examples)
-    columns = {
-      kind: np.array([item[kind] for item in examples])
-      for kind in {"scores", "correct"} & examples[0].keys()
-    }
-    if "correct" not in columns:
-      predictions = [item["predictions"] for item in examples]
-      numbers = [[item["label"]] for item in examples]
-      columns["r2"] = regression.r2_by_item(predictions, numbers)
-    for kind, scores in columns.items():
-      for trial in range(scores.shape[1]):
-        yield (kind, name, trial), Items(names, texts, scores[:, trial])
+    # Results of an earlier version may have no scores.
+    scores = np.array([item.get("scores", ()) for item in examples])
+    for trial in range(scores.shape[1]):
+      yield (name, trial), Items(names, texts, scores[:, trial])

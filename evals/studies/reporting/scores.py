@@ -269,7 +269,7 @@ def tuned_scores(row: str, seed: str, path: pathlib.Path) -> Scores:
     for (name, figures), metric in itertools.product(sets, metrics):
       is_task = name.removesuffix("-test") == summary["task"]
       for number, trial in enumerate(summary["runs"]):
-        column = "scores", name, number
+        column = name, number
         has_items = metric == main and items.is_file()
         scores.append(
           Score(

@@ -14,17 +14,18 @@ from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.statistics import CONFIDENCE, Interval, MeanEstimate
 from antlm_jax.evals.studies.reporting.differences import Pairing, pair_scores
 from antlm_jax.evals.studies.reporting.items import ItemFiles
-from antlm_jax.evals.studies.reporting.scores import Score, Scores, tuned_scores
+from antlm_jax.evals.studies.reporting.scores import Scores, tuned_scores
 from antlm_jax.runtime import files
 
 REPORT = "report.md"
-R2 = "r2"  # metric, and column of the items, of regressions
+# Metrics that may be below 0: their differences may be above 1.
+_SIGNED = "mcc", "pearson", "spearman", "r2"
 _HEAD = ["", "model", "score", "seeds", "score (%)"]
 _HEAD += ["difference from the first", "paired by"]
 
 
 class TunedRow(NamedTuple):
-  """A model's score on an evaluation set, next to the first model's."""
+  """A model's main metric on an evaluation set, next to the first model's."""
 
   evaluation: str
   label: str  # of the model
@@ -78,7 +79,12 @@ def compare_tuned(
   for label, folder in folders.items():
     trials = tuned_scores(label, "", folder / results.SUMMARY)
     for score in trials.where(main=True, chosen=True):
-      scores.append(_scored_by_item(score._replace(mode=""), items))
+      if not items.of(score):
+        raise UserError(
+          f"{folder} has no scores of its items: fine-tune or evaluate it again"
+          " with --overwrite"
+        )
+      scores.append(score._replace(mode=""))
   rows = []
   for lines in scores.groups("measure").values():
     if lines.distinct("row") == [*folders]:
@@ -101,25 +107,10 @@ def compare_tuned(
   table += (
     f"\n({100 * CONFIDENCE:g} % interval over the paired seeds and items)"
   )
-  if any(row.metric == R2 for row in rows):
-    table += f"\n{R2}: 1 - squared error / variance, the mean over items"
   if output:
     text = f"# Fine-tuned models compared\n\n```\n{table}\n```\n"
     files.write_text(output / REPORT, text)
   return TunedComparison(tuple(rows), table, output)
-
-
-def _scored_by_item(score: Score, items: ItemFiles) -> Score:
-  """Returns a score, or a metric of items: right answers, or r2 of numbers."""
-  if items.of(score):
-    return score
-  ((path, (_, *trial)),) = score.items
-  column = "correct", *trial
-  metric = "right answers"
-  if column not in items[path]:
-    column = R2, *trial
-    metric = R2
-  return score._replace(metric=metric, items=((path, column),))
 
 
 def _compared_rows(scores: Scores, items: ItemFiles) -> Iterator[TunedRow]:
@@ -166,6 +157,6 @@ def _difference_text(row: TunedRow) -> str:
   if row.difference is None:
     return ""
   estimate, low, high = row.difference
-  if row.metric != R2:  # which has no lower bound
+  if row.metric not in _SIGNED:
     low, high = np.clip((low, high), -1, 1)
   return f"{100 * estimate:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
