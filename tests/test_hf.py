@@ -358,10 +358,14 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
     assert f'from_pretrained("{name}", revision="step-{step}"' in card
     assert "FOLDER" not in card
   monkeypatch.setattr(FakeHub, "refuses", True)
-  words = [words[0], f"--output={tmp_path / 'b'}", "--repo=it", "--as=causal"]
-  line = runs.told(export_command.main, words)
-  assert "to it failed (Token is required), but " in line
-  assert (tmp_path / "b" / folders.SINGLE).exists()
+  words = [words[0], f"--output={tmp_path / 'b'}", "--repo=me/it", "--as=both"]
+  line = runs.told(export_command.main, [*words, "--private"])
+  assert "to me/it-causal failed (Token is required), but " in line
+  for form in ATTENTIONS:
+    folder = tmp_path / "b" / form
+    assert f"`hf upload me/it-{form} {folder} --private`" in line
+    assert (folder / folders.SINGLE).exists()
+    assert f'"me/it-{form}"' in (folder / "README.md").read_text()
 
 
 def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):

@@ -100,12 +100,13 @@ def export(
       exports = _write_revisions(loaded, output, write)
     else:
       exports = {f"step-{step}" if step else None: write(loaded, output)}
-    for revision, folders in exports.items():
-      for folder in folders:
-        progress.say(folder.about)
-      if repo:
-        hub.push([folder.path for folder in folders], repo, revision, private)
-    return [folder for folders in exports.values() for folder in folders]
+    written = [folder for folders in exports.values() for folder in folders]
+    for folder in written:
+      progress.say(folder.about)
+    if repo:
+      paths = {x: [y.path for y in exports[x]] for x in exports}
+      hub.push(paths, repo, private)
+    return written
 
 
 def _write_revisions(

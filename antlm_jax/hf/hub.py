@@ -4,10 +4,11 @@ A model's name is ORG/NAME or ORG/NAME@REVISION.
 """
 
 import pathlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import progress
+from antlm_jax.runtime import files, progress
 from antlm_jax.training.checkpoint import HUB_NAME
 
 
@@ -51,22 +52,26 @@ def download_model(name: str, inside: str = "") -> pathlib.Path:
 
 
 def push(
-  folders: Sequence[pathlib.Path],
+  exports: Mapping[str | None, Sequence[pathlib.Path]],
   repo: str,
-  revision: str | None,
   private: bool = False,
 ) -> None:
-  """Uploads folders to the Hub, by default to the main revision.
+  """Uploads folders to the Hub, by their revisions; None is the main revision.
 
   Several folders become REPO-causal and REPO-bidirectional, and their cards
   name them. Log in first (`hf auth login`). A new repository is private if
-  `private`. Raises a UserError if the upload fails.
+  `private`. Raises a UserError, with the commands that upload the rest, if an
+  upload fails.
   """
   import huggingface_hub
 
   api = huggingface_hub.HfApi()
-  for path in folders:
-    name = f"{repo}-{path.name}" if len(folders) > 1 else repo
+  uploads = [
+    (path, f"{repo}-{path.name}" if len(folders) > 1 else repo, revision)
+    for revision, folders in exports.items()
+    for path in folders
+  ]
+  for done, (path, name, revision) in enumerate(uploads):
     try:
       name = api.create_repo(name, private=private, exist_ok=True).repo_id
       if revision:
@@ -80,9 +85,16 @@ def push(
         delete_patterns=["*.safetensors*"],
       )
     except _hub_failures() as error:
+      commands = []
+      for folder, target, branch in uploads[done:]:
+        _name_in_card(folder, target, branch)
+        words = ["hf", "upload", target, str(files.shown_path(folder))]
+        words += ["--private"] * private
+        words += [f"--revision={branch}"] if branch else []
+        commands.append(f"`{shlex.join(words)}`")
       raise UserError(
-        f"pushing to {name} failed ({_hub_reason(error)}), but {path} is"
-        " written"
+        f"pushing to {name} failed ({_hub_reason(error)}), but all is written:"
+        f" later, run {' and '.join(commands)}"
       ) from error
     shown = f", revision {revision}" if revision else ""
     progress.say(f"pushed to {name}{shown}")
