@@ -465,9 +465,21 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
   return call
 
+  call.__signature__ = _plain_signature(function)
 
 def checked_names(function: Callable[P, T]) -> Callable[P, T]:
   """Makes a function check the names and the number of its arguments.
+def _plain_signature(function: Callable) -> inspect.Signature:
+  """Returns a signature without fields, whose text `help` begins with."""
+  hints = typing.get_type_hints(function)  # without Annotated
+  signature = _signature(function)
+  parameters = [
+    parameter.replace(annotation=hints.get(name, parameter.empty))
+    for name, parameter in signature.parameters.items()
+  ]
+  return signature.replace(parameters=parameters)
+
+
 
   It is for a function that imports its types when it runs, so that `checked`
   cannot read them. Raises a UserError.

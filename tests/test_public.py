@@ -104,6 +104,14 @@ def test_its_stub_knows_the_settings_tasks_and_presets():
     assert not choices or f"Literal[{', '.join(map(repr, choices))}]" in words
 
 
+@pytest.mark.parametrize("name", FUNCTIONS.split())
+def test_help_begins_with_types_alone(name):
+  """Catches a signature with its fields' limits: help() had 16,000 letters."""
+  text = str(inspect.signature(getattr(antlm_jax, name)))
+  assert "Annotated" not in text and " object at" not in text
+  assert len(text) < 800
+
+
 def test_no_module_hides_a_function():
   """Catches a module whose import would replace a public function."""
   found = {name for _, name, _ in pkgutil.iter_modules(antlm_jax.__path__)}
