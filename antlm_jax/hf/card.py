@@ -54,6 +54,7 @@ _FIGURES = {
   "eye_tracking": ("r2", "explained variance of eye tracking"),
   "self_paced_reading": ("r2", "explained variance of self-paced reading"),
   "correlation": ("pearsonr", "correlation"),
+  "ndcg": ("ndcg_at_10", "NDCG@10"),
 }
 # Errors of a summary.json that holds other values than those of `antlm eval`.
 _DAMAGED = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
@@ -100,7 +101,7 @@ def card(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
     tags=["antlm_jax", name],
-    model_name=model_results and f"{name}-{size}",
+    model_name=model_results and f"{target.model_type}-{size}",
     eval_results=model_results,
     **{"base_model": _base_model(loaded) or None, **facts},
   )
@@ -118,11 +119,14 @@ def card(
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
   # `hub.push` replaces the folder by a repository.
   call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
+  since = ARCHITECTURES[name].since(loaded.model.config, target)
   use = _filled(
     "embedder" if embedder else "pipeline",
     auto=auto,
     call=call,
-    since=ARCHITECTURES[name].since(loaded.model.config, target),
+    since=since,
+    # Its versions 5.0 and 5.1 need transformers 4.
+    sentences="5.2" if int(since.partition(".")[0]) > 4 else "5.0",
     tag=tag,
     options=pipeline_options,
     text=repr(_TEXTS.get(tag, "The dogs sleep.").format(mask=word)),
@@ -275,9 +279,17 @@ def _summary_results(
   if "best_run" in summary:
     metric = summary["main_metric"]
     best = summary["runs"][summary["best_run"]]
+    kind, label = _FIGURES.get(metric, (metric, metric))
     for name, scores in best["scores"].items():
-      title = f"{metric}, fine-tuned{part}"
-      yield _card_result(tag, name, metric, scores[metric], title)
+      evaluation = summary["evaluations"][name]
+      others = {summary["baseline"]: evaluation["baseline"]}
+      others |= evaluation["references"]
+      compared = ", ".join(
+        f"{other} {100 * figures[metric]:.1f} %"
+        for other, figures in others.items()
+      )
+      title = f"{label}, fine-tuned{part} ({compared})"
+      yield _card_result(tag, name, kind, scores[metric], title)
     return
   mode = request.get("mode", "")
   data = path.parent.parent.name
