@@ -137,7 +137,9 @@ class Field:
     if not is_of_type or is_bool != (self.value_type is bool):
       return f"of type {self.value_type.__name__}"
     if self.choices is not None and value not in self.choices:
-      return f"one of {', '.join(map(str, self.choices))}"
+      names = [*map(str, self.choices)]
+      hint = suggestion(str(value), names)
+      return f"one of {', '.join(names)}{f'; {hint}' * bool(hint)}"
     if self.value_type is str:
       return ""
     if self.value_type is float and not abs(value) <= _LARGEST_FLOAT:
@@ -463,12 +465,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     with jax_flags.library_flags():
       return function(*bound.args, **bound.kwargs)
 
+  call.__signature__ = _plain_signature(function)
   return call
 
-  call.__signature__ = _plain_signature(function)
 
-def checked_names(function: Callable[P, T]) -> Callable[P, T]:
-  """Makes a function check the names and the number of its arguments.
 def _plain_signature(function: Callable) -> inspect.Signature:
   """Returns a signature without fields, whose text `help` begins with."""
   hints = typing.get_type_hints(function)  # without Annotated
@@ -480,6 +480,8 @@ def _plain_signature(function: Callable) -> inspect.Signature:
   return signature.replace(parameters=parameters)
 
 
+def checked_names(function: Callable[P, T]) -> Callable[P, T]:
+  """Makes a function check the names and the number of its arguments.
 
   It is for a function that imports its types when it runs, so that `checked`
   cannot read them. Raises a UserError.

@@ -292,7 +292,8 @@ def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
     raise UserError(
       f"preset {preset} reads a folder of files"
       f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
-      f" preset ({presets}), such as preset=classification"
+    own = "pairs" if preset == "retrieval" else "classification"
+      f" preset ({presets}), such as preset={own}"
     )
   names = PRESETS[preset].named(task_names)
   # Your own examples, or your own file, are no folder of known sets.

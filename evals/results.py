@@ -82,7 +82,8 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
     changed = [k for k in changed if k != "data"] or changed
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"
-      " differ): give another output, or overwrite it"
+      " differ): give another --output, or --overwrite (in Python, output or"
+      " overwrite=True)"
     )
   return summary
 

@@ -975,6 +975,7 @@ def test_bad_text(tmp_path, files, message):
     ("{good} --seq_len=100000", "train split has .* tokens, less than a row"),
     ("{good} --tokenizer={corpus}", "no checkpoint"),
     ("{good} --tokenizer={corpus}/a.dev", "is not a tokenizer"),
+    ("{good} --tokenizer=a.Q8.gguf", "run `antlm import --model=a.Q8.gguf"),
     ("{good} --share=0.0", "share=0.0 is not over 0"),
     ("--text {corpus} --output {corpus}/a.dev", "Not a directory"),
     ("--text {corpus} --output {corpus}", "is not empty"),

@@ -1,7 +1,9 @@
 """Embedders of a user's own texts: losses, files and training."""
 
 import itertools
+import re
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import (
   batching,
   embedding,
@@ -20,7 +23,9 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.ranking import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from tests import random_models, runs
+from antlm_jax.hf import export
+from antlm_jax.inference.model import load
+from tests import random_models, runs, tuned
 
 OPTIONS = retrieval.RetrievalOptions(), embedding.EmbedderOptions()
 WEIGHTS = np.float32([1, 1, 1, 0])  # 0 marks an empty row
@@ -86,6 +91,33 @@ def test_files_of_pairs(tmp_path):
     [embedding.Example(("q", text)) for text in "ab"]
   )
   assert both[0].label == {"d0": 1.0, "d1": 1.0} and len(both) == 3
+
+
+def test_a_folder_in_beirs_form_is_no_file_of_pairs(tmp_path):
+  """Catches advice about columns, where another preset reads the folder."""
+  tuned.write_beir(tmp_path / "beir")
+  with pytest.raises(UserError, match=r"BEIR's form, .* preset=retrieval"):
+    pairs(str(tmp_path / "beir"), embedding.EmbedderOptions())
+
+
+def test_the_card_compares_an_embedder_with_its_baselines(run, tmp_path):
+  """Catches a card with a score that is no better than chance, unsaid."""
+  texts = [f"{a} {b}" for a, b in itertools.permutations(tuned.WORDS, 2)]
+  data = [(text, text.split()[1]) for text in texts]
+  how = {"epochs": 1, "max_length": 16, "batch_size": 8, "quiet": True}
+  model = finetune.finetune(
+    run, data, preset="pairs", output=tmp_path / "out", save=True, **how
+  )
+  (path,) = export.export_model(load(model), tmp_path / "hf")
+  text = (path / "README.md").read_text()
+  # sentence-transformers 5.0 and 5.1 need transformers 4.
+  assert "sentence-transformers 5.2 and transformers 5.3, or later" in text
+  front = huggingface_hub.ModelCard(text).data
+  (result,) = front.eval_results
+  assert front.model_name.startswith("eurobert-")
+  assert result.metric_type == "ndcg_at_10"
+  name = r"NDCG@10, fine-tuned \(a random order [\d.]+ %, BM25 [\d.]+ %\)"
+  assert re.fullmatch(name, result.metric_name)
 
 
 def test_texts_that_differ_in_case_are_one_document():

@@ -866,3 +866,4 @@ def test_bad_arguments(run, tmp_path):
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in runs.told(finetune.main, [*args, extra])
+    ("--preset=retrival", "study; did you mean 'retrieval'?"),

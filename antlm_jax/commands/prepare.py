@@ -218,7 +218,12 @@ def _recipe(arguments: dict) -> tuple[Recipe, Tokenizer | None]:
   content = b""
   if not isinstance(tokenizer, str | os.PathLike):
     tokenizer = Tokenizer.wrap(tokenizer)
-  elif (name := os.fspath(tokenizer)).endswith(".json") or os.path.isfile(name):
+  elif (name := os.fspath(tokenizer)).lower().endswith(".gguf"):
+    raise UserError(
+      f"{name} is a GGUF file: run `antlm import --model={name} --workdir=RUN`,"
+      " then prepare with --tokenizer=RUN"
+    )
+  elif name.endswith(".json") or os.path.isfile(name):
     tokenizer = Tokenizer.load(name)
     paths = [name, *side_files(name)]
     content = b"".join(pathlib.Path(path).read_bytes() for path in paths)

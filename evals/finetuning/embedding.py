@@ -10,6 +10,7 @@ find its positive text, or the first half of a text the second half.
 import dataclasses
 import functools
 import itertools
+import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -58,6 +59,13 @@ def pairs_task(
       f"query_column={options.query_column},"
       f" positive_column={options.positive_column} and"
       f" negative_column={','.join(options.negative_column)} must differ"
+    )
+  # A folder in BEIR's form may have pairs next to it, named train.
+  folder = pathlib.Path(sets.path_or_name(data))
+  if (folder / "qrels").is_dir() and not any(folder.glob("train.*")):
+    raise UserError(
+      f"{folder} is in BEIR's form, with corpus, queries and qrels: give"
+      " preset=retrieval"
     )
   examples = sets.read_own_set(data, functools.partial(_pair_records, columns))
   if len({len(example.texts) for example in examples.get("train", ())}) > 1:
