@@ -194,7 +194,10 @@ def finetune(
       if job.summary:
         progress.say(f"{job.task.name} is already done: {job.folder}")
       summaries[job.folder] = job.summary or perform(job, loaded, save)
-  return tuning_result(PRESETS[preset], summaries)
+    result = tuning_result(PRESETS[preset], summaries)
+    for line in str(result).splitlines():
+      progress.say(line)
+  return result
 
 
 def _check_request(
@@ -289,10 +292,10 @@ def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
   is_file = is_path and not is_folder and pathlib.Path(data).suffix
   if not PRESETS[preset].in_memory and (is_file or not is_path):
     presets = ", ".join(name for name in PRESETS if PRESETS[name].in_memory)
+    own = "pairs" if preset == "retrieval" else "classification"
     raise UserError(
       f"preset {preset} reads a folder of files"
       f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
-    own = "pairs" if preset == "retrieval" else "classification"
       f" preset ({presets}), such as preset={own}"
     )
   names = PRESETS[preset].named(task_names)
@@ -559,7 +562,7 @@ def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  print(finetune(**parse_finetune(argv)))
+  finetune(**parse_finetune(argv))
 
 
 def done(argv: Sequence[str]) -> bool:

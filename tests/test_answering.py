@@ -487,7 +487,7 @@ def test_answers_keep_their_combining_marks(loaded, form):
 @pytest.mark.parametrize("answers_by", ["spans", "inside"])
 def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
   task = squad_task(tmp_path, 200, 24, answers=answers_by)
-  assert loop.read_rows(loaded, task, 48)["train"].cut == 0
+  assert loop.read_rows(loaded, task, 48)["train"].cut[0] == 0
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
   (outcome,) = tuned.trained(loaded, task, [TrialRun(1e-2, 0)], tmp_path, **how)
   assert outcome.best["squad-test"][task.main_metric] > 0.9

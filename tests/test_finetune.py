@@ -116,15 +116,21 @@ LONG = "Tom sat near the hills " * 9
 def test_what_is_cut_is_counted(loaded, head, long, short):
   examples = [Example(long), Example(short)]
   rows = head.encode(loaded, examples, 32)
-  assert rows.cut == 1 and rows.lengths.max() == 32
-  assert head.encode(loaded, examples[1:], 32).cut == 0
+  assert rows.cut[0] == 1 and rows.lengths.max() == 32
+  assert head.encode(loaded, examples[1:], 32).cut[0] == 0
+
+
+def test_a_text_that_pairs_repeat_is_cut_once(loaded):
+  """Catches twice as many cut texts as the data have."""
+  examples = [Example((LONG, LONG)), Example(("who", LONG))]
+  assert Towers(0.1).encode(loaded, examples, 32).cut == (1, 2)
 
 
 def test_a_long_sentence_has_several_rows(loaded):
   """Catches a tagger that cuts sentences."""
   words = tuple(LONG.split())
   rows = Tagger(("O", "B-X")).encode(loaded, [Example(words)], 32)
-  assert rows.cut == 0 and len(rows) > 1 and rows.lengths.max() == 32
+  assert rows.cut == (0, 1) and len(rows) > 1 and rows.lengths.max() == 32
   assert sorted({*rows.origins.ravel().tolist()}) == [-1, *range(len(words))]
 
 
@@ -138,9 +144,7 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path, capsys):
   for length in (32, 1000):
     loop.read_rows(loaded, task, length)
   lines = capsys.readouterr().out.splitlines()
-  said = (
-    "warning: cola: texts of {} that are cut to fit {} tokens ({}): 1".format
-  )
+  said = "warning: cola, {}: 1 of 2 texts are cut to fit {} tokens ({})".format
   limits = (32, "max_length"), (48, "the model's longest row")
   names = "train", "cola"
   assert lines == [said(name, *limit) for limit in limits for name in names]
@@ -863,7 +867,7 @@ def test_bad_arguments(run, tmp_path):
     ("--epochs=0", "cola cannot be evaluated without training: "),
     ("--warmup=1", "--warmup=1 is not at least 0 and under 1"),
     ("--preset=2023", "--preset='2023' is not one of 2024,"),
+    ("--preset=retrival", "study; did you mean 'retrieval'?"),
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in runs.told(finetune.main, [*args, extra])
-    ("--preset=retrival", "study; did you mean 'retrieval'?"),

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TrialRun
 from antlm_jax.evals.finetuning.ranking import Towers
+from antlm_jax.runtime import progress
 from tests import random_models, runs, tuned
 
 run = random_models.run(layers=2)
@@ -272,13 +274,31 @@ def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
   assert found == pytest.approx(expected, abs=0.06)
 
 
-def test_a_model_is_scored_without_training(loaded, tmp_path, capsys):
-  """Catches a folder with a test set only that is refused or trained on."""
+def test_a_model_is_scored_without_training(
+  loaded, tmp_path, capsys, monkeypatch
+):
+  """Catches a folder with a test set only that is refused or trained on.
+
+  Also catches a silent evaluation, and a table that Python does not show.
+  """
   arguana(tmp_path / "arguana")
   how = {"preset": "retrieval"}
-  found = finetune.finetune(loaded, tmp_path / "arguana", **how)["arguana"]
+  tracked = []
+
+  def track(items, unit, name):
+    tracked.append(name)
+    return items
+
+  monkeypatch.setattr(progress, "track", track)
+  result = finetune.finetune(loaded, tmp_path / "arguana", **how)
+  found = result["arguana"]
+  assert tracked == ["arguana-test"]
   said = capsys.readouterr().out  # nobody asked for the known sets
   assert "arguana" in said and "left out" not in said
+  assert said.endswith(f"{result}\n")
+  (row,) = re.findall(r"arguana-test +ndcg +- +1 +(\d+) ", said)
+  items = (found.folder / "items.jsonl").read_text()
+  assert int(row) == items.count("\n")  # number of queries
   about = json.loads((found.folder / "summary.json").read_text())
   assert about["train_examples"] == 0 and about["request"]["epochs"] == 0
   assert 0 < found.score < 0.5 and found.folder.parts[-3] == "untrained"

@@ -260,7 +260,7 @@ def test_predictions_have_labels_and_probabilities(
     (records, {"text_column": "x"}),
   ):
     again = predict(classifier, texts, batch_size=2, **more)
-    assert "texts that are cut to fit 48 tokens: 1" in capsys.readouterr().out
+    assert "1 of 3 texts are cut to fit 48 tokens" in capsys.readouterr().out
     assert [one.label for one in again] == [one.label for one in found]
   pair, alone = predict(classifier, [("the dogs", "Tom sat"), "the dogs"])
   assert pair.probabilities != alone.probabilities

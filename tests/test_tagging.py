@@ -608,7 +608,7 @@ def test_each_token_of_a_long_sentence_counts_once(loaded, longest):
   texts = ("Bartholomew", "sat", "Tom", "near") * 6
   examples = [Example(texts, [1, 2, 1, 2] * 6), Example(("a", "hills"), [0, 1])]
   rows = head.encode(loaded, examples, longest)
-  assert rows.lengths.max() <= longest and rows.cut == 0
+  assert rows.lengths.max() <= longest and rows.cut[0] == 0
   tokens = loaded.tokenizer.encode(" ".join(texts)).tolist()
   labelled = rows.tokens[(rows.origins >= 0) & (rows.origins < len(texts))]
   assert labelled.tolist() == tokens

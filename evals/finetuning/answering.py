@@ -104,6 +104,7 @@ class Spans(PerToken):
         )
     tokens, lengths = batching.pad_rows(tokens)
     labels, _ = batching.pad_rows(labels)
+    cut = cut, len(examples)
     return ExampleRows(tokens, lengths, labels, True, examples, windows, cut)
 
   def decode(self, reduced: np.ndarray, rows: ExampleRows) -> list[str]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.inference.model import Loaded
-from antlm_jax.runtime import records
+from antlm_jax.runtime import progress, records
 
+_AHEAD = 8  # batches that start before a result is awaited
 _SHORTEST = 16  # tokens; rows are padded to this length times a power of two
 # Purposes of a permutation.
 _ROWS = 0
@@ -46,7 +47,8 @@ class ExampleRows:
   per_token: bool = False  # whether the labels' last axis is T
   examples: Sequence[Example] = ()  # to predict, m; often one for each row
   origins: Any = None  # for decoding, such as the example of each row
-  cut: int = 0  # number of texts, or examples, that were too long
+  # Numbers of texts, or examples, that were too long, and of all.
+  cut: tuple[int, int] = (0, 0)
 
   def __len__(self) -> int:
     return len(self.tokens)
@@ -66,17 +68,32 @@ def longest(loaded: Loaded, max_length: int) -> int:
   return min(max_length, loaded.model.config.max_seq_len)
 
 
+def warn_of_cut(
+  loaded: Loaded, rows: ExampleRows, max_length: int, name: str = ""
+) -> None:
+  """Warns of texts of a set, by its name, that were too long."""
+  count, total = rows.cut
+  if count:
+    limit = longest(loaded, max_length)
+    own = limit < max_length
+    limited_by = "the model's longest row" if own else "max_length"
+    progress.say(
+      f"warning: {f'{name}: ' * bool(name)}{count:,} of {total:,} texts are cut"
+      f" to fit {limit} tokens ({limited_by})"
+    )
+
+
 def frame_texts(
   loaded: Loaded, texts: Sequence[Sequence[str]], max_length: int
-) -> tuple[np.ndarray, np.ndarray, int]:
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
   """Makes rows `<s> A </s> B </s>`, with the special tokens of training.
 
   White space at the ends of a text is no text. Too long rows lose tokens at the
   end of their longest text.
 
   Returns:
-    tokens int32 `[n, T]`, lengths int32 `[n]`, and the number of rows that were
-    too long.
+    tokens int32 `[n, T]`, lengths int32 `[n]`, and the numbers of different
+    rows that were too long, and of all.
   """
   before, after = loaded.frame
   flat = [
@@ -87,19 +104,20 @@ def frame_texts(
   ids = iter(loaded.tokenizer.encode_batch(flat))
   limit = longest(loaded, max_length)
   rows = []
-  cut = 0
+  cut = set()
   for row_texts in texts:
     parts = [next(ids) for _ in row_texts]
     budget = limit - len(before) - len(parts) * len(after)
     lengths = [len(part) for part in parts]
-    cut += sum(lengths) > budget
+    if sum(lengths) > budget:
+      cut.add(tuple(row_texts))
     row = [before]
     for part, length in zip(
       parts, truncate_lengths(lengths, budget), strict=True
     ):
       row += [part[:length], after]
     rows.append(np.concatenate(row))
-  return *pad_rows(rows), cut
+  return *pad_rows(rows), (len(cut), len(set(map(tuple, texts))))
 
 
 def frame_labelled(
@@ -107,7 +125,7 @@ def frame_labelled(
   texts: Iterable[tuple[Sequence[int], Sequence[int]]],
   frame_label: int,
   max_length: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]:
   """Makes rows `<s> A </s>` of texts' tokens, each with its label.
 
   Special tokens have the label `frame_label`, padding -1. Too long rows lose
@@ -115,7 +133,7 @@ def frame_labelled(
 
   Returns:
     tokens int32 `[n, T]`, lengths int32 `[n]`, labels int32 `[n, T]`, and the
-    number of rows that were too long.
+    numbers of rows that were too long, and of all.
   """
   before, after = loaded.frame
   limit = longest(loaded, max_length) - len(after)
@@ -128,7 +146,8 @@ def frame_labelled(
     rows.append([*row[:limit], *after])
     row_labels = [*[frame_label] * len(before), *text_labels]
     labels.append(row_labels[:limit] + [frame_label] * len(after))
-  return *pad_rows(rows), pad_rows(labels, fill=-1)[0], cut
+  labels = pad_rows(labels, fill=-1)[0]
+  return *pad_rows(rows), labels, (cut, len(rows))
 
 
 def truncate_lengths(lengths: Sequence[int], budget: int) -> list[int]:
@@ -232,19 +251,22 @@ def gather(rows: ExampleRows, slots: Sequence[BatchRows]) -> TaskBatch:
   )
 
 
-def predict_rows(call: Callable, rows: ExampleRows, size: int) -> Any:
+def predict_rows(
+  call: Callable, rows: ExampleRows, size: int, name: str = ""
+) -> Any:
   """Calls a function on all n rows, in batches of similar length.
 
   `call` maps tokens int32 `[B, T]` and lengths `[B]` to arrays
   `[runs, B, ...]`. Returns arrays `[runs, n, ...]`; axes that are longer for
-  longer rows are padded with zeros.
+  longer rows are padded with zeros. Shows progress, after the set's name.
   """
   batches = batches_by_length(rows, size)
-  # All calls start before the first result is awaited.
-  outputs = [
-    call(rows.tokens[s.rows][..., : s.length], rows.lengths[s.rows])
-    for s in batches
-  ]
+  outputs = []
+  for slots in progress.track(batches, "batch", name):
+    tokens = rows.tokens[slots.rows][..., : slots.length]
+    outputs.append(call(tokens, rows.lengths[slots.rows]))
+    # Several calls start before a result is awaited.
+    jax.block_until_ready(outputs[-1 - _AHEAD : -_AHEAD])
 
   def in_order(*parts: np.ndarray) -> np.ndarray:
     runs, _, *row_shape = np.max([part.shape for part in parts], axis=0)

@@ -151,11 +151,6 @@ def read_rows(
   Raises:
     UserError: A set has no examples, or cannot be read.
   """
-  longest = batching.longest(loaded, max_length)
-  limited_by = (
-    "max_length" if longest == max_length else "the model's longest row"
-  )
-
   rows = {}
   for name in ("train", *task.evaluations):
     examples = task.examples(name)
@@ -163,11 +158,7 @@ def read_rows(
       indices = hashing.permute(np.arange(limit), len(examples), 0)
       examples = [examples[i] for i in np.sort(indices)]
     rows[name] = task.head.encode(loaded, examples, max_length)
-    if cut := rows[name].cut:
-      progress.say(
-        f"warning: {task.name}: texts of {name} that are cut to fit {longest}"
-        f" tokens ({limited_by}): {cut}"
-      )
+    batching.warn_of_cut(loaded, rows[name], max_length, f"{task.name}, {name}")
   return rows
 
 

@@ -17,7 +17,6 @@ from antlm_jax.evals.finetuning.task import Task, TaskHead
 from antlm_jax.evals.finetuning.trial import Hyperparameters, TrialRun
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write_checkpoint
-from antlm_jax.runtime import progress
 
 
 def fine_tuned(
@@ -128,6 +127,7 @@ def as_is(
       settings.rows_in_memory,
       head,
       settings.attention == "causal",
+      name,
     )
     outputs[name] = jax.device_get(task.head.reduce(set_outputs))
   outcome = TuningOutcome(TrialRun(0.0, 0))
@@ -145,6 +145,7 @@ def compute(
   batch_size: int = Hyperparameters.batch_size,
   head: TaskHead | None = None,
   causal: bool | None = None,
+  name: str = "",
 ) -> tuple[Any, ExampleRows]:
   """Returns a head's outputs for rows of texts, and the rows.
 
@@ -156,6 +157,7 @@ def compute(
     batch_size: Number of rows that are computed together.
     head: A head without parameters; the model's by default.
     causal: Whether to read from left to right; as fine-tuned by default.
+    name: Name of the set of texts, for warnings and progress.
 
   Raises:
     UserError: The checkpoint has no head, or one of an unknown kind, or a value
@@ -173,14 +175,10 @@ def compute(
     for index, text in enumerate(texts)
   ]
   rows = head.encode(loaded, examples, max_length)
-  if rows.cut:
-    longest = batching.longest(loaded, max_length)
-    progress.say(
-      f"warning: texts that are cut to fit {longest} tokens: {rows.cut}"
-    )
+  batching.warn_of_cut(loaded, rows, max_length, name)
   program = programs.compiled(_run_outputs, loaded.model.config, head, causal)
   call = functools.partial(program, params)
-  outputs = batching.predict_rows(call, rows, batch_size)
+  outputs = batching.predict_rows(call, rows, batch_size, name)
   return jax.tree.map(lambda x: x[0], outputs), rows
 
 

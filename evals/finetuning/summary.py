@@ -431,14 +431,15 @@ def scores_table(summaries: Sequence[Summary], preset: Preset) -> str:
       for reference in evaluation["references"]
     )
   )
-  head = ["", "metric", "lr", "seeds", "score (%)", "baseline (%)"]
+  head = ["", "metric", "lr", "seeds", "examples"]
+  head += ["score (%)", "baseline (%)"]
   head += [*(f"{name} (%)" for name in references), "note"]
   rows = [
     row for summary in summaries for row in _summary_rows(summary, references)
   ]
   if not any(row[-1] for row in rows):
     head.pop()
-  text = tables.text_table(rows, head, "<<>>>>" + ">" * len(references) + "<")
+  text = tables.text_table(rows, head, "<<>>>>>" + ">" * len(references) + "<")
   if any(summary.best_rate["seeds"] > 1 for summary in summaries):
     text += f"\n±: half of the {100 * CONFIDENCE:g} % interval over seeds, by"
     text += " Student's t"
@@ -475,7 +476,7 @@ def _summary_rows(
 ) -> Iterator[tuple]:
   """Yields a row of the table for each evaluation set and metric."""
   best = summary.best_rate
-  rate = f"{best['lr']:g}" if best["lr"] else "untrained"
+  rate = f"{best['lr']:g}" if best["lr"] else "-"
   lost_runs = [
     f"{best[problem]} of {best['seeds']} {problem}"
     for problem in ("diverged", "collapsed")
@@ -499,6 +500,7 @@ def _summary_rows(
         metric,
         rate,
         best["seeds"],
+        f"{evaluation['examples']:,}",
         _percent(score),
         f"{100 * baseline:.1f}",
         *reference_scores,
