@@ -645,7 +645,10 @@ def test_transformers_files_add_tokens_and_set_the_case(tmp_path):
 
 
 def test_two_tokens_before_a_text_are_said(capsys):
-  """Catches GLM's `[gMASK] <sop>`, of which rows have one, in silence."""
+  """Catches GLM's `[gMASK] <sop>`, of which rows have one, in silence.
+
+  It also catches a boundary that is not shown because it was given.
+  """
   backend = whole_words()._backend
   backend.post_processor = processors.TemplateProcessing(
     single="[CLS] <s> $A", special_tokens=[("[CLS]", 5), ("<s>", 1)]
@@ -653,6 +656,9 @@ def test_two_tokens_before_a_text_are_said(capsys):
   text = ["the dogs"] * 40
   prepare(text, tokenizer=backend, seq_len=8, dev_share=0.5)
   assert "itself adds [CLS] <s> before a text, of" in capsys.readouterr().out
+  prepare(text, tokenizer=backend, seq_len=8, dev_share=0.5, boundary="none")
+  said = capsys.readouterr().out
+  assert "boundary none: no token before a document and no token after" in said
 
 
 _DNA = ["ACGTACGGTTAC" * 9, "ACGTNNacgt"]

@@ -11,7 +11,7 @@ masked tokens one position before them, include code (trust_remote_code=True).
 --revisions writes the newest step to FOLDER/main. It writes each step of
 checkpoint.words to a folder with BabyLM's name, such as FOLDER/chck_1M.
 
-Only --repo uses the network.
+Only --repo, and a checkpoint in a bucket (gs://), use the network.
 """
 
 import dataclasses
@@ -63,8 +63,7 @@ def export(
     sentence_transformers: Add the files of sentence-transformers, which average
       over tokens, also those around a text. An embedder always has them.
     revisions: Also export the steps that `checkpoint.words` saved.
-    repo: Repository of the Hub to push to, USER/NAME; the only use of the
-      network.
+    repo: Repository of the Hub to push to, USER/NAME.
     private: Make a new repository private.
     license: License name on the Hub for the card, such as apache-2.0.
     language: Languages of the text for the card, such as en,de.

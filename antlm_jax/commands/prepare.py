@@ -169,8 +169,7 @@ def prepare(
     if opened is not None:
       is_path = isinstance(tokenizer, str | os.PathLike)
       _check_tokens(recipe, opened, tokenizer if is_path else "the tokenizer")
-      if not boundary:
-        _say_boundary(recipe, opened)
+      _say_boundary(recipe, opened)
     _check_task(task, tasks, output)
     if separator and documents != "auto":
       raise UserError(f"give separator, or documents={documents}, not both")
@@ -277,7 +276,7 @@ def _check_tokens(
 
 
 def _say_boundary(recipe: Recipe, tokenizer: Tokenizer) -> None:
-  """Says which special tokens a default boundary has.
+  """Says which special tokens are around a document.
 
   Warns if the tokenizer itself adds several to one end of a text.
   """
