@@ -66,10 +66,10 @@ BUDGETS = {
   "configs/studies": 5_080,
   "evals": 8_620,
   "evals/benchmarks": 12_594,
-  "evals/finetuning": 42_870,
+  "evals/finetuning": 42_620,
   "evals/studies": 28_400,
   "evals/zero_shot": 10_770,
-  "tests": 295_400,
+  "tests": 293_960,
 }
 LAYOUT = {
   *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),

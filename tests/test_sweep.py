@@ -237,6 +237,20 @@ def test_the_parts_of_items_in_a_ratio_are_the_jackknifes():
   slow = item_scores(lambda *sides: ratio(*sides), predictions, labels)
   assert found.mean() == pytest.approx(ratio(predictions, labels))
   assert found.tolist() == pytest.approx(slow.tolist())
+  # Lists of equal length are items too.
+  pairs = [[0, 1], [1, 2]], [[0, 1], [0, 2]]
+  ratios = item_scores(ratio, *pairs)
+  assert item_scores(lambda *sides: ratio(*sides), *pairs) == pytest.approx(
+    ratios
+  )
+  # Groups of items give nearly the interval of single items.
+  numbers = np.random.default_rng(0).normal(size=(2, 3000)).cumsum(axis=0)
+  found = item_scores(regression.spearman, *numbers.tolist())
+  value = regression.spearman(*numbers)
+  # Of rank correlations, (1 + r^2 / 2) (1 - r^2)^2 (Bonett and Wright 2000)
+  expected = (1 + value**2 / 2) ** 0.5 * (1 - value**2)
+  assert found.mean() == pytest.approx(value)
+  assert found.std() == pytest.approx(expected, rel=0.1)
   exact = item_scores(multi_label.exact_match, predictions, labels)
   assert exact.tolist() == [0, 1, 0, 0, 0]
 

@@ -24,6 +24,7 @@ from antlm_jax.evals.finetuning import sets
 from antlm_jax.evals.finetuning.batching import Example, ExampleRows
 from antlm_jax.inference.model import Loaded
 
+_GROUPS = 1000  # calls of a metric for its jackknife, at most
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # one for each example, as plain JSON
 # Maps predictions and labels to a score; a `Ratio` is fast to compare by item.
@@ -369,26 +370,37 @@ def item_scores(
     parts = metric.all_parts(predictions, labels)
     above, below = parts.sum(axis=1, keepdims=True) - parts
     without = np.divide(above, below, out=np.zeros(count), where=below > 0)
+    gains = (count - 1) * (without.mean() - without)
   else:
-    without = _leave_one_out(metric, predictions, labels)
-  scores = count * value - (count - 1) * without
-  # Twelve digits: a mean's scores are 0 and 1 again.
-  return np.round(scores + (value - scores.mean()), 12)
+    gains = _jackknife(metric, predictions, labels)
+  # Nine digits: a mean's scores are 0 and 1 again.
+  return np.round(value + gains, 9)
 
 
-def _leave_one_out(
+def _jackknife(
   metric: Metric, predictions: Predictions, labels: Sequence
 ) -> np.ndarray:
-  """Returns the metric without each example, once for all equal examples."""
+  """Returns pseudo-values minus their mean, from one call for equal examples.
+
+  If too many examples differ, groups of them are left out together. Their
+  values have the deviation of single examples, so that intervals stay the same.
+  """
   texts = map(json.dumps, zip(predictions, labels, strict=True))
   _, first, inverse = np.unique(
     [*texts], return_index=True, return_inverse=True
   )
   sides = []
   for values in (predictions, labels):
-    side = np.empty(len(values), object)
-    side[:] = values
     is_number = all(isinstance(value, int | float) for value in values)
-    sides.append(np.array(values) if is_number else side)
-  without = [metric(*(np.delete(side, i) for side in sides)) for i in first]
-  return np.array(without)[inverse]
+    dtype = float if is_number else object
+    sides.append(np.fromiter(values, dtype, len(values)))
+  count = groups = len(labels)
+  left_out = first
+  if len(first) > _GROUPS:
+    groups = _GROUPS
+    inverse = np.arange(count) % groups
+    left_out = [np.arange(i, count, groups) for i in range(groups)]
+  without = np.array(
+    [metric(*(np.delete(side, i) for side in sides)) for i in left_out]
+  )[inverse]
+  return (count / groups) ** 0.5 * (groups - 1) * (without.mean() - without)
