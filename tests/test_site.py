@@ -16,11 +16,14 @@ from tests.test_docs import DOCS, PAGES
 # left; our own words for them are on the page.
 FIRST = {
   "A100": "explanation/planning",
+  "FAISS": "how_to/embedders",
   "LLM2Vec": "tutorials/decoder_to_encoder",
   "LoRA": "faq",
   "OOM": "faq",
+  "RAG": "how_to/embedders",
   "batch size": "how_to/optimizer",
   "context length": "how_to/optimizer",
+  "contrastive": "how_to/embedders",
   "domain adaptation": "tutorials/continue",
   "early stopping": "how_to/watch",
   "embedding": "how_to/embedders",
@@ -38,6 +41,7 @@ FIRST = {
   "own data": "tutorials/own_text",
   "perplexity": "how_to/score_text",
   "price": "explanation/cost",
+  "reranker": "how_to/embedders",
   "sequence length": "how_to/optimizer",
   "single GPU": "how_to/one_gpu",
   "validation loss": "how_to/watch",
