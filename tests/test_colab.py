@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import pathlib
 import re
 import sys
 
@@ -17,6 +18,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.page import plots
 from antlm_jax.runtime import progress
 from tests import runs
+from tests.test_from_decoder import begun
 
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
 
@@ -68,13 +70,15 @@ def test_a_failed_installation_says_what_to_change(tmp_path, monkeypatch):
     install(monkeypatch, "git+https://example.org/antlm_jax")
 
 
-def test_pairs_need_a_model_of_real_text(tmp_path, monkeypatch):
-  """Catches an embedder of the model of generated English."""
+@pytest.mark.parametrize("field", ["PAIRS", "DECODER"])
+def test_pairs_and_a_decoder_need_real_text(field, tmp_path, monkeypatch):
+  """Catches an embedder, or an encoder, of generated English."""
   monkeypatch.chdir(tmp_path)
   address = "git+https://example.org/antlm_jax"
-  with pytest.raises(RuntimeError, match="set TEXT or DECODER"):
-    install(monkeypatch, address, PAIRS="pairs.csv")
-  assert install(monkeypatch, address, PAIRS="pairs.csv", TEXT="mine.txt")
+  form = {field: "pairs.csv"}
+  with pytest.raises(RuntimeError, match="set TEXT"):
+    install(monkeypatch, address, **form)
+  assert install(monkeypatch, address, TEXT="mine.txt", **form)
 
 
 def test_a_wheel_and_a_checkout_are_installed_from_their_path(
@@ -143,17 +147,8 @@ def test_many_blocks_are_a_line_after_own_blocks_and_one_after_others():
   assert [*lines["clm, after others"].get_xdata()] == ends[1::2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "curriculum",
-  ["auto", "100%C", pytest.param("100%M", marks=pytest.mark.nightly)],
-)
-def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
-  """Runs all cells, in the notebook's short form.
-
-  Catches a cell that needs both modes, and an encoder or an embedder that the
-  settings ask for and no cell makes.
-  """
+def run_notebook(settings: str, folder: pathlib.Path) -> list:
+  """Runs all cells in the short form; returns the cells of code."""
   nbclient = pytest.importorskip("nbclient", reason="runs notebooks")
   needs = "ipykernel", "torch", "transformers.models.eurobert"
   for name in (*needs, "sentence_transformers"):
@@ -161,26 +156,31 @@ def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
   import nbformat
 
   notebook = nbformat.read(NOTEBOOK, as_version=4)
-  settings = notebook.cells[1]
-  pairs = tmp_path / "pairs.csv"
-  lines = [f"the dog {i},the cat {i}" for i in range(40)]
-  pairs.write_text("\n".join(["query,positive", *lines]))
-  made = tmp_path / "colab"
-  decoder = made / "first-transformers"
-  decoder = {"auto": decoder / "causal", "100%C": decoder}.get(curriculum, "")
-  pairs = pairs if decoder else ""
-  # After the settings of the form.
-  settings.source += f'''
-CURRICULUM, PAIRS, DECODER = "{curriculum}", "{pairs}", "{decoder}"'''
+  notebook.cells[1].source += f"\n{settings}"
   where = {"metadata": {"path": NOTEBOOK.parent}}
   client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
   short = {"ANTLM_COLAB_SHORT": "1", "HF_HUB_OFFLINE": "1"}
-  short |= {"JAX_PLATFORMS": "cpu", "RUNS": str(tmp_path)}
+  short |= {"JAX_PLATFORMS": "cpu", "RUNS": str(folder)}
   client.execute(env=os.environ | short)
-  cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+  return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(cells: list, words: str) -> str:
+  """Returns the text that the one cell with these words prints."""
+  (cell,) = (cell for cell in cells if words in cell.source)
+  return "".join(o.text for o in cell.outputs if o.output_type == "stream")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "curriculum",
+  ["auto", "100%C", pytest.param("100%M", marks=pytest.mark.nightly)],
+)
+def test_training_shows_a_bar_and_the_curves(curriculum, tmp_path):
+  """Catches a cell that needs both modes."""
+  cells = run_notebook(f'CURRICULUM = "{curriculum}"', tmp_path)
+  assert "held out after step 12" in printed(cells, "ax.train(")
   train = next(cell for cell in cells if "ax.train(" in cell.source)
-  output = "".join(o.text for o in train.outputs if o.output_type == "stream")
-  assert "held out after step 12" in output
   # The bar is a widget, whose text is that of its beginning.
   (bar,) = (o.data for o in train.outputs if o.output_type == "display_data")
   assert "application/vnd.jupyter.widget-view+json" in bar
@@ -188,14 +188,47 @@ CURRICULUM, PAIRS, DECODER = "{curriculum}", "{pairs}", "{decoder}"'''
   (curves,) = (cell for cell in cells if "curves.png" in cell.source)
   png = base64.b64decode(curves.outputs[0].data["image/png"])
   assert png.startswith(b"\x89PNG") and len(png) > 20_000
-  (embeds,) = (cell for cell in cells if "encode_query" in cell.source)
-  output = "".join(o.get("text", "") for o in embeds.outputs)
-  assert ("the dog 0\n" in output) == bool(decoder)
-  assert len(re.findall(r"^ +-?\d\.\d{4}  the cat \d$", output, re.M)) == (
-    3 * bool(decoder)
-  )
-  encoder = made / "first-encoder-transformers"
-  assert encoder.is_dir() == (made / "first-embedder").is_dir() == bool(decoder)
+
+
+@pytest.mark.slow
+def test_a_decoder_becomes_an_embedder_and_nothing_else_is_trained(tmp_path):
+  """Catches a model from scratch before the decoder, and a prompt of a toy.
+
+  It also catches an embedder without its scores or cost.
+  """
+  pairs, text = tmp_path / "pairs.csv", tmp_path / "text.txt"
+  lines = [f"the dog {i},the cat {i}" for i in range(40)]
+  pairs.write_text("\n".join(["query,positive", *lines]))
+  sentences = (f"A bird {i} sings in tree {i}." for i in range(2000))
+  text.write_text("\n\n".join(sentences))
+  decoder = begun(tmp_path / "decoder")
+  settings = f'TEXT, PAIRS, DECODER = "{text}", "{pairs}", "{decoder}"'
+  cells = run_notebook(f"{settings}\nLENGTH = 32", tmp_path)
+  made = tmp_path / "colab"
+  assert [path.parent.name for path in made.glob("*/summary.json")] == [
+    "first-encoder"
+  ]
+  assert (made / "first-encoder-transformers").is_dir()
+  said = printed(cells, "ax.prepare(")
+  assert re.search(r"^40 pairs: \d+ tokens to train the embedder", said, re.M)
+  assert "with SmolLM2-135M" in said
+  filled = printed(cells, "count=3")
+  assert " sings in" in filled and "the dogs" not in filled
+  embeds = printed(cells, "encode_query")
+  assert "BM25 (%)" in embeds and "the dog 0\n" in embeds
+  shown = re.findall(r"^ +-?\d\.\d{4}  the cat \d$", embeds, re.M)
+  assert len(shown) == 3 and (made / "first-embedder").is_dir()
+
+
+@pytest.mark.slow
+def test_wrong_pairs_fail_before_training(tmp_path):
+  """Catches an error of PAIRS after hours of a decoder's training."""
+  pairs, text = tmp_path / "pairs.csv", tmp_path / "text.txt"
+  pairs.write_text("question,answer\na,b\n")
+  text.write_text("the dogs rest .\n")
+  with pytest.raises(Exception, match="query"):
+    run_notebook(f'TEXT, PAIRS = "{text}", "{pairs}"', tmp_path)
+  assert not (tmp_path / "colab").exists()
 
 
 def test_the_forms_curricula_parse():
