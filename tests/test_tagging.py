@@ -248,7 +248,8 @@ CONLLU = """# text = Don't go
     ("1 NN\n2 VB\n", "", "line 1 has a number in place of each word"),
     ("1\tAda\tB-X\n2\tx\tO\n", "", "line 1 has 3 columns, not 2"),
     ("1\tAda\tB-X\n2\tx\tO\n", "1 3", "line 1 has a number in place"),
-    (CONLLU, "2 4", "line 1 has 1 column, not 4"),
+    (CONLLU, "2 4", "line 2 has a range"),
+    ("# new\nAda NN B-X\n# XY O\n", "1 3", "line 1 has 2 columns, not 3"),
     (CONLLU.partition("\n")[2], "2 4", "line 1 has a range"),
     ("Ada\tB-X\t1\nsat\tO\n", "1 2", "line 2 has 2 columns, not 3"),
     ("Ada sat .\tB-X O O\n", "", "line 1 has several words in a column"),
@@ -266,27 +267,35 @@ def test_other_columns_are_refused(tmp_path, text, columns, told):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("before", ["", "# id 1\tdomain=x\n"])
-def test_the_python_of_a_refusal_reads_the_file(tmp_path, before):
-  """Catches a remedy that cannot be run, or reads comments as words."""
-  lines = "Ada NN B-PER\nsat VB O\n"
-  (tmp_path / "a").write_text(f"{before}{lines}\n{before}{lines}")
-  with pytest.raises(UserError) as error:
-    own_task(tmp_path / "a")
-  names = {}
-  exec(str(error.value).split("`")[1], names)
-  assert names["records"] == [(["Ada", "sat"], ["B-PER", "O"])] * 2
-  assert tagging.own_task(names["records"]).head.labels[1] == "B-PER"
+GERMEVAL = """#\tde.wikipedia.org\t[2009-10-17]
+1\tAda\tB-PER\tO
+2\t#\tO\tO
+
+#\ta.de\t[2009-10-18]
+1\tsat\tO\tO
+"""
+MULTICONER = """# id 1\tdomain=x
+Ada _ _ B-PER
+# _ _ O
+
+# id 2\tdomain=x
+sat _ _ O
+"""
+TABS = "# text = Ada #\nAda\tNE\tB-PER\n#\tXY\tO\n\n# x\nsat\tVV\tO\n"
 
 
-def test_the_python_of_a_refusal_reads_the_chosen_columns(tmp_path):
-  """Catches the first and last columns in place of the chosen columns."""
-  (tmp_path / "a").write_text("# x\nNN\tAda\tB-X\t_\nVB\tsat\tO\t_\n")
-  names = {}
-  with pytest.raises(UserError) as error:
-    own_task(tmp_path / "a", tokens_column="2", tags_column="3")
-  exec(str(error.value).split("`")[1], names)
-  assert names["records"] == [(["Ada", "sat"], ["B-X", "O"])]
+@pytest.mark.parametrize(
+  ("text", "word", "tag"),
+  [(GERMEVAL, "2", "3"), (MULTICONER, "1", "4"), (TABS, "1", "3")],
+)
+def test_comments_of_files_of_columns_are_left_out(tmp_path, text, word, tag):
+  """Catches comments refused, or read as words, and a word # left out."""
+  (tmp_path / "a").write_text(text)
+  columns = {"tokens_column": word, "tags_column": tag}
+  options = tagging.TagOptions(**columns)
+  rows = conll.read_own(tmp_path / "a", options.file_columns("a"))
+  assert [row.texts for row in rows] == [("Ada", "#"), ("sat",)]
+  assert [row.label for row in rows] == [("B-PER", "O"), ("O",)]
 
 
 def test_conllu_is_read(tmp_path):
@@ -514,7 +523,6 @@ def test_columns_by_number_and_other_tags(tmp_path):
   uner = tagging.KNOWN["uner"].columns
   (known,) = conll.read_known(tmp_path / "a.iob2", uner)
   assert known[:2] == (("tampa", "bay", "."), ("B-LOC", "I-LOC", "O"))
-  (tmp_path / "a.iob2").write_text(UNER.partition("bay .\n")[2])
   task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
   (example,) = task.load("train")
   assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]

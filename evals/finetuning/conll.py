@@ -35,7 +35,7 @@ class Columns(NamedTuple):
   word: int = 0  # column of the words
   tag: int = 1  # column of the tags; -1 is the last
   width: int = 2  # number of columns; 0 for that of the first line
-  comments: bool = False  # whether lines that begin with # are left out
+  comments: bool = False  # whether comments (# ...) are left out
   numbered: bool = False  # whether it is CoNLL-U: numbers in column 1
   language: bool = False  # whether one precedes each word (en:Paris)
 
@@ -122,13 +122,22 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
   # Not splitlines: U+2028 and the like may be part of a word. Windows may write
   # \r\r\n at the end of one line.
   for text in re.split("\r*\n|\r", files.read_text(path, "sentences")):
-    text = text.replace(MARK, "").strip(" ")  # WNUT-17 has marks in its lines
-    texts.append("" if columns.comments and text[:1] == "#" else text)
-  tabs = any("\t" in text for text in texts if text[:1] != "#")
+    texts.append(text.replace(MARK, "").strip(" "))  # WNUT-17's lines have them
+  others = [text for text in texts if text[:1] != "#"]
+  tabs = any("\t" in text for text in others)
   divider = re.compile("\t" if tabs else " +")
+  others = [x for x in others if x.strip() and not x.startswith(_DOCUMENT)]
+  # A word # is not at the start of a line that begins with its number.
+  numbered = others and all(_ID.fullmatch(divider.split(x)[0]) for x in others)
+
+  def is_comment(text: str) -> bool:
+    # A word has no space before a tab.
+    in_tabs = text[:2] == "# " and (tabs or "\t" in text)
+    return columns.comments and text[:1] == "#" and (numbered or in_tabs)
+
   blocks = [[]]
   for line_number, text in enumerate(texts, start=1):
-    if not text.strip() or text.startswith(_DOCUMENT):
+    if not text.strip() or text.startswith(_DOCUMENT) or is_comment(text):
       blocks.append([])
       continue
     parts = [part.strip() for part in divider.split(text)]
@@ -185,33 +194,18 @@ def _without_language(word: str) -> str:
 def _refusal(
   path: str, columns: Columns, lines: Sequence[_Line], line: _Line, fault: str
 ) -> UserError:
-  """Returns an error with its remedy: an ending, or Python for records.
-
-  The Python takes the columns that the user has chosen, or else the first and
-  the last.
-  """
+  """Returns an error with its remedy."""
   place = f"{path}, line {line.number} has {fault}"
   if columns.numbered:
     return UserError(f"{place}, but each line must be a word of CoNLL-U")
   rows = [line for line in lines if line.text[:1] != "#"]
   if rows and all(_ID.fullmatch(row.parts[0]) for row in rows):
     return UserError(
-      f"{place}, and numbers precede its words, as in CoNLL-U: end its name in"
-      " .conllu, and choose tags_column (by default 4, UPOS)"
+      f"{place}, and numbers precede its words: choose tokens_column and"
+      " tags_column (from 1), such as 2 and 3, or if it is CoNLL-U, end its"
+      " name in .conllu, and choose tags_column (by default 4, UPOS)"
     )
-  divider = "'\\t'" * any("\t" in row.text for row in rows)
-  comments = any(line.text.startswith("# ") for line in lines)
-  word = columns.word
-  tag = columns.tag
-  if columns.width:
-    word = 0
-    tag = -1
-  is_word = "x.strip()" + " and x[:2] != '# '" * comments
   return UserError(
-    f"{place}, but each line must be a word and"
-    " its tag: choose tokens_column and tags_column (from 1), or read records"
-    f" in Python, `with open({path!r}) as file: blocks = [[x.split({divider})"
-    f" for x in text.splitlines() if {is_word}] for text in"
-    f" file.read().split('\\n\\n')]; records = [([x[{word}] for x in block],"
-    f" [x[{tag}] for x in block]) for block in blocks if block]`"
+    f"{place}, but each line must be a word and its tag: choose tokens_column"
+    " and tags_column (from 1), or remove or mend the line"
   )

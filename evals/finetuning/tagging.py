@@ -311,7 +311,7 @@ class TagOptions(Section):
     word, tag = numbers
     if word == tag:
       raise UserError(f"words and tags are both in column {word + 1}")
-    return conll.Columns(word, tag, 0, comments=is_conllu, numbered=is_conllu)
+    return conll.Columns(word, tag, 0, comments=True, numbered=is_conllu)
 
 
 def known_task(data: str, name: str, classes: tuple[str, ...] = ()) -> Task:
