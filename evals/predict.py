@@ -60,10 +60,11 @@ def predict(
     texts: A text for each prediction, or several texts that are read together,
       such as a question and its context. For a tagger, a sentence whose words
       spaces divide, or its words. Or the path to a file of lines or records,
-      whose words for a tagger may be a list.
+      whose words for a tagger may be a list, or to a file of columns.
     text_column: Columns of a file's records, several as A,B that are read
       together; by default those of training, or else text (question,context for
-      answering). For a tagger the column may hold lists of words.
+      answering). For a tagger the column may hold lists of words, or be the
+      number of the words' column, from 1, in a file of columns.
     max_length: Largest number of tokens in a row; 0 for the longest trained
       row.
     batch_size: Number of rows that are computed together.
@@ -82,9 +83,16 @@ def predict(
     if isinstance(head, ranking.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if is_file := isinstance(texts, str | os.PathLike):
+      path = os.fspath(texts)
       columns = text_column or loaded.task.columns or head.columns
-      words = isinstance(head, tagging.Tagger)
-      texts = sets.source_texts(os.fspath(texts), columns, words)
+      sentences = None
+      is_tagger = isinstance(head, tagging.Tagger)
+      if is_tagger:
+        chosen = [text_column] if isinstance(text_column, str) else text_column
+        sentences = tagging.read_words(path, chosen, head.labels)
+      texts = sentences
+      if sentences is None:
+        texts = sets.source_texts(path, columns, is_tagger)
     examples = inputs.as_items(texts)
     predictions = []
     if isinstance(head, classification.LinearHead):

@@ -592,6 +592,12 @@ def test_bad_own_sentences(tmp_path, name, text, words):
 run = random_models.run(layers=1)
 
 
+@pytest.fixture
+def tagger(loaded):
+  tags = "O", "B-PER", "I-PER"
+  return random_models.with_head(loaded, tagging.Tagger(tags), "bidirectional")
+
+
 def test_tokens_have_the_labels_of_their_words(loaded):
   head = tagging.Tagger(("O", "B-X", "I-X"))
   texts = ("Bartholomew", "sat", "Tom")
@@ -706,6 +712,42 @@ def task(tmp_path) -> tagging.Task:
       lines += [f"{draw.choice(['hills', 'town'])} X I-LOC", ""]
     (folder / f"eng.{name}").write_text("\n".join(lines))
   return tagging.known_task(tmp_path, "conll")
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "column", "expected"),
+  [
+    ("a.txt", CONLL, "1", "EU rejects German lamb|Peter Blackburn #"),
+    ("a", CONLL, "", UserError),
+    ("a.conll", "Tom B-PER\nsat O\n\n# O\n", "", "Tom sat|#"),
+    ("a.txt", "Tom X-Y\nsat X-Z\n", "", "Tom X-Y|sat X-Z"),
+    ("a.txt", "Tom sat .\n\nThe dogs sat .\n", "", "Tom sat .|The dogs sat ."),
+    ("a.txt", "Tom\nsat\n\nThe\n", "", UserError),
+    ("a.txt", "Tom\nsat\n\nThe\n", "1", "Tom sat|The"),
+    ("a.tsv", "Tom\t\nsat\t\n", "1", "Tom sat"),
+    ("a.tsv", "text\tid\nTom\t1\n", "", "Tom"),
+    ("a.iob2", UNER, "", UserError),
+    ("a.iob2", UNER, "2", "tampa bay ."),
+    ("a.iob2", UNER, "1", UserError),
+    ("a.iob2", UNER, "text", UserError),
+    ("a.conllu", CONLLU, "", "Do n't|go"),
+    ("a.conllu", CONLLU, "3", "do not|go"),
+  ],
+)
+def test_predict_reads_the_files_of_training(
+  tmp_path, tagger, name, text, column, expected
+):
+  """Catches lines of words and tags that are tagged as sentences."""
+  path = tmp_path / name
+  path.write_text(text)
+  columns = {"text_column": column} if column else {}
+  if expected is UserError:
+    with pytest.raises(UserError) as error:
+      predict(tagger, path, **columns)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    return
+  predictions = predict(tagger, str(path), **columns)
+  assert "|".join(" ".join(x.texts) for x in predictions) == expected
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ empty nodes (1.1) are left out.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax.errors import UserError
@@ -79,6 +79,30 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   return _sentences(path, columns, blocks)
 
 
+def width(path: str, tags: Collection[str]) -> int:
+  """Returns the number of columns of a file, or 0 for lines of text.
+
+  Each line has as many columns. Tabs divide them, or a column has only tags, or
+  each line is a word and empty lines divide sentences.
+  """
+  blocks = _divide_blocks(path, Columns(comments=True))
+  rows = [line.parts for block in blocks for line in block]
+  widths = {*map(len, rows)}
+  if len(widths) != 1 or len(rows) < 2:
+    return 0
+  if any(" " in part for row in rows for part in row):
+    return 0
+  (count,) = widths
+  if count == 1:
+    return int(1 < len(blocks) < len(rows))
+  has_tags = any(
+    {*column} <= {*tags} or all(map(_ENTITY.fullmatch, column))
+    for column in [*zip(*rows, strict=True)][1:]
+  )
+  has_tabs = "\t" in blocks[0][0].text
+  return count if has_tags or has_tabs else 0
+
+
 def _faults(
   lines: Sequence[_Line], columns: Columns
 ) -> Iterator[tuple[_Line, str]]:
@@ -95,7 +119,8 @@ def _faults(
   tags = {tag for word, tag in pairs if word[:1] != "#"}
   # Faults of a single line. A lone # is a word if other words have its tag.
   for line, (word, tag) in zip(lines, pairs, strict=True):
-    if word.startswith("# ") or (word == "#" and tag not in tags):
+    is_known = tag in tags or columns.word == columns.tag
+    if word.startswith("# ") or (word == "#" and not is_known):
       yield line, "a comment"
     if " " in word + tag:
       yield line, "several words in a column"
@@ -118,6 +143,22 @@ def _faults(
 
 def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
   """Reads the lines of each sentence, which all have the same columns."""
+  blocks = _divide_blocks(path, columns)
+  lines = [line for block in blocks for line in block]
+  least = max(columns.word, columns.tag) + 1
+  for line in lines:
+    count = len(line.parts)
+    width = columns.width or max(len(lines[0].parts), least)
+    if count != width:
+      fault = f"{count} column{'s' * (count != 1)}, not {width}"
+      raise _refusal(path, columns, lines, line, fault)
+    if columns.numbered and not _ID.fullmatch(line.parts[0]):
+      raise _refusal(path, columns, lines, line, "no number in column 1")
+  return blocks
+
+
+def _divide_blocks(path: str, columns: Columns) -> list[list[_Line]]:
+  """Divides a file into the lines of each sentence, of any columns."""
   texts = []
   # Not splitlines: U+2028 and the like may be part of a word. Windows may write
   # \r\r\n at the end of one line.
@@ -145,18 +186,7 @@ def _read_blocks(path: str, columns: Columns) -> list[list[_Line]]:
     if columns.numbered and number and number[1]:
       continue
     blocks[-1].append(_Line(line_number, parts, text))
-  blocks = [block for block in blocks if block]
-  lines = [line for block in blocks for line in block]
-  least = max(columns.word, columns.tag) + 1
-  for line in lines:
-    count = len(line.parts)
-    width = columns.width or max(len(lines[0].parts), least)
-    if count != width:
-      fault = f"{count} column{'s' * (count != 1)}, not {width}"
-      raise _refusal(path, columns, lines, line, fault)
-    if columns.numbered and not _ID.fullmatch(line.parts[0]):
-      raise _refusal(path, columns, lines, line, "no number in column 1")
-  return blocks
+  return [block for block in blocks if block]
 
 
 def _sentences(

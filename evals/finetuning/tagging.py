@@ -12,9 +12,10 @@ import collections
 import dataclasses
 import functools
 import itertools
+import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -534,6 +535,45 @@ PRESET = Preset(
 def _is_columns(path: str) -> bool:
   kind = readers.kind(path)
   return kind == ".tsv" or readers.READERS.get(kind) is None
+
+
+def read_words(
+  path: str, columns: Sequence[str], tags: Collection[str]
+) -> list[Example] | None:
+  """Reads the sentences to tag of a file of columns; None for another file.
+
+  A file of two columns is read as for training.
+
+  Args:
+    path: Path to the file.
+    columns: Number of the words' column, if the user has chosen it.
+    tags: Names of the model's tags.
+
+  Raises:
+    UserError: The user must choose a column, or it cannot be read.
+  """
+  is_packed = path.lower().endswith((*readers.COMPRESSED,))
+  if is_packed or not (os.path.isfile(path) and _is_columns(path)):
+    return None
+  is_conllu = path.endswith(_CONLLU)
+  number = "2" if is_conllu and not columns else ",".join(columns)
+  form = conll.Columns()
+  if number.isdecimal() and int(number):
+    word = int(number) - 1
+    form = conll.Columns(word, word, 0, comments=True, numbered=is_conllu)
+  else:
+    # A .tsv without a number has records.
+    is_tsv = readers.kind(path) == ".tsv"
+    width = 0 if is_tsv else conll.width(path, tags)
+    if not width:
+      return None
+    if width != form.width or columns:
+      raise UserError(
+        f"{path} has columns, not sentences: choose the number of the words'"
+        " column (from 1) as text_column"
+      )
+  read = conll.read_known if is_conllu else conll.read_own
+  return [Example(sentence.texts) for sentence in read(path, form)]
 
 
 def _read_sentences(
