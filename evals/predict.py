@@ -11,8 +11,8 @@ several labels for a text `labels` and `probabilities`. A regression gives
 `answer`.
 """
 
-import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -140,4 +140,6 @@ def main(argv: Sequence[str]) -> None:
   if output:
     print(f"{len(predictions):,} predictions are written to {output}")
   else:
-    print("\n".join(json.dumps(x.to_json()) for x in predictions))
+    encoding = sys.stdout.encoding or "utf-8"
+    rows = (prediction.to_json() for prediction in predictions)
+    print("\n".join(results.json_line(row, encoding) for row in rows))

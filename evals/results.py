@@ -14,7 +14,7 @@ import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from antlm_jax import cli, settings
+from antlm_jax import cli, settings, terminal
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Checkpoint, json_checksum
@@ -137,6 +137,22 @@ def check_output(
     raise UserError(f"{output} is the file of the texts: give another output")
 
 
+def json_line(row: Mapping[str, object], encoding: str = "utf-8") -> str:
+  """Returns a record as JSON in a line, with letters such as ö.
+
+  All is escaped if the encoding or a terminal would change it, so that it stays
+  JSON.
+  """
+  line = json.dumps(row, ensure_ascii=False)
+  try:
+    line.encode(encoding)
+  except UnicodeEncodeError:
+    return json.dumps(row)
+  # U+2028 and the like also end a line.
+  is_plain = len(line.splitlines()) == 1 and terminal.visible(line) == line
+  return line if is_plain else json.dumps(row)
+
+
 def write_rows(path: str, rows: Sequence[Mapping[str, object]]) -> None:
   """Writes a file of records, .jsonl or .parquet, whole or not at all."""
   with files.replacing(path) as aside:
@@ -146,4 +162,4 @@ def write_rows(path: str, rows: Sequence[Mapping[str, object]]) -> None:
 
       parquet.write_table(pyarrow.Table.from_pylist(list(rows)), aside)
     else:
-      aside.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+      aside.write_text("".join(json_line(row) + "\n" for row in rows), "utf-8")

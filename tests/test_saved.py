@@ -1,8 +1,10 @@
 """Saved models: checkpoints of weights only, and with a task's head."""
 
 import dataclasses
+import io
 import json
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from antlm_jax import config as config_lib
-from antlm_jax import models, units
+from antlm_jax import models, terminal, units
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals import embed as embed_command
@@ -360,6 +362,30 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
   assert embed(loaded, []).shape == (0, loaded.model.config.width)
   with pytest.raises(UserError, match=r"^prompt='x' is not one of query, d"):
     embed(model, TEXTS, prompt="x")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_predictions_have_the_letters_of_their_text(
+  classifier, tmp_path, encoding, monkeypatch
+):
+  """Catches letters as escapes, and escapes on a terminal that are no JSON."""
+  model = random_models.saved(classifier, tmp_path / "model")
+  where = f"--checkpoint={model.path}", "--text"
+  for text in ("Köln", "\x9bKöln", "Köln\u2028Łódź"):
+    printed = io.BytesIO()
+    # As the command writes to a terminal.
+    output = io.TextIOWrapper(printed, encoding, "backslashreplace")
+    with monkeypatch.context() as patch:
+      patch.setattr(sys, "stdout", output)
+      predict_command.main([*where, text])
+      output.flush()
+    (line,) = printed.getvalue().decode(encoding).splitlines()
+    assert line == terminal.visible(line)
+    assert json.loads(line)["texts"] == [text]
+    assert ("ö" in line) == (text == "Köln" and encoding != "ascii")
+  data = runs.write_lines(tmp_path / "a.jsonl", [{"text": "Köln Łódź"}])
+  predict(model, data, output=tmp_path / "b.jsonl")
+  assert "Köln Łódź" in (tmp_path / "b.jsonl").read_text("utf-8")
 
 
 @pytest.mark.slow
